@@ -1,0 +1,73 @@
+"""How the engine is to serve, and what it then can."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from engine.errors import ConfigurationError
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineConfig:
+    """What an operator may set; raises ConfigurationError where a value cannot work. Lengths are in tokens.
+
+    None lets the engine choose: ``model`` the one we ship, ``max_model_len`` the model's own,
+    ``num_pages`` what ``hbm_utilization`` of the memory holds, ``dtype`` float32 on CPU and bfloat16 elsewhere.
+    """
+
+    model: Path | None = None
+    max_num_seqs: int = 64
+    max_model_len: int | None = None
+    max_num_batched_tokens: int = 512
+    page_size: int = 16
+    num_pages: int | None = None
+    hbm_utilization: float = 0.9
+    dtype: str | None = None
+    run_ahead: int = 1
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name in ("max_num_seqs", "max_model_len", "max_num_batched_tokens", "page_size"):
+            value = getattr(self, name)
+            _require(value is None or value >= 1, name, "at least 1", value)
+        _require(self.num_pages is None or self.num_pages >= 2, "num_pages", "at least 2: one is the sink", self.num_pages)
+        _require(0 < self.hbm_utilization <= 1, "hbm_utilization", "above 0 and at most 1", self.hbm_utilization)
+        _require(self.dtype in (None, "float32", "bfloat16"), "dtype", "float32 or bfloat16", self.dtype)
+        _require(self.run_ahead >= 0, "run_ahead", "0 (synchronous) or more", self.run_ahead)
+        _require(
+            self.max_num_seqs <= self.max_num_batched_tokens,
+            "max_num_batched_tokens",
+            f"at least max_num_seqs ({self.max_num_seqs}), a token for each decoding sequence",
+            self.max_num_batched_tokens,
+        )
+
+
+class ServingLimits(msgspec.Struct, frozen=True):
+    """What a request is checked against before it becomes a Sequence."""
+
+    max_model_len: int
+    """Tokens one sequence may hold, prompt and output together: the model's, the operator's or the pool's limit."""
+    vocab_size: int
+    eos_token_ids: tuple[int, ...]
+
+
+class EngineStats(msgspec.Struct, frozen=True):
+    """A snapshot of the engine, published by the execution thread and read by anyone."""
+
+    num_running: int = 0
+    num_waiting: int = 0
+    pages_total: int = 0
+    pages_free: int = 0
+    pages_cached: int = 0
+    pages_owned: int = 0
+    steps: int = 0
+    prompt_tokens: int = 0
+    generated_tokens: int = 0
+    preemptions: int = 0
+    compilations_after_ready: int = 0
+
+
+def _require(holds: bool, name: str, allowed: str, given: object) -> None:
+    if not holds:
+        raise ConfigurationError(f"{name} must be {allowed}, not {given}")

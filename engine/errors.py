@@ -1,0 +1,12 @@
+"""What goes wrong below the driver, by whose fault it is.
+
+    ConfigurationError      the operator's: a model directory, a flag or a machine that cannot work;
+                            the daemon says so and exits, and systemd does not restart it
+    ValueError              the client's, from SamplingParams: the message names the parameter and its range
+
+Anything else is ours.
+"""
+
+
+class ConfigurationError(Exception):
+    """The daemon cannot serve with what it was given; the message says what to change."""

@@ -1,0 +1,65 @@
+"""One Sequence lives from admission to finish; preemption sends it back to WAITING, never to a copy."""
+
+from dataclasses import dataclass, field
+from enum import Enum, auto
+
+import msgspec
+
+from engine.sampling_params import SamplingParams
+
+
+class SequenceStatus(Enum):
+    """Where a sequence is in its life."""
+
+    WAITING = auto()
+    RUNNING = auto()
+    FINISHED = auto()
+
+
+@dataclass(eq=False, slots=True)
+class Sequence:
+    """Token ids of one request and what the scheduler knows of them.
+
+    Built by prepare inputs; from ``Admit`` on the execution thread is its only reader and writer.
+    ``stop_token_ids`` are the ids that end it with reason "stop" (the model's EOS ids, unless ignored, and
+    the request's own). ``max_tokens`` is resolved: at least 1, and prompt plus ``max_tokens`` fits the context.
+    """
+
+    request_id: str
+    prompt_token_ids: list[int]
+    params: SamplingParams
+    stop_token_ids: frozenset[int]
+    max_tokens: int
+    seed: int
+
+    status: SequenceStatus = SequenceStatus.WAITING
+    output_token_ids: list[int] = field(default_factory=list)
+    num_computed_tokens: int = 0
+    """Tokens whose keys and values are in pages, or will be once the steps in flight have run."""
+    num_in_flight: int = 0
+    """Tokens being sampled on the device that have not landed in ``output_token_ids``."""
+    slot: int = -1
+    pages: list[int] = field(default_factory=list)
+
+    @property
+    def num_tokens(self) -> int:
+        """Known tokens: the prompt and the output that has landed."""
+        return len(self.prompt_token_ids) + len(self.output_token_ids)
+
+    @property
+    def num_total_tokens(self) -> int:
+        """Known tokens and those in flight."""
+        return self.num_tokens + self.num_in_flight
+
+    @property
+    def ends_by_length(self) -> bool:
+        """Whether the tokens landed and in flight already reach ``max_tokens``."""
+        return len(self.output_token_ids) + self.num_in_flight >= self.max_tokens
+
+
+class SequenceOutput(msgspec.Struct, frozen=True):
+    """What one step gave one request. ``finish_reason`` is None, "stop" or "length"."""
+
+    request_id: str
+    token_ids: list[int]
+    finish_reason: str | None = None
