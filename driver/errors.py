@@ -1,0 +1,47 @@
+"""What the driver answers instead of tokens, by whose fault it is; ``code`` is the word used on the wire.
+
+    DriverError
+    ├── InvalidRequest      invalid_request     the client's: change the request; the message names what
+    ├── DuplicateRequest    duplicate_request   the client's: the id is in use until its last sample
+    ├── Overloaded          overloaded          nobody's: too many wait; try again later
+    ├── DriverStopped       stopped             the operator's: no new work, open requests are told why
+    └── InternalError       internal            ours: a thread died; the driver stops
+"""
+
+from typing import ClassVar
+
+
+class DriverError(Exception):
+    """A request's end other than by tokens; ``str(error)`` is for a person to read."""
+
+    code: ClassVar[str]
+
+
+class InvalidRequest(DriverError):
+    """The request asks for what cannot be done."""
+
+    code = "invalid_request"
+
+
+class DuplicateRequest(DriverError):
+    """A request with this id is still open."""
+
+    code = "duplicate_request"
+
+
+class Overloaded(DriverError):
+    """Too many requests wait already."""
+
+    code = "overloaded"
+
+
+class DriverStopped(DriverError):
+    """The driver takes no more work."""
+
+    code = "stopped"
+
+
+class InternalError(DriverError):
+    """One of the driver's threads died."""
+
+    code = "internal"

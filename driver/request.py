@@ -1,0 +1,83 @@
+"""What goes into the driver and what comes back: plain data, and the channel that carries it."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from queue import SimpleQueue
+from typing import Any, Protocol
+
+import msgspec
+
+
+class Usage(msgspec.Struct, frozen=True):
+    """Tokens read and tokens generated; a token that ended the request counts as generated."""
+
+    prompt_tokens: int
+    completion_tokens: int
+
+
+class RequestError(msgspec.Struct, frozen=True):
+    """Why a request got no (more) tokens: a code of driver/errors.py and a sentence for a person."""
+
+    code: str
+    message: str
+
+
+class ReturnSample(msgspec.Struct, frozen=True, kw_only=True):
+    """What is new of one request.
+
+    ``text`` may lag behind ``token_ids``: half a character and what may be the start of a stop string are held back.
+    Exactly one sample of a request is its last: it has a ``finish_reason`` (stop, length, abort) and ``usage``, or
+    it has an ``error``, never both.
+    """
+
+    request_id: str
+    text: str = ""
+    token_ids: list[int] = []
+    finish_reason: str | None = None
+    usage: Usage | None = None
+    error: RequestError | None = None
+
+    @property
+    def is_last(self) -> bool:
+        """Whether nothing follows for this request."""
+        return self.finish_reason is not None or self.error is not None
+
+
+class ReturnChannel(Protocol):
+    """Where the samples of a request go. The driver's threads call it: it must neither block nor raise."""
+
+    def put(self, sample: ReturnSample) -> None:
+        """Takes one sample; those of one request come in order, never two at once."""
+
+
+class QueueChannel:
+    """A channel to iterate over, in this process: ends after the last sample of its one request."""
+
+    def __init__(self) -> None:
+        self._samples: SimpleQueue[ReturnSample] = SimpleQueue()
+
+    def put(self, sample: ReturnSample) -> None:
+        """Keeps the sample for whoever iterates."""
+        self._samples.put(sample)
+
+    def __iter__(self) -> Iterator[ReturnSample]:
+        while True:
+            sample = self._samples.get()
+            yield sample
+            if sample.is_last:
+                return
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class ActiveRequest:
+    """One request as a client put it, with exactly one of ``prompt`` (text or token ids) and ``messages``.
+
+    ``request_id`` is free again once the last sample has been delivered. ``params`` are the fields of SamplingParams
+    by name, unchecked. ``messages`` are ``{"role": ..., "content": ...}``, for the model's chat template.
+    """
+
+    request_id: str
+    channel: ReturnChannel
+    prompt: str | list[int] | None = None
+    messages: list[dict[str, Any]] | None = None
+    params: dict[str, Any] = field(default_factory=dict)
