@@ -1,0 +1,1 @@
+"""Pages of keys and values, and attention over them."""

@@ -12,8 +12,9 @@ from engine.errors import ConfigurationError
 class EngineConfig:
     """What an operator may set; raises ConfigurationError where a value cannot work. Lengths are in tokens.
 
-    None lets the engine choose: ``model`` the one we ship, ``max_model_len`` the model's own,
-    ``num_pages`` what ``hbm_utilization`` of the memory holds, ``dtype`` float32 on CPU and bfloat16 elsewhere.
+    None lets the engine choose: ``model`` the one we ship, ``max_model_len`` the model's own, ``num_pages`` what
+    ``hbm_utilization`` of the memory holds, that 0.9 of an accelerator's and 0.4 of a host's, and ``dtype`` float32 on
+    CPU and bfloat16 elsewhere.
     """
 
     model: Path | None = None
@@ -22,7 +23,7 @@ class EngineConfig:
     max_num_batched_tokens: int = 512
     page_size: int = 16
     num_pages: int | None = None
-    hbm_utilization: float = 0.9
+    hbm_utilization: float | None = None
     dtype: str | None = None
     run_ahead: int = 1
     seed: int = 0
@@ -32,7 +33,8 @@ class EngineConfig:
             value = getattr(self, name)
             _require(value is None or value >= 1, name, "at least 1", value)
         _require(self.num_pages is None or self.num_pages >= 2, "num_pages", "at least 2: one is the sink", self.num_pages)
-        _require(0 < self.hbm_utilization <= 1, "hbm_utilization", "above 0 and at most 1", self.hbm_utilization)
+        share = self.hbm_utilization
+        _require(share is None or 0 < share <= 1, "hbm_utilization", "above 0 and at most 1", share)
         _require(self.dtype in (None, "float32", "bfloat16"), "dtype", "float32 or bfloat16", self.dtype)
         _require(self.run_ahead >= 0, "run_ahead", "0 (synchronous) or more", self.run_ahead)
         _require(

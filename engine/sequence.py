@@ -36,6 +36,8 @@ class Sequence:
     output_token_ids: list[int] = field(default_factory=list)
     num_computed_tokens: int = 0
     """Tokens whose keys and values are in pages, or will be once the steps in flight have run."""
+    num_prefill_tokens: int = 0
+    """Tokens that were known when it last got a slot; below them it computes chunks, from there on it decodes."""
     num_in_flight: int = 0
     """Tokens being sampled on the device that have not landed in ``output_token_ids``."""
     slot: int = -1
@@ -50,6 +52,11 @@ class Sequence:
     def num_total_tokens(self) -> int:
         """Known tokens and those in flight."""
         return self.num_tokens + self.num_in_flight
+
+    @property
+    def prefilling(self) -> bool:
+        """Whether known tokens are left to compute before it decodes."""
+        return self.num_computed_tokens < self.num_prefill_tokens
 
     @property
     def ends_by_length(self) -> bool:

@@ -1,0 +1,225 @@
+"""Ragged paged attention: what it computes, and the XLA backend that computes it.
+
+A step's tokens are one flat batch. Row i of ``num_seqs[0]`` rows owns the queries
+``cu_q_lens[i]:cu_q_lens[i + 1]``, which are the last of its ``kv_lens[i]`` tokens; their keys and values lie in
+the pages ``page_indices[i]``, in order. Argument names follow the Pallas TPU kernel (Kwon et al. 2023 for the
+idea; ``jax.experimental.pallas.ops.tpu.ragged_paged_attention`` for the names).
+
+Rows of a single query come first: that is how the scheduler lays out a step, and what lets the backend
+serve all decoding rows at once and the others a tile at a time.
+"""
+
+import math
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from caching.page_manager import SINK_PAGE
+
+MASKED = -1e30
+"""Score of a key that a query may not see; finite, so that a row without keys yields numbers and not NaN."""
+
+DECODE_BLOCK_TOKENS = 64
+"""Keys per iteration over decoding rows: of 32 to 256 the fastest at 32 rows on a 2-core CPU."""
+
+PREFILL_BLOCK_TOKENS = 128
+"""Keys per iteration of one prefill tile."""
+
+PREFILL_TILE = 64
+"""Queries of one sequence that are computed together."""
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class PageTable:
+    """Which row each query belongs to and where its keys and values are. All i32."""
+
+    kv_lens: Array
+    """[rows] tokens of each row, this step's queries included; 0 in padding rows."""
+    page_indices: Array
+    """[rows, pages_per_seq]"""
+    cu_q_lens: Array
+    """[rows + 1] where each row's queries begin; padding rows repeat the total."""
+    num_seqs: Array
+    """[1] rows that are not padding."""
+
+
+def write_pages(kv_pages: Array, k: Array, v: Array, pages: Array, offsets: Array) -> Array:
+    """Put k and v [T, kv_heads, head_dim] into ``kv_pages`` at i32[T] pages and offsets, in place when donated."""
+    new = jnp.stack([k, v], axis=2).astype(kv_pages.dtype)
+    return kv_pages.at[pages, :, :, offsets, :].set(new, mode="promise_in_bounds")
+
+
+def locate(table: PageTable, positions: Array, page_size: int) -> tuple[Array, Array]:
+    """Page and offset i32[T] of each token; padding tokens (after the last row's) go to the sink."""
+    token = jnp.arange(positions.shape[0], dtype=jnp.int32)
+    row = jnp.searchsorted(table.cu_q_lens[1:], token, side="right").astype(jnp.int32)
+    real = row < table.num_seqs[0]
+    page = table.page_indices[jnp.where(real, row, 0), positions // page_size]
+    return jnp.where(real, page, SINK_PAGE), positions % page_size
+
+
+def ragged_paged_attention(
+    q: Array, kv_pages: Array, table: PageTable, *, sm_scale: float, sliding_window: int | None = None
+) -> Array:
+    """q[T, heads, head_dim] over ``kv_pages[num_pages, kv_heads, 2, page_size, head_dim]`` -> like q.
+
+    Costs what the rows' real context costs: loops over blocks of keys run to the longest row and no
+    further, with a running softmax (Milakov and Gimelshein 2018). Queries of padding are undefined but finite.
+    """
+    q_lens = table.cu_q_lens[1:] - table.cu_q_lens[:-1]
+    num_decodes = jnp.sum(jnp.cumprod((q_lens == 1).astype(jnp.int32)))
+    q = (q * jnp.asarray(sm_scale, q.dtype)).astype(q.dtype)
+    rows = table.kv_lens.shape[0]
+    decoded = _decode_rows(q[:rows], kv_pages, table, num_decodes, sliding_window)
+    if q.shape[0] == 1:
+        return decoded
+    return _prefill_rows(q, decoded, kv_pages, table, num_decodes, sliding_window)
+
+
+def _gather(kv_pages: Array, pages: Array) -> tuple[Array, Array]:
+    """Keys and values [rows, kv_heads, tokens, head_dim] of i32[rows, n] pages."""
+    _, kv_heads, _, page_size, head_dim = kv_pages.shape
+    flat = kv_pages.reshape(-1, page_size, head_dim)
+    key = (pages[:, None, :] * kv_heads + jnp.arange(kv_heads, dtype=jnp.int32)[None, :, None]) * 2
+    shape = (pages.shape[0], kv_heads, pages.shape[1] * page_size, head_dim)
+    return tuple(flat.at[index].get(mode="promise_in_bounds").reshape(shape) for index in (key, key + 1))  # type: ignore[return-value]
+
+
+def _padded_pages(page_indices: Array, block_pages: int) -> Array:
+    """The page table, widened with the sink so that a block never reads past its end."""
+    width = page_indices.shape[1]
+    return jnp.pad(page_indices, ((0, 0), (0, -width % block_pages)), constant_values=SINK_PAGE)
+
+
+def _accumulate(state: tuple[Array, Array, Array], scores: Array, values: Array) -> tuple[Array, Array, Array]:
+    """One block of a running softmax: scores f32[..., q, c] with values [..., c, head_dim]."""
+    high, total, weighted = state
+    higher = jnp.maximum(high, jnp.max(scores, axis=-1))
+    weights = jnp.exp(scores - higher[..., None])
+    shrink = jnp.exp(high - higher)
+    added = jnp.matmul(weights.astype(values.dtype), values, preferred_element_type=jnp.float32)
+    return higher, total * shrink + jnp.sum(weights, axis=-1), weighted * shrink[..., None] + added
+
+
+def _start(lead: tuple[int, ...], head_dim: int) -> tuple[Array, Array, Array]:
+    return jnp.full(lead, MASKED, jnp.float32), jnp.zeros(lead, jnp.float32), jnp.zeros((*lead, head_dim), jnp.float32)
+
+
+def _settle(state: tuple[Array, Array, Array]) -> Array:
+    _, total, weighted = state
+    return weighted / jnp.maximum(total, np.float32(1e-30))[..., None]
+
+
+def _decode_rows(q: Array, kv_pages: Array, table: PageTable, num_decodes: Array, window: int | None) -> Array:
+    """Attention of the leading rows of one query each; q[rows, heads, head_dim] -> like q."""
+    rows, heads, head_dim = q.shape
+    kv_heads, page_size = kv_pages.shape[1], kv_pages.shape[3]
+    block_pages = max(1, DECODE_BLOCK_TOKENS // page_size)
+    block = block_pages * page_size
+    grouped = q.reshape(rows, kv_heads, heads // kv_heads, head_dim)
+    lens = jnp.where(jnp.arange(rows, dtype=jnp.int32) < num_decodes, table.kv_lens, 0)
+    firsts = jnp.zeros_like(lens) if window is None else jnp.maximum(lens - window, 0)
+    pages = _padded_pages(table.page_indices, block_pages)
+
+    def attend(index: Array, state: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
+        here = jax.lax.dynamic_slice(pages, (jnp.int32(0), index * block_pages), (rows, block_pages))
+        keys, values = _gather(kv_pages, here)
+        position = index * block + jnp.arange(block, dtype=jnp.int32)[None, :]
+        seen = (position < lens[:, None]) & (position >= firsts[:, None])
+        scores = jnp.matmul(grouped, jnp.swapaxes(keys, -1, -2), preferred_element_type=jnp.float32)
+        return _accumulate(state, jnp.where(seen[:, None, None, :], scores, MASKED), values)
+
+    begin = jnp.int32(0) if window is None else jnp.min(jnp.where(lens > 0, firsts, np.int32(2**30))) // block
+    end = (jnp.max(lens) + (block - 1)) // block
+    state = jax.lax.fori_loop(begin, end, attend, _start(grouped.shape[:-1], head_dim))
+    return _settle(state).astype(q.dtype).reshape(rows, heads, head_dim)
+
+
+def _prefill_rows(
+    q: Array, decoded: Array, kv_pages: Array, table: PageTable, num_decodes: Array, window: int | None
+) -> Array:
+    """Attention of the rows after the decoding ones, tile by tile, into an array that begins as ``decoded``.
+
+    A tile may hang over its row's end; what it computes there is overwritten by the next row's first tile, since
+    tiles are walked in token order, or lies in the padding behind the last token.
+    """
+    tokens, heads, head_dim = q.shape
+    tile = min(tokens, PREFILL_TILE)
+    rows = table.kv_lens.shape[0]
+    padding = ((0, tile), (0, 0), (0, 0))
+    q = jnp.pad(q, padding)
+    out = jnp.pad(decoded, ((0, tokens - rows + tile), (0, 0), (0, 0)))
+
+    def row_tiles(row: Array, out: Array) -> Array:
+        first, past = table.cu_q_lens[row], table.cu_q_lens[row + 1]
+        context = table.kv_lens[row] - (past - first)
+
+        def one(index: Array, out: Array) -> Array:
+            start = first + index * tile
+            queries = jax.lax.dynamic_slice(q, (start, jnp.int32(0), jnp.int32(0)), (tile, heads, head_dim))
+            pages = jax.lax.dynamic_slice(table.page_indices, (row, jnp.int32(0)), (1, table.page_indices.shape[1]))
+            done = _tile(queries, kv_pages, pages, context + index * tile, table.kv_lens[row], window)
+            return jax.lax.dynamic_update_slice(out, done, (start, jnp.int32(0), jnp.int32(0)))
+
+        return jax.lax.fori_loop(jnp.int32(0), (past - first + (tile - 1)) // tile, one, out)
+
+    return jax.lax.fori_loop(num_decodes, table.num_seqs[0], row_tiles, out)[:tokens]
+
+
+def _tile(q: Array, kv_pages: Array, pages: Array, position: Array, kv_len: Array, window: int | None) -> Array:
+    """Queries q[tile, heads, head_dim] at ``position`` onwards of one sequence of ``kv_len`` tokens -> like q."""
+    tile, heads, head_dim = q.shape
+    kv_heads, page_size = kv_pages.shape[1], kv_pages.shape[3]
+    group = heads // kv_heads
+    block_pages = max(1, PREFILL_BLOCK_TOKENS // page_size)
+    block = block_pages * page_size
+    pages = _padded_pages(pages, block_pages)
+    grouped = q.reshape(tile, kv_heads, group, head_dim).transpose(1, 2, 0, 3).reshape(kv_heads, group * tile, head_dim)
+    query_position = position + jnp.arange(tile, dtype=jnp.int32)[:, None]
+
+    def attend(index: Array, state: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
+        here = jax.lax.dynamic_slice(pages, (jnp.int32(0), index * block_pages), (1, block_pages))
+        keys, values = (gathered[0] for gathered in _gather(kv_pages, here))
+        key_position = index * block + jnp.arange(block, dtype=jnp.int32)[None, :]
+        seen = key_position <= query_position
+        if window is not None:
+            seen &= key_position > query_position - window
+        scores = jnp.matmul(grouped, jnp.swapaxes(keys, -1, -2), preferred_element_type=jnp.float32)
+        masked = jnp.where(seen, scores.reshape(kv_heads, group, tile, block), MASKED)
+        return _accumulate(state, masked.reshape(kv_heads, group * tile, block), values)
+
+    begin = jnp.int32(0) if window is None else jnp.maximum(position - (window - 1), 0) // block
+    end = (jnp.minimum(position + tile, kv_len) + (block - 1)) // block
+    state = jax.lax.fori_loop(begin, end, attend, _start((kv_heads, group * tile), head_dim))
+    out = _settle(state).astype(q.dtype).reshape(kv_heads, group, tile, head_dim)
+    return out.transpose(2, 0, 1, 3).reshape(tile, heads, head_dim)
+
+
+def ref_ragged_paged_attention(
+    q: Array, kv_pages: Array, table: PageTable, *, sm_scale: float, sliding_window: int | None = None
+) -> Array:
+    """The plain twin: one sequence at a time, no blocks, no running softmax. Concrete arrays only, for tests."""
+    outputs = []
+    cu_q_lens = np.asarray(table.cu_q_lens)
+    for row in range(int(table.num_seqs[0])):
+        begin, past, kv_len = int(cu_q_lens[row]), int(cu_q_lens[row + 1]), int(table.kv_lens[row])
+        count = math.ceil(kv_len / kv_pages.shape[3])
+        keys, values = (
+            jnp.concatenate(list(kv_pages[table.page_indices[row, :count], :, kind]), axis=1)[:, :kv_len]
+            for kind in (0, 1)
+        )
+        group = q.shape[1] // keys.shape[0]
+        keys, values = jnp.repeat(keys, group, axis=0), jnp.repeat(values, group, axis=0)
+        scores = jnp.einsum("qhd,hkd->hqk", q[begin:past], keys, preferred_element_type=jnp.float32) * sm_scale
+        query = jnp.arange(kv_len - (past - begin), kv_len)[:, None]
+        key = jnp.arange(kv_len)[None, :]
+        seen = key <= query
+        if sliding_window is not None:
+            seen &= key > query - sliding_window
+        weights = jax.nn.softmax(jnp.where(seen[None], scores, -jnp.inf), axis=-1)
+        outputs.append(jnp.einsum("hqk,hkd->qhd", weights, values.astype(jnp.float32)))
+    return jnp.concatenate(outputs).astype(q.dtype)

@@ -1,0 +1,43 @@
+"""The shape of a paged cache, before any memory is taken for it."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+
+@dataclass(frozen=True, kw_only=True)
+class PagedAttentionCacheMetaData:
+    """How many pages there are and what one holds; page 0 is the sink and belongs to nobody."""
+
+    num_layers: int
+    num_pages: int
+    page_size: int
+    """Tokens a page holds."""
+    num_kv_heads: int
+    head_dim: int
+    dtype: np.dtype
+
+    @property
+    def num_usable_pages(self) -> int:
+        """Pages that sequences can own: all but the sink."""
+        return self.num_pages - 1
+
+    @property
+    def num_usable_tokens(self) -> int:
+        """Tokens that fit when every usable page is full."""
+        return self.num_usable_pages * self.page_size
+
+    @property
+    def bytes_per_page(self) -> int:
+        """Bytes of one page over all layers, keys and values."""
+        return self.num_layers * 2 * self.num_kv_heads * self.page_size * self.head_dim * self.dtype.itemsize
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of the whole pool."""
+        return self.num_pages * self.bytes_per_page
+
+
+def pages_for(num_tokens: int, page_size: int) -> int:
+    """Pages that ``num_tokens`` tokens take."""
+    return -(-num_tokens // page_size)

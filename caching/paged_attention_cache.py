@@ -1,0 +1,38 @@
+"""The device memory behind the pages: a pytree that the compiled step takes donated and gives back."""
+
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+from caching.metadata import PagedAttentionCacheMetaData
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class PagedAttentionCache:
+    """``layers[i]`` holds layer i's pages, ``[num_pages, kv_heads, 2, page_size, head_dim]``, keys before values.
+
+    Head-major, so that one head's keys of a page are contiguous: what a CPU reads fastest. One array per
+    layer lets XLA update each in place; nothing in a step may copy one.
+    """
+
+    layers: tuple[Array, ...]
+
+    @classmethod
+    def allocate(cls, metadata: PagedAttentionCacheMetaData) -> "PagedAttentionCache":
+        """Zeroed pages on the default device. Raises jax.errors.JaxRuntimeError where they do not fit."""
+        layer = cls.layer_struct(metadata)
+        return cls(tuple(jnp.zeros(layer.shape, layer.dtype) for _ in range(metadata.num_layers)))
+
+    @classmethod
+    def abstract(cls, metadata: PagedAttentionCacheMetaData) -> "PagedAttentionCache":
+        """Shapes and dtypes alone, to compile against."""
+        return cls((cls.layer_struct(metadata),) * metadata.num_layers)  # type: ignore[arg-type]
+
+    @staticmethod
+    def layer_struct(metadata: PagedAttentionCacheMetaData) -> jax.ShapeDtypeStruct:
+        """One layer's shape and dtype."""
+        shape = (metadata.num_pages, metadata.num_kv_heads, 2, metadata.page_size, metadata.head_dim)
+        return jax.ShapeDtypeStruct(shape, metadata.dtype)

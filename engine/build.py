@@ -1,0 +1,97 @@
+"""From an EngineConfig to an engine that is ready: weights read, memory taken, everything compiled and run once."""
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from caching.page_manager import HBMPageManager
+from caching.paged_attention_cache import PagedAttentionCache
+from engine.config import EngineConfig, ServingLimits
+from engine.errors import ConfigurationError
+from engine.execution_manager import ExecutionManager, StepShapes
+from engine.memory import plan_cache
+from engine.models.config import ModelConfig
+from engine.models.families import read_model_config
+from engine.models.weights import load_decoder, parameter_bytes
+from engine.oengine import oEngine
+from engine.progress import Progress
+from engine.runner import eSurgeRunner
+from engine.sampling_params import SamplingParams
+from engine.scheduler import InferenceScheduler
+from engine.sequence import Sequence
+
+DEMO_MODEL = Path(__file__).parent / "models" / "demo"
+"""The small model that oDriver ships and serves when it is given none."""
+
+
+def build_engine(config: EngineConfig, report: Callable[[Progress], None]) -> oEngine:
+    """An engine ready to step. Raises ConfigurationError where the model or the machine cannot do what is asked."""
+    directory = config.model or DEMO_MODEL
+    model = read_model_config(directory)
+    dtype = np.dtype(jnp.dtype(config.dtype or _default_dtype()))
+    max_model_len = _max_model_len(config, model)
+    _use_compilation_cache()
+    metadata = plan_cache(config, model, max_model_len, dtype, parameter_bytes(model, dtype))
+    decoder = load_decoder(directory, model, dtype, progress=lambda done, total: report(_loading(done, total)))
+    shapes = StepShapes(
+        max_num_seqs=config.max_num_seqs,
+        max_num_batched_tokens=config.max_num_batched_tokens,
+        max_model_len=min(max_model_len, metadata.num_usable_tokens),
+        cache=metadata,
+    )
+    manager = ExecutionManager(decoder, shapes)
+    manager.compile(report)
+    pages = HBMPageManager(metadata.num_pages)
+    scheduler = InferenceScheduler(
+        pages,
+        page_size=config.page_size,
+        max_num_seqs=config.max_num_seqs,
+        max_num_batched_tokens=config.max_num_batched_tokens,
+    )
+    runner = eSurgeRunner(manager, shapes, PagedAttentionCache.allocate(metadata), config.seed)
+    limits = ServingLimits(shapes.max_model_len, model.vocab_size, model.eos_token_ids)
+    engine = oEngine(scheduler, runner, pages, limits, run_ahead=config.run_ahead)
+    _warm_up(engine)
+    return engine
+
+
+def _default_dtype() -> str:
+    return "float32" if jax.default_backend() == "cpu" else "bfloat16"
+
+
+def _max_model_len(config: EngineConfig, model: ModelConfig) -> int:
+    asked = config.max_model_len
+    if asked is not None and asked > model.max_position:
+        raise ConfigurationError(
+            f"max_model_len {asked} is more than the {model.max_position} positions the model was made for: lower it"
+        )
+    return asked or model.max_position
+
+
+def _use_compilation_cache() -> None:
+    """Keep compiled steps between starts, where JAX_COMPILATION_CACHE_DIR or XDG_CACHE_HOME say."""
+    if not jax.config.jax_compilation_cache_dir:
+        home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+        jax.config.update("jax_compilation_cache_dir", str(home / "odriver" / "xla"))
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+    jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+
+
+def _loading(done: int, total: int) -> Progress:
+    return Progress("loading weights", done, total, "bytes")
+
+
+def _warm_up(engine: oEngine) -> None:
+    """Run one short request through, so that the first client's finds everything that happens only once done."""
+    tokens = min(3, engine.limits.max_model_len)
+    for params in (SamplingParams(temperature=0), SamplingParams(temperature=1), SamplingParams(top_k=1)):
+        if tokens < 2:
+            break
+        engine.add(Sequence("warm-up", [0], params, frozenset(), tokens - 1, seed=0))
+        while engine.has_work:
+            engine.step()
+    engine.start_counting()

@@ -1,0 +1,146 @@
+"""The compiled functions of a step, one of each per bucket, all made before the first request."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from jax import Array
+
+from caching.attention import locate, ragged_paged_attention, write_pages
+from caching.metadata import PagedAttentionCacheMetaData, pages_for
+from caching.paged_attention_cache import PagedAttentionCache
+from engine.model_io import FROM_SLOT, ModelInputBatch, StepLayout
+from engine.models.decoder import Decoder
+from engine.progress import Progress
+from engine.sampler import SamplingVariant, sample
+
+Forward = Callable[[list[Array], PagedAttentionCache, Array, Array], tuple[PagedAttentionCache, Array]]
+"""(weights, cache, last_token, packed) -> (cache, logits f32[rows, vocab]); the cache is donated."""
+
+Sample = Callable[[Array, Array, Array, Array], tuple[Array, Array]]
+"""(logits, last_token, packed, key) -> (ids i32[rows], last_token); last_token is donated."""
+
+
+@dataclass(frozen=True)
+class StepShapes:
+    """The sizes that every compiled function has in common."""
+
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    max_model_len: int
+    cache: PagedAttentionCacheMetaData
+
+    @property
+    def pages_per_seq(self) -> int:
+        """Width of the page table."""
+        return pages_for(self.max_model_len, self.cache.page_size)
+
+    @property
+    def buckets(self) -> list[int]:
+        """The token counts that are compiled: powers of two, and the budget itself."""
+        powers = [1 << bit for bit in range(self.max_num_batched_tokens.bit_length())]
+        return sorted({*powers, self.max_num_batched_tokens})
+
+    def layout(self, tokens: int) -> StepLayout:
+        """The packed array of a bucket."""
+        return StepLayout(tokens, min(tokens, self.max_num_seqs), self.pages_per_seq)
+
+
+class ExecutionManager:
+    """Compiles ahead of time, through JAX's persistent cache, and hands out executables by bucket.
+
+    Executables refuse other shapes than their own, so nothing can compile behind our back later.
+    """
+
+    def __init__(self, decoder: Decoder, shapes: StepShapes) -> None:
+        self._graph, state = nnx.split(decoder)
+        self.weights, self._structure = jax.tree.flatten(state)
+        self._shapes = shapes
+        self._scale = decoder.config.head_dim**-0.5
+        self._vocab = decoder.config.vocab_size
+        self._layouts = {tokens: shapes.layout(tokens) for tokens in shapes.buckets}
+        self._forward: dict[int, Forward] = {}
+        self._sample: dict[tuple[int, SamplingVariant], Sample] = {}
+
+    def compile(self, report: Callable[[Progress], None]) -> None:
+        """Compile every bucket and every sampler."""
+        jobs = list(self._jobs())
+        for done, job in enumerate(jobs):
+            report(Progress("compiling", done, len(jobs), "functions"))
+            job()
+        report(Progress("compiling", len(jobs), len(jobs), "functions"))
+
+    def layout_for(self, num_tokens: int) -> StepLayout:
+        """The smallest bucket that holds a step."""
+        return self._layouts[next(tokens for tokens in self._layouts if tokens >= num_tokens)]
+
+    def forward(self, layout: StepLayout) -> Forward:
+        """The compiled model step of a bucket."""
+        return self._forward[layout.tokens]
+
+    def sampler(self, layout: StepLayout, variant: SamplingVariant) -> Sample:
+        """The compiled sampler of a bucket; buckets with the same rows share one where their packed arrays agree."""
+        return self._sample[layout.tokens, variant]
+
+    def _jobs(self) -> Iterator[Callable[[], None]]:
+        for layout in self._layouts.values():
+            yield lambda layout=layout: self._compile_forward(layout)  # type: ignore[misc]
+            for variant in SamplingVariant:
+                yield lambda layout=layout, variant=variant: self._compile_sampler(layout, variant)  # type: ignore[misc]
+
+    def _compile_forward(self, layout: StepLayout) -> None:
+        def step(
+            weights: list[Array], cache: PagedAttentionCache, last_token: Array, packed: Array
+        ) -> tuple[PagedAttentionCache, Array]:
+            decoder = nnx.merge(self._graph, jax.tree.unflatten(self._structure, weights))
+            return self._run(decoder, cache, last_token, layout.unpack(packed))
+
+        weights = [jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for leaf in self.weights]
+        cache = PagedAttentionCache.abstract(self._shapes.cache)
+        lowered = jax.jit(step, donate_argnums=1).lower(weights, cache, self._last_token(), self._packed(layout))
+        self._forward[layout.tokens] = lowered.compile()
+
+    def _run(
+        self, decoder: Decoder, cache: PagedAttentionCache, last_token: Array, batch: ModelInputBatch
+    ) -> tuple[PagedAttentionCache, Array]:
+        token_ids, table = _with_last_tokens(batch, last_token), batch.table
+        pages, offsets = locate(table, batch.positions, self._shapes.cache.page_size)
+
+        def attend(
+            kv_pages: Array | None, q: Array, k: Array, v: Array, window: int | None
+        ) -> tuple[Array | None, Array]:
+            assert kv_pages is not None
+            kv_pages = write_pages(kv_pages, k, v, pages, offsets)
+            return kv_pages, ragged_paged_attention(q, kv_pages, table, sm_scale=self._scale, sliding_window=window)
+
+        layers, hidden = decoder(token_ids, batch.positions, cache.layers, attend)
+        last = hidden[jnp.maximum(table.cu_q_lens[1:] - 1, 0)]
+        return PagedAttentionCache(tuple(layers)), decoder.logits(last)  # type: ignore[arg-type]
+
+    def _compile_sampler(self, layout: StepLayout, variant: SamplingVariant) -> None:
+        def draw(logits: Array, last_token: Array, packed: Array, key: Array) -> tuple[Array, Array]:
+            batch = layout.unpack(packed)
+            token_ids = sample(logits, batch.sampling, key, variant)
+            return token_ids, last_token.at[batch.slots].set(token_ids)
+
+        logits = jax.ShapeDtypeStruct((layout.rows, self._vocab), jnp.float32)
+        key = jax.eval_shape(lambda: jax.random.key(0))
+        lowered = jax.jit(draw, donate_argnums=1).lower(logits, self._last_token(), self._packed(layout), key)
+        self._sample[layout.tokens, variant] = lowered.compile()
+
+    def _last_token(self) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct((self._shapes.max_num_seqs + 1,), np.int32)
+
+    def _packed(self, layout: StepLayout) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct((layout.size,), np.int32)
+
+
+def _with_last_tokens(batch: ModelInputBatch, last_token: Array) -> Array:
+    """The step's token ids, those of decoding rows filled in from their slots."""
+    rows = batch.slots.shape[0]
+    head = batch.token_ids[:rows]
+    head = jnp.where(head == FROM_SLOT, last_token[batch.slots], head)
+    return jnp.concatenate([head, batch.token_ids[rows:]])

@@ -1,0 +1,176 @@
+"""Between a plan and the device: one packed i32 array in, one array of ids out."""
+
+import math
+from dataclasses import dataclass
+from functools import cached_property
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+from numpy.typing import NDArray
+
+from caching.attention import PageTable
+from engine.plan import NextIterationPlan
+from engine.sampler import SamplingRows, SamplingVariant, variant_for
+from engine.sequence_buffer import SequenceBuffer
+
+FROM_SLOT = -1
+"""In place of a token id: the token that the row's slot sampled last, which only the device may know yet."""
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class ModelInputBatch:
+    """A step as the compiled functions see it: T tokens of at most ``rows`` sequences."""
+
+    token_ids: Array
+    """i32[T]; FROM_SLOT in decoding rows, which are the first tokens."""
+    positions: Array
+    """i32[T] of each token in its sequence; 0 in padding."""
+    slots: Array
+    """i32[rows] where a row's last token is kept; the dump slot where a row samples nothing worth keeping."""
+    table: PageTable
+    sampling: SamplingRows
+
+
+@dataclass(frozen=True)
+class StepLayout:
+    """Where each field of a step lies in the packed array, for ``tokens`` tokens and ``rows`` rows."""
+
+    tokens: int
+    rows: int
+    pages_per_seq: int
+
+    @cached_property
+    def fields(self) -> dict[str, tuple[int, tuple[int, ...]]]:
+        """Offset and shape by name; every field is four bytes an entry."""
+        tokens, rows = (self.tokens,), (self.rows,)
+        shapes: dict[str, tuple[int, ...]] = {
+            "token_ids": tokens,
+            "positions": tokens,
+            "slots": rows,
+            "kv_lens": rows,
+            "page_indices": (self.rows, self.pages_per_seq),
+            "cu_q_lens": (self.rows + 1,),
+            "num_seqs": (1,),
+            "temperature": rows,
+            "top_k": rows,
+            "top_p": rows,
+            "min_p": rows,
+            "seeds": rows,
+        }
+        offset, fields = 0, {}
+        for name, shape in shapes.items():
+            fields[name] = (offset, shape)
+            offset += math.prod(shape)
+        return fields
+
+    @cached_property
+    def size(self) -> int:
+        """Entries of the packed array."""
+        offset, shape = list(self.fields.values())[-1]
+        return offset + math.prod(shape)
+
+    def view(self, packed: NDArray[np.int32], name: str, dtype: type[np.generic] = np.int32) -> NDArray[np.generic]:
+        """A field of the packed array on the host, writable."""
+        offset, shape = self.fields[name]
+        return packed[offset : offset + math.prod(shape)].reshape(shape).view(dtype)
+
+    def take(self, packed: Array, name: str, dtype: type[np.generic] = np.int32) -> Array:
+        """A field of the packed array on the device."""
+        offset, shape = self.fields[name]
+        field = packed[offset : offset + math.prod(shape)].reshape(shape)
+        return field if dtype is np.int32 else jax.lax.bitcast_convert_type(field, jnp.dtype(dtype))
+
+    def unpack(self, packed: Array) -> ModelInputBatch:
+        """The whole step, inside a compiled function."""
+        kv_lens = self.take(packed, "kv_lens")
+        return ModelInputBatch(
+            token_ids=self.take(packed, "token_ids"),
+            positions=self.take(packed, "positions"),
+            slots=self.take(packed, "slots"),
+            table=PageTable(
+                kv_lens=kv_lens,
+                page_indices=self.take(packed, "page_indices"),
+                cu_q_lens=self.take(packed, "cu_q_lens"),
+                num_seqs=self.take(packed, "num_seqs"),
+            ),
+            sampling=SamplingRows(
+                temperature=self.take(packed, "temperature", np.float32),
+                top_k=self.take(packed, "top_k"),
+                top_p=self.take(packed, "top_p", np.float32),
+                min_p=self.take(packed, "min_p", np.float32),
+                seeds=self.take(packed, "seeds", np.uint32),
+                # The place of the token to be drawn: its sequence's tokens so far are 0..kv_len-1.
+                positions=kv_lens,
+            ),
+        )
+
+
+class ModelIOProcessor:
+    """Keeps a SequenceBuffer in step with the plans and writes each plan out as the packed array."""
+
+    def __init__(self, *, max_num_seqs: int, max_model_len: int, pages_per_seq: int) -> None:
+        self._buffer = SequenceBuffer(max_num_seqs, max_model_len, pages_per_seq)
+        self._dump_slot = max_num_seqs
+
+    def prepare(self, plan: NextIterationPlan, layout: StepLayout) -> tuple[NDArray[np.int32], SamplingVariant]:
+        """The packed array of a plan, freshly made as the device may go on reading it, and the sampler it needs."""
+        self._follow(plan)
+        packed = np.zeros(layout.size, np.int32)
+        rows = self._buffer.rows_of(plan.sequences)
+        self._write_tokens(plan, layout, packed, rows)
+        self._write_rows(plan, layout, packed, rows)
+        return packed, self._write_sampling(layout, packed, rows)
+
+    def _follow(self, plan: NextIterationPlan) -> None:
+        for sequence in plan.released:
+            self._buffer.remove(sequence)
+        if plan.released:
+            self._buffer.condense()
+        for sequence in plan.admitted:
+            self._buffer.add(sequence)
+        for sequence in plan.sequences[: plan.num_decodes]:
+            self._buffer.add_pages(sequence)
+
+    def _write_tokens(
+        self, plan: NextIterationPlan, layout: StepLayout, packed: NDArray[np.int32], rows: NDArray[np.intp]
+    ) -> None:
+        token_ids, positions = layout.view(packed, "token_ids"), layout.view(packed, "positions")
+        decodes = plan.num_decodes
+        token_ids[:decodes] = FROM_SLOT
+        positions[:decodes] = plan.starts[:decodes]
+        at = decodes
+        for index in range(decodes, plan.num_rows):
+            start, count = plan.starts[index], plan.counts[index]
+            token_ids[at : at + count] = self._buffer.token_ids[rows[index], start : start + count]
+            positions[at : at + count] = np.arange(start, start + count)
+            at += count
+
+    def _write_rows(
+        self, plan: NextIterationPlan, layout: StepLayout, packed: NDArray[np.int32], rows: NDArray[np.intp]
+    ) -> None:
+        count = plan.num_rows
+        slots = layout.view(packed, "slots")
+        slots[:count] = np.where(plan.samples, self._buffer.slots[rows], self._dump_slot)
+        slots[count:] = self._dump_slot
+        layout.view(packed, "kv_lens")[:count] = np.add(plan.starts, plan.counts)
+        layout.view(packed, "page_indices")[:count] = self._buffer.page_indices[rows]
+        ends = layout.view(packed, "cu_q_lens")
+        ends[1 : count + 1] = np.cumsum(plan.counts)
+        ends[count + 1 :] = plan.num_tokens
+        layout.view(packed, "num_seqs")[0] = count
+
+    def _write_sampling(
+        self, layout: StepLayout, packed: NDArray[np.int32], rows: NDArray[np.intp]
+    ) -> SamplingVariant:
+        buffer, count = self._buffer, len(rows)
+        temperature, top_k = buffer.temperature[rows], buffer.top_k[rows]
+        top_p, min_p = buffer.top_p[rows], buffer.min_p[rows]
+        layout.view(packed, "temperature", np.float32)[:count] = temperature
+        layout.view(packed, "top_k")[:count] = top_k
+        layout.view(packed, "top_p", np.float32)[:count] = top_p
+        layout.view(packed, "min_p", np.float32)[:count] = min_p
+        layout.view(packed, "seeds", np.uint32)[:count] = buffer.seeds[rows]
+        return variant_for(temperature, top_k, top_p, min_p)

@@ -1,0 +1,91 @@
+"""The engine: sequences in, token ids out, a step at a time. One thread owns it."""
+
+from collections import deque
+
+from caching.page_manager import HBMPageManager
+from engine.compilations import num_compilations
+from engine.config import EngineStats, ServingLimits
+from engine.runner import PendingStep, eSurgeRunner
+from engine.scheduler import InferenceScheduler
+from engine.sequence import Sequence, SequenceOutput
+
+
+class oEngine:
+    """Joins scheduler and runner, and keeps up to ``run_ahead`` steps on the device beyond the one being read."""
+
+    def __init__(
+        self,
+        scheduler: InferenceScheduler,
+        runner: eSurgeRunner,
+        pages: HBMPageManager,
+        limits: ServingLimits,
+        *,
+        run_ahead: int,
+    ) -> None:
+        self.limits = limits
+        self._scheduler = scheduler
+        self._runner = runner
+        self._pages = pages
+        self._run_ahead = run_ahead
+        self._in_flight: deque[PendingStep] = deque()
+        self.start_counting()
+
+    def start_counting(self) -> None:
+        """Begin the counts of ``stats`` anew; from here on a compilation is one too many."""
+        self._compilations_at_ready = num_compilations()
+        self._steps = 0
+        self._prompt_tokens = 0
+        self._generated_tokens = 0
+
+    @property
+    def has_work(self) -> bool:
+        """Whether anything is waiting, running or on the device."""
+        return bool(self._in_flight or self._scheduler.num_running or self._scheduler.num_waiting)
+
+    def add(self, sequence: Sequence) -> None:
+        """Queue a sequence that ``limits`` allow."""
+        self._scheduler.add(sequence)
+
+    def finish(self, request_id: str) -> bool:
+        """End a sequence now and free what it holds; False if it has ended already."""
+        return self._scheduler.finish(request_id)
+
+    def step(self) -> list[SequenceOutput]:
+        """Plan and dispatch the next step, then land the oldest one when enough are in flight or none could be planned."""
+        plan = self._scheduler.plan()
+        if plan is not None:
+            self._in_flight.append(self._runner.dispatch(plan))
+        if plan is None or len(self._in_flight) > self._run_ahead:
+            return self._land()
+        return []
+
+    def check_integrity(self) -> None:
+        """Assert that no page or slot is lost or owned twice."""
+        self._scheduler.check_integrity()
+
+    def stats(self) -> EngineStats:
+        """Where things stand."""
+        return EngineStats(
+            num_running=self._scheduler.num_running,
+            num_waiting=self._scheduler.num_waiting,
+            pages_total=self._pages.num_total,
+            pages_free=self._pages.num_free,
+            pages_cached=self._pages.num_total - self._pages.num_free - self._pages.num_owned,
+            pages_owned=self._pages.num_owned,
+            steps=self._steps,
+            prompt_tokens=self._prompt_tokens,
+            generated_tokens=self._generated_tokens,
+            preemptions=self._scheduler.preemptions,
+            compilations_after_ready=num_compilations() - self._compilations_at_ready,
+        )
+
+    def _land(self) -> list[SequenceOutput]:
+        if not self._in_flight:
+            assert not self.has_work, "work is left, but nothing can be planned and nothing will land"
+            return []
+        step = self._in_flight.popleft()
+        outputs = self._scheduler.update(step.plan, self._runner.collect(step))
+        self._steps += 1
+        self._prompt_tokens += step.plan.num_tokens - step.plan.num_decodes
+        self._generated_tokens += len(outputs)
+        return outputs

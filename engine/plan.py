@@ -1,0 +1,42 @@
+"""One step, as the scheduler wants it: which sequences, which of their tokens, in which order."""
+
+from dataclasses import dataclass, field
+
+from engine.sequence import Sequence
+
+
+@dataclass(eq=False, slots=True)
+class NextIterationPlan:
+    """Rows of one step. Decoding rows of one token each come first, then chunks of prompts.
+
+    Row i computes ``counts[i]`` tokens of ``sequences[i]`` from token ``starts[i]`` on, and samples its next token
+    where ``samples[i]``: a decoding row always, a chunk only when it is its prompt's last. A decoding row's own token
+    is the one its slot sampled last, which may still be on the device; a chunk's tokens are known here.
+    """
+
+    sequences: list[Sequence] = field(default_factory=list)
+    starts: list[int] = field(default_factory=list)
+    counts: list[int] = field(default_factory=list)
+    samples: list[bool] = field(default_factory=list)
+    num_decodes: int = 0
+    num_tokens: int = 0
+    released: list[Sequence] = field(default_factory=list)
+    """Sequences that have lost their slot since the last plan; they come before ``admitted``."""
+    admitted: list[Sequence] = field(default_factory=list)
+    """Sequences that have been given a slot in this plan."""
+
+    @property
+    def num_rows(self) -> int:
+        """Rows that are not padding."""
+        return len(self.sequences)
+
+    def add(self, sequence: Sequence, count: int) -> None:
+        """One more row: the next ``count`` tokens of a sequence, which from now on count as computed."""
+        samples = sequence.num_computed_tokens + count == sequence.num_total_tokens
+        self.sequences.append(sequence)
+        self.starts.append(sequence.num_computed_tokens)
+        self.counts.append(count)
+        self.samples.append(samples)
+        self.num_tokens += count
+        sequence.num_computed_tokens += count
+        sequence.num_in_flight += samples

@@ -1,0 +1,12 @@
+"""What a long start-up tells whoever is watching."""
+
+import msgspec
+
+
+class Progress(msgspec.Struct, frozen=True):
+    """``done`` of ``total`` units of a stage ("loading weights", bytes; "compiling", steps)."""
+
+    stage: str
+    done: int
+    total: int
+    unit: str

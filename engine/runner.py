@@ -1,0 +1,53 @@
+"""The one owner of device state: weights, pages, last tokens and the sampling key."""
+
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from caching.paged_attention_cache import PagedAttentionCache
+from engine.execution_manager import ExecutionManager, StepShapes
+from engine.model_io import ModelIOProcessor
+from engine.plan import NextIterationPlan
+
+
+@dataclass(frozen=True)
+class PendingStep:
+    """A step the device has been given, and where its ids will be."""
+
+    plan: NextIterationPlan
+    token_ids: Array
+    """i32[rows]"""
+
+
+class eSurgeRunner:
+    """Runs plans. ``dispatch`` returns before the device is done; ``collect`` waits for it."""
+
+    def __init__(self, manager: ExecutionManager, shapes: StepShapes, cache: PagedAttentionCache, seed: int) -> None:
+        self._manager = manager
+        self._cache = cache
+        self._last_token = jnp.zeros(shapes.max_num_seqs + 1, jnp.int32)
+        self._key = jax.random.key(seed)
+        self._io = ModelIOProcessor(
+            max_num_seqs=shapes.max_num_seqs,
+            max_model_len=shapes.max_model_len,
+            pages_per_seq=shapes.pages_per_seq,
+        )
+
+    def dispatch(self, plan: NextIterationPlan) -> PendingStep:
+        """Send a plan to the device. Steps run in the order they are dispatched."""
+        layout = self._manager.layout_for(plan.num_tokens)
+        host, variant = self._io.prepare(plan, layout)
+        packed = jax.device_put(host)
+        forward, draw = self._manager.forward(layout), self._manager.sampler(layout, variant)
+        self._cache, logits = forward(self._manager.weights, self._cache, self._last_token, packed)
+        token_ids, self._last_token = draw(logits, self._last_token, packed, self._key)
+        token_ids.copy_to_host_async()
+        return PendingStep(plan, token_ids)
+
+    def collect(self, step: PendingStep) -> list[int]:
+        """Wait for a step and return what each of its rows sampled."""
+        ids: list[int] = np.asarray(step.token_ids)[: step.plan.num_rows].tolist()
+        return ids

@@ -1,0 +1,12 @@
+"""JAX is made strict before any test imports it: no silent promotion of dtypes or ranks, and two CPU devices."""
+
+import os
+
+os.environ["JAX_PLATFORMS"] = "cpu"
+os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=2"
+os.environ["TOKENIZERS_PARALLELISM"] = "false"
+
+import jax
+
+jax.config.update("jax_numpy_dtype_promotion", "strict")
+jax.config.update("jax_numpy_rank_promotion", "raise")

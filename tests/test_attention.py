@@ -1,0 +1,117 @@
+"""Ragged paged attention: the XLA backend against its plain twin, and the twin against the TPU kernel's own."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.experimental.pallas.ops.tpu.ragged_paged_attention import ref_ragged_paged_attention as kernel_twin
+
+from caching.attention import PageTable, locate, ragged_paged_attention, ref_ragged_paged_attention, write_pages
+
+KV_HEADS, GROUP, HEAD_DIM, PAGE_SIZE, PAGES_PER_SEQ = 2, 3, 8, 4, 60
+
+
+def build_step(q_lens, kv_lens, *, rows=None, tokens=None, seed=0):
+    """Random q and pages, and a table for rows of these lengths, padded to ``rows`` and ``tokens``."""
+    rng = np.random.default_rng(seed)
+    rows, tokens = rows or len(q_lens), tokens or sum(q_lens)
+    num_pages = 1 + sum(-(-length // PAGE_SIZE) for length in kv_lens)
+    free = list(rng.permutation(np.arange(1, num_pages)))
+    page_indices = np.zeros((rows, PAGES_PER_SEQ), np.int32)
+    for row, length in enumerate(kv_lens):
+        for column in range(-(-length // PAGE_SIZE)):
+            page_indices[row, column] = free.pop()
+    padding = rows - len(q_lens)
+    table = PageTable(
+        kv_lens=jnp.asarray([*kv_lens, *[0] * padding], jnp.int32),
+        page_indices=jnp.asarray(page_indices),
+        cu_q_lens=jnp.asarray([0, *np.cumsum(q_lens), *[sum(q_lens)] * padding], jnp.int32),
+        num_seqs=jnp.asarray([len(q_lens)], jnp.int32),
+    )
+    q = rng.standard_normal((tokens, KV_HEADS * GROUP, HEAD_DIM), np.float32)
+    kv_pages = rng.standard_normal((num_pages, KV_HEADS, 2, PAGE_SIZE, HEAD_DIM), np.float32)
+    return jnp.asarray(q), jnp.asarray(kv_pages), table
+
+
+@pytest.mark.parametrize("window", [None, 1, 5, 70])
+@pytest.mark.parametrize(
+    ("q_lens", "kv_lens", "rows", "tokens"),
+    [
+        ([1], [1], 1, 1),
+        ([1], [200], 1, 1),
+        ([1, 1, 1], [3, 130, 64], 4, 4),
+        ([5], [5], 8, 8),
+        ([100], [230], 4, 128),
+        ([1, 1, 70, 65, 3], [9, 200, 70, 190, 4], 8, 256),
+        ([1, 2], [64, 2], 4, 4),
+        ([63, 64, 1], [63, 65, 130], 3, 128),
+    ],
+)
+def test_blocks_and_tiles_agree_with_the_plain_twin(q_lens, kv_lens, rows, tokens, window):
+    """The backend gives every real query what the plain twin gives it, whatever the mix of rows."""
+    q, kv_pages, table = build_step(q_lens, kv_lens, rows=rows, tokens=tokens)
+
+    actual = jax.jit(ragged_paged_attention, static_argnames=("sm_scale", "sliding_window"))(
+        q, kv_pages, table, sm_scale=0.3, sliding_window=window
+    )
+
+    with jax.numpy_rank_promotion("allow"), jax.numpy_dtype_promotion("standard"):
+        expected = ref_ragged_paged_attention(q, kv_pages, table, sm_scale=0.3, sliding_window=window)
+    np.testing.assert_allclose(actual[: sum(q_lens)], expected, atol=2e-6)
+    assert np.isfinite(actual).all()
+
+
+def test_the_plain_twin_agrees_with_the_kernels():
+    """Our arguments mean what the TPU kernel's mean."""
+    q, kv_pages, table = build_step([1, 7, 12], [30, 7, 40])
+    interleaved = kv_pages.transpose(0, 3, 1, 2, 4).reshape(kv_pages.shape[0], PAGE_SIZE, 2 * KV_HEADS, HEAD_DIM)
+
+    with jax.numpy_rank_promotion("allow"), jax.numpy_dtype_promotion("standard"):
+        ours = ref_ragged_paged_attention(q, kv_pages, table, sm_scale=0.3, sliding_window=9)
+        theirs = kernel_twin(
+            q, interleaved, table.kv_lens, table.page_indices, table.cu_q_lens, table.num_seqs,
+            sm_scale=0.3, sliding_window=9,
+        )  # fmt: skip
+
+    np.testing.assert_allclose(ours, theirs, atol=2e-6)
+
+
+def test_padding_tokens_are_written_to_the_sink():
+    """Tokens after the last row's go to page 0, real ones to their own page and offset."""
+    _, _, table = build_step([1, 3], [6, 3], rows=4, tokens=8)
+    positions = jnp.asarray([5, 0, 1, 2, 0, 0, 0, 0], jnp.int32)
+
+    pages, offsets = locate(table, positions, PAGE_SIZE)
+
+    owned = np.asarray(table.page_indices)
+    assert pages.tolist() == [owned[0, 1], owned[1, 0], owned[1, 0], owned[1, 0], 0, 0, 0, 0]
+    assert offsets.tolist() == [1, 0, 1, 2, 0, 0, 0, 0]
+
+
+def test_written_keys_and_values_are_read_back():
+    """A write touches its own page and offset and nothing else."""
+    kv_pages = jnp.zeros((3, KV_HEADS, 2, PAGE_SIZE, HEAD_DIM))
+    k = jnp.ones((2, KV_HEADS, HEAD_DIM))
+
+    written = write_pages(kv_pages, k, 2 * k, jnp.asarray([1, 2]), jnp.asarray([3, 0]))
+
+    assert (written[1, :, 0, 3] == 1).all() and (written[2, :, 1, 0] == 2).all()
+    assert float(jnp.abs(written).sum()) == 2 * KV_HEADS * HEAD_DIM * 3
+
+
+def test_the_pool_is_neither_copied_nor_read_whole():
+    """A compiled step's scratch memory does not grow with the pool (an ancestor copied it every step)."""
+    q, _, table = build_step([1, 1, 40], [9, 100, 60], rows=4, tokens=64)
+
+    def scratch(num_pages):
+        def step(kv_pages, q, table):
+            kv_pages = write_pages(kv_pages, q[:, :KV_HEADS], q[:, :KV_HEADS], *locate(table, positions, PAGE_SIZE))
+            return kv_pages, ragged_paged_attention(q, kv_pages, table, sm_scale=1.0)
+
+        positions = jnp.zeros(q.shape[0], jnp.int32)
+        pool = jax.ShapeDtypeStruct((num_pages, KV_HEADS, 2, PAGE_SIZE, HEAD_DIM), jnp.float32)
+        analysis = jax.jit(step, donate_argnums=0).lower(pool, q, table).compile().memory_analysis()
+        assert analysis.alias_size_in_bytes == pool.size * 4
+        return analysis.temp_size_in_bytes
+
+    assert scratch(8192) == scratch(64)
