@@ -1,11 +1,11 @@
 """What the driver answers instead of tokens, by whose fault it is; ``code`` is the word used on the wire.
 
-    DriverError
-    ├── InvalidRequest      invalid_request     the client's: change the request; the message names what
-    ├── DuplicateRequest    duplicate_request   the client's: the id is in use until its last sample
-    ├── Overloaded          overloaded          nobody's: too many wait; try again later
-    ├── DriverStopped       stopped             the operator's: no new work, open requests are told why
-    └── InternalError       internal            ours: a thread died; the driver stops
+DriverError
+├── InvalidRequest      invalid_request     the client's: change the request; the message names what
+├── DuplicateRequest    duplicate_request   the client's: the id is in use until its last sample
+├── Overloaded          overloaded          nobody's: too many wait; try again later
+├── DriverStopped       stopped             the operator's: no new work, open requests are told why
+└── InternalError       internal            ours: a thread died; the driver stops
 """
 
 from typing import ClassVar

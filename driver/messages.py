@@ -1,0 +1,59 @@
+"""What the driver's threads say to each other, a struct per message.
+
+To the execution thread (its inbox holds any number, so that nobody who tells it something ever waits):
+Admit, Abort, Finished, Stop. To the summary thread (few at a time; only the execution thread puts): Opened, Landed,
+Aborted. One queue carries the opening of a request, its tokens and its abort, so they cannot overtake each other.
+"""
+
+import msgspec
+
+from driver.open_requests import OpenRequest
+from engine.sequence import Sequence, SequenceOutput
+
+
+class Opened(msgspec.Struct, frozen=True):
+    """Outputs of this request may follow. ``prompt_tail`` are the last prompt tokens, for the detokenizer."""
+
+    request: OpenRequest
+    prompt_tail: list[int]
+    num_prompt_tokens: int
+    stops: list[str]
+
+
+class Admit(msgspec.Struct, frozen=True):
+    """Serve this sequence; ``opened`` goes on to the summary thread ahead of its first output."""
+
+    sequence: Sequence
+    opened: Opened
+
+
+class Abort(msgspec.Struct, frozen=True):
+    """The client wants no more of this request."""
+
+    request: OpenRequest
+
+
+class Finished(msgspec.Struct, frozen=True):
+    """The text of this sequence has ended: a stop string was found."""
+
+    sequence_id: str
+
+
+class Stop(msgspec.Struct, frozen=True):
+    """End the thread."""
+
+
+class Landed(msgspec.Struct, frozen=True):
+    """Tokens of one step."""
+
+    outputs: list[SequenceOutput]
+
+
+class Aborted(msgspec.Struct, frozen=True):
+    """The engine has let go of this sequence because of an Abort; outputs that still come are late."""
+
+    sequence_id: str
+
+
+Inbound = Admit | Abort | Finished | Stop
+Summary = Opened | Landed | Aborted

@@ -1,0 +1,78 @@
+"""The requests that are owed a last sample.
+
+Every submitted request gets exactly one last sample, whatever happens. Several threads may want to give it: prepare
+inputs (a refusal), the summary thread (the end), whoever stops the driver. So the last sample has one door,
+``OpenRequests.close``, and a single atomic ``dict.pop`` behind it decides who passes. There is no lock: each line
+that more than one thread may race on is one dict operation.
+"""
+
+import itertools
+from dataclasses import dataclass
+
+from driver.errors import DriverError, DuplicateRequest
+from driver.request import ActiveRequest, RequestError, ReturnSample
+
+
+@dataclass(eq=False, slots=True)
+class OpenRequest:
+    """A request from ``submit_request`` to its last sample.
+
+    ``sequence_id`` is its name inside the engine, never used twice, so that nothing late can be taken for a newer
+    request under the same ``request_id``. ``aborted`` is set once, by ``abort``, *before* it posts Abort: whoever
+    admits the request after that Abort went by sees the flag.
+    """
+
+    request: ActiveRequest
+    sequence_id: str
+    aborted: bool = False
+
+    @property
+    def request_id(self) -> str:
+        """The id that the client knows."""
+        return self.request.request_id
+
+
+class OpenRequests:
+    """The table of open requests; any thread may call anything."""
+
+    def __init__(self) -> None:
+        self._serials = itertools.count()
+        self._by_request_id: dict[str, OpenRequest] = {}
+        self._owed: dict[str, OpenRequest] = {}
+
+    def __len__(self) -> int:
+        return len(self._owed)
+
+    def find(self, request_id: str) -> OpenRequest | None:
+        """The open request of that id, if there is one."""
+        return self._by_request_id.get(request_id)
+
+    def add(self, request: ActiveRequest) -> OpenRequest:
+        """Opens the request; raises DuplicateRequest if its id is in use."""
+        added = OpenRequest(request, sequence_id=f"{request.request_id}#{next(self._serials)}")
+        if self._by_request_id.setdefault(request.request_id, added) is not added:
+            raise DuplicateRequest(f"request id {request.request_id!r} is in use until its last sample")
+        self._owed[added.sequence_id] = added
+        return added
+
+    def remove(self, request: OpenRequest) -> bool:
+        """Frees the request's id. True for one caller only: the one who now owes the client its end."""
+        if self._owed.pop(request.sequence_id, None) is None:
+            return False
+        del self._by_request_id[request.request_id]
+        return True
+
+    def close(self, request: OpenRequest, last: ReturnSample) -> None:
+        """Delivers the last sample, unless somebody else has."""
+        if self.remove(request):
+            request.request.channel.put(last)
+
+    def fail(self, request: OpenRequest, error: DriverError) -> None:
+        """Closes the request with an error."""
+        why = RequestError(error.code, str(error))
+        self.close(request, ReturnSample(request_id=request.request_id, error=why))
+
+    def fail_all(self, error: DriverError) -> None:
+        """Closes every open request with the same error."""
+        for request in list(self._owed.values()):
+            self.fail(request, error)

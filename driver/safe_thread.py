@@ -1,0 +1,50 @@
+"""A thread that dies loudly."""
+
+import logging
+import threading
+from collections.abc import Callable
+
+logger = logging.getLogger(__name__)
+
+
+class SafeThread:
+    """Runs ``target`` to its end. What it raises is logged, kept in ``error`` and told to ``on_death``, on this thread.
+
+    ``target`` must have a way to be told to end: a thread is joined, never killed. It does not keep the process alive.
+    """
+
+    def __init__(
+        self, name: str, target: Callable[[], None], on_death: Callable[[str, BaseException], None]
+    ) -> None:
+        self.name = name
+        self.error: BaseException | None = None
+        self._target = target
+        self._on_death = on_death
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+
+    def start(self) -> None:
+        """Starts the thread; once only."""
+        self._thread.start()
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether it has been started and has not ended."""
+        return self._thread.is_alive()
+
+    def join(self, timeout: float | None = None) -> bool:
+        """Waits at most ``timeout`` seconds for the end; False if it still runs.
+
+        On itself, and before ``start``, there is nothing to wait for.
+        """
+        if self._thread.ident is None or self._thread is threading.current_thread():
+            return True
+        self._thread.join(timeout)
+        return not self._thread.is_alive()
+
+    def _run(self) -> None:
+        try:
+            self._target()
+        except BaseException as error:  # noqa: BLE001 - the one place where nothing may pass unheard
+            self.error = error
+            logger.exception("thread %s died", self.name)
+            self._on_death(self.name, error)
