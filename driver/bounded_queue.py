@@ -11,7 +11,7 @@ from typing import Generic, TypeVar
 Item = TypeVar("Item")
 
 
-class QueueClosed(Exception):  # noqa: N818 - an end, not an error
+class QueueClosed(Exception):
     """Nothing goes in or comes out any more."""
 
 

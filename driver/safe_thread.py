@@ -13,9 +13,7 @@ class SafeThread:
     ``target`` must have a way to be told to end: a thread is joined, never killed. It does not keep the process alive.
     """
 
-    def __init__(
-        self, name: str, target: Callable[[], None], on_death: Callable[[str, BaseException], None]
-    ) -> None:
+    def __init__(self, name: str, target: Callable[[], None], on_death: Callable[[str, BaseException], None]) -> None:
         self.name = name
         self.error: BaseException | None = None
         self._target = target
@@ -44,7 +42,7 @@ class SafeThread:
     def _run(self) -> None:
         try:
             self._target()
-        except BaseException as error:  # noqa: BLE001 - the one place where nothing may pass unheard
+        except BaseException as error:  # the one place where nothing may pass unheard
             self.error = error
             logger.exception("thread %s died", self.name)
             self._on_death(self.name, error)

@@ -1,0 +1,95 @@
+"""The second stage: the one thread that touches the engine."""
+
+import queue
+from contextlib import suppress
+from typing import Protocol
+
+from driver.bounded_queue import BoundedQueue, QueueClosed
+from driver.messages import Abort, Aborted, Admit, Finished, Inbound, Landed, Stop, Summary
+from driver.open_requests import OpenRequest
+from engine.config import EngineStats, ServingLimits
+from engine.sequence import Sequence, SequenceOutput
+
+
+class Engine(Protocol):
+    """What the driver asks of an engine: ``oEngine``, or a fake one. One thread uses it."""
+
+    @property
+    def limits(self) -> ServingLimits:
+        """What a sequence may be; constant, so any thread may read it."""
+
+    @property
+    def has_work(self) -> bool:
+        """Whether something waits, runs or is in flight on the device."""
+
+    def add(self, sequence: Sequence) -> None:
+        """Takes a sequence; never fails."""
+
+    def finish(self, request_id: str) -> bool:
+        """Ends a sequence early and frees what it holds; False if it is unknown or has ended."""
+
+    def step(self) -> list[SequenceOutput]:
+        """Plans and dispatches one step and lands at most one; waits for the device where it has to."""
+
+    def stats(self) -> EngineStats:
+        """A snapshot."""
+
+
+class ExecutionLoop:
+    """Hears messages, steps the engine, hands tokens on. It waits for a message if and only if the engine is idle.
+
+    It may also wait in ``summaries.put``, when the summary thread is that far behind: the device pauses rather than
+    tokens piling up. The summary thread never waits for this one (the inbox is unbounded), so neither can they for
+    each other; and closing ``summaries`` ends the wait.
+    """
+
+    def __init__(self, engine: Engine, summaries: BoundedQueue[Summary]) -> None:
+        self.inbox: queue.SimpleQueue[Inbound] = queue.SimpleQueue()
+        self.stats = engine.stats()
+        """The latest snapshot; this thread replaces it, whole, and anyone may read it."""
+        self._engine = engine
+        self._summaries = summaries
+
+    def run(self) -> None:
+        """Serves until Stop is heard or ``summaries`` is closed."""
+        with suppress(QueueClosed):
+            while self._hear():
+                if self._engine.has_work:
+                    self._step()
+
+    def _hear(self) -> bool:
+        """Handles every message that is there, waiting for one if the engine has nothing to do. False after Stop."""
+        idle = not self._engine.has_work
+        with suppress(queue.Empty):
+            while True:
+                message = self.inbox.get(block=idle)
+                idle = False
+                if isinstance(message, Stop):
+                    return False
+                self._handle(message)
+        return True
+
+    def _handle(self, message: Admit | Abort | Finished) -> None:
+        match message:
+            case Admit(sequence=sequence, opened=opened):
+                self._engine.add(sequence)
+                self._summaries.put(opened)
+                if opened.request.aborted:
+                    self._abort(opened.request)
+            case Abort(request=request):
+                self._abort(request)
+            case Finished(sequence_id=sequence_id):
+                self._engine.finish(sequence_id)
+        self.stats = self._engine.stats()
+
+    def _abort(self, request: OpenRequest) -> None:
+        """Unknown to the engine means: not admitted yet, and the flag will tell; or ended, and its end is on its way."""
+        if self._engine.finish(request.sequence_id):
+            self.stats = self._engine.stats()
+            self._summaries.put(Aborted(request.sequence_id))
+
+    def _step(self) -> None:
+        outputs = self._engine.step()
+        self.stats = self._engine.stats()  # first, so that whoever has a last sample finds it counted
+        if outputs:
+            self._summaries.put(Landed(outputs))

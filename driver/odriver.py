@@ -1,0 +1,172 @@
+"""oDriver: three threads between a client's words and the engine's tokens.
+
+The life of a request
+---------------------
+1. ``submit_request``, on the caller's thread (the socket thread, in the daemon, which must never wait), enters the
+   request in the table of open requests and in the bounded queue of prepare inputs, or raises at once: DuplicateRequest,
+   Overloaded, DriverStopped. A request that was refused so has had its answer; every other gets exactly one last sample.
+2. The **prepare inputs** thread checks parameters, applies the chat template, tokenises, checks lengths, and posts
+   Admit(sequence) to the execution thread's inbox. A client's mistake goes to that client's channel, and ends there.
+3. The **execution loop** thread, the only one that touches the engine, adds the sequence, tells the summary thread that
+   the request is Opened, and steps the engine. What a step lands goes to the summary thread as Landed(outputs).
+4. The **process summary** thread detokenises, looks for stop strings and puts samples into the request's channel. A stop
+   string found is posted as Finished to the inbox, so that the engine frees what the sequence holds.
+5. The end, by token, length, stop string or abort, is the last sample. The id is free again just before it is delivered.
+
+An abort is a flag on the open request and then an Abort in the inbox: the execution thread either knows the sequence
+and finishes it, or will see the flag when the Admit comes by, or the request has ended and nothing happens. Abort and
+tokens reach the summary thread through one queue, so no token follows the last sample.
+
+Who may wait for whom
+---------------------
+Prepare waits for requests, the summary thread for summaries, the execution thread for a message when the engine is
+idle: each for work, and no work means no CPU. Under load, the execution thread alone may wait for another's progress,
+in a full summary queue; the summary thread and prepare inputs say what they have to say into the inbox, which takes
+any number, and into channels, which must not block. So there is no circle to deadlock in.
+
+The end
+-------
+``stop`` closes both bounded queues, which wakes and ends whoever waits in them, posts Stop, joins the threads and gives
+"stopped" to every request still open. A thread that dies does the same as its last act, with "internal", and calls
+``on_failure``. Whoever comes first does it; the others find it done.
+"""
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+
+import msgspec
+
+from driver.bounded_queue import BoundedQueue, QueueClosed
+from driver.errors import DriverError, DriverStopped, InternalError, Overloaded
+from driver.execution_loop import Engine, ExecutionLoop
+from driver.messages import Abort, Stop, Summary
+from driver.open_requests import OpenRequests
+from driver.prepare_inputs import PrepareInputs
+from driver.process_summary import ProcessSummary
+from driver.request import ActiveRequest
+from driver.safe_thread import SafeThread
+from driver.tokenizer import Tokenizer
+from engine.config import EngineStats
+
+logger = logging.getLogger(__name__)
+
+MAX_SUMMARIES = 16
+"""Messages on their way to the summary thread: some steps' worth, to ride out a pause of it and no more."""
+
+
+class DriverStatus(EngineStats, frozen=True):
+    """The engine's snapshot and the driver's own numbers."""
+
+    queued_requests: int = 0
+    """Requests that wait to be prepared."""
+    open_requests: int = 0
+    """Requests that are owed a last sample: queued, waiting, running or on their way out."""
+    uptime_seconds: float = 0.0
+
+
+class oDriver:
+    """Serves requests with ``engine``, which is its own from ``start`` on. Any thread may call any method.
+
+    ``max_queued_requests`` may be open without running; then ``submit_request`` raises Overloaded. ``on_failure`` is
+    called once, on the dying thread, after one of the driver's threads died and every open request heard of it.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        tokenizer: Tokenizer,
+        *,
+        max_queued_requests: int = 1024,
+        on_failure: Callable[[str], None] | None = None,
+    ) -> None:
+        self._max_queued = max_queued_requests
+        self._on_failure = on_failure
+        self._open_requests = OpenRequests()
+        self._summaries: BoundedQueue[Summary] = BoundedQueue(MAX_SUMMARIES)
+        self._execution = ExecutionLoop(engine, self._summaries)
+        post = self._execution.inbox.put
+        self._prepare = PrepareInputs(tokenizer, engine.limits, self._open_requests, post, max_queued_requests)
+        self._summary = ProcessSummary(tokenizer, self._open_requests, self._summaries, post)
+        self._threads = [
+            SafeThread("prepare inputs", self._prepare.run, self._thread_died),
+            SafeThread("execution loop", self._execution.run, self._thread_died),
+            SafeThread("process summary", self._summary.run, self._thread_died),
+        ]
+        self._why_stopped: DriverError = DriverStopped("the driver is stopped")
+        self._right_to_end = threading.Lock()  # taken once, never given back: the first to end the driver has it
+        self._ended = threading.Event()
+        self._started_at = time.monotonic()
+
+    def start(self) -> None:
+        """Starts the threads; once only."""
+        for thread in self._threads:
+            thread.start()
+
+    def submit_request(self, request: ActiveRequest) -> None:
+        """Takes the request or raises DuplicateRequest, Overloaded or DriverStopped, at once."""
+        added = self._open_requests.add(request)
+        try:
+            self._check_load()
+            self._prepare.submit(added)
+        except (Overloaded, QueueClosed) as refusal:
+            if not self._open_requests.remove(added):
+                return  # the end of the driver came in between, and has told the channel
+            if isinstance(refusal, QueueClosed):
+                raise DriverStopped(str(self._why_stopped)) from None
+            raise
+
+    def abort(self, request_id: str) -> None:
+        """Ends the request with finish reason "abort" and what text it has; unknown and ended ids are ignored."""
+        request = self._open_requests.find(request_id)
+        if request is not None:
+            request.aborted = True
+            self._execution.inbox.put(Abort(request))
+
+    def status(self) -> DriverStatus:
+        """A snapshot, as of the engine's last step."""
+        return DriverStatus(
+            **msgspec.structs.asdict(self._execution.stats),
+            queued_requests=self._prepare.num_queued,
+            open_requests=len(self._open_requests),
+            uptime_seconds=time.monotonic() - self._started_at,
+        )
+
+    def stop(self, reason: str, timeout: float = 10.0) -> None:
+        """Ends the threads and gives every open request the error "stopped" with this reason.
+
+        Returns when that is done, by this call or another, or after ``timeout`` seconds: a thread that hangs by then
+        (in a step of the device) is left behind, logged, and can reach no client any more.
+        """
+        if not self._end(DriverStopped(reason), timeout):
+            self._ended.wait(timeout)
+
+    def _check_load(self) -> None:
+        num_queued = len(self._open_requests) - self._execution.stats.num_running
+        if num_queued > self._max_queued:
+            raise Overloaded(f"{self._max_queued} requests wait already: try again later")
+
+    def _thread_died(self, name: str, error: BaseException) -> None:
+        reason = f"the {name} thread died of {type(error).__name__}: {error}"
+        if self._end(InternalError(reason), timeout=10.0) and self._on_failure is not None:
+            self._on_failure(reason)
+
+    def _end(self, why: DriverError, timeout: float) -> bool:
+        """Ends the driver, if nobody else has begun to."""
+        if not self._right_to_end.acquire(blocking=False):
+            return False
+        self._why_stopped = why
+        self._prepare.close()
+        self._execution.inbox.put(Stop())
+        self._summaries.close()
+        self._join(timeout)
+        self._open_requests.fail_all(why)
+        self._ended.set()
+        return True
+
+    def _join(self, timeout: float) -> None:
+        deadline = time.monotonic() + timeout
+        for thread in self._threads:
+            if not thread.join(max(0.0, deadline - time.monotonic())):
+                logger.error("thread %s still runs %g seconds after it was told to stop", thread.name, timeout)

@@ -1,0 +1,151 @@
+"""The first stage: from what a client asked to a Sequence that the engine can serve, or to a refusal that says why."""
+
+import difflib
+import queue
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from driver.bounded_queue import BoundedQueue, QueueClosed
+from driver.detokenizer import PROMPT_TAIL
+from driver.errors import InvalidRequest, Overloaded
+from driver.messages import Admit, Opened
+from driver.open_requests import OpenRequest, OpenRequests
+from driver.request import ActiveRequest, ReturnSample, Usage
+from driver.tokenizer import Tokenizer
+from engine.config import ServingLimits
+from engine.sampling_params import MAX_SEED, SamplingParams
+from engine.sequence import Sequence
+
+
+class PrepareInputs:
+    """Checks, tokenises and admits, one request at a time. Its thread is the only one that encodes or draws seeds.
+
+    A client's mistake ends that client's request alone. ``post`` puts an Admit where the execution thread finds it.
+    """
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        limits: ServingLimits,
+        open_requests: OpenRequests,
+        post: Callable[[Admit], None],
+        max_queued: int,
+    ) -> None:
+        self._tokenizer = tokenizer
+        self._limits = limits
+        self._open_requests = open_requests
+        self._post = post
+        self._queue: BoundedQueue[OpenRequest] = BoundedQueue(max_queued)
+        self._seeds = np.random.default_rng()
+
+    def submit(self, request: OpenRequest) -> None:
+        """Queues the request, from any thread; raises Overloaded when full, QueueClosed when closed, at once."""
+        try:
+            self._queue.put_nowait(request)
+        except queue.Full as full:
+            raise Overloaded("too many requests wait to be prepared: try again later") from full
+
+    @property
+    def num_queued(self) -> int:
+        """Requests that wait to be prepared."""
+        return len(self._queue)
+
+    def close(self) -> None:
+        """Ends ``run``; what is queued is dropped."""
+        self._queue.close()
+
+    def run(self) -> None:
+        """Prepares requests until the queue is closed."""
+        with suppress(QueueClosed):
+            while True:
+                self._prepare(self._queue.get())
+
+    def _prepare(self, request: OpenRequest) -> None:
+        if request.aborted:
+            unread = ReturnSample(request_id=request.request_id, finish_reason="abort", usage=Usage(0, 0))
+            self._open_requests.close(request, unread)
+            return
+        try:
+            sequence = self._sequence(request)
+        except InvalidRequest as error:
+            self._open_requests.fail(request, error)
+            return
+        prompt = sequence.prompt_token_ids
+        self._post(Admit(sequence, Opened(request, prompt[-PROMPT_TAIL:], len(prompt), sequence.params.stops)))
+
+    def _sequence(self, request: OpenRequest) -> Sequence:
+        params = sampling_params(request.request.params)
+        prompt_token_ids = self._prompt_token_ids(request.request)
+        self._check_in_vocabulary("stop_token_ids", params.stop_token_ids)
+        return Sequence(
+            request_id=request.sequence_id,
+            prompt_token_ids=prompt_token_ids,
+            params=params,
+            stop_token_ids=frozenset(params.stop_token_ids).union(
+                () if params.ignore_eos else self._limits.eos_token_ids
+            ),
+            max_tokens=self._max_tokens(len(prompt_token_ids), params.max_tokens),
+            seed=int(self._seeds.integers(MAX_SEED, endpoint=True)) if params.seed is None else params.seed,
+        )
+
+    def _prompt_token_ids(self, request: ActiveRequest) -> list[int]:
+        if (request.prompt is None) == (request.messages is None):
+            raise InvalidRequest("a request has either a prompt or messages: give exactly one of them")
+        if request.messages is not None:
+            token_ids = self._tokenizer.apply_chat_template(request.messages)
+        elif isinstance(request.prompt, str):
+            token_ids = self._tokenizer.encode(request.prompt) if request.prompt else []
+        elif isinstance(request.prompt, list):
+            token_ids = list(request.prompt)
+        else:
+            raise InvalidRequest(f"prompt must be a string or a list of token ids, not {type(request.prompt).__name__}")
+        if not token_ids:
+            raise InvalidRequest("the prompt is empty: it must have at least one token")
+        self._check_in_vocabulary("prompt", token_ids)
+        return token_ids
+
+    def _check_in_vocabulary(self, name: str, token_ids: list[int]) -> None:
+        vocab_size = self._limits.vocab_size
+        for position, token_id in enumerate(token_ids):
+            if type(token_id) is not int or not 0 <= token_id < vocab_size:
+                raise InvalidRequest(
+                    f"{name}[{position}] must be a token id from 0 to {vocab_size - 1}, not {token_id!r}"
+                )
+
+    def _max_tokens(self, num_prompt_tokens: int, max_tokens: int | None) -> int:
+        room = self._limits.max_model_len - num_prompt_tokens
+        holds = f"a request may hold {self._limits.max_model_len} tokens here, prompt and output together"
+        if room < 1:
+            raise InvalidRequest(f"the prompt has {num_prompt_tokens} tokens, but {holds}: shorten it")
+        if max_tokens is not None and max_tokens > room:
+            raise InvalidRequest(
+                f"max_tokens is {max_tokens} and the prompt has {num_prompt_tokens} tokens, but {holds}:"
+                f" ask for at most {room}, or shorten the prompt"
+            )
+        return room if max_tokens is None else max_tokens
+
+
+def sampling_params(params: dict[str, Any]) -> SamplingParams:
+    """The checked parameters; raises InvalidRequest naming the one that is unknown, of a wrong type or out of range."""
+    names = SamplingParams.__struct_fields__
+    for name in params:
+        if name not in names:
+            near = difflib.get_close_matches(str(name), names, n=1)
+            hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(names)}"
+            raise InvalidRequest(f"unknown parameter {name!r}: {hint}")
+    try:
+        return msgspec.convert(params, SamplingParams, strict=True)
+    except msgspec.ValidationError as error:
+        raise InvalidRequest(_in_plain_words(str(error))) from error
+
+
+def _in_plain_words(message: str) -> str:
+    """``Expected `int`, got `str` - at `$.seed` `` becomes ``seed: expected int, got str``."""
+    what, _, path = message.partition(" - at `$.")
+    if not path:
+        return message
+    return f"{path.rstrip('`')}: {what[0].lower()}{what[1:]}".replace("`", "")

@@ -1,0 +1,107 @@
+"""Text to token ids and back, by the tokenizer files of a model directory."""
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+import jinja2
+
+from driver.errors import InvalidRequest
+from engine.errors import ConfigurationError
+
+ROLES = ("system", "developer", "user", "assistant", "tool")
+
+
+class Tokenizer(Protocol):
+    """What the driver asks of a tokenizer; prepare inputs encodes, summary processing decodes."""
+
+    def encode(self, text: str) -> list[int]:
+        """The ids of a prompt, with the special tokens that the model expects around one."""
+
+    def apply_chat_template(self, messages: list[dict[str, Any]]) -> list[int]:
+        """The ids of a conversation, up to where the assistant speaks; raises InvalidRequest naming the problem."""
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """The text of the ids, special tokens left out, U+FFFD for bytes that are no UTF-8."""
+
+    def is_visible(self, token_id: int) -> bool:
+        """Whether the id takes part in text at all; special and unassigned ones do not."""
+
+
+class HuggingFaceTokenizer:
+    """A fast tokenizer of the transformers library, from a local directory."""
+
+    def __init__(self, directory: Path) -> None:
+        self._tokenizer = _load(directory)
+        self._backend = self._tokenizer.backend_tokenizer
+        added = self._backend.get_added_tokens_decoder()
+        self._special = frozenset(token_id for token_id, token in added.items() if token.special)
+
+    def encode(self, text: str) -> list[int]:
+        """The ids of a prompt; raises InvalidRequest for text that UTF-8 cannot carry."""
+        _check_encodable("the prompt", text)
+        return list(self._tokenizer.encode(text))
+
+    def apply_chat_template(self, messages: list[dict[str, Any]]) -> list[int]:
+        """The ids of a conversation; raises InvalidRequest for a bad message or a template that refuses it."""
+        check_messages(messages)
+        if self._tokenizer.chat_template is None:
+            raise InvalidRequest("this model has no chat template: send a prompt instead of messages")
+        try:
+            token_ids = self._tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
+        except (jinja2.TemplateError, LookupError, TypeError, ValueError) as error:
+            # A template is a program, and these messages are its input.
+            raise InvalidRequest(f"the chat template of this model refuses these messages: {error}") from error
+        return list(token_ids)
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """The text of the ids, without the clean-up of spaces that transformers may add: it would look ahead."""
+        return str(self._backend.decode(list(token_ids), skip_special_tokens=True))
+
+    def is_visible(self, token_id: int) -> bool:
+        """Whether the vocabulary has the id, and not as a special token."""
+        return token_id not in self._special and self._backend.id_to_token(token_id) is not None
+
+
+def check_messages(messages: list[dict[str, Any]]) -> None:
+    """Raises InvalidRequest unless these are one or more messages of a role and a text."""
+    if not isinstance(messages, list) or not messages:
+        raise InvalidRequest("messages must be a list of at least one message")
+    for position, message in enumerate(messages):
+        if not isinstance(message, dict) or message.keys() != {"role", "content"}:
+            raise InvalidRequest(f"messages[{position}] must have role and content and nothing else")
+        if message["role"] not in ROLES:
+            raise InvalidRequest(
+                f"messages[{position}]: role must be one of {', '.join(ROLES)}, not {message['role']!r}"
+            )
+        if not isinstance(message["content"], str):
+            raise InvalidRequest(
+                f"messages[{position}]: content must be a string, not {type(message['content']).__name__}"
+            )
+        _check_encodable(f"messages[{position}]", message["content"])
+
+
+def _check_encodable(what: str, text: str) -> None:
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise InvalidRequest(
+            f"{what} holds half a surrogate pair at character {error.start}, which is no text"
+        ) from error
+
+
+def _load(directory: Path) -> Any:
+    if not (directory / "tokenizer.json").is_file():
+        raise ConfigurationError(f"{directory} has no tokenizer.json: a model directory needs a fast tokenizer's files")
+    # At import transformers would warn that PyTorch is missing, which we never use.
+    os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
+    from transformers import AutoTokenizer
+
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(directory, local_files_only=True)
+    except Exception as error:  # the tokenizers library raises bare Exception for a file it can't read
+        raise ConfigurationError(f"the tokenizer files in {directory} cannot be read: {error}") from error
+    if not tokenizer.is_fast:
+        raise ConfigurationError(f"{directory} holds a slow tokenizer: convert it to a tokenizer.json first")
+    return tokenizer

@@ -1,0 +1,122 @@
+"""An engine and a tokenizer that one can compute in one's head, for tests of the real threads and queues."""
+
+import threading
+from collections import deque
+from collections.abc import Sequence as Tokens
+from typing import Any
+
+from driver.tokenizer import check_messages
+from engine.config import EngineStats, ServingLimits
+from engine.sequence import Sequence, SequenceOutput, SequenceStatus
+
+EOS = 256
+VOCAB_SIZE = 257
+
+
+class FakeTokenizer:
+    """A token per UTF-8 byte, and EOS; a chat is ``role: content`` lines."""
+
+    def encode(self, text: str) -> list[int]:
+        return list(text.encode())
+
+    def apply_chat_template(self, messages: list[dict[str, Any]]) -> list[int]:
+        check_messages(messages)
+        return self.encode(
+            "".join(f"{message['role']}: {message['content']}\n" for message in messages) + "assistant: "
+        )
+
+    def decode(self, token_ids: Tokens[int]) -> str:
+        return bytes(filter(self.is_visible, token_ids)).decode(errors="replace")
+
+    def is_visible(self, token_id: int) -> bool:
+        return token_id < EOS
+
+
+class FakeEngine:
+    """A parrot: the output is the prompt, over and over, until a stop token of it or ``max_tokens``.
+
+    A step dispatches a token for each of the first ``max_num_seqs`` sequences and lands what the step before
+    dispatched, so a sequence that ends early has one token too many in flight; this engine hands it out, late.
+    ``gate``, if given, is acquired once a step. Step number ``fails_at`` raises.
+    """
+
+    def __init__(
+        self,
+        *,
+        max_num_seqs: int = 4,
+        max_model_len: int = 256,
+        gate: threading.Semaphore | None = None,
+        fails_at: int | None = None,
+    ) -> None:
+        self.limits = ServingLimits(max_model_len=max_model_len, vocab_size=VOCAB_SIZE, eos_token_ids=(EOS,))
+        self.steps = 0
+        self.admitted: list[Sequence] = []
+        self._max_num_seqs = max_num_seqs
+        self._gate = gate
+        self._fails_at = fails_at
+        self._waiting: deque[Sequence] = deque()
+        self._running: dict[str, Sequence] = {}
+        self._in_flight: list[tuple[Sequence, int]] = []
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self._waiting or self._running or self._in_flight)
+
+    def add(self, sequence: Sequence) -> None:
+        self.admitted.append(sequence)
+        self._waiting.append(sequence)
+
+    def finish(self, request_id: str) -> bool:
+        for sequence in (*self._waiting, *self._running.values()):
+            if sequence.request_id == request_id:
+                self._end(sequence)
+                return True
+        return False
+
+    def step(self) -> list[SequenceOutput]:
+        assert self.has_work, "step() was called with nothing to do"
+        if self._gate is not None:
+            self._gate.acquire()
+        self.steps += 1
+        if self.steps == self._fails_at:
+            raise RuntimeError("the device is on fire")
+        landing, self._in_flight = self._in_flight, self._dispatch()
+        return [self._land(sequence, token_id) for sequence, token_id in landing]
+
+    def stats(self) -> EngineStats:
+        return EngineStats(num_running=len(self._running), num_waiting=len(self._waiting), steps=self.steps)
+
+    def _dispatch(self) -> list[tuple[Sequence, int]]:
+        while self._waiting and len(self._running) < self._max_num_seqs:
+            sequence = self._waiting.popleft()
+            sequence.status = SequenceStatus.RUNNING
+            self._running[sequence.request_id] = sequence
+        going_on = [sequence for sequence in self._running.values() if not sequence.ends_by_length]
+        dispatched = [(sequence, self._next_token(sequence)) for sequence in going_on]
+        for sequence in going_on:
+            sequence.num_in_flight += 1
+        return dispatched
+
+    def _next_token(self, sequence: Sequence) -> int:
+        position = len(sequence.output_token_ids) + sequence.num_in_flight
+        return sequence.prompt_token_ids[position % len(sequence.prompt_token_ids)]
+
+    def _land(self, sequence: Sequence, token_id: int) -> SequenceOutput:
+        sequence.num_in_flight -= 1
+        finish_reason = None
+        if sequence.status is not SequenceStatus.FINISHED:
+            sequence.output_token_ids.append(token_id)
+            if token_id in sequence.stop_token_ids:
+                finish_reason = "stop"
+            elif len(sequence.output_token_ids) >= sequence.max_tokens:
+                finish_reason = "length"
+        if finish_reason is not None:
+            self._end(sequence)
+        return SequenceOutput(sequence.request_id, [token_id], finish_reason)
+
+    def _end(self, sequence: Sequence) -> None:
+        if sequence.status is SequenceStatus.WAITING:
+            self._waiting.remove(sequence)
+        else:
+            del self._running[sequence.request_id]
+        sequence.status = SequenceStatus.FINISHED
