@@ -57,9 +57,7 @@ class Attention(nnx.Module):
         self.k_norm = RMSNorm(config.head_dim, config.rms_norm_eps) if config.qk_norm else None
         self.window = config.window(layer)
 
-    def __call__(
-        self, x: Array, cos: Array, sin: Array, cache: LayerCache, attend: Attend
-    ) -> tuple[LayerCache, Array]:
+    def __call__(self, x: Array, cos: Array, sin: Array, cache: LayerCache, attend: Attend) -> tuple[LayerCache, Array]:
         grouped = _dense(x, self.qkv_kernel, self.qkv_bias)
         q = grouped[..., :-2, :].reshape(*x.shape[:-1], -1, grouped.shape[-1])
         k, v = grouped[..., -2, :], grouped[..., -1, :]
@@ -95,9 +93,7 @@ class DecoderLayer(nnx.Module):
         self.mlp_norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
         self.mlp = GatedMLP(config, rngs)
 
-    def __call__(
-        self, x: Array, cos: Array, sin: Array, cache: LayerCache, attend: Attend
-    ) -> tuple[LayerCache, Array]:
+    def __call__(self, x: Array, cos: Array, sin: Array, cache: LayerCache, attend: Attend) -> tuple[LayerCache, Array]:
         cache, attended = self.attention(self.attention_norm(x), cos, sin, cache, attend)
         x = x + attended
         return cache, x + self.mlp(self.mlp_norm(x))

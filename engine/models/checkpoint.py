@@ -1,0 +1,101 @@
+"""A Hugging Face model directory: its JSON files, and its tensors by name over however many files hold them."""
+
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+from safetensors import SafetensorError, safe_open
+
+from engine.errors import ConfigurationError
+
+SINGLE_FILE = "model.safetensors"
+INDEX_FILE = "model.safetensors.index.json"
+STORED_DTYPES = ("F32", "F16", "BF16")
+
+Content = TypeVar("Content")
+
+
+class _Index(msgspec.Struct):
+    """``model.safetensors.index.json``: which file holds which tensor."""
+
+    weight_map: dict[str, str]
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """The tensors of an open checkpoint; nothing is read before it is asked for."""
+
+    directory: Path
+    files: Mapping[str, Any]
+    """By tensor name, the ``safe_open`` file that holds it."""
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """The shape of a tensor; raises ConfigurationError where it is quantised."""
+        tensor = self.files[name].get_slice(name)
+        if tensor.get_dtype() not in STORED_DTYPES:
+            raise ConfigurationError(
+                f"{self.directory}: {name} is stored as {tensor.get_dtype()}; supported are {', '.join(STORED_DTYPES)}"
+            )
+        return tuple(tensor.get_shape())
+
+    def read(self, name: str, index: tuple[slice, ...]) -> NDArray[Any]:
+        """A copy of part of a tensor, in the dtype it is stored in (bfloat16 is that of ml_dtypes)."""
+        return np.asarray(self.files[name].get_slice(name)[index])
+
+
+@contextmanager
+def open_checkpoint(directory: Path) -> Iterator[Checkpoint]:
+    """Maps the weight files of a model directory; raises ConfigurationError for a missing or corrupt one."""
+    with ExitStack() as stack:
+        files: dict[str, Any] = {}
+        for path in weight_files(directory):
+            try:
+                file = stack.enter_context(safe_open(path, framework="numpy"))
+            except (OSError, SafetensorError) as error:
+                raise ConfigurationError(
+                    f"{path} is corrupt, incomplete or no safetensors file ({error}): download it again"
+                ) from error
+            files.update(dict.fromkeys(file.keys(), file))
+        yield Checkpoint(directory, files)
+
+
+def weight_files(directory: Path) -> list[Path]:
+    """The safetensors files of a model directory; raises ConfigurationError where they are missing."""
+    if (directory / SINGLE_FILE).is_file():
+        return [directory / SINGLE_FILE]
+    if not (directory / INDEX_FILE).is_file():
+        raise ConfigurationError(_without_weights(directory))
+    index = read_json(directory / INDEX_FILE, _Index)
+    paths = [directory / name for name in sorted(set(index.weight_map.values()))]
+    for path in paths:
+        if not path.is_file():
+            raise ConfigurationError(f"{INDEX_FILE} names {path.name}, which is not in {directory}: download it")
+    return paths
+
+
+def read_json(path: Path, shape: type[Content]) -> Content:
+    """What a JSON file holds, as ``shape``; raises ConfigurationError where it cannot be read as that."""
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=shape)
+    except msgspec.ValidationError as error:
+        raise ConfigurationError(f"{path}: {error}") from error
+    except (OSError, msgspec.DecodeError) as error:
+        raise ConfigurationError(f"{path} cannot be read ({error}): download it again") from error
+
+
+def _without_weights(directory: Path) -> str:
+    """Why a directory that has neither a weight file nor an index cannot be served, and what would help."""
+    wanted = f"{directory} has neither {SINGLE_FILE} nor {INDEX_FILE}"
+    if any(directory.glob("*.bin")) or any(directory.glob("*.pth")):
+        return (
+            f"{wanted}, only PyTorch pickles, which are not read: write it anew as safetensors, for instance with "
+            "transformers' AutoModelForCausalLM.from_pretrained(old).save_pretrained(new)"
+        )
+    if others := sorted(path.name for path in directory.glob("*.safetensors")):
+        return f"{wanted}, only {', '.join(others[:3])}: add the index or rename the file"
+    return f"{wanted}: download the weights into it"
