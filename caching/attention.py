@@ -165,9 +165,11 @@ def _prefill_rows(
             done = _tile(queries, kv_pages, pages, context + index * tile, table.kv_lens[row], window)
             return jax.lax.dynamic_update_slice(out, done, (start, jnp.int32(0), jnp.int32(0)))
 
-        return jax.lax.fori_loop(jnp.int32(0), (past - first + (tile - 1)) // tile, one, out)
+        walked: Array = jax.lax.fori_loop(jnp.int32(0), (past - first + (tile - 1)) // tile, one, out)
+        return walked
 
-    return jax.lax.fori_loop(num_decodes, table.num_seqs[0], row_tiles, out)[:tokens]
+    walked: Array = jax.lax.fori_loop(num_decodes, table.num_seqs[0], row_tiles, out)
+    return walked[:tokens]
 
 
 def _tile(q: Array, kv_pages: Array, pages: Array, position: Array, kv_len: Array, window: int | None) -> Array:

@@ -6,7 +6,7 @@ _COMPILED = "/jax/core/compile/backend_compile_duration"
 _count = 0
 
 
-def _listen(event: str, _seconds: float, **_: str | int) -> None:
+def _listen(event: str, duration_secs: float, **_: str | int) -> None:  # noqa: ARG001 - jax names it
     global _count
     _count += event == _COMPILED
 

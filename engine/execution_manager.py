@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -17,11 +18,13 @@ from engine.models.decoder import Decoder
 from engine.progress import Progress
 from engine.sampler import SamplingVariant, sample
 
-Forward = Callable[[list[Array], PagedAttentionCache, Array, Array], tuple[PagedAttentionCache, Array]]
-"""(weights, cache, last_token, packed) -> (cache, logits f32[rows, vocab]); the cache is donated."""
+Forward = Callable[[list[Array], PagedAttentionCache, Array, Array], tuple[PagedAttentionCache, Array, Array]]
+"""(weights, cache, last_token, packed) -> (cache, logits f32[rows, vocab], what the sampler reads of packed).
+
+The cache is donated."""
 
 Sample = Callable[[Array, Array, Array, Array], tuple[Array, Array]]
-"""(logits, last_token, packed, key) -> (ids i32[rows], last_token); last_token is donated."""
+"""(logits, last_token, sampling, key) -> (ids i32[rows], last_token); last_token is donated."""
 
 
 @dataclass(frozen=True)
@@ -82,25 +85,28 @@ class ExecutionManager:
         return self._forward[layout.tokens]
 
     def sampler(self, layout: StepLayout, variant: SamplingVariant) -> Sample:
-        """The compiled sampler of a bucket; buckets with the same rows share one where their packed arrays agree."""
-        return self._sample[layout.tokens, variant]
+        """The compiled sampler for a bucket's rows."""
+        return self._sample[layout.rows, variant]
 
     def _jobs(self) -> Iterator[Callable[[], None]]:
         for layout in self._layouts.values():
-            yield lambda layout=layout: self._compile_forward(layout)  # type: ignore[misc]
+            yield partial(self._compile_forward, layout)
+        for layout in {layout.rows: layout for layout in self._layouts.values()}.values():
             for variant in SamplingVariant:
-                yield lambda layout=layout, variant=variant: self._compile_sampler(layout, variant)  # type: ignore[misc]
+                yield partial(self._compile_sampler, layout, variant)
 
     def _compile_forward(self, layout: StepLayout) -> None:
         def step(
             weights: list[Array], cache: PagedAttentionCache, last_token: Array, packed: Array
-        ) -> tuple[PagedAttentionCache, Array]:
+        ) -> tuple[PagedAttentionCache, Array, Array]:
             decoder = nnx.merge(self._graph, jax.tree.unflatten(self._structure, weights))
-            return self._run(decoder, cache, last_token, layout.unpack(packed))
+            cache, logits = self._run(decoder, cache, last_token, layout.unpack(packed))
+            return cache, logits, packed[: layout.sampling_size]
 
         weights = [jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for leaf in self.weights]
         cache = PagedAttentionCache.abstract(self._shapes.cache)
-        lowered = jax.jit(step, donate_argnums=1).lower(weights, cache, self._last_token(), self._packed(layout))
+        packed = jax.ShapeDtypeStruct((layout.size,), np.int32)
+        lowered = jax.jit(step, donate_argnums=1).lower(weights, cache, self._last_token(), packed)
         self._forward[layout.tokens] = lowered.compile()
 
     def _run(
@@ -121,21 +127,19 @@ class ExecutionManager:
         return PagedAttentionCache(tuple(layers)), decoder.logits(last)  # type: ignore[arg-type]
 
     def _compile_sampler(self, layout: StepLayout, variant: SamplingVariant) -> None:
-        def draw(logits: Array, last_token: Array, packed: Array, key: Array) -> tuple[Array, Array]:
-            batch = layout.unpack(packed)
-            token_ids = sample(logits, batch.sampling, key, variant)
-            return token_ids, last_token.at[batch.slots].set(token_ids)
+        def draw(logits: Array, last_token: Array, sampling: Array, key: Array) -> tuple[Array, Array]:
+            slots, rows = layout.unpack_sampling(sampling)
+            token_ids = sample(logits, rows, key, variant)
+            return token_ids, last_token.at[slots].set(token_ids)
 
         logits = jax.ShapeDtypeStruct((layout.rows, self._vocab), jnp.float32)
+        sampling = jax.ShapeDtypeStruct((layout.sampling_size,), np.int32)
         key = jax.eval_shape(lambda: jax.random.key(0))
-        lowered = jax.jit(draw, donate_argnums=1).lower(logits, self._last_token(), self._packed(layout), key)
-        self._sample[layout.tokens, variant] = lowered.compile()
+        lowered = jax.jit(draw, donate_argnums=1).lower(logits, self._last_token(), sampling, key)
+        self._sample[layout.rows, variant] = lowered.compile()
 
     def _last_token(self) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct((self._shapes.max_num_seqs + 1,), np.int32)
-
-    def _packed(self, layout: StepLayout) -> jax.ShapeDtypeStruct:
-        return jax.ShapeDtypeStruct((layout.size,), np.int32)
 
 
 def _with_last_tokens(batch: ModelInputBatch, last_token: Array) -> Array:

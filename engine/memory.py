@@ -56,9 +56,7 @@ def _scratch_bytes(config: EngineConfig, model: ModelConfig) -> int:
     return 4 * (config.max_num_batched_tokens * per_token + 4 * config.max_num_seqs * model.vocab_size)
 
 
-def _metadata(
-    config: EngineConfig, model: ModelConfig, num_pages: int, dtype: np.dtype
-) -> PagedAttentionCacheMetaData:
+def _metadata(config: EngineConfig, model: ModelConfig, num_pages: int, dtype: np.dtype) -> PagedAttentionCacheMetaData:
     return PagedAttentionCacheMetaData(
         num_layers=model.num_layers,
         num_pages=num_pages,

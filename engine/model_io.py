@@ -3,6 +3,7 @@
 import math
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -31,12 +32,14 @@ class ModelInputBatch:
     slots: Array
     """i32[rows] where a row's last token is kept; the dump slot where a row samples nothing worth keeping."""
     table: PageTable
-    sampling: SamplingRows
 
 
 @dataclass(frozen=True)
 class StepLayout:
-    """Where each field of a step lies in the packed array, for ``tokens`` tokens and ``rows`` rows."""
+    """Where each field of a step lies in the packed array, for ``tokens`` tokens and ``rows`` rows.
+
+    What the sampler reads comes first and depends on ``rows`` alone, so that buckets with as many rows share samplers.
+    """
 
     tokens: int
     rows: int
@@ -47,18 +50,18 @@ class StepLayout:
         """Offset and shape by name; every field is four bytes an entry."""
         tokens, rows = (self.tokens,), (self.rows,)
         shapes: dict[str, tuple[int, ...]] = {
-            "token_ids": tokens,
-            "positions": tokens,
             "slots": rows,
             "kv_lens": rows,
-            "page_indices": (self.rows, self.pages_per_seq),
-            "cu_q_lens": (self.rows + 1,),
-            "num_seqs": (1,),
             "temperature": rows,
             "top_k": rows,
             "top_p": rows,
             "min_p": rows,
             "seeds": rows,
+            "token_ids": tokens,
+            "positions": tokens,
+            "page_indices": (self.rows, self.pages_per_seq),
+            "cu_q_lens": (self.rows + 1,),
+            "num_seqs": (1,),
         }
         offset, fields = 0, {}
         for name, shape in shapes.items():
@@ -69,10 +72,15 @@ class StepLayout:
     @cached_property
     def size(self) -> int:
         """Entries of the packed array."""
-        offset, shape = list(self.fields.values())[-1]
+        offset, shape = self.fields["num_seqs"]
         return offset + math.prod(shape)
 
-    def view(self, packed: NDArray[np.int32], name: str, dtype: type[np.generic] = np.int32) -> NDArray[np.generic]:
+    @property
+    def sampling_size(self) -> int:
+        """Entries of the part that the sampler reads."""
+        return self.fields["token_ids"][0]
+
+    def view(self, packed: NDArray[np.int32], name: str, dtype: type[np.generic] = np.int32) -> NDArray[Any]:
         """A field of the packed array on the host, writable."""
         offset, shape = self.fields[name]
         return packed[offset : offset + math.prod(shape)].reshape(shape).view(dtype)
@@ -84,28 +92,31 @@ class StepLayout:
         return field if dtype is np.int32 else jax.lax.bitcast_convert_type(field, jnp.dtype(dtype))
 
     def unpack(self, packed: Array) -> ModelInputBatch:
-        """The whole step, inside a compiled function."""
-        kv_lens = self.take(packed, "kv_lens")
+        """What the model reads, inside a compiled function."""
         return ModelInputBatch(
             token_ids=self.take(packed, "token_ids"),
             positions=self.take(packed, "positions"),
             slots=self.take(packed, "slots"),
             table=PageTable(
-                kv_lens=kv_lens,
+                kv_lens=self.take(packed, "kv_lens"),
                 page_indices=self.take(packed, "page_indices"),
                 cu_q_lens=self.take(packed, "cu_q_lens"),
                 num_seqs=self.take(packed, "num_seqs"),
             ),
-            sampling=SamplingRows(
-                temperature=self.take(packed, "temperature", np.float32),
-                top_k=self.take(packed, "top_k"),
-                top_p=self.take(packed, "top_p", np.float32),
-                min_p=self.take(packed, "min_p", np.float32),
-                seeds=self.take(packed, "seeds", np.uint32),
-                # The place of the token to be drawn: its sequence's tokens so far are 0..kv_len-1.
-                positions=kv_lens,
-            ),
         )
+
+    def unpack_sampling(self, packed: Array) -> tuple[Array, SamplingRows]:
+        """What the sampler reads of the first ``sampling_size`` entries: the slots to keep tokens in, and parameters."""
+        rows = SamplingRows(
+            temperature=self.take(packed, "temperature", np.float32),
+            top_k=self.take(packed, "top_k"),
+            top_p=self.take(packed, "top_p", np.float32),
+            min_p=self.take(packed, "min_p", np.float32),
+            seeds=self.take(packed, "seeds", np.uint32),
+            # The place of the token to be drawn: its sequence's tokens so far are 0..kv_len-1.
+            positions=self.take(packed, "kv_lens"),
+        )
+        return self.take(packed, "slots"), rows
 
 
 class ModelIOProcessor:
@@ -162,9 +173,7 @@ class ModelIOProcessor:
         ends[count + 1 :] = plan.num_tokens
         layout.view(packed, "num_seqs")[0] = count
 
-    def _write_sampling(
-        self, layout: StepLayout, packed: NDArray[np.int32], rows: NDArray[np.intp]
-    ) -> SamplingVariant:
+    def _write_sampling(self, layout: StepLayout, packed: NDArray[np.int32], rows: NDArray[np.intp]) -> SamplingVariant:
         buffer, count = self._buffer, len(rows)
         temperature, top_k = buffer.temperature[rows], buffer.top_k[rows]
         top_p, min_p = buffer.top_p[rows], buffer.min_p[rows]

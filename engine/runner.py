@@ -42,8 +42,8 @@ class eSurgeRunner:
         host, variant = self._io.prepare(plan, layout)
         packed = jax.device_put(host)
         forward, draw = self._manager.forward(layout), self._manager.sampler(layout, variant)
-        self._cache, logits = forward(self._manager.weights, self._cache, self._last_token, packed)
-        token_ids, self._last_token = draw(logits, self._last_token, packed, self._key)
+        self._cache, logits, sampling = forward(self._manager.weights, self._cache, self._last_token, packed)
+        token_ids, self._last_token = draw(logits, self._last_token, sampling, self._key)
         token_ids.copy_to_host_async()
         return PendingStep(plan, token_ids)
 

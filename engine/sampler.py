@@ -80,7 +80,8 @@ def truncate(scaled: Array, rows: SamplingRows) -> Array:
     ordered = jnp.where(ordered >= kth, ordered, REMOVED)
     probabilities = jax.nn.softmax(ordered, axis=-1)
     before = jnp.cumsum(probabilities, axis=-1) - probabilities
-    crossing = (before < rows.top_p[:, None]) | (rank == 0)
+    # The sum may round up to 1 before the last token: a row without top-p keeps all of them whatever it says.
+    crossing = (before < rows.top_p[:, None]) | (rank == 0) | (rows.top_p >= 1)[:, None]
     last_kept = jnp.min(jnp.where(crossing, ordered, jnp.inf), axis=-1, keepdims=True)
     floor = ordered[:, :1] + jnp.log(rows.min_p)[:, None]
     return jnp.where(scaled >= jnp.maximum(jnp.maximum(kth, last_kept), floor), scaled, REMOVED)

@@ -1,0 +1,1 @@
+"""The decoder, and how a Hugging Face checkpoint becomes one."""

@@ -1,0 +1,315 @@
+"""InferenceScheduler: a pure machine, driven here with token ids that a test chooses."""
+
+from collections import deque
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from caching.page_manager import HBMPageManager
+from engine.sampling_params import SamplingParams
+from engine.scheduler import InferenceScheduler
+from engine.sequence import Sequence, SequenceStatus
+
+EOS = 0
+
+
+def build_scheduler(*, num_pages=100, page_size=4, max_num_seqs=8, budget=16):
+    """A scheduler over a pool of its own."""
+    pages = HBMPageManager(num_pages)
+    scheduler = InferenceScheduler(
+        pages, page_size=page_size, max_num_seqs=max_num_seqs, max_num_batched_tokens=budget
+    )  # fmt: skip
+    return scheduler, pages
+
+
+def build_sequence(request_id="a", prompt=3, max_tokens=4):
+    """A sequence whose prompt has this many tokens."""
+    return Sequence(request_id, [1] * prompt, SamplingParams(), frozenset({EOS}), max_tokens, seed=0)
+
+
+def land(scheduler, plan, token=7):
+    """Let every row of a plan sample the same token."""
+    return scheduler.update(plan, [token] * plan.num_rows)
+
+
+def run_to_end(scheduler, *, run_ahead=0, token=7):
+    """Plan and land until nothing is left; the outputs by request id."""
+    outputs, in_flight = {}, deque()
+    while scheduler.num_running or scheduler.num_waiting or in_flight:
+        plan = scheduler.plan()
+        if plan is not None:
+            in_flight.append(plan)
+        if plan is None or len(in_flight) > run_ahead:
+            assert in_flight, "nothing planned, nothing in flight, but work is left"
+            for output in land(scheduler, in_flight.popleft(), token):
+                outputs.setdefault(output.request_id, []).append(output)
+        scheduler.check_integrity()
+    return outputs
+
+
+@pytest.mark.parametrize("run_ahead", [0, 1, 3])
+@pytest.mark.parametrize("max_tokens", [1, 2, 5])
+def test_max_tokens_gives_exactly_that_many(max_tokens, run_ahead):
+    """A sequence that meets no stop token gives max_tokens tokens, the last with reason length."""
+    scheduler, _ = build_scheduler()
+    scheduler.add(build_sequence(max_tokens=max_tokens))
+
+    outputs = run_to_end(scheduler, run_ahead=run_ahead)["a"]
+
+    assert [output.token_ids for output in outputs] == [[7]] * max_tokens
+    assert [output.finish_reason for output in outputs] == [None] * (max_tokens - 1) + ["length"]
+
+
+def test_a_sequence_that_will_end_by_length_is_not_planned_again():
+    """With its last token in flight there is nothing to plan for it."""
+    scheduler, _ = build_scheduler()
+    scheduler.add(build_sequence(max_tokens=1))
+
+    assert scheduler.plan() is not None
+    assert scheduler.plan() is None
+
+
+@pytest.mark.parametrize("run_ahead", [0, 1, 2])
+def test_a_first_token_that_is_a_stop_token_ends_it(run_ahead):
+    """EOS right after the prompt gives one token and reason stop; late tokens of run-ahead are dropped."""
+    scheduler, pages = build_scheduler()
+    scheduler.add(build_sequence(max_tokens=9))
+
+    outputs = run_to_end(scheduler, run_ahead=run_ahead, token=EOS)["a"]
+
+    assert [(output.token_ids, output.finish_reason) for output in outputs] == [([EOS], "stop")]
+    assert pages.num_owned == 0
+
+
+def test_decodes_come_first_and_prompts_share_what_is_left():
+    """A step holds a token for each decoding sequence, then chunks of several prompts up to the budget."""
+    scheduler, _ = build_scheduler(budget=8)
+    scheduler.add(build_sequence("decoding", prompt=2))
+    land(scheduler, scheduler.plan())
+    scheduler.add(build_sequence("short", prompt=3))
+    scheduler.add(build_sequence("long", prompt=20))
+
+    plan = scheduler.plan()
+
+    assert [sequence.request_id for sequence in plan.sequences] == ["decoding", "short", "long"]
+    assert (plan.counts, plan.num_decodes, plan.num_tokens) == ([1, 3, 4], 1, 8)
+    assert plan.samples == [True, True, False]
+
+
+def test_the_second_chunk_goes_on_where_the_first_ended():
+    """Chunks of one prompt cover it without gap or overlap, and only the last samples (an ancestor restarted at 0)."""
+    scheduler, _ = build_scheduler(budget=8)
+    scheduler.add(build_sequence(prompt=19))
+
+    plans = [scheduler.plan() for _ in range(3)]
+
+    assert [(plan.starts, plan.counts, plan.samples) for plan in plans] == [
+        ([0], [8], [False]),
+        ([8], [8], [False]),
+        ([16], [3], [True]),
+    ]
+
+
+def test_a_stream_of_prompts_never_starves_a_decode():
+    """While prompts keep the budget full, every step still holds the decoding sequence's token."""
+    scheduler, _ = build_scheduler(budget=8, num_pages=400)
+    scheduler.add(build_sequence("decoding", prompt=2, max_tokens=30))
+    land(scheduler, scheduler.plan())
+
+    for step in range(29):
+        scheduler.add(build_sequence(f"prompt {step}", prompt=30, max_tokens=1))
+        plan = scheduler.plan()
+        assert plan.sequences[0].request_id == "decoding" and plan.num_tokens == 8
+        land(scheduler, plan)
+
+
+def test_a_decode_asks_for_a_page_only_when_it_begins_one():
+    """Steps inside a page take no page (an ancestor took one per slot and step)."""
+    scheduler, pages = build_scheduler(page_size=4)
+    scheduler.add(build_sequence(prompt=3, max_tokens=9))
+    owned = []
+
+    for _ in range(6):
+        land(scheduler, scheduler.plan())
+        owned.append(pages.num_owned)
+
+    assert owned == [1, 1, 2, 2, 2, 2]
+
+
+def test_admission_waits_for_pages_above_the_watermark():
+    """With others running, a prompt is admitted only when it leaves a page free for them to grow into."""
+    scheduler, _ = build_scheduler(num_pages=4, page_size=4)
+    scheduler.add(build_sequence("first", prompt=4))
+    scheduler.add(build_sequence("second", prompt=8))
+
+    plan = scheduler.plan()
+
+    assert [sequence.request_id for sequence in plan.sequences] == ["first"]
+    assert scheduler.num_waiting == 1
+
+
+def test_a_lone_sequence_may_take_the_whole_pool():
+    """The watermark holds nobody back who runs alone."""
+    scheduler, pages = build_scheduler(num_pages=4, page_size=4)
+    scheduler.add(build_sequence(prompt=12, max_tokens=1))
+
+    assert run_to_end(scheduler)["a"][-1].finish_reason == "length"
+    assert pages.num_free == 3
+
+
+def test_shortage_preempts_the_newest_which_resumes_first():
+    """The oldest keeps its pages; the newest goes back to the head of the queue and later recomputes all it had."""
+    scheduler, _ = build_scheduler(num_pages=5, page_size=2, budget=16)
+    old, new = build_sequence("old", prompt=2, max_tokens=6), build_sequence("new", prompt=2, max_tokens=6)
+    scheduler.add(old)
+    scheduler.add(new)
+    scheduler.add(build_sequence("waiting", prompt=2, max_tokens=1))
+    while not scheduler.preemptions:
+        land(scheduler, scheduler.plan())
+
+    assert (old.status, new.status) == (SequenceStatus.RUNNING, SequenceStatus.WAITING)
+    assert not new.pages and new.num_computed_tokens == 0
+    known = len(new.output_token_ids)
+    resumed = scheduler.plan()
+    while new not in resumed.sequences:
+        land(scheduler, resumed)
+        resumed = scheduler.plan()
+    land(scheduler, resumed)
+    row = resumed.sequences.index(new)
+    assert resumed.starts[row] == 0
+    assert resumed.counts[row] == 2 + known
+    run_to_end(scheduler)
+    assert len(new.output_token_ids) == 6
+
+
+def test_a_victim_with_a_token_in_flight_is_held_until_it_lands():
+    """Preemption waits for tokens in flight, and the victim is planned no further meanwhile."""
+    scheduler, _ = build_scheduler(num_pages=5, page_size=2)
+    old, new = build_sequence("old", prompt=2, max_tokens=6), build_sequence("new", prompt=2, max_tokens=6)
+    scheduler.add(old)
+    scheduler.add(new)
+    in_flight = deque([scheduler.plan(), scheduler.plan(), scheduler.plan()])
+
+    while new.status is SequenceStatus.RUNNING:
+        held = scheduler.plan()
+        assert held is None or new not in held.sequences
+        if held:
+            in_flight.append(held)
+        land(scheduler, in_flight.popleft())
+
+    assert new.num_in_flight == 0 and scheduler.preemptions == 1
+    assert old.status is SequenceStatus.RUNNING
+
+
+def test_a_late_token_does_not_reach_the_slots_next_owner():
+    """A sequence ended with a step in flight; the one that takes its slot gets only its own tokens and pages."""
+    scheduler, _ = build_scheduler(max_num_seqs=1)
+    scheduler.add(build_sequence("gone", max_tokens=9))
+    late = scheduler.plan()
+    assert scheduler.finish("gone")
+    successor = build_sequence("successor")
+    scheduler.add(successor)
+    plan = scheduler.plan()
+
+    assert scheduler.update(late, [5]) == []
+    assert successor.output_token_ids == [] and successor.pages
+    assert [output.token_ids for output in scheduler.update(plan, [6])] == [[6]]
+    assert plan.released == [late.sequences[0]] and plan.admitted == [successor]
+
+
+def test_finishing_twice_or_what_is_unknown_changes_nothing():
+    """finish answers False for a sequence that is not here."""
+    scheduler, _ = build_scheduler()
+    scheduler.add(build_sequence())
+
+    assert [scheduler.finish("a"), scheduler.finish("a"), scheduler.finish("b")] == [True, False, False]
+    assert scheduler.plan() is None
+
+
+sequences = st.tuples(st.integers(1, 20), st.integers(1, 12))
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    num_pages=st.integers(10, 40),
+    page_size=st.integers(1, 5),
+    max_num_seqs=st.integers(1, 6),
+    extra_budget=st.integers(0, 12),
+    run_ahead=st.integers(0, 3),
+    data=st.data(),
+)
+def test_any_history_finishes_every_sequence_and_loses_nothing(
+    num_pages, page_size, max_num_seqs, extra_budget, run_ahead, data
+):
+    """Random arrivals, plans, landings and aborts: integrity after each, and everyone ends with exactly their tokens.
+
+    Each sampled token is a function of the sequence and the position it is drawn for, so a token that
+    lands in the wrong place, twice or not at all is seen.
+    """
+    scheduler, pages = build_scheduler(
+        num_pages=num_pages, page_size=page_size, max_num_seqs=max_num_seqs, budget=max_num_seqs + extra_budget
+    )
+    capacity = pages.num_total * page_size
+    in_flight, alive, ended, received = deque(), {}, {}, {}
+
+    def admit(number):
+        prompt, max_tokens = data.draw(sequences)
+        prompt = min(prompt, capacity - 1)
+        sequence = build_sequence(f"{number}", prompt, min(max_tokens, capacity - prompt))
+        alive[sequence.request_id] = sequence
+        received[sequence.request_id] = []
+        scheduler.add(sequence)
+
+    def plan():
+        made = scheduler.plan()
+        if made is not None:
+            check_plan(made)
+            in_flight.append(made)
+        return made
+
+    def check_plan(made):
+        assert 0 < made.num_tokens == sum(made.counts) <= max_num_seqs + extra_budget
+        assert len({id(sequence) for sequence in made.sequences}) == made.num_rows <= max_num_seqs
+        assert made.counts[: made.num_decodes] == [1] * made.num_decodes
+        for sequence, start, count in zip(made.sequences, made.starts, made.counts, strict=True):
+            assert start + count <= len(sequence.pages) * page_size
+            assert start + count <= sequence.num_total_tokens
+
+    def land_oldest():
+        made = in_flight.popleft()
+        tokens = [
+            1000 * int(sequence.request_id) + start + count
+            for sequence, start, count in zip(made.sequences, made.starts, made.counts, strict=True)
+        ]
+        for output in scheduler.update(made, tokens):
+            received[output.request_id] += output.token_ids
+            if output.finish_reason:
+                ended[output.request_id] = alive.pop(output.request_id)
+
+    for number in range(data.draw(st.integers(1, 12))):
+        admit(number)
+        for action in data.draw(st.lists(st.sampled_from(["step", "plan", "land", "abort"]), max_size=6)):
+            if action in ("step", "plan") and len(in_flight) <= run_ahead:
+                plan()
+            elif action == "land" and in_flight:
+                land_oldest()
+            elif action == "abort" and alive:
+                request_id = data.draw(st.sampled_from(sorted(alive)))
+                assert scheduler.finish(request_id)
+                del alive[request_id], received[request_id]
+            scheduler.check_integrity()
+
+    for _ in range(2000):
+        if not alive and not in_flight:
+            break
+        if len(in_flight) > run_ahead or plan() is None:
+            assert in_flight, "stuck"
+            land_oldest()
+        scheduler.check_integrity()
+
+    assert not alive and pages.num_owned == 0
+    for request_id, sequence in ended.items():
+        prompt = len(sequence.prompt_token_ids)
+        expected = [1000 * int(request_id) + prompt + n for n in range(sequence.max_tokens)]
+        assert received[request_id] == sequence.output_token_ids == expected
