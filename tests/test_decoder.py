@@ -1,0 +1,71 @@
+"""The decoder against transformers on torch: goldens by scripts/make_goldens, attention by the book."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from checkpoints import VARIANTS, build_checkpoint
+from flax import nnx
+from jax import Array
+
+from engine.models.decoder import Decoder
+from engine.models.families import read_model_config
+from engine.models.weights import load_decoder
+
+GOLDENS = Path(__file__).parent / "goldens"
+TOLERANCE = 1e-4
+
+
+def attend_densely(cache: None, q: Array, k: Array, v: Array, window: int | None) -> tuple[None, Array]:
+    """Causal attention over [batch, length, heads, head_dim]: each query sees the last ``window`` keys, its own included."""
+    group = q.shape[2] // k.shape[2]
+    keys, values = jnp.repeat(k, group, axis=2), jnp.repeat(v, group, axis=2)
+    positions = np.arange(q.shape[1])
+    distance = positions[:, None] - positions
+    visible = (distance >= 0) & (distance < (window or len(positions)))
+    scores = jnp.einsum("bqhd,bkhd->bhqk", q, keys) / q.shape[-1] ** 0.5
+    weights = jax.nn.softmax(jnp.where(visible[None, None], scores, -jnp.inf), axis=-1)
+    return cache, jnp.einsum("bhqk,bkhd->bqhd", weights, values)
+
+
+def compute_logprobs(decoder: Decoder, sequences: list[list[int]]) -> np.ndarray:
+    """f32[sequence, position, vocab]; causal attention keeps the padding on the right out of it."""
+    length = max(map(len, sequences))
+    token_ids = np.array([sequence + [0] * (length - len(sequence)) for sequence in sequences], np.int32)
+    positions = np.broadcast_to(np.arange(length, dtype=np.int32), token_ids.shape)
+
+    @nnx.jit
+    def forward(decoder: Decoder, token_ids: Array, positions: Array) -> Array:
+        caches = [None] * decoder.config.num_layers
+        _, hidden = decoder(token_ids, positions, caches, attend_densely)
+        return jax.nn.log_softmax(decoder.logits(hidden), axis=-1)
+
+    return np.asarray(forward(decoder, jnp.asarray(token_ids), jnp.asarray(positions)))
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_decoder_agrees_with_transformers(tmp_path: Path, variant: str) -> None:
+    """Each family's decoder takes transformers' greedy path, with its log-probabilities."""
+    directory = build_checkpoint(tmp_path, variant)
+    cases: list[dict[str, Any]] = json.loads((GOLDENS / f"{variant}.json").read_text())["cases"]
+    decoder = load_decoder(directory, read_model_config(directory), jnp.float32, progress=lambda done, total: None)
+
+    computed = compute_logprobs(decoder, [case["prompt"] + case["tokens"] for case in cases])
+
+    for case, logprobs in zip(cases, computed, strict=True):
+        start = len(case["prompt"]) - 1
+        path = logprobs[start : start + len(case["tokens"])]
+        assert path.argmax(axis=-1).tolist() == case["tokens"]
+        np.testing.assert_allclose(path.max(axis=-1), case["logprobs"], rtol=0, atol=TOLERANCE)
+        for top in case["top"]:
+            likeliest = path[top["position"], top["token_ids"]]
+            np.testing.assert_allclose(likeliest, top["logprobs"], rtol=0, atol=TOLERANCE)
+
+
+def test_goldens_are_of_all_variants() -> None:
+    """There is a golden for each checkpoint and no other."""
+    assert {path.stem for path in GOLDENS.glob("*.json")} == set(VARIANTS)
