@@ -148,4 +148,4 @@ def _in_plain_words(message: str) -> str:
     what, _, path = message.partition(" - at `$.")
     if not path:
         return message
-    return f"{path.rstrip('`')}: {what[0].lower()}{what[1:]}".replace("`", "")
+    return f"{path.rstrip('`')}: {what[0].lower()}{what[1:]}".replace("`", "").replace("array", "list")

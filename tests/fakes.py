@@ -26,7 +26,7 @@ class FakeTokenizer:
         )
 
     def decode(self, token_ids: Tokens[int]) -> str:
-        return bytes(filter(self.is_visible, token_ids)).decode(errors="replace")
+        return bytes([token_id for token_id in token_ids if self.is_visible(token_id)]).decode(errors="replace")
 
     def is_visible(self, token_id: int) -> bool:
         return token_id < EOS

@@ -1,0 +1,59 @@
+"""Stop strings end the text before them and never show a part of themselves."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from driver.stop_strings import StopStrings
+
+STOPS = st.lists(st.text("abc", min_size=1, max_size=4), max_size=4)
+
+
+def brute_force(stops: list[str], text: str) -> tuple[str, bool]:
+    """The text before the first stop string to be complete, found a character at a time."""
+    for end in range(len(text) + 1):
+        starts = [end - len(stop) for stop in stops if text[:end].endswith(stop)]
+        if starts:
+            return text[: min(starts)], True
+    return text, False
+
+
+@given(stops=STOPS, pieces=st.lists(st.text("abcd", max_size=5), max_size=12))
+def test_the_cut_is_where_a_search_of_the_whole_text_finds_it(stops: list[str], pieces: list[str]) -> None:
+    """However the text comes in pieces, what is shown is the text before the first stop string to be complete."""
+    matcher = StopStrings(stops)
+    shown = ""
+
+    for piece in pieces:
+        shown += matcher.add(piece)
+        if matcher.matched:
+            break
+    shown += matcher.flush()
+
+    assert (shown, matcher.matched) == brute_force(stops, "".join(pieces))
+
+
+@given(stops=STOPS, pieces=st.lists(st.text("abcd", max_size=5), max_size=12))
+def test_no_more_is_held_than_could_begin_a_stop_string(stops: list[str], pieces: list[str]) -> None:
+    """What is held back is always the longest end of the text that a stop string begins with."""
+    matcher = StopStrings(stops)
+    text = shown = ""
+
+    for piece in pieces:
+        text += piece
+        shown += matcher.add(piece)
+        if matcher.matched:
+            return
+        begins = [n for stop in stops for n in range(len(stop)) if text.endswith(stop[:n])]
+
+        assert len(text) - len(shown) == max(begins, default=0)
+
+
+@pytest.mark.parametrize("stop", ["END", "\n\n"])
+def test_a_part_of_a_stop_string_is_shown_once_it_is_none(stop: str) -> None:
+    """The beginning of a stop string is held, and shown when the text goes on otherwise."""
+    matcher = StopStrings([stop])
+
+    assert matcher.add("x" + stop[:-1]) == "x"
+    assert matcher.add("y") == stop[:-1] + "y"
+    assert not matcher.matched

@@ -1,0 +1,117 @@
+"""Text to ids by the files of a model directory, and refusals that say what is wrong with them."""
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tokenizer_files import build_byte_level, write_tokenizer
+
+from driver.errors import InvalidRequest
+from driver.tokenizer import HuggingFaceTokenizer
+from engine.errors import ConfigurationError
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A directory with a byte-level tokenizer and a chat template."""
+    return write_tokenizer(tmp_path_factory.mktemp("model"), build_byte_level())
+
+
+@pytest.fixture(scope="module")
+def tokenizer(directory: Path) -> HuggingFaceTokenizer:
+    """The tokenizer of that directory."""
+    return HuggingFaceTokenizer(directory)
+
+
+def message(role: Any = "user", content: Any = "hi") -> dict[str, Any]:
+    """A good message, unless said otherwise."""
+    return {"role": role, "content": content}
+
+
+def test_text_survives_the_way_there_and_back(tokenizer: HuggingFaceTokenizer) -> None:
+    """Decoding what encoding gave is the text, spaces before punctuation included."""
+    text = " The fox , the 'fox' n't  😀\n"
+
+    assert tokenizer.decode(tokenizer.encode(text)) == text
+
+
+def test_special_tokens_are_no_text(tokenizer: HuggingFaceTokenizer) -> None:
+    """Special ids and ids that the vocabulary lacks are invisible, and decode to nothing."""
+    end = tokenizer.encode("<|end|>")
+    assert len(end) == 1
+
+    assert tokenizer.decode([*end, *tokenizer.encode("fox"), *end]) == "fox"
+    assert not tokenizer.is_visible(end[0]) and not tokenizer.is_visible(100_000)
+    assert tokenizer.is_visible(tokenizer.encode("f")[0])
+
+
+def test_a_chat_goes_through_the_template(tokenizer: HuggingFaceTokenizer) -> None:
+    """The ids of a conversation are those of the rendered template, up to where the assistant speaks."""
+    token_ids = tokenizer.apply_chat_template([message("user", "hi"), message("assistant", "ho"), message("user", "?")])
+
+    assert token_ids == tokenizer.encode("<|user|>hi<|end|><|assistant|>ho<|end|><|user|>?<|end|><|assistant|>")
+
+
+@pytest.mark.parametrize(
+    ("messages", "complaint"),
+    [
+        ([], "at least one message"),
+        ("hi", "at least one message"),
+        (["hi"], "messages[0] must have role and content"),
+        ([message(), {"role": "user"}], "messages[1] must have role and content"),
+        ([message() | {"tool_calls": []}], "nothing else"),
+        ([message(role="boss")], "role must be one of system"),
+        ([message(role=["user"])], "role must be one of system"),
+        ([message(content=None)], "content must be a string, not NoneType"),
+        ([message(content=[{"type": "text"}])], "content must be a string, not list"),
+        ([message(content="\ud83d")], "surrogate"),
+        ([message(role="tool")], "refuses these messages: no tools here"),
+    ],
+)
+def test_bad_messages_are_the_clients(tokenizer: HuggingFaceTokenizer, messages: Any, complaint: str) -> None:
+    """Messages that are none, or that the template refuses, are an InvalidRequest that names the problem."""
+    with pytest.raises(InvalidRequest) as error:
+        tokenizer.apply_chat_template(messages)
+
+    assert complaint in str(error.value)
+
+
+def test_half_a_surrogate_pair_is_the_clients(tokenizer: HuggingFaceTokenizer) -> None:
+    """A prompt that no UTF-8 can carry is refused, with the place."""
+    with pytest.raises(InvalidRequest, match="character 2"):
+        tokenizer.encode("ab\ud83d")
+
+
+def test_a_model_without_chat_template_refuses_messages(tmp_path: Path) -> None:
+    """Without a chat template, messages are refused with a word on what to send instead."""
+    tokenizer = HuggingFaceTokenizer(write_tokenizer(tmp_path, build_byte_level(), chat_template=None))
+
+    with pytest.raises(InvalidRequest, match="no chat template: send a prompt"):
+        tokenizer.apply_chat_template([message()])
+
+
+def test_a_directory_without_tokenizer_is_a_configuration_error(tmp_path: Path) -> None:
+    """A directory that holds no tokenizer.json is named, and so is the file."""
+    with pytest.raises(ConfigurationError, match=f"{tmp_path} has no tokenizer.json"):
+        HuggingFaceTokenizer(tmp_path)
+
+
+@pytest.mark.parametrize("content", ["", "{", '{"version": "1.0"}'])
+def test_a_broken_tokenizer_file_is_a_configuration_error(tmp_path: Path, content: str) -> None:
+    """A tokenizer.json that cannot be read is a ConfigurationError that names the directory."""
+    write_tokenizer(tmp_path, build_byte_level())
+    (tmp_path / "tokenizer.json").write_text(content)
+
+    with pytest.raises(ConfigurationError, match="cannot be read"):
+        HuggingFaceTokenizer(tmp_path)
+
+
+def test_loading_prints_nothing(directory: Path) -> None:
+    """A daemon that needs no PyTorch is not told that it is missing."""
+    code = f"from pathlib import Path; from driver.tokenizer import *; HuggingFaceTokenizer(Path({str(directory)!r}))"
+
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+
+    assert run.stdout + run.stderr == ""
