@@ -199,4 +199,4 @@ def _write_safetensors(path: Path, tensors: Tensors, stored: str) -> None:
 def _encode(array: NDArray[np.float32], stored: str) -> tuple[str, bytes]:
     if stored == "bfloat16":
         return "BF16", (array.view(np.uint32) >> 16).astype(np.uint16).tobytes()
-    return {"float32": "F32", "float16": "F16"}[stored], array.astype(stored).tobytes()
+    return {"float32": "F32", "float16": "F16", "int8": "I8"}[stored], array.astype(stored).tobytes()

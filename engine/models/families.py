@@ -7,7 +7,7 @@ fixes whatever config.json says. Keys mean what they mean to transformers 5; its
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import msgspec
 
@@ -43,13 +43,16 @@ FAMILIES = {
     "qwen3": Family("Qwen3ForCausalLM", defaults={"head_dim": 128}, fixed={"mlp_bias": False}, qk_norm=True),
 }
 
+DTYPES = (None, "float32", "float16", "bfloat16")
 SUPPORTED_VALUES: dict[str, tuple[Any, ...]] = {
     "hidden_act": ("silu", "swish"),
     "quantization_config": (None,),
     "compression_config": (None,),
-    "partial_rotary_factor": (None, 1),
+    "partial_rotary_factor": (1, None),
+    "dtype": DTYPES,
+    "torch_dtype": DTYPES,
 }
-"""Keys under which a checkpoint may ask for something else, and all that the decoder can give."""
+"""Keys under which a checkpoint may ask for something else, and all that there is: the default first."""
 
 
 _ROPE_KEYS: dict[str, tuple[str, ...]] = {
@@ -59,7 +62,14 @@ _ROPE_KEYS: dict[str, tuple[str, ...]] = {
 }
 """The rope types served, and what each must be told; the keys are also RopeConfig's."""
 
-Dtype = Literal["float32", "float16", "bfloat16"]
+LAYER_TYPES = ("full_attention", "sliding_attention")
+
+
+class _Kind(msgspec.Struct):
+    """The keys of ``config.json`` that tell the family."""
+
+    model_type: str | None = None
+    architectures: list[str] | None = None
 
 
 class _Rope(msgspec.Struct):
@@ -101,14 +111,14 @@ class _Fields(msgspec.Struct):
     use_sliding_window: bool = False
     sliding_window: Count | None = 4096
     max_window_layers: int = 28
-    layer_types: list[Literal["full_attention", "sliding_attention"]] | None = None
+    layer_types: list[str] | None = None
     rope_theta: Positive | None = None
     rope_scaling: _Rope | None = None
     rope_parameters: _Rope | None = None
     original_max_position_embeddings: Count | None = None
     eos_token_id: int | list[int] | None = None
-    dtype: Dtype | None = None
-    torch_dtype: Dtype | None = None
+    dtype: str | None = None
+    torch_dtype: str | None = None
 
 
 class _UnsupportedError(Exception):
@@ -143,21 +153,27 @@ def _require(holds: bool, message: str) -> None:
 
 
 def _family(given: dict[str, Any]) -> Family:
+    kind = msgspec.convert(given, _Kind)
     supported = ", ".join(f"{model_type} ({family.architecture})" for model_type, family in FAMILIES.items())
-    model_type, architectures = given.get("model_type"), given.get("architectures")
-    _require(model_type in FAMILIES, f"model_type {model_type!r} is not supported; supported are {supported}")
-    family = FAMILIES[str(model_type)]
+    family = FAMILIES.get(kind.model_type or "")
+    if family is None:
+        raise _UnsupportedError(f"model_type {kind.model_type!r} is not supported; supported are {supported}")
     _require(
-        not architectures or family.architecture in architectures,
-        f"architectures {architectures!r} are not supported; supported are {supported}",
+        not kind.architectures or family.architecture in kind.architectures,
+        f"architectures {kind.architectures} are not supported; supported are {supported}",
     )
     return family
 
 
 def _refuse_unsupported(given: dict[str, Any]) -> None:
-    for key, allowed in SUPPORTED_VALUES.items():
-        value = given.get(key, allowed[0])
-        _require(value in allowed, f"{key} {_brief(value)} is not supported; supported are {_listed(allowed)}")
+    for key, supported in SUPPORTED_VALUES.items():
+        _require_one_of(key, given.get(key, supported[0]), supported)
+
+
+def _require_one_of(key: str, value: object, supported: tuple[Any, ...]) -> None:
+    shown = repr(value) if len(repr(value)) <= 80 else repr(value)[:80] + "..."
+    named = ", ".join(str(other) for other in supported if other is not None) or "none"
+    _require(value in supported, f"{key} {shown} is not supported; supported: {named}")
 
 
 def _model_config(family: Family, fields: _Fields, eos_token_ids: tuple[int, ...]) -> ModelConfig:
@@ -199,14 +215,10 @@ def _rope(fields: _Fields) -> RopeConfig:
         rope.full_attention is None and rope.sliding_attention is None,
         "rope parameters that differ by layer type are not supported; supported is one set for all layers",
     )
-    _require(
-        rope.partial_rotary_factor in SUPPORTED_VALUES["partial_rotary_factor"],
-        f"partial_rotary_factor {rope.partial_rotary_factor} is not supported; supported is 1",
-    )
+    partial = rope.partial_rotary_factor
+    _require_one_of("partial_rotary_factor", partial, SUPPORTED_VALUES["partial_rotary_factor"])
     scaling = rope.rope_type or rope.type or "default"
-    _require(
-        scaling in _ROPE_KEYS, f"rope type {scaling!r} is not supported; supported are {_listed(tuple(_ROPE_KEYS))}"
-    )
+    _require_one_of("rope type", scaling, tuple(_ROPE_KEYS))
     values = {key: getattr(rope, key) for key in _ROPE_KEYS[scaling]}
     for key, value in values.items():
         _require(value is not None, f"rope type {scaling!r} needs {key}")
@@ -232,6 +244,8 @@ def _sliding_windows(fields: _Fields) -> tuple[int | None, ...]:
     if fields.layer_types is None:
         slides = [layer >= fields.max_window_layers for layer in range(layers)]
     else:
+        for layer_type in fields.layer_types:
+            _require_one_of("layer_types", layer_type, LAYER_TYPES)
         slides = [layer_type == "sliding_attention" for layer_type in fields.layer_types]
         _require(len(slides) == layers, f"layer_types has {len(slides)} entries for {layers} layers")
     window = fields.sliding_window if fields.use_sliding_window else None
@@ -250,12 +264,3 @@ def _eos_token_ids(directory: Path, fields: _Fields) -> tuple[int, ...]:
     if eos is None:
         return ()
     return tuple(eos) if isinstance(eos, list) else (eos,)
-
-
-def _brief(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= 80 else text[:80] + "..."
-
-
-def _listed(values: tuple[Any, ...]) -> str:
-    return ", ".join("none" if value is None else str(value) for value in values)

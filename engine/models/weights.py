@@ -103,7 +103,7 @@ def _verify_tied(checkpoint: Checkpoint, rows: int) -> None:
     """Raises ConfigurationError where a head is stored beside the embedding that it is said to be."""
     same = checkpoint.shape(HEAD) == checkpoint.shape(EMBEDDING)
     for start in range(0, rows if same else 0, COMPARED_ROWS):
-        block = (slice(start, start + COMPARED_ROWS), slice(None))
+        block = (slice(start, min(start + COMPARED_ROWS, rows)), slice(None))
         same = same and np.array_equal(checkpoint.read(EMBEDDING, block), checkpoint.read(HEAD, block))
     if not same:
         raise ConfigurationError(

@@ -1,0 +1,346 @@
+"""What each family's config.json comes down to, and what is refused."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from checkpoints import LLAMA, LLAMA3_ROPE, MISTRAL, QWEN2, QWEN3, SIZES
+
+from engine.errors import ConfigurationError
+from engine.models.config import ModelConfig, RopeConfig
+from engine.models.families import read_model_config
+
+CONFIGS = {"llama": LLAMA, "mistral": MISTRAL, "qwen2": QWEN2, "qwen3": QWEN3}
+
+
+def build_model(directory: Path, family: str = "llama", *, without: tuple[str, ...] = (), **overrides: Any) -> Path:
+    """A directory with a config.json and something that looks like weights."""
+    config = {key: value for key, value in {**CONFIGS[family], **overrides}.items() if key not in without}
+    directory.mkdir(exist_ok=True)
+    (directory / "config.json").write_text(json.dumps(config))
+    (directory / "model.safetensors").touch()
+    return directory
+
+
+def build_config(**overrides: Any) -> ModelConfig:
+    """What the sizes of the tiny checkpoints come down to."""
+    sizes: dict[str, Any] = {
+        "vocab_size": 144,
+        "hidden_size": 48,
+        "intermediate_size": 80,
+        "num_layers": 3,
+        "num_heads": 4,
+        "num_kv_heads": 2,
+        "head_dim": 12,
+        "max_position": 64,
+        "rms_norm_eps": 1e-5,
+        "eos_token_ids": (2,),
+    }
+    return ModelConfig(**{**sizes, **overrides})
+
+
+FAMILY_ROWS = [
+    ("llama", {}, {}),
+    ("llama", {"head_dim": 32}, {"head_dim": 32}),
+    ("llama", {"attention_bias": True}, {"qkv_bias": True, "output_bias": True}),
+    ("llama", {"mlp_bias": True}, {"mlp_bias": True}),
+    ("llama", {"tie_word_embeddings": True}, {"tied_embeddings": True}),
+    ("llama", {"num_key_value_heads": None}, {"num_kv_heads": 4}),
+    ("llama", {"sliding_window": 8, "use_sliding_window": True, "max_window_layers": 0}, {}),
+    ("mistral", {}, {"sliding_windows": (4096,) * 3}),
+    ("mistral", {"sliding_window": 8}, {"sliding_windows": (8,) * 3}),
+    ("mistral", {"sliding_window": None}, {}),
+    ("mistral", {"sliding_window": None, "attention_bias": True}, {}),
+    ("qwen2", {}, {"qkv_bias": True}),
+    ("qwen2", {"sliding_window": 8, "max_window_layers": 0}, {"qkv_bias": True}),
+    (
+        "qwen2",
+        {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 2},
+        {"qkv_bias": True, "sliding_windows": (None, None, 8)},
+    ),
+    ("qwen2", {"use_sliding_window": True, "sliding_window": 8}, {"qkv_bias": True}),
+    (
+        "qwen2",
+        {
+            "use_sliding_window": True,
+            "sliding_window": 8,
+            "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+        },
+        {"qkv_bias": True, "sliding_windows": (8, None, 8)},
+    ),
+    ("qwen3", {}, {"qk_norm": True, "head_dim": 16}),
+    (
+        "qwen3",
+        {"attention_bias": True, "use_sliding_window": True, "sliding_window": 8, "max_window_layers": 1},
+        {
+            "qk_norm": True,
+            "head_dim": 16,
+            "qkv_bias": True,
+            "output_bias": True,
+            "sliding_windows": (None, 8, 8),
+        },
+    ),
+]
+
+
+@pytest.mark.parametrize(("family", "given", "expected"), FAMILY_ROWS)
+def test_each_family_reads_its_keys(
+    tmp_path: Path, family: str, given: dict[str, Any], expected: dict[str, Any]
+) -> None:
+    """A family's config.json comes down to the decoder that transformers would build from it."""
+    directory = build_model(tmp_path, family, **given)
+
+    config = read_model_config(directory)
+
+    assert config == build_config(**expected)
+
+
+@pytest.mark.parametrize(
+    ("family", "missing", "expected"),
+    [
+        ("llama", "num_key_value_heads", {"num_kv_heads": 4}),
+        ("llama", "rms_norm_eps", {"rms_norm_eps": 1e-6}),
+        ("llama", "eos_token_id", {"eos_token_ids": (2,)}),
+        ("llama", "hidden_act", {}),
+        ("llama", "architectures", {}),
+        ("qwen2", "eos_token_id", {"qkv_bias": True, "eos_token_ids": ()}),
+        ("qwen3", "head_dim", {"qk_norm": True, "head_dim": 128}),
+    ],
+)
+def test_a_missing_key_means_what_transformers_assumes(
+    tmp_path: Path, family: str, missing: str, expected: dict[str, Any]
+) -> None:
+    """A key that config.json leaves out has the default of its family in transformers."""
+    directory = build_model(tmp_path, family, without=(missing,))
+
+    config = read_model_config(directory)
+
+    assert config == build_config(**expected)
+
+
+def test_mistral_without_kv_heads_has_eight(tmp_path: Path) -> None:
+    """Mistral's default number of kv heads is 8, not the number of heads."""
+    directory = build_model(tmp_path, "mistral", without=("num_key_value_heads",), num_attention_heads=16, head_dim=4)
+
+    config = read_model_config(directory)
+
+    assert (config.num_heads, config.num_kv_heads) == (16, 8)
+
+
+LLAMA3 = RopeConfig(
+    theta=5e5, scaling="llama3", factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position=32
+)
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({}, RopeConfig()),
+        ({"rope_theta": 1e6}, RopeConfig(theta=1e6)),
+        ({"rope_theta": 1000000, "rope_scaling": None}, RopeConfig(theta=1e6)),
+        ({"rope_parameters": {"rope_type": "default", "rope_theta": 1e6}}, RopeConfig(theta=1e6)),
+        ({"rope_parameters": {"rope_theta": 1e6}, "rope_theta": 5e5}, RopeConfig(theta=1e6)),
+        ({"rope_theta": 5e5, "rope_scaling": {"rope_type": "llama3", **LLAMA3_ROPE}}, LLAMA3),
+        ({"rope_parameters": {"rope_type": "llama3", "rope_theta": 5e5, **LLAMA3_ROPE}}, LLAMA3),
+    ],
+)
+def test_rope_is_read_in_both_spellings(tmp_path: Path, given: dict[str, Any], expected: RopeConfig) -> None:
+    """rope_theta with rope_scaling (transformers 4) and rope_parameters (5) say the same thing."""
+    directory = build_model(tmp_path, **given)
+
+    config = read_model_config(directory)
+
+    assert config.rope == expected
+
+
+@pytest.mark.parametrize("spelling", [{"type": "linear"}, {"rope_type": "linear"}])
+def test_linear_scaling_stretches_the_context(tmp_path: Path, spelling: dict[str, str]) -> None:
+    """Under linear scaling max_position_embeddings is the length before it: the context is factor times that."""
+    directory = build_model(tmp_path, rope_scaling={**spelling, "factor": 2.5})
+
+    config = read_model_config(directory)
+
+    assert config.rope == RopeConfig(scaling="linear", factor=2.5)
+    assert config.max_position == 160
+
+
+@pytest.mark.parametrize(("beside", "inside", "expected"), [(None, 32, 32), (16, 32, 16), (None, None, 64)])
+def test_llama3_finds_its_original_context(
+    tmp_path: Path, beside: int | None, inside: int | None, expected: int
+) -> None:
+    """original_max_position_embeddings counts beside the rope, then inside it, then the context itself."""
+    rope = {"rope_type": "llama3", **LLAMA3_ROPE, "original_max_position_embeddings": inside}
+    directory = build_model(tmp_path, rope_scaling=rope, original_max_position_embeddings=beside)
+
+    config = read_model_config(directory)
+
+    assert config.rope.original_max_position == expected
+
+
+@pytest.mark.parametrize("key", ["dtype", "torch_dtype"])
+def test_the_checkpoints_dtype_is_read_in_both_spellings(tmp_path: Path, key: str) -> None:
+    """torch_dtype (transformers 4) and dtype (5) name the checkpoint's dtype."""
+    directory = build_model(tmp_path, **{key: "bfloat16"})
+
+    config = read_model_config(directory)
+
+    assert config.dtype == "bfloat16"
+
+
+@pytest.mark.parametrize(
+    ("generation", "eos_token_id", "expected"),
+    [
+        ({"eos_token_id": [5, 6]}, 2, (5, 6)),
+        ({"eos_token_id": 5}, 2, (5,)),
+        ({"eos_token_id": 0}, 2, (0,)),
+        ({"temperature": 0.6}, [2, 3], (2, 3)),
+        (None, [2, 3], (2, 3)),
+        (None, 7, (7,)),
+        (None, None, ()),
+    ],
+)
+def test_eos_ids_come_from_the_generation_config_first(
+    tmp_path: Path, generation: dict[str, Any] | None, eos_token_id: Any, expected: tuple[int, ...]
+) -> None:
+    """generation_config.json's eos_token_id, one or several, counts before config.json's."""
+    directory = build_model(tmp_path, eos_token_id=eos_token_id)
+    if generation is not None:
+        (directory / "generation_config.json").write_text(json.dumps(generation))
+
+    config = read_model_config(directory)
+
+    assert config.eos_token_ids == expected
+
+
+def test_a_config_that_transformers_wrote_reads_the_same(tmp_path: Path) -> None:
+    """The config.json of transformers' own save_pretrained comes down to what its class was given."""
+    from transformers import LlamaConfig, MistralConfig, Qwen2Config, Qwen3Config
+
+    sizes = {key: value for key, value in SIZES.items() if key != "bos_token_id"}
+    written = {
+        "llama": (LlamaConfig(**sizes), {}),
+        "mistral": (MistralConfig(**sizes, sliding_window=8), {"sliding_windows": (8,) * 3}),
+        "qwen2": (
+            Qwen2Config(**sizes, use_sliding_window=True, sliding_window=8, max_window_layers=2),
+            {"qkv_bias": True, "sliding_windows": (None, None, 8)},
+        ),
+        "qwen3": (
+            Qwen3Config(**sizes, head_dim=16, rope_parameters={"rope_type": "default", "rope_theta": 1e6}),
+            {"qk_norm": True, "head_dim": 16, "rope": RopeConfig(theta=1e6)},
+        ),
+    }
+
+    for family, (config, expected) in written.items():
+        directory = tmp_path / family
+        config.save_pretrained(directory)
+        (directory / "model.safetensors").touch()
+        assert read_model_config(directory) == build_config(**expected)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"model_type": "gemma3"}, "model_type 'gemma3' is not supported; supported are llama .* qwen3"),
+        ({"model_type": None}, "model_type None is not supported"),
+        ({"model_type": ["llama"]}, "model_type"),
+        ({"architectures": "LlamaForCausalLM"}, "architectures"),
+        ({"architectures": ["LlamaForSequenceClassification"]}, "LlamaForSequenceClassification.* supported are"),
+        ({"hidden_act": "gelu"}, "hidden_act 'gelu' is not supported; supported: silu, swish"),
+        ({"quantization_config": {"quant_method": "awq"}}, "quantization_config .*awq.* supported: none"),
+        ({"partial_rotary_factor": 0.5}, "partial_rotary_factor 0.5 is not supported; supported: 1"),
+        ({"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.5}}, "partial_rotary_factor 0.5"),
+        ({"rope_scaling": {"type": "dynamic", "factor": 2.0}}, "'dynamic' .* supported: default, linear, llama3"),
+        ({"rope_scaling": {"rope_type": "yarn", "factor": 2.0}}, "'yarn' is not supported"),
+        ({"rope_scaling": {"rope_type": "linear"}}, "'linear' needs factor"),
+        ({"rope_scaling": {"rope_type": "llama3", "factor": 8.0}}, "'llama3' needs low_freq_factor"),
+        (
+            {"rope_scaling": {"rope_type": "llama3", **LLAMA3_ROPE, "low_freq_factor": 4.0}},
+            "low_freq_factor 4.0 must be below high_freq_factor 4.0",
+        ),
+        ({"rope_parameters": {"full_attention": {"rope_type": "default"}}}, "differ by layer type"),
+        ({"rope_theta": 0}, "> 0.*rope_theta"),
+        ({"dtype": "float8_e4m3fn"}, "dtype 'float8_e4m3fn' .* supported: float32, float16, bfloat16"),
+        ({"vocab_size": 0}, ">= 1.*vocab_size"),
+        ({"hidden_size": "48"}, "`int`.*hidden_size"),
+        ({"num_hidden_layers": -1}, ">= 1.*num_hidden_layers"),
+        ({"rms_norm_eps": 0}, "> 0.*rms_norm_eps"),
+        ({"num_attention_heads": 5}, "num_key_value_heads 2 does not divide num_attention_heads 5"),
+        ({"num_attention_heads": 10}, "num_attention_heads 10 does not divide hidden_size 48"),
+        ({"num_attention_heads": 16}, "head_dim 3 must be even"),
+        ({"layer_types": ["full_attention"]}, "layer_types has 1 entries for 3 layers"),
+        ({"layer_types": ["sliding_attention"] * 3}, "no sliding window is in use"),
+        (
+            {"layer_types": ["chunked_attention"] * 3},
+            "chunked_attention.* supported: full_attention, sliding_attention",
+        ),
+        ({"eos_token_id": "</s>"}, "eos_token_id"),
+    ],
+)
+def test_what_the_decoder_cannot_be_is_refused(tmp_path: Path, given: dict[str, Any], message: str) -> None:
+    """A config.json that asks for something else is refused by name, with what is supported or expected."""
+    directory = build_model(tmp_path, **given)
+
+    with pytest.raises(ConfigurationError, match=message) as refusal:
+        read_model_config(directory)
+
+    assert str(directory / "config.json") in str(refusal.value)
+
+
+def test_a_missing_size_is_refused(tmp_path: Path) -> None:
+    """A config.json without one of the sizes is refused, naming it."""
+    directory = build_model(tmp_path, without=("intermediate_size",))
+
+    with pytest.raises(ConfigurationError, match="intermediate_size"):
+        read_model_config(directory)
+
+
+def test_a_path_that_is_no_directory_is_refused(tmp_path: Path) -> None:
+    """A path to nothing, such as a model's name on a hub, is refused as no directory."""
+    with pytest.raises(ConfigurationError, match="is not a directory: give the path"):
+        read_model_config(tmp_path / "meta-llama" / "Llama-3.2-1B")
+
+
+def test_a_directory_without_a_config_is_refused(tmp_path: Path) -> None:
+    """A directory without config.json is refused, naming the file."""
+    with pytest.raises(ConfigurationError, match=r"has no config\.json"):
+        read_model_config(tmp_path)
+
+
+@pytest.mark.parametrize("content", ["", '{"model_type": "llama"', '["llama"]', "\udcff"])
+def test_a_broken_config_is_refused(tmp_path: Path, content: str) -> None:
+    """A config.json that is no JSON object is refused, naming the file."""
+    directory = build_model(tmp_path)
+    (directory / "config.json").write_bytes(content.encode(errors="surrogateescape"))
+
+    with pytest.raises(ConfigurationError, match=r"config\.json"):
+        read_model_config(directory)
+
+
+def test_a_broken_generation_config_is_refused(tmp_path: Path) -> None:
+    """A generation_config.json that is no JSON is refused, naming the file."""
+    directory = build_model(tmp_path)
+    (directory / "generation_config.json").write_text("{")
+
+    with pytest.raises(ConfigurationError, match=r"generation_config\.json cannot be read"):
+        read_model_config(directory)
+
+
+@pytest.mark.parametrize(
+    ("files", "message"),
+    [
+        ((), "neither model.safetensors nor model.safetensors.index.json: download"),
+        (("pytorch_model.bin",), "only PyTorch pickles.*save_pretrained"),
+        (("consolidated.00.pth",), "only PyTorch pickles"),
+        (("consolidated.safetensors",), "only consolidated.safetensors: add the index or rename"),
+    ],
+)
+def test_a_directory_without_weights_is_refused(tmp_path: Path, files: tuple[str, ...], message: str) -> None:
+    """A model without the safetensors files that we look for is refused, saying what is there instead."""
+    directory = build_model(tmp_path)
+    (directory / "model.safetensors").unlink()
+    for name in files:
+        (directory / name).touch()
+
+    with pytest.raises(ConfigurationError, match=message):
+        read_model_config(directory)

@@ -1,0 +1,299 @@
+"""From safetensors to the decoder's parameters: values, dtypes, shards, and every way a checkpoint can be wrong."""
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from checkpoints import VARIANTS, build_checkpoint, random_tensors, write_tensors
+from flax import nnx
+from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding
+from numpy.typing import NDArray
+
+from engine.errors import ConfigurationError
+from engine.models import weights
+from engine.models.checkpoint import Checkpoint
+from engine.models.decoder import Decoder
+from engine.models.families import read_model_config
+from engine.models.weights import load_decoder, parameter_bytes
+
+FUSED_AXIS = {"qkv_kernel": 2, "gate_up_kernel": 1, "qkv_bias": 1, "gate_up_bias": 0}
+EMBEDDING, Q_PROJ = "model.embed_tokens.weight", "model.layers.1.self_attn.q_proj.weight"
+
+
+def load(directory: Path, dtype: Any = jnp.float32, **options: Any) -> Decoder:
+    """The decoder of a directory, without watching it load."""
+    return load_decoder(directory, read_model_config(directory), dtype, **{"progress": _ignore, **options})
+
+
+def _ignore(done: int, total: int) -> None:
+    del done, total
+
+
+def parameters_of(decoder: Decoder) -> dict[str, jax.Array]:
+    """Its parameters by name."""
+    return {".".join(map(str, path)): leaf.get_value() for path, leaf in nnx.to_flat_state(nnx.state(decoder))}
+
+
+def tensors_of(variant: str = "llama2") -> dict[str, NDArray[np.float32]]:
+    """The tensors that build_checkpoint writes."""
+    return random_tensors(VARIANTS[variant].config, VARIANTS[variant].seed)
+
+
+def assert_same(one: Decoder, other: Decoder) -> None:
+    """Both have the same parameters, bit for bit."""
+    ours, theirs = parameters_of(one), parameters_of(other)
+    assert ours.keys() == theirs.keys()
+    for name, value in ours.items():
+        assert value.dtype == theirs[name].dtype
+        np.testing.assert_array_equal(np.asarray(value), np.asarray(theirs[name]), err_msg=name)
+
+
+def test_q_k_and_v_are_fused_by_kv_head(tmp_path: Path) -> None:
+    """A fused kernel holds, for each kv head, its query heads and then its key and its value, transposed."""
+    directory, tensors = build_checkpoint(tmp_path, "qwen2"), tensors_of("qwen2")
+
+    attention = load(directory).layers[1].attention
+
+    prefix = "model.layers.1.self_attn"
+    kernel, bias = np.asarray(attention.qkv_kernel[...]), np.asarray(attention.qkv_bias[...])
+    for kv_head in range(2):
+        for column, (name, head) in enumerate(
+            [("q", 2 * kv_head), ("q", 2 * kv_head + 1), ("k", kv_head), ("v", kv_head)]
+        ):
+            rows = slice(12 * head, 12 * head + 12)
+            np.testing.assert_array_equal(kernel[:, kv_head, column].T, tensors[f"{prefix}.{name}_proj.weight"][rows])
+            np.testing.assert_array_equal(bias[kv_head, column], tensors[f"{prefix}.{name}_proj.bias"][rows])
+
+
+def test_gate_and_up_are_fused_side_by_side(tmp_path: Path) -> None:
+    """The fused kernel of the feed-forward holds the gate at 0 and up at 1, transposed."""
+    directory, tensors = build_checkpoint(tmp_path, "llama_linear"), tensors_of("llama_linear")
+
+    mlp = load(directory).layers[0].mlp
+
+    for column, name in enumerate(["gate", "up"]):
+        weight, bias = (tensors[f"model.layers.0.mlp.{name}_proj.{kind}"] for kind in ("weight", "bias"))
+        np.testing.assert_array_equal(np.asarray(mlp.gate_up_kernel[...])[:, column].T, weight)
+        np.testing.assert_array_equal(np.asarray(mlp.gate_up_bias[...])[column], bias)
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_shards_hold_the_same_model(tmp_path: Path, variant: str) -> None:
+    """A checkpoint in three files and an index loads as it does from one file."""
+    single = build_checkpoint(tmp_path / "single", variant, files=1)
+    sharded = build_checkpoint(tmp_path / "sharded", variant, files=3)
+
+    assert_same(load(single), load(sharded))
+
+
+@pytest.mark.parametrize("stored", ["float32", "bfloat16", "float16"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_parameters_have_the_dtype_asked_for(tmp_path: Path, stored: str, dtype: str) -> None:
+    """Whatever the checkpoint's dtype, parameters get the one asked for by rounding once; norm scales stay float32."""
+    directory = build_checkpoint(tmp_path, "qwen3", stored=stored)
+    kept = {"float32": np.float32, "float16": np.float16, "bfloat16": jnp.bfloat16}[stored]
+    weight = tensors_of("qwen3")["model.layers.0.self_attn.o_proj.weight"]
+    if stored == "bfloat16":
+        weight = (weight.view(np.uint32) & 0xFFFF0000).view(np.float32)
+
+    parameters = parameters_of(load(directory, dtype))
+
+    for name, value in parameters.items():
+        assert value.dtype == ("float32" if name.endswith("scale") else dtype), name
+    expected = weight.astype(kept).astype(jnp.dtype(dtype)).T
+    np.testing.assert_array_equal(np.asarray(parameters["layers.0.attention.o_kernel"]), expected)
+
+
+@pytest.mark.parametrize("variant", ["llama3", "llama_linear"])
+def test_progress_counts_every_byte(tmp_path: Path, variant: str) -> None:
+    """Progress rises with each parameter to exactly the bytes that were foretold, which are those on the device."""
+    directory = build_checkpoint(tmp_path, variant)
+    heard: list[tuple[int, int]] = []
+
+    parameters = parameters_of(load(directory, "bfloat16", progress=lambda done, total: heard.append((done, total))))
+
+    foretold = parameter_bytes(read_model_config(directory), "bfloat16")
+    assert foretold == sum(value.nbytes for value in parameters.values())
+    assert [total for _, total in heard] == [foretold] * len(parameters)
+    assert [done for done, _ in heard] == np.cumsum([value.nbytes for value in parameters.values()]).tolist()
+
+
+def _split(axis_from_end: int) -> Any:
+    """Places each parameter over two devices along one of its axes, where that is even and not fused."""
+    mesh = Mesh(np.array(jax.devices()[:2]), ("tp",))
+
+    def place(name: str, shape: tuple[int, ...]) -> Sharding:
+        axis = len(shape) - 1 - axis_from_end
+        splits = axis >= 0 and shape[axis] % 2 == 0 and axis != FUSED_AXIS.get(name.rsplit(".", 1)[-1])
+        return NamedSharding(mesh, PartitionSpec(*[None] * axis, "tp") if splits else PartitionSpec())
+
+    return place
+
+
+@pytest.mark.parametrize("axis_from_end", [0, 1, 2, 3])
+def test_any_placement_holds_the_same_model(tmp_path: Path, axis_from_end: int) -> None:
+    """Parameters split over two devices along any axis are, put together, those of one device."""
+    directory = build_checkpoint(tmp_path, "llama_linear")
+
+    whole, split = load(directory), load(directory, place=_split(axis_from_end))
+
+    assert any(not value.is_fully_replicated for value in parameters_of(split).values())
+    assert_same(whole, split)
+
+
+def test_each_device_reads_its_own_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Split by heads, width and vocabulary, loading reads every element of those tensors once."""
+    directory, place = build_checkpoint(tmp_path, "llama2"), _split(axis_from_end=1)
+    read: dict[str, int] = {}
+
+    def count(checkpoint: Checkpoint, name: str, index: Any, plain: Any = Checkpoint.read) -> Any:
+        part = plain(checkpoint, name, index)
+        read[name] = read.get(name, 0) + part.size
+        return part
+
+    monkeypatch.setattr(Checkpoint, "read", count)
+    load(directory, place=place)
+
+    tensors = tensors_of("llama2")
+    for name in (EMBEDDING, "model.layers.0.self_attn.o_proj.weight", "model.layers.0.mlp.down_proj.weight"):
+        assert read[name] == tensors[name].size
+
+
+def rewrite(directory: Path, variant: str = "llama2", **changes: NDArray[np.float32] | None) -> Path:
+    """A checkpoint in which some tensors are others, new, or (None) gone."""
+    build_checkpoint(directory, variant)
+    tensors = {**tensors_of(variant), **changes}
+    write_tensors(directory, {name: tensor for name, tensor in tensors.items() if tensor is not None})
+    return directory
+
+
+@pytest.mark.parametrize("name", [Q_PROJ, EMBEDDING, "lm_head.weight", "model.norm.weight"])
+def test_a_missing_tensor_is_named(tmp_path: Path, name: str) -> None:
+    """A tensor that config.json calls for and the checkpoint lacks is refused by name."""
+    directory = rewrite(tmp_path, **{name: None})
+
+    with pytest.raises(ConfigurationError, match=f"{re.escape(name)} is not in the checkpoint"):
+        load(directory)
+
+
+def test_several_missing_tensors_are_counted(tmp_path: Path) -> None:
+    """Of many missing tensors the first is named and the others are counted."""
+    directory = build_checkpoint(tmp_path, "llama2")
+    config = json.loads((directory / "config.json").read_text())
+    (directory / "config.json").write_text(json.dumps({**config, "num_hidden_layers": 4}))
+
+    with pytest.raises(ConfigurationError, match=r"model\.layers\.3\.\S+ \(and 8 more such\) is not in"):
+        load(directory)
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "expected"),
+    [(Q_PROJ, (48, 24), (48, 48)), (EMBEDDING, (143, 48), (144, 48)), ("model.norm.weight", (1, 48), (48,))],
+)
+def test_a_misshapen_tensor_is_named(
+    tmp_path: Path, name: str, shape: tuple[int, ...], expected: tuple[int, ...]
+) -> None:
+    """A tensor of another shape than config.json calls for is refused, with both shapes."""
+    directory = rewrite(tmp_path, **{name: np.zeros(shape, np.float32)})
+    message = f"{name} has shape {list(shape)}, but config.json calls for {list(expected)}"
+
+    with pytest.raises(ConfigurationError, match=re.escape(message)):
+        load(directory)
+
+
+@pytest.mark.parametrize("name", ["model.layers.0.self_attn.q_proj.bias", "score.weight", "model.layers.7.mlp.gate"])
+def test_an_unknown_tensor_is_named(tmp_path: Path, name: str) -> None:
+    """A tensor that nothing uses means that this is another model than config.json says: refused by name."""
+    directory = rewrite(tmp_path, **{name: np.zeros(48, np.float32)})
+
+    with pytest.raises(ConfigurationError, match=f"{re.escape(name)} is in the checkpoint, but"):
+        load(directory)
+
+
+def test_rotary_frequencies_are_passed_over(tmp_path: Path) -> None:
+    """The rotary frequencies that old checkpoints hold follow from config.json and are not missed."""
+    plain = build_checkpoint(tmp_path / "plain")
+    old = rewrite(tmp_path / "old", **{"model.layers.0.self_attn.rotary_emb.inv_freq": np.ones(6, np.float32)})
+
+    assert_same(load(plain), load(old))
+
+
+@pytest.mark.parametrize("block", [4096, 50])
+def test_a_head_equal_to_its_embedding_is_passed_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, block: int
+) -> None:
+    """A tied checkpoint may hold the head that its embedding is, compared in blocks of any size."""
+    monkeypatch.setattr(weights, "COMPARED_ROWS", block)
+    tied = build_checkpoint(tmp_path / "tied", "qwen2")
+    doubled = rewrite(tmp_path / "doubled", "qwen2", **{"lm_head.weight": tensors_of("qwen2")[EMBEDDING]})
+
+    assert_same(load(tied), load(doubled))
+
+
+@pytest.mark.parametrize(("rows", "block"), [(144, 4096), (144, 50), (100, 4096)])
+def test_a_head_unlike_its_embedding_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rows: int, block: int
+) -> None:
+    """A tied checkpoint with a head of its own contradicts itself: the message says which key decides."""
+    monkeypatch.setattr(weights, "COMPARED_ROWS", block)
+    head = tensors_of("qwen2")[EMBEDDING][:rows].copy()
+    head[-1, -1] += 1
+    directory = rewrite(tmp_path, "qwen2", **{"lm_head.weight": head})
+
+    with pytest.raises(ConfigurationError, match=r"lm_head\.weight differs .* set tie_word_embeddings to false"):
+        load(directory)
+
+
+def test_a_quantised_tensor_is_refused(tmp_path: Path) -> None:
+    """A tensor stored as integers is refused by name, with the dtypes that are read."""
+    directory = build_checkpoint(tmp_path, stored="int8")
+
+    with pytest.raises(ConfigurationError, match=r"\S+\.weight is stored as I8; supported are F32, F16, BF16"):
+        load(directory)
+
+
+def test_an_index_that_names_a_missing_file_is_refused(tmp_path: Path) -> None:
+    """A shard that was not downloaded is named before anything is loaded."""
+    directory = build_checkpoint(tmp_path, files=3)
+    (directory / "model-00002-of-00003.safetensors").unlink()
+
+    with pytest.raises(
+        ConfigurationError, match=r"index\.json names model-00002-of-00003\.safetensors, which is not in"
+    ):
+        read_model_config(directory)
+
+
+def test_a_tensor_in_no_shard_is_named(tmp_path: Path) -> None:
+    """A tensor that the index promises and no file holds is missing."""
+    directory = build_checkpoint(tmp_path, files=2)
+    tensors = tensors_of()
+    write_tensors(directory, {name: tensor for name, tensor in tensors.items() if name != Q_PROJ}, files=2)
+
+    with pytest.raises(ConfigurationError, match=f"{re.escape(Q_PROJ)} is not in the checkpoint"):
+        load(directory)
+
+
+@pytest.mark.parametrize("index", ["{", "{}", '{"weight_map": ["model.safetensors"]}'])
+def test_a_broken_index_is_refused(tmp_path: Path, index: str) -> None:
+    """An index that maps no tensors to files is refused, naming it."""
+    directory = build_checkpoint(tmp_path, files=2)
+    (directory / "model.safetensors.index.json").write_text(index)
+
+    with pytest.raises(ConfigurationError, match=r"model\.safetensors\.index\.json"):
+        read_model_config(directory)
+
+
+@pytest.mark.parametrize("keep", [slice(0), slice(5), slice(200), slice(-1), slice(1, None)])
+def test_a_damaged_file_is_named(tmp_path: Path, keep: slice) -> None:
+    """A weight file that is empty, cut short or no safetensors at all is refused by name."""
+    directory = build_checkpoint(tmp_path)
+    path = directory / "model.safetensors"
+    path.write_bytes(path.read_bytes()[keep])
+
+    with pytest.raises(ConfigurationError, match=r"model\.safetensors is corrupt, incomplete .* download it again"):
+        load(directory)
