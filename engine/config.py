@@ -32,7 +32,9 @@ class EngineConfig:
         for name in ("max_num_seqs", "max_model_len", "max_num_batched_tokens", "page_size"):
             value = getattr(self, name)
             _require(value is None or value >= 1, name, "at least 1", value)
-        _require(self.num_pages is None or self.num_pages >= 2, "num_pages", "at least 2: one is the sink", self.num_pages)
+        _require(
+            self.num_pages is None or self.num_pages >= 2, "num_pages", "at least 2: one is the sink", self.num_pages
+        )
         share = self.hbm_utilization
         _require(share is None or 0 < share <= 1, "hbm_utilization", "above 0 and at most 1", share)
         _require(self.dtype in (None, "float32", "bfloat16"), "dtype", "float32 or bfloat16", self.dtype)

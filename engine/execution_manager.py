@@ -1,6 +1,8 @@
 """The compiled functions of a step, one of each per bucket, all made before the first request."""
 
+import os
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from functools import partial
 
@@ -69,12 +71,16 @@ class ExecutionManager:
         self._sample: dict[tuple[int, SamplingVariant], Sample] = {}
 
     def compile(self, report: Callable[[Progress], None]) -> None:
-        """Compile every bucket and every sampler."""
+        """Compile every bucket and every sampler, as many at a time as there are cores: XLA leaves the GIL meanwhile."""
         jobs = list(self._jobs())
-        for done, job in enumerate(jobs):
-            report(Progress("compiling", done, len(jobs), "functions"))
-            job()
-        report(Progress("compiling", len(jobs), len(jobs), "functions"))
+        report(Progress("compiling", 0, len(jobs), "functions"))
+        with ThreadPoolExecutor(os.cpu_count()) as pool:
+            futures = [pool.submit(job) for job in jobs]
+            for done, future in enumerate(as_completed(futures), start=1):
+                if future.exception():
+                    pool.shutdown(cancel_futures=True)
+                future.result()
+                report(Progress("compiling", done, len(jobs), "functions"))
 
     def layout_for(self, num_tokens: int) -> StepLayout:
         """The smallest bucket that holds a step."""

@@ -1,0 +1,142 @@
+"""The engine against transformers on torch: greedy tokens equal and log-probabilities within 1e-4, for every family.
+
+The goldens' prompts are shorter and longer than a page (4), a chunk (8) and the sliding windows (8).
+"""
+
+import json
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+from checkpoints import VARIANTS, build_checkpoint
+
+from caching.metadata import PagedAttentionCacheMetaData
+from caching.page_manager import HBMPageManager
+from caching.paged_attention_cache import PagedAttentionCache
+from engine.config import ServingLimits
+from engine.execution_manager import ExecutionManager, StepShapes
+from engine.models.families import read_model_config
+from engine.models.weights import load_decoder
+from engine.oengine import oEngine
+from engine.runner import eSurgeRunner
+from engine.sampling_params import SamplingParams
+from engine.scheduler import InferenceScheduler
+from engine.sequence import Sequence
+
+GOLDENS = Path(__file__).parent / "goldens"
+PAGE_SIZE, CHUNK, MAX_NUM_SEQS, MAX_MODEL_LEN, NUM_PAGES = 4, 8, 4, 52, 65
+SMALL_POOL = 16
+"""Pages with which the longest case just fits alone, so that all at once must preempt."""
+
+
+class RecordingManager(ExecutionManager):
+    """Keeps the logits that each step hands to its sampler."""
+
+    def sampler(self, layout, variant):
+        """The sampler, behind a recorder."""
+        draw = super().sampler(layout, variant)
+
+        def recording(logits, *rest):
+            self.logits = np.asarray(logits)
+            return draw(logits, *rest)
+
+        return recording
+
+
+class RecordingRunner(eSurgeRunner):
+    """Knows the log-probabilities of every token drawn, by request and position."""
+
+    def __init__(self, manager, *rest):
+        super().__init__(manager, *rest)
+        self.logprobs = {}
+
+    def dispatch(self, plan):
+        """Dispatch, and note what the rows that sample were given."""
+        step = super().dispatch(plan)
+        logprobs = np.asarray(jax.nn.log_softmax(self._manager.logits, axis=-1))
+        for row, sequence in enumerate(plan.sequences):
+            if plan.samples[row]:
+                self.logprobs[sequence.request_id, plan.starts[row] + plan.counts[row]] = logprobs[row]
+        return step
+
+
+@pytest.fixture(scope="module", params=sorted(VARIANTS))
+def compiled(request, tmp_path_factory):
+    """A variant's cases, its compiled steps and their shapes: compiled once for all the tests of the variant."""
+    directory = build_checkpoint(tmp_path_factory.mktemp(request.param), request.param)
+    model = read_model_config(directory)
+    metadata = PagedAttentionCacheMetaData(
+        num_layers=model.num_layers,
+        num_pages=NUM_PAGES,
+        page_size=PAGE_SIZE,
+        num_kv_heads=model.num_kv_heads,
+        head_dim=model.head_dim,
+        dtype=np.dtype(np.float32),
+    )
+    shapes = StepShapes(MAX_NUM_SEQS, CHUNK, MAX_MODEL_LEN, metadata)
+    decoder = load_decoder(directory, model, np.float32, progress=lambda done, total: None)
+    manager = RecordingManager(decoder, shapes)
+    manager.compile(lambda progress: None)
+    return json.loads((GOLDENS / f"{request.param}.json").read_text())["cases"], manager, shapes
+
+
+def run(compiled, cases, *, num_pages=NUM_PAGES, run_ahead=1):
+    """All cases at once through an engine; tokens by case, the runner's log-probabilities, and the engine."""
+    _, manager, shapes = compiled
+    pages = HBMPageManager(num_pages)
+    scheduler = InferenceScheduler(
+        pages, page_size=PAGE_SIZE, max_num_seqs=MAX_NUM_SEQS, max_num_batched_tokens=CHUNK
+    )  # fmt: skip
+    runner = RecordingRunner(manager, shapes, PagedAttentionCache.allocate(shapes.cache), 0)
+    limits = ServingLimits(MAX_MODEL_LEN, 144, ())
+    engine = oEngine(scheduler, runner, pages, limits, run_ahead=run_ahead)
+    tokens = {}
+    for number, case in enumerate(cases):
+        greedy = SamplingParams(temperature=0)
+        engine.add(Sequence(str(number), case["prompt"], greedy, frozenset(), len(case["tokens"]), seed=0))
+    while engine.has_work:
+        for output in engine.step():
+            tokens.setdefault(output.request_id, []).extend(output.token_ids)
+        engine.check_integrity()
+    assert engine.stats().pages_owned == 0
+    return tokens, runner.logprobs, engine
+
+
+def assert_golden(cases, tokens, logprobs):
+    """Every case has its golden tokens, and each of them its golden log-probability."""
+    for number, case in enumerate(cases):
+        assert tokens[str(number)] == case["tokens"]
+        actual = [
+            logprobs[str(number), len(case["prompt"]) + index][token] for index, token in enumerate(case["tokens"])
+        ]
+        np.testing.assert_allclose(actual, case["logprobs"], atol=1e-4)
+
+
+def test_alone(compiled):
+    """Each prompt by itself gives what transformers gives."""
+    for case in compiled[0]:
+        tokens, logprobs, _ = run(compiled, [case])
+        assert_golden([case], tokens, logprobs)
+
+
+@pytest.mark.parametrize("run_ahead", [0, 1])
+def test_all_at_once(compiled, run_ahead):
+    """All prompts together, more of them than slots, give each what it gets alone."""
+    cases = compiled[0]
+
+    tokens, logprobs, engine = run(compiled, cases, run_ahead=run_ahead)
+
+    assert_golden(cases, tokens, logprobs)
+    assert engine.stats().preemptions == 0
+
+
+@pytest.mark.parametrize("run_ahead", [0, 1])
+def test_with_a_pool_so_small_that_sequences_are_preempted(compiled, run_ahead):
+    """Preempted sequences are computed anew and go on as if nothing had happened."""
+    cases = compiled[0]
+
+    tokens, logprobs, engine = run(compiled, cases, num_pages=SMALL_POOL, run_ahead=run_ahead)
+
+    assert_golden(cases, tokens, logprobs)
+    assert engine.stats().preemptions > 0
