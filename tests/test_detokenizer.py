@@ -84,7 +84,8 @@ def test_several_tokens_at_once_give_the_same_text(
     prompt, output = tokenizer.encode("the fox"), tokenizer.encode(text)
     detokenizer = Detokenizer(tokenizer, prompt)
 
-    pieces, start = [], 0
+    pieces: list[str] = []
+    start = 0
     while start < len(output):
         size = sizes[len(pieces) % len(sizes)]
         pieces.append(detokenizer.add(output[start : start + size]))

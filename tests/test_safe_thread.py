@@ -54,7 +54,11 @@ def test_an_orderly_end_is_no_death() -> None:
 def test_join_says_whether_the_thread_has_ended() -> None:
     """Join gives up after its timeout and says so; before the start there is nothing to wait for."""
     gate = threading.Event()
-    thread = SafeThread("stage", lambda: bool(gate.wait()) and None, on_death=lambda *_: None)
+
+    def target() -> None:
+        gate.wait()
+
+    thread = SafeThread("stage", target, on_death=lambda *_: None)
 
     assert thread.join(timeout=0)
     thread.start()

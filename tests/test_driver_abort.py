@@ -1,0 +1,133 @@
+"""Aborts, at every moment of a request's life."""
+
+import threading
+
+import pytest
+from fakes import FakeEngine, FakeTokenizer
+from test_driver import build_driver, submit, text_of
+
+from driver.odriver import oDriver
+from driver.request import Usage
+from engine.sequence import SequenceStatus
+
+
+class HeldTokenizer(FakeTokenizer):
+    """Encodes once it is let go; says when somebody asks."""
+
+    def __init__(self) -> None:
+        self.asked, self.let_go = threading.Event(), threading.Event()
+
+    def encode(self, text: str) -> list[int]:
+        self.asked.set()
+        self.let_go.wait()
+        return super().encode(text)
+
+
+def test_a_running_request_is_aborted_in_mid_sentence() -> None:
+    """The last sample has reason abort and counts the tokens that were delivered; the engine has let go."""
+    gate = threading.Semaphore(4)
+    engine = FakeEngine(gate=gate)
+
+    with build_driver(engine) as driver:
+        samples = iter(submit(driver, params={"max_tokens": 100}))
+        first = [next(samples) for _ in range(3)]
+        driver.abort("a")
+        gate.release(100)
+        rest = list(samples)
+        status = driver.status()
+
+    assert text_of(first + rest) == "abc" + "".join(sample.text for sample in rest)
+    assert rest[-1].finish_reason == "abort"
+    assert rest[-1].usage == Usage(3, sum(len(sample.token_ids) for sample in first + rest))
+    assert engine.admitted[0].status is SequenceStatus.FINISHED and status.num_running == 0
+
+
+def test_a_waiting_request_is_aborted_without_a_token() -> None:
+    """A request that waits for a slot ends at once, and the one that has the slot goes on."""
+    gate = threading.Semaphore(1)
+
+    with build_driver(FakeEngine(gate=gate, max_num_seqs=1)) as driver:
+        running, waiting = submit(driver, "a"), submit(driver, "b")
+        driver.abort("b")
+        gate.release(100)
+        samples = list(waiting)
+
+        assert text_of(list(running)) == "abcab"
+    assert [(sample.finish_reason, sample.token_ids) for sample in samples] == [("abort", [])]
+
+
+def test_a_request_that_is_being_prepared_is_aborted() -> None:
+    """An abort that reaches the execution thread before the admission does is not lost."""
+    tokenizer = HeldTokenizer()
+    engine = FakeEngine()
+    driver = oDriver(engine, tokenizer)
+    driver.start()
+
+    channel = submit(driver)
+    tokenizer.asked.wait()
+    driver.abort("a")
+    tokenizer.let_go.set()
+    samples = list(channel)
+    driver.stop("the test is over")
+
+    assert [(sample.finish_reason, sample.usage) for sample in samples] == [("abort", Usage(3, 0))]
+    assert engine.steps == 0
+
+
+def test_a_request_that_is_queued_is_aborted() -> None:
+    """A request that waits to be prepared is aborted without being read."""
+    tokenizer = HeldTokenizer()
+    driver = oDriver(FakeEngine(), tokenizer)
+    driver.start()
+
+    first = submit(driver, "a")
+    tokenizer.asked.wait()
+    second = submit(driver, "b")
+    driver.abort("b")
+    tokenizer.let_go.set()
+
+    assert text_of(list(first)) == "abcab"
+    assert [(sample.finish_reason, sample.usage) for sample in second] == [("abort", Usage(0, 0))]
+    driver.stop("the test is over")
+
+
+@pytest.mark.parametrize("times", [1, 2])
+def test_an_abort_of_nothing_is_ignored(times: int) -> None:
+    """Unknown ids, ended requests and second aborts change nothing."""
+    with build_driver() as driver:
+        channel = submit(driver)
+        ended = text_of(list(channel))
+        for request_id in ("a", "unknown") * times:
+            driver.abort(request_id)
+
+        assert ended == text_of(list(submit(driver, "a"))) == "abcab"
+
+
+def test_two_aborts_make_one_end() -> None:
+    """A request aborted twice in its midst hears of it once."""
+    gate = threading.Semaphore(0)
+
+    with build_driver(FakeEngine(gate=gate)) as driver:
+        channel = submit(driver, params={"max_tokens": 100})
+        driver.abort("a")
+        driver.abort("a")
+        gate.release(100)
+
+        assert text_of(samples := list(channel)) == "".join(sample.text for sample in samples)
+        assert text_of(list(submit(driver, "a"))) == "abcab"
+
+
+def test_a_late_token_does_not_reach_the_next_request_of_the_same_id() -> None:
+    """A token in flight when its request was aborted is dropped, though a new request has its id by then."""
+    gate = threading.Semaphore(3)
+
+    with build_driver(FakeEngine(gate=gate)) as driver:
+        old = iter(submit(driver, prompt="old", params={"max_tokens": 100}))
+        assert next(old).text == "o"
+        driver.abort("a")
+        gate.release(1)
+        assert [sample.finish_reason for sample in old][-1] == "abort"
+        new = submit(driver, prompt="new")
+        gate.release(100)
+
+        assert text_of(list(new)) == "newne"

@@ -1,0 +1,174 @@
+"""How the driver ends: by stop, or by the death of one of its threads. Every open request hears why."""
+
+import queue
+import threading
+from collections.abc import Sequence as Tokens
+from typing import Any
+
+import pytest
+from fakes import FakeEngine, FakeTokenizer
+from test_driver import build_driver, error_of, submit
+
+from driver.errors import DriverStopped
+from driver.odriver import oDriver
+from driver.request import ActiveRequest, QueueChannel, ReturnSample
+
+ENDLESS = 10**9
+"""A context that no request fills while a test lasts."""
+
+
+class FaultyTokenizer(FakeTokenizer):
+    """Breaks, by our fault, at a word."""
+
+    def encode(self, text: str) -> list[int]:
+        if text == "break encode":
+            raise RuntimeError("cannot encode")
+        return super().encode(text)
+
+    def decode(self, token_ids: Tokens[int]) -> str:
+        text = super().decode(token_ids)
+        if text.endswith("break decode"):
+            raise RuntimeError("cannot decode")
+        return text
+
+
+class HeldChannel(QueueChannel):
+    """A channel that breaks its promise not to block, until it is let go."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.reached, self.let_go = threading.Event(), threading.Event()
+
+    def put(self, sample: ReturnSample) -> None:
+        self.reached.set()
+        self.let_go.wait()
+        super().put(sample)
+
+
+def test_stop_tells_every_open_request_why() -> None:
+    """Running, waiting and not yet admitted requests all end with code stopped and the operator's reason."""
+    with build_driver(FakeEngine(max_num_seqs=1, max_model_len=ENDLESS)) as driver:
+        channels = [submit(driver, str(n), params={}) for n in range(10)]
+        next(iter(channels[0]))
+        driver.stop("the machine goes down")
+
+        assert [error_of(channel) for channel in channels] == [("stopped", "the machine goes down")] * 10
+        assert driver.status().open_requests == 0
+
+
+def test_after_stop_requests_are_refused_with_the_reason() -> None:
+    """A stopped driver raises DriverStopped with the reason, ignores aborts, and still tells its status."""
+    with build_driver() as driver:
+        driver.stop("the machine goes down")
+        driver.stop("a second time")
+
+        with pytest.raises(DriverStopped, match="the machine goes down"):
+            submit(driver)
+        driver.abort("a")
+        assert driver.status().open_requests == 0
+
+
+def test_a_driver_that_never_started_can_be_stopped() -> None:
+    """Requests submitted before the start are told, too."""
+    driver = oDriver(FakeEngine(), FakeTokenizer())
+    channel = submit(driver)
+
+    driver.stop("never mind")
+
+    assert error_of(channel) == ("stopped", "never mind")
+
+
+def test_stop_under_load_does_not_deadlock() -> None:
+    """With the summary queue full and the execution thread waiting in it, stop still ends and tells everybody."""
+    driver = oDriver(FakeEngine(max_model_len=ENDLESS), FakeTokenizer())
+    driver.start()
+    held = HeldChannel()
+    driver.submit_request(ActiveRequest(request_id="held", channel=held, prompt="abc"))
+    held.reached.wait()
+    others = [submit(driver, str(n), params={}) for n in range(20)]
+
+    stopper = threading.Thread(target=driver.stop, args=["enough"])
+    stopper.start()
+    held.let_go.set()
+    stopper.join(timeout=30)
+
+    assert not stopper.is_alive()
+    assert {error_of(channel) for channel in (held, *others)} == {("stopped", "enough")}
+
+
+def test_stop_from_many_threads_is_one_stop() -> None:
+    """All calls of stop return once everything is over, and every request hears one reason, once."""
+    driver = oDriver(FakeEngine(max_model_len=ENDLESS), FakeTokenizer())
+    driver.start()
+    channels = [submit(driver, str(n), params={}) for n in range(5)]
+
+    stoppers = [threading.Thread(target=driver.stop, args=[f"reason {n}"]) for n in range(8)]
+    for stopper in stoppers:
+        stopper.start()
+    for stopper in stoppers:
+        stopper.join(timeout=30)
+
+    assert not any(stopper.is_alive() for stopper in stoppers)
+    assert len({error_of(channel) for channel in channels}) == 1
+
+
+def test_a_step_that_hangs_does_not_keep_stop_from_telling(caplog: pytest.LogCaptureFixture) -> None:
+    """Past its timeout stop leaves a hanging thread behind, says so, and nothing of it reaches a client any more."""
+    gate = threading.Semaphore(3)
+    driver = oDriver(FakeEngine(gate=gate), FakeTokenizer())
+    driver.start()
+    channel = submit(driver)
+    samples = iter(channel)
+    next(samples)
+
+    driver.stop("enough", timeout=0.05)
+    gate.release(100)
+
+    assert [sample.error is not None for sample in samples][-1]
+    assert "thread execution loop still runs" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("fault", "reason"),
+    [
+        ({"prompt": "break encode"}, "the prepare inputs thread died of RuntimeError: cannot encode"),
+        ({"fails_at": 3}, "the execution loop thread died of RuntimeError: the device is on fire"),
+        ({"prompt": "break decode"}, "the process summary thread died of RuntimeError: cannot decode"),
+    ],
+    ids=["prepare inputs", "execution loop", "process summary"],
+)
+def test_a_dead_thread_stops_the_driver_and_everybody_hears_why(
+    fault: dict[str, Any], reason: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Whichever thread dies, every open request hears code internal and the cause, on_failure hears it once, and no
+    new work is taken."""
+    failures: queue.SimpleQueue[str] = queue.SimpleQueue()
+    engine = FakeEngine(max_model_len=ENDLESS, fails_at=fault.get("fails_at"))
+    driver = oDriver(engine, FaultyTokenizer(), on_failure=failures.put)
+    prompts = [fault.get("prompt", "abc"), "abc", "abc", "abc"]
+    channels = [submit(driver, str(n), prompt, params={}) for n, prompt in enumerate(prompts)]
+
+    driver.start()
+
+    assert failures.get(timeout=30) == reason
+    assert {error_of(channel) for channel in channels} == {("internal", reason)}
+    with pytest.raises(DriverStopped, match="died of RuntimeError"):
+        submit(driver, "late")
+    driver.stop("the daemon goes on to exit")
+    assert failures.empty() and "died" in caplog.text
+
+
+def test_a_failure_may_be_answered_with_stop() -> None:
+    """on_failure may call stop, on the dying thread, without waiting for itself."""
+    answered = threading.Event()
+
+    def on_failure(reason: str) -> None:
+        driver.stop(reason)
+        answered.set()
+
+    driver = oDriver(FakeEngine(fails_at=1), FakeTokenizer(), on_failure=on_failure)
+    driver.start()
+    channel = submit(driver)
+
+    assert answered.wait(timeout=30)
+    assert error_of(channel)[0] == "internal"

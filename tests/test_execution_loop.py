@@ -1,0 +1,148 @@
+"""The execution loop waits exactly when the engine is idle, and says things in order."""
+
+import queue
+import threading
+from typing import Any
+
+from fakes import FakeEngine
+
+from driver.bounded_queue import BoundedQueue
+from driver.execution_loop import ExecutionLoop
+from driver.messages import Abort, Aborted, Admit, Finished, Inbound, Landed, Opened, Stop, Summary
+from driver.open_requests import OpenRequest
+from driver.request import ActiveRequest, QueueChannel
+from driver.safe_thread import SafeThread
+from engine.sampling_params import SamplingParams
+from engine.sequence import Sequence, SequenceOutput
+
+
+class ScriptedInbox:
+    """Hands out the messages of a script; None in it means that nothing is there yet. Notes who would have waited."""
+
+    def __init__(self, script: list[Inbound | None]) -> None:
+        self.script = script
+        self.waits: list[bool] = []
+
+    def get(self, block: bool = True) -> Inbound:
+        self.waits.append(block)
+        message = self.script.pop(0) if self.script else Stop()
+        if message is None:
+            assert not block, "the loop would wait for ever, with work to do"
+            raise queue.Empty
+        return message
+
+
+def build_admit(name: str = "a", prompt: str = "ab", max_tokens: int = 2) -> Admit:
+    """An admission of a request that the parrot answers with its own prompt."""
+    request = OpenRequest(ActiveRequest(request_id=name, channel=QueueChannel()), sequence_id=name)
+    ids = list(prompt.encode())
+    sequence = Sequence(name, ids, SamplingParams(), frozenset(), max_tokens=max_tokens, seed=0)
+    return Admit(sequence, Opened(request, prompt_tail=ids, num_prompt_tokens=len(ids), stops=[]))
+
+
+def run_script(engine: FakeEngine, script: list[Inbound | None]) -> tuple[list[Summary], ScriptedInbox]:
+    """Runs the loop on this thread until the script is over; what it said, and the inbox."""
+    summaries: BoundedQueue[Summary] = BoundedQueue(100)
+    loop: Any = ExecutionLoop(engine, summaries)
+    loop.inbox = ScriptedInbox(script)
+
+    loop.run()
+
+    return [summaries.get() for _ in range(len(summaries))], loop.inbox
+
+
+def test_the_loop_waits_if_and_only_if_the_engine_is_idle() -> None:
+    """Idle, it waits in ``get`` and does not step; with work, it takes what is there and steps."""
+    engine = FakeEngine()
+
+    _, inbox = run_script(engine, [build_admit(max_tokens=2), None, None, None, Finished("unknown"), None])
+
+    # Waits for the Admit; looks three times for more, with a step after each; then waits for Finished, and for Stop.
+    assert inbox.waits == [True, False, False, False, True, False, True]
+    assert engine.steps == 3
+
+
+def test_everything_in_the_inbox_is_heard_before_a_step() -> None:
+    """Requests that arrive together start in the same step."""
+    engine = FakeEngine()
+
+    said, _ = run_script(engine, [build_admit("a", max_tokens=1), build_admit("b", max_tokens=1), None, None])
+
+    assert said[-1] == Landed([SequenceOutput("a", [97], "length"), SequenceOutput("b", [97], "length")])
+    assert engine.steps == 2
+
+
+def test_the_opening_of_a_request_precedes_its_tokens() -> None:
+    """The summary thread hears Opened, then tokens, a message for each step that landed some."""
+    admit = build_admit(prompt="xy", max_tokens=3)
+
+    said, _ = run_script(FakeEngine(), [admit, *[None] * 4])
+
+    assert said[0] is admit.opened
+    assert said[1:] == [
+        Landed([SequenceOutput("a", [token], end)]) for token, end in [(120, None), (121, None), (120, "length")]
+    ]
+
+
+def test_an_abort_frees_the_sequence_and_follows_its_tokens() -> None:
+    """An Abort of a running request reaches the summary thread after the tokens that landed before it."""
+    admit = build_admit(max_tokens=50)
+    engine = FakeEngine()
+
+    said, _ = run_script(engine, [admit, None, None, Abort(admit.opened.request), None])
+
+    assert said[:3] == [admit.opened, Landed([SequenceOutput("a", [97])]), Aborted("a")]
+    assert engine.stats().num_running == 0 and not engine.has_work
+
+
+def test_an_abort_that_comes_before_the_admission_still_counts() -> None:
+    """The flag set before an early Abort ends the request as soon as it is admitted, without a step."""
+    admit = build_admit()
+    admit.opened.request.aborted = True
+    engine = FakeEngine()
+
+    said, _ = run_script(engine, [Abort(admit.opened.request), admit, Abort(admit.opened.request)])
+
+    assert said == [admit.opened, Aborted("a")]
+    assert engine.steps == 0
+
+
+def test_an_abort_of_an_ended_request_is_nothing() -> None:
+    """An Abort that crosses the last token, or comes twice, says nothing."""
+    admit = build_admit(max_tokens=1)
+
+    said, _ = run_script(FakeEngine(), [admit, None, None, Abort(admit.opened.request), Abort(admit.opened.request)])
+
+    assert said == [admit.opened, Landed([SequenceOutput("a", [97], "length")])]
+
+
+def test_the_snapshot_is_published_before_what_it_counts() -> None:
+    """Whoever hears of a request's end, by length or by abort, finds it no longer running in the snapshot."""
+    running: list[tuple[type, int]] = []
+
+    class Witness(BoundedQueue[Summary]):
+        def put(self, item: Summary) -> None:
+            running.append((type(item), loop.stats.num_running))
+
+    aborted = build_admit("b", max_tokens=50)
+    loop: Any = ExecutionLoop(FakeEngine(), Witness(1))
+    loop.inbox = ScriptedInbox([build_admit(max_tokens=1), None, None, aborted, None, Abort(aborted.opened.request)])
+
+    loop.run()
+
+    assert running == [(Opened, 0), (Landed, 0), (Opened, 0), (Aborted, 0)]
+
+
+def test_a_loop_that_waits_for_the_summary_thread_can_be_ended() -> None:
+    """Closing a full summary queue ends the loop that waits in it, though nobody ever reads."""
+    summaries: BoundedQueue[Summary] = BoundedQueue(1)
+    enough_steps = threading.Semaphore(3)
+    loop = ExecutionLoop(FakeEngine(gate=enough_steps), summaries)
+    thread = SafeThread("loop", loop.run, on_death=lambda *_: None)
+    loop.inbox.put(build_admit(max_tokens=50))
+
+    thread.start()
+    assert not thread.join(timeout=0)
+    summaries.close()
+
+    assert thread.join(timeout=30) and thread.error is None

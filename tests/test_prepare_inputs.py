@@ -1,0 +1,194 @@
+"""From what a client asked to a Sequence, or to a refusal that says why."""
+
+import queue
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from fakes import EOS, VOCAB_SIZE, FakeTokenizer
+
+from driver.errors import Overloaded
+from driver.messages import Admit
+from driver.open_requests import OpenRequest, OpenRequests
+from driver.prepare_inputs import PrepareInputs
+from driver.request import ActiveRequest, ReturnSample
+from driver.safe_thread import SafeThread
+from engine.config import ServingLimits
+from engine.sampling_params import MAX_SEED
+from engine.sequence import Sequence
+
+LIMITS = ServingLimits(max_model_len=32, vocab_size=VOCAB_SIZE, eos_token_ids=(EOS,))
+
+
+class Stage:
+    """A running PrepareInputs; Admits and samples both end up in ``outcomes``."""
+
+    def __init__(self, *, max_queued: int = 8, started: bool = True) -> None:
+        self.outcomes: queue.SimpleQueue[Admit | ReturnSample] = queue.SimpleQueue()
+        self.open_requests = OpenRequests()
+        self.stage = PrepareInputs(FakeTokenizer(), LIMITS, self.open_requests, self.outcomes.put, max_queued)
+        self.thread = SafeThread("prepare", self.stage.run, on_death=lambda *_: None)
+        if started:
+            self.thread.start()
+
+    def submit(self, request_id: str = "a", **fields: Any) -> OpenRequest:
+        """Queues a request."""
+        request = self.open_requests.add(ActiveRequest(request_id=request_id, channel=self.outcomes, **fields))
+        self.stage.submit(request)
+        return request
+
+    def sequence(self, **fields: Any) -> Sequence:
+        """The sequence that a good request becomes."""
+        self.submit(**fields)
+        outcome = self.outcomes.get(timeout=30)
+        assert isinstance(outcome, Admit)
+        return outcome.sequence
+
+    def refusal(self, **fields: Any) -> str:
+        """The message that a bad request is refused with."""
+        self.submit(**fields)
+        outcome = self.outcomes.get(timeout=30)
+        assert isinstance(outcome, ReturnSample) and outcome.error is not None
+        assert outcome.error.code == "invalid_request" and len(self.open_requests) == 0
+        return outcome.error.message
+
+
+@pytest.fixture
+def stage() -> Iterator[Stage]:
+    """A stage that is stopped after the test."""
+    running = Stage()
+    yield running
+    running.stage.close()
+    assert running.thread.join(timeout=30) and running.thread.error is None
+
+
+def test_text_becomes_a_sequence(stage: Stage) -> None:
+    """Text is tokenised, parameters are checked, EOS ends the sequence, and its id is its own."""
+    request = stage.submit(prompt="héy", params={"max_tokens": 3, "temperature": 0, "seed": 7, "stop": "END"})
+
+    admit = stage.outcomes.get(timeout=30)
+
+    assert isinstance(admit, Admit)
+    assert admit.sequence.prompt_token_ids == list("héy".encode())
+    assert (admit.sequence.max_tokens, admit.sequence.seed, admit.sequence.params.greedy) == (3, 7, True)
+    assert admit.sequence.stop_token_ids == {EOS}
+    assert admit.sequence.request_id == request.sequence_id
+    assert admit.opened.request is request
+    assert (admit.opened.num_prompt_tokens, admit.opened.stops) == (4, ["END"])
+
+
+def test_token_ids_are_taken_as_they_are(stage: Stage) -> None:
+    """A list of ids is the prompt, up to the last id of the vocabulary; the client's list is left alone."""
+    prompt = [0, 5, VOCAB_SIZE - 1]
+
+    sequence = stage.sequence(prompt=prompt)
+
+    assert sequence.prompt_token_ids == prompt and sequence.prompt_token_ids is not prompt
+
+
+def test_messages_go_through_the_chat_template(stage: Stage) -> None:
+    """Messages become the prompt that the chat template makes of them."""
+    sequence = stage.sequence(messages=[{"role": "user", "content": "?"}])
+
+    assert FakeTokenizer().decode(sequence.prompt_token_ids) == "user: ?\nassistant: "
+
+
+def test_stop_token_ids_join_the_eos_ids(stage: Stage) -> None:
+    """A request's own stop tokens end it as EOS does; ignore_eos leaves only its own."""
+    both = stage.sequence(request_id="a", prompt="x", params={"stop_token_ids": [10]})
+    own = stage.sequence(request_id="b", prompt="x", params={"stop_token_ids": [10], "ignore_eos": True})
+
+    assert both.stop_token_ids == {10, EOS}
+    assert own.stop_token_ids == {10}
+
+
+@pytest.mark.parametrize(
+    ("num_prompt", "max_tokens", "resolved"), [(31, None, 1), (31, 1, 1), (4, None, 28), (4, 28, 28)]
+)
+def test_max_tokens_fills_the_context_and_no_more(
+    stage: Stage, num_prompt: int, max_tokens: int | None, resolved: int
+) -> None:
+    """Prompt and output together may reach max_model_len exactly; None means all that is left."""
+    sequence = stage.sequence(prompt="x" * num_prompt, params={"max_tokens": max_tokens})
+
+    assert sequence.max_tokens == resolved
+
+
+def test_a_seed_is_drawn_for_who_gives_none(stage: Stage) -> None:
+    """Requests without a seed get different ones in the allowed range."""
+    seeds = [stage.sequence(request_id=name, prompt="x").seed for name in "abcd"]
+
+    assert len(set(seeds)) == 4 and all(0 <= seed <= MAX_SEED for seed in seeds)
+
+
+@pytest.mark.parametrize(
+    ("fields", "complaint"),
+    [
+        ({"prompt": ""}, "the prompt is empty"),
+        ({"prompt": []}, "the prompt is empty"),
+        ({}, "exactly one"),
+        ({"prompt": "x", "messages": [{"role": "user", "content": "x"}]}, "exactly one"),
+        ({"messages": []}, "at least one message"),
+        ({"prompt": 5}, "prompt must be a string or a list of token ids, not int"),
+        ({"prompt": "x" * 32}, "the prompt has 32 tokens, but a request may hold 32 tokens here"),
+        ({"prompt": "x" * 99}, "the prompt has 99 tokens"),
+        ({"prompt": [1, VOCAB_SIZE]}, "prompt[1] must be a token id from 0 to 256, not 257"),
+        ({"prompt": [-1]}, "prompt[0] must be a token id from 0 to 256, not -1"),
+        ({"prompt": [True]}, "prompt[0] must be a token id from 0 to 256, not True"),
+        ({"prompt": [1.0]}, "prompt[0] must be a token id from 0 to 256, not 1.0"),
+    ],
+)
+def test_a_bad_prompt_is_refused(stage: Stage, fields: dict[str, Any], complaint: str) -> None:
+    """A prompt that cannot be served is refused with the numbers, and the next request is served."""
+    assert complaint in stage.refusal(**fields)
+    assert stage.sequence(prompt="x").prompt_token_ids == [120]
+
+
+@pytest.mark.parametrize(
+    ("params", "complaint"),
+    [
+        ({"max_token": 3}, "unknown parameter 'max_token': did you mean 'max_tokens'?"),
+        ({"grammar": "x"}, "unknown parameter 'grammar': there are max_tokens, temperature"),
+        ({3: 4}, "unknown parameter 3"),
+        ({"max_tokens": 0}, "max_tokens must be at least 1, not 0"),
+        ({"max_tokens": -5}, "max_tokens must be at least 1, not -5"),
+        ({"max_tokens": "3"}, "max_tokens: expected int | null, got str"),
+        ({"max_tokens": 29}, "ask for at most 28"),
+        ({"temperature": float("nan")}, "temperature must be from 0 to 100, not nan"),
+        ({"temperature": True}, "temperature: expected float, got bool"),
+        ({"top_p": 0}, "top_p must be above 0"),
+        ({"seed": 2**64}, "seed must be from 0"),
+        ({"stop": 3}, "stop: expected str | list, got int"),
+        ({"stop": ["a", 3]}, "stop[1]: expected str, got int"),
+        ({"stop": ""}, "stop must be strings of 1 to"),
+        ({"stop_token_ids": [257]}, "stop_token_ids[0] must be a token id from 0 to 256, not 257"),
+    ],
+)
+def test_a_bad_parameter_is_refused_by_name(stage: Stage, params: dict[str, Any], complaint: str) -> None:
+    """A parameter that is unknown, of a wrong type or out of range is refused by its name, never ignored."""
+    assert complaint in stage.refusal(prompt="xxxx", params=params)
+
+
+def test_a_full_queue_sheds_load_at_once() -> None:
+    """When max_queued requests wait, the next is refused on its own thread."""
+    stage = Stage(max_queued=2, started=False)
+    stage.submit("a", prompt="x")
+    stage.submit("b", prompt="x")
+
+    with pytest.raises(Overloaded):
+        stage.submit("c", prompt="x")
+
+    assert stage.stage.num_queued == 2
+
+
+def test_a_request_aborted_in_the_queue_is_not_prepared() -> None:
+    """A request aborted before its turn ends with reason abort and no tokens read."""
+    stage = Stage(started=False)
+    stage.submit(prompt="x").aborted = True
+
+    stage.thread.start()
+    sample = stage.outcomes.get(timeout=30)
+    stage.stage.close()
+
+    assert isinstance(sample, ReturnSample) and sample.finish_reason == "abort"
+    assert stage.thread.join(timeout=30) and len(stage.open_requests) == 0
