@@ -24,7 +24,7 @@ Place = Callable[[str, tuple[int, ...]], Sharding]
 Progress = Callable[[int, int], None]
 """Hears, after each parameter, the bytes placed so far and in all."""
 
-HARMLESS = re.compile(r"model\.layers\.\d+\.self_attn\.rotary_emb\.inv_freq")
+HARMLESS = re.compile(r"model\.(layers\.\d+\.self_attn\.)?rotary_emb\.inv_freq")
 """Tensors that old checkpoints hold though they follow from config.json."""
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 COMPARED_ROWS = 4096
