@@ -1,0 +1,50 @@
+"""Plain causal attention over whole rows, for training and for a look at what has been learnt."""
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+from engine.models.decoder import Attend, LayerCache
+
+_BLOCK = 128
+"""Queries at a time: a block leaves out the keys that all come after it, a fourth of the work at 256."""
+
+
+def causal_attend(segments: Array) -> Attend:
+    """Attention for i32[rows, length] ``segments``: a token sees what comes before it in its own segment. No cache, no window."""
+    length = segments.shape[1]
+    visible = (segments[:, :, None] == segments[:, None, :]) & jnp.tril(jnp.ones((1, length, length), bool))
+    bias = jnp.where(visible, 0.0, -1e9)[:, None, None]
+
+    def attend(cache: LayerCache, q: Array, k: Array, v: Array, _window: int | None) -> tuple[LayerCache, Array]:
+        rows, _, heads, head_dim = q.shape
+        kv_heads = k.shape[2]
+        grouped = (
+            (q * head_dim**-0.5).reshape(rows, length, kv_heads, heads // kv_heads, head_dim).transpose(0, 2, 3, 1, 4)
+        )
+        keys, values = k.transpose(0, 2, 3, 1), v.transpose(0, 2, 1, 3)
+        blocks = [
+            _attend_block(
+                grouped[:, :, :, start : start + _BLOCK],
+                keys[..., : start + _BLOCK],
+                values[:, :, : start + _BLOCK],
+                bias[..., start : start + _BLOCK, : start + _BLOCK],
+            )
+            for start in range(0, length, _BLOCK)
+        ]
+        return cache, jnp.concatenate(blocks, axis=3).transpose(0, 3, 1, 2, 4).reshape(q.shape)
+
+    return attend
+
+
+def _attend_block(q: Array, keys: Array, values: Array, bias: Array) -> Array:
+    """q[rows, kv_heads, group, queries, dim], keys[rows, kv_heads, dim, keys], values[rows, kv_heads, keys, dim] -> like q.
+
+    A group's queries share their keys, so they are folded into one matrix product.
+    """
+    *lead, group, queries, dim = q.shape
+    folded = q.reshape(*lead, group * queries, dim)
+    scores = jnp.matmul(folded, keys).reshape(*lead, group, queries, -1) + bias
+    weights = jnp.exp(scores - jax.lax.stop_gradient(scores.max(axis=-1, keepdims=True)))
+    attended = jnp.matmul(weights.reshape(*lead, group * queries, -1), values).reshape(q.shape)
+    return attended / weights.sum(axis=-1, keepdims=True)
