@@ -1,0 +1,1 @@
+"""Bytes: the wire, the daemon and its command line."""

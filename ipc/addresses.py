@@ -1,0 +1,159 @@
+"""Where the daemon listens: ``ipc://`` sockets that only their owner can reach, and loopback TCP.
+
+Whoever can connect can have the daemon work for them and nothing on the wire is encrypted, so an address
+that other users or other machines reach is refused.
+"""
+
+import fcntl
+import os
+import re
+import socket
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
+from ipaddress import ip_address
+from pathlib import Path
+
+from ipc.errors import AddressError, AddressInUse
+
+LONGEST_PATH = 107
+"""Bytes of a Unix socket's path: ``sun_path`` less its closing NUL."""
+
+_FORMS = "ipc:///path/to.sock or tcp://127.0.0.1:PORT"
+_TCP = re.compile(r"tcp://(?P<host>\[[^]]+\]|[^:\[\]]+):(?P<port>[0-9]{1,5})")
+
+
+def default_address() -> str:
+    """The address that daemon and client share when none is given: a socket in the user's private directory."""
+    return f"ipc://{_private_directory() / 'odriver.sock'}"
+
+
+def checked_address(address: str | None) -> str:
+    """The address in full, the default one for None; raises AddressError where it cannot be used."""
+    address = default_address() if address is None else address
+    if address.startswith("ipc://"):
+        path = _checked_path(address)
+        if path.parent == _private_directory() and os.path.lexists(path.parent):
+            _check_private(path.parent)
+        return f"ipc://{path}"
+    return _checked_tcp(address)
+
+
+def anyone_listens(address: str) -> bool:
+    """Whether some process accepts connections at a checked address; it may be no daemon of ours."""
+    try:
+        _connect(address).close()
+    except (FileNotFoundError, NotADirectoryError, ConnectionRefusedError):
+        return False
+    except OSError:
+        return True
+    return True
+
+
+@contextmanager
+def reserved(address: str) -> Iterator[None]:
+    """Keep other daemons off a checked address; raises AddressError where it is taken or cannot be had.
+
+    libzmq unlinks whatever lies at an ``ipc://`` path before it binds, so a second daemon would silently cut
+    off the first. A locked file beside the socket tells a running daemon from the socket of a dead one, and
+    outlives them both: a lock that is unlinked can be held twice. TCP needs none of it.
+    """
+    if not address.startswith("ipc://"):
+        yield
+        return
+    path = Path(address.removeprefix("ipc://"))
+    if path.parent == _private_directory():
+        _make_private(path.parent)
+    with _locked(path.with_name(path.name + ".lock"), address):
+        if os.path.lexists(path) and not stat.S_ISSOCK(path.lstat().st_mode):
+            raise AddressError(f"{path} exists and is no socket; choose another address or remove it")
+        if anyone_listens(address):
+            raise AddressInUse(f"address in use: another program listens at {address}")
+        yield
+
+
+def _private_directory() -> Path:
+    runtime = os.environ.get("XDG_RUNTIME_DIR")
+    return Path(runtime) / "odriver" if runtime else Path(f"/tmp/odriver-{os.getuid()}")
+
+
+def _make_private(directory: Path) -> None:
+    try:
+        directory.mkdir(mode=0o700, exist_ok=True)
+    except OSError as error:
+        raise AddressError(f"cannot make the directory {directory}: {error.strerror}; choose an address") from error
+    _check_private(directory)
+
+
+def _check_private(directory: Path) -> None:
+    found = directory.lstat()
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or stat.S_IMODE(found.st_mode) & 0o077:
+        raise AddressError(
+            f"{directory} must be a directory of yours that nobody else can enter (mode 0700); "
+            "put it right, remove it, or choose another address"
+        )
+
+
+def _checked_path(address: str) -> Path:
+    name = address.removeprefix("ipc://")
+    if name in ("", "*") or name.startswith("@") or name.endswith("/") or "\0" in name:
+        raise AddressError(f"{address!r} names no socket file; write {_FORMS}")
+    path = Path(os.path.abspath(name))
+    length = len(os.fsencode(path))
+    if length > LONGEST_PATH:
+        raise AddressError(f"{path} is too long for a socket: {length} bytes, at most {LONGEST_PATH}")
+    return path
+
+
+def _checked_tcp(address: str) -> str:
+    match = _TCP.fullmatch(address)
+    if match is None or not 1 <= int(match["port"]) <= 65535:
+        raise AddressError(f"{address!r} is no address; write {_FORMS}")
+    host = "127.0.0.1" if match["host"] == "localhost" else match["host"]
+    if not _is_loopback(host):
+        raise AddressError(
+            f"{address} may be reached from other machines, and connections are not encrypted yet: "
+            f"use {_FORMS}, from another machine through an SSH tunnel"
+        )
+    return f"tcp://{host}:{match['port']}"
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return False
+
+
+def _connect(address: str) -> socket.socket:
+    match = _TCP.fullmatch(address)
+    if match is not None:
+        return socket.create_connection((match["host"].strip("[]"), int(match["port"])), timeout=1)
+    connection = socket.socket(socket.AF_UNIX)
+    try:
+        connection.settimeout(1)
+        connection.connect(address.removeprefix("ipc://"))
+    except OSError:
+        connection.close()
+        raise
+    return connection
+
+
+@contextmanager
+def _locked(path: Path, address: str) -> Iterator[None]:
+    try:
+        lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    except OSError as error:
+        raise AddressError(f"cannot listen at {address}: {error.strerror} ({path})") from error
+    try:
+        _lock(lock, address)
+        yield
+    finally:
+        os.close(lock)
+
+
+def _lock(descriptor: int, address: str) -> None:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        raise AddressInUse(f"address in use: another daemon listens at {address}") from error

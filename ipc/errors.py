@@ -1,0 +1,38 @@
+"""What a client of the daemon may meet, by whose fault it is.
+
+OdriverError
+    AddressError        the address cannot be used: wrong form, unsafe directory
+        AddressInUse    another process listens there
+    ConnectFailed       no daemon answered there, or it refused us
+    ConnectionLost      the daemon went away, or the client was closed, with the request open
+    RequestFailed       the daemon's answer to one request: a code and a message
+"""
+
+
+class OdriverError(Exception):
+    """Anything that ``ipc`` raises on purpose; the message is for people."""
+
+
+class AddressError(OdriverError, ValueError):
+    """The address cannot be used; the message says what is wrong with it."""
+
+
+class AddressInUse(AddressError):
+    """Another process listens at the address."""
+
+
+class ConnectFailed(OdriverError):
+    """No daemon answered at the address in time, or it refused the connection."""
+
+
+class ConnectionLost(OdriverError):
+    """The connection ended while a request was open; what it had sent until then is all there is."""
+
+
+class RequestFailed(OdriverError):
+    """The daemon refused or gave up one request; ``code`` is one of those that ``ipc.messages.Error`` lists."""
+
+    def __init__(self, code: str, message: str) -> None:
+        super().__init__(message)
+        self.code = code
+        self.message = message

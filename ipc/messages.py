@@ -1,0 +1,166 @@
+"""The wire protocol: every message between a client and the daemon, and its version.
+
+A message is one frame: a msgpack map whose ``type`` names it and whose other keys are the fields below.
+A client (DEALER) says ``hello`` first and waits for ``welcome``. Request ids are the client's own, unique
+among its open requests, and every answer bears the id of the request it answers. A ``generate`` is answered
+by any number of ``token`` and then one ``done`` or one ``error``; a ``status`` by ``status_reply`` or
+``error``; ``abort`` has no answer of its own, the request it ends gets its ``done`` with reason "abort".
+An ``error`` without a request id concerns the connection itself: after it, say hello again.
+A client that has been silent for half a minute is taken for lost, so an idle one pings.
+
+Texts and token ids of ``token`` and ``done`` are what is new since the last message; ``usage`` is the total.
+"""
+
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Meta, Struct
+
+PROTOCOL_VERSION = 1
+
+PING_INTERVAL = 5.0
+"""Seconds between the pings of a client."""
+SILENCE_LIMIT = 30.0
+"""Seconds of silence after which either side takes the other for lost: several pings."""
+
+RequestId = Annotated[str, Meta(min_length=1, max_length=128)]
+
+
+class MessageError(Exception):
+    """A frame that is no message of this protocol; the text says why."""
+
+
+class Hello(Struct, tag="hello", tag_field="type", frozen=True):
+    """Opens a connection. The one message that may hold fields we do not know: it is how versions are told apart."""
+
+    version: int
+
+
+class Generate(Struct, tag="generate", tag_field="type", frozen=True, forbid_unknown_fields=True):
+    """Asks for a completion of ``prompt`` (text or token ids) or of chat ``messages``; ``params`` as SamplingParams."""
+
+    request_id: RequestId
+    prompt: str | list[int] | None = None
+    messages: list[dict[str, Any]] | None = None
+    params: dict[str, Any] = {}
+
+
+class Abort(Struct, tag="abort", tag_field="type", frozen=True, forbid_unknown_fields=True):
+    """Ends an open request; one that is unknown or done is no error."""
+
+    request_id: RequestId
+
+
+class Status(Struct, tag="status", tag_field="type", frozen=True, forbid_unknown_fields=True):
+    """Asks how the daemon is."""
+
+    request_id: RequestId
+
+
+class Ping(Struct, tag="ping", tag_field="type", frozen=True, forbid_unknown_fields=True):
+    """Says that the client is there, and asks whether the daemon is."""
+
+
+class Usage(Struct, frozen=True):
+    """Tokens that a request cost."""
+
+    prompt_tokens: int
+    completion_tokens: int
+
+
+class Welcome(Struct, tag="welcome", tag_field="type", frozen=True, forbid_unknown_fields=True):
+    """Answers ``hello``: what is served here. ``max_model_len`` is in tokens, prompt and completion together."""
+
+    version: int
+    model: str
+    max_model_len: int
+    max_message_bytes: int
+
+
+class Token(Struct, tag="token", tag_field="type", frozen=True, forbid_unknown_fields=True):
+    """A piece of a completion that goes on."""
+
+    request_id: str
+    text: str
+    token_ids: list[int]
+
+
+class Done(Struct, tag="done", tag_field="type", frozen=True, forbid_unknown_fields=True):
+    """The last piece of a completion, and why it ended."""
+
+    request_id: str
+    text: str
+    token_ids: list[int]
+    finish_reason: str
+    usage: Usage
+
+
+class Error(Struct, tag="error", tag_field="type", frozen=True, forbid_unknown_fields=True):
+    """What was wrong, with a request (nothing more will come for it) or with the connection.
+
+    ``code`` is invalid_request, duplicate_request, overloaded, stopped, unsupported_version, message_too_long or
+    internal. A duplicate_request is the one error after which more may come: for the first bearer of the id.
+    """
+
+    request_id: str | None
+    code: str
+    message: str
+
+
+class StatusReply(Struct, tag="status_reply", tag_field="type", frozen=True, forbid_unknown_fields=True):
+    """The daemon's numbers, by name."""
+
+    request_id: str
+    status: dict[str, Any]
+
+
+class Pong(Struct, tag="pong", tag_field="type", frozen=True, forbid_unknown_fields=True):
+    """Answers ``ping``."""
+
+
+ClientMessage = Hello | Generate | Abort | Status | Ping
+ServerMessage = Welcome | Token | Done | Error | StatusReply | Pong
+
+
+class _Envelope(Struct):
+    """What a message that cannot be taken as a whole may still tell: whose answer the error is."""
+
+    request_id: RequestId | None = None
+
+
+_encoder = msgspec.msgpack.Encoder()
+_client_decoder: msgspec.msgpack.Decoder[ClientMessage] = msgspec.msgpack.Decoder(ClientMessage)
+_server_decoder: msgspec.msgpack.Decoder[ServerMessage] = msgspec.msgpack.Decoder(ServerMessage)
+_envelope_decoder = msgspec.msgpack.Decoder(_Envelope)
+
+_NOT_A_MESSAGE = (ValueError, RecursionError)
+"""What msgspec raises over rubbish: its own errors and bad UTF-8, and the second for lists nested a hundred thousand deep."""
+
+
+def encode(message: ClientMessage | ServerMessage) -> bytes:
+    """One frame. Raises TypeError or ValueError where a field holds what msgpack cannot."""
+    return _encoder.encode(message)
+
+
+def decode_client_message(frame: bytes) -> ClientMessage:
+    """What a client said; raises MessageError for anything else."""
+    try:
+        return _client_decoder.decode(frame)
+    except _NOT_A_MESSAGE as error:
+        raise MessageError(str(error)) from error
+
+
+def decode_server_message(frame: bytes) -> ServerMessage:
+    """What the daemon said; raises MessageError for anything else."""
+    try:
+        return _server_decoder.decode(frame)
+    except _NOT_A_MESSAGE as error:
+        raise MessageError(str(error)) from error
+
+
+def peek_request_id(frame: bytes) -> str | None:
+    """The request id in a frame that may otherwise be no message, None where there is none to be read."""
+    try:
+        return _envelope_decoder.decode(frame).request_id
+    except _NOT_A_MESSAGE:
+        return None

@@ -1,0 +1,54 @@
+"""What the driver's threads have for the clients, until the socket thread takes it."""
+
+from collections import deque
+
+from driver.request import ReturnSample
+from ipc.bell import Bell
+
+
+class Reply:
+    """The way back of one request: a driver's ReturnChannel that ends at one client's request id."""
+
+    def __init__(self, outbox: "Outbox", identity: bytes, request_id: str) -> None:
+        self.identity = identity
+        self.request_id = request_id
+        self._outbox = outbox
+
+    def put(self, sample: ReturnSample) -> None:
+        """Takes one sample, on any thread, without waiting."""
+        self._outbox.put(self, sample)
+
+
+class Outbox:
+    """Samples on their way out. Any thread puts, the socket thread takes all there is."""
+
+    def __init__(self, bell: Bell) -> None:
+        self._bell = bell
+        self._samples: deque[tuple[Reply, ReturnSample]] = deque()
+
+    def put(self, reply: Reply, sample: ReturnSample) -> None:
+        """Keeps the sample and wakes the socket thread."""
+        self._samples.append((reply, sample))
+        self._bell.ring()
+
+    def take(self) -> list[tuple[Reply, ReturnSample]]:
+        """One sample for each request that has any, in the order of their first: those of one request made one."""
+        waiting: dict[Reply, list[ReturnSample]] = {}
+        for _ in range(len(self._samples)):
+            reply, sample = self._samples.popleft()
+            waiting.setdefault(reply, []).append(sample)
+        return [(reply, _joined(samples)) for reply, samples in waiting.items()]
+
+
+def _joined(samples: list[ReturnSample]) -> ReturnSample:
+    last = samples[-1]
+    if len(samples) == 1:
+        return last
+    return ReturnSample(
+        request_id=last.request_id,
+        text="".join([sample.text for sample in samples]),
+        token_ids=[token_id for sample in samples for token_id in sample.token_ids],
+        finish_reason=last.finish_reason,
+        usage=last.usage,
+        error=last.error,
+    )

@@ -1,0 +1,131 @@
+"""One connection of a client to a daemon, from hello until it is lost."""
+
+import math
+from collections.abc import Iterator
+
+import zmq
+from zmq.utils.monitor import recv_monitor_message
+
+from ipc.messages import (
+    PING_INTERVAL,
+    PROTOCOL_VERSION,
+    SILENCE_LIMIT,
+    Done,
+    Error,
+    Hello,
+    MessageError,
+    Ping,
+    ServerMessage,
+    StatusReply,
+    Token,
+    Welcome,
+    decode_server_message,
+    encode,
+)
+
+LINGER = 1000
+"""Milliseconds that the last aborts have to leave when the socket closes."""
+
+Answer = Token | Done | Error | StatusReply
+"""What a call may hear."""
+
+_EVENTS = zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED
+_HELLO = encode(Hello(PROTOCOL_VERSION))
+_PING = encode(Ping())
+
+
+class Session:
+    """A DEALER that says hello when it gets through, pings, and notices when nobody is there any more.
+
+    It is never used again once ``lost``; until ``welcome`` it keeps knocking. One thread makes, uses and closes it.
+    Times are in seconds, and the caller's.
+    """
+
+    def __init__(self, context: "zmq.Context[zmq.Socket[bytes]]", address: str, poller: zmq.Poller) -> None:
+        self.welcome: Welcome | None = None
+        self.reached = False
+        """Whether something speaks ZeroMQ at the address."""
+        self.lost: str | None = None
+        """Why it is over."""
+        self.next_ping = math.inf
+        """When ``keep_alive`` is to be called again."""
+        self._address = address
+        self._poller = poller
+        self._heard_at = math.inf
+        self._dealer = context.socket(zmq.DEALER)
+        self._dealer.setsockopt(zmq.IMMEDIATE, 1)  # nothing queues for a daemon that is not there
+        self._dealer.setsockopt(zmq.SNDHWM, 0)  # what one asks for is in one's own memory anyway,
+        self._dealer.setsockopt(zmq.RCVHWM, 0)  # and what one gets had better leave the daemon's
+        self._dealer.setsockopt(zmq.IPV6, 1 if "[" in address else 0)
+        self._monitor = self._dealer.get_monitor_socket(_EVENTS)
+        self._dealer.connect(address)
+        poller.register(self._dealer, zmq.POLLIN)
+        poller.register(self._monitor, zmq.POLLIN)
+
+    def send(self, frame: bytes) -> None:
+        """Send one message to the daemon."""
+        try:
+            self._dealer.send(frame, zmq.NOBLOCK)
+        except zmq.Again:
+            self._gone()
+
+    def receive(self, now: float) -> Iterator[Answer]:
+        """All that has arrived for calls; what has arrived for the connection itself is dealt with."""
+        gone = self._watch()
+        while self.lost is None:
+            try:
+                frame = self._dealer.recv(zmq.NOBLOCK)
+            except zmq.Again:
+                break
+            self._heard_at = now
+            message = self._decoded(frame)
+            if isinstance(message, Answer):
+                yield message
+        if gone:  # only now: its last words were still to be read
+            self._gone()
+
+    def keep_alive(self, now: float) -> None:
+        """Ping if it is time, and see whether the last ones were answered."""
+        if now - self._heard_at > SILENCE_LIMIT:
+            self.lost = f"the daemon at {self._address} has not answered for {SILENCE_LIMIT:g} s"
+        elif now >= self.next_ping:
+            self.send(_PING)
+            self.next_ping = now + PING_INTERVAL
+
+    def close(self) -> None:
+        """Let what is queued leave, and go."""
+        self._poller.unregister(self._dealer)
+        self._poller.unregister(self._monitor)
+        self._dealer.disable_monitor()
+        self._monitor.close(0)
+        self._dealer.close(LINGER)
+
+    def _watch(self) -> bool:
+        """Whether the daemon went away; says hello each time that one is reached."""
+        gone = False
+        while self._monitor.poll(0):
+            if recv_monitor_message(self._monitor)["event"] == zmq.EVENT_HANDSHAKE_SUCCEEDED:
+                self.reached = True
+                self.send(_HELLO)
+            else:
+                self.reached = False
+                gone = True
+        return gone
+
+    def _decoded(self, frame: bytes) -> ServerMessage | None:
+        try:
+            message = decode_server_message(frame)
+        except MessageError as error:
+            self.lost = f"what answers at {self._address} is no daemon of this version: {error}"
+            return None
+        if isinstance(message, Welcome):
+            self.welcome = message
+            self.next_ping = self._heard_at + PING_INTERVAL
+        elif isinstance(message, Error) and message.request_id is None:
+            self.lost = f"the daemon at {self._address} ended the connection: {message.message}"
+            return None
+        return message
+
+    def _gone(self) -> None:
+        if self.welcome is not None and self.lost is None:
+            self.lost = f"the daemon at {self._address} went away"

@@ -1,0 +1,67 @@
+"""A driver for the socket tests: it does at once, on the socket thread, what three threads and a model would do."""
+
+from queue import SimpleQueue
+
+import msgspec
+
+from driver.errors import DriverError
+from driver.request import ActiveRequest, RequestError, ReturnSample, Usage
+
+PATIENCE = 60
+"""Seconds after which a test takes something for never going to happen."""
+
+
+class FakeStatus(msgspec.Struct):
+    open_requests: int
+
+
+class FakeDriver:
+    """Echoes prompts. The words of a text come back as a piece each, with their lengths as token ids.
+
+    A prompt of token ids is held open: the test says what comes back, with ``say`` and ``finish``.
+    """
+
+    def __init__(self) -> None:
+        self.held: SimpleQueue[ActiveRequest] = SimpleQueue()
+        self.aborted: SimpleQueue[str] = SimpleQueue()
+        self.refusal: DriverError | None = None
+        self.open: dict[str, ActiveRequest] = {}
+
+    def submit_request(self, request: ActiveRequest) -> None:
+        if self.refusal is not None:
+            raise self.refusal
+        self.open[request.request_id] = request
+        if isinstance(request.prompt, list):
+            self.held.put(request)
+        else:
+            prompt = request.prompt if request.messages is None else request.messages[-1]["content"]
+            words = prompt.split()
+            for word in words:
+                self.say(request, word, [len(word)])
+            self.finish(request, request.params.get("finish_reason", "stop"), len(words))
+
+    def abort(self, request_id: str) -> None:
+        self.aborted.put(request_id)
+        if request_id in self.open:
+            self.finish(self.open[request_id], "abort")
+
+    def status(self) -> FakeStatus:
+        return FakeStatus(len(self.open))
+
+    def take(self) -> ActiveRequest:
+        """The next request that is held open, when it has come."""
+        return self.held.get(timeout=PATIENCE)
+
+    def say(self, request: ActiveRequest, text: str, token_ids: list[int]) -> None:
+        request.channel.put(ReturnSample(request_id=request.request_id, text=text, token_ids=token_ids))
+
+    def finish(self, request: ActiveRequest, reason: str = "stop", num_tokens: int = 0) -> None:
+        del self.open[request.request_id]
+        usage = Usage(1, num_tokens)
+        request.channel.put(ReturnSample(request_id=request.request_id, finish_reason=reason, usage=usage))
+
+    def stop(self, why: str) -> None:
+        for request in self.open.values():
+            error = RequestError("stopped", why)
+            request.channel.put(ReturnSample(request_id=request.request_id, error=error))
+        self.open.clear()

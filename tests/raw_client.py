@@ -1,0 +1,59 @@
+"""A client that says exactly what a test wants it to say, and how."""
+
+from types import TracebackType
+from typing import Self
+
+import zmq
+
+from ipc.messages import (
+    PROTOCOL_VERSION,
+    ClientMessage,
+    Hello,
+    ServerMessage,
+    Welcome,
+    decode_server_message,
+    encode,
+)
+
+PATIENCE = 60_000
+"""Milliseconds after which an answer is taken for never coming."""
+
+
+class RawClient:
+    """A DEALER. ``receive_high_water`` makes it one that soon reads no more."""
+
+    def __init__(self, address: str, receive_high_water: int = 0) -> None:
+        self._context = zmq.Context()
+        self._dealer = self._context.socket(zmq.DEALER)
+        self._dealer.setsockopt(zmq.RCVHWM, receive_high_water)
+        self._dealer.connect(address)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.vanish()
+
+    def greet(self) -> Welcome:
+        """Say hello and be welcomed."""
+        welcome = self.ask(Hello(PROTOCOL_VERSION))
+        assert isinstance(welcome, Welcome)
+        return welcome
+
+    def say(self, message: ClientMessage) -> None:
+        self.send(encode(message))
+
+    def ask(self, message: ClientMessage) -> ServerMessage:
+        self.say(message)
+        return self.hear()
+
+    def send(self, *frames: bytes) -> None:
+        self._dealer.send_multipart(frames)
+
+    def hear(self) -> ServerMessage:
+        assert self._dealer.poll(PATIENCE), "no answer came"
+        return decode_server_message(self._dealer.recv())
+
+    def vanish(self) -> None:
+        """Be gone, with whatever was on its way."""
+        self._context.destroy(linger=0)

@@ -1,0 +1,163 @@
+"""Where the daemon may listen."""
+
+import os
+import socket
+import stat
+from pathlib import Path
+
+import pytest
+
+from ipc.addresses import anyone_listens, checked_address, default_address, reserved
+from ipc.errors import AddressError, AddressInUse
+
+
+@pytest.fixture
+def runtime(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A private XDG_RUNTIME_DIR."""
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    return tmp_path
+
+
+def test_the_default_lies_in_the_runtime_directory(runtime: Path) -> None:
+    """Daemon and client agree on $XDG_RUNTIME_DIR/odriver/odriver.sock."""
+    assert checked_address(None) == default_address() == f"ipc://{runtime}/odriver/odriver.sock"
+
+
+def test_without_a_runtime_directory_the_default_bears_the_users_id(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two users of one machine have different default addresses."""
+    monkeypatch.delenv("XDG_RUNTIME_DIR", raising=False)
+
+    assert default_address() == f"ipc:///tmp/odriver-{os.getuid()}/odriver.sock"
+
+
+def test_the_default_directory_is_made_private(runtime: Path) -> None:
+    """Nobody but the owner can enter it."""
+    with reserved(checked_address(None)):
+        assert stat.S_IMODE((runtime / "odriver").stat().st_mode) == 0o700
+
+
+@pytest.mark.parametrize("mode", [0o755, 0o770, 0o701])
+def test_a_default_directory_that_others_can_enter_is_refused(runtime: Path, mode: int) -> None:
+    """Neither daemon nor client trusts a directory that somebody else may have filled."""
+    (runtime / "odriver").mkdir()
+    (runtime / "odriver").chmod(mode)
+
+    with pytest.raises(AddressError, match="0700"):
+        checked_address(None)
+
+
+def test_a_default_directory_that_is_a_link_is_refused(runtime: Path) -> None:
+    """A link may lead to somebody else's directory."""
+    (runtime / "elsewhere").mkdir(mode=0o700)
+    (runtime / "odriver").symlink_to(runtime / "elsewhere")
+
+    with pytest.raises(AddressError, match="0700"):
+        checked_address(None)
+
+
+def test_a_runtime_directory_that_does_not_exist_is_an_address_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The message says which directory cannot be made."""
+    monkeypatch.setenv("XDG_RUNTIME_DIR", "/nonexistent")
+
+    with pytest.raises(AddressError, match="/nonexistent/odriver"), reserved(checked_address(None)):
+        pass
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        "",
+        "odriver.sock",
+        "ipc://",
+        "ipc://*",
+        "ipc://@abstract",
+        "ipc:///tmp/",
+        "ipc:///tmp/a\0b",
+        "inproc://odriver",
+        "tcp://127.0.0.1",
+        "tcp://127.0.0.1:0",
+        "tcp://127.0.0.1:65536",
+        "tcp://127.0.0.1:*",
+        "tcp://:5555",
+        "http://127.0.0.1:5555",
+    ],
+)
+def test_what_is_no_address_is_refused(address: str) -> None:
+    """The message shows what an address looks like."""
+    with pytest.raises(AddressError, match="ipc:///path/to.sock or tcp://127.0.0.1:PORT"):
+        checked_address(address)
+
+
+@pytest.mark.parametrize("address", ["tcp://0.0.0.0:5555", "tcp://*:5555", "tcp://192.168.0.7:5555", "tcp://[::]:5555"])
+def test_an_address_that_other_machines_reach_is_refused(address: str) -> None:
+    """There is no encryption yet, and the message says so."""
+    with pytest.raises(AddressError, match="not encrypted yet"):
+        checked_address(address)
+
+
+@pytest.mark.parametrize(
+    ("address", "full"),
+    [
+        ("tcp://127.0.0.1:5555", "tcp://127.0.0.1:5555"),
+        ("tcp://localhost:5555", "tcp://127.0.0.1:5555"),
+        ("tcp://127.8.0.1:5555", "tcp://127.8.0.1:5555"),
+        ("tcp://[::1]:5555", "tcp://[::1]:5555"),
+        ("ipc:///run/../run/o.sock", "ipc:///run/o.sock"),
+    ],
+)
+def test_addresses_of_this_machine_are_taken(address: str, full: str) -> None:
+    """Loopback in both families, and files by their full path."""
+    assert checked_address(address) == full
+
+
+def test_a_path_too_long_for_a_socket_is_refused() -> None:
+    """107 bytes fit into a Unix socket's address; one more is an error that says so."""
+    assert checked_address("ipc:///" + "x" * 106) == "ipc:///" + "x" * 106
+    with pytest.raises(AddressError, match="108 bytes, at most 107"):
+        checked_address("ipc:///" + "x" * 107)
+
+
+def test_an_address_is_reserved_once(tmp_path: Path) -> None:
+    """A second daemon is told that the address is in use, as long as the first has it."""
+    address = f"ipc://{tmp_path}/o.sock"
+
+    with reserved(address), pytest.raises(AddressInUse, match="in use"), reserved(address):
+        pass
+    with reserved(address):
+        pass
+
+
+def test_a_socket_that_nobody_locked_but_somebody_uses_is_in_use(tmp_path: Path) -> None:
+    """Another program's socket is not taken away from it."""
+    with socket.socket(socket.AF_UNIX) as other:
+        other.bind(str(tmp_path / "o.sock"))
+        other.listen()
+
+        with pytest.raises(AddressInUse, match="in use"), reserved(f"ipc://{tmp_path}/o.sock"):
+            pass
+
+
+def test_the_socket_of_a_dead_daemon_is_no_obstacle(tmp_path: Path) -> None:
+    """A socket file on which nobody listens is left over, and may be replaced."""
+    with socket.socket(socket.AF_UNIX) as dead:
+        dead.bind(str(tmp_path / "o.sock"))
+
+    assert not anyone_listens(f"ipc://{tmp_path}/o.sock")
+    with reserved(f"ipc://{tmp_path}/o.sock"):
+        pass
+
+
+def test_a_file_that_is_no_socket_is_not_replaced(tmp_path: Path) -> None:
+    """libzmq would unlink it; we say what is in the way."""
+    (tmp_path / "thesis.txt").write_text("precious")
+
+    with pytest.raises(AddressError, match="no socket"), reserved(f"ipc://{tmp_path}/thesis.txt"):
+        pass
+
+    assert (tmp_path / "thesis.txt").read_text() == "precious"
+
+
+def test_a_directory_that_does_not_exist_is_an_address_error(tmp_path: Path) -> None:
+    """A directory that the operator named is not made up."""
+    with pytest.raises(AddressError, match="No such file"), reserved(f"ipc://{tmp_path}/missing/o.sock"):
+        pass
