@@ -74,7 +74,7 @@ def _max_model_len(config: EngineConfig, model: ModelConfig) -> int:
 
 def _use_compilation_cache() -> None:
     """Keep compiled steps between starts, where JAX_COMPILATION_CACHE_DIR or XDG_CACHE_HOME say."""
-    if not jax.config.read("jax_compilation_cache_dir"):
+    if not jax.config.jax_compilation_cache_dir:  # type: ignore[attr-defined]
         home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
         jax.config.update("jax_compilation_cache_dir", str(home / "odriver" / "xla"))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
