@@ -1,11 +1,15 @@
 """A driver for the socket tests: it does at once, on the socket thread, what three threads and a model would do."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from queue import SimpleQueue
 
 import msgspec
 
 from driver.errors import DriverError
 from driver.request import ActiveRequest, RequestError, ReturnSample, Usage
+from ipc.clients import Driver
+from ipc.server import Server
 
 PATIENCE = 60
 """Seconds after which a test takes something for never going to happen."""
@@ -65,3 +69,17 @@ class FakeDriver:
             error = RequestError("stopped", why)
             request.channel.put(ReturnSample(request_id=request.request_id, error=error))
         self.open.clear()
+
+
+@contextmanager
+def serving(address: str, driver: Driver) -> Iterator[Server]:
+    """A server for the time of a with statement; it has not failed at its end."""
+    failures: SimpleQueue[str] = SimpleQueue()
+    server = Server(address, on_failure=failures.put)
+    server.start()
+    server.open(driver, model="parrot", max_model_len=256)
+    try:
+        yield server
+    finally:
+        server.stop()
+    assert failures.empty()

@@ -1,6 +1,7 @@
 """Where the daemon may listen."""
 
 import os
+import re
 import socket
 import stat
 from pathlib import Path
@@ -84,7 +85,7 @@ def test_a_runtime_directory_that_does_not_exist_is_an_address_error(monkeypatch
 )
 def test_what_is_no_address_is_refused(address: str) -> None:
     """The message shows what an address looks like."""
-    with pytest.raises(AddressError, match="ipc:///path/to.sock or tcp://127.0.0.1:PORT"):
+    with pytest.raises(AddressError, match=re.escape("ipc:///path/to.sock or tcp://127.0.0.1:PORT")):
         checked_address(address)
 
 

@@ -2,13 +2,12 @@
 
 import socket
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from queue import SimpleQueue
 
 import msgspec
 import pytest
-from fake_driver import PATIENCE, FakeDriver
+from fake_driver import PATIENCE, FakeDriver, serving
 from raw_client import RawClient
 
 from driver.errors import DriverStopped, Overloaded
@@ -66,18 +65,6 @@ def client(server: Server, address: str) -> Iterator[RawClient]:  # noqa: ARG001
     with RawClient(address) as client:
         client.greet()
         yield client
-
-
-@contextmanager
-def serving(address: str, driver: FakeDriver) -> Iterator[Server]:
-    """A server for the time of a with statement."""
-    failures: SimpleQueue[str] = SimpleQueue()
-    server = Server(address, on_failure=failures.put)
-    server.start()
-    server.open(driver, model="parrot", max_model_len=256)
-    yield server
-    server.stop()
-    assert failures.empty()
 
 
 def whole(client: RawClient, request_id: str) -> tuple[str, list[int], ServerMessage]:
