@@ -12,7 +12,7 @@ import numpy as np
 from flax import nnx
 from jax import Array
 
-from caching.attention import locate, ragged_paged_attention, write_pages
+from caching.attention import PageTable, locate, ragged_paged_attention, write_pages
 from caching.metadata import PagedAttentionCacheMetaData, pages_for
 from caching.paged_attention_cache import PagedAttentionCache
 from engine.model_io import FROM_SLOT, ModelInputBatch, StepLayout
@@ -125,8 +125,7 @@ class ExecutionManager:
             kv_pages: Array | None, q: Array, k: Array, v: Array, window: int | None
         ) -> tuple[Array | None, Array]:
             assert kv_pages is not None
-            kv_pages = write_pages(kv_pages, k, v, pages, offsets)
-            return kv_pages, ragged_paged_attention(q, kv_pages, table, sm_scale=self._scale, sliding_window=window)
+            return _attend(kv_pages, q, k, v, pages, offsets, table, self._scale, window)
 
         layers, hidden = decoder(token_ids, batch.positions, cache.layers, attend)
         last = hidden[jnp.maximum(table.cu_q_lens[1:] - 1, 0)]
@@ -146,6 +145,23 @@ class ExecutionManager:
 
     def _last_token(self) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct((self._shapes.max_num_seqs + 1,), np.int32)
+
+
+@partial(jax.jit, static_argnames=("scale", "window"))
+def _attend(
+    kv_pages: Array,
+    q: Array,
+    k: Array,
+    v: Array,
+    pages: Array,
+    offsets: Array,
+    table: PageTable,
+    scale: float,
+    window: int | None,
+) -> tuple[Array, Array]:
+    """One layer's write and read of its pages; compiled into its caller, but traced once for all layers alike."""
+    kv_pages = write_pages(kv_pages, k, v, pages, offsets)
+    return kv_pages, ragged_paged_attention(q, kv_pages, table, sm_scale=scale, sliding_window=window)
 
 
 def _with_last_tokens(batch: ModelInputBatch, last_token: Array) -> Array:
