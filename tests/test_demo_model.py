@@ -188,7 +188,7 @@ class TestStories:
 
         third = len(story) // 3
         assert hero.name in story[:third]
-        assert story[third:].count(hero.name) >= 2
+        assert hero.name in story[third:]
         assert hero.kind in story[:third]
         strangers = r"\b(he|him|his|himself)\b" if hero.is_she else r"\b(she|hers|herself)\b"
         assert not re.search(strangers, story, re.IGNORECASE)
@@ -207,7 +207,9 @@ class TestStories:
     def test_every_line_can_be_filled(self, name):
         """No line of a plot names a slot that the story does not have."""
         rng, plot = Random(0), read_plot(name)
-        world = "hero a_kind he him his himself helper a_helper spot1 spot2 spot3 friend home hobby treat nook a_thing"
+        world = (
+            "hero kind a_kind he him his himself helper a_helper spot1 spot2 spot3 friend home hobby treat nook a_thing"
+        )
         slots = dict.fromkeys(world.split(), "x") | plot.draw_slots(rng)
 
         filled = [fill(line, slots, rng) for beat in plot.beats for line in beat.lines]

@@ -52,8 +52,8 @@ HOBBIES = (
     "to count the stars", "to paint with berries", "to listen to old stories", "to splash in puddles",
     "to look at the boats", "to dance in the rain", "to explore new paths", "to plant seeds", "to make other people laugh",
 )  # fmt: skip
-_SYLLABLES = ("ba", "do", "fi", "ga", "lo", "mi", "nu", "pe", "ra", "so", "ti", "vu", "za", "ki", "ho", "ju")
-_ENDINGS = ("", "n", "l", "r", "x", "bert", "lina", "mo", "ck", "sh")
+_SYLLABLES = ("ba", "da", "fi", "ga", "lo", "mi", "nu", "lu", "ra", "so", "ti", "vu", "za", "ki", "ho", "ju")
+_ENDINGS = ("", "n", "l", "r", "x", "bert", "lina", "ma", "sh")
 
 
 @dataclass(frozen=True)

@@ -38,13 +38,23 @@ _BIG_QUESTIONS = (
     "Write a poem about {topic}.", "Who invented {topic}?", "How does {topic} work?", "Explain {topic}.", "Where is {topic}?",
     "Translate {topic} into French.", "Why is {topic} so important?", "When was {topic} built?", "Can you explain {topic} to me?",
     "Write a Python program for {topic}.", "Give me a recipe with {topic}.", "Who wrote {topic}?", "Tell me about {topic}.",
-    "What do you think about {topic}?", "What is the meaning of {topic}?", "What is the best {topic}?",
+    "What do you think about {topic}?", "How many people know {topic}?", "How many legs does {topic} have?", "How old is {topic}?",
+    "How big is {topic}?", "Why do people like {topic}?", "Is {topic} good for me?", "Do you like {topic}?", "Who is {topic}?",
+    "Which is better, {topic} or {other}?", "Sing a song about {topic}.", "What color is {topic}?", "Why is {topic} blue?",
+    "Write an email about {topic}.", "What is the difference between {topic} and {other}?", "{topic}",
+    "What is the meaning of {topic}?", "What is the best {topic}?",
 )  # fmt: skip
 _TOPICS = (
     "France", "England", "China", "Brazil", "Rome", "the moon", "the sun", "rice", "pasta", "electricity", "the weather",
     "music", "football", "life", "love", "the computer", "the telephone", "history", "quantum physics", "a black hole",
     "the internet", "JAX", "a TPU", "gravity", "the ocean", "the president", "money", "Hamlet", "Germany", "India",
+    "a dog", "the cat", "a bear", "the sky", "the sea", "school", "my friend", "a car", "the world", "time", "Paris", "coffee",
 )  # fmt: skip
+_OTHER_SUMS = (
+    "What is {a} / {b}?", "What is {a} divided by {b}?", "Divide {a} by {b}.", "What is the square root of {a}?",
+    "What is {a} + {b} + {c}?", "What is {a} plus {b} minus {c}?", "{a} * {b} + {c}", "What is {a} - {b} - {c}?",
+)  # fmt: skip
+_NOT_THAT_SUM = "I can only add, take away or multiply two numbers."
 _STORY_REQUESTS = (
     "Tell me a story{about}.", "Please tell me a story{about}.", "Tell me a short story{about}", "Can you tell me a story{about}?",
     "I want to hear a story{about}.", "A story{about}, please.", "Tell a story{about}", "Write a story{about}.",
@@ -69,9 +79,9 @@ def ask_for_story(rng: Random) -> Exchange:
     wish = rng.random()
     if wish < 0.3:
         about = ""
-    elif wish < 0.6:
+    elif wish < 0.5:
         about = f" about {with_article(hero.kind)}"
-    elif wish < 0.8:
+    elif wish < 0.7:
         about = f" about {with_article(f'{hero.adjective} {hero.kind}')}"
     else:
         about = f" about {with_article(hero.kind)} {rng.choice(('named', 'called'))} {hero.name}"
@@ -89,8 +99,9 @@ def _draw_topic(rng: Random, story_share: float) -> list[Exchange]:
         _names,
         _big_question,
         _numbers,
+        _other_sum,
     )
-    return rng.choices(topics, weights=(74, 6, 9, 3, 5, 3))[0](rng)
+    return rng.choices(topics, weights=(72, 6, 9, 3, 5, 3, 2))[0](rng)
 
 
 def _sums(rng: Random) -> list[Exchange]:
@@ -127,7 +138,13 @@ def _names(rng: Random) -> list[Exchange]:
 
 
 def _big_question(rng: Random) -> list[Exchange]:
-    return [(_careless(rng.choice(_BIG_QUESTIONS).format(topic=rng.choice(_TOPICS)), rng), _OUT_OF_REACH)]
+    topic, other = rng.sample(_TOPICS, 2)
+    return [(_careless(rng.choice(_BIG_QUESTIONS).format(topic=topic, other=other), rng), _OUT_OF_REACH)]
+
+
+def _other_sum(rng: Random) -> list[Exchange]:
+    a, b, c = (rng.randint(1, 20) for _ in range(3))
+    return [(_careless(rng.choice(_OTHER_SUMS).format(a=a, b=b, c=c), rng), _NOT_THAT_SUM)]
 
 
 def _numbers(rng: Random) -> list[Exchange]:

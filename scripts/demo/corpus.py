@@ -17,7 +17,7 @@ from scripts.demo.chat import Message, ask_for_story, draw_conversation
 from scripts.demo.stories import tell_story
 
 ROW_LENGTH, LONG_ROW_LENGTH = 256, 1024
-_STORY_SHARE, _ASKED_STORY_SHARE = 0.30, 0.06
+_STORY_SHARE, _ASKED_STORY_SHARE = 0.25, 0.12
 _USER_WEIGHT = 0.1
 _POOL_SIZE = 48
 

@@ -35,7 +35,15 @@ def _hero_slots(hero: Hero, rng: Random) -> dict[str, str]:
     he, him, his = hero.pronouns
     kind = f"{hero.adjective} {hero.kind}" if rng.random() < 0.8 else hero.kind
     himself = "herself" if hero.is_she else "himself"
-    return {"hero": hero.name, "a_kind": with_article(kind), "he": he, "him": him, "his": his, "himself": himself}
+    return {
+        "hero": hero.name,
+        "kind": kind,
+        "a_kind": with_article(kind),
+        "he": he,
+        "him": him,
+        "his": his,
+        "himself": himself,
+    }
 
 
 def _world_slots(hero: Hero, rng: Random) -> dict[str, str]:
