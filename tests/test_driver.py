@@ -1,5 +1,6 @@
 """The whole driver, real threads and queues, on an engine that repeats the prompt: to the exact token."""
 
+import queue
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,8 +11,25 @@ from fakes import EOS, FakeEngine, FakeTokenizer
 
 from driver.errors import DriverStopped, DuplicateRequest, Overloaded
 from driver.odriver import oDriver
-from driver.request import ActiveRequest, QueueChannel, ReturnSample, Usage
+from driver.request import ActiveRequest, ReturnSample, Usage
 from engine.sequence import SequenceStatus
+
+
+class Listener:
+    """A channel to iterate over that fails, rather than waits for ever, when a last sample never comes."""
+
+    def __init__(self) -> None:
+        self._samples: queue.SimpleQueue[ReturnSample] = queue.SimpleQueue()
+
+    def put(self, sample: ReturnSample) -> None:
+        self._samples.put(sample)
+
+    def __iter__(self) -> Iterator[ReturnSample]:
+        while True:
+            sample = self._samples.get(timeout=30)
+            yield sample
+            if sample.is_last:
+                return
 
 
 @contextmanager
@@ -25,9 +43,9 @@ def build_driver(engine: FakeEngine | None = None, **options: Any) -> Iterator[o
         driver.stop("the test is over")
 
 
-def submit(driver: oDriver, request_id: str = "a", prompt: Any = "abc", **fields: Any) -> QueueChannel:
+def submit(driver: oDriver, request_id: str = "a", prompt: Any = "abc", **fields: Any) -> Listener:
     """Submits a request; its channel. ``params`` default to five tokens."""
-    channel = QueueChannel()
+    channel = Listener()
     prompt = None if "messages" in fields else prompt
     fields.setdefault("params", {"max_tokens": 5})
     driver.submit_request(ActiveRequest(request_id=request_id, channel=channel, prompt=prompt, **fields))
@@ -40,7 +58,7 @@ def text_of(samples: list[ReturnSample]) -> str:
     return "".join(sample.text for sample in samples)
 
 
-def error_of(channel: QueueChannel) -> tuple[str, str]:
+def error_of(channel: Listener) -> tuple[str, str]:
     """Code and message of the error that a request ended with."""
     error = list(channel)[-1].error
     assert error is not None
@@ -144,7 +162,7 @@ def test_an_id_in_use_is_refused_and_then_free() -> None:
 
 def test_the_same_request_object_cannot_be_open_twice() -> None:
     """Identity is no way round the check for duplicates."""
-    request = ActiveRequest(request_id="a", channel=QueueChannel(), prompt="x")
+    request = ActiveRequest(request_id="a", channel=Listener(), prompt="x")
 
     with build_driver(FakeEngine(gate=(gate := threading.Semaphore(0)))) as driver:
         driver.submit_request(request)

@@ -19,7 +19,7 @@ class HeldTokenizer(FakeTokenizer):
 
     def encode(self, text: str) -> list[int]:
         self.asked.set()
-        self.let_go.wait()
+        self.let_go.wait(timeout=30)
         return super().encode(text)
 
 
@@ -64,7 +64,7 @@ def test_a_request_that_is_being_prepared_is_aborted() -> None:
     driver.start()
 
     channel = submit(driver)
-    tokenizer.asked.wait()
+    assert tokenizer.asked.wait(timeout=30)
     driver.abort("a")
     tokenizer.let_go.set()
     samples = list(channel)
@@ -81,7 +81,7 @@ def test_a_request_that_is_queued_is_aborted() -> None:
     driver.start()
 
     first = submit(driver, "a")
-    tokenizer.asked.wait()
+    assert tokenizer.asked.wait(timeout=30)
     second = submit(driver, "b")
     driver.abort("b")
     tokenizer.let_go.set()

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 from fakes import FakeEngine, FakeTokenizer
-from test_driver import build_driver, error_of, submit
+from test_driver import Listener, build_driver, error_of, submit
 
 from driver.errors import DriverStopped
 from driver.odriver import oDriver
-from driver.request import ActiveRequest, QueueChannel, ReturnSample
+from driver.request import ActiveRequest, ReturnSample
 
 ENDLESS = 10**9
 """A context that no request fills while a test lasts."""
@@ -32,7 +32,7 @@ class FaultyTokenizer(FakeTokenizer):
         return text
 
 
-class HeldChannel(QueueChannel):
+class HeldChannel(Listener):
     """A channel that breaks its promise not to block, until it is let go."""
 
     def __init__(self) -> None:
@@ -41,7 +41,7 @@ class HeldChannel(QueueChannel):
 
     def put(self, sample: ReturnSample) -> None:
         self.reached.set()
-        self.let_go.wait()
+        self.let_go.wait(timeout=30)
         super().put(sample)
 
 
@@ -84,7 +84,7 @@ def test_stop_under_load_does_not_deadlock() -> None:
     driver.start()
     held = HeldChannel()
     driver.submit_request(ActiveRequest(request_id="held", channel=held, prompt="abc"))
-    held.reached.wait()
+    assert held.reached.wait(timeout=30)
     others = [submit(driver, str(n), params={}) for n in range(20)]
 
     stopper = threading.Thread(target=driver.stop, args=["enough"])
