@@ -128,6 +128,32 @@ def test_a_step_that_hangs_does_not_keep_stop_from_telling(caplog: pytest.LogCap
     assert "thread execution loop still runs" in caplog.text
 
 
+def test_a_thread_that_was_left_behind_gives_no_second_end() -> None:
+    """A request that stop has told is not told again by a stage that hung meanwhile and now finds fault with it."""
+    asked, let_go = threading.Event(), threading.Event()
+    threads: list[threading.Thread] = []
+
+    class HangingTokenizer(FakeTokenizer):
+        def encode(self, text: str) -> list[int]:
+            threads.append(threading.current_thread())
+            asked.set()
+            let_go.wait(timeout=30)
+            return []
+
+    driver = oDriver(FakeEngine(), HangingTokenizer())
+    driver.start()
+    told: queue.SimpleQueue[ReturnSample] = queue.SimpleQueue()
+    driver.submit_request(ActiveRequest(request_id="a", channel=told, prompt="x"))
+    assert asked.wait(timeout=30)
+
+    driver.stop("enough", timeout=0)
+    let_go.set()
+    threads[0].join(timeout=30)
+
+    assert told.get().error is not None
+    assert told.empty()
+
+
 @pytest.mark.parametrize(
     ("fault", "reason"),
     [
