@@ -59,6 +59,18 @@ def build_engine(config: EngineConfig, report: Callable[[Progress], None]) -> oE
     return engine
 
 
+def describe(config: EngineConfig) -> dict[str, str]:
+    """What ``build_engine`` serves, and on what, for people to read; looks at no weights."""
+    directory = config.model or DEMO_MODEL
+    devices = jax.devices()
+    return {
+        "model": str(directory),
+        "parameters": f"{parameter_bytes(read_model_config(directory), jnp.float32) // 4:,}",
+        "dtype": config.dtype or _default_dtype(),
+        "device": f"{len(devices)} x {devices[0].device_kind}",
+    }
+
+
 def _default_dtype() -> str:
     return "float32" if jax.default_backend() == "cpu" else "bfloat16"
 

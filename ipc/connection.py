@@ -154,11 +154,8 @@ class Connection:
     def _give_up(self, session: Session, now: float) -> None:
         for call in [call for call in self._waiting.values() if call.deadline <= now]:
             del self._waiting[call.request_id]
-            if session.reached:
-                why = f"the daemon at {self._address} does not answer: it may be starting still, or be stuck"
-            else:
-                why = f"no daemon answers at {self._address}: start one with `odriver serve`"
-            call.put(ConnectFailed(why))
+            silent = f"the daemon at {self._address} does not answer: it may be starting still, or be stuck"
+            call.put(ConnectFailed(silent) if session.reached else ConnectFailed.nobody(self._address))
 
     def _drop(self, session: Session) -> None:
         why = session.lost or ""

@@ -8,6 +8,8 @@ OdriverError
     RequestFailed       the daemon's answer to one request: a code and a message
 """
 
+from typing import Self
+
 
 class OdriverError(Exception):
     """Anything that ``ipc`` raises on purpose; the message is for people."""
@@ -23,6 +25,11 @@ class AddressInUse(AddressError):
 
 class ConnectFailed(OdriverError):
     """No daemon answered at the address in time, or it refused the connection."""
+
+    @classmethod
+    def nobody(cls, address: str) -> Self:
+        """What to say where nobody listens."""
+        return cls(f"no daemon answers at {address}: start one with `odriver serve`")
 
 
 class ConnectionLost(OdriverError):

@@ -1,0 +1,154 @@
+"""The ``odriver`` command."""
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from ipc.addresses import anyone_listens, checked_address
+from ipc.client import Client
+from ipc.errors import ConnectFailed, OdriverError
+
+FAILED = 1
+INTERRUPTED = 130
+"""Exit codes beside 0; argparse exits with 2 where a command line is wrong, and ``serve`` has its own."""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command and return the exit code."""
+    options = vars(_parser().parse_args(arguments))
+    run = options.pop("run")
+    try:
+        return int(run(options))
+    except OdriverError as error:
+        print(f"odriver: {error}", file=sys.stderr)
+        return FAILED
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or the exit would complain again
+        return FAILED
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        "odriver", description="Serve a language model, and talk to it.", allow_abbrev=False
+    )
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    for name, add_arguments, run, what in (
+        ("serve", _serve_arguments, _serve, "run the daemon"),
+        ("complete", _complete_arguments, _complete, "continue a text"),
+        ("chat", _chat_arguments, _chat, "talk with the model"),
+        ("status", _status_arguments, _status, "show how the daemon is"),
+    ):
+        # What is not given is left out, and so has the default of whoever reads it.
+        command = commands.add_parser(
+            name, help=what, description=what, allow_abbrev=False, argument_default=argparse.SUPPRESS
+        )
+        add_arguments(command)
+        command.set_defaults(run=run)
+    return parser
+
+
+def _serve_arguments(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add(
+        "model",
+        nargs="?",
+        type=Path,
+        metavar="MODEL_DIR",
+        help="a Hugging Face directory (default: a small one of ours)",
+    )
+    add("--bind", metavar="ADDR", help="ipc:///path/to.sock or tcp://127.0.0.1:PORT (default: a private socket)")
+    add("--max-num-seqs", type=int, metavar="N", help="sequences that run at once")
+    add("--max-model-len", type=int, metavar="N", help="tokens of a prompt and its output (default: the model's limit)")
+    add("--max-num-batched-tokens", type=int, metavar="N", help="tokens computed in one step")
+    add("--page-size", type=int, metavar="N", help="tokens in one page of the cache")
+    add("--num-pages", type=int, metavar="N", help="pages in the cache (default: what the memory holds)")
+    add("--hbm-utilization", type=float, metavar="F", help="share of the memory that may be used, above 0 to 1")
+    add(
+        "--dtype", choices=["float32", "bfloat16"], help="of weights and cache (default: float32 on CPU, else bfloat16)"
+    )
+    add("--run-ahead", type=int, metavar="N", help="steps given to the device beyond the one awaited; 0 is none")
+
+
+def _complete_arguments(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("prompt", nargs="?", metavar="PROMPT", help="the text to continue (default: what stdin says)")
+    _connect_argument(parser)
+    add("--max-tokens", type=int, metavar="N", help="at most so many (default: as the context allows)")
+    add("--temperature", type=float, metavar="F", help="0 takes the likeliest token each time (default: 1)")
+    add("--top-p", type=float, metavar="F", help="draw from the likeliest tokens that are this probable together")
+    add("--top-k", type=int, metavar="N", help="draw from so many of the likeliest tokens")
+    add("--min-p", type=float, metavar="F", help="leave out what is less probable than this share of the likeliest")
+    add("--seed", type=int, metavar="N", help="the same seed draws the same tokens")
+    add("--stop", action="append", metavar="S", help="end before this text; may be given several times")
+
+
+def _chat_arguments(parser: argparse.ArgumentParser) -> None:
+    _connect_argument(parser)
+
+
+def _status_arguments(parser: argparse.ArgumentParser) -> None:
+    _connect_argument(parser)
+    parser.add_argument("--json", action="store_true", help="as JSON instead of a table")
+
+
+def _connect_argument(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--connect", metavar="ADDR", help="where the daemon listens (default: where it does by default)"
+    )
+
+
+def _serve(options: dict[str, Any]) -> int:
+    from ipc import daemon
+
+    return daemon.serve(settings=options, address=options.pop("bind", None))
+
+
+def _complete(options: dict[str, Any]) -> int:
+    with _connected(options) as client:
+        prompt = options.pop("prompt", None)
+        with client.generate(_read_prompt() if prompt is None else prompt, **options) as pieces:
+            for piece in pieces:
+                print(piece.text, end="", flush=True)
+    print()
+    return 0
+
+
+def _chat(options: dict[str, Any]) -> int:
+    from ipc import chat
+
+    with _connected(options) as client:
+        chat.converse(client)
+    return 0
+
+
+def _status(options: dict[str, Any]) -> int:
+    with _connected(options) as client:
+        status = client.status()
+    if options["json"]:
+        print(json.dumps(status, indent=2))
+    else:
+        from ipc import terminal
+
+        terminal.show_status(status)
+    return 0
+
+
+def _connected(options: dict[str, Any]) -> Client:
+    """A client; unlike one made by a program, it does not wait for a daemon that is not there yet."""
+    address = checked_address(options.pop("connect", None))
+    if not anyone_listens(address):
+        raise ConnectFailed.nobody(address)
+    return Client(address)
+
+
+def _read_prompt() -> str:
+    """All of stdin, less the newline that ends a line."""
+    if sys.stdin.isatty():
+        print("odriver: type the prompt, then Ctrl-D", file=sys.stderr)
+    return sys.stdin.read().removesuffix("\n")

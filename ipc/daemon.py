@@ -1,0 +1,169 @@
+"""The daemon: start up, serve until told to stop, shut down.
+
+Start-up takes the address first, so that a second daemon fails before it has loaded anything, and a client that comes
+early waits instead of being refused. READY follows when the model is loaded and every step compiled and run once.
+
+SIGTERM and SIGINT end it: no new work, every open request is told why, exit 0. A second signal ends it on the spot.
+Should a thread of driver or sockets die, the open requests are told as well, and the exit code asks for a restart.
+"""
+
+import faulthandler
+import logging
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from queue import SimpleQueue
+from types import FrameType
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+
+from engine.config import EngineConfig
+from engine.errors import ConfigurationError
+from engine.progress import Progress
+from ipc import terminal
+from ipc.addresses import checked_address
+from ipc.errors import AddressError
+from ipc.server import Server
+from ipc.systemd import notify
+
+if TYPE_CHECKING:
+    from driver.odriver import oDriver
+    from driver.tokenizer import Tokenizer
+
+logger = logging.getLogger(__name__)
+
+STOPPED = os.EX_OK
+FAULT = 1
+MISCONFIGURED = os.EX_CONFIG
+"""Exit codes: after MISCONFIGURED a restart is of no use, after FAULT it may be."""
+
+DRIVER_TIMEOUT = 3.0
+"""Seconds that the driver's threads have to finish what they are at, such as a step of the device."""
+SHUTDOWN_TIMEOUT = 4.5
+"""Seconds for all of the shutdown; then the process ends as it is, showing where it hung."""
+
+
+class Interrupted(BaseException):
+    """A signal came during start-up."""
+
+
+class Daemon:
+    """One daemon, for the life of its process. ``run`` belongs in the main thread, which is the one to hear signals."""
+
+    def __init__(self, config: EngineConfig, address: str, console: Console) -> None:
+        self._config = config
+        self._address = address
+        self._console = console
+        self._ends: SimpleQueue[tuple[int, str]] = SimpleQueue()
+        """Exit code and reason, from whoever has one first."""
+        self._starting = False
+        self._signalled = False
+        self._server = Server(address, on_failure=self._fail)
+        self._driver: oDriver | None = None
+
+    def run(self) -> int:
+        """Serve, and return the exit code. Raises ConfigurationError and AddressError where it cannot start."""
+        code, why = FAULT, "the daemon failed"
+        with _handling_signals(self._on_signal):
+            try:
+                self.startup()
+                code, why = self.main_loop()
+            except Interrupted:
+                code, why = self._ends.get()
+            finally:
+                self.shutdown(why)
+        return code
+
+    def startup(self) -> None:
+        """Take the address, load and compile the model, start the threads, and say READY."""
+        self._starting, began = True, time.monotonic()
+        self._server.start()
+        with terminal.start_up(self._console) as display:
+            self._driver, facts = self._load(display)
+        self._driver.start()
+        self._server.open(self._driver, Path(facts["model"]).resolve().name, int(facts["context"]))
+        self._starting = False
+        notify("READY=1")
+        notify("STATUS=serving")
+        facts |= {"address": self._address, "started in": f"{time.monotonic() - began:.1f} s"}
+        terminal.show_ready(
+            self._console, facts | {"try": f'odriver complete "Once upon a time" --connect {self._address}'}
+        )
+
+    def main_loop(self) -> tuple[int, str]:
+        """Wait for the end; the exit code and the reason."""
+        return self._ends.get()
+
+    def shutdown(self, why: str) -> None:
+        """Tell open requests why, close, and leave nothing behind. The process must end soon after, or is ended."""
+        notify("STOPPING=1")
+        logger.info("stopping: %s", why)
+        faulthandler.dump_traceback_later(SHUTDOWN_TIMEOUT, exit=True)
+        if self._driver is not None:
+            self._driver.stop(why, timeout=DRIVER_TIMEOUT)
+        self._server.stop()
+        logger.info("stopped")
+
+    def _load(self, display: terminal.StartUp) -> tuple["oDriver", dict[str, str]]:
+        from driver.odriver import oDriver
+        from engine.build import DEMO_MODEL, build_engine, describe
+
+        def report(progress: Progress) -> None:
+            if tokenizer.done():
+                tokenizer.result()  # raises what was wrong with it now, rather than when everything is compiled
+            display.show(progress)
+            notify(f"STATUS={progress.stage}: {terminal.amount(progress)}")
+
+        with ThreadPoolExecutor(1) as background:
+            tokenizer = background.submit(_load_tokenizer, self._config.model or DEMO_MODEL)
+            engine = build_engine(self._config, report)
+            driver = oDriver(engine, tokenizer.result(), on_failure=self._fail)
+        pages = f"{engine.stats().pages_total:,} of {self._config.page_size} tokens"
+        return driver, describe(self._config) | {"pages": pages, "context": str(engine.limits.max_model_len)}
+
+    def _fail(self, why: str) -> None:
+        self._ends.put((FAULT, why))
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        del frame
+        if self._signalled:
+            os._exit(128 + number)
+        self._signalled = True
+        self._ends.put((STOPPED, f"the daemon was stopped by {signal.Signals(number).name}"))
+        if self._starting:
+            raise Interrupted
+
+
+def serve(settings: Mapping[str, Any], address: str | None) -> int:
+    """Run a daemon with these fields of EngineConfig in this process; the exit code, with the reason in the log."""
+    console = Console(stderr=True)
+    terminal.configure_logging(console)
+    try:
+        return Daemon(EngineConfig(**settings), checked_address(address), console).run()
+    except (ConfigurationError, AddressError) as error:
+        logger.error("%s", error)
+        return MISCONFIGURED
+    except Exception:
+        logger.exception("the daemon failed")
+        return FAULT
+
+
+def _load_tokenizer(directory: Path) -> "Tokenizer":
+    from driver.tokenizer import HuggingFaceTokenizer
+
+    return HuggingFaceTokenizer(directory)
+
+
+@contextmanager
+def _handling_signals(handle: Callable[[int, FrameType | None], None]) -> Iterator[None]:
+    previous = {number: signal.signal(number, handle) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)

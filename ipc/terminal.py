@@ -1,0 +1,143 @@
+"""What people see of the daemon: its log, its start, and its numbers as a table. All but the numbers goes to stderr."""
+
+import logging
+import os
+import time
+from collections.abc import Mapping
+from types import TracebackType
+from typing import Protocol, Self
+
+from rich.console import Console
+from rich.filesize import decimal
+from rich.logging import RichHandler
+from rich.progress import BarColumn, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
+from rich.progress import Progress as Bars
+from rich.table import Table
+
+from engine.progress import Progress
+
+logger = logging.getLogger(__name__)
+
+LOG_INTERVAL = 5.0
+"""Seconds between log lines about one stage of the start."""
+OURS = ("caching", "engine", "driver", "ipc")
+
+
+def configure_logging(console: Console) -> None:
+    """Send the log to the console: coloured on a terminal, plain lines elsewhere, undated for the journal.
+
+    This is the one place that adds a handler. eformer's own logger is not used for it: its formatter drops
+    tracebacks, and colours files.
+    """
+    handler: logging.Handler
+    if console.is_terminal:
+        handler = RichHandler(console=console, show_path=False, rich_tracebacks=False)
+        handler.setFormatter(logging.Formatter("%(message)s"))
+    else:
+        handler = logging.StreamHandler(console.file)
+        date = "" if "JOURNAL_STREAM" in os.environ else "%(asctime)s "
+        handler.setFormatter(logging.Formatter(date + "%(levelname)s %(name)s: %(message)s"))
+    logging.basicConfig(handlers=[handler], level=logging.WARNING)
+    for name in OURS:
+        logging.getLogger(name).setLevel(logging.INFO)
+
+
+class StartUp(Protocol):
+    """Shows how far a start has come, from entering it until leaving it."""
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
+    ) -> None: ...
+
+    def show(self, progress: Progress) -> None:
+        """Take notice of a report."""
+
+
+def start_up(console: Console) -> StartUp:
+    """Bars on a terminal, log lines elsewhere."""
+    return _StartUpBars(console) if console.is_terminal else _StartUpLog()
+
+
+def amount(progress: Progress) -> str:
+    """``3 of 20 functions``, or ``1.2 MB of 8.0 MB``."""
+    if progress.unit == "bytes":
+        return f"{decimal(progress.done)} of {decimal(progress.total)}"
+    return f"{progress.done} of {progress.total} {progress.unit}"
+
+
+def show_ready(console: Console, facts: Mapping[str, str]) -> None:
+    """A table on a terminal, a log line elsewhere."""
+    if not console.is_terminal:
+        logger.info("ready: %s", ", ".join(f"{name} {fact}" for name, fact in facts.items()))
+        return
+    table = _table("oDriver is ready")
+    for name, fact in facts.items():
+        table.add_row(name, fact)
+    console.print(table)
+
+
+def show_status(status: Mapping[str, object]) -> None:
+    """The daemon's numbers on stdout, a row each."""
+    table = _table("oDriver")
+    for name, value in status.items():
+        label = name.removeprefix("num_").replace("_", " ")
+        table.add_row(label, f"{value:.1f}" if isinstance(value, float) else str(value))
+    Console().print(table)
+
+
+def _table(title: str) -> Table:
+    table = Table(title=title, title_justify="left", show_header=False)
+    table.add_column(style="bold")
+    table.add_column(overflow="fold")
+    return table
+
+
+class _StartUpBars:
+    def __init__(self, console: Console) -> None:
+        self._bars = Bars(
+            SpinnerColumn(),
+            TextColumn("{task.description}"),
+            BarColumn(),
+            TextColumn("{task.fields[amount]}"),
+            TimeElapsedColumn(),
+            console=console,
+            transient=True,
+        )
+        self._stages: dict[str, TaskID] = {}
+
+    def __enter__(self) -> Self:
+        self._bars.start()
+        self._stages[""] = self._bars.add_task("starting", total=None, amount="")
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self._bars.stop()
+
+    def show(self, progress: Progress) -> None:
+        if progress.stage not in self._stages:
+            self._bars.update(self._stages[""], visible=False)
+            self._stages[progress.stage] = self._bars.add_task(progress.stage, amount="")
+        stage = self._stages[progress.stage]
+        self._bars.update(stage, completed=progress.done, total=progress.total, amount=amount(progress))
+
+
+class _StartUpLog:
+    def __init__(self) -> None:
+        self._stage = ""
+        self._next_line = 0.0
+
+    def __enter__(self) -> Self:
+        logger.info("starting")
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
+    ) -> None: ...
+
+    def show(self, progress: Progress) -> None:
+        now = time.monotonic()
+        if progress.stage != self._stage or progress.done == progress.total or now >= self._next_line:
+            logger.info("%s: %s", progress.stage, amount(progress))
+            self._stage, self._next_line = progress.stage, now + LOG_INTERVAL
