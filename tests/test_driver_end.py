@@ -138,7 +138,7 @@ def test_a_thread_that_was_left_behind_gives_no_second_end() -> None:
             threads.append(threading.current_thread())
             asked.set()
             let_go.wait(timeout=30)
-            return []
+            return super().encode(text)[:0]
 
     driver = oDriver(FakeEngine(), HangingTokenizer())
     driver.start()
