@@ -33,7 +33,7 @@ class Detokenizer:
         self._sent = self._prompt.rstrip(REPLACEMENT)
         """What of the window's text has been given out."""
         self._boundary = 0
-        """Where in the window the last token starts before which all was given out."""
+        """The window can be cut here: all the text before was given out, and a character starts here."""
         self._held = 0
         """Tokens at the window's end that may hold an unfinished character."""
 

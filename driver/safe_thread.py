@@ -24,11 +24,6 @@ class SafeThread:
         """Starts the thread; once only."""
         self._thread.start()
 
-    @property
-    def is_alive(self) -> bool:
-        """Whether it has been started and has not ended."""
-        return self._thread.is_alive()
-
     def join(self, timeout: float | None = None) -> bool:
         """Waits at most ``timeout`` seconds for the end; False if it still runs.
 

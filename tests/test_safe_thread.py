@@ -64,7 +64,7 @@ def test_join_says_whether_the_thread_has_ended() -> None:
     thread.start()
     assert not thread.join(timeout=0)
     gate.set()
-    assert thread.join(timeout=30) and not thread.is_alive
+    assert thread.join(timeout=30)
 
 
 def test_a_thread_that_joins_itself_goes_on() -> None:
