@@ -125,7 +125,8 @@ class ExecutionManager:
             kv_pages: Array | None, q: Array, k: Array, v: Array, window: int | None
         ) -> tuple[Array | None, Array]:
             assert kv_pages is not None
-            return _attend(kv_pages, q, k, v, pages, offsets, table, self._scale, window)
+            written: tuple[Array, Array] = _attend(kv_pages, q, k, v, pages, offsets, table, self._scale, window)
+            return written
 
         layers, hidden = decoder(token_ids, batch.positions, cache.layers, attend)
         last = hidden[jnp.maximum(table.cu_q_lens[1:] - 1, 0)]
