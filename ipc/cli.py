@@ -58,7 +58,7 @@ def _serve_arguments(parser: argparse.ArgumentParser) -> None:
     add(
         "model",
         nargs="?",
-        type=Path,
+        default=None,
         metavar="MODEL_DIR",
         help="a Hugging Face directory (default: a small one of ours)",
     )
@@ -77,7 +77,7 @@ def _serve_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _complete_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("prompt", nargs="?", metavar="PROMPT", help="the text to continue (default: what stdin says)")
+    add("prompt", nargs="?", default=None, metavar="PROMPT", help="the text to continue (default: what stdin says)")
     _connect_argument(parser)
     add("--max-tokens", type=int, metavar="N", help="at most so many (default: as the context allows)")
     add("--temperature", type=float, metavar="F", help="0 takes the likeliest token each time (default: 1)")
@@ -94,7 +94,7 @@ def _chat_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _status_arguments(parser: argparse.ArgumentParser) -> None:
     _connect_argument(parser)
-    parser.add_argument("--json", action="store_true", help="as JSON instead of a table")
+    parser.add_argument("--json", action="store_true", default=False, help="as JSON instead of a table")
 
 
 def _connect_argument(parser: argparse.ArgumentParser) -> None:
@@ -106,12 +106,14 @@ def _connect_argument(parser: argparse.ArgumentParser) -> None:
 def _serve(options: dict[str, Any]) -> int:
     from ipc import daemon
 
-    return daemon.serve(settings=options, address=options.pop("bind", None))
+    model = options.pop("model")
+    address = options.pop("bind", None)
+    return daemon.serve({"model": model and Path(model), **options}, address)
 
 
 def _complete(options: dict[str, Any]) -> int:
     with _connected(options) as client:
-        prompt = options.pop("prompt", None)
+        prompt = options.pop("prompt")
         with client.generate(_read_prompt() if prompt is None else prompt, **options) as pieces:
             for piece in pieces:
                 print(piece.text, end="", flush=True)

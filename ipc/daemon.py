@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
-from engine.config import EngineConfig
+from engine.config import EngineConfig, ServingLimits
 from engine.errors import ConfigurationError
 from engine.progress import Progress
 from ipc import terminal
@@ -68,7 +68,7 @@ class Daemon:
 
     def run(self) -> int:
         """Serve, and return the exit code. Raises ConfigurationError and AddressError where it cannot start."""
-        code, why = FAULT, "the daemon failed"
+        why = "the daemon could not start"
         with _handling_signals(self._on_signal):
             try:
                 self.startup()
@@ -77,6 +77,7 @@ class Daemon:
                 code, why = self._ends.get()
             finally:
                 self.shutdown(why)
+        logger.info("stopped: %s", why)
         return code
 
     def startup(self) -> None:
@@ -84,9 +85,9 @@ class Daemon:
         self._starting, began = True, time.monotonic()
         self._server.start()
         with terminal.start_up(self._console) as display:
-            self._driver, facts = self._load(display)
+            self._driver, limits, facts = self._load(display)
         self._driver.start()
-        self._server.open(self._driver, Path(facts["model"]).resolve().name, int(facts["context"]))
+        self._server.open(self._driver, Path(facts["model"]).resolve().name, limits)
         self._starting = False
         notify("READY=1")
         notify("STATUS=serving")
@@ -102,14 +103,12 @@ class Daemon:
     def shutdown(self, why: str) -> None:
         """Tell open requests why, close, and leave nothing behind. The process must end soon after, or is ended."""
         notify("STOPPING=1")
-        logger.info("stopping: %s", why)
         faulthandler.dump_traceback_later(SHUTDOWN_TIMEOUT, exit=True)
         if self._driver is not None:
             self._driver.stop(why, timeout=DRIVER_TIMEOUT)
         self._server.stop()
-        logger.info("stopped")
 
-    def _load(self, display: terminal.StartUp) -> tuple["oDriver", dict[str, str]]:
+    def _load(self, display: terminal.StartUp) -> tuple["oDriver", ServingLimits, dict[str, str]]:
         from driver.odriver import oDriver
         from engine.build import DEMO_MODEL, build_engine, describe
 
@@ -124,7 +123,8 @@ class Daemon:
             engine = build_engine(self._config, report)
             driver = oDriver(engine, tokenizer.result(), on_failure=self._fail)
         pages = f"{engine.stats().pages_total:,} of {self._config.page_size} tokens"
-        return driver, describe(self._config) | {"pages": pages, "context": str(engine.limits.max_model_len)}
+        context = f"{engine.limits.max_model_len:,} tokens"
+        return driver, engine.limits, describe(self._config) | {"pages": pages, "context": context}
 
     def _fail(self, why: str) -> None:
         self._ends.put((FAULT, why))

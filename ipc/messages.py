@@ -69,11 +69,15 @@ class Usage(Struct, frozen=True):
 
 
 class Welcome(Struct, tag="welcome", tag_field="type", frozen=True, forbid_unknown_fields=True):
-    """Answers ``hello``: what is served here. ``max_model_len`` is in tokens, prompt and completion together."""
+    """Answers ``hello``: what is served here. ``max_model_len`` is in tokens, prompt and completion together.
+
+    Token ids go from 0 to ``vocab_size - 1``.
+    """
 
     version: int
     model: str
     max_model_len: int
+    vocab_size: int
     max_message_bytes: int
 
 

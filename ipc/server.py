@@ -17,6 +17,7 @@ from contextlib import contextmanager
 import zmq
 
 from driver.safe_thread import SafeThread
+from engine.config import ServingLimits
 from ipc.addresses import reserved
 from ipc.bell import Bell
 from ipc.clients import Clients, Driver
@@ -65,9 +66,9 @@ class Server:
         self._thread.start()
         self._bound.result()
 
-    def open(self, driver: Driver, model: str, max_model_len: int) -> None:
+    def open(self, driver: Driver, model: str, limits: ServingLimits) -> None:
         """Begin to answer, those first who have been waiting."""
-        welcome = Welcome(PROTOCOL_VERSION, model, max_model_len, MAX_MESSAGE_BYTES)
+        welcome = Welcome(PROTOCOL_VERSION, model, limits.max_model_len, limits.vocab_size, MAX_MESSAGE_BYTES)
         self._clients = Clients(driver, welcome, self._outbox, self._send)
         self._bell.ring()
 

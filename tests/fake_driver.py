@@ -8,11 +8,15 @@ import msgspec
 
 from driver.errors import DriverError
 from driver.request import ActiveRequest, RequestError, ReturnSample, Usage
+from engine.config import ServingLimits
 from ipc.clients import Driver
 from ipc.server import Server
 
 PATIENCE = 60
 """Seconds after which a test takes something for never going to happen."""
+
+
+LIMITS = ServingLimits(max_model_len=256, vocab_size=257, eos_token_ids=())
 
 
 class FakeStatus(msgspec.Struct):
@@ -77,7 +81,7 @@ def serving(address: str, driver: Driver) -> Iterator[Server]:
     failures: SimpleQueue[str] = SimpleQueue()
     server = Server(address, on_failure=failures.put)
     server.start()
-    server.open(driver, model="parrot", max_model_len=256)
+    server.open(driver, model="parrot", limits=LIMITS)
     try:
         yield server
     finally:

@@ -330,7 +330,7 @@ class Router:
 
     def welcome(self) -> None:
         assert isinstance(self.hear(), Hello)
-        self.say(encode(Welcome(PROTOCOL_VERSION, "router", 10, 1000)))
+        self.say(encode(Welcome(PROTOCOL_VERSION, "router", 10, 20, 1000)))
 
     def die(self) -> None:
         self._context.destroy(linger=0)

@@ -7,7 +7,7 @@ from queue import SimpleQueue
 
 import msgspec
 import pytest
-from fake_driver import PATIENCE, FakeDriver, serving
+from fake_driver import LIMITS, PATIENCE, FakeDriver, serving
 from raw_client import RawClient
 
 from driver.errors import DriverStopped, Overloaded
@@ -90,7 +90,7 @@ def assert_served(client: RawClient) -> None:
 def test_hello_is_answered_with_what_is_served(address: str) -> None:
     """A client learns the version, the model and the limits before it asks."""
     with RawClient(address) as client:
-        assert client.greet() == Welcome(PROTOCOL_VERSION, "parrot", 256, MAX_MESSAGE_BYTES)
+        assert client.greet() == Welcome(PROTOCOL_VERSION, "parrot", 256, 257, MAX_MESSAGE_BYTES)
 
 
 def test_a_prompt_is_answered_by_its_pieces_and_a_last_one(client: RawClient) -> None:
@@ -365,7 +365,7 @@ def test_a_silent_client_is_taken_for_lost() -> None:
     """Who has said nothing for SILENCE_LIMIT loses its requests; who pings does not."""
     driver, sent = FakeDriver(), []
     outbox = Outbox(Bell())
-    welcome = Welcome(PROTOCOL_VERSION, "parrot", 256, MAX_MESSAGE_BYTES)
+    welcome = Welcome(PROTOCOL_VERSION, "parrot", 256, 257, MAX_MESSAGE_BYTES)
     clients = Clients(driver, welcome, outbox, lambda identity, message: sent.append((identity, message)))
     for identity in (b"silent", b"pinging"):
         clients.hear(identity, [encode(Hello(PROTOCOL_VERSION))], now=0.0)
@@ -383,7 +383,7 @@ def test_a_silent_client_is_taken_for_lost() -> None:
 def test_late_samples_do_not_reach_a_new_request_of_the_same_id() -> None:
     """After a second hello the old request's words are dropped, though a new one bears its id."""
     driver, sent = FakeDriver(), []
-    welcome = Welcome(PROTOCOL_VERSION, "parrot", 256, MAX_MESSAGE_BYTES)
+    welcome = Welcome(PROTOCOL_VERSION, "parrot", 256, 257, MAX_MESSAGE_BYTES)
     outbox = Outbox(Bell())
     clients = Clients(driver, welcome, outbox, lambda _, message: sent.append(message))
     for prompt in ([1], [2]):
@@ -452,7 +452,7 @@ def test_clients_that_come_early_are_answered_when_the_driver_is_there(address: 
     server.start()
     with RawClient(address) as client:
         client.say(Hello(PROTOCOL_VERSION))
-        server.open(driver, model="parrot", max_model_len=256)
+        server.open(driver, model="parrot", limits=LIMITS)
 
         assert isinstance(client.hear(), Welcome)
     server.stop()
@@ -462,7 +462,7 @@ def test_stop_sends_what_the_driver_said_last(address: str, driver: FakeDriver) 
     """Open requests learn why before the connection closes."""
     server = Server(address, on_failure=lambda why: None)
     server.start()
-    server.open(driver, model="parrot", max_model_len=256)
+    server.open(driver, model="parrot", limits=LIMITS)
     with RawClient(address) as client:
         client.greet()
         for number in range(100):
@@ -493,7 +493,7 @@ def test_a_fault_of_ours_is_told_to_the_daemon(address: str, driver: FakeDriver)
     failures: SimpleQueue[str] = SimpleQueue()
     server = Server(address, on_failure=failures.put)
     server.start()
-    server.open(driver, model="parrot", max_model_len=256)
+    server.open(driver, model="parrot", limits=LIMITS)
     driver.refusal = ZeroDivisionError("a bug")  # type: ignore[assignment]
     with RawClient(address) as client:
         client.greet()

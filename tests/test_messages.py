@@ -40,7 +40,7 @@ CLIENT_MESSAGES = [
     Ping(),
 ]
 SERVER_MESSAGES = [
-    Welcome(PROTOCOL_VERSION, "demo", 512, 1000),
+    Welcome(PROTOCOL_VERSION, "demo", 512, 2048, 1000),
     Token("a", " upon", [7, 8]),
     Done("a", "", [], "stop", Usage(3, 4)),
     Error("a", "invalid_request", "no"),
