@@ -74,13 +74,13 @@ class ExecutionManager:
         """Compile every bucket and every sampler, as many at a time as there are cores: XLA leaves the GIL meanwhile."""
         jobs = list(self._jobs())
         report(Progress("compiling", 0, len(jobs), "functions"))
-        with ThreadPoolExecutor(os.cpu_count()) as pool:
-            futures = [pool.submit(job) for job in jobs]
-            for done, future in enumerate(as_completed(futures), start=1):
-                if future.exception():
-                    pool.shutdown(cancel_futures=True)
+        pool = ThreadPoolExecutor(os.cpu_count())
+        try:
+            for done, future in enumerate(as_completed([pool.submit(job) for job in jobs]), start=1):
                 future.result()
                 report(Progress("compiling", done, len(jobs), "functions"))
+        finally:  # after a fault or a signal nobody waits for what is left
+            pool.shutdown(wait=False, cancel_futures=True)
 
     def layout_for(self, num_tokens: int) -> StepLayout:
         """The smallest bucket that holds a step."""

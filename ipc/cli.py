@@ -6,7 +6,7 @@ import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from ipc.addresses import anyone_listens, checked_address
 from ipc.client import Client
@@ -103,12 +103,12 @@ def _connect_argument(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def _serve(options: dict[str, Any]) -> int:
+def _serve(options: dict[str, Any]) -> NoReturn:
     from ipc import daemon
 
     model = options.pop("model")
     address = options.pop("bind", None)
-    return daemon.serve({"model": model and Path(model), **options}, address)
+    daemon.serve({"model": model and Path(model), **options}, address)
 
 
 def _complete(options: dict[str, Any]) -> int:

@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from queue import SimpleQueue
 from types import FrameType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from rich.console import Console
 
@@ -101,12 +101,13 @@ class Daemon:
         return self._ends.get()
 
     def shutdown(self, why: str) -> None:
-        """Tell open requests why, close, and leave nothing behind. The process must end soon after, or is ended."""
+        """Tell open requests why, and close."""
         notify("STOPPING=1")
         faulthandler.dump_traceback_later(SHUTDOWN_TIMEOUT, exit=True)
         if self._driver is not None:
             self._driver.stop(why, timeout=DRIVER_TIMEOUT)
         self._server.stop()
+        faulthandler.cancel_dump_traceback_later()
 
     def _load(self, display: terminal.StartUp) -> tuple["oDriver", ServingLimits, dict[str, str]]:
         from driver.odriver import oDriver
@@ -118,10 +119,11 @@ class Daemon:
             display.show(progress)
             notify(f"STATUS={progress.stage}: {terminal.amount(progress)}")
 
-        with ThreadPoolExecutor(1) as background:
-            tokenizer = background.submit(_load_tokenizer, self._config.model or DEMO_MODEL)
-            engine = build_engine(self._config, report)
-            driver = oDriver(engine, tokenizer.result(), on_failure=self._fail)
+        background = ThreadPoolExecutor(1)
+        tokenizer = background.submit(_load_tokenizer, self._config.model or DEMO_MODEL)
+        background.shutdown(wait=False)
+        engine = build_engine(self._config, report)
+        driver = oDriver(engine, tokenizer.result(), on_failure=self._fail)
         pages = f"{engine.stats().pages_total:,} of {self._config.page_size} tokens"
         context = f"{engine.limits.max_model_len:,} tokens"
         return driver, engine.limits, describe(self._config) | {"pages": pages, "context": context}
@@ -139,10 +141,17 @@ class Daemon:
             raise Interrupted
 
 
-def serve(settings: Mapping[str, Any], address: str | None) -> int:
-    """Run a daemon with these fields of EngineConfig in this process; the exit code, with the reason in the log."""
+def serve(settings: Mapping[str, Any], address: str | None) -> NoReturn:
+    """Be a daemon with these fields of EngineConfig: runs it, logs why it ends, and ends this process."""
     console = Console(stderr=True)
     terminal.configure_logging(console)
+    code = _run(settings, address, console)
+    logging.shutdown()
+    # Python would wait for its threads, and one may be in a compilation or a step that nothing can interrupt.
+    os._exit(code)
+
+
+def _run(settings: Mapping[str, Any], address: str | None, console: Console) -> int:
     try:
         return Daemon(EngineConfig(**settings), checked_address(address), console).run()
     except (ConfigurationError, AddressError) as error:
