@@ -35,7 +35,8 @@ def tokenizer() -> PreTrainedTokenizerFast:
     return AutoTokenizer.from_pretrained(DEMO)
 
 
-def build_model() -> Decoder:
+@pytest.fixture(scope="module")
+def model() -> Decoder:
     """A decoder of a few hundred weights, not trained."""
     config = ModelConfig(
         vocab_size=11,
@@ -308,10 +309,8 @@ class TestCorpus:
 
 
 class TestExport:
-    def test_names_and_orientation(self, tmp_path):
+    def test_names_and_orientation(self, model, tmp_path):
         """Exported linear layers are [out, in] and the fused kernels come apart by head."""
-        model = build_model()
-
         export_model(model, tmp_path)
 
         with safe_open(tmp_path / "model.safetensors", "numpy") as weights:
@@ -324,9 +323,8 @@ class TestExport:
         assert np.array_equal(k[1 * 4 + 2], qkv[:, 1, 2, 2])
         assert np.array_equal(up[5], np.asarray(model.layers[1].mlp.gate_up_kernel[...])[:, 1, 5])
 
-    def test_progress_samples_stop_at_the_end(self):
-        """Greedy continuation answers each prompt as if it were alone, up to the length or the model's end."""
-        model = build_model()
+    def test_samples_are_as_if_alone(self, model):
+        """Greedy continuation answers each prompt as if it were alone, and stops at the length."""
         prompts = [[1, 2, 3], [4]]
 
         together = continue_greedily(model, prompts, length=8)
