@@ -39,8 +39,8 @@ def _answered(client: Client, history: list[Message], before: list[Message]) -> 
     try:
         with client.chat(history) as pieces:
             for piece in pieces:
-                print(piece.text, end="", flush=True)
                 reply += piece.text
+                print(piece.text, end="", flush=True)
     except KeyboardInterrupt:
         print(" [stopped]", end="")
     except RequestFailed as error:

@@ -60,7 +60,7 @@ show() {
 }
 
 line() {
-    if [[ -t 2 ]]; then printf '\r\033[K  %.70s' "$1" >&2; else printf '  %.70s\n' "$1" >&2; fi
+    if [[ -t 2 ]]; then printf '\r\033[K  %.70s' "$1" >&2; fi
 }
 
 main

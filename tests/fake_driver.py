@@ -26,23 +26,26 @@ class FakeStatus(msgspec.Struct):
 class FakeDriver:
     """Echoes prompts. The words of a text come back as a piece each, with their lengths as token ids.
 
-    A prompt of token ids is held open: the test says what comes back, with ``say`` and ``finish``.
+    A prompt of token ids, or a text that begins with "hold", is held open: the test says what comes back, with ``say``
+    and ``finish``.
     """
 
     def __init__(self) -> None:
+        self.submitted: list[ActiveRequest] = []
         self.held: SimpleQueue[ActiveRequest] = SimpleQueue()
         self.aborted: SimpleQueue[str] = SimpleQueue()
         self.refusal: DriverError | None = None
         self.open: dict[str, ActiveRequest] = {}
 
     def submit_request(self, request: ActiveRequest) -> None:
+        self.submitted.append(request)
         if self.refusal is not None:
             raise self.refusal
         self.open[request.request_id] = request
-        if isinstance(request.prompt, list):
+        prompt = request.prompt if request.messages is None else request.messages[-1]["content"]
+        if isinstance(prompt, list) or prompt.startswith("hold"):
             self.held.put(request)
         else:
-            prompt = request.prompt if request.messages is None else request.messages[-1]["content"]
             words = prompt.split()
             for word in words:
                 self.say(request, word, [len(word)])

@@ -1,0 +1,265 @@
+"""The ``odriver`` command as a process, against a server in this one."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import pytest
+from fake_driver import PATIENCE, FakeDriver, serving
+
+from driver.errors import Overloaded
+
+ROOT = Path(__file__).parent.parent
+ODRIVER = [sys.executable, "-c", "import sys; from ipc.cli import main; sys.exit(main())"]
+ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT)}
+
+
+@pytest.fixture
+def address(tmp_path: Path) -> str:
+    """Where the server under test listens."""
+    return f"ipc://{tmp_path}/o.sock"
+
+
+@pytest.fixture
+def driver(address: str) -> Iterator[FakeDriver]:
+    """A driver that is being served."""
+    driver = FakeDriver()
+    with serving(address, driver):
+        yield driver
+
+
+def odriver(*arguments: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
+    """The command, run to its end."""
+    return subprocess.run(
+        [*ODRIVER, *arguments], env=ENVIRONMENT, input=stdin, capture_output=True, text=True, timeout=PATIENCE
+    )
+
+
+@contextmanager
+def running(*arguments: str) -> Iterator["subprocess.Popen[str]"]:
+    """The command, for the test to talk with while it runs."""
+    pipe = subprocess.PIPE
+    with subprocess.Popen(
+        [*ODRIVER, *arguments], env=ENVIRONMENT, stdin=pipe, stdout=pipe, stderr=pipe, text=True
+    ) as process:
+        yield process
+
+
+@pytest.mark.usefixtures("driver")
+def test_complete_streams_to_stdout(address: str) -> None:
+    """The completion and a newline, and nothing else."""
+    done = odriver("complete", "once upon a time", "--connect", address)
+
+    assert (done.returncode, done.stdout, done.stderr) == (0, "onceuponatime\n", "")
+
+
+@pytest.mark.usefixtures("driver")
+def test_complete_reads_the_prompt_from_stdin(address: str) -> None:
+    """Where none is given."""
+    assert odriver("complete", "--connect", address, stdin="from a pipe\n").stdout == "fromapipe\n"
+
+
+def test_complete_passes_on_what_was_given_and_nothing_else(driver: FakeDriver, address: str) -> None:
+    """A flag that is left out is the daemon's to decide."""
+    flags = [
+        "--max-tokens",
+        "5",
+        "--temperature",
+        "0.5",
+        "--top-p",
+        "0.9",
+        "--top-k",
+        "7",
+        "--min-p",
+        "0.1",
+        "--seed",
+        "3",
+        "--stop",
+        "x",
+        "--stop",
+        "y",
+    ]
+
+    odriver("complete", "x", "--connect", address, *flags)
+    odriver("complete", "x", "--connect", address)
+
+    assert [request.params for request in driver.submitted] == [
+        {
+            "max_tokens": 5,
+            "temperature": 0.5,
+            "top_p": 0.9,
+            "top_k": 7,
+            "min_p": 0.1,
+            "seed": 3,
+            "stop": ["x", "y"],
+        },
+        {},
+    ]
+
+
+def test_a_refused_request_is_an_error_in_plain_words(driver: FakeDriver, address: str) -> None:
+    """On stderr, with exit code 1 and no traceback."""
+    driver.refusal = Overloaded("too many wait")
+
+    done = odriver("complete", "x", "--connect", address)
+
+    assert (done.returncode, done.stdout, done.stderr) == (1, "", "odriver: too many wait\n")
+
+
+def test_a_lost_daemon_is_an_error_in_plain_words(tmp_path: Path) -> None:
+    """What had come until then was printed."""
+    address, driver = f"ipc://{tmp_path}/o.sock", FakeDriver()
+    with ExitStack() as daemon:
+        daemon.enter_context(serving(address, driver))
+        with running("complete", "hold", "--connect", address) as complete:
+            driver.say(driver.take(), "so far", [1])
+            assert complete.stdout is not None
+            assert complete.stdout.read(6) == "so far"
+
+            daemon.close()
+
+            stdout, stderr = complete.communicate(timeout=PATIENCE)
+    assert (complete.returncode, stdout, stderr) == (1, "", f"odriver: the daemon at {address} went away\n")
+
+
+@pytest.mark.parametrize("command", [["complete", "x"], ["chat"], ["status"], ["status", "--json"]])
+def test_without_a_daemon_every_command_says_what_to_do(command: list[str], address: str) -> None:
+    """At once, and with exit code 1."""
+    done = odriver(*command, "--connect", address)
+
+    assert done.returncode == 1
+    assert done.stderr == f"odriver: no daemon answers at {address}: start one with `odriver serve`\n"
+
+
+def test_an_address_that_cannot_be_is_an_error_in_plain_words() -> None:
+    """As any other."""
+    done = odriver("status", "--connect", "tcp://0.0.0.0:1")
+
+    assert done.returncode == 1
+    assert "not encrypted yet" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        [],
+        ["sing"],
+        ["complete", "x", "--max-tokens", "many"],
+        ["complete", "x", "--max", "5"],
+        ["serve", "--dtype", "int3"],
+        ["status", "now"],
+    ],
+)
+def test_a_wrong_command_line_exits_with_2(arguments: list[str]) -> None:
+    """Flags are not guessed from their beginnings, either."""
+    done = odriver(*arguments)
+
+    assert done.returncode == 2
+    assert done.stderr.startswith("usage: odriver")
+
+
+def test_ctrl_c_aborts_the_completion(driver: FakeDriver, address: str) -> None:
+    """The daemon stops working on it, and the exit code is 130."""
+    with running("complete", "hold", "--connect", address) as complete:
+        request = driver.take()
+        driver.say(request, "so far", [1])
+        assert complete.stdout is not None
+        assert complete.stdout.read(6) == "so far"
+
+        complete.send_signal(signal.SIGINT)
+
+        stderr = complete.communicate(timeout=PATIENCE)[1]
+    assert (complete.returncode, stderr) == (130, "")
+    assert driver.aborted.get(timeout=PATIENCE) == request.request_id
+
+
+def test_a_reader_that_has_enough_ends_the_completion(driver: FakeDriver, address: str) -> None:
+    """As in ``odriver complete | head``: aborted, and no traceback."""
+    with running("complete", "hold", "--connect", address) as complete:
+        request = driver.take()
+        assert complete.stdout is not None
+        assert complete.stderr is not None
+        complete.stdout.close()
+
+        driver.say(request, "nobody reads this", [1])
+
+        assert complete.stderr.read() == ""
+    assert complete.returncode == 1
+    assert driver.aborted.get(timeout=PATIENCE) == request.request_id
+
+
+@pytest.mark.usefixtures("driver")
+def test_status_as_json_is_the_dict(address: str) -> None:
+    """For scripts."""
+    status = json.loads(odriver("status", "--json", "--connect", address).stdout)
+
+    assert status == {"model": "parrot", "clients": 1, "open_requests": 0}
+
+
+@pytest.mark.usefixtures("driver")
+def test_status_is_a_table(address: str) -> None:
+    """For people: a row for each number."""
+    rows = odriver("status", "--connect", address).stdout.splitlines()
+
+    assert any("open requests" in row and "0" in row for row in rows)
+    assert any("model" in row and "parrot" in row for row in rows)
+
+
+def test_a_chat_remembers_what_was_said(driver: FakeDriver, address: str) -> None:
+    """Each question goes out with all that came before it, replies included; /exit leaves."""
+    done = odriver("chat", "--connect", address, stdin="first question\n\nsecond one\n/exit\nnever asked\n")
+
+    assert (done.returncode, done.stdout) == (0, "firstquestion\nsecondone\n")
+    first = {"role": "user", "content": "first question"}
+    reply = {"role": "assistant", "content": "firstquestion"}
+    assert [request.messages for request in driver.submitted] == [
+        [first],
+        [first, reply, {"role": "user", "content": "second one"}],
+    ]
+
+
+def test_a_refused_turn_is_forgotten(driver: FakeDriver, address: str) -> None:
+    """The conversation goes on without it."""
+    driver.refusal = Overloaded("too many wait")
+    with running("chat", "--connect", address) as chat:
+        say(chat, "refused")
+        assert chat.stderr is not None
+        assert chat.stderr.readline() == "odriver: too many wait\n"
+        driver.refusal = None
+
+        stdout, stderr = chat.communicate("taken\n", timeout=PATIENCE)
+
+    assert (chat.returncode, stdout, stderr) == (0, "taken\n", "")
+    assert driver.submitted[1].messages == [{"role": "user", "content": "taken"}]
+
+
+def test_ctrl_c_stops_a_reply_and_not_the_chat(driver: FakeDriver, address: str) -> None:
+    """What was said so far stands, and the next turn knows it."""
+    with running("chat", "--connect", address) as chat:
+        say(chat, "hold forth")
+        request = driver.take()
+        driver.say(request, "Well,", [1])
+        assert chat.stdout is not None
+        assert chat.stdout.read(5) == "Well,"
+
+        chat.send_signal(signal.SIGINT)
+
+        assert driver.aborted.get(timeout=PATIENCE) == request.request_id
+        assert chat.stdout.readline() == " [stopped]\n"
+        assert chat.communicate("thanks anyway\n", timeout=PATIENCE)[0] == "thanksanyway\n"
+    messages = driver.submitted[1].messages
+    assert messages is not None
+    assert [message["content"] for message in messages] == ["hold forth", "Well,", "thanks anyway"]
+
+
+def say(chat: "subprocess.Popen[str]", text: str) -> None:
+    """Type a line into a conversation."""
+    assert chat.stdin is not None
+    chat.stdin.write(text + "\n")
+    chat.stdin.flush()
