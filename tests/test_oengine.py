@@ -1,0 +1,207 @@
+"""oEngine with everything real but the device, which is numpy and so late that it reads a step only when it is asked for."""
+
+import hashlib
+from collections import deque
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from caching.metadata import pages_for
+from caching.page_manager import HBMPageManager
+from engine.config import ServingLimits
+from engine.model_io import FROM_SLOT, ModelIOProcessor, StepLayout
+from engine.oengine import oEngine
+from engine.runner import PendingStep
+from engine.sampling_params import SamplingParams
+from engine.scheduler import InferenceScheduler
+from engine.sequence import Sequence
+
+VOCAB_SIZE, EOS = 16, 0
+
+
+def next_token(context, seed):
+    """What the model says after these tokens: every one of them, their order and the row's seed count."""
+    return hashlib.blake2b(bytes([*context, seed]), digest_size=1).digest()[0] % VOCAB_SIZE
+
+
+def completion(sequence):
+    """What a sequence is to get, computed without pages, steps or neighbours."""
+    tokens = []
+    while len(tokens) < sequence.max_tokens and not (tokens and tokens[-1] in sequence.stop_token_ids):
+        tokens.append(next_token(sequence.prompt_token_ids + tokens, sequence.seed))
+    return tokens
+
+
+class LateRunner:
+    """Keeps what ``dispatch`` was given and computes it, in order, only when ``collect`` waits for it.
+
+    Its pages hold token ids, and a row's next token follows from what its pages hold, so whatever is written to a wrong
+    place, read from one, or changed under a step in flight, comes out as a wrong token.
+    """
+
+    def __init__(self, *, num_pages, page_size, max_num_seqs, max_model_len):
+        self._pages = np.full((num_pages, page_size), 255, np.int32)
+        self._last_token = np.zeros(max_num_seqs + 1, np.int32)
+        self._rows, self._pages_per_seq = max_num_seqs, pages_for(max_model_len, page_size)
+        self._io = ModelIOProcessor(
+            max_num_seqs=max_num_seqs, max_model_len=max_model_len, pages_per_seq=self._pages_per_seq
+        )
+        self._queue = deque()
+
+    def dispatch(self, plan):
+        """Write the step out as for a real device, in a bucket a little too large."""
+        tokens = plan.num_tokens + 1
+        layout = StepLayout(tokens, min(tokens, self._rows), self._pages_per_seq)
+        packed, _ = self._io.prepare(plan, layout)
+        self._queue.append((layout, packed))
+        return PendingStep(plan, None)
+
+    def collect(self, step):
+        """Now compute the oldest step."""
+        ids = self._run(*self._queue.popleft())
+        return ids[: step.plan.num_rows]
+
+    def _run(self, layout, packed):
+        size = self._pages.shape[1]
+        token_ids, positions, slots, kv_lens, page_indices, ends, seeds = (
+            layout.view(packed, name)
+            for name in ("token_ids", "positions", "slots", "kv_lens", "page_indices", "cu_q_lens", "seeds")
+        )
+        spans = [slice(ends[row], ends[row + 1]) for row in range(layout.view(packed, "num_seqs")[0])]
+        for row, span in enumerate(spans):
+            ids = np.where(token_ids[span] == FROM_SLOT, self._last_token[slots[row]], token_ids[span])
+            self._pages[page_indices[row, positions[span] // size], positions[span] % size] = ids
+        sampled = []
+        for row in range(len(spans)):
+            where = np.arange(kv_lens[row])
+            context = self._pages[page_indices[row, where // size], where % size]
+            sampled.append(next_token(context.tolist(), int(seeds[row])))
+        self._last_token[slots[: len(spans)]] = sampled
+        return sampled
+
+
+def build_engine(*, num_pages=40, page_size=4, max_num_seqs=4, budget=8, max_model_len=24, run_ahead=1):
+    """An engine on a late device."""
+    pages = HBMPageManager(num_pages)
+    scheduler = InferenceScheduler(
+        pages, page_size=page_size, max_num_seqs=max_num_seqs, max_num_batched_tokens=budget
+    )  # fmt: skip
+    max_model_len = min(max_model_len, pages.num_total * page_size)
+    runner = LateRunner(
+        num_pages=num_pages, page_size=page_size, max_num_seqs=max_num_seqs, max_model_len=max_model_len
+    )  # fmt: skip
+    limits = ServingLimits(max_model_len, VOCAB_SIZE, (EOS,))
+    return oEngine(scheduler, runner, pages, limits, run_ahead=run_ahead)
+
+
+def build_sequence(request_id, prompt, max_tokens=6, *, stop_token_ids=(), seed=0):
+    """A sequence that ends by length, unless it is given stop tokens."""
+    return Sequence(request_id, prompt, SamplingParams(), frozenset(stop_token_ids), max_tokens, seed)
+
+
+def run(engine, sequences):
+    """Serve these from now to the end; the tokens of each."""
+    tokens = {sequence.request_id: [] for sequence in sequences}
+    for sequence in sequences:
+        engine.add(sequence)
+    while engine.has_work:
+        for output in engine.step():
+            tokens[output.request_id] += output.token_ids
+        engine.check_integrity()
+    return tokens
+
+
+@pytest.mark.parametrize("run_ahead", [0, 1])
+@pytest.mark.parametrize("page_size", [4, 5, 24, 64])
+@pytest.mark.parametrize("prompt", [1, 4, 8, 23])
+def test_a_sequence_may_fill_the_context_to_its_last_token(prompt, page_size, run_ahead):
+    """Prompt and output reach max_model_len exactly, on page, chunk and bucket edges alike, and nothing is overwritten
+    (an ancestor's sequence at its limit wrote over its last page)."""
+    engine = build_engine(page_size=page_size, max_num_seqs=1, num_pages=7, run_ahead=run_ahead)
+    sequence = build_sequence("a", [3] * prompt, max_tokens=24 - prompt, seed=5)
+
+    tokens = run(engine, [sequence])
+
+    assert tokens == {"a": completion(sequence)}
+    assert engine.stats().pages_owned == 0
+
+
+def test_pages_given_to_another_are_written_by_nobody_else():
+    """A sequence is aborted with steps in flight, and what takes its slot and pages reads only its own tokens (an
+    ancestor's stale page table went on writing into pages issued anew)."""
+    engine = build_engine(max_num_seqs=1, num_pages=7, run_ahead=3)
+    engine.add(build_sequence("gone", [1] * 7, max_tokens=16))
+    for _ in range(3):
+        engine.step()
+    successor = build_sequence("successor", [2] * 8, max_tokens=16)
+
+    assert engine.finish("gone")
+
+    assert run(engine, [successor]) == {"successor": completion(successor)}
+
+
+prompts = st.lists(st.integers(0, VOCAB_SIZE - 1), min_size=1, max_size=30)
+events = st.one_of(
+    st.tuples(st.just("add"), prompts, st.integers(1, 30), st.booleans()),
+    st.tuples(st.just("step")),
+    st.tuples(st.just("step")),
+    st.tuples(st.just("finish"), st.integers(0, 99)),
+)
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    num_pages=st.integers(7, 30),
+    page_size=st.integers(1, 7),
+    max_num_seqs=st.integers(1, 6),
+    extra_budget=st.integers(0, 12),
+    max_model_len=st.integers(2, 40),
+    run_ahead=st.integers(0, 3),
+    history=st.lists(events, max_size=60),
+)
+def test_any_history_gives_every_sequence_the_tokens_it_gets_alone(
+    num_pages, page_size, max_num_seqs, extra_budget, max_model_len, run_ahead, history
+):
+    """Random arrivals, steps and aborts, in pools so small that sequences are preempted: whoever was not aborted gets
+    exactly its own tokens, ends by the right reason, and nothing is left in the engine."""
+    engine = build_engine(
+        num_pages=num_pages, page_size=page_size, max_num_seqs=max_num_seqs,
+        budget=max_num_seqs + extra_budget, max_model_len=max_model_len, run_ahead=run_ahead,
+    )  # fmt: skip
+    alive, tokens, reasons = {}, {}, {}
+
+    def step():
+        for output in engine.step():
+            tokens[output.request_id] += output.token_ids
+            if output.finish_reason:
+                reasons[output.request_id] = (alive.pop(output.request_id), output.finish_reason)
+        engine.check_integrity()
+
+    for number, (event, *details) in enumerate(history):
+        if event == "add":
+            prompt, max_tokens, stops = details
+            prompt = prompt[: engine.limits.max_model_len - 1]
+            max_tokens = min(max_tokens, engine.limits.max_model_len - len(prompt))
+            sequence = build_sequence(
+                f"{number}", prompt, max_tokens, stop_token_ids=[EOS] if stops else [], seed=number
+            )  # fmt: skip
+            alive[sequence.request_id], tokens[sequence.request_id] = sequence, []
+            engine.add(sequence)
+        elif event == "finish" and alive:
+            aborted = list(alive)[details[0] % len(alive)]
+            assert engine.finish(aborted)
+            expected = completion(alive.pop(aborted))
+            assert tokens[aborted] == expected[: len(tokens[aborted])]
+        elif engine.has_work:
+            step()
+    for _ in range(5000):
+        if not engine.has_work:
+            break
+        step()
+
+    assert not engine.has_work and not alive and engine.stats().pages_owned == 0
+    for request_id, (sequence, reason) in reasons.items():
+        assert tokens[request_id] == completion(sequence)
+        assert reason == ("stop" if tokens[request_id][-1] in sequence.stop_token_ids else "length")
