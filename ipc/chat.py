@@ -1,7 +1,7 @@
 """A conversation in the terminal."""
 
-import readline  # noqa: F401 - editing and history for input()
 import sys
+from contextlib import suppress
 
 from ipc.client import Client, Message
 from ipc.errors import RequestFailed
@@ -13,6 +13,8 @@ def converse(client: Client) -> None:
     """Ask and answer until /exit or the end of the input. Ctrl-C stops a reply, and what it said so far stands."""
     interactive = sys.stdin.isatty()
     if interactive:
+        with suppress(ImportError):
+            import readline  # noqa: F401 - input() then edits lines and knows the last ones
         print(f"This is {client.welcome.model}. {LEAVE} or Ctrl-D leaves, Ctrl-C stops a reply.")
     history: list[Message] = []
     while (said := _ask("> " if interactive else "")) is not None:

@@ -13,27 +13,23 @@ import os
 import signal
 import time
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from pathlib import Path
 from queue import SimpleQueue
 from types import FrameType
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
 from rich.console import Console
 
-from engine.config import EngineConfig, ServingLimits
+from engine.config import EngineConfig
 from engine.errors import ConfigurationError
 from engine.progress import Progress
 from ipc import terminal
 from ipc.addresses import checked_address
+from ipc.bell import Bell
 from ipc.errors import AddressError
+from ipc.loading import Load, StartableDriver, load
 from ipc.server import Server
 from ipc.systemd import notify
-
-if TYPE_CHECKING:
-    from driver.odriver import oDriver
-    from driver.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
 
@@ -53,23 +49,25 @@ class Interrupted(BaseException):
 
 
 class Daemon:
-    """One daemon, for the life of its process. ``run`` belongs in the main thread, which is the one to hear signals."""
+    """One daemon, to be ``run`` once, in the main thread: the one that hears signals."""
 
-    def __init__(self, config: EngineConfig, address: str, console: Console) -> None:
+    def __init__(self, config: EngineConfig, address: str, console: Console, load: Load = load) -> None:
         self._config = config
         self._address = address
         self._console = console
+        self._load = load
+        self._server = Server(address, on_failure=self._fail)
+        self._driver: StartableDriver | None = None
         self._ends: SimpleQueue[tuple[int, str]] = SimpleQueue()
         """Exit code and reason, from whoever has one first."""
+        self._bell = Bell()
         self._starting = False
         self._signalled = False
-        self._server = Server(address, on_failure=self._fail)
-        self._driver: oDriver | None = None
 
     def run(self) -> int:
         """Serve, and return the exit code. Raises ConfigurationError and AddressError where it cannot start."""
         why = "the daemon could not start"
-        with _handling_signals(self._on_signal):
+        with _handling_signals(self._on_signal, self._bell):
             try:
                 self.startup()
                 code, why = self.main_loop()
@@ -81,27 +79,30 @@ class Daemon:
         return code
 
     def startup(self) -> None:
-        """Take the address, load and compile the model, start the threads, and say READY."""
+        """Take the address, load, start the threads, and say READY."""
         self._starting, began = True, time.monotonic()
         self._server.start()
         with terminal.start_up(self._console) as display:
-            self._driver, limits, facts = self._load(display)
+            loaded = self._load(self._config, lambda progress: _report(display, progress), self._fail)
+        self._driver = loaded.driver
         self._driver.start()
-        self._server.open(self._driver, Path(facts["model"]).resolve().name, limits)
+        self._server.open(self._driver, loaded.model, loaded.limits)
         self._starting = False
-        notify("READY=1")
         notify("STATUS=serving")
-        facts |= {"address": self._address, "started in": f"{time.monotonic() - began:.1f} s"}
-        terminal.show_ready(
-            self._console, facts | {"try": f'odriver complete "Once upon a time" --connect {self._address}'}
-        )
+        notify("READY=1")
+        facts = {"address": self._address, "started in": f"{time.monotonic() - began:.1f} s"}
+        try_it = f'odriver complete "Once upon a time" --connect {self._address}'
+        terminal.show_ready(self._console, loaded.facts | facts | {"try": try_it})
 
     def main_loop(self) -> tuple[int, str]:
         """Wait for the end; the exit code and the reason."""
+        while self._ends.empty():
+            self._bell.wait()
         return self._ends.get()
 
     def shutdown(self, why: str) -> None:
         """Tell open requests why, and close."""
+        self._starting = False
         notify("STOPPING=1")
         faulthandler.dump_traceback_later(SHUTDOWN_TIMEOUT, exit=True)
         if self._driver is not None:
@@ -109,27 +110,9 @@ class Daemon:
         self._server.stop()
         faulthandler.cancel_dump_traceback_later()
 
-    def _load(self, display: terminal.StartUp) -> tuple["oDriver", ServingLimits, dict[str, str]]:
-        from driver.odriver import oDriver
-        from engine.build import DEMO_MODEL, build_engine, describe
-
-        def report(progress: Progress) -> None:
-            if tokenizer.done():
-                tokenizer.result()  # raises what was wrong with it now, rather than when everything is compiled
-            display.show(progress)
-            notify(f"STATUS={progress.stage}: {terminal.amount(progress)}")
-
-        background = ThreadPoolExecutor(1)
-        tokenizer = background.submit(_load_tokenizer, self._config.model or DEMO_MODEL)
-        background.shutdown(wait=False)
-        engine = build_engine(self._config, report)
-        driver = oDriver(engine, tokenizer.result(), on_failure=self._fail)
-        pages = f"{engine.stats().pages_total:,} of {self._config.page_size} tokens"
-        context = f"{engine.limits.max_model_len:,} tokens"
-        return driver, engine.limits, describe(self._config) | {"pages": pages, "context": context}
-
     def _fail(self, why: str) -> None:
         self._ends.put((FAULT, why))
+        self._bell.ring()
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         del frame
@@ -162,17 +145,19 @@ def _run(settings: Mapping[str, Any], address: str | None, console: Console) -> 
         return FAULT
 
 
-def _load_tokenizer(directory: Path) -> "Tokenizer":
-    from driver.tokenizer import HuggingFaceTokenizer
-
-    return HuggingFaceTokenizer(directory)
+def _report(display: terminal.StartUp, progress: Progress) -> None:
+    display.show(progress)
+    notify(f"STATUS={progress.stage}: {terminal.amount(progress)}")
 
 
 @contextmanager
-def _handling_signals(handle: Callable[[int, FrameType | None], None]) -> Iterator[None]:
+def _handling_signals(handle: Callable[[int, FrameType | None], None], bell: Bell) -> Iterator[None]:
+    """The bell rings for signals too: Python's own waits may miss one that comes as they begin."""
+    wakeup = signal.set_wakeup_fd(bell.rope)
     previous = {number: signal.signal(number, handle) for number in (signal.SIGTERM, signal.SIGINT)}
     try:
         yield
     finally:
         for number, handler in previous.items():
             signal.signal(number, handler)
+        signal.set_wakeup_fd(wakeup)

@@ -53,7 +53,7 @@ class Session:
         self._poller = poller
         self._heard_at = math.inf
         self._dealer = context.socket(zmq.DEALER)
-        self._dealer.setsockopt(zmq.IMMEDIATE, 1)  # nothing queues for a daemon that is not there
+        # Not zmq.IMMEDIATE: with it, libzmq drops what a daemon said last, if it is unread when the connection ends.
         self._dealer.setsockopt(zmq.SNDHWM, 0)  # what one asks for is in one's own memory anyway,
         self._dealer.setsockopt(zmq.RCVHWM, 0)  # and what one gets had better leave the daemon's
         self._dealer.setsockopt(zmq.IPV6, 1 if "[" in address else 0)
@@ -63,11 +63,8 @@ class Session:
         poller.register(self._monitor, zmq.POLLIN)
 
     def send(self, frame: bytes) -> None:
-        """Send one message to the daemon."""
-        try:
-            self._dealer.send(frame, zmq.NOBLOCK)
-        except zmq.Again:
-            self._gone()
+        """Send one message to the daemon. After a disconnection nobody answers it before that has been noticed here."""
+        self._dealer.send(frame, zmq.NOBLOCK)
 
     def receive(self, now: float) -> Iterator[Answer]:
         """All that has arrived for calls; what has arrived for the connection itself is dealt with."""
@@ -81,8 +78,8 @@ class Session:
             message = self._decoded(frame)
             if isinstance(message, Answer):
                 yield message
-        if gone:  # only now: its last words were still to be read
-            self._gone()
+        if gone and self.welcome is not None and self.lost is None:  # only now: its last words were still to be read
+            self.lost = f"the daemon at {self._address} went away"
 
     def keep_alive(self, now: float) -> None:
         """Ping if it is time, and see whether the last ones were answered."""
@@ -93,12 +90,12 @@ class Session:
             self.next_ping = now + PING_INTERVAL
 
     def close(self) -> None:
-        """Let what is queued leave, and go."""
+        """Let what is queued leave, if there is somebody to have it, and go."""
         self._poller.unregister(self._dealer)
         self._poller.unregister(self._monitor)
         self._dealer.disable_monitor()
         self._monitor.close(0)
-        self._dealer.close(LINGER)
+        self._dealer.close(0 if self.lost else LINGER)
 
     def _watch(self) -> bool:
         """Whether the daemon went away; says hello each time that one is reached."""
@@ -125,7 +122,3 @@ class Session:
             self.lost = f"the daemon at {self._address} ended the connection: {message.message}"
             return None
         return message
-
-    def _gone(self) -> None:
-        if self.welcome is not None and self.lost is None:
-            self.lost = f"the daemon at {self._address} went away"

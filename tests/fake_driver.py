@@ -71,7 +71,11 @@ class FakeDriver:
         usage = Usage(1, num_tokens)
         request.channel.put(ReturnSample(request_id=request.request_id, finish_reason=reason, usage=usage))
 
-    def stop(self, why: str) -> None:
+    def start(self) -> None:
+        """It has no threads to start."""
+
+    def stop(self, why: str, timeout: float = 0.0) -> None:
+        del timeout
         for request in self.open.values():
             error = RequestError("stopped", why)
             request.channel.put(ReturnSample(request_id=request.request_id, error=error))

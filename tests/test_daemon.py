@@ -1,0 +1,240 @@
+"""How the daemon starts and ends, in this process and with a fake driver."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from fake_driver import LIMITS, PATIENCE, FakeDriver, serving
+from rich.console import Console
+
+from engine.config import EngineConfig
+from engine.errors import ConfigurationError
+from engine.progress import Progress
+from ipc.client import Client, RequestFailed
+from ipc.daemon import FAULT, STOPPED, Daemon
+from ipc.errors import AddressInUse
+from ipc.loading import Loaded
+
+ROOT = Path(__file__).parent.parent
+
+Report = Callable[[Progress], None]
+Fail = Callable[[str], None]
+
+
+@pytest.fixture
+def address(tmp_path: Path) -> str:
+    """Where the daemon under test listens."""
+    return f"ipc://{tmp_path}/o.sock"
+
+
+class News:
+    """What the daemon tells $NOTIFY_SOCKET."""
+
+    def __init__(self, path: Path) -> None:
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        self._socket.bind(str(path))
+        self._socket.settimeout(PATIENCE)
+
+    def until(self, last: str) -> list[str]:
+        """Everything up to that."""
+        heard = []
+        while last not in heard:
+            heard.append(self._socket.recv(4096).decode())
+        return heard
+
+    def close(self) -> None:
+        self._socket.close()
+
+
+@pytest.fixture
+def news(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[News]:
+    """A listener in systemd's place."""
+    monkeypatch.setenv("NOTIFY_SOCKET", str(tmp_path / "notify"))
+    news = News(tmp_path / "notify")
+    yield news
+    news.close()
+
+
+def build_daemon(
+    address: str,
+    driver: FakeDriver | None = None,
+    during_load: Callable[[Report], None] = lambda report: None,
+    failures: list[Fail] | None = None,
+) -> Daemon:
+    """A daemon that need not load its driver; ``during_load`` happens instead, ``failures`` gets the driver's."""
+
+    def load(config: EngineConfig, report: Report, on_failure: Fail) -> Loaded:
+        del config
+        during_load(report)
+        if failures is not None:
+            failures.append(on_failure)
+        return Loaded(driver or FakeDriver(), "parrot", LIMITS, {"model": "parrot"})
+
+    return Daemon(EngineConfig(), address, Console(stderr=True), load)
+
+
+def send_signal(number: int = signal.SIGTERM) -> None:
+    """What `kill` would do."""
+    os.kill(os.getpid(), number)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_stops_the_daemon_and_open_requests_are_told_why(address: str, news: News, number: int) -> None:
+    """The exit code is 0, and the handlers are what they were."""
+    handlers = [signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)]
+    driver = FakeDriver()
+
+    def talk() -> str:
+        news.until("READY=1")
+        with Client(address) as client, pytest.raises(RequestFailed) as failure:
+            stream = client.generate([1])
+            driver.take()
+            send_signal(number)
+            next(stream)
+        assert failure.value.code == "stopped"
+        return failure.value.message
+
+    with ThreadPoolExecutor(1) as thread:
+        told = thread.submit(talk)
+        code = build_daemon(address, driver).run()
+
+    assert code == STOPPED == 0
+    assert told.result() == f"the daemon was stopped by {signal.Signals(number).name}"
+    assert news.until("STOPPING=1") == ["STOPPING=1"]
+    assert [signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)] == handlers
+
+
+def test_systemd_hears_of_every_step_of_the_start(address: str, news: News) -> None:
+    """READY comes last, when clients are being answered."""
+
+    def load_slowly(report: Report) -> None:
+        report(Progress("loading weights", 500_000, 8_000_000, "bytes"))
+        report(Progress("compiling", 3, 31, "functions"))
+
+    def talk() -> list[str]:
+        heard = news.until("READY=1")
+        with Client(address) as client:
+            assert client.complete("x").text == "x"
+        send_signal()
+        return heard
+
+    with ThreadPoolExecutor(1) as thread:
+        heard = thread.submit(talk)
+        build_daemon(address, during_load=load_slowly).run()
+
+    assert heard.result() == [
+        "STATUS=loading weights: 500.0 kB of 8.0 MB",
+        "STATUS=compiling: 3 of 31 functions",
+        "STATUS=serving",
+        "READY=1",
+    ]
+
+
+def test_a_client_that_comes_while_the_model_loads_waits(address: str) -> None:
+    """It is answered when the daemon is ready."""
+    with ThreadPoolExecutor(1) as thread:
+
+        def talk() -> str:
+            with Client(address, timeout=PATIENCE) as client:
+                text = client.complete("patience").text
+            send_signal()
+            return text
+
+        text = []
+        build_daemon(address, during_load=lambda report: text.append(thread.submit(talk))).run()
+
+        assert text[0].result() == "patience"
+
+
+def test_a_signal_while_the_model_loads_ends_the_start(address: str, news: News) -> None:
+    """Exit code 0, no READY, and the address is free again."""
+    assert build_daemon(address, during_load=lambda report: send_signal()).run() == STOPPED
+
+    assert news.until("STOPPING=1") == ["STOPPING=1"]
+    with serving(address, FakeDriver()):
+        pass
+
+
+def test_a_daemon_that_cannot_load_gives_its_address_back(address: str, news: News) -> None:
+    """The error goes to whoever runs it, and READY is never said."""
+
+    def find_no_model(report: Report) -> None:
+        del report
+        raise ConfigurationError("no model here")
+
+    with pytest.raises(ConfigurationError, match="no model here"):
+        build_daemon(address, during_load=find_no_model).run()
+
+    assert news.until("STOPPING=1") == ["STOPPING=1"]
+    with serving(address, FakeDriver()):
+        pass
+
+
+def test_an_address_in_use_is_found_before_anything_is_loaded(address: str) -> None:
+    """A second daemon does not take minutes to find out."""
+    loads: list[Report] = []
+
+    with serving(address, FakeDriver()), pytest.raises(AddressInUse, match="in use"):
+        build_daemon(address, during_load=loads.append).run()
+
+    assert loads == []
+
+
+def test_a_driver_that_fails_ends_the_daemon_with_a_fault(address: str, news: News) -> None:
+    """systemd may start another."""
+    failures: list[Fail] = []
+
+    def fail() -> None:
+        news.until("READY=1")
+        failures[0]("the execution loop thread died")
+
+    with ThreadPoolExecutor(1) as thread:
+        thread.submit(fail)
+
+        assert build_daemon(address, failures=failures).run() == FAULT == 1
+
+
+def run_stuck(news: News, address: str, shutdown_timeout: float, again: bool) -> tuple[int, str]:
+    """A daemon whose driver does not stop, told to; exit code and stderr."""
+    code = f"""
+import sys, threading
+sys.path.insert(0, "tests")
+from fake_driver import FakeDriver
+from ipc import daemon
+from test_daemon import build_daemon
+class StuckDriver(FakeDriver):
+    def stop(self, why, timeout):
+        while True:
+            threading.Event().wait(0.1)
+daemon.SHUTDOWN_TIMEOUT = {shutdown_timeout}
+build_daemon(sys.argv[1], StuckDriver()).run()
+"""
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-c", code, address]
+    with subprocess.Popen(command, cwd=ROOT, env=environment, stderr=subprocess.PIPE, text=True) as process:
+        news.until("READY=1")
+        process.terminate()
+        news.until("STOPPING=1")
+        if again:
+            process.terminate()
+        stderr = process.communicate(timeout=PATIENCE)[1]
+    return process.returncode, stderr
+
+
+def test_a_second_signal_ends_the_daemon_on_the_spot(address: str, news: News) -> None:
+    """Whatever it is waiting for."""
+    assert run_stuck(news, address, shutdown_timeout=PATIENCE, again=True)[0] == 128 + signal.SIGTERM
+
+
+def test_a_shutdown_that_hangs_is_ended_and_shows_where(address: str, news: News) -> None:
+    """The exit code says that something was wrong, the log what."""
+    code, stderr = run_stuck(news, address, shutdown_timeout=0.2, again=False)
+
+    assert code == FAULT
+    assert "in stop" in stderr
