@@ -60,7 +60,9 @@ def sample(logits: Array, rows: SamplingRows, key: Array, variant: SamplingVaria
     if variant is SamplingVariant.GREEDY:
         return best
     greedy = rows.temperature <= 0
-    scaled = logits / jnp.where(greedy, np.float32(1), rows.temperature)[:, None]
+    # From the best on down, so that no temperature, however small, makes it infinite or puts it below REMOVED.
+    below = logits - jnp.max(logits, axis=-1, keepdims=True)
+    scaled = below / jnp.where(greedy, np.float32(1), rows.temperature)[:, None]
     if variant is SamplingVariant.TRUNCATED:
         scaled = truncate(scaled, rows)
     drawn = jnp.argmax(scaled + _noise(rows, key, logits.shape[-1]), axis=-1).astype(jnp.int32)

@@ -76,6 +76,18 @@ def test_min_p_is_relative_to_the_best():
 
 
 @pytest.mark.parametrize("variant", [SamplingVariant.TEMPERATURE, SamplingVariant.TRUNCATED])
+def test_the_smallest_temperatures_draw_the_best_token(variant):
+    """Whatever the height of the logits, next to no temperature is the argmax, never what truncation removed."""
+    logits = jnp.concatenate([build_logits(rows=20) + np.float32(height) for height in (-50, 0, 50)])
+    temperature = np.resize([1e-8, 1e-29, 1e-37, 1e-44], 60)
+    truncation = {"top_k": np.resize([1, 0, 0, 0, 0], 60), "top_p": np.resize([1, 1, 0.9], 60), "min_p": 0.01}
+
+    ids = sample(logits, build_rows(60, temperature=temperature, **truncation), KEY, variant)
+
+    assert ids.tolist() == jnp.argmax(logits, axis=-1).tolist()
+
+
+@pytest.mark.parametrize("variant", [SamplingVariant.TEMPERATURE, SamplingVariant.TRUNCATED])
 def test_draws_follow_the_distribution(variant):
     """Over many seeds the frequencies are the softmax of logits over temperature (chi-square, fixed seeds)."""
     logits, draws = build_logits(vocab=8) / np.float32(3), 4000
