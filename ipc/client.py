@@ -96,8 +96,9 @@ class Client:
         return self._stream(Generate(request_id, messages=messages, params=params))
 
     def complete(self, prompt: str | list[int], **params: Any) -> Completion:
-        """As ``generate``, and wait for the whole."""
-        with self.generate(prompt, **params) as stream:
+        """As ``generate``, and wait for the whole, which comes at once."""
+        request_id = self._connection.new_request_id()
+        with self._stream(Generate(request_id, prompt=prompt, params=params, stream=False)) as stream:
             return _whole(list(stream))
 
     def status(self) -> dict[str, Any]:

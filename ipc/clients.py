@@ -143,7 +143,7 @@ class Clients:
             in_use = f"request id {request_id!r} is in use until its last message"
             self._refuse(identity, request_id, "duplicate_request", in_use)
             return
-        client.replies[request_id] = Reply(self._outbox, identity, request_id)
+        client.replies[request_id] = Reply(self._outbox, identity, request_id, stream=message.stream)
         request = ActiveRequest(
             request_id=_driver_id(identity, request_id),
             prompt=message.prompt,

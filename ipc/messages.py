@@ -37,12 +37,16 @@ class Hello(Struct, tag="hello", tag_field="type", frozen=True):
 
 
 class Generate(Struct, tag="generate", tag_field="type", frozen=True, forbid_unknown_fields=True):
-    """Asks for a completion of ``prompt`` (text or token ids) or of chat ``messages``; ``params`` as SamplingParams."""
+    """Asks for a completion of ``prompt`` (text or token ids) or of chat ``messages``; ``params`` as SamplingParams.
+
+    Without ``stream`` all of it comes at its end.
+    """
 
     request_id: RequestId
     prompt: str | list[int] | None = None
     messages: list[dict[str, Any]] | None = None
     params: dict[str, Any] = {}
+    stream: bool = True
 
 
 class Abort(Struct, tag="abort", tag_field="type", frozen=True, forbid_unknown_fields=True):

@@ -7,16 +7,26 @@ from ipc.bell import Bell
 
 
 class Reply:
-    """The way back of one request: a driver's ReturnChannel that ends at one client's request id."""
+    """The way back of one request: a driver's ReturnChannel that ends at one client's request id.
 
-    def __init__(self, outbox: "Outbox", identity: bytes, request_id: str) -> None:
+    Without ``stream`` all samples leave as one, with the last.
+    """
+
+    def __init__(self, outbox: "Outbox", identity: bytes, request_id: str, *, stream: bool = True) -> None:
         self.identity = identity
         self.request_id = request_id
         self._outbox = outbox
+        self._stream = stream
+        self._held: list[ReturnSample] = []
 
     def put(self, sample: ReturnSample) -> None:
         """Takes one sample, on any thread, without waiting."""
-        self._outbox.put(self, sample)
+        if self._stream:
+            self._outbox.put(self, sample)
+            return
+        self._held.append(sample)
+        if sample.is_last:
+            self._outbox.put(self, _joined(self._held))
 
 
 class Outbox:

@@ -104,6 +104,20 @@ def test_a_prompt_is_answered_by_its_pieces_and_a_last_one(client: RawClient) ->
     assert (last.finish_reason, last.usage) == ("stop", WireUsage(1, 4))
 
 
+def test_an_answer_that_is_not_streamed_comes_in_one_piece(client: RawClient, driver: FakeDriver) -> None:
+    """All that was said of it comes with its end, and nothing before."""
+    client.say(Generate("a", prompt=[1], stream=False))
+    request = driver.take()
+    driver.say(request, "once", [4])
+    driver.say(request, "upon", [4])
+
+    before = [client.ask(Ping()), client.ask(Ping())]  # the second pong comes after what there was to send
+    driver.finish(request, "stop", 2)
+
+    assert before == [Pong(), Pong()]
+    assert client.hear() == Done("a", "onceupon", [4, 4], "stop", WireUsage(1, 2))
+
+
 def test_messages_reach_the_driver_as_messages(client: RawClient) -> None:
     """A chat is passed on as it came."""
     client.say(Generate("a", messages=[{"role": "user", "content": "three words here"}]))
