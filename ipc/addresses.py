@@ -55,8 +55,8 @@ def reserved(address: str) -> Iterator[None]:
     """Keep other daemons off a checked address; raises AddressError where it is taken or cannot be had.
 
     libzmq unlinks whatever lies at an ``ipc://`` path before it binds, so a second daemon would silently cut
-    off the first. A locked file beside the socket tells a running daemon from the socket of a dead one, and
-    outlives them both: a lock that is unlinked can be held twice. TCP needs none of it.
+    off the first; at the end it leaves its own socket behind. A locked file beside the socket tells a running daemon
+    from the socket of a dead one, and outlives them both: a lock that is unlinked can be held twice. TCP needs none.
     """
     if not address.startswith("ipc://"):
         yield
@@ -69,7 +69,10 @@ def reserved(address: str) -> Iterator[None]:
             raise AddressError(f"{path} exists and is no socket; choose another address or remove it")
         if anyone_listens(address):
             raise AddressInUse(f"address in use: another program listens at {address}")
-        yield
+        try:
+            yield
+        finally:
+            path.unlink(missing_ok=True)
 
 
 def _private_directory() -> Path:
