@@ -173,7 +173,8 @@ class Clients:
         client = self._clients.pop(identity, None)
         if client is None:
             return
-        logger.info("client %s is gone (%s), with %d requests open", identity.hex(), why, len(client.replies))
+        if client.replies:
+            logger.info("client %s is gone (%s): %d requests are aborted", identity.hex(), why, len(client.replies))
         for request_id in client.replies:
             self._driver.abort(_driver_id(identity, request_id))
 

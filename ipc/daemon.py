@@ -24,7 +24,7 @@ from engine.config import EngineConfig
 from engine.errors import ConfigurationError
 from engine.progress import Progress
 from ipc import terminal
-from ipc.addresses import checked_address
+from ipc.addresses import checked_address, default_address
 from ipc.bell import Bell
 from ipc.errors import AddressError
 from ipc.loading import Load, StartableDriver, load
@@ -91,8 +91,9 @@ class Daemon:
         notify("STATUS=serving")
         notify("READY=1")
         facts = {"address": self._address, "started in": f"{time.monotonic() - began:.1f} s"}
-        try_it = f'odriver complete "Once upon a time" --connect {self._address}'
-        terminal.show_ready(self._console, loaded.facts | facts | {"try": try_it})
+        connect = "" if self._address == default_address() else f" --connect {self._address}"
+        facts["try"] = f'odriver complete "Once upon a time"{connect}'
+        terminal.show_ready(self._console, loaded.facts | facts)
 
     def main_loop(self) -> tuple[int, str]:
         """Wait for the end; the exit code and the reason."""
