@@ -43,6 +43,7 @@ def _parser() -> argparse.ArgumentParser:
         ("complete", _complete_arguments, _complete, "continue a text"),
         ("chat", _chat_arguments, _chat, "talk with the model"),
         ("status", _status_arguments, _status, "show how the daemon is"),
+        ("bench", _bench_arguments, _bench, "put a load on the daemon and time its answers"),
     ):
         # What is not given is left out, and so has the default of whoever reads it.
         command = commands.add_parser(
@@ -97,6 +98,26 @@ def _status_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", default=False, help="as JSON instead of a table")
 
 
+def _bench_arguments(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    _connect_argument(parser)
+    add("--num-prompts", type=int, metavar="N", help="requests, of random token ids (default: 1000)")
+    add("--random-input-len", type=int, metavar="N", help="tokens of each prompt (default: 128)")
+    add("--random-output-len", type=int, metavar="N", help="tokens asked for, at most (default: 128)")
+    add("--ignore-eos", action="store_true", help="never end before that")
+    add("--request-rate", type=float, metavar="F", help="requests sent a second (default: inf, all at once)")
+    add("--burstiness", type=float, metavar="F", help="1 is a Poisson process, less comes in bursts (default: 1)")
+    add("--max-concurrency", type=int, metavar="N", help="requests that are open at once (default: no limit)")
+    add("--seed", type=int, metavar="N", help="the same seed sends the same, at the same times (default: 0)")
+    add("--save-result", action="store_true", help="write the figures as JSON, named as in `vllm bench serve`")
+    add(
+        "--result-filename",
+        type=Path,
+        metavar="FILE",
+        help="where to (default: a name made of model and time)",
+    )
+
+
 def _connect_argument(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--connect", metavar="ADDR", help="where the daemon listens (default: where it does by default)"
@@ -139,6 +160,16 @@ def _status(options: dict[str, Any]) -> int:
 
         terminal.show_status(status)
     return 0
+
+
+def _bench(options: dict[str, Any]) -> int:
+    from ipc import bench
+    from ipc.load import Load
+
+    path = options.pop("result_filename", None)
+    save = options.pop("save_result", False) or path is not None
+    with _connected(options) as client:
+        return bench.run(client, Load(**options), path, save=save)
 
 
 def _connected(options: dict[str, Any]) -> Client:
