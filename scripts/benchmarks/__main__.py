@@ -1,0 +1,173 @@
+"""The command line of `scripts/bench`."""
+
+import argparse
+import importlib.util
+import shlex
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+from rich.console import Console
+
+from scripts.benchmarks.child import ChildFailed
+from scripts.benchmarks.daemon import DaemonFailed
+from scripts.benchmarks.figure import Figure
+from scripts.benchmarks.host import measure_host
+from scripts.benchmarks.limits import limit_figures, measure_limits
+from scripts.benchmarks.machine import busy, describe_machine
+from scripts.benchmarks.models import SIZES, model_directory, models_directory, size_of
+from scripts.benchmarks.plot import plot
+from scripts.benchmarks.prefill import measure_prefill
+from scripts.benchmarks.report import save, show
+from scripts.benchmarks.serve import measure_serve, measure_status
+from scripts.benchmarks.startup import measure_startup
+from scripts.benchmarks.systems import serving
+from scripts.benchmarks.workload import Prompts
+
+WIDTH = 132
+"""Columns of a table that goes to a file."""
+EPILOG = f"""
+models: {", ".join(SIZES)}, with random weights of seed 0, made when first needed in
+{models_directory()}; or any Hugging Face directory.
+
+--vs transformers runs the same prompts through transformers' generate and its continuous
+batching, in turns with ours, on the same checkpoint. It needs a Python that has torch:
+    python3 -m venv torch-env
+    torch-env/bin/pip install transformers torch --extra-index-url https://download.pytorch.org/whl/cpu
+    scripts/bench serve --vs transformers --torch-python torch-env/bin/python
+
+Figures are medians of --repeat runs. Run nothing else meanwhile: two cores are shared fast.
+"""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one subcommand, or all; the exit code."""
+    options = _options(arguments)
+    console = Console(width=None if sys.stdout.isatty() else WIDTH)
+    if warning := busy():
+        console.print(f"warning: {warning}", style="yellow")
+    machine, figures = describe_machine(), []
+    try:
+        for figure in options.measure(options):
+            figures.append(figure)
+            console.print(f"  {figure.benchmark}: {figure.name}: {figure.value:,.4g} {figure.unit}", highlight=False)
+    except (ChildFailed, DaemonFailed) as error:
+        print(f"scripts/bench: {error}", file=sys.stderr)
+        return 1
+    show(figures, console)
+    if options.json is not None:
+        save(figures, machine, options.json)
+    if options.plot is not None:
+        plot(figures, machine, options.plot)
+    return 0
+
+
+def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
+    """The command line, with what it needs found to be there before anything is measured."""
+    parser = _parser()
+    options = parser.parse_args(arguments)
+    if options.repeat < 1:
+        parser.error(f"--repeat must be at least 1, not {options.repeat}")
+    if options.plot is not None and not importlib.util.find_spec("matplotlib"):
+        parser.error('a plot needs matplotlib: pip install -e ".[bench]"')
+    if options.vs is None:
+        options.torch_python = None
+    elif options.torch_python is None:
+        if not importlib.util.find_spec("torch"):
+            parser.error("--vs transformers needs --torch-python PATH, a Python that has torch: see --help")
+        options.torch_python = sys.executable
+    return options
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        "scripts/bench",
+        description="Measure oDriver on this machine, beside the machine's limits and beside others.",
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    for name, measure, what in (
+        ("all", _all, "everything, with one table and one plot"),
+        ("serve", _serve, "decode at 1, 8 and 32 at once, 16 streams, what streaming costs"),
+        ("prefill", _prefill, "how fast a lone prompt of 512 and of 2,048 tokens is read"),
+        ("host", _host, "the host's time for a step of a model that is nothing"),
+        ("startup", _startup, "from the process's start to READY, with an empty compilation cache and a full one"),
+        ("limits", _limits, "how fast this machine reads memory and multiplies matrices"),
+    ):
+        command = commands.add_parser(
+            name, help=what, description=what, epilog=EPILOG, formatter_class=argparse.RawDescriptionHelpFormatter
+        )
+        command.set_defaults(
+            measure=measure, models=list(SIZES) if name == "all" else ["small"], vs=None, torch_python=None
+        )
+        _add_arguments(command, name)
+    return parser
+
+
+def _add_arguments(command: argparse.ArgumentParser, name: str) -> None:
+    add = command.add_argument
+    add("--json", type=Path, metavar="FILE", help="write the figures there")
+    picture = Path("bench.png") if name == "all" else None
+    add("--plot", type=Path, default=picture, metavar="FILE", help=f"write a PNG there (default: {picture})")
+    add("--repeat", type=int, default=3, metavar="N", help="runs of each measurement (default: 3)")
+    if name == "host":
+        return
+    model = " and ".join(SIZES) if name == "all" else "small"
+    add("--model", default=None, metavar="M", help=f"tiny, small or a directory (default: {model})")
+    if name in ("all", "serve", "prefill"):
+        add("--vs", choices=["transformers"], help="measure this beside ours, in turns")
+        add("--torch-python", metavar="PATH", help="a Python that has torch and transformers, for --vs")
+    if name in ("all", "serve", "prefill", "startup"):
+        add("--settings", default="", metavar="S", help='flags for the daemon: --settings="--run-ahead 0"')
+
+
+def _all(options: argparse.Namespace) -> Iterator[Figure]:
+    yield from _host(options)
+    for model in _models(options):
+        options.model = model
+        yield from _limits(options)
+        yield from _with_daemon(options, measure_serve, measure_prefill)
+        yield from _startup(options)
+
+
+def _serve(options: argparse.Namespace) -> Iterator[Figure]:
+    yield from _with_daemon(options, measure_serve)
+
+
+def _prefill(options: argparse.Namespace) -> Iterator[Figure]:
+    yield from _with_daemon(options, measure_prefill)
+
+
+def _with_daemon(options: argparse.Namespace, *measures: Callable[..., Iterator[Figure]]) -> Iterator[Figure]:
+    for model in _models(options):
+        directory = model_directory(model)
+        size = size_of(directory)
+        limits, prompts = measure_limits(size), Prompts(size.vocabulary)
+        with serving(directory, shlex.split(options.settings), options.torch_python) as (ours, others):
+            for measure in measures:
+                yield from measure(model, size, prompts, ours, others, limits, options.repeat)
+            yield from measure_status(model, ours)
+
+
+def _host(options: argparse.Namespace) -> Iterator[Figure]:
+    yield from measure_host(options.repeat)
+
+
+def _startup(options: argparse.Namespace) -> Iterator[Figure]:
+    for model in _models(options):
+        yield from measure_startup(model, model_directory(model), shlex.split(options.settings), options.repeat)
+
+
+def _limits(options: argparse.Namespace) -> Iterator[Figure]:
+    for model in _models(options):
+        size = size_of(model_directory(model))
+        yield from limit_figures(measure_limits(size), model, size)
+
+
+def _models(options: argparse.Namespace) -> list[str]:
+    return [options.model] if options.model else options.models
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,26 @@
+"""The clients' side of a measurement, a process of its own: all prompts of a workload sent at once, through Client."""
+
+import sys
+
+import msgspec
+
+from ipc.client import Client
+from ipc.load import send
+from ipc.timeline import Timeline
+from scripts.benchmarks.child import answer_all
+from scripts.benchmarks.workload import Workload
+
+
+def main() -> None:
+    """Serve as a child: a Workload a line, answered by the Timelines of its requests."""
+    with Client(sys.argv[1]) as client:
+        answer_all(lambda question: _run(client, msgspec.convert(question, Workload)))
+
+
+def _run(client: Client, workload: Workload) -> list[Timeline]:
+    params = {"max_tokens": workload.max_tokens, "temperature": 0.0, "ignore_eos": True}
+    return send(client, workload.prompts, params, stream=workload.stream)
+
+
+if __name__ == "__main__":
+    main()

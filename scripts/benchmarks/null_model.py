@@ -1,0 +1,165 @@
+"""A child that times the real scheduler, ModelIOProcessor, runner, engine and threads over a model that is nothing.
+
+The null model's functions are compiled, take and donate what real ones do, and compute next to nothing: the time of a
+step is what the host needs to plan, prepare, transfer, dispatch, wait, land and hand over. Every sequence that ends is
+followed by another, so steps that admit are among those that are counted.
+"""
+
+import functools
+import itertools
+import random
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from caching.metadata import PagedAttentionCacheMetaData, pages_for
+from caching.page_manager import HBMPageManager
+from caching.paged_attention_cache import PagedAttentionCache
+from driver.odriver import oDriver
+from driver.request import ActiveRequest, ReturnSample
+from driver.tokenizer import HuggingFaceTokenizer
+from engine.build import DEMO_MODEL
+from engine.config import ServingLimits
+from engine.execution_manager import StepShapes
+from engine.model_io import StepLayout
+from engine.oengine import oEngine
+from engine.runner import eSurgeRunner
+from engine.sampler import SamplingVariant
+from engine.sampling_params import SamplingParams
+from engine.scheduler import InferenceScheduler
+from engine.sequence import Sequence
+from scripts.benchmarks.child import answer_all
+
+LAYERS, ARRAYS_PER_LAYER = 12, 6
+PAGE_SIZE, CONTEXT, PROMPT, VOCABULARY = 16, 2048, 128, 2048
+BUDGET = 512
+SHORTEST, LONGEST = 64, 256
+TOKEN = 300
+"""What the null model always says."""
+
+
+class NullExecutionManager:
+    """ExecutionManager's surface over functions that give every row the same token."""
+
+    def __init__(self, shapes: StepShapes) -> None:
+        self.weights = [jnp.zeros(1) for _ in range(LAYERS * ARRAYS_PER_LAYER)]
+        self._layouts = [shapes.layout(tokens) for tokens in shapes.buckets]
+
+    def layout_for(self, num_tokens: int) -> StepLayout:
+        """The smallest bucket that holds a step."""
+        return next(layout for layout in self._layouts if layout.tokens >= num_tokens)
+
+    def forward(self, layout: StepLayout) -> Any:
+        """A step of no model."""
+        return _forward(layout.sampling_size)
+
+    def sampler(self, layout: StepLayout, variant: SamplingVariant) -> Any:  # noqa: ARG002 - one does for all
+        """No sampling."""
+        return _sampler(layout.rows)
+
+
+def null_engine(max_num_seqs: int) -> oEngine:
+    """An engine whose device has nothing to do; pages for all that may run."""
+    pages_per_seq = pages_for(CONTEXT, PAGE_SIZE)
+    metadata = PagedAttentionCacheMetaData(
+        num_layers=LAYERS, num_pages=2, page_size=PAGE_SIZE, num_kv_heads=1, head_dim=2, dtype=np.dtype(np.float32)
+    )
+    budget = max(BUDGET, max_num_seqs)
+    shapes = StepShapes(max_num_seqs, budget, CONTEXT, metadata)
+    pages = HBMPageManager(1 + max_num_seqs * pages_per_seq)
+    scheduler = InferenceScheduler(pages, page_size=PAGE_SIZE, max_num_seqs=max_num_seqs, max_num_batched_tokens=budget)
+    runner = eSurgeRunner(NullExecutionManager(shapes), shapes, PagedAttentionCache.allocate(metadata), seed=0)  # type: ignore[arg-type]
+    return oEngine(scheduler, runner, pages, ServingLimits(CONTEXT, VOCABULARY, ()), run_ahead=1)
+
+
+def step_times(rows: int, waiting: int, steps: int) -> list[float]:
+    """Seconds of each step of a bare loop, once all rows decode."""
+    engine, sequences = null_engine(rows), _sequences()
+    for sequence in itertools.islice(sequences, rows + waiting):
+        engine.add(sequence)
+    for _ in range(rows * PROMPT // BUDGET + SHORTEST // 2):
+        _step(engine, sequences)
+    return [_step(engine, sequences) for _ in range(steps)]
+
+
+def driver_step_time(rows: int, steps: int) -> float:
+    """Seconds a step, on average, through oDriver, whose threads share the GIL; texts are made and dropped."""
+    channel = _LastSamples()
+    driver = oDriver(null_engine(rows), HuggingFaceTokenizer(DEMO_MODEL))
+    driver.start()
+    try:
+        began, before = time.perf_counter(), driver.status().steps
+        for number in range(rows):
+            params = {"max_tokens": steps, "temperature": 0.0, "ignore_eos": True}
+            driver.submit_request(
+                ActiveRequest(request_id=str(number), channel=channel, prompt=[TOKEN] * PROMPT, params=params)
+            )
+        for _ in range(rows):
+            channel.ended.acquire()
+        return (time.perf_counter() - began) / (driver.status().steps - before)
+    finally:
+        driver.stop("measured")
+
+
+def _step(engine: oEngine, sequences: Iterator[Sequence]) -> float:
+    """One step as the execution loop makes it; whoever it ended is replaced, which isn't timed."""
+    began = time.perf_counter()
+    outputs = engine.step()
+    engine.stats()
+    seconds = time.perf_counter() - began
+    for output in outputs:
+        if output.finish_reason is not None:
+            engine.add(next(sequences))
+    return seconds
+
+
+def _sequences() -> Iterator[Sequence]:
+    """Sequences without end, of differing lengths, so that they don't end all at once."""
+    rng, prompt, params = random.Random(0), [TOKEN] * PROMPT, SamplingParams(temperature=0)
+    for number in itertools.count():
+        yield Sequence(str(number), prompt, params, frozenset(), rng.randint(SHORTEST, LONGEST), seed=number)
+
+
+@functools.cache
+def _forward(sampling_size: int) -> Any:
+    def step(weights: Any, cache: Any, last_token: Any, packed: Any) -> Any:  # noqa: ARG001 - as a model's step
+        return cache, jnp.zeros(1), packed[:sampling_size]
+
+    return jax.jit(step, donate_argnums=1, keep_unused=True)
+
+
+@functools.cache
+def _sampler(rows: int) -> Any:
+    def draw(logits: Any, last_token: Any, sampling: Any, key: Any) -> Any:  # noqa: ARG001 - as a sampler's
+        return jnp.full(rows, TOKEN, jnp.int32), last_token
+
+    return jax.jit(draw, donate_argnums=1, keep_unused=True)
+
+
+class _LastSamples:
+    """A channel that counts ends."""
+
+    def __init__(self) -> None:
+        self.ended = threading.Semaphore(0)
+
+    def put(self, sample: ReturnSample) -> None:
+        """Drops the sample."""
+        if sample.is_last:
+            self.ended.release()
+
+
+def _answer(question: dict[str, int]) -> list[float]:
+    """Seconds a step: of each in a bare loop, or on average through the driver, where nothing waits."""
+    if "waiting" in question:
+        return step_times(**question)
+    driver_step_time(question["rows"], SHORTEST)
+    return [driver_step_time(**question)]
+
+
+if __name__ == "__main__":
+    answer_all(_answer)

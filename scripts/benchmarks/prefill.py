@@ -1,0 +1,31 @@
+"""Prefill: how fast a lone prompt is read, by the time to its first token."""
+
+from collections.abc import Iterator, Sequence
+
+from scripts.benchmarks.figure import Figure, figure
+from scripts.benchmarks.limits import Limits
+from scripts.benchmarks.models import Size
+from scripts.benchmarks.serve import take_turns
+from scripts.benchmarks.systems import Ours
+from scripts.benchmarks.workload import Prompts, System, Workload
+
+LENGTHS = (512, 2048)
+
+
+def measure_prefill(
+    model: str, size: Size, prompts: Prompts, ours: Ours, others: Sequence[System], limits: Limits, repeats: int
+) -> Iterator[Figure]:
+    """Prompt tokens a second, for each length; no prompt is sent twice."""
+    for length in LENGTHS:
+        runs = take_turns(
+            [ours, *others], lambda length=length: Workload(prompts.take(1, length), max_tokens=1), repeats
+        )
+        rates = {system: [length / run[0].ttft for run in repetitions] for system, repetitions in runs.items()}
+        yield figure(
+            f"prefill {model}",
+            f"prefill, {length} tokens",
+            "tok/s",
+            rates.pop(Ours.name),
+            others=rates,
+            limit=limits.prefill_rate(size, length),
+        )

@@ -1,0 +1,93 @@
+"""Serving: decode while all decode, 16 streams, and what streaming costs. Ours and others take turns, A B A B."""
+
+from collections.abc import Callable, Iterator, Sequence
+
+from ipc.timeline import Timeline, decode_rate, percentile, throughput
+from scripts.benchmarks.figure import Figure, figure
+from scripts.benchmarks.limits import Limits
+from scripts.benchmarks.models import Size
+from scripts.benchmarks.systems import Ours
+from scripts.benchmarks.workload import Prompts, System, Workload, checked
+
+PROMPT, OUTPUT = 128, 128
+AT_ONCE = (1, 8, 32)
+STREAMS = 16
+MILLISECONDS = 1000
+
+Runs = dict[str, list[list[Timeline]]]
+"""By system, the timelines of each repetition."""
+
+
+def measure_serve(
+    model: str, size: Size, prompts: Prompts, ours: Ours, others: Sequence[System], limits: Limits, repeats: int
+) -> Iterator[Figure]:
+    """The figures of one model, as they come."""
+    systems = [ours, *others]
+    for rows in AT_ONCE:
+        runs = take_turns(systems, lambda rows=rows: Workload(prompts.take(rows, PROMPT), OUTPUT), repeats)
+        rate = _of(runs, decode_rate)
+        yield _figure(model, f"decode, {rows} at once", "tok/s", rate, limit=limits.decode_rate(size, rows))
+    runs = take_turns(systems, lambda: Workload(prompts.take(STREAMS, PROMPT), OUTPUT), repeats)
+    yield _figure(model, f"{STREAMS} streams", "tok/s", _of(runs, throughput))
+    for name, values in (("TTFT", _ttfts), ("ITL", _itls)):
+        for percent in (50, 99):
+            figures = _of(runs, lambda run, values=values, percent=percent: percentile(values(run), percent))
+            yield _figure(model, f"{STREAMS} streams, {name} p{percent}", "ms", figures, more_is_better=False)
+    yield _cost_of_streaming(model, ours, prompts, repeats)
+
+
+def measure_status(model: str, ours: Ours) -> Iterator[Figure]:
+    """What the daemon says of itself when all is done."""
+    compilations = ours.status()["compilations_after_ready"]
+    yield figure(f"serve {model}", "compilations after ready", "", [compilations], more_is_better=False)
+
+
+def take_turns(systems: Sequence[System], workload: Callable[[], Workload], repeats: int) -> Runs:
+    """Run new workloads on each system in turn, after a short one each that isn't counted."""
+    for system in systems:
+        asked = workload()
+        system.run(Workload(asked.prompts, min(4, asked.max_tokens)))
+    runs: Runs = {system.name: [] for system in systems}
+    for _ in range(repeats):
+        for system in systems:
+            asked = workload()
+            runs[system.name].append(checked(system.run(asked), asked))
+    return runs
+
+
+def _cost_of_streaming(model: str, ours: Ours, prompts: Prompts, repeats: int) -> Figure:
+    """Throughput with and without, in turns."""
+    streamed, whole = [], []
+    for _ in range(repeats):
+        for stream, rates in ((True, streamed), (False, whole)):
+            asked = Workload(prompts.take(STREAMS, PROMPT), OUTPUT, stream=stream)
+            rates.append(throughput(checked(ours.run(asked), asked)))
+    kept = [100 * with_it / without for with_it, without in zip(streamed, whole, strict=True)]
+    return figure(f"serve {model}", f"{STREAMS} streams, of the tok/s of answers in one piece", "%", kept)
+
+
+def _figure(
+    model: str,
+    name: str,
+    unit: str,
+    runs: dict[str, list[float]],
+    *,
+    more_is_better: bool = True,
+    limit: float | None = None,
+) -> Figure:
+    others = {system: values for system, values in runs.items() if system != Ours.name}
+    return figure(
+        f"serve {model}", name, unit, runs[Ours.name], more_is_better=more_is_better, others=others, limit=limit
+    )
+
+
+def _of(runs: Runs, figure_of: Callable[[list[Timeline]], float]) -> dict[str, list[float]]:
+    return {system: [figure_of(run) for run in repetitions] for system, repetitions in runs.items()}
+
+
+def _ttfts(timelines: list[Timeline]) -> list[float]:
+    return [MILLISECONDS * timeline.ttft for timeline in timelines]
+
+
+def _itls(timelines: list[Timeline]) -> list[float]:
+    return [MILLISECONDS * gap for timeline in timelines for gap in timeline.itls]

@@ -1,0 +1,60 @@
+"""The systems that are measured: our daemon through our client, and transformers on torch in a child."""
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+from ipc.timeline import Timeline
+from scripts.benchmarks.child import Child
+from scripts.benchmarks.daemon import Daemon
+from scripts.benchmarks.workload import System, Workload
+
+CLIENT, TORCH = "scripts.benchmarks.client", "scripts.benchmarks.torch_peer"
+
+
+class Ours:
+    """A daemon, and the client in a process of its own."""
+
+    name = "oDriver"
+
+    def __init__(self, daemon: Daemon, client: Child) -> None:
+        self._daemon = daemon
+        self._client = client
+
+    def run(self, workload: Workload) -> list[Timeline]:
+        """Send it and wait for all."""
+        timelines: list[Timeline] = self._client.ask(workload, list[Timeline])
+        return timelines
+
+    def status(self) -> dict[str, float]:
+        """The daemon's numbers."""
+        with self._daemon.client() as client:
+            return client.status()
+
+
+class Transformers:
+    """transformers in its own process, with no sockets between it and who asks, to its favour."""
+
+    def __init__(self, child: Child, mode: str) -> None:
+        self.name = f"transformers {mode}"
+        self._child = child
+
+    def run(self, workload: Workload) -> list[Timeline]:
+        """Send it and wait for all; it knows no sockets, so streaming is no matter."""
+        question = {"prompts": workload.prompts, "max_tokens": workload.max_tokens}
+        timelines: list[Timeline] = self._child.ask(question, list[Timeline])
+        return timelines
+
+
+@contextmanager
+def serving(model: Path, settings: list[str], torch_python: str | None) -> Iterator[tuple[Ours, list[System]]]:
+    """Ours, ready, and the others to compare with: transformers where a Python with torch is given."""
+    with ExitStack() as stack:
+        daemon = stack.enter_context(Daemon(model, *settings))
+        ours = Ours(daemon, stack.enter_context(Child(CLIENT, daemon.address)))
+        others: list[System] = []
+        if torch_python is not None:
+            for mode in ("generate", "continuous batching"):
+                child = stack.enter_context(Child(TORCH, str(model), mode, python=torch_python))
+                others.append(Transformers(child, mode))
+        yield ours, others
