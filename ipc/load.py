@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
@@ -66,7 +66,7 @@ class Load:
 def send(
     client: Client,
     prompts: Sequence[list[int]],
-    params: dict[str, object],
+    params: Mapping[str, object],
     *,
     times: Sequence[float] | None = None,
     max_concurrency: int | None = None,
@@ -100,7 +100,7 @@ def send(
         pool.shutdown(cancel_futures=True)
 
 
-def _follow(client: Client, prompt: list[int], params: dict[str, object], stream: bool) -> Timeline:
+def _follow(client: Client, prompt: list[int], params: Mapping[str, object], stream: bool) -> Timeline:
     timeline = Timeline(len(prompt), time.monotonic())
     try:
         for piece in client.generate(prompt, **params) if stream else [client.complete(prompt, **params)]:

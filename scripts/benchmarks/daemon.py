@@ -85,8 +85,8 @@ class Daemon:
         ended = os.pidfd_open(self._process.pid)
         try:
             while self.stages[-1][1] != "ready":
-                readable, _, _ = select.select([self._notices, ended], [], [])
-                if self._notices not in readable:
+                readable, _, _ = select.select([self._notices.fileno(), ended], [], [])
+                if self._notices.fileno() not in readable:
                     raise DaemonFailed(f"the daemon ended before it was ready:\n{self._read_log()}")
                 self._hear(self._notices.recv(4096).decode(), time.monotonic() - began)
         finally:

@@ -1,6 +1,6 @@
 """What was measured: a median beside its limit and beside what others do."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from statistics import median
 
 import msgspec
@@ -35,7 +35,7 @@ def figure(
     runs: Sequence[float],
     *,
     more_is_better: bool = True,
-    others: dict[str, Sequence[float]] | None = None,
+    others: Mapping[str, Sequence[float]] | None = None,
     limit: float | None = None,
 ) -> Figure:
     """The figure that repetitions of ours and of others give."""

@@ -1,6 +1,7 @@
 """Prefill: how fast a lone prompt is read, by the time to its first token."""
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 
 from scripts.benchmarks.figure import Figure, figure
 from scripts.benchmarks.limits import Limits
@@ -17,9 +18,7 @@ def measure_prefill(
 ) -> Iterator[Figure]:
     """Prompt tokens a second, for each length; no prompt is sent twice."""
     for length in LENGTHS:
-        runs = take_turns(
-            [ours, *others], lambda length=length: Workload(prompts.take(1, length), max_tokens=1), repeats
-        )
+        runs = take_turns([ours, *others], partial(_workload, prompts, length), repeats)
         rates = {system: [length / run[0].ttft for run in repetitions] for system, repetitions in runs.items()}
         yield figure(
             f"prefill {model}",
@@ -29,3 +28,7 @@ def measure_prefill(
             others=rates,
             limit=limits.prefill_rate(size, length),
         )
+
+
+def _workload(prompts: Prompts, length: int) -> Workload:
+    return Workload(prompts.take(1, length), max_tokens=1)

@@ -1,6 +1,7 @@
 """Serving: decode while all decode, 16 streams, and what streaming costs. Ours and others take turns, A B A B."""
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 
 from ipc.timeline import Timeline, decode_rate, percentile, throughput
 from scripts.benchmarks.figure import Figure, figure
@@ -24,14 +25,17 @@ def measure_serve(
     """The figures of one model, as they come."""
     systems = [ours, *others]
     for rows in AT_ONCE:
-        runs = take_turns(systems, lambda rows=rows: Workload(prompts.take(rows, PROMPT), OUTPUT), repeats)
+        runs = take_turns(systems, partial(_workload, prompts, rows), repeats)
         rate = _of(runs, decode_rate)
         yield _figure(model, f"decode, {rows} at once", "tok/s", rate, limit=limits.decode_rate(size, rows))
-    runs = take_turns(systems, lambda: Workload(prompts.take(STREAMS, PROMPT), OUTPUT), repeats)
+    runs = take_turns(systems, partial(_workload, prompts, STREAMS), repeats)
     yield _figure(model, f"{STREAMS} streams", "tok/s", _of(runs, throughput))
     for name, values in (("TTFT", _ttfts), ("ITL", _itls)):
         for percent in (50, 99):
-            figures = _of(runs, lambda run, values=values, percent=percent: percentile(values(run), percent))
+            figures = {
+                system: [percentile(values(run), percent) for run in repetitions]
+                for system, repetitions in runs.items()
+            }
             yield _figure(model, f"{STREAMS} streams, {name} p{percent}", "ms", figures, more_is_better=False)
     yield _cost_of_streaming(model, ours, prompts, repeats)
 
@@ -55,12 +59,17 @@ def take_turns(systems: Sequence[System], workload: Callable[[], Workload], repe
     return runs
 
 
+def _workload(prompts: Prompts, rows: int, *, stream: bool = True) -> Workload:
+    return Workload(prompts.take(rows, PROMPT), OUTPUT, stream=stream)
+
+
 def _cost_of_streaming(model: str, ours: Ours, prompts: Prompts, repeats: int) -> Figure:
     """Throughput with and without, in turns."""
-    streamed, whole = [], []
+    streamed: list[float] = []
+    whole: list[float] = []
     for _ in range(repeats):
         for stream, rates in ((True, streamed), (False, whole)):
-            asked = Workload(prompts.take(STREAMS, PROMPT), OUTPUT, stream=stream)
+            asked = _workload(prompts, STREAMS, stream=stream)
             rates.append(throughput(checked(ours.run(asked), asked)))
     kept = [100 * with_it / without for with_it, without in zip(streamed, whole, strict=True)]
     return figure(f"serve {model}", f"{STREAMS} streams, of the tok/s of answers in one piece", "%", kept)

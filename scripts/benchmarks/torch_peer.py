@@ -90,7 +90,7 @@ class ContinuousBatching:
         self._manager.stop(block=True)
 
 
-MODES = {"generate": Generate, "continuous batching": ContinuousBatching}
+MODES: dict[str, Any] = {"generate": Generate, "continuous batching": ContinuousBatching}
 
 
 def _greedy(max_tokens: int) -> GenerationConfig:
