@@ -49,7 +49,7 @@ class PageTable:
 
 def write_pages(kv_pages: Array, k: Array, v: Array, pages: Array, offsets: Array) -> Array:
     """Put k and v [T, kv_heads, head_dim] into ``kv_pages`` at i32[T] pages and offsets, in place when donated."""
-    new = jnp.stack([k, v], axis=2).astype(kv_pages.dtype)
+    new = _as_stored(jnp.stack([k, v], axis=2), kv_pages.dtype)
     return kv_pages.at[pages, :, :, offsets, :].set(new, mode="promise_in_bounds")
 
 
@@ -72,12 +72,23 @@ def ragged_paged_attention(
     """
     q_lens = table.cu_q_lens[1:] - table.cu_q_lens[:-1]
     num_decodes = jnp.sum(jnp.cumprod((q_lens == 1).astype(jnp.int32)))
-    q = (q * jnp.asarray(sm_scale, q.dtype)).astype(q.dtype)
+    q = (q.astype(jnp.float32) * np.float32(sm_scale)).astype(q.dtype)
     rows = table.kv_lens.shape[0]
     decoded = _decode_rows(q[:rows], kv_pages, table, num_decodes, sliding_window)
     if q.shape[0] == 1:
         return decoded
     return _prefill_rows(q, decoded, kv_pages, table, num_decodes, sliding_window)
+
+
+def _as_stored(x: Array, dtype: np.dtype) -> Array:
+    """Keys or values as pages of this dtype hold them: those of uint16 hold the bits of bfloat16."""
+    if dtype == np.uint16:
+        return jax.lax.bitcast_convert_type(x.astype(jnp.bfloat16), jnp.uint16)
+    return x.astype(dtype)
+
+
+def _as_read(stored: Array) -> Array:
+    return jax.lax.bitcast_convert_type(stored, jnp.bfloat16) if stored.dtype == np.uint16 else stored
 
 
 def _gather(kv_pages: Array, pages: Array) -> tuple[Array, Array]:
@@ -86,7 +97,8 @@ def _gather(kv_pages: Array, pages: Array) -> tuple[Array, Array]:
     flat = kv_pages.reshape(-1, page_size, head_dim)
     key = (pages[:, None, :] * kv_heads + jnp.arange(kv_heads, dtype=jnp.int32)[None, :, None]) * 2
     shape = (pages.shape[0], kv_heads, pages.shape[1] * page_size, head_dim)
-    return tuple(flat.at[index].get(mode="promise_in_bounds").reshape(shape) for index in (key, key + 1))  # type: ignore[return-value]
+    keys, values = (flat.at[index].get(mode="promise_in_bounds").reshape(shape) for index in (key, key + 1))
+    return _as_read(keys), _as_read(values)
 
 
 def _padded_pages(page_indices: Array, block_pages: int) -> Array:

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+import jax.numpy as jnp
 import numpy as np
 
 
@@ -16,6 +17,14 @@ class PagedAttentionCacheMetaData:
     num_kv_heads: int
     head_dim: int
     dtype: np.dtype
+
+    @property
+    def stored_dtype(self) -> np.dtype:
+        """What the arrays are made of: bfloat16 lies in them as its bits.
+
+        XLA:CPU has no arithmetic in bfloat16. Around each write and read it would turn the whole pool into float32.
+        """
+        return np.dtype(np.uint16) if self.dtype == jnp.bfloat16 else self.dtype
 
     @property
     def num_usable_pages(self) -> int:

@@ -35,4 +35,4 @@ class PagedAttentionCache:
     def layer_struct(metadata: PagedAttentionCacheMetaData) -> jax.ShapeDtypeStruct:
         """One layer's shape and dtype."""
         shape = (metadata.num_pages, metadata.num_kv_heads, 2, metadata.page_size, metadata.head_dim)
-        return jax.ShapeDtypeStruct(shape, metadata.dtype)
+        return jax.ShapeDtypeStruct(shape, metadata.stored_dtype)

@@ -7,6 +7,8 @@ import pytest
 from jax.experimental.pallas.ops.tpu.ragged_paged_attention import ref_ragged_paged_attention as kernel_twin
 
 from caching.attention import PageTable, locate, ragged_paged_attention, ref_ragged_paged_attention, write_pages
+from caching.metadata import PagedAttentionCacheMetaData
+from caching.paged_attention_cache import PagedAttentionCache
 
 KV_HEADS, GROUP, HEAD_DIM, PAGE_SIZE, PAGES_PER_SEQ = 2, 3, 8, 4, 60
 
@@ -31,6 +33,18 @@ def build_step(q_lens, kv_lens, *, rows=None, tokens=None, seed=0):
     q = rng.standard_normal((tokens, KV_HEADS * GROUP, HEAD_DIM), np.float32)
     kv_pages = rng.standard_normal((num_pages, KV_HEADS, 2, PAGE_SIZE, HEAD_DIM), np.float32)
     return jnp.asarray(q), jnp.asarray(kv_pages), table
+
+
+def build_metadata(*, num_pages=64, dtype=jnp.float32):
+    """A pool of one layer of these pages."""
+    return PagedAttentionCacheMetaData(
+        num_layers=1,
+        num_pages=num_pages,
+        page_size=PAGE_SIZE,
+        num_kv_heads=KV_HEADS,
+        head_dim=HEAD_DIM,
+        dtype=np.dtype(dtype),
+    )
 
 
 @pytest.mark.parametrize("window", [None, 1, 5, 70])
@@ -99,9 +113,30 @@ def test_written_keys_and_values_are_read_back():
     assert float(jnp.abs(written).sum()) == 2 * KV_HEADS * HEAD_DIM * 3
 
 
-def test_the_pool_is_neither_copied_nor_read_whole():
+def test_bfloat16_pages_hold_the_bits():
+    """A pool for bfloat16 is written and read as bfloat16 to the bit, though its arrays are of integers."""
+    q, kv_pages, table = build_step([1, 7, 12], [30, 7, 40])
+    q, kv_pages = q.astype(jnp.bfloat16), kv_pages.astype(jnp.bfloat16)
+    stored = jax.lax.bitcast_convert_type(kv_pages, build_metadata(dtype=jnp.bfloat16).stored_dtype)
+    k = jnp.full((1, KV_HEADS, HEAD_DIM), 1 / 3, jnp.float32)
+
+    written = write_pages(stored, k, 2 * k, jnp.asarray([1]), jnp.asarray([3]))
+
+    assert written.dtype == np.uint16
+    assert (jax.lax.bitcast_convert_type(written[1, :, 0, 3], jnp.bfloat16) == jnp.bfloat16(1 / 3)).all()
+    actual = ragged_paged_attention(q, stored, table, sm_scale=0.3)
+    assert actual.dtype == jnp.bfloat16
+    assert (actual == ragged_paged_attention(q, kv_pages, table, sm_scale=0.3)).all()
+    with jax.numpy_rank_promotion("allow"), jax.numpy_dtype_promotion("standard"):
+        expected = ref_ragged_paged_attention(q, kv_pages, table, sm_scale=0.3)
+    np.testing.assert_allclose(actual.astype(jnp.float32), expected.astype(jnp.float32), atol=0.02)
+
+
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
+def test_the_pool_is_neither_copied_nor_read_whole(dtype):
     """A compiled step's scratch memory does not grow with the pool (an ancestor copied it every step)."""
     q, _, table = build_step([1, 1, 40], [9, 100, 60], rows=4, tokens=64)
+    q = q.astype(dtype)
 
     def scratch(num_pages):
         def step(kv_pages, q, table):
@@ -109,9 +144,10 @@ def test_the_pool_is_neither_copied_nor_read_whole():
             return kv_pages, ragged_paged_attention(q, kv_pages, table, sm_scale=1.0)
 
         positions = jnp.zeros(q.shape[0], jnp.int32)
-        pool = jax.ShapeDtypeStruct((num_pages, KV_HEADS, 2, PAGE_SIZE, HEAD_DIM), jnp.float32)
+        metadata = build_metadata(num_pages=num_pages, dtype=dtype)
+        pool = PagedAttentionCache.layer_struct(metadata)
         analysis = jax.jit(step, donate_argnums=0).lower(pool, q, table).compile().memory_analysis()
-        assert analysis.alias_size_in_bytes == pool.size * 4
+        assert analysis.alias_size_in_bytes == metadata.num_bytes
         return analysis.temp_size_in_bytes
 
     assert scratch(8192) == scratch(64)
