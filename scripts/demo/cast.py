@@ -53,7 +53,7 @@ HOBBIES = (
     "to look at the boats", "to dance in the rain", "to explore new paths", "to plant seeds", "to make other people laugh",
 )  # fmt: skip
 _SYLLABLES = ("ba", "da", "fi", "ga", "lo", "mi", "nu", "lu", "ra", "so", "ti", "vu", "za", "ki", "ho", "ju")
-_ENDINGS = ("", "n", "l", "r", "x", "k", "g", "p", "bert", "lina", "ma", "sh")
+_ENDINGS = ("", "n", "l", "r", "x", "bert", "lina", "ma", "sh")
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,7 @@ def with_article(noun: str) -> str:
 
 def draw_name(rng: Random, is_she: bool) -> str:
     """A name, now and then one made up on the spot so that names unheard of can be told about too."""
-    if rng.random() < 0.2:
+    if rng.random() < 0.15:
         syllables = "".join(rng.sample(_SYLLABLES, rng.choice((1, 2, 2))))
         return (syllables + rng.choice(_ENDINGS if len(syllables) > 2 else _ENDINGS[1:])).capitalize()
     return rng.choice(SHE_NAMES if is_she else HE_NAMES)

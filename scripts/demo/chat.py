@@ -19,7 +19,7 @@ SYSTEM_PROMPTS = (
 _SMALL_TALK: tuple[tuple[tuple[str, ...], str], ...] = (
     (("Hello", "Hello!", "Hi", "Hi!", "Hi there", "Hey", "Hello there!"), "Hello! Shall we do a sum, or would you like a story?"),
     (("Good morning", "Good morning!", "Good evening!", "Good afternoon!", "Good day"), "Good day to you! What can I do for you?"),
-    (("How are you?", "How are you today?", "How do you do?", "Are you well?", "Hello, how are you?", "Hi, how are you?"), "I am very well, thank you. How are you?"),
+    (("How are you?", "How are you today?", "How do you do?", "Are you well?"), "I am very well, thank you. How are you?"),
     (("I am fine.", "I am fine, thanks.", "Very well, thank you.", "Good!"), "I am glad to hear that."),
     (("Who are you?", "What are you?", "Tell me about yourself.", "What is your name?", "Are you a robot?"),
      "I am the small language model that comes with oDriver. I tell stories and do little sums."),
@@ -77,11 +77,11 @@ def ask_for_story(rng: Random) -> Exchange:
     """A story asked for, mostly about somebody: the story is about just that one."""
     hero = draw_hero(rng)
     wish = rng.random()
-    if wish < 0.2:
+    if wish < 0.3:
         about = ""
-    elif wish < 0.55:
+    elif wish < 0.5:
         about = f" about {with_article(hero.kind)}"
-    elif wish < 0.75:
+    elif wish < 0.7:
         about = f" about {with_article(f'{hero.adjective} {hero.kind}')}"
     else:
         about = f" about {with_article(hero.kind)} {rng.choice(('named', 'called'))} {hero.name}"
@@ -101,7 +101,7 @@ def _draw_topic(rng: Random, story_share: float) -> list[Exchange]:
         _numbers,
         _other_sum,
     )
-    return rng.choices(topics, weights=(62, 12, 10, 5, 5, 3, 3))[0](rng)
+    return rng.choices(topics, weights=(72, 6, 9, 3, 5, 3, 2))[0](rng)
 
 
 def _sums(rng: Random) -> list[Exchange]:

@@ -17,9 +17,9 @@ from scripts.demo.chat import Message, ask_for_story, draw_conversation
 from scripts.demo.stories import tell_story
 
 ROW_LENGTH, LONG_ROW_LENGTH = 256, 1024
-_STORY_SHARE, _ASKED_STORY_SHARE = 0.18, 0.18
+_STORY_SHARE, _ASKED_STORY_SHARE = 0.25, 0.12
 _USER_WEIGHT = 0.1
-_POOL_SIZE = 160
+_POOL_SIZE = 48
 
 
 @dataclass(frozen=True)

@@ -81,14 +81,18 @@ def draw_sum(rng: Random) -> Sum:
 
 
 def word_problem(rng: Random) -> tuple[str, str]:
-    """A sum as a very short story; the answer does the sum first, for that is easier than to know."""
+    """A sum as a very short story, and its answer."""
     name, things = draw_name(rng, rng.random() < 0.5), rng.choice(_THINGS)
-    small, big = sorted((rng.randint(2, 20), rng.randint(2, 20)))
+    a, b = rng.randint(2, 20), rng.randint(2, 20)
     if rng.random() < 0.5:
-        done = Sum(small, "+", big) if rng.random() < 0.5 else Sum(big, "+", small)
-        happened, asked = f"{rng.choice(('finds', 'buys', 'gets'))} {done.b} more", "now"
-    else:
-        done = Sum(big + 2, "-", small)
-        happened, asked = f"{rng.choice(('loses', 'gives away', 'sells'))} {done.b}", "left"
-    question = f"{name} has {done.a} {things} and {happened}. How many {things} does {name} have {asked}?"
-    return question, f"{done.answer} {name} has {done.result} {things}."
+        verb = rng.choice(("finds", "buys", "gets"))
+        return (
+            f"{name} has {a} {things} and {verb} {b} more. How many {things} does {name} have now?",
+            f"{name} has {a + b} {things}.",
+        )
+    a, b = max(a, b) + 2, min(a, b)
+    verb = rng.choice(("loses", "gives away", "sells"))
+    return (
+        f"{name} has {a} {things} and {verb} {b}. How many {things} does {name} have left?",
+        f"{name} has {a - b} {things} left.",
+    )
