@@ -167,7 +167,8 @@ class ModelIOProcessor:
         slots[:count] = np.where(plan.samples, self._buffer.slots[rows], self._dump_slot)
         slots[count:] = self._dump_slot
         layout.view(packed, "kv_lens")[:count] = np.add(plan.starts, plan.counts)
-        layout.view(packed, "page_indices")[:count] = self._buffer.page_indices[rows]
+        width = self._buffer.num_pages[rows].max()  # the whole table of a long context takes milliseconds to copy
+        layout.view(packed, "page_indices")[:count, :width] = self._buffer.page_indices[rows, :width]
         ends = layout.view(packed, "cu_q_lens")
         ends[1 : count + 1] = np.cumsum(plan.counts)
         ends[count + 1 :] = plan.num_tokens

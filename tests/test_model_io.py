@@ -94,6 +94,27 @@ def test_released_sequences_leave_before_new_ones_come():
     assert layout.view(packed, "slots").tolist() == [1, 4, 4, 4]
 
 
+def test_no_more_of_the_page_tables_is_copied_than_is_in_use():
+    """Past the longest row's pages a step's table is untouched: whole, those of a long context are megabytes a step."""
+    io, layout = ModelIOProcessor(max_num_seqs=4, max_model_len=12, pages_per_seq=3), StepLayout(8, 4, 3)
+    predecessor, successor = build_sequence(1), build_sequence(2)
+    predecessor.pages.append(12)
+    io.prepare(build_plan(chunks=[(predecessor, 4)]), layout)
+    plan = build_plan(chunks=[(successor, 4)])
+    plan.released = [predecessor]
+
+    packed, _ = io.prepare(plan, layout)
+
+    assert layout.view(packed, "page_indices").tolist() == [[20, 21, 0], [0, 0, 0], [0, 0, 0], [0, 0, 0]]
+
+
+def test_a_step_holds_no_token_matrix():
+    """What travels to the device grows with tokens, rows and pages, never with rows times max_model_len."""
+    layout = StepLayout(tokens=8, rows=4, pages_per_seq=100)
+
+    assert layout.size == 7 * 4 + 2 * 8 + 4 * 100 + 5 + 1
+
+
 def test_each_step_has_an_array_of_its_own():
     """The device may still read the last step's array while the next is written."""
     io, layout = ModelIOProcessor(max_num_seqs=4, max_model_len=12, pages_per_seq=3), StepLayout(8, 4, 3)
