@@ -53,6 +53,19 @@ def test_a_reused_row_inherits_nothing():
     assert_row_holds(buffer, successor)
 
 
+def test_adding_writes_its_own_row_and_no_other():
+    """An addition costs its own tokens, whatever the size of the buffer (an ancestor copied the whole token matrix)."""
+    buffer = build_buffer()
+    matrices = buffer.token_ids, buffer.page_indices
+    for matrix in matrices:
+        matrix[:] = -7
+
+    buffer.add(build_sequence(1, prompt=3, pages=2))
+
+    assert buffer.token_ids is matrices[0] and buffer.page_indices is matrices[1]
+    assert [int((matrix != -7).sum()) for matrix in matrices] == [3, 2]
+
+
 def test_a_resumed_sequence_brings_its_output():
     """After preemption the row holds prompt and output, since both are computed again."""
     buffer = build_buffer()
