@@ -143,7 +143,7 @@ class oDriver:
             self._ended.wait(timeout)
 
     def _check_load(self) -> None:
-        num_queued = len(self._open_requests) - self._execution.stats.num_running
+        num_queued = len(self._open_requests) - self._execution.stats.running
         if num_queued > self._max_queued:
             raise Overloaded(f"{self._max_queued} requests wait already: try again later")
 

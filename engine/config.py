@@ -59,8 +59,8 @@ class ServingLimits(msgspec.Struct, frozen=True):
 class EngineStats(msgspec.Struct, frozen=True):
     """A snapshot of the engine, published by the execution thread and read by anyone."""
 
-    num_running: int = 0
-    num_waiting: int = 0
+    running: int = 0
+    waiting: int = 0
     pages_total: int = 0
     pages_free: int = 0
     pages_cached: int = 0

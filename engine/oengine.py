@@ -66,8 +66,8 @@ class oEngine:
     def stats(self) -> EngineStats:
         """Where things stand."""
         return EngineStats(
-            num_running=self._scheduler.num_running,
-            num_waiting=self._scheduler.num_waiting,
+            running=self._scheduler.num_running,
+            waiting=self._scheduler.num_waiting,
             pages_total=self._pages.num_total,
             pages_free=self._pages.num_free,
             pages_cached=self._pages.num_total - self._pages.num_free - self._pages.num_owned,

@@ -84,7 +84,7 @@ class FakeEngine:
         return [self._land(sequence, token_id) for sequence, token_id in landing]
 
     def stats(self) -> EngineStats:
-        return EngineStats(num_running=len(self._running), num_waiting=len(self._waiting), steps=self.steps)
+        return EngineStats(running=len(self._running), waiting=len(self._waiting), steps=self.steps)
 
     def _dispatch(self) -> list[tuple[Sequence, int]]:
         while self._waiting and len(self._running) < self._max_num_seqs:

@@ -77,7 +77,7 @@ def client(process: Process) -> Iterator[Client]:
 
 def assert_idle(client: Client) -> None:
     """Nothing runs, no page is owned, and nothing has been compiled since READY; ends that are on their way are awaited."""
-    while (status := client.status())["open_requests"] or status["num_running"] or status["num_waiting"]:
+    while (status := client.status())["open_requests"] or status["running"] or status["waiting"]:
         pass
     assert status["pages_owned"] == 0
     assert status["pages_free"] + status["pages_cached"] == status["pages_total"]
@@ -235,7 +235,7 @@ def test_the_command_line_tells_what_the_client_tells(
 
     assert completed.stdout == expected + "\n"
     assert status.keys() == client.status().keys()
-    assert (status["model"], status["num_running"], status["pages_owned"]) == ("demo", 0, 0)
+    assert (status["model"], status["running"], status["pages_owned"]) == ("demo", 0, 0)
 
 
 def test_a_second_daemon_finds_the_address_in_use(

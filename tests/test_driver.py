@@ -87,7 +87,7 @@ def test_many_at_once_get_what_each_gets_alone() -> None:
         status = driver.status()
 
     assert texts == [(prompt.encode() * 3)[:20].decode(errors="replace") for prompt in prompts]
-    assert (status.num_running, status.num_waiting, status.open_requests, status.queued_requests) == (0, 0, 0, 0)
+    assert (status.running, status.waiting, status.open_requests, status.queued_requests) == (0, 0, 0, 0)
 
 
 def test_a_chat_goes_through_the_template() -> None:
@@ -207,5 +207,5 @@ def test_status_counts_what_is_open() -> None:
             text_of(list(channel))
         status = driver.status()
 
-    assert (status.open_requests, status.num_running, status.uptime_seconds > 0) == (0, 0, True)
+    assert (status.open_requests, status.running, status.uptime_seconds > 0) == (0, 0, True)
     assert status.steps > 10

@@ -39,7 +39,7 @@ def test_a_running_request_is_aborted_in_mid_sentence() -> None:
     assert text_of(first + rest) == "abc" + "".join(sample.text for sample in rest)
     assert rest[-1].finish_reason == "abort"
     assert rest[-1].usage == Usage(3, sum(len(sample.token_ids) for sample in first + rest))
-    assert engine.admitted[0].status is SequenceStatus.FINISHED and status.num_running == 0
+    assert engine.admitted[0].status is SequenceStatus.FINISHED and status.running == 0
 
 
 def test_a_waiting_request_is_aborted_without_a_token() -> None:

@@ -92,7 +92,7 @@ def test_an_abort_frees_the_sequence_and_follows_its_tokens() -> None:
     said, _ = run_script(engine, [admit, None, None, Abort(admit.opened.request), None])
 
     assert said[:3] == [admit.opened, Landed([SequenceOutput("a", [97])]), Aborted("a")]
-    assert engine.stats().num_running == 0 and not engine.has_work
+    assert engine.stats().running == 0 and not engine.has_work
 
 
 def test_an_abort_that_comes_before_the_admission_still_counts() -> None:
@@ -122,7 +122,7 @@ def test_the_snapshot_is_published_before_what_it_counts() -> None:
 
     class Witness(BoundedQueue[Summary]):
         def put(self, item: Summary) -> None:
-            running.append((type(item), loop.stats.num_running))
+            running.append((type(item), loop.stats.running))
 
     aborted = build_admit("b", max_tokens=50)
     loop: Any = ExecutionLoop(FakeEngine(), Witness(1))

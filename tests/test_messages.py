@@ -45,7 +45,7 @@ SERVER_MESSAGES = [
     Done("a", "", [], "stop", Usage(3, 4)),
     Error("a", "invalid_request", "no"),
     Error(None, "unsupported_version", "no"),
-    StatusReply("d", {"num_running": 0}),
+    StatusReply("d", {"running": 0}),
     Pong(),
 ]
 
