@@ -22,9 +22,9 @@ runs() {
     "$python" -c '' 2>/dev/null
 }
 
-# Whether one of the stamps of that name begins so.
+# Whether one of the stamps of that name says so.
 has_installed() {
-    find "$venv" -maxdepth 1 -name "$2" -exec cat {} + 2>/dev/null | grep -qF "$1"
+    [[ $(find "$venv" -maxdepth 1 -name "$2" -exec cat {} + 2>/dev/null) == *"$1"* ]]
 }
 
 supported_python() {
