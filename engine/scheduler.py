@@ -12,7 +12,8 @@ device array, so that a test is three lines and any history can be replayed.
   waits for pages in the middle.
 - A decoding sequence that finds no page takes those of the newest one, which waits again in front of the others and
   later recomputes its tokens. While that victim has a token in flight it cannot go: it is held out of further
-  steps until the token has landed. The oldest sequence is never a victim of another, so something always advances.
+  steps until the token has landed. Then the next plan looks again, and lets it stay if others have freed pages.
+  The oldest sequence is never a victim of another, so something always advances.
 """
 
 from collections import OrderedDict
@@ -91,7 +92,7 @@ class InferenceScheduler:
             if sequence.status is not SequenceStatus.FINISHED:
                 outputs.append(self._land(sequence, token_id))
         if self._victim is not None and not self._victim.num_in_flight:
-            self._preempt(self._victim)
+            self._victim = None
         return outputs
 
     def check_integrity(self) -> None:

@@ -202,6 +202,22 @@ def test_a_victim_with_a_token_in_flight_is_held_until_it_lands():
     assert old.status is SequenceStatus.RUNNING
 
 
+def test_a_held_victim_stays_when_pages_come_free_meanwhile():
+    """A sequence that ends while the victim's tokens land gives the page that was short: nobody is preempted."""
+    scheduler, _ = build_scheduler(num_pages=5, page_size=2)
+    ending, victim = build_sequence("ending", prompt=1, max_tokens=2), build_sequence("victim", prompt=1)
+    for sequence in (build_sequence("old", prompt=2, max_tokens=3), ending, victim):
+        scheduler.add(sequence)
+    in_flight = deque([scheduler.plan(), scheduler.plan(), scheduler.plan()])
+    assert victim not in in_flight[-1].sequences and victim.num_in_flight
+
+    land(scheduler, in_flight.popleft())
+    land(scheduler, in_flight.popleft())
+
+    assert ending.status is SequenceStatus.FINISHED
+    assert victim in scheduler.plan().sequences and scheduler.preemptions == 0
+
+
 def test_a_late_token_does_not_reach_the_slots_next_owner():
     """A sequence ended with a step in flight; the one that takes its slot gets only its own tokens and pages."""
     scheduler, _ = build_scheduler(max_num_seqs=1)
