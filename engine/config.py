@@ -69,6 +69,10 @@ class EngineStats(msgspec.Struct, frozen=True):
     prompt_tokens: int = 0
     generated_tokens: int = 0
     preemptions: int = 0
+    step_gap_seconds_sum: float = 0.0
+    """For how long the device stood idle between steps though there was work; see engine/step_gap.py."""
+    step_gap_seconds_count: int = 0
+    """Steps that followed another without a rest."""
     compilations_after_ready: int = 0
 
 

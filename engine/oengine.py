@@ -33,6 +33,7 @@ class oEngine:
     def start_counting(self) -> None:
         """Begin the counts of ``stats`` anew; from here on a compilation is one too many."""
         self._compilations_at_ready = num_compilations()
+        self._runner.gaps.start_counting()
         self._steps = 0
         self._prompt_tokens = 0
         self._generated_tokens = 0
@@ -44,6 +45,8 @@ class oEngine:
 
     def add(self, sequence: Sequence) -> None:
         """Queue a sequence that ``limits`` allow."""
+        if not self.has_work:
+            self._runner.gaps.rest()
         self._scheduler.add(sequence)
 
     def finish(self, request_id: str) -> bool:
@@ -76,6 +79,8 @@ class oEngine:
             prompt_tokens=self._prompt_tokens,
             generated_tokens=self._generated_tokens,
             preemptions=self._scheduler.preemptions,
+            step_gap_seconds_sum=self._runner.gaps.seconds,
+            step_gap_seconds_count=self._runner.gaps.count,
             compilations_after_ready=num_compilations() - self._compilations_at_ready,
         )
 

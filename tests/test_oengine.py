@@ -17,6 +17,7 @@ from engine.runner import PendingStep
 from engine.sampling_params import SamplingParams
 from engine.scheduler import InferenceScheduler
 from engine.sequence import Sequence
+from engine.step_gap import StepGaps
 
 VOCAB_SIZE, EOS = 16, 0
 
@@ -49,6 +50,7 @@ class LateRunner:
             max_num_seqs=max_num_seqs, max_model_len=max_model_len, pages_per_seq=self._pages_per_seq
         )
         self._queue = deque()
+        self.gaps = StepGaps()
 
     def dispatch(self, plan):
         """Write the step out as for a real device, in a bucket a little too large."""
