@@ -101,7 +101,7 @@ class Daemon:
         if total and stage != self.stages[-1][1]:
             self.stages.append((at, stage))
         if stage == "compiling" and done == total.split()[0]:
-            self.stages.append((at, "warm-up"))
+            self.stages.append((at, "pages and warm-up"))
 
     def _stop(self) -> None:
         if self._process.poll() is None:

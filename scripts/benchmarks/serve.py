@@ -42,8 +42,11 @@ def measure_serve(
 
 def measure_status(model: str, ours: Ours) -> Iterator[Figure]:
     """What the daemon says of itself when all is done."""
-    compilations = ours.status()["compilations_after_ready"]
-    yield figure(f"serve {model}", "compilations after ready", "", [compilations], more_is_better=False)
+    status = ours.status()
+    gap = MILLISECONDS * status["step_gap_seconds_sum"] / max(1, status["step_gap_seconds_count"])
+    yield figure(f"daemon {model}", "mean gap between steps", "ms", [gap], more_is_better=False)
+    compilations = status["compilations_after_ready"]
+    yield figure(f"daemon {model}", "compilations after ready", "", [compilations], more_is_better=False)
 
 
 def take_turns(systems: Sequence[System], workload: Callable[[], Workload], repeats: int) -> Runs:

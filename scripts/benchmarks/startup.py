@@ -7,8 +7,8 @@ from pathlib import Path
 from scripts.benchmarks.daemon import Daemon
 from scripts.benchmarks.figure import Figure, figure
 
-STAGES = ("imports", "loading weights", "compiling", "warm-up")
-OURS = ("imports", "loading weights", "warm-up")
+STAGES = ("imports", "loading weights", "compiling", "pages and warm-up")
+OURS = ("imports", "loading weights", "pages and warm-up")
 """What is left where nothing needs to be compiled. Imports are all there is until the first weights are read."""
 
 
