@@ -36,11 +36,13 @@ def build_engine(config: EngineConfig, report: Callable[[Progress], None]) -> oE
     max_model_len = _max_model_len(config, model)
     _use_compilation_cache()
     metadata = plan_cache(config, model, max_model_len, dtype, parameter_bytes(model, dtype))
+    max_model_len = min(max_model_len, metadata.num_usable_tokens)
+    _require_room(max_model_len)
     decoder = load_decoder(directory, model, dtype, progress=lambda done, total: report(_loading(done, total)))
     shapes = StepShapes(
         max_num_seqs=config.max_num_seqs,
         max_num_batched_tokens=config.max_num_batched_tokens,
-        max_model_len=min(max_model_len, metadata.num_usable_tokens),
+        max_model_len=max_model_len,
         cache=metadata,
     )
     manager = ExecutionManager(decoder, shapes)
@@ -84,6 +86,13 @@ def _max_model_len(config: EngineConfig, model: ModelConfig) -> int:
     return asked or model.max_position
 
 
+def _require_room(max_model_len: int) -> None:
+    if max_model_len < 2:
+        raise ConfigurationError(
+            f"a context of {max_model_len} token has no room for a prompt and an answer: raise max_model_len or num_pages"
+        )
+
+
 def _use_compilation_cache() -> None:
     """Keep compiled steps between starts, where JAX_COMPILATION_CACHE_DIR or XDG_CACHE_HOME say."""
     if not jax.config.jax_compilation_cache_dir:  # type: ignore[attr-defined]
@@ -101,8 +110,6 @@ def _warm_up(engine: oEngine) -> None:
     """Run one short request through, so that the first client's finds everything that happens only once done."""
     tokens = min(3, engine.limits.max_model_len)
     for params in (SamplingParams(temperature=0), SamplingParams(temperature=1), SamplingParams(top_k=1)):
-        if tokens < 2:
-            break
         engine.add(Sequence("warm-up", [0], params, frozenset(), tokens - 1, seed=0))
         while engine.has_work:
             engine.step()
