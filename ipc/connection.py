@@ -18,6 +18,10 @@ from ipc.messages import Abort, Token, Welcome, encode
 from ipc.session import Answer, Session
 
 
+LONGEST_WAIT = 3600.0
+"""Seconds after which the thread looks around anyway: a timeout may be infinite, a poll's may not."""
+
+
 class Call:
     """One question to the daemon and, in order, what comes back; it always ends, by an answer or by an error."""
 
@@ -121,7 +125,7 @@ class Connection:
         if self._session is None:
             return 0 if self._waiting else None
         due = min([self._session.next_ping, *(call.deadline for call in self._waiting.values())])
-        return max(0, math.ceil(1000 * (due - time.monotonic())))
+        return max(0, math.ceil(1000 * min(due - time.monotonic(), LONGEST_WAIT)))
 
     def _attend(self, session: Session, now: float) -> None:
         for answer in session.receive(now):

@@ -270,6 +270,13 @@ def test_a_daemon_that_is_just_starting_is_waited_for(address: str) -> None:
             assert client.complete("x").text == "x"
 
 
+def test_a_client_may_wait_for_ever(driver: FakeDriver, address: str) -> None:
+    """A timeout can be infinite."""
+    with Client(address, timeout=float("inf")) as client:
+        assert client.complete("x").text == "x"
+    assert len(driver.submitted) == 1
+
+
 def test_a_daemon_of_another_version_refuses_the_client(
     driver: FakeDriver, address: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
