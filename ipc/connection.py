@@ -17,7 +17,6 @@ from ipc.errors import ConnectFailed, ConnectionLost, OdriverError
 from ipc.messages import Abort, Token, Welcome, encode
 from ipc.session import Answer, Session
 
-
 LONGEST_WAIT = 3600.0
 """Seconds after which the thread looks around anyway: a timeout may be infinite, a poll's may not."""
 
