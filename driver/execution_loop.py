@@ -5,9 +5,12 @@ from contextlib import suppress
 from typing import Protocol
 
 from driver.bounded_queue import BoundedQueue, QueueClosed
-from driver.messages import Abort, Aborted, Admit, Finished, Inbound, Landed, Stop, Summary
+from driver.errors import InvalidRequest
+from driver.messages import Abort, Aborted, Admit, Finished, Inbound, Landed, Profile, Stop, Summary
 from driver.open_requests import OpenRequest
+from driver.request import RequestError, ReturnSample, Usage
 from engine.config import EngineStats, ServingLimits
+from engine.profiler import Profiler, ProfilerError
 from engine.sequence import Sequence, SequenceOutput
 
 
@@ -48,6 +51,7 @@ class ExecutionLoop:
         self.stats = engine.stats()
         """The latest snapshot; this thread replaces it, whole, and anyone may read it."""
         self._engine = engine
+        self._profiler = Profiler()
         self._summaries = summaries
 
     def run(self) -> None:
@@ -69,7 +73,7 @@ class ExecutionLoop:
                 self._handle(message)
         return True
 
-    def _handle(self, message: Admit | Abort | Finished) -> None:
+    def _handle(self, message: Admit | Abort | Finished | Profile) -> None:
         match message:
             case Admit(sequence=sequence, opened=opened):
                 self._engine.add(sequence)
@@ -80,7 +84,22 @@ class ExecutionLoop:
                 self._abort(request)
             case Finished(sequence_id=sequence_id):
                 self._engine.finish(sequence_id)
+            case Profile():
+                message.channel.put(self._profiled(message))
         self.stats = self._engine.stats()
+
+    def _profiled(self, asked: Profile) -> ReturnSample:
+        """Between two steps, so that a trace has whole ones; no step is made while it is written."""
+        try:
+            if asked.directory is None:
+                directory = self._profiler.stop()
+            else:
+                directory = asked.directory
+                self._profiler.start(directory)
+        except ProfilerError as refusal:
+            error = RequestError(InvalidRequest.code, str(refusal))
+            return ReturnSample(request_id=asked.request_id, error=error)
+        return ReturnSample(request_id=asked.request_id, text=directory, finish_reason="stop", usage=Usage(0, 0))
 
     def _abort(self, request: OpenRequest) -> None:
         """Unknown to the engine means: not admitted yet, and the flag will tell; or ended, and its end is on its way."""

@@ -1,13 +1,14 @@
 """What the driver's threads say to each other, a struct per message.
 
 To the execution thread (its inbox holds any number, so that nobody who tells it something ever waits):
-Admit, Abort, Finished, Stop. To the summary thread (few at a time; only the execution thread puts): Opened, Landed,
+Admit, Abort, Finished, Profile, Stop. To the summary thread (few at a time; only the execution thread puts): Opened, Landed,
 Aborted. One queue carries the opening of a request, its tokens and its abort, so they cannot overtake each other.
 """
 
 import msgspec
 
 from driver.open_requests import OpenRequest
+from driver.request import ReturnChannel
 from engine.sequence import Sequence, SequenceOutput
 
 
@@ -39,6 +40,14 @@ class Finished(msgspec.Struct, frozen=True):
     sequence_id: str
 
 
+class Profile(msgspec.Struct, frozen=True):
+    """Begin a trace for this directory, or end the one under way where there is none; tell the channel."""
+
+    request_id: str
+    directory: str | None
+    channel: ReturnChannel
+
+
 class Stop(msgspec.Struct, frozen=True):
     """End the thread."""
 
@@ -55,5 +64,5 @@ class Aborted(msgspec.Struct, frozen=True):
     sequence_id: str
 
 
-Inbound = Admit | Abort | Finished | Stop
+Inbound = Admit | Abort | Finished | Profile | Stop
 Summary = Opened | Landed | Aborted

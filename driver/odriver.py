@@ -41,11 +41,11 @@ import msgspec
 from driver.bounded_queue import BoundedQueue, QueueClosed
 from driver.errors import DriverError, DriverStopped, InternalError, Overloaded
 from driver.execution_loop import Engine, ExecutionLoop
-from driver.messages import Abort, Stop, Summary
+from driver.messages import Abort, Profile, Stop, Summary
 from driver.open_requests import OpenRequests
 from driver.prepare_inputs import PrepareInputs
 from driver.process_summary import ProcessSummary
-from driver.request import ActiveRequest
+from driver.request import ActiveRequest, ReturnChannel
 from driver.safe_thread import SafeThread
 from driver.tokenizer import Tokenizer
 from engine.config import EngineStats
@@ -132,6 +132,15 @@ class oDriver:
             open_requests=len(self._open_requests),
             uptime_seconds=time.monotonic() - self._started_at,
         )
+
+    def profile(self, request_id: str, directory: str | None, channel: ReturnChannel) -> None:
+        """Begins a trace of the process, for this directory, or ends and writes the one under way where it is None.
+
+        The channel gets one sample: the directory as its text, or an error. Raises DriverStopped at once.
+        """
+        if self._right_to_end.locked():
+            raise DriverStopped(str(self._why_stopped))
+        self._execution.inbox.put(Profile(request_id, directory, channel))
 
     def stop(self, reason: str, timeout: float = 10.0) -> None:
         """Ends the threads and gives every open request the error "stopped" with this reason.

@@ -44,6 +44,7 @@ def _parser() -> argparse.ArgumentParser:
         ("chat", _chat_arguments, _chat, "talk with the model"),
         ("status", _status_arguments, _status, "show how the daemon is"),
         ("bench", _bench_arguments, _bench, "put a load on the daemon and time its answers"),
+        ("profile", _profile_arguments, _profile, "have the daemon trace what its device and host do"),
     ):
         # What is not given is left out, and so has the default of whoever reads it.
         command = commands.add_parser(
@@ -118,6 +119,19 @@ def _bench_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def _profile_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("action", choices=["start", "stop"], help="begin a trace, or end it and write it")
+    parser.add_argument(
+        "directory",
+        nargs="?",
+        type=Path,
+        default=Path("odriver-profile"),
+        metavar="DIR",
+        help="with start: where to write it, for xprof or TensorBoard (default: odriver-profile)",
+    )
+    _connect_argument(parser)
+
+
 def _connect_argument(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--connect", metavar="ADDR", help="where the daemon listens (default: where it does by default)"
@@ -170,6 +184,17 @@ def _bench(options: dict[str, Any]) -> int:
     save = options.pop("save_result", False) or path is not None
     with _connected(options) as client:
         return bench.run(client, Load(**options), path, save=save)
+
+
+def _profile(options: dict[str, Any]) -> int:
+    with _connected(options) as client:
+        if options["action"] == "start":
+            print(
+                f"profiling; `odriver profile stop` writes {client.start_profile(str(options['directory'].absolute()))}"
+            )
+        else:
+            print(client.stop_profile())
+    return 0
 
 
 def _connected(options: dict[str, Any]) -> Client:

@@ -17,7 +17,7 @@ import msgspec
 from ipc.addresses import checked_address
 from ipc.connection import Call, Connection
 from ipc.errors import AddressError, ConnectFailed, ConnectionLost, OdriverError, RequestFailed
-from ipc.messages import Done, Error, Generate, Status, StatusReply, Token, Usage, Welcome, encode
+from ipc.messages import Done, Error, Generate, Profile, Status, StatusReply, Token, Usage, Welcome, encode
 
 __all__ = [
     "AddressError",
@@ -110,9 +110,25 @@ class Client:
         assert isinstance(answer, StatusReply)
         return answer.status
 
+    def start_profile(self, directory: str) -> str:
+        """Have the daemon trace what its device and host do, for a directory that it can write; the directory."""
+        return self._profile(directory)
+
+    def stop_profile(self) -> str:
+        """Have the daemon write the trace it began; the directory it is in. It computes nothing meanwhile."""
+        return self._profile(None)
+
     def close(self) -> None:
         """End the connection; what is open is aborted, and whoever waits for it gets ConnectionLost."""
         self._finalizer()
+
+    def _profile(self, directory: str | None) -> str:
+        request_id = self._connection.new_request_id()
+        answer = self._connection.call(request_id, encode(Profile(request_id, directory))).get()
+        if isinstance(answer, Error):
+            raise RequestFailed(answer.code, answer.message)
+        assert isinstance(answer, Done)
+        return answer.text
 
     def _stream(self, request: Generate) -> "Stream":
         frame = encode(request)

@@ -25,6 +25,7 @@ from ipc.messages import (
     MessageError,
     Ping,
     Pong,
+    Profile,
     ServerMessage,
     Status,
     StatusReply,
@@ -51,6 +52,9 @@ class Driver(Protocol):
 
     def status(self) -> msgspec.Struct:
         """A snapshot."""
+
+    def profile(self, request_id: str, directory: str | None, channel: Reply) -> None:
+        """Begins a trace, or ends it where there is no directory, and tells the channel; or raises DriverError."""
 
 
 @dataclass(eq=False)
@@ -125,6 +129,8 @@ class Clients:
                 self._driver.abort(_driver_id(identity, request_id))
             case Status(request_id=request_id):
                 self._send(identity, StatusReply(request_id, self._status()))
+            case Profile():
+                self._profile(identity, client, message)
             case Ping():
                 self._send(identity, Pong())
 
@@ -138,21 +144,35 @@ class Clients:
         self._send(identity, self._welcome)
 
     def _generate(self, identity: bytes, client: _Client, message: Generate) -> None:
-        request_id = message.request_id
+        def submit(request_id: str, reply: Reply) -> None:
+            request = ActiveRequest(
+                request_id=request_id,
+                prompt=message.prompt,
+                messages=message.messages,
+                params=message.params,
+                channel=reply,
+            )
+            self._driver.submit_request(request)
+
+        reply = Reply(self._outbox, identity, message.request_id, stream=message.stream)
+        self._submit(client, reply, submit)
+
+    def _profile(self, identity: bytes, client: _Client, message: Profile) -> None:
+        reply = Reply(self._outbox, identity, message.request_id)
+        self._submit(
+            client, reply, lambda request_id, reply: self._driver.profile(request_id, message.directory, reply)
+        )
+
+    def _submit(self, client: _Client, reply: Reply, submit: Callable[[str, Reply], None]) -> None:
+        """Owes the client an end of this, unless the driver refuses it."""
+        identity, request_id = reply.identity, reply.request_id
         if request_id in client.replies:
             in_use = f"request id {request_id!r} is in use until its last message"
             self._refuse(identity, request_id, "duplicate_request", in_use)
             return
-        client.replies[request_id] = Reply(self._outbox, identity, request_id, stream=message.stream)
-        request = ActiveRequest(
-            request_id=_driver_id(identity, request_id),
-            prompt=message.prompt,
-            messages=message.messages,
-            params=message.params,
-            channel=client.replies[request_id],
-        )
+        client.replies[request_id] = reply
         try:
-            self._driver.submit_request(request)
+            submit(_driver_id(identity, request_id), reply)
         except DriverError as error:
             del client.replies[request_id]
             self._refuse(identity, request_id, error.code, str(error))

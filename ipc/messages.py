@@ -4,7 +4,8 @@ A message is one frame: a msgpack map whose ``type`` names it and whose other ke
 A client (DEALER) says ``hello`` first and waits for ``welcome``. Request ids are the client's own, unique
 among its open requests, and every answer bears the id of the request it answers. A ``generate`` is answered
 by any number of ``token`` and then one ``done`` or one ``error``; a ``status`` by ``status_reply`` or
-``error``; ``abort`` has no answer of its own, the request it ends gets its ``done`` with reason "abort".
+``error``; a ``profile`` by ``done``, whose text is the directory, or ``error``; ``abort`` has no answer of
+its own, the request it ends gets its ``done`` with reason "abort".
 An ``error`` without a request id concerns the connection itself: after it, say hello again.
 A client that has been silent for half a minute is taken for lost, so an idle one pings.
 
@@ -59,6 +60,13 @@ class Status(Struct, tag="status", tag_field="type", frozen=True, forbid_unknown
     """Asks how the daemon is."""
 
     request_id: RequestId
+
+
+class Profile(Struct, tag="profile", tag_field="type", frozen=True, forbid_unknown_fields=True):
+    """Begins a trace of the daemon, for a directory as the daemon sees it; without one, ends and writes it."""
+
+    request_id: RequestId
+    directory: str | None = None
 
 
 class Ping(Struct, tag="ping", tag_field="type", frozen=True, forbid_unknown_fields=True):
@@ -126,7 +134,7 @@ class Pong(Struct, tag="pong", tag_field="type", frozen=True, forbid_unknown_fie
     """Answers ``ping``."""
 
 
-ClientMessage = Hello | Generate | Abort | Status | Ping
+ClientMessage = Hello | Generate | Abort | Status | Profile | Ping
 ServerMessage = Welcome | Token | Done | Error | StatusReply | Pong
 
 

@@ -18,6 +18,7 @@ from ipc.messages import (
     MessageError,
     Ping,
     Pong,
+    Profile,
     ServerMessage,
     Status,
     StatusReply,
@@ -37,6 +38,8 @@ CLIENT_MESSAGES = [
     Generate("c", messages=[{"role": "user", "content": "3 + 4?"}]),
     Abort("a"),
     Status("d"),
+    Profile("e", directory="/var/trace"),
+    Profile("f"),
     Ping(),
 ]
 SERVER_MESSAGES = [
