@@ -42,11 +42,6 @@ class SamplingParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
         """The stop strings, one given as a bare string included."""
         return [self.stop] if isinstance(self.stop, str) else self.stop
 
-    @property
-    def greedy(self) -> bool:
-        """Whether every token is the argmax."""
-        return self.temperature <= 0
-
 
 def _require(holds: bool, name: str, allowed: str, given: object) -> None:
     if not holds or (isinstance(given, float) and math.isnan(given)):

@@ -70,7 +70,7 @@ def test_text_becomes_a_sequence(stage: Stage) -> None:
 
     assert isinstance(admit, Admit)
     assert admit.sequence.prompt_token_ids == list("héy".encode())
-    assert (admit.sequence.max_tokens, admit.sequence.seed, admit.sequence.params.greedy) == (3, 7, True)
+    assert (admit.sequence.max_tokens, admit.sequence.seed, admit.sequence.params.temperature) == (3, 7, 0)
     assert admit.sequence.stop_token_ids == {EOS}
     assert admit.sequence.request_id == request.sequence_id
     assert admit.opened.request is request
@@ -149,6 +149,9 @@ def test_a_bad_prompt_is_refused(stage: Stage, fields: dict[str, Any], complaint
     [
         ({"max_token": 3}, "unknown parameter 'max_token': did you mean 'max_tokens'?"),
         ({"grammar": "x"}, "unknown parameter 'grammar': there are max_tokens, temperature"),
+        ({"presence_penalty": 0.0}, "unknown parameter 'presence_penalty'"),
+        ({"logit_bias": {}}, "unknown parameter 'logit_bias'"),
+        ({"min_tokens": 1}, "unknown parameter 'min_tokens'"),
         ({3: 4}, "unknown parameter 3"),
         ({"max_tokens": 0}, "max_tokens must be at least 1, not 0"),
         ({"max_tokens": -5}, "max_tokens must be at least 1, not -5"),
