@@ -10,10 +10,11 @@ device array, so that a test is three lines and any history can be replayed.
   that will end by length is not planned again; one that ended otherwise has its late tokens dropped in ``update``.
 - A sequence is admitted when pages for all it has to prefill are free above the watermark: a prompt once begun never
   waits for pages in the middle.
-- A decoding sequence that finds no page takes those of the newest one, which waits again in front of the others and
-  later recomputes its tokens. While that victim has a token in flight it cannot go: it is held out of further
-  steps until the token has landed. Then the next plan looks again, and lets it stay if others have freed pages.
-  The oldest sequence is never a victim of another, so something always advances.
+- A decoding sequence that finds no page waits for somebody whose last token is in flight. If there is nobody, it takes
+  the pages of the newest one, which waits again in front of the others and later recomputes its tokens. While that
+  victim has a token in flight it cannot go: it is held out of further steps until the token has landed. Then the next
+  plan looks again, and lets it stay if others have freed pages. The oldest sequence is never a victim of another, so
+  something always advances.
 """
 
 from collections import OrderedDict
@@ -150,10 +151,13 @@ class InferenceScheduler:
         return True
 
     def _yield_pages(self, sequence: Sequence) -> bool:
-        """Make the newest sequence give up its pages to ``sequence``; False when it cannot yet, or is ``sequence``."""
-        if self._victim is not None:
+        """Make the newest sequence give up its pages to ``sequence``; False when it cannot yet, or is ``sequence``.
+
+        Where somebody's last token is in flight, pages come free without that.
+        """
+        if self._victim is not None or any(other.ends_by_length for other in self._running.values()):
             return False
-        victim = next(other for other in reversed(self._running.values()) if not other.ends_by_length)
+        victim = next(reversed(self._running.values()))
         if victim.num_in_flight:
             self._victim = victim
             return False

@@ -218,6 +218,17 @@ def test_a_held_victim_stays_when_pages_come_free_meanwhile():
     assert victim in scheduler.plan().sequences and scheduler.preemptions == 0
 
 
+def test_nobody_is_preempted_while_another_is_about_to_end():
+    """A page that is short comes from the sequence whose last token is in flight: its neighbour waits a step for it."""
+    scheduler, _ = build_scheduler(num_pages=4, page_size=2)
+    scheduler.add(build_sequence("ending", prompt=2, max_tokens=3))
+    scheduler.add(build_sequence("going on", prompt=1, max_tokens=5))
+
+    outputs = run_to_end(scheduler)
+
+    assert len(outputs["going on"]) == 5 and scheduler.preemptions == 0
+
+
 def test_a_late_token_does_not_reach_the_slots_next_owner():
     """A sequence ended with a step in flight; the one that takes its slot gets only its own tokens and pages."""
     scheduler, _ = build_scheduler(max_num_seqs=1)
