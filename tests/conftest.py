@@ -1,12 +1,16 @@
 """JAX is made strict before any test imports it: no silent promotion of dtypes or ranks, and two CPU devices."""
 
 import os
+import signal
+
+# A shell starts its background jobs with SIGINT ignored, and processes that a test starts would inherit that.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 os.environ["JAX_PLATFORMS"] = "cpu"
 os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=2"
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
 
-import jax
+import jax  # noqa: E402
 
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 jax.config.update("jax_numpy_rank_promotion", "raise")

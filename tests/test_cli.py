@@ -47,7 +47,10 @@ def running(*arguments: str) -> Iterator["subprocess.Popen[str]"]:
     with subprocess.Popen(
         [*ODRIVER, *arguments], env=ENVIRONMENT, stdin=pipe, stdout=pipe, stderr=pipe, text=True
     ) as process:
-        yield process
+        try:
+            yield process
+        finally:
+            process.kill()  # nothing where it has ended; a test that failed would wait for it
 
 
 @pytest.mark.usefixtures("driver")
