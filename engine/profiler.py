@@ -22,7 +22,7 @@ class Profiler:
         try:
             Path(directory).mkdir(parents=True, exist_ok=True)
             jax.profiler.start_trace(directory)
-        except (OSError, RuntimeError) as error:
+        except (OSError, RuntimeError, ValueError) as error:  # ValueError: no path at all
             raise ProfilerError(f"cannot profile into {directory}: {error}") from error
         self._directory = directory
 

@@ -82,6 +82,12 @@ def test_a_directory_that_cannot_be_made_is_refused(tmp_path):
     profiler.stop()
 
 
+def test_what_is_no_path_is_refused():
+    """A null byte, which no file name holds, is the client's mistake and does not end the execution thread."""
+    with pytest.raises(ProfilerError, match="cannot profile into"):
+        Profiler().start("a\0b")
+
+
 @pytest.mark.usefixtures("driver")
 def test_a_client_starts_and_stops_a_profile(address, tmp_path):
     """The daemon serves meanwhile, and what comes at the wrong time is refused for that client alone."""
