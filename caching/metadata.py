@@ -2,7 +2,6 @@
 
 from dataclasses import dataclass
 
-import jax.numpy as jnp
 import numpy as np
 
 
@@ -24,7 +23,7 @@ class PagedAttentionCacheMetaData:
 
         XLA:CPU has no arithmetic in bfloat16. Around each write and read it would turn the whole pool into float32.
         """
-        return np.dtype(np.uint16) if self.dtype == jnp.bfloat16 else self.dtype
+        return np.dtype(np.uint16) if self.dtype.name == "bfloat16" else self.dtype
 
     @property
     def num_usable_pages(self) -> int:
