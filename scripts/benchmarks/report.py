@@ -21,7 +21,7 @@ def show(figures: Sequence[Figure], console: Console) -> None:
     table.add_column("", style="bold", no_wrap=True)
     for name in (*others, "best recorded"):
         table.add_column(f"x {name}", justify="right")
-    for name in ("of the limit", "oDriver", "", "from - to"):
+    for name in ("of the limit", "measured", "", "from - to"):
         table.add_column(name, justify="left" if name == "" else "right", no_wrap=True)
     benchmark = ""
     for figure in figures:
