@@ -33,11 +33,12 @@ def build_config(directory, **settings):
     return EngineConfig(**(defaults | settings))
 
 
-def test_an_engine_is_ready_when_it_is_built(directory):
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_an_engine_is_ready_when_it_is_built(directory, dtype):
     """It reports its progress, counts from zero, and compiles nothing for requests of any kind."""
     reports = []
 
-    engine = build_engine(build_config(directory), reports.append)
+    engine = build_engine(build_config(directory, dtype=dtype), reports.append)
 
     assert {report.stage for report in reports} == {"loading weights", "compiling"}
     assert all(report.done == report.total for report in reports[-1:])
