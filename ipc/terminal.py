@@ -26,8 +26,7 @@ OURS = ("caching", "engine", "driver", "ipc")
 def configure_logging(console: Console) -> None:
     """Send the log to the console: coloured on a terminal, plain lines elsewhere, undated for the journal.
 
-    This is the one place that adds a handler. eformer's own logger is not used for it: its formatter drops
-    tracebacks, and colours files.
+    This is the one place that adds a handler.
     """
     handler: logging.Handler
     if console.is_terminal:
