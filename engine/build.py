@@ -36,8 +36,7 @@ def build_engine(config: EngineConfig, report: Callable[[Progress], None]) -> oE
     max_model_len = _max_model_len(config, model)
     _use_compilation_cache()
     metadata = plan_cache(config, model, max_model_len, dtype, parameter_bytes(model, dtype))
-    max_model_len = min(max_model_len, metadata.num_usable_tokens)
-    _require_room(max_model_len)
+    max_model_len = _fitting(config, max_model_len, metadata.num_usable_tokens)
     decoder = load_decoder(directory, model, dtype, progress=lambda done, total: report(_loading(done, total)))
     shapes = StepShapes(
         max_num_seqs=config.max_num_seqs,
@@ -86,11 +85,19 @@ def _max_model_len(config: EngineConfig, model: ModelConfig) -> int:
     return asked or model.max_position
 
 
-def _require_room(max_model_len: int) -> None:
-    if max_model_len < 2:
+def _fitting(config: EngineConfig, max_model_len: int, pool: int) -> int:
+    """The context that a pool of so many tokens allows; less than the operator asked for is not what they asked for."""
+    if config.max_model_len is not None and pool < max_model_len:
         raise ConfigurationError(
-            f"a context of {max_model_len} token has no room for a prompt and an answer: raise max_model_len or num_pages"
+            f"the pool holds {pool} tokens, which is less than max_model_len {max_model_len}: lower max_model_len, or "
+            f"give more memory (hbm_utilization, num_pages)"
         )
+    fitting = min(max_model_len, pool)
+    if fitting < 2:
+        raise ConfigurationError(
+            f"a context of {fitting} token has no room for a prompt and an answer: raise max_model_len or num_pages"
+        )
+    return fitting
 
 
 def _use_compilation_cache() -> None:

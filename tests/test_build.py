@@ -69,6 +69,7 @@ def test_the_context_is_what_model_operator_and_pool_allow(directory):
         ({"max_model_len": 65}, "max_model_len 65 is more than the 64 positions"),
         ({"num_pages": 2}, "too few for one page for each of max_num_seqs 2"),
         ({"num_pages": 10**12}, "lower num_pages"),
+        ({"num_pages": 6, "max_model_len": 21}, "the pool holds 20 tokens, which is less than max_model_len 21"),
         ({"max_model_len": 1}, "no room for a prompt and an answer: raise max_model_len"),
         ({"page_size": 1, "num_pages": 2, "max_num_seqs": 1}, "no room for a prompt and an answer"),
         ({"hbm_utilization": 1e-9}, "too few for one page"),
