@@ -20,7 +20,7 @@ def show(figures: Sequence[Figure], console: Console) -> None:
     table = Table(title="oDriver", caption=caption(figures), title_justify="left", caption_justify="left")
     table.add_column("", style="bold", no_wrap=True)
     for name in (*others, "best recorded"):
-        table.add_column(f"x {name}", justify="right")
+        table.add_column(f"x {name}", justify="right", overflow="fold")
     for name in ("of the limit", "measured", "", "from - to"):
         table.add_column(name, justify="left" if name == "" else "right", no_wrap=True)
     benchmark = ""

@@ -75,7 +75,7 @@ def _cost_of_streaming(model: str, ours: Ours, prompts: Prompts, repeats: int) -
             asked = _workload(prompts, STREAMS, stream=stream)
             rates.append(throughput(checked(ours.run(asked), asked)))
     kept = [100 * with_it / without for with_it, without in zip(streamed, whole, strict=True)]
-    return figure(f"serve {model}", f"{STREAMS} streams, of the tok/s of answers in one piece", "%", kept)
+    return figure(f"serve {model}", f"{STREAMS} streams, of unstreamed tok/s", "%", kept)
 
 
 def _figure(
