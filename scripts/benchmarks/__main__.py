@@ -33,7 +33,7 @@ models: {", ".join(SIZES)}, with random weights of seed 0, made when first neede
 --vs transformers runs the same prompts through transformers' generate and its continuous
 batching, in turns with ours, on the same checkpoint. It needs a Python that has torch:
     python3 -m venv torch-env
-    torch-env/bin/pip install transformers torch --extra-index-url https://download.pytorch.org/whl/cpu
+    torch-env/bin/pip install transformers torch      (PyTorch's site tells how to get its CPU build)
     scripts/bench serve --vs transformers --torch-python torch-env/bin/python
 
 Figures are medians of --repeat runs. Run nothing else meanwhile: two cores are shared fast.
