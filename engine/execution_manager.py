@@ -12,7 +12,7 @@ import numpy as np
 from flax import nnx
 from jax import Array
 
-from caching.attention import PageTable, locate, ragged_paged_attention, write_pages
+from caching.attention import PagedAttention, PageTable
 from caching.metadata import PagedAttentionCacheMetaData, pages_for
 from caching.paged_attention_cache import PagedAttentionCache
 from engine.model_io import FROM_SLOT, ModelInputBatch, StepLayout
@@ -60,10 +60,11 @@ class ExecutionManager:
     Executables refuse other shapes than their own, so nothing can compile behind our back later.
     """
 
-    def __init__(self, decoder: Decoder, shapes: StepShapes) -> None:
+    def __init__(self, decoder: Decoder, shapes: StepShapes, attention: PagedAttention) -> None:
         self._graph, state = nnx.split(decoder)
         self.weights, self._structure = jax.tree.flatten(state)
         self._shapes = shapes
+        self._attention = attention
         self._scale = decoder.config.head_dim**-0.5
         self._vocab = decoder.config.vocab_size
         self._layouts = {tokens: shapes.layout(tokens) for tokens in shapes.buckets}
@@ -119,13 +120,12 @@ class ExecutionManager:
         self, decoder: Decoder, cache: PagedAttentionCache, last_token: Array, batch: ModelInputBatch
     ) -> tuple[PagedAttentionCache, Array]:
         token_ids, table = _with_last_tokens(batch, last_token), batch.table
-        pages, offsets = locate(table, batch.positions, self._shapes.cache.page_size)
 
         def attend(
             kv_pages: Array | None, q: Array, k: Array, v: Array, window: int | None
         ) -> tuple[Array | None, Array]:
             assert kv_pages is not None
-            written: tuple[Array, Array] = _attend(kv_pages, q, k, v, pages, offsets, table, self._scale, window)
+            written: tuple[Array, Array] = _attend(self._attention, kv_pages, q, k, v, table, self._scale, window)
             return written
 
         layers, hidden = decoder(token_ids, batch.positions, cache.layers, attend)
@@ -148,21 +148,19 @@ class ExecutionManager:
         return jax.ShapeDtypeStruct((self._shapes.max_num_seqs + 1,), np.int32)
 
 
-@partial(jax.jit, static_argnames=("scale", "window"))
+@partial(jax.jit, static_argnames=("attention", "scale", "window"))
 def _attend(
+    attention: PagedAttention,
     kv_pages: Array,
     q: Array,
     k: Array,
     v: Array,
-    pages: Array,
-    offsets: Array,
     table: PageTable,
     scale: float,
     window: int | None,
 ) -> tuple[Array, Array]:
-    """One layer's write and read of its pages; compiled into its caller, but traced once for all layers alike."""
-    kv_pages = write_pages(kv_pages, k, v, pages, offsets)
-    return kv_pages, ragged_paged_attention(q, kv_pages, table, sm_scale=scale, sliding_window=window)
+    """One layer's attention; compiled into its caller, but traced once for all layers alike."""
+    return attention(kv_pages, q, k, v, table, sm_scale=scale, sliding_window=window)
 
 
 def _with_last_tokens(batch: ModelInputBatch, last_token: Array) -> Array:
