@@ -11,7 +11,6 @@ serve all decoding rows at once and the others a tile at a time.
 
 import math
 from dataclasses import dataclass
-from typing import Protocol
 
 import jax
 import jax.numpy as jnp
@@ -46,23 +45,6 @@ class PageTable:
     """[rows + 1] where each row's queries begin; padding rows repeat the total."""
     num_seqs: Array
     """[1] rows that are not padding."""
-
-
-class PagedAttention(Protocol):
-    """What a backend does for one layer."""
-
-    def __call__(
-        self,
-        kv_pages: Array,
-        q: Array,
-        k: Array,
-        v: Array,
-        table: PageTable,
-        *,
-        sm_scale: float,
-        sliding_window: int | None,
-    ) -> tuple[Array, Array]:
-        """See ``paged_attention``. How keys and values lie within a page is the backend's own affair."""
 
 
 def write_pages(kv_pages: Array, k: Array, v: Array, pages: Array, offsets: Array) -> Array:

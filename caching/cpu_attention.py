@@ -26,9 +26,19 @@ def vector_width() -> int:
 
 
 def paged_attention(
-    kv_pages: Array, q: Array, k: Array, v: Array, table: PageTable, *, sm_scale: float, sliding_window: int | None
+    kv_pages: Array,
+    q: Array,
+    k: Array,
+    v: Array,
+    cos: Array,
+    sin: Array,
+    table: PageTable,
+    *,
+    sm_scale: float,
+    sliding_window: int | None,
 ) -> tuple[Array, Array]:
-    """Write k and v [T, kv_heads, head_dim] of the step into ``kv_pages``, then attend from q[T, heads, head_dim].
+    """Turn q[T, heads, head_dim] and k by cos and sin f32[T, 1, head_dim / 2], write k and v [T, kv_heads, head_dim]
+    into their pages, attend.
 
     Returns the pages, in place, and f32 like q; 0 for padding. A query's result does not depend, in any bit, on the
     other rows nor on how its prompt was cut into chunks.
@@ -40,7 +50,7 @@ def paged_attention(
     )
     pages, out = call(
         kv_pages,
-        *(x.astype(np.float32) for x in (q, k, v)),
+        *(x.astype(np.float32) for x in (q, k, v, cos, sin)),
         table.kv_lens,
         table.page_indices,
         table.cu_q_lens,

@@ -1,21 +1,46 @@
 """Which operations serve on this machine's device: XLA's own, or kernels of ours where we have them."""
 
 from dataclasses import dataclass
+from typing import Protocol
 
 import jax
+from jax import Array
 
 from caching import attention, cpu_attention
-from caching.attention import PagedAttention
+from caching.attention import PageTable
 from caching.cpu_kernels import KernelsUnavailable
 from engine.models.decoder import Decoder
 from engine.models.linear import panel_width
+from engine.models.rope import rotate
+
+
+class RotaryAttention(Protocol):
+    """One layer's attention over pages, rotary embedding included."""
+
+    def __call__(
+        self,
+        kv_pages: Array,
+        q: Array,
+        k: Array,
+        v: Array,
+        cos: Array,
+        sin: Array,
+        table: PageTable,
+        *,
+        sm_scale: float,
+        sliding_window: int | None,
+    ) -> tuple[Array, Array]:
+        """Turn q[T, heads, head_dim] and k, write k and v [T, kv_heads, head_dim], attend: the pages, and the like of q.
+
+        How keys and values lie within a page is the backend's own affair.
+        """
 
 
 @dataclass(frozen=True)
 class Backend:
     """What a step is made of."""
 
-    attention: PagedAttention
+    attention: RotaryAttention
     packs: bool
     """Weights are packed for the CPU's own matrix products."""
     description: str
@@ -27,7 +52,23 @@ class Backend:
             decoder.pack()
 
 
-XLA = Backend(attention.paged_attention, packs=False, description="XLA's operations")
+def _by_xla(
+    kv_pages: Array,
+    q: Array,
+    k: Array,
+    v: Array,
+    cos: Array,
+    sin: Array,
+    table: PageTable,
+    *,
+    sm_scale: float,
+    sliding_window: int | None,
+) -> tuple[Array, Array]:
+    q, k = rotate(q, cos, sin), rotate(k, cos, sin)
+    return attention.paged_attention(kv_pages, q, k, v, table, sm_scale=sm_scale, sliding_window=sliding_window)
+
+
+XLA = Backend(_by_xla, packs=False, description="XLA's operations")
 
 
 def choose_backend(page_size: int, head_dim: int) -> Backend:

@@ -12,11 +12,13 @@ import numpy as np
 from flax import nnx
 from jax import Array
 
-from caching.attention import PagedAttention, PageTable
+from caching.attention import PageTable
 from caching.metadata import PagedAttentionCacheMetaData, pages_for
 from caching.paged_attention_cache import PagedAttentionCache
+from engine.backend import RotaryAttention
 from engine.model_io import FROM_SLOT, ModelInputBatch, StepLayout
 from engine.models.decoder import Decoder
+from engine.models.rope import Rotation
 from engine.progress import Progress
 from engine.sampler import SamplingVariant, sample
 
@@ -60,7 +62,7 @@ class ExecutionManager:
     Executables refuse other shapes than their own, so nothing can compile behind our back later.
     """
 
-    def __init__(self, decoder: Decoder, shapes: StepShapes, attention: PagedAttention) -> None:
+    def __init__(self, decoder: Decoder, shapes: StepShapes, attention: RotaryAttention) -> None:
         self._graph, state = nnx.split(decoder)
         self.weights, self._structure = jax.tree.flatten(state)
         self._shapes = shapes
@@ -122,10 +124,12 @@ class ExecutionManager:
         token_ids, table = _with_last_tokens(batch, last_token), batch.table
 
         def attend(
-            kv_pages: Array | None, q: Array, k: Array, v: Array, window: int | None
+            kv_pages: Array | None, q: Array, k: Array, v: Array, rotation: Rotation, window: int | None
         ) -> tuple[Array | None, Array]:
             assert kv_pages is not None
-            written: tuple[Array, Array] = _attend(self._attention, kv_pages, q, k, v, table, self._scale, window)
+            written: tuple[Array, Array] = _attend(
+                self._attention, kv_pages, q, k, v, rotation, table, self._scale, window
+            )
             return written
 
         layers, hidden = decoder(token_ids, batch.positions, cache.layers, attend)
@@ -150,17 +154,18 @@ class ExecutionManager:
 
 @partial(jax.jit, static_argnames=("attention", "scale", "window"))
 def _attend(
-    attention: PagedAttention,
+    attention: RotaryAttention,
     kv_pages: Array,
     q: Array,
     k: Array,
     v: Array,
+    rotation: Rotation,
     table: PageTable,
     scale: float,
     window: int | None,
 ) -> tuple[Array, Array]:
     """One layer's attention; compiled into its caller, but traced once for all layers alike."""
-    return attention(kv_pages, q, k, v, table, sm_scale=scale, sliding_window=window)
+    return attention(kv_pages, q, k, v, *rotation, table, sm_scale=scale, sliding_window=window)
 
 
 def _with_last_tokens(batch: ModelInputBatch, last_token: Array) -> Array:

@@ -13,6 +13,8 @@ import numpy as np
 from jax import Array
 from numpy.typing import NDArray
 
+ARGMAX_BLOCK = 128
+
 REMOVED = -1e30
 """Logit of a token that may not be drawn."""
 
@@ -56,7 +58,7 @@ def variant_for(
 
 def sample(logits: Array, rows: SamplingRows, key: Array, variant: SamplingVariant) -> Array:
     """i32[rows] token ids drawn from f32[rows, vocab] logits; ``key`` is the engine's."""
-    best = jnp.argmax(logits, axis=-1).astype(jnp.int32)
+    best = argmax(logits)
     if variant is SamplingVariant.GREEDY:
         return best
     greedy = rows.temperature <= 0
@@ -65,8 +67,21 @@ def sample(logits: Array, rows: SamplingRows, key: Array, variant: SamplingVaria
     scaled = below / jnp.where(greedy, np.float32(1), rows.temperature)[:, None]
     if variant is SamplingVariant.TRUNCATED:
         scaled = truncate(scaled, rows)
-    drawn = jnp.argmax(scaled + _noise(rows, key, logits.shape[-1]), axis=-1).astype(jnp.int32)
+    drawn = argmax(scaled + _noise(rows, key, logits.shape[-1]))
     return jnp.where(greedy, best, drawn)
+
+
+def argmax(x: Array) -> Array:
+    """i32[rows], the first of the highest in each row of f32[rows, vocab].
+
+    XLA:CPU walks an argmax element by element but vectorises a maximum: look for the block with the highest first.
+    """
+    rows, vocab = x.shape
+    x = jnp.pad(x, ((0, 0), (0, -vocab % ARGMAX_BLOCK)), constant_values=-jnp.inf)
+    blocks = x.reshape(rows, -1, ARGMAX_BLOCK)
+    block = jnp.argmax(jnp.max(blocks, axis=-1), axis=-1).astype(jnp.int32)
+    inside = jnp.argmax(jnp.take_along_axis(blocks, block[:, None, None], axis=1)[:, 0], axis=-1).astype(jnp.int32)
+    return block * ARGMAX_BLOCK + inside
 
 
 def truncate(scaled: Array, rows: SamplingRows) -> Array:

@@ -20,7 +20,8 @@ def fresh():
         cached.cache_clear()
 
 
-def test_without_a_compiler_xla_serves_and_says_what_would_help(fresh, monkeypatch):
+@pytest.mark.usefixtures("fresh")
+def test_without_a_compiler_xla_serves_and_says_what_would_help(monkeypatch):
     """A machine without a C++ compiler is served by XLA's operations, and the reason is told."""
     monkeypatch.setenv("PATH", "")
     monkeypatch.delenv("CXX", raising=False)
@@ -31,7 +32,8 @@ def test_without_a_compiler_xla_serves_and_says_what_would_help(fresh, monkeypat
     assert "no C++ compiler" in backend.description and "g++" in backend.description
 
 
-def test_a_compiler_that_fails_is_quoted(fresh, monkeypatch, tmp_path):
+@pytest.mark.usefixtures("fresh")
+def test_a_compiler_that_fails_is_quoted(monkeypatch, tmp_path):
     """What the compiler says is passed on, and nothing half made is left to be loaded."""
     compiler = tmp_path / "c++"
     compiler.write_text("#!/bin/sh\necho 'out of paper' >&2\nexit 1\n")
@@ -45,7 +47,8 @@ def test_a_compiler_that_fails_is_quoted(fresh, monkeypatch, tmp_path):
     assert list((tmp_path / "cache" / "odriver" / "kernels").iterdir()) == []
 
 
-def test_a_library_is_compiled_once(fresh, monkeypatch, tmp_path):
+@pytest.mark.usefixtures("fresh")
+def test_a_library_is_compiled_once(monkeypatch, tmp_path):
     """The second start finds the library of the first."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     try:

@@ -8,6 +8,7 @@ import pytest
 from caching import cpu_attention
 from caching.attention import PageTable, ref_ragged_paged_attention
 from caching.cpu_kernels import KernelsUnavailable
+from engine.models.rope import rotate
 
 try:
     WIDTH = cpu_attention.vector_width()
@@ -38,10 +39,12 @@ def build_step(q_lens, kv_lens, *, group=3, head_dim=32, page_size=16, padding=0
     return pages, q, k, v, table
 
 
-def attend(pages, q, k, v, table, *, window=None):
-    """Pages and output, as numpy arrays."""
+def attend(pages, q, k, v, table, *, angles=None, window=None):
+    """Pages and output, as numpy arrays; nothing is turned where there are no angles f[tokens, 1, head_dim / 2]."""
     step = jax.jit(cpu_attention.paged_attention, static_argnames=("sm_scale", "sliding_window"), donate_argnums=0)
-    written, out = step(*map(jnp.array, (pages, q, k, v)), table, sm_scale=0.3, sliding_window=window)
+    angles = np.zeros((len(q), 1, q.shape[2] // 2), np.float32) if angles is None else angles
+    arrays = map(jnp.array, (pages, q, k, v, np.cos(angles), np.sin(angles)))
+    written, out = step(*arrays, table, sm_scale=0.3, sliding_window=window)
     return np.asarray(written), np.asarray(out)
 
 
@@ -96,6 +99,20 @@ def test_the_kernel_knows_every_shape_of_whole_vectors(group, head_dim, page_siz
             jnp.asarray(step[1]), jnp.asarray(token_major(written)), step[4], sm_scale=0.3
         )
     np.testing.assert_allclose(out, expected, atol=1e-5)
+
+
+def test_queries_and_keys_are_turned_by_their_positions():
+    """The kernel's rotation is the model's own."""
+    pages, q, k, v, table = build_step([1, 20], [50, 37], padding=2)
+    angles = np.random.default_rng(1).uniform(0, 6, (len(q), 1, 16)).astype(np.float32)
+    cos, sin = np.cos(angles), np.sin(angles)
+
+    written, out = attend(pages, q, k, v, table, angles=angles)
+
+    turned = (np.asarray(rotate(jnp.asarray(x), cos, sin)) for x in (q, k))
+    expected_pages, expected = attend(pages, *turned, v, table)
+    np.testing.assert_allclose(written, expected_pages, atol=1e-6)
+    np.testing.assert_allclose(out, expected, atol=3e-6)
 
 
 def test_a_step_writes_its_own_tokens_and_nothing_else():
@@ -168,9 +185,12 @@ def test_the_pool_is_not_copied():
 
     def scratch(num_pages):
         _, q, k, v, table = build_step([1, 40], [9, 60])
+        turn = np.zeros((41, 1, 16), np.float32)
         pool = jax.ShapeDtypeStruct((num_pages, KV_HEADS, 2, 16, 32), np.float32)
         step = jax.jit(cpu_attention.paged_attention, static_argnames=("sm_scale", "sliding_window"), donate_argnums=0)
-        analysis = step.lower(pool, q, k, v, table, sm_scale=1.0, sliding_window=None).compile().memory_analysis()
+        analysis = (
+            step.lower(pool, q, k, v, turn, turn, table, sm_scale=1.0, sliding_window=None).compile().memory_analysis()
+        )
         assert analysis.alias_size_in_bytes == num_pages * KV_HEADS * 2 * 16 * 32 * 4
         return analysis.temp_size_in_bytes
 

@@ -17,7 +17,7 @@ constexpr int64_t kTileQueries = 48;  // queries times heads of a group that sha
 constexpr float kMasked = -1e30f;
 
 struct Shape {
-  int64_t tokens, heads, kv_heads, head_dim, page_size, rows, pages_per_seq;
+  int64_t tokens, heads, kv_heads, head_dim, page_size, pages_per_seq;
   int64_t group() const { return heads / kv_heads; }
   int64_t page_elements() const { return page_size * head_dim; }
 };
@@ -33,6 +33,29 @@ struct Task {
   int64_t row, kv_head, first, past;
 };
 
+// Rotary position embedding in the half-split form: element d turns with element d + head_dim / 2.
+struct Rotation {
+  const float *cos, *sin;
+  template <typename Put>
+  void turn(const float* x, int64_t token, int64_t head_dim, const Put& put) const {
+    const int64_t half = head_dim / 2;
+    const float *c = cos + token * half, *s = sin + token * half;
+    for (int64_t d = 0; d < half; ++d) {
+      put(d, x[d] * c[d] - x[half + d] * s[d]);
+      put(half + d, x[half + d] * c[d] + x[d] * s[d]);
+    }
+  }
+};
+
+// The arrays of a step: q[tokens, heads, head_dim], k and v [tokens, kv_heads, head_dim].
+struct Step {
+  const float *q, *k, *v;
+  Rotation rotation;
+  float* out;
+  float sm_scale;
+  int64_t window;
+};
+
 template <typename Stored>
 Stored* page_of(Stored* pages, const Shape& shape, const Table& table, int64_t row, int64_t kv_head, int64_t number) {
   const int64_t page = table.page_indices[row * shape.pages_per_seq + number];
@@ -40,15 +63,15 @@ Stored* page_of(Stored* pages, const Shape& shape, const Table& table, int64_t r
 }
 
 template <typename Stored>
-void write(Stored* pages, const float* k, const float* v, const Shape& shape, const Table& table, int64_t row,
-           int64_t token) {
+void write(Stored* pages, const Step& step, const Shape& shape, const Table& table, int64_t row, int64_t token) {
   const int64_t position = table.position(row, token), offset = position % shape.page_size;
   for (int64_t head = 0; head < shape.kv_heads; ++head) {
     Stored* keys = page_of(pages, shape, table, row, head, position / shape.page_size);
     Stored* values = keys + shape.page_elements();
     const int64_t from = (token * shape.kv_heads + head) * shape.head_dim;
-    for (int64_t d = 0; d < shape.head_dim; ++d) store(keys + d * shape.page_size + offset, k[from + d]);
-    for (int64_t d = 0; d < shape.head_dim; ++d) store(values + offset * shape.head_dim + d, v[from + d]);
+    step.rotation.turn(step.k + from, token, shape.head_dim,
+                       [&](int64_t d, float x) { store(keys + d * shape.page_size + offset, x); });
+    for (int64_t d = 0; d < shape.head_dim; ++d) store(values + offset * shape.head_dim + d, step.v[from + d]);
   }
 }
 
@@ -141,17 +164,19 @@ int64_t mix(const Context<Stored>& context, int64_t queries, const float* weight
 }
 
 template <typename Stored>
-void attend(const Stored* pages, const float* q, float* out, const Shape& shape, const Table& table, const Task& task,
-            float scale, int64_t window) {
+void attend(const Stored* pages, const Step& step, const Shape& shape, const Table& table, const Task& task) {
   static thread_local Scratch scratch;
   const int64_t group = shape.group(), head_dim = shape.head_dim, page_size = shape.page_size;
-  const int64_t queries = (task.past - task.first) * group, stride = group * head_dim;
+  const int64_t queries = (task.past - task.first) * group, window = step.window;
   const int64_t block = std::max(kBlock / page_size, int64_t{1}) * page_size;
   scratch.fit(queries, block, head_dim);
   float *scaled = scratch.q.data(), *scores = scratch.scores.data(), *sums = scratch.out.data();
   const auto at = [&](int64_t token) { return (token * shape.heads + task.kv_head * group) * head_dim; };
-  for (int64_t token = task.first; token < task.past; ++token)
-    for (int64_t d = 0; d < stride; ++d) scaled[(token - task.first) * stride + d] = q[at(token) + d] * scale;
+  for (int64_t query = 0; query < queries; ++query) {
+    const int64_t token = task.first + query / group;
+    step.rotation.turn(step.q + at(token) + query % group * head_dim, token, head_dim,
+                       [&](int64_t d, float x) { scaled[query * head_dim + d] = x * step.sm_scale; });
+  }
 
   const int64_t first_position = table.position(task.row, task.first);
   const int64_t length = table.position(task.row, task.past - 1) + 1;
@@ -177,7 +202,7 @@ void attend(const Stored* pages, const float* q, float* out, const Shape& shape,
     }
   }
   for (int64_t query = 0; query < queries; ++query) {
-    float* to = out + at(task.first + query / group) + query % group * head_dim;
+    float* to = step.out + at(task.first + query / group) + query % group * head_dim;
     const float* from = sums + query * head_dim;
     for (int64_t d = 0; d < head_dim; ++d) to[d] = from[d] / scratch.total[query];
   }
@@ -197,39 +222,37 @@ std::vector<Task> tasks_of(const Shape& shape, const Table& table) {
 }
 
 template <typename Stored>
-void step(ffi::ThreadPool& pool, Stored* pages, const float* q, const float* k, const float* v, float* out,
-          const Shape& shape, const Table& table, float scale, int64_t window) {
+void run(ffi::ThreadPool& pool, Stored* pages, const Step& step, const Shape& shape, const Table& table) {
   // Padding writes nothing, and is handed on as zeros.
   const int64_t used = table.cu_q_lens[table.num_seqs], token_elements = shape.heads * shape.head_dim;
-  std::fill(out + used * token_elements, out + shape.tokens * token_elements, 0.0f);
+  std::fill(step.out + used * token_elements, step.out + shape.tokens * token_elements, 0.0f);
   parallel_for(pool, table.num_seqs, [&](int64_t row) {
     for (int64_t token = table.cu_q_lens[row]; token < table.cu_q_lens[row + 1]; ++token)
-      write(pages, k, v, shape, table, row, token);
+      write(pages, step, shape, table, row, token);
   });
   const std::vector<Task> tasks = tasks_of(shape, table);
-  parallel_for(pool, static_cast<int64_t>(tasks.size()), [&](int64_t task) {
-    attend<Stored>(pages, q, out, shape, table, tasks[task], scale, window);
-  });
+  parallel_for(pool, static_cast<int64_t>(tasks.size()),
+               [&](int64_t task) { attend<Stored>(pages, step, shape, table, tasks[task]); });
 }
 
-ffi::Error attention(ffi::ThreadPool pool, ffi::AnyBuffer kv_pages, ffi::Buffer<ffi::F32> q, ffi::Buffer<ffi::F32> k,
-                     ffi::Buffer<ffi::F32> v, ffi::Buffer<ffi::S32> kv_lens, ffi::Buffer<ffi::S32> page_indices,
-                     ffi::Buffer<ffi::S32> cu_q_lens, ffi::Buffer<ffi::S32> num_seqs, ffi::Result<ffi::AnyBuffer> written,
-                     ffi::ResultBuffer<ffi::F32> out, float sm_scale, int64_t sliding_window) {
-  if (written->untyped_data() != kv_pages.untyped_data())
-    return ffi::Error(ffi::ErrorCode::kInternal, "XLA has copied the pages");
-  const auto pages = kv_pages.dimensions(), queries = q.dimensions();
-  const Shape shape{queries[0], queries[1], pages[1],  pages[4], pages[3], static_cast<int64_t>(kv_lens.element_count()),
-                    page_indices.dimensions()[1]};
+using Floats = ffi::Buffer<ffi::F32>;
+using Ints = ffi::Buffer<ffi::S32>;
+
+ffi::Error attention(ffi::ThreadPool pool, ffi::AnyBuffer kv_pages, Floats q, Floats k, Floats v, Floats cos, Floats sin,
+                     Ints kv_lens, Ints page_indices, Ints cu_q_lens, Ints num_seqs,
+                     ffi::Result<ffi::AnyBuffer> written, ffi::Result<Floats> out, float sm_scale,
+                     int64_t sliding_window) {
+  void* pages = written->untyped_data();
+  if (pages != kv_pages.untyped_data()) return ffi::Error(ffi::ErrorCode::kInternal, "XLA has copied the pages");
+  const auto pool_shape = kv_pages.dimensions(), queries = q.dimensions();
+  const Shape shape{queries[0], queries[1], pool_shape[1], pool_shape[4], pool_shape[3], page_indices.dimensions()[1]};
   const Table table{kv_lens.typed_data(), page_indices.typed_data(), cu_q_lens.typed_data(), num_seqs.typed_data()[0]};
-  const auto run = [&](auto* data) {
-    step(pool, data, q.typed_data(), k.typed_data(), v.typed_data(), out->typed_data(), shape, table, sm_scale,
-         sliding_window);
-  };
+  const Step step{q.typed_data(), k.typed_data(), v.typed_data(), {cos.typed_data(), sin.typed_data()},
+                  out->typed_data(), sm_scale, sliding_window};
   if (kv_pages.element_type() == ffi::F32)
-    run(written->typed_data<float>());
+    run(pool, static_cast<float*>(pages), step, shape, table);
   else
-    run(written->typed_data<uint16_t>());
+    run(pool, static_cast<uint16_t*>(pages), step, shape, table);
   return ffi::Error::Success();
 }
 
@@ -237,15 +260,17 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(odriver_attention, attention,
                               ffi::Ffi::Bind()
                                   .Ctx<ffi::ThreadPool>()
                                   .Arg<ffi::AnyBuffer>()
-                                  .Arg<ffi::Buffer<ffi::F32>>()
-                                  .Arg<ffi::Buffer<ffi::F32>>()
-                                  .Arg<ffi::Buffer<ffi::F32>>()
-                                  .Arg<ffi::Buffer<ffi::S32>>()
-                                  .Arg<ffi::Buffer<ffi::S32>>()
-                                  .Arg<ffi::Buffer<ffi::S32>>()
-                                  .Arg<ffi::Buffer<ffi::S32>>()
+                                  .Arg<Floats>()
+                                  .Arg<Floats>()
+                                  .Arg<Floats>()
+                                  .Arg<Floats>()
+                                  .Arg<Floats>()
+                                  .Arg<Ints>()
+                                  .Arg<Ints>()
+                                  .Arg<Ints>()
+                                  .Arg<Ints>()
                                   .Ret<ffi::AnyBuffer>()
-                                  .Ret<ffi::Buffer<ffi::F32>>()
+                                  .Ret<Floats>()
                                   .Attr<float>("sm_scale")
                                   .Attr<int64_t>("sliding_window"));
 

@@ -15,11 +15,13 @@ from jax import Array
 
 from engine.models.config import ModelConfig
 from engine.models.linear import dense, logits, look_up, pack, pack_table
-from engine.models.rope import inverse_frequencies, rotate, rotation
+from engine.models.rope import Rotation, inverse_frequencies, rotation
 
 LayerCache = Array | None
-Attend = Callable[[LayerCache, Array, Array, Array, int | None], tuple[LayerCache, Array]]
-"""(cache, q[..., heads, head_dim], k[..., kv_heads, head_dim], v like k, window) -> (cache, like q)."""
+Attend = Callable[[LayerCache, Array, Array, Array, Rotation, int | None], tuple[LayerCache, Array]]
+"""(cache, q[..., heads, head_dim], k[..., kv_heads, head_dim], v like k, rotation, window) -> (cache, like q).
+
+It is ``attend`` that turns q and k by the rotation, as a kernel does that in passing."""
 
 
 class RMSNorm(nnx.Module):
@@ -50,13 +52,13 @@ class Attention(nnx.Module):
         self.k_norm = RMSNorm(config.head_dim, config.rms_norm_eps) if config.qk_norm else None
         self.window = config.window(layer)
 
-    def __call__(self, x: Array, cos: Array, sin: Array, cache: LayerCache, attend: Attend) -> tuple[LayerCache, Array]:
+    def __call__(self, x: Array, rotation: Rotation, cache: LayerCache, attend: Attend) -> tuple[LayerCache, Array]:
         grouped = dense(x, self.qkv_kernel, self.qkv_bias)
         q = grouped[..., :-2, :].reshape(*x.shape[:-1], -1, grouped.shape[-1])
         k, v = grouped[..., -2, :], grouped[..., -1, :]
         if self.q_norm is not None and self.k_norm is not None:
             q, k = self.q_norm(q), self.k_norm(k)
-        cache, attended = attend(cache, rotate(q, cos, sin), rotate(k, cos, sin), v, self.window)
+        cache, attended = attend(cache, q, k, v, rotation, self.window)
         return cache, dense(attended.reshape(*x.shape[:-1], -1), self.o_kernel, self.o_bias)
 
 
@@ -86,8 +88,8 @@ class DecoderLayer(nnx.Module):
         self.mlp_norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
         self.mlp = GatedMLP(config, rngs)
 
-    def __call__(self, x: Array, cos: Array, sin: Array, cache: LayerCache, attend: Attend) -> tuple[LayerCache, Array]:
-        cache, attended = self.attention(self.attention_norm(x), cos, sin, cache, attend)
+    def __call__(self, x: Array, rotation: Rotation, cache: LayerCache, attend: Attend) -> tuple[LayerCache, Array]:
+        cache, attended = self.attention(self.attention_norm(x), rotation, cache, attend)
         x = x + attended
         return cache, x + self.mlp(self.mlp_norm(x))
 
@@ -108,11 +110,11 @@ class Decoder(nnx.Module):
         self, token_ids: Array, positions: Array, caches: Sequence[LayerCache], attend: Attend
     ) -> tuple[list[LayerCache], Array]:
         """i32[...] ids and positions, one cache per layer -> caches, normed hidden states [..., hidden]."""
-        cos, sin = rotation(positions, inverse_frequencies(self.config.head_dim, self.config.rope))
+        turns = rotation(positions, inverse_frequencies(self.config.head_dim, self.config.rope))
         x = look_up(self.embedding, token_ids)
         written: list[LayerCache] = []
         for layer, cache in zip(self.layers, caches, strict=True):
-            cache, x = layer(x, cos, sin, cache, attend)
+            cache, x = layer(x, turns, cache, attend)
             written.append(cache)
         return written, self.norm(x)
 
