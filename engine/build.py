@@ -31,12 +31,12 @@ DEMO_MODEL = Path(__file__).parent / "models" / "demo"
 
 def build_engine(config: EngineConfig, report: Callable[[Progress], None]) -> oEngine:
     """An engine ready to step. Raises ConfigurationError where the model or the machine cannot do what is asked."""
+    _count_our_own_thread()
     directory = config.model or DEMO_MODEL
     model = read_model_config(directory)
     dtype = np.dtype(jnp.dtype(config.dtype or _default_dtype()))
     max_model_len = _max_model_len(config, model)
     _use_compilation_cache()
-    _count_our_own_thread()
     metadata = plan_cache(config, model, max_model_len, dtype, parameter_bytes(model, dtype))
     max_model_len = _fitting(config, max_model_len, metadata.num_usable_tokens)
     backend = choose_backend(config.page_size, model.head_dim)
