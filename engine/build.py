@@ -31,7 +31,7 @@ DEMO_MODEL = Path(__file__).parent / "models" / "demo"
 
 def build_engine(config: EngineConfig, report: Callable[[Progress], None]) -> oEngine:
     """An engine ready to step. Raises ConfigurationError where the model or the machine cannot do what is asked."""
-    _count_our_own_thread()
+    _leave_a_core_to_the_kernels()
     directory = config.model or DEMO_MODEL
     model = read_model_config(directory)
     dtype = np.dtype(jnp.dtype(config.dtype or _default_dtype()))
@@ -115,11 +115,11 @@ def _use_compilation_cache() -> None:
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
 
 
-def _count_our_own_thread() -> None:
-    """Give XLA:CPU a thread less than there are cores, as the one that runs a step works too.
+def _leave_a_core_to_the_kernels() -> None:
+    """Give XLA:CPU a thread less than there are cores: its threads spin, and ours would take turns with them.
 
-    With one for each core they take turns, and decoding takes up to 1.3 times as long. XLA has no other setting for it,
-    and reads this one when JAX first looks for devices.
+    With one for each core a step of one row takes up to 1.8 times as long. XLA has no other setting for it, and reads
+    this one when JAX first looks for devices.
     """
     os.environ.setdefault("NPROC", str(max(1, len(os.sched_getaffinity(0)) - 1)))
 

@@ -7,7 +7,9 @@
 
 #include <vector>
 
+#include "team.h"
 #include "tiles.h"
+#include "xla/ffi/api/ffi.h"
 
 namespace odriver {
 namespace ffi = xla::ffi;
@@ -222,23 +224,23 @@ std::vector<Task> tasks_of(const Shape& shape, const Table& table) {
 }
 
 template <typename Stored>
-void run(ffi::ThreadPool& pool, Stored* pages, const Step& step, const Shape& shape, const Table& table) {
+void run(Stored* pages, const Step& step, const Shape& shape, const Table& table) {
   // Padding writes nothing, and is handed on as zeros.
   const int64_t used = table.cu_q_lens[table.num_seqs], token_elements = shape.heads * shape.head_dim;
   std::fill(step.out + used * token_elements, step.out + shape.tokens * token_elements, 0.0f);
-  parallel_for(pool, table.num_seqs, [&](int64_t row) {
+  parallel_for(table.num_seqs, [&](int64_t row) {
     for (int64_t token = table.cu_q_lens[row]; token < table.cu_q_lens[row + 1]; ++token)
       write(pages, step, shape, table, row, token);
   });
   const std::vector<Task> tasks = tasks_of(shape, table);
-  parallel_for(pool, static_cast<int64_t>(tasks.size()),
+  parallel_for(static_cast<int64_t>(tasks.size()),
                [&](int64_t task) { attend<Stored>(pages, step, shape, table, tasks[task]); });
 }
 
 using Floats = ffi::Buffer<ffi::F32>;
 using Ints = ffi::Buffer<ffi::S32>;
 
-ffi::Error attention(ffi::ThreadPool pool, ffi::AnyBuffer kv_pages, Floats q, Floats k, Floats v, Floats cos, Floats sin,
+ffi::Error attention(ffi::AnyBuffer kv_pages, Floats q, Floats k, Floats v, Floats cos, Floats sin,
                      Ints kv_lens, Ints page_indices, Ints cu_q_lens, Ints num_seqs,
                      ffi::Result<ffi::AnyBuffer> written, ffi::Result<Floats> out, float sm_scale,
                      int64_t sliding_window) {
@@ -250,15 +252,14 @@ ffi::Error attention(ffi::ThreadPool pool, ffi::AnyBuffer kv_pages, Floats q, Fl
   const Step step{q.typed_data(), k.typed_data(), v.typed_data(), {cos.typed_data(), sin.typed_data()},
                   out->typed_data(), sm_scale, sliding_window};
   if (kv_pages.element_type() == ffi::F32)
-    run(pool, static_cast<float*>(pages), step, shape, table);
+    run(static_cast<float*>(pages), step, shape, table);
   else
-    run(pool, static_cast<uint16_t*>(pages), step, shape, table);
+    run(static_cast<uint16_t*>(pages), step, shape, table);
   return ffi::Error::Success();
 }
 
 XLA_FFI_DEFINE_HANDLER_SYMBOL(odriver_attention, attention,
                               ffi::Ffi::Bind()
-                                  .Ctx<ffi::ThreadPool>()
                                   .Arg<ffi::AnyBuffer>()
                                   .Arg<Floats>()
                                   .Arg<Floats>()

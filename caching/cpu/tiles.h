@@ -1,5 +1,5 @@
-// What the CPU kernels share: a register tile of a matrix product, a vector exponential, and a loop over tasks on
-// XLA's own threads. Compiled on the machine it runs on (caching/cpu_kernels.py), so the vector width is that machine's.
+// What the CPU kernels share: a register tile of a matrix product, and a vector exponential. Compiled on the machine it
+// runs on (caching/cpu_kernels.py), so the vector width is that machine's.
 //
 // A tile adds up each output in the order of k, whatever other rows there are: a row's result does not depend on
 // the batch it is computed in, bit for bit.
@@ -7,13 +7,8 @@
 #pragma once
 
 #include <algorithm>
-#include <atomic>
 #include <cstdint>
 #include <cstring>
-#include <memory>
-#include <thread>
-
-#include "xla/ffi/api/ffi.h"
 
 namespace odriver {
 
@@ -144,28 +139,6 @@ inline Vector exponential(Vector x) {
   const Integers scaled =
       reinterpret_cast<const Integers&>(sum) + (__builtin_convertvector(power, Integers) << 23);
   return vanishes ? Vector{} : reinterpret_cast<const Vector&>(scaled);
-}
-
-// Calls body(task) for each task below `tasks`, on the calling thread and on XLA's.
-//
-// The caller takes tasks too and waits only for those that another thread has begun, so that it cannot hang where all
-// of XLA's threads are busy. A thread that comes late finds no task left and touches nothing but the counters.
-template <typename Body>
-void parallel_for(xla::ffi::ThreadPool& pool, int64_t tasks, const Body& body) {
-  struct Counters {
-    std::atomic<int64_t> next{0}, done{0};
-  };
-  auto counters = std::make_shared<Counters>();
-  auto work = [counters, tasks, &body] {
-    for (int64_t task; (task = counters->next.fetch_add(1, std::memory_order_relaxed)) < tasks;) {
-      body(task);
-      counters->done.fetch_add(1, std::memory_order_release);
-    }
-  };
-  const int64_t helpers = std::min<int64_t>(pool.num_threads(), tasks - 1);
-  for (int64_t helper = 0; helper < helpers; ++helper) pool.Schedule(decltype(work)(work));
-  work();
-  while (counters->done.load(std::memory_order_acquire) < tasks) std::this_thread::yield();
 }
 
 }  // namespace odriver

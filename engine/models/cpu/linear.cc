@@ -1,7 +1,9 @@
 // x[rows, depth] @ kernel -> out[rows, width], for kernels packed as panels[count, depth, kPanelWidth]: the columns
 // kPanelWidth at a time, each panel contiguous, so that a step reads the weights once and in order.
 
+#include "team.h"
 #include "tiles.h"
+#include "xla/ffi/api/ffi.h"
 
 namespace odriver {
 namespace ffi = xla::ffi;
@@ -10,14 +12,14 @@ constexpr int kVectors = 2;
 constexpr int64_t kPanelWidth = kVectors * kWidth;
 constexpr int64_t kAheadBytes = 2048;  // of 1 to 8 KiB the best where weights come from memory
 constexpr int64_t kRowsAtOnce = 512;  // activations that stay in a core's cache while panels go by
-constexpr int64_t kTasksPerThread = 4;
+constexpr int64_t kMaxTasks = 256;
 
 template <typename Stored>
-void multiply(ffi::ThreadPool& pool, const float* x, const Stored* panels, float* out, int64_t rows, int64_t depth,
+void multiply(const float* x, const Stored* panels, float* out, int64_t rows, int64_t depth,
               int64_t width) {
   const int64_t count = (width + kPanelWidth - 1) / kPanelWidth;
-  const int64_t tasks = std::min(count, pool.num_threads() * kTasksPerThread);
-  parallel_for(pool, tasks, [&](int64_t task) {
+  const int64_t tasks = std::min(count, kMaxTasks);
+  parallel_for(tasks, [&](int64_t task) {
     for (int64_t first = 0; first < rows; first += kRowsAtOnce) {
       const int64_t some = std::min(kRowsAtOnce, rows - first);
       for (int64_t panel = task * count / tasks; panel < (task + 1) * count / tasks; ++panel) {
@@ -40,20 +42,19 @@ void multiply(ffi::ThreadPool& pool, const float* x, const Stored* panels, float
   });
 }
 
-ffi::Error linear(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> x, ffi::AnyBuffer panels,
+ffi::Error linear(ffi::Buffer<ffi::F32> x, ffi::AnyBuffer panels,
                   ffi::ResultBuffer<ffi::F32> out) {
   const int64_t depth = x.dimensions().back(), width = out->dimensions().back();
   const int64_t rows = x.element_count() / depth;
   if (panels.element_type() == ffi::F32)
-    multiply(pool, x.typed_data(), static_cast<const float*>(panels.untyped_data()), out->typed_data(), rows, depth, width);
+    multiply(x.typed_data(), static_cast<const float*>(panels.untyped_data()), out->typed_data(), rows, depth, width);
   else
-    multiply(pool, x.typed_data(), static_cast<const uint16_t*>(panels.untyped_data()), out->typed_data(), rows, depth, width);
+    multiply(x.typed_data(), static_cast<const uint16_t*>(panels.untyped_data()), out->typed_data(), rows, depth, width);
   return ffi::Error::Success();
 }
 
 XLA_FFI_DEFINE_HANDLER_SYMBOL(odriver_linear, linear,
                               ffi::Ffi::Bind()
-                                  .Ctx<ffi::ThreadPool>()
                                   .Arg<ffi::Buffer<ffi::F32>>()
                                   .Arg<ffi::AnyBuffer>()
                                   .Ret<ffi::Buffer<ffi::F32>>());
