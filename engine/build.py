@@ -3,6 +3,7 @@
 import os
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -10,7 +11,7 @@ import numpy as np
 
 from caching.page_manager import HBMPageManager
 from caching.paged_attention_cache import PagedAttentionCache
-from engine.backend import choose_backend
+from engine.backend import Backend, choose_backend
 from engine.config import EngineConfig, ServingLimits
 from engine.errors import ConfigurationError
 from engine.execution_manager import ExecutionManager, StepShapes
@@ -37,10 +38,11 @@ def build_engine(config: EngineConfig, report: Callable[[Progress], None]) -> oE
     dtype = np.dtype(jnp.dtype(config.dtype or _default_dtype()))
     max_model_len = _max_model_len(config, model)
     _use_compilation_cache()
-    metadata = plan_cache(config, model, max_model_len, dtype, parameter_bytes(model, dtype))
-    max_model_len = _fitting(config, max_model_len, metadata.num_usable_tokens)
     backend = choose_backend(config.page_size, model.head_dim)
-    decoder = load_decoder(directory, model, dtype, progress=lambda done, total: report(_loading(done, total)))
+    weights = _weights_dtype(config, model, backend, dtype)
+    metadata = plan_cache(config, model, max_model_len, dtype, parameter_bytes(model, weights))
+    max_model_len = _fitting(config, max_model_len, metadata.num_usable_tokens)
+    decoder = load_decoder(directory, model, weights, progress=lambda done, total: report(_loading(done, total)))
     backend.prepare(decoder)
     shapes = StepShapes(
         max_num_seqs=config.max_num_seqs,
@@ -69,17 +71,28 @@ def describe(config: EngineConfig) -> dict[str, str]:
     directory = config.model or DEMO_MODEL
     devices = jax.devices()
     model = read_model_config(directory)
+    backend, dtype = choose_backend(config.page_size, model.head_dim), config.dtype or _default_dtype()
+    weights = _weights_dtype(config, model, backend, np.dtype(jnp.dtype(dtype))).name
     return {
         "model": str(directory),
         "parameters": f"{parameter_bytes(model, jnp.float32) // 4:,}",
-        "dtype": config.dtype or _default_dtype(),
+        "dtype": dtype if weights == dtype else f"{dtype}, weights as stored in {weights}",
         "device": f"{len(devices)} x {devices[0].device_kind}",
-        "operations": choose_backend(config.page_size, model.head_dim).description,
+        "operations": backend.description,
     }
 
 
 def _default_dtype() -> str:
     return "float32" if jax.default_backend() == "cpu" else "bfloat16"
+
+
+def _weights_dtype(config: EngineConfig, model: ModelConfig, backend: Backend, dtype: np.dtype[Any]) -> np.dtype[Any]:
+    """What weights lie in: bfloat16 ones as they are where kernels read them as the float32 that they stand for.
+
+    That gives the same numbers as float32 weights for half the memory and, at few rows, in half the time.
+    """
+    exact = config.dtype is None and model.dtype == "bfloat16" and backend.packs
+    return np.dtype(jnp.bfloat16) if exact else dtype
 
 
 def _max_model_len(config: EngineConfig, model: ModelConfig) -> int:

@@ -59,9 +59,10 @@ def test_a_packed_table_is_looked_up_and_makes_logits():
     np.testing.assert_allclose(jax.jit(linear.logits)(hidden, packed), linear.logits(hidden, table), atol=1e-4)
 
 
-def test_bfloat16_weights_are_multiplied_as_float32():
+@pytest.mark.parametrize("rows", [1, 9, 100])
+def test_bfloat16_weights_are_multiplied_as_float32(rows):
     """Packed in half the bytes, they give to the bit what the same numbers give in float32."""
-    kernel, x = build_kernel(64, 96, dtype=jnp.bfloat16), build_rows(9, 64)
+    kernel, x = build_kernel(64, 99, dtype=jnp.bfloat16), build_rows(rows, 64)
     wide = nnx.Param(kernel[...].astype(np.float32))
 
     narrow = jax.jit(linear.dense)(x, linear.pack(kernel), None)

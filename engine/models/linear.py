@@ -57,7 +57,7 @@ def dense(x: Array, kernel: nnx.Param[Array], bias: nnx.Param[Array] | None) -> 
         out = weight.shape[1:]
         flat = jnp.matmul(x, weight.reshape(weight.shape[0], -1), preferred_element_type=x.dtype)
     whole = flat.reshape(*x.shape[:-1], *out)
-    return whole if bias is None else whole + bias[...].reshape((1,) * (x.ndim - 1) + out)
+    return whole if bias is None else whole + bias[...].astype(whole.dtype).reshape((1,) * (x.ndim - 1) + out)
 
 
 def look_up(table: nnx.Param[Array], token_ids: Array) -> Array:

@@ -1,6 +1,8 @@
 // x[rows, depth] @ kernel -> out[rows, width], for kernels packed as panels[count, depth, kPanelWidth]: the columns
 // kPanelWidth at a time, each panel contiguous, so that a step reads the weights once and in order.
 
+#include <vector>
+
 #include "team.h"
 #include "tiles.h"
 #include "xla/ffi/api/ffi.h"
@@ -11,34 +13,60 @@ namespace ffi = xla::ffi;
 constexpr int kVectors = 2;
 constexpr int64_t kPanelWidth = kVectors * kWidth;
 constexpr int64_t kAheadBytes = 2048;  // of 1 to 8 KiB the best where weights come from memory
-constexpr int64_t kRowsAtOnce = 512;  // activations that stay in a core's cache while panels go by
-constexpr int64_t kMaxTasks = 256;
+constexpr int64_t kRowsOfNarrow = 24;  // up to so many rows bfloat16 is read as it is
+constexpr int64_t kRowsAtOnce = 512;   // activations that stay in a core's cache while panels go by
+
+template <int panels, typename Stored>
+Columns<panels * kVectors, Stored> columns_of(const Stored* panel, int64_t depth) {
+  Columns<panels * kVectors, Stored> columns{{}, {}, kPanelWidth};
+  for (int v = 0; v < panels * kVectors; ++v) {
+    columns.begin[v] = panel + (v / kVectors) * depth * kPanelWidth + (v % kVectors) * kWidth;
+    columns.ahead[v] = columns.begin[v] + kAheadBytes / sizeof(Stored);
+  }
+  return columns;
+}
+
+// A panel as floats: over many rows cheaper than to widen it in every tile.
+const float* widened(const uint16_t* panel, int64_t elements) {
+  static thread_local std::vector<float> wide;
+  wide.resize(elements + kAheadBytes / sizeof(float));
+  for (int64_t at = 0; at < elements; at += kWidth) store(&wide[at], load(panel + at));
+  return wide.data();
+}
+
+// The columns of some panels; the last one may hang over the last column.
+template <int panels, typename Stored>
+void multiply(const float* x, const Stored* panel, float* out, int64_t rows, int64_t depth, int64_t width,
+              int64_t columns) {
+  if constexpr (sizeof(Stored) < sizeof(float))
+    if (rows > kRowsOfNarrow)
+      return multiply<panels>(x, widened(panel, panels * depth * kPanelWidth), out, rows, depth, width, columns);
+  const auto right = columns_of<panels>(panel, depth);
+  if (columns == panels * kPanelWidth) {
+    for (int64_t first = 0; first < rows; first += kRowsAtOnce)
+      product(std::min(kRowsAtOnce, rows - first), x + first * depth, depth, right, depth, out + first * width, width,
+              false);
+    return;
+  }
+  for (int64_t row = 0; row < rows; ++row) {
+    float whole[panels * kPanelWidth];
+    product(1, x + row * depth, depth, right, depth, whole, 0, false);
+    std::copy(whole, whole + columns, out + row * width);
+  }
+}
 
 template <typename Stored>
-void multiply(const float* x, const Stored* panels, float* out, int64_t rows, int64_t depth,
-              int64_t width) {
+void multiply(const float* x, const Stored* panels, float* out, int64_t rows, int64_t depth, int64_t width) {
   const int64_t count = (width + kPanelWidth - 1) / kPanelWidth;
-  const int64_t tasks = std::min(count, kMaxTasks);
-  parallel_for(tasks, [&](int64_t task) {
-    for (int64_t first = 0; first < rows; first += kRowsAtOnce) {
-      const int64_t some = std::min(kRowsAtOnce, rows - first);
-      for (int64_t panel = task * count / tasks; panel < (task + 1) * count / tasks; ++panel) {
-        const float* from = x + first * depth;
-        const Stored* begin = panels + panel * depth * kPanelWidth;
-        const Stored* ahead = begin + kAheadBytes / sizeof(Stored);
-        const Columns<kVectors, Stored> right{{begin, begin + kWidth}, {ahead, ahead + kWidth}, kPanelWidth};
-        float* to = out + first * width + panel * kPanelWidth;
-        if ((panel + 1) * kPanelWidth <= width) {
-          product(some, from, depth, right, depth, to, width, false);
-          continue;
-        }
-        for (int64_t row = 0; row < some; ++row) {  // the last panel hangs over the last column
-          float whole[kPanelWidth];
-          product(1, from + row * depth, depth, right, depth, whole, 0, false);
-          std::copy(whole, whole + width - panel * kPanelWidth, to + row * width);
-        }
-      }
-    }
+  const int64_t together = rows <= kWideRows ? 2 : 1;  // with few rows, enough sums to hide what each addition waits
+  parallel_for((count + together - 1) / together, [&](int64_t task) {
+    const int64_t panel = task * together, first = panel * kPanelWidth;
+    const Stored* from = panels + panel * depth * kPanelWidth;
+    const int64_t columns = std::min(together * kPanelWidth, width - first);
+    if (together == 2 && panel + 2 <= count)
+      multiply<2>(x, from, out + first, rows, depth, width, columns);
+    else
+      multiply<1>(x, from, out + first, rows, depth, width, columns);
   });
 }
 
