@@ -14,7 +14,7 @@ constexpr int kVectors = 2;
 constexpr int64_t kPanelWidth = kVectors * kWidth;
 constexpr int64_t kAheadBytes = 2048;  // of 1 to 8 KiB the best where weights come from memory
 constexpr int64_t kRowsOfNarrow = 24;  // up to so many rows bfloat16 is read as it is
-constexpr int64_t kRowsAtOnce = 512;   // activations that stay in a core's cache while panels go by
+constexpr int64_t kBlockBytes = 1 << 20;  // of activations, which stay in a core's cache while panels go by
 
 template <int panels, typename Stored>
 Columns<panels * kVectors, Stored> columns_of(const Stored* panel, int64_t depth) {
@@ -42,12 +42,7 @@ void multiply(const float* x, const Stored* panel, float* out, int64_t rows, int
     if (rows > kRowsOfNarrow)
       return multiply<panels>(x, widened(panel, panels * depth * kPanelWidth), out, rows, depth, width, columns);
   const auto right = columns_of<panels>(panel, depth);
-  if (columns == panels * kPanelWidth) {
-    for (int64_t first = 0; first < rows; first += kRowsAtOnce)
-      product(std::min(kRowsAtOnce, rows - first), x + first * depth, depth, right, depth, out + first * width, width,
-              false);
-    return;
-  }
+  if (columns == panels * kPanelWidth) return product(rows, x, depth, right, depth, out, width, false);
   for (int64_t row = 0; row < rows; ++row) {
     float whole[panels * kPanelWidth];
     product(1, x + row * depth, depth, right, depth, whole, 0, false);
@@ -59,15 +54,20 @@ template <typename Stored>
 void multiply(const float* x, const Stored* panels, float* out, int64_t rows, int64_t depth, int64_t width) {
   const int64_t count = (width + kPanelWidth - 1) / kPanelWidth;
   const int64_t together = rows <= kWideRows ? 2 : 1;  // with few rows, enough sums to hide what each addition waits
-  parallel_for((count + together - 1) / together, [&](int64_t task) {
-    const int64_t panel = task * together, first = panel * kPanelWidth;
-    const Stored* from = panels + panel * depth * kPanelWidth;
-    const int64_t columns = std::min(together * kPanelWidth, width - first);
-    if (together == 2 && panel + 2 <= count)
-      multiply<2>(x, from, out + first, rows, depth, width, columns);
-    else
-      multiply<1>(x, from, out + first, rows, depth, width, columns);
-  });
+  const int64_t blocks = (rows * depth * int64_t(sizeof(float)) + kBlockBytes - 1) / kBlockBytes;
+  for (int64_t block = 0; block < blocks; ++block) {
+    const int64_t begin = block * rows / blocks, some = (block + 1) * rows / blocks - begin;
+    parallel_for((count + together - 1) / together, [&](int64_t task) {
+      const int64_t panel = task * together, first = panel * kPanelWidth;
+      const Stored* from = panels + panel * depth * kPanelWidth;
+      float* to = out + begin * width + first;
+      const int64_t columns = std::min(together * kPanelWidth, width - first);
+      if (together == 2 && panel + 2 <= count)
+        multiply<2>(x + begin * depth, from, to, some, depth, width, columns);
+      else
+        multiply<1>(x + begin * depth, from, to, some, depth, width, columns);
+    });
+  }
 }
 
 ffi::Error linear(ffi::Buffer<ffi::F32> x, ffi::AnyBuffer panels,
