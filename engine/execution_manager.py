@@ -16,6 +16,7 @@ from caching.attention import PageTable
 from caching.metadata import PagedAttentionCacheMetaData, pages_for
 from caching.paged_attention_cache import PagedAttentionCache
 from engine.backend import RotaryAttention
+from engine.buckets import sampling_rows, token_buckets
 from engine.model_io import FROM_SLOT, ModelInputBatch, StepLayout
 from engine.models.decoder import Decoder
 from engine.models.rope import Rotation
@@ -47,13 +48,12 @@ class StepShapes:
 
     @property
     def buckets(self) -> list[int]:
-        """The token counts that are compiled: powers of two, and the budget itself."""
-        powers = [1 << bit for bit in range(self.max_num_batched_tokens.bit_length())]
-        return sorted({*powers, self.max_num_batched_tokens})
+        """The token counts that are compiled, ascending."""
+        return token_buckets(self.max_num_seqs, self.max_num_batched_tokens)
 
     def layout(self, tokens: int) -> StepLayout:
         """The packed array of a bucket."""
-        return StepLayout(tokens, min(tokens, self.max_num_seqs), self.pages_per_seq)
+        return StepLayout(tokens, sampling_rows(tokens, self.max_num_seqs), self.pages_per_seq)
 
 
 class ExecutionManager:
@@ -110,7 +110,8 @@ class ExecutionManager:
         ) -> tuple[PagedAttentionCache, Array, Array]:
             decoder = nnx.merge(self._graph, jax.tree.unflatten(self._structure, weights))
             cache, logits = self._run(decoder, cache, last_token, layout.unpack(packed))
-            return cache, logits, packed[: layout.sampling_size]
+            padding = ((0, layout.rows - layout.model_rows), (0, 0))
+            return cache, jnp.pad(logits, padding), packed[: layout.sampling_size]
 
         weights = [jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for leaf in self.weights]
         cache = PagedAttentionCache.abstract(self._shapes.cache)
