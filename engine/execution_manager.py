@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 from jax import Array
+from numpy.typing import NDArray
 
 from caching.attention import PageTable
 from caching.metadata import PagedAttentionCacheMetaData, pages_for
@@ -25,7 +26,7 @@ from engine.progress import Progress
 from engine.sampler import SamplingVariant, sample
 from engine.staged_compilation import StagedCompilation
 
-Forward = Callable[[list[Array], PagedAttentionCache, Array, Array], tuple[PagedAttentionCache, Array, Array]]
+Forward = Callable[[list[Array], PagedAttentionCache, Array, NDArray[np.int32]], tuple[PagedAttentionCache, Array, Array]]
 """(weights, cache, last_token, packed) -> (cache, logits f32[rows, vocab], what the sampler reads of packed).
 
 The cache is donated."""
