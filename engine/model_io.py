@@ -148,7 +148,7 @@ class ModelIOProcessor:
             self._buffer.condense()
         for sequence in plan.admitted:
             self._buffer.add(sequence)
-        for sequence in plan.sequences[: plan.num_decodes]:
+        for sequence in plan.grown:
             self._buffer.add_pages(sequence)
 
     def _write_tokens(

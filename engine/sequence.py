@@ -42,6 +42,11 @@ class Sequence:
     """Tokens being sampled on the device that have not landed in ``output_token_ids``."""
     slot: int = -1
     pages: list[int] = field(default_factory=list)
+    max_computed_tokens: int = field(init=False)
+    """What ``num_computed_tokens`` reaches when the last token by length is sampled, which itself is never computed."""
+
+    def __post_init__(self) -> None:
+        self.max_computed_tokens = len(self.prompt_token_ids) + self.max_tokens - 1
 
     @property
     def num_tokens(self) -> int:
@@ -61,7 +66,7 @@ class Sequence:
     @property
     def ends_by_length(self) -> bool:
         """Whether the tokens landed and in flight already reach ``max_tokens``."""
-        return len(self.output_token_ids) + self.num_in_flight >= self.max_tokens
+        return self.num_computed_tokens >= self.max_computed_tokens
 
 
 class SequenceOutput(msgspec.Struct, frozen=True):

@@ -40,7 +40,7 @@ class SequenceBuffer:
 
     def rows_of(self, sequences: list[Sequence]) -> NDArray[np.intp]:
         """The rows of several sequences, in their order."""
-        return np.fromiter((self._rows[sequence] for sequence in sequences), np.intp, len(sequences))
+        return np.fromiter(map(self._rows.__getitem__, sequences), np.intp, len(sequences))
 
     def add(self, sequence: Sequence) -> int:
         """Take the next row for a sequence that has just been given its slot."""
