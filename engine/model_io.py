@@ -81,6 +81,10 @@ class StepLayout:
         offset, shape = self.fields["num_seqs"]
         return offset + math.prod(shape)
 
+    @cached_property
+    def _spans(self) -> dict[str, tuple[slice, tuple[int, ...]]]:
+        return {name: (slice(at, at + math.prod(shape)), shape) for name, (at, shape) in self.fields.items()}
+
     @property
     def sampling_size(self) -> int:
         """Entries of the part that the sampler reads."""
@@ -88,8 +92,9 @@ class StepLayout:
 
     def view(self, packed: NDArray[np.int32], name: str, dtype: type[np.generic] = np.int32) -> NDArray[Any]:
         """A field of the packed array on the host, writable."""
-        offset, shape = self.fields[name]
-        return packed[offset : offset + math.prod(shape)].reshape(shape).view(dtype)
+        span, shape = self._spans[name]
+        field = packed[span] if len(shape) == 1 else packed[span].reshape(shape)
+        return field if dtype is np.int32 else field.view(dtype)
 
     def take(self, packed: Array, name: str, dtype: type[np.generic] = np.int32) -> Array:
         """A field of the packed array on the device."""
@@ -148,8 +153,7 @@ class ModelIOProcessor:
             self._buffer.condense()
         for sequence in plan.admitted:
             self._buffer.add(sequence)
-        for sequence in plan.grown:
-            self._buffer.add_pages(sequence)
+        self._buffer.add_pages(plan.grown)
 
     def _write_tokens(
         self, plan: NextIterationPlan, layout: StepLayout, packed: NDArray[np.int32], rows: NDArray[np.intp]
