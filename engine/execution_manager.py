@@ -26,7 +26,9 @@ from engine.progress import Progress
 from engine.sampler import SamplingVariant, sample
 from engine.staged_compilation import StagedCompilation
 
-Forward = Callable[[list[Array], PagedAttentionCache, Array, NDArray[np.int32]], tuple[PagedAttentionCache, Array, Array]]
+Forward = Callable[
+    [list[Array], PagedAttentionCache, Array, NDArray[np.int32]], tuple[PagedAttentionCache, Array, Array]
+]
 """(weights, cache, last_token, packed) -> (cache, logits f32[rows, vocab], what the sampler reads of packed).
 
 The cache is donated."""

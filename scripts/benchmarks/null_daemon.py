@@ -1,6 +1,6 @@
 """A child that serves the null model to real clients over a real socket: all of the daemon but the device.
 
-Asked with ``{"cpu_seconds": true}``, it answers how much processor time its threads have used together so far.
+To whatever it is asked it answers how many seconds of processor time its threads have used together so far.
 """
 
 import resource
