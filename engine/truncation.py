@@ -22,9 +22,12 @@ def keeps(scaled: Array, top_k: Array, top_p: Array, min_p: Array) -> Array:
     Tokens equal to the last one kept are kept too. top_k 0 is all of them. top-p weighs what top-k has left; min-p is
     relative to the best.
     """
-    if jax.default_backend() == "cpu":  # one row after the other, so that it stays in the cache
-        return jax.lax.map(lambda row: _keeps(*row), (scaled, top_k, top_p, min_p))
-    return jax.vmap(_keeps)(scaled, top_k, top_p, min_p)
+    rows = (scaled, top_k, top_p, min_p)
+    # One row after the other stays in a CPU's cache.
+    kept: Array = (
+        jax.lax.map(lambda row: _keeps(*row), rows) if jax.default_backend() == "cpu" else jax.vmap(_keeps)(*rows)
+    )
+    return kept
 
 
 def _keeps(scaled: Array, top_k: Array, top_p: Array, min_p: Array) -> Array:
