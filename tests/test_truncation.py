@@ -27,6 +27,7 @@ def reference(logits, top_k, top_p, min_p):
 
 
 def column(values, dtype):
+    """A value for each row."""
     return jnp.asarray(np.asarray(values, dtype))
 
 
