@@ -66,7 +66,7 @@ class Sequence:
     @property
     def ends_by_length(self) -> bool:
         """Whether the tokens landed and in flight already reach ``max_tokens``."""
-        return self.num_computed_tokens >= self.max_computed_tokens
+        return len(self.output_token_ids) + self.num_in_flight >= self.max_tokens
 
 
 class SequenceOutput(msgspec.Struct, frozen=True):
