@@ -1,7 +1,7 @@
 """What the driver's threads say to each other, a struct per message.
 
 To the execution thread (its inbox holds any number, so that nobody who tells it something ever waits):
-Admit, Abort, Finished, Profile, Stop. To the summary thread (few at a time; only the execution thread puts): Opened, Landed,
+Admit, Abort, Finished, Profile, Compiled, Stop. To the summary thread (few at a time; only the execution thread puts): Opened, Landed,
 Aborted. One queue carries the opening of a request, its tokens and its abort, so they cannot overtake each other.
 """
 
@@ -48,6 +48,10 @@ class Profile(msgspec.Struct, frozen=True):
     channel: ReturnChannel
 
 
+class Compiled(msgspec.Struct, frozen=True):
+    """The engine has something to ``adopt``."""
+
+
 class Stop(msgspec.Struct, frozen=True):
     """End the thread."""
 
@@ -64,5 +68,5 @@ class Aborted(msgspec.Struct, frozen=True):
     sequence_id: str
 
 
-Inbound = Admit | Abort | Finished | Profile | Stop
+Inbound = Admit | Abort | Finished | Profile | Compiled | Stop
 Summary = Opened | Landed | Aborted

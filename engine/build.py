@@ -1,4 +1,4 @@
-"""From an EngineConfig to an engine that is ready: weights read, memory taken, everything compiled and run once."""
+"""From an EngineConfig to an engine that is ready: weights read, memory taken, functions compiled and run once."""
 
 import os
 from collections.abc import Callable
@@ -51,7 +51,7 @@ def build_engine(config: EngineConfig, report: Callable[[Progress], None]) -> oE
         cache=metadata,
     )
     manager = ExecutionManager(decoder, shapes, backend.attention)
-    manager.compile(report)
+    staged = manager.compile(report, staged=config.staged_readiness)
     pages = HBMPageManager(metadata.num_pages)
     scheduler = InferenceScheduler(
         pages,
@@ -61,7 +61,7 @@ def build_engine(config: EngineConfig, report: Callable[[Progress], None]) -> oE
     )
     runner = eSurgeRunner(manager, shapes, PagedAttentionCache.allocate(metadata), config.seed)
     limits = ServingLimits(shapes.max_model_len, model.vocab_size, model.eos_token_ids)
-    engine = oEngine(scheduler, runner, pages, limits, run_ahead=config.run_ahead)
+    engine = oEngine(scheduler, runner, pages, limits, run_ahead=config.run_ahead, staged=staged)
     _warm_up(engine)
     return engine
 

@@ -1,6 +1,7 @@
 """The compiled functions of a step, one of each per bucket, all made before the first request."""
 
 import os
+from bisect import bisect_left
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
@@ -11,18 +12,23 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 from jax import Array
+from numpy.typing import NDArray
 
 from caching.attention import PageTable
 from caching.metadata import PagedAttentionCacheMetaData, pages_for
 from caching.paged_attention_cache import PagedAttentionCache
 from engine.backend import RotaryAttention
+from engine.buckets import covering_buckets, sampling_rows, token_buckets
 from engine.model_io import FROM_SLOT, ModelInputBatch, StepLayout
 from engine.models.decoder import Decoder
 from engine.models.rope import Rotation
 from engine.progress import Progress
 from engine.sampler import SamplingVariant, sample
+from engine.staged_compilation import StagedCompilation
 
-Forward = Callable[[list[Array], PagedAttentionCache, Array, Array], tuple[PagedAttentionCache, Array, Array]]
+Forward = Callable[
+    [list[Array], PagedAttentionCache, Array, NDArray[np.int32]], tuple[PagedAttentionCache, Array, Array]
+]
 """(weights, cache, last_token, packed) -> (cache, logits f32[rows, vocab], what the sampler reads of packed).
 
 The cache is donated."""
@@ -47,13 +53,12 @@ class StepShapes:
 
     @property
     def buckets(self) -> list[int]:
-        """The token counts that are compiled: powers of two, and the budget itself."""
-        powers = [1 << bit for bit in range(self.max_num_batched_tokens.bit_length())]
-        return sorted({*powers, self.max_num_batched_tokens})
+        """The token counts that are compiled, ascending."""
+        return token_buckets(self.max_num_seqs, self.max_num_batched_tokens)
 
     def layout(self, tokens: int) -> StepLayout:
         """The packed array of a bucket."""
-        return StepLayout(tokens, min(tokens, self.max_num_seqs), self.pages_per_seq)
+        return StepLayout(tokens, sampling_rows(tokens, self.max_num_seqs), self.pages_per_seq)
 
 
 class ExecutionManager:
@@ -72,10 +77,17 @@ class ExecutionManager:
         self._layouts = {tokens: shapes.layout(tokens) for tokens in shapes.buckets}
         self._forward: dict[int, Forward] = {}
         self._sample: dict[tuple[int, SamplingVariant], Sample] = {}
+        self._ready: list[StepLayout] = []
+        self._ready_tokens: list[int] = []
 
-    def compile(self, report: Callable[[Progress], None]) -> None:
-        """Compile every bucket and every sampler, as many at a time as there are cores: XLA leaves the GIL meanwhile."""
-        jobs = list(self._jobs())
+    def compile(self, report: Callable[[Progress], None], *, staged: bool = False) -> StagedCompilation:
+        """Compile every bucket and every sampler, as many at a time as there are cores: XLA leaves the GIL meanwhile.
+
+        If ``staged``, only those that all steps can do with; the others are left to be compiled by what is returned.
+        """
+        buckets = list(self._layouts)
+        first = covering_buckets(buckets) if staged else buckets
+        jobs = list(self._jobs(first))
         report(Progress("compiling", 0, len(jobs), "functions"))
         pool = ThreadPoolExecutor(os.cpu_count())
         try:
@@ -84,10 +96,12 @@ class ExecutionManager:
                 report(Progress("compiling", done, len(jobs), "functions"))
         finally:  # after a fault or a signal nobody waits for what is left
             pool.shutdown(wait=False, cancel_futures=True)
+        self._publish()
+        return StagedCompilation(list(self._jobs(buckets)), self._publish)
 
     def layout_for(self, num_tokens: int) -> StepLayout:
-        """The smallest bucket that holds a step."""
-        return self._layouts[next(tokens for tokens in self._layouts if tokens >= num_tokens)]
+        """The smallest compiled bucket that holds a step."""
+        return self._ready[bisect_left(self._ready_tokens, num_tokens)]
 
     def forward(self, layout: StepLayout) -> Forward:
         """The compiled model step of a bucket."""
@@ -97,12 +111,29 @@ class ExecutionManager:
         """The compiled sampler for a bucket's rows."""
         return self._sample[layout.rows, variant]
 
-    def _jobs(self) -> Iterator[Callable[[], None]]:
-        for layout in self._layouts.values():
-            yield partial(self._compile_forward, layout)
-        for layout in {layout.rows: layout for layout in self._layouts.values()}.values():
-            for variant in SamplingVariant:
-                yield partial(self._compile_sampler, layout, variant)
+    def _jobs(self, buckets: list[int]) -> Iterator[Callable[[], None]]:
+        """What is not compiled of these buckets, a bucket after the other."""
+        samplers = set(self._sample)
+        for tokens in buckets:
+            layout = self._layouts[tokens]
+            if tokens not in self._forward:
+                yield partial(self._compile_forward, layout)
+            for key in self._sampler_keys(layout):
+                if key not in samplers:
+                    samplers.add(key)
+                    yield partial(self._compile_sampler, layout, key[1])
+
+    def _sampler_keys(self, layout: StepLayout) -> list[tuple[int, SamplingVariant]]:
+        return [(layout.rows, variant) for variant in SamplingVariant]
+
+    def _publish(self) -> None:
+        """Let steps use the buckets of which everything is compiled."""
+        self._ready = [
+            layout
+            for layout in self._layouts.values()
+            if layout.tokens in self._forward and all(key in self._sample for key in self._sampler_keys(layout))
+        ]
+        self._ready_tokens = [layout.tokens for layout in self._ready]
 
     def _compile_forward(self, layout: StepLayout) -> None:
         def step(
@@ -110,7 +141,8 @@ class ExecutionManager:
         ) -> tuple[PagedAttentionCache, Array, Array]:
             decoder = nnx.merge(self._graph, jax.tree.unflatten(self._structure, weights))
             cache, logits = self._run(decoder, cache, last_token, layout.unpack(packed))
-            return cache, logits, packed[: layout.sampling_size]
+            padding = ((0, layout.rows - layout.model_rows), (0, 0))
+            return cache, jnp.pad(logits, padding), packed[: layout.sampling_size]
 
         weights = [jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for leaf in self.weights]
         cache = PagedAttentionCache.abstract(self._shapes.cache)

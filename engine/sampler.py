@@ -13,6 +13,8 @@ import numpy as np
 from jax import Array
 from numpy.typing import NDArray
 
+from engine.truncation import keeps
+
 ARGMAX_BLOCK = 128
 
 REMOVED = -1e30
@@ -85,23 +87,8 @@ def argmax(x: Array) -> Array:
 
 
 def truncate(scaled: Array, rows: SamplingRows) -> Array:
-    """Logits f32[rows, vocab] with the tokens outside top-k, top-p and min-p removed.
-
-    Tokens equal to the last one kept are kept too. top-p weighs what top-k has left; min-p is relative to the best.
-    """
-    vocab = scaled.shape[-1]
-    ordered = jnp.flip(jnp.sort(scaled, axis=-1), axis=-1)
-    rank = jnp.arange(vocab, dtype=jnp.int32)[None, :]
-    count = jnp.where(rows.top_k > 0, jnp.minimum(rows.top_k, vocab), vocab)
-    kth = jnp.take_along_axis(ordered, count[:, None] - 1, axis=-1)
-    ordered = jnp.where(ordered >= kth, ordered, REMOVED)
-    probabilities = jax.nn.softmax(ordered, axis=-1)
-    before = jnp.cumsum(probabilities, axis=-1) - probabilities
-    # The sum may round up to 1 before the last token: a row without top-p keeps all of them whatever it says.
-    crossing = (before < rows.top_p[:, None]) | (rank == 0) | (rows.top_p >= 1)[:, None]
-    last_kept = jnp.min(jnp.where(crossing, ordered, jnp.inf), axis=-1, keepdims=True)
-    floor = ordered[:, :1] + jnp.log(rows.min_p)[:, None]
-    return jnp.where(scaled >= jnp.maximum(jnp.maximum(kth, last_kept), floor), scaled, REMOVED)
+    """Logits f32[rows, vocab] with the tokens outside top-k, top-p and min-p removed."""
+    return jnp.where(keeps(scaled, rows.top_k, rows.top_p, rows.min_p), scaled, REMOVED)
 
 
 def _noise(rows: SamplingRows, key: Array, vocab: int) -> Array:
