@@ -13,6 +13,8 @@ from jax import Array
 
 from caching.attention import PageTable
 from caching.cpu_kernels import load, register
+from caching.metadata import PagedAttentionCacheMetaData
+from caching.paged_attention_cache import PagedAttentionCache
 
 SOURCE = Path(__file__).parent / "cpu" / "attention.cc"
 
@@ -21,8 +23,16 @@ SOURCE = Path(__file__).parent / "cpu" / "attention.cc"
 def vector_width() -> int:
     """What page_size and head_dim must be multiples of; makes the kernel known to XLA. Raises KernelsUnavailable."""
     library = load(SOURCE)
-    register(library, "odriver_attention")
+    for name in ("odriver_attention", "odriver_untouched"):
+        register(library, name)
     return int(library.odriver_vector_width())
+
+
+def allocate(metadata: PagedAttentionCacheMetaData) -> PagedAttentionCache:
+    """Pages that take memory as they are first used: to touch all of them takes a second for each GB."""
+    layer = PagedAttentionCache.layer_struct(metadata)
+    untouched = jax.jit(jax.ffi.ffi_call("odriver_untouched", layer))
+    return PagedAttentionCache(tuple(untouched() for _ in range(metadata.num_layers)))
 
 
 def paged_attention(

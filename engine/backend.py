@@ -1,5 +1,7 @@
 """Which operations serve on this machine's device: XLA's own, or kernels of ours where we have them."""
 
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -8,9 +10,11 @@ from jax import Array
 
 from caching import attention, cpu_attention
 from caching.attention import PageTable
-from caching.cpu_kernels import KernelsUnavailable
+from caching.cpu_kernels import KernelsUnavailable, load
+from caching.metadata import PagedAttentionCacheMetaData
+from caching.paged_attention_cache import PagedAttentionCache
+from engine.models import linear
 from engine.models.decoder import Decoder
-from engine.models.linear import panel_width
 from engine.models.rope import rotate
 
 
@@ -41,6 +45,7 @@ class Backend:
     """What a step is made of."""
 
     attention: RotaryAttention
+    allocate: Callable[[PagedAttentionCacheMetaData], PagedAttentionCache]
     packs: bool
     """Weights are packed for the CPU's own matrix products."""
     description: str
@@ -68,7 +73,13 @@ def _by_xla(
     return attention.paged_attention(kv_pages, q, k, v, table, sm_scale=sm_scale, sliding_window=sliding_window)
 
 
-XLA = Backend(_by_xla, packs=False, description="XLA's operations")
+XLA = Backend(_by_xla, PagedAttentionCache.allocate, packs=False, description="XLA's operations")
+
+
+def _compile_at_once() -> None:
+    """The kernels' libraries, each on a core of its own."""
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(load, (linear.SOURCE, cpu_attention.SOURCE)))
 
 
 def choose_backend(page_size: int, head_dim: int) -> Backend:
@@ -76,11 +87,16 @@ def choose_backend(page_size: int, head_dim: int) -> Backend:
     if jax.default_backend() != "cpu":
         return XLA
     try:
-        panel_width()
+        _compile_at_once()
+        linear.panel_width()
         width = cpu_attention.vector_width()
     except KernelsUnavailable as unavailable:
-        return Backend(XLA.attention, packs=False, description=f"{XLA.description}: {unavailable}")
+        return Backend(XLA.attention, XLA.allocate, packs=False, description=f"{XLA.description}: {unavailable}")
     if page_size % width == 0 and head_dim % width == 0:
-        return Backend(cpu_attention.paged_attention, packs=True, description="oDriver's CPU kernels")
+        return Backend(
+            cpu_attention.paged_attention, cpu_attention.allocate, packs=True, description="oDriver's CPU kernels"
+        )
     misfit = f"page_size {page_size} or head_dim {head_dim} is no multiple of {width}"
-    return Backend(XLA.attention, packs=True, description=f"oDriver's CPU kernels, attention by XLA: {misfit}")
+    return Backend(
+        XLA.attention, XLA.allocate, packs=True, description=f"oDriver's CPU kernels, attention by XLA: {misfit}"
+    )

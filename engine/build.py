@@ -10,7 +10,6 @@ import jax.numpy as jnp
 import numpy as np
 
 from caching.page_manager import HBMPageManager
-from caching.paged_attention_cache import PagedAttentionCache
 from engine.backend import Backend, choose_backend
 from engine.config import EngineConfig, ServingLimits
 from engine.errors import ConfigurationError
@@ -38,7 +37,9 @@ def build_engine(config: EngineConfig, report: Callable[[Progress], None]) -> oE
     dtype = np.dtype(jnp.dtype(config.dtype or _default_dtype()))
     max_model_len = _max_model_len(config, model)
     _use_compilation_cache()
+    report(Progress("preparing kernels", 0, 1, "steps"))
     backend = choose_backend(config.page_size, model.head_dim)
+    report(Progress("preparing kernels", 1, 1, "steps"))
     weights = _weights_dtype(config, model, backend, dtype)
     metadata = plan_cache(config, model, max_model_len, dtype, parameter_bytes(model, weights))
     max_model_len = _fitting(config, max_model_len, metadata.num_usable_tokens)
@@ -59,7 +60,7 @@ def build_engine(config: EngineConfig, report: Callable[[Progress], None]) -> oE
         max_num_seqs=config.max_num_seqs,
         max_num_batched_tokens=config.max_num_batched_tokens,
     )
-    runner = eSurgeRunner(manager, shapes, PagedAttentionCache.allocate(metadata), config.seed)
+    runner = eSurgeRunner(manager, shapes, backend.allocate(metadata), config.seed)
     limits = ServingLimits(shapes.max_model_len, model.vocab_size, model.eos_token_ids)
     engine = oEngine(scheduler, runner, pages, limits, run_ahead=config.run_ahead, staged=staged)
     _warm_up(engine)

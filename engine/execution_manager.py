@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from functools import partial
+from threading import Lock
 
 import jax
 import jax.numpy as jnp
@@ -77,6 +78,9 @@ class ExecutionManager:
         self._layouts = {tokens: shapes.layout(tokens) for tokens in shapes.buckets}
         self._forward: dict[int, Forward] = {}
         self._sample: dict[tuple[int, SamplingVariant], Sample] = {}
+        # One function at a time: traced beside each other they come out in ways that depend on who was first, and a
+        # later start would look for other entries of the compilation cache.
+        self._lowering = Lock()
         self._ready: list[StepLayout] = []
         self._ready_tokens: list[int] = []
 
@@ -147,7 +151,8 @@ class ExecutionManager:
         weights = [jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for leaf in self.weights]
         cache = PagedAttentionCache.abstract(self._shapes.cache)
         packed = jax.ShapeDtypeStruct((layout.size,), np.int32)
-        lowered = jax.jit(step, donate_argnums=1).lower(weights, cache, self._last_token(), packed)
+        with self._lowering:
+            lowered = jax.jit(step, donate_argnums=1).lower(weights, cache, self._last_token(), packed)
         self._forward[layout.tokens] = lowered.compile()
 
     def _run(
@@ -177,7 +182,8 @@ class ExecutionManager:
         logits = jax.ShapeDtypeStruct((layout.rows, self._vocab), jnp.float32)
         sampling = jax.ShapeDtypeStruct((layout.sampling_size,), np.int32)
         key = jax.eval_shape(lambda: jax.random.key(0))
-        lowered = jax.jit(draw, donate_argnums=1).lower(logits, self._last_token(), sampling, key)
+        with self._lowering:
+            lowered = jax.jit(draw, donate_argnums=1).lower(logits, self._last_token(), sampling, key)
         self._sample[layout.rows, variant] = lowered.compile()
 
     def _last_token(self) -> jax.ShapeDtypeStruct:

@@ -275,6 +275,12 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(odriver_attention, attention,
                                   .Attr<float>("sm_scale")
                                   .Attr<int64_t>("sliding_window"));
 
+// Memory that nobody has touched: the system gives it, zeroed, as it is written. What a page holds behind a sequence's
+// last token is never read.
+ffi::Error untouched(ffi::Result<ffi::AnyBuffer>) { return ffi::Error::Success(); }
+
+XLA_FFI_DEFINE_HANDLER_SYMBOL(odriver_untouched, untouched, ffi::Ffi::Bind().Ret<ffi::AnyBuffer>());
+
 }  // namespace odriver
 
 extern "C" int odriver_vector_width() { return odriver::kWidth; }
