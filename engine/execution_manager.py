@@ -11,22 +11,27 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 from jax import Array
+from numpy.typing import NDArray
 
 from caching.attention import PageTable, locate, ragged_paged_attention, write_pages
 from caching.metadata import PagedAttentionCacheMetaData, pages_for
 from caching.paged_attention_cache import PagedAttentionCache
+from engine.logprobs import compute_logprobs
 from engine.model_io import FROM_SLOT, ModelInputBatch, StepLayout
-from engine.models.decoder import Decoder
+from engine.models.decoder import Decoder, to_logits
 from engine.progress import Progress
-from engine.sampler import SamplingVariant, sample
+from engine.sampling_functions import SamplingFunctions
 
-Forward = Callable[[list[Array], PagedAttentionCache, Array, Array], tuple[PagedAttentionCache, Array, Array]]
-"""(weights, cache, last_token, packed) -> (cache, logits f32[rows, vocab], what the sampler reads of packed).
+Forward = Callable[[list[Array], PagedAttentionCache, Array, Array], tuple[PagedAttentionCache, Array, Array, Array]]
+"""(weights, cache, last_token, packed) -> (cache, logits f32[rows, vocab], hidden f[T, hidden], what the sampler reads).
 
 The cache is donated."""
 
-Sample = Callable[[Array, Array, Array, Array], tuple[Array, Array]]
-"""(logits, last_token, sampling, key) -> (ids i32[rows], last_token); last_token is donated."""
+TakeHidden = Callable[[Array, NDArray[np.int32]], Array]
+"""(hidden f[T, hidden], i32[PROMPT_BLOCK] places) -> f[PROMPT_BLOCK, hidden]."""
+
+PROMPT_BLOCK = 64
+"""Prompt tokens whose log-probabilities are computed at once: their logits are what a step has memory for anyway."""
 
 
 @dataclass(frozen=True)
@@ -65,10 +70,12 @@ class ExecutionManager:
         self.weights, self._structure = jax.tree.flatten(state)
         self._shapes = shapes
         self._scale = decoder.config.head_dim**-0.5
-        self._vocab = decoder.config.vocab_size
+        self.sampling = SamplingFunctions(shapes.max_num_seqs, decoder.config.vocab_size)
         self._layouts = {tokens: shapes.layout(tokens) for tokens in shapes.buckets}
         self._forward: dict[int, Forward] = {}
-        self._sample: dict[tuple[int, SamplingVariant], Sample] = {}
+        self._take_hidden: dict[int, TakeHidden] = {}
+        self._head = decoder.head[...]
+        self._prompt_logprobs: Callable[[Array, Array, NDArray[np.int32]], Array]
 
     def compile(self, report: Callable[[Progress], None]) -> None:
         """Compile every bucket and every sampler, as many at a time as there are cores: XLA leaves the GIL meanwhile."""
@@ -90,34 +97,37 @@ class ExecutionManager:
         """The compiled model step of a bucket."""
         return self._forward[layout.tokens]
 
-    def sampler(self, layout: StepLayout, variant: SamplingVariant) -> Sample:
-        """The compiled sampler for a bucket's rows."""
-        return self._sample[layout.rows, variant]
+    def prompt_logprobs(
+        self, layout: StepLayout, hidden: Array, places: NDArray[np.int32], token_ids: NDArray[np.int32]
+    ) -> Array:
+        """``compute_logprobs`` of PROMPT_BLOCK prompt tokens, from a step's hidden states at the places before them."""
+        return self._prompt_logprobs(self._head, self._take_hidden[layout.tokens](hidden, places), token_ids)
 
     def _jobs(self) -> Iterator[Callable[[], None]]:
         for layout in self._layouts.values():
             yield partial(self._compile_forward, layout)
-        for layout in {layout.rows: layout for layout in self._layouts.values()}.values():
-            for variant in SamplingVariant:
-                yield partial(self._compile_sampler, layout, variant)
+        yield from self.sampling.jobs(self._layouts.values())
+        yield self._compile_prompt_logprobs
 
     def _compile_forward(self, layout: StepLayout) -> None:
         def step(
             weights: list[Array], cache: PagedAttentionCache, last_token: Array, packed: Array
-        ) -> tuple[PagedAttentionCache, Array, Array]:
+        ) -> tuple[PagedAttentionCache, Array, Array, Array]:
             decoder = nnx.merge(self._graph, jax.tree.unflatten(self._structure, weights))
-            cache, logits = self._run(decoder, cache, last_token, layout.unpack(packed))
-            return cache, logits, packed[: layout.sampling_size]
+            cache, hidden, last = self._run(decoder, cache, last_token, layout.unpack(packed))
+            return cache, decoder.logits(last), hidden, packed[: layout.sampling_size]
 
         weights = [jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for leaf in self.weights]
         cache = PagedAttentionCache.abstract(self._shapes.cache)
         packed = jax.ShapeDtypeStruct((layout.size,), np.int32)
-        lowered = jax.jit(step, donate_argnums=1).lower(weights, cache, self._last_token(), packed)
+        last_token = jax.ShapeDtypeStruct((self._shapes.max_num_seqs + 1,), np.int32)
+        lowered = jax.jit(step, donate_argnums=1).lower(weights, cache, last_token, packed)
         self._forward[layout.tokens] = lowered.compile()
 
     def _run(
         self, decoder: Decoder, cache: PagedAttentionCache, last_token: Array, batch: ModelInputBatch
-    ) -> tuple[PagedAttentionCache, Array]:
+    ) -> tuple[PagedAttentionCache, Array, Array]:
+        """The cache, the hidden states of all tokens, and those of each row's last."""
         token_ids, table = _with_last_tokens(batch, last_token), batch.table
         pages, offsets = locate(table, batch.positions, self._shapes.cache.page_size)
 
@@ -130,22 +140,19 @@ class ExecutionManager:
 
         layers, hidden = decoder(token_ids, batch.positions, cache.layers, attend)
         last = hidden[jnp.maximum(table.cu_q_lens[1:] - 1, 0)]
-        return PagedAttentionCache(tuple(layers)), decoder.logits(last)  # type: ignore[arg-type]
+        return PagedAttentionCache(tuple(layers)), hidden, last  # type: ignore[arg-type]
 
-    def _compile_sampler(self, layout: StepLayout, variant: SamplingVariant) -> None:
-        def draw(logits: Array, last_token: Array, sampling: Array, key: Array) -> tuple[Array, Array]:
-            slots, rows = layout.unpack_sampling(sampling)
-            token_ids = sample(logits, rows, key, variant)
-            return token_ids, last_token.at[slots].set(token_ids)
+    def _compile_prompt_logprobs(self) -> None:
+        def compute(head: Array, hidden: Array, token_ids: Array) -> Array:
+            return compute_logprobs(to_logits(hidden, head), token_ids)
 
-        logits = jax.ShapeDtypeStruct((layout.rows, self._vocab), jnp.float32)
-        sampling = jax.ShapeDtypeStruct((layout.sampling_size,), np.int32)
-        key = jax.eval_shape(lambda: jax.random.key(0))
-        lowered = jax.jit(draw, donate_argnums=1).lower(logits, self._last_token(), sampling, key)
-        self._sample[layout.rows, variant] = lowered.compile()
-
-    def _last_token(self) -> jax.ShapeDtypeStruct:
-        return jax.ShapeDtypeStruct((self._shapes.max_num_seqs + 1,), np.int32)
+        size, dtype = self._head.shape[1], self._head.dtype
+        places = jax.ShapeDtypeStruct((PROMPT_BLOCK,), np.int32)
+        for tokens in self._layouts:
+            hidden = jax.ShapeDtypeStruct((tokens, size), dtype)
+            self._take_hidden[tokens] = jax.jit(lambda hidden, at: hidden[at]).lower(hidden, places).compile()
+        block = jax.ShapeDtypeStruct((PROMPT_BLOCK, size), dtype)
+        self._prompt_logprobs = jax.jit(compute).lower(self._head, block, places).compile()
 
 
 @partial(jax.jit, static_argnames=("scale", "window"))

@@ -11,7 +11,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
-from numpy.typing import NDArray
 
 REMOVED = -1e30
 """Logit of a token that may not be drawn."""
@@ -38,20 +37,6 @@ class SamplingRows:
     seeds: Array
     positions: Array
     """The place in its sequence of the token to be drawn."""
-
-
-def variant_for(
-    temperature: NDArray[np.float32],
-    top_k: NDArray[np.int32],
-    top_p: NDArray[np.float32],
-    min_p: NDArray[np.float32],
-) -> SamplingVariant:
-    """The cheapest variant that serves all these rows."""
-    drawn = temperature > 0
-    if not drawn.any():
-        return SamplingVariant.GREEDY
-    truncated = drawn & ((top_k > 0) | (top_p < 1) | (min_p > 0))
-    return SamplingVariant.TRUNCATED if truncated.any() else SamplingVariant.TEMPERATURE
 
 
 def sample(logits: Array, rows: SamplingRows, key: Array, variant: SamplingVariant) -> Array:

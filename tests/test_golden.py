@@ -31,15 +31,16 @@ SMALL_POOL = 16
 
 
 class RecordingManager(ExecutionManager):
-    """Keeps the logits that each step hands to its sampler."""
+    """Keeps the logits that each step gives."""
 
-    def sampler(self, layout, variant):
-        """The sampler, behind a recorder."""
-        draw = super().sampler(layout, variant)
+    def forward(self, layout):
+        """The step, behind a recorder."""
+        step = super().forward(layout)
 
-        def recording(logits, *rest):
+        def recording(*arguments):
+            cache, logits, *rest = step(*arguments)
             self.logits = np.asarray(logits)
-            return draw(logits, *rest)
+            return cache, logits, *rest
 
         return recording
 

@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from caching.page_manager import HBMPageManager
+from engine.plan import StepResult
 from engine.sampling_params import SamplingParams
 from engine.scheduler import InferenceScheduler
 from engine.sequence import Sequence, SequenceStatus
@@ -30,7 +31,7 @@ def build_sequence(request_id="a", prompt=3, max_tokens=4):
 
 def land(scheduler, plan, token=7):
     """Let every row of a plan sample the same token."""
-    return scheduler.update(plan, [token] * plan.num_rows)
+    return scheduler.update(plan, StepResult([token] * plan.num_rows))
 
 
 def run_to_end(scheduler, *, run_ahead=0, token=7):
@@ -239,9 +240,9 @@ def test_a_late_token_does_not_reach_the_slots_next_owner():
     scheduler.add(successor)
     plan = scheduler.plan()
 
-    assert scheduler.update(late, [5]) == []
+    assert scheduler.update(late, StepResult([5])) == []
     assert successor.output_token_ids == [] and successor.pages
-    assert [output.token_ids for output in scheduler.update(plan, [6])] == [[6]]
+    assert [output.token_ids for output in scheduler.update(plan, StepResult([6]))] == [[6]]
     assert plan.released == [late.sequences[0]] and plan.admitted == [successor]
 
 
@@ -309,7 +310,7 @@ def test_any_history_finishes_every_sequence_and_loses_nothing(
             1000 * int(sequence.request_id) + start + count
             for sequence, start, count in zip(made.sequences, made.starts, made.counts, strict=True)
         ]
-        for output in scheduler.update(made, tokens):
+        for output in scheduler.update(made, StepResult(tokens)):
             received[output.request_id] += output.token_ids
             if output.finish_reason:
                 ended[output.request_id] = alive.pop(output.request_id)

@@ -123,7 +123,16 @@ class Decoder(nnx.Module):
             written.append(cache)
         return written, self.norm(x)
 
+    @property
+    def head(self) -> nnx.Param[Array]:
+        """f[vocab, hidden] what hidden states are turned into logits by."""
+        return self.embedding if self.lm_head is None else self.lm_head
+
     def logits(self, hidden: Array) -> Array:
         """f[..., hidden] -> f32[..., vocab]."""
-        table = self.embedding if self.lm_head is None else self.lm_head
-        return jnp.matmul(hidden, table[...].T, preferred_element_type=jnp.float32)
+        return to_logits(hidden, self.head[...])
+
+
+def to_logits(hidden: Array, head: Array) -> Array:
+    """f[..., hidden] and f[vocab, hidden] -> f32[..., vocab]."""
+    return jnp.matmul(hidden, head.T, preferred_element_type=jnp.float32)

@@ -30,6 +30,7 @@ from engine.model_io import StepLayout
 from engine.oengine import oEngine
 from engine.runner import eSurgeRunner
 from engine.sampler import SamplingVariant
+from engine.sampling_functions import SamplingFunctions
 from engine.sampling_params import SamplingParams
 from engine.scheduler import InferenceScheduler
 from engine.sequence import Sequence
@@ -43,12 +44,21 @@ TOKEN = 300
 """What the null model always says."""
 
 
+class NullSamplingFunctions(SamplingFunctions):
+    """A sampler that gives every row the same token."""
+
+    def sampler(self, layout: StepLayout, variant: SamplingVariant) -> Any:  # noqa: ARG002 - one does for all
+        """No sampling."""
+        return _sampler(layout.rows)
+
+
 class NullExecutionManager:
     """ExecutionManager's surface over functions that give every row the same token."""
 
     def __init__(self, shapes: StepShapes) -> None:
         self.weights = [jnp.zeros(1) for _ in range(LAYERS * ARRAYS_PER_LAYER)]
         self._layouts = [shapes.layout(tokens) for tokens in shapes.buckets]
+        self.sampling = NullSamplingFunctions(shapes.max_num_seqs, VOCABULARY)
 
     def layout_for(self, num_tokens: int) -> StepLayout:
         """The smallest bucket that holds a step."""
@@ -58,9 +68,6 @@ class NullExecutionManager:
         """A step of no model."""
         return _forward(layout.sampling_size)
 
-    def sampler(self, layout: StepLayout, variant: SamplingVariant) -> Any:  # noqa: ARG002 - one does for all
-        """No sampling."""
-        return _sampler(layout.rows)
 
 
 def null_engine(max_num_seqs: int) -> oEngine:
@@ -128,7 +135,7 @@ def _sequences() -> Iterator[Sequence]:
 @functools.cache
 def _forward(sampling_size: int) -> Any:
     def step(weights: Any, cache: Any, last_token: Any, packed: Any) -> Any:  # noqa: ARG001 - as a model's step
-        return cache, jnp.zeros(1), packed[:sampling_size]
+        return cache, jnp.zeros(1), jnp.zeros(1), packed[:sampling_size]
 
     return jax.jit(step, donate_argnums=1, keep_unused=True)
 
