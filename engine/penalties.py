@@ -84,9 +84,7 @@ def apply_penalties(
     )
 
 
-def _penalties(
-    counts: np.ndarray, num_tokens: int, presence: float, frequency: float, repetition: float
-) -> Penalties:
+def _penalties(counts: np.ndarray, num_tokens: int, presence: float, frequency: float, repetition: float) -> Penalties:
     return Penalties(
         counts=counts,
         num_tokens=np.array(num_tokens, np.int32),

@@ -133,6 +133,9 @@ def _prompt_logprobs(step: PendingStep) -> dict[int, tuple[int, list[TokenLogpro
         count = sequence.params.prompt_logprobs or 0
         tokens = sequence.prompt_token_ids[one.first : one.first + one.count]
         rows = table[at : at + one.count]
-        found[one.row] = one.first, [unpack_logprobs(row, token, count) for row, token in zip(rows, tokens, strict=True)]
+        found[one.row] = (
+            one.first,
+            [unpack_logprobs(row, token, count) for row, token in zip(rows, tokens, strict=True)],
+        )
         at += one.count
     return found

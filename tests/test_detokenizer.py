@@ -25,7 +25,7 @@ class TableTokenizer(FakeTokenizer):
         self.table = table
         self.longest = 0
 
-    def decode(self, token_ids: Tokens[int]) -> str:
+    def decode(self, token_ids: Tokens[int], *, skip_special_tokens: bool = True) -> str:  # noqa: ARG002
         self.longest = max(self.longest, len(token_ids))
         return b"".join(self.table[token_id] for token_id in token_ids).decode(errors="replace")
 

@@ -8,7 +8,7 @@ from fakes import FakeEngine
 
 from driver.bounded_queue import BoundedQueue
 from driver.execution_loop import ExecutionLoop
-from driver.messages import Abort, Aborted, Admit, Finished, Inbound, Landed, Opened, Stop, Summary
+from driver.messages import Abort, Admit, Ended, Finished, Inbound, Landed, Opened, Stop, Summary
 from driver.open_requests import OpenRequest
 from driver.request import ActiveRequest, QueueChannel
 from driver.safe_thread import SafeThread
@@ -37,7 +37,7 @@ def build_admit(name: str = "a", prompt: str = "ab", max_tokens: int = 2) -> Adm
     request = OpenRequest(ActiveRequest(request_id=name, channel=QueueChannel()), sequence_id=name)
     ids = list(prompt.encode())
     sequence = Sequence(name, ids, SamplingParams(), frozenset(), max_tokens=max_tokens, seed=0)
-    return Admit(sequence, Opened(request, prompt_tail=ids, num_prompt_tokens=len(ids), stops=[]))
+    return Admit([sequence], Opened(request, ids, len(ids), sequence.params))
 
 
 def run_script(engine: FakeEngine, script: list[Inbound | None]) -> tuple[list[Summary], ScriptedInbox]:
@@ -91,7 +91,7 @@ def test_an_abort_frees_the_sequence_and_follows_its_tokens() -> None:
 
     said, _ = run_script(engine, [admit, None, None, Abort(admit.opened.request), None])
 
-    assert said[:3] == [admit.opened, Landed([SequenceOutput("a", [97])]), Aborted("a")]
+    assert said[:3] == [admit.opened, Landed([SequenceOutput("a", [97])]), Ended("a", "abort")]
     assert engine.stats().running == 0 and not engine.has_work
 
 
@@ -103,7 +103,7 @@ def test_an_abort_that_comes_before_the_admission_still_counts() -> None:
 
     said, _ = run_script(engine, [Abort(admit.opened.request), admit, Abort(admit.opened.request)])
 
-    assert said == [admit.opened, Aborted("a")]
+    assert said == [admit.opened, Ended("a", "abort")]
     assert engine.steps == 0
 
 
@@ -130,7 +130,7 @@ def test_the_snapshot_is_published_before_what_it_counts() -> None:
 
     loop.run()
 
-    assert running == [(Opened, 0), (Landed, 0), (Opened, 0), (Aborted, 0)]
+    assert running == [(Opened, 0), (Landed, 0), (Opened, 0), (Ended, 0)]
 
 
 def test_a_loop_that_waits_for_the_summary_thread_can_be_ended() -> None:

@@ -2,16 +2,19 @@
 
 import queue
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from fakes import EOS, FakeTokenizer
 
 from driver.bounded_queue import BoundedQueue
-from driver.messages import Aborted, Finished, Landed, Opened, Summary
+from driver.messages import Ended, Finished, Landed, Opened, Summary
 from driver.open_requests import OpenRequests
 from driver.process_summary import ProcessSummary
 from driver.request import ActiveRequest, QueueChannel, ReturnSample, Usage
 from driver.safe_thread import SafeThread
+from driver.stop_regex import StopRegex
+from engine.sampling_params import SamplingParams
 from engine.sequence import SequenceOutput
 
 
@@ -26,10 +29,13 @@ class Stage:
         self.thread = SafeThread("summary", stage.run, on_death=lambda *_: None)
         self.thread.start()
 
-    def open(self, request_id: str = "a", stops: tuple[str, ...] = (), prompt: str = "p") -> str:
-        """Opens a request; the id of its sequence."""
+    def open(self, request_id: str = "a", stops: tuple[str, ...] = (), prompt: str = "p", **params: Any) -> str:
+        """Opens a request; the id of its first sequence."""
         request = self.open_requests.add(ActiveRequest(request_id=request_id, channel=self.heard))
-        self.summaries.put(Opened(request, list(prompt.encode()), len(prompt), list(stops)))
+        asked = SamplingParams(stop=list(stops), **params)
+        request.num_samples = asked.n
+        regexes = [StopRegex(pattern) for pattern in asked.stop_regexes]
+        self.summaries.put(Opened(request, list(prompt.encode()), len(prompt), asked, regexes))
         return request.sequence_id
 
     def land(self, sequence_id: str, tokens: bytes | list[int], finish_reason: str | None = None) -> None:
@@ -126,7 +132,7 @@ def test_late_tokens_are_dropped(stage: Stage) -> None:
 
     new = stage.open()
     stage.land(old, b"late")
-    stage.summaries.put(Aborted(old))
+    stage.summaries.put(Ended(old, "abort"))
     stage.land("nobody#9", b"x", "stop")
     stage.land(new, b"z", "length")
 
@@ -140,7 +146,7 @@ def test_an_abort_shows_what_was_held(stage: Stage) -> None:
     sequence = stage.open(stops=("END",))
 
     stage.land(sequence, b"E")
-    stage.summaries.put(Aborted(sequence))
+    stage.summaries.put(Ended(sequence, "abort"))
 
     assert stage.next().text == ""
     assert stage.next() == ReturnSample(request_id="a", text="E", finish_reason="abort", usage=Usage(1, 1))
@@ -158,7 +164,10 @@ def test_one_message_may_carry_many_requests(stage: Stage) -> None:
 def test_a_queue_channel_ends_after_the_last_sample() -> None:
     """Iterating over a channel gives the samples in order and ends by itself, after an error too."""
     channel = QueueChannel()
-    samples = [ReturnSample(request_id="a", text="x"), ReturnSample(request_id="a", finish_reason="stop")]
+    samples = [
+        ReturnSample(request_id="a", text="x"),
+        ReturnSample(request_id="a", finish_reason="stop", usage=Usage(1, 1)),
+    ]
 
     for sample in samples:
         channel.put(sample)

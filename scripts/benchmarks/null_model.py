@@ -69,7 +69,6 @@ class NullExecutionManager:
         return _forward(layout.sampling_size)
 
 
-
 def null_engine(max_num_seqs: int) -> oEngine:
     """An engine whose device has nothing to do; pages for all that may run."""
     pages_per_seq = pages_for(CONTEXT, PAGE_SIZE)
