@@ -103,3 +103,32 @@ def test_parameters_show_in_the_tokens(start_engine):
     assert variety["repetitive"][0] > variety["repetitive"][1]
     assert not any(a < 70 and b in (3, 5, 9) for a, b in itertools.pairwise(tokens["banned"]))
     assert set(tokens["allowed"][:15]) <= {1, 2} and tokens["allowed"][15:] == [142]
+
+
+def build_samples(count, **params):
+    """``count`` samples of one prompt, as prepare inputs makes them."""
+    siblings = []
+    for index in range(count):
+        sample = build_sequence(f"sample {index}", seed=20 + index, prompt=14, **params)
+        sample.siblings = siblings
+        siblings.append(sample)
+    return siblings
+
+
+def test_samples_of_one_prompt_share_its_pages_and_draw_as_they_would_alone(start_engine):
+    """The prompt is computed once, but for its last page; tokens are those of the same seeds apart, preempted or not."""
+    params = {"presence_penalty": 1.0, "min_tokens": 3}
+    roomy = start_engine(max_num_seqs=5, num_pages=99)
+    apart = {}
+    for sample in build_samples(4, **params):
+        sample.siblings = ()
+        apart |= run(roomy, [sample])
+    computed = roomy.stats().prompt_tokens
+    together = run(roomy, build_samples(4, **params))
+    tight = start_engine()
+    preempted = run(tight, build_samples(4, **params))
+
+    assert computed == 4 * 14 and roomy.stats().prompt_tokens - computed == 14 + 3 * 2
+    assert tight.stats().preemptions > 0
+    assert apart == together == preempted
+    assert len({tuple(tokens) for tokens in together.values()}) > 1

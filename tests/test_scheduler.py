@@ -255,6 +255,76 @@ def test_finishing_twice_or_what_is_unknown_changes_nothing():
     assert scheduler.plan() is None
 
 
+def build_siblings(count, prompt=9, max_tokens=4, **params):
+    """Samples of one prompt, which know each other."""
+    siblings = []
+    for index in range(count):
+        sample = build_sequence(f"s{index}", prompt, max_tokens)
+        sample.params, sample.siblings = SamplingParams(**params), siblings
+        siblings.append(sample)
+    return siblings
+
+
+def test_siblings_share_the_pages_that_one_has_computed():
+    """Nine tokens in pages of four: two full pages are shared, in the same step already, the ninth token is each one's own."""
+    scheduler, pages = build_scheduler(budget=16)
+    for sibling in build_siblings(3):
+        scheduler.add(sibling)
+
+    plan = scheduler.plan()
+
+    assert (plan.starts, plan.counts, plan.samples) == ([0, 8, 8], [9, 1, 1], [True] * 3)
+    first, second, third = (sequence.pages for sequence in plan.sequences)
+    assert first[:2] == second[:2] == third[:2] and len({first[2], second[2], third[2]}) == 3
+    assert pages.num_owned == 5
+    scheduler.check_integrity()
+
+
+def test_the_last_token_of_a_prompt_is_never_shared():
+    """Eight tokens fill two pages, of which one is shared: who samples must compute the last token."""
+    scheduler, _ = build_scheduler(budget=16)
+    for sibling in build_siblings(2, prompt=8):
+        scheduler.add(sibling)
+
+    assert scheduler.plan().starts == [0, 4]
+
+
+def test_shared_pages_outlive_the_sibling_that_computed_them():
+    """The first one ends at once; the other's pages stay its own until it ends."""
+    scheduler, pages = build_scheduler()
+    first, second = build_siblings(2)
+    scheduler.add(first)
+    scheduler.add(second)
+    land(scheduler, scheduler.plan())
+
+    scheduler.finish(first.request_id)
+    scheduler.check_integrity()
+
+    assert pages.num_owned == 3
+    assert len(run_to_end(scheduler)["s1"]) == 3 and pages.num_owned == 0
+
+
+def test_a_sibling_without_one_to_share_with_computes_the_prompt_itself():
+    """With one slot, the first has ended and given its pages back before the second begins."""
+    scheduler, _ = build_scheduler(max_num_seqs=1)
+    for sibling in build_siblings(2, max_tokens=1):
+        scheduler.add(sibling)
+
+    land(scheduler, scheduler.plan())
+    second = scheduler.plan()
+
+    assert (second.starts, second.counts) == ([0], [9])
+
+
+def test_what_is_to_tell_of_its_prompt_computes_all_of_it():
+    """Log-probabilities of prompt tokens need their hidden states, which pages do not hold."""
+    scheduler, _ = build_scheduler(budget=32)
+    for sibling in build_siblings(2, prompt_logprobs=0):
+        scheduler.add(sibling)
+
+    assert scheduler.plan().starts == [0, 0]
+
+
 sequences = st.tuples(st.integers(1, 20), st.integers(1, 12))
 
 
