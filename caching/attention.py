@@ -53,13 +53,23 @@ def write_pages(kv_pages: Array, k: Array, v: Array, pages: Array, offsets: Arra
     return kv_pages.at[pages, :, :, offsets, :].set(new, mode="promise_in_bounds")
 
 
-def locate(table: PageTable, positions: Array, page_size: int) -> tuple[Array, Array]:
-    """Page and offset i32[T] of each token; padding tokens (after the last row's) go to the sink."""
-    token = jnp.arange(positions.shape[0], dtype=jnp.int32)
+def locate(table: PageTable, num_tokens: int, page_size: int) -> tuple[Array, Array]:
+    """Page and offset i32[num_tokens] of each token; padding tokens (after the last row's) go to the sink."""
+    token = jnp.arange(num_tokens, dtype=jnp.int32)
     row = jnp.searchsorted(table.cu_q_lens[1:], token, side="right").astype(jnp.int32)
     real = row < table.num_seqs[0]
-    page = table.page_indices[jnp.where(real, row, 0), positions // page_size]
-    return jnp.where(real, page, SINK_PAGE), positions % page_size
+    row = jnp.where(real, row, 0)
+    position = jnp.where(real, table.kv_lens[row] - table.cu_q_lens[row + 1] + token, 0)
+    page = table.page_indices[row, position // page_size]
+    return jnp.where(real, page, SINK_PAGE), position % page_size
+
+
+def paged_attention(
+    kv_pages: Array, q: Array, k: Array, v: Array, table: PageTable, *, sm_scale: float, sliding_window: int | None
+) -> tuple[Array, Array]:
+    """Write k and v [T, kv_heads, head_dim] of the step into their pages, then attend: the pages, and the like of q."""
+    kv_pages = write_pages(kv_pages, k, v, *locate(table, q.shape[0], kv_pages.shape[3]))
+    return kv_pages, ragged_paged_attention(q, kv_pages, table, sm_scale=sm_scale, sliding_window=sliding_window)
 
 
 def ragged_paged_attention(

@@ -9,7 +9,7 @@ from typing import Protocol
 from driver.bounded_queue import BoundedQueue, QueueClosed
 from driver.deadlines import Deadlines
 from driver.errors import InvalidRequest
-from driver.messages import Abort, Admit, Ended, Finished, Inbound, Landed, Profile, Stop, Summary
+from driver.messages import Abort, Admit, Compiled, Ended, Finished, Inbound, Landed, Profile, Stop, Summary
 from driver.open_requests import OpenRequest
 from driver.request import RequestError, ReturnSample, Usage
 from engine.config import EngineStats, ServingLimits
@@ -40,6 +40,15 @@ class Engine(Protocol):
     def stats(self) -> EngineStats:
         """A snapshot."""
 
+    def compile_staged(self, notify: Callable[[], None]) -> None:
+        """Begins to compile what readiness did not wait for; ``notify``, on any thread, asks for an ``adopt``."""
+
+    def adopt(self) -> None:
+        """Uses what has been compiled; raises what went wrong with it."""
+
+    def close(self) -> None:
+        """Compiles nothing more."""
+
 
 class ExecutionLoop:
     """Hears messages, steps the engine, hands tokens on. It waits for a message if and only if the engine is idle.
@@ -65,12 +74,16 @@ class ExecutionLoop:
 
     def run(self) -> None:
         """Serves until Stop is heard or ``summaries`` is closed."""
-        with suppress(QueueClosed):
-            while self._hear():
-                for sequence_id in self._deadlines.overdue(self._clock()):
-                    self._end(sequence_id, "timeout")
-                if self._engine.has_work:
-                    self._step()
+        self._engine.compile_staged(lambda: self.inbox.put(Compiled()))
+        try:
+            with suppress(QueueClosed):
+                while self._hear():
+                    for sequence_id in self._deadlines.overdue(self._clock()):
+                        self._end(sequence_id, "timeout")
+                    if self._engine.has_work:
+                        self._step()
+        finally:
+            self._engine.close()
 
     def _hear(self) -> bool:
         """Handles every message that is there, waiting for one if the engine has nothing to do. False after Stop."""
@@ -84,7 +97,7 @@ class ExecutionLoop:
                 self._handle(message)
         return True
 
-    def _handle(self, message: Admit | Abort | Finished | Profile) -> None:
+    def _handle(self, message: Admit | Abort | Finished | Profile | Compiled) -> None:
         match message:
             case Admit():
                 self._admit(message)
@@ -95,6 +108,8 @@ class ExecutionLoop:
                 self._engine.finish(sequence_id)
             case Profile():
                 message.channel.put(self._profiled(message))
+            case Compiled():
+                self._engine.adopt()
         self.stats = self._engine.stats()
 
     def _profiled(self, asked: Profile) -> ReturnSample:

@@ -1,8 +1,8 @@
 """What the driver's threads say to each other, a struct per message.
 
 To the execution thread (its inbox holds any number, so that nobody who tells it something ever waits):
-Admit, Abort, Finished, Profile, Stop. To the summary thread (few at a time; only the execution thread puts): Opened, Landed,
-Ended. One queue carries the opening of a request, its tokens and its end, so they cannot overtake each other.
+Admit, Abort, Finished, Profile, Compiled, Stop. To the summary thread (few at a time; only the execution thread puts):
+Opened, Landed, Ended. One queue carries the opening of a request, its tokens and its end, so they cannot overtake each other.
 """
 
 import msgspec
@@ -51,6 +51,10 @@ class Profile(msgspec.Struct, frozen=True):
     channel: ReturnChannel
 
 
+class Compiled(msgspec.Struct, frozen=True):
+    """The engine has something to ``adopt``."""
+
+
 class Stop(msgspec.Struct, frozen=True):
     """End the thread."""
 
@@ -68,5 +72,5 @@ class Ended(msgspec.Struct, frozen=True):
     finish_reason: str
 
 
-Inbound = Admit | Abort | Finished | Profile | Stop
+Inbound = Admit | Abort | Finished | Profile | Compiled | Stop
 Summary = Opened | Landed | Ended

@@ -27,6 +27,8 @@ class EngineConfig:
     dtype: str | None = None
     run_ahead: int = 1
     seed: int = 0
+    staged_readiness: bool = False
+    """Be ready when a few buckets are compiled in which every step can run, and compile the others while serving."""
 
     def __post_init__(self) -> None:
         for name in ("max_num_seqs", "max_model_len", "max_num_batched_tokens", "page_size"):
@@ -74,6 +76,11 @@ class EngineStats(msgspec.Struct, frozen=True):
     step_gap_seconds_count: int = 0
     """Steps that followed another without a rest."""
     compilations_after_ready: int = 0
+    """Those that nobody planned; with staged readiness the others follow."""
+    staged_compilations: int = 0
+    """Functions that were compiled while serving and are in use."""
+    staged_compilations_left: int = 0
+    """Those to come; until then some steps run in a larger bucket than they need."""
 
 
 def _require(holds: bool, name: str, allowed: str, given: object) -> None:

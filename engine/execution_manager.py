@@ -1,10 +1,12 @@
 """The compiled functions of a step, one of each per bucket, all made before the first request."""
 
 import os
+from bisect import bisect_left
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from functools import partial
+from typing import cast
 
 import jax
 import jax.numpy as jnp
@@ -13,16 +15,24 @@ from flax import nnx
 from jax import Array
 from numpy.typing import NDArray
 
-from caching.attention import PageTable, locate, ragged_paged_attention, write_pages
+from caching.attention import PageTable
 from caching.metadata import PagedAttentionCacheMetaData, pages_for
 from caching.paged_attention_cache import PagedAttentionCache
+from engine.backend import RotaryAttention
+from engine.buckets import covering_buckets, sampling_rows, token_buckets
 from engine.logprobs import compute_logprobs
 from engine.model_io import FROM_SLOT, ModelInputBatch, StepLayout
-from engine.models.decoder import Decoder, to_logits
+from engine.models.decoder import Decoder
+from engine.models.linear import logits as to_logits
+from engine.models.linear import look_up
+from engine.models.rope import Rotation
 from engine.progress import Progress
 from engine.sampling_functions import SamplingFunctions
+from engine.staged_compilation import StagedCompilation
 
-Forward = Callable[[list[Array], PagedAttentionCache, Array, Array], tuple[PagedAttentionCache, Array, Array, Array]]
+Forward = Callable[
+    [list[Array], PagedAttentionCache, Array, NDArray[np.int32]], tuple[PagedAttentionCache, Array, Array, Array]
+]
 """(weights, cache, last_token, packed) -> (cache, logits f32[rows, vocab], hidden f[T, hidden], what the sampler reads).
 
 The cache is donated."""
@@ -50,13 +60,12 @@ class StepShapes:
 
     @property
     def buckets(self) -> list[int]:
-        """The token counts that are compiled: powers of two, and the budget itself."""
-        powers = [1 << bit for bit in range(self.max_num_batched_tokens.bit_length())]
-        return sorted({*powers, self.max_num_batched_tokens})
+        """The token counts that are compiled, ascending."""
+        return token_buckets(self.max_num_seqs, self.max_num_batched_tokens)
 
     def layout(self, tokens: int) -> StepLayout:
         """The packed array of a bucket."""
-        return StepLayout(tokens, min(tokens, self.max_num_seqs), self.pages_per_seq)
+        return StepLayout(tokens, sampling_rows(tokens, self.max_num_seqs), self.pages_per_seq)
 
 
 class ExecutionManager:
@@ -65,21 +74,30 @@ class ExecutionManager:
     Executables refuse other shapes than their own, so nothing can compile behind our back later.
     """
 
-    def __init__(self, decoder: Decoder, shapes: StepShapes) -> None:
+    def __init__(self, decoder: Decoder, shapes: StepShapes, attention: RotaryAttention) -> None:
         self._graph, state = nnx.split(decoder)
         self.weights, self._structure = jax.tree.flatten(state)
         self._shapes = shapes
+        self._attention = attention
         self._scale = decoder.config.head_dim**-0.5
         self.sampling = SamplingFunctions(shapes.max_num_seqs, decoder.config.vocab_size)
         self._layouts = {tokens: shapes.layout(tokens) for tokens in shapes.buckets}
         self._forward: dict[int, Forward] = {}
+        self._head = decoder.head
+        self._hidden = jax.eval_shape(lambda: look_up(decoder.embedding, jnp.zeros(1, jnp.int32)))
         self._take_hidden: dict[int, TakeHidden] = {}
-        self._head = decoder.head[...]
-        self._prompt_logprobs: Callable[[Array, Array, NDArray[np.int32]], Array]
+        self._prompt_logprobs: Callable[[Array, Array, NDArray[np.int32]], Array] | None = None
+        self._ready: list[StepLayout] = []
+        self._ready_tokens: list[int] = []
 
-    def compile(self, report: Callable[[Progress], None]) -> None:
-        """Compile every bucket and every sampler, as many at a time as there are cores: XLA leaves the GIL meanwhile."""
-        jobs = list(self._jobs())
+    def compile(self, report: Callable[[Progress], None], *, staged: bool = False) -> StagedCompilation:
+        """Compile every bucket and every sampler, as many at a time as there are cores: XLA leaves the GIL meanwhile.
+
+        If ``staged``, only those that all steps can do with; the others are left to be compiled by what is returned.
+        """
+        buckets = list(self._layouts)
+        first = covering_buckets(buckets) if staged else buckets
+        jobs = list(self._jobs(first))
         report(Progress("compiling", 0, len(jobs), "functions"))
         pool = ThreadPoolExecutor(os.cpu_count())
         try:
@@ -88,10 +106,12 @@ class ExecutionManager:
                 report(Progress("compiling", done, len(jobs), "functions"))
         finally:  # after a fault or a signal nobody waits for what is left
             pool.shutdown(wait=False, cancel_futures=True)
+        self._publish()
+        return StagedCompilation(list(self._jobs(buckets)), self._publish)
 
     def layout_for(self, num_tokens: int) -> StepLayout:
-        """The smallest bucket that holds a step."""
-        return self._layouts[next(tokens for tokens in self._layouts if tokens >= num_tokens)]
+        """The smallest compiled bucket that holds a step."""
+        return self._ready[bisect_left(self._ready_tokens, num_tokens)]
 
     def forward(self, layout: StepLayout) -> Forward:
         """The compiled model step of a bucket."""
@@ -101,13 +121,30 @@ class ExecutionManager:
         self, layout: StepLayout, hidden: Array, places: NDArray[np.int32], token_ids: NDArray[np.int32]
     ) -> Array:
         """``compute_logprobs`` of PROMPT_BLOCK prompt tokens, from a step's hidden states at the places before them."""
-        return self._prompt_logprobs(self._head, self._take_hidden[layout.tokens](hidden, places), token_ids)
+        assert self._prompt_logprobs is not None, "compile first"
+        return self._prompt_logprobs(self._head[...], self._take_hidden[layout.tokens](hidden, places), token_ids)
 
-    def _jobs(self) -> Iterator[Callable[[], None]]:
-        for layout in self._layouts.values():
-            yield partial(self._compile_forward, layout)
-        yield from self.sampling.jobs(self._layouts.values())
-        yield self._compile_prompt_logprobs
+    def _jobs(self, buckets: list[int]) -> Iterator[Callable[[], None]]:
+        """What is not compiled of these buckets, a bucket after the other."""
+        begun = set()
+        for tokens in buckets:
+            layout = self._layouts[tokens]
+            if tokens not in self._forward:
+                yield partial(self._compile_forward, layout)
+            if layout.rows not in begun:
+                begun.add(layout.rows)
+                yield from self.sampling.jobs(layout)
+        if self._prompt_logprobs is None:
+            yield self._compile_prompt_logprobs
+
+    def _publish(self) -> None:
+        """Let steps use the buckets of which everything is compiled."""
+        self._ready = [
+            layout
+            for layout in self._layouts.values()
+            if layout.tokens in self._forward and self.sampling.is_compiled(layout)
+        ]
+        self._ready_tokens = [layout.tokens for layout in self._ready]
 
     def _compile_forward(self, layout: StepLayout) -> None:
         def step(
@@ -115,13 +152,16 @@ class ExecutionManager:
         ) -> tuple[PagedAttentionCache, Array, Array, Array]:
             decoder = nnx.merge(self._graph, jax.tree.unflatten(self._structure, weights))
             cache, hidden, last = self._run(decoder, cache, last_token, layout.unpack(packed))
-            return cache, decoder.logits(last), hidden, packed[: layout.sampling_size]
+            padding = ((0, layout.rows - layout.model_rows), (0, 0))
+            return cache, jnp.pad(decoder.logits(last), padding), hidden, packed[: layout.sampling_size]
 
         weights = [jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for leaf in self.weights]
         cache = PagedAttentionCache.abstract(self._shapes.cache)
         packed = jax.ShapeDtypeStruct((layout.size,), np.int32)
         last_token = jax.ShapeDtypeStruct((self._shapes.max_num_seqs + 1,), np.int32)
         lowered = jax.jit(step, donate_argnums=1).lower(weights, cache, last_token, packed)
+        hidden, places = lowered.out_info[2], jax.ShapeDtypeStruct((PROMPT_BLOCK,), np.int32)
+        self._take_hidden[layout.tokens] = jax.jit(lambda hidden, at: hidden[at]).lower(hidden, places).compile()
         self._forward[layout.tokens] = lowered.compile()
 
     def _run(
@@ -129,13 +169,14 @@ class ExecutionManager:
     ) -> tuple[PagedAttentionCache, Array, Array]:
         """The cache, the hidden states of all tokens, and those of each row's last."""
         token_ids, table = _with_last_tokens(batch, last_token), batch.table
-        pages, offsets = locate(table, batch.positions, self._shapes.cache.page_size)
 
         def attend(
-            kv_pages: Array | None, q: Array, k: Array, v: Array, window: int | None
+            kv_pages: Array | None, q: Array, k: Array, v: Array, rotation: Rotation, window: int | None
         ) -> tuple[Array | None, Array]:
             assert kv_pages is not None
-            written: tuple[Array, Array] = _attend(kv_pages, q, k, v, pages, offsets, table, self._scale, window)
+            written: tuple[Array, Array] = _attend(
+                self._attention, kv_pages, q, k, v, rotation, table, self._scale, window
+            )
             return written
 
         layers, hidden = decoder(token_ids, batch.positions, cache.layers, attend)
@@ -144,32 +185,27 @@ class ExecutionManager:
 
     def _compile_prompt_logprobs(self) -> None:
         def compute(head: Array, hidden: Array, token_ids: Array) -> Array:
-            return compute_logprobs(to_logits(hidden, head), token_ids)
+            return compute_logprobs(to_logits(hidden, cast(nnx.Param[Array], self._head.replace(head))), token_ids)
 
-        size, dtype = self._head.shape[1], self._head.dtype
-        places = jax.ShapeDtypeStruct((PROMPT_BLOCK,), np.int32)
-        for tokens in self._layouts:
-            hidden = jax.ShapeDtypeStruct((tokens, size), dtype)
-            self._take_hidden[tokens] = jax.jit(lambda hidden, at: hidden[at]).lower(hidden, places).compile()
-        block = jax.ShapeDtypeStruct((PROMPT_BLOCK, size), dtype)
-        self._prompt_logprobs = jax.jit(compute).lower(self._head, block, places).compile()
+        hidden = jax.ShapeDtypeStruct((PROMPT_BLOCK, *self._hidden.shape[1:]), self._hidden.dtype)
+        token_ids = jax.ShapeDtypeStruct((PROMPT_BLOCK,), np.int32)
+        self._prompt_logprobs = jax.jit(compute).lower(self._head[...], hidden, token_ids).compile()
 
 
-@partial(jax.jit, static_argnames=("scale", "window"))
+@partial(jax.jit, static_argnames=("attention", "scale", "window"))
 def _attend(
+    attention: RotaryAttention,
     kv_pages: Array,
     q: Array,
     k: Array,
     v: Array,
-    pages: Array,
-    offsets: Array,
+    rotation: Rotation,
     table: PageTable,
     scale: float,
     window: int | None,
 ) -> tuple[Array, Array]:
-    """One layer's write and read of its pages; compiled into its caller, but traced once for all layers alike."""
-    kv_pages = write_pages(kv_pages, k, v, pages, offsets)
-    return kv_pages, ragged_paged_attention(q, kv_pages, table, sm_scale=scale, sliding_window=window)
+    """One layer's attention; compiled into its caller, but traced once for all layers alike."""
+    return attention(kv_pages, q, k, v, *rotation, table, sm_scale=scale, sliding_window=window)
 
 
 def _with_last_tokens(batch: ModelInputBatch, last_token: Array) -> Array:

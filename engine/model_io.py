@@ -25,7 +25,7 @@ FROM_SLOT = -1
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class ModelInputBatch:
-    """A step as the compiled functions see it: T tokens of at most ``rows`` sequences."""
+    """A step as the model sees it: T tokens of at most ``rows`` sequences, of which there are no more than tokens."""
 
     token_ids: Array
     """i32[T]; FROM_SLOT in decoding rows, which are the first tokens."""
@@ -38,14 +38,20 @@ class ModelInputBatch:
 
 @dataclass(frozen=True)
 class StepLayout:
-    """Where each field of a step lies in the packed array, for ``tokens`` tokens and ``rows`` rows.
+    """Where each field of a step lies in the packed array, for ``tokens`` tokens and ``rows`` rows of the sampler.
 
     What the sampler reads comes first and depends on ``rows`` alone, so that buckets with as many rows share samplers.
+    The model has no rows beyond its tokens.
     """
 
     tokens: int
     rows: int
     pages_per_seq: int
+
+    @property
+    def model_rows(self) -> int:
+        """Rows that the model makes logits for; those that the sampler has beyond them are padding."""
+        return min(self.tokens, self.rows)
 
     @cached_property
     def fields(self) -> dict[str, tuple[int, tuple[int, ...]]]:
@@ -63,8 +69,8 @@ class StepLayout:
             "seeds": rows,
             "token_ids": tokens,
             "positions": tokens,
-            "page_indices": (self.rows, self.pages_per_seq),
-            "cu_q_lens": (self.rows + 1,),
+            "page_indices": (self.model_rows, self.pages_per_seq),
+            "cu_q_lens": (self.model_rows + 1,),
             "num_seqs": (1,),
         }
         offset, fields = 0, {}
@@ -79,6 +85,10 @@ class StepLayout:
         offset, shape = self.fields["num_seqs"]
         return offset + math.prod(shape)
 
+    @cached_property
+    def _spans(self) -> dict[str, tuple[slice, tuple[int, ...]]]:
+        return {name: (slice(at, at + math.prod(shape)), shape) for name, (at, shape) in self.fields.items()}
+
     @property
     def sampling_size(self) -> int:
         """Entries of the part that the sampler reads."""
@@ -86,8 +96,9 @@ class StepLayout:
 
     def view(self, packed: NDArray[np.int32], name: str, dtype: type[np.generic] = np.int32) -> NDArray[Any]:
         """A field of the packed array on the host, writable."""
-        offset, shape = self.fields[name]
-        return packed[offset : offset + math.prod(shape)].reshape(shape).view(dtype)
+        span, shape = self._spans[name]
+        field = packed[span] if len(shape) == 1 else packed[span].reshape(shape)
+        return field if dtype is np.int32 else field.view(dtype)
 
     def take(self, packed: Array, name: str, dtype: type[np.generic] = np.int32) -> Array:
         """A field of the packed array on the device."""
@@ -100,9 +111,9 @@ class StepLayout:
         return ModelInputBatch(
             token_ids=self.take(packed, "token_ids"),
             positions=self.take(packed, "positions"),
-            slots=self.take(packed, "slots"),
+            slots=self.take(packed, "slots")[: self.model_rows],
             table=PageTable(
-                kv_lens=self.take(packed, "kv_lens"),
+                kv_lens=self.take(packed, "kv_lens")[: self.model_rows],
                 page_indices=self.take(packed, "page_indices"),
                 cu_q_lens=self.take(packed, "cu_q_lens"),
                 num_seqs=self.take(packed, "num_seqs"),
@@ -161,8 +172,7 @@ class ModelIOProcessor:
             self._buffer.condense()
         for sequence in plan.admitted:
             self._buffer.add(sequence)
-        for sequence in plan.sequences[: plan.num_decodes]:
-            self._buffer.add_pages(sequence)
+        self._buffer.add_pages(plan.grown)
 
     def _write_tokens(
         self, plan: NextIterationPlan, layout: StepLayout, packed: NDArray[np.int32], rows: NDArray[np.intp]

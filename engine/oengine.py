@@ -1,6 +1,7 @@
 """The engine: sequences in, token ids out, a step at a time. One thread owns it."""
 
 from collections import deque
+from collections.abc import Callable
 
 from caching.page_manager import HBMPageManager
 from engine.compilations import num_compilations
@@ -8,6 +9,7 @@ from engine.config import EngineStats, ServingLimits
 from engine.runner import PendingStep, eSurgeRunner
 from engine.scheduler import InferenceScheduler
 from engine.sequence import Sequence, SequenceOutput
+from engine.staged_compilation import StagedCompilation
 
 
 class oEngine:
@@ -21,12 +23,14 @@ class oEngine:
         limits: ServingLimits,
         *,
         run_ahead: int,
+        staged: StagedCompilation | None = None,
     ) -> None:
         self.limits = limits
         self._scheduler = scheduler
         self._runner = runner
         self._pages = pages
         self._run_ahead = run_ahead
+        self._staged = staged or StagedCompilation([], publish=lambda: None)
         self._in_flight: deque[PendingStep] = deque()
         self.start_counting()
 
@@ -37,6 +41,18 @@ class oEngine:
         self._steps = 0
         self._prompt_tokens = 0
         self._generated_tokens = 0
+
+    def compile_staged(self, notify: Callable[[], None]) -> None:
+        """Begin to compile what readiness did not wait for; at each ``notify``, on another thread, ``adopt`` has to follow."""
+        self._staged.begin(notify)
+
+    def adopt(self) -> None:
+        """Use what has been compiled meanwhile; raises what went wrong with it."""
+        self._staged.adopt()
+
+    def close(self) -> None:
+        """Compile nothing more."""
+        self._staged.close()
 
     @property
     def has_work(self) -> bool:
@@ -82,6 +98,8 @@ class oEngine:
             step_gap_seconds_sum=self._runner.gaps.seconds,
             step_gap_seconds_count=self._runner.gaps.count,
             compilations_after_ready=num_compilations() - self._compilations_at_ready,
+            staged_compilations=self._staged.num_done,
+            staged_compilations_left=self._staged.num_left,
         )
 
     def _land(self) -> list[SequenceOutput]:

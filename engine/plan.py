@@ -24,11 +24,26 @@ class NextIterationPlan:
     """Sequences that have lost their slot since the last plan; they come before ``admitted``."""
     admitted: list[Sequence] = field(default_factory=list)
     """Sequences that have been given a slot in this plan."""
+    grown: list[Sequence] = field(default_factory=list)
+    """Decoding sequences that have been given a page in this plan."""
 
     @property
     def num_rows(self) -> int:
         """Rows that are not padding."""
         return len(self.sequences)
+
+    def add_decode(self, sequence: Sequence) -> None:
+        """One more row: the next token of a decoding sequence. All of these come before any ``add``, and there are many."""
+        self.sequences.append(sequence)
+        self.starts.append(sequence.num_computed_tokens)
+        sequence.num_computed_tokens += 1
+        sequence.num_in_flight += 1
+
+    def end_decodes(self) -> None:
+        """Those that were added so far are the decoding rows."""
+        self.num_decodes = self.num_tokens = count = len(self.sequences)
+        self.counts = [1] * count
+        self.samples = [True] * count
 
     def add(self, sequence: Sequence, count: int) -> None:
         """One more row: the next ``count`` tokens of a sequence, which from now on count as computed."""

@@ -4,7 +4,7 @@ A step calls the sampler, and the others only if one of its rows needs them: bia
 in this order. Each is compiled for every number of rows that a bucket has.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import TypeVar
 
@@ -43,8 +43,8 @@ class SamplingFunctions:
         self._bias: dict[int, Bias] = {}
         self._penalize: dict[int, Penalize] = {}
         self._logprobs: dict[int, Logprobs] = {}
-        self.write_bias: Write[LogitBias]
-        self.write_penalties: Write[Penalties]
+        self.write_bias = self._writer(neutral_bias(vocab_size))
+        self.write_penalties = self._writer(neutral_penalties(vocab_size))
 
     def sampler(self, layout: StepLayout, variant: SamplingVariant) -> Sample:
         """Draws a token for each of a bucket's rows."""
@@ -70,15 +70,24 @@ class SamplingFunctions:
         """The state of all slots, which penalises nothing yet."""
         return self._of_all_slots(neutral_penalties(self.vocab_size))
 
-    def jobs(self, layouts: Iterable[StepLayout]) -> Iterator[Callable[[], None]]:
-        """All that is to be compiled for these buckets, each of which may run on a thread of its own."""
-        for layout in {layout.rows: layout for layout in layouts}.values():
-            for variant in SamplingVariant:
+    def is_compiled(self, layout: StepLayout) -> bool:
+        """Whether all functions are there for a bucket."""
+        return all((layout.rows, variant) in self._sample for variant in SamplingVariant) and all(
+            layout.rows in functions for functions in (self._bias, self._penalize, self._logprobs)
+        )
+
+    def jobs(self, layout: StepLayout) -> Iterator[Callable[[], None]]:
+        """What is not compiled for a bucket, each to be called, on whatever thread."""
+        for variant in SamplingVariant:
+            if (layout.rows, variant) not in self._sample:
                 yield partial(self._compile_sampler, layout, variant)
-            yield partial(self._compile_bias, layout)
-            yield partial(self._compile_penalize, layout)
-            yield partial(self._compile_logprobs, layout)
-        yield self._compile_writers
+        for functions, job in (
+            (self._bias, self._compile_bias),
+            (self._penalize, self._compile_penalize),
+            (self._logprobs, self._compile_logprobs),
+        ):
+            if layout.rows not in functions:
+                yield partial(job, layout)
 
     def _compile_sampler(self, layout: StepLayout, variant: SamplingVariant) -> None:
         def draw(logits: Array, last_token: Array, sampling: Array, key: Array) -> tuple[Array, Array]:
@@ -110,10 +119,6 @@ class SamplingFunctions:
     def _compile_logprobs(self, layout: StepLayout) -> None:
         logits, token_ids = self._arguments(layout)[0], jax.ShapeDtypeStruct((layout.rows,), np.int32)
         self._logprobs[layout.rows] = jax.jit(compute_logprobs).lower(logits, token_ids).compile()
-
-    def _compile_writers(self) -> None:
-        self.write_bias = self._writer(neutral_bias(self.vocab_size))
-        self.write_penalties = self._writer(neutral_penalties(self.vocab_size))
 
     def _writer(self, row: State) -> Write[State]:
         def write(state: State, slot: Array, row: State) -> State:

@@ -116,12 +116,14 @@ class InferenceScheduler:
         assert self._victim is None or self._victim.request_id in self._running, "the victim has gone"
 
     def _plan_decodes(self, plan: NextIterationPlan) -> None:
+        page_size = self._page_size
         for sequence in list(self._running.values()):
-            if sequence.slot < 0 or sequence.prefilling or sequence.ends_by_length or sequence is self._victim:
-                continue
-            if self._has_page_for_next(sequence):
-                plan.add(sequence, 1)
-        plan.num_decodes = plan.num_rows
+            computed = sequence.num_computed_tokens
+            if not sequence.num_prefill_tokens <= computed < sequence.max_computed_tokens or sequence is self._victim:
+                continue  # it computes its prompt, again if it was preempted just now; or it ends by length
+            if computed < len(sequence.pages) * page_size or self._take_page(plan, sequence):
+                plan.add_decode(sequence)
+        plan.end_decodes()
 
     def _plan_begun_prompts(self, plan: NextIterationPlan) -> None:
         for sequence in self._running.values():
@@ -162,14 +164,13 @@ class InferenceScheduler:
                     return sibling.pages[:count]
         return []
 
-    def _has_page_for_next(self, sequence: Sequence) -> bool:
-        """Whether the next token has a page, after taking a new one, or another's, where it begins one."""
-        if sequence.num_computed_tokens < len(sequence.pages) * self._page_size:
-            return True
+    def _take_page(self, plan: NextIterationPlan, sequence: Sequence) -> bool:
+        """Whether there is a page, be it another's, for the next token, which begins one."""
         while not self._pages.can_alloc(1):
             if not self._yield_pages(sequence):
                 return False
         sequence.pages += self._pages.alloc(1)
+        plan.grown.append(sequence)
         return True
 
     def _yield_pages(self, sequence: Sequence) -> bool:

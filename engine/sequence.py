@@ -49,6 +49,11 @@ class Sequence:
     """Prompt tokens whose log-probabilities, asked for, have landed; the first has none and counts."""
     slot: int = -1
     pages: list[int] = field(default_factory=list)
+    max_computed_tokens: int = field(init=False)
+    """What ``num_computed_tokens`` reaches when the last token by length is sampled, which itself is never computed."""
+
+    def __post_init__(self) -> None:
+        self.max_computed_tokens = len(self.prompt_token_ids) + self.max_tokens - 1
 
     @property
     def num_tokens(self) -> int:

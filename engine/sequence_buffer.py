@@ -43,7 +43,7 @@ class SequenceBuffer:
 
     def rows_of(self, sequences: list[Sequence]) -> NDArray[np.intp]:
         """The rows of several sequences, in their order."""
-        return np.fromiter((self._rows[sequence] for sequence in sequences), np.intp, len(sequences))
+        return np.fromiter(map(self._rows.__getitem__, sequences), np.intp, len(sequences))
 
     def add(self, sequence: Sequence) -> int:
         """Take the next row for a sequence that has just been given its slot."""
@@ -54,7 +54,8 @@ class SequenceBuffer:
         self.token_ids[row, :prompt] = sequence.prompt_token_ids
         self.token_ids[row, prompt : sequence.num_tokens] = sequence.output_token_ids
         self.num_tokens[row] = sequence.num_tokens
-        self.num_pages[row] = 0
+        self.num_pages[row] = len(sequence.pages)
+        self.page_indices[row, : len(sequence.pages)] = sequence.pages
         self.slots[row] = sequence.slot
         params = sequence.params
         self.temperature[row] = params.temperature
@@ -63,16 +64,13 @@ class SequenceBuffer:
         self.min_p[row] = params.min_p
         self.seeds[row] = sequence.seed
         self.needs[row] = needs_of(sequence)
-        self.add_pages(sequence)
         return row
 
-    def add_pages(self, sequence: Sequence) -> None:
-        """Append the pages a sequence has got since it was last looked at."""
-        row = self._rows[sequence]
-        known, pages = self.num_pages[row], sequence.pages
-        if known < len(pages):
-            self.page_indices[row, known : len(pages)] = pages[known:]
-            self.num_pages[row] = len(pages)
+    def add_pages(self, sequences: list[Sequence]) -> None:
+        """Append the one page that each of these has got since it was last looked at."""
+        rows = self.rows_of(sequences)
+        self.page_indices[rows, self.num_pages[rows]] = [sequence.pages[-1] for sequence in sequences]
+        self.num_pages[rows] += 1
 
     def remove(self, sequence: Sequence) -> None:
         """Leave a hole where a sequence was; ``condense`` closes it."""

@@ -76,6 +76,7 @@ def _serve_arguments(parser: argparse.ArgumentParser) -> None:
         "--dtype", choices=["float32", "bfloat16"], help="of weights and cache (default: float32 on CPU, else bfloat16)"
     )
     add("--run-ahead", type=int, metavar="N", help="steps given to the device beyond the one awaited; 0 is none")
+    add("--staged-readiness", action="store_true", help="be ready early, and compile most buckets while serving")
 
 
 def _complete_arguments(parser: argparse.ArgumentParser) -> None:

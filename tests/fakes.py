@@ -2,6 +2,7 @@
 
 import threading
 from collections import deque
+from collections.abc import Callable
 from collections.abc import Sequence as Tokens
 from typing import Any
 
@@ -90,6 +91,15 @@ class FakeEngine:
             raise RuntimeError("the device is on fire")
         landing, self._in_flight = self._in_flight, self._dispatch()
         return [self._land(sequence, token_id) for sequence, token_id in landing]
+
+    def compile_staged(self, notify: Callable[[], None]) -> None:
+        """Everything is there from the start."""
+
+    def adopt(self) -> None:
+        """Nothing ever comes."""
+
+    def close(self) -> None:
+        """Nothing is under way."""
 
     def stats(self) -> EngineStats:
         return EngineStats(running=len(self._running), waiting=len(self._waiting), steps=self.steps)

@@ -6,7 +6,14 @@ import numpy as np
 import pytest
 from jax.experimental.pallas.ops.tpu.ragged_paged_attention import ref_ragged_paged_attention as kernel_twin
 
-from caching.attention import PageTable, locate, ragged_paged_attention, ref_ragged_paged_attention, write_pages
+from caching.attention import (
+    PageTable,
+    locate,
+    paged_attention,
+    ragged_paged_attention,
+    ref_ragged_paged_attention,
+    write_pages,
+)
 from caching.metadata import PagedAttentionCacheMetaData
 from caching.paged_attention_cache import PagedAttentionCache
 
@@ -93,9 +100,8 @@ def test_the_plain_twin_agrees_with_the_kernels():
 def test_padding_tokens_are_written_to_the_sink():
     """Tokens after the last row's go to page 0, real ones to their own page and offset."""
     _, _, table = build_step([1, 3], [6, 3], rows=4, tokens=8)
-    positions = jnp.asarray([5, 0, 1, 2, 0, 0, 0, 0], jnp.int32)
 
-    pages, offsets = locate(table, positions, PAGE_SIZE)
+    pages, offsets = locate(table, 8, PAGE_SIZE)
 
     owned = np.asarray(table.page_indices)
     assert pages.tolist() == [owned[0, 1], owned[1, 0], owned[1, 0], owned[1, 0], 0, 0, 0, 0]
@@ -140,10 +146,9 @@ def test_the_pool_is_neither_copied_nor_read_whole(dtype):
 
     def scratch(num_pages):
         def step(kv_pages, q, table):
-            kv_pages = write_pages(kv_pages, q[:, :KV_HEADS], q[:, :KV_HEADS], *locate(table, positions, PAGE_SIZE))
-            return kv_pages, ragged_paged_attention(q, kv_pages, table, sm_scale=1.0)
+            k = q[:, :KV_HEADS]
+            return paged_attention(kv_pages, q, k, k, table, sm_scale=1.0, sliding_window=None)
 
-        positions = jnp.zeros(q.shape[0], jnp.int32)
         metadata = build_metadata(num_pages=num_pages, dtype=dtype)
         pool = PagedAttentionCache.layer_struct(metadata)
         analysis = jax.jit(step, donate_argnums=0).lower(pool, q, table).compile().memory_analysis()

@@ -3,6 +3,7 @@
 import json
 from io import StringIO
 
+import msgspec
 import numpy as np
 import pytest
 from rich.console import Console
@@ -13,6 +14,7 @@ from engine.sampling_params import SamplingParams
 from engine.sequence import Sequence
 from ipc.timeline import Timeline
 from scripts.benchmarks import __main__ as command
+from scripts.benchmarks import host
 from scripts.benchmarks.figure import figure, ratio
 from scripts.benchmarks.limits import Limits
 from scripts.benchmarks.models import END, SIZES, Size, size_of, tokenizer, write_model
@@ -20,6 +22,7 @@ from scripts.benchmarks.null_model import TOKEN, driver_step_time, null_engine, 
 from scripts.benchmarks.peers import best_recorded
 from scripts.benchmarks.plot import plot
 from scripts.benchmarks.prefill import measure_prefill
+from scripts.benchmarks.random_requests import PARAMETERS, random_params
 from scripts.benchmarks.report import recorded, save, show
 from scripts.benchmarks.serve import measure_serve, take_turns
 from scripts.benchmarks.systems import Ours
@@ -270,3 +273,23 @@ def test_the_command_refuses_to_compare_without_a_torch(capsys, monkeypatch):
 
     assert ended.value.code == 2
     assert "--torch-python PATH" in capsys.readouterr().err
+
+
+def test_random_requests_use_every_parameter():
+    """One that is added to SamplingParams is missing here until it is asked for at random too."""
+    rng = np.random.default_rng(0)
+
+    for _ in range(100):
+        msgspec.convert(random_params(rng), SamplingParams)
+
+    assert PARAMETERS.keys() == set(SamplingParams.__struct_fields__)
+
+
+def test_the_null_daemon_streams_to_a_real_client(monkeypatch):
+    """Every token arrives, and the daemon's processor time for one is above nothing."""
+    monkeypatch.setattr(host, "STREAMS", (2,))
+    monkeypatch.setattr(host, "STREAM_TOKENS", 20)
+
+    rate, cost = host.measure_streams(repeats=1)
+
+    assert rate.value > 0 and cost.value > 0

@@ -5,7 +5,8 @@ import jax.numpy as jnp
 import pytest
 from checkpoints import build_checkpoint
 
-from engine.build import build_engine
+from engine.backend import choose_backend
+from engine.build import build_engine, describe
 from engine.compilations import num_compilations
 from engine.config import EngineConfig
 from engine.errors import ConfigurationError
@@ -50,6 +51,20 @@ def test_an_engine_is_ready_when_it_is_built(directory, dtype):
         engine.step()
     stats = engine.stats()
     assert (stats.compilations_after_ready, stats.generated_tokens, stats.pages_owned) == (0, 45, 0)
+
+
+def test_bfloat16_weights_are_kept_as_stored_and_serve_as_float32(tmp_path):
+    """Unless a dtype is asked for: the tokens are those of float32 weights, and people are told."""
+    stored = build_checkpoint(tmp_path, "llama2_bfloat16")
+
+    def tokens(**settings):
+        engine = build_engine(build_config(stored, page_size=16, **settings), lambda progress: None)
+        engine.add(Sequence("", [5, 6, 7], SamplingParams(temperature=1), frozenset(), 30, seed=3))
+        return [token for _ in iter(lambda: engine.has_work, False) for out in engine.step() for token in out.token_ids]
+
+    assert tokens() == tokens(dtype="float32")
+    if choose_backend(16, 12).packs:
+        assert describe(build_config(stored))["dtype"] == "float32, weights as stored in bfloat16"
 
 
 def test_the_context_is_what_model_operator_and_pool_allow(directory):

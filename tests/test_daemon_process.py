@@ -16,6 +16,7 @@ from raw_client import RawClient
 from ipc.client import Client, Completion, RequestFailed
 from ipc.daemon import MISCONFIGURED, STOPPED
 from ipc.messages import Error, Generate, Hello
+from scripts.benchmarks.random_requests import send_random
 
 ROOT = Path(__file__).parent.parent
 ODRIVER = [sys.executable, "-c", "import sys; from ipc.cli import main; sys.exit(main())"]
@@ -94,6 +95,13 @@ def test_a_completion_streams(client: Client) -> None:
     assert pieces[-1].finish_reason == "length"
     assert pieces[-1].usage is not None
     assert pieces[-1].usage.completion_tokens == 20
+
+
+def test_nothing_compiles_whatever_is_asked(client: Client) -> None:
+    """Requests of random lengths and parameters, many at once, are all served with what was compiled before READY."""
+    assert send_random(client, 100) == []
+
+    assert_idle(client)
 
 
 def test_token_ids_are_a_prompt_too(client: Client) -> None:

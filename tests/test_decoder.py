@@ -14,14 +14,18 @@ from jax import Array
 
 from engine.models.decoder import Decoder
 from engine.models.families import read_model_config
+from engine.models.rope import Rotation, rotate
 from engine.models.weights import load_decoder
 
 GOLDENS = Path(__file__).parent / "goldens"
 TOLERANCE = 1e-4
 
 
-def attend_densely(cache: None, q: Array, k: Array, v: Array, window: int | None) -> tuple[None, Array]:
+def attend_densely(
+    cache: None, q: Array, k: Array, v: Array, rotation: Rotation, window: int | None
+) -> tuple[None, Array]:
     """Causal attention over [batch, length, heads, head_dim]: each query sees the last ``window`` keys, its own included."""
+    q, k = rotate(q, *rotation), rotate(k, *rotation)
     group = q.shape[2] // k.shape[2]
     keys, values = jnp.repeat(k, group, axis=2), jnp.repeat(v, group, axis=2)
     positions = np.arange(q.shape[1])

@@ -1,6 +1,7 @@
 """The engine against transformers on torch: greedy tokens equal and log-probabilities within 1e-4, for every family.
 
-The goldens' prompts are shorter and longer than a page (4), a chunk (8) and the sliding windows (8).
+By XLA's operations and by the CPU's kernels. The goldens' prompts are shorter and longer than a page (4 or 16), a
+chunk (8) and the sliding windows (8).
 """
 
 import json
@@ -14,6 +15,7 @@ from checkpoints import VARIANTS, build_checkpoint
 from caching.metadata import PagedAttentionCacheMetaData
 from caching.page_manager import HBMPageManager
 from caching.paged_attention_cache import PagedAttentionCache
+from engine.backend import XLA, choose_backend
 from engine.config import ServingLimits
 from engine.execution_manager import ExecutionManager, StepShapes
 from engine.models.families import read_model_config
@@ -25,9 +27,10 @@ from engine.scheduler import InferenceScheduler
 from engine.sequence import Sequence
 
 GOLDENS = Path(__file__).parent / "goldens"
-PAGE_SIZE, CHUNK, MAX_NUM_SEQS, MAX_MODEL_LEN, NUM_PAGES = 4, 8, 4, 52, 65
-SMALL_POOL = 16
-"""Pages with which the longest case just fits alone, so that all at once must preempt."""
+CHUNK, MAX_NUM_SEQS, MAX_MODEL_LEN, NUM_PAGES = 8, 4, 52, 65
+SMALL_POOL = {4: 16, 16: 6}
+"""Pages, by their size, with which the longest case just fits alone, so that all at once must preempt."""
+BACKENDS = [*((variant, 4) for variant in sorted(VARIANTS)), *((variant, 16) for variant in sorted(VARIANTS))]
 
 
 class RecordingManager(ExecutionManager):
@@ -62,24 +65,30 @@ class RecordingRunner(eSurgeRunner):
         return step
 
 
-@pytest.fixture(scope="module", params=sorted(VARIANTS))
+@pytest.fixture(scope="module", params=BACKENDS, ids=lambda param: f"{param[0]}-pages_of_{param[1]}")
 def compiled(request, tmp_path_factory):
-    """A variant's cases, its compiled steps and their shapes: compiled once for all the tests of the variant."""
-    directory = build_checkpoint(tmp_path_factory.mktemp(request.param), request.param)
+    """A variant's cases, its compiled steps and their shapes: compiled once for all the tests of the variant.
+
+    Pages of 4 are XLA's, those of 16 the CPU kernels' where they know the head_dim.
+    """
+    variant, page_size = request.param
+    directory = build_checkpoint(tmp_path_factory.mktemp(variant), variant)
     model = read_model_config(directory)
     metadata = PagedAttentionCacheMetaData(
         num_layers=model.num_layers,
         num_pages=NUM_PAGES,
-        page_size=PAGE_SIZE,
+        page_size=page_size,
         num_kv_heads=model.num_kv_heads,
         head_dim=model.head_dim,
         dtype=np.dtype(np.float32),
     )
     shapes = StepShapes(MAX_NUM_SEQS, CHUNK, MAX_MODEL_LEN, metadata)
     decoder = load_decoder(directory, model, np.float32, progress=lambda done, total: None)
-    manager = RecordingManager(decoder, shapes)
+    backend = XLA if page_size == 4 else choose_backend(page_size, model.head_dim)
+    backend.prepare(decoder)
+    manager = RecordingManager(decoder, shapes, backend.attention)
     manager.compile(lambda progress: None)
-    return json.loads((GOLDENS / f"{request.param}.json").read_text())["cases"], manager, shapes
+    return json.loads((GOLDENS / f"{variant}.json").read_text())["cases"], manager, shapes
 
 
 def run(compiled, cases, *, num_pages=NUM_PAGES, run_ahead=1):
@@ -87,8 +96,8 @@ def run(compiled, cases, *, num_pages=NUM_PAGES, run_ahead=1):
     _, manager, shapes = compiled
     pages = HBMPageManager(num_pages)
     scheduler = InferenceScheduler(
-        pages, page_size=PAGE_SIZE, max_num_seqs=MAX_NUM_SEQS, max_num_batched_tokens=CHUNK
-    )  # fmt: skip
+        pages, page_size=shapes.cache.page_size, max_num_seqs=MAX_NUM_SEQS, max_num_batched_tokens=CHUNK
+    )
     runner = RecordingRunner(manager, shapes, PagedAttentionCache.allocate(shapes.cache), 0)
     limits = ServingLimits(MAX_MODEL_LEN, 144, ())
     engine = oEngine(scheduler, runner, pages, limits, run_ahead=run_ahead)
@@ -137,7 +146,9 @@ def test_with_a_pool_so_small_that_sequences_are_preempted(compiled, run_ahead):
     """Preempted sequences are computed anew and go on as if nothing had happened."""
     cases = compiled[0]
 
-    tokens, logprobs, engine = run(compiled, cases, num_pages=SMALL_POOL, run_ahead=run_ahead)
+    tokens, logprobs, engine = run(
+        compiled, cases, num_pages=SMALL_POOL[compiled[2].cache.page_size], run_ahead=run_ahead
+    )
 
     assert_golden(cases, tokens, logprobs)
     assert engine.stats().preemptions > 0

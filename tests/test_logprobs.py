@@ -10,6 +10,7 @@ from engine.build import build_engine
 from engine.config import EngineConfig
 from engine.logprobs import compute_logprobs, unpack_logprobs
 from engine.models.families import read_model_config
+from engine.models.rope import rotate
 from engine.models.weights import load_decoder
 from engine.sampling_params import MAX_LOGPROBS, SamplingParams
 from engine.sequence import Sequence
@@ -35,8 +36,9 @@ def plain_logprobs(directory, token_ids):
     config = read_model_config(directory)
     decoder = load_decoder(directory, config, np.float32, progress=lambda done, total: None)
 
-    def attend(cache, q, k, v, window):
+    def attend(cache, q, k, v, rotation, window):
         assert window is None
+        q, k = rotate(q, *rotation), rotate(k, *rotation)
         groups = q.shape[1] // k.shape[1]
         k, v = jnp.repeat(k, groups, axis=1), jnp.repeat(v, groups, axis=1)
         scores = jnp.einsum("qhd,khd->hqk", q, k) * np.float32(config.head_dim**-0.5)

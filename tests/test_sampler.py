@@ -8,7 +8,8 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from engine import sampler
-from engine.sampler import TOP, SamplingRows, SamplingVariant
+from engine.sampler import SamplingRows, SamplingVariant, argmax
+from engine.truncation import TOP
 
 KEY = jax.random.key(0)
 sample = jax.jit(sampler.sample, static_argnums=3)
@@ -64,6 +65,15 @@ def test_greedy_rows_are_argmax_beside_sampled_ones():
         ids = sample(logits, rows, KEY, variant)
         greedy = np.asarray([0, 2, 4])
         assert ids[greedy].tolist() == jnp.argmax(logits, axis=-1)[greedy].tolist()
+
+
+@pytest.mark.parametrize("vocab", [1, 2, 127, 128, 129, 1000])
+def test_the_best_token_is_the_first_of_equals(vocab):
+    """As argmax is everywhere, in vocabularies of any size and where logits are the least that there is."""
+    rng = np.random.default_rng(vocab)
+    logits = np.concatenate([rng.integers(-3, 3, (9, vocab)), np.full((1, vocab), -np.inf)]).astype(np.float32)
+
+    assert argmax(jnp.asarray(logits)).tolist() == np.argmax(logits, axis=-1).tolist()
 
 
 def test_top_k_keeps_the_k_best():

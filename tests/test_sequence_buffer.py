@@ -77,14 +77,17 @@ def test_a_resumed_sequence_brings_its_output():
 
 
 def test_new_pages_are_appended():
-    """Pages that a sequence got since are written behind those already known."""
-    buffer, sequence = build_buffer(), build_sequence(1, pages=1)
-    buffer.add(sequence)
+    """The page that each of some sequences got since is written behind those already known."""
+    buffer, sequences = build_buffer(), [build_sequence(1, pages=1), build_sequence(2, pages=3), build_sequence(3)]
+    for sequence in sequences:
+        buffer.add(sequence)
 
-    sequence.pages.append(77)
-    buffer.add_pages(sequence)
+    sequences[0].pages.append(77)
+    sequences[1].pages.append(78)
+    buffer.add_pages([sequences[1], sequences[0]])
 
-    assert_row_holds(buffer, sequence)
+    for sequence in sequences:
+        assert_row_holds(buffer, sequence)
 
 
 def test_swap_exchanges_two_rows_whole():

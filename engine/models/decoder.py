@@ -14,19 +14,14 @@ from flax import nnx
 from jax import Array
 
 from engine.models.config import ModelConfig
-from engine.models.rope import inverse_frequencies, rotate, rotation
+from engine.models.linear import dense, logits, look_up, pack, pack_table
+from engine.models.rope import Rotation, inverse_frequencies, rotation
 
 LayerCache = Array | None
-Attend = Callable[[LayerCache, Array, Array, Array, int | None], tuple[LayerCache, Array]]
-"""(cache, q[..., heads, head_dim], k[..., kv_heads, head_dim], v like k, window) -> (cache, like q)."""
+Attend = Callable[[LayerCache, Array, Array, Array, Rotation, int | None], tuple[LayerCache, Array]]
+"""(cache, q[..., heads, head_dim], k[..., kv_heads, head_dim], v like k, rotation, window) -> (cache, like q).
 
-
-def _dense(x: Array, kernel: nnx.Param[Array], bias: nnx.Param[Array] | None) -> Array:
-    """x[..., n] @ kernel[n, ...]: contracts one axis and keeps the kernel's remaining ones."""
-    weight = kernel[...]
-    flat = jnp.matmul(x, weight.reshape(weight.shape[0], -1), preferred_element_type=x.dtype)
-    out = flat.reshape(*x.shape[:-1], *weight.shape[1:])
-    return out if bias is None else out + bias[...].reshape((1,) * (x.ndim - 1) + weight.shape[1:])
+It is ``attend`` that turns q and k by the rotation, as a kernel does that in passing."""
 
 
 class RMSNorm(nnx.Module):
@@ -57,14 +52,14 @@ class Attention(nnx.Module):
         self.k_norm = RMSNorm(config.head_dim, config.rms_norm_eps) if config.qk_norm else None
         self.window = config.window(layer)
 
-    def __call__(self, x: Array, cos: Array, sin: Array, cache: LayerCache, attend: Attend) -> tuple[LayerCache, Array]:
-        grouped = _dense(x, self.qkv_kernel, self.qkv_bias)
+    def __call__(self, x: Array, rotation: Rotation, cache: LayerCache, attend: Attend) -> tuple[LayerCache, Array]:
+        grouped = dense(x, self.qkv_kernel, self.qkv_bias)
         q = grouped[..., :-2, :].reshape(*x.shape[:-1], -1, grouped.shape[-1])
         k, v = grouped[..., -2, :], grouped[..., -1, :]
         if self.q_norm is not None and self.k_norm is not None:
             q, k = self.q_norm(q), self.k_norm(k)
-        cache, attended = attend(cache, rotate(q, cos, sin), rotate(k, cos, sin), v, self.window)
-        return cache, _dense(attended.reshape(*x.shape[:-1], -1), self.o_kernel, self.o_bias)
+        cache, attended = attend(cache, q, k, v, rotation, self.window)
+        return cache, dense(attended.reshape(*x.shape[:-1], -1), self.o_kernel, self.o_bias)
 
 
 class GatedMLP(nnx.Module):
@@ -80,8 +75,8 @@ class GatedMLP(nnx.Module):
         self.down_bias = nnx.Param(jnp.zeros((config.hidden_size,))) if config.mlp_bias else None
 
     def __call__(self, x: Array) -> Array:
-        gate_up = _dense(x, self.gate_up_kernel, self.gate_up_bias)
-        return _dense(jax.nn.silu(gate_up[..., 0, :]) * gate_up[..., 1, :], self.down_kernel, self.down_bias)
+        gate_up = dense(x, self.gate_up_kernel, self.gate_up_bias)
+        return dense(jax.nn.silu(gate_up[..., 0, :]) * gate_up[..., 1, :], self.down_kernel, self.down_bias)
 
 
 class DecoderLayer(nnx.Module):
@@ -93,8 +88,8 @@ class DecoderLayer(nnx.Module):
         self.mlp_norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
         self.mlp = GatedMLP(config, rngs)
 
-    def __call__(self, x: Array, cos: Array, sin: Array, cache: LayerCache, attend: Attend) -> tuple[LayerCache, Array]:
-        cache, attended = self.attention(self.attention_norm(x), cos, sin, cache, attend)
+    def __call__(self, x: Array, rotation: Rotation, cache: LayerCache, attend: Attend) -> tuple[LayerCache, Array]:
+        cache, attended = self.attention(self.attention_norm(x), rotation, cache, attend)
         x = x + attended
         return cache, x + self.mlp(self.mlp_norm(x))
 
@@ -115,24 +110,36 @@ class Decoder(nnx.Module):
         self, token_ids: Array, positions: Array, caches: Sequence[LayerCache], attend: Attend
     ) -> tuple[list[LayerCache], Array]:
         """i32[...] ids and positions, one cache per layer -> caches, normed hidden states [..., hidden]."""
-        cos, sin = rotation(positions, inverse_frequencies(self.config.head_dim, self.config.rope))
-        x = jnp.take(self.embedding[...], token_ids, axis=0)
+        turns = rotation(positions, inverse_frequencies(self.config.head_dim, self.config.rope))
+        x = look_up(self.embedding, token_ids)
         written: list[LayerCache] = []
         for layer, cache in zip(self.layers, caches, strict=True):
-            cache, x = layer(x, cos, sin, cache, attend)
+            cache, x = layer(x, turns, cache, attend)
             written.append(cache)
         return written, self.norm(x)
 
     @property
     def head(self) -> nnx.Param[Array]:
-        """f[vocab, hidden] what hidden states are turned into logits by."""
+        """What hidden states are turned into logits by: a table [vocab, hidden], packed or not."""
         return self.embedding if self.lm_head is None else self.lm_head
 
     def logits(self, hidden: Array) -> Array:
         """f[..., hidden] -> f32[..., vocab]."""
-        return to_logits(hidden, self.head[...])
+        return logits(hidden, self.head)
 
+    def pack(self) -> None:
+        """Repack every weight for the CPU's own kernels, one at a time; activations are float32 from then on.
 
-def to_logits(hidden: Array, head: Array) -> Array:
-    """f[..., hidden] and f[vocab, hidden] -> f32[..., vocab]."""
-    return jnp.matmul(hidden, head.T, preferred_element_type=jnp.float32)
+        Raises KernelsUnavailable.
+        """
+        self.embedding = pack_table(self.embedding)
+        if self.lm_head is not None:
+            self.lm_head = pack_table(self.lm_head)
+        for layer in self.layers:
+            for module, name in (
+                (layer.attention, "qkv"),
+                (layer.attention, "o"),
+                (layer.mlp, "gate_up"),
+                (layer.mlp, "down"),
+            ):
+                setattr(module, f"{name}_kernel", pack(getattr(module, f"{name}_kernel")))

@@ -7,6 +7,9 @@ from numpy.typing import NDArray
 
 from engine.models.config import RopeConfig
 
+Rotation = tuple[Array, Array]
+"""Cosines and sines, f32[..., 1, head_dim / 2]."""
+
 
 def inverse_frequencies(head_dim: int, rope: RopeConfig) -> NDArray[np.float32]:
     """Radians per position, f32[head_dim / 2]; the scalings are those of transformers' modeling_rope_utils."""
@@ -24,8 +27,8 @@ def inverse_frequencies(head_dim: int, rope: RopeConfig) -> NDArray[np.float32]:
     return inverse.astype(np.float32)
 
 
-def rotation(positions: Array, inverse: NDArray[np.float32]) -> tuple[Array, Array]:
-    """Cosines and sines f32[..., 1, head_dim / 2] of i32[...] positions; the 1 broadcasts over heads."""
+def rotation(positions: Array, inverse: NDArray[np.float32]) -> Rotation:
+    """What turns the vectors at i32[...] positions; the axis of length 1 broadcasts over heads."""
     angles = positions[..., None, None].astype(jnp.float32) * inverse.reshape((1,) * (positions.ndim + 1) + (-1,))
     return jnp.cos(angles), jnp.sin(angles)
 

@@ -12,12 +12,13 @@ from rich.console import Console
 from scripts.benchmarks.child import ChildFailed
 from scripts.benchmarks.daemon import DaemonFailed
 from scripts.benchmarks.figure import Figure
-from scripts.benchmarks.host import measure_host
+from scripts.benchmarks.host import measure_host, measure_streams
 from scripts.benchmarks.limits import limit_figures, measure_limits
 from scripts.benchmarks.machine import busy, describe_machine
 from scripts.benchmarks.models import SIZES, model_directory, models_directory, size_of
 from scripts.benchmarks.plot import plot
 from scripts.benchmarks.prefill import measure_prefill
+from scripts.benchmarks.random_requests import measure_random
 from scripts.benchmarks.report import save, show
 from scripts.benchmarks.sampling import measure_sampling
 from scripts.benchmarks.serve import measure_serve, measure_status
@@ -92,6 +93,7 @@ def _parser() -> argparse.ArgumentParser:
         ("all", _all, "everything, with one table and one plot"),
         ("serve", _serve, "decode at 1, 8 and 32 at once, 16 streams, what streaming costs"),
         ("prefill", _prefill, "how fast a lone prompt of 512 and of 2,048 tokens is read"),
+        ("random", _random, "2,000 requests of random lengths and parameters, and what was compiled for them"),
         ("host", _host, "the host's time for a step of a model that is nothing"),
         ("sampling", _sampling, "what each variant of sampling costs a step of 64 rows, beside greedy"),
         ("startup", _startup, "from the process's start to READY, with an empty compilation cache and a full one"),
@@ -120,7 +122,7 @@ def _add_arguments(command: argparse.ArgumentParser, name: str) -> None:
     if name in ("all", "serve", "prefill"):
         add("--vs", choices=["transformers"], help="measure this beside ours, in turns")
         add("--torch-python", metavar="PATH", help="a Python that has torch and transformers, for --vs")
-    if name in ("all", "serve", "prefill", "startup"):
+    if name in ("all", "serve", "prefill", "random", "startup"):
         add("--settings", default="", metavar="S", help='flags for the daemon: --settings="--run-ahead 0"')
 
 
@@ -131,6 +133,7 @@ def _all(options: argparse.Namespace) -> Iterator[Figure]:
         options.model = model
         yield from _limits(options)
         yield from _with_daemon(options, measure_serve, measure_prefill)
+        yield from _random(options)
         yield from _startup(options)
 
 
@@ -153,8 +156,15 @@ def _with_daemon(options: argparse.Namespace, *measures: Callable[..., Iterator[
             yield from measure_status(model, ours)
 
 
+def _random(options: argparse.Namespace) -> Iterator[Figure]:
+    for model in _models(options):
+        with serving(model_directory(model), shlex.split(options.settings), None) as (ours, _):
+            yield from measure_random(model, ours)
+
+
 def _host(options: argparse.Namespace) -> Iterator[Figure]:
     yield from measure_host(options.repeat)
+    yield from measure_streams(options.repeat)
 
 
 def _sampling(options: argparse.Namespace) -> Iterator[Figure]:

@@ -47,9 +47,13 @@ TOKEN = 300
 class NullSamplingFunctions(SamplingFunctions):
     """A sampler that gives every row the same token."""
 
+    def __init__(self, shapes: StepShapes) -> None:
+        super().__init__(shapes.max_num_seqs, VOCABULARY)
+        self._shapes = shapes
+
     def sampler(self, layout: StepLayout, variant: SamplingVariant) -> Any:  # noqa: ARG002 - one does for all
         """No sampling."""
-        return _sampler(layout.rows)
+        return _sampler(layout, self._shapes)
 
 
 class NullExecutionManager:
@@ -57,8 +61,9 @@ class NullExecutionManager:
 
     def __init__(self, shapes: StepShapes) -> None:
         self.weights = [jnp.zeros(1) for _ in range(LAYERS * ARRAYS_PER_LAYER)]
+        self._shapes = shapes
         self._layouts = [shapes.layout(tokens) for tokens in shapes.buckets]
-        self.sampling = NullSamplingFunctions(shapes.max_num_seqs, VOCABULARY)
+        self.sampling = NullSamplingFunctions(shapes)
 
     def layout_for(self, num_tokens: int) -> StepLayout:
         """The smallest bucket that holds a step."""
@@ -66,7 +71,7 @@ class NullExecutionManager:
 
     def forward(self, layout: StepLayout) -> Any:
         """A step of no model."""
-        return _forward(layout.sampling_size)
+        return _forward(layout, self._shapes)
 
 
 def null_engine(max_num_seqs: int) -> oEngine:
@@ -132,19 +137,30 @@ def _sequences() -> Iterator[Sequence]:
 
 
 @functools.cache
-def _forward(sampling_size: int) -> Any:
+def _forward(layout: StepLayout, shapes: StepShapes) -> Any:
     def step(weights: Any, cache: Any, last_token: Any, packed: Any) -> Any:  # noqa: ARG001 - as a model's step
-        return cache, jnp.zeros(1), jnp.zeros(1), packed[:sampling_size]
+        return cache, jnp.zeros(1), jnp.zeros(1), packed[: layout.sampling_size]
 
-    return jax.jit(step, donate_argnums=1, keep_unused=True)
+    weights = [jnp.zeros(1)] * (LAYERS * ARRAYS_PER_LAYER)
+    arguments = (weights, PagedAttentionCache.abstract(shapes.cache), _last_token(shapes), _integers(layout.size))
+    return jax.jit(step, donate_argnums=1, keep_unused=True).lower(*arguments).compile()
 
 
 @functools.cache
-def _sampler(rows: int) -> Any:
+def _sampler(layout: StepLayout, shapes: StepShapes) -> Any:
     def draw(logits: Any, last_token: Any, sampling: Any, key: Any) -> Any:  # noqa: ARG001 - as a sampler's
-        return jnp.full(rows, TOKEN, jnp.int32), last_token
+        return jnp.full(layout.rows, TOKEN, jnp.int32), last_token
 
-    return jax.jit(draw, donate_argnums=1, keep_unused=True)
+    arguments = (jnp.zeros(1), _last_token(shapes), _integers(layout.sampling_size), jax.random.key(0))
+    return jax.jit(draw, donate_argnums=1, keep_unused=True).lower(*arguments).compile()
+
+
+def _last_token(shapes: StepShapes) -> jax.ShapeDtypeStruct:
+    return _integers(shapes.max_num_seqs + 1)
+
+
+def _integers(size: int) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct((size,), jnp.int32)
 
 
 class _LastSamples:

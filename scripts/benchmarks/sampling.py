@@ -76,7 +76,7 @@ class _Bench:
 
     def __init__(self, vocabulary: int) -> None:
         self.layout, self.functions = StepLayout(ROWS, ROWS, 1), SamplingFunctions(ROWS, vocabulary)
-        for job in self.functions.jobs([self.layout]):
+        for job in self.functions.jobs(self.layout):
             job()
         normal = np.random.default_rng(0).normal(size=(ROWS, vocabulary)).astype(np.float32)
         self.logits = {spread: jax.device_put(normal * np.float32(spread)) for spread in (PEAKED, FLAT)}

@@ -5,6 +5,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from engine.models.decoder import Attend, LayerCache
+from engine.models.rope import Rotation, rotate
 
 _BLOCK = 128
 """Queries at a time: a block leaves out the keys that all come after it, a fourth of the work at 256."""
@@ -16,8 +17,11 @@ def causal_attend(segments: Array) -> Attend:
     visible = (segments[:, :, None] == segments[:, None, :]) & jnp.tril(jnp.ones((1, length, length), bool))
     bias = jnp.where(visible, 0.0, -1e9)[:, None, None]
 
-    def attend(cache: LayerCache, q: Array, k: Array, v: Array, _window: int | None) -> tuple[LayerCache, Array]:
+    def attend(
+        cache: LayerCache, q: Array, k: Array, v: Array, rotation: Rotation, _window: int | None
+    ) -> tuple[LayerCache, Array]:
         rows, _, heads, head_dim = q.shape
+        q, k = rotate(q, *rotation), rotate(k, *rotation)
         kv_heads = k.shape[2]
         grouped = (
             (q * head_dim**-0.5).reshape(rows, length, kv_heads, heads // kv_heads, head_dim).transpose(0, 2, 3, 1, 4)

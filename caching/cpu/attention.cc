@@ -1,0 +1,280 @@
+// Ragged paged attention that reads the pages where they lie (caching/cpu_attention.py says what the arguments are).
+//
+// A page of one head holds its keys as [head_dim, page_size] and its values as [page_size, head_dim]: both are then the
+// right side of a plain product, scores = q @ keys and out = weights @ values. One task is one kv head of a few queries
+// of one sequence; it walks the keys kBlock at a time with a running softmax (Milakov and Gimelshein 2018), always in
+// the same blocks, so that a query's result depends neither on its neighbours nor on where its prompt was cut.
+
+#include <vector>
+
+#include "team.h"
+#include "tiles.h"
+#include "xla/ffi/api/ffi.h"
+
+namespace odriver {
+namespace ffi = xla::ffi;
+
+constexpr int64_t kBlock = 128;      // keys per update of the running softmax, or a page where that is longer
+constexpr int64_t kTileQueries = 48;  // queries times heads of a group that share one reading of the keys
+constexpr float kMasked = -1e30f;
+
+struct Shape {
+  int64_t tokens, heads, kv_heads, head_dim, page_size, pages_per_seq;
+  int64_t group() const { return heads / kv_heads; }
+  int64_t page_elements() const { return page_size * head_dim; }
+};
+
+struct Table {
+  const int32_t *kv_lens, *page_indices, *cu_q_lens;
+  int64_t num_seqs;
+  int64_t position(int64_t row, int64_t token) const { return kv_lens[row] - cu_q_lens[row + 1] + token; }
+};
+
+// Some queries of one sequence, for one kv head.
+struct Task {
+  int64_t row, kv_head, first, past;
+};
+
+// Rotary position embedding in the half-split form: element d turns with element d + head_dim / 2.
+struct Rotation {
+  const float *cos, *sin;
+  template <typename Put>
+  void turn(const float* x, int64_t token, int64_t head_dim, const Put& put) const {
+    const int64_t half = head_dim / 2;
+    const float *c = cos + token * half, *s = sin + token * half;
+    for (int64_t d = 0; d < half; ++d) {
+      put(d, x[d] * c[d] - x[half + d] * s[d]);
+      put(half + d, x[half + d] * c[d] + x[d] * s[d]);
+    }
+  }
+};
+
+// The arrays of a step: q[tokens, heads, head_dim], k and v [tokens, kv_heads, head_dim].
+struct Step {
+  const float *q, *k, *v;
+  Rotation rotation;
+  float* out;
+  float sm_scale;
+  int64_t window;
+};
+
+template <typename Stored>
+Stored* page_of(Stored* pages, const Shape& shape, const Table& table, int64_t row, int64_t kv_head, int64_t number) {
+  const int64_t page = table.page_indices[row * shape.pages_per_seq + number];
+  return pages + (page * shape.kv_heads + kv_head) * 2 * shape.page_elements();
+}
+
+template <typename Stored>
+void write(Stored* pages, const Step& step, const Shape& shape, const Table& table, int64_t row, int64_t token) {
+  const int64_t position = table.position(row, token), offset = position % shape.page_size;
+  for (int64_t head = 0; head < shape.kv_heads; ++head) {
+    Stored* keys = page_of(pages, shape, table, row, head, position / shape.page_size);
+    Stored* values = keys + shape.page_elements();
+    const int64_t from = (token * shape.kv_heads + head) * shape.head_dim;
+    step.rotation.turn(step.k + from, token, shape.head_dim,
+                       [&](int64_t d, float x) { store(keys + d * shape.page_size + offset, x); });
+    for (int64_t d = 0; d < shape.head_dim; ++d) store(values + offset * shape.head_dim + d, step.v[from + d]);
+  }
+}
+
+// The working memory of one thread, kept from call to call.
+struct Scratch {
+  std::vector<float> q, scores, out, high, total;
+  void fit(int64_t queries, int64_t block, int64_t head_dim) {
+    q.resize(queries * head_dim);
+    out.assign(queries * head_dim, 0.0f);
+    scores.resize(queries * block);
+    high.assign(queries, kMasked);
+    total.assign(queries, 0.0f);
+  }
+};
+
+// Turns the scores of one query into weights, its sums made relative to the new highest score.
+inline void soften(float* scores, int64_t count, float* out, int64_t head_dim, float& high, float& total) {
+  Vector above = load(scores);
+  for (int64_t c = kWidth; c < count; c += kWidth) {
+    const Vector other = load(scores + c);
+    above = above > other ? above : other;
+  }
+  const float higher = std::max(high, highest(above));
+  Vector sums{};
+  for (int64_t c = 0; c < count; c += kWidth) {
+    const Vector weights = exponential(load(scores + c) - higher);
+    store(scores + c, weights);
+    sums += weights;
+  }
+  if (higher > high) {
+    const float shrink = exponential(Vector{} + (high - higher))[0];
+    total *= shrink;
+    for (int64_t d = 0; d < head_dim; d += kWidth) store(out + d, load(out + d) * shrink);
+    high = higher;
+  }
+  total += sum(sums);
+}
+
+// Hides from a query at `position` the keys after it, and those that its window has passed.
+inline void mask(float* scores, int64_t first_key, int64_t count, int64_t position, int64_t window) {
+  for (int64_t c = std::max<int64_t>(0, position + 1 - first_key); c < count; ++c) scores[c] = kMasked;
+  const int64_t gone = window ? std::min(count, position + 1 - window - first_key) : 0;
+  for (int64_t c = 0; c < gone; ++c) scores[c] = kMasked;
+}
+
+// The keys and values of one head of one sequence, a vector of them at a time.
+template <typename Stored>
+struct Context {
+  const Stored* pages;
+  const Shape& shape;
+  const Table& table;
+  int64_t row, kv_head, length;
+
+  const Stored* page(int64_t key) const {
+    return page_of(pages, shape, table, row, kv_head, std::min(key, length - 1) / shape.page_size);
+  }
+  const Stored* keys(int64_t key) const { return page(key) + key % shape.page_size; }
+  const Stored* values(int64_t key) const { return page(key) + shape.page_elements(); }
+};
+
+// scores[queries, keys from `key` on] = q @ keys, `vectors` of them at a time from column `c` on; returns where it stops.
+template <int vectors, typename Stored>
+int64_t score(const Context<Stored>& context, int64_t queries, const float* q, int64_t key, int64_t c, int64_t count,
+              float* scores, int64_t block) {
+  for (; c + vectors * kWidth <= count; c += vectors * kWidth) {
+    Columns<vectors, Stored> columns{{}, {}, context.shape.page_size};
+    for (int v = 0; v < vectors; ++v) {
+      columns.begin[v] = context.keys(key + c + v * kWidth);
+      columns.ahead[v] = context.keys(key + c + (vectors + v) * kWidth);
+    }
+    product(queries, q, context.shape.head_dim, columns, context.shape.head_dim, scores + c, block, false);
+  }
+  return c;
+}
+
+// out[queries, head_dim] += weights @ values of `depth` keys of one page, from column `d` on; returns where it stops.
+template <int vectors, typename Stored>
+int64_t mix(const Context<Stored>& context, int64_t queries, const float* weights, int64_t key, int64_t depth, int64_t d,
+            float* out, int64_t block) {
+  const int64_t head_dim = context.shape.head_dim;
+  for (; d + vectors * kWidth <= head_dim; d += vectors * kWidth) {
+    Columns<vectors, Stored> columns{{}, {}, head_dim};
+    for (int v = 0; v < vectors; ++v) {
+      columns.begin[v] = context.values(key) + d + v * kWidth;
+      columns.ahead[v] = context.values(key + context.shape.page_size) + d + v * kWidth;
+    }
+    product(queries, weights, block, columns, depth, out + d, head_dim, true);
+  }
+  return d;
+}
+
+template <typename Stored>
+void attend(const Stored* pages, const Step& step, const Shape& shape, const Table& table, const Task& task) {
+  static thread_local Scratch scratch;
+  const int64_t group = shape.group(), head_dim = shape.head_dim, page_size = shape.page_size;
+  const int64_t queries = (task.past - task.first) * group, window = step.window;
+  const int64_t block = std::max(kBlock / page_size, int64_t{1}) * page_size;
+  scratch.fit(queries, block, head_dim);
+  float *scaled = scratch.q.data(), *scores = scratch.scores.data(), *sums = scratch.out.data();
+  const auto at = [&](int64_t token) { return (token * shape.heads + task.kv_head * group) * head_dim; };
+  for (int64_t query = 0; query < queries; ++query) {
+    const int64_t token = task.first + query / group;
+    step.rotation.turn(step.q + at(token) + query % group * head_dim, token, head_dim,
+                       [&](int64_t d, float x) { scaled[query * head_dim + d] = x * step.sm_scale; });
+  }
+
+  const int64_t first_position = table.position(task.row, task.first);
+  const int64_t length = table.position(task.row, task.past - 1) + 1;
+  const Context<Stored> context{pages, shape, table, task.row, task.kv_head, length};
+  const int64_t begin = window ? std::max<int64_t>(0, first_position + 1 - window) / block * block : 0;
+  for (int64_t key = begin; key < length; key += block) {
+    const int64_t keys = std::min(block, length - key);
+    const int64_t count = (keys + kWidth - 1) / kWidth * kWidth;
+    int64_t c = 0;
+    if (queries <= kWideRows) c = score<4>(context, queries, scaled, key, c, count, scores, block);
+    c = score<2>(context, queries, scaled, key, c, count, scores, block);
+    score<1>(context, queries, scaled, key, c, count, scores, block);
+    for (int64_t query = 0; query < queries; ++query) {
+      mask(scores + query * block, key, count, first_position + query / group, window);
+      soften(scores + query * block, count, sums + query * head_dim, head_dim, scratch.high[query], scratch.total[query]);
+    }
+    for (c = 0; c < keys; c += page_size) {  // no further than the last key: what lies behind is nobody's
+      const int64_t depth = std::min(page_size, keys - c);
+      int64_t d = 0;
+      if (queries <= kWideRows) d = mix<4>(context, queries, scores + c, key + c, depth, d, sums, block);
+      d = mix<2>(context, queries, scores + c, key + c, depth, d, sums, block);
+      mix<1>(context, queries, scores + c, key + c, depth, d, sums, block);
+    }
+  }
+  for (int64_t query = 0; query < queries; ++query) {
+    float* to = step.out + at(task.first + query / group) + query % group * head_dim;
+    const float* from = sums + query * head_dim;
+    for (int64_t d = 0; d < head_dim; ++d) to[d] = from[d] / scratch.total[query];
+  }
+}
+
+// Queries late in a prompt first: they take longest.
+std::vector<Task> tasks_of(const Shape& shape, const Table& table) {
+  std::vector<Task> tasks;
+  const int64_t queries = std::max(kTileQueries / shape.group(), int64_t{1});
+  for (int64_t row = table.num_seqs - 1; row >= 0; --row) {
+    const int64_t begin = table.cu_q_lens[row], end = table.cu_q_lens[row + 1];
+    for (int64_t tile = (end - begin + queries - 1) / queries - 1; tile >= 0; --tile)
+      for (int64_t head = 0; head < shape.kv_heads; ++head)
+        tasks.push_back({row, head, begin + tile * queries, std::min(begin + (tile + 1) * queries, end)});
+  }
+  return tasks;
+}
+
+template <typename Stored>
+void run(Stored* pages, const Step& step, const Shape& shape, const Table& table) {
+  // Padding writes nothing, and is handed on as zeros.
+  const int64_t used = table.cu_q_lens[table.num_seqs], token_elements = shape.heads * shape.head_dim;
+  std::fill(step.out + used * token_elements, step.out + shape.tokens * token_elements, 0.0f);
+  parallel_for(table.num_seqs, [&](int64_t row) {
+    for (int64_t token = table.cu_q_lens[row]; token < table.cu_q_lens[row + 1]; ++token)
+      write(pages, step, shape, table, row, token);
+  });
+  const std::vector<Task> tasks = tasks_of(shape, table);
+  parallel_for(static_cast<int64_t>(tasks.size()),
+               [&](int64_t task) { attend<Stored>(pages, step, shape, table, tasks[task]); });
+}
+
+using Floats = ffi::Buffer<ffi::F32>;
+using Ints = ffi::Buffer<ffi::S32>;
+
+ffi::Error attention(ffi::AnyBuffer kv_pages, Floats q, Floats k, Floats v, Floats cos, Floats sin,
+                     Ints kv_lens, Ints page_indices, Ints cu_q_lens, Ints num_seqs,
+                     ffi::Result<ffi::AnyBuffer> written, ffi::Result<Floats> out, float sm_scale,
+                     int64_t sliding_window) {
+  void* pages = written->untyped_data();
+  if (pages != kv_pages.untyped_data()) return ffi::Error(ffi::ErrorCode::kInternal, "XLA has copied the pages");
+  const auto pool_shape = kv_pages.dimensions(), queries = q.dimensions();
+  const Shape shape{queries[0], queries[1], pool_shape[1], pool_shape[4], pool_shape[3], page_indices.dimensions()[1]};
+  const Table table{kv_lens.typed_data(), page_indices.typed_data(), cu_q_lens.typed_data(), num_seqs.typed_data()[0]};
+  const Step step{q.typed_data(), k.typed_data(), v.typed_data(), {cos.typed_data(), sin.typed_data()},
+                  out->typed_data(), sm_scale, sliding_window};
+  if (kv_pages.element_type() == ffi::F32)
+    run(static_cast<float*>(pages), step, shape, table);
+  else
+    run(static_cast<uint16_t*>(pages), step, shape, table);
+  return ffi::Error::Success();
+}
+
+XLA_FFI_DEFINE_HANDLER_SYMBOL(odriver_attention, attention,
+                              ffi::Ffi::Bind()
+                                  .Arg<ffi::AnyBuffer>()
+                                  .Arg<Floats>()
+                                  .Arg<Floats>()
+                                  .Arg<Floats>()
+                                  .Arg<Floats>()
+                                  .Arg<Floats>()
+                                  .Arg<Ints>()
+                                  .Arg<Ints>()
+                                  .Arg<Ints>()
+                                  .Arg<Ints>()
+                                  .Ret<ffi::AnyBuffer>()
+                                  .Ret<Floats>()
+                                  .Attr<float>("sm_scale")
+                                  .Attr<int64_t>("sliding_window"));
+
+}  // namespace odriver
+
+extern "C" int odriver_vector_width() { return odriver::kWidth; }

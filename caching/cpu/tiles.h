@@ -1,0 +1,144 @@
+// What the CPU kernels share: a register tile of a matrix product, and a vector exponential. Compiled on the machine it
+// runs on (caching/cpu_kernels.py), so the vector width is that machine's.
+//
+// A tile adds up each output in the order of k, whatever other rows there are: a row's result does not depend on
+// the batch it is computed in, bit for bit.
+
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <cstring>
+
+namespace odriver {
+
+#if defined(__AVX512F__)
+constexpr int kVectorBytes = 64, kMaxSums = 24;  // of 32 registers
+#elif defined(__AVX__)
+constexpr int kVectorBytes = 32, kMaxSums = 12;  // of 16
+#else
+constexpr int kVectorBytes = 16, kMaxSums = 24;  // of 32 (NEON)
+#endif
+constexpr int kWidth = kVectorBytes / sizeof(float);
+constexpr int kWideRows = kMaxSums / 4;  // up to so many rows a tile is four vectors wide, else two
+
+typedef float Vector __attribute__((vector_size(kVectorBytes)));
+typedef float Unaligned __attribute__((vector_size(kVectorBytes), aligned(4), may_alias));
+typedef int32_t Integers __attribute__((vector_size(kVectorBytes)));
+typedef uint16_t Halves __attribute__((vector_size(kVectorBytes / 2), aligned(2), may_alias));
+
+inline Vector load(const float* from) { return *reinterpret_cast<const Unaligned*>(from); }
+
+// The bits of bfloat16 are the upper half of a float's.
+inline Vector load(const uint16_t* from) {
+  const Integers wide = __builtin_convertvector(*reinterpret_cast<const Halves*>(from), Integers) << 16;
+  return reinterpret_cast<const Vector&>(wide);
+}
+
+inline void store(float* to, Vector value) { *reinterpret_cast<Unaligned*>(to) = value; }
+
+inline void store(float* to, float value) { *to = value; }
+
+// Rounded to the nearest, ties to even, as XLA rounds.
+inline void store(uint16_t* to, float value) {
+  uint32_t bits;
+  std::memcpy(&bits, &value, sizeof bits);
+  *to = value != value ? 0x7fc0 : static_cast<uint16_t>((bits + 0x7fff + ((bits >> 16) & 1)) >> 16);
+}
+
+inline float highest(Vector x) {
+  float lanes[kWidth];
+  store(lanes, x);
+  for (int half = kWidth / 2; half > 0; half /= 2)
+    for (int lane = 0; lane < half; ++lane) lanes[lane] = std::max(lanes[lane], lanes[lane + half]);
+  return lanes[0];
+}
+
+inline float sum(Vector x) {
+  float lanes[kWidth];
+  store(lanes, x);
+  for (int half = kWidth / 2; half > 0; half /= 2)
+    for (int lane = 0; lane < half; ++lane) lanes[lane] += lanes[lane + half];
+  return lanes[0];
+}
+
+// The right side of a product: `vectors` columns of kWidth, each with a beginning of its own, a row every `stride`.
+// `ahead` is what will be read next; it is fetched meanwhile.
+template <int vectors, typename Stored>
+struct Columns {
+  const Stored* begin[vectors];
+  const Stored* ahead[vectors];
+  int64_t stride;
+};
+
+// out[rows, vectors * kWidth] (+)= x[rows, depth] @ columns[depth, vectors * kWidth]
+template <int rows, int vectors, bool prefetch, typename Stored>
+__attribute__((noinline)) void tile(const float* x, int64_t x_stride, const Columns<vectors, Stored>& columns,
+                                    int64_t depth, float* out, int64_t out_stride, bool add) {
+  Vector sums[rows][vectors];
+  for (int row = 0; row < rows; ++row)
+    for (int v = 0; v < vectors; ++v) sums[row][v] = add ? load(out + row * out_stride + v * kWidth) : Vector{};
+  for (int64_t k = 0, at = 0; k < depth; ++k, at += columns.stride) {
+    Vector right[vectors];
+    for (int v = 0; v < vectors; ++v) {
+      right[v] = load(columns.begin[v] + at);
+      if (prefetch) __builtin_prefetch(columns.ahead[v] + at);
+    }
+    for (int row = 0; row < rows; ++row) {
+      const float left = x[row * x_stride + k];
+      for (int v = 0; v < vectors; ++v) sums[row][v] += left * right[v];
+    }
+  }
+  for (int row = 0; row < rows; ++row)
+    for (int v = 0; v < vectors; ++v) store(out + row * out_stride + v * kWidth, sums[row][v]);
+}
+
+template <bool prefetch, int vectors, typename Stored, int rows = kMaxSums / vectors>
+inline void tile_of(int64_t count, const float* x, int64_t x_stride, const Columns<vectors, Stored>& columns,
+                    int64_t depth, float* out, int64_t out_stride, bool add) {
+  if (count == rows)
+    tile<rows, vectors, prefetch>(x, x_stride, columns, depth, out, out_stride, add);
+  else if constexpr (rows > 1)
+    tile_of<prefetch, vectors, Stored, rows - 1>(count, x, x_stride, columns, depth, out, out_stride, add);
+}
+
+// The same for any number of rows, cut into tiles as even as can be; the first tile fetches ahead for the others.
+template <int vectors, typename Stored>
+void product(int64_t rows, const float* x, int64_t x_stride, const Columns<vectors, Stored>& columns, int64_t depth,
+             float* out, int64_t out_stride, bool add) {
+  constexpr int64_t at_once = kMaxSums / vectors;
+  const int64_t tiles = (rows + at_once - 1) / at_once;
+  int64_t row = 0;
+  for (int64_t done = 0; done < tiles; ++done) {
+    const int64_t count = (rows - row + (tiles - done) - 1) / (tiles - done);
+    const float* from = x + row * x_stride;
+    float* to = out + row * out_stride;
+    if (done == 0)
+      tile_of<true>(count, from, x_stride, columns, depth, to, out_stride, add);
+    else
+      tile_of<false>(count, from, x_stride, columns, depth, to, out_stride, add);
+    row += count;
+  }
+}
+
+// exp of each element, to about 1e-7 relative; below -87 it is 0. The polynomial is that of Cephes' expf (Moshier).
+inline Vector exponential(Vector x) {
+  const Integers vanishes = x < -87.0f;
+  const Vector bounded = vanishes ? Vector{} : x;
+  const Vector magic = Vector{} + 12582912.0f;  // 1.5 * 2^23: adding it rounds to an integer
+  const Vector shifted = bounded * 1.44269504088896341f + magic;
+  const Vector power = shifted - magic;
+  const Vector rest = (bounded - power * 0.693359375f) + power * 2.12194440e-4f;
+  Vector sum = Vector{} + 1.9875691500e-4f;
+  sum = sum * rest + 1.3981999507e-3f;
+  sum = sum * rest + 8.3334519073e-3f;
+  sum = sum * rest + 4.1665795894e-2f;
+  sum = sum * rest + 1.6666665459e-1f;
+  sum = sum * rest + 5.0000001201e-1f;
+  sum = sum * rest * rest + rest + 1.0f;
+  const Integers scaled =
+      reinterpret_cast<const Integers&>(sum) + (__builtin_convertvector(power, Integers) << 23);
+  return vanishes ? Vector{} : reinterpret_cast<const Vector&>(scaled);
+}
+
+}  // namespace odriver

@@ -1,0 +1,88 @@
+"""Products of activations and weights: XLA's, or on a CPU those of a kernel of our own over packed weights."""
+
+import math
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from jax import Array
+
+from caching.cpu_kernels import load, register
+
+SOURCE = Path(__file__).parent / "cpu" / "linear.cc"
+
+
+class PackedKernel(nnx.Param[Any]):
+    """A kernel [in, *out] as panels [ceil(out / width), in, width]: so many columns at a time, zeros behind the last.
+
+    ``out`` is a field of its metadata. A step then reads each weight once and in order, whatever its shape.
+    """
+
+    out: tuple[int, ...]
+
+
+@cache
+def panel_width() -> int:
+    """Columns of a panel on this machine; makes the kernel known to XLA. Raises KernelsUnavailable."""
+    library = load(SOURCE)
+    register(library, "odriver_linear")
+    return int(library.odriver_panel_width())
+
+
+def pack(kernel: nnx.Param[Array]) -> PackedKernel:
+    """A kernel [in, *out] packed for this machine. Raises KernelsUnavailable."""
+    weight = np.asarray(kernel[...])
+    depth, out = weight.shape[0], weight.shape[1:]
+    panels = _panels(weight.reshape(depth, -1).T)
+    return PackedKernel(jax.device_put(panels), out=out)
+
+
+def pack_table(table: nnx.Param[Array]) -> PackedKernel:
+    """A table [vocab, hidden] packed as the kernel [hidden, vocab] that makes logits of it."""
+    weight = np.asarray(table[...])
+    return PackedKernel(jax.device_put(_panels(weight)), out=weight.shape[:1])
+
+
+def dense(x: Array, kernel: nnx.Param[Array], bias: nnx.Param[Array] | None) -> Array:
+    """x[..., n] @ kernel[n, *out] + bias[*out]: contracts one axis and keeps the kernel's remaining ones."""
+    if isinstance(kernel, PackedKernel):
+        out = kernel.out
+        flat = _packed_product(x, kernel[...], math.prod(out))
+    else:
+        weight = kernel[...]
+        out = weight.shape[1:]
+        flat = jnp.matmul(x, weight.reshape(weight.shape[0], -1), preferred_element_type=x.dtype)
+    whole = flat.reshape(*x.shape[:-1], *out)
+    return whole if bias is None else whole + bias[...].astype(whole.dtype).reshape((1,) * (x.ndim - 1) + out)
+
+
+def look_up(table: nnx.Param[Array], token_ids: Array) -> Array:
+    """Rows [..., hidden] of a table [vocab, hidden]; float32 where it is packed."""
+    weight = table[...]
+    if isinstance(table, PackedKernel):
+        width = weight.shape[2]
+        return weight[token_ids // width, :, token_ids % width].astype(np.float32)
+    return jnp.take(weight, token_ids, axis=0)
+
+
+def logits(hidden: Array, table: nnx.Param[Array]) -> Array:
+    """f[..., hidden] times a table [vocab, hidden] -> f32[..., vocab]."""
+    if isinstance(table, PackedKernel):
+        return _packed_product(hidden, table[...], math.prod(table.out))
+    return jnp.matmul(hidden, table[...].T, preferred_element_type=np.float32)
+
+
+def _panels(rows: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """[out, in] -> [ceil(out / width), in, width]."""
+    width = panel_width()
+    padded = np.pad(rows, ((0, -len(rows) % width), (0, 0)))
+    return np.ascontiguousarray(padded.reshape(-1, width, padded.shape[1]).transpose(0, 2, 1))
+
+
+def _packed_product(x: Array, panels: Array, out: int) -> Array:
+    call = jax.ffi.ffi_call("odriver_linear", jax.ShapeDtypeStruct((*x.shape[:-1], out), np.float32))
+    return call(x.astype(np.float32), panels)

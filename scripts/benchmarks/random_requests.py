@@ -1,0 +1,78 @@
+"""Requests of random lengths and parameters, many at once: whatever is asked for, nothing may be compiled for it."""
+
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+
+from ipc.client import Client
+from ipc.errors import OdriverError
+from scripts.benchmarks.figure import Figure, figure
+from scripts.benchmarks.systems import Ours
+
+REQUESTS, AT_ONCE = 2000, 64
+LONGEST_PROMPT, LONGEST_OUTPUT = 1000, 48
+
+PARAMETERS: dict[str, Callable[[np.random.Generator], Any]] = {
+    "max_tokens": lambda rng: int(rng.integers(1, LONGEST_OUTPUT, endpoint=True)),
+    "temperature": lambda rng: float(rng.choice([0.0, 0.5, 1.0, 2.0])),
+    "top_k": lambda rng: int(rng.choice([-1, 0, 1, 40])),
+    "top_p": lambda rng: float(rng.uniform(0.1, 1.0)),
+    "min_p": lambda rng: float(rng.uniform(0.0, 0.5)),
+    "seed": lambda rng: int(rng.integers(2**32)),
+    "stop": lambda rng: [str(rng.integers(10)), " the"],
+    "stop_token_ids": lambda rng: rng.integers(100, size=3).tolist(),
+    "ignore_eos": lambda rng: bool(rng.integers(2)),
+}
+"""A value for each of SamplingParams' fields."""
+
+
+def measure_random(model: str, ours: Ours) -> Iterator[Figure]:
+    """How many requests a second, of which how many failed, and what was compiled meanwhile."""
+    name = f"random {model}"
+    with ours.client() as client:
+        began, errors = time.perf_counter(), send_random(client, REQUESTS)
+        rate = REQUESTS / (time.perf_counter() - began)
+        compilations = client.status()["compilations_after_ready"]
+    for error in sorted(set(errors)):
+        print(f"scripts/bench: a request failed: {error}")
+    yield figure(name, f"{REQUESTS:,} requests, {AT_ONCE} at once", "req/s", [rate])
+    yield figure(name, "failed", "", [len(errors)], more_is_better=False)
+    yield figure(name, "compilations after ready", "", [compilations], more_is_better=False)
+
+
+def send_random(client: Client, count: int, seed: int = 0) -> list[str]:
+    """Send them and wait for all; why those that failed did. The same seed sends the same."""
+    rng, limits = np.random.default_rng(seed), client.welcome
+
+    def ask(prompt: list[int], params: dict[str, Any], stream: bool) -> str | None:
+        try:
+            if stream:
+                list(client.generate(prompt, **params))
+            else:
+                client.complete(prompt, **params)
+        except OdriverError as error:
+            return str(error)
+        return None
+
+    longest = min(LONGEST_PROMPT, limits.max_model_len - LONGEST_OUTPUT)
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        asked = [
+            pool.submit(ask, _prompt(rng, longest, limits.vocab_size), random_params(rng), stream=bool(rng.integers(2)))
+            for _ in range(count)
+        ]
+        return [error for future in asked if (error := future.result()) is not None]
+
+
+def random_params(rng: np.random.Generator) -> dict[str, Any]:
+    """Always ``max_tokens``, and each of the others in half of all requests."""
+    return {name: value(rng) for name, value in PARAMETERS.items() if name == "max_tokens" or rng.integers(2)}
+
+
+def _prompt(rng: np.random.Generator, longest: int, vocabulary: int) -> list[int]:
+    """As often of 1 to 10 tokens as of 100 to 1,000."""
+    length = int(np.exp(rng.uniform(0, np.log(longest))))
+    ids: list[int] = rng.integers(vocabulary, size=length).tolist()
+    return ids

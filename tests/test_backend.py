@@ -1,0 +1,84 @@
+"""Which operations serve: the CPU's kernels where they can be had and know the shape, XLA's otherwise, saying why."""
+
+import jax
+import pytest
+
+from caching import cpu_attention, cpu_kernels
+from caching.cpu_kernels import KernelsUnavailable
+from engine.backend import XLA, choose_backend
+from engine.models import linear
+
+
+@pytest.fixture
+def fresh():
+    """No library has been loaded yet, neither before nor after."""
+    caches = (cpu_kernels.load, cpu_attention.vector_width, linear.panel_width)
+    for cached in caches:
+        cached.cache_clear()
+    yield
+    for cached in caches:
+        cached.cache_clear()
+
+
+@pytest.mark.usefixtures("fresh")
+def test_without_a_compiler_xla_serves_and_says_what_would_help(monkeypatch):
+    """A machine without a C++ compiler is served by XLA's operations, and the reason is told."""
+    monkeypatch.setenv("PATH", "")
+    monkeypatch.delenv("CXX", raising=False)
+
+    backend = choose_backend(16, 64)
+
+    assert backend.attention is XLA.attention and not backend.packs
+    assert "no C++ compiler" in backend.description and "g++" in backend.description
+
+
+@pytest.mark.usefixtures("fresh")
+def test_a_compiler_that_fails_is_quoted(monkeypatch, tmp_path):
+    """What the compiler says is passed on, and nothing half made is left to be loaded."""
+    compiler = tmp_path / "c++"
+    compiler.write_text("#!/bin/sh\necho 'out of paper' >&2\nexit 1\n")
+    compiler.chmod(0o755)
+    monkeypatch.setenv("CXX", str(compiler))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+    backend = choose_backend(16, 64)
+
+    assert backend.attention is XLA.attention and "out of paper" in backend.description
+    assert list((tmp_path / "cache" / "odriver" / "kernels").iterdir()) == []
+
+
+@pytest.mark.usefixtures("fresh")
+def test_a_library_is_compiled_once(monkeypatch, tmp_path):
+    """The second start finds the library of the first."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    try:
+        cpu_kernels.load(linear.SOURCE)
+    except KernelsUnavailable as unavailable:
+        pytest.skip(str(unavailable))
+    (library,) = (tmp_path / "odriver" / "kernels").iterdir()
+    made = library.stat().st_mtime_ns
+    cpu_kernels.load.cache_clear()
+
+    cpu_kernels.load(linear.SOURCE)
+
+    assert library.stat().st_mtime_ns == made
+
+
+def test_a_shape_the_kernel_does_not_know_is_left_to_xla():
+    """Pages or heads that are no whole vectors are attended by XLA, while weights are packed all the same."""
+    try:
+        linear.panel_width()
+    except KernelsUnavailable as unavailable:
+        pytest.skip(str(unavailable))
+
+    backend = choose_backend(4, 64)
+
+    assert backend.attention is XLA.attention and backend.packs
+    assert "page_size 4" in backend.description
+
+
+def test_other_devices_are_served_by_xla(monkeypatch):
+    """The CPU's kernels are for CPUs."""
+    monkeypatch.setattr(jax, "default_backend", lambda: "tpu")
+
+    assert choose_backend(16, 64) is XLA

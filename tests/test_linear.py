@@ -1,0 +1,71 @@
+"""Products over packed weights: the same numbers as over plain ones, and the same for a row in any batch."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from caching.cpu_kernels import KernelsUnavailable
+from engine.models import linear
+
+try:
+    WIDTH = linear.panel_width()
+except KernelsUnavailable as unavailable:
+    pytest.skip(str(unavailable), allow_module_level=True)
+
+
+def build_kernel(depth, *out, dtype=np.float32):
+    """A random kernel [depth, *out]."""
+    rng = np.random.default_rng(depth)
+    return nnx.Param(jnp.asarray(rng.standard_normal((depth, *out), np.float32)).astype(dtype))
+
+
+def build_rows(count, depth):
+    """Random activations [count, depth]."""
+    return jnp.asarray(np.random.default_rng(count).standard_normal((count, depth), np.float32))
+
+
+@pytest.mark.parametrize("rows", [1, 2, 5, 12, 13, 64, 1025])
+@pytest.mark.parametrize("out", [(WIDTH,), (3, WIDTH), (100,), (2, 3, 7), (1,)])
+def test_a_packed_kernel_gives_what_the_plain_one_gives(rows, out):
+    """Any number of rows and columns, the last panel not full, over more rows than are done at once; with a bias."""
+    kernel, x = build_kernel(70, *out), build_rows(rows, 70)
+    bias = nnx.Param(jnp.arange(np.prod(out), dtype=np.float32).reshape(out))
+
+    actual = jax.jit(linear.dense)(x, linear.pack(kernel), bias)
+
+    expected = np.asarray(x, np.float64) @ np.asarray(kernel[...], np.float64).reshape(70, -1)
+    np.testing.assert_allclose(actual, expected.reshape(rows, *out) + np.asarray(bias[...]), atol=1e-4)
+
+
+def test_a_row_is_the_same_to_the_bit_in_any_batch():
+    """What a row gets does not depend on how many there are beside it."""
+    kernel, x = linear.pack(build_kernel(300, 100)), build_rows(600, 300)
+    product = jax.jit(linear.dense)
+
+    whole = np.asarray(product(x, kernel, None))
+
+    for count in (1, 2, 11, 12, 13, 25):
+        np.testing.assert_array_equal(product(x[:count], kernel, None), whole[:count])
+
+
+def test_a_packed_table_is_looked_up_and_makes_logits():
+    """The one packed form of a tied embedding serves both of its uses."""
+    table = build_kernel(101, 48)
+    packed, ids, hidden = linear.pack_table(table), jnp.asarray([0, 5, 31, 32, 100], jnp.int32), build_rows(5, 48)
+
+    np.testing.assert_array_equal(jax.jit(linear.look_up)(packed, ids), np.asarray(table[...])[np.asarray(ids)])
+    np.testing.assert_allclose(jax.jit(linear.logits)(hidden, packed), linear.logits(hidden, table), atol=1e-4)
+
+
+@pytest.mark.parametrize("rows", [1, 9, 100])
+def test_bfloat16_weights_are_multiplied_as_float32(rows):
+    """Packed in half the bytes, they give to the bit what the same numbers give in float32."""
+    kernel, x = build_kernel(64, 99, dtype=jnp.bfloat16), build_rows(rows, 64)
+    wide = nnx.Param(kernel[...].astype(np.float32))
+
+    narrow = jax.jit(linear.dense)(x, linear.pack(kernel), None)
+
+    assert linear.pack(kernel)[...].dtype == jnp.bfloat16
+    np.testing.assert_array_equal(narrow, jax.jit(linear.dense)(x, linear.pack(wide), None))
