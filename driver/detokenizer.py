@@ -23,13 +23,19 @@ class Detokenizer:
     """The text of one request. Concatenated, its pieces are ``decode(prompt + output)`` without ``decode(prompt)``.
 
     Bytes that are no UTF-8 come out as U+FFFD once the text after them, or three more tokens of the kind, show it.
-    The cost of a token is that of decoding a window.
+    The cost of a token is that of decoding a window. ``special`` tokens can be shown as well; without ``spaces`` one that
+    follows another is shown as it is spelt, without what the tokenizer would put in between.
     """
 
-    def __init__(self, tokenizer: Tokenizer, prompt_tail: list[int]) -> None:
+    def __init__(
+        self, tokenizer: Tokenizer, prompt_tail: list[int], *, special: bool = False, spaces: bool = True
+    ) -> None:
         self._tokenizer = tokenizer
-        self._window = _first_window(tokenizer, prompt_tail)
-        self._prompt = tokenizer.decode(self._window)
+        self._skip = not special
+        self._joins = special and not spaces
+        self._after_special = False
+        self._window = self._first_window(prompt_tail)
+        self._prompt = self._decoded(self._window)
         self._sent = self._prompt.rstrip(REPLACEMENT)
         """What of the window's text has been given out."""
         self._boundary = 0
@@ -39,11 +45,29 @@ class Detokenizer:
 
     def add(self, token_ids: Iterable[int]) -> str:
         """The text that these tokens settle."""
-        return "".join([self._add(token_id) for token_id in token_ids if self._tokenizer.is_visible(token_id)])
+        add = self._add_joined if self._joins else self._add
+        return "".join([add(token_id) for token_id in token_ids if self._is_visible(token_id)])
 
     def flush(self) -> str:
         """At the end, what is held: an unfinished character as U+FFFD, as decoding all at once would show it."""
-        return self._unsent(self._tokenizer.decode(self._window))
+        return self._unsent(self._decoded(self._window))
+
+    def _decoded(self, token_ids: list[int]) -> str:
+        return self._tokenizer.decode(token_ids, skip_special_tokens=self._skip)
+
+    def _is_visible(self, token_id: int) -> bool:
+        return self._tokenizer.is_visible(token_id) or (not self._skip and self._tokenizer.is_special(token_id))
+
+    def _add_joined(self, token_id: int) -> str:
+        """As ``_add``, but a special token after a special token is not decoded together with it."""
+        special = self._tokenizer.is_special(token_id)
+        joined, self._after_special = special and self._after_special, special
+        if not joined:
+            return self._add(token_id)
+        held = self.flush()
+        self._restart(len(self._window))
+        self._held = 0
+        return held + self._add(token_id)
 
     def _add(self, token_id: int) -> str:
         if self._held == 0:
@@ -64,11 +88,11 @@ class Detokenizer:
         A byte-fallback decoder shows a run of byte tokens as U+FFFD throughout while any of it is unfinished; then
         the tokens before the unfinished character are left behind.
         """
-        text = self._tokenizer.decode(self._window)
+        text = self._decoded(self._window)
         if text.startswith(self._sent):
             return text
         self._restart(self._boundary)
-        return self._tokenizer.decode(self._window)
+        return self._decoded(self._window)
 
     def _unsent(self, text: str) -> str:
         if len(self._prompt) > len(self._sent) and text.startswith(self._prompt):
@@ -79,9 +103,9 @@ class Detokenizer:
 
     def _give_up(self) -> str:
         """All but the last tokens held can't be finished any more: their text as it is, and what then settles."""
-        garbage = self._unsent(self._tokenizer.decode(self._window[:-MAX_HELD]))
+        garbage = self._unsent(self._decoded(self._window[:-MAX_HELD]))
         self._restart(len(self._window) - MAX_HELD)
-        text = self._tokenizer.decode(self._window)
+        text = self._decoded(self._window)
         self._sent = text.rstrip(REPLACEMENT)
         self._held = 0 if self._sent == text else MAX_HELD
         return garbage + self._sent
@@ -89,7 +113,7 @@ class Detokenizer:
     def _trim(self) -> None:
         if len(self._window) > MAX_WINDOW:
             self._restart(self._boundary or len(self._window) - CONTEXT)
-            self._sent = self._tokenizer.decode(self._window).rstrip(REPLACEMENT)
+            self._sent = self._decoded(self._window).rstrip(REPLACEMENT)
 
     def _restart(self, start: int) -> None:
         """Forgets the window before ``start``."""
@@ -97,11 +121,10 @@ class Detokenizer:
         self._boundary = 0
         self._prompt = self._sent = ""
 
-
-def _first_window(tokenizer: Tokenizer, prompt_tail: list[int]) -> list[int]:
-    """The last few tokens of the prompt, from where a character starts."""
-    visible = [token_id for token_id in prompt_tail if tokenizer.is_visible(token_id)]
-    for length in range(CONTEXT - MAX_HELD, CONTEXT):
-        if not tokenizer.decode(visible[-length:]).startswith(REPLACEMENT):
-            return visible[-length:]
-    return visible[-CONTEXT:]
+    def _first_window(self, prompt_tail: list[int]) -> list[int]:
+        """The last few tokens of the prompt, from where a character starts."""
+        visible = [token_id for token_id in prompt_tail if self._is_visible(token_id)]
+        for length in range(CONTEXT - MAX_HELD, CONTEXT):
+            if not self._decoded(visible[-length:]).startswith(REPLACEMENT):
+                return visible[-length:]
+        return visible[-CONTEXT:]

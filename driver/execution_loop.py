@@ -1,13 +1,15 @@
 """The second stage: the one thread that touches the engine."""
 
 import queue
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Protocol
 
 from driver.bounded_queue import BoundedQueue, QueueClosed
+from driver.deadlines import Deadlines
 from driver.errors import InvalidRequest
-from driver.messages import Abort, Aborted, Admit, Compiled, Finished, Inbound, Landed, Profile, Stop, Summary
+from driver.messages import Abort, Admit, Compiled, Ended, Finished, Inbound, Landed, Profile, Stop, Summary
 from driver.open_requests import OpenRequest
 from driver.request import RequestError, ReturnSample, Usage
 from engine.config import EngineStats, ServingLimits
@@ -51,17 +53,23 @@ class Engine(Protocol):
 class ExecutionLoop:
     """Hears messages, steps the engine, hands tokens on. It waits for a message if and only if the engine is idle.
 
+    A ``timeout_s``, counted from when the request came, is looked at before each step.
+
     It may also wait in ``summaries.put``, when the summary thread is that far behind: the device pauses rather than
     tokens piling up. The summary thread never waits for this one (the inbox is unbounded), so neither can they for
     each other; and closing ``summaries`` ends the wait.
     """
 
-    def __init__(self, engine: Engine, summaries: BoundedQueue[Summary]) -> None:
+    def __init__(
+        self, engine: Engine, summaries: BoundedQueue[Summary], clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self.inbox: queue.SimpleQueue[Inbound] = queue.SimpleQueue()
         self.stats = engine.stats()
         """The latest snapshot; this thread replaces it, whole, and anyone may read it."""
         self._engine = engine
         self._profiler = Profiler()
+        self._deadlines = Deadlines()
+        self._clock = clock
         self._summaries = summaries
 
     def run(self) -> None:
@@ -70,6 +78,8 @@ class ExecutionLoop:
         try:
             with suppress(QueueClosed):
                 while self._hear():
+                    for sequence_id in self._deadlines.overdue(self._clock()):
+                        self._end(sequence_id, "timeout")
                     if self._engine.has_work:
                         self._step()
         finally:
@@ -89,14 +99,12 @@ class ExecutionLoop:
 
     def _handle(self, message: Admit | Abort | Finished | Profile | Compiled) -> None:
         match message:
-            case Admit(sequence=sequence, opened=opened):
-                self._engine.add(sequence)
-                self._summaries.put(opened)
-                if opened.request.aborted:
-                    self._abort(opened.request)
+            case Admit():
+                self._admit(message)
             case Abort(request=request):
                 self._abort(request)
             case Finished(sequence_id=sequence_id):
+                self._deadlines.discard(sequence_id)
                 self._engine.finish(sequence_id)
             case Profile():
                 message.channel.put(self._profiled(message))
@@ -117,14 +125,32 @@ class ExecutionLoop:
             return ReturnSample(request_id=asked.request_id, error=error)
         return ReturnSample(request_id=asked.request_id, text=directory, finish_reason="stop", usage=Usage(0, 0))
 
+    def _admit(self, message: Admit) -> None:
+        request, timeout = message.opened.request, message.opened.params.timeout_s
+        for sequence in message.sequences:
+            self._engine.add(sequence)
+            if timeout is not None:
+                self._deadlines.add(sequence.request_id, request.received_at + timeout)
+        self._summaries.put(message.opened)
+        if request.aborted:
+            self._abort(request)
+
     def _abort(self, request: OpenRequest) -> None:
         """Unknown to the engine means: not admitted yet, and the flag will tell; or ended, and its end is on its way."""
-        if self._engine.finish(request.sequence_id):
+        for sequence_id in request.sequence_ids:
+            self._deadlines.discard(sequence_id)
+            self._end(sequence_id, "abort")
+
+    def _end(self, sequence_id: str, finish_reason: str) -> None:
+        if self._engine.finish(sequence_id):
             self.stats = self._engine.stats()
-            self._summaries.put(Aborted(request.sequence_id))
+            self._summaries.put(Ended(sequence_id, finish_reason))
 
     def _step(self) -> None:
         outputs = self._engine.step()
         self.stats = self._engine.stats()  # first, so that whoever has a last sample finds it counted
         if outputs:
+            for output in outputs:
+                if output.finish_reason is not None:
+                    self._deadlines.discard(output.request_id)
             self._summaries.put(Landed(outputs))

@@ -1,30 +1,33 @@
 """What the driver's threads say to each other, a struct per message.
 
 To the execution thread (its inbox holds any number, so that nobody who tells it something ever waits):
-Admit, Abort, Finished, Profile, Compiled, Stop. To the summary thread (few at a time; only the execution thread puts): Opened, Landed,
-Aborted. One queue carries the opening of a request, its tokens and its abort, so they cannot overtake each other.
+Admit, Abort, Finished, Profile, Compiled, Stop. To the summary thread (few at a time; only the execution thread puts):
+Opened, Landed, Ended. One queue carries the opening of a request, its tokens and its end, so they cannot overtake each other.
 """
 
 import msgspec
 
 from driver.open_requests import OpenRequest
 from driver.request import ReturnChannel
+from driver.stop_regex import StopRegex
+from engine.sampling_params import SamplingParams
 from engine.sequence import Sequence, SequenceOutput
 
 
 class Opened(msgspec.Struct, frozen=True):
-    """Outputs of this request may follow. ``prompt_tail`` are the last prompt tokens, for the detokenizer."""
+    """Outputs of this request's sequences may follow. ``prompt_tail`` are the last prompt tokens, for the detokenizer."""
 
     request: OpenRequest
     prompt_tail: list[int]
     num_prompt_tokens: int
-    stops: list[str]
+    params: SamplingParams
+    stop_regexes: list[StopRegex] = []
 
 
 class Admit(msgspec.Struct, frozen=True):
-    """Serve this sequence; ``opened`` goes on to the summary thread ahead of its first output."""
+    """Serve these sequences, one for each sample; ``opened`` goes on to the summary thread ahead of their first output."""
 
-    sequence: Sequence
+    sequences: list[Sequence]
     opened: Opened
 
 
@@ -35,7 +38,7 @@ class Abort(msgspec.Struct, frozen=True):
 
 
 class Finished(msgspec.Struct, frozen=True):
-    """The text of this sequence has ended: a stop string was found."""
+    """This sequence has ended by what it says: a stop string was found, or a loop."""
 
     sequence_id: str
 
@@ -62,11 +65,12 @@ class Landed(msgspec.Struct, frozen=True):
     outputs: list[SequenceOutput]
 
 
-class Aborted(msgspec.Struct, frozen=True):
-    """The engine has let go of this sequence because of an Abort; outputs that still come are late."""
+class Ended(msgspec.Struct, frozen=True):
+    """The engine has let go of this sequence because of an Abort or a timeout; outputs that still come are late."""
 
     sequence_id: str
+    finish_reason: str
 
 
 Inbound = Admit | Abort | Finished | Profile | Compiled | Stop
-Summary = Opened | Landed | Aborted
+Summary = Opened | Landed | Ended

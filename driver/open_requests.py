@@ -7,7 +7,8 @@ that more than one thread may race on is one dict operation.
 """
 
 import itertools
-from dataclasses import dataclass
+import time
+from dataclasses import dataclass, field
 
 from driver.errors import DriverError, DuplicateRequest
 from driver.request import ActiveRequest, RequestError, ReturnSample
@@ -17,7 +18,7 @@ from driver.request import ActiveRequest, RequestError, ReturnSample
 class OpenRequest:
     """A request from ``submit_request`` to its last sample.
 
-    ``sequence_id`` is its name inside the engine, never used twice, so that nothing late can be taken for a newer
+    ``sequence_id`` is its first sequence's name inside the engine, never used twice, so that nothing late can be taken for a newer
     request under the same ``request_id``. ``aborted`` is set once, by ``abort``, *before* it posts Abort: whoever
     admits the request after that Abort went by sees the flag.
     """
@@ -25,11 +26,19 @@ class OpenRequest:
     request: ActiveRequest
     sequence_id: str
     aborted: bool = False
+    num_samples: int = 1
+    """How many sequences it is served by; prepare inputs says so before they are admitted."""
+    received_at: float = field(default_factory=time.monotonic)
 
     @property
     def request_id(self) -> str:
         """The id that the client knows."""
         return self.request.request_id
+
+    @property
+    def sequence_ids(self) -> list[str]:
+        """The names of its sequences inside the engine, by sample."""
+        return [self.sequence_id, *(f"{self.sequence_id}/{index}" for index in range(1, self.num_samples))]
 
 
 class OpenRequests:

@@ -15,9 +15,10 @@ from driver.errors import InvalidRequest, Overloaded
 from driver.messages import Admit, Opened
 from driver.open_requests import OpenRequest, OpenRequests
 from driver.request import ActiveRequest, ReturnSample, Usage
+from driver.stop_regex import StopRegex
 from driver.tokenizer import Tokenizer
 from engine.config import ServingLimits
-from engine.sampling_params import MAX_SEED, SamplingParams
+from engine.sampling_params import MAX_BAD_WORD_TOKENS, MAX_SEED, SamplingParams
 from engine.sequence import Sequence
 
 
@@ -70,27 +71,70 @@ class PrepareInputs:
             self._open_requests.close(request, unread)
             return
         try:
-            sequence = self._sequence(request)
+            params = sampling_params(request.request.params)
+            stop_regexes = [_stop_regex(pattern) for pattern in params.stop_regexes]
+            sequences = self._sequences(request, params)
         except InvalidRequest as error:
             self._open_requests.fail(request, error)
             return
-        prompt = sequence.prompt_token_ids
-        self._post(Admit(sequence, Opened(request, prompt[-PROMPT_TAIL:], len(prompt), sequence.params.stops)))
+        prompt = sequences[0].prompt_token_ids
+        self._post(Admit(sequences, Opened(request, prompt[-PROMPT_TAIL:], len(prompt), params, stop_regexes)))
 
-    def _sequence(self, request: OpenRequest) -> Sequence:
-        params = sampling_params(request.request.params)
+    def _sequences(self, request: OpenRequest, params: SamplingParams) -> list[Sequence]:
+        """One for each sample, alike but for the seed; the first alone looks at the prompt's log-probabilities."""
         prompt_token_ids = self._prompt_token_ids(request.request)
+        max_tokens = self._max_tokens(len(prompt_token_ids), params)
+        stop_token_ids = frozenset(params.stop_token_ids).union(() if params.ignore_eos else self._limits.eos_token_ids)
+        bad_words = self._bad_word_token_ids(params.bad_words)
+        self._check_token_ids(params, stop_token_ids, bad_words)
+        seed = int(self._seeds.integers(MAX_SEED, endpoint=True)) if params.seed is None else params.seed
+        request.num_samples = params.n
+        siblings: list[Sequence] = []
+        for index in range(params.n):
+            sibling = Sequence(
+                request_id=request.sequence_ids[index],
+                prompt_token_ids=prompt_token_ids,
+                params=params,
+                stop_token_ids=stop_token_ids,
+                max_tokens=max_tokens,
+                seed=(seed + index) % (MAX_SEED + 1),
+                bad_word_token_ids=bad_words,
+                siblings=siblings,
+            )
+            siblings.append(sibling)
+            params = msgspec.structs.replace(params, prompt_logprobs=None)
+        return siblings
+
+    def _check_token_ids(
+        self, params: SamplingParams, stop_token_ids: frozenset[int], bad_words: tuple[tuple[int, ...], ...]
+    ) -> None:
         self._check_in_vocabulary("stop_token_ids", params.stop_token_ids)
-        return Sequence(
-            request_id=request.sequence_id,
-            prompt_token_ids=prompt_token_ids,
-            params=params,
-            stop_token_ids=frozenset(params.stop_token_ids).union(
-                () if params.ignore_eos else self._limits.eos_token_ids
-            ),
-            max_tokens=self._max_tokens(len(prompt_token_ids), params.max_tokens),
-            seed=int(self._seeds.integers(MAX_SEED, endpoint=True)) if params.seed is None else params.seed,
-        )
+        self._check_in_vocabulary("logit_bias", list(params.logit_bias))
+        if params.allowed_token_ids is None:
+            return
+        self._check_in_vocabulary("allowed_token_ids", params.allowed_token_ids)
+        banned = {word[0] for word in bad_words if len(word) == 1}
+        hidden = stop_token_ids if params.min_tokens else frozenset()
+        if not set(params.allowed_token_ids) - banned - hidden:
+            raise InvalidRequest(
+                "allowed_token_ids must have a token that bad_words do not ban, and with min_tokens one that does not"
+                " end the output: there is none"
+            )
+
+    def _bad_word_token_ids(self, words: list[str]) -> tuple[tuple[int, ...], ...]:
+        """The tokens of each word at the beginning of a text, and, where they differ, of the word after a space."""
+        found: dict[tuple[int, ...], None] = {}
+        for word in words:
+            bare = tuple(self._tokenizer.encode_word(word.lstrip()))
+            spaced = tuple(self._tokenizer.encode_word(" " + word.lstrip()))
+            if not bare:
+                raise InvalidRequest(f"bad_words must be words of at least one token, not {word!r}")
+            if max(len(bare), len(spaced)) > MAX_BAD_WORD_TOKENS:
+                raise InvalidRequest(f"bad_words must be words of at most {MAX_BAD_WORD_TOKENS} tokens, not {word!r}")
+            found[bare] = None
+            if spaced[1:] != bare:
+                found[spaced] = None
+        return tuple(found)
 
     def _prompt_token_ids(self, request: ActiveRequest) -> list[int]:
         if (request.prompt is None) == (request.messages is None):
@@ -116,17 +160,18 @@ class PrepareInputs:
                     f"{name}[{position}] must be a token id from 0 to {vocab_size - 1}, not {token_id!r}"
                 )
 
-    def _max_tokens(self, num_prompt_tokens: int, max_tokens: int | None) -> int:
+    def _max_tokens(self, num_prompt_tokens: int, params: SamplingParams) -> int:
         room = self._limits.max_model_len - num_prompt_tokens
         holds = f"a request may hold {self._limits.max_model_len} tokens here, prompt and output together"
         if room < 1:
             raise InvalidRequest(f"the prompt has {num_prompt_tokens} tokens, but {holds}: shorten it")
-        if max_tokens is not None and max_tokens > room:
-            raise InvalidRequest(
-                f"max_tokens is {max_tokens} and the prompt has {num_prompt_tokens} tokens, but {holds}:"
-                f" ask for at most {room}, or shorten the prompt"
-            )
-        return room if max_tokens is None else max_tokens
+        for name, asked in (("max_tokens", params.max_tokens), ("min_tokens", params.min_tokens)):
+            if asked is not None and asked > room:
+                raise InvalidRequest(
+                    f"{name} is {asked} and the prompt has {num_prompt_tokens} tokens, but {holds}:"
+                    f" ask for at most {room}, or shorten the prompt"
+                )
+        return room if params.max_tokens is None else params.max_tokens
 
 
 def sampling_params(params: dict[str, Any]) -> SamplingParams:
@@ -145,7 +190,15 @@ def sampling_params(params: dict[str, Any]) -> SamplingParams:
 
 def _in_plain_words(message: str) -> str:
     """``Expected `int`, got `str` - at `$.seed` `` becomes ``seed: expected int, got str``."""
-    what, _, path = message.partition(" - at `$.")
-    if not path:
-        return message
-    return f"{path.rstrip('`')}: {what[0].lower()}{what[1:]}".replace("`", "").replace("array", "list")
+    what, _, path = message.partition(" - at `")
+    name = path.rstrip("`").replace("$.", "")
+    if not path or what.startswith(name):  # one of our own, which names what it is about
+        return what
+    return f"{name}: {what[0].lower()}{what[1:]}".replace("`", "").replace("array", "list")
+
+
+def _stop_regex(pattern: str) -> StopRegex:
+    try:
+        return StopRegex(pattern)
+    except ValueError as error:
+        raise InvalidRequest(f"stop_regex: {error}") from error

@@ -2,13 +2,14 @@
 
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass
 
 from driver.bounded_queue import BoundedQueue, QueueClosed
-from driver.detokenizer import Detokenizer
-from driver.messages import Aborted, Finished, Landed, Opened, Summary
+from driver.messages import Ended, Finished, Landed, Opened, Summary
 from driver.open_requests import OpenRequests
 from driver.request import ReturnSample, Usage
-from driver.stop_strings import StopStrings
+from driver.sample_logprobs import SampleLogprobs
+from driver.sample_text import SampleText
 from driver.tokenizer import Tokenizer
 from engine.sequence import SequenceOutput
 
@@ -32,6 +33,7 @@ class ProcessSummary:
         self._summaries = summaries
         self._post = post
         self._replies: dict[str, _Reply] = {}
+        """By sequence."""
 
     def run(self) -> None:
         """Delivers until ``summaries`` is closed."""
@@ -41,62 +43,66 @@ class ProcessSummary:
 
     def _handle(self, summary: Summary) -> None:
         match summary:
-            case Opened(request=request):
-                self._replies[request.sequence_id] = _Reply(summary, self._tokenizer)
+            case Opened():
+                self._open(summary)
             case Landed(outputs=outputs):
                 for output in outputs:
                     self._deliver(output)
-            case Aborted(sequence_id=sequence_id):
-                self._deliver(SequenceOutput(sequence_id, [], finish_reason="abort"))
+            case Ended(sequence_id=sequence_id, finish_reason=finish_reason):
+                self._deliver(SequenceOutput(sequence_id, [], finish_reason))
+
+    def _open(self, opened: Opened) -> None:
+        usage = _OpenUsage(opened.num_prompt_tokens, opened.request.num_samples)
+        for index, sequence_id in enumerate(opened.request.sequence_ids):
+            self._replies[sequence_id] = _Reply(index, opened, usage, self._tokenizer)
 
     def _deliver(self, output: SequenceOutput) -> None:
         reply = self._replies.get(output.request_id)
         if reply is None:
             return
         sample = reply.sample(output)
-        if not sample.is_last:
+        if sample.finish_reason is not None:
+            del self._replies[output.request_id]
+            if output.finish_reason is None:
+                # Before the client hears of it: its next request then comes after this in the inbox.
+                self._post(Finished(output.request_id))
+        if sample.is_last:
+            self._open_requests.close(reply.opened.request, sample)
+        else:
             reply.opened.request.request.channel.put(sample)
-            return
-        del self._replies[output.request_id]
-        if output.finish_reason is None:
-            # Before the client hears of it: its next request then comes after this in the inbox.
-            self._post(Finished(output.request_id))
-        self._open_requests.close(reply.opened.request, sample)
+
+
+@dataclass
+class _OpenUsage:
+    """What a request has cost so far, and how many of its samples have not ended."""
+
+    prompt_tokens: int
+    num_open: int
+    completion_tokens: int = 0
 
 
 class _Reply:
-    """What one client has been told so far."""
+    """What one client has been told so far of one sample."""
 
-    def __init__(self, opened: Opened, tokenizer: Tokenizer) -> None:
+    def __init__(self, index: int, opened: Opened, usage: _OpenUsage, tokenizer: Tokenizer) -> None:
         self.opened = opened
-        self._detokenizer = Detokenizer(tokenizer, opened.prompt_tail)
-        self._stops = StopStrings(opened.stops)
-        self._num_tokens = 0
+        self._index = index
+        self._usage = usage
+        self._words = SampleText(opened, tokenizer)
+        self._logprobs = SampleLogprobs(index, opened.params, tokenizer)
 
     def sample(self, output: SequenceOutput) -> ReturnSample:
-        """What this output adds; the last sample if it ends the sequence or completes a stop string."""
-        text, num_read = self._read(output)
-        self._num_tokens += num_read
-        finish_reason = "stop" if self._stops.matched else output.finish_reason
+        """What this output adds; the sample's last if it ends the sequence or what it says ends it."""
+        text, num_read, finish_reason = self._words.read(output)
+        self._usage.completion_tokens += num_read
+        self._usage.num_open -= finish_reason is not None
         return ReturnSample(
             request_id=self.opened.request.request_id,
+            index=self._index,
             text=text,
             token_ids=output.token_ids[:num_read],
+            logprobs=self._logprobs.of_output(output.logprobs[:num_read]),
+            prompt_logprobs=self._logprobs.of_prompt(output.prompt_logprobs),
             finish_reason=finish_reason,
-            usage=Usage(self.opened.num_prompt_tokens, self._num_tokens) if finish_reason else None,
+            usage=None if self._usage.num_open else Usage(self._usage.prompt_tokens, self._usage.completion_tokens),
         )
-
-    def _read(self, output: SequenceOutput) -> tuple[str, int]:
-        """The text to show and the tokens it took, up to the one that completes a stop string.
-
-        A token that ends the sequence with "stop" is a word to us, not to the reader: it counts, but is not shown.
-        """
-        shown = output.token_ids[:-1] if output.finish_reason == "stop" else output.token_ids
-        text = ""
-        for num_read, token_id in enumerate(shown, start=1):
-            text += self._stops.add(self._detokenizer.add([token_id]))
-            if self._stops.matched:
-                return text, num_read
-        if output.finish_reason is not None:
-            text += self._stops.add(self._detokenizer.flush()) + self._stops.flush()
-        return text, len(output.token_ids)

@@ -22,17 +22,30 @@ class RequestError(msgspec.Struct, frozen=True):
     message: str
 
 
+class Logprob(msgspec.Struct, frozen=True):
+    """One token's log-probability (natural), its rank (1 is the likeliest), and its text where texts are made."""
+
+    logprob: float
+    rank: int
+    decoded_token: str | None = None
+
+
 class ReturnSample(msgspec.Struct, frozen=True, kw_only=True):
     """What is new of one request.
 
     ``text`` may lag behind ``token_ids``: half a character and what may be the start of a stop string are held back.
-    Exactly one sample of a request is its last: it has a ``finish_reason`` (stop, length, abort) and ``usage``, or
-    it has an ``error``, never both.
+    ``index`` says which of the request's ``n`` outputs it belongs to; the last of each has a ``finish_reason`` (stop,
+    length, repetition, timeout, abort). Exactly one sample of a request is its last: it has a ``finish_reason`` and
+    ``usage``, or it has an ``error``, never both. As in vLLM, ``logprobs`` holds for each token a dictionary of
+    Logprobs by token id, its own first and then the likeliest; ``prompt_logprobs`` the same, None for the first token.
     """
 
     request_id: str
+    index: int = 0
     text: str = ""
     token_ids: list[int] = []
+    logprobs: list[dict[int, Logprob]] = []
+    prompt_logprobs: list[dict[int, Logprob] | None] = []
     finish_reason: str | None = None
     usage: Usage | None = None
     error: RequestError | None = None
@@ -40,7 +53,7 @@ class ReturnSample(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def is_last(self) -> bool:
         """Whether nothing follows for this request."""
-        return self.finish_reason is not None or self.error is not None
+        return self.usage is not None or self.error is not None
 
 
 class ReturnChannel(Protocol):

@@ -19,14 +19,20 @@ class Tokenizer(Protocol):
     def encode(self, text: str) -> list[int]:
         """The ids of a prompt, with the special tokens that the model expects around one."""
 
+    def encode_word(self, text: str) -> list[int]:
+        """The ids of a piece of text, with no special tokens around it."""
+
     def apply_chat_template(self, messages: list[dict[str, Any]]) -> list[int]:
         """The ids of a conversation, up to where the assistant speaks; raises InvalidRequest naming the problem."""
 
-    def decode(self, token_ids: Sequence[int]) -> str:
-        """The text of the ids, special tokens left out, U+FFFD for bytes that are no UTF-8."""
+    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+        """The text of the ids, special tokens left out or as they are spelt, U+FFFD for bytes that are no UTF-8."""
 
     def is_visible(self, token_id: int) -> bool:
         """Whether the id takes part in text at all; special and unassigned ones do not."""
+
+    def is_special(self, token_id: int) -> bool:
+        """Whether the id is a special token's, which can be spelt but is no text."""
 
 
 class HuggingFaceTokenizer:
@@ -43,6 +49,11 @@ class HuggingFaceTokenizer:
         _check_encodable("the prompt", text)
         return list(self._tokenizer.encode(text))
 
+    def encode_word(self, text: str) -> list[int]:
+        """The ids of a piece of text; raises InvalidRequest for text that UTF-8 cannot carry."""
+        _check_encodable("a bad word", text)
+        return list(self._tokenizer.encode(text, add_special_tokens=False))
+
     def apply_chat_template(self, messages: list[dict[str, Any]]) -> list[int]:
         """The ids of a conversation; raises InvalidRequest for a bad message or a template that refuses it."""
         check_messages(messages)
@@ -55,13 +66,17 @@ class HuggingFaceTokenizer:
             raise InvalidRequest(f"the chat template of this model refuses these messages: {error}") from error
         return list(token_ids)
 
-    def decode(self, token_ids: Sequence[int]) -> str:
+    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """The text of the ids, without the clean-up of spaces that transformers may add: it would look ahead."""
-        return str(self._backend.decode(list(token_ids), skip_special_tokens=True))
+        return str(self._backend.decode(list(token_ids), skip_special_tokens=skip_special_tokens))
 
     def is_visible(self, token_id: int) -> bool:
         """Whether the vocabulary has the id, and not as a special token."""
         return token_id not in self._special and self._backend.id_to_token(token_id) is not None
+
+    def is_special(self, token_id: int) -> bool:
+        """Whether the id is that of an added token that is marked special."""
+        return token_id in self._special
 
 
 def check_messages(messages: list[dict[str, Any]]) -> None:

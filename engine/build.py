@@ -144,9 +144,14 @@ def _loading(done: int, total: int) -> Progress:
 
 def _warm_up(engine: oEngine) -> None:
     """Run one short request through, so that the first client's finds everything that happens only once done."""
-    tokens = min(3, engine.limits.max_model_len)
-    for params in (SamplingParams(temperature=0), SamplingParams(temperature=1), SamplingParams(top_k=1)):
-        engine.add(Sequence("warm-up", [0], params, frozenset(), tokens - 1, seed=0))
+    tokens = min(4, engine.limits.max_model_len)
+    prompt = [0] * max(1, tokens - 2)
+    for params in (
+        SamplingParams(temperature=0),
+        SamplingParams(temperature=1, logprobs=0),
+        SamplingParams(top_k=1, presence_penalty=1, logit_bias={0: 1}, prompt_logprobs=0),
+    ):
+        engine.add(Sequence("warm-up", prompt, params, frozenset(), tokens - len(prompt), seed=0))
         while engine.has_work:
             engine.step()
     engine.start_counting()

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from functools import partial
-from threading import Lock
+from typing import cast
 
 import jax
 import jax.numpy as jnp
@@ -20,22 +20,29 @@ from caching.metadata import PagedAttentionCacheMetaData, pages_for
 from caching.paged_attention_cache import PagedAttentionCache
 from engine.backend import RotaryAttention
 from engine.buckets import covering_buckets, sampling_rows, token_buckets
+from engine.logprobs import compute_logprobs
+from engine.lowering import lower
 from engine.model_io import FROM_SLOT, ModelInputBatch, StepLayout
 from engine.models.decoder import Decoder
+from engine.models.linear import logits as to_logits
+from engine.models.linear import look_up
 from engine.models.rope import Rotation
 from engine.progress import Progress
-from engine.sampler import SamplingVariant, sample
+from engine.sampling_functions import SamplingFunctions
 from engine.staged_compilation import StagedCompilation
 
 Forward = Callable[
-    [list[Array], PagedAttentionCache, Array, NDArray[np.int32]], tuple[PagedAttentionCache, Array, Array]
+    [list[Array], PagedAttentionCache, Array, NDArray[np.int32]], tuple[PagedAttentionCache, Array, Array, Array]
 ]
-"""(weights, cache, last_token, packed) -> (cache, logits f32[rows, vocab], what the sampler reads of packed).
+"""(weights, cache, last_token, packed) -> (cache, logits f32[rows, vocab], hidden f[T, hidden], what the sampler reads).
 
 The cache is donated."""
 
-Sample = Callable[[Array, Array, Array, Array], tuple[Array, Array]]
-"""(logits, last_token, sampling, key) -> (ids i32[rows], last_token); last_token is donated."""
+TakeHidden = Callable[[Array, NDArray[np.int32]], Array]
+"""(hidden f[T, hidden], i32[PROMPT_BLOCK] places) -> f[PROMPT_BLOCK, hidden]."""
+
+PROMPT_BLOCK = 64
+"""Prompt tokens whose log-probabilities are computed at once: their logits are what a step has memory for anyway."""
 
 
 @dataclass(frozen=True)
@@ -74,13 +81,13 @@ class ExecutionManager:
         self._shapes = shapes
         self._attention = attention
         self._scale = decoder.config.head_dim**-0.5
-        self._vocab = decoder.config.vocab_size
+        self.sampling = SamplingFunctions(shapes.max_num_seqs, decoder.config.vocab_size)
         self._layouts = {tokens: shapes.layout(tokens) for tokens in shapes.buckets}
         self._forward: dict[int, Forward] = {}
-        self._sample: dict[tuple[int, SamplingVariant], Sample] = {}
-        # One function at a time: traced beside each other they come out in ways that depend on who was first, and a
-        # later start would look for other entries of the compilation cache.
-        self._lowering = Lock()
+        self._head = decoder.head
+        self._hidden = jax.eval_shape(lambda: look_up(decoder.embedding, jnp.zeros(1, jnp.int32)))
+        self._take_hidden: dict[int, TakeHidden] = {}
+        self._prompt_logprobs: Callable[[Array, Array, NDArray[np.int32]], Array] | None = None
         self._ready: list[StepLayout] = []
         self._ready_tokens: list[int] = []
 
@@ -111,53 +118,57 @@ class ExecutionManager:
         """The compiled model step of a bucket."""
         return self._forward[layout.tokens]
 
-    def sampler(self, layout: StepLayout, variant: SamplingVariant) -> Sample:
-        """The compiled sampler for a bucket's rows."""
-        return self._sample[layout.rows, variant]
+    def prompt_logprobs(
+        self, layout: StepLayout, hidden: Array, places: NDArray[np.int32], token_ids: NDArray[np.int32]
+    ) -> Array:
+        """``compute_logprobs`` of PROMPT_BLOCK prompt tokens, from a step's hidden states at the places before them."""
+        assert self._prompt_logprobs is not None, "compile first"
+        return self._prompt_logprobs(self._head[...], self._take_hidden[layout.tokens](hidden, places), token_ids)
 
     def _jobs(self, buckets: list[int]) -> Iterator[Callable[[], None]]:
         """What is not compiled of these buckets, a bucket after the other."""
-        samplers = set(self._sample)
+        begun = set()
         for tokens in buckets:
             layout = self._layouts[tokens]
             if tokens not in self._forward:
                 yield partial(self._compile_forward, layout)
-            for key in self._sampler_keys(layout):
-                if key not in samplers:
-                    samplers.add(key)
-                    yield partial(self._compile_sampler, layout, key[1])
-
-    def _sampler_keys(self, layout: StepLayout) -> list[tuple[int, SamplingVariant]]:
-        return [(layout.rows, variant) for variant in SamplingVariant]
+            if layout.rows not in begun:
+                begun.add(layout.rows)
+                yield from self.sampling.jobs(layout)
+        if self._prompt_logprobs is None:
+            yield self._compile_prompt_logprobs
 
     def _publish(self) -> None:
         """Let steps use the buckets of which everything is compiled."""
         self._ready = [
             layout
             for layout in self._layouts.values()
-            if layout.tokens in self._forward and all(key in self._sample for key in self._sampler_keys(layout))
+            if layout.tokens in self._forward and self.sampling.is_compiled(layout)
         ]
         self._ready_tokens = [layout.tokens for layout in self._ready]
 
     def _compile_forward(self, layout: StepLayout) -> None:
         def step(
             weights: list[Array], cache: PagedAttentionCache, last_token: Array, packed: Array
-        ) -> tuple[PagedAttentionCache, Array, Array]:
+        ) -> tuple[PagedAttentionCache, Array, Array, Array]:
             decoder = nnx.merge(self._graph, jax.tree.unflatten(self._structure, weights))
-            cache, logits = self._run(decoder, cache, last_token, layout.unpack(packed))
+            cache, hidden, last = self._run(decoder, cache, last_token, layout.unpack(packed))
             padding = ((0, layout.rows - layout.model_rows), (0, 0))
-            return cache, jnp.pad(logits, padding), packed[: layout.sampling_size]
+            return cache, jnp.pad(decoder.logits(last), padding), hidden, packed[: layout.sampling_size]
 
         weights = [jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for leaf in self.weights]
         cache = PagedAttentionCache.abstract(self._shapes.cache)
         packed = jax.ShapeDtypeStruct((layout.size,), np.int32)
-        with self._lowering:
-            lowered = jax.jit(step, donate_argnums=1).lower(weights, cache, self._last_token(), packed)
+        last_token = jax.ShapeDtypeStruct((self._shapes.max_num_seqs + 1,), np.int32)
+        lowered = lower(step, weights, cache, last_token, packed, donate=1)
+        hidden, places = lowered.out_info[2], jax.ShapeDtypeStruct((PROMPT_BLOCK,), np.int32)
+        self._take_hidden[layout.tokens] = lower(lambda hidden, at: hidden[at], hidden, places).compile()
         self._forward[layout.tokens] = lowered.compile()
 
     def _run(
         self, decoder: Decoder, cache: PagedAttentionCache, last_token: Array, batch: ModelInputBatch
-    ) -> tuple[PagedAttentionCache, Array]:
+    ) -> tuple[PagedAttentionCache, Array, Array]:
+        """The cache, the hidden states of all tokens, and those of each row's last."""
         token_ids, table = _with_last_tokens(batch, last_token), batch.table
 
         def attend(
@@ -171,23 +182,15 @@ class ExecutionManager:
 
         layers, hidden = decoder(token_ids, batch.positions, cache.layers, attend)
         last = hidden[jnp.maximum(table.cu_q_lens[1:] - 1, 0)]
-        return PagedAttentionCache(tuple(layers)), decoder.logits(last)  # type: ignore[arg-type]
+        return PagedAttentionCache(tuple(layers)), hidden, last  # type: ignore[arg-type]
 
-    def _compile_sampler(self, layout: StepLayout, variant: SamplingVariant) -> None:
-        def draw(logits: Array, last_token: Array, sampling: Array, key: Array) -> tuple[Array, Array]:
-            slots, rows = layout.unpack_sampling(sampling)
-            token_ids = sample(logits, rows, key, variant)
-            return token_ids, last_token.at[slots].set(token_ids)
+    def _compile_prompt_logprobs(self) -> None:
+        def compute(head: Array, hidden: Array, token_ids: Array) -> Array:
+            return compute_logprobs(to_logits(hidden, cast(nnx.Param[Array], self._head.replace(head))), token_ids)
 
-        logits = jax.ShapeDtypeStruct((layout.rows, self._vocab), jnp.float32)
-        sampling = jax.ShapeDtypeStruct((layout.sampling_size,), np.int32)
-        key = jax.eval_shape(lambda: jax.random.key(0))
-        with self._lowering:
-            lowered = jax.jit(draw, donate_argnums=1).lower(logits, self._last_token(), sampling, key)
-        self._sample[layout.rows, variant] = lowered.compile()
-
-    def _last_token(self) -> jax.ShapeDtypeStruct:
-        return jax.ShapeDtypeStruct((self._shapes.max_num_seqs + 1,), np.int32)
+        hidden = jax.ShapeDtypeStruct((PROMPT_BLOCK, *self._hidden.shape[1:]), self._hidden.dtype)
+        token_ids = jax.ShapeDtypeStruct((PROMPT_BLOCK,), np.int32)
+        self._prompt_logprobs = lower(compute, self._head[...], hidden, token_ids).compile()
 
 
 @partial(jax.jit, static_argnames=("attention", "scale", "window"))

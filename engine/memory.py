@@ -52,8 +52,9 @@ def memory_budget(config: EngineConfig) -> int:
 
 def _scratch_bytes(config: EngineConfig, model: ModelConfig) -> int:
     """A generous guess at what the largest compiled step needs besides weights and pages, in float32."""
+    per_slot = 4 * model.vocab_size + 2 * model.vocab_size  # the sampler's working set, and what it keeps of each slot
     per_token = 8 * model.hidden_size + 4 * model.intermediate_size + 4 * model.num_heads * model.head_dim
-    return 4 * (config.max_num_batched_tokens * per_token + 4 * config.max_num_seqs * model.vocab_size)
+    return 4 * (config.max_num_batched_tokens * per_token + config.max_num_seqs * per_slot)
 
 
 def _metadata(config: EngineConfig, model: ModelConfig, num_pages: int, dtype: np.dtype) -> PagedAttentionCacheMetaData:

@@ -13,7 +13,9 @@ from numpy.typing import NDArray
 
 from caching.attention import PageTable
 from engine.plan import NextIterationPlan
-from engine.sampler import SamplingRows, SamplingVariant, variant_for
+from engine.sampler import SamplingRows
+from engine.sampling_metadata import ModelRunnerSamplingMetadata, Need, PromptLogprobs
+from engine.sequence import Sequence
 from engine.sequence_buffer import SequenceBuffer
 
 FROM_SLOT = -1
@@ -57,6 +59,8 @@ class StepLayout:
         tokens, rows = (self.tokens,), (self.rows,)
         shapes: dict[str, tuple[int, ...]] = {
             "slots": rows,
+            "bias_slots": rows,
+            "penalty_slots": rows,
             "kv_lens": rows,
             "temperature": rows,
             "top_k": rows,
@@ -137,14 +141,29 @@ class ModelIOProcessor:
         self._buffer = SequenceBuffer(max_num_seqs, max_model_len, pages_per_seq)
         self._dump_slot = max_num_seqs
 
-    def prepare(self, plan: NextIterationPlan, layout: StepLayout) -> tuple[NDArray[np.int32], SamplingVariant]:
-        """The packed array of a plan, freshly made as the device may go on reading it, and the sampler it needs."""
+    def prepare(
+        self, plan: NextIterationPlan, layout: StepLayout
+    ) -> tuple[NDArray[np.int32], ModelRunnerSamplingMetadata]:
+        """The packed array of a plan, freshly made as the device may go on reading it, and what the sampler is to do."""
         self._follow(plan)
         packed = np.zeros(layout.size, np.int32)
         rows = self._buffer.rows_of(plan.sequences)
+        samples = np.array(plan.samples)
+        needs = self._buffer.needs[rows]
+        needs[~samples] &= Need.PROMPT_LOGPROBS
+        needs[: plan.num_decodes] &= ~Need.PROMPT_LOGPROBS
         self._write_tokens(plan, layout, packed, rows)
         self._write_rows(plan, layout, packed, rows)
-        return packed, self._write_sampling(layout, packed, rows)
+        self._write_slots(layout, packed, rows, samples, needs)
+        needed = Need(int(np.bitwise_or.reduce(needs)))
+        if needed & Need.DRAW:
+            self._write_sampling(layout, packed, rows)
+        return packed, ModelRunnerSamplingMetadata(
+            needs=needed,
+            to_bias=self._admitted(plan, Need.BIAS),
+            to_penalize=self._admitted(plan, Need.PENALTIES),
+            prompt_logprobs=_prompt_logprobs(plan) if needed & Need.PROMPT_LOGPROBS else [],
+        )
 
     def _follow(self, plan: NextIterationPlan) -> None:
         for sequence in plan.released:
@@ -173,9 +192,6 @@ class ModelIOProcessor:
         self, plan: NextIterationPlan, layout: StepLayout, packed: NDArray[np.int32], rows: NDArray[np.intp]
     ) -> None:
         count = plan.num_rows
-        slots = layout.view(packed, "slots")
-        slots[:count] = np.where(plan.samples, self._buffer.slots[rows], self._dump_slot)
-        slots[count:] = self._dump_slot
         layout.view(packed, "kv_lens")[:count] = np.add(plan.starts, plan.counts)
         width = self._buffer.num_pages[rows].max()  # the whole table of a long context takes milliseconds to copy
         layout.view(packed, "page_indices")[:count, :width] = self._buffer.page_indices[rows, :width]
@@ -184,13 +200,41 @@ class ModelIOProcessor:
         ends[count + 1 :] = plan.num_tokens
         layout.view(packed, "num_seqs")[0] = count
 
-    def _write_sampling(self, layout: StepLayout, packed: NDArray[np.int32], rows: NDArray[np.intp]) -> SamplingVariant:
+    def _write_slots(
+        self,
+        layout: StepLayout,
+        packed: NDArray[np.int32],
+        rows: NDArray[np.intp],
+        samples: NDArray[np.bool_],
+        needs: NDArray[np.int32],
+    ) -> None:
+        slots, count = self._buffer.slots[rows], len(rows)
+        for name, where in (
+            ("slots", samples), ("bias_slots", needs & Need.BIAS), ("penalty_slots", needs & Need.PENALTIES)
+        ):  # fmt: skip
+            field = layout.view(packed, name)
+            field[:count] = np.where(where, slots, self._dump_slot)
+            field[count:] = self._dump_slot
+
+    def _write_sampling(self, layout: StepLayout, packed: NDArray[np.int32], rows: NDArray[np.intp]) -> None:
         buffer, count = self._buffer, len(rows)
-        temperature, top_k = buffer.temperature[rows], buffer.top_k[rows]
-        top_p, min_p = buffer.top_p[rows], buffer.min_p[rows]
-        layout.view(packed, "temperature", np.float32)[:count] = temperature
-        layout.view(packed, "top_k")[:count] = top_k
-        layout.view(packed, "top_p", np.float32)[:count] = top_p
-        layout.view(packed, "min_p", np.float32)[:count] = min_p
+        layout.view(packed, "temperature", np.float32)[:count] = buffer.temperature[rows]
+        layout.view(packed, "top_k")[:count] = buffer.top_k[rows]
+        layout.view(packed, "top_p", np.float32)[:count] = buffer.top_p[rows]
+        layout.view(packed, "min_p", np.float32)[:count] = buffer.min_p[rows]
         layout.view(packed, "seeds", np.uint32)[:count] = buffer.seeds[rows]
-        return variant_for(temperature, top_k, top_p, min_p)
+
+    def _admitted(self, plan: NextIterationPlan, need: Need) -> list[Sequence]:
+        return [sequence for sequence in plan.admitted if self._buffer.needs[self._buffer.row_of(sequence)] & need]
+
+
+def _prompt_logprobs(plan: NextIterationPlan) -> list[PromptLogprobs]:
+    """For each row that is to give some: a token's come from the logits of the one before it."""
+    asked, at = [], plan.num_decodes
+    for row in range(plan.num_decodes, plan.num_rows):
+        sequence, start, count = plan.sequences[row], plan.starts[row], plan.counts[row]
+        last = min(start + count, len(sequence.prompt_token_ids) - 1)
+        if sequence.params.prompt_logprobs is not None and last > start:
+            asked.append(PromptLogprobs(row, start + 1, last - start, at))
+        at += count
+    return asked

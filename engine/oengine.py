@@ -110,5 +110,5 @@ class oEngine:
         outputs = self._scheduler.update(step.plan, self._runner.collect(step))
         self._steps += 1
         self._prompt_tokens += step.plan.num_tokens - step.plan.num_decodes
-        self._generated_tokens += len(outputs)
+        self._generated_tokens += sum(len(output.token_ids) for output in outputs)
         return outputs

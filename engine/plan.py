@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from engine.sequence import Sequence
+from engine.sequence import Sequence, TokenLogprobs
 
 
 @dataclass(eq=False, slots=True)
@@ -55,3 +55,16 @@ class NextIterationPlan:
         self.num_tokens += count
         sequence.num_computed_tokens += count
         sequence.num_in_flight += samples
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """What a step gave: of row i, ``token_ids[i]``, which means nothing where the row does not sample.
+
+    ``logprobs`` are of the tokens of rows that asked for them; ``prompt_logprobs`` are, by row, the index of a prompt
+    token, and the log-probabilities from it on.
+    """
+
+    token_ids: list[int]
+    logprobs: dict[int, TokenLogprobs] = field(default_factory=dict)
+    prompt_logprobs: dict[int, tuple[int, list[TokenLogprobs]]] = field(default_factory=dict)

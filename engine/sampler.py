@@ -11,14 +11,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
-from numpy.typing import NDArray
 
 from engine.truncation import keeps
 
-ARGMAX_BLOCK = 128
-
 REMOVED = -1e30
 """Logit of a token that may not be drawn."""
+
+BLOCK = 128
+"""Tokens that are looked at together, first for the best or for their sum and then one by one."""
 
 
 class SamplingVariant(Enum):
@@ -44,33 +44,25 @@ class SamplingRows:
     """The place in its sequence of the token to be drawn."""
 
 
-def variant_for(
-    temperature: NDArray[np.float32],
-    top_k: NDArray[np.int32],
-    top_p: NDArray[np.float32],
-    min_p: NDArray[np.float32],
-) -> SamplingVariant:
-    """The cheapest variant that serves all these rows."""
-    drawn = temperature > 0
-    if not drawn.any():
-        return SamplingVariant.GREEDY
-    truncated = drawn & ((top_k > 0) | (top_p < 1) | (min_p > 0))
-    return SamplingVariant.TRUNCATED if truncated.any() else SamplingVariant.TEMPERATURE
-
-
 def sample(logits: Array, rows: SamplingRows, key: Array, variant: SamplingVariant) -> Array:
     """i32[rows] token ids drawn from f32[rows, vocab] logits; ``key`` is the engine's."""
     best = argmax(logits)
     if variant is SamplingVariant.GREEDY:
         return best
+    return jnp.where(rows.temperature <= 0, best, _draw(weigh(logits, rows, variant), rows, key))
+
+
+def weigh(logits: Array, rows: SamplingRows, variant: SamplingVariant) -> Array:
+    """How likely each token is to be drawn, f32[rows, vocab], the best 1 and what is cut 0; undefined for greedy rows."""
     greedy = rows.temperature <= 0
-    # From the best on down, so that no temperature, however small, makes it infinite or puts it below REMOVED.
+    # From the best on down, so that no temperature, however small, makes it infinite or puts it below what is removed.
     below = logits - jnp.max(logits, axis=-1, keepdims=True)
     scaled = below / jnp.where(greedy, np.float32(1), rows.temperature)[:, None]
+    weights = jnp.exp(scaled)
     if variant is SamplingVariant.TRUNCATED:
-        scaled = truncate(scaled, rows)
-    drawn = argmax(scaled + _noise(rows, key, logits.shape[-1]))
-    return jnp.where(greedy, best, drawn)
+        top_k, top_p = jnp.where(greedy, 0, rows.top_k), jnp.where(greedy, np.float32(1), rows.top_p)
+        weights = jnp.where(keeps(scaled, top_k, top_p, rows.min_p), weights, np.float32(0))
+    return weights
 
 
 def argmax(x: Array) -> Array:
@@ -79,23 +71,32 @@ def argmax(x: Array) -> Array:
     XLA:CPU walks an argmax element by element but vectorises a maximum: look for the block with the highest first.
     """
     rows, vocab = x.shape
-    x = jnp.pad(x, ((0, 0), (0, -vocab % ARGMAX_BLOCK)), constant_values=-jnp.inf)
-    blocks = x.reshape(rows, -1, ARGMAX_BLOCK)
+    x = jnp.pad(x, ((0, 0), (0, -vocab % BLOCK)), constant_values=-jnp.inf)
+    blocks = x.reshape(rows, -1, BLOCK)
     block = jnp.argmax(jnp.max(blocks, axis=-1), axis=-1).astype(jnp.int32)
     inside = jnp.argmax(jnp.take_along_axis(blocks, block[:, None, None], axis=1)[:, 0], axis=-1).astype(jnp.int32)
-    return block * ARGMAX_BLOCK + inside
+    return block * BLOCK + inside
 
 
-def truncate(scaled: Array, rows: SamplingRows) -> Array:
-    """Logits f32[rows, vocab] with the tokens outside top-k, top-p and min-p removed."""
-    return jnp.where(keeps(scaled, rows.top_k, rows.top_p, rows.min_p), scaled, REMOVED)
+def _draw(weights: Array, rows: SamplingRows, key: Array) -> Array:
+    """i32[rows] tokens, each as often as it weighs: first a block of tokens, then a token of it.
+
+    Two uniform numbers a row, which seed and position determine whatever else runs; a float has too few digits for
+    one to choose among all tokens.
+    """
+
+    def uniform(seed: Array, position: Array) -> Array:
+        return jax.random.uniform(jax.random.fold_in(jax.random.fold_in(key, seed), position), (2,))
+
+    count, vocab = weights.shape
+    numbers = jax.vmap(uniform)(rows.seeds, rows.positions)
+    blocks = jnp.pad(weights, ((0, 0), (0, -vocab % BLOCK))).reshape(count, -1, BLOCK)
+    block = _choose(jnp.sum(blocks, axis=-1), numbers[:, 0])
+    within = jnp.take_along_axis(blocks, block[:, None, None], axis=1)[:, 0]
+    return block * BLOCK + _choose(within, numbers[:, 1])
 
 
-def _noise(rows: SamplingRows, key: Array, vocab: int) -> Array:
-    """Gumbel noise f32[rows, vocab]: argmax of logits plus it is a draw (Gumbel 1954), and the same for a seed and
-    position whatever else runs."""
-
-    def one(seed: Array, position: Array) -> Array:
-        return jax.random.gumbel(jax.random.fold_in(jax.random.fold_in(key, seed), position), (vocab,), jnp.float32)
-
-    return jax.vmap(one)(rows.seeds, rows.positions)
+def _choose(weights: Array, numbers: Array) -> Array:
+    """i32[rows] the first place that a share of f32[rows] of the weights f32[rows, n] lies before; its weight is not 0."""
+    before = jnp.cumsum(weights, axis=-1)
+    return jnp.sum((before <= numbers[:, None] * before[:, -1:]).astype(jnp.int32), axis=-1)

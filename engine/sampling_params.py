@@ -5,42 +5,130 @@ import math
 import msgspec
 
 MAX_SEED = 2**32 - 1
+MAX_N = 64
+MAX_LOGPROBS = 20
 MAX_STOPS = 16
 MAX_STOP_LENGTH = 256
+MAX_STOP_TOKEN_IDS = 128
+MAX_BAD_WORDS = 128
+MAX_BAD_WORD_TOKENS = 16
+MAX_PATTERN_SIZE = 1024
+MAX_PATTERN_COUNT = 1000
+MAX_TIMEOUT = 86400.0
+
+
+class RepetitionDetection(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """A loop to stop at: ``min_count`` times in a row the same tokens, of these lengths (vLLM's names)."""
+
+    max_pattern_size: int
+    min_pattern_size: int = 1
+    min_count: int = 2
+
+    def __post_init__(self) -> None:
+        name, largest = "repetition_detection.max_pattern_size", self.max_pattern_size
+        _require(1 <= largest <= MAX_PATTERN_SIZE, name, f"from 1 to {MAX_PATTERN_SIZE}", largest)
+        name, smallest = "repetition_detection.min_pattern_size", self.min_pattern_size
+        _require(1 <= smallest <= largest, name, f"from 1 to max_pattern_size ({largest})", smallest)
+        name, count = "repetition_detection.min_count", self.min_count
+        _require(2 <= count <= MAX_PATTERN_COUNT, name, f"from 2 to {MAX_PATTERN_COUNT}", count)
 
 
 class SamplingParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Parameters of one request; constructing it checks ranges and raises ValueError naming the parameter.
 
     ``max_tokens`` None means until the context is full. ``temperature`` 0 is greedy. ``top_k`` 0 or -1
-    keeps every token. ``seed`` None draws one at admission. ``stop`` strings end the text before them.
+    keeps every token. ``seed`` None draws one at admission; sample i of ``n`` has the i-th after it. ``stop`` strings and
+    what ``stop_regex`` matches end the text before them, or after them with ``include_stop_str_in_output``, once there
+    are ``min_tokens`` tokens. What it means in tokens (ids in the vocabulary, words to ids) is checked where that is known.
     """
 
+    n: int = 1
     max_tokens: int | None = None
+    min_tokens: int = 0
     temperature: float = 1.0
     top_p: float = 1.0
     top_k: int = 0
     min_p: float = 0.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: dict[int, float] = {}
+    allowed_token_ids: list[int] | None = None
+    bad_words: list[str] = []
     seed: int | None = None
     stop: str | list[str] = []
+    stop_regex: str | list[str] = []
     stop_token_ids: list[int] = []
+    include_stop_str_in_output: bool = False
     ignore_eos: bool = False
+    repetition_detection: RepetitionDetection | None = None
+    timeout_s: float | None = None
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
+    detokenize: bool = True
+    skip_special_tokens: bool = True
+    spaces_between_special_tokens: bool = True
 
     def __post_init__(self) -> None:
-        _require(self.max_tokens is None or self.max_tokens >= 1, "max_tokens", "at least 1", self.max_tokens)
-        _require(0 <= self.temperature <= 100, "temperature", "from 0 to 100", self.temperature)
-        _require(0 < self.top_p <= 1, "top_p", "above 0 and at most 1", self.top_p)
-        _require(-1 <= self.top_k < 2**31, "top_k", "0 or -1 (all) or a count of tokens", self.top_k)
-        _require(0 <= self.min_p <= 1, "min_p", "from 0 to 1", self.min_p)
-        _require(self.seed is None or 0 <= self.seed <= MAX_SEED, "seed", f"from 0 to {MAX_SEED}", self.seed)
-        _require(len(self.stops) <= MAX_STOPS, "stop", f"at most {MAX_STOPS} strings", len(self.stops))
-        for stop in self.stops:
-            _require(0 < len(stop) <= MAX_STOP_LENGTH, "stop", f"strings of 1 to {MAX_STOP_LENGTH} characters", stop)
+        _require(1 <= self.n <= MAX_N, "n", f"from 1 to {MAX_N}", self.n)
+        self._check_lengths()
+        self._check_distribution()
+        self._check_tokens()
+        self._check_stops()
+        for name, count in (("logprobs", self.logprobs), ("prompt_logprobs", self.prompt_logprobs)):
+            _require(count is None or 0 <= count <= MAX_LOGPROBS, name, f"from 0 to {MAX_LOGPROBS}", count)
 
     @property
     def stops(self) -> list[str]:
         """The stop strings, one given as a bare string included."""
         return [self.stop] if isinstance(self.stop, str) else self.stop
+
+    @property
+    def stop_regexes(self) -> list[str]:
+        """The stop patterns, one given as a bare string included."""
+        return [self.stop_regex] if isinstance(self.stop_regex, str) else self.stop_regex
+
+    def _check_lengths(self) -> None:
+        most = self.max_tokens
+        _require(most is None or most >= 1, "max_tokens", "at least 1", most)
+        _require(self.min_tokens >= 0, "min_tokens", "at least 0", self.min_tokens)
+        _require(most is None or self.min_tokens <= most, "min_tokens", f"at most max_tokens ({most})", self.min_tokens)
+        timeout = self.timeout_s
+        allowed = f"above 0 and at most {MAX_TIMEOUT:g} seconds"
+        _require(timeout is None or 0 < timeout <= MAX_TIMEOUT, "timeout_s", allowed, timeout)
+
+    def _check_distribution(self) -> None:
+        _require(0 <= self.temperature <= 100, "temperature", "from 0 to 100", self.temperature)
+        _require(0 < self.top_p <= 1, "top_p", "above 0 and at most 1", self.top_p)
+        _require(-1 <= self.top_k < 2**31, "top_k", "0 or -1 (all) or a count of tokens", self.top_k)
+        _require(0 <= self.min_p <= 1, "min_p", "from 0 to 1", self.min_p)
+        _require(-2 <= self.presence_penalty <= 2, "presence_penalty", "from -2 to 2", self.presence_penalty)
+        _require(-2 <= self.frequency_penalty <= 2, "frequency_penalty", "from -2 to 2", self.frequency_penalty)
+        repetition = self.repetition_penalty
+        _require(0 < repetition <= 10, "repetition_penalty", "above 0 and at most 10", repetition)
+        _require(self.seed is None or 0 <= self.seed <= MAX_SEED, "seed", f"from 0 to {MAX_SEED}", self.seed)
+
+    def _check_tokens(self) -> None:
+        for token_id, bias in self.logit_bias.items():
+            _require(-100 <= bias <= 100, f"logit_bias[{token_id}]", "from -100 to 100", bias)
+        allowed = self.allowed_token_ids
+        _require(allowed is None or len(allowed) > 0, "allowed_token_ids", "at least one token id", allowed)
+        _check_strings("bad_words", self.bad_words, MAX_BAD_WORDS)
+        count = len(self.stop_token_ids)
+        _require(count <= MAX_STOP_TOKEN_IDS, "stop_token_ids", f"at most {MAX_STOP_TOKEN_IDS} ids", count)
+
+    def _check_stops(self) -> None:
+        _check_strings("stop", self.stops, MAX_STOPS)
+        _check_strings("stop_regex", self.stop_regexes, MAX_STOPS)
+        for name, given in (("stop", self.stops), ("stop_regex", self.stop_regexes)):
+            _require(self.detokenize or not given, name, "left out where detokenize is false: there is no text", given)
+
+
+def _check_strings(name: str, strings: list[str], most: int) -> None:
+    count = len(strings)
+    _require(count <= most, name, f"at most {most} strings", count)
+    for string in strings:
+        _require(0 < len(string) <= MAX_STOP_LENGTH, name, f"strings of 1 to {MAX_STOP_LENGTH} characters", string)
 
 
 def _require(holds: bool, name: str, allowed: str, given: object) -> None:

@@ -10,6 +10,9 @@ device array, so that a test is three lines and any history can be replayed.
   that will end by length is not planned again; one that ended otherwise has its late tokens dropped in ``update``.
 - A sequence is admitted when pages for all it has to prefill are free above the watermark: a prompt once begun never
   waits for pages in the middle.
+- Samples of one prompt (``siblings``) share its pages: one that is admitted while another holds them has its own from
+  the page on that holds the prompt's last token, which each computes for itself. The pages may be written in the same
+  step, as a step writes before it reads.
 - A decoding sequence that finds no page waits for somebody whose last token is in flight. If there is nobody, it takes
   the pages of the newest one, which waits again in front of the others and later recomputes its tokens. While that
   victim has a token in flight it cannot go: it is held out of further steps until the token has landed. Then the next
@@ -18,12 +21,11 @@ device array, so that a test is three lines and any history can be replayed.
 """
 
 from collections import OrderedDict
-from collections.abc import Sequence as SequenceOf
 
 from caching.metadata import pages_for
 from caching.page_manager import HBMPageManager
-from engine.plan import NextIterationPlan
-from engine.sequence import Sequence, SequenceOutput, SequenceStatus
+from engine.plan import NextIterationPlan, StepResult
+from engine.sequence import Sequence, SequenceOutput, SequenceStatus, TokenLogprobs
 
 
 class InferenceScheduler:
@@ -83,15 +85,23 @@ class InferenceScheduler:
         plan.released, self._released = self._released, []
         return plan
 
-    def update(self, plan: NextIterationPlan, token_ids: SequenceOf[int]) -> list[SequenceOutput]:
-        """Land a step: ``token_ids[i]`` is what row i sampled. Plans land in the order they were made."""
+    def update(self, plan: NextIterationPlan, result: StepResult) -> list[SequenceOutput]:
+        """Land a step. Plans land in the order they were made."""
         outputs = []
-        for sequence, samples, token_id in zip(plan.sequences, plan.samples, token_ids, strict=True):
-            if not samples:
+        for row, (sequence, samples) in enumerate(zip(plan.sequences, plan.samples, strict=True)):
+            sequence.num_in_flight -= samples
+            if sequence.status is SequenceStatus.FINISHED:
                 continue
-            sequence.num_in_flight -= 1
-            if sequence.status is not SequenceStatus.FINISHED:
-                outputs.append(self._land(sequence, token_id))
+            prompt_logprobs = _not_seen(sequence, *result.prompt_logprobs.get(row, (0, [])))
+            if samples:
+                reason = self._land(sequence, result.token_ids[row])
+                logprobs = [result.logprobs[row]] if row in result.logprobs else []
+                output = SequenceOutput(
+                    sequence.request_id, [result.token_ids[row]], reason, logprobs, prompt_logprobs
+                )  # fmt: skip
+                outputs.append(output)
+            elif prompt_logprobs:
+                outputs.append(SequenceOutput(sequence.request_id, [], prompt_logprobs=prompt_logprobs))
         if self._victim is not None and not self._victim.num_in_flight:
             self._victim = None
         return outputs
@@ -129,18 +139,30 @@ class InferenceScheduler:
     def _admit(self, plan: NextIterationPlan) -> None:
         while self._waiting and self._slots and plan.num_tokens < self._budget:
             sequence = next(iter(self._waiting.values()))
-            needed = pages_for(sequence.num_tokens, self._page_size)
+            shared = self._shared_pages(sequence)
+            needed = pages_for(sequence.num_tokens, self._page_size) - len(shared)
             reserve = self._watermark if self._running else 0
             if not self._pages.can_alloc(needed + reserve):
                 return
             del self._waiting[sequence.request_id]
             sequence.status = SequenceStatus.RUNNING
             sequence.slot = self._slots.pop()
-            sequence.pages = self._pages.alloc(needed)
+            self._pages.share(shared)
+            sequence.pages = shared + self._pages.alloc(needed)
+            sequence.num_computed_tokens = len(shared) * self._page_size
             sequence.num_prefill_tokens = sequence.num_tokens
             self._running[sequence.request_id] = sequence
             plan.admitted.append(sequence)
             self._plan_chunk(plan, sequence)
+
+    def _shared_pages(self, sequence: Sequence) -> list[int]:
+        """Pages of the prompt that a sibling holds and has computed; none where log-probabilities are to be computed."""
+        count = (len(sequence.prompt_token_ids) - 1) // self._page_size
+        if sequence.params.prompt_logprobs is None or sequence.num_prompt_logprobs == len(sequence.prompt_token_ids):
+            for sibling in sequence.siblings:
+                if sibling.slot >= 0 and sibling.num_computed_tokens >= count * self._page_size:
+                    return sibling.pages[:count]
+        return []
 
     def _take_page(self, plan: NextIterationPlan, sequence: Sequence) -> bool:
         """Whether there is a page, be it another's, for the next token, which begins one."""
@@ -173,7 +195,8 @@ class InferenceScheduler:
         self._waiting.move_to_end(sequence.request_id, last=False)
         self.preemptions += 1
 
-    def _land(self, sequence: Sequence, token_id: int) -> SequenceOutput:
+    def _land(self, sequence: Sequence, token_id: int) -> str | None:
+        """Add a token; the reason if it is the last."""
         sequence.output_token_ids.append(token_id)
         reason = None
         if token_id in sequence.stop_token_ids:
@@ -182,7 +205,7 @@ class InferenceScheduler:
             reason = "length"
         if reason is not None:
             self.finish(sequence.request_id)
-        return SequenceOutput(sequence.request_id, [token_id], reason)
+        return reason
 
     def _release(self, sequence: Sequence) -> None:
         """Take back slot and pages. Steps in flight may still write to the pages, but run before any new owner's."""
@@ -193,3 +216,12 @@ class InferenceScheduler:
         self._released.append(sequence)
         if self._victim is sequence:
             self._victim = None
+
+
+def _not_seen(sequence: Sequence, first: int, logprobs: list[TokenLogprobs]) -> list[TokenLogprobs]:
+    """Those, of the prompt's tokens from ``first`` on, that no step has given yet: after preemption they come again."""
+    if not logprobs:
+        return logprobs
+    known = sequence.num_prompt_logprobs
+    sequence.num_prompt_logprobs = max(known, first + len(logprobs))
+    return logprobs[max(0, known - first) :]

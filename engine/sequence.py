@@ -1,5 +1,6 @@
 """One Sequence lives from admission to finish; preemption sends it back to WAITING, never to a copy."""
 
+from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, field
 from enum import Enum, auto
 
@@ -31,6 +32,10 @@ class Sequence:
     stop_token_ids: frozenset[int]
     max_tokens: int
     seed: int
+    bad_word_token_ids: tuple[tuple[int, ...], ...] = ()
+    """Tokens that may not follow each other, of ``params.bad_words``."""
+    siblings: SequenceOf["Sequence"] = ()
+    """Those of the same prompt, of ``params.n``; whose pages hold it, shares them."""
 
     status: SequenceStatus = SequenceStatus.WAITING
     output_token_ids: list[int] = field(default_factory=list)
@@ -40,6 +45,8 @@ class Sequence:
     """Tokens that were known when it last got a slot; below them it computes chunks, from there on it decodes."""
     num_in_flight: int = 0
     """Tokens being sampled on the device that have not landed in ``output_token_ids``."""
+    num_prompt_logprobs: int = 0
+    """Prompt tokens whose log-probabilities, asked for, have landed; the first has none and counts."""
     slot: int = -1
     pages: list[int] = field(default_factory=list)
     max_computed_tokens: int = field(init=False)
@@ -69,9 +76,25 @@ class Sequence:
         return len(self.output_token_ids) + self.num_in_flight >= self.max_tokens
 
 
+class TokenLogprobs(msgspec.Struct, frozen=True):
+    """Of one place in a sequence: first the token that is there, then the likeliest ones, as many as were asked for."""
+
+    token_ids: list[int]
+    logprobs: list[float]
+    """Natural logarithms of the model's own probabilities, before temperature, penalties, bias and masks."""
+    ranks: list[int]
+    """1 is the likeliest; that of the token that is there is one more than there are likelier ones."""
+
+
 class SequenceOutput(msgspec.Struct, frozen=True):
-    """What one step gave one request. ``finish_reason`` is None, "stop" or "length"."""
+    """What one step gave one request. ``finish_reason`` is None, "stop" or "length".
+
+    ``logprobs`` has an entry for each token, ``prompt_logprobs`` one for each prompt token that the step looked at, save
+    the first of all; where they were not asked for they are empty.
+    """
 
     request_id: str
     token_ids: list[int]
     finish_reason: str | None = None
+    logprobs: list[TokenLogprobs] = []
+    prompt_logprobs: list[TokenLogprobs] = []

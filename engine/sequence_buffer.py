@@ -3,6 +3,7 @@
 import numpy as np
 from numpy.typing import NDArray
 
+from engine.sampling_metadata import needs_of
 from engine.sequence import Sequence
 
 
@@ -26,6 +27,8 @@ class SequenceBuffer:
         self.top_p = np.zeros(max_num_seqs, np.float32)
         self.min_p = np.zeros(max_num_seqs, np.float32)
         self.seeds = np.zeros(max_num_seqs, np.uint32)
+        self.needs = np.zeros(max_num_seqs, np.int32)
+        """Need flags: what the sampler is to do for the row."""
         self._sequences: list[Sequence | None] = []
         self._rows: dict[Sequence, int] = {}
 
@@ -60,6 +63,7 @@ class SequenceBuffer:
         self.top_p[row] = params.top_p
         self.min_p[row] = params.min_p
         self.seeds[row] = sequence.seed
+        self.needs[row] = needs_of(sequence)
         return row
 
     def add_pages(self, sequences: list[Sequence]) -> None:
@@ -79,7 +83,8 @@ class SequenceBuffer:
         for column, width in ((self.token_ids, tokens), (self.page_indices, pages)):
             column[[left, right], :width] = column[[right, left], :width]
         for scalars in (
-            self.num_tokens, self.num_pages, self.slots, self.temperature, self.top_k, self.top_p, self.min_p, self.seeds
+            self.num_tokens, self.num_pages, self.slots, self.temperature, self.top_k, self.top_p, self.min_p, self.seeds,
+            self.needs,
         ):  # fmt: skip
             scalars[[left, right]] = scalars[[right, left]]
         sequences = self._sequences

@@ -1,19 +1,17 @@
 """Which tokens top-k, top-p and min-p keep, found without sorting.
 
-The k-th largest of a row, and the value from which on its probabilities sum to p, are built bit by bit: thirty-two times,
-what is at or above a candidate is counted, or its weights are summed. Both are exact, and read each time what a core's
-cache holds, where sorting a vocabulary of 32,000 takes a CPU 10 ms a row.
+Most cuts lie among a row's few likeliest tokens, which ``lax.top_k`` finds in about one reading of the logits. Where one
+does not, it is found by bisection over the values that a float can have: what is at or above a candidate is counted, or
+its weights are summed. A CPU sorts 64 rows of 32,000 or 152,000 in more than ten times what either takes.
 """
-
-from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-SIGN = np.int32(-(2**31))
-"""The least of keys: below any float's."""
+TOP = 64
+"""Tokens among which a cut is looked for first."""
 
 
 def keeps(scaled: Array, top_k: Array, top_p: Array, min_p: Array) -> Array:
@@ -22,45 +20,83 @@ def keeps(scaled: Array, top_k: Array, top_p: Array, min_p: Array) -> Array:
     Tokens equal to the last one kept are kept too. top_k 0 is all of them. top-p weighs what top-k has left; min-p is
     relative to the best.
     """
-    rows = (scaled, top_k, top_p, min_p)
-    # One row after the other stays in a CPU's cache.
-    kept: Array = (
-        jax.lax.map(lambda row: _keeps(*row), rows) if jax.default_backend() == "cpu" else jax.vmap(_keeps)(*rows)
+    below, vocab = scaled - jnp.max(scaled, axis=-1, keepdims=True), scaled.shape[-1]
+    top_k = jnp.where(top_k > 0, jnp.minimum(top_k, vocab), vocab)
+    known, cut = _cut_among_top(below, top_k, top_p)
+    cut = jax.lax.cond(
+        jnp.all(known),
+        lambda: cut,
+        lambda: jnp.where(known, cut, _bisect(below, jnp.where(known, vocab, top_k), jnp.where(known, 1, top_p))),
     )
-    return kept
+    return below >= jnp.maximum(cut, jnp.log(min_p))[:, None]
 
 
-def _keeps(scaled: Array, top_k: Array, top_p: Array, min_p: Array) -> Array:
-    """The same of one row."""
-    keys = _keys(scaled)
-
-    def at_least_k(key: Array) -> Array:
-        return jnp.sum((keys >= key).astype(jnp.int32)) >= jnp.minimum(top_k, scaled.size)
-
-    kth = jax.lax.cond(top_k > 0, lambda: _largest(at_least_k), lambda: jnp.asarray(SIGN))
-    best = jnp.max(scaled)
-    weights = jnp.where(keys >= kth, jnp.exp(scaled - best), np.float32(0))
-    mass = top_p * jnp.sum(weights)
-
-    def at_least_p(key: Array) -> Array:
-        return jnp.sum(jnp.where(keys >= key, weights, np.float32(0))) >= mass
-
-    crossing = jax.lax.cond(top_p < 1, lambda: _largest(at_least_p), lambda: jnp.asarray(SIGN))
-    return (keys >= jnp.maximum(kth, crossing)) & (scaled >= best + jnp.log(min_p))
-
-
-def _keys(values: Array) -> Array:
-    """i32 in the order of the f32 values, zeros of either sign equal."""
-    bits = jax.lax.bitcast_convert_type(jnp.where(values == 0, np.float32(0), values), jnp.int32)
-    return jnp.where(bits < 0, bits ^ np.int32(2**31 - 1), bits)
+def _cut_among_top(below: Array, top_k: Array, top_p: Array) -> tuple[Array, Array]:
+    """Whether each row's cut by top-k and top-p is certain from its TOP likeliest tokens, bool[rows], and where it is."""
+    vocab = below.shape[-1]
+    # Where nobody reads the indices, XLA:CPU makes a sort of it; the barrier reads them.
+    top, _ = jax.lax.optimization_barrier(jax.lax.top_k(below, min(TOP, vocab)))
+    size = top.shape[-1]
+    kth = jnp.take_along_axis(top, jnp.minimum(top_k, size)[:, None] - 1, axis=-1)
+    everything, counts = (top_k == vocab)[:, None], (top_k <= size)[:, None]
+    # Tokens equal to the last one in sight may be out of sight.
+    certain = everything | (counts & (kth > top[:, -1:])) if size < vocab else jnp.ones_like(everything)
+    weights = jnp.where(everything | (top >= kth), jnp.exp(top), np.float32(0))
+    total = jnp.where(everything, jnp.sum(jnp.exp(below), axis=-1, keepdims=True), jnp.sum(weights, -1, keepdims=True))
+    enough = top_p[:, None] * total
+    before = jnp.cumsum(weights, axis=-1) - weights
+    kept = (before < enough) & (weights > 0)
+    crossing = jnp.min(jnp.where(kept, top, jnp.inf), axis=-1, keepdims=True)
+    whole = (top_p >= 1)[:, None]
+    certain &= whole | (before[:, -1:] + weights[:, -1:] >= enough) | ~everything
+    cut = jnp.where(whole, jnp.where(everything, -jnp.inf, kth), crossing)
+    return certain[:, 0], cut[:, 0]
 
 
-def _largest(holds: Callable[[Array], Array]) -> Array:
-    """The largest key for which it holds, of those from ``SIGN`` on; it holds up to some key and for none above."""
+def _bisect(below: Array, top_k: Array, top_p: Array) -> Array:
+    """The cut of each row, f32[rows], wherever it is; the lowest logit for top_k of all the vocabulary and top_p of 1."""
+    vocab = below.shape[-1]
 
-    def decide(step: Array, key: Array) -> Array:
-        candidate = key ^ jnp.left_shift(np.int32(1), np.int32(31) - step)
-        return jnp.where(holds(candidate), candidate, key)
+    def one(row: tuple[Array, Array, Array]) -> Array:
+        below, top_k, top_p = row
+        keys = _keys(below)
+        lowest, ones, count = jnp.min(keys), jnp.ones_like(below), top_k.astype(jnp.float32)
+        kth = jax.lax.cond(top_k < vocab, lambda: _last_kept(keys, ones, lowest, count), lambda: lowest)
+        weights = jnp.where(keys >= kth, jnp.exp(below), np.float32(0))
+        crossing = jax.lax.cond(top_p < 1, lambda: _last_kept(keys, weights, kth, top_p * _total(weights)), lambda: kth)
+        return _as_float(crossing)
 
-    largest: Array = jax.lax.fori_loop(jnp.int32(0), jnp.int32(32), decide, jnp.asarray(SIGN))
-    return largest
+    rows = (below, top_k, top_p)
+    # A CPU takes the rows one by one, each from its cache, and skips what a row does not ask for.
+    cut: Array = jax.lax.map(one, rows) if jax.default_backend() == "cpu" else jax.vmap(one)(rows)
+    return cut
+
+
+def _last_kept(keys: Array, weights: Array, low: Array, enough: Array) -> Array:
+    """The highest key of which it and those above weigh at least ``enough``; all from ``low`` on do."""
+
+    def halve(bounds: tuple[Array, Array]) -> tuple[Array, Array]:
+        low, high = bounds
+        middle = high - (high - low) // 2
+        holds = _total(jnp.where(keys >= middle, weights, np.float32(0))) >= enough
+        return jnp.where(holds, middle, low), jnp.where(holds, high, middle - 1)
+
+    bounds = low, jnp.max(keys)
+    found: Array = jax.lax.while_loop(lambda bounds: bounds[0] < bounds[1], halve, bounds)[0]
+    return found
+
+
+def _total(weights: Array) -> Array:
+    """The sum; as a product, which XLA:CPU computes several times faster than a reduction."""
+    return weights @ jnp.ones_like(weights)
+
+
+def _keys(below: Array) -> Array:
+    """i32 in the order of these f32, none of which is above 0; zeros of either sign are equal."""
+    bits = jax.lax.bitcast_convert_type(jnp.where(below == 0, np.float32(0), below), jnp.int32)
+    return jnp.where(bits < 0, bits ^ np.int32(0x7FFFFFFF), bits)
+
+
+def _as_float(keys: Array) -> Array:
+    """The inverse of ``_keys``."""
+    return jax.lax.bitcast_convert_type(jnp.where(keys < 0, keys ^ np.int32(0x7FFFFFFF), keys), jnp.float32)

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
+from ipc import complete
 from ipc.addresses import anyone_listens, checked_address
 from ipc.client import Client
 from ipc.errors import ConnectFailed, OdriverError
@@ -82,13 +83,7 @@ def _complete_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("prompt", nargs="?", default=None, metavar="PROMPT", help="the text to continue (default: what stdin says)")
     _connect_argument(parser)
-    add("--max-tokens", type=int, metavar="N", help="at most so many (default: as the context allows)")
-    add("--temperature", type=float, metavar="F", help="0 takes the likeliest token each time (default: 1)")
-    add("--top-p", type=float, metavar="F", help="draw from the likeliest tokens that are this probable together")
-    add("--top-k", type=int, metavar="N", help="draw from so many of the likeliest tokens")
-    add("--min-p", type=float, metavar="F", help="leave out what is less probable than this share of the likeliest")
-    add("--seed", type=int, metavar="N", help="the same seed draws the same tokens")
-    add("--stop", action="append", metavar="S", help="end before this text; may be given several times")
+    complete.add_sampling_arguments(parser)
 
 
 def _chat_arguments(parser: argparse.ArgumentParser) -> None:
@@ -149,11 +144,8 @@ def _serve(options: dict[str, Any]) -> NoReturn:
 
 def _complete(options: dict[str, Any]) -> int:
     with _connected(options) as client:
-        prompt = options.pop("prompt")
-        with client.generate(_read_prompt() if prompt is None else prompt, **options) as pieces:
-            for piece in pieces:
-                print(piece.text, end="", flush=True)
-    print()
+        prompt, as_json = options.pop("prompt"), options.pop("json")
+        complete.show(client, _read_prompt() if prompt is None else prompt, options, json=as_json)
     return 0
 
 

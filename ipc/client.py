@@ -17,14 +17,16 @@ import msgspec
 from ipc.addresses import checked_address
 from ipc.connection import Call, Connection
 from ipc.errors import AddressError, ConnectFailed, ConnectionLost, OdriverError, RequestFailed
-from ipc.messages import Done, Error, Generate, Profile, Status, StatusReply, Token, Usage, Welcome, encode
+from ipc.messages import Done, Error, Generate, Logprob, Profile, Status, StatusReply, Token, Usage, Welcome, encode
 
 __all__ = [
     "AddressError",
+    "Choice",
     "Client",
     "Completion",
     "ConnectFailed",
     "ConnectionLost",
+    "Logprob",
     "OdriverError",
     "Piece",
     "RequestFailed",
@@ -36,22 +38,65 @@ Message = dict[str, Any]
 """One turn of a conversation: ``{"role": "user", "content": "What is 3 + 4?"}``."""
 
 
+TokenLogprobs = dict[int, Logprob]
+"""Log-probabilities by token id, for one place in a text: first the token that is there, then the likeliest."""
+
+
 class Piece(msgspec.Struct, frozen=True):
-    """What is new of a completion. The last piece, and no other, has the reason why it ended and what it cost."""
+    """What is new of a completion. The last piece of a sample has the reason why it ended.
+
+    The last piece of all, and no other, has what the request cost. ``index`` is the sample's, of ``n``. ``logprobs`` has
+    an entry for each token, ``prompt_logprobs`` one for each prompt token, None for the first; both only as asked for.
+    """
 
     text: str
     token_ids: list[int]
     finish_reason: str | None = None
     usage: Usage | None = None
+    index: int = 0
+    logprobs: list[TokenLogprobs] = []
+    prompt_logprobs: list[TokenLogprobs | None] = []
 
 
-class Completion(msgspec.Struct, frozen=True):
-    """A whole completion."""
+class Choice(msgspec.Struct, frozen=True):
+    """One whole sample."""
 
+    index: int
     text: str
     token_ids: list[int]
     finish_reason: str
+    logprobs: list[TokenLogprobs]
+
+
+class Completion(msgspec.Struct, frozen=True):
+    """A whole completion: its ``n`` samples, what it cost, and the prompt's log-probabilities.
+
+    ``text``, ``token_ids``, ``finish_reason`` and ``logprobs`` are those of the first sample.
+    """
+
+    choices: list[Choice]
     usage: Usage
+    prompt_logprobs: list[TokenLogprobs | None]
+
+    @property
+    def text(self) -> str:
+        """The first sample's."""
+        return self.choices[0].text
+
+    @property
+    def token_ids(self) -> list[int]:
+        """The first sample's."""
+        return self.choices[0].token_ids
+
+    @property
+    def finish_reason(self) -> str:
+        """The first sample's."""
+        return self.choices[0].finish_reason
+
+    @property
+    def logprobs(self) -> list[TokenLogprobs]:
+        """The first sample's."""
+        return self.choices[0].logprobs
 
 
 class Client:
@@ -160,12 +205,12 @@ class Stream:
             self._ended = True
             raise
         if isinstance(answer, Token):
-            return Piece(answer.text, answer.token_ids)
+            return _piece(answer, None)
         self._ended = True
         if isinstance(answer, Error):
             raise RequestFailed(answer.code, answer.message)
         if isinstance(answer, Done):
-            return Piece(answer.text, answer.token_ids, answer.finish_reason, answer.usage)
+            return _piece(answer, answer.usage)
         raise StopIteration
 
     def close(self) -> None:
@@ -184,8 +229,38 @@ class Stream:
         self.close()
 
 
+def _piece(answer: Token | Done, usage: Usage | None) -> Piece:
+    return Piece(
+        answer.text,
+        answer.token_ids,
+        answer.finish_reason,
+        usage,
+        answer.index,
+        answer.logprobs,
+        answer.prompt_logprobs,
+    )
+
+
 def _whole(pieces: list[Piece]) -> Completion:
-    last = pieces[-1]
-    assert last.finish_reason is not None and last.usage is not None
-    token_ids = [token_id for piece in pieces for token_id in piece.token_ids]
-    return Completion("".join([piece.text for piece in pieces]), token_ids, last.finish_reason, last.usage)
+    usage = pieces[-1].usage
+    assert usage is not None
+    samples: dict[int, list[Piece]] = {}
+    for piece in pieces:
+        samples.setdefault(piece.index, []).append(piece)
+    return Completion(
+        choices=[_choice(index, samples[index]) for index in sorted(samples)],
+        usage=usage,
+        prompt_logprobs=[token for piece in pieces for token in piece.prompt_logprobs],
+    )
+
+
+def _choice(index: int, pieces: list[Piece]) -> Choice:
+    reason = pieces[-1].finish_reason
+    assert reason is not None
+    return Choice(
+        index=index,
+        text="".join([piece.text for piece in pieces]),
+        token_ids=[token_id for piece in pieces for token_id in piece.token_ids],
+        finish_reason=reason,
+        logprobs=[token for piece in pieces for token in piece.logprobs],
+    )

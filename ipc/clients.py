@@ -6,7 +6,7 @@ All rules of the protocol's server side are here; there is no socket, thread or 
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 import msgspec
 
@@ -22,6 +22,7 @@ from ipc.messages import (
     Error,
     Generate,
     Hello,
+    Logprob,
     MessageError,
     Ping,
     Pong,
@@ -205,12 +206,24 @@ def _driver_id(identity: bytes, request_id: str) -> str:
 
 
 def _messages(request_id: str, sample: ReturnSample) -> list[ServerMessage]:
+    index, logprobs, prompt_logprobs = sample.index, _wired(sample.logprobs), _wired(sample.prompt_logprobs)
     if sample.finish_reason is not None and sample.usage is not None:
         usage = Usage(sample.usage.prompt_tokens, sample.usage.completion_tokens)
-        return [Done(request_id, sample.text, sample.token_ids, sample.finish_reason, usage)]
+        reason = sample.finish_reason
+        return [Done(request_id, sample.text, sample.token_ids, reason, usage, index, logprobs, prompt_logprobs)]
     pieces: list[ServerMessage] = []
-    if sample.text or sample.token_ids:
-        pieces.append(Token(request_id, sample.text, sample.token_ids))
+    if sample.text or sample.token_ids or prompt_logprobs or sample.finish_reason:
+        pieces.append(
+            Token(request_id, sample.text, sample.token_ids, index, sample.finish_reason, logprobs, prompt_logprobs)
+        )
     if sample.error is not None:
         pieces.append(Error(request_id, sample.error.code, sample.error.message))
     return pieces
+
+
+def _wired(logprobs: list[Any]) -> list[Any]:
+    """The driver's log-probabilities as the wire's."""
+    return [
+        tokens and {id_: Logprob(at.logprob, at.rank, at.decoded_token) for id_, at in tokens.items()}
+        for tokens in logprobs
+    ]

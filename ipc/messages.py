@@ -9,7 +9,9 @@ its own, the request it ends gets its ``done`` with reason "abort".
 An ``error`` without a request id concerns the connection itself: after it, say hello again.
 A client that has been silent for half a minute is taken for lost, so an idle one pings.
 
-Texts and token ids of ``token`` and ``done`` are what is new since the last message; ``usage`` is the total.
+Texts, token ids and log-probabilities of ``token`` and ``done`` are what is new since the last message; ``usage`` is the
+total. With ``n`` above 1, ``index`` says which of the outputs a message belongs to; a ``token`` with a ``finish_reason``
+is the last of its output, and the ``done`` of the request is the last of the output that took longest.
 """
 
 from typing import Annotated, Any
@@ -80,6 +82,14 @@ class Usage(Struct, frozen=True):
     completion_tokens: int
 
 
+class Logprob(Struct, frozen=True, omit_defaults=True):
+    """One token's log-probability (natural), its rank (1 is the likeliest), and its text, with ``detokenize``."""
+
+    logprob: float
+    rank: int
+    decoded_token: str | None = None
+
+
 class Welcome(Struct, tag="welcome", tag_field="type", frozen=True, forbid_unknown_fields=True):
     """Answers ``hello``: what is served here. ``max_model_len`` is in tokens, prompt and completion together.
 
@@ -93,22 +103,33 @@ class Welcome(Struct, tag="welcome", tag_field="type", frozen=True, forbid_unkno
     max_message_bytes: int
 
 
-class Token(Struct, tag="token", tag_field="type", frozen=True, forbid_unknown_fields=True):
-    """A piece of a completion that goes on."""
+class Token(Struct, tag="token", tag_field="type", frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """A piece of a completion that goes on.
+
+    ``logprobs``, if asked for, has a map for each token id: Logprobs by token id, its own first and then the
+    likeliest; ``prompt_logprobs`` the same for prompt tokens, and nil for the first of them.
+    """
 
     request_id: str
     text: str
     token_ids: list[int]
+    index: int = 0
+    finish_reason: str | None = None
+    logprobs: list[dict[int, Logprob]] = []
+    prompt_logprobs: list[dict[int, Logprob] | None] = []
 
 
-class Done(Struct, tag="done", tag_field="type", frozen=True, forbid_unknown_fields=True):
-    """The last piece of a completion, and why it ended."""
+class Done(Struct, tag="done", tag_field="type", frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """The last piece of a completion, and why it ended: stop, length, repetition, timeout or abort."""
 
     request_id: str
     text: str
     token_ids: list[int]
     finish_reason: str
     usage: Usage
+    index: int = 0
+    logprobs: list[dict[int, Logprob]] = []
+    prompt_logprobs: list[dict[int, Logprob] | None] = []
 
 
 class Error(Struct, tag="error", tag_field="type", frozen=True, forbid_unknown_fields=True):

@@ -26,7 +26,8 @@ class Reply:
             return
         self._held.append(sample)
         if sample.is_last:
-            self._outbox.put(self, _joined(self._held))
+            for joined in _joined(self._held):
+                self._outbox.put(self, joined)
 
 
 class Outbox:
@@ -42,22 +43,36 @@ class Outbox:
         self._bell.ring()
 
     def take(self) -> list[tuple[Reply, ReturnSample]]:
-        """One sample for each request that has any, in the order of their first: those of one request made one."""
+        """What has gathered for each request that has any, in the order of their first: one sample for each output."""
         waiting: dict[Reply, list[ReturnSample]] = {}
         for _ in range(len(self._samples)):
             reply, sample = self._samples.popleft()
             waiting.setdefault(reply, []).append(sample)
-        return [(reply, _joined(samples)) for reply, samples in waiting.items()]
+        return [(reply, joined) for reply, samples in waiting.items() for joined in _joined(samples)]
 
 
-def _joined(samples: list[ReturnSample]) -> ReturnSample:
-    last = samples[-1]
+def _joined(samples: list[ReturnSample]) -> list[ReturnSample]:
+    """One sample for each output, the one with the last of them last."""
     if len(samples) == 1:
+        return samples
+    outputs: dict[int, list[ReturnSample]] = {}
+    for sample in samples:
+        outputs.setdefault(sample.index, []).append(sample)
+    outputs[samples[-1].index] = outputs.pop(samples[-1].index)
+    return [_one(pieces) for pieces in outputs.values()]
+
+
+def _one(pieces: list[ReturnSample]) -> ReturnSample:
+    last = pieces[-1]
+    if len(pieces) == 1:
         return last
     return ReturnSample(
         request_id=last.request_id,
-        text="".join([sample.text for sample in samples]),
-        token_ids=[token_id for sample in samples for token_id in sample.token_ids],
+        index=last.index,
+        text="".join([piece.text for piece in pieces]),
+        token_ids=[token_id for piece in pieces for token_id in piece.token_ids],
+        logprobs=[logprob for piece in pieces for logprob in piece.logprobs],
+        prompt_logprobs=[logprob for piece in pieces for logprob in piece.prompt_logprobs],
         finish_reason=last.finish_reason,
         usage=last.usage,
         error=last.error,

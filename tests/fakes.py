@@ -20,17 +20,25 @@ class FakeTokenizer:
     def encode(self, text: str) -> list[int]:
         return list(text.encode())
 
+    def encode_word(self, text: str) -> list[int]:
+        return self.encode(text)
+
     def apply_chat_template(self, messages: list[dict[str, Any]]) -> list[int]:
         check_messages(messages)
         return self.encode(
             "".join(f"{message['role']}: {message['content']}\n" for message in messages) + "assistant: "
         )
 
-    def decode(self, token_ids: Tokens[int]) -> str:
-        return bytes([token_id for token_id in token_ids if self.is_visible(token_id)]).decode(errors="replace")
+    def decode(self, token_ids: Tokens[int], *, skip_special_tokens: bool = True) -> str:
+        end = b"" if skip_special_tokens else b"<end>"
+        pieces = [bytes([token_id]) if self.is_visible(token_id) else end for token_id in token_ids]
+        return b"".join(pieces).decode(errors="replace")
 
     def is_visible(self, token_id: int) -> bool:
         return token_id < EOS
+
+    def is_special(self, token_id: int) -> bool:
+        return token_id == EOS
 
 
 class FakeEngine:

@@ -13,10 +13,39 @@ import pytest
 from fake_driver import PATIENCE, FakeDriver, serving
 
 from driver.errors import Overloaded
+from engine.sampling_params import SamplingParams
 
 ROOT = Path(__file__).parent.parent
 ODRIVER = [sys.executable, "-c", "import sys; from ipc.cli import main; sys.exit(main())"]
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT)}
+
+
+FLAGS = {
+    "": {},
+    "--max-tokens 5 --min-tokens 2 --timeout-s 1.5": {"max_tokens": 5, "min_tokens": 2, "timeout_s": 1.5},
+    "--temperature 0.5 --top-p 0.9 --top-k 7 --min-p 0.1 --seed 3": {
+        "temperature": 0.5, "top_p": 0.9, "top_k": 7, "min_p": 0.1, "seed": 3,
+    },
+    "--presence-penalty 1 --frequency-penalty -2 --repetition-penalty 1.1": {
+        "presence_penalty": 1.0, "frequency_penalty": -2.0, "repetition_penalty": 1.1,
+    },
+    "--logit-bias 5=2.5 --logit-bias 7=-100 --allowed-token-ids 1,5 --bad-words a --bad-words b": {
+        "logit_bias": {5: 2.5, 7: -100.0}, "allowed_token_ids": [1, 5], "bad_words": ["a", "b"],
+    },
+    "--stop x --stop y --stop-regex a+ --stop-token-ids 3,4 --include-stop-str-in-output --ignore-eos": {
+        "stop": ["x", "y"], "stop_regex": ["a+"], "stop_token_ids": [3, 4], "include_stop_str_in_output": True,
+        "ignore_eos": True,
+    },
+    "--repetition-detection 8 --n 2": {"repetition_detection": {"max_pattern_size": 8}, "n": 2},
+    "--repetition-detection 8,2,3 --logprobs 0 --prompt-logprobs 20": {
+        "repetition_detection": {"max_pattern_size": 8, "min_pattern_size": 2, "min_count": 3}, "logprobs": 0,
+        "prompt_logprobs": 20,
+    },
+    "--no-detokenize --no-skip-special-tokens --no-spaces-between-special-tokens": {
+        "detokenize": False, "skip_special_tokens": False, "spaces_between_special_tokens": False,
+    },
+}  # fmt: skip
+"""Command lines and the parameters that they ask for."""
 
 
 @pytest.fixture
@@ -69,40 +98,29 @@ def test_complete_reads_the_prompt_from_stdin(address: str) -> None:
 
 def test_complete_passes_on_what_was_given_and_nothing_else(driver: FakeDriver, address: str) -> None:
     """A flag that is left out is the daemon's to decide."""
-    flags = [
-        "--max-tokens",
-        "5",
-        "--temperature",
-        "0.5",
-        "--top-p",
-        "0.9",
-        "--top-k",
-        "7",
-        "--min-p",
-        "0.1",
-        "--seed",
-        "3",
-        "--stop",
-        "x",
-        "--stop",
-        "y",
-    ]
+    for flags, params in FLAGS.items():
+        odriver("complete", "x", "--connect", address, *flags.split())
+        assert driver.submitted[-1].params == params
 
-    odriver("complete", "x", "--connect", address, *flags)
-    odriver("complete", "x", "--connect", address)
 
-    assert [request.params for request in driver.submitted] == [
-        {
-            "max_tokens": 5,
-            "temperature": 0.5,
-            "top_p": 0.9,
-            "top_k": 7,
-            "min_p": 0.1,
-            "seed": 3,
-            "stop": ["x", "y"],
-        },
-        {},
-    ]
+def test_complete_lists_every_parameter_with_its_range() -> None:
+    """Whatever SamplingParams has is a flag of the same name, and no number's range is left out."""
+    listed = " ".join(odriver("complete", "--help").stdout.split())
+
+    for name in SamplingParams.__struct_fields__:
+        assert f"--{name.replace('_', '-')}" in listed
+    for words in ("1 or more", "0 to 100", "-2 to 2", "above 0 to 10", "-100 to 100", "0 to 20", "1 to 64"):
+        assert words in listed
+
+
+@pytest.mark.usefixtures("driver")
+def test_complete_shows_more_than_one_text_when_it_is_whole(address: str) -> None:
+    """Samples are numbered; with log-probabilities, or as asked, all there is comes as JSON."""
+    several = odriver("complete", "once upon", "--connect", address, "--n", "2")
+    told = json.loads(odriver("complete", "once upon", "--connect", address, "--logprobs", "1").stdout)
+
+    assert several.stdout == "[0] onceupon\n"
+    assert told["choices"][0]["text"] == "onceupon" and told["usage"]["completion_tokens"] == 2
 
 
 def test_a_refused_request_is_an_error_in_plain_words(driver: FakeDriver, address: str) -> None:

@@ -13,10 +13,11 @@ import zmq
 from fake_driver import PATIENCE, FakeDriver, serving
 from fakes import FakeEngine, FakeTokenizer
 
+from driver import request as driver_request
 from driver.errors import Overloaded
 from driver.odriver import oDriver
 from ipc import session
-from ipc.client import Client, ConnectFailed, ConnectionLost, Piece, RequestFailed, Usage
+from ipc.client import Client, ConnectFailed, ConnectionLost, Logprob, Piece, RequestFailed, Usage
 from ipc.messages import PROTOCOL_VERSION, Error, Hello, Ping, Welcome, decode_client_message, encode
 from ipc.server import MAX_MESSAGE_BYTES, Server
 
@@ -60,6 +61,36 @@ def test_complete_gives_the_whole(client: Client) -> None:
 
     assert (whole.text, whole.token_ids) == ("onceuponatime", [4, 4, 1, 4])
     assert (whole.finish_reason, whole.usage) == ("stop", Usage(1, 4))
+
+
+def test_several_samples_and_their_logprobs_arrive(client: Client, driver: FakeDriver) -> None:
+    """Each piece says which sample it belongs to; a whole completion has them in order, with what was asked for."""
+    stream = client.generate("hold", n=2)
+    with ThreadPoolExecutor(1) as pool:
+        whole = pool.submit(client.complete, "hold", n=2)
+        for request in (driver.take(), driver.take()):
+            put = request.channel.put
+            told = [{7: driver_request.Logprob(-0.5, 1, "b")}]
+            put(driver_request.ReturnSample(request_id=request.request_id, prompt_logprobs=[None, *told]))
+            put(
+                driver_request.ReturnSample(
+                    request_id=request.request_id, index=1, text="b", token_ids=[7], logprobs=told
+                )
+            )
+            put(driver_request.ReturnSample(request_id=request.request_id, index=1, finish_reason="repetition"))
+            driver.say(request, "a", [5])
+            driver.finish(request, "length", 2)
+        pieces, completion = list(stream), whole.result()
+
+    assert {piece.index for piece in pieces} == {0, 1}
+    assert [piece.usage for piece in pieces].count(Usage(1, 2)) == 1
+    assert [(choice.text, choice.finish_reason) for choice in completion.choices] == [
+        ("a", "length"),
+        ("b", "repetition"),
+    ]
+    assert completion.choices[1].logprobs == [{7: Logprob(-0.5, 1, "b")}] and completion.logprobs == []
+    assert completion.prompt_logprobs == [None, {7: Logprob(-0.5, 1, "b")}]
+    assert (completion.text, completion.token_ids, completion.usage) == ("a", [5], Usage(1, 2))
 
 
 def test_chat_sends_messages(client: Client) -> None:

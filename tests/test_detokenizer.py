@@ -8,6 +8,8 @@ from fakes import EOS, FakeTokenizer
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from tokenizer_files import BYTE_0, build_byte_fallback, build_byte_level, write_tokenizer
+from tokenizers import AddedToken, models, pre_tokenizers
+from tokenizers import Tokenizer as Backend
 
 from driver.detokenizer import MAX_HELD, MAX_WINDOW, PROMPT_TAIL, REPLACEMENT, Detokenizer
 from driver.tokenizer import HuggingFaceTokenizer, Tokenizer
@@ -25,7 +27,7 @@ class TableTokenizer(FakeTokenizer):
         self.table = table
         self.longest = 0
 
-    def decode(self, token_ids: Tokens[int]) -> str:
+    def decode(self, token_ids: Tokens[int], *, skip_special_tokens: bool = True) -> str:  # noqa: ARG002
         self.longest = max(self.longest, len(token_ids))
         return b"".join(self.table[token_id] for token_id in token_ids).decode(errors="replace")
 
@@ -193,3 +195,31 @@ def test_a_token_costs_a_window_however_long_the_text(output: list[int], text: s
 
     assert "".join(pieces).rstrip(REPLACEMENT) == text.rstrip(REPLACEMENT)
     assert tokenizer.longest <= MAX_WINDOW + 1
+
+
+@pytest.mark.parametrize("kind", ["byte_level", "byte_fallback"])
+def test_special_tokens_are_shown_where_they_are_if_asked_for(tokenizers: dict[str, Tokenizer], kind: str) -> None:
+    """As decoding all at once shows them, in the midst of text, at its start and next to each other."""
+    tokenizer = tokenizers[kind]
+    end, user = (tokenizer.encode_word(special)[0] for special in ("<|end|>", "<|user|>"))
+    words = tokenizer.encode_word("the fox")
+    output = [end, *words, end, user, *words, user]
+
+    detokenizer = Detokenizer(tokenizer, [], special=True)
+    text = "".join([detokenizer.add([token_id]) for token_id in output]) + detokenizer.flush()
+
+    assert tokenizer.is_special(end) and not tokenizer.is_special(words[0])
+    assert text == tokenizer.decode(output, skip_special_tokens=False)
+
+
+@pytest.mark.parametrize(("spaces", "text"), [(True, "a <x> <y> b <x>"), (False, "a <x><y> b <x>")])
+def test_special_tokens_next_to_each_other_are_spaced_if_asked_for(tmp_path: Path, spaces: bool, text: str) -> None:
+    """A tokenizer that puts spaces between all tokens puts none between special ones without spaces_between_special_tokens."""
+    words = Backend(models.WordLevel({"a": 0, "b": 1, "<unk>": 2}, unk_token="<unk>"))
+    words.pre_tokenizer = pre_tokenizers.Whitespace()
+    words.add_special_tokens([AddedToken(token, special=True) for token in ("<x>", "<y>")])
+    tokenizer = HuggingFaceTokenizer(write_tokenizer(tmp_path / "words", words))
+
+    detokenizer = Detokenizer(tokenizer, [], special=True, spaces=spaces)
+
+    assert detokenizer.add(tokenizer.encode("a <x> <y> b <x>")) + detokenizer.flush() == text

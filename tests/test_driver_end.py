@@ -25,8 +25,8 @@ class FaultyTokenizer(FakeTokenizer):
             raise RuntimeError("cannot encode")
         return super().encode(text)
 
-    def decode(self, token_ids: Tokens[int]) -> str:
-        text = super().decode(token_ids)
+    def decode(self, token_ids: Tokens[int], *, skip_special_tokens: bool = True) -> str:
+        text = super().decode(token_ids, skip_special_tokens=skip_special_tokens)
         if text.endswith("break decode"):
             raise RuntimeError("cannot decode")
         return text

@@ -2,13 +2,15 @@
 
 import queue
 import threading
+import time
+from collections.abc import Callable
 from typing import Any
 
 from fakes import FakeEngine
 
 from driver.bounded_queue import BoundedQueue
 from driver.execution_loop import ExecutionLoop
-from driver.messages import Abort, Aborted, Admit, Finished, Inbound, Landed, Opened, Stop, Summary
+from driver.messages import Abort, Admit, Ended, Finished, Inbound, Landed, Opened, Stop, Summary
 from driver.open_requests import OpenRequest
 from driver.request import ActiveRequest, QueueChannel
 from driver.safe_thread import SafeThread
@@ -32,18 +34,20 @@ class ScriptedInbox:
         return message
 
 
-def build_admit(name: str = "a", prompt: str = "ab", max_tokens: int = 2) -> Admit:
+def build_admit(name: str = "a", prompt: str = "ab", max_tokens: int = 2, **params: Any) -> Admit:
     """An admission of a request that the parrot answers with its own prompt."""
     request = OpenRequest(ActiveRequest(request_id=name, channel=QueueChannel()), sequence_id=name)
     ids = list(prompt.encode())
-    sequence = Sequence(name, ids, SamplingParams(), frozenset(), max_tokens=max_tokens, seed=0)
-    return Admit(sequence, Opened(request, prompt_tail=ids, num_prompt_tokens=len(ids), stops=[]))
+    sequence = Sequence(name, ids, SamplingParams(**params), frozenset(), max_tokens=max_tokens, seed=0)
+    return Admit([sequence], Opened(request, ids, len(ids), sequence.params))
 
 
-def run_script(engine: FakeEngine, script: list[Inbound | None]) -> tuple[list[Summary], ScriptedInbox]:
+def run_script(
+    engine: FakeEngine, script: list[Inbound | None], clock: Callable[[], float] = time.monotonic
+) -> tuple[list[Summary], ScriptedInbox]:
     """Runs the loop on this thread until the script is over; what it said, and the inbox."""
     summaries: BoundedQueue[Summary] = BoundedQueue(100)
-    loop: Any = ExecutionLoop(engine, summaries)
+    loop: Any = ExecutionLoop(engine, summaries, clock)
     loop.inbox = ScriptedInbox(script)
 
     loop.run()
@@ -91,7 +95,7 @@ def test_an_abort_frees_the_sequence_and_follows_its_tokens() -> None:
 
     said, _ = run_script(engine, [admit, None, None, Abort(admit.opened.request), None])
 
-    assert said[:3] == [admit.opened, Landed([SequenceOutput("a", [97])]), Aborted("a")]
+    assert said[:3] == [admit.opened, Landed([SequenceOutput("a", [97])]), Ended("a", "abort")]
     assert engine.stats().running == 0 and not engine.has_work
 
 
@@ -103,7 +107,7 @@ def test_an_abort_that_comes_before_the_admission_still_counts() -> None:
 
     said, _ = run_script(engine, [Abort(admit.opened.request), admit, Abort(admit.opened.request)])
 
-    assert said == [admit.opened, Aborted("a")]
+    assert said == [admit.opened, Ended("a", "abort")]
     assert engine.steps == 0
 
 
@@ -130,7 +134,7 @@ def test_the_snapshot_is_published_before_what_it_counts() -> None:
 
     loop.run()
 
-    assert running == [(Opened, 0), (Landed, 0), (Opened, 0), (Aborted, 0)]
+    assert running == [(Opened, 0), (Landed, 0), (Opened, 0), (Ended, 0)]
 
 
 def test_a_loop_that_waits_for_the_summary_thread_can_be_ended() -> None:
@@ -146,3 +150,34 @@ def test_a_loop_that_waits_for_the_summary_thread_can_be_ended() -> None:
     summaries.close()
 
     assert thread.join(timeout=30) and thread.error is None
+
+
+def test_a_timeout_ends_a_sequence_before_the_next_step() -> None:
+    """Counted from when the request came; those that ended before, or have no timeout, are left alone."""
+    admits = [
+        build_admit("late", max_tokens=9, timeout_s=5),
+        build_admit("done", max_tokens=1, timeout_s=5),
+        build_admit("patient", max_tokens=3),
+    ]
+    for admit in admits:
+        admit.opened.request.received_at = 100.0
+    times = iter([104.0, 104.5, 104.9, 105.0, *[200.0] * 9])
+
+    said, _ = run_script(FakeEngine(), [*admits, None, None, None, None], clock=lambda: next(times))
+
+    ends = [message for message in said if isinstance(message, Ended)]
+    landed = [output.request_id for message in said if isinstance(message, Landed) for output in message.outputs]
+    assert ends == [Ended("late", "timeout")]
+    assert landed.count("patient") == 3 and landed.count("done") == 1
+
+
+def test_an_abort_ends_all_samples_of_a_request() -> None:
+    """Each of them, whatever became of the others."""
+    admit = build_admit("a", max_tokens=9)
+    admit.opened.request.num_samples = 2
+    sibling = Sequence("a/1", [97], SamplingParams(), frozenset(), max_tokens=9, seed=1)
+    admit = Admit([*admit.sequences, sibling], admit.opened)
+
+    said, _ = run_script(FakeEngine(), [admit, None, Abort(admit.opened.request), None])
+
+    assert [message for message in said if isinstance(message, Ended)] == [Ended("a", "abort"), Ended("a/1", "abort")]

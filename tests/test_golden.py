@@ -34,15 +34,16 @@ BACKENDS = [*((variant, 4) for variant in sorted(VARIANTS)), *((variant, 16) for
 
 
 class RecordingManager(ExecutionManager):
-    """Keeps the logits that each step hands to its sampler."""
+    """Keeps the logits that each step gives."""
 
-    def sampler(self, layout, variant):
-        """The sampler, behind a recorder."""
-        draw = super().sampler(layout, variant)
+    def forward(self, layout):
+        """The step, behind a recorder."""
+        step = super().forward(layout)
 
-        def recording(logits, *rest):
+        def recording(*arguments):
+            cache, logits, *rest = step(*arguments)
             self.logits = np.asarray(logits)
-            return draw(logits, *rest)
+            return cache, logits, *rest
 
         return recording
 

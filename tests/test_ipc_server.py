@@ -202,6 +202,22 @@ def test_several_samples_of_one_request_become_one_message() -> None:
     assert outbox.take() == []
 
 
+def test_samples_of_several_outputs_become_a_message_each() -> None:
+    """Outputs of one request are not mixed, and the one with the request's end leaves last."""
+    outbox = Outbox(Bell())
+    streamed, whole = Reply(outbox, b"c", "1"), Reply(outbox, b"c", "2", stream=False)
+    for reply in (streamed, whole):
+        reply.put(ReturnSample(request_id="x", index=1, text="b", token_ids=[1]))
+        reply.put(ReturnSample(request_id="x", index=0, text="a", token_ids=[2], finish_reason="stop"))
+        reply.put(ReturnSample(request_id="x", index=1, token_ids=[3], finish_reason="length", usage=Usage(1, 3)))
+
+    joined = [
+        ReturnSample(request_id="x", index=0, text="a", token_ids=[2], finish_reason="stop"),
+        ReturnSample(request_id="x", index=1, text="b", token_ids=[1, 3], finish_reason="length", usage=Usage(1, 3)),
+    ]
+    assert outbox.take() == [(reply, sample) for reply in (streamed, whole) for sample in joined]
+
+
 def test_text_that_waits_beside_an_error_is_still_sent(client: RawClient, driver: FakeDriver) -> None:
     """A request that fails midway loses nothing of what it had said."""
     client.say(Generate("a", prompt=[1]))

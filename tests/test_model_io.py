@@ -34,9 +34,9 @@ def build_plan(decoding=(), chunks=()):
 def prepare(plan, layout=None):
     """The unpacked step and the variant."""
     layout = layout or StepLayout(tokens=8, rows=4, pages_per_seq=3)
-    packed, variant = ModelIOProcessor(max_num_seqs=4, max_model_len=12, pages_per_seq=3).prepare(plan, layout)
+    packed, metadata = ModelIOProcessor(max_num_seqs=4, max_model_len=12, pages_per_seq=3).prepare(plan, layout)
     return (
-        layout.unpack(jnp.asarray(packed)), layout.unpack_sampling(jnp.asarray(packed[: layout.sampling_size])), variant
+        layout.unpack(jnp.asarray(packed)), layout.unpack_sampling(jnp.asarray(packed[: layout.sampling_size])), metadata.variant
     )  # fmt: skip
 
 
@@ -72,11 +72,12 @@ def test_every_row_brings_its_own_sampling_parameters():
 
 
 def test_a_greedy_step_needs_only_the_greedy_sampler():
-    """Truncation that a greedy row carries does not matter, nor does a step's padding."""
-    _, _, greedy = prepare(build_plan(chunks=[(build_sequence(1, temperature=0, top_k=3), 2)]))
-    _, _, drawn = prepare(build_plan(chunks=[(build_sequence(1), 2)]))
+    """Truncation that a greedy row carries does not matter, nor padding, nor a prompt's chunk that samples nothing."""
+    _, _, greedy = prepare(build_plan(chunks=[(build_sequence(1, prompt=2, temperature=0, top_k=3), 2)]))
+    _, _, drawn = prepare(build_plan(chunks=[(build_sequence(1, prompt=2), 2)]))
+    _, _, unread = prepare(build_plan(chunks=[(build_sequence(1), 2)]))
 
-    assert (greedy, drawn) == (SamplingVariant.GREEDY, SamplingVariant.TEMPERATURE)
+    assert (greedy, drawn, unread) == (SamplingVariant.GREEDY, SamplingVariant.TEMPERATURE, SamplingVariant.GREEDY)
 
 
 def test_released_sequences_leave_before_new_ones_come():
@@ -112,7 +113,7 @@ def test_a_step_holds_no_token_matrix():
     """What travels to the device grows with tokens, rows and pages, never with rows times max_model_len."""
     layout = StepLayout(tokens=8, rows=4, pages_per_seq=100)
 
-    assert layout.size == 7 * 4 + 2 * 8 + 4 * 100 + 5 + 1
+    assert layout.size == 9 * 4 + 2 * 8 + 4 * 100 + 5 + 1
 
 
 def test_each_step_has_an_array_of_its_own():

@@ -13,6 +13,7 @@ from caching.page_manager import HBMPageManager
 from engine.config import ServingLimits
 from engine.model_io import FROM_SLOT, ModelIOProcessor, StepLayout
 from engine.oengine import oEngine
+from engine.plan import StepResult
 from engine.runner import PendingStep
 from engine.sampling_params import SamplingParams
 from engine.scheduler import InferenceScheduler
@@ -63,7 +64,7 @@ class LateRunner:
     def collect(self, step):
         """Now compute the oldest step."""
         ids = self._run(*self._queue.popleft())
-        return ids[: step.plan.num_rows]
+        return StepResult(ids[: step.plan.num_rows])
 
     def _run(self, layout, packed):
         size = self._pages.shape[1]

@@ -42,7 +42,7 @@ class Stage:
         self.submit(**fields)
         outcome = self.outcomes.get(timeout=30)
         assert isinstance(outcome, Admit)
-        return outcome.sequence
+        return outcome.sequences[0]
 
     def refusal(self, **fields: Any) -> str:
         """The message that a bad request is refused with."""
@@ -69,12 +69,12 @@ def test_text_becomes_a_sequence(stage: Stage) -> None:
     admit = stage.outcomes.get(timeout=30)
 
     assert isinstance(admit, Admit)
-    assert admit.sequence.prompt_token_ids == list("héy".encode())
-    assert (admit.sequence.max_tokens, admit.sequence.seed, admit.sequence.params.temperature) == (3, 7, 0)
-    assert admit.sequence.stop_token_ids == {EOS}
-    assert admit.sequence.request_id == request.sequence_id
+    assert admit.sequences[0].prompt_token_ids == list("héy".encode())
+    assert (admit.sequences[0].max_tokens, admit.sequences[0].seed, admit.sequences[0].params.temperature) == (3, 7, 0)
+    assert admit.sequences[0].stop_token_ids == {EOS}
+    assert admit.sequences[0].request_id == request.sequence_id
     assert admit.opened.request is request
-    assert (admit.opened.num_prompt_tokens, admit.opened.stops) == (4, ["END"])
+    assert (admit.opened.num_prompt_tokens, admit.opened.params.stops) == (4, ["END"])
 
 
 def test_token_ids_are_taken_as_they_are(stage: Stage) -> None:
@@ -148,10 +148,8 @@ def test_a_bad_prompt_is_refused(stage: Stage, fields: dict[str, Any], complaint
     ("params", "complaint"),
     [
         ({"max_token": 3}, "unknown parameter 'max_token': did you mean 'max_tokens'?"),
-        ({"grammar": "x"}, "unknown parameter 'grammar': there are max_tokens, temperature"),
-        ({"presence_penalty": 0.0}, "unknown parameter 'presence_penalty'"),
-        ({"logit_bias": {}}, "unknown parameter 'logit_bias'"),
-        ({"min_tokens": 1}, "unknown parameter 'min_tokens'"),
+        ({"grammar": "x"}, "unknown parameter 'grammar': there are n, max_tokens"),
+        ({"logit_biases": {}}, "unknown parameter 'logit_biases': did you mean 'logit_bias'?"),
         ({3: 4}, "unknown parameter 3"),
         ({"max_tokens": 0}, "max_tokens must be at least 1, not 0"),
         ({"max_tokens": -5}, "max_tokens must be at least 1, not -5"),
@@ -165,6 +163,46 @@ def test_a_bad_prompt_is_refused(stage: Stage, fields: dict[str, Any], complaint
         ({"stop": ["a", 3]}, "stop[1]: expected str, got int"),
         ({"stop": ""}, "stop must be strings of 1 to"),
         ({"stop_token_ids": [257]}, "stop_token_ids[0] must be a token id from 0 to 256, not 257"),
+        ({"stop_token_ids": [1] * 129}, "stop_token_ids must be at most 128 ids, not 129"),
+        ({"n": 0}, "n must be from 1 to 64, not 0"),
+        ({"n": 65}, "n must be from 1 to 64, not 65"),
+        ({"min_tokens": -1}, "min_tokens must be at least 0, not -1"),
+        ({"min_tokens": 3, "max_tokens": 2}, "min_tokens must be at most max_tokens (2), not 3"),
+        ({"min_tokens": 29}, "min_tokens is 29 and the prompt has 4 tokens"),
+        ({"presence_penalty": 2.1}, "presence_penalty must be from -2 to 2, not 2.1"),
+        ({"frequency_penalty": -2.1}, "frequency_penalty must be from -2 to 2, not -2.1"),
+        ({"repetition_penalty": 0}, "repetition_penalty must be above 0 and at most 10, not 0"),
+        ({"repetition_penalty": float("inf")}, "repetition_penalty must be above 0 and at most 10, not inf"),
+        ({"logit_bias": {5: 101}}, "logit_bias[5] must be from -100 to 100, not 101"),
+        ({"logit_bias": {5: float("nan")}}, "logit_bias[5] must be from -100 to 100, not nan"),
+        ({"logit_bias": {257: 1}}, "logit_bias[0] must be a token id from 0 to 256, not 257"),
+        ({"logit_bias": {"five": 1}}, "key in logit_bias: expected int, got str"),
+        ({"allowed_token_ids": []}, "allowed_token_ids must be at least one token id, not []"),
+        ({"allowed_token_ids": [-1]}, "allowed_token_ids[0] must be a token id from 0 to 256, not -1"),
+        ({"allowed_token_ids": [EOS], "min_tokens": 1}, "allowed_token_ids must have a token that"),
+        ({"allowed_token_ids": [120], "bad_words": ["x"]}, "allowed_token_ids must have a token that bad_words do not"),
+        ({"bad_words": [""]}, "bad_words must be strings of 1 to 256 characters, not ''"),
+        ({"bad_words": [" "]}, "bad_words must be words of at least one token, not ' '"),
+        ({"bad_words": ["x" * 17]}, "bad_words must be words of at most 16 tokens"),
+        ({"bad_words": ["x"] * 129}, "bad_words must be at most 128 strings, not 129"),
+        ({"logprobs": 21}, "logprobs must be from 0 to 20, not 21"),
+        ({"prompt_logprobs": -1}, "prompt_logprobs must be from 0 to 20, not -1"),
+        ({"timeout_s": 0}, "timeout_s must be above 0 and at most 86400 seconds, not 0"),
+        ({"stop_regex": "(a"}, "stop_regex: '(a' is no regular expression: missing )"),
+        ({"stop_regex": "a*"}, "stop_regex: 'a*' matches the empty text"),
+        ({"stop_regex": "^a"}, "stop_regex: '^a' has at, which a stop_regex cannot have"),
+        ({"stop_regex": r"(a)\1"}, "has groupref, which a stop_regex cannot have"),
+        ({"stop_regex": "((a{99}){99}){99}"}, "is too large: an automaton for it has more than 512 states"),
+        ({"stop_regex": "a", "detokenize": False}, "stop_regex must be left out where detokenize is false"),
+        ({"repetition_detection": {"max_pattern_size": 0}}, "repetition_detection.max_pattern_size must be from 1 to"),
+        (
+            {"repetition_detection": {"max_pattern_size": 2, "min_pattern_size": 3}},
+            "repetition_detection.min_pattern_size must be from 1 to max_pattern_size (2), not 3",
+        ),
+        (
+            {"repetition_detection": {"max_pattern_size": 2, "min_count": 1}},
+            "repetition_detection.min_count must be from 2 to 1000, not 1",
+        ),
     ],
 )
 def test_a_bad_parameter_is_refused_by_name(stage: Stage, params: dict[str, Any], complaint: str) -> None:

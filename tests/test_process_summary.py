@@ -2,17 +2,20 @@
 
 import queue
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from fakes import EOS, FakeTokenizer
 
 from driver.bounded_queue import BoundedQueue
-from driver.messages import Aborted, Finished, Landed, Opened, Summary
+from driver.messages import Ended, Finished, Landed, Opened, Summary
 from driver.open_requests import OpenRequests
 from driver.process_summary import ProcessSummary
-from driver.request import ActiveRequest, QueueChannel, ReturnSample, Usage
+from driver.request import ActiveRequest, Logprob, QueueChannel, ReturnSample, Usage
 from driver.safe_thread import SafeThread
-from engine.sequence import SequenceOutput
+from driver.stop_regex import StopRegex
+from engine.sampling_params import RepetitionDetection, SamplingParams
+from engine.sequence import SequenceOutput, TokenLogprobs
 
 
 class Stage:
@@ -26,10 +29,13 @@ class Stage:
         self.thread = SafeThread("summary", stage.run, on_death=lambda *_: None)
         self.thread.start()
 
-    def open(self, request_id: str = "a", stops: tuple[str, ...] = (), prompt: str = "p") -> str:
-        """Opens a request; the id of its sequence."""
+    def open(self, request_id: str = "a", stops: tuple[str, ...] = (), prompt: str = "p", **params: Any) -> str:
+        """Opens a request; the id of its first sequence."""
         request = self.open_requests.add(ActiveRequest(request_id=request_id, channel=self.heard))
-        self.summaries.put(Opened(request, list(prompt.encode()), len(prompt), list(stops)))
+        asked = SamplingParams(stop=list(stops), **params)
+        request.num_samples = asked.n
+        regexes = [StopRegex(pattern) for pattern in asked.stop_regexes]
+        self.summaries.put(Opened(request, list(prompt.encode()), len(prompt), asked, regexes))
         return request.sequence_id
 
     def land(self, sequence_id: str, tokens: bytes | list[int], finish_reason: str | None = None) -> None:
@@ -126,7 +132,7 @@ def test_late_tokens_are_dropped(stage: Stage) -> None:
 
     new = stage.open()
     stage.land(old, b"late")
-    stage.summaries.put(Aborted(old))
+    stage.summaries.put(Ended(old, "abort"))
     stage.land("nobody#9", b"x", "stop")
     stage.land(new, b"z", "length")
 
@@ -140,7 +146,7 @@ def test_an_abort_shows_what_was_held(stage: Stage) -> None:
     sequence = stage.open(stops=("END",))
 
     stage.land(sequence, b"E")
-    stage.summaries.put(Aborted(sequence))
+    stage.summaries.put(Ended(sequence, "abort"))
 
     assert stage.next().text == ""
     assert stage.next() == ReturnSample(request_id="a", text="E", finish_reason="abort", usage=Usage(1, 1))
@@ -155,10 +161,112 @@ def test_one_message_may_carry_many_requests(stage: Stage) -> None:
     assert [(sample.request_id, sample.text) for sample in (stage.next(), stage.next())] == [("a", "A"), ("b", "B")]
 
 
+@pytest.mark.parametrize(("include", "text"), [(False, "ab"), (True, "abEND")])
+def test_include_stop_str_in_output_shows_what_ended_it(stage: Stage, include: bool, text: str) -> None:
+    """A stop string, and a stop token, belong to the text if asked for; what comes after them never does."""
+    by_string = stage.open(stops=("END",), include_stop_str_in_output=include)
+    stage.land(by_string, b"abENDcd", "length")
+    by_token = stage.open("b", include_stop_str_in_output=include, skip_special_tokens=False)
+    stage.land(by_token, [*b"hi", EOS], "stop")
+
+    assert (first := stage.next()).text == text and first.usage == Usage(1, 5)
+    assert stage.next().text == ("hi<end>" if include else "hi")
+
+
+def test_a_stop_regex_ends_the_request_where_a_match_is_complete(stage: Stage) -> None:
+    """What may become a match is held back; the text ends before it."""
+    sequence = stage.open(stop_regex=[r"\d+\.", "zz"])
+
+    stage.land(sequence, b"a1")
+    stage.land(sequence, b"2b3")
+    stage.land(sequence, b"4.5")
+
+    assert [stage.next().text for _ in range(2)] == ["a", "12b"]
+    assert stage.heard.get(timeout=30) == Finished(sequence)
+    assert (last := stage.next()).finish_reason == "stop" and last.text == "" and last.token_ids == list(b"4.")
+
+
+def test_min_tokens_holds_back_every_kind_of_stop(stage: Stage) -> None:
+    """Stop strings, patterns and loops are not looked for before min_tokens tokens."""
+    stage.land(stage.open(stops=("a",), stop_regex="a", min_tokens=3), b"aaxa", "length")
+    loop = RepetitionDetection(max_pattern_size=1)
+    stage.land(stage.open("b", repetition_detection=loop, min_tokens=5), b"aaaaaa")
+
+    assert (stopped := stage.next()).text == "aax" and stopped.finish_reason == "stop"
+    stage.heard.get(timeout=30)
+    assert (looped := stage.next()).text == "aaaaa" and looped.finish_reason == "repetition"
+
+
+def test_a_loop_ends_the_request_with_reason_repetition(stage: Stage) -> None:
+    """At the token that completes it, and the engine is told before the client."""
+    sequence = stage.open(repetition_detection=RepetitionDetection(max_pattern_size=3, min_pattern_size=2, min_count=3))
+
+    stage.land(sequence, b"aaaxabababz")
+
+    assert stage.heard.get(timeout=30) == Finished(sequence)
+    assert stage.next() == ReturnSample(
+        request_id="a", text="aaaxababab", token_ids=list(b"aaaxababab"), finish_reason="repetition", usage=Usage(1, 10)
+    )
+
+
+def test_without_detokenize_there_are_ids_and_no_text(stage: Stage) -> None:
+    """Half a character neither, and log-probabilities bear no texts."""
+    sequence = stage.open(detokenize=False, logprobs=0)
+
+    stage.summaries.put(Landed([SequenceOutput(sequence, [0xC3], "length", [TokenLogprobs([0xC3], [-1.5], [4])])]))
+
+    assert stage.next() == ReturnSample(
+        request_id="a", token_ids=[0xC3], logprobs=[{0xC3: Logprob(-1.5, 4)}], finish_reason="length", usage=Usage(1, 1)
+    )
+
+
+def test_special_tokens_are_shown_if_asked_for(stage: Stage) -> None:
+    """skip_special_tokens=False spells them."""
+    stage.land(stage.open(skip_special_tokens=False), [*b"a", EOS, *b"b"], "length")
+    stage.land(stage.open("b"), [*b"a", EOS, *b"b"], "length")
+
+    assert [stage.next().text, stage.next().text] == ["a<end>b", "ab"]
+
+
+def test_logprobs_are_named_by_token_id(stage: Stage) -> None:
+    """The token's own entry first, with its rank; the prompt's first token has none; what was cut off has none either."""
+    sequence = stage.open(stops=("b",), logprobs=2, prompt_logprobs=1)
+    told = [TokenLogprobs([97, 98, 99], [-2.0, -0.5, -1.0], [3, 1, 2]) for _ in range(3)]
+
+    prompt = [TokenLogprobs([112, 112], [-0.1, -0.1], [1, 1])]
+    stage.summaries.put(Landed([SequenceOutput(sequence, [], prompt_logprobs=prompt)]))
+    stage.summaries.put(Landed([SequenceOutput(sequence, list(b"abc"), None, told)]))
+
+    assert stage.next() == ReturnSample(request_id="a", prompt_logprobs=[None, {112: Logprob(-0.1, 1, "p")}])
+    stage.heard.get(timeout=30)
+    last = stage.next()
+    assert [list(token) for token in last.logprobs] == [[97, 98, 99]] * 2
+    assert last.logprobs[0][97] == Logprob(-2.0, 3, "a") and last.prompt_logprobs == []
+
+
+def test_each_sample_of_a_request_has_its_index_and_end(stage: Stage) -> None:
+    """Of n samples each ends for itself; the request ends, and tells its usage, with the last of them."""
+    first = stage.open(n=2, stops=("b",))
+    second = f"{first}/1"
+
+    stage.land(second, b"xb")
+    stage.land(first, b"yz", "length")
+
+    assert stage.heard.get(timeout=30) == Finished(second)
+    assert stage.next() == ReturnSample(request_id="a", index=1, text="x", token_ids=[120, 98], finish_reason="stop")
+    assert stage.next() == ReturnSample(
+        request_id="a", text="yz", token_ids=[121, 122], finish_reason="length", usage=Usage(1, 4)
+    )
+    assert len(stage.open_requests) == 0
+
+
 def test_a_queue_channel_ends_after_the_last_sample() -> None:
     """Iterating over a channel gives the samples in order and ends by itself, after an error too."""
     channel = QueueChannel()
-    samples = [ReturnSample(request_id="a", text="x"), ReturnSample(request_id="a", finish_reason="stop")]
+    samples = [
+        ReturnSample(request_id="a", text="x"),
+        ReturnSample(request_id="a", finish_reason="stop", usage=Usage(1, 1)),
+    ]
 
     for sample in samples:
         channel.put(sample)

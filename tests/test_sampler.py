@@ -4,10 +4,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
 
-from engine.sampler import REMOVED, SamplingRows, SamplingVariant, argmax, sample, truncate
+from engine import sampler
+from engine.sampler import SamplingRows, SamplingVariant, argmax
+from engine.truncation import TOP
 
 KEY = jax.random.key(0)
+sample = jax.jit(sampler.sample, static_argnums=3)
+weigh = jax.jit(sampler.weigh, static_argnums=2)
 
 
 def build_rows(count, *, temperature=1.0, top_k=0, top_p=1.0, min_p=0.0, seeds=None, positions=None):
@@ -33,8 +39,21 @@ def build_logits(rows=1, vocab=50, seed=0):
 
 def kept_tokens(logits, **params):
     """Which tokens of one row survive truncation."""
-    scaled = truncate(jnp.asarray([logits], jnp.float32), build_rows(1, **params))
-    return np.flatnonzero(np.asarray(scaled[0]) > REMOVED).tolist()
+    weights = weigh(jnp.asarray([logits], jnp.float32), build_rows(1, **params), SamplingVariant.TRUNCATED)
+    return np.flatnonzero(np.asarray(weights[0])).tolist()
+
+
+def kept_by_sorting(logits, top_k, top_p, min_p):
+    """The same of f64[vocab], the plain way; None where a sum comes so close to top_p that rounding may decide."""
+    order = np.argsort(-logits, kind="stable")
+    kept = logits >= logits[order[min(top_k, len(logits)) - 1]] if top_k else np.full(len(logits), True)
+    weights = np.where(kept, np.exp(logits - logits.max()), 0)
+    before = np.cumsum(weights[order]) - weights[order]
+    if top_p < 1:
+        if (np.abs(before - top_p * weights.sum()) < 1e-4 * weights.sum()).any():
+            return None
+        kept &= logits >= logits[order][before < top_p * weights.sum()].min()
+    return np.flatnonzero(kept & (weights >= min_p)).tolist()
 
 
 def test_greedy_rows_are_argmax_beside_sampled_ones():
@@ -125,3 +144,64 @@ def test_a_draw_depends_on_seed_and_position_alone():
 
     assert int(crowd[3]) == int(alone[0]) == int(elsewhere[9])
     assert len(set(elsewhere.tolist())) > 3
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    seed=st.integers(0, 2**20),
+    ties=st.booleans(),
+    spread=st.sampled_from([0.1, 1.0, 5.0]),
+    top_k=st.one_of(st.just(0), st.integers(1, 220)),
+    top_p=st.sampled_from([0.013, 0.3, 0.77, 0.95, 1.0]),
+    min_p=st.sampled_from([0.0, 0.0, 0.037]),
+)
+def test_a_cut_is_where_sorting_finds_it(seed, ties, spread, top_k, top_p, min_p):
+    """Flat and peaked rows, cuts among the likeliest tokens and beyond them, ties kept together: as by sorting."""
+    logits = np.random.default_rng(seed).normal(0, spread, 3 * TOP).astype(np.float32)
+    if ties:
+        logits = np.round(logits)
+    expected = kept_by_sorting(logits.astype(np.float64), top_k, top_p, min_p)
+    assume(expected is not None)
+
+    assert kept_tokens(logits, top_k=top_k, top_p=top_p, min_p=min_p) == expected
+
+
+def test_draws_from_a_large_vocabulary_reach_every_part_of_it():
+    """Many blocks of tokens, the last one not full: each part is drawn as often as it weighs (chi-square, fixed seeds)."""
+    vocab, draws, parts = 1000, 4000, 10
+    logits = jnp.zeros((1, vocab)).at[0, -100:].set(np.log(3))
+
+    ids = sample(jnp.repeat(logits, draws, axis=0), build_rows(draws), KEY, SamplingVariant.TEMPERATURE)
+
+    expected = np.array([1.0] * 9 + [3.0]) / 12 * draws
+    observed = np.bincount(np.asarray(ids) // (vocab // parts), minlength=parts)
+    # 99.9 % quantile of chi-square with 9 degrees of freedom.
+    assert len(observed) == parts and ((observed - expected) ** 2 / expected).sum() < 27.9
+
+
+def test_mixed_rows_are_each_drawn_from_their_own_distribution():
+    """Greedy, hot, truncated and plain rows side by side: argmax there, and each other kind as its own weights say."""
+    logits, draws = build_logits(vocab=8, seed=3) / np.float32(3), 3000
+    kinds = {
+        "temperature": np.array([0, 1, 0.5, 1], np.float32),
+        "top_k": np.array([0, 0, 0, 4]),
+        "top_p": np.array([1, 1, 1, 0.9]),
+    }
+    mixed = {name: np.tile(values, draws) for name, values in kinds.items()}
+
+    rows = build_rows(4 * draws, **mixed)
+    ids = np.asarray(sample(jnp.repeat(logits, 4 * draws, axis=0), rows, KEY, SamplingVariant.TRUNCATED)).reshape(
+        draws, 4
+    )
+
+    assert set(ids[:, 0]) == {int(jnp.argmax(logits))}
+    for kind in (1, 2, 3):
+        one = {name: values[kind] for name, values in kinds.items()}
+        weights = np.asarray(weigh(logits, build_rows(1, **one), SamplingVariant.TRUNCATED)[0], np.float64)
+        expected = weights / weights.sum() * draws
+        observed = np.bincount(ids[:, kind], minlength=8)
+        assert not observed[expected == 0].any()
+        possible = expected > 0
+        statistic = ((observed - expected)[possible] ** 2 / expected[possible]).sum()
+        # 99.9 % quantile of chi-square with 7 degrees of freedom, more than any of these has.
+        assert statistic < 24.3

@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from caching.page_manager import HBMPageManager
+from engine.plan import StepResult
 from engine.sampling_params import SamplingParams
 from engine.scheduler import InferenceScheduler
 from engine.sequence import Sequence, SequenceStatus
@@ -30,7 +31,7 @@ def build_sequence(request_id="a", prompt=3, max_tokens=4):
 
 def land(scheduler, plan, token=7):
     """Let every row of a plan sample the same token."""
-    return scheduler.update(plan, [token] * plan.num_rows)
+    return scheduler.update(plan, StepResult([token] * plan.num_rows))
 
 
 def run_to_end(scheduler, *, run_ahead=0, token=7):
@@ -239,9 +240,9 @@ def test_a_late_token_does_not_reach_the_slots_next_owner():
     scheduler.add(successor)
     plan = scheduler.plan()
 
-    assert scheduler.update(late, [5]) == []
+    assert scheduler.update(late, StepResult([5])) == []
     assert successor.output_token_ids == [] and successor.pages
-    assert [output.token_ids for output in scheduler.update(plan, [6])] == [[6]]
+    assert [output.token_ids for output in scheduler.update(plan, StepResult([6]))] == [[6]]
     assert plan.released == [late.sequences[0]] and plan.admitted == [successor]
 
 
@@ -252,6 +253,76 @@ def test_finishing_twice_or_what_is_unknown_changes_nothing():
 
     assert [scheduler.finish("a"), scheduler.finish("a"), scheduler.finish("b")] == [True, False, False]
     assert scheduler.plan() is None
+
+
+def build_siblings(count, prompt=9, max_tokens=4, **params):
+    """Samples of one prompt, which know each other."""
+    siblings = []
+    for index in range(count):
+        sample = build_sequence(f"s{index}", prompt, max_tokens)
+        sample.params, sample.siblings = SamplingParams(**params), siblings
+        siblings.append(sample)
+    return siblings
+
+
+def test_siblings_share_the_pages_that_one_has_computed():
+    """Nine tokens in pages of four: two full pages are shared, in the same step already, the ninth token is each one's own."""
+    scheduler, pages = build_scheduler(budget=16)
+    for sibling in build_siblings(3):
+        scheduler.add(sibling)
+
+    plan = scheduler.plan()
+
+    assert (plan.starts, plan.counts, plan.samples) == ([0, 8, 8], [9, 1, 1], [True] * 3)
+    first, second, third = (sequence.pages for sequence in plan.sequences)
+    assert first[:2] == second[:2] == third[:2] and len({first[2], second[2], third[2]}) == 3
+    assert pages.num_owned == 5
+    scheduler.check_integrity()
+
+
+def test_the_last_token_of_a_prompt_is_never_shared():
+    """Eight tokens fill two pages, of which one is shared: who samples must compute the last token."""
+    scheduler, _ = build_scheduler(budget=16)
+    for sibling in build_siblings(2, prompt=8):
+        scheduler.add(sibling)
+
+    assert scheduler.plan().starts == [0, 4]
+
+
+def test_shared_pages_outlive_the_sibling_that_computed_them():
+    """The first one ends at once; the other's pages stay its own until it ends."""
+    scheduler, pages = build_scheduler()
+    first, second = build_siblings(2)
+    scheduler.add(first)
+    scheduler.add(second)
+    land(scheduler, scheduler.plan())
+
+    scheduler.finish(first.request_id)
+    scheduler.check_integrity()
+
+    assert pages.num_owned == 3
+    assert len(run_to_end(scheduler)["s1"]) == 3 and pages.num_owned == 0
+
+
+def test_a_sibling_without_one_to_share_with_computes_the_prompt_itself():
+    """With one slot, the first has ended and given its pages back before the second begins."""
+    scheduler, _ = build_scheduler(max_num_seqs=1)
+    for sibling in build_siblings(2, max_tokens=1):
+        scheduler.add(sibling)
+
+    land(scheduler, scheduler.plan())
+    second = scheduler.plan()
+
+    assert (second.starts, second.counts) == ([0], [9])
+
+
+def test_what_is_to_tell_of_its_prompt_computes_all_of_it():
+    """Log-probabilities of prompt tokens need their hidden states, which pages do not hold."""
+    scheduler, _ = build_scheduler(budget=32)
+    for sibling in build_siblings(2, prompt_logprobs=0):
+        scheduler.add(sibling)
+
+    assert scheduler.plan().starts == [0, 0]
 
 
 sequences = st.tuples(st.integers(1, 20), st.integers(1, 12))
@@ -309,7 +380,7 @@ def test_any_history_finishes_every_sequence_and_loses_nothing(
             1000 * int(sequence.request_id) + start + count
             for sequence, start, count in zip(made.sequences, made.starts, made.counts, strict=True)
         ]
-        for output in scheduler.update(made, tokens):
+        for output in scheduler.update(made, StepResult(tokens)):
             received[output.request_id] += output.token_ids
             if output.finish_reason:
                 ended[output.request_id] = alive.pop(output.request_id)

@@ -1,5 +1,7 @@
 """What top-k, top-p and min-p keep, against a reference that sorts."""
 
+from functools import cache
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -7,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from engine import truncation
 from engine.sampler import REMOVED
 from engine.truncation import keeps
 
@@ -26,6 +29,18 @@ def reference(logits, top_k, top_p, min_p):
     return (logits >= kth) & (logits >= crossing) & (logits >= floor)
 
 
+@cache
+def compiled(backend, top):
+    """``keeps`` for three rows, as on this backend, with so many likeliest tokens looked at first."""
+    shapes = [(3, VOCAB), (3,), (3,), (3,)]
+    dtypes = [np.float32, np.int32, np.float32, np.float32]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(jax, "default_backend", lambda: backend)
+        patch.setattr(truncation, "TOP", top)
+        lowered = jax.jit(keeps).lower(*map(jax.ShapeDtypeStruct, shapes, dtypes))
+    return lowered.compile()
+
+
 def column(values, dtype):
     """A value for each row."""
     return jnp.asarray(np.asarray(values, dtype))
@@ -39,6 +54,7 @@ logits = st.lists(
 ).map(lambda values: [*values, 0.0])
 
 
+@pytest.mark.parametrize("top", [3, VOCAB])
 @pytest.mark.parametrize("backend", ["cpu", "tpu"])
 @settings(max_examples=150, deadline=None)
 @given(
@@ -53,15 +69,13 @@ logits = st.lists(
         max_size=3,
     )
 )
-def test_each_row_keeps_what_a_sort_would(backend, rows):
-    """With ties, removed tokens and zeros of both signs, alone and all together; the same on a CPU and elsewhere."""
+def test_each_row_keeps_what_a_sort_would(backend, top, rows):
+    """Whether the cut is among the likeliest or beyond, with ties, removed tokens and zeros of both signs, alone and all together; the same on a CPU and elsewhere."""
     logits, top_k, top_p, min_p = zip(*rows, strict=True)
 
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(jax, "default_backend", lambda: backend)
-        kept = keeps(
-            column(logits, np.float32), column(top_k, np.int32), column(top_p, np.float32), column(min_p, np.float32)
-        )
+    kept = compiled(backend, top)(
+        column(logits, np.float32), column(top_k, np.int32), column(top_p, np.float32), column(min_p, np.float32)
+    )
 
     for row, mask in zip(rows, np.asarray(kept), strict=True):
         assert mask.tolist() == reference(*row).tolist()

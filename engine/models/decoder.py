@@ -118,9 +118,14 @@ class Decoder(nnx.Module):
             written.append(cache)
         return written, self.norm(x)
 
+    @property
+    def head(self) -> nnx.Param[Array]:
+        """What hidden states are turned into logits by: a table [vocab, hidden], packed or not."""
+        return self.embedding if self.lm_head is None else self.lm_head
+
     def logits(self, hidden: Array) -> Array:
         """f[..., hidden] -> f32[..., vocab]."""
-        return logits(hidden, self.embedding if self.lm_head is None else self.lm_head)
+        return logits(hidden, self.head)
 
     def pack(self) -> None:
         """Repack every weight for the CPU's own kernels, one at a time; activations are float32 from then on.

@@ -20,6 +20,7 @@ from scripts.benchmarks.plot import plot
 from scripts.benchmarks.prefill import measure_prefill
 from scripts.benchmarks.random_requests import measure_random
 from scripts.benchmarks.report import save, show
+from scripts.benchmarks.sampling import measure_sampling
 from scripts.benchmarks.serve import measure_serve, measure_status
 from scripts.benchmarks.startup import measure_startup
 from scripts.benchmarks.systems import serving
@@ -94,6 +95,7 @@ def _parser() -> argparse.ArgumentParser:
         ("prefill", _prefill, "how fast a lone prompt of 512 and of 2,048 tokens is read"),
         ("random", _random, "2,000 requests of random lengths and parameters, and what was compiled for them"),
         ("host", _host, "the host's time for a step of a model that is nothing"),
+        ("sampling", _sampling, "what each variant of sampling costs a step of 64 rows, beside greedy"),
         ("startup", _startup, "from the process's start to READY, with an empty compilation cache and a full one"),
         ("limits", _limits, "how fast this machine reads memory and multiplies matrices"),
     ):
@@ -113,7 +115,7 @@ def _add_arguments(command: argparse.ArgumentParser, name: str) -> None:
     picture = Path("bench.png") if name == "all" else None
     add("--plot", type=Path, default=picture, metavar="FILE", help=f"write a PNG there (default: {picture})")
     add("--repeat", type=int, default=3, metavar="N", help="runs of each measurement (default: 3)")
-    if name == "host":
+    if name in ("host", "sampling"):
         return
     model = " and ".join(SIZES) if name == "all" else "small"
     add("--model", default=None, metavar="M", help=f"tiny, small or a directory (default: {model})")
@@ -126,6 +128,7 @@ def _add_arguments(command: argparse.ArgumentParser, name: str) -> None:
 
 def _all(options: argparse.Namespace) -> Iterator[Figure]:
     yield from _host(options)
+    yield from _sampling(options)
     for model in _models(options):
         options.model = model
         yield from _limits(options)
@@ -162,6 +165,10 @@ def _random(options: argparse.Namespace) -> Iterator[Figure]:
 def _host(options: argparse.Namespace) -> Iterator[Figure]:
     yield from measure_host(options.repeat)
     yield from measure_streams(options.repeat)
+
+
+def _sampling(options: argparse.Namespace) -> Iterator[Figure]:
+    yield from measure_sampling(options.repeat)
 
 
 def _startup(options: argparse.Namespace) -> Iterator[Figure]:

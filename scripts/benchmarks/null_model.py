@@ -30,6 +30,7 @@ from engine.model_io import StepLayout
 from engine.oengine import oEngine
 from engine.runner import eSurgeRunner
 from engine.sampler import SamplingVariant
+from engine.sampling_functions import SamplingFunctions
 from engine.sampling_params import SamplingParams
 from engine.scheduler import InferenceScheduler
 from engine.sequence import Sequence
@@ -43,6 +44,18 @@ TOKEN = 300
 """What the null model always says."""
 
 
+class NullSamplingFunctions(SamplingFunctions):
+    """A sampler that gives every row the same token."""
+
+    def __init__(self, shapes: StepShapes) -> None:
+        super().__init__(shapes.max_num_seqs, VOCABULARY)
+        self._shapes = shapes
+
+    def sampler(self, layout: StepLayout, variant: SamplingVariant) -> Any:  # noqa: ARG002 - one does for all
+        """No sampling."""
+        return _sampler(layout, self._shapes)
+
+
 class NullExecutionManager:
     """ExecutionManager's surface over functions that give every row the same token."""
 
@@ -50,6 +63,7 @@ class NullExecutionManager:
         self.weights = [jnp.zeros(1) for _ in range(LAYERS * ARRAYS_PER_LAYER)]
         self._shapes = shapes
         self._layouts = [shapes.layout(tokens) for tokens in shapes.buckets]
+        self.sampling = NullSamplingFunctions(shapes)
 
     def layout_for(self, num_tokens: int) -> StepLayout:
         """The smallest bucket that holds a step."""
@@ -58,10 +72,6 @@ class NullExecutionManager:
     def forward(self, layout: StepLayout) -> Any:
         """A step of no model."""
         return _forward(layout, self._shapes)
-
-    def sampler(self, layout: StepLayout, variant: SamplingVariant) -> Any:  # noqa: ARG002 - one does for all
-        """No sampling."""
-        return _sampler(layout, self._shapes)
 
 
 def null_engine(max_num_seqs: int) -> oEngine:
@@ -129,7 +139,7 @@ def _sequences() -> Iterator[Sequence]:
 @functools.cache
 def _forward(layout: StepLayout, shapes: StepShapes) -> Any:
     def step(weights: Any, cache: Any, last_token: Any, packed: Any) -> Any:  # noqa: ARG001 - as a model's step
-        return cache, jnp.zeros(1), packed[: layout.sampling_size]
+        return cache, jnp.zeros(1), jnp.zeros(1), packed[: layout.sampling_size]
 
     weights = [jnp.zeros(1)] * (LAYERS * ARRAYS_PER_LAYER)
     arguments = (weights, PagedAttentionCache.abstract(shapes.cache), _last_token(shapes), _integers(layout.size))

@@ -1,0 +1,138 @@
+"""What each variant of sampling costs a step of 64 rows, beside greedy; the child that measures it is this module too.
+
+Peaked logits have their cuts among the likeliest tokens, as a model's mostly do; flat ones have them far beyond. "sort" and
+"lax.top_k" are what finding cuts without bisection would take: neither is in use.
+"""
+
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from engine.logit_bias import neutral_bias
+from engine.model_io import StepLayout
+from engine.penalties import neutral_penalties
+from engine.sampler import SamplingVariant
+from engine.sampling_functions import SamplingFunctions
+from scripts.benchmarks.child import answer_all, ask_once
+from scripts.benchmarks.figure import Figure, figure
+
+ROWS = 64
+VOCABULARIES = (32_000, 152_064)
+MILLISECONDS = 1000
+ALONE = (" once", " alone")
+"""Ends of the names of what is no step."""
+FLAT, PEAKED = 3.0, 12.0
+"""Standard deviations of normal logits."""
+
+
+def measure_sampling(repeats: int) -> Iterator[Figure]:
+    """Milliseconds of each variant for ROWS rows; greedy stands beside the others."""
+    for vocabulary in VOCABULARIES:
+        runs = ask_once("scripts.benchmarks.sampling", [vocabulary, repeats], dict[str, list[float]])
+        greedy = [MILLISECONDS * seconds for seconds in runs.pop("greedy")]
+        group = f"sampling, {ROWS} rows of {vocabulary:,}"
+        yield figure(group, "greedy", "ms", greedy, more_is_better=False)
+        for name, tries in runs.items():
+            values = [MILLISECONDS * seconds for seconds in tries]
+            others = {} if name.endswith(ALONE) else {"greedy": greedy}
+            yield figure(group, name, "ms", values, more_is_better=False, others=others)
+
+
+def _measure(question: list[int]) -> dict[str, list[float]]:
+    vocabulary, repeats = question
+    return {name: _seconds(work, repeats) for name, work in _variants(vocabulary)}
+
+
+def _variants(vocabulary: int) -> Iterator[tuple[str, Callable[[], object]]]:
+    """Names and what to time."""
+    bench = _Bench(vocabulary)
+    functions, layout, cut = bench.functions, bench.layout, SamplingVariant.TRUNCATED
+    greedy = bench.drawing(SamplingVariant.GREEDY, PEAKED)
+    yield "greedy", greedy
+    yield "temperature", bench.drawing(SamplingVariant.TEMPERATURE, PEAKED, temperature=1)
+    for name, spread in (("peaked", PEAKED), ("flat", FLAT)):
+        yield f"top-k 50, {name}", bench.drawing(cut, spread, temperature=1, top_k=50)
+        yield f"top-p 0.9, {name}", bench.drawing(cut, spread, temperature=1, top_p=0.9)
+    yield "top-k 1000, flat", bench.drawing(cut, FLAT, temperature=1, top_k=1000)
+    yield "min-p 0.1", bench.drawing(cut, PEAKED, temperature=1, min_p=0.1)
+    yield "greedy, bias and masks", bench.processing(functions.bias(layout), functions.new_bias())
+    yield "greedy, penalties", bench.processing(functions.penalize(layout), functions.new_penalties())
+    tell, logits = functions.logprobs(layout), bench.logits[PEAKED]
+    yield "greedy, log-probabilities", lambda: tell(logits, greedy())
+    yield "a sequence's bias, once", bench.writing(functions.write_bias, functions.new_bias(), neutral_bias(vocabulary))
+    counts = neutral_penalties(vocabulary)
+    yield "a sequence's counts, once", bench.writing(functions.write_penalties, functions.new_penalties(), counts)
+    flat, sort, top_k = bench.logits[FLAT], jax.jit(jnp.sort), jax.jit(lambda logits: jax.lax.top_k(logits, 1024))
+    yield "jnp.sort alone", lambda: sort(flat)
+    yield "lax.top_k of 1024 alone", lambda: top_k(flat)
+
+
+class _Bench:
+    """Compiled functions over random logits; what they take donated is kept and handed on, as from step to step."""
+
+    def __init__(self, vocabulary: int) -> None:
+        self.layout, self.functions = StepLayout(ROWS, ROWS, 1), SamplingFunctions(ROWS, vocabulary)
+        for job in self.functions.jobs(self.layout):
+            job()
+        normal = np.random.default_rng(0).normal(size=(ROWS, vocabulary)).astype(np.float32)
+        self.logits = {spread: jax.device_put(normal * np.float32(spread)) for spread in (PEAKED, FLAT)}
+        self._key = jax.random.key(0)
+        self._last_token = jnp.zeros(ROWS + 1, jnp.int32)
+
+    def drawing(self, variant: SamplingVariant, spread: float, **columns: float) -> Callable[[], object]:
+        """One draw for all rows."""
+        rows = self._packed(**columns)
+        return lambda: self._draw(variant, self.logits[spread], rows)
+
+    def processing(self, function: Any, state: Any) -> Callable[[], object]:
+        """A function that changes logits, and a greedy draw."""
+        rows = self._packed()
+
+        def work() -> object:
+            nonlocal state
+            state, logits = function(state, self.logits[PEAKED], self._last_token, rows)
+            return self._draw(SamplingVariant.GREEDY, logits, rows)
+
+        return work
+
+    def writing(self, write: Any, state: Any, row: Any) -> Callable[[], object]:
+        """What a sequence that needs a row of the state costs when it gets its slot."""
+
+        def work() -> object:
+            nonlocal state
+            state = write(state, np.int32(0), row)
+            return state
+
+        return work
+
+    def _draw(self, variant: SamplingVariant, logits: Any, rows: Any) -> Any:
+        draw = self.functions.sampler(self.layout, variant)
+        token_ids, self._last_token = draw(logits, self._last_token, rows, self._key)
+        return token_ids
+
+    def _packed(self, **columns: float) -> Any:
+        array = np.zeros(self.layout.size, np.int32)
+        for name in ("slots", "bias_slots", "penalty_slots", "seeds"):
+            self.layout.view(array, name)[:] = np.arange(ROWS)
+        for name, value in {"top_p": 1.0, **columns}.items():
+            self.layout.view(array, name, np.int32 if name == "top_k" else np.float32)[:] = value
+        return jax.device_put(array[: self.layout.sampling_size])
+
+
+def _seconds(work: Callable[[], object], repeats: int) -> list[float]:
+    """Of each try after a first one that isn't counted."""
+    jax.block_until_ready(work())
+    tries = []
+    for _ in range(repeats):
+        began = time.perf_counter()
+        jax.block_until_ready(work())
+        tries.append(time.perf_counter() - began)
+    return tries
+
+
+if __name__ == "__main__":
+    answer_all(_measure)

@@ -1,0 +1,120 @@
+"""Log-probabilities of prompt and output against a plain forward pass: within 1e-4, however the prompt is cut up."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from checkpoints import build_checkpoint
+
+from engine.build import build_engine
+from engine.config import EngineConfig
+from engine.logprobs import compute_logprobs, unpack_logprobs
+from engine.models.families import read_model_config
+from engine.models.rope import rotate
+from engine.models.weights import load_decoder
+from engine.sampling_params import MAX_LOGPROBS, SamplingParams
+from engine.sequence import Sequence
+
+SETTINGS = {
+    "chunks": {"max_num_batched_tokens": 7},
+    "one chunk": {"max_num_batched_tokens": 64},
+    "preempted": {"max_num_batched_tokens": 7, "num_pages": 14},
+}
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory):
+    """A small random checkpoint; what is compiled for it is kept beside it."""
+    root = tmp_path_factory.mktemp("logprobs")
+    jax.config.update("jax_compilation_cache_dir", str(root / "cache"))
+    yield build_checkpoint(root / "model")
+    jax.config.update("jax_compilation_cache_dir", None)
+
+
+def plain_logprobs(directory, token_ids):
+    """f32[tokens, vocab] by one forward pass with causal attention, without pages, chunks or a step."""
+    config = read_model_config(directory)
+    decoder = load_decoder(directory, config, np.float32, progress=lambda done, total: None)
+
+    def attend(cache, q, k, v, rotation, window):
+        assert window is None
+        q, k = rotate(q, *rotation), rotate(k, *rotation)
+        groups = q.shape[1] // k.shape[1]
+        k, v = jnp.repeat(k, groups, axis=1), jnp.repeat(v, groups, axis=1)
+        scores = jnp.einsum("qhd,khd->hqk", q, k) * np.float32(config.head_dim**-0.5)
+        causal = np.tril(np.ones(scores.shape[1:], bool))[None]
+        return cache, jnp.einsum("hqk,khd->qhd", jax.nn.softmax(jnp.where(causal, scores, -jnp.inf)), v)
+
+    positions = jnp.arange(len(token_ids), dtype=jnp.int32)
+    _, hidden = decoder(jnp.asarray(token_ids, jnp.int32), positions, [None] * config.num_layers, attend)
+    return np.asarray(jax.nn.log_softmax(decoder.logits(hidden)))
+
+
+def build_sequences():
+    """Prompts of many lengths; some ask for much, some for little, one for nothing."""
+    rng = np.random.default_rng(1)
+    asked = [(3, 20), (0, 0), (20, None), (None, 5), (None, None)]
+    return [
+        Sequence(
+            str(number),
+            rng.integers(4, 140, length).tolist(),
+            SamplingParams(logprobs=output, prompt_logprobs=prompt, temperature=0.7, presence_penalty=1),
+            frozenset(),
+            12,
+            seed=number,
+        )
+        for number, (length, (output, prompt)) in enumerate(zip([1, 2, 9, 19, 20], asked, strict=True))
+    ]
+
+
+def run(directory, settings):
+    """Serve the sequences together; each with its outputs, and the engine."""
+    fixed = {"max_num_seqs": 4, "page_size": 3, "num_pages": 99, "max_model_len": 36}
+    engine = build_engine(EngineConfig(model=directory, **{**fixed, **settings}), lambda progress: None)
+    served = {sequence.request_id: (sequence, []) for sequence in build_sequences()}
+    for sequence, _ in served.values():
+        engine.add(sequence)
+    while engine.has_work:
+        for output in engine.step():
+            served[output.request_id][1].append(output)
+    assert engine.stats().compilations_after_ready == 0
+    return served.values(), engine
+
+
+def assert_plain(given, expected, token_id, count):
+    """One place's log-probabilities are those of f32[vocab]: its token with its rank, then the likeliest in order."""
+    order = np.argsort(-expected)
+    assert given.token_ids[0] == token_id and len(given.token_ids) == 1 + count
+    assert given.ranks == [1 + int((expected > expected[token_id]).sum()), *range(1, count + 1)]
+    np.testing.assert_allclose(given.logprobs, expected[given.token_ids], atol=1e-4)
+    np.testing.assert_allclose(given.logprobs[1:], expected[order[:count]], atol=1e-4)
+
+
+@pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS)
+def test_logprobs_equal_a_plain_forward_pass(directory, settings):
+    """Of every token asked for, once and in order, from raw logits whatever penalties and temperature do."""
+    served, engine = run(directory, settings)
+
+    assert (engine.stats().preemptions > 0) == ("num_pages" in settings)
+    for sequence, outputs in served:
+        params, prompt = sequence.params, sequence.prompt_token_ids
+        expected = plain_logprobs(directory, prompt + sequence.output_token_ids)
+        told = [one for output in outputs for one in output.logprobs]
+        assert len(told) == (0 if params.logprobs is None else 12)
+        for place, (one, token_id) in enumerate(zip(told, sequence.output_token_ids, strict=False)):
+            assert_plain(one, expected[len(prompt) + place - 1], token_id, params.logprobs)
+        told = [one for output in outputs for one in output.prompt_logprobs]
+        assert len(told) == (0 if params.prompt_logprobs is None else len(prompt) - 1)
+        for place, one in enumerate(told, start=1):
+            assert_plain(one, expected[place - 1], prompt[place], params.prompt_logprobs)
+
+
+def test_a_vocabulary_smaller_than_the_likeliest_gives_all_of_it():
+    """What there is, and no more."""
+    logits = np.log(np.array([[0.2, 0.5, 0.3]], np.float32))
+
+    row = np.asarray(compute_logprobs(jnp.asarray(logits), jnp.array([2], jnp.int32)))[0]
+    told = unpack_logprobs(row, 2, MAX_LOGPROBS)
+
+    assert told.token_ids == [2, 1, 2, 0] and told.ranks == [2, 1, 2, 3]
+    np.testing.assert_allclose(told.logprobs, np.log([0.3, 0.5, 0.3, 0.2]), atol=1e-6)
