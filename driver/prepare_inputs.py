@@ -24,7 +24,8 @@ from engine.sequence import Sequence
 class PrepareInputs:
     """Checks, tokenises and admits, one request at a time. Its thread is the only one that encodes or draws seeds.
 
-    A client's mistake ends that client's request alone. ``post`` puts an Admit where the execution thread finds it.
+    A client's mistake ends that client's request alone. ``post`` puts an Admit where the execution thread finds it,
+    ``compile_grammar`` one that asks for structured outputs where that is done first.
     """
 
     def __init__(
@@ -34,11 +35,13 @@ class PrepareInputs:
         open_requests: OpenRequests,
         post: Callable[[Admit], None],
         max_queued: int,
+        compile_grammar: Callable[[Admit], None],
     ) -> None:
         self._tokenizer = tokenizer
         self._limits = limits
         self._open_requests = open_requests
         self._post = post
+        self._compile_grammar = compile_grammar
         self._queue: BoundedQueue[OpenRequest] = BoundedQueue(max_queued)
         self._seeds = np.random.default_rng()
 
@@ -75,7 +78,11 @@ class PrepareInputs:
             self._open_requests.fail(request, error)
             return
         prompt = sequence.prompt_token_ids
-        self._post(Admit(sequence, Opened(request, prompt[-PROMPT_TAIL:], len(prompt), sequence.params.stops)))
+        admit = Admit(sequence, Opened(request, prompt[-PROMPT_TAIL:], len(prompt), sequence.params.stops))
+        if sequence.params.structured_outputs is None:
+            self._post(admit)
+        else:
+            self._compile_grammar(admit)
 
     def _sequence(self, request: OpenRequest) -> Sequence:
         params = sampling_params(request.request.params)
@@ -145,7 +152,8 @@ def sampling_params(params: dict[str, Any]) -> SamplingParams:
 
 def _in_plain_words(message: str) -> str:
     """``Expected `int`, got `str` - at `$.seed` `` becomes ``seed: expected int, got str``."""
-    what, _, path = message.partition(" - at `$.")
-    if not path:
-        return message
-    return f"{path.rstrip('`')}: {what[0].lower()}{what[1:]}".replace("`", "").replace("array", "list")
+    what, _, path = message.partition(" - at `")
+    name = path.rstrip("`").replace("$.", "")
+    if not path or what.startswith(name):  # one of our own, which names what it is about
+        return what
+    return f"{name}: {what[0].lower()}{what[1:]}".replace("`", "").replace("array", "list")

@@ -5,6 +5,7 @@ from contextlib import suppress
 
 from driver.bounded_queue import BoundedQueue, QueueClosed
 from driver.detokenizer import Detokenizer
+from driver.errors import InvalidRequest
 from driver.messages import Aborted, Finished, Landed, Opened, Summary
 from driver.open_requests import OpenRequests
 from driver.request import ReturnSample, Usage
@@ -52,6 +53,10 @@ class ProcessSummary:
     def _deliver(self, output: SequenceOutput) -> None:
         reply = self._replies.get(output.request_id)
         if reply is None:
+            return
+        if output.error is not None:
+            del self._replies[output.request_id]
+            self._open_requests.fail(reply.opened.request, InvalidRequest(output.error))
             return
         sample = reply.sample(output)
         if not sample.is_last:

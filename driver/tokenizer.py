@@ -28,6 +28,9 @@ class Tokenizer(Protocol):
     def is_visible(self, token_id: int) -> bool:
         """Whether the id takes part in text at all; special and unassigned ones do not."""
 
+    def definition(self) -> str:
+        """What a tokenizer.json would say of it."""
+
 
 class HuggingFaceTokenizer:
     """A fast tokenizer of the transformers library, from a local directory."""
@@ -62,6 +65,10 @@ class HuggingFaceTokenizer:
     def is_visible(self, token_id: int) -> bool:
         """Whether the vocabulary has the id, and not as a special token."""
         return token_id not in self._special and self._backend.id_to_token(token_id) is not None
+
+    def definition(self) -> str:
+        """What tokenizer.json says, and of the tokens that other files add."""
+        return str(self._backend.to_str())
 
 
 def check_messages(messages: list[dict[str, Any]]) -> None:

@@ -25,6 +25,7 @@ from engine.models.rope import Rotation
 from engine.progress import Progress
 from engine.sampler import SamplingVariant, sample
 from engine.staged_compilation import StagedCompilation
+from engine.token_masks import mask_logits, mask_words
 
 Forward = Callable[
     [list[Array], PagedAttentionCache, Array, NDArray[np.int32]], tuple[PagedAttentionCache, Array, Array]
@@ -35,6 +36,9 @@ The cache is donated."""
 
 Sample = Callable[[Array, Array, Array, Array], tuple[Array, Array]]
 """(logits, last_token, sampling, key) -> (ids i32[rows], last_token); last_token is donated."""
+
+Mask = Callable[[Array, NDArray[np.int32]], Array]
+"""``mask_logits``."""
 
 
 @dataclass(frozen=True)
@@ -73,10 +77,11 @@ class ExecutionManager:
         self._shapes = shapes
         self._attention = attention
         self._scale = decoder.config.head_dim**-0.5
-        self._vocab = decoder.config.vocab_size
+        self.vocab_size = decoder.config.vocab_size
         self._layouts = {tokens: shapes.layout(tokens) for tokens in shapes.buckets}
         self._forward: dict[int, Forward] = {}
         self._sample: dict[tuple[int, SamplingVariant], Sample] = {}
+        self._mask: dict[int, Mask] = {}
         self._ready: list[StepLayout] = []
         self._ready_tokens: list[int] = []
 
@@ -111,9 +116,13 @@ class ExecutionManager:
         """The compiled sampler for a bucket's rows."""
         return self._sample[layout.rows, variant]
 
+    def mask(self, layout: StepLayout) -> Mask:
+        """The compiled ``mask_logits`` for a bucket's rows."""
+        return self._mask[layout.rows]
+
     def _jobs(self, buckets: list[int]) -> Iterator[Callable[[], None]]:
         """What is not compiled of these buckets, a bucket after the other."""
-        samplers = set(self._sample)
+        samplers, masks = set(self._sample), set(self._mask)
         for tokens in buckets:
             layout = self._layouts[tokens]
             if tokens not in self._forward:
@@ -122,18 +131,21 @@ class ExecutionManager:
                 if key not in samplers:
                     samplers.add(key)
                     yield partial(self._compile_sampler, layout, key[1])
+            if layout.rows not in masks:
+                masks.add(layout.rows)
+                yield partial(self._compile_mask, layout.rows)
 
     def _sampler_keys(self, layout: StepLayout) -> list[tuple[int, SamplingVariant]]:
         return [(layout.rows, variant) for variant in SamplingVariant]
 
     def _publish(self) -> None:
         """Let steps use the buckets of which everything is compiled."""
-        self._ready = [
-            layout
-            for layout in self._layouts.values()
-            if layout.tokens in self._forward and all(key in self._sample for key in self._sampler_keys(layout))
-        ]
+        self._ready = [layout for layout in self._layouts.values() if self._is_compiled(layout)]
         self._ready_tokens = [layout.tokens for layout in self._ready]
+
+    def _is_compiled(self, layout: StepLayout) -> bool:
+        samplers = all(key in self._sample for key in self._sampler_keys(layout))
+        return samplers and layout.tokens in self._forward and layout.rows in self._mask
 
     def _compile_forward(self, layout: StepLayout) -> None:
         def step(
@@ -174,11 +186,16 @@ class ExecutionManager:
             token_ids = sample(logits, rows, key, variant)
             return token_ids, last_token.at[slots].set(token_ids)
 
-        logits = jax.ShapeDtypeStruct((layout.rows, self._vocab), jnp.float32)
+        logits = jax.ShapeDtypeStruct((layout.rows, self.vocab_size), jnp.float32)
         sampling = jax.ShapeDtypeStruct((layout.sampling_size,), np.int32)
         key = jax.eval_shape(lambda: jax.random.key(0))
         lowered = jax.jit(draw, donate_argnums=1).lower(logits, self._last_token(), sampling, key)
         self._sample[layout.rows, variant] = lowered.compile()
+
+    def _compile_mask(self, rows: int) -> None:
+        logits = jax.ShapeDtypeStruct((rows, self.vocab_size), jnp.float32)
+        masks = jax.ShapeDtypeStruct((rows, mask_words(self.vocab_size)), np.int32)
+        self._mask[rows] = jax.jit(mask_logits).lower(logits, masks).compile()
 
     def _last_token(self) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct((self._shapes.max_num_seqs + 1,), np.int32)

@@ -13,6 +13,7 @@ from engine.execution_manager import ExecutionManager, StepShapes
 from engine.model_io import ModelIOProcessor
 from engine.plan import NextIterationPlan
 from engine.step_gap import Result, StepGaps
+from engine.token_masks import pack_masks
 
 
 @dataclass(frozen=True)
@@ -48,6 +49,8 @@ class eSurgeRunner:
         self.gaps.look()
         # A numpy array is copied to the device by the call itself, in less than half of device_put's time.
         self._cache, logits, sampling = forward(self._manager.weights, self._cache, self._last_token, packed)
+        if plan.constrained:
+            logits = self._manager.mask(layout)(logits, pack_masks(plan, layout.rows, self._manager.vocab_size))
         token_ids, self._last_token = draw(logits, self._last_token, sampling, self._key)
         self.gaps.dispatched(cast(Result, token_ids))  # jax's types leave is_ready out
         token_ids.copy_to_host_async()

@@ -4,6 +4,8 @@ import math
 
 import msgspec
 
+from engine.structured_outputs import StructuredOutputsParams
+
 MAX_SEED = 2**32 - 1
 MAX_STOPS = 16
 MAX_STOP_LENGTH = 256
@@ -25,6 +27,7 @@ class SamplingParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
     stop: str | list[str] = []
     stop_token_ids: list[int] = []
     ignore_eos: bool = False
+    structured_outputs: StructuredOutputsParams | None = None
 
     def __post_init__(self) -> None:
         _require(self.max_tokens is None or self.max_tokens >= 1, "max_tokens", "at least 1", self.max_tokens)

@@ -6,6 +6,7 @@ from enum import Enum, auto
 import msgspec
 
 from engine.sampling_params import SamplingParams
+from engine.token_constraint import TokenConstraint
 
 
 class SequenceStatus(Enum):
@@ -31,6 +32,8 @@ class Sequence:
     stop_token_ids: frozenset[int]
     max_tokens: int
     seed: int
+    constraint: TokenConstraint | None = None
+    """What its output has to follow. It has a mask whenever ``awaits_mask`` is false and nothing is in flight."""
 
     status: SequenceStatus = SequenceStatus.WAITING
     output_token_ids: list[int] = field(default_factory=list)
@@ -40,6 +43,8 @@ class Sequence:
     """Tokens that were known when it last got a slot; below them it computes chunks, from there on it decodes."""
     num_in_flight: int = 0
     """Tokens being sampled on the device that have not landed in ``output_token_ids``."""
+    awaits_mask: bool = False
+    """Whether the constraint has been told a token that landed and has not answered."""
     slot: int = -1
     pages: list[int] = field(default_factory=list)
     max_computed_tokens: int = field(init=False)
@@ -64,14 +69,20 @@ class Sequence:
         return self.num_computed_tokens < self.num_prefill_tokens
 
     @property
+    def may_sample(self) -> bool:
+        """Whether the rule for its next token is known: with a constraint, when the one before has landed."""
+        return self.constraint is None or not (self.num_in_flight or self.awaits_mask)
+
+    @property
     def ends_by_length(self) -> bool:
         """Whether the tokens landed and in flight already reach ``max_tokens``."""
         return len(self.output_token_ids) + self.num_in_flight >= self.max_tokens
 
 
 class SequenceOutput(msgspec.Struct, frozen=True):
-    """What one step gave one request. ``finish_reason`` is None, "stop" or "length"."""
+    """What one step gave one request. ``finish_reason`` is None, "stop", "length" or "error", which ``error`` explains."""
 
     request_id: str
     token_ids: list[int]
     finish_reason: str | None = None
+    error: str | None = None

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
+from ipc import structured_outputs
 from ipc.addresses import anyone_listens, checked_address
 from ipc.client import Client
 from ipc.errors import ConnectFailed, OdriverError
@@ -89,6 +90,7 @@ def _complete_arguments(parser: argparse.ArgumentParser) -> None:
     add("--min-p", type=float, metavar="F", help="leave out what is less probable than this share of the likeliest")
     add("--seed", type=int, metavar="N", help="the same seed draws the same tokens")
     add("--stop", action="append", metavar="S", help="end before this text; may be given several times")
+    structured_outputs.add_arguments(parser)
 
 
 def _chat_arguments(parser: argparse.ArgumentParser) -> None:
@@ -150,6 +152,7 @@ def _serve(options: dict[str, Any]) -> NoReturn:
 def _complete(options: dict[str, Any]) -> int:
     with _connected(options) as client:
         prompt = options.pop("prompt")
+        options = structured_outputs.take(options)
         with client.generate(_read_prompt() if prompt is None else prompt, **options) as pieces:
             for piece in pieces:
                 print(piece.text, end="", flush=True)
