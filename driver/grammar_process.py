@@ -28,6 +28,7 @@ from driver.grammar_protocol import (
     MAX_MESSAGE,
     MAX_SEQUENCES,
     MEMORY_BYTES,
+    READY,
     TOKEN,
     TOKEN_SECONDS,
     GrammarJob,
@@ -47,14 +48,12 @@ class Vocabulary:
     """The tokenizer, and masks as the daemon wants them: i32 words of 32 tokens each, lowest bit first."""
 
     def __init__(self, definition: TokenizerDefinition) -> None:
-        self._bytes = -(-definition.vocab_size // 32) * 4
-        self._known = (1 << definition.vocab_size) - 1
-        self._going_on = self._known & ~sum(1 << token_id for token_id in {*definition.eos_token_ids})
-        # A model without an end gets one, past its vocabulary, that no mask shows.
-        eos = list(definition.eos_token_ids) or [definition.vocab_size]
-        self.tokenizer = LLTokenizer(
-            definition.tokenizer, n_vocab=max(definition.vocab_size, max(eos) + 1), eos_token=eos
-        )
+        vocab_size, eos = definition.vocab_size, list(definition.eos_token_ids)
+        # Of a model without an end, the tokenizer's is never shown.
+        self.tokenizer = LLTokenizer(definition.tokenizer, n_vocab=vocab_size, eos_token=eos or None)
+        self._bytes = -(-vocab_size // 32) * 4
+        self._going_on = (1 << vocab_size) - 1 & ~sum(1 << token_id for token_id in {*self.tokenizer.eos_tokens})
+        self._known = (1 << vocab_size) - 1 if eos else self._going_on
 
     def mask_of(self, matcher: LLMatcher, *, hide_eos: bool) -> tuple[bytes, bool]:
         """The tokens that may be next, and whether one of them goes on with the text."""
@@ -94,10 +93,10 @@ def main() -> None:
     """Be the first of all these processes, and in its children a grammar."""
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the daemon's to handle
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for the children
     vocabulary = Vocabulary(msgspec.msgpack.decode(sys.stdin.buffer.read(), type=TokenizerDefinition))
     with socket.socket(fileno=int(sys.argv[1])) as requests:
+        requests.send(READY)
         while connections := [
             socket.socket(fileno=number) for number in socket.recv_fds(requests, 1, MAX_SEQUENCES)[1]
         ]:

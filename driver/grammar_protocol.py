@@ -1,6 +1,6 @@
 """What the daemon and the processes of grammars say to each other.
 
-The first process is told a TokenizerDefinition on its stdin. Each message on its socket after that brings one descriptor
+The first process is told a TokenizerDefinition on its stdin, and says READY. Each message on its socket after that brings one descriptor
 for each sequence that is to follow a grammar. On the first of those comes a GrammarJob, answered by GO or ERROR; after GO
 each of them takes tokens, packed as TOKEN, and answers one with GO, COMPLETE or ERROR.
 """
@@ -9,6 +9,7 @@ import struct
 
 import msgspec
 
+READY = b"r"
 GO, COMPLETE, ERROR = b"g", b"c", b"e"
 """How an answer begins: which tokens may be next (their mask follows); that none may; why nobody can say (UTF-8)."""
 TOKEN = struct.Struct("<I")

@@ -1,6 +1,5 @@
 """From structured outputs, as a client asks for them, to the constraints of its sequences."""
 
-import logging
 import socket
 import subprocess
 import sys
@@ -19,6 +18,7 @@ from driver.grammar_protocol import (
     ERROR,
     MAX_MESSAGE,
     MEMORY_BYTES,
+    READY,
     TOKEN,
     TOKEN_SECONDS,
     TokenizerDefinition,
@@ -26,8 +26,6 @@ from driver.grammar_protocol import (
 from driver.tokenizer import Tokenizer
 from engine.config import ServingLimits
 from engine.structured_outputs import StructuredOutputsParams
-
-logger = logging.getLogger(__name__)
 
 SEND_BUFFER = 1 << 20
 PROGRAM = "import sys; sys.path[:] = {path!r}; from driver.grammar_process import main; main()"
@@ -85,8 +83,6 @@ class Grammars:
             return np.frombuffer(answer, np.int32, offset=1)
         if self._stopped:
             raise DriverStopped("the driver is stopped")
-        if self._process is None or self._process.has_ended:
-            raise InternalError("the process that compiles grammars has ended; the daemon's log says why")
         limits = f"{COMPILE_SECONDS:g} seconds, {MEMORY_BYTES >> 30} GiB and a moderate depth of nesting"
         raise InvalidRequest(f"{name} cannot be compiled within {limits}: make it simpler")
 
@@ -118,38 +114,42 @@ class _FirstProcess:
                 [sys.executable, "-c", PROGRAM.format(path=sys.path), str(theirs.fileno())],
                 stdin=subprocess.PIPE,
                 pass_fds=[theirs.fileno()],
+                start_new_session=True,  # Ctrl-C is the daemon's to handle
             )
         self._tell(definition)
+        if self._requests.recv(1) != READY:
+            self.stop()
+            raise InternalError("the process that compiles grammars cannot start; the daemon's log says why")
 
     @property
     def has_ended(self) -> bool:
         return self._process.poll() is not None
 
     def new_grammar(self, count: int) -> list[socket.socket]:
-        """Our ends of so many sequences' sockets; if the process has ended, nobody answers at them."""
+        """Our ends of so many sequences' sockets; raises InternalError if the process has just ended."""
         pairs = [socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET) for _ in range(count)]
         theirs = [their for _, their in pairs]
         try:
             socket.send_fds(self._requests, [b"g"], [their.fileno() for their in theirs])
-        except ConnectionError:
-            logger.error("the process that compiles grammars has ended")
+        except ConnectionError as error:
+            for ours, _ in pairs:
+                ours.close()
+            raise InternalError("the process that compiles grammars has ended; try again") from error
         finally:
             for their in theirs:
                 their.close()
         return [ours for ours, _ in pairs]
 
     def stop(self) -> None:
-        """It finds the socket closed, and ends."""
+        """End it; its children end with their sockets."""
         self._requests.close()
+        self._process.terminate()
         self._process.wait()
 
     def _tell(self, definition: TokenizerDefinition) -> None:
         assert self._process.stdin is not None
-        try:
-            with self._process.stdin as stdin:
-                stdin.write(msgspec.msgpack.encode(definition))
-        except BrokenPipeError:
-            logger.error("the process that compiles grammars has not started")
+        with suppress(BrokenPipeError), self._process.stdin as stdin:
+            stdin.write(msgspec.msgpack.encode(definition))
 
 
 class GrammarConstraint:
