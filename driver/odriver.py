@@ -1,4 +1,4 @@
-"""oDriver: three threads between a client's words and the engine's tokens.
+"""oDriver: the threads between a client's words and the engine's tokens.
 
 The life of a request
 ---------------------
@@ -7,6 +7,8 @@ The life of a request
    Overloaded, DriverStopped. A request that was refused so has had its answer; every other gets exactly one last sample.
 2. The **prepare inputs** thread checks parameters, applies the chat template, tokenises, checks lengths, and posts
    Admit(sequence) to the execution thread's inbox. A client's mistake goes to that client's channel, and ends there.
+   Where structured outputs are asked for, the Admit goes by one of the **compile grammars** threads, which has a process
+   of its own compile the grammar and gives the sequence its constraint, the line to that process.
 3. The **execution loop** thread, the only one that touches the engine, adds the sequence, tells the summary thread that
    the request is Opened, and steps the engine. What a step lands goes to the summary thread as Landed(outputs).
 4. The **process summary** thread detokenises, looks for stop strings and puts samples into the request's channel. A stop
@@ -19,14 +21,14 @@ tokens reach the summary thread through one queue, so no token follows the last 
 
 Who may wait for whom
 ---------------------
-Prepare waits for requests, the summary thread for summaries, the execution thread for a message when the engine is
+Prepare waits for requests, the compile threads for grammars, the summary thread for summaries, the execution thread for a message when the engine is
 idle: each for work, and no work means no CPU. Under load, the execution thread alone may wait for another's progress,
 in a full summary queue; the summary thread and prepare inputs say what they have to say into the inbox, which takes
-any number, and into channels, which must not block. So there is no circle to deadlock in.
+any number, and into channels, which must not block. A grammar's process answers or is ended by its alarm. So there is no circle to deadlock in.
 
 The end
 -------
-``stop`` closes both bounded queues, which wakes and ends whoever waits in them, posts Stop, joins the threads and gives
+``stop`` closes the bounded queues, which wakes and ends whoever waits in them, posts Stop, joins the threads and gives
 "stopped" to every request still open. A thread that dies does the same as its last act, with "internal", and calls
 ``on_failure``. Whoever comes first does it; the others find it done.
 """
@@ -39,8 +41,10 @@ from collections.abc import Callable
 import msgspec
 
 from driver.bounded_queue import BoundedQueue, QueueClosed
+from driver.compile_grammars import NUM_THREADS, CompileGrammars
 from driver.errors import DriverError, DriverStopped, InternalError, Overloaded
 from driver.execution_loop import Engine, ExecutionLoop
+from driver.grammars import Grammars
 from driver.messages import Abort, Profile, Stop, Summary
 from driver.open_requests import OpenRequests
 from driver.prepare_inputs import PrepareInputs
@@ -87,10 +91,15 @@ class oDriver:
         self._summaries: BoundedQueue[Summary] = BoundedQueue(MAX_SUMMARIES)
         self._execution = ExecutionLoop(engine, self._summaries)
         post = self._execution.inbox.put
-        self._prepare = PrepareInputs(tokenizer, engine.limits, self._open_requests, post, max_queued_requests)
+        self._grammars = Grammars(tokenizer, engine.limits)
+        self._compile = CompileGrammars(self._grammars, self._open_requests, post, max_queued_requests)
+        self._prepare = PrepareInputs(
+            tokenizer, engine.limits, self._open_requests, post, max_queued_requests, self._compile.submit
+        )
         self._summary = ProcessSummary(tokenizer, self._open_requests, self._summaries, post)
         self._threads = [
             SafeThread("prepare inputs", self._prepare.run, self._thread_died),
+            *[SafeThread("compile grammars", self._compile.run, self._thread_died) for _ in range(NUM_THREADS)],
             SafeThread("execution loop", self._execution.run, self._thread_died),
             SafeThread("process summary", self._summary.run, self._thread_died),
         ]
@@ -167,15 +176,20 @@ class oDriver:
             return False
         self._why_stopped = why
         self._prepare.close()
+        self._compile.close()
         self._execution.inbox.put(Stop())
         self._summaries.close()
-        self._join(timeout)
+        self._grammars.stop()  # which wakes who waits for a grammar
+        if self._join(timeout):
+            self._grammars.close()
         self._open_requests.fail_all(why)
         self._ended.set()
         return True
 
-    def _join(self, timeout: float) -> None:
+    def _join(self, timeout: float) -> bool:
+        """Whether all threads have ended in time."""
         deadline = time.monotonic() + timeout
-        for thread in self._threads:
-            if not thread.join(max(0.0, deadline - time.monotonic())):
-                logger.error("thread %s still runs %g seconds after it was told to stop", thread.name, timeout)
+        left = [thread for thread in self._threads if not thread.join(max(0.0, deadline - time.monotonic()))]
+        for thread in left:
+            logger.error("thread %s still runs %g seconds after it was told to stop", thread.name, timeout)
+        return not left

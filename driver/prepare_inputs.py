@@ -25,7 +25,8 @@ from engine.sequence import Sequence
 class PrepareInputs:
     """Checks, tokenises and admits, one request at a time. Its thread is the only one that encodes or draws seeds.
 
-    A client's mistake ends that client's request alone. ``post`` puts an Admit where the execution thread finds it.
+    A client's mistake ends that client's request alone. ``post`` puts an Admit where the execution thread finds it,
+    ``compile_grammar`` one that asks for structured outputs where that is done first.
     """
 
     def __init__(
@@ -35,11 +36,13 @@ class PrepareInputs:
         open_requests: OpenRequests,
         post: Callable[[Admit], None],
         max_queued: int,
+        compile_grammar: Callable[[Admit], None],
     ) -> None:
         self._tokenizer = tokenizer
         self._limits = limits
         self._open_requests = open_requests
         self._post = post
+        self._compile_grammar = compile_grammar
         self._queue: BoundedQueue[OpenRequest] = BoundedQueue(max_queued)
         self._seeds = np.random.default_rng()
 
@@ -78,7 +81,11 @@ class PrepareInputs:
             self._open_requests.fail(request, error)
             return
         prompt = sequences[0].prompt_token_ids
-        self._post(Admit(sequences, Opened(request, prompt[-PROMPT_TAIL:], len(prompt), params, stop_regexes)))
+        admit = Admit(sequences, Opened(request, prompt[-PROMPT_TAIL:], len(prompt), params, stop_regexes))
+        if params.structured_outputs is None:
+            self._post(admit)
+        else:
+            self._compile_grammar(admit)
 
     def _sequences(self, request: OpenRequest, params: SamplingParams) -> list[Sequence]:
         """One for each sample, alike but for the seed; the first alone looks at the prompt's log-probabilities."""

@@ -5,8 +5,9 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from driver.bounded_queue import BoundedQueue, QueueClosed
+from driver.errors import InvalidRequest
 from driver.messages import Ended, Finished, Landed, Opened, Summary
-from driver.open_requests import OpenRequests
+from driver.open_requests import OpenRequest, OpenRequests
 from driver.request import ReturnSample, Usage
 from driver.sample_logprobs import SampleLogprobs
 from driver.sample_text import SampleText
@@ -60,6 +61,9 @@ class ProcessSummary:
         reply = self._replies.get(output.request_id)
         if reply is None:
             return
+        if output.error is not None:
+            self._fail(reply.opened.request, output)
+            return
         sample = reply.sample(output)
         if sample.finish_reason is not None:
             del self._replies[output.request_id]
@@ -70,6 +74,13 @@ class ProcessSummary:
             self._open_requests.close(reply.opened.request, sample)
         else:
             reply.opened.request.request.channel.put(sample)
+
+    def _fail(self, request: OpenRequest, output: SequenceOutput) -> None:
+        """End a request, of which one sample has come to an error; the engine is told to let go of the others."""
+        for sequence_id in request.sequence_ids:
+            if self._replies.pop(sequence_id, None) is not None and sequence_id != output.request_id:
+                self._post(Finished(sequence_id))
+        self._open_requests.fail(request, InvalidRequest(output.error or ""))
 
 
 @dataclass

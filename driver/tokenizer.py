@@ -34,6 +34,9 @@ class Tokenizer(Protocol):
     def is_special(self, token_id: int) -> bool:
         """Whether the id is a special token's, which can be spelt but is no text."""
 
+    def definition(self) -> str:
+        """What a tokenizer.json would say of it."""
+
 
 class HuggingFaceTokenizer:
     """A fast tokenizer of the transformers library, from a local directory."""
@@ -77,6 +80,10 @@ class HuggingFaceTokenizer:
     def is_special(self, token_id: int) -> bool:
         """Whether the id is that of an added token that is marked special."""
         return token_id in self._special
+
+    def definition(self) -> str:
+        """What tokenizer.json says, and of the tokens that other files add."""
+        return str(self._backend.to_str())
 
 
 def check_messages(messages: list[dict[str, Any]]) -> None:

@@ -24,6 +24,7 @@ from engine.runner import eSurgeRunner
 from engine.sampling_params import SamplingParams
 from engine.scheduler import InferenceScheduler
 from engine.sequence import Sequence
+from engine.token_masks import mask_words
 
 DEMO_MODEL = Path(__file__).parent / "models" / "demo"
 """The small model that oDriver ships and serves when it is given none."""
@@ -142,6 +143,26 @@ def _loading(done: int, total: int) -> Progress:
     return Progress("loading weights", done, total, "bytes")
 
 
+class _AnyToken:
+    """A TokenConstraint that forbids nothing."""
+
+    complete = False
+    error = None
+
+    def __init__(self, vocab_size: int) -> None:
+        self.mask = np.full(mask_words(vocab_size), -1, np.int32)
+
+    def advance(self, token_id: int) -> None: ...
+
+    def hear(self) -> bool:
+        return True
+
+    def fileno(self) -> int:
+        raise AssertionError("nobody has to wait for it")
+
+    def close(self) -> None: ...
+
+
 def _warm_up(engine: oEngine) -> None:
     """Run one short request through, so that the first client's finds everything that happens only once done."""
     tokens = min(4, engine.limits.max_model_len)
@@ -151,7 +172,9 @@ def _warm_up(engine: oEngine) -> None:
         SamplingParams(temperature=1, logprobs=0),
         SamplingParams(top_k=1, presence_penalty=1, logit_bias={0: 1}, prompt_logprobs=0),
     ):
-        engine.add(Sequence("warm-up", prompt, params, frozenset(), tokens - len(prompt), seed=0))
+        any_token = _AnyToken(engine.limits.vocab_size)
+        sequence = Sequence("warm-up", prompt, params, frozenset(), tokens - len(prompt), seed=0, constraint=any_token)
+        engine.add(sequence)
         while engine.has_work:
             engine.step()
     engine.start_counting()

@@ -4,6 +4,7 @@ from collections import deque
 from collections.abc import Callable
 
 from caching.page_manager import HBMPageManager
+from engine.awaited_masks import AwaitedMasks
 from engine.compilations import num_compilations
 from engine.config import EngineStats, ServingLimits
 from engine.runner import PendingStep, eSurgeRunner
@@ -32,6 +33,7 @@ class oEngine:
         self._run_ahead = run_ahead
         self._staged = staged or StagedCompilation([], publish=lambda: None)
         self._in_flight: deque[PendingStep] = deque()
+        self._masks = AwaitedMasks()
         self.start_counting()
 
     def start_counting(self) -> None:
@@ -71,12 +73,13 @@ class oEngine:
 
     def step(self) -> list[SequenceOutput]:
         """Plan and dispatch the next step, then land the oldest one when enough are in flight or none could be planned."""
+        outputs = self._resume()
         plan = self._scheduler.plan()
         if plan is not None:
             self._in_flight.append(self._runner.dispatch(plan))
         if plan is None or len(self._in_flight) > self._run_ahead:
-            return self._land()
-        return []
+            outputs += self._land()
+        return outputs
 
     def check_integrity(self) -> None:
         """Assert that no page or slot is lost or owned twice."""
@@ -102,12 +105,22 @@ class oEngine:
             staged_compilations_left=self._staged.num_left,
         )
 
+    def _resume(self) -> list[SequenceOutput]:
+        """Let sequences go on whose constraints have answered; the outputs of those that end."""
+        ended = [self._scheduler.resume(sequence) for sequence in self._masks.hear()]
+        return [output for output in ended if output is not None]
+
     def _land(self) -> list[SequenceOutput]:
         if not self._in_flight:
-            assert not self.has_work, "work is left, but nothing can be planned and nothing will land"
+            if self.has_work:
+                assert self._masks, "work is left, but nothing can be planned and nothing will land"
+                self._masks.wait()
             return []
         step = self._in_flight.popleft()
         outputs = self._scheduler.update(step.plan, self._runner.collect(step))
+        for sequence in map(step.plan.sequences.__getitem__, step.plan.constrained):
+            if sequence.awaits_mask:
+                self._masks.add(sequence)
         self._steps += 1
         self._prompt_tokens += step.plan.num_tokens - step.plan.num_decodes
         self._generated_tokens += sum(len(output.token_ids) for output in outputs)

@@ -18,6 +18,8 @@ class NextIterationPlan:
     starts: list[int] = field(default_factory=list)
     counts: list[int] = field(default_factory=list)
     samples: list[bool] = field(default_factory=list)
+    constrained: list[int] = field(default_factory=list)
+    """Rows that sample what their sequence's constraint allows."""
     num_decodes: int = 0
     num_tokens: int = 0
     released: list[Sequence] = field(default_factory=list)
@@ -34,6 +36,8 @@ class NextIterationPlan:
 
     def add_decode(self, sequence: Sequence) -> None:
         """One more row: the next token of a decoding sequence. All of these come before any ``add``, and there are many."""
+        if sequence.constraint is not None:
+            self.constrained.append(len(self.sequences))
         self.sequences.append(sequence)
         self.starts.append(sequence.num_computed_tokens)
         sequence.num_computed_tokens += 1
@@ -48,6 +52,8 @@ class NextIterationPlan:
     def add(self, sequence: Sequence, count: int) -> None:
         """One more row: the next ``count`` tokens of a sequence, which from now on count as computed."""
         samples = sequence.num_computed_tokens + count == sequence.num_total_tokens
+        if samples and sequence.constraint is not None:
+            self.constrained.append(self.num_rows)
         self.sequences.append(sequence)
         self.starts.append(sequence.num_computed_tokens)
         self.counts.append(count)

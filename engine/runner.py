@@ -18,6 +18,7 @@ from engine.plan import NextIterationPlan, StepResult
 from engine.sampling_metadata import ModelRunnerSamplingMetadata, Need, PromptLogprobs
 from engine.sequence import TokenLogprobs
 from engine.step_gap import Result, StepGaps
+from engine.token_masks import pack_masks
 
 
 @dataclass(frozen=True)
@@ -61,6 +62,9 @@ class eSurgeRunner:
         # A numpy array is copied to the device by the call itself, in less than half of device_put's time.
         self._cache, logits, hidden, sampling = forward(self._manager.weights, self._cache, self._last_token, packed)
         processed = self._process(layout, metadata, logits, sampling)
+        if plan.constrained:
+            masks = pack_masks(plan, layout.rows, self._manager.sampling.vocab_size)
+            processed = self._manager.sampling.mask(layout)(processed, masks)
         token_ids, self._last_token = draw(processed, self._last_token, sampling, self._key)
         self.gaps.dispatched(cast(Result, token_ids))  # jax's types leave is_ready out
         logprobs, blocks = None, []

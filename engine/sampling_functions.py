@@ -1,6 +1,6 @@
 """The compiled functions between logits and tokens, and what they keep on the device for each slot.
 
-A step calls the sampler, and the others only if one of its rows needs them: bias, penalties, sampler, log-probabilities,
+A step calls the sampler, and the others only if one of its rows needs them: bias, penalties, masks, sampler, log-probabilities,
 in this order. Each is compiled for every number of rows that a bucket has.
 """
 
@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
+from numpy.typing import NDArray
 
 from engine.logit_bias import LogitBias, apply_bias, neutral_bias
 from engine.logprobs import compute_logprobs
@@ -19,6 +20,7 @@ from engine.lowering import lower
 from engine.model_io import StepLayout
 from engine.penalties import Penalties, apply_penalties, neutral_penalties
 from engine.sampler import SamplingVariant, sample
+from engine.token_masks import mask_logits, mask_words
 
 Sample = Callable[[Array, Array, Array, Array], tuple[Array, Array]]
 """(logits, last_token, sampling, key) -> (ids i32[rows], last_token); last_token is donated."""
@@ -26,6 +28,8 @@ Bias = Callable[[LogitBias, Array, Array, Array], tuple[LogitBias, Array]]
 """(state, logits, last_token, sampling) -> (state, logits); the state is donated."""
 Penalize = Callable[[Penalties, Array, Array, Array], tuple[Penalties, Array]]
 """As Bias."""
+Mask = Callable[[Array, NDArray[np.int32]], Array]
+"""``mask_logits``."""
 Logprobs = Callable[[Array, Array], Array]
 """(logits, ids) -> what ``unpack_logprobs`` reads."""
 
@@ -43,6 +47,7 @@ class SamplingFunctions:
         self._sample: dict[tuple[int, SamplingVariant], Sample] = {}
         self._bias: dict[int, Bias] = {}
         self._penalize: dict[int, Penalize] = {}
+        self._mask: dict[int, Mask] = {}
         self._logprobs: dict[int, Logprobs] = {}
         self.write_bias = self._writer(neutral_bias(vocab_size))
         self.write_penalties = self._writer(neutral_penalties(vocab_size))
@@ -59,6 +64,10 @@ class SamplingFunctions:
         """Applies Penalties to a bucket's rows."""
         return self._penalize[layout.rows]
 
+    def mask(self, layout: StepLayout) -> Mask:
+        """Applies the masks of constraints to a bucket's rows."""
+        return self._mask[layout.rows]
+
     def logprobs(self, layout: StepLayout) -> Logprobs:
         """Finds the log-probabilities of the tokens drawn for a bucket's rows."""
         return self._logprobs[layout.rows]
@@ -74,7 +83,7 @@ class SamplingFunctions:
     def is_compiled(self, layout: StepLayout) -> bool:
         """Whether all functions are there for a bucket."""
         return all((layout.rows, variant) in self._sample for variant in SamplingVariant) and all(
-            layout.rows in functions for functions in (self._bias, self._penalize, self._logprobs)
+            layout.rows in functions for functions in (self._bias, self._penalize, self._mask, self._logprobs)
         )
 
     def jobs(self, layout: StepLayout) -> Iterator[Callable[[], None]]:
@@ -85,6 +94,7 @@ class SamplingFunctions:
         for functions, job in (
             (self._bias, self._compile_bias),
             (self._penalize, self._compile_penalize),
+            (self._mask, self._compile_mask),
             (self._logprobs, self._compile_logprobs),
         ):
             if layout.rows not in functions:
@@ -116,6 +126,10 @@ class SamplingFunctions:
         state = self._abstract(neutral_penalties(self.vocab_size))
         lowered = lower(penalize, state, *self._arguments(layout), donate=0)
         self._penalize[layout.rows] = lowered.compile()
+
+    def _compile_mask(self, layout: StepLayout) -> None:
+        masks = jax.ShapeDtypeStruct((layout.rows, mask_words(self.vocab_size)), np.int32)
+        self._mask[layout.rows] = lower(mask_logits, self._arguments(layout)[0], masks).compile()
 
     def _compile_logprobs(self, layout: StepLayout) -> None:
         logits, token_ids = self._arguments(layout)[0], jax.ShapeDtypeStruct((layout.rows,), np.int32)

@@ -4,6 +4,8 @@ import math
 
 import msgspec
 
+from engine.structured_outputs import StructuredOutputsParams
+
 MAX_SEED = 2**32 - 1
 MAX_N = 64
 MAX_LOGPROBS = 20
@@ -68,6 +70,7 @@ class SamplingParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
     detokenize: bool = True
     skip_special_tokens: bool = True
     spaces_between_special_tokens: bool = True
+    structured_outputs: StructuredOutputsParams | None = None
 
     def __post_init__(self) -> None:
         _require(1 <= self.n <= MAX_N, "n", f"from 1 to {MAX_N}", self.n)

@@ -1,6 +1,6 @@
 """Which tokens the next step computes.
 
-The rules, all of them in this file: ``add``, ``finish``, ``plan`` and ``update`` are the only doors, and the
+The rules, all of them in this file: ``add``, ``finish``, ``plan``, ``update`` and ``resume`` are the only doors, and the
 scheduler owns every Sequence between them, its slot and its pages. It is a pure machine: no thread, clock, queue or
 device array, so that a test is three lines and any history can be replayed.
 
@@ -8,6 +8,9 @@ device array, so that a test is three lines and any history can be replayed.
   prompts, those begun before those waiting, so that a stream of prompts never starves a decode.
 - ``plan`` may be called again before the step before it has landed. A sequence counts its tokens in flight, so that one
   that will end by length is not planned again; one that ended otherwise has its late tokens dropped in ``update``.
+- A sequence with a constraint is planned again only when its last token has landed and the constraint has answered what
+  may come next (``resume``); its neighbours don't wait for it. Preempted, it keeps its constraint, which follows the
+  tokens that have landed.
 - A sequence is admitted when pages for all it has to prefill are free above the watermark: a prompt once begun never
   waits for pages in the middle.
 - Samples of one prompt (``siblings``) share its pages: one that is admitted while another holds them has its own from
@@ -70,6 +73,8 @@ class InferenceScheduler:
         if sequence is None:
             return False
         sequence.status = SequenceStatus.FINISHED
+        if sequence.constraint is not None:
+            sequence.constraint.close()
         return True
 
     def plan(self) -> NextIterationPlan | None:
@@ -106,6 +111,19 @@ class InferenceScheduler:
             self._victim = None
         return outputs
 
+    def resume(self, sequence: Sequence) -> SequenceOutput | None:
+        """The constraint has answered: the sequence goes on, or has ended with this output, which has no more tokens."""
+        assert sequence.constraint is not None
+        sequence.awaits_mask = False
+        reason, error = None, sequence.constraint.error
+        if error is not None:
+            reason = "error"
+        elif sequence.constraint.complete:
+            reason = "stop"
+        if reason is None or not self.finish(sequence.request_id):
+            return None
+        return SequenceOutput(sequence.request_id, [], reason, error=error)
+
     def check_integrity(self) -> None:
         """Assert that every page and every slot has exactly the owners that it should."""
         running = list(self._running.values())
@@ -121,6 +139,8 @@ class InferenceScheduler:
             computed = sequence.num_computed_tokens
             if not sequence.num_prefill_tokens <= computed < sequence.max_computed_tokens or sequence is self._victim:
                 continue  # it computes its prompt, again if it was preempted just now; or it ends by length
+            if sequence.constraint is not None and not sequence.may_sample:
+                continue
             if computed < len(sequence.pages) * page_size or self._take_page(plan, sequence):
                 plan.add_decode(sequence)
         plan.end_decodes()
@@ -139,6 +159,8 @@ class InferenceScheduler:
     def _admit(self, plan: NextIterationPlan) -> None:
         while self._waiting and self._slots and plan.num_tokens < self._budget:
             sequence = next(iter(self._waiting.values()))
+            if not sequence.may_sample:
+                return
             shared = self._shared_pages(sequence)
             needed = pages_for(sequence.num_tokens, self._page_size) - len(shared)
             reserve = self._watermark if self._running else 0
@@ -205,6 +227,9 @@ class InferenceScheduler:
             reason = "length"
         if reason is not None:
             self.finish(sequence.request_id)
+        elif sequence.constraint is not None:
+            sequence.constraint.advance(token_id)
+            sequence.awaits_mask = True
         return reason
 
     def _release(self, sequence: Sequence) -> None:

@@ -7,6 +7,7 @@ from enum import Enum, auto
 import msgspec
 
 from engine.sampling_params import SamplingParams
+from engine.token_constraint import TokenConstraint
 
 
 class SequenceStatus(Enum):
@@ -36,6 +37,8 @@ class Sequence:
     """Tokens that may not follow each other, of ``params.bad_words``."""
     siblings: SequenceOf["Sequence"] = ()
     """Those of the same prompt, of ``params.n``; whose pages hold it, shares them."""
+    constraint: TokenConstraint | None = None
+    """What its output has to follow. It has a mask whenever ``awaits_mask`` is false and nothing is in flight."""
 
     status: SequenceStatus = SequenceStatus.WAITING
     output_token_ids: list[int] = field(default_factory=list)
@@ -47,6 +50,8 @@ class Sequence:
     """Tokens being sampled on the device that have not landed in ``output_token_ids``."""
     num_prompt_logprobs: int = 0
     """Prompt tokens whose log-probabilities, asked for, have landed; the first has none and counts."""
+    awaits_mask: bool = False
+    """Whether the constraint has been told a token that landed and has not answered."""
     slot: int = -1
     pages: list[int] = field(default_factory=list)
     max_computed_tokens: int = field(init=False)
@@ -71,6 +76,11 @@ class Sequence:
         return self.num_computed_tokens < self.num_prefill_tokens
 
     @property
+    def may_sample(self) -> bool:
+        """Whether the rule for its next token is known: with a constraint, when the one before has landed."""
+        return self.constraint is None or not (self.num_in_flight or self.awaits_mask)
+
+    @property
     def ends_by_length(self) -> bool:
         """Whether the tokens landed and in flight already reach ``max_tokens``."""
         return len(self.output_token_ids) + self.num_in_flight >= self.max_tokens
@@ -87,7 +97,7 @@ class TokenLogprobs(msgspec.Struct, frozen=True):
 
 
 class SequenceOutput(msgspec.Struct, frozen=True):
-    """What one step gave one request. ``finish_reason`` is None, "stop" or "length".
+    """What one step gave one request. ``finish_reason`` is None, "stop", "length" or "error", which ``error`` explains.
 
     ``logprobs`` has an entry for each token, ``prompt_logprobs`` one for each prompt token that the step looked at, save
     the first of all; where they were not asked for they are empty.
@@ -98,3 +108,4 @@ class SequenceOutput(msgspec.Struct, frozen=True):
     finish_reason: str | None = None
     logprobs: list[TokenLogprobs] = []
     prompt_logprobs: list[TokenLogprobs] = []
+    error: str | None = None

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-from ipc import complete
+from ipc import complete, structured_outputs
 from ipc.addresses import anyone_listens, checked_address
 from ipc.client import Client
 from ipc.errors import ConnectFailed, OdriverError
@@ -84,6 +84,7 @@ def _complete_arguments(parser: argparse.ArgumentParser) -> None:
     add("prompt", nargs="?", default=None, metavar="PROMPT", help="the text to continue (default: what stdin says)")
     _connect_argument(parser)
     complete.add_sampling_arguments(parser)
+    structured_outputs.add_arguments(parser)
 
 
 def _chat_arguments(parser: argparse.ArgumentParser) -> None:
@@ -145,6 +146,7 @@ def _serve(options: dict[str, Any]) -> NoReturn:
 def _complete(options: dict[str, Any]) -> int:
     with _connected(options) as client:
         prompt, as_json = options.pop("prompt"), options.pop("json")
+        options = structured_outputs.take(options)
         complete.show(client, _read_prompt() if prompt is None else prompt, options, json=as_json)
     return 0
 

@@ -16,6 +16,7 @@ from ipc.timeline import Timeline
 from scripts.benchmarks import __main__ as command
 from scripts.benchmarks import host
 from scripts.benchmarks.figure import figure, ratio
+from scripts.benchmarks.grammar import FORM, measure_grammar
 from scripts.benchmarks.limits import Limits
 from scripts.benchmarks.models import END, SIZES, Size, size_of, tokenizer, write_model
 from scripts.benchmarks.null_model import TOKEN, driver_step_time, null_engine, step_times
@@ -144,6 +145,19 @@ def test_prefill_is_the_prompt_over_the_time_to_its_first_token():
     first, second = measure_prefill("wee", SIZE, Prompts(300), ours, [], build_limits(), repeats=1)
 
     assert (first.value, second.value) == (pytest.approx(5120), pytest.approx(20480))
+
+
+def test_a_row_with_a_schema_is_measured_beside_one_without():
+    """In turns, with the neighbours' rate of the one of the other; the first pair isn't counted."""
+    many, asked = ClockworkSystem("many", 10), []
+    one = ClockworkSystem("one", 5, asked)
+
+    figures = {figure.name: figure for figure in measure_grammar("wee", Prompts(300), many, one, repeats=2)}
+
+    assert [workload.structured_outputs for _, workload in asked] == [FORM, None, FORM, None, FORM]
+    assert figures["63 rows beside one with a schema"].value == pytest.approx(630)
+    assert figures["63 rows beside one with a schema, of beside one without"].value == pytest.approx(100)
+    assert figures["the row with a schema, ITL p50"].value == pytest.approx(200)
 
 
 def test_a_request_that_fell_short_is_no_figure():

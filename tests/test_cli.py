@@ -104,10 +104,10 @@ def test_complete_passes_on_what_was_given_and_nothing_else(driver: FakeDriver, 
 
 
 def test_complete_lists_every_parameter_with_its_range() -> None:
-    """Whatever SamplingParams has is a flag of the same name, and no number's range is left out."""
+    """Whatever SamplingParams has is a flag of the same name, or several, and no number's range is left out."""
     listed = " ".join(odriver("complete", "--help").stdout.split())
 
-    for name in SamplingParams.__struct_fields__:
+    for name in {*SamplingParams.__struct_fields__, *structured_outputs.FLAGS} - {"structured_outputs"}:
         assert f"--{name.replace('_', '-')}" in listed
     for words in ("1 or more", "0 to 100", "-2 to 2", "above 0 to 10", "-100 to 100", "0 to 20", "1 to 64"):
         assert words in listed
@@ -121,6 +121,47 @@ def test_complete_shows_more_than_one_text_when_it_is_whole(address: str) -> Non
 
     assert several.stdout == "[0] onceupon\n"
     assert told["choices"][0]["text"] == "onceupon" and told["usage"]["completion_tokens"] == 2
+
+
+def test_complete_asks_for_a_form_of_the_text(driver: FakeDriver, address: str, tmp_path: Path) -> None:
+    """A schema and a grammar are read from files, as they are; the parameter has the daemon's names."""
+    schema, grammar = tmp_path / "schema.json", tmp_path / "grammar.lark"
+    schema.write_text('{"const": 7}')
+    grammar.write_text('start: "ü"')
+
+    for flags in (
+        ["--json-schema", str(schema), "--disable-additional-properties", "--whitespace-pattern", " ?"],
+        ["--json-object", "--disable-any-whitespace"],
+        ["--regex", "[0-9]+"],
+        ["--choice", "yes", "--choice", "no"],
+        ["--grammar", str(grammar)],
+    ):
+        assert odriver("complete", "x", "--connect", address, *flags).returncode == 0
+
+    assert [request.params for request in driver.submitted] == [
+        {
+            "structured_outputs": {
+                "json": '{"const": 7}',
+                "disable_additional_properties": True,
+                "whitespace_pattern": " ?",
+            }
+        },
+        {"structured_outputs": {"json_object": True, "disable_any_whitespace": True}},
+        {"structured_outputs": {"regex": "[0-9]+"}},
+        {"structured_outputs": {"choice": ["yes", "no"]}},
+        {"structured_outputs": {"grammar": 'start: "ü"'}},
+    ]
+
+
+@pytest.mark.parametrize(
+    ("flags", "complaint"),
+    [(["--regex", "a", "--json-object"], "not allowed with"), (["--grammar", "/nowhere"], "cannot read /nowhere: ")],
+)
+def test_a_form_that_cannot_be_asked_for_is_a_wrong_command_line(flags: list[str], complaint: str) -> None:
+    """Two forms, or a file that cannot be read."""
+    done = odriver("complete", "x", *flags)
+
+    assert done.returncode == 2 and complaint in done.stderr
 
 
 def test_a_refused_request_is_an_error_in_plain_words(driver: FakeDriver, address: str) -> None:

@@ -25,8 +25,11 @@ class Stage:
 
     def __init__(self, *, max_queued: int = 8, started: bool = True) -> None:
         self.outcomes: queue.SimpleQueue[Admit | ReturnSample] = queue.SimpleQueue()
+        self.to_compile: queue.SimpleQueue[Admit] = queue.SimpleQueue()
         self.open_requests = OpenRequests()
-        self.stage = PrepareInputs(FakeTokenizer(), LIMITS, self.open_requests, self.outcomes.put, max_queued)
+        self.stage = PrepareInputs(
+            FakeTokenizer(), LIMITS, self.open_requests, self.outcomes.put, max_queued, self.to_compile.put
+        )
         self.thread = SafeThread("prepare", self.stage.run, on_death=lambda *_: None)
         if started:
             self.thread.start()

@@ -12,6 +12,7 @@ from rich.console import Console
 from scripts.benchmarks.child import ChildFailed
 from scripts.benchmarks.daemon import DaemonFailed
 from scripts.benchmarks.figure import Figure
+from scripts.benchmarks.grammar import measure_grammar
 from scripts.benchmarks.host import measure_host, measure_streams
 from scripts.benchmarks.limits import limit_figures, measure_limits
 from scripts.benchmarks.machine import busy, describe_machine
@@ -23,7 +24,7 @@ from scripts.benchmarks.report import save, show
 from scripts.benchmarks.sampling import measure_sampling
 from scripts.benchmarks.serve import measure_serve, measure_status
 from scripts.benchmarks.startup import measure_startup
-from scripts.benchmarks.systems import serving
+from scripts.benchmarks.systems import serving, two_clients
 from scripts.benchmarks.workload import Prompts
 
 WIDTH = 132
@@ -96,6 +97,7 @@ def _parser() -> argparse.ArgumentParser:
         ("random", _random, "2,000 requests of random lengths and parameters, and what was compiled for them"),
         ("host", _host, "the host's time for a step of a model that is nothing"),
         ("sampling", _sampling, "what each variant of sampling costs a step of 64 rows, beside greedy"),
+        ("grammar", _grammar, "what one row that follows a schema costs 63 others"),
         ("startup", _startup, "from the process's start to READY, with an empty compilation cache and a full one"),
         ("limits", _limits, "how fast this machine reads memory and multiplies matrices"),
     ):
@@ -122,7 +124,7 @@ def _add_arguments(command: argparse.ArgumentParser, name: str) -> None:
     if name in ("all", "serve", "prefill"):
         add("--vs", choices=["transformers"], help="measure this beside ours, in turns")
         add("--torch-python", metavar="PATH", help="a Python that has torch and transformers, for --vs")
-    if name in ("all", "serve", "prefill", "random", "startup"):
+    if name in ("all", "serve", "prefill", "random", "grammar", "startup"):
         add("--settings", default="", metavar="S", help='flags for the daemon: --settings="--run-ahead 0"')
 
 
@@ -134,6 +136,7 @@ def _all(options: argparse.Namespace) -> Iterator[Figure]:
         yield from _limits(options)
         yield from _with_daemon(options, measure_serve, measure_prefill)
         yield from _random(options)
+        yield from _grammar(options)
         yield from _startup(options)
 
 
@@ -169,6 +172,14 @@ def _host(options: argparse.Namespace) -> Iterator[Figure]:
 
 def _sampling(options: argparse.Namespace) -> Iterator[Figure]:
     yield from measure_sampling(options.repeat)
+
+
+def _grammar(options: argparse.Namespace) -> Iterator[Figure]:
+    for model in _models(options):
+        directory = model_directory(model)
+        prompts = Prompts(size_of(directory).vocabulary)
+        with two_clients(directory, shlex.split(options.settings)) as (many, one):
+            yield from measure_grammar(model, prompts, many, one, options.repeat)
 
 
 def _startup(options: argparse.Namespace) -> Iterator[Figure]:

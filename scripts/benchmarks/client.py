@@ -18,7 +18,12 @@ def main() -> None:
 
 
 def _run(client: Client, workload: Workload) -> list[Timeline]:
-    params = {"max_tokens": workload.max_tokens, "temperature": 0.0, "ignore_eos": True}
+    params = {
+        "max_tokens": workload.max_tokens,
+        "temperature": 0.0,
+        "ignore_eos": True,
+        "structured_outputs": workload.structured_outputs,
+    }
     return send(client, workload.prompts, params, stream=workload.stream)
 
 

@@ -15,18 +15,45 @@ from scripts.benchmarks.systems import Ours
 REQUESTS, AT_ONCE = 2000, 64
 LONGEST_PROMPT, LONGEST_OUTPUT = 1000, 48
 
+FORMS: list[dict[str, Any] | None] = [
+    {"regex": "[a-z ]{1,30}"},
+    {"choice": ["red", "green", "blue"]},
+    {"json": {"type": "array", "items": {"type": "integer"}, "maxItems": 5}},
+    {"grammar": 'start: "x" start | "y"'},
+]
+FORMLESS = 16
+"""For each that asks for one of the forms, requests that ask for none: each grammar is a process."""
+
 PARAMETERS: dict[str, Callable[[np.random.Generator], Any]] = {
-    "max_tokens": lambda rng: int(rng.integers(1, LONGEST_OUTPUT, endpoint=True)),
+    "n": lambda rng: int(rng.choice([1, 1, 1, 2])),
+    "max_tokens": lambda rng: int(rng.integers(4, LONGEST_OUTPUT, endpoint=True)),
+    "min_tokens": lambda rng: int(rng.integers(4, endpoint=True)),
     "temperature": lambda rng: float(rng.choice([0.0, 0.5, 1.0, 2.0])),
-    "top_k": lambda rng: int(rng.choice([-1, 0, 1, 40])),
+    "top_k": lambda rng: int(rng.choice([-1, 0, 1, 40, 200])),
     "top_p": lambda rng: float(rng.uniform(0.1, 1.0)),
     "min_p": lambda rng: float(rng.uniform(0.0, 0.5)),
+    "presence_penalty": lambda rng: float(rng.uniform(-2, 2)),
+    "frequency_penalty": lambda rng: float(rng.uniform(-2, 2)),
+    "repetition_penalty": lambda rng: float(rng.uniform(0.5, 2)),
+    "logit_bias": lambda rng: {int(token): float(rng.uniform(-5, 5)) for token in rng.integers(100, size=3)},
+    "allowed_token_ids": lambda rng: sorted({int(token) for token in rng.integers(200, 500, size=50)}),
+    "bad_words": lambda rng: [" the", str(rng.integers(10))],
     "seed": lambda rng: int(rng.integers(2**32)),
     "stop": lambda rng: [str(rng.integers(10)), " the"],
+    "stop_regex": lambda _: "[0-9]{3}",
     "stop_token_ids": lambda rng: rng.integers(100, size=3).tolist(),
+    "include_stop_str_in_output": lambda rng: bool(rng.integers(2)),
     "ignore_eos": lambda rng: bool(rng.integers(2)),
+    "repetition_detection": lambda rng: {"max_pattern_size": int(rng.integers(1, 9)), "min_count": 4},
+    "timeout_s": lambda rng: float(rng.uniform(300, 600)),
+    "logprobs": lambda rng: int(rng.integers(20, endpoint=True)),
+    "prompt_logprobs": lambda rng: int(rng.integers(20, endpoint=True)),
+    "detokenize": lambda _: True,
+    "skip_special_tokens": lambda rng: bool(rng.integers(2)),
+    "spaces_between_special_tokens": lambda rng: bool(rng.integers(2)),
+    "structured_outputs": lambda rng: (FORMS + [None] * FORMLESS)[rng.integers(len(FORMS) + FORMLESS)],
 }
-"""A value for each of SamplingParams' fields."""
+"""A value for each of SamplingParams' fields; without text, which detokenize false means, some of them are refused."""
 
 
 def measure_random(model: str, ours: Ours) -> Iterator[Figure]:

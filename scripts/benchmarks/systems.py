@@ -63,3 +63,14 @@ def serving(model: Path, settings: list[str], torch_python: str | None) -> Itera
                 child = stack.enter_context(Child(TORCH, str(model), mode, python=torch_python))
                 others.append(Transformers(child, mode))
         yield ours, others
+
+
+@contextmanager
+def two_clients(model: Path, settings: list[str]) -> Iterator[tuple[Ours, Ours]]:
+    """One daemon, ready, and two clients of it that can be asked at a time."""
+    with (
+        Daemon(model, *settings) as daemon,
+        Child(CLIENT, daemon.address) as first,
+        Child(CLIENT, daemon.address) as second,
+    ):
+        yield Ours(daemon, first), Ours(daemon, second)

@@ -1,6 +1,6 @@
 """What is asked for at once, and the systems that can be asked."""
 
-from typing import Protocol
+from typing import Any, Protocol
 
 import msgspec
 import numpy as np
@@ -14,6 +14,8 @@ class Workload(msgspec.Struct, frozen=True):
     prompts: list[list[int]]
     max_tokens: int
     stream: bool = True
+    structured_outputs: dict[str, Any] | None = None
+    """The form of all the answers."""
 
 
 class System(Protocol):

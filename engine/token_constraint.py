@@ -1,0 +1,38 @@
+"""What may follow the tokens of a sequence, as the engine knows it: a mask, and a file descriptor to wait at for the next."""
+
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+class TokenConstraint(Protocol):
+    """The rule that the output of one sequence follows, worked out elsewhere while the device works.
+
+    It has a mask from the beginning. After ``advance`` it has none until ``hear`` has found the answer, which may also be
+    that the output is complete or that nobody can say. One thread uses it.
+    """
+
+    @property
+    def mask(self) -> NDArray[np.int32]:
+        """i32[ceil(vocab / 32)] the tokens that may be next: token i is bit i % 32 of word i // 32."""
+
+    @property
+    def complete(self) -> bool:
+        """Whether nothing may follow but the end."""
+
+    @property
+    def error(self) -> str | None:
+        """Why the sequence cannot go on, for the client."""
+
+    def advance(self, token_id: int) -> None:
+        """One more token has landed; returns at once."""
+
+    def hear(self) -> bool:
+        """Whether the answer has come; returns at once."""
+
+    def fileno(self) -> int:
+        """Readable where an answer has come that was not heard yet."""
+
+    def close(self) -> None:
+        """The sequence has ended; a second time changes nothing."""

@@ -1,0 +1,221 @@
+"""oEngine and scheduler with constraints whose answers come when a test says, over pipes."""
+
+import os
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from test_oengine import LateRunner, next_token
+from test_scheduler import build_scheduler, build_sequence, land
+
+from caching.page_manager import HBMPageManager
+from engine import awaited_masks
+from engine.awaited_masks import AwaitedMasks
+from engine.config import ServingLimits
+from engine.oengine import oEngine
+from engine.scheduler import InferenceScheduler
+from engine.sequence import SequenceStatus
+
+
+class Constraint:
+    """Follows tokens and answers each when ``answer`` is called, or at once; ends after ``length`` tokens."""
+
+    def __init__(self, *, length=99, fails_at=None, at_once=False):
+        self.mask = np.full(1, -1, np.int32)
+        self.complete, self.error, self.closed = False, None, False
+        self.tokens = []
+        self._length, self._fails_at, self._at_once = length, fails_at, at_once
+        self._answers, self._line = os.pipe()
+
+    def advance(self, token_id):
+        self.tokens.append(token_id)
+        if self._at_once:
+            self.answer()
+
+    def answer(self):
+        os.write(self._line, b"!")
+
+    def hear(self):
+        if not awaited_masks.select.select([self._answers], [], [], 0)[0]:
+            return False
+        os.read(self._answers, 1)
+        self.complete = len(self.tokens) >= self._length
+        if len(self.tokens) == self._fails_at:
+            self.error = "too hard"
+        return True
+
+    def fileno(self):
+        return self._answers
+
+    def close(self):
+        if not self.closed:
+            os.close(self._answers)
+            os.close(self._line)
+        self.closed = True
+
+
+def constrained(request_id="a", *, prompt=3, max_tokens=9, **options):
+    """A sequence with a constraint."""
+    sequence = build_sequence(request_id, prompt, max_tokens)
+    sequence.constraint = Constraint(**options)
+    return sequence
+
+
+def test_a_constrained_row_waits_for_its_token_and_its_mask_and_nobody_else_does():
+    """It is left out while its token is in flight and while the constraint has not answered."""
+    scheduler, _ = build_scheduler()
+    row, neighbour = constrained("row"), build_sequence("neighbour", 3, 9)
+    scheduler.add(row)
+    scheduler.add(neighbour)
+
+    first, second = scheduler.plan(), scheduler.plan()
+    land(scheduler, first)
+    third = scheduler.plan()
+    row.constraint.answer()
+    assert row.constraint.hear() and scheduler.resume(row) is None
+    fourth = scheduler.plan()
+
+    assert [plan.sequences for plan in (first, second, third, fourth)] == [
+        [row, neighbour],
+        [neighbour],
+        [neighbour],
+        [row, neighbour],
+    ]
+    assert first.constrained == [0] and row.constraint.tokens == [7]
+    row.constraint.close()
+
+
+def test_a_complete_output_ends_without_another_token():
+    """Its tokens have been given out; what comes is the reason, and the constraint is let go."""
+    scheduler, pages = build_scheduler()
+    sequence = constrained(length=1, at_once=True)
+    scheduler.add(sequence)
+    outputs = land(scheduler, scheduler.plan())
+
+    assert sequence.constraint.hear()
+    end = scheduler.resume(sequence)
+
+    assert [output.finish_reason for output in outputs] == [None]
+    assert (end.token_ids, end.finish_reason, end.error) == ([], "stop", None)
+    assert sequence.status is SequenceStatus.FINISHED and sequence.constraint.closed and pages.num_owned == 0
+
+
+def test_a_constraint_that_fails_ends_its_sequence_with_its_words():
+    """The reason is error."""
+    scheduler, _ = build_scheduler()
+    sequence = constrained(fails_at=1, at_once=True)
+    scheduler.add(sequence)
+    land(scheduler, scheduler.plan())
+
+    assert sequence.constraint.hear()
+    end = scheduler.resume(sequence)
+
+    assert (end.finish_reason, end.error) == ("error", "too hard") and sequence.constraint.closed
+
+
+@pytest.mark.parametrize(("max_tokens", "token", "reason"), [(1, 7, "length"), (9, 0, "stop")])
+def test_a_last_token_asks_for_no_mask(max_tokens, token, reason):
+    """An end by length or by EOS lets the constraint go, and does not tell it the token."""
+    scheduler, _ = build_scheduler()
+    sequence = constrained(max_tokens=max_tokens)
+    scheduler.add(sequence)
+
+    (output,) = land(scheduler, scheduler.plan(), token)
+
+    assert output.finish_reason == reason
+    assert sequence.constraint.closed and sequence.constraint.tokens == []
+
+
+def test_who_is_preempted_before_the_answer_is_admitted_after_it():
+    """Its constraint goes on from the tokens that have landed; without the answer nobody knows what it may sample."""
+    scheduler, _ = build_scheduler(num_pages=4, page_size=2)
+    old, new = build_sequence("old", 2, 5), constrained("new", prompt=1, max_tokens=5)
+    scheduler.add(old)
+    scheduler.add(new)
+    while not scheduler.preemptions:
+        land(scheduler, scheduler.plan())
+    assert new.awaits_mask and new.status is SequenceStatus.WAITING
+    while old.status is not SequenceStatus.FINISHED:
+        land(scheduler, scheduler.plan())
+
+    assert scheduler.plan() is None
+    new.constraint.answer()
+    assert new.constraint.hear() and scheduler.resume(new) is None
+    resumed = scheduler.plan()
+
+    assert resumed.sequences == [new] and resumed.counts == [new.num_tokens] and resumed.constrained == [0]
+    new.constraint.close()
+
+
+def test_a_late_mask_is_waited_for_once_and_then_looked_for(monkeypatch):
+    """A step has a little patience with a fresh token; after that it only looks."""
+    waits = []
+    monkeypatch.setattr(awaited_masks, "PATIENCE", 0.001)
+    monkeypatch.setattr(awaited_masks, "_poll", lambda awaited, seconds: waits.append(len(awaited)))
+    masks, slow, quick = AwaitedMasks(), constrained("slow"), constrained("quick", at_once=True)
+    for sequence in (slow, quick):
+        sequence.constraint.advance(7)
+        masks.add(sequence)
+
+    assert masks.hear() == [quick] and set(waits) == {1} and len(masks) == 1
+    waits.clear()
+    assert masks.hear() == [] and waits == []
+    slow.constraint.answer()
+    assert masks.hear() == [slow] and len(masks) == 0
+    for sequence in (slow, quick):
+        sequence.constraint.close()
+
+
+def test_who_has_ended_is_waited_for_no_more():
+    """An aborted sequence's constraint is closed, and nobody looks at it again."""
+    masks, sequence = AwaitedMasks(), constrained()
+    masks.add(sequence)
+    sequence.status = SequenceStatus.FINISHED
+    sequence.constraint.close()
+
+    assert masks.hear() == [] and len(masks) == 0
+
+
+def build_engine(run_ahead, num_pages):
+    """An engine on a late device, as in test_oengine."""
+    pages = HBMPageManager(num_pages)
+    scheduler = InferenceScheduler(pages, page_size=4, max_num_seqs=4, max_num_batched_tokens=8)
+    runner = LateRunner(num_pages=num_pages, page_size=4, max_num_seqs=4, max_model_len=24)
+    return oEngine(scheduler, runner, pages, ServingLimits(24, 16, (0,)), run_ahead=run_ahead)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    lengths=st.lists(st.tuples(st.integers(1, 8), st.integers(1, 12), st.integers(0, 14)), min_size=1, max_size=8),
+    num_pages=st.integers(7, 40),
+)
+def test_constraints_follow_the_tokens_that_land(lengths, num_pages):
+    """With any run-ahead, among others and preempted, each is told exactly the tokens of its output, and ends it."""
+    results = []
+    for run_ahead in (0, 1, 2):
+        engine, sequences, tokens, reasons = build_engine(run_ahead, num_pages), [], {}, {}
+        for number, (prompt, max_tokens, length) in enumerate(lengths):
+            sequence = build_sequence(str(number), prompt, max_tokens)
+            sequence.stop_token_ids = frozenset()
+            if length:
+                sequence.constraint = Constraint(length=length, at_once=True)
+            sequences.append(sequence)
+            tokens[sequence.request_id] = []
+            engine.add(sequence)
+        while engine.has_work:
+            for output in engine.step():
+                tokens[output.request_id] += output.token_ids
+                reasons[output.request_id] = output.finish_reason
+            engine.check_integrity()
+        for sequence, (_, max_tokens, length) in zip(sequences, lengths, strict=True):
+            expected = []
+            while len(expected) < min(max_tokens, length or max_tokens):
+                expected.append(next_token(sequence.prompt_token_ids + expected, sequence.seed))
+            assert tokens[sequence.request_id] == expected
+            assert reasons[sequence.request_id] == ("stop" if length and length < max_tokens else "length")
+            if sequence.constraint is not None:
+                assert sequence.constraint.closed and sequence.constraint.tokens == expected[: max_tokens - 1]
+        results.append(tokens)
+
+    assert results[0] == results[1] == results[2]
