@@ -15,6 +15,14 @@ from scripts.benchmarks.systems import Ours
 REQUESTS, AT_ONCE = 2000, 64
 LONGEST_PROMPT, LONGEST_OUTPUT = 1000, 48
 
+FORMS: list[dict[str, Any]] = [
+    {"regex": "[a-z ]{1,30}"},
+    {"choice": ["red", "green", "blue"]},
+    {"json_object": True},
+    {"json": {"type": "array", "items": {"type": "integer"}, "maxItems": 5}},
+    {"grammar": 'start: "x" start | "y"'},
+]
+
 PARAMETERS: dict[str, Callable[[np.random.Generator], Any]] = {
     "max_tokens": lambda rng: int(rng.integers(1, LONGEST_OUTPUT, endpoint=True)),
     "temperature": lambda rng: float(rng.choice([0.0, 0.5, 1.0, 2.0])),
@@ -25,6 +33,7 @@ PARAMETERS: dict[str, Callable[[np.random.Generator], Any]] = {
     "stop": lambda rng: [str(rng.integers(10)), " the"],
     "stop_token_ids": lambda rng: rng.integers(100, size=3).tolist(),
     "ignore_eos": lambda rng: bool(rng.integers(2)),
+    "structured_outputs": lambda rng: FORMS[rng.integers(len(FORMS))],
 }
 """A value for each of SamplingParams' fields."""
 
