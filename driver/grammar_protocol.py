@@ -16,6 +16,7 @@ TOKEN = struct.Struct("<I")
 
 COMPILE_SECONDS = 5.0
 TOKEN_SECONDS = 1.0
+"""Of processor time."""
 MEMORY_BYTES = 4 << 30
 """Of address space, tokenizer and libraries included."""
 MAX_MESSAGE = 1 << 20
