@@ -14,6 +14,7 @@ from fake_driver import PATIENCE, FakeDriver, serving
 
 from driver.errors import Overloaded
 from engine.sampling_params import SamplingParams
+from ipc import structured_outputs
 
 ROOT = Path(__file__).parent.parent
 ODRIVER = [sys.executable, "-c", "import sys; from ipc.cli import main; sys.exit(main())"]
