@@ -15,7 +15,7 @@ import signal
 import socket
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 import msgspec
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
@@ -95,7 +95,8 @@ def main() -> None:
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for the children
     vocabulary = Vocabulary(msgspec.msgpack.decode(sys.stdin.buffer.read(), type=TokenizerDefinition))
-    with socket.socket(fileno=int(sys.argv[1])) as requests:
+    # Who is gone while a grammar is made, or before there is any, wants nothing more; there is nobody to be told.
+    with suppress(BrokenPipeError, ConnectionResetError), socket.socket(fileno=int(sys.argv[1])) as requests:
         requests.send(READY)
         while connections := [
             socket.socket(fileno=number) for number in socket.recv_fds(requests, 1, MAX_SEQUENCES)[1]
