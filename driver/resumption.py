@@ -25,8 +25,9 @@ def _taken_up(name: str, sequence: Sequence, token_ids: list[int]) -> SequenceOu
     if not sequence.stop_token_ids.isdisjoint(token_ids[:-1]):
         raise InvalidRequest(f"{name} goes on behind a token that ends the output")
     sequence.output_token_ids = list(token_ids)
+    reason = None
     if token_ids and token_ids[-1] in sequence.stop_token_ids:
         reason = "stop"
-    else:
-        reason = "length" if len(token_ids) == sequence.max_tokens else None
+    elif len(token_ids) == sequence.max_tokens:
+        reason = "length"
     return SequenceOutput(sequence.request_id, token_ids, reason)

@@ -179,7 +179,9 @@ REGEX = {"structured_outputs": {"regex": "(fox|dog|cat)( and (fox|dog|cat)){2}"}
 )
 def test_the_model_draws_what_it_would_have_drawn(served: Asker, params: dict[str, Any]) -> None:
     """Penalties count the earlier output as output, a grammar knows where it is, draws go by place and seed."""
-    cuts = lambda count: sorted({0, 1, count - 1, *Random(0).sample(range(count), min(count, 4))})
+
+    def cuts(count: int) -> list[int]:
+        return sorted({0, 1, count - 1, *Random(0).sample(range(count), min(count, 4))})
 
     assert_goes_on(served, "the fox", {"seed": SEED, "max_tokens": 24, **params}, cuts)
 
