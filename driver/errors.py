@@ -5,7 +5,7 @@ DriverError
 ├── DuplicateRequest    duplicate_request   the client's: the id is in use until its last sample
 ├── Overloaded          overloaded          nobody's: too many wait; try again later
 ├── DriverStopped       stopped             the operator's: no new work, open requests are told why
-└── InternalError       internal            ours: a thread died; the driver stops
+└── InternalError       internal            ours: a step failed, or a thread died and the driver stops
 """
 
 from typing import ClassVar
@@ -42,6 +42,6 @@ class DriverStopped(DriverError):
 
 
 class InternalError(DriverError):
-    """One of the driver's threads died."""
+    """A step failed that the request was in, or one of the driver's threads died."""
 
     code = "internal"

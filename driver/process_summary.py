@@ -5,7 +5,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from driver.bounded_queue import BoundedQueue, QueueClosed
-from driver.errors import InvalidRequest
+from driver.errors import InternalError, InvalidRequest
 from driver.messages import Ended, Finished, Landed, Opened, Summary
 from driver.open_requests import OpenRequest, OpenRequests
 from driver.request import ReturnSample, Usage
@@ -97,7 +97,8 @@ class ProcessSummary:
         for sequence_id in request.sequence_ids:
             if self._replies.pop(sequence_id, None) is not None and sequence_id != output.request_id:
                 self._post(Finished(sequence_id))
-        self._open_requests.fail(request, InvalidRequest(output.error or ""))
+        kind = InternalError if output.internal else InvalidRequest
+        self._open_requests.fail(request, kind(output.error or ""))
 
 
 @dataclass

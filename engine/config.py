@@ -76,6 +76,10 @@ class EngineStats(msgspec.Struct, frozen=True):
     prompt_tokens: int = 0
     generated_tokens: int = 0
     preemptions: int = 0
+    failed_steps: int = 0
+    """Steps that the device could not do: the requests in them ended with an error, the others were computed again."""
+    failed_rows: int = 0
+    """Requests that ended with an error because their own logits held NaN or infinity."""
     step_gap_seconds_sum: float = 0.0
     """For how long the device stood idle between steps though there was work; see engine/step_gap.py."""
     step_gap_seconds_count: int = 0

@@ -14,6 +14,9 @@ from jax import Array
 
 from engine.truncation import keeps
 
+NO_TOKEN = -1
+"""In place of a token id: the row's logits hold NaN or infinity, and it has no next token."""
+
 REMOVED = -1e30
 """Logit of a token that may not be drawn."""
 
@@ -45,11 +48,13 @@ class SamplingRows:
 
 
 def sample(logits: Array, rows: SamplingRows, key: Array, variant: SamplingVariant) -> Array:
-    """i32[rows] token ids drawn from f32[rows, vocab] logits; ``key`` is the engine's."""
+    """i32[rows] token ids drawn from f32[rows, vocab] logits, or NO_TOKEN; ``key`` is the engine's."""
     best = argmax(logits)
-    if variant is SamplingVariant.GREEDY:
-        return best
-    return jnp.where(rows.temperature <= 0, best, _draw(weigh(logits, rows, variant), rows, key))
+    highest = jnp.take_along_axis(logits, best[:, None], axis=-1)[:, 0]
+    drawn = best
+    if variant is not SamplingVariant.GREEDY:
+        drawn = jnp.where(rows.temperature <= 0, best, _draw(weigh(logits, rows, variant), rows, key))
+    return jnp.where(jnp.isfinite(highest), drawn, NO_TOKEN)
 
 
 def weigh(logits: Array, rows: SamplingRows, variant: SamplingVariant) -> Array:
@@ -66,7 +71,7 @@ def weigh(logits: Array, rows: SamplingRows, variant: SamplingVariant) -> Array:
 
 
 def argmax(x: Array) -> Array:
-    """i32[rows], the first of the highest in each row of f32[rows, vocab].
+    """i32[rows], the first of the highest in each row of f32[rows, vocab], or of its NaNs where it has any.
 
     XLA:CPU walks an argmax element by element but vectorises a maximum: look for the block with the highest first.
     """

@@ -1,6 +1,6 @@
 """Which tokens the next step computes.
 
-The rules, all of them in this file: ``add``, ``finish``, ``plan``, ``update`` and ``resume`` are the only doors, and the
+The rules, all of them in this file: ``add``, ``finish``, ``plan``, ``update``, ``resume`` and ``lose_cache`` are the only doors, and the
 scheduler owns every Sequence between them, its slot and its pages. It is a pure machine: no thread, clock, queue or
 device array, so that a test is three lines and any history can be replayed.
 
@@ -123,6 +123,12 @@ class InferenceScheduler:
         if reason is None or not self.finish(sequence.request_id):
             return None
         return SequenceOutput(sequence.request_id, [], reason, error=error)
+
+    def lose_cache(self) -> None:
+        """The memory behind the pages is lost, and no step is in flight: everything is computed anew."""
+        for sequence in reversed(list(self._running.values())):
+            sequence.num_in_flight = 0
+            self._preempt(sequence)
 
     def check_integrity(self) -> None:
         """Assert that every page and every slot has exactly the owners that it should."""

@@ -98,7 +98,7 @@ def run(compiled, cases, *, num_pages=NUM_PAGES, run_ahead=1):
     scheduler = InferenceScheduler(
         pages, page_size=shapes.cache.page_size, max_num_seqs=MAX_NUM_SEQS, max_num_batched_tokens=CHUNK
     )
-    runner = RecordingRunner(manager, shapes, PagedAttentionCache.allocate(shapes.cache), 0)
+    runner = RecordingRunner(manager, shapes, PagedAttentionCache.allocate, 0)
     limits = ServingLimits(MAX_MODEL_LEN, 144, ())
     engine = oEngine(scheduler, runner, pages, limits, run_ahead=run_ahead)
     tokens = {}
