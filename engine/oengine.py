@@ -66,6 +66,8 @@ class oEngine:
         if not self.has_work:
             self._runner.gaps.rest()
         self._scheduler.add(sequence)
+        if sequence.awaits_mask:
+            self._masks.add(sequence)
 
     def finish(self, request_id: str) -> bool:
         """End a sequence now and free what it holds; False if it has ended already."""
