@@ -71,6 +71,14 @@ class ExecutionLoop:
         self._deadlines = Deadlines()
         self._clock = clock
         self._summaries = summaries
+        self._progressed_at: float | None = None
+        """When a step last landed, or when the work began; None while there is none."""
+
+    @property
+    def seconds_since_progress(self) -> float:
+        """For how long there has been work and no step has landed; 0 when idle. It grows while this thread hangs, too."""
+        progressed_at = self._progressed_at
+        return 0.0 if progressed_at is None else max(0.0, self._clock() - progressed_at)
 
     def run(self) -> None:
         """Serves until Stop is heard or ``summaries`` is closed."""
@@ -83,15 +91,19 @@ class ExecutionLoop:
                     if self._engine.has_work:
                         self._step()
         finally:
+            self._progressed_at = None
             self._engine.close()
 
     def _hear(self) -> bool:
         """Handles every message that is there, waiting for one if the engine has nothing to do. False after Stop."""
         idle = not self._engine.has_work
+        if idle:
+            self._progressed_at = None
         with suppress(queue.Empty):
             while True:
                 message = self.inbox.get(block=idle)
-                idle = False
+                if idle:
+                    idle, self._progressed_at = False, self._clock()
                 if isinstance(message, Stop):
                     return False
                 self._handle(message)
@@ -148,7 +160,10 @@ class ExecutionLoop:
 
     def _step(self) -> None:
         outputs = self._engine.step()
+        steps = self.stats.steps
         self.stats = self._engine.stats()  # first, so that whoever has a last sample finds it counted
+        if self.stats.steps > steps:
+            self._progressed_at = self._clock()
         if outputs:
             for output in outputs:
                 if output.finish_reason is not None:

@@ -67,6 +67,8 @@ class DriverStatus(EngineStats, frozen=True):
     """Requests that wait to be prepared."""
     open_requests: int = 0
     """Requests that are owed a last sample: queued, waiting, running or on their way out."""
+    seconds_since_progress: float = 0.0
+    """For how long the engine has had work and has landed no step; 0 when it is idle. Health is this, not a heartbeat."""
     uptime_seconds: float = 0.0
 
 
@@ -134,11 +136,12 @@ class oDriver:
             self._execution.inbox.put(Abort(request))
 
     def status(self) -> DriverStatus:
-        """A snapshot, as of the engine's last step."""
+        """A snapshot, as of the engine's last step; ``seconds_since_progress`` is as of now."""
         return DriverStatus(
             **msgspec.structs.asdict(self._execution.stats),
             queued_requests=self._prepare.num_queued,
             open_requests=len(self._open_requests),
+            seconds_since_progress=self._execution.seconds_since_progress,
             uptime_seconds=time.monotonic() - self._started_at,
         )
 
