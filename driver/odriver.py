@@ -147,9 +147,14 @@ class oDriver:
             **msgspec.structs.asdict(self._execution.stats),
             queued_requests=self._prepare.num_queued,
             open_requests=len(self._open_requests),
-            seconds_since_progress=self._execution.seconds_since_progress,
+            seconds_since_progress=self.seconds_since_progress,
             uptime_seconds=time.monotonic() - self._started_at,
         )
+
+    @property
+    def seconds_since_progress(self) -> float:
+        """For how long the engine has had work and has landed no step; 0 when it is idle."""
+        return self._execution.seconds_since_progress
 
     @property
     def failed(self) -> Mapping[str, int]:

@@ -16,7 +16,9 @@ class DaemonConfig:
 
     bind: str | None = setting(None, "ADDR", "ipc:///path/to.sock or tcp://127.0.0.1:PORT (default: a private socket)")
     metrics_port: int | None = setting(None, "PORT", "HTTP port for /metrics and /health; 0 is any (default: none)")
-    metrics_host: str = setting("127.0.0.1", "HOST", "where that port is; nothing there is encrypted or asks who you are")
+    metrics_host: str = setting(
+        "127.0.0.1", "HOST", "where that port is; nothing there is encrypted or asks who you are"
+    )
     log_level: str = setting("info", "", "the least that is logged of our own", choices=LOG_LEVELS)
     log_format: str = setting("text", "", "of the log on stderr", choices=LOG_FORMATS)
 

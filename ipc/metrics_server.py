@@ -30,6 +30,7 @@ class MetricsServer:
         ProcessCollector(registry=self._registry)
         PlatformCollector(registry=self._registry)
         GCCollector(registry=self._registry)
+        self._server: WSGIServer | None = None
         self._metrics = make_wsgi_app(self._registry)
 
     def add(self, collector: Collector) -> None:
@@ -40,27 +41,30 @@ class MetricsServer:
         """Take the port; raises AddressError where that cannot be had."""
         address = f"http://{self._host}:{self._port}"
         try:
-            self._server = make_server(self._host, self._port, self._answer, _Server, _Handler)
+            server = make_server(self._host, self._port, self._answer, _Server, _Handler)
         except OSError as error:
             if error.errno == errno.EADDRINUSE:
                 raise AddressInUse(f"address in use: another program listens at {address}, for metrics") from error
             raise AddressError(f"cannot listen at {address} for metrics: {error.strerror or error}") from error
-        threading.Thread(target=self._server.serve_forever, name="metrics", daemon=True).start()
+        self._server = server
+        threading.Thread(target=server.serve_forever, name="metrics", daemon=True).start()
 
     @property
-    def port(self) -> int:
-        """Where it listens; the port that was found free where 0 was asked for."""
-        return int(self._server.server_port)
+    def url(self) -> str:
+        """Where it listens, with the port that was found free where 0 was asked for."""
+        return f"http://{self._host}:{self._port if self._server is None else self._server.server_port}"
 
     def stop(self) -> None:
-        """Give the port back."""
-        self._server.shutdown()
-        self._server.server_close()
+        """Give the port back, where it was taken."""
+        if self._server is not None:
+            self._server.shutdown()
+            self._server.server_close()
 
     def _answer(self, environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
         match environ["PATH_INFO"]:
             case "/metrics":
-                return self._metrics(environ, start_response)
+                page: Iterable[bytes] = self._metrics(environ, start_response)
+                return page
             case "/health":
                 wrong = self._health()
                 return _text(start_response, "200 OK" if wrong is None else "503 Service Unavailable", wrong or "")
@@ -73,7 +77,7 @@ class _Server(ThreadingMixIn, WSGIServer):
 
 
 class _Handler(WSGIRequestHandler):
-    timeout = READ_TIMEOUT  # type: ignore[assignment]
+    timeout = READ_TIMEOUT
 
     def log_message(self, *_: object) -> None:
         """Nothing: a scrape is no news."""
