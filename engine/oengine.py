@@ -13,6 +13,7 @@ logits, nor what a page holds behind its owner's last token.
 """
 
 import logging
+import time
 from collections import deque
 from collections.abc import Callable
 
@@ -108,6 +109,7 @@ class oEngine:
         outputs = self._resume()
         plan = self._scheduler.plan()
         if plan is not None:
+            _stamp(plan.admitted)
             self._in_flight.append(self._runner.dispatch(plan))
         if plan is None or len(self._in_flight) > self._run_ahead:
             outputs += self._land()
@@ -201,3 +203,10 @@ class oEngine:
             for sequence in sequences
             if self._scheduler.finish(sequence.request_id)
         ]
+
+
+def _stamp(admitted: list[Sequence]) -> None:
+    """Note when they were first planned; after preemption that stays."""
+    for sequence in admitted:
+        if sequence.scheduled_at is None:
+            sequence.scheduled_at = time.monotonic()

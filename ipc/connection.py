@@ -1,4 +1,4 @@
-"""The thread behind a Client: it owns the socket; the threads that call tell it what to do, and wait for answers."""
+"""The thread behind a client: it owns the socket; callers tell it what to do, and it puts answers where they wait."""
 
 import itertools
 import math
@@ -8,39 +8,19 @@ import time
 from collections import deque
 from collections.abc import Callable
 from functools import partial
-from queue import SimpleQueue
+from typing import Any
 
 import zmq
 
 from ipc.bell import Bell
-from ipc.errors import ConnectFailed, ConnectionLost, OdriverError
-from ipc.messages import Abort, Token, Welcome, encode
-from ipc.session import Answer, Session
+from ipc.call import Answer, Call, Put
+from ipc.completion import Message
+from ipc.errors import ConnectFailed, ConnectionLost, RequestFailed
+from ipc.messages import Abort, Error, Generate, Profile, Status, Token, Welcome, encode
+from ipc.session import Session
 
 LONGEST_WAIT = 3600.0
 """Seconds after which the thread looks around anyway: a timeout may be infinite, a poll's may not."""
-
-
-class Call:
-    """One question to the daemon and, in order, what comes back; it always ends, by an answer or by an error."""
-
-    def __init__(self, request_id: str, frame: bytes, deadline: float) -> None:
-        self.request_id = request_id
-        self.frame = frame
-        self.deadline = deadline
-        """When to give up, as long as there is no daemon to send it to."""
-        self._answers: SimpleQueue[Answer | Welcome | OdriverError | None] = SimpleQueue()
-
-    def put(self, answer: Answer | Welcome | OdriverError | None) -> None:
-        """Let whoever waits have it; None when the caller has left."""
-        self._answers.put(answer)
-
-    def get(self) -> Answer | Welcome | None:
-        """Wait for the next answer; raises OdriverError if there won't be one."""
-        answer = self._answers.get()
-        if isinstance(answer, OdriverError):
-            raise answer
-        return answer
 
 
 class Connection:
@@ -51,9 +31,8 @@ class Connection:
     """
 
     def __init__(self, address: str, timeout: float) -> None:
-        self.welcome: Welcome | None = None
-        """What the daemon said when it was last connected to."""
         self._address = address
+        self._welcome: Welcome | None = None
         self._timeout = timeout
         self._process = os.getpid()
         self._serials = itertools.count(1)
@@ -72,15 +51,48 @@ class Connection:
         self._thread = threading.Thread(target=self._run, name="odriver client", daemon=True)
         self._thread.start()
 
-    def new_request_id(self) -> str:
-        """One that no other call of this connection has."""
+    @property
+    def welcome(self) -> Welcome:
+        """What the daemon said when it was last connected to; raises ConnectFailed if it never was."""
+        if self._welcome is None:
+            raise ConnectFailed(f"this client has not been connected to {self._address} yet")
+        return self._welcome
+
+    def connect(self, put: Put) -> Call:
+        """Ask for no more than to be connected; Welcome is put."""
+        return self._call(self._new_request_id(), b"", put)
+
+    def generate(
+        self,
+        put: Put,
+        *,
+        prompt: str | list[int] | None = None,
+        messages: list[Message] | None = None,
+        params: dict[str, Any],
+        stream: bool = True,
+    ) -> Call:
+        """Ask for a completion; Tokens are put, and then Done."""
+        request_id = self._new_request_id()
+        request = Generate(request_id, prompt, messages, params, stream)
+        return self._call(request_id, encode(request), put)
+
+    def status(self, put: Put) -> Call:
+        """Ask for the daemon's numbers; a StatusReply is put."""
+        request_id = self._new_request_id()
+        return self._call(request_id, encode(Status(request_id)), put)
+
+    def profile(self, put: Put, directory: str | None) -> Call:
+        """Ask to begin a trace, or to end it where there is no directory; Done is put, whose text is the directory."""
+        request_id = self._new_request_id()
+        return self._call(request_id, encode(Profile(request_id, directory)), put)
+
+    def _new_request_id(self) -> str:
         return str(next(self._serials))
 
-    def call(self, request_id: str, frame: bytes) -> Call:
-        """Ask something. An empty frame asks for no more than to be connected, and is answered by Welcome."""
+    def _call(self, request_id: str, frame: bytes, put: Put) -> Call:
         if os.getpid() != self._process:
             raise ConnectionLost("this client was made before the process forked: make another one in the child")
-        call = Call(request_id, frame, time.monotonic() + self._timeout)
+        call = Call(request_id, frame, put, time.monotonic() + self._timeout)
         self._inbox.append(partial(self._begin, call))
         self._bell.ring()
         if self._ended:  # perhaps too late for the thread to have found it
@@ -142,16 +154,20 @@ class Connection:
             return  # aborted
         if not isinstance(answer, Token):
             del self._open[call.request_id]
-        call.put(answer)
+        call.put(RequestFailed(answer.code, answer.message) if isinstance(answer, Error) else answer)
 
     def _send_waiting(self, session: Session, welcome: Welcome) -> None:
-        self.welcome = welcome
+        self._welcome = welcome
         for call in self._waiting.values():
-            if call.frame:
+            limit = welcome.max_message_bytes
+            if not call.frame:
+                call.put(welcome)
+            elif len(call.frame) > limit:
+                too_long = f"a message may have {limit} bytes, not {len(call.frame)}"
+                call.put(RequestFailed("message_too_long", too_long))
+            else:
                 self._open[call.request_id] = call
                 session.send(call.frame)
-            else:
-                call.put(welcome)
         self._waiting.clear()
 
     def _give_up(self, session: Session, now: float) -> None:

@@ -6,18 +6,16 @@ from collections.abc import Iterator
 import zmq
 from zmq.utils.monitor import recv_monitor_message
 
+from ipc.call import Answer
 from ipc.messages import (
     PING_INTERVAL,
     PROTOCOL_VERSION,
     SILENCE_LIMIT,
-    Done,
     Error,
     Hello,
     MessageError,
     Ping,
     ServerMessage,
-    StatusReply,
-    Token,
     Welcome,
     decode_server_message,
     encode,
@@ -25,9 +23,6 @@ from ipc.messages import (
 
 LINGER = 1000
 """Milliseconds that the last aborts have to leave when the socket closes."""
-
-Answer = Token | Done | Error | StatusReply
-"""What a call may hear."""
 
 _EVENTS = zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED
 _HELLO = encode(Hello(PROTOCOL_VERSION))
