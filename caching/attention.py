@@ -219,7 +219,7 @@ def _tile(q: Array, kv_pages: Array, pages: Array, position: Array, kv_len: Arra
         here = jax.lax.dynamic_slice(pages, (jnp.int32(0), index * block_pages), (1, block_pages))
         keys, values = (gathered[0] for gathered in _gather(kv_pages, here))
         key_position = index * block + jnp.arange(block, dtype=jnp.int32)[None, :]
-        seen = key_position <= query_position
+        seen = (key_position <= query_position) & (key_position < kv_len)
         if window is not None:
             seen &= key_position > query_position - window
         scores = jnp.matmul(grouped, jnp.swapaxes(keys, -1, -2), preferred_element_type=jnp.float32)
