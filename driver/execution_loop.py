@@ -9,6 +9,7 @@ from typing import Protocol
 from driver.bounded_queue import BoundedQueue, QueueClosed
 from driver.deadlines import Deadlines
 from driver.errors import InvalidRequest
+from driver.histogram import Histogram
 from driver.messages import Abort, Admit, Compiled, Ended, Finished, Inbound, Landed, Profile, Stop, Summary
 from driver.open_requests import OpenRequest
 from driver.request import RequestError, ReturnSample, Usage
@@ -50,6 +51,10 @@ class Engine(Protocol):
         """Compiles nothing more."""
 
 
+ITERATION_TOKENS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
+"""Buckets of vLLM's histogram of that name."""
+
+
 class ExecutionLoop:
     """Hears messages, steps the engine, hands tokens on. It waits for a message if and only if the engine is idle.
 
@@ -67,6 +72,8 @@ class ExecutionLoop:
         self.stats = engine.stats()
         """The latest snapshot; this thread replaces it, whole, and anyone may read it."""
         self._engine = engine
+        self.iteration_tokens = Histogram(ITERATION_TOKENS)
+        """Tokens of each step; this thread counts."""
         self._profiler = Profiler()
         self._deadlines = Deadlines()
         self._clock = clock
@@ -160,12 +167,17 @@ class ExecutionLoop:
 
     def _step(self) -> None:
         outputs = self._engine.step()
-        steps = self.stats.steps
+        before = self.stats
         self.stats = self._engine.stats()  # first, so that whoever has a last sample finds it counted
-        if self.stats.steps > steps:
+        if self.stats.steps > before.steps:
             self._progressed_at = self._clock()
+            self.iteration_tokens.observe(_tokens(self.stats) - _tokens(before))
         if outputs:
             for output in outputs:
                 if output.finish_reason is not None:
                     self._deadlines.discard(output.request_id)
             self._summaries.put(Landed(outputs))
+
+
+def _tokens(stats: EngineStats) -> int:
+    return stats.prompt_tokens + stats.generated_tokens

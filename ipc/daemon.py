@@ -30,6 +30,7 @@ from ipc.config import DaemonConfig
 from ipc.errors import AddressError
 from ipc.loading import Load, StartableDriver, load
 from ipc.logs import configure_logging
+from ipc.metrics_server import MetricsServer
 from ipc.server import Server
 from ipc.settings import configs, held
 from ipc.systemd import notify
@@ -45,6 +46,8 @@ DRIVER_TIMEOUT = 3.0
 """Seconds that the driver's threads have to finish what they are at, such as a step of the device."""
 SHUTDOWN_TIMEOUT = 4.5
 """Seconds for all of the shutdown; then the process ends as it is, showing where it hung."""
+PROGRESS_LIMIT = 60.0
+"""Seconds without a step, though there is work, after which the daemon is not healthy."""
 
 
 class Interrupted(BaseException):
@@ -60,6 +63,9 @@ class Daemon:
         self._console = console
         self._load = load
         self._server = Server(self._address, on_failure=self._fail)
+        self._metrics: MetricsServer | None = None
+        if settings.metrics_port is not None:
+            self._metrics = MetricsServer(settings.metrics_host, settings.metrics_port, self._health)
         self._driver: StartableDriver | None = None
         self._ends: SimpleQueue[tuple[int, str]] = SimpleQueue()
         """Exit code and reason, from whoever has one first."""
@@ -85,15 +91,22 @@ class Daemon:
         """Take the address, load, start the threads, and say READY."""
         self._starting, began = True, time.monotonic()
         self._server.start()
+        if self._metrics is not None:
+            self._metrics.start()
         with terminal.start_up(self._console) as display:
             loaded = self._load(self._config, lambda progress: _report(display, progress), self._fail)
         self._driver = loaded.driver
         self._driver.start()
         self._server.open(self._driver, loaded.model, loaded.limits)
+        if self._metrics is not None and loaded.metrics is not None:
+            self._metrics.add(loaded.metrics)
         self._starting = False
         notify("STATUS=serving")
         notify("READY=1")
-        facts = {"address": self._address, "started in": f"{time.monotonic() - began:.1f} s"}
+        facts = {"address": self._address}
+        if self._metrics is not None:
+            facts["metrics"] = f"{self._metrics.url}/metrics"
+        facts["started in"] = f"{time.monotonic() - began:.1f} s"
         connect = "" if self._address == default_address() else f" --connect {self._address}"
         facts["try"] = f'odriver complete "Once upon a time"{connect}'
         terminal.show_ready(self._console, loaded.facts | facts)
@@ -112,7 +125,16 @@ class Daemon:
         if self._driver is not None:
             self._driver.stop(why, timeout=DRIVER_TIMEOUT)
         self._server.stop()
+        if self._metrics is not None:
+            self._metrics.stop()
         faulthandler.cancel_dump_traceback_later()
+
+    def _health(self) -> str | None:
+        """What is wrong, as far as ``/health`` is concerned."""
+        if self._driver is None or self._starting:
+            return "starting"
+        stalled = self._driver.seconds_since_progress
+        return f"no step has landed for {stalled:.0f} s" if stalled > PROGRESS_LIMIT else None
 
     def _fail(self, why: str) -> None:
         self._ends.put((FAULT, why))

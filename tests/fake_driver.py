@@ -36,6 +36,7 @@ class FakeDriver:
         self.aborted: SimpleQueue[str] = SimpleQueue()
         self.refusal: DriverError | None = None
         self.open: dict[str, ActiveRequest] = {}
+        self.seconds_since_progress = 0.0
 
     def submit_request(self, request: ActiveRequest) -> None:
         self.submitted.append(request)

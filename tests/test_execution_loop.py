@@ -39,7 +39,7 @@ def build_admit(name: str = "a", prompt: str = "ab", max_tokens: int = 2, **para
     request = OpenRequest(ActiveRequest(request_id=name, channel=QueueChannel()), sequence_id=name)
     ids = list(prompt.encode())
     sequence = Sequence(name, ids, SamplingParams(**params), frozenset(), max_tokens=max_tokens, seed=0)
-    return Admit([sequence], Opened(request, ids, len(ids), sequence.params))
+    return Admit([sequence], Opened(request, [sequence], ids, len(ids), sequence.params))
 
 
 def run_script(
