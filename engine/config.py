@@ -1,6 +1,7 @@
 """How the engine is to serve, and what it then can."""
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import msgspec
@@ -26,6 +27,14 @@ class EngineConfig:
     hbm_utilization: float | None = None
     dtype: str | None = None
     run_ahead: int = 1
+    enable_prefix_caching: bool = True
+    """Keep computed pages for prompts that begin alike."""
+    long_prefill_token_threshold: int | None = None
+    """Tokens of a step that long prompts may take beside others; None is half of ``max_num_batched_tokens``."""
+    priority_preemption_threshold: int = 10
+    """A running sequence yields to one whose ``priority`` is lower by as much."""
+    client_weights: dict[str, float] = field(default_factory=dict)
+    """Shares of the service by client; those not named have 1."""
     seed: int = 0
     staged_readiness: bool = False
     """Be ready when a few buckets are compiled in which every step can run, and compile the others while serving."""
@@ -40,6 +49,12 @@ class EngineConfig:
         share = self.hbm_utilization
         _require(share is None or 0 < share <= 1, "hbm_utilization", "above 0 and at most 1", share)
         _require(self.dtype in (None, "float32", "bfloat16"), "dtype", "float32 or bfloat16", self.dtype)
+        long = self.long_prefill_token_threshold
+        _require(long is None or long >= 1, "long_prefill_token_threshold", "at least 1", long)
+        threshold = self.priority_preemption_threshold
+        _require(threshold >= 1, "priority_preemption_threshold", "at least 1", threshold)
+        for client, weight in self.client_weights.items():
+            _require(0 < weight < math.inf, f"client_weights[{client!r}]", "above 0", weight)
         _require(self.run_ahead >= 0, "run_ahead", "0 (synchronous) or more", self.run_ahead)
         _require(
             self.max_num_seqs <= self.max_num_batched_tokens,
@@ -56,6 +71,8 @@ class ServingLimits(msgspec.Struct, frozen=True):
     """Tokens one sequence may hold, prompt and output together: the model's, the operator's or the pool's limit."""
     vocab_size: int
     eos_token_ids: tuple[int, ...]
+    enable_prefix_caching: bool = True
+    """Whether requests may share computed pages."""
 
 
 class EngineStats(msgspec.Struct, frozen=True):
@@ -71,6 +88,20 @@ class EngineStats(msgspec.Struct, frozen=True):
     prompt_tokens: int = 0
     generated_tokens: int = 0
     preemptions: int = 0
+    preemptions_by_cause: dict[str, int] = {}
+    """See engine/preemption.py."""
+    waiting_tokens: int = 0
+    """Known tokens of those that wait."""
+    prefix_cache_queries: int = 0
+    """Tokens of admitted sequences that kept pages could have held."""
+    prefix_cache_hits: int = 0
+    """Those of them that did, and were not computed."""
+    page_evictions: int = 0
+    """Kept pages that were given away."""
+    page_lifetime_seconds_sum: float = 0.0
+    """Of those, from when they were filled."""
+    page_idle_seconds_sum: float = 0.0
+    """Of those, since their last owner let go."""
     step_gap_seconds_sum: float = 0.0
     """For how long the device stood idle between steps though there was work; see engine/step_gap.py."""
     step_gap_seconds_count: int = 0

@@ -75,6 +75,19 @@ def _serve_arguments(parser: argparse.ArgumentParser) -> None:
     add(
         "--dtype", choices=["float32", "bfloat16"], help="of weights and cache (default: float32 on CPU, else bfloat16)"
     )
+    add("--enable-prefix-caching", action=argparse.BooleanOptionalAction, help="keep computed pages (default: yes)")
+    add(
+        "--long-prefill-token-threshold",
+        type=int,
+        metavar="N",
+        help="tokens of a step that long prompts may take beside others (default: half of them)",
+    )
+    add(
+        "--priority-preemption-threshold",
+        type=int,
+        metavar="N",
+        help="how much lower a priority takes the place of a running request (default: 10)",
+    )
     add("--run-ahead", type=int, metavar="N", help="steps given to the device beyond the one awaited; 0 is none")
     add("--staged-readiness", action="store_true", help="be ready early, and compile most buckets while serving")
 

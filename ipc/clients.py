@@ -151,6 +151,7 @@ class Clients:
                 prompt=message.prompt,
                 messages=message.messages,
                 params=message.params,
+                client=identity.hex(),
                 channel=reply,
             )
             self._driver.submit_request(request)
