@@ -9,6 +9,7 @@ from typing import Protocol
 from driver.bounded_queue import BoundedQueue, QueueClosed
 from driver.deadlines import Deadlines
 from driver.errors import InvalidRequest
+from driver.histogram import Histogram
 from driver.messages import Abort, Admit, Compiled, Ended, Finished, Inbound, Landed, Profile, Stop, Summary
 from driver.open_requests import OpenRequest
 from driver.request import RequestError, ReturnSample, Usage
@@ -50,6 +51,10 @@ class Engine(Protocol):
         """Compiles nothing more."""
 
 
+ITERATION_TOKENS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
+"""Buckets of vLLM's histogram of that name."""
+
+
 class ExecutionLoop:
     """Hears messages, steps the engine, hands tokens on. It waits for a message if and only if the engine is idle.
 
@@ -67,10 +72,20 @@ class ExecutionLoop:
         self.stats = engine.stats()
         """The latest snapshot; this thread replaces it, whole, and anyone may read it."""
         self._engine = engine
+        self.iteration_tokens = Histogram(ITERATION_TOKENS)
+        """Tokens of each step; this thread counts."""
         self._profiler = Profiler()
         self._deadlines = Deadlines()
         self._clock = clock
         self._summaries = summaries
+        self._progressed_at: float | None = None
+        """When a step last landed, or when the work began; None while there is none."""
+
+    @property
+    def seconds_since_progress(self) -> float:
+        """For how long there has been work and no step has landed; 0 when idle. It grows while this thread hangs, too."""
+        progressed_at = self._progressed_at
+        return 0.0 if progressed_at is None else max(0.0, self._clock() - progressed_at)
 
     def run(self) -> None:
         """Serves until Stop is heard or ``summaries`` is closed."""
@@ -83,15 +98,19 @@ class ExecutionLoop:
                     if self._engine.has_work:
                         self._step()
         finally:
+            self._progressed_at = None
             self._engine.close()
 
     def _hear(self) -> bool:
         """Handles every message that is there, waiting for one if the engine has nothing to do. False after Stop."""
         idle = not self._engine.has_work
+        if idle:
+            self._progressed_at = None
         with suppress(queue.Empty):
             while True:
                 message = self.inbox.get(block=idle)
-                idle = False
+                if idle:
+                    idle, self._progressed_at = False, self._clock()
                 if isinstance(message, Stop):
                     return False
                 self._handle(message)
@@ -148,9 +167,17 @@ class ExecutionLoop:
 
     def _step(self) -> None:
         outputs = self._engine.step()
+        before = self.stats
         self.stats = self._engine.stats()  # first, so that whoever has a last sample finds it counted
+        if self.stats.steps > before.steps:
+            self._progressed_at = self._clock()
+            self.iteration_tokens.observe(_tokens(self.stats) - _tokens(before))
         if outputs:
             for output in outputs:
                 if output.finish_reason is not None:
                     self._deadlines.discard(output.request_id)
             self._summaries.put(Landed(outputs))
+
+
+def _tokens(stats: EngineStats) -> int:
+    return stats.prompt_tokens + stats.generated_tokens

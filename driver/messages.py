@@ -15,17 +15,26 @@ from engine.sequence import Sequence, SequenceOutput
 
 
 class Opened(msgspec.Struct, frozen=True):
-    """Outputs of this request's sequences may follow. ``prompt_tail`` are the last prompt tokens, for the detokenizer."""
+    """Outputs of this request's sequences may follow. ``prompt_tail`` are the last prompt tokens, for the detokenizer.
+
+    ``resumed`` are the outputs that the client has already, with their finish reason where they are whole.
+    """
 
     request: OpenRequest
+    sequences: list[Sequence]
+    """One for each sample. The execution thread writes them; the summary thread reads what is set before an output: times."""
     prompt_tail: list[int]
     num_prompt_tokens: int
     params: SamplingParams
     stop_regexes: list[StopRegex] = []
+    resumed: list[SequenceOutput] = []
 
 
 class Admit(msgspec.Struct, frozen=True):
-    """Serve these sequences, one for each sample; ``opened`` goes on to the summary thread ahead of their first output."""
+    """Serve these sequences, one for each sample that is not whole yet.
+
+    ``opened`` goes on to the summary thread ahead of their first output.
+    """
 
     sequences: list[Sequence]
     opened: Opened

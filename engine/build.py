@@ -62,7 +62,7 @@ def build_engine(config: EngineConfig, report: Callable[[Progress], None]) -> oE
         max_num_batched_tokens=config.max_num_batched_tokens,
         long_prefill_token_threshold=config.long_prefill_token_threshold,
         priority_preemption_threshold=config.priority_preemption_threshold,
-        client_weights=config.client_weights,
+        client_weights=config.weights,
     )
     runner = eSurgeRunner(manager, shapes, backend.allocate(metadata), config.seed)
     limits = ServingLimits(shapes.max_model_len, model.vocab_size, model.eos_token_ids, config.enable_prefix_caching)

@@ -1,12 +1,13 @@
 """How the engine is to serve, and what it then can."""
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
 
 from engine.errors import ConfigurationError
+from engine.setting import setting
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -18,26 +19,38 @@ class EngineConfig:
     CPU and bfloat16 elsewhere.
     """
 
-    model: Path | None = None
-    max_num_seqs: int = 64
-    max_model_len: int | None = None
-    max_num_batched_tokens: int = 512
-    page_size: int = 16
-    num_pages: int | None = None
-    hbm_utilization: float | None = None
-    dtype: str | None = None
-    run_ahead: int = 1
-    enable_prefix_caching: bool = True
-    """Keep computed pages for prompts that begin alike."""
-    long_prefill_token_threshold: int | None = None
-    """Tokens of a step that long prompts may take beside others; None is half of ``max_num_batched_tokens``."""
-    priority_preemption_threshold: int = 10
-    """A running sequence yields to one whose ``priority`` is lower by as much."""
-    client_weights: dict[str, float] = field(default_factory=dict)
-    """Shares of the service by client; those not named have 1."""
-    seed: int = 0
-    staged_readiness: bool = False
+    model: Path | None = setting(None, "MODEL_DIR", "a Hugging Face directory (default: a small one of ours)")
+    max_num_seqs: int = setting(64, "N", "sequences that run at once")
+    max_model_len: int | None = setting(None, "N", "tokens of a prompt and its output (default: the model's limit)")
+    max_num_batched_tokens: int = setting(512, "N", "tokens computed in one step")
+    page_size: int = setting(16, "N", "tokens in one page of the cache")
+    num_pages: int | None = setting(None, "N", "pages in the cache (default: what the memory holds)")
+    hbm_utilization: float | None = setting(
+        None, "F", "share of the memory that may be used, above 0 to 1 (default: 0.9; 0.4 on a CPU)"
+    )
+    dtype: str | None = setting(
+        None, "", "of weights and cache (default: float32 on CPU, else bfloat16)", choices=("float32", "bfloat16")
+    )
+    run_ahead: int = setting(1, "N", "steps given to the device beyond the one awaited; 0 is none")
+    enable_prefix_caching: bool = setting(True, "", "keep computed pages for prompts that begin alike")
+    long_prefill_token_threshold: int | None = setting(
+        None, "N", "tokens of a step that long prompts may take beside others (default: half of them)"
+    )
+    priority_preemption_threshold: int = setting(
+        10, "N", "how much lower a priority takes the place of a running request"
+    )
+    client_weights: str = setting("", "NAME=W,...", "shares of the service, by client; those not named have 1")
+    seed: int = setting(0, "N", "mixed into every draw: the same one, and the same seed of a request, draw the same")
+    staged_readiness: bool = setting(False, "", "be ready early, and compile most buckets while serving")
     """Be ready when a few buckets are compiled in which every step can run, and compile the others while serving."""
+
+    @property
+    def weights(self) -> dict[str, float] | None:
+        """``client_weights`` by client; None where they make no sense."""
+        try:
+            return dict(_weight(one.strip()) for one in self.client_weights.split(",") if one.strip())
+        except ValueError:
+            return None
 
     def __post_init__(self) -> None:
         for name in ("max_num_seqs", "max_model_len", "max_num_batched_tokens", "page_size"):
@@ -53,8 +66,12 @@ class EngineConfig:
         _require(long is None or long >= 1, "long_prefill_token_threshold", "at least 1", long)
         threshold = self.priority_preemption_threshold
         _require(threshold >= 1, "priority_preemption_threshold", "at least 1", threshold)
-        for client, weight in self.client_weights.items():
-            _require(0 < weight < math.inf, f"client_weights[{client!r}]", "above 0", weight)
+        _require(
+            self.weights is not None,
+            "client_weights",
+            "names and numbers above 0: NAME=2,OTHER=0.5",
+            self.client_weights,
+        )
         _require(self.run_ahead >= 0, "run_ahead", "0 (synchronous) or more", self.run_ahead)
         _require(
             self.max_num_seqs <= self.max_num_batched_tokens,
@@ -62,6 +79,13 @@ class EngineConfig:
             f"at least max_num_seqs ({self.max_num_seqs}), a token for each decoding sequence",
             self.max_num_batched_tokens,
         )
+
+
+def _weight(given: str) -> tuple[str, float]:
+    client, equals, weight = given.rpartition("=")
+    if not (equals and client and 0 < float(weight) < math.inf):
+        raise ValueError(given)
+    return client, float(weight)
 
 
 class ServingLimits(msgspec.Struct, frozen=True):

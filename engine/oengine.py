@@ -69,6 +69,8 @@ class oEngine:
         if not self.has_work:
             self._runner.gaps.rest()
         self._scheduler.add(sequence)
+        if sequence.awaits_mask:
+            self._masks.add(sequence)
 
     def finish(self, request_id: str) -> bool:
         """End a sequence now and free what it holds; False if it has ended already."""
@@ -82,6 +84,7 @@ class oEngine:
         if self._scheduler.preempted:
             self._preemption_log.tell(self._scheduler.take_preempted(), self._scheduler.num_running, now)
         if plan is not None:
+            _stamp(plan.admitted)
             self._in_flight.append(self._runner.dispatch(plan))
         if plan is None or len(self._in_flight) > self._run_ahead:
             outputs += self._land()
@@ -138,3 +141,10 @@ class oEngine:
         self._prompt_tokens += step.plan.num_tokens - step.plan.num_decodes
         self._generated_tokens += sum(len(output.token_ids) for output in outputs)
         return outputs
+
+
+def _stamp(admitted: list[Sequence]) -> None:
+    """Note when they were first planned; after preemption that stays."""
+    for sequence in admitted:
+        if sequence.scheduled_at is None:
+            sequence.scheduled_at = time.monotonic()

@@ -107,6 +107,7 @@ class InferenceScheduler:
         """Queue a new sequence. The caller has checked that it fits the pool alone."""
         self._arrivals += 1
         sequence.arrival = self._arrivals
+        sequence.num_charged_tokens = len(sequence.output_token_ids)
         self._waiting.add(sequence)
 
     def finish(self, request_id: str) -> bool:

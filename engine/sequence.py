@@ -54,6 +54,8 @@ class Sequence:
     """Prompt tokens whose log-probabilities, asked for, have landed; the first has none and counts."""
     awaits_mask: bool = False
     """Whether the constraint has been told a token that landed and has not answered."""
+    scheduled_at: float | None = None
+    """When a step was first planned with it, in seconds of ``time.monotonic``."""
     slot: int = -1
     pages: list[int] = field(default_factory=list)
     page_keys: list[bytes] = field(default_factory=list)

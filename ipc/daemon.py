@@ -4,6 +4,7 @@ Start-up takes the address first, so that a second daemon fails before it has lo
 early waits instead of being refused. READY follows when the model is loaded and every step compiled and run once.
 
 SIGTERM and SIGINT end it: no new work, every open request is told why, exit 0. A second signal ends it on the spot.
+SIGHUP reads the configuration again and takes over what needs no restart.
 Should a thread of driver or sockets die, the open requests are told as well, and the exit code asks for a restart.
 """
 
@@ -20,16 +21,20 @@ from typing import Any, NoReturn
 
 from rich.console import Console
 
-from engine.config import EngineConfig
 from engine.errors import ConfigurationError
 from engine.progress import Progress
 from ipc import terminal
 from ipc.addresses import checked_address, default_address
 from ipc.bell import Bell
+from ipc.configuration import Configuration
 from ipc.errors import AddressError
 from ipc.loading import Load, StartableDriver, load
+from ipc.logs import configure_logging
+from ipc.metrics_server import MetricsServer
 from ipc.server import Server
-from ipc.systemd import notify
+from ipc.settings import configs, held
+from ipc.systemd import extend_timeout, notify, notify_reloading
+from ipc.watchdog import Watchdog
 
 logger = logging.getLogger(__name__)
 
@@ -42,6 +47,10 @@ DRIVER_TIMEOUT = 3.0
 """Seconds that the driver's threads have to finish what they are at, such as a step of the device."""
 SHUTDOWN_TIMEOUT = 4.5
 """Seconds for all of the shutdown; then the process ends as it is, showing where it hung."""
+START_PATIENCE = 600.0
+"""Seconds that one function may take to compile, or one stage to begin, before systemd gives up on the start."""
+PROGRESS_LIMIT = 60.0
+"""Seconds without a step, though there is work, after which the daemon is not healthy."""
 
 
 class Interrupted(BaseException):
@@ -51,23 +60,29 @@ class Interrupted(BaseException):
 class Daemon:
     """One daemon, to be ``run`` once, in the main thread: the one that hears signals."""
 
-    def __init__(self, config: EngineConfig, address: str, console: Console, load: Load = load) -> None:
-        self._config = config
-        self._address = address
+    def __init__(self, configuration: Configuration, console: Console, load: Load = load) -> None:
+        self._configuration = configuration
+        settings = configuration.daemon
+        self._address = checked_address(settings.bind)
         self._console = console
         self._load = load
-        self._server = Server(address, on_failure=self._fail)
+        self._server = Server(self._address, on_failure=self._fail)
+        self._metrics: MetricsServer | None = None
+        if settings.metrics_port is not None:
+            self._metrics = MetricsServer(settings.metrics_host, settings.metrics_port, self.health)
         self._driver: StartableDriver | None = None
         self._ends: SimpleQueue[tuple[int, str]] = SimpleQueue()
         """Exit code and reason, from whoever has one first."""
         self._bell = Bell()
+        self._watchdog: Watchdog | None = None
         self._starting = False
         self._signalled = False
+        self._reload_asked = False
 
     def run(self) -> int:
         """Serve, and return the exit code. Raises ConfigurationError and AddressError where it cannot start."""
         why = "the daemon could not start"
-        with _handling_signals(self._on_signal, self._bell):
+        with _handling_signals(self._on_signal, self._bell, at_terminal=self._console.is_terminal):
             try:
                 self.startup()
                 code, why = self.main_loop()
@@ -82,15 +97,24 @@ class Daemon:
         """Take the address, load, start the threads, and say READY."""
         self._starting, began = True, time.monotonic()
         self._server.start()
+        if self._metrics is not None:
+            self._metrics.start()
         with terminal.start_up(self._console) as display:
-            loaded = self._load(self._config, lambda progress: _report(display, progress), self._fail)
+            loaded = self._load(self._configuration.engine, lambda progress: _report(display, progress), self._fail)
         self._driver = loaded.driver
         self._driver.start()
         self._server.open(self._driver, loaded.model, loaded.limits)
+        if self._metrics is not None and loaded.metrics is not None:
+            self._metrics.add(loaded.metrics)
         self._starting = False
         notify("STATUS=serving")
         notify("READY=1")
-        facts = {"address": self._address, "started in": f"{time.monotonic() - began:.1f} s"}
+        self._watchdog = Watchdog(lambda: loaded.driver.seconds_since_progress, self._fail)
+        self._watchdog.start()
+        facts = {"address": self._address}
+        if self._metrics is not None:
+            facts["metrics"] = f"{self._metrics.url}/metrics"
+        facts["started in"] = f"{time.monotonic() - began:.1f} s"
         connect = "" if self._address == default_address() else f" --connect {self._address}"
         facts["try"] = f'odriver complete "Once upon a time"{connect}'
         terminal.show_ready(self._console, loaded.facts | facts)
@@ -98,18 +122,38 @@ class Daemon:
     def main_loop(self) -> tuple[int, str]:
         """Wait for the end; the exit code and the reason."""
         while self._ends.empty():
+            if self._reload_asked:
+                self._reload_asked = False
+                self.reload()
             self._bell.wait()
         return self._ends.get()
+
+    def reload(self) -> None:
+        """Read the configuration again."""
+        notify_reloading()
+        self._configuration.reload()
+        notify("READY=1")
 
     def shutdown(self, why: str) -> None:
         """Tell open requests why, and close."""
         self._starting = False
         notify("STOPPING=1")
+        if self._watchdog is not None:
+            self._watchdog.stop()
         faulthandler.dump_traceback_later(SHUTDOWN_TIMEOUT, exit=True)
         if self._driver is not None:
             self._driver.stop(why, timeout=DRIVER_TIMEOUT)
         self._server.stop()
+        if self._metrics is not None:
+            self._metrics.stop()
         faulthandler.cancel_dump_traceback_later()
+
+    def health(self) -> str | None:
+        """What is wrong, as far as ``/health`` is concerned."""
+        if self._driver is None or self._starting:
+            return "starting"
+        stalled = self._driver.seconds_since_progress
+        return f"no step has landed for {stalled:.0f} s" if stalled > PROGRESS_LIMIT else None
 
     def _fail(self, why: str) -> None:
         self._ends.put((FAULT, why))
@@ -117,6 +161,9 @@ class Daemon:
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         del frame
+        if number == signal.SIGHUP:
+            self._reload_asked = True
+            return
         if self._signalled:
             os._exit(128 + number)
         self._signalled = True
@@ -125,19 +172,21 @@ class Daemon:
             raise Interrupted
 
 
-def serve(settings: Mapping[str, Any], address: str | None) -> NoReturn:
-    """Be a daemon with these fields of EngineConfig: runs it, logs why it ends, and ends this process."""
+def serve(flags: Mapping[str, Any]) -> NoReturn:
+    """Be a daemon with these options of ``odriver serve``: runs it, logs why it ends, and ends this process."""
     console = Console(stderr=True)
-    terminal.configure_logging(console)
-    code = _run(settings, address, console)
+    configure_logging(console)
+    code = _run(flags, console)
     logging.shutdown()
     # Python would wait for its threads, and one may be in a compilation or a step that nothing can interrupt.
     os._exit(code)
 
 
-def _run(settings: Mapping[str, Any], address: str | None, console: Console) -> int:
+def _run(flags: Mapping[str, Any], console: Console) -> int:
     try:
-        return Daemon(EngineConfig(**settings), checked_address(address), console).run()
+        configuration = Configuration(lambda: configs(held(flags)), console)
+        configuration.apply()
+        return Daemon(configuration, console).run()
     except (ConfigurationError, AddressError) as error:
         logger.error("%s", error)
         return MISCONFIGURED
@@ -148,14 +197,21 @@ def _run(settings: Mapping[str, Any], address: str | None, console: Console) -> 
 
 def _report(display: terminal.StartUp, progress: Progress) -> None:
     display.show(progress)
+    extend_timeout(START_PATIENCE)
     notify(f"STATUS={progress.stage}: {terminal.amount(progress)}")
 
 
 @contextmanager
-def _handling_signals(handle: Callable[[int, FrameType | None], None], bell: Bell) -> Iterator[None]:
-    """The bell rings for signals too: Python's own waits may miss one that comes as they begin."""
+def _handling_signals(
+    handle: Callable[[int, FrameType | None], None], bell: Bell, *, at_terminal: bool
+) -> Iterator[None]:
+    """The bell rings for signals too: Python's own waits may miss one that comes as they begin.
+
+    At a terminal SIGHUP says that the terminal is gone, and does what it did.
+    """
     wakeup = signal.set_wakeup_fd(bell.rope)
-    previous = {number: signal.signal(number, handle) for number in (signal.SIGTERM, signal.SIGINT)}
+    numbers = (signal.SIGTERM, signal.SIGINT) if at_terminal else (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+    previous = {number: signal.signal(number, handle) for number in numbers}
     try:
         yield
     finally:

@@ -5,6 +5,7 @@ OdriverError
         AddressInUse    another process listens there
     ConnectFailed       no daemon answered there, or it refused us
     ConnectionLost      the daemon went away, or the client was closed, with the request open
+        ResumeFailed    the one that came back cannot go on with it
     RequestFailed       the daemon's answer to one request: a code and a message
 """
 
@@ -34,6 +35,10 @@ class ConnectFailed(OdriverError):
 
 class ConnectionLost(OdriverError):
     """The connection ended while a request was open; what it had sent until then is all there is."""
+
+
+class ResumeFailed(ConnectionLost):
+    """The daemon that came back cannot go on with the request; the message says what is not as it was."""
 
 
 class RequestFailed(OdriverError):

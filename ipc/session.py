@@ -6,18 +6,16 @@ from collections.abc import Iterator
 import zmq
 from zmq.utils.monitor import recv_monitor_message
 
+from ipc.call import Answer
 from ipc.messages import (
     PING_INTERVAL,
     PROTOCOL_VERSION,
     SILENCE_LIMIT,
-    Done,
     Error,
     Hello,
     MessageError,
     Ping,
     ServerMessage,
-    StatusReply,
-    Token,
     Welcome,
     decode_server_message,
     encode,
@@ -26,8 +24,8 @@ from ipc.messages import (
 LINGER = 1000
 """Milliseconds that the last aborts have to leave when the socket closes."""
 
-Answer = Token | Done | Error | StatusReply
-"""What a call may hear."""
+LONGEST_KNOCK = 1000
+"""Milliseconds between attempts to reach a daemon; the first follow each other sooner."""
 
 _EVENTS = zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED
 _HELLO = encode(Hello(PROTOCOL_VERSION))
@@ -57,6 +55,7 @@ class Session:
         self._dealer.setsockopt(zmq.SNDHWM, 0)  # what one asks for is in one's own memory anyway,
         self._dealer.setsockopt(zmq.RCVHWM, 0)  # and what one gets had better leave the daemon's
         self._dealer.setsockopt(zmq.IPV6, 1 if "[" in address else 0)
+        self._dealer.setsockopt(zmq.RECONNECT_IVL_MAX, LONGEST_KNOCK)
         self._monitor = self._dealer.get_monitor_socket(_EVENTS)
         self._dealer.connect(address)
         poller.register(self._dealer, zmq.POLLIN)
@@ -82,7 +81,12 @@ class Session:
             self.lost = f"the daemon at {self._address} went away"
 
     def keep_alive(self, now: float) -> None:
-        """Ping if it is time, and see whether the last ones were answered."""
+        """Ping if it is time, and see whether the last ones were answered; what has arrived is to be received first.
+
+        If it has long been time, it is we who were frozen or starved, and the daemon's silence does not count.
+        """
+        if now - self.next_ping > PING_INTERVAL:
+            self._heard_at = now
         if now - self._heard_at > SILENCE_LIMIT:
             self.lost = f"the daemon at {self._address} has not answered for {SILENCE_LIMIT:g} s"
         elif now >= self.next_ping:

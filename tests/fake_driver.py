@@ -36,6 +36,7 @@ class FakeDriver:
         self.aborted: SimpleQueue[str] = SimpleQueue()
         self.refusal: DriverError | None = None
         self.open: dict[str, ActiveRequest] = {}
+        self.seconds_since_progress = 0.0
 
     def submit_request(self, request: ActiveRequest) -> None:
         self.submitted.append(request)
@@ -83,12 +84,12 @@ class FakeDriver:
 
 
 @contextmanager
-def serving(address: str, driver: Driver) -> Iterator[Server]:
+def serving(address: str, driver: Driver, model: str = "parrot") -> Iterator[Server]:
     """A server for the time of a with statement; it has not failed at its end."""
     failures: SimpleQueue[str] = SimpleQueue()
     server = Server(address, on_failure=failures.put)
     server.start()
-    server.open(driver, model="parrot", limits=LIMITS)
+    server.open(driver, model=model, limits=LIMITS)
     try:
         yield server
     finally:

@@ -253,7 +253,7 @@ def test_a_refused_request_raises_its_code_and_message(client: Client, driver: F
 def test_a_message_too_long_is_refused_before_it_is_sent(client: Client, driver: FakeDriver) -> None:
     """The limit is the one that the daemon told."""
     with pytest.raises(RequestFailed, match=str(MAX_MESSAGE_BYTES)) as failure:
-        client.generate("x" * MAX_MESSAGE_BYTES)
+        client.complete("x" * MAX_MESSAGE_BYTES)
 
     assert failure.value.code == "message_too_long"
     assert not driver.open
@@ -393,6 +393,29 @@ def test_a_daemon_that_hangs_is_noticed(router: Router, address: str, monkeypatc
             client.complete("x")
 
 
+def test_a_client_that_was_frozen_does_not_blame_the_daemon(router: Router, address: str) -> None:
+    """After a pause of its own it pings, and takes the daemon for lost only if that goes unanswered for as long as ever."""
+    with zmq.Context() as context:
+        poller = zmq.Poller()
+        frozen = session.Session(context, address, poller)
+        while not frozen.reached and poller.poll(PATIENCE * 1000):
+            list(frozen.receive(now=0.0))
+        router.welcome()
+        while frozen.welcome is None and poller.poll(PATIENCE * 1000):
+            list(frozen.receive(now=0.0))
+
+        frozen.keep_alive(now=600.0)
+        assert frozen.lost is None
+        assert router.hear() == Ping()
+        for now in (605.0, 610.0, 615.0, 620.0, 625.0, 630.0):
+            frozen.keep_alive(now)
+        assert frozen.lost is None
+
+        frozen.keep_alive(now=635.0)
+        assert "has not answered" in frozen.lost
+        frozen.close()
+
+
 def test_an_idle_client_pings(router: Router, address: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The daemon need not take it for lost."""
     monkeypatch.setattr(session, "PING_INTERVAL", 0.05)
@@ -488,7 +511,8 @@ def run_python(code: str, *arguments: str) -> str:
 
 def test_the_client_loads_nothing_heavy() -> None:
     """A program that only asks needs neither jax nor transformers nor numpy."""
-    loaded = run_python("import sys, ipc.client; print(*sorted({name.split('.')[0] for name in sys.modules}))").split()
+    code = "import sys, ipc.async_client, ipc.client; print(*sorted({name.split('.')[0] for name in sys.modules}))"
+    loaded = run_python(code).split()
 
     assert not {"jax", "flax", "transformers", "tokenizers", "numpy", "rich"} & set(loaded)
 
