@@ -311,7 +311,8 @@ class InferenceScheduler:
         assert self._running, "a sequence alone finds room, or was refused"
         victim, cause = self._running.least_important(), Cause.PRIORITY
         if victim.params.priority - head.params.priority < self._threshold:
-            largest = self._running.over_its_share(head.client) if self._fair else None
+            ran_before = head.num_prefill_tokens > 0
+            largest = self._running.over_its_share(head.client) if self._fair and not ran_before else None
             if largest is None or largest.params.priority < head.params.priority:
                 return False
             victim, cause = largest, Cause.FAIRNESS
@@ -359,7 +360,10 @@ class InferenceScheduler:
         self._release(sequence)
         sequence.status = SequenceStatus.WAITING
         sequence.num_computed_tokens = 0
-        self._waiting.add_preempted(sequence, before_all=cause is not Cause.FAIRNESS)
+        # What yields to its equal is not to come before it.
+        head = self._waiting.head() if cause is Cause.FAIRNESS else None
+        to_equal = head is not None and head.params.priority == sequence.params.priority
+        self._waiting.add_preempted(sequence, before_all=not to_equal)
         if cause is Cause.PAGES:
             self._reserve.tighten()
         self.preempted.append(event)
