@@ -7,6 +7,7 @@ OdriverError
     ConnectionLost      the daemon went away, or the client was closed, with the request open
         ResumeFailed    the one that came back cannot go on with it
     RequestFailed       the daemon's answer to one request: a code and a message
+    BatchError          a batch's input or output cannot be read, written or told apart
 """
 
 from typing import Self
@@ -48,3 +49,7 @@ class RequestFailed(OdriverError):
         super().__init__(message)
         self.code = code
         self.message = message
+
+
+class BatchError(OdriverError):
+    """The files of a batch are not what they should be; the message says where and what to do."""
