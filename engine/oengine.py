@@ -23,6 +23,7 @@ from engine.compilations import num_compilations
 from engine.config import EngineStats, ServingLimits
 from engine.errors import StepFailed
 from engine.plan import NextIterationPlan, StepResult
+from engine.preemption import PreemptionLog
 from engine.runner import PendingStep, eSurgeRunner
 from engine.sampler import NO_TOKEN
 from engine.scheduler import InferenceScheduler
@@ -60,6 +61,7 @@ class oEngine:
         self._in_flight: deque[PendingStep] = deque()
         self._masks = AwaitedMasks()
         self._failures_in_a_row = 0
+        self._preemption_log = PreemptionLog(pages.num_total, scheduler.page_size)
         self.start_counting()
 
     def start_counting(self) -> None:
@@ -107,7 +109,10 @@ class oEngine:
         Raises StepFailed where one after the other has failed.
         """
         outputs = self._resume()
-        plan = self._scheduler.plan()
+        now = time.monotonic()
+        plan = self._scheduler.plan(now)
+        if self._scheduler.preempted:
+            self._preemption_log.tell(self._scheduler.take_preempted(), self._scheduler.num_running, now)
         if plan is not None:
             _stamp(plan.admitted)
             self._in_flight.append(self._runner.dispatch(plan))
@@ -128,12 +133,19 @@ class oEngine:
             waiting=self._scheduler.num_waiting,
             pages_total=self._pages.num_total,
             pages_free=self._pages.num_free,
-            pages_cached=self._pages.num_total - self._pages.num_free - self._pages.num_owned,
+            pages_cached=self._pages.num_cached,
             pages_owned=self._pages.num_owned,
             steps=self._steps,
             prompt_tokens=self._prompt_tokens,
             generated_tokens=self._generated_tokens,
-            preemptions=self._scheduler.preemptions,
+            preemptions=self._scheduler.preemptions.total(),
+            preemptions_by_cause=dict(self._scheduler.preemptions),
+            waiting_tokens=self._scheduler.num_waiting_tokens,
+            prefix_cache_queries=self._scheduler.tokens_looked_up,
+            prefix_cache_hits=self._scheduler.tokens_found,
+            page_evictions=self._pages.cache.evictions,
+            page_lifetime_seconds_sum=self._pages.cache.lifetime_seconds,
+            page_idle_seconds_sum=self._pages.cache.idle_seconds,
             failed_steps=self._failed_steps,
             failed_rows=self._failed_rows,
             step_gap_seconds_sum=self._runner.gaps.seconds,
@@ -170,11 +182,14 @@ class oEngine:
         return outputs
 
     def _fail_rows(self, plan: NextIterationPlan, result: StepResult) -> list[SequenceOutput]:
-        """End the sequences whose logits were not finite."""
+        """End the sequences whose logits were not finite, and keep nothing of what their pages hold."""
         if min(result.token_ids) > NO_TOKEN:
             return []
         rows = [row for row, token_id in enumerate(result.token_ids) if token_id == NO_TOKEN]
-        outputs = self._fail([plan.sequences[row] for row in rows], NOT_FINITE)
+        spoilt = [plan.sequences[row] for row in rows]
+        pages = [page for sequence in spoilt for page in sequence.pages]
+        outputs = self._fail(spoilt, NOT_FINITE)
+        self._pages.forget(pages)
         self._failed_rows += len(outputs)
         for output in outputs:
             logger.error("request %s ends: %s", output.request_id, NOT_FINITE)

@@ -34,11 +34,18 @@ class AsyncClient:
     default. ``timeout`` is how many seconds a daemon has to answer when it is connected to; one that is just starting
     is waited for as long. Raises AddressError at once; awaiting raises ConnectFailed if no daemon answers. A request
     that a daemon has accepted may take its time: it ends with an answer, or with ConnectionLost when the daemon goes
-    away or hangs. The next request after that connects anew.
+    away or hangs. The next request after that connects anew. ``resume`` is as in ``Client``.
     """
 
-    def __init__(self, address: str | None = None, timeout: float = 10.0) -> None:
-        self._connection = Connection(checked_address(address), timeout)
+    def __init__(
+        self,
+        address: str | None = None,
+        timeout: float = 10.0,
+        *,
+        resume: bool = False,
+        resume_timeout: float = 300.0,
+    ) -> None:
+        self._connection = Connection(checked_address(address), timeout, resume_timeout if resume else None)
         self._finalizer = weakref.finalize(self, self._connection.close)
         self._doorways: dict[asyncio.AbstractEventLoop, _Doorway] = {}
 

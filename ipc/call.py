@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 from ipc.errors import OdriverError
 from ipc.messages import Done, Error, StatusReply, Token, Welcome
+from ipc.resumption import Resumption
 
 Answer = Token | Done | Error | StatusReply
 """What the daemon says to a call."""
@@ -16,9 +17,15 @@ Put = Callable[[Outcome], None]
 class Call:
     """Outcomes come in order, and there is always a last: an answer that ends it, an error, or None."""
 
-    def __init__(self, request_id: str, frame: bytes, put: Put, deadline: float) -> None:
+    def __init__(
+        self, request_id: str, frame: bytes, put: Put, deadline: float, resumption: Resumption | None = None
+    ) -> None:
         self.request_id = request_id
         self.frame = frame
         self.put = put
         self.deadline = deadline
         """When to give up, as long as there is no daemon to send it to."""
+        self.not_before = 0.0
+        """When to send it, the earliest."""
+        self.resumption = resumption
+        """Where it is to be resumed, should it be lost."""

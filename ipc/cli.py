@@ -46,9 +46,16 @@ def _parser() -> argparse.ArgumentParser:
     for name, add_arguments, run, what in (
         ("serve", settings.add_arguments, _serve, "run the daemon"),
         ("config", _config_arguments, _config, "show what holds for a daemon started like this, and whence"),
+        (
+            "install-service",
+            _install_service_arguments,
+            _install_service,
+            "have systemd run a daemon with these settings",
+        ),
         ("complete", _complete_arguments, _complete, "continue a text"),
         ("chat", _chat_arguments, _chat, "talk with the model"),
         ("status", _status_arguments, _status, "show how the daemon is"),
+        ("batch", _batch_arguments, _batch, "answer a file of requests, and again only what is missing"),
         ("bench", _bench_arguments, _bench, "put a load on the daemon and time its answers"),
         ("profile", _profile_arguments, _profile, "have the daemon trace what its device and host do"),
     ):
@@ -66,6 +73,13 @@ def _config_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", default=False, help="as JSON instead of a table")
 
 
+def _install_service_arguments(parser: argparse.ArgumentParser) -> None:
+    settings.add_setting_arguments(parser)
+    parser.add_argument(
+        "--print", action="store_true", default=False, help="show what would be written, and write nothing"
+    )
+
+
 def _complete_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("prompt", nargs="?", default=None, metavar="PROMPT", help="the text to continue (default: what stdin says)")
@@ -81,6 +95,25 @@ def _chat_arguments(parser: argparse.ArgumentParser) -> None:
 def _status_arguments(parser: argparse.ArgumentParser) -> None:
     _connect_argument(parser)
     parser.add_argument("--json", action="store_true", default=False, help="as JSON instead of a table")
+
+
+def _batch_arguments(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("source", type=Path, metavar="IN", help="requests, one a line: as OpenAI's batches have them, or plainly")
+    add(
+        "target",
+        type=Path,
+        metavar="OUT",
+        help="results, as OpenAI's batches have them; what it has is not asked again",
+    )
+    _connect_argument(parser)
+    add("--max-concurrency", type=_count, metavar="N", help="requests that are open at once (default: 128)")
+    add(
+        "--resume-timeout",
+        type=float,
+        metavar="F",
+        help="seconds to wait for a daemon that has gone to come back (default: 300)",
+    )
 
 
 def _bench_arguments(parser: argparse.ArgumentParser) -> None:
@@ -118,7 +151,7 @@ def _profile_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _connect_argument(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--connect", metavar="ADDR", help="where the daemon listens (default: where it does by default)"
+        "--connect", metavar="ADDR", help="where the daemon listens (default: the `bind` that `odriver config` shows)"
     )
 
 
@@ -138,6 +171,14 @@ def _config(options: dict[str, Any]) -> int:
         from ipc import terminal
 
         terminal.show_settings(found)
+    return 0
+
+
+def _install_service(options: dict[str, Any]) -> int:
+    from ipc.install_service import install
+
+    show = options.pop("print")
+    install(options, show=show)
     return 0
 
 
@@ -169,6 +210,12 @@ def _status(options: dict[str, Any]) -> int:
     return 0
 
 
+def _batch(options: dict[str, Any]) -> int:
+    from ipc import batch
+
+    return batch.run(options.pop("source"), options.pop("target"), _listening(options), **options)
+
+
 def _bench(options: dict[str, Any]) -> int:
     from ipc import bench
     from ipc.load import Load
@@ -192,10 +239,21 @@ def _profile(options: dict[str, Any]) -> int:
 
 def _connected(options: dict[str, Any]) -> Client:
     """A client; unlike one made by a program, it does not wait for a daemon that is not there yet."""
-    address = checked_address(options.pop("connect", None))
+    return Client(_listening(options))
+
+
+def _listening(options: dict[str, Any]) -> str:
+    """The address that is asked for, where somebody listens."""
+    address = checked_address(options.pop("connect", None) or settings.held({})["bind"].value)
     if not anyone_listens(address):
         raise ConnectFailed.nobody(address)
-    return Client(address)
+    return address
+
+
+def _count(text: str) -> int:
+    if not text.isdecimal() or int(text) == 0:
+        raise argparse.ArgumentTypeError(f"must be a number of 1 or more, not {text!r}")
+    return int(text)
 
 
 def _read_prompt() -> str:

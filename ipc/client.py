@@ -19,7 +19,7 @@ from ipc.addresses import checked_address
 from ipc.call import Call, Outcome, Put
 from ipc.completion import Choice, Completion, Message, Piece, TokenLogprobs, piece_of, whole
 from ipc.connection import Connection
-from ipc.errors import AddressError, ConnectFailed, ConnectionLost, OdriverError, RequestFailed
+from ipc.errors import AddressError, ConnectFailed, ConnectionLost, OdriverError, RequestFailed, ResumeFailed
 from ipc.messages import Done, Logprob, StatusReply, Token, Usage, Welcome
 
 __all__ = [
@@ -34,6 +34,7 @@ __all__ = [
     "OdriverError",
     "Piece",
     "RequestFailed",
+    "ResumeFailed",
     "Stream",
     "TokenLogprobs",
     "Usage",
@@ -47,10 +48,22 @@ class Client:
     answer when it is connected to; one that is just starting is waited for as long. Raises AddressError, and
     ConnectFailed if none answers. A request that a daemon has accepted may take its time: it ends with an answer, or
     with ConnectionLost when the daemon goes away or hangs. The next request after that connects anew.
+
+    With ``resume``, a completion that is cut off, or was begun meanwhile, waits until a daemon is there again, and goes on
+    behind what it has, no token lost and none twice; a seed is drawn for it if it has none. ConnectionLost comes only if
+    nothing new has come ``resume_timeout`` seconds after it was cut off, and ResumeFailed if another model is served then.
+    ``timeout_s`` runs on meanwhile. Messages of the logger ``ipc`` tell of it.
     """
 
-    def __init__(self, address: str | None = None, timeout: float = 10.0) -> None:
-        self._connection = Connection(checked_address(address), timeout)
+    def __init__(
+        self,
+        address: str | None = None,
+        timeout: float = 10.0,
+        *,
+        resume: bool = False,
+        resume_timeout: float = 300.0,
+    ) -> None:
+        self._connection = Connection(checked_address(address), timeout, resume_timeout if resume else None)
         self._finalizer = weakref.finalize(self, self._connection.close)
         try:
             _outcome_of(self._connection.connect)

@@ -24,6 +24,9 @@ from ipc.messages import (
 LINGER = 1000
 """Milliseconds that the last aborts have to leave when the socket closes."""
 
+LONGEST_KNOCK = 1000
+"""Milliseconds between attempts to reach a daemon; the first follow each other sooner."""
+
 _EVENTS = zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED
 _HELLO = encode(Hello(PROTOCOL_VERSION))
 _PING = encode(Ping())
@@ -52,6 +55,7 @@ class Session:
         self._dealer.setsockopt(zmq.SNDHWM, 0)  # what one asks for is in one's own memory anyway,
         self._dealer.setsockopt(zmq.RCVHWM, 0)  # and what one gets had better leave the daemon's
         self._dealer.setsockopt(zmq.IPV6, 1 if "[" in address else 0)
+        self._dealer.setsockopt(zmq.RECONNECT_IVL_MAX, LONGEST_KNOCK)
         self._monitor = self._dealer.get_monitor_socket(_EVENTS)
         self._dealer.connect(address)
         poller.register(self._dealer, zmq.POLLIN)

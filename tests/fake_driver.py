@@ -84,12 +84,12 @@ class FakeDriver:
 
 
 @contextmanager
-def serving(address: str, driver: Driver) -> Iterator[Server]:
+def serving(address: str, driver: Driver, model: str = "parrot") -> Iterator[Server]:
     """A server for the time of a with statement; it has not failed at its end."""
     failures: SimpleQueue[str] = SimpleQueue()
     server = Server(address, on_failure=failures.put)
     server.start()
-    server.open(driver, model="parrot", limits=LIMITS)
+    server.open(driver, model=model, limits=LIMITS)
     try:
         yield server
     finally:
