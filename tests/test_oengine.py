@@ -45,8 +45,8 @@ class LateRunner:
     Its pages hold token ids, and a row's next token follows from what its pages hold, so whatever is written to a wrong
     place, read from one, or changed under a step in flight, comes out as a wrong token.
 
-    ``fault`` is what the next step to be dispatched ("refused") or collected ("lost") will meet, and spoils all memory;
-    "nan" spoils one row of the next to be collected.
+    ``fault`` is what the next step to be dispatched ("refused") or collected ("lost") will meet, after which all
+    memory is spoilt; "nan" spoils one row of the next to be collected.
     """
 
     def __init__(self, *, num_pages, page_size, max_num_seqs, max_model_len):
@@ -73,6 +73,7 @@ class LateRunner:
     def collect(self, step):
         """Now compute the oldest step."""
         if step.failure is not None or self._met("lost", step.plan.sequences):
+            self._pages[:], self._last_token[:] = 77, 7
             raise StepFailed("lost")
         ids = self._run(*self._queue.popleft())[: step.plan.num_rows]
         if self._met("nan", step.plan.sequences[-1:]):
@@ -88,8 +89,6 @@ class LateRunner:
         if self.fault != fault:
             return False
         self.fault, self.spoilt = None, [sequence.request_id for sequence in sequences]
-        if fault != "nan":
-            self._pages[:], self._last_token[:] = 77, 7
         return True
 
     def _run(self, layout, packed):
