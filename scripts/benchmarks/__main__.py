@@ -11,6 +11,7 @@ from rich.console import Console
 
 from engine.build import DEMO_MODEL
 from scripts.benchmarks import simulate
+from scripts.benchmarks.chaos import ChaosFailed, measure_chaos
 from scripts.benchmarks.child import ChildFailed
 from scripts.benchmarks.daemon import DaemonFailed
 from scripts.benchmarks.fairness import measure_fairness
@@ -62,7 +63,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for figure in options.measure(options):
             figures.append(figure)
             console.print(f"  {figure.benchmark}: {figure.name}: {figure.value:,.4g} {figure.unit}", highlight=False)
-    except (ChildFailed, DaemonFailed) as error:
+    except (ChaosFailed, ChildFailed, DaemonFailed) as error:
         print(f"scripts/bench: {error}", file=sys.stderr)
         return 1
     show(figures, console)
@@ -107,6 +108,7 @@ def _parser() -> argparse.ArgumentParser:
         ("sampling", _sampling, "what each variant of sampling costs a step of 64 rows, beside greedy"),
         ("grammar", _grammar, "what one row that follows a schema costs 63 others"),
         ("startup", _startup, "from the process's start to READY, with an empty compilation cache and a full one"),
+        ("chaos", _chaos, "daemon, clients and batches killed at random points, and that nobody can tell"),
         ("limits", _limits, "how fast this machine reads memory and multiplies matrices"),
         ("fairness", _fairness, "what a client's short prompts wait for beside another's flood of long ones"),
         (
@@ -137,6 +139,10 @@ def _add_arguments(command: argparse.ArgumentParser, name: str) -> None:
     add("--repeat", type=int, default=3, metavar="N", help="runs of each measurement (default: 3)")
     if name in TOTALS:
         add("--requests", type=int, default=TOTALS[name], metavar="N", help=f"in all (default: {TOTALS[name]:,})")
+    if name == "chaos":
+        add("--minutes", type=float, default=3, metavar="F", help="how long, at least (default: 3)")
+        add("--seed", type=int, default=0, metavar="N", help="draws the points to kill at (default: 0)")
+        return
     if name in ("host", "sampling", "simulate"):
         return
     if name == "fairness":
@@ -208,6 +214,10 @@ def _grammar(options: argparse.Namespace) -> Iterator[Figure]:
 def _startup(options: argparse.Namespace) -> Iterator[Figure]:
     for model in _models(options):
         yield from measure_startup(model, model_directory(model), shlex.split(options.settings), options.repeat)
+
+
+def _chaos(options: argparse.Namespace) -> Iterator[Figure]:
+    yield from measure_chaos(60 * options.minutes, seed=options.seed)
 
 
 def _limits(options: argparse.Namespace) -> Iterator[Figure]:
