@@ -14,6 +14,7 @@ from driver.errors import DriverError
 from driver.request import ActiveRequest, ReturnSample
 from ipc import messages
 from ipc.messages import (
+    PING_INTERVAL,
     PROTOCOL_VERSION,
     SILENCE_LIMIT,
     Abort,
@@ -74,6 +75,7 @@ class Clients:
         self._outbox = outbox
         self._post = send
         self._clients: dict[bytes, _Client] = {}
+        self._judged_at = 0.0
 
     def __len__(self) -> int:
         return len(self._clients)
@@ -109,9 +111,16 @@ class Clients:
             self._send(reply.identity, message)
 
     def drop_silent(self, now: float) -> None:
-        """Takes those for lost that have not been heard of for SILENCE_LIMIT."""
+        """Takes those for lost that have not been heard of for SILENCE_LIMIT; to be called at least every PING_INTERVAL.
+
+        If it was not, it is we who were frozen or starved, and nobody's silence counts from before.
+        """
+        absent = now - self._judged_at > 2 * PING_INTERVAL
+        self._judged_at = now
         for identity, client in list(self._clients.items()):
-            if now - client.heard_at > SILENCE_LIMIT:
+            if absent:
+                client.heard_at = now
+            elif now - client.heard_at > SILENCE_LIMIT:
                 self._drop(identity, f"silent for {SILENCE_LIMIT:g} s")
 
     def _answer(self, identity: bytes, message: ClientMessage, now: float) -> None:

@@ -82,7 +82,12 @@ class Session:
             self.lost = f"the daemon at {self._address} went away"
 
     def keep_alive(self, now: float) -> None:
-        """Ping if it is time, and see whether the last ones were answered."""
+        """Ping if it is time, and see whether the last ones were answered; what has arrived is to be received first.
+
+        If it has long been time, it is we who were frozen or starved, and the daemon's silence does not count.
+        """
+        if now - self.next_ping > PING_INTERVAL:
+            self._heard_at = now
         if now - self._heard_at > SILENCE_LIMIT:
             self.lost = f"the daemon at {self._address} has not answered for {SILENCE_LIMIT:g} s"
         elif now >= self.next_ping:

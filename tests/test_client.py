@@ -393,6 +393,29 @@ def test_a_daemon_that_hangs_is_noticed(router: Router, address: str, monkeypatc
             client.complete("x")
 
 
+def test_a_client_that_was_frozen_does_not_blame_the_daemon(router: Router, address: str) -> None:
+    """After a pause of its own it pings, and takes the daemon for lost only if that goes unanswered for as long as ever."""
+    with zmq.Context() as context:
+        poller = zmq.Poller()
+        frozen = session.Session(context, address, poller)
+        while not frozen.reached and poller.poll(PATIENCE * 1000):
+            list(frozen.receive(now=0.0))
+        router.welcome()
+        while frozen.welcome is None and poller.poll(PATIENCE * 1000):
+            list(frozen.receive(now=0.0))
+
+        frozen.keep_alive(now=600.0)
+        assert frozen.lost is None
+        assert router.hear() == Ping()
+        for now in (605.0, 610.0, 615.0, 620.0, 625.0, 630.0):
+            frozen.keep_alive(now)
+        assert frozen.lost is None
+
+        frozen.keep_alive(now=635.0)
+        assert "has not answered" in frozen.lost
+        frozen.close()
+
+
 def test_an_idle_client_pings(router: Router, address: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The daemon need not take it for lost."""
     monkeypatch.setattr(session, "PING_INTERVAL", 0.05)

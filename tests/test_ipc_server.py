@@ -391,23 +391,45 @@ def test_a_second_hello_begins_anew(client: RawClient, driver: FakeDriver) -> No
     assert_served(client)
 
 
-def test_a_silent_client_is_taken_for_lost() -> None:
-    """Who has said nothing for SILENCE_LIMIT loses its requests; who pings does not."""
+def build_clients() -> tuple[Clients, FakeDriver, list[tuple[bytes, object]]]:
+    """Two clients, "silent" and "pinging", that each have a request open since 0.0; what they are sent."""
     driver, sent = FakeDriver(), []
-    outbox = Outbox(Bell())
     welcome = Welcome(PROTOCOL_VERSION, "parrot", 256, 257, MAX_MESSAGE_BYTES)
-    clients = Clients(driver, welcome, outbox, lambda identity, message: sent.append((identity, message)))
+    clients = Clients(driver, welcome, Outbox(Bell()), lambda identity, message: sent.append((identity, message)))
     for identity in (b"silent", b"pinging"):
         clients.hear(identity, [encode(Hello(PROTOCOL_VERSION))], now=0.0)
         clients.hear(identity, [encode(Generate("a", prompt=[1]))], now=0.0)
-    clients.hear(b"pinging", [encode(Ping())], now=SILENCE_LIMIT)
+    return clients, driver, sent
 
-    clients.drop_silent(now=SILENCE_LIMIT + 1)
+
+def test_a_silent_client_is_taken_for_lost() -> None:
+    """Who has said nothing for SILENCE_LIMIT loses its requests; who pings does not."""
+    clients, driver, sent = build_clients()
+
+    for now in range(0, int(SILENCE_LIMIT) + 6, 5):
+        clients.hear(b"pinging", [encode(Ping())], now)
+        clients.drop_silent(now)
 
     assert len(clients) == 1
     assert driver.aborted.get_nowait() == f"{b'silent'.hex()}:a"
     assert driver.aborted.empty()
     assert sent[-1] == (b"pinging", Pong())
+
+
+def test_a_server_that_was_frozen_takes_nobody_for_lost() -> None:
+    """After a pause of its own it gives everyone as long as ever to say something, and only then drops the silent."""
+    clients, driver, _ = build_clients()
+    clients.drop_silent(now=0.0)
+
+    for now in range(600, 600 + int(SILENCE_LIMIT), 5):
+        clients.drop_silent(now)
+    assert len(clients) == 2
+
+    clients.hear(b"pinging", [encode(Ping())], now=630.0)
+    for now in (630.0, 635.0):
+        clients.drop_silent(now)
+    assert len(clients) == 1
+    assert driver.aborted.get_nowait() == f"{b'silent'.hex()}:a"
 
 
 def test_late_samples_do_not_reach_a_new_request_of_the_same_id() -> None:
