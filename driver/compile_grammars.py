@@ -55,4 +55,7 @@ class CompileGrammars:
                 return
             for sequence, constraint in zip(admit.sequences, constraints, strict=True):
                 sequence.constraint = constraint
+                if sequence.output_token_ids:
+                    constraint.replay(sequence.output_token_ids)
+                    sequence.awaits_mask = True
         self._post(admit)

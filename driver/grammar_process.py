@@ -29,10 +29,10 @@ from driver.grammar_protocol import (
     MAX_SEQUENCES,
     MEMORY_BYTES,
     READY,
-    TOKEN,
     TOKEN_SECONDS,
     GrammarJob,
     TokenizerDefinition,
+    unpack_tokens,
 )
 
 MAX_ERROR = 500
@@ -77,9 +77,9 @@ class Grammar:
         if not any(self.first_mask):
             raise GrammarError("it allows no text but the empty one")
 
-    def advance(self, token_id: int) -> bytes | None:
-        """The mask after one more token; None where the text is complete and nothing but its end may follow."""
-        self._matcher.consume_token(token_id)
+    def advance(self, token_ids: list[int]) -> bytes | None:
+        """The mask after more tokens; None where the text is complete and nothing but its end may follow."""
+        self._matcher.consume_tokens(token_ids)
         _check(self._matcher)
         if self._matcher.is_stopped():
             return None
@@ -135,14 +135,14 @@ def _one_for_each(connections: list[socket.socket]) -> socket.socket:
 
 
 def _follow(connection: socket.socket, grammar: Grammar) -> None:
-    while message := connection.recv(TOKEN.size):
-        connection.send(_answer(grammar, *TOKEN.unpack(message)))
+    while message := connection.recv(MAX_MESSAGE):
+        connection.send(_answer(grammar, unpack_tokens(message)))
 
 
-def _answer(grammar: Grammar, token_id: int) -> bytes:
+def _answer(grammar: Grammar, token_ids: list[int]) -> bytes:
     try:
         with _time_limit(TOKEN_SECONDS):
-            mask = grammar.advance(token_id)
+            mask = grammar.advance(token_ids)
     except GrammarError as error:
         return ERROR + str(error).encode()
     return COMPLETE if mask is None else GO + mask

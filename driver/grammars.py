@@ -19,9 +19,10 @@ from driver.grammar_protocol import (
     MAX_MESSAGE,
     MEMORY_BYTES,
     READY,
-    TOKEN,
     TOKEN_SECONDS,
+    TOKENS_AT_ONCE,
     TokenizerDefinition,
+    pack_tokens,
 )
 from driver.tokenizer import Tokenizer
 from engine.config import ServingLimits
@@ -173,8 +174,14 @@ class GrammarConstraint:
 
     def advance(self, token_id: int) -> None:
         """One more token; returns at once. If nobody is there to read it, ``hear`` will tell."""
-        with suppress(ConnectionError):
-            self._connection.send(TOKEN.pack(token_id), socket.MSG_DONTWAIT)
+        self._tell([token_id])
+
+    def replay(self, token_ids: list[int]) -> None:
+        """Tokens that an earlier request has got; waits for all answers but the last, which is heard as any other's."""
+        last = (len(token_ids) - 1) // TOKENS_AT_ONCE * TOKENS_AT_ONCE
+        for start in range(0, last, TOKENS_AT_ONCE):
+            self.ask(pack_tokens(token_ids[start : start + TOKENS_AT_ONCE]))
+        self._tell(token_ids[last:])
 
     def hear(self) -> bool:
         """Whether the answer to the last token has come; returns at once."""
@@ -198,6 +205,10 @@ class GrammarConstraint:
     def fileno(self) -> int:
         """Readable when the answer is there."""
         return self._connection.fileno()
+
+    def _tell(self, token_ids: list[int]) -> None:
+        with suppress(ConnectionError):
+            self._connection.send(pack_tokens(token_ids), socket.MSG_DONTWAIT)
 
     def hang_up(self) -> None:
         """End the process behind it; from another thread, too."""

@@ -1,7 +1,7 @@
 """What the driver's threads say to each other, a struct per message.
 
 To the execution thread (its inbox holds any number, so that nobody who tells it something ever waits):
-Admit, Abort, Finished, Profile, Compiled, Stop. To the summary thread (few at a time; only the execution thread puts):
+Admit, Abort, Finished, Sleep, Wake, Profile, Compiled, Stop. To the summary thread (few at a time; only the execution thread puts):
 Opened, Landed, Ended. One queue carries the opening of a request, its tokens and its end, so they cannot overtake each other.
 """
 
@@ -15,17 +15,24 @@ from engine.sequence import Sequence, SequenceOutput
 
 
 class Opened(msgspec.Struct, frozen=True):
-    """Outputs of this request's sequences may follow. ``prompt_tail`` are the last prompt tokens, for the detokenizer."""
+    """Outputs of this request's sequences may follow. ``prompt_tail`` are the last prompt tokens, for the detokenizer.
+
+    ``resumed`` are the outputs that the client has already, with their finish reason where they are whole.
+    """
 
     request: OpenRequest
     prompt_tail: list[int]
     num_prompt_tokens: int
     params: SamplingParams
     stop_regexes: list[StopRegex] = []
+    resumed: list[SequenceOutput] = []
 
 
 class Admit(msgspec.Struct, frozen=True):
-    """Serve these sequences, one for each sample; ``opened`` goes on to the summary thread ahead of their first output."""
+    """Serve these sequences, one for each sample that is not whole yet.
+
+    ``opened`` goes on to the summary thread ahead of their first output.
+    """
 
     sequences: list[Sequence]
     opened: Opened
@@ -41,6 +48,21 @@ class Finished(msgspec.Struct, frozen=True):
     """This sequence has ended by what it says: a stop string was found, or a loop."""
 
     sequence_id: str
+
+
+class Sleep(msgspec.Struct, eq=False):
+    """Give the pages' memory back, as no request is open, unless the driver was woken meanwhile; tell the channel."""
+
+    request_id: str
+    channel: ReturnChannel
+    cancelled: bool = False
+
+
+class Wake(msgspec.Struct, frozen=True):
+    """Take the pages' memory again; tell the channel."""
+
+    request_id: str
+    channel: ReturnChannel
 
 
 class Profile(msgspec.Struct, frozen=True):
@@ -72,5 +94,5 @@ class Ended(msgspec.Struct, frozen=True):
     finish_reason: str
 
 
-Inbound = Admit | Abort | Finished | Profile | Compiled | Stop
+Inbound = Admit | Abort | Finished | Sleep | Wake | Profile | Compiled | Stop
 Summary = Opened | Landed | Ended

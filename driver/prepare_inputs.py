@@ -15,6 +15,7 @@ from driver.errors import InvalidRequest, Overloaded
 from driver.messages import Admit, Opened
 from driver.open_requests import OpenRequest, OpenRequests
 from driver.request import ActiveRequest, ReturnSample, Usage
+from driver.resumption import take_up
 from driver.stop_regex import StopRegex
 from driver.tokenizer import Tokenizer
 from engine.config import ServingLimits
@@ -77,12 +78,17 @@ class PrepareInputs:
             params = sampling_params(request.request.params)
             stop_regexes = [_stop_regex(pattern) for pattern in params.stop_regexes]
             sequences = self._sequences(request, params)
+            resumed = take_up(sequences, request.request.resume_token_ids)
         except InvalidRequest as error:
             self._open_requests.fail(request, error)
             return
         prompt = sequences[0].prompt_token_ids
-        admit = Admit(sequences, Opened(request, prompt[-PROMPT_TAIL:], len(prompt), params, stop_regexes))
-        if params.structured_outputs is None:
+        whole = {output.request_id for output in resumed if output.finish_reason is not None}
+        admit = Admit(
+            [sequence for sequence in sequences if sequence.request_id not in whole],
+            Opened(request, prompt[-PROMPT_TAIL:], len(prompt), params, stop_regexes, resumed),
+        )
+        if params.structured_outputs is None or not admit.sequences:
             self._post(admit)
         else:
             self._compile_grammar(admit)
@@ -94,6 +100,10 @@ class PrepareInputs:
         stop_token_ids = frozenset(params.stop_token_ids).union(() if params.ignore_eos else self._limits.eos_token_ids)
         bad_words = self._bad_word_token_ids(params.bad_words)
         self._check_token_ids(params, stop_token_ids, bad_words)
+        for index, token_ids in enumerate(request.request.resume_token_ids):
+            self._check_in_vocabulary(f"resume_token_ids[{index}]", token_ids)
+        if any(request.request.resume_token_ids[:1]):  # they came with the first token, or before
+            params = msgspec.structs.replace(params, prompt_logprobs=None)
         seed = int(self._seeds.integers(MAX_SEED, endpoint=True)) if params.seed is None else params.seed
         request.num_samples = params.n
         siblings: list[Sequence] = []

@@ -56,6 +56,21 @@ class ProcessSummary:
         usage = _OpenUsage(opened.num_prompt_tokens, opened.request.num_samples)
         for index, sequence_id in enumerate(opened.request.sequence_ids):
             self._replies[sequence_id] = _Reply(index, opened, usage, self._tokenizer)
+        for output in opened.resumed:
+            if output.token_ids:
+                self._resume(self._replies[output.request_id], output)
+
+    def _resume(self, reply: "_Reply", output: SequenceOutput) -> None:
+        """Read again what the client has; all there is to say of it is whether it was the end."""
+        sample = reply.sample(output)
+        if sample.finish_reason is not None:
+            end = ReturnSample(
+                request_id=sample.request_id,
+                index=sample.index,
+                finish_reason=sample.finish_reason,
+                usage=sample.usage,
+            )
+            self._put(reply, output, end)
 
     def _deliver(self, output: SequenceOutput) -> None:
         reply = self._replies.get(output.request_id)
@@ -64,7 +79,9 @@ class ProcessSummary:
         if output.error is not None:
             self._fail(reply.opened.request, output)
             return
-        sample = reply.sample(output)
+        self._put(reply, output, reply.sample(output))
+
+    def _put(self, reply: "_Reply", output: SequenceOutput, sample: ReturnSample) -> None:
         if sample.finish_reason is not None:
             del self._replies[output.request_id]
             if output.finish_reason is None:

@@ -87,6 +87,8 @@ class ActiveRequest:
 
     ``request_id`` is free again once the last sample has been delivered. ``params`` are the fields of SamplingParams
     by name, unchecked. ``messages`` are ``{"role": ..., "content": ...}``, for the model's chat template.
+    ``resume_token_ids``, if any, are for each of the ``n`` samples the output that the client has already: generation
+    goes on behind it as if it had never been interrupted, and only what is new comes into the channel.
     """
 
     request_id: str
@@ -94,3 +96,4 @@ class ActiveRequest:
     prompt: str | list[int] | None = None
     messages: list[dict[str, Any]] | None = None
     params: dict[str, Any] = field(default_factory=dict)
+    resume_token_ids: list[list[int]] = field(default_factory=list)

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -61,7 +62,7 @@ def build_engine(config: EngineConfig, report: Callable[[Progress], None]) -> oE
         max_num_seqs=config.max_num_seqs,
         max_num_batched_tokens=config.max_num_batched_tokens,
     )
-    runner = eSurgeRunner(manager, shapes, backend.allocate(metadata), config.seed)
+    runner = eSurgeRunner(manager, shapes, partial(backend.allocate, metadata), config.seed)
     limits = ServingLimits(shapes.max_model_len, model.vocab_size, model.eos_token_ids)
     engine = oEngine(scheduler, runner, pages, limits, run_ahead=config.run_ahead, staged=staged)
     _warm_up(engine)

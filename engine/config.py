@@ -6,6 +6,7 @@ from pathlib import Path
 import msgspec
 
 from engine.errors import ConfigurationError
+from engine.setting import setting
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -17,17 +18,21 @@ class EngineConfig:
     CPU and bfloat16 elsewhere.
     """
 
-    model: Path | None = None
-    max_num_seqs: int = 64
-    max_model_len: int | None = None
-    max_num_batched_tokens: int = 512
-    page_size: int = 16
-    num_pages: int | None = None
-    hbm_utilization: float | None = None
-    dtype: str | None = None
-    run_ahead: int = 1
-    seed: int = 0
-    staged_readiness: bool = False
+    model: Path | None = setting(None, "MODEL_DIR", "a Hugging Face directory (default: a small one of ours)")
+    max_num_seqs: int = setting(64, "N", "sequences that run at once")
+    max_model_len: int | None = setting(None, "N", "tokens of a prompt and its output (default: the model's limit)")
+    max_num_batched_tokens: int = setting(512, "N", "tokens computed in one step")
+    page_size: int = setting(16, "N", "tokens in one page of the cache")
+    num_pages: int | None = setting(None, "N", "pages in the cache (default: what the memory holds)")
+    hbm_utilization: float | None = setting(
+        None, "F", "share of the memory that may be used, above 0 to 1 (default: 0.9; 0.4 on a CPU)"
+    )
+    dtype: str | None = setting(
+        None, "", "of weights and cache (default: float32 on CPU, else bfloat16)", choices=("float32", "bfloat16")
+    )
+    run_ahead: int = setting(1, "N", "steps given to the device beyond the one awaited; 0 is none")
+    seed: int = setting(0, "N", "mixed into every draw: the same one, and the same seed of a request, draw the same")
+    staged_readiness: bool = setting(False, "", "be ready early, and compile most buckets while serving")
     """Be ready when a few buckets are compiled in which every step can run, and compile the others while serving."""
 
     def __post_init__(self) -> None:
@@ -81,6 +86,8 @@ class EngineStats(msgspec.Struct, frozen=True):
     """Functions that were compiled while serving and are in use."""
     staged_compilations_left: int = 0
     """Those to come; until then some steps run in a larger bucket than they need."""
+    asleep: bool = False
+    """Whether the pages' memory has been given back."""
 
 
 def _require(holds: bool, name: str, allowed: str, given: object) -> None:

@@ -52,6 +52,17 @@ class oEngine:
         """Use what has been compiled meanwhile; raises what went wrong with it."""
         self._staged.adopt()
 
+    def sleep(self) -> None:
+        """Give the pages' memory back; weights and compiled functions stay. Nothing may be waiting or running."""
+        while self._in_flight:
+            self._land()
+        assert not self.has_work, "a sequence waits or runs"
+        self._runner.drop_cache()
+
+    def wake(self) -> None:
+        """Take the pages' memory again, if it was given back. Raises jax.errors.JaxRuntimeError where others have it."""
+        self._runner.allocate_cache()
+
     def close(self) -> None:
         """Compile nothing more."""
         self._staged.close()
@@ -66,6 +77,8 @@ class oEngine:
         if not self.has_work:
             self._runner.gaps.rest()
         self._scheduler.add(sequence)
+        if sequence.awaits_mask:
+            self._masks.add(sequence)
 
     def finish(self, request_id: str) -> bool:
         """End a sequence now and free what it holds; False if it has ended already."""
@@ -103,6 +116,7 @@ class oEngine:
             compilations_after_ready=num_compilations() - self._compilations_at_ready,
             staged_compilations=self._staged.num_done,
             staged_compilations_left=self._staged.num_left,
+            asleep=not self._runner.has_cache,
         )
 
     def _resume(self) -> list[SequenceOutput]:

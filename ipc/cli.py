@@ -8,14 +8,15 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-from ipc import complete, structured_outputs
+from engine.errors import ConfigurationError
+from ipc import complete, settings, structured_outputs
 from ipc.addresses import anyone_listens, checked_address
 from ipc.client import Client
 from ipc.errors import ConnectFailed, OdriverError
 
 FAILED = 1
 INTERRUPTED = 130
-"""Exit codes beside 0; argparse exits with 2 where a command line is wrong, and ``serve`` has its own."""
+"""Exit codes beside 0 and EX_CONFIG; argparse exits with 2 where a command line is wrong, and ``serve`` has its own."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -27,6 +28,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except OdriverError as error:
         print(f"odriver: {error}", file=sys.stderr)
         return FAILED
+    except ConfigurationError as error:
+        print(f"odriver: {error}", file=sys.stderr)
+        return os.EX_CONFIG
     except KeyboardInterrupt:
         return INTERRUPTED
     except BrokenPipeError:
@@ -40,7 +44,8 @@ def _parser() -> argparse.ArgumentParser:
     )
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     for name, add_arguments, run, what in (
-        ("serve", _serve_arguments, _serve, "run the daemon"),
+        ("serve", settings.add_arguments, _serve, "run the daemon"),
+        ("config", _config_arguments, _config, "show what holds for a daemon started like this, and whence"),
         ("complete", _complete_arguments, _complete, "continue a text"),
         ("chat", _chat_arguments, _chat, "talk with the model"),
         ("status", _status_arguments, _status, "show how the daemon is"),
@@ -56,27 +61,9 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _serve_arguments(parser: argparse.ArgumentParser) -> None:
-    add = parser.add_argument
-    add(
-        "model",
-        nargs="?",
-        default=None,
-        metavar="MODEL_DIR",
-        help="a Hugging Face directory (default: a small one of ours)",
-    )
-    add("--bind", metavar="ADDR", help="ipc:///path/to.sock or tcp://127.0.0.1:PORT (default: a private socket)")
-    add("--max-num-seqs", type=int, metavar="N", help="sequences that run at once")
-    add("--max-model-len", type=int, metavar="N", help="tokens of a prompt and its output (default: the model's limit)")
-    add("--max-num-batched-tokens", type=int, metavar="N", help="tokens computed in one step")
-    add("--page-size", type=int, metavar="N", help="tokens in one page of the cache")
-    add("--num-pages", type=int, metavar="N", help="pages in the cache (default: what the memory holds)")
-    add("--hbm-utilization", type=float, metavar="F", help="share of the memory that may be used, above 0 to 1")
-    add(
-        "--dtype", choices=["float32", "bfloat16"], help="of weights and cache (default: float32 on CPU, else bfloat16)"
-    )
-    add("--run-ahead", type=int, metavar="N", help="steps given to the device beyond the one awaited; 0 is none")
-    add("--staged-readiness", action="store_true", help="be ready early, and compile most buckets while serving")
+def _config_arguments(parser: argparse.ArgumentParser) -> None:
+    settings.add_arguments(parser)
+    parser.add_argument("--json", action="store_true", default=False, help="as JSON instead of a table")
 
 
 def _complete_arguments(parser: argparse.ArgumentParser) -> None:
@@ -138,9 +125,20 @@ def _connect_argument(parser: argparse.ArgumentParser) -> None:
 def _serve(options: dict[str, Any]) -> NoReturn:
     from ipc import daemon
 
-    model = options.pop("model")
-    address = options.pop("bind", None)
-    daemon.serve({"model": model and Path(model), **options}, address)
+    daemon.serve(options)
+
+
+def _config(options: dict[str, Any]) -> int:
+    as_json = options.pop("json")
+    found = settings.held(options)
+    settings.configs(found)
+    if as_json:
+        print(json.dumps({name: one._asdict() for name, one in found.items()}, indent=2, default=str))
+    else:
+        from ipc import terminal
+
+        terminal.show_settings(found)
+    return 0
 
 
 def _complete(options: dict[str, Any]) -> int:

@@ -184,6 +184,7 @@ class Clients:
                     prompt=message.prompt,
                     messages=message.messages,
                     params=message.params,
+                    resume_token_ids=message.resume_token_ids,
                     channel=reply,
                 )
             )

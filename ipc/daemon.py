@@ -26,9 +26,12 @@ from engine.progress import Progress
 from ipc import terminal
 from ipc.addresses import checked_address, default_address
 from ipc.bell import Bell
+from ipc.config import DaemonConfig
 from ipc.errors import AddressError
 from ipc.loading import Load, StartableDriver, load
+from ipc.logs import configure_logging
 from ipc.server import Server
+from ipc.settings import configs, held
 from ipc.systemd import notify
 
 logger = logging.getLogger(__name__)
@@ -51,12 +54,12 @@ class Interrupted(BaseException):
 class Daemon:
     """One daemon, to be ``run`` once, in the main thread: the one that hears signals."""
 
-    def __init__(self, config: EngineConfig, address: str, console: Console, load: Load = load) -> None:
+    def __init__(self, config: EngineConfig, settings: DaemonConfig, console: Console, load: Load = load) -> None:
         self._config = config
-        self._address = address
+        self._address = checked_address(settings.bind)
         self._console = console
         self._load = load
-        self._server = Server(address, on_failure=self._fail)
+        self._server = Server(self._address, on_failure=self._fail)
         self._driver: StartableDriver | None = None
         self._ends: SimpleQueue[tuple[int, str]] = SimpleQueue()
         """Exit code and reason, from whoever has one first."""
@@ -125,19 +128,21 @@ class Daemon:
             raise Interrupted
 
 
-def serve(settings: Mapping[str, Any], address: str | None) -> NoReturn:
-    """Be a daemon with these fields of EngineConfig: runs it, logs why it ends, and ends this process."""
+def serve(flags: Mapping[str, Any]) -> NoReturn:
+    """Be a daemon with these options of ``odriver serve``: runs it, logs why it ends, and ends this process."""
     console = Console(stderr=True)
-    terminal.configure_logging(console)
-    code = _run(settings, address, console)
+    configure_logging(console)
+    code = _run(flags, console)
     logging.shutdown()
     # Python would wait for its threads, and one may be in a compilation or a step that nothing can interrupt.
     os._exit(code)
 
 
-def _run(settings: Mapping[str, Any], address: str | None, console: Console) -> int:
+def _run(flags: Mapping[str, Any], console: Console) -> int:
     try:
-        return Daemon(EngineConfig(**settings), checked_address(address), console).run()
+        config, settings = configs(held(flags))
+        configure_logging(console, settings.level, settings.log_format)
+        return Daemon(config, settings, console).run()
     except (ConfigurationError, AddressError) as error:
         logger.error("%s", error)
         return MISCONFIGURED

@@ -31,7 +31,9 @@ class Hello(Struct, tag="hello", tag_field="type", frozen=True):
 class Generate(Struct, tag="generate", tag_field="type", frozen=True, forbid_unknown_fields=True):
     """Asks for a completion of ``prompt`` (text or token ids) or of chat ``messages``; ``params`` as SamplingParams.
 
-    Without ``stream`` all of it comes at its end.
+    Without ``stream`` all of it comes at its end. ``resume_token_ids``, if any, are for each of ``n`` samples what an
+    earlier request, with the same ``seed``, gave before it was cut off: only what follows comes, ``usage`` counts
+    all, and a sample that is whole already gets its ``finish_reason`` again and nothing else.
     """
 
     request_id: RequestId
@@ -39,6 +41,7 @@ class Generate(Struct, tag="generate", tag_field="type", frozen=True, forbid_unk
     messages: list[dict[str, Any]] | None = None
     params: dict[str, Any] = {}
     stream: bool = True
+    resume_token_ids: list[list[int]] = []
 
 
 class Abort(Struct, tag="abort", tag_field="type", frozen=True, forbid_unknown_fields=True):

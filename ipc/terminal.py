@@ -1,7 +1,6 @@
-"""What people see of the daemon: its log, its start, and its numbers as a table. All but the numbers goes to stderr."""
+"""What people see of the daemon: its start, on stderr, and tables of its numbers and settings."""
 
 import logging
-import os
 import time
 from collections.abc import Mapping
 from types import TracebackType
@@ -9,36 +8,17 @@ from typing import Protocol, Self
 
 from rich.console import Console
 from rich.filesize import decimal
-from rich.logging import RichHandler
 from rich.progress import BarColumn, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
 from rich.progress import Progress as Bars
 from rich.table import Table
 
 from engine.progress import Progress
+from ipc.settings import Held
 
 logger = logging.getLogger(__name__)
 
 LOG_INTERVAL = 5.0
 """Seconds between log lines about one stage of the start."""
-OURS = ("caching", "engine", "driver", "ipc")
-
-
-def configure_logging(console: Console) -> None:
-    """Send the log to the console: coloured on a terminal, plain lines elsewhere, undated for the journal.
-
-    This is the one place that adds a handler.
-    """
-    handler: logging.Handler
-    if console.is_terminal:
-        handler = RichHandler(console=console, show_path=False, rich_tracebacks=False)
-        handler.setFormatter(logging.Formatter("%(message)s"))
-    else:
-        handler = logging.StreamHandler(console.file)
-        date = "" if "JOURNAL_STREAM" in os.environ else "%(asctime)s "
-        handler.setFormatter(logging.Formatter(date + "%(levelname)s %(name)s: %(message)s"))
-    logging.basicConfig(handlers=[handler], level=logging.WARNING)
-    for name in OURS:
-        logging.getLogger(name).setLevel(logging.INFO)
 
 
 class StartUp(Protocol):
@@ -83,6 +63,16 @@ def show_status(status: Mapping[str, object]) -> None:
     for name, value in status.items():
         label = name.removeprefix("num_").replace("_", " ")
         table.add_row(label, f"{value:.1f}" if isinstance(value, float) else str(value))
+    Console().print(table)
+
+
+def show_settings(found: Mapping[str, Held]) -> None:
+    """What holds for a daemon and whence, on stdout, a row each."""
+    table = Table(title="oDriver's settings", title_justify="left")
+    for heading in ("", "value", "from"):
+        table.add_column(heading, overflow="fold")
+    for name, (value, whence) in found.items():
+        table.add_row(name, "" if value is None else str(value), whence, style="dim" if whence == "default" else None)
     Console().print(table)
 
 

@@ -1,4 +1,7 @@
-"""JAX is made strict before any test imports it: no silent promotion of dtypes or ranks, and two CPU devices."""
+"""JAX is made strict before any test imports it: no silent promotion of dtypes or ranks, and two CPU devices.
+
+No configuration file of this machine holds either.
+"""
 
 import os
 import signal
@@ -6,6 +9,7 @@ import signal
 # A shell starts its background jobs with SIGINT ignored, and processes that a test starts would inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
+os.environ["ODRIVER_CONFIG"] = os.devnull  # not what this machine's own daemon is configured with
 os.environ["JAX_PLATFORMS"] = "cpu"
 os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=2"
 os.environ["TOKENIZERS_PARALLELISM"] = "false"

@@ -17,6 +17,7 @@ from engine.config import EngineConfig
 from engine.errors import ConfigurationError
 from engine.progress import Progress
 from ipc.client import Client, RequestFailed
+from ipc.config import DaemonConfig
 from ipc.daemon import FAULT, STOPPED, Daemon
 from ipc.errors import AddressInUse
 from ipc.loading import Loaded
@@ -76,7 +77,7 @@ def build_daemon(
             failures.append(on_failure)
         return Loaded(driver or FakeDriver(), "parrot", LIMITS, {"model": "parrot"})
 
-    return Daemon(EngineConfig(), address, Console(stderr=True), load)
+    return Daemon(EngineConfig(), DaemonConfig(bind=address), Console(stderr=True), load)
 
 
 def send_signal(number: int = signal.SIGTERM) -> None:

@@ -1,0 +1,33 @@
+"""Going on with outputs that a client has from an earlier request, which was cut off."""
+
+from driver.errors import InvalidRequest
+from engine.sequence import Sequence, SequenceOutput
+
+
+def take_up(sequences: list[Sequence], resume_token_ids: list[list[int]]) -> list[SequenceOutput]:
+    """Gives each sequence the output that its client has; the same as outputs, with a finish reason where one is whole.
+
+    Token ids are in the vocabulary. Raises InvalidRequest for what cannot be the beginning of these sequences' outputs.
+    """
+    if resume_token_ids and len(resume_token_ids) != len(sequences):
+        raise InvalidRequest(
+            f"resume_token_ids must have a list for each of the {len(sequences)} samples (n), not {len(resume_token_ids)}"
+        )
+    return [
+        _taken_up(f"resume_token_ids[{index}]", sequence, token_ids)
+        for index, (sequence, token_ids) in enumerate(zip(sequences, resume_token_ids, strict=False))
+    ]
+
+
+def _taken_up(name: str, sequence: Sequence, token_ids: list[int]) -> SequenceOutput:
+    if len(token_ids) > sequence.max_tokens:
+        raise InvalidRequest(f"{name} has {len(token_ids)} tokens, but max_tokens is {sequence.max_tokens}")
+    if not sequence.stop_token_ids.isdisjoint(token_ids[:-1]):
+        raise InvalidRequest(f"{name} goes on behind a token that ends the output")
+    sequence.output_token_ids = list(token_ids)
+    reason = None
+    if token_ids and token_ids[-1] in sequence.stop_token_ids:
+        reason = "stop"
+    elif len(token_ids) == sequence.max_tokens:
+        reason = "length"
+    return SequenceOutput(sequence.request_id, token_ids, reason)

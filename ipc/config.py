@@ -1,0 +1,34 @@
+"""What an operator may set of the daemon itself; what they may set of the engine is in engine/config.py."""
+
+import logging
+from dataclasses import dataclass
+
+from engine.errors import ConfigurationError
+from engine.setting import setting
+
+LOG_LEVELS = ("debug", "info", "warning", "error")
+LOG_FORMATS = ("text", "json")
+
+
+@dataclass(frozen=True, kw_only=True)
+class DaemonConfig:
+    """Raises ConfigurationError where a value cannot work; ``bind`` is checked when it is used (ipc/addresses.py)."""
+
+    bind: str | None = setting(None, "ADDR", "ipc:///path/to.sock or tcp://127.0.0.1:PORT (default: a private socket)")
+    log_level: str = setting("info", "", "the least that is logged of our own", choices=LOG_LEVELS)
+    log_format: str = setting("text", "", "of the log on stderr", choices=LOG_FORMATS)
+
+    def __post_init__(self) -> None:
+        for name, choices in (("log_level", LOG_LEVELS), ("log_format", LOG_FORMATS)):
+            value = getattr(self, name)
+            if value not in choices:
+                raise ConfigurationError(f"{name} must be {_either(choices)}, not {value}")
+
+    @property
+    def level(self) -> int:
+        """``log_level`` as the number that logging knows."""
+        return logging.getLevelNamesMapping()[self.log_level.upper()]
+
+
+def _either(choices: tuple[str, ...]) -> str:
+    return f"{', '.join(choices[:-1])} or {choices[-1]}"

@@ -1,0 +1,131 @@
+"""What holds for a daemon, and whence."""
+
+import json
+import os
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+
+from engine.config import EngineConfig
+from engine.errors import ConfigurationError
+from ipc import cli, settings
+from ipc.config import DaemonConfig
+from ipc.settings import SETTINGS, Held
+
+
+@pytest.fixture(autouse=True)
+def nothing_set(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """No variable, and no file but those that a test writes."""
+    for name in [name for name in os.environ if name.startswith(settings.PREFIX)]:
+        monkeypatch.delenv(name)
+    monkeypatch.setattr(settings, "files", lambda: [tmp_path / "mine.toml", tmp_path / "machine.toml"])
+
+
+def held(**flags: object) -> dict[str, Held]:
+    """What holds that is no default."""
+    return {name: one for name, one in settings.held(flags).items() if one.whence != "default"}
+
+
+def test_a_field_of_a_configuration_is_a_flag_a_variable_and_a_key(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Whatever is added to EngineConfig or DaemonConfig is in all three, and in what ``odriver config`` prints."""
+    samples = {int: ("7", 7), float: ("0.5", 0.5), bool: ("true", True), Path: ("/m", Path("/m"))}
+    for setting in SETTINGS.values():
+        text, value = samples.get(
+            setting.type, (setting.choices[0], setting.choices[0]) if setting.choices else ("s", "s")
+        )
+        (tmp_path / "one.toml").write_text(
+            f"{setting.name} = {json.dumps(str(value) if setting.type is Path else value)}"
+        )
+
+        assert held(config=tmp_path / "one.toml") == {setting.name: Held(value, str(tmp_path / "one.toml"))}
+        with monkeypatch.context() as context:
+            context.setenv(setting.variable, text)
+            assert held() == {setting.name: Held(value, setting.variable)}
+    with pytest.raises(SystemExit):
+        cli.main(["serve", "--help"])
+    listed = capsys.readouterr().out
+    assert cli.main(["config", "--json"]) == 0
+    printed = json.loads(capsys.readouterr().out)
+
+    assert list(printed) == [field.name for config in (EngineConfig, DaemonConfig) for field in fields(config)]
+    assert all(setting.flag in listed for setting in SETTINGS.values() if setting.name != "model")
+
+
+def test_a_flag_comes_before_a_variable_and_that_before_the_file(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """And the user's file instead of the machine's; each value is said to be from where it is from."""
+    (tmp_path / "machine.toml").write_text("page_size = 1\nmax_num_seqs = 1")
+    (tmp_path / "mine.toml").write_text("page_size = 2\nnum_pages = 20\nrun_ahead = 2")
+    monkeypatch.setenv("ODRIVER_RUN_AHEAD", "3")
+    monkeypatch.setenv("ODRIVER_NUM_PAGES", "30")
+    monkeypatch.setenv("ODRIVER_DTYPE", "")
+
+    assert cli.main(["config", "--json", "--num-pages", "40", "--staged-readiness"]) == 0
+
+    printed = json.loads(capsys.readouterr().out)
+    assert {name: (one["value"], one["whence"]) for name, one in printed.items() if one["whence"] != "default"} == {
+        "page_size": (2, str(tmp_path / "mine.toml")),
+        "run_ahead": (3, "ODRIVER_RUN_AHEAD"),
+        "num_pages": (40, "--num-pages"),
+        "staged_readiness": (True, "--staged-readiness"),
+    }
+
+
+def test_settings_are_shown_as_a_table(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """Name, value and whence."""
+    monkeypatch.setenv("ODRIVER_PAGE_SIZE", "32")
+
+    assert cli.main(["config"]) == 0
+
+    rows = capsys.readouterr().out.splitlines()
+    assert any(all(word in row for word in ("page_size", "32", "ODRIVER_PAGE_SIZE")) for row in rows)
+    assert any("max_num_seqs" in row and "64" in row and "default" in row for row in rows)
+
+
+@pytest.mark.parametrize(
+    ("written", "complaint"),
+    [
+        ("max_num_seq = 4", "unknown setting 'max_num_seq' in FILE: did you mean 'max_num_seqs'?"),
+        ("[engine]\nmax_num_seqs = 4", "unknown setting 'engine' in FILE: did you mean"),
+        ("max_num_seqs = '4'", "FILE: max_num_seqs must be a whole number, not '4'"),
+        ("staged_readiness = 1", "FILE: staged_readiness must be true or false, not 1"),
+        ("model = 4", "FILE: model must be a string, not 4"),
+        ("log_level = 'loud'", "log_level must be debug, info, warning or error, not loud"),
+        ("max_num_seqs = 0", "max_num_seqs must be at least 1, not 0"),
+        ("max_num_seqs", "FILE is not TOML: "),
+        (None, "cannot read the configuration FILE: No such file or directory"),
+    ],
+)
+def test_a_wrong_file_is_said_in_a_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], written: str | None, complaint: str
+) -> None:
+    """With the nearest name that there is; the exit code is the one of a configuration that cannot work."""
+    file = tmp_path / "one.toml"
+    if written is not None:
+        file.write_text(written)
+
+    assert cli.main(["config", "--config", str(file)]) == os.EX_CONFIG
+
+    assert capsys.readouterr().err.startswith(f"odriver: {complaint}".replace("FILE", str(file)))
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "complaint"),
+    [
+        ("ODRIVER_MAX_SEQS", "4", "unknown setting 'ODRIVER_MAX_SEQS' in the environment: did you mean 'ODRIVER_MAX_NUM_SEQS'?"),
+        ("ODRIVER_PAGE_SIZE", "many", "ODRIVER_PAGE_SIZE must be a whole number, not 'many'"),
+        ("ODRIVER_CONFIG", "/nowhere", "cannot read the configuration /nowhere"),
+    ],
+)  # fmt: skip
+def test_a_wrong_variable_is_an_error(monkeypatch: pytest.MonkeyPatch, name: str, value: str, complaint: str) -> None:
+    """It names the variable."""
+    monkeypatch.setenv(name, value)
+
+    with pytest.raises(ConfigurationError) as error:
+        settings.held({})
+
+    assert str(error.value).startswith(complaint)
