@@ -42,7 +42,7 @@ import msgspec
 
 from driver.bounded_queue import BoundedQueue, QueueClosed
 from driver.compile_grammars import NUM_THREADS, CompileGrammars
-from driver.errors import Asleep, DriverError, Draining, DriverStopped, InternalError, Overloaded
+from driver.errors import Asleep, Draining, DriverError, DriverStopped, InternalError, Overloaded
 from driver.execution_loop import Engine, ExecutionLoop
 from driver.grammars import Grammars
 from driver.messages import Abort, Profile, Sleep, Stop, Summary, Wake

@@ -16,8 +16,9 @@ import msgspec
 
 from ipc.addresses import checked_address
 from ipc.connection import Call, Connection
+from ipc.control_client import ControlClient
 from ipc.errors import AddressError, ConnectFailed, ConnectionLost, OdriverError, RequestFailed
-from ipc.messages import Done, Error, Generate, Logprob, Profile, Status, StatusReply, Token, Usage, Welcome, encode
+from ipc.messages import Done, Error, Generate, Logprob, Token, Usage, Welcome, encode
 
 __all__ = [
     "AddressError",
@@ -109,7 +110,9 @@ class Client:
     """
 
     def __init__(self, address: str | None = None, timeout: float = 10.0) -> None:
-        self._connection = Connection(checked_address(address), timeout)
+        self._address = checked_address(address)
+        self._timeout = timeout
+        self._connection = Connection(self._address, timeout)
         self._finalizer = weakref.finalize(self, self._connection.close)
         try:
             self._connection.call(self._connection.new_request_id(), b"").get()
@@ -148,32 +151,14 @@ class Client:
 
     def status(self) -> dict[str, Any]:
         """The daemon's numbers: what runs and waits, pages, steps, tokens and more."""
-        request_id = self._connection.new_request_id()
-        answer = self._connection.call(request_id, encode(Status(request_id))).get()
-        if isinstance(answer, Error):
-            raise RequestFailed(answer.code, answer.message)
-        assert isinstance(answer, StatusReply)
-        return answer.status
-
-    def start_profile(self, directory: str) -> str:
-        """Have the daemon trace what its device and host do, for a directory that it can write; the directory."""
-        return self._profile(directory)
-
-    def stop_profile(self) -> str:
-        """Have the daemon write the trace it began; the directory it is in. It computes nothing meanwhile."""
-        return self._profile(None)
+        if not self._finalizer.alive:
+            raise ConnectionLost("this client is closed")
+        with ControlClient(self._address, self._timeout) as control:
+            return control.status()
 
     def close(self) -> None:
         """End the connection; what is open is aborted, and whoever waits for it gets ConnectionLost."""
         self._finalizer()
-
-    def _profile(self, directory: str | None) -> str:
-        request_id = self._connection.new_request_id()
-        answer = self._connection.call(request_id, encode(Profile(request_id, directory))).get()
-        if isinstance(answer, Error):
-            raise RequestFailed(answer.code, answer.message)
-        assert isinstance(answer, Done)
-        return answer.text
 
     def _stream(self, request: Generate) -> "Stream":
         frame = encode(request)

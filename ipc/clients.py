@@ -108,8 +108,10 @@ class Clients:
     def deliver(self, reply: Reply, sample: ReturnSample, now: float) -> None:
         """Passes on what the driver has for a request, as far as its client reads, unless that is gone."""
         client = self._clients.get(reply.identity)
-        stream = client and client.streams.get(reply.request_id)
-        if client is None or stream is None or stream.reply is not reply:
+        if client is None:
+            return
+        stream = client.streams.get(reply.request_id)
+        if stream is None or stream.reply is not reply:
             return
         sent = stream.put(sample, partial(self._post, reply.identity), now)
         self._conclude(reply.identity, client, stream, sent)

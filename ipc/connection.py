@@ -14,7 +14,7 @@ import zmq
 
 from ipc.bell import Bell
 from ipc.errors import ConnectFailed, ConnectionLost, OdriverError
-from ipc.messages import Abort, Token, Welcome, encode
+from ipc.messages import CREDITS, Abort, Credit, Token, Welcome, encode
 from ipc.session import Answer, Session
 
 LONGEST_WAIT = 3600.0
@@ -29,6 +29,8 @@ class Call:
         self.frame = frame
         self.deadline = deadline
         """When to give up, as long as there is no daemon to send it to."""
+        self.num_unacknowledged = 0
+        """Pieces that have come since the daemon was last given credit for some."""
         self._answers: SimpleQueue[Answer | Welcome | OdriverError | None] = SimpleQueue()
 
     def put(self, answer: Answer | Welcome | OdriverError | None) -> None:
@@ -140,9 +142,21 @@ class Connection:
         call = self._open.get(answer.request_id or "")
         if call is None:
             return  # aborted
-        if not isinstance(answer, Token):
+        if isinstance(answer, Token):
+            self._acknowledge(call)
+        else:
             del self._open[call.request_id]
         call.put(answer)
+
+    def _acknowledge(self, call: Call) -> None:
+        """Give credit for what has come, half of all at a time, so that the rest is on its way meanwhile.
+
+        It counts as read when it is here: how much of it waits for the caller is a matter of the caller's memory.
+        """
+        call.num_unacknowledged += 1
+        if call.num_unacknowledged == CREDITS // 2 and self._session is not None:
+            self._session.send(encode(Credit(call.request_id, call.num_unacknowledged)))
+            call.num_unacknowledged = 0
 
     def _send_waiting(self, session: Session, welcome: Welcome) -> None:
         self.welcome = welcome
@@ -157,8 +171,8 @@ class Connection:
     def _give_up(self, session: Session, now: float) -> None:
         for call in [call for call in self._waiting.values() if call.deadline <= now]:
             del self._waiting[call.request_id]
-            silent = f"the daemon at {self._address} does not answer: it may be starting still, or be stuck"
-            call.put(ConnectFailed(silent) if session.reached else ConnectFailed.nobody(self._address))
+            why = ConnectFailed.silent if session.reached else ConnectFailed.nobody
+            call.put(why(self._address))
 
     def _drop(self, session: Session) -> None:
         why = session.lost or ""

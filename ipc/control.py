@@ -13,6 +13,7 @@ from driver.errors import DriverError
 from driver.request import ReturnSample
 from ipc import frames as wire
 from ipc.clients import Driver, Send, unsupported
+from ipc.logs import OURS
 from ipc.messages import (
     PROTOCOL_VERSION,
     AbortRequest,
@@ -38,9 +39,6 @@ from ipc.outbox import Outbox, Reply
 logger = logging.getLogger(__name__)
 
 Command = Status | AbortRequest | Drain | Sleep | Wake | LogLevel | Profile
-
-OURS = ("caching", "engine", "driver", "ipc")
-"""The packages whose log it is."""
 
 
 class Control:
@@ -113,7 +111,9 @@ class Control:
                 return StatusReply(request_id, self._status())
             case AbortRequest(target=target):
                 if not self._driver.abort(target):
-                    return Error(request_id, "not_found", f"no request {target!r} is open; the log names those that are")
+                    return Error(
+                        request_id, "not_found", f"no request {target!r} is open; the log names those that are"
+                    )
                 return Ok(request_id, f"{target} is aborted")
             case Drain(timeout_s=timeout):
                 self._drain(timeout)

@@ -3,12 +3,14 @@
 Start-up takes the address first, so that a second daemon fails before it has loaded anything, and a client that comes
 early waits instead of being refused. READY follows when the model is loaded and every step compiled and run once.
 
-SIGTERM and SIGINT end it: no new work, every open request is told why, exit 0. A second signal ends it on the spot.
+SIGTERM and SIGINT drain it, as ``odriver drain`` does: no new work, what is open is finished, exit 0. What is not done in
+time, or when a second signal comes, is told why. A signal during that ends the process on the spot.
 Should a thread of driver or sockets die, the open requests are told as well, and the exit code asks for a restart.
 """
 
 import faulthandler
 import logging
+import math
 import os
 import signal
 import time
@@ -47,6 +49,10 @@ SHUTDOWN_TIMEOUT = 4.5
 """Seconds for all of the shutdown; then the process ends as it is, showing where it hung."""
 
 
+LONGEST_WAIT = 3600.0
+"""Seconds after which the main thread looks around anyway: a poll's timeout may not be infinite."""
+
+
 class Interrupted(BaseException):
     """A signal came during start-up."""
 
@@ -59,13 +65,18 @@ class Daemon:
         self._address = checked_address(settings.bind)
         self._console = console
         self._load = load
-        self._server = Server(self._address, on_failure=self._fail)
+        self._drain_timeout = settings.drain_timeout
+        self._server = Server(self._address, on_failure=self._fail, on_drain=self._ask_to_drain)
         self._driver: StartableDriver | None = None
         self._ends: SimpleQueue[tuple[int, str]] = SimpleQueue()
         """Exit code and reason, from whoever has one first."""
         self._bell = Bell()
+        self._drains: SimpleQueue[tuple[float | None, str]] = SimpleQueue()
+        """In how many seconds, None for ``drain_timeout``, and why."""
+        self._give_up_at = math.inf
         self._starting = False
         self._signalled = False
+        self._stopping = False
 
     def run(self) -> int:
         """Serve, and return the exit code. Raises ConfigurationError and AddressError where it cannot start."""
@@ -100,13 +111,28 @@ class Daemon:
 
     def main_loop(self) -> tuple[int, str]:
         """Wait for the end; the exit code and the reason."""
+        why = ""
         while self._ends.empty():
-            self._bell.wait()
+            left = self._give_up_at - time.monotonic()
+            if left <= 0:
+                return STOPPED, why
+            self._bell.wait(min(left, LONGEST_WAIT))
+            while not self._drains.empty():
+                timeout, why = self._drains.get()
+                self._drain(timeout, why)
         return self._ends.get()
+
+    def _drain(self, timeout: float | None, why: str) -> None:
+        """Take no new work, and end when what is open has; what is not done by then is told why."""
+        assert self._driver is not None
+        timeout = self._drain_timeout if timeout is None else timeout
+        self._give_up_at = min(self._give_up_at, time.monotonic() + timeout)
+        logger.info("%s: nothing new is taken, and what is open has %g s to finish", why, timeout)
+        self._driver.drain(lambda: self._end(STOPPED, why))
 
     def shutdown(self, why: str) -> None:
         """Tell open requests why, and close."""
-        self._starting = False
+        self._starting, self._stopping = False, True
         notify("STOPPING=1")
         faulthandler.dump_traceback_later(SHUTDOWN_TIMEOUT, exit=True)
         if self._driver is not None:
@@ -115,17 +141,27 @@ class Daemon:
         faulthandler.cancel_dump_traceback_later()
 
     def _fail(self, why: str) -> None:
-        self._ends.put((FAULT, why))
+        self._end(FAULT, why)
+
+    def _end(self, code: int, why: str) -> None:
+        self._ends.put((code, why))
+        self._bell.ring()
+
+    def _ask_to_drain(self, timeout: float | None) -> None:
+        self._drains.put((timeout, "the daemon was drained by an operator"))
         self._bell.ring()
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         del frame
-        if self._signalled:
+        why = f"the daemon was stopped by {signal.Signals(number).name}"
+        if self._stopping:
             os._exit(128 + number)
-        self._signalled = True
-        self._ends.put((STOPPED, f"the daemon was stopped by {signal.Signals(number).name}"))
         if self._starting:
+            self._stopping = True
+            self._ends.put((STOPPED, why))
             raise Interrupted
+        self._drains.put((0.0 if self._signalled else None, why))
+        self._signalled = True
 
 
 def serve(flags: Mapping[str, Any]) -> NoReturn:

@@ -20,6 +20,9 @@ class StartableDriver(Driver, Protocol):
     def start(self) -> None:
         """Begin to serve."""
 
+    def drain(self, when_done: Callable[[], None]) -> None:
+        """Take no new work; say when all that was open has ended."""
+
     def stop(self, reason: str, timeout: float) -> None:
         """End, and tell every open request why; gives up on what takes longer than the timeout, in seconds."""
 

@@ -14,7 +14,9 @@ from ipc.messages import (
     Error,
     Hello,
     MessageError,
+    Ok,
     Ping,
+    Pong,
     ServerMessage,
     StatusReply,
     Token,
@@ -26,12 +28,13 @@ from ipc.messages import (
 LINGER = 1000
 """Milliseconds that the last aborts have to leave when the socket closes."""
 
-Answer = Token | Done | Error | StatusReply
+Answer = Token | Done | Error | StatusReply | Ok
 """What a call may hear."""
 
 _EVENTS = zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED
 _HELLO = encode(Hello(PROTOCOL_VERSION))
 _PING = encode(Ping())
+_PONG = encode(Pong())
 
 
 class Session:
@@ -78,6 +81,8 @@ class Session:
             message = self._decoded(frame)
             if isinstance(message, Answer):
                 yield message
+            elif isinstance(message, Ping):
+                self.send(_PONG)
         if gone and self.welcome is not None and self.lost is None:  # only now: its last words were still to be read
             self.lost = f"the daemon at {self._address} went away"
 

@@ -56,7 +56,7 @@ class Stream:
     def flush(self, send: Callable[[ServerMessage], Sent], now: float) -> Sent:
         """Send what waits, as far as may be."""
         ends = bool(self._waiting) and self._waiting[-1].is_last
-        samples = _sendable(self._waiting)
+        samples = _sendable(self._waiting) if ends or self._credit else self._waiting
         sent = Sent.AWAY
         while samples and (ends or self._credit):
             sent = send(_message(self.reply.request_id, samples[0]))

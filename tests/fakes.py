@@ -112,9 +112,7 @@ class FakeEngine:
         """Nothing is under way."""
 
     def stats(self) -> EngineStats:
-        return EngineStats(
-            running=len(self._running), waiting=len(self._waiting), steps=self.steps, asleep=self.asleep
-        )
+        return EngineStats(running=len(self._running), waiting=len(self._waiting), steps=self.steps, asleep=self.asleep)
 
     def _dispatch(self) -> list[tuple[Sequence, int]]:
         while self._waiting and len(self._running) < self._max_num_seqs:
