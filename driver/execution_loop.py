@@ -9,6 +9,7 @@ from typing import Protocol
 from driver.bounded_queue import BoundedQueue, QueueClosed
 from driver.deadlines import Deadlines
 from driver.errors import InvalidRequest
+from driver.histogram import Histogram
 from driver.messages import (
     Abort,
     Admit,
@@ -69,6 +70,10 @@ class Engine(Protocol):
         """Compiles nothing more."""
 
 
+ITERATION_TOKENS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
+"""Buckets of vLLM's histogram of that name."""
+
+
 class ExecutionLoop:
     """Hears messages, steps the engine, hands tokens on. It waits for a message if and only if the engine is idle.
 
@@ -86,10 +91,20 @@ class ExecutionLoop:
         self.stats = engine.stats()
         """The latest snapshot; this thread replaces it, whole, and anyone may read it."""
         self._engine = engine
+        self.iteration_tokens = Histogram(ITERATION_TOKENS)
+        """Tokens of each step; this thread counts."""
         self._profiler = Profiler()
         self._deadlines = Deadlines()
         self._clock = clock
         self._summaries = summaries
+        self._progressed_at: float | None = None
+        """When a step last landed, or when the work began; None while there is none."""
+
+    @property
+    def seconds_since_progress(self) -> float:
+        """For how long there has been work and no step has landed; 0 when idle. It grows while this thread hangs, too."""
+        progressed_at = self._progressed_at
+        return 0.0 if progressed_at is None else max(0.0, self._clock() - progressed_at)
 
     def run(self) -> None:
         """Serves until Stop is heard or ``summaries`` is closed."""
@@ -102,15 +117,19 @@ class ExecutionLoop:
                     if self._engine.has_work:
                         self._step()
         finally:
+            self._progressed_at = None
             self._engine.close()
 
     def _hear(self) -> bool:
         """Handles every message that is there, waiting for one if the engine has nothing to do. False after Stop."""
         idle = not self._engine.has_work
+        if idle:
+            self._progressed_at = None
         with suppress(queue.Empty):
             while True:
                 message = self.inbox.get(block=idle)
-                idle = False
+                if idle:
+                    idle, self._progressed_at = False, self._clock()
                 if isinstance(message, Stop):
                     return False
                 self._handle(message)
@@ -181,7 +200,11 @@ class ExecutionLoop:
 
     def _step(self) -> None:
         outputs = self._engine.step()
+        before = self.stats
         self.stats = self._engine.stats()  # first, so that whoever has a last sample finds it counted
+        if self.stats.steps > before.steps:
+            self._progressed_at = self._clock()
+            self.iteration_tokens.observe(_tokens(self.stats) - _tokens(before))
         if outputs:
             for output in outputs:
                 if output.finish_reason is not None:
@@ -195,3 +218,7 @@ def _done(request_id: str, text: str) -> ReturnSample:
 
 def _refused(request_id: str, why: str) -> ReturnSample:
     return ReturnSample(request_id=request_id, error=RequestError(InvalidRequest.code, why))
+
+
+def _tokens(stats: EngineStats) -> int:
+    return stats.prompt_tokens + stats.generated_tokens

@@ -21,6 +21,8 @@ class Opened(msgspec.Struct, frozen=True):
     """
 
     request: OpenRequest
+    sequences: list[Sequence]
+    """One for each sample. The execution thread writes them; the summary thread reads what is set before an output: times."""
     prompt_tail: list[int]
     num_prompt_tokens: int
     params: SamplingParams

@@ -36,7 +36,7 @@ The end
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import msgspec
 
@@ -45,11 +45,14 @@ from driver.compile_grammars import NUM_THREADS, CompileGrammars
 from driver.errors import Asleep, Draining, DriverError, DriverStopped, InternalError, Overloaded
 from driver.execution_loop import Engine, ExecutionLoop
 from driver.grammars import Grammars
+from driver.histogram import Histogram
 from driver.messages import Abort, Profile, Sleep, Stop, Summary, Wake
 from driver.open_requests import OpenRequests
 from driver.prepare_inputs import PrepareInputs
 from driver.process_summary import ProcessSummary
 from driver.request import ActiveRequest, ReturnChannel
+from driver.request_log import RequestLog
+from driver.request_metrics import RequestMetrics
 from driver.safe_thread import SafeThread
 from driver.tokenizer import Tokenizer
 from engine.config import EngineStats
@@ -67,6 +70,8 @@ class DriverStatus(EngineStats, frozen=True):
     """Requests that wait to be prepared."""
     open_requests: int = 0
     """Requests that are owed a last sample: queued, waiting, running or on their way out."""
+    seconds_since_progress: float = 0.0
+    """For how long the engine has had work and has landed no step; 0 when it is idle. Health is this, not a heartbeat."""
     uptime_seconds: float = 0.0
     state: str = "serving"
     """That, or "falling asleep", "asleep" or "draining"."""
@@ -89,7 +94,8 @@ class oDriver:
     ) -> None:
         self._max_queued = max_queued_requests
         self._on_failure = on_failure
-        self._open_requests = OpenRequests()
+        self._log = RequestLog()
+        self._open_requests = OpenRequests(self._log.ended)
         self._summaries: BoundedQueue[Summary] = BoundedQueue(MAX_SUMMARIES)
         self._execution = ExecutionLoop(engine, self._summaries)
         post = self._execution.inbox.put
@@ -98,7 +104,8 @@ class oDriver:
         self._prepare = PrepareInputs(
             tokenizer, engine.limits, self._open_requests, post, max_queued_requests, self._compile.submit
         )
-        self._summary = ProcessSummary(tokenizer, self._open_requests, self._summaries, post)
+        self.request_metrics = RequestMetrics(engine.limits.max_model_len)
+        self._summary = ProcessSummary(tokenizer, self._open_requests, self._summaries, post, self.request_metrics)
         self._threads = [
             SafeThread("prepare inputs", self._prepare.run, self._thread_died),
             *[SafeThread("compile grammars", self._compile.run, self._thread_died) for _ in range(NUM_THREADS)],
@@ -129,6 +136,7 @@ class oDriver:
                 return  # the end of the driver came in between, and has told the channel
             if isinstance(refusal, QueueClosed):
                 raise DriverStopped(str(self._why_stopped)) from None
+            self._log.refused(request, refusal)
             raise
 
     def abort(self, request_id: str) -> bool:
@@ -141,11 +149,12 @@ class oDriver:
         return True
 
     def status(self) -> DriverStatus:
-        """A snapshot, as of the engine's last step."""
+        """A snapshot, as of the engine's last step; ``seconds_since_progress`` is as of now."""
         return DriverStatus(
             **msgspec.structs.asdict(self._execution.stats),
             queued_requests=self._prepare.num_queued,
             open_requests=len(self._open_requests),
+            seconds_since_progress=self.seconds_since_progress,
             uptime_seconds=time.monotonic() - self._started_at,
             state=self._state(),
         )
@@ -172,6 +181,21 @@ class oDriver:
             self._sleep.cancelled = True
         self._execution.inbox.put(Wake(request_id, channel))
         self._refusal = None  # now, as what is admitted comes behind that in the inbox
+
+    @property
+    def seconds_since_progress(self) -> float:
+        """For how long the engine has had work and has landed no step; 0 when it is idle."""
+        return self._execution.seconds_since_progress
+
+    @property
+    def failed(self) -> Mapping[str, int]:
+        """How many requests ended with an error, by its code."""
+        return self._log.failed
+
+    @property
+    def iteration_tokens(self) -> Histogram:
+        """Tokens of each step."""
+        return self._execution.iteration_tokens
 
     def profile(self, request_id: str, directory: str | None, channel: ReturnChannel) -> None:
         """Begins a trace of the process, for this directory, or ends and writes the one under way where it is None.

@@ -32,6 +32,9 @@ class OpenRequest:
     num_samples: int = 1
     """How many sequences it is served by; prepare inputs says so before they are admitted."""
     received_at: float = field(default_factory=time.monotonic)
+    scheduled_at: float | None = None
+    """When a step was first planned with it; this and the next the summary thread writes, with the first token."""
+    first_token_at: float | None = None
 
     @property
     def request_id(self) -> str:
@@ -45,9 +48,13 @@ class OpenRequest:
 
 
 class OpenRequests:
-    """The table of open requests; any thread may call anything."""
+    """The table of open requests; any thread may call anything.
 
-    def __init__(self) -> None:
+    ``on_end`` hears of every last sample, before it is delivered and on the thread that delivers it.
+    """
+
+    def __init__(self, on_end: Callable[[OpenRequest, ReturnSample], None] | None = None) -> None:
+        self._on_end = on_end
         self._serials = itertools.count()
         self._by_request_id: dict[str, OpenRequest] = {}
         self._owed: dict[str, OpenRequest] = {}
@@ -82,6 +89,8 @@ class OpenRequests:
     def close(self, request: OpenRequest, last: ReturnSample) -> None:
         """Delivers the last sample, unless somebody else has."""
         if self._remove(request):
+            if self._on_end is not None:
+                self._on_end(request, last)
             request.request.channel.put(last)
             self._tell()
 

@@ -86,7 +86,7 @@ class PrepareInputs:
         whole = {output.request_id for output in resumed if output.finish_reason is not None}
         admit = Admit(
             [sequence for sequence in sequences if sequence.request_id not in whole],
-            Opened(request, prompt[-PROMPT_TAIL:], len(prompt), params, stop_regexes, resumed),
+            Opened(request, sequences, prompt[-PROMPT_TAIL:], len(prompt), params, stop_regexes, resumed),
         )
         if params.structured_outputs is None or not admit.sequences:
             self._post(admit)

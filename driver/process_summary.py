@@ -1,5 +1,6 @@
 """The third stage: from token ids to the text a client sees."""
 
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -9,6 +10,7 @@ from driver.errors import InvalidRequest
 from driver.messages import Ended, Finished, Landed, Opened, Summary
 from driver.open_requests import OpenRequest, OpenRequests
 from driver.request import ReturnSample, Usage
+from driver.request_metrics import RequestMetrics, SampleTimes
 from driver.sample_logprobs import SampleLogprobs
 from driver.sample_text import SampleText
 from driver.tokenizer import Tokenizer
@@ -28,11 +30,15 @@ class ProcessSummary:
         open_requests: OpenRequests,
         summaries: BoundedQueue[Summary],
         post: Callable[[Finished], None],
+        metrics: RequestMetrics,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._tokenizer = tokenizer
         self._open_requests = open_requests
         self._summaries = summaries
         self._post = post
+        self._metrics = metrics
+        self._clock = clock
         self._replies: dict[str, _Reply] = {}
         """By sequence."""
 
@@ -47,15 +53,17 @@ class ProcessSummary:
             case Opened():
                 self._open(summary)
             case Landed(outputs=outputs):
+                now = self._clock()
                 for output in outputs:
-                    self._deliver(output)
+                    self._deliver(output, now)
             case Ended(sequence_id=sequence_id, finish_reason=finish_reason):
-                self._deliver(SequenceOutput(sequence_id, [], finish_reason))
+                self._deliver(SequenceOutput(sequence_id, [], finish_reason), self._clock())
 
     def _open(self, opened: Opened) -> None:
         usage = _OpenUsage(opened.num_prompt_tokens, opened.request.num_samples)
         for index, sequence_id in enumerate(opened.request.sequence_ids):
-            self._replies[sequence_id] = _Reply(index, opened, usage, self._tokenizer)
+            times = SampleTimes(self._metrics, opened, opened.sequences[index])
+            self._replies[sequence_id] = _Reply(index, opened, usage, times, self._tokenizer)
         for output in opened.resumed:
             if output.token_ids:
                 self._resume(self._replies[output.request_id], output)
@@ -70,33 +78,43 @@ class ProcessSummary:
                 finish_reason=sample.finish_reason,
                 usage=sample.usage,
             )
-            self._put(reply, output, end)
+            self._put(reply, output, end, self._clock())
 
-    def _deliver(self, output: SequenceOutput) -> None:
+    def _deliver(self, output: SequenceOutput, now: float) -> None:
         reply = self._replies.get(output.request_id)
         if reply is None:
             return
         if output.error is not None:
-            self._fail(reply.opened.request, output)
+            self._fail(reply.opened.request, output, now)
             return
-        self._put(reply, output, reply.sample(output))
+        sample = reply.sample(output)
+        if sample.token_ids:
+            reply.times.land(len(sample.token_ids), now)
+        self._put(reply, output, sample, now)
 
-    def _put(self, reply: "_Reply", output: SequenceOutput, sample: ReturnSample) -> None:
+    def _put(self, reply: "_Reply", output: SequenceOutput, sample: ReturnSample, now: float) -> None:
         if sample.finish_reason is not None:
             del self._replies[output.request_id]
+            reply.times.finish(sample.finish_reason, now)
+            reply.usage.longest = max(reply.usage.longest, reply.times.num_tokens)
             if output.finish_reason is None:
                 # Before the client hears of it: its next request then comes after this in the inbox.
                 self._post(Finished(output.request_id))
         if sample.is_last:
+            self._metrics.request_params_n.observe(reply.opened.params.n)
+            self._metrics.request_max_num_generation_tokens.observe(reply.usage.longest)
             self._open_requests.close(reply.opened.request, sample)
         else:
             reply.opened.request.request.channel.put(sample)
 
-    def _fail(self, request: OpenRequest, output: SequenceOutput) -> None:
+    def _fail(self, request: OpenRequest, output: SequenceOutput, now: float) -> None:
         """End a request, of which one sample has come to an error; the engine is told to let go of the others."""
         for sequence_id in request.sequence_ids:
-            if self._replies.pop(sequence_id, None) is not None and sequence_id != output.request_id:
-                self._post(Finished(sequence_id))
+            reply = self._replies.pop(sequence_id, None)
+            if reply is not None:
+                reply.times.finish("error", now)
+                if sequence_id != output.request_id:
+                    self._post(Finished(sequence_id))
         self._open_requests.fail(request, InvalidRequest(output.error or ""))
 
 
@@ -107,23 +125,26 @@ class _OpenUsage:
     prompt_tokens: int
     num_open: int
     completion_tokens: int = 0
+    longest: int = 0
+    """Tokens of its longest sample that has ended."""
 
 
 class _Reply:
     """What one client has been told so far of one sample."""
 
-    def __init__(self, index: int, opened: Opened, usage: _OpenUsage, tokenizer: Tokenizer) -> None:
+    def __init__(self, index: int, opened: Opened, usage: _OpenUsage, times: SampleTimes, tokenizer: Tokenizer) -> None:
         self.opened = opened
+        self.times = times
         self._index = index
-        self._usage = usage
+        self.usage = usage
         self._words = SampleText(opened, tokenizer)
         self._logprobs = SampleLogprobs(index, opened.params, tokenizer)
 
     def sample(self, output: SequenceOutput) -> ReturnSample:
         """What this output adds; the sample's last if it ends the sequence or what it says ends it."""
         text, num_read, finish_reason = self._words.read(output)
-        self._usage.completion_tokens += num_read
-        self._usage.num_open -= finish_reason is not None
+        self.usage.completion_tokens += num_read
+        self.usage.num_open -= finish_reason is not None
         return ReturnSample(
             request_id=self.opened.request.request_id,
             index=self._index,
@@ -132,5 +153,5 @@ class _Reply:
             logprobs=self._logprobs.of_output(output.logprobs[:num_read]),
             prompt_logprobs=self._logprobs.of_prompt(output.prompt_logprobs),
             finish_reason=finish_reason,
-            usage=None if self._usage.num_open else Usage(self._usage.prompt_tokens, self._usage.completion_tokens),
+            usage=None if self.usage.num_open else Usage(self.usage.prompt_tokens, self.usage.completion_tokens),
         )

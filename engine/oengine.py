@@ -1,5 +1,6 @@
 """The engine: sequences in, token ids out, a step at a time. One thread owns it."""
 
+import time
 from collections import deque
 from collections.abc import Callable
 
@@ -89,6 +90,7 @@ class oEngine:
         outputs = self._resume()
         plan = self._scheduler.plan()
         if plan is not None:
+            _stamp(plan.admitted)
             self._in_flight.append(self._runner.dispatch(plan))
         if plan is None or len(self._in_flight) > self._run_ahead:
             outputs += self._land()
@@ -139,3 +141,10 @@ class oEngine:
         self._prompt_tokens += step.plan.num_tokens - step.plan.num_decodes
         self._generated_tokens += sum(len(output.token_ids) for output in outputs)
         return outputs
+
+
+def _stamp(admitted: list[Sequence]) -> None:
+    """Note when they were first planned; after preemption that stays."""
+    for sequence in admitted:
+        if sequence.scheduled_at is None:
+            sequence.scheduled_at = time.monotonic()

@@ -52,6 +52,8 @@ class Sequence:
     """Prompt tokens whose log-probabilities, asked for, have landed; the first has none and counts."""
     awaits_mask: bool = False
     """Whether the constraint has been told a token that landed and has not answered."""
+    scheduled_at: float | None = None
+    """When a step was first planned with it, in seconds of ``time.monotonic``."""
     slot: int = -1
     pages: list[int] = field(default_factory=list)
     max_computed_tokens: int = field(init=False)

@@ -49,6 +49,7 @@ def _parser() -> argparse.ArgumentParser:
         ("config", _config_arguments, _config, "show what holds for a daemon started like this, and whence"),
         ("complete", _complete_arguments, _complete, "continue a text"),
         ("chat", _chat_arguments, _chat, "talk with the model"),
+        ("batch", _batch_arguments, _batch, "answer a file of requests, and again only what is missing"),
         ("bench", _bench_arguments, _bench, "put a load on the daemon and time its answers"),
     ):
         # What is not given is left out, and so has the default of whoever reads it.
@@ -86,6 +87,25 @@ def _complete_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _chat_arguments(parser: argparse.ArgumentParser) -> None:
     _connect_argument(parser)
+
+
+def _batch_arguments(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("source", type=Path, metavar="IN", help="requests, one a line: as OpenAI's batches have them, or plainly")
+    add(
+        "target",
+        type=Path,
+        metavar="OUT",
+        help="results, as OpenAI's batches have them; what it has is not asked again",
+    )
+    _connect_argument(parser)
+    add("--max-concurrency", type=_count, metavar="N", help="requests that are open at once (default: 128)")
+    add(
+        "--resume-timeout",
+        type=float,
+        metavar="F",
+        help="seconds to wait for a daemon that has gone to come back (default: 300)",
+    )
 
 
 def _bench_arguments(parser: argparse.ArgumentParser) -> None:
@@ -149,6 +169,12 @@ def _chat(options: dict[str, Any]) -> int:
     return 0
 
 
+def _batch(options: dict[str, Any]) -> int:
+    from ipc import batch
+
+    return batch.run(options.pop("source"), options.pop("target"), _listening(options), **options)
+
+
 def _bench(options: dict[str, Any]) -> int:
     from ipc import bench
     from ipc.load import Load
@@ -161,10 +187,21 @@ def _bench(options: dict[str, Any]) -> int:
 
 def _connected(options: dict[str, Any]) -> Client:
     """A client; unlike one made by a program, it does not wait for a daemon that is not there yet."""
+    return Client(_listening(options))
+
+
+def _listening(options: dict[str, Any]) -> str:
+    """The address that is asked for, where somebody listens."""
     address = checked_address(options.pop("connect", None))
     if not anyone_listens(address):
         raise ConnectFailed.nobody(address)
-    return Client(address)
+    return address
+
+
+def _count(text: str) -> int:
+    if not text.isdecimal() or int(text) == 0:
+        raise argparse.ArgumentTypeError(f"must be a number of 1 or more, not {text!r}")
+    return int(text)
 
 
 def _read_prompt() -> str:

@@ -1,6 +1,7 @@
-"""The thread behind a Client: it owns the socket; the threads that call tell it what to do, and wait for answers."""
+"""The thread behind a client: it owns the socket; callers tell it what to do, and it puts answers where they wait."""
 
 import itertools
+import logging
 import math
 import os
 import threading
@@ -8,55 +9,37 @@ import time
 from collections import deque
 from collections.abc import Callable
 from functools import partial
-from queue import SimpleQueue
+from typing import Any
 
 import zmq
 
 from ipc.bell import Bell
-from ipc.errors import ConnectFailed, ConnectionLost, OdriverError
-from ipc.messages import CREDITS, Abort, Credit, Token, Welcome, encode
+from ipc.call import Call, Put
+from ipc.completion import Message
+from ipc.errors import ConnectFailed, ConnectionLost, OdriverError, RequestFailed, ResumeFailed
+from ipc.messages import CREDITS, Abort, Credit, Done, Error, Generate, Token, Welcome, encode
+from ipc.resumption import Resumption, with_seed
 from ipc.session import Answer, Session
+
+logger = logging.getLogger(__name__)
 
 LONGEST_WAIT = 3600.0
 """Seconds after which the thread looks around anyway: a timeout may be infinite, a poll's may not."""
-
-
-class Call:
-    """One question to the daemon and, in order, what comes back; it always ends, by an answer or by an error."""
-
-    def __init__(self, request_id: str, frame: bytes, deadline: float) -> None:
-        self.request_id = request_id
-        self.frame = frame
-        self.deadline = deadline
-        """When to give up, as long as there is no daemon to send it to."""
-        self.num_unacknowledged = 0
-        """Pieces that have come since the daemon was last given credit for some."""
-        self._answers: SimpleQueue[Answer | Welcome | OdriverError | None] = SimpleQueue()
-
-    def put(self, answer: Answer | Welcome | OdriverError | None) -> None:
-        """Let whoever waits have it; None when the caller has left."""
-        self._answers.put(answer)
-
-    def get(self) -> Answer | Welcome | None:
-        """Wait for the next answer; raises OdriverError if there won't be one."""
-        answer = self._answers.get()
-        if isinstance(answer, OdriverError):
-            raise answer
-        return answer
 
 
 class Connection:
     """Any number of calls at once over one socket, from any number of threads.
 
     Connects when there is a call and no connection, again too after one was lost, and then takes up to ``timeout``
-    seconds; calls that were open when it was lost have failed. None of the methods waits but ``close``.
+    seconds; calls that were open when it was lost have failed. With a ``resume_timeout``, completions have not: they
+    wait so many seconds for a daemon, and it goes on with them. None of the methods waits but ``close``.
     """
 
-    def __init__(self, address: str, timeout: float) -> None:
-        self.welcome: Welcome | None = None
-        """What the daemon said when it was last connected to."""
+    def __init__(self, address: str, timeout: float, resume_timeout: float | None) -> None:
         self._address = address
+        self._welcome: Welcome | None = None
         self._timeout = timeout
+        self._resume_timeout = resume_timeout
         self._process = os.getpid()
         self._serials = itertools.count(1)
         self._bell = Bell()
@@ -74,15 +57,44 @@ class Connection:
         self._thread = threading.Thread(target=self._run, name="odriver client", daemon=True)
         self._thread.start()
 
-    def new_request_id(self) -> str:
-        """One that no other call of this connection has."""
+    @property
+    def welcome(self) -> Welcome:
+        """What the daemon said when it was last connected to; raises ConnectFailed if it never was."""
+        if self._welcome is None:
+            raise ConnectFailed(f"this client has not been connected to {self._address} yet")
+        return self._welcome
+
+    def connect(self, put: Put) -> Call:
+        """Ask for no more than to be connected; Welcome is put."""
+        return self._call(self._new_request_id(), b"", put)
+
+    def generate(
+        self,
+        put: Put,
+        *,
+        prompt: str | list[int] | None = None,
+        messages: list[Message] | None = None,
+        params: dict[str, Any],
+        stream: bool = True,
+    ) -> Call:
+        """Ask for a completion; Tokens are put, and then Done."""
+        request_id = self._new_request_id()
+        if self._resume_timeout is None:
+            return self._call(request_id, encode(Generate(request_id, prompt, messages, params, stream)), put)
+        # Streamed in any case, as what has come need not come again.
+        frame = encode(Generate(request_id, prompt, messages, with_seed(params)))
+        return self._call(request_id, frame, put, Resumption(frame, time.monotonic()))
+
+    def _new_request_id(self) -> str:
         return str(next(self._serials))
 
-    def call(self, request_id: str, frame: bytes) -> Call:
-        """Ask something. An empty frame asks for no more than to be connected, and is answered by Welcome."""
+    def _call(self, request_id: str, frame: bytes, put: Put, resumption: Resumption | None = None) -> Call:
         if os.getpid() != self._process:
             raise ConnectionLost("this client was made before the process forked: make another one in the child")
-        call = Call(request_id, frame, time.monotonic() + self._timeout)
+        patience = self._timeout
+        if resumption is not None and self._welcome is not None:  # it waits for the daemon's return like its elders
+            patience = self._resume_timeout or 0.0
+        call = Call(request_id, frame, put, time.monotonic() + patience, resumption)
         self._inbox.append(partial(self._begin, call))
         self._bell.ring()
         if self._ended:  # perhaps too late for the thread to have found it
@@ -125,20 +137,22 @@ class Connection:
         """Milliseconds until there is something to do of which no socket and no bell will tell."""
         if self._session is None:
             return 0 if self._waiting else None
-        due = min([self._session.next_ping, *(call.deadline for call in self._waiting.values())])
-        return max(0, math.ceil(1000 * min(due - time.monotonic(), LONGEST_WAIT)))
+        now, due = time.monotonic(), self._session.next_ping
+        for call in self._waiting.values():
+            due = min(due, call.deadline, call.not_before if call.not_before > now else math.inf)
+        return max(0, math.ceil(1000 * min(due - now, LONGEST_WAIT)))
 
     def _attend(self, session: Session, now: float) -> None:
         for answer in session.receive(now):
-            self._hear(answer)
+            self._hear(answer, now)
         if session.welcome is not None and session.lost is None:
-            self._send_waiting(session, session.welcome)
+            self._send_waiting(session, session.welcome, now)
         self._give_up(session, now)
         session.keep_alive(now)
         if session.lost is not None or (session.welcome is None and not self._waiting):
             self._drop(session)
 
-    def _hear(self, answer: Answer) -> None:
+    def _hear(self, answer: Answer, now: float) -> None:
         call = self._open.get(answer.request_id or "")
         if call is None:
             return  # aborted
@@ -146,7 +160,12 @@ class Connection:
             self._acknowledge(call)
         else:
             del self._open[call.request_id]
-        call.put(answer)
+        if isinstance(answer, Error):
+            self._refused(call, RequestFailed(answer.code, answer.message), now)
+        elif isinstance(answer, Token | Done):
+            new = answer if call.resumption is None else call.resumption.take(answer)
+            if new is not None:
+                call.put(new)
 
     def _acknowledge(self, call: Call) -> None:
         """Give credit for what has come, half of all at a time, so that the rest is on its way meanwhile.
@@ -158,26 +177,60 @@ class Connection:
             self._session.send(encode(Credit(call.request_id, call.num_unacknowledged)))
             call.num_unacknowledged = 0
 
-    def _send_waiting(self, session: Session, welcome: Welcome) -> None:
-        self.welcome = welcome
-        for call in self._waiting.values():
-            if call.frame:
-                self._open[call.request_id] = call
-                session.send(call.frame)
-            else:
+    def _refused(self, call: Call, error: RequestFailed, now: float) -> None:
+        """Ask again later where a daemon that goes, or one that has just come back, turned it away."""
+        resumption = call.resumption
+        if resumption is None or not resumption.outlasts(error):
+            call.put(error)
+            return
+        self._interrupt(call, resumption, error, now)
+
+    def _interrupt(self, call: Call, resumption: Resumption, why: OdriverError, now: float) -> None:
+        call.frame = encode(resumption.rest(now))
+        call.deadline = resumption.interrupt(why, now) + (self._resume_timeout or 0.0)
+        call.not_before = now + resumption.delay()
+        self._waiting[call.request_id] = call
+
+    def _send_waiting(self, session: Session, welcome: Welcome, now: float) -> None:
+        self._welcome = welcome
+        due = [call for call in self._waiting.values() if call.not_before <= now]
+        resumed = sum(call.resumption is not None and call.resumption.why is not None for call in due)
+        if resumed:
+            logger.info("connected to %s: %d requests are resumed", self._address, resumed)
+        for call in due:
+            del self._waiting[call.request_id]
+            problem = _problem(call, welcome)
+            if problem is not None:
+                call.put(problem)
+            elif not call.frame:
                 call.put(welcome)
-        self._waiting.clear()
+            else:
+                self._open[call.request_id] = call
+                call.num_unacknowledged = 0
+                session.send(call.frame)
 
     def _give_up(self, session: Session, now: float) -> None:
         for call in [call for call in self._waiting.values() if call.deadline <= now]:
             del self._waiting[call.request_id]
-            why = ConnectFailed.silent if session.reached else ConnectFailed.nobody
-            call.put(why(self._address))
+            failure = ConnectFailed.silent if session.reached else ConnectFailed.nobody
+            why = call.resumption and call.resumption.why
+            call.put(
+                ConnectionLost(f"{why}; within {self._resume_timeout:g} s it could not be resumed")
+                if why
+                else failure(self._address)
+            )
 
     def _drop(self, session: Session) -> None:
-        why = session.lost or ""
+        why, now = session.lost or "", time.monotonic()
+        resumed = 0
         for call in self._open.values():
-            call.put(ConnectionLost(why))
+            if call.resumption is None:
+                call.put(ConnectionLost(why))
+            else:
+                self._interrupt(call, call.resumption, ConnectionLost(why), now)
+                resumed += 1
+        if resumed:
+            logger.warning("%s: %d requests wait up to %g s to be resumed", why, resumed, self._resume_timeout)
         self._open.clear()
         if session.welcome is None:
             for call in self._waiting.values():
@@ -204,3 +257,12 @@ class Connection:
         if self._session is not None:
             self._session.close()
         self._context.term()
+
+
+def _problem(call: Call, welcome: Welcome) -> OdriverError | None:
+    """What keeps a call from being sent to this daemon."""
+    limit = welcome.max_message_bytes
+    if len(call.frame) > limit:
+        return RequestFailed("message_too_long", f"a message may have {limit} bytes, not {len(call.frame)}")
+    mismatch = call.resumption and call.resumption.mismatch(welcome)
+    return ResumeFailed(mismatch) if mismatch else None

@@ -5,6 +5,7 @@ early waits instead of being refused. READY follows when the model is loaded and
 
 SIGTERM and SIGINT drain it, as ``odriver drain`` does: no new work, what is open is finished, exit 0. What is not done in
 time, or when a second signal comes, is told why. A signal during that ends the process on the spot.
+SIGHUP reads the configuration again and takes over what needs no restart.
 Should a thread of driver or sockets die, the open requests are told as well, and the exit code asks for a restart.
 """
 
@@ -22,19 +23,20 @@ from typing import Any, NoReturn
 
 from rich.console import Console
 
-from engine.config import EngineConfig
 from engine.errors import ConfigurationError
 from engine.progress import Progress
 from ipc import terminal
 from ipc.addresses import checked_address, default_address
 from ipc.bell import Bell
-from ipc.config import DaemonConfig
+from ipc.configuration import Configuration
 from ipc.errors import AddressError
 from ipc.loading import Load, StartableDriver, load
 from ipc.logs import configure_logging
+from ipc.metrics_server import MetricsServer
 from ipc.server import Server
 from ipc.settings import configs, held
-from ipc.systemd import notify
+from ipc.systemd import extend_timeout, notify, notify_reloading
+from ipc.watchdog import Watchdog
 
 logger = logging.getLogger(__name__)
 
@@ -47,6 +49,10 @@ DRIVER_TIMEOUT = 3.0
 """Seconds that the driver's threads have to finish what they are at, such as a step of the device."""
 SHUTDOWN_TIMEOUT = 4.5
 """Seconds for all of the shutdown; then the process ends as it is, showing where it hung."""
+START_PATIENCE = 600.0
+"""Seconds that one function may take to compile, or one stage to begin, before systemd gives up on the start."""
+PROGRESS_LIMIT = 60.0
+"""Seconds without a step, though there is work, after which the daemon is not healthy."""
 
 
 LONGEST_WAIT = 3600.0
@@ -60,13 +66,16 @@ class Interrupted(BaseException):
 class Daemon:
     """One daemon, to be ``run`` once, in the main thread: the one that hears signals."""
 
-    def __init__(self, config: EngineConfig, settings: DaemonConfig, console: Console, load: Load = load) -> None:
-        self._config = config
+    def __init__(self, configuration: Configuration, console: Console, load: Load = load) -> None:
+        self._configuration = configuration
+        settings = configuration.daemon
         self._address = checked_address(settings.bind)
         self._console = console
         self._load = load
-        self._drain_timeout = settings.drain_timeout
         self._server = Server(self._address, on_failure=self._fail, on_drain=self._ask_to_drain)
+        self._metrics: MetricsServer | None = None
+        if settings.metrics_port is not None:
+            self._metrics = MetricsServer(settings.metrics_host, settings.metrics_port, self.health)
         self._driver: StartableDriver | None = None
         self._ends: SimpleQueue[tuple[int, str]] = SimpleQueue()
         """Exit code and reason, from whoever has one first."""
@@ -74,14 +83,16 @@ class Daemon:
         self._drains: SimpleQueue[tuple[float | None, str]] = SimpleQueue()
         """In how many seconds, None for ``drain_timeout``, and why."""
         self._give_up_at = math.inf
+        self._watchdog: Watchdog | None = None
         self._starting = False
         self._signalled = False
         self._stopping = False
+        self._reload_asked = False
 
     def run(self) -> int:
         """Serve, and return the exit code. Raises ConfigurationError and AddressError where it cannot start."""
         why = "the daemon could not start"
-        with _handling_signals(self._on_signal, self._bell):
+        with _handling_signals(self._on_signal, self._bell, at_terminal=self._console.is_terminal):
             try:
                 self.startup()
                 code, why = self.main_loop()
@@ -96,15 +107,24 @@ class Daemon:
         """Take the address, load, start the threads, and say READY."""
         self._starting, began = True, time.monotonic()
         self._server.start()
+        if self._metrics is not None:
+            self._metrics.start()
         with terminal.start_up(self._console) as display:
-            loaded = self._load(self._config, lambda progress: _report(display, progress), self._fail)
+            loaded = self._load(self._configuration.engine, lambda progress: _report(display, progress), self._fail)
         self._driver = loaded.driver
         self._driver.start()
         self._server.open(self._driver, loaded.model, loaded.limits)
+        if self._metrics is not None and loaded.metrics is not None:
+            self._metrics.add(loaded.metrics)
         self._starting = False
         notify("STATUS=serving")
         notify("READY=1")
-        facts = {"address": self._address, "started in": f"{time.monotonic() - began:.1f} s"}
+        self._watchdog = Watchdog(lambda: loaded.driver.seconds_since_progress, self._fail)
+        self._watchdog.start()
+        facts = {"address": self._address}
+        if self._metrics is not None:
+            facts["metrics"] = f"{self._metrics.url}/metrics"
+        facts["started in"] = f"{time.monotonic() - began:.1f} s"
         connect = "" if self._address == default_address() else f" --connect {self._address}"
         facts["try"] = f'odriver complete "Once upon a time"{connect}'
         terminal.show_ready(self._console, loaded.facts | facts)
@@ -117,6 +137,9 @@ class Daemon:
             if left <= 0:
                 return STOPPED, why
             self._bell.wait(min(left, LONGEST_WAIT))
+            if self._reload_asked:
+                self._reload_asked = False
+                self.reload()
             while not self._drains.empty():
                 timeout, why = self._drains.get()
                 self._drain(timeout, why)
@@ -125,20 +148,37 @@ class Daemon:
     def _drain(self, timeout: float | None, why: str) -> None:
         """Take no new work, and end when what is open has; what is not done by then is told why."""
         assert self._driver is not None
-        timeout = self._drain_timeout if timeout is None else timeout
+        timeout = self._configuration.daemon.drain_timeout if timeout is None else timeout
         self._give_up_at = min(self._give_up_at, time.monotonic() + timeout)
         logger.info("%s: nothing new is taken, and what is open has %g s to finish", why, timeout)
         self._driver.drain(lambda: self._end(STOPPED, why))
+
+    def reload(self) -> None:
+        """Read the configuration again."""
+        notify_reloading()
+        self._configuration.reload()
+        notify("READY=1")
 
     def shutdown(self, why: str) -> None:
         """Tell open requests why, and close."""
         self._starting, self._stopping = False, True
         notify("STOPPING=1")
+        if self._watchdog is not None:
+            self._watchdog.stop()
         faulthandler.dump_traceback_later(SHUTDOWN_TIMEOUT, exit=True)
         if self._driver is not None:
             self._driver.stop(why, timeout=DRIVER_TIMEOUT)
         self._server.stop()
+        if self._metrics is not None:
+            self._metrics.stop()
         faulthandler.cancel_dump_traceback_later()
+
+    def health(self) -> str | None:
+        """What is wrong, as far as ``/health`` is concerned."""
+        if self._driver is None or self._starting:
+            return "starting"
+        stalled = self._driver.seconds_since_progress
+        return f"no step has landed for {stalled:.0f} s" if stalled > PROGRESS_LIMIT else None
 
     def _fail(self, why: str) -> None:
         self._end(FAULT, why)
@@ -153,6 +193,9 @@ class Daemon:
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         del frame
+        if number == signal.SIGHUP:
+            self._reload_asked = True
+            return
         why = f"the daemon was stopped by {signal.Signals(number).name}"
         if self._stopping:
             os._exit(128 + number)
@@ -176,9 +219,9 @@ def serve(flags: Mapping[str, Any]) -> NoReturn:
 
 def _run(flags: Mapping[str, Any], console: Console) -> int:
     try:
-        config, settings = configs(held(flags))
-        configure_logging(console, settings.level, settings.log_format)
-        return Daemon(config, settings, console).run()
+        configuration = Configuration(lambda: configs(held(flags)), console)
+        configuration.apply()
+        return Daemon(configuration, console).run()
     except (ConfigurationError, AddressError) as error:
         logger.error("%s", error)
         return MISCONFIGURED
@@ -189,14 +232,21 @@ def _run(flags: Mapping[str, Any], console: Console) -> int:
 
 def _report(display: terminal.StartUp, progress: Progress) -> None:
     display.show(progress)
+    extend_timeout(START_PATIENCE)
     notify(f"STATUS={progress.stage}: {terminal.amount(progress)}")
 
 
 @contextmanager
-def _handling_signals(handle: Callable[[int, FrameType | None], None], bell: Bell) -> Iterator[None]:
-    """The bell rings for signals too: Python's own waits may miss one that comes as they begin."""
+def _handling_signals(
+    handle: Callable[[int, FrameType | None], None], bell: Bell, *, at_terminal: bool
+) -> Iterator[None]:
+    """The bell rings for signals too: Python's own waits may miss one that comes as they begin.
+
+    At a terminal SIGHUP says that the terminal is gone, and does what it did.
+    """
     wakeup = signal.set_wakeup_fd(bell.rope)
-    previous = {number: signal.signal(number, handle) for number in (signal.SIGTERM, signal.SIGINT)}
+    numbers = (signal.SIGTERM, signal.SIGINT) if at_terminal else (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+    previous = {number: signal.signal(number, handle) for number in numbers}
     try:
         yield
     finally:

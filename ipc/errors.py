@@ -5,7 +5,9 @@ OdriverError
         AddressInUse    another process listens there
     ConnectFailed       no daemon answered there, or it refused us
     ConnectionLost      the daemon went away, or the client was closed, with the request open
+        ResumeFailed    the one that came back cannot go on with it
     RequestFailed       the daemon's answer to one request: a code and a message
+    BatchError          a batch's input or output cannot be read, written or told apart
 """
 
 from typing import Self
@@ -41,6 +43,10 @@ class ConnectionLost(OdriverError):
     """The connection ended while a request was open; what it had sent until then is all there is."""
 
 
+class ResumeFailed(ConnectionLost):
+    """The daemon that came back cannot go on with the request; the message says what is not as it was."""
+
+
 class RequestFailed(OdriverError):
     """The daemon refused or gave up one request; ``code`` is one of those that ``ipc.messages.Error`` lists."""
 
@@ -48,3 +54,7 @@ class RequestFailed(OdriverError):
         super().__init__(message)
         self.code = code
         self.message = message
+
+
+class BatchError(OdriverError):
+    """The files of a batch are not what they should be; the message says where and what to do."""

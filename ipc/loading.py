@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
+from prometheus_client.registry import Collector
+
 from engine.config import EngineConfig, ServingLimits
 from engine.progress import Progress
 from ipc.clients import Driver
@@ -23,6 +25,10 @@ class StartableDriver(Driver, Protocol):
     def drain(self, when_done: Callable[[], None]) -> None:
         """Take no new work; say when all that was open has ended."""
 
+    @property
+    def seconds_since_progress(self) -> float:
+        """For how long there has been work and nothing was done; 0 when idle."""
+
     def stop(self, reason: str, timeout: float) -> None:
         """End, and tell every open request why; gives up on what takes longer than the timeout, in seconds."""
 
@@ -36,6 +42,8 @@ class Loaded:
     limits: ServingLimits
     facts: dict[str, str]
     """For people, by name."""
+    metrics: Collector | None = None
+    """What Prometheus is shown of it."""
 
 
 Load = Callable[[EngineConfig, Callable[[Progress], None], Callable[[str], None]], Loaded]
@@ -45,6 +53,7 @@ Load = Callable[[EngineConfig, Callable[[Progress], None], Callable[[str], None]
 def load(config: EngineConfig, report: Callable[[Progress], None], on_failure: Callable[[str], None]) -> Loaded:
     """Load the model and compile every step, and the tokenizer meanwhile. Raises ConfigurationError."""
     # Seconds' worth of imports: not before it is known that there is an address to serve at.
+    from driver.metrics import DriverMetrics
     from driver.odriver import oDriver
     from engine.build import DEMO_MODEL, build_engine, describe
 
@@ -64,7 +73,10 @@ def load(config: EngineConfig, report: Callable[[Progress], None], on_failure: C
         "context": f"{engine.limits.max_model_len:,} tokens",
     }
     driver = oDriver(engine, tokenizer.result(), on_failure=on_failure)
-    return Loaded(driver, directory.resolve().name, engine.limits, facts)
+    name = directory.resolve().name
+    cache_config = {"block_size": str(config.page_size), "num_gpu_blocks": str(engine.stats().pages_total)}
+    metrics = DriverMetrics(driver, name, cache_config)
+    return Loaded(driver, name, engine.limits, facts, metrics)
 
 
 def _load_tokenizer(directory: Path) -> "Tokenizer":

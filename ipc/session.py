@@ -28,13 +28,16 @@ from ipc.messages import (
 LINGER = 1000
 """Milliseconds that the last aborts have to leave when the socket closes."""
 
-Answer = Token | Done | Error | StatusReply | Ok
-"""What a call may hear."""
+LONGEST_KNOCK = 1000
+"""Milliseconds between attempts to reach a daemon; the first follow each other sooner."""
 
 _EVENTS = zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED
 _HELLO = encode(Hello(PROTOCOL_VERSION))
 _PING = encode(Ping())
 _PONG = encode(Pong())
+
+Answer = Token | Done | Error | StatusReply | Ok
+"""What the daemon says to what it was asked."""
 
 
 class Session:
@@ -60,6 +63,7 @@ class Session:
         self._dealer.setsockopt(zmq.SNDHWM, 0)  # what one asks for is in one's own memory anyway,
         self._dealer.setsockopt(zmq.RCVHWM, 0)  # and what one gets had better leave the daemon's
         self._dealer.setsockopt(zmq.IPV6, 1 if "[" in address else 0)
+        self._dealer.setsockopt(zmq.RECONNECT_IVL_MAX, LONGEST_KNOCK)
         self._monitor = self._dealer.get_monitor_socket(_EVENTS)
         self._dealer.connect(address)
         poller.register(self._dealer, zmq.POLLIN)

@@ -3,18 +3,37 @@
 import logging
 import os
 import socket
+import time
 
 logger = logging.getLogger(__name__)
 
 
-def notify(state: str) -> None:
-    """Send one assignment, such as ``READY=1`` or ``STATUS=loading weights``; without a listener, nothing."""
+def notify(*assignments: str) -> None:
+    """Send assignments, such as ``READY=1`` or ``STATUS=loading weights``, as one message; without a listener, nothing."""
     path = os.environ.get("NOTIFY_SOCKET")
     if not path:
         return
     address = "\0" + path[1:] if path.startswith("@") else path
     try:
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as out:
-            out.sendto(state.encode(), address)
+            out.sendto("\n".join(assignments).encode(), address)
     except OSError as error:  # serving matters more than being heard
-        logger.warning("cannot tell NOTIFY_SOCKET=%s %r: %s", path, state, error)
+        logger.warning("cannot tell NOTIFY_SOCKET=%s %r: %s", path, assignments, error)
+
+
+def notify_reloading() -> None:
+    """A reload begins; READY=1 has to follow."""
+    notify("RELOADING=1", f"MONOTONIC_USEC={time.clock_gettime_ns(time.CLOCK_MONOTONIC) // 1000}")
+
+
+def extend_timeout(seconds: float) -> None:
+    """Starting or stopping goes on, and will be done or heard of again within so many seconds."""
+    notify(f"EXTEND_TIMEOUT_USEC={round(seconds * 1e6)}")
+
+
+def watchdog_interval() -> float | None:
+    """In how many seconds of silence this process is taken for hung (sd_watchdog_enabled(3)); None if it is not watched."""
+    microseconds = os.environ.get("WATCHDOG_USEC", "")
+    if not microseconds.isdecimal() or os.environ.get("WATCHDOG_PID", str(os.getpid())) != str(os.getpid()):
+        return None
+    return int(microseconds) / 1e6 or None

@@ -42,6 +42,7 @@ class FakeDriver:
         self.refusal: DriverError | None = None
         self.open: dict[str, ActiveRequest] = {}
         self.when_drained: Callable[[], None] = lambda: None
+        self.seconds_since_progress = 0.0
 
     def submit_request(self, request: ActiveRequest) -> None:
         self.submitted.append(request)
@@ -99,12 +100,12 @@ class FakeDriver:
 
 
 @contextmanager
-def serving(address: str, driver: Driver) -> Iterator[Server]:
+def serving(address: str, driver: Driver, model: str = "parrot") -> Iterator[Server]:
     """A server for the time of a with statement; it has not failed at its end."""
     failures: SimpleQueue[str] = SimpleQueue()
     server = Server(address, on_failure=failures.put, on_drain=lambda timeout: None)
     server.start()
-    server.open(driver, model="parrot", limits=LIMITS)
+    server.open(driver, model=model, limits=LIMITS)
     try:
         yield server
     finally:

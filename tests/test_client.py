@@ -254,7 +254,7 @@ def test_a_refused_request_raises_its_code_and_message(client: Client, driver: F
 def test_a_message_too_long_is_refused_before_it_is_sent(client: Client, driver: FakeDriver) -> None:
     """The limit is the one that the daemon told."""
     with pytest.raises(RequestFailed, match=str(MAX_MESSAGE_BYTES)) as failure:
-        client.generate("x" * MAX_MESSAGE_BYTES)
+        client.complete("x" * MAX_MESSAGE_BYTES)
 
     assert failure.value.code == "message_too_long"
     assert not driver.open
@@ -512,7 +512,8 @@ def run_python(code: str, *arguments: str) -> str:
 
 def test_the_client_loads_nothing_heavy() -> None:
     """A program that only asks needs neither jax nor transformers nor numpy."""
-    loaded = run_python("import sys, ipc.client; print(*sorted({name.split('.')[0] for name in sys.modules}))").split()
+    code = "import sys, ipc.async_client, ipc.client; print(*sorted({name.split('.')[0] for name in sys.modules}))"
+    loaded = run_python(code).split()
 
     assert not {"jax", "flax", "transformers", "tokenizers", "numpy", "rich"} & set(loaded)
 

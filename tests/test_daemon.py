@@ -18,6 +18,7 @@ from engine.errors import ConfigurationError
 from engine.progress import Progress
 from ipc.client import Client, RequestFailed
 from ipc.config import DaemonConfig
+from ipc.configuration import Configuration, ReadConfig
 from ipc.control_client import ControlClient
 from ipc.daemon import FAULT, STOPPED, Daemon
 from ipc.errors import AddressInUse
@@ -69,6 +70,7 @@ def build_daemon(
     during_load: Callable[[Report], None] = lambda report: None,
     failures: list[Fail] | None = None,
     drain_timeout: float = PATIENCE,
+    read: ReadConfig | None = None,
 ) -> Daemon:
     """A daemon that need not load its driver; ``during_load`` happens instead, ``failures`` gets the driver's."""
 
@@ -79,7 +81,9 @@ def build_daemon(
             failures.append(on_failure)
         return Loaded(driver or FakeDriver(), "parrot", LIMITS, {"model": "parrot"})
 
-    return Daemon(EngineConfig(), DaemonConfig(bind=address, drain_timeout=drain_timeout), Console(stderr=True), load)
+    console = Console(stderr=True)
+    read = read or (lambda: (EngineConfig(), DaemonConfig(bind=address, drain_timeout=drain_timeout)))
+    return Daemon(Configuration(read, console), console, load)
 
 
 def send_signal(number: int = signal.SIGTERM) -> None:
@@ -176,7 +180,9 @@ def test_systemd_hears_of_every_step_of_the_start(address: str, news: News) -> N
         build_daemon(address, during_load=load_slowly).run()
 
     assert heard.result() == [
+        "EXTEND_TIMEOUT_USEC=600000000",
         "STATUS=loading weights: 500.0 kB of 8.0 MB",
+        "EXTEND_TIMEOUT_USEC=600000000",
         "STATUS=compiling: 3 of 31 functions",
         "STATUS=serving",
         "READY=1",

@@ -209,3 +209,4 @@ def test_status_counts_what_is_open() -> None:
 
     assert (status.open_requests, status.running, status.uptime_seconds > 0) == (0, 0, True)
     assert status.steps > 10
+    assert driver.status().seconds_since_progress == 0

@@ -39,7 +39,7 @@ def build_admit(name: str = "a", prompt: str = "ab", max_tokens: int = 2, **para
     request = OpenRequest(ActiveRequest(request_id=name, channel=QueueChannel()), sequence_id=name)
     ids = list(prompt.encode())
     sequence = Sequence(name, ids, SamplingParams(**params), frozenset(), max_tokens=max_tokens, seed=0)
-    return Admit([sequence], Opened(request, ids, len(ids), sequence.params))
+    return Admit([sequence], Opened(request, [sequence], ids, len(ids), sequence.params))
 
 
 def run_script(
@@ -161,9 +161,9 @@ def test_a_timeout_ends_a_sequence_before_the_next_step() -> None:
     ]
     for admit in admits:
         admit.opened.request.received_at = 100.0
-    times = iter([104.0, 104.5, 104.9, 105.0, *[200.0] * 9])
+    engine, times = FakeEngine(), [104.0, 104.5, 104.9, 105.0, *[200.0] * 9]
 
-    said, _ = run_script(FakeEngine(), [*admits, None, None, None, None], clock=lambda: next(times))
+    said, _ = run_script(engine, [*admits, None, None, None, None], clock=lambda: times[engine.steps])
 
     ends = [message for message in said if isinstance(message, Ended)]
     landed = [output.request_id for message in said if isinstance(message, Landed) for output in message.outputs]
@@ -181,3 +181,33 @@ def test_an_abort_ends_all_samples_of_a_request() -> None:
     said, _ = run_script(FakeEngine(), [admit, None, Abort(admit.opened.request), None])
 
     assert [message for message in said if isinstance(message, Ended)] == [Ended("a", "abort"), Ended("a/1", "abort")]
+
+
+def test_progress_is_counted_from_the_work_and_from_each_step() -> None:
+    """Idle it is 0 however late it is; with work it grows until a step lands, even while the thread is within one."""
+    now, seen = 100.0, []
+
+    class Watched(FakeEngine):
+        def step(self) -> list[SequenceOutput]:
+            nonlocal now
+            before = loop.seconds_since_progress
+            now += 7.0  # the step takes so long
+            seen.append((before, loop.seconds_since_progress))
+            return super().step()
+
+    class Waited(ScriptedInbox):
+        def get(self, block: bool = True) -> Inbound:
+            nonlocal now
+            now += 1000.0 if block else 1.0
+            if block:
+                assert loop.seconds_since_progress == 0.0
+            return super().get(block)
+
+    loop: Any = ExecutionLoop(Watched(), BoundedQueue(100), lambda: now)
+    loop.inbox = Waited([build_admit(max_tokens=2), None, None, None])
+
+    loop.run()
+
+    # The first step comes after one more look into the inbox; so do the others, after the step before has landed.
+    assert seen == [(1.0, 8.0)] * 3
+    assert loop.seconds_since_progress == 0.0

@@ -12,10 +12,11 @@ from driver.messages import Ended, Finished, Landed, Opened, Summary
 from driver.open_requests import OpenRequests
 from driver.process_summary import ProcessSummary
 from driver.request import ActiveRequest, Logprob, QueueChannel, ReturnSample, Usage
+from driver.request_metrics import RequestMetrics
 from driver.safe_thread import SafeThread
 from driver.stop_regex import StopRegex
 from engine.sampling_params import RepetitionDetection, SamplingParams
-from engine.sequence import SequenceOutput, TokenLogprobs
+from engine.sequence import Sequence, SequenceOutput, TokenLogprobs
 
 
 class Stage:
@@ -24,8 +25,9 @@ class Stage:
     def __init__(self) -> None:
         self.heard: queue.SimpleQueue[ReturnSample | Finished] = queue.SimpleQueue()
         self.open_requests = OpenRequests()
+        self.metrics = RequestMetrics(max_model_len=100)
         self.summaries: BoundedQueue[Summary] = BoundedQueue(100)
-        stage = ProcessSummary(FakeTokenizer(), self.open_requests, self.summaries, self.heard.put)
+        stage = ProcessSummary(FakeTokenizer(), self.open_requests, self.summaries, self.heard.put, self.metrics)
         self.thread = SafeThread("summary", stage.run, on_death=lambda *_: None)
         self.thread.start()
 
@@ -35,7 +37,11 @@ class Stage:
         asked = SamplingParams(stop=list(stops), **params)
         request.num_samples = asked.n
         regexes = [StopRegex(pattern) for pattern in asked.stop_regexes]
-        self.summaries.put(Opened(request, list(prompt.encode()), len(prompt), asked, regexes))
+        sequences = [
+            Sequence(sequence_id, list(prompt.encode()), asked, frozenset(), max_tokens=50, seed=0)
+            for sequence_id in request.sequence_ids
+        ]
+        self.summaries.put(Opened(request, sequences, list(prompt.encode()), len(prompt), asked, regexes))
         return request.sequence_id
 
     def land(self, sequence_id: str, tokens: bytes | list[int], finish_reason: str | None = None) -> None:

@@ -3,8 +3,6 @@
 from collections import deque
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from caching.page_manager import HBMPageManager
 from engine.plan import StepResult
@@ -323,91 +321,3 @@ def test_what_is_to_tell_of_its_prompt_computes_all_of_it():
         scheduler.add(sibling)
 
     assert scheduler.plan().starts == [0, 0]
-
-
-sequences = st.tuples(st.integers(1, 20), st.integers(1, 12))
-
-
-@settings(max_examples=300, deadline=None)
-@given(
-    num_pages=st.integers(10, 40),
-    page_size=st.integers(1, 5),
-    max_num_seqs=st.integers(1, 6),
-    extra_budget=st.integers(0, 12),
-    run_ahead=st.integers(0, 3),
-    data=st.data(),
-)
-def test_any_history_finishes_every_sequence_and_loses_nothing(
-    num_pages, page_size, max_num_seqs, extra_budget, run_ahead, data
-):
-    """Random arrivals, plans, landings and aborts: integrity after each, and everyone ends with exactly their tokens.
-
-    Each sampled token is a function of the sequence and the position it is drawn for, so a token that
-    lands in the wrong place, twice or not at all is seen.
-    """
-    scheduler, pages = build_scheduler(
-        num_pages=num_pages, page_size=page_size, max_num_seqs=max_num_seqs, budget=max_num_seqs + extra_budget
-    )
-    capacity = pages.num_total * page_size
-    in_flight, alive, ended, received = deque(), {}, {}, {}
-
-    def admit(number):
-        prompt, max_tokens = data.draw(sequences)
-        prompt = min(prompt, capacity - 1)
-        sequence = build_sequence(f"{number}", prompt, min(max_tokens, capacity - prompt))
-        alive[sequence.request_id] = sequence
-        received[sequence.request_id] = []
-        scheduler.add(sequence)
-
-    def plan():
-        made = scheduler.plan()
-        if made is not None:
-            check_plan(made)
-            in_flight.append(made)
-        return made
-
-    def check_plan(made):
-        assert 0 < made.num_tokens == sum(made.counts) <= max_num_seqs + extra_budget
-        assert len({id(sequence) for sequence in made.sequences}) == made.num_rows <= max_num_seqs
-        assert made.counts[: made.num_decodes] == [1] * made.num_decodes
-        for sequence, start, count in zip(made.sequences, made.starts, made.counts, strict=True):
-            assert start + count <= len(sequence.pages) * page_size
-            assert start + count <= sequence.num_total_tokens
-
-    def land_oldest():
-        made = in_flight.popleft()
-        tokens = [
-            1000 * int(sequence.request_id) + start + count
-            for sequence, start, count in zip(made.sequences, made.starts, made.counts, strict=True)
-        ]
-        for output in scheduler.update(made, StepResult(tokens)):
-            received[output.request_id] += output.token_ids
-            if output.finish_reason:
-                ended[output.request_id] = alive.pop(output.request_id)
-
-    for number in range(data.draw(st.integers(1, 12))):
-        admit(number)
-        for action in data.draw(st.lists(st.sampled_from(["step", "plan", "land", "abort"]), max_size=6)):
-            if action in ("step", "plan") and len(in_flight) <= run_ahead:
-                plan()
-            elif action == "land" and in_flight:
-                land_oldest()
-            elif action == "abort" and alive:
-                request_id = data.draw(st.sampled_from(sorted(alive)))
-                assert scheduler.finish(request_id)
-                del alive[request_id], received[request_id]
-            scheduler.check_integrity()
-
-    for _ in range(2000):
-        if not alive and not in_flight:
-            break
-        if len(in_flight) > run_ahead or plan() is None:
-            assert in_flight, "stuck"
-            land_oldest()
-        scheduler.check_integrity()
-
-    assert not alive and pages.num_owned == 0
-    for request_id, sequence in ended.items():
-        prompt = len(sequence.prompt_token_ids)
-        expected = [1000 * int(request_id) + prompt + n for n in range(sequence.max_tokens)]
-        assert received[request_id] == sequence.output_token_ids == expected

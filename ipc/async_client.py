@@ -1,0 +1,192 @@
+"""``ipc.client`` for asyncio; it loads no jax.
+
+    async with AsyncClient() as client:
+        async for piece in client.generate("Once upon a time", max_tokens=64):
+            print(piece.text, end="", flush=True)
+
+A request starts when ``generate`` or ``chat`` is called, not when its first piece is awaited. Cancelling the task that
+awaits a piece, leaving the loop early, closing or dropping the stream aborts it.
+"""
+
+import asyncio
+import weakref
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
+from types import TracebackType
+from typing import Any, Self
+
+from ipc.addresses import checked_address
+from ipc.call import Call, Outcome, Put
+from ipc.completion import Completion, Message, Piece, piece_of, whole
+from ipc.connection import Connection
+from ipc.control_client import ControlClient
+from ipc.errors import ConnectionLost, OdriverError
+from ipc.messages import Done, Token, Welcome
+
+Outcomes = asyncio.Queue[Outcome]
+
+
+class AsyncClient:
+    """A connection to a daemon; any number of tasks, of any loop, may use one, with many requests at once.
+
+    ``async with`` connects, and so does the first request. ``address`` None is where ``odriver serve`` listens by
+    default. ``timeout`` is how many seconds a daemon has to answer when it is connected to; one that is just starting
+    is waited for as long. Raises AddressError at once; awaiting raises ConnectFailed if no daemon answers. A request
+    that a daemon has accepted may take its time: it ends with an answer, or with ConnectionLost when the daemon goes
+    away or hangs. The next request after that connects anew. ``resume`` is as in ``Client``.
+    """
+
+    def __init__(
+        self,
+        address: str | None = None,
+        timeout: float = 10.0,
+        *,
+        resume: bool = False,
+        resume_timeout: float = 300.0,
+    ) -> None:
+        self._address = checked_address(address)
+        self._timeout = timeout
+        self._connection = Connection(self._address, timeout, resume_timeout if resume else None)
+        self._finalizer = weakref.finalize(self, self._connection.close)
+        self._doorways: dict[asyncio.AbstractEventLoop, _Doorway] = {}
+
+    async def __aenter__(self) -> Self:
+        try:
+            await self._outcome_of(self._connection.connect)
+        except BaseException:
+            await self.close()
+            raise
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    @property
+    def welcome(self) -> Welcome:
+        """What the daemon says of itself: ``model``, ``max_model_len`` and more; raises ConnectFailed before."""
+        return self._connection.welcome
+
+    def generate(self, prompt: str | list[int], **params: Any) -> "AsyncStream":
+        """Continue a text, or token ids; ``params`` are those of ``SamplingParams``. Iterate over the answer's pieces."""
+        return self._stream(prompt=prompt, params=params)
+
+    def chat(self, messages: list[Message], **params: Any) -> "AsyncStream":
+        """Continue a conversation, through the model's chat template. Iterate over the answer's pieces."""
+        return self._stream(messages=messages, params=params)
+
+    async def complete(self, prompt: str | list[int], **params: Any) -> Completion:
+        """As ``generate``, and wait for the whole, which comes at once."""
+        async with self._stream(prompt=prompt, params=params, stream=False) as stream:
+            return whole([piece async for piece in stream])
+
+    async def status(self) -> dict[str, Any]:
+        """The daemon's numbers: what runs and waits, pages, steps, tokens and more."""
+        if not self._finalizer.alive:
+            raise ConnectionLost("this client is closed")
+        return await asyncio.to_thread(self._status)
+
+    async def close(self) -> None:
+        """End the connection; what is open is aborted, and whoever waits for it gets ConnectionLost."""
+        await asyncio.to_thread(self._finalizer)
+
+    def _status(self) -> dict[str, Any]:
+        with ControlClient(self._address, self._timeout) as control:
+            return control.status()
+
+    def _stream(self, **question: Any) -> "AsyncStream":
+        outcomes, put = self._new_queue()
+        return AsyncStream(self, self._connection, self._connection.generate(put, **question), outcomes)
+
+    async def _outcome_of(self, ask: Callable[[Put], Call]) -> Outcome:
+        """Ask for one thing and wait for it; raises the OdriverError that comes in its place."""
+        outcomes, put = self._new_queue()
+        ask(put)
+        outcome = await outcomes.get()
+        if isinstance(outcome, OdriverError):
+            raise outcome
+        return outcome
+
+    def _new_queue(self) -> tuple[Outcomes, Put]:
+        """A queue of the running loop, and how the connection's thread puts into it."""
+        loop, outcomes = asyncio.get_running_loop(), Outcomes()
+        doorway = self._doorways.setdefault(loop, _Doorway(loop))
+        return outcomes, partial(doorway.put, outcomes)
+
+
+class AsyncStream:
+    """The pieces of one completion as they come, for one task to iterate over once."""
+
+    def __init__(self, client: AsyncClient, connection: Connection, call: Call, outcomes: Outcomes) -> None:
+        self._client = client  # a client that nobody else holds lives as long as this
+        self._connection = connection
+        self._call = call
+        self._outcomes = outcomes
+        self._ended = False
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> Piece:
+        """The next piece. Raises RequestFailed if the daemon could not do it, ConnectionLost if it went away.
+
+        The request is aborted if the task is cancelled meanwhile.
+        """
+        if self._ended:
+            raise StopAsyncIteration
+        try:
+            outcome = await self._outcomes.get()
+        except asyncio.CancelledError:
+            self._abort()
+            raise
+        self._ended = not isinstance(outcome, Token)
+        if isinstance(outcome, OdriverError):
+            raise outcome
+        if isinstance(outcome, Token | Done):
+            return piece_of(outcome)
+        raise StopAsyncIteration
+
+    async def close(self) -> None:
+        """Abort the request if it has not ended; nothing more comes."""
+        self._abort()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
+    ) -> None:
+        self._abort()
+
+    def __del__(self) -> None:
+        self._abort()
+
+    def _abort(self) -> None:
+        if not self._ended:
+            self._ended = True
+            self._connection.abort(self._call)
+
+
+class _Doorway:
+    """Where the connection's thread leaves what is for tasks of one loop, which it wakes once for all there is."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._left: deque[tuple[Outcomes, Outcome]] = deque()
+        self._rung = False
+
+    def put(self, outcomes: Outcomes, outcome: Outcome) -> None:
+        self._left.append((outcomes, outcome))
+        if not self._rung:
+            self._rung = True
+            with suppress(RuntimeError):  # the loop is closed: nobody waits there any more
+                self._loop.call_soon_threadsafe(self._hand_in)
+
+    def _hand_in(self) -> None:
+        self._rung = False  # first, as who puts may look at it before it is seen that nothing is left
+        while self._left:
+            outcomes, outcome = self._left.popleft()
+            outcomes.put_nowait(outcome)

@@ -1,0 +1,113 @@
+"""The output of a batch: a line for each request, appended when it is done, so that a crash loses nothing that is there."""
+
+import fcntl
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import msgspec
+
+from ipc.errors import BatchError
+
+SUCCESS = 200
+
+
+class _Response(msgspec.Struct):
+    status_code: int
+
+
+class _Result(msgspec.Struct):
+    """What of a line, as OpenAI's batches have it, tells whose it is and whether it went well."""
+
+    custom_id: str
+    response: _Response
+
+
+class BatchOutput:
+    """The file, open and locked, and what was in it: whether each request went well, by ``custom_id``.
+
+    A last line that was not written to its end is cut off. Raises BatchError for a file that is no batch's output,
+    another's at the moment, or cannot be written.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.results: dict[str, bool] = {}
+        self._path = path
+        self._unsynced = False
+        with self._writing():
+            self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
+        try:
+            self._lock()
+            self._read()
+            _sync_directory(path.parent)
+        except BaseException:
+            os.close(self._descriptor)
+            raise
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        try:
+            self.sync()
+        finally:
+            os.close(self._descriptor)
+
+    def append(self, result: dict[str, Any]) -> None:
+        """One more line. It outlives this process from now on, and the machine from the next ``sync`` on."""
+        line = msgspec.json.encode(result) + b"\n"
+        with self._writing():
+            while line:
+                line = line[os.write(self._descriptor, line) :]
+        self._unsynced = True
+        self.results[result["custom_id"]] = result["response"]["status_code"] == SUCCESS
+
+    def sync(self) -> None:
+        """Wait until the lines are on the disk; any thread."""
+        if self._unsynced:
+            self._unsynced = False
+            with self._writing():
+                os.fsync(self._descriptor)
+
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise BatchError(f"cannot write {self._path}: {error.strerror}") from error
+
+    def _lock(self) -> None:
+        try:
+            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise BatchError(f"another batch is writing {self._path}") from error
+
+    def _read(self) -> None:
+        end = 0
+        with self._path.open("rb") as lines:
+            for number, line in enumerate(lines, start=1):
+                if not line.endswith(b"\n"):
+                    os.ftruncate(self._descriptor, end)
+                    return
+                end += len(line)
+                self._know(line, f"{self._path}, line {number}")
+
+    def _know(self, line: bytes, where: str) -> None:
+        try:
+            result = msgspec.json.decode(line, type=_Result)
+        except ValueError as error:
+            raise BatchError(f"{where} is no result of a batch: choose another file, or remove the line") from error
+        if result.custom_id in self.results:
+            raise BatchError(f"{where} is a second result of {result.custom_id!r}: remove one of them")
+        self.results[result.custom_id] = result.response.status_code == SUCCESS
+
+
+def _sync_directory(directory: Path) -> None:
+    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,216 @@
+"""A model checker for the scheduler: random histories of it, and what has to hold after each of their steps.
+
+The scheduler is driven as the engine drives it, with several plans in flight, by requests that come, are aborted and run
+out of time at random. Beside it stands a model of the pages: each token written is remembered by the whole of what came
+before it, so that a page with two writers, one that is handed out while it is read, or one that is shared with somebody
+whose tokens differ is found where it is read. The next token is a function of all tokens before it, as in a greedy model:
+what a request gives does not depend on its neighbours, and a prefix may be shared by whoever has the same.
+"""
+
+from collections import deque
+from dataclasses import dataclass, field
+from random import Random
+
+from caching.page_manager import HBMPageManager
+from engine.plan import NextIterationPlan, StepResult
+from engine.sampling_params import SamplingParams
+from engine.scheduler import InferenceScheduler
+from engine.sequence import Sequence
+
+VOCABULARY, EOS = 11, 0
+PARAMS = SamplingParams(temperature=0)
+STEMS = 3
+"""Prompts begin alike in so many ways."""
+PATIENCE = 50
+"""Plans that a sequence may take for each token of all sequences, at the very most."""
+
+
+@dataclass
+class Life:
+    """A sequence, and what has to become of it."""
+
+    sequence: Sequence
+    tokens: list[int]
+    """The prompt, and what a model would give after it, were there no end token."""
+    histories: list[int]
+    """What stands for the token at each place and all before it."""
+    received: list[int] = field(default_factory=list)
+    reason: str | None = None
+
+    @property
+    def expected(self) -> list[int]:
+        """The output when nobody ends it early."""
+        output = self.tokens[len(self.sequence.prompt_token_ids) :]
+        return output[: output.index(EOS) + 1] if EOS in output else output
+
+
+class SchedulerHistory:
+    """One random history; ``step`` goes on with it, ``end`` lets all that is left finish. Both raise AssertionError."""
+
+    def __init__(self, random: Random) -> None:
+        self._random = random
+        self._page_size = random.randint(1, 5)
+        self._pages = HBMPageManager(random.randint(10, 40))
+        max_num_seqs = random.randint(1, 6)
+        self._max_num_seqs = max_num_seqs
+        self._budget = max_num_seqs + random.randint(0, 12)
+        self._run_ahead = random.randint(0, 3)
+        self._scheduler = InferenceScheduler(
+            self._pages, page_size=self._page_size, max_num_seqs=max_num_seqs, max_num_batched_tokens=self._budget
+        )
+        self._in_flight: deque[NextIterationPlan] = deque()
+        self._alive: dict[str, Life] = {}
+        self._ended: list[Life] = []
+        self._content: dict[tuple[int, int], int] = {}
+        """By page and place in it, the history that was written there last."""
+        self._queues: dict[tuple[str, int], deque[str]] = {}
+        """Ids by client and priority, of those that have no slot, in the order in which they are to get one."""
+
+    def step(self) -> None:
+        """One thing at random happens, and everything still holds."""
+        action = self._random.choice((self._add, self._plan, self._plan, self._land, self._land, self._finish_one))
+        action()
+        self._check()
+
+    def end(self) -> None:
+        """Everybody finishes, with what they were to give, and nothing is left."""
+        patience = PATIENCE * (1 + sum(len(life.tokens) for life in self._alive.values()))
+        while self._alive or self._in_flight:
+            planned = len(self._in_flight) <= self._run_ahead and self._plan()
+            assert planned or self._in_flight, "work is left, but nothing can be planned and nothing will land"
+            if not planned:
+                self._land()
+            self._check()
+            patience -= 1
+            assert patience, f"{sorted(self._alive)} never end"
+        assert not self._pages.num_owned, "everybody has ended, and pages are owned"
+        for life in self._ended:
+            whole = life.expected
+            wanted = whole if life.reason is not None else whole[: len(life.received)]
+            assert life.received == life.sequence.output_token_ids == wanted, "a token is lost, doubled or another's"
+
+    def _add(self) -> None:
+        """A request of one to three samples."""
+        random, capacity = self._random, self._pages.num_total * self._page_size
+        prompt = _prompt(random, min(20, capacity - 1))
+        max_tokens = random.randint(1, min(12, capacity - len(prompt)))
+        siblings: list[Sequence] = []
+        for _ in range(random.choice((1, 1, 2, 3))):
+            number = str(len(self._alive) + len(self._ended))
+            sequence = Sequence(number, prompt, PARAMS, frozenset({EOS}), max_tokens, seed=0, siblings=siblings)
+            siblings.append(sequence)
+            self._alive[number] = _life(sequence)
+            self._queues.setdefault(("", 0), deque()).append(number)
+            self._scheduler.add(sequence)
+
+    def _finish_one(self) -> None:
+        """Aborted, out of time, or ended by a stop string: the scheduler is told the same."""
+        if self._alive and self._random.random() < 0.5:
+            request_id = self._random.choice(list(self._alive))
+            assert self._scheduler.finish(request_id), "a sequence that has not ended is unknown"
+            assert not self._scheduler.finish(request_id), "a sequence ended twice"
+            self._bury(request_id)
+
+    def _plan(self) -> bool:
+        """Whether there was something to plan."""
+        if len(self._in_flight) > self._run_ahead:
+            return False
+        plan = self._scheduler.plan()
+        if plan is None:
+            return False
+        self._check_plan(plan)
+        self._check_order(plan)
+        self._write_and_read(plan)
+        self._in_flight.append(plan)
+        return True
+
+    def _land(self) -> None:
+        if not self._in_flight:
+            return
+        plan = self._in_flight.popleft()
+        known = {**{life.sequence.request_id: life for life in self._ended}, **self._alive}
+        ids = [
+            known[sequence.request_id].tokens[start + count] if samples else VOCABULARY
+            for sequence, start, count, samples in zip(
+                plan.sequences, plan.starts, plan.counts, plan.samples, strict=True
+            )
+        ]
+        for output in self._scheduler.update(plan, StepResult(ids)):
+            life = self._alive[output.request_id]  # one that has ended has no more to say
+            life.received += output.token_ids
+            if output.finish_reason is not None:
+                life.reason = output.finish_reason
+                assert output.finish_reason == ("stop" if life.received[-1] == EOS else "length")
+                self._bury(output.request_id)
+
+    def _bury(self, request_id: str) -> None:
+        self._ended.append(self._alive.pop(request_id))
+        for queue in self._queues.values():
+            if request_id in queue:
+                queue.remove(request_id)
+
+    def _check(self) -> None:
+        self._scheduler.check_integrity()
+        pages = self._pages
+        assert pages.num_free + pages.num_owned == pages.num_total, "a page is lost"
+        assert self._scheduler.num_running + self._scheduler.num_waiting == len(self._alive), "a sequence is lost"
+
+    def _check_plan(self, plan: NextIterationPlan) -> None:
+        assert 0 < plan.num_tokens == sum(plan.counts) <= self._budget, "a step has more tokens than it may"
+        assert len(set(map(id, plan.sequences))) == plan.num_rows <= self._max_num_seqs, "a sequence has two rows"
+        assert plan.counts[: plan.num_decodes] == [1] * plan.num_decodes
+        for sequence, start, count in zip(plan.sequences, plan.starts, plan.counts, strict=True):
+            assert sequence.request_id in self._alive, "a sequence that has ended is planned"
+            assert start + count <= len(sequence.pages) * self._page_size, "a token has no page"
+
+    def _check_order(self, plan: NextIterationPlan) -> None:
+        """Of one client and one priority, those that came first get a slot first; whoever lost it, before them."""
+        queue = self._queues["", 0]
+        for sequence in plan.released:
+            if sequence.request_id in self._alive:
+                queue.appendleft(sequence.request_id)
+        for sequence in plan.admitted:
+            assert queue.popleft() == sequence.request_id, "somebody overtook in the queue"
+
+    def _write_and_read(self, plan: NextIterationPlan) -> None:
+        """What the device does: all rows write, and then each reads all there is of its own."""
+        rows = list(zip(plan.sequences, plan.starts, plan.counts, strict=True))
+        written: set[tuple[int, int]] = set()
+        for sequence, start, count in rows:
+            histories = self._alive[sequence.request_id].histories
+            for place in range(start, start + count):
+                slot = self._slot(sequence, place)
+                assert slot not in written, f"page {slot[0]} has two writers"
+                written.add(slot)
+                self._content[slot] = histories[place]
+        for sequence, start, count in rows:
+            histories = self._alive[sequence.request_id].histories
+            for place in range(start + count):
+                assert self._content.get(self._slot(sequence, place)) == histories[place], (
+                    "a page holds another's tokens"
+                )
+
+    def _slot(self, sequence: Sequence, place: int) -> tuple[int, int]:
+        return sequence.pages[place // self._page_size], place % self._page_size
+
+
+def _prompt(random: Random, longest: int) -> list[int]:
+    """Often the beginning of another's, or all of it."""
+    stem = Random(random.randrange(STEMS))
+    prompt = [stem.randrange(1, VOCABULARY) for _ in range(random.randint(1, longest))]
+    if random.random() < 0.5:
+        prompt[-1] = random.randrange(1, VOCABULARY)
+    return prompt
+
+
+def _life(sequence: Sequence) -> Life:
+    tokens, histories = list(sequence.prompt_token_ids), []
+    history = 0
+    for token in tokens:
+        history = hash((history, token))
+        histories.append(history)
+    for _ in range(sequence.max_tokens):
+        tokens.append(history % VOCABULARY)
+        history = hash((history, tokens[-1]))
+        histories.append(history)
+    return Life(sequence, tokens, histories)

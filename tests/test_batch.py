@@ -1,0 +1,378 @@
+"""``odriver batch``: a file of requests against servers in this process."""
+
+import json
+import os
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fake_driver import PATIENCE, FakeDriver, serving
+from fakes import FakeEngine, FakeTokenizer
+from test_cli import ENVIRONMENT, ODRIVER
+
+from driver.errors import Overloaded
+from driver.odriver import oDriver
+from ipc import batch
+from ipc.cli import main
+from ipc.completion import Choice, Completion
+from ipc.messages import Logprob, Usage
+from ipc.openai_format import CHAT, TEXT, BodyError, body_of, question_of
+
+
+@pytest.fixture
+def address(tmp_path: Path) -> str:
+    """Where the servers under test listen."""
+    return f"ipc://{tmp_path}/o.sock"
+
+
+@pytest.fixture
+def driver(address: str) -> Iterator[FakeDriver]:
+    """A driver that is being served."""
+    driver = FakeDriver()
+    with serving(address, driver):
+        yield driver
+
+
+class Files:
+    """A batch's input and output."""
+
+    def __init__(self, directory: Path, address: str) -> None:
+        self.source, self.target = directory / "in.jsonl", directory / "out.jsonl"
+        self.command = ["batch", str(self.source), str(self.target), "--connect", address]
+
+    def write(self, *lines: dict[str, Any] | str) -> None:
+        texts = [line if isinstance(line, str) else json.dumps(line) for line in lines]
+        self.source.write_text("".join(f"{text}\n" for text in texts))
+
+    def results(self) -> dict[str, dict[str, Any]]:
+        """By custom_id; each is there once."""
+        lines = [json.loads(line) for line in self.target.read_text().splitlines()]
+        results = {line["custom_id"]: line["response"] for line in lines}
+        assert len(results) == len(lines)
+        return results
+
+
+@pytest.fixture
+def files(tmp_path: Path, address: str) -> Files:
+    """Of the batch under test."""
+    return Files(tmp_path, address)
+
+
+def asked(custom_id: str, url: str, **body: Any) -> dict[str, Any]:
+    """A line as OpenAI's batches have it."""
+    return {"custom_id": custom_id, "method": "POST", "url": url, "body": body}
+
+
+def test_lines_of_either_format_are_answered(files: Files, driver: FakeDriver) -> None:
+    """Bodies are OpenAI's; a line that has no name is called by its number, blank ones count."""
+    files.write(
+        asked("text", TEXT, model="parrot", prompt="once upon", max_tokens=5, seed=1),
+        asked("chat", CHAT, messages=[{"role": "user", "content": "what is it"}]),
+        "",
+        {"prompt": "a plain one", "temperature": 0},
+        {"messages": [{"role": "user", "content": "so plain"}], "custom_id": "mine"},
+    )
+
+    assert main(files.command) == 0
+
+    results = files.results()
+    assert results["text"]["body"] == {
+        "id": "cmpl-text",
+        "object": "text_completion",
+        "model": "parrot",
+        "choices": [{"index": 0, "text": "onceupon", "logprobs": None, "finish_reason": "stop"}],
+        "usage": {"prompt_tokens": 1, "completion_tokens": 2, "total_tokens": 3},
+    }
+    assert results["chat"]["body"]["choices"][0]["message"] == {"role": "assistant", "content": "whatisit"}
+    assert results["line-4"]["body"]["choices"][0]["text"] == "aplainone"
+    assert results["mine"]["body"]["choices"][0]["message"]["content"] == "soplain"
+    params = {str(request.prompt): request.params for request in driver.submitted}
+    assert params["once upon"] == {"max_tokens": 5, "seed": 1}
+    assert params["a plain one"]["temperature"] == 0
+
+
+def test_a_line_without_a_seed_has_one_of_its_own(files: Files, driver: FakeDriver) -> None:
+    """The same in every run, and another for every custom_id."""
+    files.write(*({"prompt": "x", "custom_id": name} for name in "ab"))
+    for _ in range(2):
+        assert main(files.command) == 0
+        files.target.unlink()
+
+    seeds = [request.params["seed"] for request in driver.submitted]
+    assert len(set(seeds)) == 2 and sorted(seeds[:2]) == sorted(seeds[2:])
+
+
+def test_a_mistake_is_the_result_of_its_line(
+    files: Files, driver: FakeDriver, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Recorded as an answer of OpenAI's would be; the exit code tells, in the next run too, which asks nothing."""
+    files.write(
+        asked("model", TEXT, model="owl", prompt="x"),
+        asked("url", "/v1/embeddings", input="x"),
+        asked("parameter", TEXT, prompt="x", suffix="y"),
+        asked("prompt", CHAT, prompt="x"),
+        {"prompt": 5, "custom_id": "type"},
+        {"prompt": "good", "custom_id": "good"},
+    )
+
+    assert main(files.command) == 1
+    submitted = len(driver.submitted)
+    assert main(files.command) == 1
+
+    results = files.results()
+    errors = {name: result["body"]["error"] for name, result in results.items() if result["status_code"] != 200}
+    assert {name: results[name]["status_code"] for name in errors} == {
+        "model": 404, "url": 400, "parameter": 400, "prompt": 400, "type": 400
+    }  # fmt: skip
+    assert errors["model"]["code"] == "model_not_found" and "'suffix'" in errors["parameter"]["message"]
+    assert len(driver.submitted) == submitted
+    assert "6 of 6 requests are in" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("lines", "results", "words"),
+    [
+        (["{"], "", "in.jsonl, line 1 is no JSON"),
+        (["[]"], "", "line 1 is no JSON object"),
+        (['{"url": "/v1/completions", "body": {}}'], "", "line 1 must have custom_id, method"),
+        (['{"prompt": "x", "custom_id": 5}'], "", "custom_id must be a string"),
+        (['{"prompt": "x", "custom_id": "line-2"}', '{"prompt": "y"}'], "", "line 2: custom_id 'line-2' is used twice"),
+        (['{"prompt": "x"}'], "what is this\n", "out.jsonl, line 1 is no result of a batch"),
+        (
+            ['{"prompt": "x"}'],
+            '{"custom_id": "other", "response": {"status_code": 200}}\n',
+            "has a result of 'other', which",
+        ),
+    ],
+)
+def test_files_that_cannot_be_used_are_refused_before_anything_is_asked(
+    files: Files, driver: FakeDriver, capsys: pytest.CaptureFixture[str], lines: list[str], results: str, words: str
+) -> None:
+    """With file and line; the output is left as it is."""
+    files.write(*lines)
+    if results:
+        files.target.write_text(results)
+
+    assert main(files.command) == 1
+
+    assert words in capsys.readouterr().err
+    assert not driver.submitted
+    assert (files.target.read_text() if results else "") == results
+
+
+def test_a_file_that_is_not_there_is_named(
+    files: Files, driver: FakeDriver, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Input or output's directory."""
+    assert main(files.command) == 1
+    files.write({"prompt": "x"})
+    assert main([*files.command[:2], "/nonexistent/out", *files.command[3:]]) == 1
+
+    said = capsys.readouterr().err
+    assert f"cannot read {files.source}" in said and "cannot write /nonexistent/out" in said
+    assert not driver.submitted
+
+
+def test_a_torn_line_is_cut_and_done_again(files: Files, driver: FakeDriver) -> None:
+    """What was whole stays, byte for byte, and is not asked again."""
+    files.write(*({"prompt": name, "custom_id": name} for name in "abc"))
+    assert main(files.command) == 0
+    lines = files.target.read_bytes().splitlines(keepends=True)
+    files.target.write_bytes(lines[0] + lines[1] + lines[2][:-7])
+    driver.submitted.clear()
+
+    assert main(files.command) == 0
+
+    assert sorted(files.target.read_bytes().splitlines(keepends=True)) == sorted(lines)
+    assert files.target.read_bytes().startswith(lines[0] + lines[1])
+    assert len(driver.submitted) == 1
+
+
+def test_no_more_are_open_than_asked_for_and_what_is_done_is_written(files: Files, driver: FakeDriver) -> None:
+    """Five, of which each makes room for another; a result is in the file while others are open."""
+    files.write(*({"prompt": f"hold {number}"} for number in range(12)))
+    running = threading.Thread(target=main, args=([*files.command, "--max-concurrency", "5"],))
+    running.start()
+
+    held = [driver.take() for _ in range(5)]
+    for number in range(7):
+        assert len(driver.open) == 5
+        driver.finish(held.pop(0))
+        held.append(driver.take())
+        assert len(files.results()) == number + 1
+    for request in held:
+        driver.finish(request)
+    running.join(PATIENCE)
+
+    assert len(files.results()) == 12
+
+
+def test_a_daemon_that_has_no_room_is_asked_again(
+    files: Files, driver: FakeDriver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing of it is in the results."""
+    monkeypatch.setattr(batch, "OVERLOADED_DELAY", 0.01)
+    files.write({"prompt": "x"}, {"prompt": "y"})
+    driver.refusal = Overloaded("too many wait")
+    running = threading.Thread(target=main, args=(files.command,))
+    running.start()
+    while len(driver.submitted) < 10:
+        pass
+    driver.refusal = None
+    running.join(PATIENCE)
+
+    assert {result["status_code"] for result in files.results().values()} == {200}
+
+
+def test_another_batch_on_the_same_output_is_refused(
+    files: Files, driver: FakeDriver, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As long as the first one runs."""
+    files.write({"prompt": "hold"})
+    first = threading.Thread(target=main, args=(files.command,))
+    first.start()
+    request = driver.take()
+
+    assert main(files.command) == 1
+    assert f"another batch is writing {files.target}" in capsys.readouterr().err
+
+    driver.finish(request)
+    first.join(PATIENCE)
+    assert len(files.results()) == 1
+
+
+def test_a_daemon_that_does_not_come_back_ends_the_run(
+    files: Files, address: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In words, with what was done in the file, so that the next run does the rest."""
+    files.write({"prompt": "done"}, {"prompt": "hold"})
+    with serving(address, driver := FakeDriver()):
+        running = threading.Thread(target=main, args=([*files.command, "--resume-timeout", "0.2"],))
+        running.start()
+        driver.take()
+    running.join(PATIENCE)
+    assert "within 0.2 s it could not be resumed" in capsys.readouterr().err
+    assert files.results().keys() == {"line-1"}
+
+    with serving(address, driver := FakeDriver()):
+        again = threading.Thread(target=main, args=(files.command,))
+        again.start()
+        driver.finish(driver.take())
+        again.join(PATIENCE)
+    assert files.results().keys() == {"line-1", "line-2"}
+
+
+@contextmanager
+def parrots(address: str) -> Iterator[None]:
+    """Real drivers that are served one after the other, each for a moment, until the end of the with statement."""
+    ended = threading.Event()
+
+    def serve() -> None:
+        while not ended.is_set():
+            driver = oDriver(FakeEngine(), FakeTokenizer())
+            driver.start()
+            with serving(address, driver):
+                ended.wait(0.2)
+            driver.stop("it is no more")
+
+    thread = threading.Thread(target=serve)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
+
+
+def test_kills_of_the_batch_and_of_the_daemon_leave_no_trace(files: Files, address: str) -> None:
+    """The output is that of a run that nobody disturbed, each custom_id once."""
+    prompts = [f"é😀 number {number} " for number in range(300)]
+    files.write(*({"prompt": prompt, "max_tokens": 60} for prompt in prompts))
+    command = [*ODRIVER, *files.command, "--max-concurrency", "8"]
+
+    with parrots(address):
+        for least in (20, 120):
+            with subprocess.Popen(command, env=ENVIRONMENT) as killed:
+                while not files.target.exists() or files.target.read_bytes().count(b"\n") < least:
+                    assert killed.poll() is None
+                    time.sleep(0.001)
+                killed.send_signal(signal.SIGKILL)
+            os.truncate(files.target, files.target.stat().st_size - 5)
+        assert subprocess.run(command, env=ENVIRONMENT, timeout=PATIENCE).returncode == 0
+
+    texts = {name: result["body"]["choices"][0]["text"] for name, result in files.results().items()}
+    assert texts == {
+        f"line-{number}": (prompt.encode() * 9)[:60].decode(errors="replace")
+        for number, prompt in enumerate(prompts, start=1)
+    }
+
+
+@pytest.mark.parametrize(
+    ("body", "params"),
+    [
+        ({}, {}),
+        ({"max_completion_tokens": 5, "temperature": None, "stream": False, "user": "u"}, {"max_tokens": 5}),
+        ({"logprobs": True, "top_logprobs": 3}, {"logprobs": 3}),
+        ({"logprobs": False}, {}),
+        ({"logit_bias": {"7": -5}, "top_k": 4}, {"logit_bias": {7: -5}, "top_k": 4}),
+        ({"response_format": {"type": "json_object"}}, {"structured_outputs": {"json_object": True}}),
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {"name": "n", "schema": {"type": "null"}}}},
+            {"structured_outputs": {"json": {"type": "null"}}},
+        ),
+        ({"response_format": {"type": "text"}}, {}),
+    ],
+)
+def test_their_parameters_become_ours(body: dict[str, Any], params: dict[str, Any]) -> None:
+    """Those of a chat, by their names and ours."""
+    messages = [{"role": "user", "content": "x"}]
+
+    assert question_of(CHAT, {"messages": messages, **body}, "parrot") == (None, messages, params)
+
+
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        ({"stream": True}, "unknown parameter 'stream'"),
+        ({"tools": []}, "unknown parameter 'tools'"),
+        ({"logprobs": 3}, "logprobs must be true or false"),
+        ({"top_logprobs": 3}, "needs logprobs"),
+        ({"response_format": {"type": "xml"}}, "response_format must be"),
+        ({"logit_bias": {"word": 1}}, "by token id, not by 'word'"),
+        ({"self": 1}, "unknown parameter 'self'"),
+    ],
+)
+def test_what_is_not_served_is_refused_by_name(body: dict[str, Any], words: str) -> None:
+    """Nothing is ignored that would have changed the answer."""
+    with pytest.raises(BodyError, match=words):
+        question_of(CHAT, {"messages": [], **body}, "parrot")
+
+
+def test_a_text_has_their_length_if_none_is_given() -> None:
+    """Sixteen tokens."""
+    assert question_of(TEXT, {"prompt": "x"}, "parrot").params == {"max_tokens": 16}
+
+
+def test_log_probabilities_are_told_as_theirs() -> None:
+    """Those of a chat token by token, those of a text in columns."""
+    tokens = [{5: Logprob(-2.0, 3, "é"), 6: Logprob(-0.5, 1, "a")}, {6: Logprob(-0.1, 1, "a")}]
+    completion = Completion([Choice(0, "éa", [5, 6], "length", tokens)], Usage(1, 2), [])
+
+    chat = question_of(CHAT, {"messages": [], "logprobs": True, "top_logprobs": 1}, "parrot")
+    text = question_of(TEXT, {"prompt": "x", "logprobs": 1}, "parrot")
+
+    a = {"token": "a", "logprob": -0.5, "bytes": [97]}
+    content = body_of(completion, chat, "parrot", "n")["choices"][0]["logprobs"]["content"]
+    assert content[0] == {"token": "é", "logprob": -2.0, "bytes": [195, 169], "top_logprobs": [a]}
+    assert body_of(completion, text, "parrot", "n")["choices"][0]["logprobs"] == {
+        "tokens": ["é", "a"],
+        "token_logprobs": [-2.0, -0.1],
+        "top_logprobs": [{"é": -2.0, "a": -0.5}, {"a": -0.1}],
+        "text_offset": [0, 1],
+    }

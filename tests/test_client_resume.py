@@ -1,0 +1,260 @@
+"""Clients with ``resume`` against daemons that come and go."""
+
+import asyncio
+import logging
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from fake_driver import PATIENCE, FakeDriver, serving
+from fakes import FakeEngine, FakeTokenizer
+
+from driver import request as driver_request
+from driver.errors import DriverStopped, Overloaded
+from driver.odriver import oDriver
+from driver.request import ReturnSample
+from engine.sequence import SequenceOutput
+from ipc.async_client import AsyncClient
+from ipc.client import Client, ConnectionLost, Piece, RequestFailed, ResumeFailed, Usage
+from ipc.server import MAX_MESSAGE_BYTES
+
+
+@pytest.fixture
+def address(tmp_path: Path) -> str:
+    """Where the servers under test listen, one after the other."""
+    return f"ipc://{tmp_path}/o.sock"
+
+
+@pytest.fixture
+def client(address: str) -> Iterator[Client]:
+    """A client that resumes; it was connected once, to a daemon that has gone."""
+    with serving(address, FakeDriver()):
+        client = Client(address, resume=True, resume_timeout=PATIENCE)
+    with client:
+        yield client
+
+
+def test_a_stream_goes_on_with_the_next_daemon(client: Client, address: str) -> None:
+    """It asks for the same, with the same seed, and says what it has; its reader sees one stream."""
+    first, second = FakeDriver(), FakeDriver()
+    messages = [{"role": "user", "content": "hold"}]
+    with serving(address, first):
+        stream = client.chat(messages, temperature=1, logit_bias={5: 2.0})
+        request = first.take()
+        messages.append({"role": "assistant", "content": "not of this request"})
+        first.say(request, "once", [1, 2])
+        assert next(stream) == Piece("once", [1, 2])
+    with serving(address, second):
+        resumed = second.take()
+        second.say(resumed, " upon", [3])
+        second.finish(resumed, "length", 3)
+        rest = list(stream)
+
+    assert [piece.text for piece in rest if piece.text] == [" upon"]
+    assert [token_id for piece in rest for token_id in piece.token_ids] == [3]
+    assert (rest[-1].finish_reason, rest[-1].usage) == ("length", Usage(1, 3))
+    assert resumed.messages == request.messages and resumed.params == request.params
+    assert 0 <= request.params["seed"] < 2**32
+    assert (request.resume_token_ids, resumed.resume_token_ids) == ([], [[1, 2]])
+
+
+def test_a_seed_that_was_given_stays(client: Client, address: str) -> None:
+    """None is drawn then."""
+    with serving(address, driver := FakeDriver()):
+        client.complete("x", seed=3)
+
+    assert driver.submitted[0].params["seed"] == 3
+
+
+def test_samples_are_resumed_each_where_it_was(client: Client, address: str) -> None:
+    """The end of one is not told twice, nor is the prompt's part that was there."""
+    first, second = FakeDriver(), FakeDriver()
+    known: list[dict[int, driver_request.Logprob] | None] = [{n: driver_request.Logprob(-n, 1)} for n in range(3)]
+
+    def put(request: driver_request.ActiveRequest, **fields: object) -> None:
+        request.channel.put(ReturnSample(request_id=request.request_id, **fields))  # type: ignore[arg-type]
+
+    with serving(address, first):
+        stream = client.generate("hold", n=2, prompt_logprobs=0)
+        request = first.take()
+        put(request, prompt_logprobs=[None, known[0]])
+        put(request, index=1, text="b", token_ids=[7], finish_reason="stop")
+        pieces = [next(stream), next(stream)]
+    with serving(address, second):
+        resumed = second.take()
+        put(resumed, index=1, finish_reason="stop")
+        put(resumed, prompt_logprobs=[None])
+        put(resumed, prompt_logprobs=known)
+        second.finish(resumed, "length", 2)
+        pieces += list(stream)
+
+    assert resumed.resume_token_ids == [[], [7]]
+    assert [list(token or ()) for piece in pieces for token in piece.prompt_logprobs] == [[], [0], [1], [2]]
+    assert [(piece.index, piece.finish_reason) for piece in pieces if piece.finish_reason] == [
+        (1, "stop"),
+        (0, "length"),
+    ]
+
+
+def test_a_request_begun_while_nobody_is_there_waits_too(client: Client, address: str) -> None:
+    """It is like one that was cut off before its first token."""
+    stream = client.generate("once upon")
+
+    with serving(address, FakeDriver()):
+        assert "".join(piece.text for piece in stream) == "onceupon"
+
+
+def test_a_daemon_that_stops_is_outlived(client: Client, address: str) -> None:
+    """Whether it ended the request or never took it; the error is not the caller's to see."""
+    first, second = FakeDriver(), FakeDriver()
+    with ThreadPoolExecutor(2) as threads:
+        with serving(address, first):
+            cut = threads.submit(client.complete, "hold")
+            first.say(first.take(), "cut", [1])
+            first.refusal = DriverStopped("it drains")
+            late = threads.submit(client.complete, "too late")
+            while len(first.submitted) < 2:
+                pass
+            first.stop("the operator said so")
+        with serving(address, second):
+            request = second.take()
+            second.finish(request, "length", 1)
+
+            assert late.result(PATIENCE).text == "toolate"
+            assert (cut.result(PATIENCE).text, request.resume_token_ids) == ("cut", [[1]])
+
+
+def test_only_what_was_cut_off_is_pressed_on_a_daemon_that_has_too_much_to_do(client: Client, address: str) -> None:
+    """A new request is its caller's to repeat."""
+    with serving(address, first := FakeDriver()):
+        stream = client.generate([1])
+        first.take()
+    with serving(address, second := FakeDriver()):
+        second.refusal = Overloaded("too many wait")
+        while not second.submitted:
+            pass
+        with pytest.raises(RequestFailed, match="too many wait"):
+            client.complete("x")
+        second.refusal = None
+        second.finish(second.take())
+
+        assert list(stream)[-1].finish_reason == "stop"
+
+
+def test_what_waits_can_be_left(client: Client, address: str) -> None:
+    """The next daemon hears nothing of it."""
+    with serving(address, first := FakeDriver()):
+        stream = client.generate([1])
+        first.take()
+    stream.close()
+    with serving(address, second := FakeDriver()):
+        assert client.complete("x").text == "x"
+
+    assert [request.prompt for request in second.submitted] == ["x"]
+
+
+def test_a_daemon_that_does_not_come_back_is_not_waited_for_for_ever(
+    address: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The caller hears what happened and how long was waited; the log said so when it began."""
+    with serving(address, driver := FakeDriver()):
+        client = Client(address, resume=True, resume_timeout=0.3)
+        stream = client.generate([1])
+        driver.take()
+
+    words = r"went away; within 0\.3 s it could not be resumed"
+    with caplog.at_level(logging.INFO, "ipc"), client, pytest.raises(ConnectionLost, match=words):
+        next(stream)
+    assert "1 requests wait up to 0.3 s to be resumed" in caplog.text
+
+
+def test_another_model_cannot_go_on(client: Client, address: str) -> None:
+    """The error names both."""
+    with serving(address, driver := FakeDriver()):
+        stream = client.generate([1])
+        driver.take()
+    with (
+        serving(address, FakeDriver(), model="owl"),
+        pytest.raises(ResumeFailed, match="serves owl"),
+    ):
+        next(stream)
+
+
+def test_an_output_too_long_to_be_sent_back_is_refused(client: Client, address: str) -> None:
+    """By the daemon's limit, before it is sent."""
+    with serving(address, driver := FakeDriver()):
+        stream = client.generate([1])
+        driver.say(driver.take(), "", [2**30] * (MAX_MESSAGE_BYTES // 5))
+        next(stream)
+    with serving(address, FakeDriver()), pytest.raises(RequestFailed, match="a message may have"):
+        next(stream)
+
+
+def test_a_timeout_goes_on_counting(client: Client, address: str) -> None:
+    """What is left of it is asked for; what is used up is a moment, so that the daemon ends it in order."""
+    with serving(address, first := FakeDriver()):
+        streams = [client.generate([1], timeout_s=1e-4), client.generate([1], timeout_s=500)]
+        for _ in streams:
+            first.take()
+    with serving(address, second := FakeDriver()):
+        used_up, left = sorted(second.take().params["timeout_s"] for _ in streams)
+
+    assert 0 < used_up <= 1e-3 and 400 < left < 500
+
+
+PROMPTS = [f"é😀 {number} " for number in range(12)]
+EXPECTED = [(prompt.encode() * 20)[:100].decode(errors="replace") for prompt in PROMPTS]
+STEPS = (60, 1, 7, 110, 33)
+"""How many steps the engines make, one after the other, before they are no more."""
+
+
+class MortalEngine(FakeEngine):
+    """Makes so many steps, and tells when it has."""
+
+    def __init__(self, lifetime: int) -> None:
+        super().__init__()
+        self.spent, self.ended = threading.Event(), threading.Event()
+        self._lifetime = lifetime
+
+    def step(self) -> list[SequenceOutput]:
+        if self.steps == self._lifetime:
+            self.spent.set()
+            self.ended.wait()
+            return []
+        return super().step()
+
+
+def serve_in_turn(address: str) -> None:
+    """Daemons that go away, each in the middle of everything, without a word."""
+    for lifetime in STEPS:
+        engine = MortalEngine(lifetime)
+        driver = oDriver(engine, FakeTokenizer())
+        driver.start()
+        with serving(address, driver):
+            assert engine.spent.wait(PATIENCE)
+        engine.ended.set()
+        driver.stop("it is no more")
+
+
+def test_daemons_come_and_go_and_every_text_is_whole(address: str) -> None:
+    """For the client of threads and for that of tasks; half characters are cut and healed."""
+
+    async def ask_all() -> list[str]:
+        async with AsyncClient(address, PATIENCE, resume=True, resume_timeout=PATIENCE) as client:
+            wholes = await asyncio.gather(*(client.complete(prompt, max_tokens=100) for prompt in PROMPTS))
+        return [whole.text for whole in wholes]
+
+    with ThreadPoolExecutor(2) as threads:
+        tasks = threads.submit(asyncio.run, ask_all())
+        daemons = threads.submit(serve_in_turn, address)
+        with Client(address, PATIENCE, resume=True, resume_timeout=PATIENCE) as client:
+            streams = [client.generate(prompt, max_tokens=100) for prompt in PROMPTS]
+            daemons.result(PATIENCE)
+            last = oDriver(FakeEngine(), FakeTokenizer())
+            last.start()
+            with serving(address, last):
+                texts = ["".join(piece.text for piece in stream) for stream in streams]
+                assert texts == EXPECTED == tasks.result(PATIENCE)
+            last.stop("the test is over")

@@ -1,0 +1,175 @@
+"""What Prometheus is shown."""
+
+import logging
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from urllib.error import HTTPError
+
+import pytest
+from fakes import FakeEngine
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.parser import text_string_to_metric_families
+from test_driver import build_driver, error_of, submit
+
+from driver.messages import Opened
+from driver.metrics import DriverMetrics
+from driver.odriver import oDriver
+from driver.open_requests import OpenRequest
+from driver.request import ActiveRequest, QueueChannel
+from driver.request_metrics import RequestMetrics, SampleTimes
+from engine.sampling_params import SamplingParams
+from engine.sequence import Sequence
+from ipc.errors import AddressInUse
+from ipc.metrics_server import MetricsServer
+
+ASKED_FOR = Path(__file__).with_name("vllm_metrics.txt")
+LABELS = {"model_name": "parrot", "engine": "0"}
+
+
+def exposed(driver: oDriver) -> str:
+    """The text of a scrape."""
+    registry = CollectorRegistry()
+    registry.register(DriverMetrics(driver, "parrot", {"block_size": "16", "num_gpu_blocks": "100"}))
+    return generate_latest(registry).decode()
+
+
+def values(text: str) -> dict[str, float]:
+    """By name, and by what is in the labels beside model and engine."""
+    found = {}
+    for family in text_string_to_metric_families(text):
+        for sample in family.samples:
+            rest = [value for name, value in sample.labels.items() if name not in LABELS]
+            found[" ".join([sample.name, *rest])] = sample.value
+    return found
+
+
+def test_every_name_that_is_asked_of_vllm_is_there_with_its_type() -> None:
+    """Labelled with model and engine, as the queries of dashboards are."""
+    lines = [line.split() for line in ASKED_FOR.read_text().splitlines() if line and not line.startswith("#")]
+
+    with build_driver() as driver:
+        text = exposed(driver)
+
+    types = dict(line.split()[2:] for line in text.splitlines() if line.startswith("# TYPE"))
+    assert {name: types.get(name) for name, _ in lines} == dict(lines)
+    for family in text_string_to_metric_families(text):
+        for sample in family.samples:
+            if family.name != "vllm:cache_config_info":
+                assert sample.labels.items() >= LABELS.items(), sample
+    assert 'vllm:cache_config_info{block_size="16",engine="0",num_gpu_blocks="100"} 1.0' in text
+    assert 'vllm:time_to_first_token_seconds_bucket{engine="0",le="0.001",model_name="parrot"} 0.0' in text
+
+
+def test_requests_are_counted_as_they_end() -> None:
+    """By reason, with their tokens; a refused one by its code, and each sample of ``n`` for itself."""
+    with build_driver(FakeEngine()) as driver:
+        list(submit(driver, "a", "ab", params={"max_tokens": 3}))
+        list(submit(driver, "b", "xy", params={"max_tokens": 10, "stop": ["y"]}))
+        list(submit(driver, "c", "abcd", params={"max_tokens": 5, "n": 2}))
+        assert error_of(submit(driver, "d", "a", params={"top_p": 7}))[0] == "invalid_request"
+        found = values(exposed(driver))
+
+    assert found["vllm:iteration_tokens_total_count"] == found["odriver_steps_total"] > 0
+    assert found["vllm:request_success_total length"] == 3
+    assert found["vllm:request_success_total stop"] == 1
+    assert found["vllm:request_success_total abort"] == 0
+    assert found["odriver_requests_failed_total invalid_request"] == 1
+    assert found["vllm:prompt_tokens_total"] == found["vllm:request_prompt_tokens_sum"] == 2 + 2 + 4 + 4
+    assert found["vllm:request_generation_tokens_sum"] == 3 + 2 + 5 + 5
+    assert found["vllm:request_max_num_generation_tokens_sum"] == 3 + 2 + 5
+    assert found["vllm:request_params_n_sum"] == 1 + 1 + 2
+    assert found["vllm:request_params_max_tokens_sum"] == 3 + 10 + 5 + 5
+    assert found["vllm:time_to_first_token_seconds_count"] == found["vllm:e2e_request_latency_seconds_count"] == 4
+    assert found["vllm:inter_token_latency_seconds_count"] == 2 + 1 + 4 + 4
+
+
+def test_the_phases_of_a_request_add_up() -> None:
+    """Queue, prefill and decode are the whole, and each value is in the bucket that vLLM would have it in."""
+    metrics = RequestMetrics(max_model_len=300)
+    request = OpenRequest(ActiveRequest(request_id="a", channel=QueueChannel()), "a", received_at=100.0)
+    params = SamplingParams(max_tokens=50)
+    sequence = Sequence("a", [1, 2, 3], params, frozenset(), max_tokens=50, seed=0, scheduled_at=100.4)
+    times = SampleTimes(metrics, Opened(request, [sequence], [], 3, params), sequence)
+
+    times.land(1, 101.0)
+    times.land(1, 101.5)
+    times.land(2, 102.0)
+    times.finish("stop", 102.125)
+
+    sums = {name: round(histogram.sum, 9) for name, histogram in metrics.histograms().items() if histogram.sum}
+    assert sums == {
+        "time_to_first_token_seconds": 1.0, "inter_token_latency_seconds": 1.0, "e2e_request_latency_seconds": 2.125,
+        "request_queue_time_seconds": 0.4, "request_prefill_time_seconds": 0.6, "request_decode_time_seconds": 1.0,
+        "request_inference_time_seconds": 1.6, "request_time_per_output_token_seconds": round(1 / 3, 9),
+        "request_prompt_tokens": 3, "request_generation_tokens": 4, "request_params_max_tokens": 50,
+    }  # fmt: skip
+    assert dict(metrics.time_to_first_token_seconds.cumulative())[1.0] == 1
+    assert dict(metrics.time_to_first_token_seconds.cumulative())[0.75] == 0
+    assert metrics.request_prompt_tokens.bounds == (1, 2, 5, 10, 20, 50, 100, 200)
+
+
+def test_the_log_has_a_line_for_each_request(caplog: pytest.LogCaptureFixture) -> None:
+    """At its end, with its id and how it went, and none for its tokens; also for one that was refused."""
+    caplog.set_level(logging.DEBUG)
+    with build_driver(max_queued_requests=10) as driver:
+        list(submit(driver, "a", "ab", params={"max_tokens": 30}))
+        error_of(submit(driver, "b", "ab", params={"top_p": 7}))
+
+    first, second = (record for record in caplog.records if "request_id" in vars(record))
+    assert (
+        vars(first).items()
+        >= {"request_id": "a", "finish_reason": "length", "prompt_tokens": 2, "completion_tokens": 30}.items()
+    )
+    assert {"seconds", "seconds_to_first_token"} <= vars(first).keys()
+    assert first.getMessage().startswith("request a: length; ")
+    assert vars(second).items() >= {"request_id": "b", "finish_reason": "invalid_request"}.items()
+    assert "top_p" in second.getMessage()
+
+
+@pytest.fixture
+def wrong() -> list[str | None]:
+    """What /health is to find; the last one holds."""
+    return [None]
+
+
+@pytest.fixture
+def server(wrong: list[str | None]) -> Iterator[MetricsServer]:
+    """A server of metrics at a free port."""
+    server = MetricsServer("127.0.0.1", 0, lambda: wrong[-1])
+    server.start()
+    yield server
+    server.stop()
+
+
+def get(url: str) -> tuple[int, str]:
+    """Status and text."""
+    try:
+        with urllib.request.urlopen(url, timeout=30) as response:
+            return response.status, response.read().decode()
+    except HTTPError as error:
+        with error:
+            return error.code, error.read().decode()
+
+
+def test_metrics_and_health_are_served_over_http(server: MetricsServer, wrong: list[str | None]) -> None:
+    """Health is 200 or says what is wrong; there is nothing else."""
+    assert get(f"{server.url}/health") == (200, "")
+    wrong.append("starting")
+    assert get(f"{server.url}/health") == (503, "starting\n")
+    assert get(f"{server.url}/elsewhere")[0] == 404
+    assert "process_resident_memory_bytes" in get(f"{server.url}/metrics")[1]
+
+    with build_driver() as driver:
+        server.add(DriverMetrics(driver, "parrot", {}))
+        status, text = get(f"{server.url}/metrics")
+
+    assert status == 200 and 'vllm:num_requests_running{engine="0",model_name="parrot"} 0.0' in text
+
+
+def test_a_port_that_is_taken_is_an_error_in_plain_words(server: MetricsServer) -> None:
+    """It says for what."""
+    port = int(server.url.rpartition(":")[2])
+
+    with pytest.raises(AddressInUse, match=f"another program listens at http://127.0.0.1:{port}, for metrics"):
+        MetricsServer("127.0.0.1", port, lambda: None).start()

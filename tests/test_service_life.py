@@ -1,0 +1,193 @@
+"""What systemd hears of a daemon, from its start to its end, with a listener in systemd's place."""
+
+import io
+import logging
+import os
+import signal
+import socket
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from fake_driver import PATIENCE, FakeDriver
+from rich.console import Console
+from test_daemon import build_daemon, send_signal
+from test_logs import logging_as_before  # noqa: F401 - a fixture that every test here uses
+
+from engine.config import EngineConfig
+from engine.errors import ConfigurationError
+from engine.progress import Progress
+from ipc.config import DaemonConfig
+from ipc.configuration import Configuration
+from ipc.systemd import watchdog_interval
+from ipc.watchdog import Watchdog
+
+INTERVAL = 0.02
+"""Seconds in which the watchdog wants to hear something."""
+
+
+class Notices:
+    """What came to $NOTIFY_SOCKET, a message after the other."""
+
+    def __init__(self, name: str) -> None:
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        self._socket.bind(name.replace("@", "\0", 1))
+        self._socket.settimeout(PATIENCE)
+
+    def until(self, last: str) -> list[str]:
+        """Everything up to one that begins so."""
+        heard = [self.next()]
+        while not heard[-1].startswith(last):
+            heard.append(self.next())
+        return heard
+
+    def next(self) -> str:
+        return self._socket.recv(4096).decode()
+
+    def waiting(self) -> list[str]:
+        """Those that have come and have not been heard."""
+        self._socket.setblocking(False)
+        heard = []
+        while True:
+            try:
+                heard.append(self.next())
+            except BlockingIOError:
+                return heard
+
+    def close(self) -> None:
+        self._socket.close()
+
+
+@pytest.fixture(params=["a file", "an abstract name"])
+def notices(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Notices]:
+    """The listener, at either kind of socket."""
+    name = str(tmp_path / "notify") if request.param == "a file" else f"@odriver-test-{os.getpid()}"
+    monkeypatch.setenv("NOTIFY_SOCKET", name)
+    notices = Notices(name)
+    yield notices
+    notices.close()
+
+
+def test_a_whole_life_is_told(notices: Notices, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Start with its progress, READY, the watchdog, a reload with its time, and the end; the watchdog only in between."""
+    monkeypatch.setenv("WATCHDOG_USEC", str(round(INTERVAL * 1e6)))
+    before = time.clock_gettime_ns(time.CLOCK_MONOTONIC) // 1000
+
+    def follow() -> list[list[str]]:
+        life = [notices.until("READY=1"), notices.until("WATCHDOG=1"), notices.until("WATCHDOG=1")]
+        send_signal(signal.SIGHUP)
+        life += [notices.until("RELOADING=1"), notices.until("READY=1"), notices.until("WATCHDOG=1")]
+        send_signal(signal.SIGTERM)
+        return [*life, notices.until("STOPPING=1")]
+
+    with ThreadPoolExecutor(1) as thread:
+        told = thread.submit(follow)
+        daemon = build_daemon(
+            f"ipc://{tmp_path}/o.sock", during_load=lambda report: report(Progress("compiling", 3, 31, "functions"))
+        )
+        assert daemon.run() == 0
+
+    start, first, second, reload, ready, third, end = told.result()
+    assert start == [
+        "EXTEND_TIMEOUT_USEC=600000000",
+        "STATUS=compiling: 3 of 31 functions",
+        "STATUS=serving",
+        "READY=1",
+    ]
+    assert first == second == ["WATCHDOG=1"]
+    begun = int(reload[-1].removeprefix("RELOADING=1\nMONOTONIC_USEC="))
+    assert before < begun <= time.clock_gettime_ns(time.CLOCK_MONOTONIC) // 1000
+    between = {*reload[:-1], *ready[:-1], *third, *end[:-1]}
+    assert between == {"WATCHDOG=1"}
+    assert notices.waiting() == []
+
+
+@pytest.mark.parametrize("notices", ["a file"], indirect=True)
+def test_the_watchdog_hears_nothing_while_nothing_gets_done(notices: Notices, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A thread that still runs is not enough; when steps land again, it is told again."""
+    monkeypatch.setenv("WATCHDOG_USEC", str(round(INTERVAL * 1e6)))
+    stalled = iter([0.0, INTERVAL, 100.0, 0.0])
+    failures: list[str] = []
+    watchdog = Watchdog(lambda: next(stalled), failures.append)
+
+    watchdog.start()
+    notices.until("WATCHDOG=1")
+    notices.until("WATCHDOG=1")
+    while not failures:  # the fifth question has no answer, and ends the thread
+        time.sleep(INTERVAL)
+    watchdog.stop()
+
+    assert notices.waiting() == []
+    assert failures == ["the watchdog thread died of StopIteration: "]
+
+
+@pytest.mark.parametrize(
+    ("environment", "interval"),
+    [
+        ({}, None),
+        ({"WATCHDOG_USEC": "30000000"}, 30.0),
+        ({"WATCHDOG_USEC": "30000000", "WATCHDOG_PID": str(os.getpid())}, 30.0),
+        ({"WATCHDOG_USEC": "30000000", "WATCHDOG_PID": "1"}, None),
+        ({"WATCHDOG_USEC": "soon"}, None),
+        ({"WATCHDOG_USEC": "0"}, None),
+    ],
+)
+def test_whether_somebody_watches(
+    monkeypatch: pytest.MonkeyPatch, environment: dict[str, str], interval: float | None
+) -> None:
+    """As the environment has it, where that is about this process."""
+    for name in ("WATCHDOG_USEC", "WATCHDOG_PID"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+
+    assert watchdog_interval() == interval
+
+
+def test_a_reload_takes_over_what_needs_no_restart() -> None:
+    """The level and the form of the log; what else has changed is named, and a wrong configuration changes nothing."""
+    out = io.StringIO()
+    configured: list[tuple[EngineConfig, DaemonConfig]] = [(EngineConfig(), DaemonConfig())]
+
+    def read() -> tuple[EngineConfig, DaemonConfig]:
+        if not configured:
+            raise ConfigurationError("unknown setting 'max_seqs'")
+        return configured.pop()
+
+    configuration = Configuration(read, Console(file=out))
+    configuration.apply()
+
+    configuration.reload()
+    assert out.getvalue().endswith("ERROR ipc.configuration: nothing is reloaded: unknown setting 'max_seqs'\n")
+
+    configured.append((EngineConfig(page_size=32), DaemonConfig(log_level="debug")))
+    configuration.reload()
+    reloaded, left = out.getvalue().splitlines()[-2:]
+    assert reloaded.endswith("reloaded: log_level")
+    assert left.endswith("what has changed of page_size holds after a restart")
+    assert logging.getLogger("engine.x").isEnabledFor(logging.DEBUG)
+    assert configuration.engine.page_size == 16 and configuration.daemon.log_level == "debug"
+
+
+def test_a_daemon_without_progress_is_not_healthy(tmp_path: Path) -> None:
+    """It says for how long; while it starts it is not either."""
+    driver = FakeDriver()
+    heard: list[str | None] = []
+    daemon = build_daemon(f"ipc://{tmp_path}/o.sock", driver, during_load=lambda report: heard.append(daemon.health()))
+
+    with ThreadPoolExecutor(1) as thread:
+
+        def look() -> None:
+            while daemon.health() == "starting":
+                time.sleep(INTERVAL)
+            heard.append(daemon.health())
+            driver.seconds_since_progress = 61.0
+            heard.append(daemon.health())
+            send_signal()
+
+        thread.submit(look)
+        daemon.run()
+
+    assert heard == ["starting", None, "no step has landed for 61 s"]
