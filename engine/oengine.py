@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from caching.page_manager import HBMPageManager
 from engine.awaited_masks import AwaitedMasks
-from engine.compilations import num_compilations
+from engine.compilations import counted_apart, num_compilations
 from engine.config import EngineStats, ServingLimits
 from engine.runner import PendingStep, eSurgeRunner
 from engine.scheduler import InferenceScheduler
@@ -62,7 +62,8 @@ class oEngine:
 
     def wake(self) -> None:
         """Take the pages' memory again, if it was given back. Raises jax.errors.JaxRuntimeError where others have it."""
-        self._runner.allocate_cache()
+        with counted_apart():
+            self._runner.allocate_cache()
 
     def close(self) -> None:
         """Compile nothing more."""

@@ -53,7 +53,7 @@ class Outbox:
 
 def joined(samples: list[ReturnSample]) -> list[ReturnSample]:
     """One sample for each output, the one with the last of them last."""
-    if len(samples) == 1:
+    if len(samples) <= 1:
         return samples
     outputs: dict[int, list[ReturnSample]] = {}
     for sample in samples:
