@@ -47,6 +47,12 @@ def _parser() -> argparse.ArgumentParser:
     for name, add_arguments, run, what in (
         ("serve", settings.add_arguments, _serve, "run the daemon"),
         ("config", _config_arguments, _config, "show what holds for a daemon started like this, and whence"),
+        (
+            "install-service",
+            _install_service_arguments,
+            _install_service,
+            "have systemd run a daemon with these settings",
+        ),
         ("complete", _complete_arguments, _complete, "continue a text"),
         ("chat", _chat_arguments, _chat, "talk with the model"),
         ("batch", _batch_arguments, _batch, "answer a file of requests, and again only what is missing"),
@@ -75,6 +81,13 @@ def _parser() -> argparse.ArgumentParser:
 def _config_arguments(parser: argparse.ArgumentParser) -> None:
     settings.add_arguments(parser)
     parser.add_argument("--json", action="store_true", default=False, help="as JSON instead of a table")
+
+
+def _install_service_arguments(parser: argparse.ArgumentParser) -> None:
+    settings.add_setting_arguments(parser)
+    parser.add_argument(
+        "--print", action="store_true", default=False, help="show what would be written, and write nothing"
+    )
 
 
 def _complete_arguments(parser: argparse.ArgumentParser) -> None:
@@ -130,7 +143,7 @@ def _bench_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _connect_argument(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--connect", metavar="ADDR", help="where the daemon listens (default: where it does by default)"
+        "--connect", metavar="ADDR", help="where the daemon listens (default: the `bind` that `odriver config` shows)"
     )
 
 
@@ -150,6 +163,14 @@ def _config(options: dict[str, Any]) -> int:
         from ipc import terminal
 
         terminal.show_settings(found)
+    return 0
+
+
+def _install_service(options: dict[str, Any]) -> int:
+    from ipc.install_service import install
+
+    show = options.pop("print")
+    install(options, show=show)
     return 0
 
 
@@ -192,7 +213,7 @@ def _connected(options: dict[str, Any]) -> Client:
 
 def _listening(options: dict[str, Any]) -> str:
     """The address that is asked for, where somebody listens."""
-    address = checked_address(options.pop("connect", None))
+    address = checked_address(options.pop("connect", None) or settings.held({})["bind"].value)
     if not anyone_listens(address):
         raise ConnectFailed.nobody(address)
     return address

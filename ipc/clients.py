@@ -186,6 +186,7 @@ class Clients:
                     prompt=message.prompt,
                     messages=message.messages,
                     params=message.params,
+                    client=identity.hex(),
                     resume_token_ids=message.resume_token_ids,
                     channel=reply,
                 )

@@ -87,7 +87,14 @@ def files() -> list[Path]:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """A flag for each setting, and ``--config``; what is not given is left out of the parsed options."""
+    """A flag for each setting, and ``--config``; what is not given is None, or left out of the parsed options."""
+    add_setting_arguments(parser)
+    where = " or ".join(map(str, files()))
+    parser.add_argument("--config", type=Path, metavar="FILE", help=f"settings in TOML (default: {where})")
+
+
+def add_setting_arguments(parser: argparse.ArgumentParser) -> None:
+    """A flag for each setting."""
     add = parser.add_argument
     for setting in SETTINGS.values():
         default = "" if setting.default in (None, False) else f" (default: {setting.default})"
@@ -100,7 +107,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
             add("model", nargs="?", default=None, **described)
         else:
             add(setting.flag, **described)
-    add("--config", type=Path, metavar="FILE", help=f"settings in TOML (default: {' or '.join(map(str, files()))})")
 
 
 def held(flags: Mapping[str, Any]) -> dict[str, Held]:

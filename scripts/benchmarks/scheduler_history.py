@@ -7,11 +7,15 @@ whose tokens differ is found where it is read. The next token is a function of a
 what a request gives does not depend on its neighbours, and a prefix may be shared by whoever has the same.
 """
 
+import zlib
 from collections import deque
 from dataclasses import dataclass, field
 from random import Random
 
+import msgspec
+
 from caching.page_manager import HBMPageManager
+from engine.growth_reserve import GrowthReserve
 from engine.plan import NextIterationPlan, StepResult
 from engine.sampling_params import SamplingParams
 from engine.scheduler import InferenceScheduler
@@ -56,7 +60,15 @@ class SchedulerHistory:
         self._budget = max_num_seqs + random.randint(0, 12)
         self._run_ahead = random.randint(0, 3)
         self._scheduler = InferenceScheduler(
-            self._pages, page_size=self._page_size, max_num_seqs=max_num_seqs, max_num_batched_tokens=self._budget
+            self._pages,
+            page_size=self._page_size,
+            max_num_seqs=max_num_seqs,
+            max_num_batched_tokens=self._budget,
+            long_prefill_token_threshold=random.choice((None, 1, 3, self._budget)),
+            priority_preemption_threshold=random.randint(1, 12),
+            client_weights={"b": 3.0},
+            reserve=GrowthReserve(self._pages.num_total, least=random.choice((0.0, 0.1, 1.0))),
+            fair=random.random() < 0.8,
         )
         self._in_flight: deque[NextIterationPlan] = deque()
         self._alive: dict[str, Life] = {}
@@ -94,13 +106,15 @@ class SchedulerHistory:
         random, capacity = self._random, self._pages.num_total * self._page_size
         prompt = _prompt(random, min(20, capacity - 1))
         max_tokens = random.randint(1, min(12, capacity - len(prompt)))
-        siblings: list[Sequence] = []
+        params = msgspec.structs.replace(PARAMS, priority=random.choice((0, 0, 0, 5, -20)))
+        client, salt = random.choice("abc"), random.choice((b"", b"", b"private"))
         for _ in range(random.choice((1, 1, 2, 3))):
             number = str(len(self._alive) + len(self._ended))
-            sequence = Sequence(number, prompt, PARAMS, frozenset({EOS}), max_tokens, seed=0, siblings=siblings)
-            siblings.append(sequence)
+            sequence = Sequence(
+                number, prompt, params, frozenset({EOS}), max_tokens, seed=0, client=client, salt=salt
+            )  # fmt: skip
             self._alive[number] = _life(sequence)
-            self._queues.setdefault(("", 0), deque()).append(number)
+            self._queues.setdefault((client, params.priority), deque()).append(number)
             self._scheduler.add(sequence)
 
     def _finish_one(self) -> None:
@@ -152,7 +166,7 @@ class SchedulerHistory:
     def _check(self) -> None:
         self._scheduler.check_integrity()
         pages = self._pages
-        assert pages.num_free + pages.num_owned == pages.num_total, "a page is lost"
+        assert pages.num_free + pages.num_cached + pages.num_owned == pages.num_total, "a page is lost"
         assert self._scheduler.num_running + self._scheduler.num_waiting == len(self._alive), "a sequence is lost"
 
     def _check_plan(self, plan: NextIterationPlan) -> None:
@@ -165,12 +179,14 @@ class SchedulerHistory:
 
     def _check_order(self, plan: NextIterationPlan) -> None:
         """Of one client and one priority, those that came first get a slot first; whoever lost it, before them."""
-        queue = self._queues["", 0]
         for sequence in plan.released:
             if sequence.request_id in self._alive:
-                queue.appendleft(sequence.request_id)
+                self._queue(sequence).appendleft(sequence.request_id)
         for sequence in plan.admitted:
-            assert queue.popleft() == sequence.request_id, "somebody overtook in the queue"
+            assert self._queue(sequence).popleft() == sequence.request_id, "somebody overtook in the queue"
+
+    def _queue(self, sequence: Sequence) -> deque[str]:
+        return self._queues[sequence.client, sequence.params.priority]
 
     def _write_and_read(self, plan: NextIterationPlan) -> None:
         """What the device does: all rows write, and then each reads all there is of its own."""
@@ -205,7 +221,7 @@ def _prompt(random: Random, longest: int) -> list[int]:
 
 def _life(sequence: Sequence) -> Life:
     tokens, histories = list(sequence.prompt_token_ids), []
-    history = 0
+    history = zlib.crc32(sequence.salt)  # the same in every process, unlike hash
     for token in tokens:
         history = hash((history, token))
         histories.append(history)

@@ -1,0 +1,85 @@
+"""``odriver install-service``: a systemd unit for this environment, and the configuration that it serves with."""
+
+import json
+import os
+import stat
+import sys
+import sysconfig
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from ipc.errors import OdriverError
+from ipc.service_unit import CONFIG, UNIT, render
+from ipc.settings import SETTINGS, Held, configs
+
+SERVICE_DEFAULTS: dict[str, Any] = {"bind": "tcp://127.0.0.1:5555", "metrics_port": 8000}
+"""What a service is to have where nothing else is said: a private socket of its own user would be of use to nobody else."""
+
+
+class InstallFailed(OdriverError):
+    """The service cannot be installed so; the message says what to do."""
+
+
+def install(given: Mapping[str, Any], *, show: bool, unit: Path = UNIT, config: Path = CONFIG) -> None:
+    """Write both files, for a service with these settings by name, or print them.
+
+    A configuration that is there is left as it is. Raises InstallFailed, and ConfigurationError for what cannot work.
+    """
+    settings = SERVICE_DEFAULTS | {name: value for name, value in given.items() if value is not None}
+    if settings.get("model") is not None:
+        settings["model"] = Path(settings["model"]).resolve()
+    command = _command()
+    configs({name: Held(settings.get(name, setting.default), "") for name, setting in SETTINGS.items()})
+    reads = [Path(sys.prefix).resolve(), *filter(None, [settings.get("model")])]
+    text = render(command, reads, loopback_only=_is_loopback(settings["bind"]))
+    if show:
+        print(f"# {config}\n{_toml(settings)}\n# {unit}\n{text}", end="")
+        return
+    if config.exists() and any(value is not None for value in given.values()):
+        raise InstallFailed(f"{config} is there already: write the settings there, or remove it")
+    if not config.exists():
+        _write(config, _toml(settings))
+    _write(unit, text)
+    for path in reads:
+        _warn_if_unreadable(path)
+    print(f"now: systemctl daemon-reload && systemctl enable --now {unit.name}")
+
+
+def _command() -> Path:
+    command = Path(sysconfig.get_path("scripts"), "odriver")
+    if not command.exists():
+        raise InstallFailed(f"there is no {command}: install oDriver into this environment with pip")
+    return command
+
+
+def _is_loopback(bind: str) -> bool:
+    return bind.startswith(("ipc://", "tcp://127.", "tcp://[::1]", "tcp://localhost"))
+
+
+def _toml(settings: Mapping[str, Any]) -> str:
+    """Strings are written as in JSON, which TOML reads alike."""
+    lines = [
+        f"{name} = {json.dumps(str(value) if isinstance(value, Path) else value, ensure_ascii=False)}\n"
+        for name, value in settings.items()
+    ]
+    return "# What holds is shown by `odriver config`, all that can be set by `odriver serve --help`.\n" + "".join(
+        lines
+    )
+
+
+def _write(path: Path, text: str) -> None:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise InstallFailed(f"cannot write {path}: {error.strerror}; try with sudo, or with --print") from error
+    print(f"wrote {path}")
+
+
+def _warn_if_unreadable(path: Path) -> None:
+    """The service runs as a user that is nobody else, who has to get there."""
+    for one in (*reversed(path.parents), path):
+        if one.exists() and not stat.S_IMODE(os.stat(one).st_mode) & 0o001:
+            print(f"odriver: the service cannot enter {one}: chmod o+x it, or move {path}", file=sys.stderr)
+            return

@@ -1,0 +1,124 @@
+"""The service that systemd runs."""
+
+import re
+import shutil
+import subprocess
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from engine.errors import ConfigurationError
+from ipc import cli, install_service
+from ipc.install_service import InstallFailed, install
+from ipc.service_unit import render
+
+SHIPPED = Path(__file__).parent.parent / "scripts" / "odriver.service"
+
+
+@pytest.fixture
+def command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An ``odriver`` in an environment whose path is as awkward as it may be."""
+    scripts = tmp_path / "an env, 100%"
+    scripts.mkdir()
+    command = scripts / "odriver"
+    command.write_text("#!/bin/sh\n")
+    command.chmod(0o755)
+    monkeypatch.setattr(install_service.sysconfig, "get_path", lambda name: str(scripts))
+    return command
+
+
+def test_the_unit_that_we_ship_is_the_one_that_is_written() -> None:
+    """For an environment in /opt/odriver."""
+    assert SHIPPED.read_text() == render(Path("/opt/odriver/.venv/bin/odriver"), [], loopback_only=True)
+
+
+@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="there is no systemd-analyze")
+def test_systemd_finds_nothing_wrong_with_the_unit_and_little_exposed(command: Path, tmp_path: Path) -> None:
+    """Not a word from `verify`, and an exposure below 3 of 10."""
+    unit = tmp_path / "odriver.service"
+    unit.write_text(render(command, [Path("/home/me/models")], loopback_only=False))
+
+    verified = subprocess.run(["systemd-analyze", "verify", str(unit)], capture_output=True, text=True)
+    security = subprocess.run(
+        ["systemd-analyze", "security", "--offline=true", "--no-pager", str(unit)], capture_output=True, text=True
+    )
+
+    assert (verified.returncode, verified.stderr) == (0, "")
+    exposure = re.search(r"Overall exposure level for odriver.service: ([0-9.]+)", security.stdout)
+    assert exposure is not None and float(exposure[1]) < 3.0
+
+
+def test_installing_writes_a_unit_and_its_configuration(
+    command: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The settings given are in the file, with an address that others can reach, and the unit has none of them."""
+    unit, config = tmp_path / "units" / "odriver.service", tmp_path / "etc" / "config.toml"
+
+    install({"model": Path("models/x"), "max_num_seqs": 4}, show=False, unit=unit, config=config)
+
+    assert tomllib.loads(config.read_text()) == {
+        "bind": "tcp://127.0.0.1:5555", "metrics_port": 8000, "model": str(Path.cwd() / "models/x"), "max_num_seqs": 4,
+    }  # fmt: skip
+    assert (
+        f'ExecStart="{str(command).replace("%", "%%")}" serve --config /etc/odriver/config.toml\n' in unit.read_text()
+    )
+    assert "IPAddressDeny=any" in unit.read_text()
+    assert capsys.readouterr().out.endswith("now: systemctl daemon-reload && systemctl enable --now odriver.service\n")
+
+
+@pytest.mark.usefixtures("command")
+def test_a_configuration_that_is_there_is_left_alone(tmp_path: Path) -> None:
+    """Settings that would have to go there are an error; the unit alone may be written anew."""
+    unit, config = tmp_path / "odriver.service", tmp_path / "config.toml"
+    config.write_text("page_size = 32\n")
+
+    with pytest.raises(InstallFailed, match="is there already"):
+        install({"page_size": 8}, show=False, unit=unit, config=config)
+    assert not unit.exists()
+    install({"model": None}, show=False, unit=unit, config=config)
+
+    assert unit.exists()
+    assert config.read_text() == "page_size = 32\n"
+
+
+@pytest.mark.usefixtures("command")
+def test_printing_writes_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    """Both files go to stdout, of settings that can work."""
+    assert cli.main(["install-service", "--print", "--bind", "ipc:///run/x.sock", "--no-staged-readiness"]) == 0
+    printed = capsys.readouterr().out
+    assert 'bind = "ipc:///run/x.sock"\nmetrics_port = 8000\nstaged_readiness = false\n' in printed
+    assert "DynamicUser=yes" in printed
+
+    with pytest.raises(ConfigurationError, match="page_size"):
+        install({"page_size": 0}, show=True)
+
+
+def test_homes_are_out_of_sight_unless_something_is_there() -> None:
+    """Read-only then."""
+    command = Path("/opt/bin/odriver")
+
+    assert "ProtectHome=yes\n" in render(command, [Path("/models/x")], loopback_only=True)
+    assert "ProtectHome=read-only\n" in render(command, [Path("/home/me/x")], loopback_only=True)
+    assert "ProtectHome=read-only\n" in render(Path("/root/bin/odriver"), [], loopback_only=True)
+
+
+@pytest.mark.usefixtures("command")
+def test_what_the_service_could_not_read_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A directory that only its owner may enter is named, with what to do."""
+    hidden = tmp_path / "private" / "model"
+    hidden.mkdir(parents=True)
+    (tmp_path / "private").chmod(0o700)
+    hidden_at = next(one for one in reversed(hidden.parents) if not one.stat().st_mode & 0o001)
+
+    install({"model": hidden}, show=False, unit=tmp_path / "u", config=tmp_path / "c")
+
+    assert f"the service cannot enter {hidden_at}: chmod o+x it, or move {hidden}" in capsys.readouterr().err
+
+
+def test_an_environment_without_the_command_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It says what to install."""
+    monkeypatch.setattr(install_service.sysconfig, "get_path", lambda name: str(tmp_path))
+
+    with pytest.raises(InstallFailed, match="with pip"):
+        install({}, show=True)
