@@ -18,6 +18,7 @@ from ipc.client import Client, Completion, RequestFailed
 from ipc.control_client import ControlClient
 from ipc.daemon import MISCONFIGURED, STOPPED
 from ipc.messages import Error, Generate, Hello
+from scripts.benchmarks.chaos import measure_chaos
 from scripts.benchmarks.random_requests import send_random
 
 ROOT = Path(__file__).parent.parent
@@ -299,6 +300,18 @@ def test_what_cannot_be_served_is_said_in_a_line(
     assert done.returncode == MISCONFIGURED
     assert words in done.stderr.splitlines()[-1]
     assert "Traceback" not in done.stderr
+
+
+def test_nobody_can_tell_that_daemon_client_and_batch_were_killed(
+    environment: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With -9, under load: greedy, drawn, penalised, stopped texts, half characters, a regex, several samples."""
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+
+    figures = list(measure_chaos(0, *FLAGS, lines=28, max_tokens=100, clients=1, kills=1))
+
+    assert [figure.value for figure in figures] == [56, 1, 2]
 
 
 def test_a_stopped_daemon_tells_open_requests_why(environment: dict[str, str], tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from rich.console import Console
 
+from scripts.benchmarks.chaos import ChaosFailed, measure_chaos
 from scripts.benchmarks.child import ChildFailed
 from scripts.benchmarks.daemon import DaemonFailed
 from scripts.benchmarks.figure import Figure
@@ -54,7 +55,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for figure in options.measure(options):
             figures.append(figure)
             console.print(f"  {figure.benchmark}: {figure.name}: {figure.value:,.4g} {figure.unit}", highlight=False)
-    except (ChildFailed, DaemonFailed) as error:
+    except (ChaosFailed, ChildFailed, DaemonFailed) as error:
         print(f"scripts/bench: {error}", file=sys.stderr)
         return 1
     show(figures, console)
@@ -99,6 +100,7 @@ def _parser() -> argparse.ArgumentParser:
         ("sampling", _sampling, "what each variant of sampling costs a step of 64 rows, beside greedy"),
         ("grammar", _grammar, "what one row that follows a schema costs 63 others"),
         ("startup", _startup, "from the process's start to READY, with an empty compilation cache and a full one"),
+        ("chaos", _chaos, "daemon, clients and batches killed at random points, and that nobody can tell"),
         ("limits", _limits, "how fast this machine reads memory and multiplies matrices"),
     ):
         command = commands.add_parser(
@@ -117,6 +119,10 @@ def _add_arguments(command: argparse.ArgumentParser, name: str) -> None:
     picture = Path("bench.png") if name == "all" else None
     add("--plot", type=Path, default=picture, metavar="FILE", help=f"write a PNG there (default: {picture})")
     add("--repeat", type=int, default=3, metavar="N", help="runs of each measurement (default: 3)")
+    if name == "chaos":
+        add("--minutes", type=float, default=3, metavar="F", help="how long, at least (default: 3)")
+        add("--seed", type=int, default=0, metavar="N", help="draws the points to kill at (default: 0)")
+        return
     if name in ("host", "sampling"):
         return
     model = " and ".join(SIZES) if name == "all" else "small"
@@ -185,6 +191,10 @@ def _grammar(options: argparse.Namespace) -> Iterator[Figure]:
 def _startup(options: argparse.Namespace) -> Iterator[Figure]:
     for model in _models(options):
         yield from measure_startup(model, model_directory(model), shlex.split(options.settings), options.repeat)
+
+
+def _chaos(options: argparse.Namespace) -> Iterator[Figure]:
+    yield from measure_chaos(60 * options.minutes, seed=options.seed)
 
 
 def _limits(options: argparse.Namespace) -> Iterator[Figure]:
