@@ -36,6 +36,7 @@ class oEngine:
         self._staged = staged or StagedCompilation([], publish=lambda: None)
         self._in_flight: deque[PendingStep] = deque()
         self._masks = AwaitedMasks()
+        self._asleep = False
         self._preemption_log = PreemptionLog(pages.num_total, scheduler.page_size)
         self.start_counting()
 
@@ -62,11 +63,13 @@ class oEngine:
         assert not self.has_work, "a sequence waits or runs"
         self._scheduler.lose_cache()
         self._runner.drop_cache()
+        self._asleep = True
 
     def wake(self) -> None:
         """Take the pages' memory again, if it was given back. Raises jax.errors.JaxRuntimeError where others have it."""
         with counted_apart():
             self._runner.allocate_cache()
+        self._asleep = False
 
     def close(self) -> None:
         """Compile nothing more."""
@@ -132,7 +135,7 @@ class oEngine:
             compilations_after_ready=num_compilations() - self._compilations_at_ready,
             staged_compilations=self._staged.num_done,
             staged_compilations_left=self._staged.num_left,
-            asleep=not self._runner.has_cache,
+            asleep=self._asleep,
         )
 
     def _resume(self) -> list[SequenceOutput]:

@@ -56,11 +56,6 @@ class eSurgeRunner:
             pages_per_seq=shapes.pages_per_seq,
         )
 
-    @property
-    def has_cache(self) -> bool:
-        """Whether the pages have their memory."""
-        return self._cache is not None
-
     def drop_cache(self) -> None:
         """Give the pages' memory back, with all that is in it. No step may be in flight."""
         for leaf in jax.tree.leaves(self._cache):
