@@ -10,7 +10,6 @@ import numpy as np
 from jax import Array
 from jax.errors import JaxRuntimeError
 
-from caching.metadata import PagedAttentionCacheMetaData
 from caching.paged_attention_cache import PagedAttentionCache
 from engine.errors import StepFailed
 from engine.execution_manager import PROMPT_BLOCK, ExecutionManager, StepShapes
@@ -45,11 +44,7 @@ class eSurgeRunner:
     """Runs plans. ``dispatch`` returns before the device is done; ``collect`` waits for it."""
 
     def __init__(
-        self,
-        manager: ExecutionManager,
-        shapes: StepShapes,
-        allocate: Callable[[PagedAttentionCacheMetaData], PagedAttentionCache],
-        seed: int,
+        self, manager: ExecutionManager, shapes: StepShapes, allocate: Callable[[], PagedAttentionCache], seed: int
     ) -> None:
         self.gaps = StepGaps()
         self._manager = manager
@@ -62,6 +57,17 @@ class eSurgeRunner:
             max_model_len=shapes.max_model_len,
             pages_per_seq=shapes.pages_per_seq,
         )
+
+    def drop_cache(self) -> None:
+        """Give the pages' memory back, with all that is in it. No step may be in flight."""
+        for leaf in jax.tree.leaves(self._cache):
+            leaf.delete()
+        self._cache = None
+
+    def allocate_cache(self) -> None:
+        """Take the pages' memory again, if it was given back."""
+        if self._cache is None:
+            self._cache = self._allocate()
 
     def dispatch(self, plan: NextIterationPlan) -> PendingStep:
         """Send a plan to the device. Steps run in the order they are dispatched.
@@ -93,17 +99,18 @@ class eSurgeRunner:
 
         No sequence may have a slot. Raises JaxRuntimeError where the device cannot even do that.
         """
-        del self._cache, self._last_token, self._bias, self._penalties
+        self.drop_cache()
         self._make_state()
         self.gaps.rest()
 
     def _make_state(self) -> None:
-        self._cache = self._allocate(self._shapes.cache)
+        self._cache: PagedAttentionCache | None = self._allocate()
         self._last_token = jnp.zeros(self._shapes.max_num_seqs + 1, jnp.int32)
         self._bias = self._manager.sampling.new_bias()
         self._penalties = self._manager.sampling.new_penalties()
 
     def _dispatch(self, plan: NextIterationPlan) -> PendingStep:
+        assert self._cache is not None, "asleep"
         self.gaps.look()
         layout = self._manager.layout_for(plan.num_tokens)
         packed, metadata = self._io.prepare(plan, layout)

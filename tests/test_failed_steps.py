@@ -1,6 +1,7 @@
 """Steps that fail on the real device: who was in one is told, everybody else gets the tokens it gets alone."""
 
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
@@ -99,7 +100,7 @@ def compiled(request, tmp_path_factory):
     shapes = StepShapes(MAX_NUM_SEQS, BUDGET, MAX_MODEL_LEN, metadata)
     manager = FaultyManager(decoder, shapes, backend.attention)
     manager.compile(lambda progress: None)
-    return manager, shapes, backend.allocate
+    return manager, shapes, partial(backend.allocate, metadata)
 
 
 def build_engine(compiled, faults=None, *, num_pages=NUM_PAGES, run_ahead=1):
