@@ -73,6 +73,13 @@ class DriverStatus(EngineStats, frozen=True):
     seconds_since_progress: float = 0.0
     """For how long the engine has had work and has landed no step; 0 when it is idle. Health is this, not a heartbeat."""
     uptime_seconds: float = 0.0
+    ttft_seconds_p50: float = 0.0
+    """From here on: of the samples that ended last, up to the first token, between tokens, and up to the end."""
+    ttft_seconds_p99: float = 0.0
+    tpot_seconds_p50: float = 0.0
+    tpot_seconds_p99: float = 0.0
+    e2e_seconds_p50: float = 0.0
+    e2e_seconds_p99: float = 0.0
 
 
 class oDriver:
@@ -143,13 +150,14 @@ class oDriver:
 
     def status(self) -> DriverStatus:
         """A snapshot, as of the engine's last step; ``seconds_since_progress`` is as of now."""
-        return DriverStatus(
+        status = DriverStatus(
             **msgspec.structs.asdict(self._execution.stats),
             queued_requests=self._prepare.num_queued,
             open_requests=len(self._open_requests),
             seconds_since_progress=self.seconds_since_progress,
             uptime_seconds=time.monotonic() - self._started_at,
         )
+        return msgspec.structs.replace(status, **self.request_metrics.percentiles())
 
     @property
     def seconds_since_progress(self) -> float:
