@@ -1,7 +1,9 @@
-"""Who owns which page. Numbers only: the memory behind them is PagedAttentionCache's."""
+"""Who owns which page, and what is in those that nobody owns. Numbers only: the memory is PagedAttentionCache's."""
 
 from collections import Counter
 from collections.abc import Iterable
+
+from caching.prefix_cache import PrefixCache
 
 SINK_PAGE = 0
 """Rows and tokens that are only padding write here; it is never handed out."""
@@ -12,6 +14,9 @@ class HBMPageManager:
 
     Ask ``can_alloc(n)``, then ``alloc(n)``: shortage is an answer for the scheduler to act on, and only a
     caller that did not ask fails. A page may have several owners (``share``).
+
+    A page whose contents were kept (``keep``) can be found again, also when nobody owns it any more: then it is *cached*,
+    until ``alloc`` finds no free page and gives it away. ``now`` is the time in seconds, which its owner keeps.
     """
 
     def __init__(self, num_pages: int) -> None:
@@ -19,6 +24,8 @@ class HBMPageManager:
             raise ValueError(f"a pool needs the sink and at least one page, not {num_pages} pages")
         self._free = list(range(num_pages - 1, SINK_PAGE, -1))
         self._owners = [0] * num_pages
+        self._cache = PrefixCache()
+        self.now = 0.0
 
     @property
     def num_total(self) -> int:
@@ -27,47 +34,92 @@ class HBMPageManager:
 
     @property
     def num_free(self) -> int:
-        """Pages nobody owns."""
+        """Pages that nobody owns and that hold nothing of use."""
         return len(self._free)
+
+    @property
+    def num_cached(self) -> int:
+        """Pages that nobody owns and that can still be found."""
+        return self._cache.num_unowned
 
     @property
     def num_owned(self) -> int:
         """Pages somebody owns, each counted once."""
-        return self.num_total - self.num_free
+        return self.num_total - self.num_free - self.num_cached
+
+    @property
+    def cache(self) -> PrefixCache:
+        """To read its counts."""
+        return self._cache
 
     def can_alloc(self, count: int) -> bool:
-        """Whether ``count`` pages are free."""
-        return count <= len(self._free)
+        """Whether ``count`` pages are free or cached."""
+        return count <= len(self._free) + self._cache.num_unowned
 
     def alloc(self, count: int) -> list[int]:
         """``count`` pages, each with one owner. Ask ``can_alloc`` first."""
-        assert 0 <= count <= len(self._free), f"{count} pages asked of {len(self._free)} free: can_alloc first"
-        pages = [self._free.pop() for _ in range(count)]
+        assert count >= 0 and self.can_alloc(count), f"{count} pages asked of too few: can_alloc first"
+        pages = [self._free.pop() if self._free else self._cache.evict(self.now) for _ in range(count)]
         for page in pages:
             self._owners[page] = 1
         return pages
 
+    def find(self, keys: Iterable[bytes]) -> list[int]:
+        """The pages that hold the longest beginning of this chain of keys; to be shared before anything is allocated."""
+        return self._cache.find(keys)
+
+    def num_unowned(self, pages: Iterable[int]) -> int:
+        """How many of these cached or owned pages ``share`` would take from those that can be allocated."""
+        return sum(not self._owners[page] for page in pages)
+
     def share(self, pages: Iterable[int]) -> None:
-        """One more owner for each of these owned pages."""
+        """One more owner for each of these owned or cached pages."""
         for page in pages:
-            assert self._owners[page] > 0, f"page {page} is free and cannot be shared"
+            if not self._owners[page]:
+                assert page in self._cache, f"page {page} is free and cannot be shared"
+                self._cache.claim(page)
             self._owners[page] += 1
 
+    def keep(self, page: int, key: bytes) -> None:
+        """From now on this owned page holds what the key stands for, and nobody writes to it any more."""
+        assert self._owners[page] > 0, f"page {page} has no owner who could have filled it"
+        self._cache.keep(page, key, self.now)
+
     def free(self, pages: Iterable[int]) -> None:
-        """One owner less for each of these pages; the last one gives it back."""
+        """One owner less for each of these pages; the last one gives it back. Give a chain's last page first.
+
+        Cached pages are given away in the order in which they came back, and a chain is of no use without its beginning.
+        """
         for page in pages:
             assert page != SINK_PAGE and self._owners[page] > 0, f"page {page} has no owner to free it"
             self._owners[page] -= 1
-            if not self._owners[page]:
+            if self._owners[page]:
+                continue
+            if page in self._cache:
+                self._cache.let_go(page, self.now)
+            else:
                 self._free.append(page)
 
+    def forget(self, pages: Iterable[int]) -> None:
+        """What these pages hold is not to be found any more, whoever owns them."""
+        for page in pages:
+            if page in self._cache and self._cache.forget(page):
+                self._free.append(page)
+
+    def forget_all(self) -> None:
+        """Nothing is to be found any more: the memory was dropped, or the weights that filled it."""
+        self.forget(self._cache.pages())
+
     def check_integrity(self, owned: Iterable[int]) -> None:
-        """Assert that free and owned make up the pool, and that ``owned``, a page per owner, is who owns them."""
+        """Assert that free, cached and owned make up the pool, and that ``owned``, a page per owner, is who owns them."""
         free = set(self._free)
         assert len(free) == len(self._free), "a page is free twice"
         assert SINK_PAGE not in free, "the sink is in the free list"
         expected = Counter(owned)
         actual = {page: owners for page, owners in enumerate(self._owners) if owners}
         assert dict(expected) == actual, f"owners are {dict(expected)}, counted are {actual}"
+        kept = set(self._cache.pages())
         assert free.isdisjoint(actual), f"pages {free & set(actual)} are free and owned"
-        assert len(free) + len(actual) == self.num_total, "a page is lost"
+        assert free.isdisjoint(kept), f"pages {free & kept} are free and can be found"
+        assert len(kept - set(actual)) == self.num_cached, "a page is cached and owned"
+        assert len(free) + len(actual) + self.num_cached == self.num_total, "a page is lost"

@@ -4,6 +4,8 @@ DriverError
 ├── InvalidRequest      invalid_request     the client's: change the request; the message names what
 ├── DuplicateRequest    duplicate_request   the client's: the id is in use until its last sample
 ├── Overloaded          overloaded          nobody's: too many wait; try again later
+├── Draining            draining            the operator's: no new work, what is open is finished
+├── Asleep              asleep              the operator's: no new work until the daemon is woken
 ├── DriverStopped       stopped             the operator's: no new work, open requests are told why
 └── InternalError       internal            ours: a thread died; the driver stops
 """
@@ -33,6 +35,18 @@ class Overloaded(DriverError):
     """Too many requests wait already."""
 
     code = "overloaded"
+
+
+class Draining(DriverError):
+    """The driver finishes what it has and takes no more work."""
+
+    code = "draining"
+
+
+class Asleep(DriverError):
+    """The driver takes no work until it is woken."""
+
+    code = "asleep"
 
 
 class DriverStopped(DriverError):

@@ -106,9 +106,10 @@ class PrepareInputs:
             params = msgspec.structs.replace(params, prompt_logprobs=None)
         seed = int(self._seeds.integers(MAX_SEED, endpoint=True)) if params.seed is None else params.seed
         request.num_samples = params.n
-        siblings: list[Sequence] = []
+        salt = self._salt(request, params)
+        sequences = []
         for index in range(params.n):
-            sibling = Sequence(
+            sequence = Sequence(
                 request_id=request.sequence_ids[index],
                 prompt_token_ids=prompt_token_ids,
                 params=params,
@@ -116,11 +117,19 @@ class PrepareInputs:
                 max_tokens=max_tokens,
                 seed=(seed + index) % (MAX_SEED + 1),
                 bad_word_token_ids=bad_words,
-                siblings=siblings,
+                client=request.request.client,
+                salt=salt,
             )
-            siblings.append(sibling)
+            sequences.append(sequence)
             params = msgspec.structs.replace(params, prompt_logprobs=None)
-        return siblings
+        return sequences
+
+    def _salt(self, request: OpenRequest, params: SamplingParams) -> bytes:
+        """What separates its pages from others': its tenant and its salt, or its own name, which is used only once."""
+        names = [request.request.tenant, params.cache_salt]
+        if not (params.enable_prefix_caching and self._limits.enable_prefix_caching):
+            names.append(request.sequence_id)
+        return msgspec.json.encode(names)
 
     def _check_token_ids(
         self, params: SamplingParams, stop_token_ids: frozenset[int], bad_words: tuple[tuple[int, ...], ...]

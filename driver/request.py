@@ -86,7 +86,8 @@ class ActiveRequest:
     """One request as a client put it, with exactly one of ``prompt`` (text or token ids) and ``messages``.
 
     ``request_id`` is free again once the last sample has been delivered. ``params`` are the fields of SamplingParams
-    by name, unchecked. ``messages`` are ``{"role": ..., "content": ...}``, for the model's chat template.
+    by name, unchecked. ``client`` is who asks: the scheduler is fair between clients. Pages of what prompts have in common
+    are shared within one ``tenant`` only.     ``messages`` are ``{"role": ..., "content": ...}``, for the model's chat template.
     ``resume_token_ids``, if any, are for each of the ``n`` samples the output that the client has already: generation
     goes on behind it as if it had never been interrupted, and only what is new comes into the channel.
     """
@@ -96,4 +97,6 @@ class ActiveRequest:
     prompt: str | list[int] | None = None
     messages: list[dict[str, Any]] | None = None
     params: dict[str, Any] = field(default_factory=dict)
+    client: str = ""
+    tenant: str = ""
     resume_token_ids: list[list[int]] = field(default_factory=list)

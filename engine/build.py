@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -60,9 +61,12 @@ def build_engine(config: EngineConfig, report: Callable[[Progress], None]) -> oE
         page_size=config.page_size,
         max_num_seqs=config.max_num_seqs,
         max_num_batched_tokens=config.max_num_batched_tokens,
+        long_prefill_token_threshold=config.long_prefill_token_threshold,
+        priority_preemption_threshold=config.priority_preemption_threshold,
+        client_weights=config.weights,
     )
-    runner = eSurgeRunner(manager, shapes, backend.allocate(metadata), config.seed)
-    limits = ServingLimits(shapes.max_model_len, model.vocab_size, model.eos_token_ids)
+    runner = eSurgeRunner(manager, shapes, partial(backend.allocate, metadata), config.seed)
+    limits = ServingLimits(shapes.max_model_len, model.vocab_size, model.eos_token_ids, config.enable_prefix_caching)
     engine = oEngine(scheduler, runner, pages, limits, run_ahead=config.run_ahead, staged=staged)
     _warm_up(engine)
     return engine

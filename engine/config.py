@@ -1,5 +1,6 @@
 """How the engine is to serve, and what it then can."""
 
+import math
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -31,9 +32,25 @@ class EngineConfig:
         None, "", "of weights and cache (default: float32 on CPU, else bfloat16)", choices=("float32", "bfloat16")
     )
     run_ahead: int = setting(1, "N", "steps given to the device beyond the one awaited; 0 is none")
+    enable_prefix_caching: bool = setting(True, "", "keep computed pages for prompts that begin alike")
+    long_prefill_token_threshold: int | None = setting(
+        None, "N", "tokens of a step that long prompts may take beside others (default: half of them)"
+    )
+    priority_preemption_threshold: int = setting(
+        10, "N", "how much lower a priority takes the place of a running request"
+    )
+    client_weights: str = setting("", "NAME=W,...", "shares of the service, by client; those not named have 1")
     seed: int = setting(0, "N", "mixed into every draw: the same one, and the same seed of a request, draw the same")
     staged_readiness: bool = setting(False, "", "be ready early, and compile most buckets while serving")
     """Be ready when a few buckets are compiled in which every step can run, and compile the others while serving."""
+
+    @property
+    def weights(self) -> dict[str, float] | None:
+        """``client_weights`` by client; None where they make no sense."""
+        try:
+            return dict(_weight(one.strip()) for one in self.client_weights.split(",") if one.strip())
+        except ValueError:
+            return None
 
     def __post_init__(self) -> None:
         for name in ("max_num_seqs", "max_model_len", "max_num_batched_tokens", "page_size"):
@@ -45,6 +62,16 @@ class EngineConfig:
         share = self.hbm_utilization
         _require(share is None or 0 < share <= 1, "hbm_utilization", "above 0 and at most 1", share)
         _require(self.dtype in (None, "float32", "bfloat16"), "dtype", "float32 or bfloat16", self.dtype)
+        long = self.long_prefill_token_threshold
+        _require(long is None or long >= 1, "long_prefill_token_threshold", "at least 1", long)
+        threshold = self.priority_preemption_threshold
+        _require(threshold >= 1, "priority_preemption_threshold", "at least 1", threshold)
+        _require(
+            self.weights is not None,
+            "client_weights",
+            "names and numbers above 0: NAME=2,OTHER=0.5",
+            self.client_weights,
+        )
         _require(self.run_ahead >= 0, "run_ahead", "0 (synchronous) or more", self.run_ahead)
         _require(
             self.max_num_seqs <= self.max_num_batched_tokens,
@@ -54,6 +81,13 @@ class EngineConfig:
         )
 
 
+def _weight(given: str) -> tuple[str, float]:
+    client, equals, weight = given.rpartition("=")
+    if not (equals and client and 0 < float(weight) < math.inf):
+        raise ValueError(given)
+    return client, float(weight)
+
+
 class ServingLimits(msgspec.Struct, frozen=True):
     """What a request is checked against before it becomes a Sequence."""
 
@@ -61,6 +95,8 @@ class ServingLimits(msgspec.Struct, frozen=True):
     """Tokens one sequence may hold, prompt and output together: the model's, the operator's or the pool's limit."""
     vocab_size: int
     eos_token_ids: tuple[int, ...]
+    enable_prefix_caching: bool = True
+    """Whether requests may share computed pages."""
 
 
 class EngineStats(msgspec.Struct, frozen=True):
@@ -76,6 +112,20 @@ class EngineStats(msgspec.Struct, frozen=True):
     prompt_tokens: int = 0
     generated_tokens: int = 0
     preemptions: int = 0
+    preemptions_by_cause: dict[str, int] = {}
+    """See engine/preemption.py."""
+    waiting_tokens: int = 0
+    """Known tokens of those that wait."""
+    prefix_cache_queries: int = 0
+    """Tokens of admitted sequences that kept pages could have held."""
+    prefix_cache_hits: int = 0
+    """Those of them that did, and were not computed."""
+    page_evictions: int = 0
+    """Kept pages that were given away."""
+    page_lifetime_seconds_sum: float = 0.0
+    """Of those, from when they were filled."""
+    page_idle_seconds_sum: float = 0.0
+    """Of those, since their last owner let go."""
     step_gap_seconds_sum: float = 0.0
     """For how long the device stood idle between steps though there was work; see engine/step_gap.py."""
     step_gap_seconds_count: int = 0
@@ -86,6 +136,8 @@ class EngineStats(msgspec.Struct, frozen=True):
     """Functions that were compiled while serving and are in use."""
     staged_compilations_left: int = 0
     """Those to come; until then some steps run in a larger bucket than they need."""
+    asleep: bool = False
+    """Whether the pages' memory has been given back."""
 
 
 def _require(holds: bool, name: str, allowed: str, given: object) -> None:

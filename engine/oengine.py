@@ -6,8 +6,9 @@ from collections.abc import Callable
 
 from caching.page_manager import HBMPageManager
 from engine.awaited_masks import AwaitedMasks
-from engine.compilations import num_compilations
+from engine.compilations import counted_apart, num_compilations
 from engine.config import EngineStats, ServingLimits
+from engine.preemption import PreemptionLog
 from engine.runner import PendingStep, eSurgeRunner
 from engine.scheduler import InferenceScheduler
 from engine.sequence import Sequence, SequenceOutput
@@ -35,6 +36,8 @@ class oEngine:
         self._staged = staged or StagedCompilation([], publish=lambda: None)
         self._in_flight: deque[PendingStep] = deque()
         self._masks = AwaitedMasks()
+        self._asleep = False
+        self._preemption_log = PreemptionLog(pages.num_total, scheduler.page_size)
         self.start_counting()
 
     def start_counting(self) -> None:
@@ -52,6 +55,21 @@ class oEngine:
     def adopt(self) -> None:
         """Use what has been compiled meanwhile; raises what went wrong with it."""
         self._staged.adopt()
+
+    def sleep(self) -> None:
+        """Give the pages' memory back; weights and compiled functions stay. Nothing may be waiting or running."""
+        while self._in_flight:
+            self._land()
+        assert not self.has_work, "a sequence waits or runs"
+        self._scheduler.lose_cache()
+        self._runner.drop_cache()
+        self._asleep = True
+
+    def wake(self) -> None:
+        """Take the pages' memory again, if it was given back. Raises jax.errors.JaxRuntimeError where others have it."""
+        with counted_apart():
+            self._runner.allocate_cache()
+        self._asleep = False
 
     def close(self) -> None:
         """Compile nothing more."""
@@ -77,7 +95,10 @@ class oEngine:
     def step(self) -> list[SequenceOutput]:
         """Plan and dispatch the next step, then land the oldest one when enough are in flight or none could be planned."""
         outputs = self._resume()
-        plan = self._scheduler.plan()
+        now = time.monotonic()
+        plan = self._scheduler.plan(now)
+        if self._scheduler.preempted:
+            self._preemption_log.tell(self._scheduler.take_preempted(), self._scheduler.num_running, now)
         if plan is not None:
             _stamp(plan.admitted)
             self._in_flight.append(self._runner.dispatch(plan))
@@ -96,17 +117,25 @@ class oEngine:
             waiting=self._scheduler.num_waiting,
             pages_total=self._pages.num_total,
             pages_free=self._pages.num_free,
-            pages_cached=self._pages.num_total - self._pages.num_free - self._pages.num_owned,
+            pages_cached=self._pages.num_cached,
             pages_owned=self._pages.num_owned,
             steps=self._steps,
             prompt_tokens=self._prompt_tokens,
             generated_tokens=self._generated_tokens,
-            preemptions=self._scheduler.preemptions,
+            preemptions=self._scheduler.preemptions.total(),
+            preemptions_by_cause=dict(self._scheduler.preemptions),
+            waiting_tokens=self._scheduler.num_waiting_tokens,
+            prefix_cache_queries=self._scheduler.tokens_looked_up,
+            prefix_cache_hits=self._scheduler.tokens_found,
+            page_evictions=self._pages.cache.evictions,
+            page_lifetime_seconds_sum=self._pages.cache.lifetime_seconds,
+            page_idle_seconds_sum=self._pages.cache.idle_seconds,
             step_gap_seconds_sum=self._runner.gaps.seconds,
             step_gap_seconds_count=self._runner.gaps.count,
             compilations_after_ready=num_compilations() - self._compilations_at_ready,
             staged_compilations=self._staged.num_done,
             staged_compilations_left=self._staged.num_left,
+            asleep=self._asleep,
         )
 
     def _resume(self) -> list[SequenceOutput]:

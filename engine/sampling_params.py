@@ -17,6 +17,8 @@ MAX_BAD_WORD_TOKENS = 16
 MAX_PATTERN_SIZE = 1024
 MAX_PATTERN_COUNT = 1000
 MAX_TIMEOUT = 86400.0
+MAX_PRIORITY = 2**31 - 1
+MAX_SALT = 256
 
 
 class RepetitionDetection(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -41,7 +43,9 @@ class SamplingParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
     ``max_tokens`` None means until the context is full. ``temperature`` 0 is greedy. ``top_k`` 0 or -1
     keeps every token. ``seed`` None draws one at admission; sample i of ``n`` has the i-th after it. ``stop`` strings and
     what ``stop_regex`` matches end the text before them, or after them with ``include_stop_str_in_output``, once there
-    are ``min_tokens`` tokens. What it means in tokens (ids in the vocabulary, words to ids) is checked where that is known.
+    are ``min_tokens`` tokens. A lower ``priority`` is served first. ``timeout_s`` is for all of the request, ``queue_timeout_s``
+    until its first step. Requests share computed pages of prompts that begin alike where their ``cache_salt`` is the same,
+    and without ``enable_prefix_caching`` with no other request. What it means in tokens (ids in the vocabulary, words to ids) is checked where that is known.
     """
 
     n: int = 1
@@ -64,7 +68,11 @@ class SamplingParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
     include_stop_str_in_output: bool = False
     ignore_eos: bool = False
     repetition_detection: RepetitionDetection | None = None
+    priority: int = 0
     timeout_s: float | None = None
+    queue_timeout_s: float | None = None
+    cache_salt: str = ""
+    enable_prefix_caching: bool = True
     logprobs: int | None = None
     prompt_logprobs: int | None = None
     detokenize: bool = True
@@ -75,6 +83,10 @@ class SamplingParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
     def __post_init__(self) -> None:
         _require(1 <= self.n <= MAX_N, "n", f"from 1 to {MAX_N}", self.n)
         self._check_lengths()
+        _require(
+            abs(self.priority) <= MAX_PRIORITY, "priority", f"from -{MAX_PRIORITY} to {MAX_PRIORITY}", self.priority
+        )
+        _require(len(self.cache_salt) <= MAX_SALT, "cache_salt", f"at most {MAX_SALT} characters", self.cache_salt)
         self._check_distribution()
         self._check_tokens()
         self._check_stops()
@@ -96,9 +108,9 @@ class SamplingParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
         _require(most is None or most >= 1, "max_tokens", "at least 1", most)
         _require(self.min_tokens >= 0, "min_tokens", "at least 0", self.min_tokens)
         _require(most is None or self.min_tokens <= most, "min_tokens", f"at most max_tokens ({most})", self.min_tokens)
-        timeout = self.timeout_s
         allowed = f"above 0 and at most {MAX_TIMEOUT:g} seconds"
-        _require(timeout is None or 0 < timeout <= MAX_TIMEOUT, "timeout_s", allowed, timeout)
+        for name, timeout in (("timeout_s", self.timeout_s), ("queue_timeout_s", self.queue_timeout_s)):
+            _require(timeout is None or 0 < timeout <= MAX_TIMEOUT, name, allowed, timeout)
 
     def _check_distribution(self) -> None:
         _require(0 <= self.temperature <= 100, "temperature", "from 0 to 100", self.temperature)

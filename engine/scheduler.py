@@ -1,58 +1,102 @@
 """Which tokens the next step computes.
 
-The rules, all of them in this file: ``add``, ``finish``, ``plan``, ``update`` and ``resume`` are the only doors, and the
-scheduler owns every Sequence between them, its slot and its pages. It is a pure machine: no thread, clock, queue or
-device array, so that a test is three lines and any history can be replayed.
+The rules, all of them in this file and in the owners it is made of (who waits: ``waiting_queue``, who runs:
+``running_sequences``, what is kept free: ``growth_reserve``): ``add``, ``finish``, ``plan``, ``update``, ``resume`` and
+``lose_cache`` are the only doors, and the scheduler owns every Sequence between them, its slot and its pages. It is a
+pure machine: no thread, clock, queue or device array, so that a test is three lines and any history can be replayed.
 
 - A step has one budget of tokens. Decoding sequences come first, one token each; what is left goes to chunks of
-  prompts, those begun before those waiting, so that a stream of prompts never starves a decode.
+  prompts, those begun before those waiting, so that a stream of prompts never starves a decode. Long prompts get no more
+  than a part of the step, one after the other, as long as somebody else has a use for it: decodes, which then wait less
+  for their next token, or shorter prompts.
 - ``plan`` may be called again before the step before it has landed. A sequence counts its tokens in flight, so that one
   that will end by length is not planned again; one that ended otherwise has its late tokens dropped in ``update``.
 - A sequence with a constraint is planned again only when its last token has landed and the constraint has answered what
   may come next (``resume``); its neighbours don't wait for it. Preempted, it keeps its constraint, which follows the
   tokens that have landed.
-- A sequence is admitted when pages for all it has to prefill are free above the watermark: a prompt once begun never
-  waits for pages in the middle.
-- Samples of one prompt (``siblings``) share its pages: one that is admitted while another holds them has its own from
-  the page on that holds the prompt's last token, which each computes for itself. The pages may be written in the same
-  step, as a step writes before it reads.
+- A sequence is admitted when pages for all it has to prefill are free beside what those who run may need to grow: a prompt
+  once begun never waits for pages in the middle.
+- A full page is kept for whoever begins with the same tokens, from the plan on that computes it: steps run in order, and
+  a step writes before it reads. The last known token is always computed, as a step samples from it. Who begins with a page
+  that another is computing still waits for that.
 - A decoding sequence that finds no page waits for somebody whose last token is in flight. If there is nobody, it takes
-  the pages of the newest one, which waits again in front of the others and later recomputes its tokens. While that
-  victim has a token in flight it cannot go: it is held out of further steps until the token has landed. Then the next
-  plan looks again, and lets it stay if others have freed pages. The oldest sequence is never a victim of another, so
-  something always advances.
+  the pages of the least important one, which waits again in front of the others and later goes on, from the pages that
+  are kept still. Other reasons to be preempted are in ``preemption``. While such a victim has a token in flight it cannot
+  go: it is held out of further steps until the token has landed. Then the next plan looks again, and lets it stay if
+  nobody is short any more. The most important sequence is never a victim, so something always advances.
 """
 
-from collections import OrderedDict
+from collections import Counter
+from collections.abc import Mapping
 
 from caching.metadata import pages_for
 from caching.page_manager import HBMPageManager
+from engine.growth_reserve import GrowthReserve
 from engine.plan import NextIterationPlan, StepResult
+from engine.preemption import Cause, Preemption
+from engine.running_sequences import RunningSequences, growth_of
 from engine.sequence import Sequence, SequenceOutput, SequenceStatus, TokenLogprobs
+from engine.waiting_queue import OUTPUT_WEIGHT, WaitingQueue
 
 
 class InferenceScheduler:
-    """Continuous batching with chunked prefill (Yu et al. 2022, Agrawal et al. 2023) over paged memory."""
+    """Continuous batching with chunked prefill (Yu et al. 2022, Agrawal et al. 2023) over paged memory.
+
+    ``long_prefill_token_threshold`` is what long prompts may take of a step; ``client_weights`` are shares of the service;
+    a sequence yields to one whose priority is lower by ``priority_preemption_threshold``.
+    """
 
     def __init__(
-        self, pages: HBMPageManager, *, page_size: int, max_num_seqs: int, max_num_batched_tokens: int
+        self,
+        pages: HBMPageManager,
+        *,
+        page_size: int,
+        max_num_seqs: int,
+        max_num_batched_tokens: int,
+        long_prefill_token_threshold: int | None = None,
+        priority_preemption_threshold: int = 10,
+        client_weights: Mapping[str, float] | None = None,
+        reserve: GrowthReserve | None = None,
+        fair: bool = True,
     ) -> None:
         self._pages = pages
-        self._page_size = page_size
+        self.page_size = page_size
         self._budget = max_num_batched_tokens
-        # Pages kept free at admission, so that those who run can grow a little before somebody must yield.
-        self._watermark = max(1, pages.num_total // 100)
-        self._slots = list(range(max_num_seqs - 1, -1, -1))
-        self._waiting: OrderedDict[str, Sequence] = OrderedDict()
-        self._running: dict[str, Sequence] = {}
+        self._long = long_prefill_token_threshold or max(1, max_num_batched_tokens // 2)
+        self._threshold = priority_preemption_threshold
+        self._reserve = reserve or GrowthReserve(pages.num_total)
+        self._fair = fair
+        self._waiting = WaitingQueue(client_weights, fair=fair)
+        self._running = RunningSequences(max_num_seqs)
+        self._computing: dict[bytes, Sequence] = {}
+        """Keys of the pages that begun prompts have yet to fill, and who will."""
         self._released: list[Sequence] = []
         self._victim: Sequence | None = None
-        self.preemptions = 0
+        self._cause = Cause.PAGES
+        self._arrivals = 0
+        self.preemptions: Counter[str] = Counter()
+        """How many, by cause."""
+        self.preempted: list[Preemption] = []
+        """Those that nobody has taken."""
+        self.tokens_looked_up = 0
+        """Tokens of admitted sequences that pages could have held."""
+        self.tokens_found = 0
+        """Those of them that pages held."""
+
+    def take_preempted(self) -> list[Preemption]:
+        """The preemptions since the last call."""
+        taken, self.preempted = self.preempted, []
+        return taken
 
     @property
     def num_waiting(self) -> int:
         """Sequences without a slot."""
         return len(self._waiting)
+
+    @property
+    def num_waiting_tokens(self) -> int:
+        """Their known tokens."""
+        return self._waiting.num_tokens
 
     @property
     def num_running(self) -> int:
@@ -61,7 +105,10 @@ class InferenceScheduler:
 
     def add(self, sequence: Sequence) -> None:
         """Queue a new sequence. The caller has checked that it fits the pool alone."""
-        self._waiting[sequence.request_id] = sequence
+        self._arrivals += 1
+        sequence.arrival = self._arrivals
+        sequence.num_charged_tokens = len(sequence.output_token_ids)
+        self._waiting.add(sequence)
 
     def finish(self, request_id: str) -> bool:
         """End a sequence now, in whatever state, and free what it holds; False if it is not here (any more)."""
@@ -69,7 +116,7 @@ class InferenceScheduler:
         if sequence is not None:
             self._release(sequence)
         else:
-            sequence = self._waiting.pop(request_id, None)
+            sequence = self._waiting.remove(request_id)
         if sequence is None:
             return False
         sequence.status = SequenceStatus.FINISHED
@@ -77,16 +124,24 @@ class InferenceScheduler:
             sequence.constraint.close()
         return True
 
-    def plan(self) -> NextIterationPlan | None:
-        """The next step, or None when nothing can be computed before a step in flight has landed."""
+    def plan(self, now: float = 0.0) -> NextIterationPlan | None:
+        """The next step, or None when nothing can be computed before a step in flight has landed.
+
+        ``now``, in seconds, tells how old kept pages are, and nothing else.
+        """
+        self._pages.now = now
         plan = NextIterationPlan()
-        preemptions = self.preemptions
+        preempted = self.preemptions.total()
+        self._settle_victim()
+        held = self._victim
         self._plan_decodes(plan)
-        self._plan_begun_prompts(plan)
-        if self.preemptions == preemptions and self._victim is None:
-            self._admit(plan)
+        self._plan_prompts(plan, may_admit=self.preemptions.total() == preempted and not self._awaits_victim)
+        stays = held is not None and held is self._victim and not held.num_in_flight
+        if stays:
+            self._victim = None
         if not plan.num_tokens:
-            return None
+            return self.plan(now) if stays else None
+        self._reserve.relax()
         plan.released, self._released = self._released, []
         return plan
 
@@ -107,8 +162,6 @@ class InferenceScheduler:
                 outputs.append(output)
             elif prompt_logprobs:
                 outputs.append(SequenceOutput(sequence.request_id, [], prompt_logprobs=prompt_logprobs))
-        if self._victim is not None and not self._victim.num_in_flight:
-            self._victim = None
         return outputs
 
     def resume(self, sequence: Sequence) -> SequenceOutput | None:
@@ -124,18 +177,25 @@ class InferenceScheduler:
             return None
         return SequenceOutput(sequence.request_id, [], reason, error=error)
 
+    def lose_cache(self) -> None:
+        """The memory behind the pages is lost, and no step is in flight: everything is computed anew."""
+        for sequence in sorted(self._running, key=lambda sequence: -sequence.arrival):
+            sequence.num_in_flight = 0
+            self._preempt(sequence, Cause.CACHE_LOST)
+        self._pages.forget_all()
+
     def check_integrity(self) -> None:
         """Assert that every page and every slot has exactly the owners that it should."""
-        running = list(self._running.values())
-        self._pages.check_integrity(page for sequence in running for page in sequence.pages)
-        taken = [sequence.slot for sequence in running]
-        assert len({*taken, *self._slots}) == len(taken) + len(self._slots), "a slot has two owners"
-        assert all(not s.pages and s.slot < 0 for s in self._waiting.values()), "a waiting sequence holds something"
-        assert self._victim is None or self._victim.request_id in self._running, "the victim has gone"
+        self._pages.check_integrity(page for sequence in self._running for page in sequence.pages)
+        self._running.check_integrity()
+        assert all(not s.pages and s.slot < 0 for s in self._waiting), "a waiting sequence holds something"
+        assert self._waiting.num_tokens == sum(s.num_tokens for s in self._waiting), "waiting tokens are miscounted"
+        assert self._victim is None or self._running.get(self._victim.request_id), "the victim has gone"
+        assert all(self._running.get(s.request_id) for s in self._computing.values()), "a page is awaited from nobody"
 
     def _plan_decodes(self, plan: NextIterationPlan) -> None:
-        page_size = self._page_size
-        for sequence in list(self._running.values()):
+        page_size = self.page_size
+        for sequence in list(self._running):
             computed = sequence.num_computed_tokens
             if not sequence.num_prefill_tokens <= computed < sequence.max_computed_tokens or sequence is self._victim:
                 continue  # it computes its prompt, again if it was preempted just now; or it ends by length
@@ -145,81 +205,174 @@ class InferenceScheduler:
                 plan.add_decode(sequence)
         plan.end_decodes()
 
-    def _plan_begun_prompts(self, plan: NextIterationPlan) -> None:
-        for sequence in self._running.values():
-            if plan.num_tokens == self._budget:
-                return
-            if sequence.prefilling and sequence is not self._victim:
-                self._plan_chunk(plan, sequence)
+    def _plan_prompts(self, plan: NextIterationPlan, *, may_admit: bool) -> None:
+        """Long prompts up to their part, the shorter ones, those that wait; then long ones again, if nobody decodes."""
+        begun = [s for s in self._running if s.prefilling and s is not self._victim]
+        long = [sequence for sequence in begun if _num_left(sequence) > self._long]
+        chunks = _Chunks(self._budget - plan.num_tokens)
+        left_for_long = self._long
+        for sequence in long:
+            left_for_long -= self._grant(chunks, sequence, left_for_long)
+        for sequence in begun:
+            if _num_left(sequence) <= self._long:
+                self._grant(chunks, sequence, self._long)
+        if may_admit:
+            self._admit(plan, chunks, left_for_long)
+        if not plan.num_decodes:
+            for sequence in [*chunks.counts, *long]:
+                self._grant(chunks, sequence, self._budget)
+        chunks.add_to(plan)
 
-    def _plan_chunk(self, plan: NextIterationPlan, sequence: Sequence) -> None:
-        left = sequence.num_prefill_tokens - sequence.num_computed_tokens
-        plan.add(sequence, min(left, self._budget - plan.num_tokens))
+    def _grant(self, chunks: "_Chunks", sequence: Sequence, most: int) -> int:
+        """Let the step compute more of a prompt; how much more. Pages that this fills are kept."""
+        computed = sequence.num_computed_tokens + chunks.counts.get(sequence, 0)
+        granted = min(sequence.num_prefill_tokens - computed, most, chunks.room)
+        if granted > 0:
+            chunks.grant(sequence, granted)
+            self._keep(sequence, computed, computed + granted)
+        return granted
 
-    def _admit(self, plan: NextIterationPlan) -> None:
-        while self._waiting and self._slots and plan.num_tokens < self._budget:
-            sequence = next(iter(self._waiting.values()))
-            if not sequence.may_sample:
+    def _admit(self, plan: NextIterationPlan, chunks: "_Chunks", left_for_long: int) -> None:
+        while chunks.room > 0:
+            sequence = self._waiting.head()
+            if sequence is None or not sequence.may_sample:
                 return
-            shared = self._shared_pages(sequence)
-            needed = pages_for(sequence.num_tokens, self._page_size) - len(shared)
-            reserve = self._watermark if self._running else 0
-            if not self._pages.can_alloc(needed + reserve):
+            shared = self._find(sequence)
+            if shared is None:
                 return
-            del self._waiting[sequence.request_id]
-            sequence.status = SequenceStatus.RUNNING
-            sequence.slot = self._slots.pop()
-            self._pages.share(shared)
-            sequence.pages = shared + self._pages.alloc(needed)
-            sequence.num_computed_tokens = len(shared) * self._page_size
-            sequence.num_prefill_tokens = sequence.num_tokens
-            self._running[sequence.request_id] = sequence
-            plan.admitted.append(sequence)
-            self._plan_chunk(plan, sequence)
+            left = sequence.num_tokens - len(shared) * self.page_size
+            is_long = left > self._long
+            if is_long and left_for_long <= 0:
+                return
+            if self._running.full or not self._take_pages(sequence, shared):
+                if self._make_room(sequence, chunks):
+                    continue
+                return
+            self._start(plan, sequence, len(shared))
+            granted = self._grant(chunks, sequence, left_for_long if is_long else left)
+            left_for_long -= granted if is_long else 0
 
-    def _shared_pages(self, sequence: Sequence) -> list[int]:
-        """Pages of the prompt that a sibling holds and has computed; none where log-probabilities are to be computed."""
-        count = (len(sequence.prompt_token_ids) - 1) // self._page_size
-        if sequence.params.prompt_logprobs is None or sequence.num_prompt_logprobs == len(sequence.prompt_token_ids):
-            for sibling in sequence.siblings:
-                if sibling.slot >= 0 and sibling.num_computed_tokens >= count * self._page_size:
-                    return sibling.pages[:count]
-        return []
+    def _take_pages(self, sequence: Sequence, shared: list[int]) -> bool:
+        """Whether it now has pages for all it has to prefill, these among them."""
+        needed = pages_for(sequence.num_tokens, self.page_size) - len(shared)
+        reserve = 0
+        if self._running:
+            growth = self._running.growth + growth_of(sequence)
+            reserve = self._reserve.pages(growth, len(self._running) + 1, self.page_size)
+        if not self._pages.can_alloc(needed + reserve + self._pages.num_unowned(shared)):
+            return False
+        self._pages.share(shared)
+        sequence.pages = shared + self._pages.alloc(needed)
+        return True
+
+    def _start(self, plan: NextIterationPlan, sequence: Sequence, num_shared: int) -> None:
+        """The sequence at the head has its pages: give it a slot."""
+        self._waiting.pop()
+        self._running.add(sequence)
+        sequence.status = SequenceStatus.RUNNING
+        sequence.num_computed_tokens = num_shared * self.page_size
+        sequence.num_prefill_tokens = sequence.num_tokens
+        self._waiting.charge(sequence, sequence.num_tokens - sequence.num_computed_tokens)
+        count = self._num_sharable(sequence)
+        self.tokens_looked_up += count * self.page_size
+        self.tokens_found += sequence.num_computed_tokens
+        for key in sequence.page_keys_to(count, self.page_size)[num_shared:]:
+            self._computing.setdefault(key, sequence)
+        plan.admitted.append(sequence)
+
+    def _num_sharable(self, sequence: Sequence) -> int:
+        return (sequence.num_tokens - 1) // self.page_size
+
+    def _find(self, sequence: Sequence) -> list[int] | None:
+        """Pages that hold its beginning; None where another is about to fill the next one.
+
+        None are taken where log-probabilities of the prompt are still to be told.
+        """
+        params, prompt = sequence.params, sequence.prompt_token_ids
+        if params.prompt_logprobs is not None and sequence.num_prompt_logprobs < len(prompt):
+            return []
+        keys = sequence.page_keys_to(self._num_sharable(sequence), self.page_size)
+        found = self._pages.find(keys)
+        if len(found) < len(keys) and keys[len(found)] in self._computing:
+            return None
+        return found
+
+    def _keep(self, sequence: Sequence, start: int, end: int) -> None:
+        """Its tokens from start to end are known, and computed by what has been planned: keep the pages they fill."""
+        first, last = start // self.page_size, end // self.page_size
+        keys = sequence.page_keys_to(last, self.page_size)
+        for page in range(first, last):
+            self._pages.keep(sequence.pages[page], keys[page])
+            if self._computing.get(keys[page]) is sequence:
+                del self._computing[keys[page]]
+
+    def _make_room(self, head: Sequence, chunks: "_Chunks") -> bool:
+        """Nothing is left for the one whose turn it is: whether somebody has yielded to it who is in no step."""
+        assert self._running, "a sequence alone finds room, or was refused"
+        victim, cause = self._running.least_important(), Cause.PRIORITY
+        if victim.params.priority - head.params.priority < self._threshold:
+            ran_before = head.num_prefill_tokens > 0
+            largest = self._running.over_its_share(head.client) if self._fair and not ran_before else None
+            if largest is None or largest.params.priority < head.params.priority:
+                return False
+            victim, cause = largest, Cause.FAIRNESS
+        return self._preempt_once_landed(victim, cause, planned=victim in chunks.counts)
 
     def _take_page(self, plan: NextIterationPlan, sequence: Sequence) -> bool:
         """Whether there is a page, be it another's, for the next token, which begins one."""
         while not self._pages.can_alloc(1):
-            if not self._yield_pages(sequence):
+            # Where somebody's last token is in flight, pages come free without that.
+            if self._awaits_victim or any(other.ends_by_length for other in self._running):
+                return False
+            victim = self._running.least_important()
+            if not self._preempt_once_landed(victim, Cause.PAGES) or victim is sequence:
                 return False
         sequence.pages += self._pages.alloc(1)
         plan.grown.append(sequence)
         return True
 
-    def _yield_pages(self, sequence: Sequence) -> bool:
-        """Make the newest sequence give up its pages to ``sequence``; False when it cannot yet, or is ``sequence``.
+    def _preempt_once_landed(self, victim: Sequence, cause: Cause, *, planned: bool = False) -> bool:
+        """Whether it is gone; otherwise it is held out of the next steps until its token has landed."""
+        if victim.num_in_flight or planned:
+            self._victim, self._cause = victim, cause
+            return False
+        self._preempt(victim, cause)
+        return True
 
-        Where somebody's last token is in flight, pages come free without that.
+    @property
+    def _awaits_victim(self) -> bool:
+        return self._victim is not None and self._victim.num_in_flight > 0
+
+    def _settle_victim(self) -> None:
+        """Where pages were short and the victim's token has landed, it goes now, or stays if there is a page.
+
+        Where it was to make room for another, it is held until ``_admit`` has seen whether there is room by now.
         """
-        if self._victim is not None or any(other.ends_by_length for other in self._running.values()):
-            return False
-        victim = next(reversed(self._running.values()))
-        if victim.num_in_flight:
-            self._victim = victim
-            return False
-        self._preempt(victim)
-        return victim is not sequence
+        if self._victim is not None and not self._awaits_victim and self._cause is Cause.PAGES:
+            victim, self._victim = self._victim, None
+            if not self._pages.can_alloc(1):
+                self._preempt(victim, Cause.PAGES)
 
-    def _preempt(self, sequence: Sequence) -> None:
+    def _preempt(self, sequence: Sequence, cause: Cause) -> None:
+        event = Preemption(
+            sequence.request_id, sequence.client, cause, sequence.num_tokens, len(sequence.pages)
+        )  # fmt: skip
         self._release(sequence)
         sequence.status = SequenceStatus.WAITING
         sequence.num_computed_tokens = 0
-        self._waiting[sequence.request_id] = sequence
-        self._waiting.move_to_end(sequence.request_id, last=False)
-        self.preemptions += 1
+        # What yields to its equal is not to come before it.
+        head = self._waiting.head() if cause is Cause.FAIRNESS else None
+        to_equal = head is not None and head.params.priority == sequence.params.priority
+        self._waiting.add_preempted(sequence, before_all=not to_equal)
+        if cause is Cause.PAGES:
+            self._reserve.tighten()
+        self.preempted.append(event)
+        self.preemptions[cause] += 1
 
     def _land(self, sequence: Sequence, token_id: int) -> str | None:
         """Add a token; the reason if it is the last."""
         sequence.output_token_ids.append(token_id)
+        self._running.growth -= 1
         reason = None
         if token_id in sequence.stop_token_ids:
             reason = "stop"
@@ -234,13 +387,39 @@ class InferenceScheduler:
 
     def _release(self, sequence: Sequence) -> None:
         """Take back slot and pages. Steps in flight may still write to the pages, but run before any new owner's."""
-        del self._running[sequence.request_id]
-        self._pages.free(sequence.pages)
-        self._slots.append(sequence.slot)
-        sequence.pages, sequence.slot = [], -1
+        known = min(sequence.num_computed_tokens, sequence.num_tokens)
+        self._keep(sequence, sequence.num_prefill_tokens, known)
+        for key in sequence.page_keys:
+            if self._computing.get(key) is sequence:
+                del self._computing[key]
+        self._waiting.charge(sequence, OUTPUT_WEIGHT * (len(sequence.output_token_ids) - sequence.num_charged_tokens))
+        sequence.num_charged_tokens = len(sequence.output_token_ids)
+        self._running.remove(sequence)
+        self._pages.free(reversed(sequence.pages))
+        sequence.pages = []
         self._released.append(sequence)
         if self._victim is sequence:
             self._victim = None
+
+
+class _Chunks:
+    """How much of which prompts a step computes, while that is being decided; ``room`` tokens are left."""
+
+    def __init__(self, room: int) -> None:
+        self.room = room
+        self.counts: dict[Sequence, int] = {}
+
+    def grant(self, sequence: Sequence, count: int) -> None:
+        self.counts[sequence] = self.counts.get(sequence, 0) + count
+        self.room -= count
+
+    def add_to(self, plan: NextIterationPlan) -> None:
+        for sequence, count in self.counts.items():
+            plan.add(sequence, count)
+
+
+def _num_left(sequence: Sequence) -> int:
+    return sequence.num_prefill_tokens - sequence.num_computed_tokens
 
 
 def _not_seen(sequence: Sequence, first: int, logprobs: list[TokenLogprobs]) -> list[TokenLogprobs]:

@@ -1,11 +1,11 @@
 """One Sequence lives from admission to finish; preemption sends it back to WAITING, never to a copy."""
 
-from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, field
 from enum import Enum, auto
 
 import msgspec
 
+from caching.prefix_cache import page_keys
 from engine.sampling_params import SamplingParams
 from engine.token_constraint import TokenConstraint
 
@@ -35,8 +35,10 @@ class Sequence:
     seed: int
     bad_word_token_ids: tuple[tuple[int, ...], ...] = ()
     """Tokens that may not follow each other, of ``params.bad_words``."""
-    siblings: SequenceOf["Sequence"] = ()
-    """Those of the same prompt, of ``params.n``; whose pages hold it, shares them."""
+    client: str = ""
+    """Who asked: the scheduler is fair between clients."""
+    salt: bytes = b""
+    """Sequences share the pages of what they begin with alike, if their salts are alike."""
     constraint: TokenConstraint | None = None
     """What its output has to follow. It has a mask whenever ``awaits_mask`` is false and nothing is in flight."""
 
@@ -56,6 +58,12 @@ class Sequence:
     """When a step was first planned with it, in seconds of ``time.monotonic``."""
     slot: int = -1
     pages: list[int] = field(default_factory=list)
+    page_keys: list[bytes] = field(default_factory=list)
+    """Of its known full pages, as far as somebody asked: see ``page_keys_to``."""
+    arrival: int = 0
+    """Its place in the order in which the scheduler heard of sequences."""
+    num_charged_tokens: int = 0
+    """Output tokens for which its client has been charged."""
     max_computed_tokens: int = field(init=False)
     """What ``num_computed_tokens`` reaches when the last token by length is sampled, which itself is never computed."""
 
@@ -66,6 +74,15 @@ class Sequence:
     def num_tokens(self) -> int:
         """Known tokens: the prompt and the output that has landed."""
         return len(self.prompt_token_ids) + len(self.output_token_ids)
+
+    def page_keys_to(self, count: int, page_size: int) -> list[bytes]:
+        """Keys of its first ``count`` pages, of which all tokens are known."""
+        keys, prompt = self.page_keys, self.prompt_token_ids
+        if len(keys) < count:
+            start, end = len(keys) * page_size, count * page_size
+            after = self.output_token_ids[max(0, start - len(prompt)) : max(0, end - len(prompt))]
+            keys += page_keys(keys[-1] if keys else self.salt, prompt[start:end] + after, page_size)
+        return keys[:count]
 
     @property
     def num_total_tokens(self) -> int:

@@ -1,6 +1,7 @@
 """The ``odriver`` command."""
 
 import argparse
+import functools
 import json
 import os
 import sys
@@ -9,7 +10,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from engine.errors import ConfigurationError
-from ipc import complete, settings, structured_outputs
+from ipc import complete, operate, settings, structured_outputs
 from ipc.addresses import anyone_listens, checked_address
 from ipc.client import Client
 from ipc.errors import ConnectFailed, OdriverError
@@ -54,12 +55,10 @@ def _parser() -> argparse.ArgumentParser:
         ),
         ("complete", _complete_arguments, _complete, "continue a text"),
         ("chat", _chat_arguments, _chat, "talk with the model"),
-        ("status", _status_arguments, _status, "show how the daemon is"),
         ("batch", _batch_arguments, _batch, "answer a file of requests, and again only what is missing"),
         ("top", _top_arguments, _top, "watch the daemon at work"),
         ("doctor", _doctor_arguments, _doctor, "say what would keep this machine from serving, and what to do"),
         ("bench", _bench_arguments, _bench, "put a load on the daemon and time its answers"),
-        ("profile", _profile_arguments, _profile, "have the daemon trace what its device and host do"),
     ):
         # What is not given is left out, and so has the default of whoever reads it.
         command = commands.add_parser(
@@ -67,6 +66,17 @@ def _parser() -> argparse.ArgumentParser:
         )
         add_arguments(command)
         command.set_defaults(run=run)
+    for control in operate.COMMANDS:
+        command = commands.add_parser(
+            control.name,
+            help=control.what,
+            description=control.what,
+            allow_abbrev=False,
+            argument_default=argparse.SUPPRESS,
+        )
+        control.add_arguments(command)
+        _connect_argument(command)
+        command.set_defaults(run=functools.partial(operate.run, control))
     return parser
 
 
@@ -92,11 +102,6 @@ def _complete_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _chat_arguments(parser: argparse.ArgumentParser) -> None:
     _connect_argument(parser)
-
-
-def _status_arguments(parser: argparse.ArgumentParser) -> None:
-    _connect_argument(parser)
-    parser.add_argument("--json", action="store_true", default=False, help="as JSON instead of a table")
 
 
 def _batch_arguments(parser: argparse.ArgumentParser) -> None:
@@ -151,19 +156,6 @@ def _bench_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def _profile_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("action", choices=["start", "stop"], help="begin a trace, or end it and write it")
-    parser.add_argument(
-        "directory",
-        nargs="?",
-        type=Path,
-        default=Path("odriver-profile"),
-        metavar="DIR",
-        help="with start: where to write it, for xprof or TensorBoard (default: odriver-profile)",
-    )
-    _connect_argument(parser)
-
-
 def _connect_argument(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--connect", metavar="ADDR", help="where the daemon listens (default: the `bind` that `odriver config` shows)"
@@ -213,18 +205,6 @@ def _chat(options: dict[str, Any]) -> int:
     return 0
 
 
-def _status(options: dict[str, Any]) -> int:
-    with _connected(options) as client:
-        status = client.status()
-    if options["json"]:
-        print(json.dumps(status, indent=2))
-    else:
-        from ipc import terminal
-
-        terminal.show_status(status)
-    return 0
-
-
 def _batch(options: dict[str, Any]) -> int:
     from ipc import batch
 
@@ -263,17 +243,6 @@ def _bench(options: dict[str, Any]) -> int:
     save = options.pop("save_result", False) or path is not None
     with _connected(options) as client:
         return bench.run(client, Load(**options), path, save=save)
-
-
-def _profile(options: dict[str, Any]) -> int:
-    with _connected(options) as client:
-        if options["action"] == "start":
-            print(
-                f"profiling; `odriver profile stop` writes {client.start_profile(str(options['directory'].absolute()))}"
-            )
-        else:
-            print(client.stop_profile())
-    return 0
 
 
 def _connected(options: dict[str, Any]) -> Client:

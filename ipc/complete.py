@@ -24,6 +24,7 @@ from ipc.client import Client
 def add_sampling_arguments(parser: argparse.ArgumentParser) -> None:
     """A flag for each parameter, with its range; what is not given is left to the daemon."""
     _add_lengths(parser)
+    _add_scheduling(parser)
     _add_distribution(parser)
     _add_tokens(parser)
     _add_stops(parser)
@@ -54,7 +55,21 @@ def _add_lengths(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="end by no token or text before so many, 0 to max-tokens (default: 0)",
     )
+
+
+def _add_scheduling(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument_group("scheduling").add_argument
+    add("--priority", type=int, metavar="N", help="lower is served first (default: 0)")
     add("--timeout-s", type=float, metavar="F", help=f"end after so many seconds, above 0 to {MAX_TIMEOUT:g}")
+    add(
+        "--queue-timeout-s", type=float, metavar="F", help=f"end if not begun after so many, above 0 to {MAX_TIMEOUT:g}"
+    )
+    add("--cache-salt", metavar="TEXT", help="share computed pages with requests of the same salt only")
+    add(
+        "--enable-prefix-caching",
+        action=argparse.BooleanOptionalAction,
+        help="share computed pages of prompts that begin alike (default: yes)",
+    )
 
 
 def _add_distribution(parser: argparse.ArgumentParser) -> None:

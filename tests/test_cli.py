@@ -24,6 +24,8 @@ ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT)}
 FLAGS = {
     "": {},
     "--max-tokens 5 --min-tokens 2 --timeout-s 1.5": {"max_tokens": 5, "min_tokens": 2, "timeout_s": 1.5},
+    "--priority -3 --queue-timeout-s 2": {"priority": -3, "queue_timeout_s": 2.0},
+    "--cache-salt mine --no-enable-prefix-caching": {"cache_salt": "mine", "enable_prefix_caching": False},
     "--temperature 0.5 --top-p 0.9 --top-k 7 --min-p 0.1 --seed 3": {
         "temperature": 0.5, "top_p": 0.9, "top_k": 7, "min_p": 0.1, "seed": 3,
     },
@@ -262,7 +264,7 @@ def test_status_as_json_is_the_dict(address: str) -> None:
     """For scripts."""
     status = json.loads(odriver("status", "--json", "--connect", address).stdout)
 
-    assert status == {"model": "parrot", "clients": 1, "open_requests": 0}
+    assert status == {"model": "parrot", "clients": 0, "open_requests": 0}
 
 
 @pytest.mark.usefixtures("driver")

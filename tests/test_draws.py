@@ -107,12 +107,7 @@ def test_parameters_show_in_the_tokens(start_engine):
 
 def build_samples(count, **params):
     """``count`` samples of one prompt, as prepare inputs makes them."""
-    siblings = []
-    for index in range(count):
-        sample = build_sequence(f"sample {index}", seed=20 + index, prompt=14, **params)
-        sample.siblings = siblings
-        siblings.append(sample)
-    return siblings
+    return [build_sequence(f"sample {index}", seed=20 + index, prompt=14, **params) for index in range(count)]
 
 
 def test_samples_of_one_prompt_share_its_pages_and_draw_as_they_would_alone(start_engine):
@@ -121,7 +116,7 @@ def test_samples_of_one_prompt_share_its_pages_and_draw_as_they_would_alone(star
     roomy = start_engine(max_num_seqs=5, num_pages=99)
     apart = {}
     for sample in build_samples(4, **params):
-        sample.siblings = ()
+        sample.salt = sample.request_id.encode()
         apart |= run(roomy, [sample])
     computed = roomy.stats().prompt_tokens
     together = run(roomy, build_samples(4, **params))

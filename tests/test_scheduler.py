@@ -5,6 +5,7 @@ from collections import deque
 import pytest
 
 from caching.page_manager import HBMPageManager
+from engine.growth_reserve import GrowthReserve
 from engine.plan import StepResult
 from engine.sampling_params import SamplingParams
 from engine.scheduler import InferenceScheduler
@@ -13,18 +14,32 @@ from engine.sequence import Sequence, SequenceStatus
 EOS = 0
 
 
-def build_scheduler(*, num_pages=100, page_size=4, max_num_seqs=8, budget=16):
-    """A scheduler over a pool of its own."""
+def build_scheduler(*, num_pages=100, page_size=4, max_num_seqs=8, budget=16, reserve=None, **settings):
+    """A scheduler over a pool of its own, which keeps a page free at admission and expects nobody to grow."""
     pages = HBMPageManager(num_pages)
     scheduler = InferenceScheduler(
-        pages, page_size=page_size, max_num_seqs=max_num_seqs, max_num_batched_tokens=budget
-    )  # fmt: skip
+        pages,
+        page_size=page_size,
+        max_num_seqs=max_num_seqs,
+        max_num_batched_tokens=budget,
+        reserve=reserve or GrowthReserve(num_pages, least=0.0),
+        **settings,
+    )
     return scheduler, pages
 
 
-def build_sequence(request_id="a", prompt=3, max_tokens=4):
-    """A sequence whose prompt has this many tokens."""
-    return Sequence(request_id, [1] * prompt, SamplingParams(), frozenset({EOS}), max_tokens, seed=0)
+def build_sequence(request_id="a", prompt=3, max_tokens=4, salt=None, client="", **params):
+    """A sequence whose prompt has this many tokens; it shares no pages, unless it is given a salt."""
+    return Sequence(
+        request_id,
+        [1] * prompt,
+        SamplingParams(**params),
+        frozenset({EOS}),
+        max_tokens,
+        seed=0,
+        client=client,
+        salt=request_id.encode() if salt is None else salt,
+    )
 
 
 def land(scheduler, plan, token=7):
@@ -117,7 +132,8 @@ def test_a_stream_of_prompts_never_starves_a_decode():
     land(scheduler, scheduler.plan())
 
     for step in range(29):
-        scheduler.add(build_sequence(f"prompt {step}", prompt=30, max_tokens=1))
+        scheduler.add(build_sequence(f"prompt {step}", prompt=4, max_tokens=1))
+        scheduler.add(build_sequence(f"another {step}", prompt=4, max_tokens=1))
         plan = scheduler.plan()
         assert plan.sequences[0].request_id == "decoding" and plan.num_tokens == 8
         land(scheduler, plan)
@@ -154,7 +170,7 @@ def test_a_lone_sequence_may_take_the_whole_pool():
     scheduler.add(build_sequence(prompt=12, max_tokens=1))
 
     assert run_to_end(scheduler)["a"][-1].finish_reason == "length"
-    assert pages.num_free == 3
+    assert pages.num_cached == 3
 
 
 def test_shortage_preempts_the_newest_which_resumes_first():
@@ -197,7 +213,7 @@ def test_a_victim_with_a_token_in_flight_is_held_until_it_lands():
             in_flight.append(held)
         land(scheduler, in_flight.popleft())
 
-    assert new.num_in_flight == 0 and scheduler.preemptions == 1
+    assert new.num_in_flight == 0 and scheduler.preemptions.total() == 1
     assert old.status is SequenceStatus.RUNNING
 
 
@@ -214,7 +230,7 @@ def test_a_held_victim_stays_when_pages_come_free_meanwhile():
     land(scheduler, in_flight.popleft())
 
     assert ending.status is SequenceStatus.FINISHED
-    assert victim in scheduler.plan().sequences and scheduler.preemptions == 0
+    assert victim in scheduler.plan().sequences and scheduler.preemptions.total() == 0
 
 
 def test_nobody_is_preempted_while_another_is_about_to_end():
@@ -225,7 +241,7 @@ def test_nobody_is_preempted_while_another_is_about_to_end():
 
     outputs = run_to_end(scheduler)
 
-    assert len(outputs["going on"]) == 5 and scheduler.preemptions == 0
+    assert len(outputs["going on"]) == 5 and scheduler.preemptions.total() == 0
 
 
 def test_a_late_token_does_not_reach_the_slots_next_owner():
@@ -254,13 +270,8 @@ def test_finishing_twice_or_what_is_unknown_changes_nothing():
 
 
 def build_siblings(count, prompt=9, max_tokens=4, **params):
-    """Samples of one prompt, which know each other."""
-    siblings = []
-    for index in range(count):
-        sample = build_sequence(f"s{index}", prompt, max_tokens)
-        sample.params, sample.siblings = SamplingParams(**params), siblings
-        siblings.append(sample)
-    return siblings
+    """Sequences of one prompt and one salt."""
+    return [build_sequence(f"s{index}", prompt, max_tokens, salt=b"", **params) for index in range(count)]
 
 
 def test_siblings_share_the_pages_that_one_has_computed():
@@ -302,16 +313,16 @@ def test_shared_pages_outlive_the_sibling_that_computed_them():
     assert len(run_to_end(scheduler)["s1"]) == 3 and pages.num_owned == 0
 
 
-def test_a_sibling_without_one_to_share_with_computes_the_prompt_itself():
-    """With one slot, the first has ended and given its pages back before the second begins."""
-    scheduler, _ = build_scheduler(max_num_seqs=1)
+def test_pages_are_found_after_their_owner_has_ended():
+    """With one slot, the first has given its pages back before the second begins, which computes only the last token."""
+    scheduler, pages = build_scheduler(max_num_seqs=1)
     for sibling in build_siblings(2, max_tokens=1):
         scheduler.add(sibling)
 
     land(scheduler, scheduler.plan())
     second = scheduler.plan()
 
-    assert (second.starts, second.counts) == ([0], [9])
+    assert (second.starts, second.counts) == ([8], [1]) and pages.num_cached == 0
 
 
 def test_what_is_to_tell_of_its_prompt_computes_all_of_it():
@@ -321,3 +332,121 @@ def test_what_is_to_tell_of_its_prompt_computes_all_of_it():
         scheduler.add(sibling)
 
     assert scheduler.plan().starts == [0, 0]
+
+
+def test_a_full_page_is_kept_only_for_sequences_of_the_same_salt():
+    """The same tokens of another tenant are computed again."""
+    scheduler, _ = build_scheduler(budget=32)
+    for name, salt in (("a", b"one"), ("b", b"other"), ("c", b"one")):
+        scheduler.add(build_sequence(name, prompt=9, salt=salt))
+
+    assert scheduler.plan().starts == [0, 0, 8]
+
+
+def test_who_begins_with_a_page_that_another_is_computing_waits_for_it():
+    """Two prompts of 20 tokens at 8 a step: the second begins when the first has filled the pages that both need."""
+    scheduler, _ = build_scheduler(budget=8)
+    first, second = build_siblings(2, prompt=20)
+    scheduler.add(first)
+    scheduler.add(second)
+
+    plans = [scheduler.plan() for _ in range(3)]
+
+    assert [plan.sequences for plan in plans] == [[first], [first], [first, second]]
+    assert plans[2].starts == [16, 16] and plans[2].counts == [4, 4]
+
+
+def test_what_a_preempted_sequence_has_computed_is_found_again():
+    """Seven tokens were computed, of which one page is kept and one was full; the next plan goes on behind them."""
+    scheduler, pages = build_scheduler(num_pages=6)
+    sequence = build_sequence(prompt=6, max_tokens=9)
+    scheduler.add(sequence)
+    for _ in range(4):
+        land(scheduler, scheduler.plan())
+
+    scheduler.lose_cache()
+    first = scheduler.plan()
+    land(scheduler, first)
+    scheduler.finish("a")
+
+    assert first.starts == [0] and first.counts == [10]  # nothing is found after the memory was lost
+    assert pages.num_cached == 2  # the third page is not full
+    scheduler.add(build_sequence("b", prompt=9, salt=b"a"))
+    assert scheduler.plan().starts == [4]  # the prompt of b has 1s where a generated 7s
+
+
+def test_a_long_prompt_leaves_half_of_the_step_to_others():
+    """Beside a decode it gets half of the budget; a short prompt behind it is computed in the same step."""
+    scheduler, _ = build_scheduler(budget=16)
+    scheduler.add(build_sequence("decoding", max_tokens=30))
+    land(scheduler, scheduler.plan())
+
+    scheduler.add(build_sequence("long", prompt=40))
+    scheduler.add(build_sequence("long too", prompt=40))
+    alone = scheduler.plan()
+    scheduler.finish("long too")
+    scheduler.add(build_sequence("short", prompt=5))
+    beside = scheduler.plan()
+
+    assert [sequence.request_id for sequence in alone.sequences] == ["decoding", "long"] and alone.counts == [1, 8]
+    assert [sequence.request_id for sequence in beside.sequences] == ["decoding", "long", "short"]
+    assert beside.counts == [1, 8, 5]
+
+
+def test_without_decodes_a_long_prompt_gets_all_that_nobody_needs():
+    """Half for the long one, four for the short one, and the rest for the long one after all."""
+    scheduler, _ = build_scheduler(budget=16)
+    scheduler.add(build_sequence("long", prompt=40))
+    assert scheduler.plan().counts == [16]
+
+    scheduler.add(build_sequence("short", prompt=4))
+
+    assert scheduler.plan().counts == [12, 4]
+
+
+@pytest.mark.parametrize("run_ahead", [0, 1, 2])
+def test_a_much_lower_priority_takes_the_slot_of_a_running_sequence(run_ahead):
+    """Ten lower is enough by default, nine is not; the one that yielded goes on afterwards, with all its tokens."""
+    scheduler, _ = build_scheduler(max_num_seqs=1)
+    scheduler.add(build_sequence("patient", max_tokens=6))
+    land(scheduler, scheduler.plan())
+    scheduler.add(build_sequence("equal", max_tokens=2, priority=-9))
+    scheduler.add(build_sequence("urgent", max_tokens=2, priority=-10))
+
+    outputs = run_to_end(scheduler, run_ahead=run_ahead)
+
+    assert {name: len(tokens) for name, tokens in outputs.items()} == {"patient": 5, "urgent": 2, "equal": 2}
+    assert list(outputs) == ["patient", "urgent", "equal"]
+    assert [event.cause for event in scheduler.preempted] == ["priority"]
+
+
+def test_a_client_without_a_slot_takes_one_from_the_client_that_has_most():
+    """The newest of the flood yields, and comes before the rest of its client's, but not before the other client's."""
+    scheduler, _ = build_scheduler(max_num_seqs=4, budget=64)
+    for number in range(8):
+        scheduler.add(build_sequence(f"flood {number}", client="flood", max_tokens=9))
+    land(scheduler, scheduler.plan())
+
+    for number in range(3):
+        scheduler.add(build_sequence(f"other {number}", client="other", max_tokens=2))
+    land(scheduler, scheduler.plan())
+    plan = scheduler.plan()
+
+    assert [sequence.request_id for sequence in plan.sequences if sequence.client == "other"] == ["other 0"]
+    assert [event.request_id for event in scheduler.preempted] == ["flood 3"]
+    assert [event.cause for event in scheduler.preempted] == ["fairness"]
+    land(scheduler, plan)
+    assert all(outputs[-1].finish_reason == "length" for outputs in run_to_end(scheduler).values())
+
+
+def test_admission_keeps_pages_for_what_those_who_run_may_generate():
+    """A burst of short prompts with long outputs is let in as far as their outputs fit: nobody is preempted."""
+    reserve = GrowthReserve(40, least=1.0)
+    careful, _ = build_scheduler(num_pages=40, max_num_seqs=16, budget=64, reserve=reserve)
+    careless, _ = build_scheduler(num_pages=40, max_num_seqs=16, budget=64)
+    for scheduler in (careful, careless):
+        for number in range(16):
+            scheduler.add(build_sequence(str(number), max_tokens=30))
+        run_to_end(scheduler)
+
+    assert careful.preemptions.total() == 0 and careless.preemptions.total() > 5

@@ -1,0 +1,179 @@
+"""Sequences without a slot, in the order in which they are to get one.
+
+- A lower ``priority`` comes first, as in vLLM.
+- Of one priority, those come first that had a slot already and were preempted, in the order in which they arrived.
+- Then it is the turn of the client that has been given the fewest tokens for its weight, and of that client's sequences
+  in the order in which they arrived. This is the virtual token counter of Sheng et al., "Fairness in Serving Large
+  Language Models" (2024): what deficit round robin promises, without a quantum to choose and a round to walk. A client
+  that comes back begins where the others are, so that nobody saves up turns by being idle.
+
+Every operation costs O(log clients), however many wait.
+"""
+
+import heapq
+import itertools
+from bisect import insort
+from collections import OrderedDict
+from collections.abc import Mapping
+
+from engine.sequence import Sequence
+
+OUTPUT_WEIGHT = 2
+"""What a generated token counts, beside one of a prompt: the paper's figure."""
+
+
+class WaitingQueue:
+    """See above. ``weights`` are shares by client; 1 is everybody else's."""
+
+    def __init__(self, weights: Mapping[str, float] | None = None, *, fair: bool = True) -> None:
+        self._weights = weights or {}
+        self._fair = fair
+        self._sequences: dict[str, Sequence] = {}
+        self._levels: dict[int, _Level] = {}
+        self._priorities: list[int] = []
+        self.num_tokens = 0
+        """Known tokens of all that wait."""
+
+    def __len__(self) -> int:
+        return len(self._sequences)
+
+    def __iter__(self) -> "itertools.chain[Sequence]":
+        """All, in no order."""
+        return itertools.chain(self._sequences.values())
+
+    def add(self, sequence: Sequence) -> None:
+        """A new sequence, behind its client's others of that priority."""
+        self._note(sequence)
+        self._level(sequence).add(self._client(sequence), sequence)
+
+    def add_preempted(self, sequence: Sequence, *, before_all: bool) -> None:
+        """One that had a slot: before all of its priority, or only before its own client's.
+
+        Those that yield do so from the least important on, so the first is the most important one.
+        """
+        self._note(sequence)
+        if before_all:
+            self._level(sequence).add_preempted(sequence)
+        else:
+            self._level(sequence).add(self._client(sequence), sequence, first=True)
+
+    def head(self) -> Sequence | None:
+        """Whose turn it is."""
+        return self._levels[self._priorities[0]].head() if self._priorities else None
+
+    def pop(self) -> Sequence:
+        """Take out whose turn it is."""
+        sequence = self.head()
+        assert sequence is not None, "nobody waits"
+        self._levels[sequence.params.priority].begin(sequence)
+        self.remove(sequence.request_id)
+        return sequence
+
+    def remove(self, request_id: str) -> Sequence | None:
+        """Take one out; None if it is not here."""
+        sequence = self._sequences.pop(request_id, None)
+        if sequence is None:
+            return None
+        self.num_tokens -= sequence.num_tokens
+        priority = sequence.params.priority
+        level = self._levels[priority]
+        level.remove(self._client(sequence), sequence)
+        if not level:
+            del self._levels[priority]
+            self._priorities.remove(priority)
+        return sequence
+
+    def charge(self, sequence: Sequence, tokens: int) -> None:
+        """The sequence's client was given so many tokens, among those of its priority."""
+        level = self._levels.get(sequence.params.priority)
+        if level is not None:
+            client = self._client(sequence)
+            level.charge(client, tokens / self._weights.get(client, 1.0))
+
+    def _client(self, sequence: Sequence) -> str:
+        return sequence.client if self._fair else ""
+
+    def _note(self, sequence: Sequence) -> None:
+        self._sequences[sequence.request_id] = sequence
+        self.num_tokens += sequence.num_tokens
+
+    def _level(self, sequence: Sequence) -> "_Level":
+        priority = sequence.params.priority
+        level = self._levels.get(priority)
+        if level is None:
+            level = self._levels[priority] = _Level()
+            insort(self._priorities, priority)
+        return level
+
+
+class _Level:
+    """Those of one priority."""
+
+    def __init__(self) -> None:
+        self._preempted: OrderedDict[str, Sequence] = OrderedDict()
+        self._clients: dict[str, OrderedDict[str, Sequence]] = {}
+        self._counters: dict[str, float] = {}
+        """Tokens given for the weight; of clients that wait, and of others that are ahead of them."""
+        self._heap: list[tuple[float, int, str]] = []
+        """Counters of clients that wait, and older entries of theirs, which are none any more."""
+        self._turns = itertools.count()
+        self._reached = 0.0
+        """The counter of the client whose turn it was last: where who comes new begins."""
+
+    def __bool__(self) -> bool:
+        return bool(self._preempted or self._clients)
+
+    def add(self, client: str, sequence: Sequence, *, first: bool = False) -> None:
+        own = self._clients.get(client)
+        if own is None:
+            own = self._clients[client] = OrderedDict()
+            self._count(client, max(self._counters.get(client, 0.0), self._reached))
+        own[sequence.request_id] = sequence
+        if first:
+            own.move_to_end(sequence.request_id, last=False)
+
+    def add_preempted(self, sequence: Sequence) -> None:
+        self._preempted[sequence.request_id] = sequence
+        self._preempted.move_to_end(sequence.request_id, last=False)
+
+    def head(self) -> Sequence:
+        if self._preempted:
+            return next(iter(self._preempted.values()))
+        return next(iter(self._clients[self._next_client()].values()))
+
+    def remove(self, client: str, sequence: Sequence) -> None:
+        if self._preempted.pop(sequence.request_id, None) is not None:
+            return
+        own = self._clients[client]
+        del own[sequence.request_id]
+        if not own:
+            del self._clients[client]
+
+    def begin(self, head: Sequence) -> None:
+        """It is this one's turn: who comes new from now on begins where its client was."""
+        if head.request_id not in self._preempted:
+            self._reached = self._counters[self._next_client()]
+
+    def charge(self, client: str, tokens: float) -> None:
+        self._count(client, max(self._counters.get(client, 0.0), self._reached) + tokens)
+        if len(self._counters) > 2 * len(self._clients) + 64:
+            self._forget_who_has_no_lead()
+
+    def _next_client(self) -> str:
+        while True:
+            counter, _, client = self._heap[0]
+            if client in self._clients and self._counters.get(client) == counter:
+                return client
+            heapq.heappop(self._heap)
+
+    def _count(self, client: str, counter: float) -> None:
+        self._counters[client] = counter
+        if client in self._clients:
+            heapq.heappush(self._heap, (counter, next(self._turns), client))
+
+    def _forget_who_has_no_lead(self) -> None:
+        self._counters = {
+            client: counter
+            for client, counter in self._counters.items()
+            if client in self._clients or counter > self._reached
+        }
