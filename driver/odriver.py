@@ -81,6 +81,13 @@ class DriverStatus(EngineStats, frozen=True):
     uptime_seconds: float = 0.0
     state: str = "serving"
     """That, or "falling asleep", "asleep" or "draining"."""
+    ttft_seconds_p50: float = 0.0
+    """From here on: of the samples that ended last, up to the first token, between tokens, and up to the end."""
+    ttft_seconds_p99: float = 0.0
+    tpot_seconds_p50: float = 0.0
+    tpot_seconds_p99: float = 0.0
+    e2e_seconds_p50: float = 0.0
+    e2e_seconds_p99: float = 0.0
 
 
 class oDriver:
@@ -156,7 +163,7 @@ class oDriver:
 
     def status(self) -> DriverStatus:
         """A snapshot, as of the engine's last step; ``seconds_since_progress`` is as of now."""
-        return DriverStatus(
+        status = DriverStatus(
             **msgspec.structs.asdict(self._execution.stats),
             queued_requests=self._prepare.num_queued,
             open_requests=len(self._open_requests),
@@ -164,6 +171,7 @@ class oDriver:
             uptime_seconds=time.monotonic() - self._started_at,
             state=self._state(),
         )
+        return msgspec.structs.replace(status, **self.request_metrics.percentiles())
 
     def drain(self, when_done: Callable[[], None]) -> None:
         """Takes no new work; ``when_done`` is called, on whatever thread, when every open request has ended."""
