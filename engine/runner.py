@@ -50,6 +50,7 @@ class eSurgeRunner:
         self._manager = manager
         self._shapes = shapes
         self._allocate = allocate
+        self._cache: PagedAttentionCache | None
         self._make_state()
         self._key = jax.random.key(seed)
         self._io = ModelIOProcessor(
@@ -104,7 +105,7 @@ class eSurgeRunner:
         self.gaps.rest()
 
     def _make_state(self) -> None:
-        self._cache: PagedAttentionCache | None = self._allocate()
+        self._cache = self._allocate()
         self._last_token = jnp.zeros(self._shapes.max_num_seqs + 1, jnp.int32)
         self._bias = self._manager.sampling.new_bias()
         self._penalties = self._manager.sampling.new_penalties()
