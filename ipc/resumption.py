@@ -66,7 +66,9 @@ class Resumption:
 
     def outlasts(self, error: RequestFailed) -> bool:
         """Whether that is no answer yet: the daemon goes, or cannot take up yet what it had, or another had, taken."""
-        return error.code in GOING or (error.code == "overloaded" and self._interrupted_at is not None)
+        return error.code in GOING or (
+            error.code in ("overloaded", "quota_exceeded") and self._interrupted_at is not None
+        )
 
     def interrupt(self, why: OdriverError, now: float) -> float:
         """It was lost; since when that keeps anything new from coming."""

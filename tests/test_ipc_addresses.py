@@ -104,8 +104,8 @@ def test_what_is_no_address_is_refused(address: str) -> None:
 
 @pytest.mark.parametrize("address", ["tcp://0.0.0.0:5555", "tcp://*:5555", "tcp://192.168.0.7:5555", "tcp://[::]:5555"])
 def test_an_address_that_other_machines_reach_is_refused(address: str) -> None:
-    """There is no encryption yet, and the message says so."""
-    with pytest.raises(AddressError, match="not encrypted yet"):
+    """Without a key, and the message says where to get one."""
+    with pytest.raises(AddressError, match="odriver keys new"):
         checked_address(address)
 
 
