@@ -145,11 +145,10 @@ class ExecutionLoop:
         return ReturnSample(request_id=asked.request_id, text=directory, finish_reason="stop", usage=Usage(0, 0))
 
     def _admit(self, message: Admit) -> None:
-        request, timeout = message.opened.request, message.opened.params.timeout_s
+        request, params = message.opened.request, message.opened.params
         for sequence in message.sequences:
             self._engine.add(sequence)
-            if timeout is not None:
-                self._deadlines.add(sequence.request_id, request.received_at + timeout)
+            self._deadlines.add(sequence, request.received_at, params.timeout_s, params.queue_timeout_s)
         self._summaries.put(message.opened)
         if request.aborted:
             self._abort(request)

@@ -46,6 +46,7 @@ from driver.errors import DriverError, DriverStopped, InternalError, Overloaded
 from driver.execution_loop import Engine, ExecutionLoop
 from driver.grammars import Grammars
 from driver.histogram import Histogram
+from driver.load_limit import LoadLimit
 from driver.messages import Abort, Profile, Stop, Summary
 from driver.open_requests import OpenRequests
 from driver.prepare_inputs import PrepareInputs
@@ -55,7 +56,7 @@ from driver.request_log import RequestLog
 from driver.request_metrics import RequestMetrics
 from driver.safe_thread import SafeThread
 from driver.tokenizer import Tokenizer
-from engine.config import EngineStats
+from engine.config import MAX_QUEUED_REQUESTS, MAX_QUEUED_TOKENS, EngineStats
 
 logger = logging.getLogger(__name__)
 
@@ -78,7 +79,7 @@ class DriverStatus(EngineStats, frozen=True):
 class oDriver:
     """Serves requests with ``engine``, which is its own from ``start`` on. Any thread may call any method.
 
-    ``max_queued_requests`` may be open without running; then ``submit_request`` raises Overloaded. ``on_failure`` is
+    ``max_queued_requests`` may be open without running, with prompts of ``max_queued_tokens`` together; then ``submit_request`` raises Overloaded. ``on_failure`` is
     called once, on the dying thread, after one of the driver's threads died and every open request heard of it.
     """
 
@@ -87,10 +88,11 @@ class oDriver:
         engine: Engine,
         tokenizer: Tokenizer,
         *,
-        max_queued_requests: int = 1024,
+        max_queued_requests: int = MAX_QUEUED_REQUESTS,
+        max_queued_tokens: int = MAX_QUEUED_TOKENS,
         on_failure: Callable[[str], None] | None = None,
     ) -> None:
-        self._max_queued = max_queued_requests
+        self._load_limit = LoadLimit(max_queued_requests, max_queued_tokens)
         self._on_failure = on_failure
         self._log = RequestLog()
         self._open_requests = OpenRequests(self._log.ended)
@@ -124,7 +126,9 @@ class oDriver:
         """Takes the request or raises DuplicateRequest, Overloaded or DriverStopped, at once."""
         added = self._open_requests.add(request)
         try:
-            self._check_load()
+            stats, waiting = self._execution.stats, len(self._open_requests) - 1
+            tokens = stats.waiting_tokens + self._prepare.num_queued_tokens
+            self._load_limit.check(request, waiting - stats.running, tokens, stats)
             self._prepare.submit(added)
         except (Overloaded, QueueClosed) as refusal:
             if not self._open_requests.remove(added):
@@ -183,11 +187,6 @@ class oDriver:
         """
         if not self._end(DriverStopped(reason), timeout):
             self._ended.wait(timeout)
-
-    def _check_load(self) -> None:
-        num_queued = len(self._open_requests) - self._execution.stats.running
-        if num_queued > self._max_queued:
-            raise Overloaded(f"{self._max_queued} requests wait already: try again later")
 
     def _thread_died(self, name: str, error: BaseException) -> None:
         reason = f"the {name} thread died of {type(error).__name__}: {error}"

@@ -95,6 +95,11 @@ class Sequence:
         return self.num_computed_tokens < self.num_prefill_tokens
 
     @property
+    def has_begun(self) -> bool:
+        """Whether it ever had a slot."""
+        return self.num_prefill_tokens > 0
+
+    @property
     def may_sample(self) -> bool:
         """Whether the rule for its next token is known: with a constraint, when the one before has landed."""
         return self.constraint is None or not (self.num_in_flight or self.awaits_mask)

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 import msgspec
 
-from driver.errors import DriverError
+from driver.errors import DriverError, Overloaded
 from driver.request import ActiveRequest, ReturnSample
 from ipc import messages
 from ipc.messages import (
@@ -187,7 +187,8 @@ class Clients:
             submit(_driver_id(identity, request_id), reply)
         except DriverError as error:
             del client.replies[request_id]
-            self._refuse(identity, request_id, error.code, str(error))
+            retry_after = error.retry_after_s if isinstance(error, Overloaded) else None
+            self._send(identity, Error(request_id, error.code, str(error), retry_after))
 
     def _status(self) -> dict[str, object]:
         snapshot: dict[str, object] = msgspec.to_builtins(self._driver.status())

@@ -169,7 +169,7 @@ class Connection:
         if not isinstance(answer, Token):
             del self._open[call.request_id]
         if isinstance(answer, Error):
-            self._refused(call, RequestFailed(answer.code, answer.message), now)
+            self._refused(call, RequestFailed(answer.code, answer.message, answer.retry_after_s), now)
         elif call.resumption is None or isinstance(answer, StatusReply):
             call.put(answer)
         elif (new := call.resumption.take(answer)) is not None:
