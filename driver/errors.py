@@ -4,6 +4,8 @@ DriverError
 ├── InvalidRequest      invalid_request     the client's: change the request; the message names what
 ├── DuplicateRequest    duplicate_request   the client's: the id is in use until its last sample
 ├── Overloaded          overloaded          nobody's: too many wait; try again later
+├── Draining            draining            the operator's: no new work, what is open is finished
+├── Asleep              asleep              the operator's: no new work until the daemon is woken
 ├── DriverStopped       stopped             the operator's: no new work, open requests are told why
 └── InternalError       internal            ours: a thread died; the driver stops
 """
@@ -37,6 +39,18 @@ class Overloaded(DriverError):
     def __init__(self, message: str, retry_after_s: float | None = None) -> None:
         super().__init__(message)
         self.retry_after_s = retry_after_s
+
+
+class Draining(DriverError):
+    """The driver finishes what it has and takes no more work."""
+
+    code = "draining"
+
+
+class Asleep(DriverError):
+    """The driver takes no work until it is woken."""
+
+    code = "asleep"
 
 
 class DriverStopped(DriverError):

@@ -10,7 +10,20 @@ from driver.bounded_queue import BoundedQueue, QueueClosed
 from driver.deadlines import Deadlines
 from driver.errors import InvalidRequest
 from driver.histogram import Histogram
-from driver.messages import Abort, Admit, Compiled, Ended, Finished, Inbound, Landed, Profile, Stop, Summary
+from driver.messages import (
+    Abort,
+    Admit,
+    Compiled,
+    Ended,
+    Finished,
+    Inbound,
+    Landed,
+    Profile,
+    Sleep,
+    Stop,
+    Summary,
+    Wake,
+)
 from driver.open_requests import OpenRequest
 from driver.request import RequestError, ReturnSample, Usage
 from engine.config import EngineStats, ServingLimits
@@ -46,6 +59,12 @@ class Engine(Protocol):
 
     def adopt(self) -> None:
         """Uses what has been compiled; raises what went wrong with it."""
+
+    def sleep(self) -> None:
+        """Gives the pages' memory back. Nothing waits or runs then."""
+
+    def wake(self) -> None:
+        """Takes that memory again."""
 
     def close(self) -> None:
         """Compiles nothing more."""
@@ -116,7 +135,7 @@ class ExecutionLoop:
                 self._handle(message)
         return True
 
-    def _handle(self, message: Admit | Abort | Finished | Profile | Compiled) -> None:
+    def _handle(self, message: Admit | Abort | Finished | Sleep | Wake | Profile | Compiled) -> None:
         match message:
             case Admit():
                 self._admit(message)
@@ -125,11 +144,26 @@ class ExecutionLoop:
             case Finished(sequence_id=sequence_id):
                 self._deadlines.discard(sequence_id)
                 self._engine.finish(sequence_id)
-            case Profile():
-                message.channel.put(self._profiled(message))
+            case Sleep() | Wake() | Profile():
+                answer = self._obey(message)
+                self.stats = self._engine.stats()  # first, so that whoever has the answer finds it so
+                message.channel.put(answer)
             case Compiled():
                 self._engine.adopt()
         self.stats = self._engine.stats()
+
+    def _obey(self, command: Sleep | Wake | Profile) -> ReturnSample:
+        match command:
+            case Sleep(cancelled=True):
+                return _refused(command.request_id, "the daemon was woken before it slept")
+            case Sleep():
+                self._engine.sleep()
+                return _done(command.request_id, "asleep")
+            case Wake():
+                self._engine.wake()
+                return _done(command.request_id, "awake")
+            case Profile():
+                return self._profiled(command)
 
     def _profiled(self, asked: Profile) -> ReturnSample:
         """Between two steps, so that a trace has whole ones; no step is made while it is written."""
@@ -140,9 +174,8 @@ class ExecutionLoop:
                 directory = asked.directory
                 self._profiler.start(directory)
         except ProfilerError as refusal:
-            error = RequestError(InvalidRequest.code, str(refusal))
-            return ReturnSample(request_id=asked.request_id, error=error)
-        return ReturnSample(request_id=asked.request_id, text=directory, finish_reason="stop", usage=Usage(0, 0))
+            return _refused(asked.request_id, str(refusal))
+        return _done(asked.request_id, directory)
 
     def _admit(self, message: Admit) -> None:
         request, params = message.opened.request, message.opened.params
@@ -176,6 +209,14 @@ class ExecutionLoop:
                 if output.finish_reason is not None:
                     self._deadlines.discard(output.request_id)
             self._summaries.put(Landed(outputs))
+
+
+def _done(request_id: str, text: str) -> ReturnSample:
+    return ReturnSample(request_id=request_id, text=text, finish_reason="stop", usage=Usage(0, 0))
+
+
+def _refused(request_id: str, why: str) -> ReturnSample:
+    return ReturnSample(request_id=request_id, error=RequestError(InvalidRequest.code, why))
 
 
 def _tokens(stats: EngineStats) -> int:

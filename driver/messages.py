@@ -1,7 +1,7 @@
 """What the driver's threads say to each other, a struct per message.
 
 To the execution thread (its inbox holds any number, so that nobody who tells it something ever waits):
-Admit, Abort, Finished, Profile, Compiled, Stop. To the summary thread (few at a time; only the execution thread puts):
+Admit, Abort, Finished, Sleep, Wake, Profile, Compiled, Stop. To the summary thread (few at a time; only the execution thread puts):
 Opened, Landed, Ended. One queue carries the opening of a request, its tokens and its end, so they cannot overtake each other.
 """
 
@@ -52,6 +52,21 @@ class Finished(msgspec.Struct, frozen=True):
     sequence_id: str
 
 
+class Sleep(msgspec.Struct, eq=False):
+    """Give the pages' memory back, as no request is open, unless the driver was woken meanwhile; tell the channel."""
+
+    request_id: str
+    channel: ReturnChannel
+    cancelled: bool = False
+
+
+class Wake(msgspec.Struct, frozen=True):
+    """Take the pages' memory again; tell the channel."""
+
+    request_id: str
+    channel: ReturnChannel
+
+
 class Profile(msgspec.Struct, frozen=True):
     """Begin a trace for this directory, or end the one under way where there is none; tell the channel."""
 
@@ -81,5 +96,5 @@ class Ended(msgspec.Struct, frozen=True):
     finish_reason: str
 
 
-Inbound = Admit | Abort | Finished | Profile | Compiled | Stop
+Inbound = Admit | Abort | Finished | Sleep | Wake | Profile | Compiled | Stop
 Summary = Opened | Landed | Ended

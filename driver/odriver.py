@@ -42,12 +42,12 @@ import msgspec
 
 from driver.bounded_queue import BoundedQueue, QueueClosed
 from driver.compile_grammars import NUM_THREADS, CompileGrammars
-from driver.errors import DriverError, DriverStopped, InternalError, Overloaded
+from driver.errors import Asleep, Draining, DriverError, DriverStopped, InternalError, Overloaded
 from driver.execution_loop import Engine, ExecutionLoop
 from driver.grammars import Grammars
 from driver.histogram import Histogram
 from driver.load_limit import LoadLimit
-from driver.messages import Abort, Profile, Stop, Summary
+from driver.messages import Abort, Profile, Sleep, Stop, Summary, Wake
 from driver.open_requests import OpenRequests
 from driver.prepare_inputs import PrepareInputs
 from driver.process_summary import ProcessSummary
@@ -74,6 +74,15 @@ class DriverStatus(EngineStats, frozen=True):
     seconds_since_progress: float = 0.0
     """For how long the engine has had work and has landed no step; 0 when it is idle. Health is this, not a heartbeat."""
     uptime_seconds: float = 0.0
+    state: str = "serving"
+    """That, or "falling asleep", "asleep" or "draining"."""
+    ttft_seconds_p50: float = 0.0
+    """From here on: of the samples that ended last, up to the first token, between tokens, and up to the end."""
+    ttft_seconds_p99: float = 0.0
+    tpot_seconds_p50: float = 0.0
+    tpot_seconds_p99: float = 0.0
+    e2e_seconds_p50: float = 0.0
+    e2e_seconds_p99: float = 0.0
 
 
 class oDriver:
@@ -112,6 +121,9 @@ class oDriver:
             SafeThread("execution loop", self._execution.run, self._thread_died),
             SafeThread("process summary", self._summary.run, self._thread_died),
         ]
+        self._refusal: Draining | Asleep | None = None
+        """What new requests are told; the control thread and the daemon's write it, whole."""
+        self._sleep: Sleep | None = None
         self._why_stopped: DriverError = DriverStopped("the driver is stopped")
         self._right_to_end = threading.Lock()  # taken once, never given back: the first to end the driver has it
         self._ended = threading.Event()
@@ -123,37 +135,66 @@ class oDriver:
             thread.start()
 
     def submit_request(self, request: ActiveRequest) -> None:
-        """Takes the request or raises DuplicateRequest, Overloaded or DriverStopped, at once."""
+        """Takes the request or raises DuplicateRequest, Overloaded, Asleep, Draining or DriverStopped, at once."""
         added = self._open_requests.add(request)
         try:
+            if self._refusal is not None:
+                raise self._refusal
             stats, waiting = self._execution.stats, len(self._open_requests) - 1
             tokens = stats.waiting_tokens + self._prepare.num_queued_tokens
             self._load_limit.check(request, waiting - stats.running, tokens, stats)
             self._prepare.submit(added)
-        except (Overloaded, QueueClosed) as refusal:
-            if not self._open_requests.remove(added):
+        except (Overloaded, Asleep, Draining, QueueClosed) as refusal:
+            if not self._open_requests.withdraw(added):
                 return  # the end of the driver came in between, and has told the channel
             if isinstance(refusal, QueueClosed):
                 raise DriverStopped(str(self._why_stopped)) from None
             self._log.refused(request, refusal)
             raise
 
-    def abort(self, request_id: str) -> None:
-        """Ends the request with finish reason "abort" and what text it has; unknown and ended ids are ignored."""
+    def abort(self, request_id: str) -> bool:
+        """Ends the request with finish reason "abort" and what text it has; False if it is unknown or has ended."""
         request = self._open_requests.find(request_id)
-        if request is not None:
-            request.aborted = True
-            self._execution.inbox.put(Abort(request))
+        if request is None:
+            return False
+        request.aborted = True
+        self._execution.inbox.put(Abort(request))
+        return True
 
     def status(self) -> DriverStatus:
         """A snapshot, as of the engine's last step; ``seconds_since_progress`` is as of now."""
-        return DriverStatus(
+        status = DriverStatus(
             **msgspec.structs.asdict(self._execution.stats),
             queued_requests=self._prepare.num_queued,
             open_requests=len(self._open_requests),
             seconds_since_progress=self.seconds_since_progress,
             uptime_seconds=time.monotonic() - self._started_at,
+            state=self._state(),
         )
+        return msgspec.structs.replace(status, **self.request_metrics.percentiles())
+
+    def drain(self, when_done: Callable[[], None]) -> None:
+        """Takes no new work; ``when_done`` is called, on whatever thread, when every open request has ended."""
+        self._refusal = Draining("the daemon finishes what it has and ends: try again when it has been started anew")
+        self._open_requests.when_none(when_done)
+
+    def sleep(self, request_id: str, channel: ReturnChannel) -> None:
+        """Takes no new work, and once every open request has ended gives the pages' memory back and tells the channel.
+
+        Raises Draining and DriverStopped at once.
+        """
+        self._check_going()
+        self._refusal = Asleep("the daemon is asleep: try again when it has been woken, with `odriver wake`")
+        self._sleep = message = Sleep(request_id, channel)
+        self._open_requests.when_none(lambda: self._execution.inbox.put(message))
+
+    def wake(self, request_id: str, channel: ReturnChannel) -> None:
+        """Takes the memory again, if it was given back, tells the channel, and serves. Raises as ``sleep`` does."""
+        self._check_going()
+        if self._sleep is not None:
+            self._sleep.cancelled = True
+        self._execution.inbox.put(Wake(request_id, channel))
+        self._refusal = None  # now, as what is admitted comes behind that in the inbox
 
     @property
     def seconds_since_progress(self) -> float:
@@ -187,6 +228,20 @@ class oDriver:
         """
         if not self._end(DriverStopped(reason), timeout):
             self._ended.wait(timeout)
+
+    def _check_going(self) -> None:
+        if self._right_to_end.locked():
+            raise DriverStopped(str(self._why_stopped))
+        if isinstance(self._refusal, Draining):
+            raise self._refusal
+
+    def _state(self) -> str:
+        match self._refusal:
+            case Draining():
+                return "draining"
+            case Asleep():
+                return "asleep" if self._execution.stats.asleep else "falling asleep"
+        return "serving"
 
     def _thread_died(self, name: str, error: BaseException) -> None:
         reason = f"the {name} thread died of {type(error).__name__}: {error}"

@@ -8,7 +8,9 @@ that more than one thread may race on is one dict operation.
 
 import itertools
 import time
+from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 from driver.errors import DriverError, DuplicateRequest
@@ -56,6 +58,7 @@ class OpenRequests:
         self._serials = itertools.count()
         self._by_request_id: dict[str, OpenRequest] = {}
         self._owed: dict[str, OpenRequest] = {}
+        self._when_none: deque[Callable[[], None]] = deque()
 
     def __len__(self) -> int:
         return len(self._owed)
@@ -72,19 +75,24 @@ class OpenRequests:
         self._owed[added.sequence_id] = added
         return added
 
-    def remove(self, request: OpenRequest) -> bool:
-        """Frees the request's id. True for one caller only: the one who now owes the client its end."""
-        if self._owed.pop(request.sequence_id, None) is None:
-            return False
-        del self._by_request_id[request.request_id]
-        return True
+    def when_none(self, tell: Callable[[], None]) -> None:
+        """Calls this once, on whatever thread, when every open request has had its last sample. Nothing may open then."""
+        self._when_none.append(tell)
+        self._tell()
+
+    def withdraw(self, request: OpenRequest) -> bool:
+        """Takes back what was just added. False if it has had its last sample meanwhile."""
+        removed = self._remove(request)
+        self._tell()
+        return removed
 
     def close(self, request: OpenRequest, last: ReturnSample) -> None:
         """Delivers the last sample, unless somebody else has."""
-        if self.remove(request):
+        if self._remove(request):
             if self._on_end is not None:
                 self._on_end(request, last)
             request.request.channel.put(last)
+            self._tell()
 
     def fail(self, request: OpenRequest, error: DriverError) -> None:
         """Closes the request with an error."""
@@ -95,3 +103,15 @@ class OpenRequests:
         """Closes every open request with the same error."""
         for request in list(self._owed.values()):
             self.fail(request, error)
+
+    def _remove(self, request: OpenRequest) -> bool:
+        """Frees the request's id. True for one caller only: the one who now owes the client its end."""
+        if self._owed.pop(request.sequence_id, None) is None:
+            return False
+        del self._by_request_id[request.request_id]
+        return True
+
+    def _tell(self) -> None:
+        with suppress(IndexError):
+            while not self._owed:
+                self._when_none.popleft()()

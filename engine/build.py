@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -64,7 +65,7 @@ def build_engine(config: EngineConfig, report: Callable[[Progress], None]) -> oE
         priority_preemption_threshold=config.priority_preemption_threshold,
         client_weights=config.weights,
     )
-    runner = eSurgeRunner(manager, shapes, backend.allocate(metadata), config.seed)
+    runner = eSurgeRunner(manager, shapes, partial(backend.allocate, metadata), config.seed)
     limits = ServingLimits(shapes.max_model_len, model.vocab_size, model.eos_token_ids, config.enable_prefix_caching)
     engine = oEngine(scheduler, runner, pages, limits, run_ahead=config.run_ahead, staged=staged)
     _warm_up(engine)

@@ -150,6 +150,8 @@ class EngineStats(msgspec.Struct, frozen=True):
     """Functions that were compiled while serving and are in use."""
     staged_compilations_left: int = 0
     """Those to come; until then some steps run in a larger bucket than they need."""
+    asleep: bool = False
+    """Whether the pages' memory has been given back."""
 
 
 def _require(holds: bool, name: str, allowed: str, given: object) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from caching.page_manager import HBMPageManager
 from engine.awaited_masks import AwaitedMasks
-from engine.compilations import num_compilations
+from engine.compilations import counted_apart, num_compilations
 from engine.config import EngineStats, ServingLimits
 from engine.preemption import PreemptionLog
 from engine.runner import PendingStep, eSurgeRunner
@@ -36,6 +36,7 @@ class oEngine:
         self._staged = staged or StagedCompilation([], publish=lambda: None)
         self._in_flight: deque[PendingStep] = deque()
         self._masks = AwaitedMasks()
+        self._asleep = False
         self._preemption_log = PreemptionLog(pages.num_total, scheduler.page_size)
         self.start_counting()
 
@@ -54,6 +55,21 @@ class oEngine:
     def adopt(self) -> None:
         """Use what has been compiled meanwhile; raises what went wrong with it."""
         self._staged.adopt()
+
+    def sleep(self) -> None:
+        """Give the pages' memory back; weights and compiled functions stay. Nothing may be waiting or running."""
+        while self._in_flight:
+            self._land()
+        assert not self.has_work, "a sequence waits or runs"
+        self._scheduler.lose_cache()
+        self._runner.drop_cache()
+        self._asleep = True
+
+    def wake(self) -> None:
+        """Take the pages' memory again, if it was given back. Raises jax.errors.JaxRuntimeError where others have it."""
+        with counted_apart():
+            self._runner.allocate_cache()
+        self._asleep = False
 
     def close(self) -> None:
         """Compile nothing more."""
@@ -119,6 +135,7 @@ class oEngine:
             compilations_after_ready=num_compilations() - self._compilations_at_ready,
             staged_compilations=self._staged.num_done,
             staged_compilations_left=self._staged.num_left,
+            asleep=self._asleep,
         )
 
     def _resume(self) -> list[SequenceOutput]:

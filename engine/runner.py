@@ -1,5 +1,6 @@
 """The one owner of device state: weights, pages, last tokens and the sampling key."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import cast
 
@@ -38,10 +39,13 @@ class PendingStep:
 class eSurgeRunner:
     """Runs plans. ``dispatch`` returns before the device is done; ``collect`` waits for it."""
 
-    def __init__(self, manager: ExecutionManager, shapes: StepShapes, cache: PagedAttentionCache, seed: int) -> None:
+    def __init__(
+        self, manager: ExecutionManager, shapes: StepShapes, allocate: Callable[[], PagedAttentionCache], seed: int
+    ) -> None:
         self.gaps = StepGaps()
         self._manager = manager
-        self._cache = cache
+        self._allocate = allocate
+        self._cache: PagedAttentionCache | None = allocate()
         self._last_token = jnp.zeros(shapes.max_num_seqs + 1, jnp.int32)
         self._bias = manager.sampling.new_bias()
         self._penalties = manager.sampling.new_penalties()
@@ -52,8 +56,20 @@ class eSurgeRunner:
             pages_per_seq=shapes.pages_per_seq,
         )
 
+    def drop_cache(self) -> None:
+        """Give the pages' memory back, with all that is in it. No step may be in flight."""
+        for leaf in jax.tree.leaves(self._cache):
+            leaf.delete()
+        self._cache = None
+
+    def allocate_cache(self) -> None:
+        """Take the pages' memory again, if it was given back."""
+        if self._cache is None:
+            self._cache = self._allocate()
+
     def dispatch(self, plan: NextIterationPlan) -> PendingStep:
         """Send a plan to the device. Steps run in the order they are dispatched."""
+        assert self._cache is not None, "asleep"
         self.gaps.look()
         layout = self._manager.layout_for(plan.num_tokens)
         packed, metadata = self._io.prepare(plan, layout)

@@ -16,8 +16,11 @@ from pathlib import Path
 
 from ipc.errors import AddressError, AddressInUse
 
-LONGEST_PATH = 107
-"""Bytes of a Unix socket's path: ``sun_path`` less its closing NUL."""
+CONTROL_SUFFIX = ".control"
+LONGEST_PATH = 107 - len(CONTROL_SUFFIX)
+"""Bytes of a Unix socket's path: ``sun_path`` less its closing NUL, and less what the control socket adds."""
+LAST_PORT = 65534
+"""The control socket has the next."""
 
 _FORMS = "ipc:///path/to.sock or tcp://127.0.0.1:PORT"
 _TCP = re.compile(r"tcp://(?P<host>\[[^]]+\]|[^:\[\]]+):(?P<port>[0-9]{1,5})")
@@ -37,6 +40,12 @@ def checked_address(address: str | None) -> str:
             _check_private(path.parent)
         return f"ipc://{path}"
     return _checked_tcp(address)
+
+
+def control_address(address: str) -> str:
+    """Where the daemon at a checked address takes control: the socket file ``.control`` beside it, or the next port."""
+    match = _TCP.fullmatch(address)
+    return address + CONTROL_SUFFIX if match is None else f"tcp://{match['host']}:{int(match['port']) + 1}"
 
 
 def anyone_listens(address: str) -> bool:
@@ -110,7 +119,7 @@ def _checked_path(address: str) -> Path:
 
 def _checked_tcp(address: str) -> str:
     match = _TCP.fullmatch(address)
-    if match is None or not 1 <= int(match["port"]) <= 65535:
+    if match is None or not 1 <= int(match["port"]) <= LAST_PORT:
         raise AddressError(f"{address!r} is no address; write {_FORMS}")
     host = "127.0.0.1" if match["host"] == "localhost" else match["host"]
     if not _is_loopback(host):

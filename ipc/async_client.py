@@ -21,8 +21,9 @@ from ipc.addresses import checked_address
 from ipc.call import Call, Outcome, Put
 from ipc.completion import Completion, Message, Piece, piece_of, whole
 from ipc.connection import Connection
-from ipc.errors import OdriverError
-from ipc.messages import Done, StatusReply, Token, Welcome
+from ipc.control_client import ControlClient
+from ipc.errors import ConnectionLost, OdriverError
+from ipc.messages import Done, Token, Welcome
 
 Outcomes = asyncio.Queue[Outcome]
 
@@ -45,7 +46,9 @@ class AsyncClient:
         resume: bool = False,
         resume_timeout: float = 300.0,
     ) -> None:
-        self._connection = Connection(checked_address(address), timeout, resume_timeout if resume else None)
+        self._address = checked_address(address)
+        self._timeout = timeout
+        self._connection = Connection(self._address, timeout, resume_timeout if resume else None)
         self._finalizer = weakref.finalize(self, self._connection.close)
         self._doorways: dict[asyncio.AbstractEventLoop, _Doorway] = {}
 
@@ -82,26 +85,17 @@ class AsyncClient:
 
     async def status(self) -> dict[str, Any]:
         """The daemon's numbers: what runs and waits, pages, steps, tokens and more."""
-        answer = await self._outcome_of(self._connection.status)
-        assert isinstance(answer, StatusReply)
-        return answer.status
-
-    async def start_profile(self, directory: str) -> str:
-        """Have the daemon trace what its device and host do, for a directory that it can write; the directory."""
-        return await self._profile(directory)
-
-    async def stop_profile(self) -> str:
-        """Have the daemon write the trace it began; the directory it is in. It computes nothing meanwhile."""
-        return await self._profile(None)
+        if not self._finalizer.alive:
+            raise ConnectionLost("this client is closed")
+        return await asyncio.to_thread(self._status)
 
     async def close(self) -> None:
         """End the connection; what is open is aborted, and whoever waits for it gets ConnectionLost."""
         await asyncio.to_thread(self._finalizer)
 
-    async def _profile(self, directory: str | None) -> str:
-        answer = await self._outcome_of(lambda put: self._connection.profile(put, directory))
-        assert isinstance(answer, Done)
-        return answer.text
+    def _status(self) -> dict[str, Any]:
+        with ControlClient(self._address, self._timeout) as control:
+            return control.status()
 
     def _stream(self, **question: Any) -> "AsyncStream":
         outcomes, put = self._new_queue()

@@ -40,7 +40,8 @@ def run(source: Path, target: Path, address: str, **options: Any) -> int:
             missing = (line for line in read_lines(source) if line.custom_id not in output.results)
             asyncio.run(answer(missing, output, address, advance, **options))
     failed = sum(not succeeded for succeeded in output.results.values())
-    console.print(f"{len(output.results):,} of {len(names):,} requests are in {target}, {failed:,} of them failed")
+    told = f"{len(output.results):,} of {len(names):,} requests are in {target}, {failed:,} of them failed"
+    console.print(told, soft_wrap=True, highlight=False)
     return 1 if failed else 0
 
 

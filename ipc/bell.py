@@ -36,9 +36,9 @@ class Bell:
         os.read(self._reader, 4096)
         self._rung = False
 
-    def wait(self) -> None:
-        """Wait for a ring and hear it."""
+    def wait(self, timeout: float | None = None) -> None:
+        """Wait for a ring, for so many seconds at most, and hear it."""
         poll = select.poll()
         poll.register(self, select.POLLIN)
-        poll.poll()
-        self.clear()
+        if poll.poll(None if timeout is None else 1000 * timeout):
+            self.clear()

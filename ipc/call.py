@@ -3,12 +3,12 @@
 from collections.abc import Callable
 
 from ipc.errors import OdriverError
-from ipc.messages import Done, Error, StatusReply, Token, Welcome
+from ipc.messages import Done, Error, Token, Welcome
 from ipc.resumption import Resumption
 
-Answer = Token | Done | Error | StatusReply
+Answer = Token | Done | Error
 """What the daemon says to a call."""
-Outcome = Token | Done | StatusReply | Welcome | OdriverError | None
+Outcome = Token | Done | Welcome | OdriverError | None
 """What the caller hears: an error in place of what does not come, None when it has left itself."""
 Put = Callable[[Outcome], None]
 """Takes an outcome, on any thread, without waiting or raising."""
@@ -27,5 +27,7 @@ class Call:
         """When to give up, as long as there is no daemon to send it to."""
         self.not_before = 0.0
         """When to send it, the earliest."""
+        self.num_unacknowledged = 0
+        """Tokens that have come since the daemon was last given credit for some."""
         self.resumption = resumption
         """Where it is to be resumed, should it be lost."""

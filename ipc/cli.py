@@ -1,6 +1,7 @@
 """The ``odriver`` command."""
 
 import argparse
+import functools
 import json
 import os
 import sys
@@ -9,7 +10,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from engine.errors import ConfigurationError
-from ipc import complete, settings, structured_outputs
+from ipc import complete, operate, settings, structured_outputs
 from ipc.addresses import anyone_listens, checked_address
 from ipc.client import Client
 from ipc.errors import ConnectFailed, OdriverError
@@ -54,10 +55,10 @@ def _parser() -> argparse.ArgumentParser:
         ),
         ("complete", _complete_arguments, _complete, "continue a text"),
         ("chat", _chat_arguments, _chat, "talk with the model"),
-        ("status", _status_arguments, _status, "show how the daemon is"),
         ("batch", _batch_arguments, _batch, "answer a file of requests, and again only what is missing"),
+        ("top", _top_arguments, _top, "watch the daemon at work"),
+        ("doctor", _doctor_arguments, _doctor, "say what would keep this machine from serving, and what to do"),
         ("bench", _bench_arguments, _bench, "put a load on the daemon and time its answers"),
-        ("profile", _profile_arguments, _profile, "have the daemon trace what its device and host do"),
     ):
         # What is not given is left out, and so has the default of whoever reads it.
         command = commands.add_parser(
@@ -65,6 +66,17 @@ def _parser() -> argparse.ArgumentParser:
         )
         add_arguments(command)
         command.set_defaults(run=run)
+    for control in operate.COMMANDS:
+        command = commands.add_parser(
+            control.name,
+            help=control.what,
+            description=control.what,
+            allow_abbrev=False,
+            argument_default=argparse.SUPPRESS,
+        )
+        control.add_arguments(command)
+        _connect_argument(command)
+        command.set_defaults(run=functools.partial(operate.run, control))
     return parser
 
 
@@ -92,11 +104,6 @@ def _chat_arguments(parser: argparse.ArgumentParser) -> None:
     _connect_argument(parser)
 
 
-def _status_arguments(parser: argparse.ArgumentParser) -> None:
-    _connect_argument(parser)
-    parser.add_argument("--json", action="store_true", default=False, help="as JSON instead of a table")
-
-
 def _batch_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("source", type=Path, metavar="IN", help="requests, one a line: as OpenAI's batches have them, or plainly")
@@ -114,6 +121,19 @@ def _batch_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="F",
         help="seconds to wait for a daemon that has gone to come back (default: 300)",
     )
+
+
+def _top_arguments(parser: argparse.ArgumentParser) -> None:
+    _connect_argument(parser)
+    parser.add_argument(
+        "--interval", type=_seconds, default=1.0, metavar="S", help="seconds from a look to the next (default: 1)"
+    )
+    parser.add_argument("--once", action="store_true", default=False, help="look for one interval, print, and end")
+
+
+def _doctor_arguments(parser: argparse.ArgumentParser) -> None:
+    settings.add_arguments(parser)
+    parser.add_argument("--json", action="store_true", default=False, help="as JSON instead of a table")
 
 
 def _bench_arguments(parser: argparse.ArgumentParser) -> None:
@@ -134,19 +154,6 @@ def _bench_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="where to (default: a name made of model and time)",
     )
-
-
-def _profile_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("action", choices=["start", "stop"], help="begin a trace, or end it and write it")
-    parser.add_argument(
-        "directory",
-        nargs="?",
-        type=Path,
-        default=Path("odriver-profile"),
-        metavar="DIR",
-        help="with start: where to write it, for xprof or TensorBoard (default: odriver-profile)",
-    )
-    _connect_argument(parser)
 
 
 def _connect_argument(parser: argparse.ArgumentParser) -> None:
@@ -198,22 +205,34 @@ def _chat(options: dict[str, Any]) -> int:
     return 0
 
 
-def _status(options: dict[str, Any]) -> int:
-    with _connected(options) as client:
-        status = client.status()
-    if options["json"]:
-        print(json.dumps(status, indent=2))
-    else:
-        from ipc import terminal
-
-        terminal.show_status(status)
-    return 0
-
-
 def _batch(options: dict[str, Any]) -> int:
     from ipc import batch
 
     return batch.run(options.pop("source"), options.pop("target"), _listening(options), **options)
+
+
+def _top(options: dict[str, Any]) -> int:
+    from rich.console import Console
+
+    from ipc import top
+
+    with _connected(options) as client:
+        top.run(client.status, options["interval"], once=options["once"], console=Console())
+    return 0
+
+
+def _doctor(options: dict[str, Any]) -> int:
+    from ipc import doctor
+
+    as_json = options.pop("json")
+    findings = doctor.examine(options)
+    if as_json:
+        print(json.dumps([finding._asdict() for finding in findings], indent=2))
+    else:
+        from ipc import terminal
+
+        terminal.show_findings(findings)
+    return FAILED if any(finding.state == "bad" for finding in findings) else 0
 
 
 def _bench(options: dict[str, Any]) -> int:
@@ -224,17 +243,6 @@ def _bench(options: dict[str, Any]) -> int:
     save = options.pop("save_result", False) or path is not None
     with _connected(options) as client:
         return bench.run(client, Load(**options), path, save=save)
-
-
-def _profile(options: dict[str, Any]) -> int:
-    with _connected(options) as client:
-        if options["action"] == "start":
-            print(
-                f"profiling; `odriver profile stop` writes {client.start_profile(str(options['directory'].absolute()))}"
-            )
-        else:
-            print(client.stop_profile())
-    return 0
 
 
 def _connected(options: dict[str, Any]) -> Client:
@@ -248,6 +256,16 @@ def _listening(options: dict[str, Any]) -> str:
     if not anyone_listens(address):
         raise ConnectFailed.nobody(address)
     return address
+
+
+def _seconds(text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = 0.0
+    if not 0 < seconds < 86400:
+        raise argparse.ArgumentTypeError(f"must be a number of seconds above 0, not {text!r}")
+    return seconds
 
 
 def _count(text: str) -> int:

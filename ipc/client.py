@@ -19,8 +19,9 @@ from ipc.addresses import checked_address
 from ipc.call import Call, Outcome, Put
 from ipc.completion import Choice, Completion, Message, Piece, TokenLogprobs, piece_of, whole
 from ipc.connection import Connection
+from ipc.control_client import ControlClient
 from ipc.errors import AddressError, ConnectFailed, ConnectionLost, OdriverError, RequestFailed, ResumeFailed
-from ipc.messages import Done, Logprob, StatusReply, Token, Usage, Welcome
+from ipc.messages import Done, Logprob, Token, Usage, Welcome
 
 __all__ = [
     "AddressError",
@@ -63,7 +64,9 @@ class Client:
         resume: bool = False,
         resume_timeout: float = 300.0,
     ) -> None:
-        self._connection = Connection(checked_address(address), timeout, resume_timeout if resume else None)
+        self._address = checked_address(address)
+        self._timeout = timeout
+        self._connection = Connection(self._address, timeout, resume_timeout if resume else None)
         self._finalizer = weakref.finalize(self, self._connection.close)
         try:
             _outcome_of(self._connection.connect)
@@ -97,26 +100,14 @@ class Client:
 
     def status(self) -> dict[str, Any]:
         """The daemon's numbers: what runs and waits, pages, steps, tokens and more."""
-        answer = _outcome_of(self._connection.status)
-        assert isinstance(answer, StatusReply)
-        return answer.status
-
-    def start_profile(self, directory: str) -> str:
-        """Have the daemon trace what its device and host do, for a directory that it can write; the directory."""
-        return self._profile(directory)
-
-    def stop_profile(self) -> str:
-        """Have the daemon write the trace it began; the directory it is in. It computes nothing meanwhile."""
-        return self._profile(None)
+        if not self._finalizer.alive:
+            raise ConnectionLost("this client is closed")
+        with ControlClient(self._address, self._timeout) as control:
+            return control.status()
 
     def close(self) -> None:
         """End the connection; what is open is aborted, and whoever waits for it gets ConnectionLost."""
         self._finalizer()
-
-    def _profile(self, directory: str | None) -> str:
-        answer = _outcome_of(lambda put: self._connection.profile(put, directory))
-        assert isinstance(answer, Done)
-        return answer.text
 
     def _stream(self, **question: Any) -> "Stream":
         outcomes: SimpleQueue[Outcome] = SimpleQueue()

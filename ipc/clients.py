@@ -1,46 +1,49 @@
 """The clients that have said hello, what each has open, and what is answered to everything a client may say.
 
-All rules of the protocol's server side are here; there is no socket, thread or clock in this file.
+All rules of the work socket's server side are here and in ``stream.py``; there is no socket, thread or clock in this file.
 """
 
 import logging
+import math
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from functools import partial
+from typing import Protocol
 
 import msgspec
 
 from driver.errors import DriverError, Overloaded
-from driver.request import ActiveRequest, ReturnSample
-from ipc import messages
+from driver.request import ActiveRequest, ReturnChannel, ReturnSample
+from ipc import frames as wire
 from ipc.messages import (
     PING_INTERVAL,
     PROTOCOL_VERSION,
     SILENCE_LIMIT,
     Abort,
     ClientMessage,
-    Done,
+    Credit,
     Error,
     Generate,
     Hello,
-    Logprob,
-    MessageError,
     Ping,
     Pong,
-    Profile,
     ServerMessage,
-    Status,
-    StatusReply,
-    Token,
-    Usage,
     Welcome,
+    decode_client_message,
 )
 from ipc.outbox import Outbox, Reply
+from ipc.stream import Sent, Stream
 
 logger = logging.getLogger(__name__)
 
-Send = Callable[[bytes, ServerMessage], str | None]
-"""Sends to one client without waiting; says what is wrong where the client cannot be reached."""
+Send = Callable[[bytes, ServerMessage], Sent]
+"""Sends to one client without waiting."""
+
+MAX_UNSENT = 1000
+"""Answers held for a client that asks and does not read. One that asks for more is cut off."""
+RETRY_INTERVAL = 0.05
+"""Seconds after which it is tried again to send to a client whose connection was full."""
 
 
 class Driver(Protocol):
@@ -49,21 +52,30 @@ class Driver(Protocol):
     def submit_request(self, request: ActiveRequest) -> None:
         """Takes a request or raises DriverError."""
 
-    def abort(self, request_id: str) -> None:
-        """Ends a request; unknown ids are ignored."""
+    def abort(self, request_id: str) -> bool:
+        """Ends a request; False if there is none of that id."""
 
     def status(self) -> msgspec.Struct:
         """A snapshot."""
 
-    def profile(self, request_id: str, directory: str | None, channel: Reply) -> None:
+    def sleep(self, request_id: str, channel: ReturnChannel) -> None:
+        """Finishes what is open, gives the pages' memory back and tells the channel; or raises DriverError."""
+
+    def wake(self, request_id: str, channel: ReturnChannel) -> None:
+        """Takes that memory again, tells the channel and serves; or raises DriverError."""
+
+    def profile(self, request_id: str, directory: str | None, channel: ReturnChannel) -> None:
         """Begins a trace, or ends it where there is no directory, and tells the channel; or raises DriverError."""
 
 
 @dataclass(eq=False)
 class _Client:
     heard_at: float
-    replies: dict[str, Reply] = field(default_factory=dict)
+    pinged_at: float
+    streams: dict[str, Stream] = field(default_factory=dict)
     """By the client's request id: what it is owed an end of."""
+    unsent: deque[ServerMessage] = field(default_factory=deque)
+    """Other answers, that its connection had no room for."""
 
 
 class Clients:
@@ -75,6 +87,7 @@ class Clients:
         self._outbox = outbox
         self._post = send
         self._clients: dict[bytes, _Client] = {}
+        self._full: set[bytes] = set()
         self._judged_at = 0.0
 
     def __len__(self) -> int:
@@ -84,44 +97,50 @@ class Clients:
         """Takes one message of one client, whatever it may hold, and answers it."""
         if identity in self._clients:
             self._clients[identity].heard_at = now
-        if len(frames) != 1:
-            self._refuse(identity, None, "invalid_request", f"a message is one frame, not {len(frames)}")
-            return
-        frame, limit = frames[0], self._welcome.max_message_bytes
-        if len(frame) > limit:
-            too_long = f"a message may have {limit} bytes, not {len(frame)}"
-            self._refuse(identity, messages.peek_request_id(frame), "message_too_long", too_long)
-            return
-        try:
-            message = messages.decode_client_message(frame)
-        except MessageError as error:
-            malformed = f"malformed message: {error}"
-            self._refuse(identity, messages.peek_request_id(frame), "invalid_request", malformed)
-            return
-        self._answer(identity, message, now)
+        message = wire.read(frames, decode_client_message)
+        if isinstance(message, Error):
+            self._send(identity, message)
+        else:
+            self._answer(identity, message, now)
+        if identity in self._full:
+            self._flush(identity, now)
 
-    def deliver(self, reply: Reply, sample: ReturnSample) -> None:
-        """Passes on what the driver has for a request, unless its client is gone."""
+    def deliver(self, reply: Reply, sample: ReturnSample, now: float) -> None:
+        """Passes on what the driver has for a request, as far as its client reads, unless that is gone."""
         client = self._clients.get(reply.identity)
-        if client is None or client.replies.get(reply.request_id) is not reply:
+        if client is None:
             return
-        if sample.is_last:
-            del client.replies[reply.request_id]
-        for message in _messages(reply.request_id, sample):
-            self._send(reply.identity, message)
+        stream = client.streams.get(reply.request_id)
+        if stream is None or stream.reply is not reply:
+            return
+        sent = stream.put(sample, partial(self._post, reply.identity), now)
+        self._conclude(reply.identity, client, stream, sent)
 
-    def drop_silent(self, now: float) -> None:
-        """Takes those for lost that have not been heard of for SILENCE_LIMIT; to be called at least every PING_INTERVAL.
+    @property
+    def patience(self) -> float:
+        """Seconds from one ``look`` to the next."""
+        if not self._clients:
+            return math.inf
+        return RETRY_INTERVAL if self._full else PING_INTERVAL
 
-        If it was not, it is we who were frozen or starved, and nobody's silence counts from before.
+    def look(self, now: float) -> None:
+        """Sees who is silent, who has not read for long, and who has room again.
+
+        If it comes far too late, it is we who were frozen or starved, and nobody's silence counts from before.
         """
         absent = now - self._judged_at > 2 * PING_INTERVAL
         self._judged_at = now
+        for identity in list(self._full):
+            self._flush(identity, now)
         for identity, client in list(self._clients.items()):
             if absent:
                 client.heard_at = now
-            elif now - client.heard_at > SILENCE_LIMIT:
+            self._cut_off_stuck(identity, client, now, absent=absent)
+            if now - client.heard_at > SILENCE_LIMIT:
                 self._drop(identity, f"silent for {SILENCE_LIMIT:g} s")
+            elif now - max(client.heard_at, client.pinged_at) >= PING_INTERVAL:
+                client.pinged_at = now
+                self._sign_of_life(identity, Ping())
 
     def _answer(self, identity: bytes, message: ClientMessage, now: float) -> None:
         if isinstance(message, Hello):
@@ -129,113 +148,123 @@ class Clients:
             return
         client = self._clients.get(identity)
         if client is None:
-            request_id = None if isinstance(message, Ping) else message.request_id
+            request_id = None if isinstance(message, Ping | Pong) else message.request_id
             self._refuse(identity, request_id, "invalid_request", "say hello first: this connection is new or was lost")
             return
         match message:
             case Generate():
                 self._generate(identity, client, message)
-            case Abort(request_id=request_id) if request_id in client.replies:
+            case Abort(request_id=request_id) if request_id in client.streams:
                 self._driver.abort(_driver_id(identity, request_id))
-            case Status(request_id=request_id):
-                self._send(identity, StatusReply(request_id, self._status()))
-            case Profile():
-                self._profile(identity, client, message)
+            case Credit(request_id=request_id, count=count) if request_id in client.streams:
+                client.streams[request_id].grant(count, now)
+                self._flush_stream(identity, client, client.streams[request_id], now)
             case Ping():
-                self._send(identity, Pong())
+                self._sign_of_life(identity, Pong())
 
     def _greet(self, identity: bytes, hello: Hello, now: float) -> None:
         self._drop(identity, "said hello again")
         if hello.version != PROTOCOL_VERSION:
-            unsupported = f"this daemon speaks version {PROTOCOL_VERSION} of the protocol, not {hello.version}"
-            self._refuse(identity, None, "unsupported_version", unsupported)
+            self._send(identity, unsupported(hello))
             return
-        self._clients[identity] = _Client(now)
-        self._send(identity, self._welcome)
+        self._clients[identity] = _Client(now, now)
+        self._send(identity, msgspec.structs.replace(self._welcome, client_id=identity.hex()))
 
     def _generate(self, identity: bytes, client: _Client, message: Generate) -> None:
-        def submit(request_id: str, reply: Reply) -> None:
-            request = ActiveRequest(
-                request_id=request_id,
-                prompt=message.prompt,
-                messages=message.messages,
-                params=message.params,
-                client=identity.hex(),
-                resume_token_ids=message.resume_token_ids,
-                channel=reply,
-            )
-            self._driver.submit_request(request)
-
-        reply = Reply(self._outbox, identity, message.request_id, stream=message.stream)
-        self._submit(client, reply, submit)
-
-    def _profile(self, identity: bytes, client: _Client, message: Profile) -> None:
-        reply = Reply(self._outbox, identity, message.request_id)
-        self._submit(
-            client, reply, lambda request_id, reply: self._driver.profile(request_id, message.directory, reply)
-        )
-
-    def _submit(self, client: _Client, reply: Reply, submit: Callable[[str, Reply], None]) -> None:
         """Owes the client an end of this, unless the driver refuses it."""
-        identity, request_id = reply.identity, reply.request_id
-        if request_id in client.replies:
+        request_id = message.request_id
+        if request_id in client.streams:
             in_use = f"request id {request_id!r} is in use until its last message"
             self._refuse(identity, request_id, "duplicate_request", in_use)
             return
-        client.replies[request_id] = reply
+        reply = Reply(self._outbox, identity, request_id, stream=message.stream)
+        client.streams[request_id] = Stream(reply)
         try:
-            submit(_driver_id(identity, request_id), reply)
+            self._driver.submit_request(
+                ActiveRequest(
+                    request_id=_driver_id(identity, request_id),
+                    prompt=message.prompt,
+                    messages=message.messages,
+                    params=message.params,
+                    client=identity.hex(),
+                    resume_token_ids=message.resume_token_ids,
+                    channel=reply,
+                )
+            )
         except DriverError as error:
-            del client.replies[request_id]
+            del client.streams[request_id]
             retry_after = error.retry_after_s if isinstance(error, Overloaded) else None
             self._send(identity, Error(request_id, error.code, str(error), retry_after))
 
-    def _status(self) -> dict[str, object]:
-        snapshot: dict[str, object] = msgspec.to_builtins(self._driver.status())
-        return {"model": self._welcome.model, "clients": len(self._clients), **snapshot}
+    def _flush(self, identity: bytes, now: float) -> None:
+        """Send what has been waiting for room in the connection of a client."""
+        client = self._clients[identity]
+        self._full.discard(identity)
+        while client.unsent and identity not in self._full:
+            self._send(identity, client.unsent.popleft())
+        for stream in list(client.streams.values()):
+            if identity not in self._full and stream.is_stuck:
+                self._flush_stream(identity, client, stream, now)
+
+    def _flush_stream(self, identity: bytes, client: _Client, stream: Stream, now: float) -> None:
+        self._conclude(identity, client, stream, stream.flush(partial(self._post, identity), now))
+
+    def _conclude(self, identity: bytes, client: _Client, stream: Stream, sent: Sent) -> None:
+        """What sending a stream's messages has come to."""
+        if stream.ended:
+            del client.streams[stream.reply.request_id]
+        if sent is Sent.FULL:
+            self._full.add(identity)
+        elif sent is Sent.GONE:
+            self._drop(identity, "the connection ended")
+
+    def _cut_off_stuck(self, identity: bytes, client: _Client, now: float, *, absent: bool) -> None:
+        """End those streams of which nothing has been read for SILENCE_LIMIT though something waits."""
+        for request_id, stream in list(client.streams.items()):
+            if absent and stream.is_stuck:
+                stream.stuck_since = now
+            elif now - stream.stuck_since > SILENCE_LIMIT:
+                del client.streams[request_id]
+                self._driver.abort(_driver_id(identity, request_id))
+                unread = f"cut off: nothing of it was read for {SILENCE_LIMIT:g} s; read, and send credit"
+                self._refuse(identity, request_id, "slow_reader", unread)
 
     def _refuse(self, identity: bytes, request_id: str | None, code: str, why: str) -> None:
         self._send(identity, Error(request_id, code, why))
 
     def _send(self, identity: bytes, message: ServerMessage) -> None:
-        problem = self._post(identity, message)
-        if problem is not None:
-            self._drop(identity, problem)
+        """Sends an answer, now or when there is room; a stranger's is not kept."""
+        sent, client = self._post(identity, message), self._clients.get(identity)
+        if sent is Sent.GONE:
+            self._drop(identity, "the connection ended")
+        elif sent is Sent.FULL and client is not None:
+            self._full.add(identity)
+            client.unsent.append(message)
+            if len(client.unsent) > MAX_UNSENT:
+                self._drop(identity, "it asks and does not read")
+
+    def _sign_of_life(self, identity: bytes, message: Ping | Pong) -> None:
+        """To a connection that is full there is no need of one."""
+        if self._post(identity, message) is Sent.GONE:
+            self._drop(identity, "the connection ended")
 
     def _drop(self, identity: bytes, why: str) -> None:
         client = self._clients.pop(identity, None)
+        self._full.discard(identity)
         if client is None:
             return
-        if client.replies:
-            logger.info("client %s is gone (%s): %d requests are aborted", identity.hex(), why, len(client.replies))
-        for request_id in client.replies:
+        if client.streams:
+            logger.info("client %s is gone (%s): %d requests are aborted", identity.hex(), why, len(client.streams))
+        for request_id in client.streams:
             self._driver.abort(_driver_id(identity, request_id))
+
+
+def unsupported(hello: Hello) -> Error:
+    """What one is told who speaks another version."""
+    words = f"this daemon speaks version {PROTOCOL_VERSION} of the protocol, not {hello.version}"
+    return Error(None, "unsupported_version", words)
 
 
 def _driver_id(identity: bytes, request_id: str) -> str:
     """What the driver calls a request: two clients may use the same ids."""
     return f"{identity.hex()}:{request_id}"
-
-
-def _messages(request_id: str, sample: ReturnSample) -> list[ServerMessage]:
-    index, logprobs, prompt_logprobs = sample.index, _wired(sample.logprobs), _wired(sample.prompt_logprobs)
-    if sample.finish_reason is not None and sample.usage is not None:
-        usage = Usage(sample.usage.prompt_tokens, sample.usage.completion_tokens)
-        reason = sample.finish_reason
-        return [Done(request_id, sample.text, sample.token_ids, reason, usage, index, logprobs, prompt_logprobs)]
-    pieces: list[ServerMessage] = []
-    if sample.text or sample.token_ids or prompt_logprobs or sample.finish_reason:
-        pieces.append(
-            Token(request_id, sample.text, sample.token_ids, index, sample.finish_reason, logprobs, prompt_logprobs)
-        )
-    if sample.error is not None:
-        pieces.append(Error(request_id, sample.error.code, sample.error.message))
-    return pieces
-
-
-def _wired(logprobs: list[Any]) -> list[Any]:
-    """The driver's log-probabilities as the wire's."""
-    return [
-        tokens and {id_: Logprob(at.logprob, at.rank, at.decoded_token) for id_, at in tokens.items()}
-        for tokens in logprobs
-    ]

@@ -1,6 +1,7 @@
 """What an operator may set of the daemon itself; what they may set of the engine is in engine/config.py."""
 
 import logging
+import math
 from dataclasses import dataclass
 
 from engine.errors import ConfigurationError
@@ -15,6 +16,7 @@ class DaemonConfig:
     """Raises ConfigurationError where a value cannot work; ``bind`` is checked when it is used (ipc/addresses.py)."""
 
     bind: str | None = setting(None, "ADDR", "ipc:///path/to.sock or tcp://127.0.0.1:PORT (default: a private socket)")
+    drain_timeout: float = setting(30.0, "S", "seconds to finish what is open in when the daemon is told to end")
     metrics_port: int | None = setting(None, "PORT", "HTTP port for /metrics and /health; 0 is any (default: none)")
     metrics_host: str = setting(
         "127.0.0.1", "HOST", "where that port is; nothing there is encrypted or asks who you are"
@@ -23,6 +25,8 @@ class DaemonConfig:
     log_format: str = setting("text", "", "of the log on stderr", choices=LOG_FORMATS)
 
     def __post_init__(self) -> None:
+        if not 0 <= self.drain_timeout < math.inf:
+            raise ConfigurationError(f"drain_timeout must be 0 or more seconds, not {self.drain_timeout}")
         if self.metrics_port is not None and not 0 <= self.metrics_port <= 65535:
             raise ConfigurationError(f"metrics_port must be 0 to 65535, not {self.metrics_port}")
         for name, choices in (("log_level", LOG_LEVELS), ("log_format", LOG_FORMATS)):

@@ -13,7 +13,7 @@ from ipc.logs import configure_logging
 
 logger = logging.getLogger(__name__)
 
-RELOADABLE = ("log_level", "log_format")
+RELOADABLE = ("drain_timeout", "log_level", "log_format")
 """Settings that a reload takes over."""
 
 ReadConfig = Callable[[], tuple[EngineConfig, DaemonConfig]]

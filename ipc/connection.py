@@ -14,12 +14,12 @@ from typing import Any
 import zmq
 
 from ipc.bell import Bell
-from ipc.call import Answer, Call, Put
+from ipc.call import Call, Put
 from ipc.completion import Message
 from ipc.errors import ConnectFailed, ConnectionLost, OdriverError, RequestFailed, ResumeFailed
-from ipc.messages import Abort, Error, Generate, Profile, Status, StatusReply, Token, Welcome, encode
+from ipc.messages import CREDITS, Abort, Credit, Done, Error, Generate, Token, Welcome, encode
 from ipc.resumption import Resumption, with_seed
-from ipc.session import Session
+from ipc.session import Answer, Session
 
 logger = logging.getLogger(__name__)
 
@@ -84,16 +84,6 @@ class Connection:
         # Streamed in any case, as what has come need not come again.
         frame = encode(Generate(request_id, prompt, messages, with_seed(params)))
         return self._call(request_id, frame, put, Resumption(frame, time.monotonic()))
-
-    def status(self, put: Put) -> Call:
-        """Ask for the daemon's numbers; a StatusReply is put."""
-        request_id = self._new_request_id()
-        return self._call(request_id, encode(Status(request_id)), put)
-
-    def profile(self, put: Put, directory: str | None) -> Call:
-        """Ask to begin a trace, or to end it where there is no directory; Done is put, whose text is the directory."""
-        request_id = self._new_request_id()
-        return self._call(request_id, encode(Profile(request_id, directory)), put)
 
     def _new_request_id(self) -> str:
         return str(next(self._serials))
@@ -166,14 +156,26 @@ class Connection:
         call = self._open.get(answer.request_id or "")
         if call is None:
             return  # aborted
-        if not isinstance(answer, Token):
+        if isinstance(answer, Token):
+            self._acknowledge(call)
+        else:
             del self._open[call.request_id]
         if isinstance(answer, Error):
             self._refused(call, RequestFailed(answer.code, answer.message, answer.retry_after_s), now)
-        elif call.resumption is None or isinstance(answer, StatusReply):
-            call.put(answer)
-        elif (new := call.resumption.take(answer)) is not None:
-            call.put(new)
+        elif isinstance(answer, Token | Done):
+            new = answer if call.resumption is None else call.resumption.take(answer)
+            if new is not None:
+                call.put(new)
+
+    def _acknowledge(self, call: Call) -> None:
+        """Give credit for what has come, half of all at a time, so that the rest is on its way meanwhile.
+
+        It counts as read when it is here: how much of it waits for the caller is a matter of the caller's memory.
+        """
+        call.num_unacknowledged += 1
+        if call.num_unacknowledged == CREDITS // 2 and self._session is not None:
+            self._session.send(encode(Credit(call.request_id, call.num_unacknowledged)))
+            call.num_unacknowledged = 0
 
     def _refused(self, call: Call, error: RequestFailed, now: float) -> None:
         """Ask again later where a daemon that goes, or one that has just come back, turned it away."""
@@ -204,16 +206,18 @@ class Connection:
                 call.put(welcome)
             else:
                 self._open[call.request_id] = call
+                call.num_unacknowledged = 0
                 session.send(call.frame)
 
     def _give_up(self, session: Session, now: float) -> None:
         for call in [call for call in self._waiting.values() if call.deadline <= now]:
             del self._waiting[call.request_id]
-            silent = f"the daemon at {self._address} does not answer: it may be starting still, or be stuck"
-            error = ConnectFailed(silent) if session.reached else ConnectFailed.nobody(self._address)
+            failure = ConnectFailed.silent if session.reached else ConnectFailed.nobody
             why = call.resumption and call.resumption.why
             call.put(
-                ConnectionLost(f"{why}; within {self._resume_timeout:g} s it could not be resumed") if why else error
+                ConnectionLost(f"{why}; within {self._resume_timeout:g} s it could not be resumed")
+                if why
+                else failure(self._address)
             )
 
     def _drop(self, session: Session) -> None:

@@ -3,13 +3,15 @@
 Start-up takes the address first, so that a second daemon fails before it has loaded anything, and a client that comes
 early waits instead of being refused. READY follows when the model is loaded and every step compiled and run once.
 
-SIGTERM and SIGINT end it: no new work, every open request is told why, exit 0. A second signal ends it on the spot.
+SIGTERM and SIGINT drain it, as ``odriver drain`` does: no new work, what is open is finished, exit 0. What is not done in
+time, or when a second signal comes, is told why. A signal during that ends the process on the spot.
 SIGHUP reads the configuration again and takes over what needs no restart.
 Should a thread of driver or sockets die, the open requests are told as well, and the exit code asks for a restart.
 """
 
 import faulthandler
 import logging
+import math
 import os
 import signal
 import time
@@ -53,6 +55,10 @@ PROGRESS_LIMIT = 60.0
 """Seconds without a step, though there is work, after which the daemon is not healthy."""
 
 
+LONGEST_WAIT = 3600.0
+"""Seconds after which the main thread looks around anyway: a poll's timeout may not be infinite."""
+
+
 class Interrupted(BaseException):
     """A signal came during start-up."""
 
@@ -66,7 +72,7 @@ class Daemon:
         self._address = checked_address(settings.bind)
         self._console = console
         self._load = load
-        self._server = Server(self._address, on_failure=self._fail)
+        self._server = Server(self._address, on_failure=self._fail, on_drain=self._ask_to_drain)
         self._metrics: MetricsServer | None = None
         if settings.metrics_port is not None:
             self._metrics = MetricsServer(settings.metrics_host, settings.metrics_port, self.health)
@@ -74,9 +80,13 @@ class Daemon:
         self._ends: SimpleQueue[tuple[int, str]] = SimpleQueue()
         """Exit code and reason, from whoever has one first."""
         self._bell = Bell()
+        self._drains: SimpleQueue[tuple[float | None, str]] = SimpleQueue()
+        """In how many seconds, None for ``drain_timeout``, and why."""
+        self._give_up_at = math.inf
         self._watchdog: Watchdog | None = None
         self._starting = False
         self._signalled = False
+        self._stopping = False
         self._reload_asked = False
 
     def run(self) -> int:
@@ -121,12 +131,27 @@ class Daemon:
 
     def main_loop(self) -> tuple[int, str]:
         """Wait for the end; the exit code and the reason."""
+        why = ""
         while self._ends.empty():
+            left = self._give_up_at - time.monotonic()
+            if left <= 0:
+                return STOPPED, why
+            self._bell.wait(min(left, LONGEST_WAIT))
             if self._reload_asked:
                 self._reload_asked = False
                 self.reload()
-            self._bell.wait()
+            while not self._drains.empty():
+                timeout, why = self._drains.get()
+                self._drain(timeout, why)
         return self._ends.get()
+
+    def _drain(self, timeout: float | None, why: str) -> None:
+        """Take no new work, and end when what is open has; what is not done by then is told why."""
+        assert self._driver is not None
+        timeout = self._configuration.daemon.drain_timeout if timeout is None else timeout
+        self._give_up_at = min(self._give_up_at, time.monotonic() + timeout)
+        logger.info("%s: nothing new is taken, and what is open has %g s to finish", why, timeout)
+        self._driver.drain(lambda: self._end(STOPPED, why))
 
     def reload(self) -> None:
         """Read the configuration again."""
@@ -136,7 +161,7 @@ class Daemon:
 
     def shutdown(self, why: str) -> None:
         """Tell open requests why, and close."""
-        self._starting = False
+        self._starting, self._stopping = False, True
         notify("STOPPING=1")
         if self._watchdog is not None:
             self._watchdog.stop()
@@ -156,7 +181,14 @@ class Daemon:
         return f"no step has landed for {stalled:.0f} s" if stalled > PROGRESS_LIMIT else None
 
     def _fail(self, why: str) -> None:
-        self._ends.put((FAULT, why))
+        self._end(FAULT, why)
+
+    def _end(self, code: int, why: str) -> None:
+        self._ends.put((code, why))
+        self._bell.ring()
+
+    def _ask_to_drain(self, timeout: float | None) -> None:
+        self._drains.put((timeout, "the daemon was drained by an operator"))
         self._bell.ring()
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
@@ -164,12 +196,15 @@ class Daemon:
         if number == signal.SIGHUP:
             self._reload_asked = True
             return
-        if self._signalled:
+        why = f"the daemon was stopped by {signal.Signals(number).name}"
+        if self._stopping:
             os._exit(128 + number)
-        self._signalled = True
-        self._ends.put((STOPPED, f"the daemon was stopped by {signal.Signals(number).name}"))
         if self._starting:
+            self._stopping = True
+            self._ends.put((STOPPED, why))
             raise Interrupted
+        self._drains.put((0.0 if self._signalled else None, why))
+        self._signalled = True
 
 
 def serve(flags: Mapping[str, Any]) -> NoReturn:

@@ -33,6 +33,11 @@ class ConnectFailed(OdriverError):
         """What to say where nobody listens."""
         return cls(f"no daemon answers at {address}: start one with `odriver serve`")
 
+    @classmethod
+    def silent(cls, address: str) -> Self:
+        """What to say where somebody listens and does not answer."""
+        return cls(f"the daemon at {address} does not answer: it may be starting still, or be stuck")
+
 
 class ConnectionLost(OdriverError):
     """The connection ended while a request was open; what it had sent until then is all there is."""

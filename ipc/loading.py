@@ -22,6 +22,9 @@ class StartableDriver(Driver, Protocol):
     def start(self) -> None:
         """Begin to serve."""
 
+    def drain(self, when_done: Callable[[], None]) -> None:
+        """Take no new work; say when all that was open has ended."""
+
     @property
     def seconds_since_progress(self) -> float:
         """For how long there has been work and nothing was done; 0 when idle."""

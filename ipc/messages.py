@@ -1,30 +1,19 @@
-"""The wire protocol: every message between a client and the daemon, and its version.
+"""Every message of the wire protocol, and its version. PROTOCOL.md, beside this file, is the protocol itself."""
 
-A message is one frame: a msgpack map whose ``type`` names it and whose other keys are the fields below.
-A client (DEALER) says ``hello`` first and waits for ``welcome``. Request ids are the client's own, unique
-among its open requests, and every answer bears the id of the request it answers. A ``generate`` is answered
-by any number of ``token`` and then one ``done`` or one ``error``; a ``status`` by ``status_reply`` or
-``error``; a ``profile`` by ``done``, whose text is the directory, or ``error``; ``abort`` has no answer of
-its own, the request it ends gets its ``done`` with reason "abort".
-An ``error`` without a request id concerns the connection itself: after it, say hello again.
-A client that has been silent for half a minute is taken for lost, so an idle one pings.
-
-Texts, token ids and log-probabilities of ``token`` and ``done`` are what is new since the last message; ``usage`` is the
-total. With ``n`` above 1, ``index`` says which of the outputs a message belongs to; a ``token`` with a ``finish_reason``
-is the last of its output, and the ``done`` of the request is the last of the output that took longest.
-"""
-
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta, Struct
 
-PROTOCOL_VERSION = 1
+PROTOCOL_VERSION = 2
 
 PING_INTERVAL = 5.0
-"""Seconds between the pings of a client."""
+"""Seconds of silence after which either side pings the other."""
 SILENCE_LIMIT = 30.0
 """Seconds of silence after which either side takes the other for lost: several pings."""
+
+CREDITS = 32
+"""Messages of one request that may be on their way to a client that has not said that it read any."""
 
 RequestId = Annotated[str, Meta(min_length=1, max_length=128)]
 
@@ -61,10 +50,58 @@ class Abort(Struct, tag="abort", tag_field="type", frozen=True, forbid_unknown_f
     request_id: RequestId
 
 
+class Credit(Struct, tag="credit", tag_field="type", frozen=True, forbid_unknown_fields=True):
+    """Says that ``count`` more messages of an open request have been read; for one that has ended it means nothing."""
+
+    request_id: RequestId
+    count: Annotated[int, Meta(ge=1, le=CREDITS)]
+
+
+class Ping(Struct, tag="ping", tag_field="type", frozen=True, forbid_unknown_fields=True):
+    """Asks whether the other side is there. Either side may."""
+
+
+class Pong(Struct, tag="pong", tag_field="type", frozen=True, forbid_unknown_fields=True):
+    """Answers ``ping``."""
+
+
 class Status(Struct, tag="status", tag_field="type", frozen=True, forbid_unknown_fields=True):
     """Asks how the daemon is."""
 
     request_id: RequestId
+
+
+class AbortRequest(Struct, tag="abort_request", tag_field="type", frozen=True, forbid_unknown_fields=True):
+    """Ends any client's open request, ``target``: the client's id, a colon, and the client's own request id."""
+
+    request_id: RequestId
+    target: str
+
+
+class Drain(Struct, tag="drain", tag_field="type", frozen=True, forbid_unknown_fields=True):
+    """Has the daemon take no new work, finish what it has, for so many seconds at most, and end."""
+
+    request_id: RequestId
+    timeout_s: Annotated[float, Meta(ge=0)] | None = None
+
+
+class Sleep(Struct, tag="sleep", tag_field="type", frozen=True, forbid_unknown_fields=True):
+    """Has the daemon take no new work, finish what it has, and give back the memory of its pages."""
+
+    request_id: RequestId
+
+
+class Wake(Struct, tag="wake", tag_field="type", frozen=True, forbid_unknown_fields=True):
+    """Has a sleeping daemon take that memory again, and serve."""
+
+    request_id: RequestId
+
+
+class LogLevel(Struct, tag="log_level", tag_field="type", frozen=True, forbid_unknown_fields=True):
+    """Has the daemon log what is at least as grave as this."""
+
+    request_id: RequestId
+    level: Literal["debug", "info", "warning", "error"]
 
 
 class Profile(Struct, tag="profile", tag_field="type", frozen=True, forbid_unknown_fields=True):
@@ -72,10 +109,6 @@ class Profile(Struct, tag="profile", tag_field="type", frozen=True, forbid_unkno
 
     request_id: RequestId
     directory: str | None = None
-
-
-class Ping(Struct, tag="ping", tag_field="type", frozen=True, forbid_unknown_fields=True):
-    """Says that the client is there, and asks whether the daemon is."""
 
 
 class Usage(Struct, frozen=True):
@@ -96,7 +129,8 @@ class Logprob(Struct, frozen=True, omit_defaults=True):
 class Welcome(Struct, tag="welcome", tag_field="type", frozen=True, forbid_unknown_fields=True):
     """Answers ``hello``: what is served here. ``max_model_len`` is in tokens, prompt and completion together.
 
-    Token ids go from 0 to ``vocab_size - 1``.
+    Token ids go from 0 to ``vocab_size - 1``. ``credits`` is CREDITS, ``silence_limit`` SILENCE_LIMIT, ``client_id`` what the
+    daemon's log and ``abort_request`` call this client.
     """
 
     version: int
@@ -104,6 +138,9 @@ class Welcome(Struct, tag="welcome", tag_field="type", frozen=True, forbid_unkno
     max_model_len: int
     vocab_size: int
     max_message_bytes: int
+    credits: int
+    silence_limit: float
+    client_id: str
 
 
 class Token(Struct, tag="token", tag_field="type", frozen=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -138,8 +175,8 @@ class Done(Struct, tag="done", tag_field="type", frozen=True, forbid_unknown_fie
 class Error(Struct, tag="error", tag_field="type", frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """What was wrong, with a request (nothing more will come for it) or with the connection.
 
-    ``code`` is invalid_request, duplicate_request, overloaded, stopped, unsupported_version, message_too_long or
-    internal. With overloaded, ``retry_after_s`` says in how many seconds to try again. A duplicate_request is the one error after which more may come: for the first bearer of the id.
+    ``code`` is one of those in PROTOCOL.md. A duplicate_request is the one error after which more may come: for the first
+    bearer of the id. ``retry_after_s``, with overloaded, is in how many seconds to try again.
     """
 
     request_id: str | None
@@ -155,12 +192,16 @@ class StatusReply(Struct, tag="status_reply", tag_field="type", frozen=True, for
     status: dict[str, Any]
 
 
-class Pong(Struct, tag="pong", tag_field="type", frozen=True, forbid_unknown_fields=True):
-    """Answers ``ping``."""
+class Ok(Struct, tag="ok", tag_field="type", frozen=True, forbid_unknown_fields=True):
+    """What was asked for on the control socket has been done; ``text`` says what, for people."""
+
+    request_id: str
+    text: str
 
 
-ClientMessage = Hello | Generate | Abort | Status | Profile | Ping
-ServerMessage = Welcome | Token | Done | Error | StatusReply | Pong
+ClientMessage = Hello | Generate | Abort | Credit | Ping | Pong
+ControlMessage = Hello | Status | AbortRequest | Drain | Sleep | Wake | LogLevel | Profile | Ping | Pong
+ServerMessage = Welcome | Token | Done | Error | StatusReply | Ok | Ping | Pong
 
 
 class _Envelope(Struct):
@@ -171,6 +212,7 @@ class _Envelope(Struct):
 
 _encoder = msgspec.msgpack.Encoder()
 _client_decoder: msgspec.msgpack.Decoder[ClientMessage] = msgspec.msgpack.Decoder(ClientMessage)
+_control_decoder: msgspec.msgpack.Decoder[ControlMessage] = msgspec.msgpack.Decoder(ControlMessage)
 _server_decoder: msgspec.msgpack.Decoder[ServerMessage] = msgspec.msgpack.Decoder(ServerMessage)
 _envelope_decoder = msgspec.msgpack.Decoder(_Envelope)
 
@@ -178,7 +220,7 @@ _NOT_A_MESSAGE = (ValueError, RecursionError)
 """What msgspec raises over rubbish: its own errors and bad UTF-8, and the second for lists nested a hundred thousand deep."""
 
 
-def encode(message: ClientMessage | ServerMessage) -> bytes:
+def encode(message: ClientMessage | ControlMessage | ServerMessage) -> bytes:
     """One frame. Raises TypeError or ValueError where a field holds what msgpack cannot."""
     return _encoder.encode(message)
 
@@ -187,6 +229,14 @@ def decode_client_message(frame: bytes) -> ClientMessage:
     """What a client said; raises MessageError for anything else."""
     try:
         return _client_decoder.decode(frame)
+    except _NOT_A_MESSAGE as error:
+        raise MessageError(str(error)) from error
+
+
+def decode_control_message(frame: bytes) -> ControlMessage:
+    """What was said to the control socket; raises MessageError for anything else."""
+    try:
+        return _control_decoder.decode(frame)
     except _NOT_A_MESSAGE as error:
         raise MessageError(str(error)) from error
 

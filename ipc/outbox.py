@@ -26,8 +26,8 @@ class Reply:
             return
         self._held.append(sample)
         if sample.is_last:
-            for joined in _joined(self._held):
-                self._outbox.put(self, joined)
+            for sample in joined(self._held):
+                self._outbox.put(self, sample)
 
 
 class Outbox:
@@ -48,12 +48,12 @@ class Outbox:
         for _ in range(len(self._samples)):
             reply, sample = self._samples.popleft()
             waiting.setdefault(reply, []).append(sample)
-        return [(reply, joined) for reply, samples in waiting.items() for joined in _joined(samples)]
+        return [(reply, sample) for reply, samples in waiting.items() for sample in joined(samples)]
 
 
-def _joined(samples: list[ReturnSample]) -> list[ReturnSample]:
+def joined(samples: list[ReturnSample]) -> list[ReturnSample]:
     """One sample for each output, the one with the last of them last."""
-    if len(samples) == 1:
+    if len(samples) <= 1:
         return samples
     outputs: dict[int, list[ReturnSample]] = {}
     for sample in samples:

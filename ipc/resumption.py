@@ -20,6 +20,9 @@ FIRST_DELAY, LONGEST_DELAY = 0.1, 2.0
 NO_TIME = 1e-3
 """``timeout_s`` of a request that has no time left: the daemon ends it, in order, with reason "timeout"."""
 
+GOING = ("stopped", "draining", "asleep")
+"""Codes of a daemon that ends or pauses; it or its successor will serve again."""
+
 
 def with_seed(params: dict[str, Any]) -> dict[str, Any]:
     """The parameters, with a seed that is drawn now if they have none."""
@@ -63,7 +66,7 @@ class Resumption:
 
     def outlasts(self, error: RequestFailed) -> bool:
         """Whether that is no answer yet: the daemon goes, or cannot take up yet what it had, or another had, taken."""
-        return error.code == "stopped" or (error.code == "overloaded" and self._interrupted_at is not None)
+        return error.code in GOING or (error.code == "overloaded" and self._interrupted_at is not None)
 
     def interrupt(self, why: OdriverError, now: float) -> float:
         """It was lost; since when that keeps anything new from coming."""

@@ -6,16 +6,20 @@ from collections.abc import Iterator
 import zmq
 from zmq.utils.monitor import recv_monitor_message
 
-from ipc.call import Answer
 from ipc.messages import (
     PING_INTERVAL,
     PROTOCOL_VERSION,
     SILENCE_LIMIT,
+    Done,
     Error,
     Hello,
     MessageError,
+    Ok,
     Ping,
+    Pong,
     ServerMessage,
+    StatusReply,
+    Token,
     Welcome,
     decode_server_message,
     encode,
@@ -30,6 +34,10 @@ LONGEST_KNOCK = 1000
 _EVENTS = zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED
 _HELLO = encode(Hello(PROTOCOL_VERSION))
 _PING = encode(Ping())
+_PONG = encode(Pong())
+
+Answer = Token | Done | Error | StatusReply | Ok
+"""What the daemon says to what it was asked."""
 
 
 class Session:
@@ -77,6 +85,8 @@ class Session:
             message = self._decoded(frame)
             if isinstance(message, Answer):
                 yield message
+            elif isinstance(message, Ping):
+                self.send(_PONG)
         if gone and self.welcome is not None and self.lost is None:  # only now: its last words were still to be read
             self.lost = f"the daemon at {self._address} went away"
 

@@ -1,15 +1,17 @@
 """A driver for the socket tests: it does at once, on the socket thread, what three threads and a model would do."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from queue import SimpleQueue
 
 import msgspec
 
-from driver.errors import DriverError
+from driver.errors import Draining, DriverError
 from driver.request import ActiveRequest, RequestError, ReturnSample, Usage
 from engine.config import ServingLimits
 from ipc.clients import Driver
+from ipc.frames import MAX_MESSAGE_BYTES
+from ipc.messages import CREDITS, PROTOCOL_VERSION, SILENCE_LIMIT, Welcome
 from ipc.server import Server
 
 PATIENCE = 60
@@ -17,6 +19,9 @@ PATIENCE = 60
 
 
 LIMITS = ServingLimits(max_model_len=256, vocab_size=257, eos_token_ids=())
+
+
+WELCOME = Welcome(PROTOCOL_VERSION, "parrot", 256, 257, MAX_MESSAGE_BYTES, CREDITS, SILENCE_LIMIT, client_id="")
 
 
 class FakeStatus(msgspec.Struct):
@@ -36,6 +41,7 @@ class FakeDriver:
         self.aborted: SimpleQueue[str] = SimpleQueue()
         self.refusal: DriverError | None = None
         self.open: dict[str, ActiveRequest] = {}
+        self.when_drained: Callable[[], None] = lambda: None
         self.seconds_since_progress = 0.0
 
     def submit_request(self, request: ActiveRequest) -> None:
@@ -52,10 +58,12 @@ class FakeDriver:
                 self.say(request, word, [len(word)])
             self.finish(request, request.params.get("finish_reason", "stop"), len(words))
 
-    def abort(self, request_id: str) -> None:
+    def abort(self, request_id: str) -> bool:
         self.aborted.put(request_id)
-        if request_id in self.open:
-            self.finish(self.open[request_id], "abort")
+        if request_id not in self.open:
+            return False
+        self.finish(self.open[request_id], "abort")
+        return True
 
     def status(self) -> FakeStatus:
         return FakeStatus(len(self.open))
@@ -71,6 +79,14 @@ class FakeDriver:
         del self.open[request.request_id]
         usage = Usage(1, num_tokens)
         request.channel.put(ReturnSample(request_id=request.request_id, finish_reason=reason, usage=usage))
+        if not self.open:
+            self.when_drained()
+
+    def drain(self, when_done: Callable[[], None]) -> None:
+        self.refusal = Draining("enough")
+        self.when_drained = when_done
+        if not self.open:
+            when_done()
 
     def start(self) -> None:
         """It has no threads to start."""
@@ -87,7 +103,7 @@ class FakeDriver:
 def serving(address: str, driver: Driver, model: str = "parrot") -> Iterator[Server]:
     """A server for the time of a with statement; it has not failed at its end."""
     failures: SimpleQueue[str] = SimpleQueue()
-    server = Server(address, on_failure=failures.put)
+    server = Server(address, on_failure=failures.put, on_drain=lambda timeout: None)
     server.start()
     server.open(driver, model=model, limits=LIMITS)
     try:

@@ -59,6 +59,7 @@ class FakeEngine:
     ) -> None:
         self.limits = ServingLimits(max_model_len=max_model_len, vocab_size=VOCAB_SIZE, eos_token_ids=(EOS,))
         self.steps = 0
+        self.asleep = False
         self.admitted: list[Sequence] = []
         self._max_num_seqs = max_num_seqs
         self._gate = gate
@@ -84,6 +85,7 @@ class FakeEngine:
 
     def step(self) -> list[SequenceOutput]:
         assert self.has_work, "step() was called with nothing to do"
+        assert not self.asleep, "a step without pages"
         if self._gate is not None:
             self._gate.acquire()
         self.steps += 1
@@ -98,11 +100,19 @@ class FakeEngine:
     def adopt(self) -> None:
         """Nothing ever comes."""
 
+    def sleep(self) -> None:
+        self._in_flight = []
+        assert not self.has_work, "a sequence waits or runs"
+        self.asleep = True
+
+    def wake(self) -> None:
+        self.asleep = False
+
     def close(self) -> None:
         """Nothing is under way."""
 
     def stats(self) -> EngineStats:
-        return EngineStats(running=len(self._running), waiting=len(self._waiting), steps=self.steps)
+        return EngineStats(running=len(self._running), waiting=len(self._waiting), steps=self.steps, asleep=self.asleep)
 
     def _dispatch(self) -> list[tuple[Sequence, int]]:
         while self._waiting and len(self._running) < self._max_num_seqs:

@@ -9,6 +9,8 @@ from ipc.messages import (
     PROTOCOL_VERSION,
     ClientMessage,
     Hello,
+    Ping,
+    Pong,
     ServerMessage,
     Welcome,
     decode_server_message,
@@ -51,8 +53,13 @@ class RawClient:
         self._dealer.send_multipart(frames)
 
     def hear(self) -> ServerMessage:
-        assert self._dealer.poll(PATIENCE), "no answer came"
-        return decode_server_message(self._dealer.recv())
+        """The next message but pings, which are answered."""
+        while True:
+            assert self._dealer.poll(PATIENCE), "no answer came"
+            message = decode_server_message(self._dealer.recv())
+            if not isinstance(message, Ping):
+                return message
+            self.say(Pong())
 
     def vanish(self) -> None:
         """Be gone, with whatever was on its way."""

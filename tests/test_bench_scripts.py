@@ -202,7 +202,7 @@ def test_the_null_model_runs_behind_the_driver_threads():
 def test_a_ratio_above_one_is_better_whatever_the_unit():
     """Twice the rate, or half the time."""
     assert (ratio(4, 2, True), ratio(2, 4, False), ratio(2, 4, True)) == (2, 2, 0.5)
-    assert ratio(0, 4, False) == float("inf")
+    assert (ratio(0, 4, False), ratio(0, 0, False)) == (float("inf"), 1)
 
 
 def test_a_figure_is_the_median_beside_the_medians_of_others():

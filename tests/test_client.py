@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import zmq
-from fake_driver import PATIENCE, FakeDriver, serving
+from fake_driver import PATIENCE, WELCOME, FakeDriver, serving
 from fakes import FakeEngine, FakeTokenizer
 
 from driver import request as driver_request
@@ -18,8 +18,9 @@ from driver.errors import Overloaded
 from driver.odriver import oDriver
 from ipc import session
 from ipc.client import Client, ConnectFailed, ConnectionLost, Logprob, Piece, RequestFailed, Usage
-from ipc.messages import PROTOCOL_VERSION, Error, Hello, Ping, Welcome, decode_client_message, encode
-from ipc.server import MAX_MESSAGE_BYTES, Server
+from ipc.frames import MAX_MESSAGE_BYTES
+from ipc.messages import PROTOCOL_VERSION, Error, Hello, Ping, decode_client_message, encode
+from ipc.server import Server
 
 ROOT = Path(__file__).parent.parent
 
@@ -285,7 +286,7 @@ def test_without_a_daemon_connecting_fails_in_words(address: str) -> None:
 
 def test_a_daemon_that_does_not_answer_is_said_to_be_there(address: str) -> None:
     """One that is loading its model accepts connections but answers later."""
-    server = Server(address, on_failure=lambda why: None)
+    server = Server(address, on_failure=lambda why: None, on_drain=lambda timeout: None)
     server.start()
 
     with pytest.raises(ConnectFailed, match="does not answer"):
@@ -368,7 +369,7 @@ class Router:
 
     def welcome(self) -> None:
         assert isinstance(self.hear(), Hello)
-        self.say(encode(Welcome(PROTOCOL_VERSION, "router", 10, 20, 1000)))
+        self.say(encode(WELCOME))
 
     def die(self) -> None:
         self._context.destroy(linger=0)

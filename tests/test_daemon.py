@@ -19,6 +19,7 @@ from engine.progress import Progress
 from ipc.client import Client, RequestFailed
 from ipc.config import DaemonConfig
 from ipc.configuration import Configuration, ReadConfig
+from ipc.control_client import ControlClient
 from ipc.daemon import FAULT, STOPPED, Daemon
 from ipc.errors import AddressInUse
 from ipc.loading import Loaded
@@ -68,6 +69,7 @@ def build_daemon(
     driver: FakeDriver | None = None,
     during_load: Callable[[Report], None] = lambda report: None,
     failures: list[Fail] | None = None,
+    drain_timeout: float = PATIENCE,
     read: ReadConfig | None = None,
 ) -> Daemon:
     """A daemon that need not load its driver; ``during_load`` happens instead, ``failures`` gets the driver's."""
@@ -80,7 +82,7 @@ def build_daemon(
         return Loaded(driver or FakeDriver(), "parrot", LIMITS, {"model": "parrot"})
 
     console = Console(stderr=True)
-    read = read or (lambda: (EngineConfig(), DaemonConfig(bind=address)))
+    read = read or (lambda: (EngineConfig(), DaemonConfig(bind=address, drain_timeout=drain_timeout)))
     return Daemon(Configuration(read, console), console, load)
 
 
@@ -89,30 +91,74 @@ def send_signal(number: int = signal.SIGTERM) -> None:
     os.kill(os.getpid(), number)
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_stops_the_daemon_and_open_requests_are_told_why(address: str, news: News, number: int) -> None:
-    """The exit code is 0, and the handlers are what they were."""
+def ask_to_drain(how: int | str, address: str) -> None:
+    """By a signal of that number, or over the control socket."""
+    if isinstance(how, int):
+        send_signal(how)
+    else:
+        with ControlClient(address) as control:
+            assert control.drain().startswith("draining")
+
+
+def until_refused(client: Client) -> str:
+    """Wait until the daemon takes nothing new; the code with which it refuses."""
+    with pytest.raises(RequestFailed) as refused:
+        while True:
+            client.complete("early enough")
+    return refused.value.code
+
+
+@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGINT, "control"])
+def test_a_daemon_that_drains_finishes_what_is_open(address: str, news: News, how: int | str) -> None:
+    """What is new is refused meanwhile; then the exit code is 0, and the handlers are what they were."""
     handlers = [signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)]
     driver = FakeDriver()
 
     def talk() -> str:
         news.until("READY=1")
-        with Client(address) as client, pytest.raises(RequestFailed) as failure:
+        with Client(address) as client:
             stream = client.generate([1])
-            driver.take()
-            send_signal(number)
-            next(stream)
-        assert failure.value.code == "stopped"
-        return failure.value.message
+            request = driver.take()
+            ask_to_drain(how, address)
+            code = until_refused(client)
+            driver.say(request, "done", [4])
+            driver.finish(request)
+            assert "".join(piece.text for piece in stream) == "done"
+            return code
 
     with ThreadPoolExecutor(1) as thread:
-        told = thread.submit(talk)
+        refused = thread.submit(talk)
         code = build_daemon(address, driver).run()
 
     assert code == STOPPED == 0
-    assert told.result() == f"the daemon was stopped by {signal.Signals(number).name}"
+    assert refused.result() == "draining"
     assert news.until("STOPPING=1") == ["STOPPING=1"]
     assert [signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)] == handlers
+
+
+@pytest.mark.parametrize(("drain_timeout", "signals"), [(PATIENCE, 2), (0, 1)])
+def test_what_is_not_done_in_time_is_told_why(address: str, news: News, drain_timeout: float, signals: int) -> None:
+    """The time is over when the timeout is, or when a second signal comes; the exit code is 0 all the same."""
+    driver = FakeDriver()
+
+    def talk() -> RequestFailed:
+        news.until("READY=1")
+        with Client(address) as client, pytest.raises(RequestFailed) as failure:
+            stream = client.generate([1])
+            driver.take()
+            send_signal()
+            if signals == 2:
+                until_refused(client)
+                send_signal()
+            next(stream)
+        return failure.value
+
+    with ThreadPoolExecutor(1) as thread:
+        told = thread.submit(talk)
+        code = build_daemon(address, driver, drain_timeout=drain_timeout).run()
+
+    assert code == STOPPED
+    assert (told.result().code, told.result().message) == ("stopped", "the daemon was stopped by SIGTERM")
 
 
 def test_systemd_hears_of_every_step_of_the_start(address: str, news: News) -> None:

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,10 @@ import pytest
 from raw_client import RawClient
 
 from ipc.client import Client, Completion, RequestFailed
+from ipc.control_client import ControlClient
 from ipc.daemon import MISCONFIGURED, STOPPED
 from ipc.messages import Error, Generate, Hello
+from scripts.benchmarks.chaos import measure_chaos
 from scripts.benchmarks.random_requests import send_random
 
 ROOT = Path(__file__).parent.parent
@@ -202,6 +205,23 @@ def test_malformed_messages_and_unknown_versions_are_errors_to_their_sender_alon
     assert client.complete("Once", max_tokens=2, ignore_eos=True).finish_reason == "length"
 
 
+def test_a_daemon_that_has_slept_goes_on_as_before(process: Process, client: Client) -> None:
+    """Asleep it has no memory for pages and takes no work; awake it gives the same tokens, and compiles nothing."""
+    ask = partial(client.complete, "Once upon a time", max_tokens=20, temperature=0)
+    before = ask().token_ids
+
+    with ControlClient(process.address) as control:
+        assert control.sleep() == "asleep"
+        with pytest.raises(RequestFailed) as refused:
+            ask()
+        assert control.status()["asleep"]
+        assert control.wake() == "awake"
+
+    assert refused.value.code == "asleep"
+    assert ask().token_ids == before
+    assert_idle(client)
+
+
 def test_a_request_id_in_use_is_refused(process: Process) -> None:
     """The one that has it goes on to its end."""
     with RawClient(process.address) as client:
@@ -282,9 +302,21 @@ def test_what_cannot_be_served_is_said_in_a_line(
     assert "Traceback" not in done.stderr
 
 
+def test_nobody_can_tell_that_daemon_client_and_batch_were_killed(
+    environment: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With -9, under load: greedy, drawn, penalised, stopped texts, half characters, a regex, several samples."""
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+
+    figures = list(measure_chaos(0, *FLAGS, lines=28, max_tokens=100, clients=1, kills=1))
+
+    assert [figure.value for figure in figures] == [56, 1, 2]
+
+
 def test_a_stopped_daemon_tells_open_requests_why(environment: dict[str, str], tmp_path: Path) -> None:
     """Those that run and those that wait; it takes no more, exits with 0 and leaves no socket behind."""
-    process = Process(tmp_path, environment)
+    process = Process(tmp_path, {**environment, "ODRIVER_DRAIN_TIMEOUT": "0"})
     with process.connect() as client:
         streams = [client.generate("Once upon a time", ignore_eos=True) for _ in range(20)]
         next(streams[0])

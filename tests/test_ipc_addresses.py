@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ipc.addresses import anyone_listens, checked_address, default_address, reserved
+from ipc.addresses import anyone_listens, checked_address, control_address, default_address, reserved
 from ipc.errors import AddressError, AddressInUse
 
 
@@ -35,6 +35,19 @@ def test_the_default_directory_is_made_private(runtime: Path) -> None:
     """Nobody but the owner can enter it."""
     with reserved(checked_address(None)):
         assert stat.S_IMODE((runtime / "odriver").stat().st_mode) == 0o700
+
+
+@pytest.mark.parametrize(
+    ("address", "control"),
+    [
+        ("ipc:///run/o.sock", "ipc:///run/o.sock.control"),
+        ("tcp://127.0.0.1:65534", "tcp://127.0.0.1:65535"),
+        ("tcp://[::1]:7000", "tcp://[::1]:7001"),
+    ],
+)
+def test_the_control_address_follows_from_the_main_one(address: str, control: str) -> None:
+    """A file beside the file, or the next port, which there always is."""
+    assert control_address(checked_address(address)) == control
 
 
 @pytest.mark.parametrize("mode", [0o755, 0o770, 0o701])
@@ -77,7 +90,7 @@ def test_a_runtime_directory_that_does_not_exist_is_an_address_error(monkeypatch
         "inproc://odriver",
         "tcp://127.0.0.1",
         "tcp://127.0.0.1:0",
-        "tcp://127.0.0.1:65536",
+        "tcp://127.0.0.1:65535",
         "tcp://127.0.0.1:*",
         "tcp://:5555",
         "http://127.0.0.1:5555",
@@ -112,10 +125,10 @@ def test_addresses_of_this_machine_are_taken(address: str, full: str) -> None:
 
 
 def test_a_path_too_long_for_a_socket_is_refused() -> None:
-    """107 bytes fit into a Unix socket's address; one more is an error that says so."""
-    assert checked_address("ipc:///" + "x" * 106) == "ipc:///" + "x" * 106
-    with pytest.raises(AddressError, match="108 bytes, at most 107"):
-        checked_address("ipc:///" + "x" * 107)
+    """107 bytes fit into a Unix socket's address, of which the control socket's needs 8 more; one more is an error."""
+    assert checked_address("ipc:///" + "x" * 98) == "ipc:///" + "x" * 98
+    with pytest.raises(AddressError, match="100 bytes, at most 99"):
+        checked_address("ipc:///" + "x" * 99)
 
 
 def test_an_address_is_reserved_once(tmp_path: Path) -> None:

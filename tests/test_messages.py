@@ -10,22 +10,31 @@ from hypothesis import strategies as st
 from ipc.messages import (
     PROTOCOL_VERSION,
     Abort,
+    AbortRequest,
     ClientMessage,
+    ControlMessage,
+    Credit,
     Done,
+    Drain,
     Error,
     Generate,
     Hello,
+    LogLevel,
     MessageError,
+    Ok,
     Ping,
     Pong,
     Profile,
     ServerMessage,
+    Sleep,
     Status,
     StatusReply,
     Token,
     Usage,
+    Wake,
     Welcome,
     decode_client_message,
+    decode_control_message,
     decode_server_message,
     encode,
     peek_request_id,
@@ -37,18 +46,33 @@ CLIENT_MESSAGES = [
     Generate("b", prompt=[1, 2, 3]),
     Generate("c", messages=[{"role": "user", "content": "3 + 4?"}]),
     Abort("a"),
-    Status("d"),
-    Profile("e", directory="/var/trace"),
-    Profile("f"),
+    Credit("a", 16),
     Ping(),
+    Pong(),
+]
+CONTROL_MESSAGES = [
+    Hello(PROTOCOL_VERSION),
+    Status("d"),
+    AbortRequest("e", "00a1:7"),
+    Drain("f"),
+    Drain("f", timeout_s=2.5),
+    Sleep("g"),
+    Wake("h"),
+    LogLevel("i", "debug"),
+    Profile("j", directory="/var/trace"),
+    Profile("k"),
+    Ping(),
+    Pong(),
 ]
 SERVER_MESSAGES = [
-    Welcome(PROTOCOL_VERSION, "demo", 512, 2048, 1000),
+    Welcome(PROTOCOL_VERSION, "demo", 512, 2048, 1000, 32, 30.0, "00a1"),
     Token("a", " upon", [7, 8]),
     Done("a", "", [], "stop", Usage(3, 4)),
     Error("a", "invalid_request", "no"),
     Error(None, "unsupported_version", "no"),
     StatusReply("d", {"running": 0}),
+    Ok("e", "aborted"),
+    Ping(),
     Pong(),
 ]
 
@@ -57,6 +81,12 @@ SERVER_MESSAGES = [
 def test_client_messages_survive_the_wire(message: ClientMessage) -> None:
     """What a client encodes, the daemon decodes to the same."""
     assert decode_client_message(encode(message)) == message
+
+
+@pytest.mark.parametrize("message", CONTROL_MESSAGES, ids=lambda message: type(message).__name__)
+def test_control_messages_survive_the_wire(message: ControlMessage) -> None:
+    """As those of the work socket do."""
+    assert decode_control_message(encode(message)) == message
 
 
 @pytest.mark.parametrize("message", SERVER_MESSAGES, ids=lambda message: type(message).__name__)

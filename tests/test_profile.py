@@ -15,6 +15,7 @@ from driver.odriver import oDriver
 from driver.request import QueueChannel
 from engine.profiler import Profiler, ProfilerError
 from ipc.client import Client, RequestFailed
+from ipc.control_client import ControlClient
 
 ROOT = Path(__file__).parent.parent
 
@@ -91,15 +92,15 @@ def test_what_is_no_path_is_refused():
 @pytest.mark.usefixtures("driver")
 def test_a_client_starts_and_stops_a_profile(address, tmp_path):
     """The daemon serves meanwhile, and what comes at the wrong time is refused for that client alone."""
-    with Client(address) as client:
+    with Client(address) as client, ControlClient(address) as control:
         with pytest.raises(RequestFailed, match="no profile is running"):
-            client.stop_profile()
+            control.stop_profile()
 
-        assert client.start_profile(str(tmp_path)) == str(tmp_path)
+        assert control.start_profile(str(tmp_path)) == str(tmp_path)
         assert client.complete("abc", max_tokens=3).text == "abc"
         with pytest.raises(RequestFailed, match="is running already") as refused:
-            client.start_profile(str(tmp_path))
-        assert client.stop_profile() == str(tmp_path)
+            control.start_profile(str(tmp_path))
+        assert control.stop_profile() == str(tmp_path)
 
     assert refused.value.code == "invalid_request"
     assert len(traces(tmp_path)) == 1

@@ -9,26 +9,35 @@ from pathlib import Path
 
 from rich.console import Console
 
+from engine.build import DEMO_MODEL
+from scripts.benchmarks import simulate
+from scripts.benchmarks.chaos import ChaosFailed, measure_chaos
 from scripts.benchmarks.child import ChildFailed
 from scripts.benchmarks.daemon import DaemonFailed
+from scripts.benchmarks.fairness import measure_fairness
 from scripts.benchmarks.figure import Figure
 from scripts.benchmarks.grammar import measure_grammar
 from scripts.benchmarks.host import measure_host, measure_streams
 from scripts.benchmarks.limits import limit_figures, measure_limits
 from scripts.benchmarks.machine import busy, describe_machine
 from scripts.benchmarks.models import SIZES, model_directory, models_directory, size_of
+from scripts.benchmarks.plan_cost import measure_plan_cost
 from scripts.benchmarks.plot import plot
+from scripts.benchmarks.policy_plot import plot_policies
 from scripts.benchmarks.prefill import measure_prefill
 from scripts.benchmarks.random_requests import measure_random
 from scripts.benchmarks.report import save, show
 from scripts.benchmarks.sampling import measure_sampling
 from scripts.benchmarks.serve import measure_serve, measure_status
+from scripts.benchmarks.simulate import measure_policies
 from scripts.benchmarks.startup import measure_startup
 from scripts.benchmarks.systems import serving, two_clients
 from scripts.benchmarks.workload import Prompts
 
 WIDTH = 132
 """Columns of a table that goes to a file."""
+TOTALS = {"simulate": simulate.REQUESTS}
+"""Requests, by command."""
 EPILOG = f"""
 models: {", ".join(SIZES)}, with random weights of seed 0, made when first needed in
 {models_directory()}; or any Hugging Face directory.
@@ -54,14 +63,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for figure in options.measure(options):
             figures.append(figure)
             console.print(f"  {figure.benchmark}: {figure.name}: {figure.value:,.4g} {figure.unit}", highlight=False)
-    except (ChildFailed, DaemonFailed) as error:
+    except (ChaosFailed, ChildFailed, DaemonFailed) as error:
         print(f"scripts/bench: {error}", file=sys.stderr)
         return 1
     show(figures, console)
     if options.json is not None:
         save(figures, machine, options.json)
     if options.plot is not None:
-        plot(figures, machine, options.plot)
+        options.draw(figures, machine, options.plot)
     return 0
 
 
@@ -99,13 +108,24 @@ def _parser() -> argparse.ArgumentParser:
         ("sampling", _sampling, "what each variant of sampling costs a step of 64 rows, beside greedy"),
         ("grammar", _grammar, "what one row that follows a schema costs 63 others"),
         ("startup", _startup, "from the process's start to READY, with an empty compilation cache and a full one"),
+        ("chaos", _chaos, "daemon, clients and batches killed at random points, and that nobody can tell"),
         ("limits", _limits, "how fast this machine reads memory and multiplies matrices"),
+        ("fairness", _fairness, "what a client's short prompts wait for beside another's flood of long ones"),
+        (
+            "simulate",
+            _simulate,
+            "what the scheduler's policies are worth on a TPU, simulated, and what a step costs the host",
+        ),
     ):
         command = commands.add_parser(
             name, help=what, description=what, epilog=EPILOG, formatter_class=argparse.RawDescriptionHelpFormatter
         )
         command.set_defaults(
-            measure=measure, models=list(SIZES) if name == "all" else ["small"], vs=None, torch_python=None
+            measure=measure,
+            models=list(SIZES) if name == "all" else ["small"],
+            vs=None,
+            torch_python=None,
+            draw=plot_policies if name == "simulate" else plot,
         )
         _add_arguments(command, name)
     return parser
@@ -117,7 +137,16 @@ def _add_arguments(command: argparse.ArgumentParser, name: str) -> None:
     picture = Path("bench.png") if name == "all" else None
     add("--plot", type=Path, default=picture, metavar="FILE", help=f"write a PNG there (default: {picture})")
     add("--repeat", type=int, default=3, metavar="N", help="runs of each measurement (default: 3)")
-    if name in ("host", "sampling"):
+    if name in TOTALS:
+        add("--requests", type=int, default=TOTALS[name], metavar="N", help=f"in all (default: {TOTALS[name]:,})")
+    if name == "chaos":
+        add("--minutes", type=float, default=3, metavar="F", help="how long, at least (default: 3)")
+        add("--seed", type=int, default=0, metavar="N", help="draws the points to kill at (default: 0)")
+        return
+    if name in ("host", "sampling", "simulate"):
+        return
+    if name == "fairness":
+        add("--settings", default="", metavar="S", help='flags for the daemon: --settings="--run-ahead 0"')
         return
     model = " and ".join(SIZES) if name == "all" else "small"
     add("--model", default=None, metavar="M", help=f"tiny, small or a directory (default: {model})")
@@ -187,10 +216,24 @@ def _startup(options: argparse.Namespace) -> Iterator[Figure]:
         yield from measure_startup(model, model_directory(model), shlex.split(options.settings), options.repeat)
 
 
+def _chaos(options: argparse.Namespace) -> Iterator[Figure]:
+    yield from measure_chaos(60 * options.minutes, seed=options.seed)
+
+
 def _limits(options: argparse.Namespace) -> Iterator[Figure]:
     for model in _models(options):
         size = size_of(model_directory(model))
         yield from limit_figures(measure_limits(size), model, size)
+
+
+def _fairness(options: argparse.Namespace) -> Iterator[Figure]:
+    with two_clients(DEMO_MODEL, shlex.split(options.settings)) as (flooding, other):
+        yield from measure_fairness("demo", Prompts(size_of(DEMO_MODEL).vocabulary), flooding, other)
+
+
+def _simulate(options: argparse.Namespace) -> Iterator[Figure]:
+    yield from measure_policies(options.requests)
+    yield from measure_plan_cost(options.repeat)
 
 
 def _models(options: argparse.Namespace) -> list[str]:

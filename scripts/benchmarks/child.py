@@ -37,6 +37,10 @@ class Child:
             self._process.kill()
         self._process.communicate()
 
+    def kill(self) -> None:
+        """End it at once, whatever it is at."""
+        self._process.kill()
+
     def ask(self, question: Any, answer: Any = Any) -> Any:
         """Send a question and wait for its answer, which is converted to the type ``answer``."""
         assert self._process.stdin is not None and self._process.stdout is not None

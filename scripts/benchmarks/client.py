@@ -1,4 +1,4 @@
-"""The clients' side of a measurement, a process of its own: all prompts of a workload sent at once, through Client."""
+"""The clients' side of a measurement, a process of its own: all prompts of a workload sent, through Client."""
 
 import sys
 
@@ -24,7 +24,8 @@ def _run(client: Client, workload: Workload) -> list[Timeline]:
         "ignore_eos": True,
         "structured_outputs": workload.structured_outputs,
     }
-    return send(client, workload.prompts, params, stream=workload.stream)
+    times = [workload.interval * number for number in range(len(workload.prompts))]
+    return send(client, workload.prompts, params, times=times, stream=workload.stream)
 
 
 if __name__ == "__main__":

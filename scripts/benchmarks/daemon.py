@@ -25,12 +25,17 @@ class DaemonFailed(Exception):
 
 
 class Daemon:
-    """Serves from entering to leaving, and is ready when entered. Settings are those of ``odriver serve``."""
+    """Serves from entering to leaving, and is ready when entered. Settings are those of ``odriver serve``.
 
-    def __init__(self, model: Path, *settings: str, environment: Mapping[str, str] | None = None) -> None:
+    ``program`` is what Python is to run instead of that command.
+    """
+
+    def __init__(
+        self, model: Path, *settings: str, environment: Mapping[str, str] | None = None, program: str = SERVE
+    ) -> None:
         self.stages: list[tuple[float, str]] = []
         """When each stage of the start began, in seconds after the process, and its name; the last is "ready"."""
-        self._command = [sys.executable, "-c", SERVE, "serve", str(model.resolve()), *settings]
+        self._command = [sys.executable, "-c", program, "serve", str(model.resolve()), *settings]
         self._environment = environment or {}
 
     def __enter__(self) -> Self:
@@ -74,6 +79,11 @@ class Daemon:
             return 0.0
         index = names.index(stage)
         return self.stages[index + 1][0] - self.stages[index][0]
+
+    @property
+    def pid(self) -> int:
+        """Its process."""
+        return self._process.pid
 
     def client(self) -> Client:
         """A client in this process, for questions; what is measured is asked from another one."""

@@ -56,6 +56,8 @@ def figure(
 
 
 def ratio(ours: float, theirs: float, more_is_better: bool) -> float:
-    """How many times better ours is; infinite where the worse of the two is nothing."""
+    """How many times better ours is: 1 where they are equal, and otherwise infinite where the worse is nothing."""
+    if ours == theirs:
+        return 1.0
     better, worse = (ours, theirs) if more_is_better else (theirs, ours)
     return better / worse if worse else float("inf")

@@ -84,7 +84,8 @@ def null_engine(max_num_seqs: int) -> oEngine:
     shapes = StepShapes(max_num_seqs, budget, CONTEXT, metadata)
     pages = HBMPageManager(1 + max_num_seqs * pages_per_seq)
     scheduler = InferenceScheduler(pages, page_size=PAGE_SIZE, max_num_seqs=max_num_seqs, max_num_batched_tokens=budget)
-    runner = eSurgeRunner(NullExecutionManager(shapes), shapes, PagedAttentionCache.allocate(metadata), seed=0)  # type: ignore[arg-type]
+    allocate = functools.partial(PagedAttentionCache.allocate, metadata)
+    runner = eSurgeRunner(NullExecutionManager(shapes), shapes, allocate, seed=0)  # type: ignore[arg-type]
     return oEngine(scheduler, runner, pages, ServingLimits(CONTEXT, VOCABULARY, ()), run_ahead=1)
 
 

@@ -1,7 +1,7 @@
 """A model checker for the scheduler: random histories of it, and what has to hold after each of their steps.
 
 The scheduler is driven as the engine drives it, with several plans in flight, by requests that come, are aborted and run
-out of time at random. Beside it stands a model of the pages: each token written is remembered by the whole of what came
+out of time at random, some of them in a flood of one client's; steps fail, and take the memory with them. Beside it stands a model of the pages: each token written is remembered by the whole of what came
 before it, so that a page with two writers, one that is handed out while it is read, or one that is shared with somebody
 whose tokens differ is found where it is read. The next token is a function of all tokens before it, as in a greedy model:
 what a request gives does not depend on its neighbours, and a prefix may be shared by whoever has the same.
@@ -20,11 +20,18 @@ from engine.plan import NextIterationPlan, StepResult
 from engine.sampling_params import SamplingParams
 from engine.scheduler import InferenceScheduler
 from engine.sequence import Sequence
+from engine.waiting_queue import OUTPUT_WEIGHT
 
 VOCABULARY, EOS = 11, 0
 PARAMS = SamplingParams(temperature=0)
 STEMS = 3
 """Prompts begin alike in so many ways."""
+LONGEST_PROMPT, LONGEST_OUTPUT, MOST_SEQUENCES = 20, 12, 6
+WEIGHTS = {"a": 1.0, "b": 3.0, "c": 1.0}
+FLOOD = 40
+MOST_GIVEN = 2 * (LONGEST_PROMPT + LONGEST_OUTPUT + OUTPUT_WEIGHT * LONGEST_OUTPUT * MOST_SEQUENCES)
+"""Tokens, for its weight, that one client may be given while another of the same priority waits: twice what may be charged
+to that one at once, which is how far ahead of all others it can be (Sheng et al. 2024, theorem 4.4, has the same form)."""
 PATIENCE = 50
 """Plans that a sequence may take for each token of all sequences, at the very most."""
 
@@ -55,10 +62,11 @@ class SchedulerHistory:
         self._random = random
         self._page_size = random.randint(1, 5)
         self._pages = HBMPageManager(random.randint(10, 40))
-        max_num_seqs = random.randint(1, 6)
+        max_num_seqs = random.randint(1, MOST_SEQUENCES)
         self._max_num_seqs = max_num_seqs
         self._budget = max_num_seqs + random.randint(0, 12)
         self._run_ahead = random.randint(0, 3)
+        self._fair = random.random() < 0.8
         self._scheduler = InferenceScheduler(
             self._pages,
             page_size=self._page_size,
@@ -66,9 +74,9 @@ class SchedulerHistory:
             max_num_batched_tokens=self._budget,
             long_prefill_token_threshold=random.choice((None, 1, 3, self._budget)),
             priority_preemption_threshold=random.randint(1, 12),
-            client_weights={"b": 3.0},
+            client_weights=WEIGHTS,
             reserve=GrowthReserve(self._pages.num_total, least=random.choice((0.0, 0.1, 1.0))),
-            fair=random.random() < 0.8,
+            fair=self._fair,
         )
         self._in_flight: deque[NextIterationPlan] = deque()
         self._alive: dict[str, Life] = {}
@@ -77,11 +85,14 @@ class SchedulerHistory:
         """By page and place in it, the history that was written there last."""
         self._queues: dict[tuple[str, int], deque[str]] = {}
         """Ids by client and priority, of those that have no slot, in the order in which they are to get one."""
+        self._given: dict[tuple[str, int], dict[str, float]] = {}
+        """By client and priority, while somebody of them waits, what other clients have been given meanwhile."""
+        if random.random() < 0.2:
+            self._flood()
 
     def step(self) -> None:
         """One thing at random happens, and everything still holds."""
-        action = self._random.choice((self._add, self._plan, self._plan, self._land, self._land, self._finish_one))
-        action()
+        self._random.choice((*[self._plan, self._land] * 4, *[self._add, self._finish_one] * 2, self._fail_a_step))()
         self._check()
 
     def end(self) -> None:
@@ -101,13 +112,18 @@ class SchedulerHistory:
             wanted = whole if life.reason is not None else whole[: len(life.received)]
             assert life.received == life.sequence.output_token_ids == wanted, "a token is lost, doubled or another's"
 
-    def _add(self) -> None:
+    def _flood(self) -> None:
+        client = self._random.choice(list(WEIGHTS))
+        for _ in range(FLOOD):
+            self._add(client)
+
+    def _add(self, client: str | None = None) -> None:
         """A request of one to three samples."""
         random, capacity = self._random, self._pages.num_total * self._page_size
-        prompt = _prompt(random, min(20, capacity - 1))
-        max_tokens = random.randint(1, min(12, capacity - len(prompt)))
-        params = msgspec.structs.replace(PARAMS, priority=random.choice((0, 0, 0, 5, -20)))
-        client, salt = random.choice("abc"), random.choice((b"", b"", b"private"))
+        prompt = _prompt(random, min(LONGEST_PROMPT, capacity - 1))
+        max_tokens = random.randint(1, min(LONGEST_OUTPUT, capacity - len(prompt)))
+        params = msgspec.structs.replace(PARAMS, priority=random.choice((0, 0, 0, 5, -20)) if client is None else 0)
+        client, salt = client or random.choice(list(WEIGHTS)), random.choice((b"", b"", b"private"))
         for _ in range(random.choice((1, 1, 2, 3))):
             number = str(len(self._alive) + len(self._ended))
             sequence = Sequence(
@@ -115,6 +131,7 @@ class SchedulerHistory:
             )  # fmt: skip
             self._alive[number] = _life(sequence)
             self._queues.setdefault((client, params.priority), deque()).append(number)
+            self._given.setdefault((client, params.priority), dict.fromkeys(WEIGHTS, 0.0))
             self._scheduler.add(sequence)
 
     def _finish_one(self) -> None:
@@ -124,6 +141,16 @@ class SchedulerHistory:
             assert self._scheduler.finish(request_id), "a sequence that has not ended is unknown"
             assert not self._scheduler.finish(request_id), "a sequence ended twice"
             self._bury(request_id)
+
+    def _fail_a_step(self) -> None:
+        """As in oEngine: who was in it ends, what was dispatched after it is dropped, and the pages hold nothing."""
+        if self._in_flight and self._random.random() < 0.3:
+            for sequence in self._in_flight[0].sequences:
+                if self._scheduler.finish(sequence.request_id):
+                    self._bury(sequence.request_id)
+            self._in_flight.clear()
+            self._scheduler.lose_cache()
+            self._content.clear()
 
     def _plan(self) -> bool:
         """Whether there was something to plan."""
@@ -158,10 +185,11 @@ class SchedulerHistory:
                 self._bury(output.request_id)
 
     def _bury(self, request_id: str) -> None:
-        self._ended.append(self._alive.pop(request_id))
-        for queue in self._queues.values():
-            if request_id in queue:
-                queue.remove(request_id)
+        life = self._alive.pop(request_id)
+        self._ended.append(life)
+        queue = self._queue(life.sequence)
+        if request_id in queue:
+            queue.remove(request_id)
 
     def _check(self) -> None:
         self._scheduler.check_integrity()
@@ -184,6 +212,17 @@ class SchedulerHistory:
                 self._queue(sequence).appendleft(sequence.request_id)
         for sequence in plan.admitted:
             assert self._queue(sequence).popleft() == sequence.request_id, "somebody overtook in the queue"
+            self._check_turn(sequence)
+
+    def _check_turn(self, sequence: Sequence) -> None:
+        """Nobody waits while another client is given more and more."""
+        client, priority = sequence.client, sequence.params.priority
+        self._given[client, priority] = dict.fromkeys(WEIGHTS, 0.0)
+        for (other, level), given in self._given.items():
+            if level == priority and other != client:
+                more = len(sequence.prompt_token_ids) / WEIGHTS[client]
+                given[client] = given[client] + more if self._queues[other, level] else 0.0
+                assert not self._fair or given[client] <= MOST_GIVEN, f"{other} waits while {client} is served"
 
     def _queue(self, sequence: Sequence) -> deque[str]:
         return self._queues[sequence.client, sequence.params.priority]

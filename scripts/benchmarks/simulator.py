@@ -42,12 +42,9 @@ class Outcome:
 class Simulator:
     """Drives one scheduler through one trace. ``seconds`` is what the device takes for a plan."""
 
-    def __init__(
-        self, scheduler: InferenceScheduler, seconds: Callable[[NextIterationPlan], float], *, fair: bool = True
-    ) -> None:
+    def __init__(self, scheduler: InferenceScheduler, seconds: Callable[[NextIterationPlan], float]) -> None:
         self._scheduler = scheduler
         self._seconds = seconds
-        self._fair = fair
         self._in_flight: deque[tuple[NextIterationPlan, float]] = deque()
         self._now = self._device_free = 0.0
         self._steps = 0
@@ -64,15 +61,23 @@ class Simulator:
                 self._scheduler.add(self._sequence(trace, arrived))
                 arrived += 1
             left += self._step(first, last)
-        return Outcome(first, last, self._steps, self._scheduler.preemptions)
+        return Outcome(first, last, self._steps, self._scheduler.preemptions.total())
 
     def _sequence(self, trace: Trace, number: int) -> Sequence:
-        prompt = [number] * int(trace.prompt[number])
-        return Sequence(str(number), prompt, PARAMS, NO_STOPS, int(trace.output[number]), seed=0)
+        return Sequence(
+            str(number),
+            [0] * int(trace.prompt[number]),
+            PARAMS,
+            NO_STOPS,
+            int(trace.output[number]),
+            seed=0,
+            client=str(trace.client[number]),
+            salt=number.to_bytes(8),  # traces do not say what prompts have in common
+        )
 
     def _step(self, first: NDArray[np.float64], last: NDArray[np.float64]) -> int:
         """Plan, and land what is due; the number of requests that have ended."""
-        plan = self._scheduler.plan()
+        plan = self._scheduler.plan(self._now)
         if plan is not None:
             self._device_free = max(self._now, self._device_free) + self._seconds(plan)
             self._in_flight.append((plan, self._device_free))

@@ -8,6 +8,7 @@ Only shapes are borrowed, none of the published rows:
 - Lengths of conversations: Azure's LLM inference trace of 2023 (Patel et al. 2024, Splitwise): prompts of 1,020 and
   outputs of 129 tokens in the median, 1,155 and 211 on average.
 - Lengths of long prompts: Mooncake (Qin et al. 2024, arXiv 2407.00079): 7,590 tokens in and 182 out on average.
+- Long outputs, of models that reason: longer than their prompts, as ServeGen has it of DeepSeek-R1; the figures are ours.
 """
 
 from dataclasses import dataclass
@@ -45,6 +46,7 @@ class Kind:
 
 CONVERSATION = Kind(Lengths(1020, 0.8, 4096), Lengths(129, 0.99, 1024))
 LONG_PROMPTS = Kind(Lengths(6200, 0.7, 16384), Lengths(115, 0.96, 1024))
+LONG_OUTPUTS = Kind(Lengths(1020, 0.8, 4096), Lengths(1500, 0.8, 8192))
 
 
 @dataclass(frozen=True)
@@ -54,14 +56,19 @@ class Shape:
     name: str
     variation: float
     """Coefficient of variation of the time between two requests of a client; 1 is a Poisson process."""
-    long_every: int
-    """Of the clients by rank, every so manieth from the first on sends LONG_PROMPTS, and none if 0; the others CONVERSATION."""
+    kinds: tuple[Kind, ...]
+    """What the clients send, in turns by rank."""
     rates: tuple[float, ...]
     """Requests a second, of all clients together, to be tried: from an easy load to one beyond the device."""
+    share: float
+    """Of all requests that are simulated."""
 
 
-BURSTY = Shape("bursty", 4.0, 0, (24, 32, 40, 48))
-LONG = Shape("long prompts", 2.0, 2, (6, 8, 10, 12))
+SHAPES = (
+    Shape("bursty", 4.0, (CONVERSATION,), (30.0, 40.0, 50.0, 60.0), 0.55),
+    Shape("long prompts", 2.0, (LONG_PROMPTS, CONVERSATION), (10.0, 12.0, 14.0, 16.0), 0.38),
+    Shape("long outputs", 4.0, (LONG_OUTPUTS,), (6.0, 6.5, 7.0, 7.5), 0.07),
+)
 
 
 @dataclass(frozen=True)
@@ -94,5 +101,5 @@ def _of_client(
     form = 1 / shape.variation**2
     gaps = rng.gamma(form, size=count + 1)
     arrival = np.cumsum(gaps)[:-1] * (seconds / gaps.sum())
-    kind = LONG_PROMPTS if shape.long_every and client % shape.long_every == 0 else CONVERSATION
+    kind = shape.kinds[client % len(shape.kinds)]
     return arrival, kind.prompt.draw(rng, count), kind.output.draw(rng, count), np.full(count, client)

@@ -9,11 +9,13 @@ from ipc.timeline import Timeline
 
 
 class Workload(msgspec.Struct, frozen=True):
-    """Prompts of token ids, all sent at once, each to be answered greedily with exactly ``max_tokens`` tokens."""
+    """Prompts of token ids, each to be answered greedily with exactly ``max_tokens`` tokens."""
 
     prompts: list[list[int]]
     max_tokens: int
     stream: bool = True
+    interval: float = 0.0
+    """Seconds from sending one to sending the next."""
     structured_outputs: dict[str, Any] | None = None
     """The form of all the answers."""
 

@@ -1,0 +1,140 @@
+"""What is answered on the control socket, which never waits behind work: it has a thread of its own, and no state.
+
+There is no socket, thread or clock in this file. Whatever takes time answers later, through the outbox.
+"""
+
+import logging
+import math
+from collections.abc import Callable
+
+import msgspec
+
+from driver.errors import DriverError
+from driver.request import ReturnSample
+from ipc import frames as wire
+from ipc.clients import Driver, Send, unsupported
+from ipc.logs import OURS
+from ipc.messages import (
+    PROTOCOL_VERSION,
+    AbortRequest,
+    ControlMessage,
+    Drain,
+    Error,
+    Hello,
+    LogLevel,
+    Ok,
+    Ping,
+    Pong,
+    Profile,
+    ServerMessage,
+    Sleep,
+    Status,
+    StatusReply,
+    Wake,
+    Welcome,
+    decode_control_message,
+)
+from ipc.outbox import Outbox, Reply
+
+logger = logging.getLogger(__name__)
+
+Command = Status | AbortRequest | Drain | Sleep | Wake | LogLevel | Profile
+
+
+class Control:
+    """Answers each message for itself. ``drain``, given seconds or None, has the daemon end when its work is done."""
+
+    def __init__(
+        self,
+        driver: Driver,
+        welcome: Welcome,
+        num_clients: Callable[[], int],
+        drain: Callable[[float | None], None],
+        outbox: Outbox,
+        send: Send,
+    ) -> None:
+        self._driver = driver
+        self._welcome = welcome
+        self._num_clients = num_clients
+        self._drain = drain
+        self._outbox = outbox
+        self._send = send
+
+    @property
+    def patience(self) -> float:
+        """There is nobody to look after."""
+        return math.inf
+
+    def hear(self, identity: bytes, frames: list[bytes], now: float) -> None:
+        """Takes one message, whatever it may hold, and answers it."""
+        del now
+        message = wire.read(frames, decode_control_message)
+        answer = message if isinstance(message, Error) else self._answer(identity, message)
+        if answer is not None:
+            self._send(identity, answer)
+
+    def deliver(self, reply: Reply, sample: ReturnSample, now: float) -> None:
+        """Passes on what has come of a command."""
+        del now
+        error = sample.error
+        if error is None:
+            self._send(reply.identity, Ok(reply.request_id, sample.text))
+        else:
+            self._send(reply.identity, Error(reply.request_id, error.code, error.message))
+
+    def look(self, now: float) -> None:
+        """There is nobody to look after."""
+
+    def _answer(self, identity: bytes, message: ControlMessage) -> ServerMessage | None:
+        """The answer, or None where it comes later, or there is none to give."""
+        match message:
+            case Hello():
+                return self._greet(identity, message)
+            case Ping():
+                return Pong()
+            case Pong():
+                return None
+        try:
+            return self._do(Reply(self._outbox, identity, message.request_id), message)
+        except DriverError as error:
+            return Error(message.request_id, error.code, str(error))
+
+    def _greet(self, identity: bytes, hello: Hello) -> ServerMessage:
+        if hello.version != PROTOCOL_VERSION:
+            return unsupported(hello)
+        return msgspec.structs.replace(self._welcome, client_id=identity.hex())
+
+    def _do(self, reply: Reply, command: Command) -> ServerMessage | None:
+        request_id = reply.request_id
+        match command:
+            case Status():
+                return StatusReply(request_id, self._status())
+            case AbortRequest(target=target):
+                if not self._driver.abort(target):
+                    return Error(
+                        request_id, "not_found", f"no request {target!r} is open; the log names those that are"
+                    )
+                return Ok(request_id, f"{target} is aborted")
+            case Drain(timeout_s=timeout):
+                self._drain(timeout)
+                return Ok(request_id, "draining: nothing new is taken, and the daemon ends when what is open is done")
+            case LogLevel(level=level):
+                for name in OURS:
+                    logging.getLogger(name).setLevel(level.upper())
+                return Ok(request_id, f"logging {level} and above")
+            case Sleep():
+                self._driver.sleep(_name(reply), reply)
+            case Wake():
+                self._driver.wake(_name(reply), reply)
+            case Profile(directory=directory):
+                self._driver.profile(_name(reply), directory, reply)
+        return None
+
+    def _status(self) -> dict[str, object]:
+        snapshot: dict[str, object] = msgspec.to_builtins(self._driver.status())
+        return {"model": self._welcome.model, "clients": self._num_clients(), **snapshot}
+
+
+def _name(reply: Reply) -> str:
+    """What the driver calls a command."""
+    return f"{reply.identity.hex()}:{reply.request_id}"

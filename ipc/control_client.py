@@ -1,0 +1,137 @@
+"""What a program steers the daemon with: commands that never wait behind work. It loads no jax.
+
+with ControlClient() as control:
+    print(control.status()["running"])
+"""
+
+import itertools
+import math
+import time
+from types import TracebackType
+from typing import Any, Self
+
+import zmq
+
+from ipc.addresses import checked_address, control_address
+from ipc.errors import ConnectFailed, ConnectionLost, RequestFailed
+from ipc.messages import (
+    AbortRequest,
+    ControlMessage,
+    Drain,
+    Error,
+    LogLevel,
+    Ok,
+    Profile,
+    Sleep,
+    Status,
+    StatusReply,
+    Wake,
+    encode,
+)
+from ipc.session import Session
+
+
+class ControlClient:
+    """A connection to a daemon's control socket, for one thread; each method waits for the daemon's answer.
+
+    ``address`` is the daemon's, None the default one. ``timeout`` is how many seconds the daemon has to answer when it is
+    connected to. Raises AddressError, and ConnectFailed if none answers; the methods raise RequestFailed where the daemon
+    refuses, and ConnectionLost where it goes away.
+    """
+
+    def __init__(self, address: str | None = None, timeout: float = 10.0) -> None:
+        self._address = checked_address(address)
+        self._serials = itertools.count(1)
+        self._context = zmq.Context()
+        self._poller = zmq.Poller()
+        self._session = Session(self._context, control_address(self._address), self._poller)
+        try:
+            self._connect(time.monotonic() + timeout)
+        except BaseException:
+            self.close()
+            raise
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.close()
+
+    def status(self) -> dict[str, Any]:
+        """The daemon's numbers: what runs and waits, pages, steps, tokens and more."""
+        reply = self._ask(Status(self._new_request_id()))
+        assert isinstance(reply, StatusReply)
+        return reply.status
+
+    def abort(self, request_id: str) -> str:
+        """End any client's request, by the id that the log has for it."""
+        return self._command(AbortRequest(self._new_request_id(), request_id))
+
+    def drain(self, timeout_s: float | None = None) -> str:
+        """Have the daemon take no new work, finish what it has, for at most so many seconds, and end."""
+        return self._command(Drain(self._new_request_id(), timeout_s))
+
+    def sleep(self) -> str:
+        """Have the daemon take no new work, finish what it has, and give back its pages' memory; returns when it has."""
+        return self._command(Sleep(self._new_request_id()))
+
+    def wake(self) -> str:
+        """Have a sleeping daemon serve again; returns when it does."""
+        return self._command(Wake(self._new_request_id()))
+
+    def set_log_level(self, level: str) -> str:
+        """Have the daemon log what is at least as grave: "debug", "info", "warning" or "error"."""
+        return self._command(LogLevel(self._new_request_id(), level))  # type: ignore[arg-type]  # it is checked there
+
+    def start_profile(self, directory: str) -> str:
+        """Have the daemon trace what its device and host do, for a directory that it can write; the directory."""
+        return self._command(Profile(self._new_request_id(), directory))
+
+    def stop_profile(self) -> str:
+        """Have the daemon write the trace it began; the directory it is in. It computes nothing meanwhile."""
+        return self._command(Profile(self._new_request_id()))
+
+    def close(self) -> None:
+        """End the connection; a command that is under way goes on."""
+        if not self._context.closed:
+            self._session.close()
+            self._context.term()
+
+    def _new_request_id(self) -> str:
+        return str(next(self._serials))
+
+    def _command(self, command: ControlMessage) -> str:
+        reply = self._ask(command)
+        assert isinstance(reply, Ok)
+        return reply.text
+
+    def _ask(self, command: ControlMessage) -> Ok | StatusReply:
+        """The daemon's answer, which may take its time."""
+        self._session.send(encode(command))
+        while self._session.lost is None:
+            now = time.monotonic()
+            for answer in self._session.receive(now):
+                if isinstance(answer, Error):
+                    raise RequestFailed(answer.code, answer.message)
+                if isinstance(answer, Ok | StatusReply):
+                    return answer
+            self._session.keep_alive(now)
+            self._wait(self._session.next_ping)
+        raise ConnectionLost(self._session.lost)
+
+    def _connect(self, deadline: float) -> None:
+        while self._session.welcome is None:
+            now = time.monotonic()
+            list(self._session.receive(now))
+            if self._session.lost is not None:
+                raise ConnectFailed(self._session.lost)
+            if self._session.welcome is None:
+                if now >= deadline:
+                    why = ConnectFailed.silent if self._session.reached else ConnectFailed.nobody
+                    raise why(self._address)
+                self._wait(deadline)
+
+    def _wait(self, until: float) -> None:
+        """Wait for whatever comes, or until then."""
+        if self._session.lost is None:
+            self._poller.poll(max(0, math.ceil(1000 * min(until - time.monotonic(), 3600))))

@@ -1,0 +1,112 @@
+"""The commands of ``odriver`` that steer a daemon, over its control socket."""
+
+import argparse
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from ipc.addresses import anyone_listens, checked_address, control_address
+from ipc.config import LOG_LEVELS
+from ipc.control_client import ControlClient
+from ipc.errors import ConnectFailed
+
+
+class Command(NamedTuple):
+    """``add_arguments`` adds its own; ``run`` gets them, by name."""
+
+    name: str
+    add_arguments: Callable[[argparse.ArgumentParser], None]
+    run: Callable[[ControlClient, dict[str, Any]], None]
+    what: str
+
+
+def run(command: Command, options: dict[str, Any]) -> int:
+    """Connect, do one of COMMANDS, and return the exit code."""
+    address = checked_address(options.pop("connect", None))
+    if not anyone_listens(control_address(address)):
+        raise ConnectFailed.nobody(address)
+    with ControlClient(address) as control:
+        command.run(control, options)
+    return 0
+
+
+def _no_arguments(parser: argparse.ArgumentParser) -> None:
+    pass
+
+
+def _status_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--json", action="store_true", default=False, help="as JSON instead of a table")
+
+
+def _status(control: ControlClient, options: dict[str, Any]) -> None:
+    status = control.status()
+    if options["json"]:
+        print(json.dumps(status, indent=2))
+    else:
+        from ipc import terminal
+
+        terminal.show_status(status)
+
+
+def _abort_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("request_id", metavar="ID", help="what the daemon's log calls it")
+
+
+def _drain_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--timeout", type=float, metavar="S", help="seconds to finish in (default: the daemon's)")
+
+
+def _level_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("level", choices=LOG_LEVELS, help="the least that is logged")
+
+
+def _profile_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("action", choices=["start", "stop"], help="begin a trace, or end it and write it")
+    parser.add_argument(
+        "directory",
+        nargs="?",
+        type=Path,
+        default=Path("odriver-profile"),
+        metavar="DIR",
+        help="with start: where to write it, for xprof or TensorBoard (default: odriver-profile)",
+    )
+
+
+def _profile(control: ControlClient, options: dict[str, Any]) -> None:
+    if options["action"] == "start":
+        directory = control.start_profile(str(options["directory"].absolute()))
+        print(f"profiling; `odriver profile stop` writes {directory}")
+    else:
+        print(control.stop_profile())
+
+
+COMMANDS = [
+    Command("status", _status_arguments, _status, "show how the daemon is"),
+    Command(
+        "abort",
+        _abort_arguments,
+        lambda control, options: print(control.abort(options["request_id"])),
+        "end one request, of whatever client",
+    ),
+    Command(
+        "drain",
+        _drain_arguments,
+        lambda control, options: print(control.drain(options.get("timeout"))),
+        "have the daemon finish what it has, take nothing new, and end",
+    ),
+    Command(
+        "sleep",
+        _no_arguments,
+        lambda control, _: print(control.sleep()),
+        "have the daemon finish what it has, and give back the memory of its pages until it is woken",
+    ),
+    Command("wake", _no_arguments, lambda control, _: print(control.wake()), "have a sleeping daemon serve again"),
+    Command(
+        "log-level",
+        _level_arguments,
+        lambda control, options: print(control.set_log_level(options["level"])),
+        "change what the daemon logs, until it ends",
+    ),
+    Command("profile", _profile_arguments, _profile, "have the daemon trace what its device and host do"),
+]

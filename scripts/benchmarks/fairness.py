@@ -1,0 +1,46 @@
+"""One client floods the daemon with long prompts; what does another one feel, that sends a short one now and then?"""
+
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+from ipc.timeline import Timeline, percentile
+from scripts.benchmarks.figure import Figure, figure
+from scripts.benchmarks.workload import Prompts, System, Workload, checked
+
+FLOOD, LONG_PROMPT, LONG_OUTPUT = 1000, 900, 16
+PROBES, SHORT_PROMPT, SHORT_OUTPUT = 100, 16, 8
+INTERVAL = 0.2
+"""Seconds between two of the short ones."""
+MILLISECONDS = 1000
+
+
+def measure_fairness(
+    model: str, prompts: Prompts, flooding: System, other: System, *, flood: int = FLOOD, probes: int = PROBES
+) -> Iterator[Figure]:
+    """The other's time to first token beside the flood and alone, and how many times longer it is."""
+    probe = lambda: Workload(prompts.take(probes, SHORT_PROMPT), SHORT_OUTPUT, interval=INTERVAL)  # noqa: E731
+    _run(other, Workload(prompts.take(4, SHORT_PROMPT), SHORT_OUTPUT))  # not counted
+    alone = _ttfts(_run(other, probe()))
+    with ThreadPoolExecutor(1) as background:
+        water = background.submit(_run, flooding, Workload(prompts.take(flood, LONG_PROMPT), LONG_OUTPUT))
+        answers = _run(other, probe())
+        flooded = water.result()
+    ends = max(timeline.last_at for timeline in flooded)
+    beside = _ttfts([timeline for timeline in answers if timeline.sent_at < ends])
+    group = f"fairness {model}"
+    yield figure(group, "short ones sent beside the flood", "", [len(beside)])
+    for percent in (50, 99):
+        ours, theirs = percentile(beside, percent), percentile(alone, percent)
+        yield figure(group, f"TTFT p{percent}", "ms", [ours], more_is_better=False, others={"alone": [theirs]})
+        yield figure(group, f"TTFT p{percent}, times that of alone", "", [ours / theirs], more_is_better=False)
+    seconds = ends - min(timeline.sent_at for timeline in flooded)
+    yield figure(group, "the flood's prompts", "tok/s", [flood * LONG_PROMPT / seconds])
+    yield figure(group, "the flood's TTFT p50", "ms", [percentile(_ttfts(flooded), 50)], more_is_better=False)
+
+
+def _run(system: System, workload: Workload) -> list[Timeline]:
+    return checked(system.run(workload), workload)
+
+
+def _ttfts(timelines: Sequence[Timeline]) -> list[float]:
+    return [MILLISECONDS * timeline.ttft for timeline in timelines]

@@ -1,0 +1,44 @@
+"""The scheduler as we ship it, and without one policy at a time."""
+
+from dataclasses import dataclass
+
+from caching.page_manager import HBMPageManager
+from engine.growth_reserve import GrowthReserve
+from engine.scheduler import InferenceScheduler
+
+PAGE_SIZE, MAX_NUM_SEQS, BUDGET = 16, 512, 4096
+
+
+@dataclass(frozen=True)
+class Policy:
+    """Which of the policies are in force."""
+
+    name: str
+    reserve: bool = True
+    """Pages are kept free at admission, for those who run to grow into."""
+    cap: bool = True
+    """Long prompts get a part of a step."""
+    fair: bool = True
+    """It is the turn of the client that has had least; otherwise, of who came first."""
+
+    def scheduler(self, num_pages: int) -> InferenceScheduler:
+        """A scheduler with a pool of its own."""
+        pages = HBMPageManager(num_pages)
+        return InferenceScheduler(
+            pages,
+            page_size=PAGE_SIZE,
+            max_num_seqs=MAX_NUM_SEQS,
+            max_num_batched_tokens=BUDGET,
+            long_prefill_token_threshold=None if self.cap else BUDGET,
+            reserve=None if self.reserve else GrowthReserve(pages.num_total, watermark=0, least=0),
+            fair=self.fair,
+        )
+
+
+SHIPPED = Policy("as shipped")
+POLICIES = (
+    SHIPPED,
+    Policy("no watermark", reserve=False),
+    Policy("no chunk cap", cap=False),
+    Policy("FIFO", fair=False),
+)

@@ -1,0 +1,271 @@
+"""The control socket: commands to a daemon, however much work it has."""
+
+import logging
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from fake_driver import PATIENCE, WELCOME, FakeDriver, serving
+from fakes import FakeEngine, FakeTokenizer
+from raw_client import RawClient
+
+from driver.errors import Asleep, Draining, DriverError
+from driver.odriver import oDriver
+from driver.request import ActiveRequest, QueueChannel
+from ipc.addresses import control_address
+from ipc.client import Client
+from ipc.control_client import ControlClient
+from ipc.errors import ConnectFailed, RequestFailed
+from ipc.messages import PROTOCOL_VERSION, Error, Generate, Hello, Ping, Pong, Status, StatusReply
+
+ROOT = Path(__file__).parent.parent
+
+
+@pytest.fixture
+def address(tmp_path: Path) -> str:
+    """Where the daemon under test listens."""
+    return f"ipc://{tmp_path}/o.sock"
+
+
+@pytest.fixture
+def gate() -> threading.Semaphore:
+    """A step of the engine for each release."""
+    return threading.Semaphore(0)
+
+
+@pytest.fixture
+def driver(gate: threading.Semaphore) -> Iterator[oDriver]:
+    """Real threads round an engine that steps when the test lets it."""
+    driver = oDriver(FakeEngine(gate=gate), FakeTokenizer())
+    driver.start()
+    yield driver
+    gate.release(10_000)
+    driver.stop("the test is over")
+
+
+@pytest.fixture
+def control(address: str, driver: oDriver) -> Iterator[ControlClient]:
+    """A connection to the control socket of a daemon that serves this driver."""
+    with serving(address, driver), ControlClient(address) as control:
+        yield control
+
+
+def submit(driver: oDriver, request_id: str = "a") -> QueueChannel:
+    """One request of three tokens; its channel."""
+    channel = QueueChannel()
+    driver.submit_request(ActiveRequest(request_id=request_id, channel=channel, prompt="abc", params={"max_tokens": 3}))
+    return channel
+
+
+def whole(channel: QueueChannel) -> str:
+    """The text of a request that went well."""
+    samples = list(channel)
+    assert samples[-1].error is None
+    return "".join(sample.text for sample in samples)
+
+
+def refusal(driver: oDriver) -> DriverError:
+    """Why a request is not taken."""
+    with pytest.raises(DriverError) as refused:
+        submit(driver, "refused")
+    return refused.value
+
+
+def test_status_is_the_drivers_and_the_sockets(address: str) -> None:
+    """The reply names its request and holds plain numbers by name."""
+    with serving(address, FakeDriver()), RawClient(control_address(address)) as client:
+        reply = client.ask(Status("s"))
+
+    assert reply == StatusReply("s", {"model": "parrot", "clients": 0, "open_requests": 0})
+
+
+def test_a_flood_of_work_delays_no_status(address: str) -> None:
+    """While the thread for work is stuck in a message, and hundreds wait behind it, control answers."""
+    entered, leave = threading.Event(), threading.Event()
+
+    class BusyDriver(FakeDriver):
+        def submit_request(self, request: ActiveRequest) -> None:
+            entered.set()
+            leave.wait(PATIENCE)
+            super().submit_request(request)
+
+    with serving(address, BusyDriver()), RawClient(address) as flooder:
+        flooder.greet()
+        for number in range(900):
+            flooder.say(Generate(str(number), prompt="x"))
+        assert entered.wait(PATIENCE)
+
+        with ControlClient(address) as control:
+            assert control.status()["clients"] == 1
+        leave.set()
+
+
+def test_what_is_no_command_is_answered_and_harms_nobody(address: str) -> None:
+    """Messages of the work socket, rubbish, and versions of the protocol that there are not."""
+    with serving(address, FakeDriver()), RawClient(control_address(address)) as client:
+        for frames in ([b"\xc1"], [b"", b""]):
+            client.send(*frames)
+            answer = client.hear()
+            assert isinstance(answer, Error)
+            assert answer.code == "invalid_request"
+        work, version = client.ask(Generate("a", prompt="x")), client.ask(Hello(PROTOCOL_VERSION + 1))
+
+        assert isinstance(work, Error)
+        assert (work.request_id, work.code) == ("a", "invalid_request")
+        assert isinstance(version, Error)
+        assert version.code == "unsupported_version"
+        assert client.ask(Ping()) == Pong()
+        assert client.greet().model == WELCOME.model
+
+
+def test_an_operator_aborts_anybodys_request(address: str) -> None:
+    """By client id and request id; what is not open is said to be not open."""
+    driver = FakeDriver()
+    with serving(address, driver), RawClient(address) as client, ControlClient(address) as control:
+        client_id = client.greet().client_id
+        client.say(Generate("a", prompt=[1]))
+        driver.take()
+
+        assert control.abort(f"{client_id}:a") == f"{client_id}:a is aborted"
+        with pytest.raises(RequestFailed, match="no request 'b' is open") as missing:
+            control.abort("b")
+
+        assert client.hear().finish_reason == "abort"
+        assert missing.value.code == "not_found"
+
+
+def test_the_log_level_is_changed_while_serving(address: str) -> None:
+    """For our own packages."""
+    before = logging.getLogger("driver").level
+    with serving(address, FakeDriver()), ControlClient(address) as control:
+        assert control.set_log_level("debug") == "logging debug and above"
+        assert logging.getLogger("driver").level == logging.DEBUG
+        with pytest.raises(RequestFailed, match=r"\$\.level"):
+            control.set_log_level("chatty")
+    logging.getLogger("driver").setLevel(before)
+
+
+# Drain, sleep and wake.
+
+
+def test_a_driver_that_drains_says_when_it_is_done(driver: oDriver, gate: threading.Semaphore) -> None:
+    """What is open is finished, what is new is refused, and nothing is said before the last sample is out."""
+    done = threading.Event()
+    channel = submit(driver)
+
+    driver.drain(done.set)
+
+    assert isinstance(refusal(driver), Draining)
+    assert driver.status().state == "draining"
+    assert not done.is_set()
+    gate.release(100)
+    assert whole(channel) == "abc"
+    assert done.wait(PATIENCE)
+
+
+def test_a_driver_with_nothing_open_has_drained_at_once(driver: oDriver) -> None:
+    """Also one that sleeps."""
+    done = threading.Event()
+
+    driver.drain(done.set)
+
+    assert done.is_set()
+
+
+def test_sleep_finishes_what_is_open_and_wake_serves_again(
+    driver: oDriver, gate: threading.Semaphore, control: ControlClient, address: str
+) -> None:
+    """Work is refused from the moment that it is asked to sleep, with what to do about it."""
+    channel = submit(driver)
+    sleeper = threading.Thread(target=asleep, args=(address,))
+    sleeper.start()
+    while control.status()["state"] != "falling asleep":
+        pass
+    assert isinstance(refusal(driver), Asleep)
+    assert "odriver wake" in str(refusal(driver))
+    gate.release(100)
+    sleeper.join()
+
+    assert whole(channel) == "abc"
+    assert (control.status()["state"], control.status()["asleep"]) == ("asleep", True)
+    assert control.sleep() == "asleep"
+    assert control.wake() == control.wake() == "awake"
+    assert (control.status()["state"], control.status()["asleep"]) == ("serving", False)
+    assert whole(submit(driver)) == "abc"
+
+
+def asleep(address: str) -> None:
+    """Have the daemon sleep; returns when it does."""
+    with ControlClient(address) as control:
+        assert control.sleep() == "asleep"
+
+
+def test_a_driver_woken_before_it_sleeps_does_not_sleep_later(
+    driver: oDriver, gate: threading.Semaphore, control: ControlClient
+) -> None:
+    """Whoever asked it to is told; what is open, and what is new, goes on."""
+    channel, sleeper = submit(driver), QueueChannel()
+    driver.sleep("s", sleeper)
+
+    gate.release(1)
+    driver.wake("w", QueueChannel())
+    second = submit(driver, "b")
+    gate.release(100)
+
+    assert (whole(channel), whole(second)) == ("abc", "abc")
+    (answer,) = sleeper
+    assert answer.error is not None
+    assert "woken before" in answer.error.message
+    assert control.status()["state"] == "serving"
+
+
+def test_a_driver_that_drains_neither_sleeps_nor_wakes(driver: oDriver, control: ControlClient) -> None:
+    """It is on its way out."""
+    driver.drain(lambda: None)
+
+    for command in (control.sleep, control.wake):
+        with pytest.raises(RequestFailed) as refused:
+            command()
+        assert refused.value.code == "draining"
+
+
+# On the command line.
+
+
+def odriver(*arguments: str) -> subprocess.CompletedProcess[str]:
+    """The command, run to its end."""
+    code = "import sys; from ipc.cli import main; sys.exit(main())"
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    return subprocess.run(
+        [sys.executable, "-c", code, *arguments], env=environment, capture_output=True, text=True, timeout=PATIENCE
+    )
+
+
+@pytest.mark.usefixtures("control")
+def test_every_command_is_there(address: str) -> None:
+    """They say in a line what has been done, or why not."""
+    said = {
+        ("sleep",): (0, "asleep\n", ""),
+        ("wake",): (0, "awake\n", ""),
+        ("log-level", "info"): (0, "logging info and above\n", ""),
+        ("abort", "x"): (1, "", "odriver: no request 'x' is open; the log names those that are\n"),
+        ("drain", "--timeout", "-1"): (
+            1,
+            "",
+            "odriver: malformed message: Expected `float` >= 0.0 - at `$.timeout_s`\n",
+        ),
+    }
+    for command, (code, stdout, stderr) in said.items():
+        done = odriver(*command, "--connect", address)
+        assert (done.returncode, done.stdout, done.stderr) == (code, stdout, stderr)
+
+
+@pytest.mark.parametrize("connect", [ControlClient, Client])
+def test_without_a_daemon_connecting_fails_in_words(address: str, connect: Callable[..., object]) -> None:
+    """Rather than waiting for ever."""
+    with pytest.raises(ConnectFailed, match="no daemon answers"):
+        connect(address, timeout=0.1)

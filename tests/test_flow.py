@@ -1,0 +1,255 @@
+"""Flow control: what a client that reads slowly, or not at all, costs itself and nobody else."""
+
+from collections import deque
+
+import pytest
+from fake_driver import PATIENCE, WELCOME, FakeDriver, serving
+from raw_client import RawClient
+
+from driver.request import ActiveRequest, ReturnSample, Usage
+from ipc.bell import Bell
+from ipc.client import Client
+from ipc.clients import RETRY_INTERVAL, Clients
+from ipc.messages import (
+    CREDITS,
+    PING_INTERVAL,
+    PROTOCOL_VERSION,
+    SILENCE_LIMIT,
+    Abort,
+    Credit,
+    Done,
+    Error,
+    Generate,
+    Hello,
+    Ping,
+    Pong,
+    ServerMessage,
+    Token,
+    encode,
+)
+from ipc.messages import (
+    Usage as WireUsage,
+)
+from ipc.outbox import Outbox
+from ipc.stream import Sent
+
+
+class Wire:
+    """Clients over a connection that holds so many messages until the test reads them."""
+
+    def __init__(self, room: int = 10_000) -> None:
+        self.driver = FakeDriver()
+        self.outbox = Outbox(Bell())
+        self.room = room
+        self.clients = Clients(self.driver, WELCOME, self.outbox, self._send)
+        self.said: deque[ServerMessage] = deque()
+        self.hear(Hello(PROTOCOL_VERSION))
+        self.read()
+
+    def hear(self, message: object, now: float = 0.0) -> None:
+        self.clients.hear(b"c", [encode(message)], now)
+
+    def open(self, request_id: str = "a") -> ActiveRequest:
+        self.hear(Generate(request_id, prompt=[1]))
+        return self.driver.take()
+
+    def say(self, request: ActiveRequest, count: int = 1, now: float = 0.0) -> None:
+        """Words of this one, that become a message each where they may."""
+        for number in range(count):
+            self.driver.say(request, f"{number} ", [number])
+            self.deliver(now)
+
+    def deliver(self, now: float = 0.0) -> None:
+        for reply, sample in self.outbox.take():
+            self.clients.deliver(reply, sample, now)
+
+    def read(self) -> list[ServerMessage]:
+        messages = list(self.said)
+        self.said.clear()
+        return messages
+
+    def _send(self, identity: bytes, message: ServerMessage) -> Sent:
+        assert identity == b"c"
+        if len(self.said) >= self.room:
+            return Sent.FULL
+        self.said.append(message)
+        return Sent.AWAY
+
+
+def text_of(messages: list[ServerMessage]) -> str:
+    """What tokens say, which are all there is."""
+    assert all(isinstance(message, Token) for message in messages)
+    return "".join(message.text for message in messages)
+
+
+def test_a_stream_has_so_many_messages_on_the_way_and_the_rest_becomes_one() -> None:
+    """Without credit text is joined; with some of it, what has gathered leaves as one message."""
+    wire = Wire()
+    wire.say(wire.open(), CREDITS + 10)
+
+    first = wire.read()
+    wire.hear(Credit("a", 3))
+    second = wire.read()
+
+    assert len(first) == CREDITS
+    assert [message.token_ids for message in second] == [list(range(CREDITS, CREDITS + 10))]
+    assert text_of(first + second) == "".join(f"{number} " for number in range(CREDITS + 10))
+
+
+def test_credit_is_never_more_than_at_the_beginning() -> None:
+    """A client may not buy itself a longer queue."""
+    wire = Wire()
+    request = wire.open()
+    wire.hear(Credit("a", CREDITS))
+    wire.hear(Credit("unknown", 1))
+    wire.say(request, 2 * CREDITS)
+
+    assert len(wire.read()) == CREDITS
+
+
+def test_the_end_needs_no_credit_and_takes_what_waits_with_it() -> None:
+    """A client that only waits for the end gets it."""
+    wire = Wire()
+    request = wire.open()
+    wire.say(request, CREDITS + 2)
+    wire.driver.finish(request, "stop", CREDITS + 2)
+    wire.deliver()
+
+    messages = wire.read()
+    assert len(messages) == CREDITS + 1
+    assert messages[-1] == Done("a", "32 33 ", [32, 33], "stop", WireUsage(1, CREDITS + 2))
+    wire.hear(Abort("a"))
+    assert wire.driver.aborted.empty()
+
+
+def test_the_samples_of_one_request_all_end() -> None:
+    """Without credit too, each by a message of its own, and the request's last is the last."""
+    wire = Wire()
+    request = wire.open()
+    wire.say(request, CREDITS)
+    wire.read()
+    for index in range(40):
+        usage = Usage(1, 40) if index == 39 else None
+        request.channel.put(ReturnSample(request_id="a", index=index, finish_reason="stop", usage=usage))
+        wire.deliver()
+
+    messages = wire.read()
+    assert [message.index for message in messages] == list(range(40))
+    assert [type(message) for message in messages] == [Token] * 39 + [Done]
+
+
+def test_a_stream_of_which_nothing_is_read_is_cut_off_alone() -> None:
+    """With an error, after SILENCE_LIMIT; another stream of the same client, that is read, goes on."""
+    wire = Wire()
+    unread, read = wire.open("unread"), wire.open("read")
+    wire.say(unread, CREDITS + 1)
+    wire.say(read, CREDITS)
+    wire.read()
+
+    for now in range(5, int(SILENCE_LIMIT) + 10, 5):
+        wire.hear(Credit("read", 1), now)
+        wire.say(read, 1, now)
+        wire.clients.look(now)
+
+    *tokens, cut_off = [message for message in wire.read() if message.request_id == "unread"] or [None]
+    assert isinstance(cut_off, Error)
+    assert (cut_off.code, tokens) == ("slow_reader", [])
+    assert wire.driver.aborted.get_nowait().endswith(":unread")
+    assert wire.driver.aborted.empty()
+    assert len(wire.clients) == 1
+
+
+def test_a_stream_that_is_read_a_little_is_not_cut_off() -> None:
+    """Slow is not stopped."""
+    wire = Wire()
+    request = wire.open()
+    wire.say(request, CREDITS)
+    for now in range(0, 3 * int(SILENCE_LIMIT), 5):
+        wire.say(request, 10, now)
+        if now % 20 == 0:
+            wire.hear(Credit("a", 1), now)
+        wire.hear(Pong(), now)
+        wire.clients.look(now)
+
+    assert wire.driver.aborted.empty()
+
+
+def test_a_full_connection_loses_nothing_and_is_tried_again() -> None:
+    """What has no room waits, answers too, in order; it is looked at often until it has left."""
+    wire = Wire(room=4)
+    first, second = wire.open("1"), wire.open("2")
+    wire.say(first, 3)
+    wire.say(second, 3)
+    wire.hear(Generate("1", prompt="in use"))
+    wire.hear(Ping())
+    assert wire.clients.patience == RETRY_INTERVAL
+
+    messages = wire.read()
+    wire.clients.look(now=1.0)
+    messages += wire.read()
+
+    assert wire.clients.patience == PING_INTERVAL
+    assert text_of([message for message in messages if message.request_id == "1" and isinstance(message, Token)]) == (
+        "0 1 2 "
+    )
+    assert text_of([message for message in messages if message.request_id == "2"]) == "0 1 2 "
+    assert [message.code for message in messages if isinstance(message, Error)] == ["duplicate_request"]
+
+
+def test_a_client_that_asks_and_never_reads_is_cut_off() -> None:
+    """Answers are not held for ever either."""
+    wire = Wire(room=1)
+    wire.open()
+    while wire.driver.aborted.empty():
+        wire.hear(Generate("a", prompt="in use"))
+
+    assert len(wire.clients) == 0
+
+
+def test_a_silent_client_is_pinged_and_any_answer_will_do() -> None:
+    """One that only answers pings is not taken for lost."""
+    wire = Wire()
+    for now in range(0, 3 * int(SILENCE_LIMIT), 5):
+        wire.clients.look(float(now))
+        if wire.read() == [Ping()]:
+            wire.hear(Pong(), now)
+
+    assert len(wire.clients) == 1
+
+
+def test_a_client_that_does_not_read_its_socket_harms_nobody(tmp_path: object) -> None:
+    """Over a real socket: another is served meanwhile, and what the first has not read waits for it."""
+    address = f"ipc://{tmp_path}/o.sock"
+    driver = FakeDriver()
+    with (
+        serving(address, driver),
+        RawClient(address, receive_high_water=1) as slow,
+        RawClient(address) as good,
+    ):
+        slow.greet()
+        good.greet()
+        slow.say(Generate("a", prompt=[1]))
+        request = driver.take()
+        for number in range(CREDITS + 10):
+            driver.say(request, "x" * 100_000, [number])
+            good.say(Generate("good", prompt="x"))
+            while not isinstance(good.hear(), Done):
+                pass
+        driver.finish(request)
+
+        token_ids = []
+        while not isinstance(message := slow.hear(), Done):
+            token_ids += message.token_ids
+        assert token_ids + message.token_ids == list(range(CREDITS + 10))
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_the_client_reads_streams_of_any_length(tmp_path: object, stream: bool) -> None:
+    """Client and daemon agree on credit: nothing stops after CREDITS messages."""
+    address, driver = f"ipc://{tmp_path}/o.sock", FakeDriver()
+    words = [f"{number}" for number in range(10 * CREDITS)]
+    with serving(address, driver), Client(address, timeout=PATIENCE) as client:
+        if stream:
+            assert "".join(piece.text for piece in client.generate(" ".join(words))) == "".join(words)
+        else:
+            assert client.complete(" ".join(words)).text == "".join(words)
