@@ -7,7 +7,7 @@ DriverError
 ├── Draining            draining            the operator's: no new work, what is open is finished
 ├── Asleep              asleep              the operator's: no new work until the daemon is woken
 ├── DriverStopped       stopped             the operator's: no new work, open requests are told why
-└── InternalError       internal            ours: a thread died; the driver stops
+└── InternalError       internal            ours: a step failed, or a thread died and the driver stops
 """
 
 from typing import ClassVar
@@ -60,6 +60,6 @@ class DriverStopped(DriverError):
 
 
 class InternalError(DriverError):
-    """One of the driver's threads died."""
+    """A step failed that the request was in, or one of the driver's threads died."""
 
     code = "internal"

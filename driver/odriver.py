@@ -26,6 +26,12 @@ idle: each for work, and no work means no CPU. Under load, the execution thread 
 in a full summary queue; the summary thread and prepare inputs say what they have to say into the inbox, which takes
 any number, and into channels, which must not block. A grammar's process answers or is ended by its alarm. So there is no circle to deadlock in.
 
+What goes wrong on the device
+-----------------------------
+A step that fails, and a row of it whose logits are not finite, end as outputs with an error: the requests in it hear
+"internal" and why, an error of one sample ends its request with all of its samples, and everybody else goes on
+(engine/oengine.py). A device that fails step after step ends the execution thread.
+
 The end
 -------
 ``stop`` closes the bounded queues, which wakes and ends whoever waits in them, posts Stop, joins the threads and gives

@@ -140,6 +140,10 @@ class EngineStats(msgspec.Struct, frozen=True):
     """Of those, from when they were filled."""
     page_idle_seconds_sum: float = 0.0
     """Of those, since their last owner let go."""
+    failed_steps: int = 0
+    """Steps that the device could not do: the requests in them ended with an error, the others were computed again."""
+    failed_rows: int = 0
+    """Requests that ended with an error because their own logits held NaN or infinity."""
     step_gap_seconds_sum: float = 0.0
     """For how long the device stood idle between steps though there was work; see engine/step_gap.py."""
     step_gap_seconds_count: int = 0

@@ -124,7 +124,8 @@ class SequenceOutput(msgspec.Struct, frozen=True):
     """What one step gave one request. ``finish_reason`` is None, "stop", "length" or "error", which ``error`` explains.
 
     ``logprobs`` has an entry for each token, ``prompt_logprobs`` one for each prompt token that the step looked at, save
-    the first of all; where they were not asked for they are empty.
+    the first of all; where they were not asked for they are empty. An error is the request's own fault, unless it is
+    ``internal``.
     """
 
     request_id: str
@@ -133,3 +134,4 @@ class SequenceOutput(msgspec.Struct, frozen=True):
     logprobs: list[TokenLogprobs] = []
     prompt_logprobs: list[TokenLogprobs] = []
     error: str | None = None
+    internal: bool = False
