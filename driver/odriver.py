@@ -15,6 +15,10 @@ The life of a request
    string found is posted as Finished to the inbox, so that the engine frees what the sequence holds.
 5. The end, by token, length, stop string or abort, is the last sample. The id is free again just before it is delivered.
 
+A request that goes on with what an earlier one gave (``resume_token_ids``) differs in three places: prepare inputs makes
+that the sequence's output from the beginning, the grammar's process is told it, and the summary thread reads it
+again, without delivering it, before anything new.
+
 An abort is a flag on the open request and then an Abort in the inbox: the execution thread either knows the sequence
 and finishes it, or will see the flag when the Admit comes by, or the request has ended and nothing happens. Abort and
 tokens reach the summary thread through one queue, so no token follows the last sample.
