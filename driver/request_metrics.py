@@ -3,7 +3,9 @@
 With ``n`` above 1 each sample counts as a request, as in vLLM.
 """
 
+from collections import deque
 from collections.abc import Iterator
+from typing import NamedTuple
 
 from driver.histogram import Histogram
 from driver.messages import Opened
@@ -15,6 +17,16 @@ _TTFT = (.001, .005, .01, .02, .04, .06, .08, .1, .25, .5, .75, 1, 2.5, 5, 7.5, 
 _PER_TOKEN = (.01, .025, .05, .075, .1, .15, .2, .3, .4, .5, .75, 1, 2.5, 5, 7.5, 10, 20, 40, 80)  # fmt: skip
 _PER_REQUEST = (.3, .5, .8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480, 960, 1920, 7680)  # fmt: skip
 _SAMPLES = (1, 2, 5, 10, 20)
+RECENT = 256
+"""Samples that percentiles are of."""
+
+
+class Latencies(NamedTuple):
+    """Seconds from a request's arrival to the first token, from a token to the next on average, and to the end."""
+
+    ttft: float
+    tpot: float
+    e2e: float
 
 
 class RequestMetrics:
@@ -38,6 +50,22 @@ class RequestMetrics:
         self.prompt_tokens = 0
         """Of requests that have been given their first token."""
         self.finished = dict.fromkeys(FINISH_REASONS, 0)
+        self._recent: deque[Latencies] = deque(maxlen=RECENT)
+
+    def note(self, latencies: "Latencies") -> None:
+        """One more that ended and had tokens."""
+        self._recent.append(latencies)
+
+    def percentiles(self) -> dict[str, float]:
+        """Of those that ended last, in seconds: ``ttft_seconds_p50`` and so on; nothing where none has ended."""
+        recent = list(self._recent)
+        return {
+            f"{name}_seconds_p{percent}": values[round(percent / 100 * (len(values) - 1))]
+            for name, *unsorted in zip(Latencies._fields, *recent, strict=True)
+            for values in [sorted(unsorted)]
+            if values
+            for percent in (50, 99)
+        }
 
     def histograms(self) -> dict[str, Histogram]:
         """By name."""
@@ -89,7 +117,9 @@ class SampleTimes:
         metrics.request_inference_time_seconds.observe(self._last_at - scheduled_at)
         metrics.request_prefill_time_seconds.observe(first_at - scheduled_at)
         metrics.request_decode_time_seconds.observe(decode)
-        metrics.request_time_per_output_token_seconds.observe(decode / max(1, self.num_tokens - 1))
+        per_token = decode / max(1, self.num_tokens - 1)
+        metrics.request_time_per_output_token_seconds.observe(per_token)
+        metrics.note(Latencies(first_at - self._received_at, per_token, self._last_at - self._received_at))
 
 
 def _one_two_five(most: int) -> Iterator[int]:

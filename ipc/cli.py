@@ -56,6 +56,8 @@ def _parser() -> argparse.ArgumentParser:
         ("complete", _complete_arguments, _complete, "continue a text"),
         ("chat", _chat_arguments, _chat, "talk with the model"),
         ("batch", _batch_arguments, _batch, "answer a file of requests, and again only what is missing"),
+        ("top", _top_arguments, _top, "watch the daemon at work"),
+        ("doctor", _doctor_arguments, _doctor, "say what would keep this machine from serving, and what to do"),
         ("bench", _bench_arguments, _bench, "put a load on the daemon and time its answers"),
     ):
         # What is not given is left out, and so has the default of whoever reads it.
@@ -119,6 +121,19 @@ def _batch_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="F",
         help="seconds to wait for a daemon that has gone to come back (default: 300)",
     )
+
+
+def _top_arguments(parser: argparse.ArgumentParser) -> None:
+    _connect_argument(parser)
+    parser.add_argument(
+        "--interval", type=_seconds, default=1.0, metavar="S", help="seconds from a look to the next (default: 1)"
+    )
+    parser.add_argument("--once", action="store_true", default=False, help="look for one interval, print, and end")
+
+
+def _doctor_arguments(parser: argparse.ArgumentParser) -> None:
+    settings.add_arguments(parser)
+    parser.add_argument("--json", action="store_true", default=False, help="as JSON instead of a table")
 
 
 def _bench_arguments(parser: argparse.ArgumentParser) -> None:
@@ -196,6 +211,30 @@ def _batch(options: dict[str, Any]) -> int:
     return batch.run(options.pop("source"), options.pop("target"), _listening(options), **options)
 
 
+def _top(options: dict[str, Any]) -> int:
+    from rich.console import Console
+
+    from ipc import top
+
+    with _connected(options) as client:
+        top.run(client.status, options["interval"], once=options["once"], console=Console())
+    return 0
+
+
+def _doctor(options: dict[str, Any]) -> int:
+    from ipc import doctor
+
+    as_json = options.pop("json")
+    findings = doctor.examine(options)
+    if as_json:
+        print(json.dumps([finding._asdict() for finding in findings], indent=2))
+    else:
+        from ipc import terminal
+
+        terminal.show_findings(findings)
+    return FAILED if any(finding.state == "bad" for finding in findings) else 0
+
+
 def _bench(options: dict[str, Any]) -> int:
     from ipc import bench
     from ipc.load import Load
@@ -217,6 +256,16 @@ def _listening(options: dict[str, Any]) -> str:
     if not anyone_listens(address):
         raise ConnectFailed.nobody(address)
     return address
+
+
+def _seconds(text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = 0.0
+    if not 0 < seconds < 86400:
+        raise argparse.ArgumentTypeError(f"must be a number of seconds above 0, not {text!r}")
+    return seconds
 
 
 def _count(text: str) -> int:

@@ -2,18 +2,22 @@
 
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import TracebackType
-from typing import Protocol, Self
+from typing import TYPE_CHECKING, Protocol, Self
 
 from rich.console import Console
 from rich.filesize import decimal
+from rich.markup import escape
 from rich.progress import BarColumn, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
 from rich.progress import Progress as Bars
 from rich.table import Table
 
 from engine.progress import Progress
 from ipc.settings import Held
+
+if TYPE_CHECKING:
+    from ipc.doctor import Finding
 
 logger = logging.getLogger(__name__)
 
@@ -73,6 +77,17 @@ def show_settings(found: Mapping[str, Held]) -> None:
         table.add_column(heading, overflow="fold")
     for name, (value, whence) in found.items():
         table.add_row(name, "" if value is None else str(value), whence, style="dim" if whence == "default" else None)
+    Console().print(table)
+
+
+def show_findings(findings: Sequence["Finding"]) -> None:
+    """What the doctor found, on stdout, a row each."""
+    marks = {"good": "[green]✓", "warning": "[yellow]![/]", "bad": "[red]✗"}
+    table = Table(title="oDriver's doctor", title_justify="left")
+    for heading in ("", "", "found", "what to do"):
+        table.add_column(heading, overflow="fold")
+    for check, state, found, advice in findings:
+        table.add_row(marks[state], check, escape(found), escape(advice))
     Console().print(table)
 
 

@@ -97,6 +97,10 @@ def test_the_phases_of_a_request_add_up() -> None:
     times.land(2, 102.0)
     times.finish("stop", 102.125)
 
+    assert metrics.percentiles() == {
+        "ttft_seconds_p50": 1.0, "ttft_seconds_p99": 1.0, "tpot_seconds_p50": 1 / 3, "tpot_seconds_p99": 1 / 3,
+        "e2e_seconds_p50": 2.0, "e2e_seconds_p99": 2.0,
+    }  # fmt: skip
     sums = {name: round(histogram.sum, 9) for name, histogram in metrics.histograms().items() if histogram.sum}
     assert sums == {
         "time_to_first_token_seconds": 1.0, "inter_token_latency_seconds": 1.0, "e2e_request_latency_seconds": 2.125,

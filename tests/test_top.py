@@ -1,0 +1,66 @@
+"""``odriver top``: two looks at a daemon as a picture."""
+
+import io
+from typing import Any
+
+from rich.console import Console
+from test_driver import build_driver
+
+from ipc.top import run, view
+
+
+def build_status(**changes: Any) -> dict[str, Any]:
+    """What a client's ``status`` gives."""
+    with build_driver() as driver:
+        fields = {name: getattr(driver.status(), name) for name in driver.status().__struct_fields__}
+    return {"model": "parrot", "clients": 3, **fields, "uptime_seconds": 7300.0, **changes}
+
+
+def shown(*looks: dict[str, Any], seconds: float = 2.0) -> str:
+    """The text of it."""
+    console = Console(file=io.StringIO(), width=120)
+    console.print(view(*looks, seconds))
+    return console.file.getvalue()  # type: ignore[attr-defined]
+
+
+def test_rates_are_of_what_happened_in_between() -> None:
+    """Tokens, steps and the gaps between them; rows, pages and latencies are as of the second look."""
+    before = build_status(generated_tokens=1000, prompt_tokens=10, steps=50, step_gap_seconds_count=5)
+    now = build_status(
+        generated_tokens=1500, prompt_tokens=30, steps=70, running=4, waiting=2, queued_requests=1, pages_total=200,
+        pages_owned=50, pages_cached=20, ttft_seconds_p50=0.0125, ttft_seconds_p99=1.5, step_gap_seconds_sum=0.02,
+        step_gap_seconds_count=25, preemptions=6,
+    )  # fmt: skip
+
+    text = shown(before, now)
+
+    for words in (
+        "parrot, up 2 h, 3 clients",
+        "250.0 generated, 10.0 of prompts, in 10.0 steps",
+        "4 running, 2 waiting, 1 to be prepared",
+        "25% of 200 in use, 10% cached",
+        "12.5 ms median, 1,500.0 ms p99",
+        "1.0 ms mean",
+        "1,500 tokens, 6 preemptions",
+    ):
+        assert words in text, words
+    assert "READY" not in text
+
+
+def test_what_should_not_be_is_said() -> None:
+    """A compilation while serving, and a step that does not land."""
+    text = shown(build_status(), build_status(compilations_after_ready=1, seconds_since_progress=9.0))
+
+    assert "1 compilations after READY" in text
+    assert "no step has landed for 9 s" in text
+
+
+def test_once_prints_and_ends() -> None:
+    """For scripts: two looks, an interval apart."""
+    looks = iter([build_status(generated_tokens=1), build_status(generated_tokens=2)])
+    console = Console(file=io.StringIO(), width=120)
+
+    run(lambda: next(looks), 0.001, once=True, console=console)
+
+    assert "since the start" in console.file.getvalue()  # type: ignore[attr-defined]
+    assert next(looks, None) is None
