@@ -117,6 +117,15 @@ def _padded_pages(page_indices: Array, block_pages: int) -> Array:
     return jnp.pad(page_indices, ((0, 0), (0, -width % block_pages)), constant_values=SINK_PAGE)
 
 
+def _without_stale(values: Array, lens: Array, position: Array) -> Array:
+    """Values [..., kv_heads, c, head_dim] at i32[c] positions, 0 from i32[...] lens on.
+
+    There a page holds what its last owner left, perhaps NaN, which a weight of 0 does not make 0.
+    """
+    known = position < lens[..., None]
+    return jnp.where(known[..., None, :, None], values, np.array(0, values.dtype))
+
+
 def _accumulate(state: tuple[Array, Array, Array], scores: Array, values: Array) -> tuple[Array, Array, Array]:
     """One block of a running softmax: scores f32[..., q, c] with values [..., c, head_dim]."""
     high, total, weighted = state
@@ -153,6 +162,7 @@ def _decode_rows(q: Array, kv_pages: Array, table: PageTable, num_decodes: Array
         position = index * block + jnp.arange(block, dtype=jnp.int32)[None, :]
         seen = (position < lens[:, None]) & (position >= firsts[:, None])
         scores = jnp.matmul(grouped, jnp.swapaxes(keys, -1, -2), preferred_element_type=jnp.float32)
+        values = _without_stale(values, lens, position)
         return _accumulate(state, jnp.where(seen[:, None, None, :], scores, MASKED), values)
 
     begin = jnp.int32(0) if window is None else jnp.min(jnp.where(lens > 0, firsts, np.int32(2**30))) // block
@@ -209,11 +219,12 @@ def _tile(q: Array, kv_pages: Array, pages: Array, position: Array, kv_len: Arra
         here = jax.lax.dynamic_slice(pages, (jnp.int32(0), index * block_pages), (1, block_pages))
         keys, values = (gathered[0] for gathered in _gather(kv_pages, here))
         key_position = index * block + jnp.arange(block, dtype=jnp.int32)[None, :]
-        seen = key_position <= query_position
+        seen = (key_position <= query_position) & (key_position < kv_len)
         if window is not None:
             seen &= key_position > query_position - window
         scores = jnp.matmul(grouped, jnp.swapaxes(keys, -1, -2), preferred_element_type=jnp.float32)
         masked = jnp.where(seen, scores.reshape(kv_heads, group, tile, block), MASKED)
+        values = _without_stale(values, kv_len, key_position[0])
         return _accumulate(state, masked.reshape(kv_heads, group * tile, block), values)
 
     begin = jnp.int32(0) if window is None else jnp.maximum(position - (window - 1), 0) // block

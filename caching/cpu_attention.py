@@ -4,6 +4,7 @@ A page holds one head's keys as [head_dim, page_size] and its values as [page_si
 ``PagedAttentionCache`` has for [page_size, head_dim].
 """
 
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 
@@ -30,9 +31,14 @@ def vector_width() -> int:
 
 def allocate(metadata: PagedAttentionCacheMetaData) -> PagedAttentionCache:
     """Pages that take memory as they are first used: to touch all of them takes a second for each GB."""
-    layer = PagedAttentionCache.layer_struct(metadata)
-    untouched = jax.jit(jax.ffi.ffi_call("odriver_untouched", layer))
+    untouched = _untouched(PagedAttentionCache.layer_struct(metadata))
     return PagedAttentionCache(tuple(untouched() for _ in range(metadata.num_layers)))
+
+
+@cache
+def _untouched(layer: jax.ShapeDtypeStruct) -> Callable[[], Array]:
+    """Compiled once, so that pages can be allocated again while serving."""
+    return jax.jit(jax.ffi.ffi_call("odriver_untouched", layer))
 
 
 def paged_attention(

@@ -7,7 +7,7 @@ DriverError
 ├── Draining            draining            the operator's: no new work, what is open is finished
 ├── Asleep              asleep              the operator's: no new work until the daemon is woken
 ├── DriverStopped       stopped             the operator's: no new work, open requests are told why
-└── InternalError       internal            ours: a thread died; the driver stops
+└── InternalError       internal            ours: a step failed, or a thread died and the driver stops
 """
 
 from typing import ClassVar
@@ -32,9 +32,13 @@ class DuplicateRequest(DriverError):
 
 
 class Overloaded(DriverError):
-    """Too many requests wait already."""
+    """Too much waits already; ``retry_after_s`` says when to come again."""
 
     code = "overloaded"
+
+    def __init__(self, message: str, retry_after_s: float | None = None) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
 
 
 class Draining(DriverError):
@@ -56,6 +60,6 @@ class DriverStopped(DriverError):
 
 
 class InternalError(DriverError):
-    """One of the driver's threads died."""
+    """A step failed that the request was in, or one of the driver's threads died."""
 
     code = "internal"

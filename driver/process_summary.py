@@ -6,7 +6,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from driver.bounded_queue import BoundedQueue, QueueClosed
-from driver.errors import InvalidRequest
+from driver.errors import InternalError, InvalidRequest
 from driver.messages import Ended, Finished, Landed, Opened, Summary
 from driver.open_requests import OpenRequest, OpenRequests
 from driver.request import ReturnSample, Usage
@@ -115,7 +115,8 @@ class ProcessSummary:
                 reply.times.finish("error", now)
                 if sequence_id != output.request_id:
                     self._post(Finished(sequence_id))
-        self._open_requests.fail(request, InvalidRequest(output.error or ""))
+        kind = InternalError if output.internal else InvalidRequest
+        self._open_requests.fail(request, kind(output.error or ""))
 
 
 @dataclass

@@ -1,5 +1,18 @@
-"""The engine: sequences in, token ids out, a step at a time. One thread owns it."""
+"""The engine: sequences in, token ids out, a step at a time. One thread owns it.
 
+What a step that fails takes with it
+------------------------------------
+Whoever was in it ends with an error; on whose behalf the device failed nobody knows. Its cache was donated and is gone or
+spoilt, and so is what the steps dispatched after it made of it: these are dropped unread, all that is on the device but
+weights is made anew, and every other sequence that ran is computed again from its tokens, to the same end, as draws
+depend on seed and position alone. Steps in flight before it land as ever. Where MAX_FAILURES_IN_A_ROW steps fail and none
+lands between them, the fault will not go away: ``step`` raises StepFailed.
+
+A row whose logits hold NaN or infinity ends its own sequence with an error, and nothing else: no row reads another's
+logits, nor what a page holds behind its owner's last token.
+"""
+
+import logging
 import time
 from collections import deque
 from collections.abc import Callable
@@ -8,11 +21,22 @@ from caching.page_manager import HBMPageManager
 from engine.awaited_masks import AwaitedMasks
 from engine.compilations import counted_apart, num_compilations
 from engine.config import EngineStats, ServingLimits
+from engine.errors import StepFailed
+from engine.plan import NextIterationPlan, StepResult
 from engine.preemption import PreemptionLog
 from engine.runner import PendingStep, eSurgeRunner
+from engine.sampler import NO_TOKEN
 from engine.scheduler import InferenceScheduler
 from engine.sequence import Sequence, SequenceOutput
 from engine.staged_compilation import StagedCompilation
+
+logger = logging.getLogger(__name__)
+
+MAX_FAILURES_IN_A_ROW = 3
+"""One may be a single request's doing, which ended with it."""
+NOT_FINITE = (
+    "the model's logits for this request hold NaN or infinity, so it has no next token; other requests are not affected"
+)
 
 
 class oEngine:
@@ -36,6 +60,7 @@ class oEngine:
         self._staged = staged or StagedCompilation([], publish=lambda: None)
         self._in_flight: deque[PendingStep] = deque()
         self._masks = AwaitedMasks()
+        self._failures_in_a_row = 0
         self._asleep = False
         self._preemption_log = PreemptionLog(pages.num_total, scheduler.page_size)
         self.start_counting()
@@ -45,6 +70,8 @@ class oEngine:
         self._compilations_at_ready = num_compilations()
         self._runner.gaps.start_counting()
         self._steps = 0
+        self._failed_steps = 0
+        self._failed_rows = 0
         self._prompt_tokens = 0
         self._generated_tokens = 0
 
@@ -93,7 +120,10 @@ class oEngine:
         return self._scheduler.finish(request_id)
 
     def step(self) -> list[SequenceOutput]:
-        """Plan and dispatch the next step, then land the oldest one when enough are in flight or none could be planned."""
+        """Plan and dispatch the next step, then land the oldest one when enough are in flight or none could be planned.
+
+        Raises StepFailed where one after the other has failed.
+        """
         outputs = self._resume()
         now = time.monotonic()
         plan = self._scheduler.plan(now)
@@ -103,6 +133,8 @@ class oEngine:
             _stamp(plan.admitted)
             self._in_flight.append(self._runner.dispatch(plan))
         if plan is None or len(self._in_flight) > self._run_ahead:
+            outputs += self._land()
+        while self._in_flight and self._in_flight[-1].failure is not None:
             outputs += self._land()
         return outputs
 
@@ -130,6 +162,8 @@ class oEngine:
             page_evictions=self._pages.cache.evictions,
             page_lifetime_seconds_sum=self._pages.cache.lifetime_seconds,
             page_idle_seconds_sum=self._pages.cache.idle_seconds,
+            failed_steps=self._failed_steps,
+            failed_rows=self._failed_rows,
             step_gap_seconds_sum=self._runner.gaps.seconds,
             step_gap_seconds_count=self._runner.gaps.count,
             compilations_after_ready=num_compilations() - self._compilations_at_ready,
@@ -150,7 +184,12 @@ class oEngine:
                 self._masks.wait()
             return []
         step = self._in_flight.popleft()
-        outputs = self._scheduler.update(step.plan, self._runner.collect(step))
+        try:
+            result = self._runner.collect(step)
+        except StepFailed as failure:
+            return self._recover(step.plan, failure)
+        self._failures_in_a_row = 0
+        outputs = self._fail_rows(step.plan, result) + self._scheduler.update(step.plan, result)
         for sequence in map(step.plan.sequences.__getitem__, step.plan.constrained):
             if sequence.awaits_mask:
                 self._masks.add(sequence)
@@ -158,6 +197,44 @@ class oEngine:
         self._prompt_tokens += step.plan.num_tokens - step.plan.num_decodes
         self._generated_tokens += sum(len(output.token_ids) for output in outputs)
         return outputs
+
+    def _fail_rows(self, plan: NextIterationPlan, result: StepResult) -> list[SequenceOutput]:
+        """End the sequences whose logits were not finite, and keep nothing of what their pages hold."""
+        if min(result.token_ids) > NO_TOKEN:
+            return []
+        rows = [row for row, token_id in enumerate(result.token_ids) if token_id == NO_TOKEN]
+        spoilt = [plan.sequences[row] for row in rows]
+        pages = [page for sequence in spoilt for page in sequence.pages]
+        outputs = self._fail(spoilt, NOT_FINITE)
+        self._pages.forget(pages)
+        self._failed_rows += len(outputs)
+        for output in outputs:
+            logger.error("request %s ends: %s", output.request_id, NOT_FINITE)
+        return outputs
+
+    def _recover(self, plan: NextIterationPlan, failure: StepFailed) -> list[SequenceOutput]:
+        """A step has failed: end who was in it, and have everybody else computed again."""
+        self._failed_steps += 1
+        self._failures_in_a_row += 1
+        if self._failures_in_a_row == MAX_FAILURES_IN_A_ROW:
+            raise StepFailed(f"{MAX_FAILURES_IN_A_ROW} steps in a row, the last one by: {failure}") from failure
+        self._in_flight.clear()
+        why = f"a step failed on the device ({failure}), and this request was in it; the daemon goes on: send it again"
+        outputs = self._fail(plan.sequences, why)
+        logger.error(
+            "a step failed (%s): %d requests in it end with an error, %d others are computed again",
+            failure, len(outputs), self._scheduler.num_running,
+        )  # fmt: skip
+        self._scheduler.lose_cache()
+        self._runner.reset()
+        return outputs
+
+    def _fail(self, sequences: list[Sequence], why: str) -> list[SequenceOutput]:
+        return [
+            SequenceOutput(sequence.request_id, [], "error", error=why, internal=True)
+            for sequence in sequences
+            if self._scheduler.finish(sequence.request_id)
+        ]
 
 
 def _stamp(admitted: list[Sequence]) -> None:

@@ -8,8 +8,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
+from jax.errors import JaxRuntimeError
 
 from caching.paged_attention_cache import PagedAttentionCache
+from engine.errors import StepFailed
 from engine.execution_manager import PROMPT_BLOCK, ExecutionManager, StepShapes
 from engine.logit_bias import bias_of
 from engine.logprobs import unpack_logprobs
@@ -27,13 +29,15 @@ class PendingStep:
     """A step the device has been given, and where its results will be."""
 
     plan: NextIterationPlan
-    token_ids: Array
+    token_ids: Array | None = None
     """i32[rows]"""
     logprobs: Array | None = None
     """[rows] of ``compute_logprobs``, where a row asked for them."""
     prompt_logprobs: list[PromptLogprobs] = field(default_factory=list)
     prompt_blocks: list[Array] = field(default_factory=list)
     """PROMPT_BLOCK rows of ``compute_logprobs`` each, for all ``prompt_logprobs`` one after the other."""
+    failure: JaxRuntimeError | None = None
+    """What the device said, where it did not even begin."""
 
 
 class eSurgeRunner:
@@ -44,11 +48,10 @@ class eSurgeRunner:
     ) -> None:
         self.gaps = StepGaps()
         self._manager = manager
+        self._shapes = shapes
         self._allocate = allocate
-        self._cache: PagedAttentionCache | None = allocate()
-        self._last_token = jnp.zeros(shapes.max_num_seqs + 1, jnp.int32)
-        self._bias = manager.sampling.new_bias()
-        self._penalties = manager.sampling.new_penalties()
+        self._cache: PagedAttentionCache | None
+        self._make_state()
         self._key = jax.random.key(seed)
         self._io = ModelIOProcessor(
             max_num_seqs=shapes.max_num_seqs,
@@ -68,7 +71,46 @@ class eSurgeRunner:
             self._cache = self._allocate()
 
     def dispatch(self, plan: NextIterationPlan) -> PendingStep:
-        """Send a plan to the device. Steps run in the order they are dispatched."""
+        """Send a plan to the device. Steps run in the order they are dispatched.
+
+        One that has a ``failure`` will fail when it is collected; nothing may be dispatched after it before ``reset``.
+        """
+        try:
+            return self._dispatch(plan)
+        except JaxRuntimeError as error:
+            return PendingStep(plan, failure=error)
+
+    def collect(self, step: PendingStep) -> StepResult:
+        """Wait for a step and return what its rows sampled, with the log-probabilities that were asked for.
+
+        Raises StepFailed; then steps dispatched after it are worth nothing, and ``reset`` has to follow.
+        """
+        try:
+            if step.failure is not None:
+                raise step.failure
+            assert step.token_ids is not None
+            ids: list[int] = np.asarray(step.token_ids)[: step.plan.num_rows].tolist()
+            self.gaps.look()
+            return StepResult(ids, _logprobs(step, ids), _prompt_logprobs(step))
+        except JaxRuntimeError as error:
+            raise StepFailed(str(error).partition("\n")[0]) from error
+
+    def reset(self) -> None:
+        """Make anew, and empty, what a failed step may have spoilt or taken with it: all but weights and functions.
+
+        No sequence may have a slot. Raises JaxRuntimeError where the device cannot even do that.
+        """
+        self.drop_cache()
+        self._make_state()
+        self.gaps.rest()
+
+    def _make_state(self) -> None:
+        self._cache = self._allocate()
+        self._last_token = jnp.zeros(self._shapes.max_num_seqs + 1, jnp.int32)
+        self._bias = self._manager.sampling.new_bias()
+        self._penalties = self._manager.sampling.new_penalties()
+
+    def _dispatch(self, plan: NextIterationPlan) -> PendingStep:
         assert self._cache is not None, "asleep"
         self.gaps.look()
         layout = self._manager.layout_for(plan.num_tokens)
@@ -92,12 +134,6 @@ class eSurgeRunner:
             if result is not None:
                 result.copy_to_host_async()
         return PendingStep(plan, token_ids, logprobs, metadata.prompt_logprobs, blocks)
-
-    def collect(self, step: PendingStep) -> StepResult:
-        """Wait for a step and return what its rows sampled, with the log-probabilities that were asked for."""
-        ids: list[int] = np.asarray(step.token_ids)[: step.plan.num_rows].tolist()
-        self.gaps.look()
-        return StepResult(ids, _logprobs(step, ids), _prompt_logprobs(step))
 
     def _process(
         self, layout: StepLayout, metadata: ModelRunnerSamplingMetadata, logits: Array, sampling: Array

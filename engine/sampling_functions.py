@@ -104,7 +104,7 @@ class SamplingFunctions:
         def draw(logits: Array, last_token: Array, sampling: Array, key: Array) -> tuple[Array, Array]:
             slots, rows = layout.unpack_sampling(sampling)
             token_ids = sample(logits, rows, key, variant)
-            return token_ids, last_token.at[slots].set(token_ids)
+            return token_ids, last_token.at[slots].set(jnp.maximum(token_ids, 0))  # NO_TOKEN is no row to look up
 
         key = jax.eval_shape(lambda: jax.random.key(0))
         lowered = lower(draw, *self._arguments(layout), key, donate=1)

@@ -313,8 +313,7 @@ class InferenceScheduler:
         assert self._running, "a sequence alone finds room, or was refused"
         victim, cause = self._running.least_important(), Cause.PRIORITY
         if victim.params.priority - head.params.priority < self._threshold:
-            ran_before = head.num_prefill_tokens > 0
-            largest = self._running.over_its_share(head.client) if self._fair and not ran_before else None
+            largest = self._running.over_its_share(head.client) if self._fair and not head.has_begun else None
             if largest is None or largest.params.priority < head.params.priority:
                 return False
             victim, cause = largest, Cause.FAIRNESS

@@ -97,6 +97,11 @@ class Sequence:
         return self.num_computed_tokens < self.num_prefill_tokens
 
     @property
+    def has_begun(self) -> bool:
+        """Whether it ever had a slot."""
+        return self.num_prefill_tokens > 0
+
+    @property
     def may_sample(self) -> bool:
         """Whether the rule for its next token is known: with a constraint, when the one before has landed."""
         return self.constraint is None or not (self.num_in_flight or self.awaits_mask)
@@ -121,7 +126,8 @@ class SequenceOutput(msgspec.Struct, frozen=True):
     """What one step gave one request. ``finish_reason`` is None, "stop", "length" or "error", which ``error`` explains.
 
     ``logprobs`` has an entry for each token, ``prompt_logprobs`` one for each prompt token that the step looked at, save
-    the first of all; where they were not asked for they are empty.
+    the first of all; where they were not asked for they are empty. An error is the request's own fault, unless it is
+    ``internal``.
     """
 
     request_id: str
@@ -130,3 +136,4 @@ class SequenceOutput(msgspec.Struct, frozen=True):
     logprobs: list[TokenLogprobs] = []
     prompt_logprobs: list[TokenLogprobs] = []
     error: str | None = None
+    internal: bool = False

@@ -161,7 +161,7 @@ class Connection:
         else:
             del self._open[call.request_id]
         if isinstance(answer, Error):
-            self._refused(call, RequestFailed(answer.code, answer.message), now)
+            self._refused(call, RequestFailed(answer.code, answer.message, answer.retry_after_s), now)
         elif isinstance(answer, Token | Done):
             new = answer if call.resumption is None else call.resumption.take(answer)
             if new is not None:

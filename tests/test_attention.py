@@ -21,7 +21,10 @@ KV_HEADS, GROUP, HEAD_DIM, PAGE_SIZE, PAGES_PER_SEQ = 2, 3, 8, 4, 60
 
 
 def build_step(q_lens, kv_lens, *, rows=None, tokens=None, seed=0):
-    """Random q and pages, and a table for rows of these lengths, padded to ``rows`` and ``tokens``."""
+    """Random q and pages, and a table for rows of these lengths, padded to ``rows`` and ``tokens``.
+
+    What nobody has written is NaN: the sink, and a row's last page behind its last token.
+    """
     rng = np.random.default_rng(seed)
     rows, tokens = rows or len(q_lens), tokens or sum(q_lens)
     num_pages = 1 + sum(-(-length // PAGE_SIZE) for length in kv_lens)
@@ -39,6 +42,10 @@ def build_step(q_lens, kv_lens, *, rows=None, tokens=None, seed=0):
     )
     q = rng.standard_normal((tokens, KV_HEADS * GROUP, HEAD_DIM), np.float32)
     kv_pages = rng.standard_normal((num_pages, KV_HEADS, 2, PAGE_SIZE, HEAD_DIM), np.float32)
+    kv_pages[0] = np.nan
+    for row, length in enumerate(kv_lens):
+        if length % PAGE_SIZE:
+            kv_pages[page_indices[row, length // PAGE_SIZE], :, :, length % PAGE_SIZE :] = np.nan
     return jnp.asarray(q), jnp.asarray(kv_pages), table
 
 

@@ -7,9 +7,11 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import msgspec
 import pytest
 from fake_driver import PATIENCE, FakeDriver, serving
 from fakes import FakeEngine, FakeTokenizer
+from test_client import Router
 
 from driver import request as driver_request
 from driver.errors import DriverStopped, Overloaded
@@ -18,6 +20,7 @@ from driver.request import ReturnSample
 from engine.sequence import SequenceOutput
 from ipc.async_client import AsyncClient
 from ipc.client import Client, ConnectionLost, Piece, RequestFailed, ResumeFailed, Usage
+from ipc.messages import Done, Error, Generate, Token, encode
 from ipc.server import MAX_MESSAGE_BYTES
 
 
@@ -58,6 +61,26 @@ def test_a_stream_goes_on_with_the_next_daemon(client: Client, address: str) -> 
     assert resumed.messages == request.messages and resumed.params == request.params
     assert 0 <= request.params["seed"] < 2**32
     assert (request.resume_token_ids, resumed.resume_token_ids) == ([], [[1, 2]])
+
+
+def test_a_stream_goes_on_over_another_connection(address: str) -> None:
+    """With a daemon that lives on, when it was only the connection that was lost."""
+    router = Router(address)
+    with ThreadPoolExecutor(1) as thread:
+        connecting = thread.submit(lambda: Client(address, resume=True))
+        router.welcome()
+        with connecting.result(PATIENCE) as client:
+            stream = client.generate("once")
+            request = router.hear()
+            assert isinstance(request, Generate)
+            router.say(encode(Token(request.request_id, "upon", [4])))
+            router.say(encode(Error(None, "invalid_request", "say hello first")))
+            router.welcome()
+            assert router.hear() == msgspec.structs.replace(request, resume_token_ids=[[4]])
+            router.say(encode(Done(request.request_id, "a", [1], "stop", Usage(1, 2))))
+
+            assert [piece.text for piece in stream] == ["upon", "a"]
+    router.die()
 
 
 def test_a_seed_that_was_given_stays(client: Client, address: str) -> None:

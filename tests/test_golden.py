@@ -5,6 +5,7 @@ chunk (8) and the sliding windows (8).
 """
 
 import json
+from functools import partial
 from pathlib import Path
 
 import jax
@@ -98,7 +99,7 @@ def run(compiled, cases, *, num_pages=NUM_PAGES, run_ahead=1):
     scheduler = InferenceScheduler(
         pages, page_size=shapes.cache.page_size, max_num_seqs=MAX_NUM_SEQS, max_num_batched_tokens=CHUNK
     )
-    runner = RecordingRunner(manager, shapes, PagedAttentionCache.allocate(shapes.cache), 0)
+    runner = RecordingRunner(manager, shapes, partial(PagedAttentionCache.allocate, shapes.cache), 0)
     limits = ServingLimits(MAX_MODEL_LEN, 144, ())
     engine = oEngine(scheduler, runner, pages, limits, run_ahead=run_ahead)
     tokens = {}

@@ -11,14 +11,17 @@ from hypothesis import strategies as st
 from caching.metadata import pages_for
 from caching.page_manager import HBMPageManager
 from engine.config import ServingLimits
+from engine.errors import StepFailed
 from engine.model_io import FROM_SLOT, ModelIOProcessor, StepLayout
 from engine.oengine import oEngine
 from engine.plan import StepResult
 from engine.runner import PendingStep
+from engine.sampler import NO_TOKEN
 from engine.sampling_params import SamplingParams
 from engine.scheduler import InferenceScheduler
 from engine.sequence import Sequence
 from engine.step_gap import StepGaps
+from engine.token_masks import mask_words
 
 VOCAB_SIZE, EOS = 16, 0
 
@@ -41,11 +44,15 @@ class LateRunner:
 
     Its pages hold token ids, and a row's next token follows from what its pages hold, so whatever is written to a wrong
     place, read from one, or changed under a step in flight, comes out as a wrong token.
+
+    ``fault`` is what the next step to be dispatched ("refused") or collected ("lost") will meet, after which all
+    memory is spoilt; "nan" spoils one row of the next to be collected.
     """
 
     def __init__(self, *, num_pages, page_size, max_num_seqs, max_model_len):
         self._pages = np.full((num_pages, page_size), 255, np.int32)
         self._last_token = np.zeros(max_num_seqs + 1, np.int32)
+        self.fault, self.spoilt = None, []
         self._rows, self._pages_per_seq = max_num_seqs, pages_for(max_model_len, page_size)
         self._io = ModelIOProcessor(
             max_num_seqs=max_num_seqs, max_model_len=max_model_len, pages_per_seq=self._pages_per_seq
@@ -58,13 +65,31 @@ class LateRunner:
         tokens = plan.num_tokens + 1
         layout = StepLayout(tokens, min(tokens, self._rows), self._pages_per_seq)
         packed, _ = self._io.prepare(plan, layout)
+        if self._met("refused", plan.sequences):
+            return PendingStep(plan, failure=RuntimeError("refused"))
         self._queue.append((layout, packed))
-        return PendingStep(plan, None)
+        return PendingStep(plan)
 
     def collect(self, step):
         """Now compute the oldest step."""
-        ids = self._run(*self._queue.popleft())
-        return StepResult(ids[: step.plan.num_rows])
+        if step.failure is not None or self._met("lost", step.plan.sequences):
+            self._pages[:], self._last_token[:] = 77, 7
+            raise StepFailed("lost")
+        ids = self._run(*self._queue.popleft())[: step.plan.num_rows]
+        if self._met("nan", step.plan.sequences[-1:]):
+            ids[-1] = NO_TOKEN
+        return StepResult(ids)
+
+    def reset(self):
+        """As new."""
+        self._queue.clear()
+        self._pages[:], self._last_token[:] = 255, 0
+
+    def _met(self, fault, sequences):
+        if self.fault != fault:
+            return False
+        self.fault, self.spoilt = None, [sequence.request_id for sequence in sequences]
+        return True
 
     def _run(self, layout, packed):
         size = self._pages.shape[1]
@@ -83,6 +108,22 @@ class LateRunner:
             sampled.append(next_token(context.tolist(), int(seeds[row])))
         self._last_token[slots[: len(spans)]] = sampled
         return sampled
+
+
+class AnyToken:
+    """A constraint that forbids nothing and answers at once, so its row misses the step that its token is in flight in."""
+
+    complete, error = False, None
+
+    def __init__(self, vocab_size=VOCAB_SIZE):
+        self.mask = np.full(mask_words(vocab_size), -1, np.int32)
+
+    def advance(self, token_id): ...
+
+    def hear(self):
+        return True
+
+    def close(self): ...
 
 
 def build_engine(*, num_pages=40, page_size=4, max_num_seqs=4, budget=8, max_model_len=24, run_ahead=1):
@@ -147,10 +188,11 @@ def test_pages_given_to_another_are_written_by_nobody_else():
 
 prompts = st.lists(st.integers(0, VOCAB_SIZE - 1), min_size=1, max_size=30)
 events = st.one_of(
-    st.tuples(st.just("add"), prompts, st.integers(1, 30), st.booleans()),
+    st.tuples(st.just("add"), prompts, st.integers(1, 30), st.booleans(), st.booleans()),
     st.tuples(st.just("step")),
     st.tuples(st.just("step")),
     st.tuples(st.just("finish"), st.integers(0, 99)),
+    st.tuples(st.just("fault"), st.sampled_from(["refused", "lost", "nan"])),
 )
 
 
@@ -167,29 +209,37 @@ events = st.one_of(
 def test_any_history_gives_every_sequence_the_tokens_it_gets_alone(
     num_pages, page_size, max_num_seqs, extra_budget, max_model_len, run_ahead, history
 ):
-    """Random arrivals, steps and aborts, in pools so small that sequences are preempted: whoever was not aborted gets
-    exactly its own tokens, ends by the right reason, and nothing is left in the engine."""
+    """Random arrivals, steps, aborts and faults, in pools so small that sequences are preempted: whoever was not aborted
+    and not in a step that failed gets exactly its own tokens, ends by the right reason, and nothing is left in the engine.
+    """
     engine = build_engine(
         num_pages=num_pages, page_size=page_size, max_num_seqs=max_num_seqs,
         budget=max_num_seqs + extra_budget, max_model_len=max_model_len, run_ahead=run_ahead,
     )  # fmt: skip
+    runner, faults = engine._runner, 0
     alive, tokens, reasons = {}, {}, {}
 
     def step():
         for output in engine.step():
             tokens[output.request_id] += output.token_ids
-            if output.finish_reason:
+            if output.finish_reason == "error":
+                assert output.internal and output.request_id in runner.spoilt
+                failed = alive.pop(output.request_id)
+                assert tokens[failed.request_id] == completion(failed)[: len(tokens[failed.request_id])]
+            elif output.finish_reason:
                 reasons[output.request_id] = (alive.pop(output.request_id), output.finish_reason)
         engine.check_integrity()
+        assert not set(runner.spoilt) & set(alive)
 
     for number, (event, *details) in enumerate(history):
         if event == "add":
-            prompt, max_tokens, stops = details
+            prompt, max_tokens, stops, constrained = details
             prompt = prompt[: engine.limits.max_model_len - 1]
             max_tokens = min(max_tokens, engine.limits.max_model_len - len(prompt))
             sequence = build_sequence(
                 f"{number}", prompt, max_tokens, stop_token_ids=[EOS] if stops else [], seed=number
             )  # fmt: skip
+            sequence.constraint = AnyToken() if constrained else None
             alive[sequence.request_id], tokens[sequence.request_id] = sequence, []
             engine.add(sequence)
         elif event == "finish" and alive:
@@ -197,6 +247,8 @@ def test_any_history_gives_every_sequence_the_tokens_it_gets_alone(
             assert engine.finish(aborted)
             expected = completion(alive.pop(aborted))
             assert tokens[aborted] == expected[: len(tokens[aborted])]
+        elif event == "fault" and engine.stats().steps > faults:  # so that one lands between any two that fail
+            runner.fault, faults = details[0], engine.stats().steps
         elif engine.has_work:
             step()
     for _ in range(5000):

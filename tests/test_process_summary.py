@@ -11,7 +11,7 @@ from driver.bounded_queue import BoundedQueue
 from driver.messages import Ended, Finished, Landed, Opened, Summary
 from driver.open_requests import OpenRequests
 from driver.process_summary import ProcessSummary
-from driver.request import ActiveRequest, Logprob, QueueChannel, ReturnSample, Usage
+from driver.request import ActiveRequest, Logprob, QueueChannel, RequestError, ReturnSample, Usage
 from driver.request_metrics import RequestMetrics
 from driver.safe_thread import SafeThread
 from driver.stop_regex import StopRegex
@@ -264,6 +264,20 @@ def test_each_sample_of_a_request_has_its_index_and_end(stage: Stage) -> None:
         request_id="a", text="yz", token_ids=[121, 122], finish_reason="length", usage=Usage(1, 4)
     )
     assert len(stage.open_requests) == 0
+
+
+@pytest.mark.parametrize(("internal", "code"), [(True, "internal"), (False, "invalid_request")])
+def test_an_error_of_one_sample_ends_the_whole_request(stage: Stage, internal: bool, code: str) -> None:
+    """The client hears once, by whose fault it was; the engine is told to end the samples that still run."""
+    first = stage.open(n=3)
+    fault = SequenceOutput(f"{first}/1", [], "error", error="it failed", internal=internal)
+
+    stage.summaries.put(Landed([fault, SequenceOutput(first, [], "error", error="it failed", internal=internal)]))
+
+    assert [stage.heard.get(timeout=30), stage.heard.get(timeout=30)] == [Finished(first), Finished(f"{first}/2")]
+    assert stage.next() == ReturnSample(request_id="a", error=RequestError(code, "it failed"))
+    stage.land(stage.open("b"), b"x", "length")
+    assert stage.next().request_id == "b"
 
 
 def test_a_queue_channel_ends_after_the_last_sample() -> None:

@@ -56,6 +56,20 @@ def kept_by_sorting(logits, top_k, top_p, min_p):
     return np.flatnonzero(kept & (weights >= min_p)).tolist()
 
 
+@pytest.mark.parametrize("variant", SamplingVariant)
+def test_a_row_that_is_not_finite_has_no_token_and_its_neighbours_have_theirs(variant):
+    """NaN or infinity anywhere in a row gives NO_TOKEN in its place."""
+    logits, rows = build_logits(rows=5, vocab=300), build_rows(5, temperature=[0, 1, 1, 0, 1], top_k=9)
+    expected = np.asarray(sample(logits, rows, KEY, variant)).copy()
+    expected[[1, 3]] = sampler.NO_TOKEN
+
+    for value in (np.nan, -np.nan, np.inf, -np.inf):
+        for place in (0, 127, 128, 299):
+            spoilt = np.asarray(logits).copy()
+            spoilt[[1, 3], place] = value
+            assert sample(spoilt, rows, KEY, variant).tolist() == expected.tolist()
+
+
 def test_greedy_rows_are_argmax_beside_sampled_ones():
     """temperature 0 is the argmax of its row, whatever its neighbours do (an ancestor gave them the worst token)."""
     logits = build_logits(rows=6)

@@ -1,0 +1,209 @@
+"""Steps that fail on the real device: who was in one is told, everybody else gets the tokens it gets alone."""
+
+from dataclasses import replace
+from functools import partial
+
+import numpy as np
+import pytest
+from checkpoints import VARIANTS, build_checkpoint, random_tensors, write_tensors
+from jax.errors import JaxRuntimeError
+from test_oengine import AnyToken
+
+from caching.metadata import PagedAttentionCacheMetaData
+from caching.page_manager import HBMPageManager
+from engine.backend import XLA, choose_backend
+from engine.compilations import num_compilations
+from engine.config import ServingLimits
+from engine.errors import StepFailed
+from engine.execution_manager import ExecutionManager, StepShapes
+from engine.models.families import read_model_config
+from engine.models.weights import load_decoder
+from engine.oengine import oEngine
+from engine.runner import eSurgeRunner
+from engine.sampling_params import SamplingParams
+from engine.scheduler import InferenceScheduler
+from engine.sequence import Sequence
+
+MAX_NUM_SEQS, BUDGET, MAX_MODEL_LEN, NUM_PAGES = 4, 6, 64, 65
+POISON = 7
+"""The token whose embedding is NaN."""
+INJECTED = JaxRuntimeError("INTERNAL: a wire has come loose\nand much more")
+
+
+class Unreadable:
+    """Token ids that the device fails to bring back."""
+
+    def __array__(self, *_, **__):
+        raise INJECTED
+
+
+class FaultyManager(ExecutionManager):
+    """Fails at the steps that ``faults`` has: before it has taken the cache, or with it."""
+
+    faults: dict[int, str]
+
+    def forward(self, layout):
+        """The step, or a fault."""
+        step = super().forward(layout)
+
+        def faulty(*arguments):
+            fault = self.faults.pop(0, None)
+            self.faults = {number - 1: kind for number, kind in self.faults.items()}
+            if fault == "refused":
+                raise INJECTED
+            results = step(*arguments)
+            if fault == "taken":
+                raise INJECTED
+            self.unreadable = fault == "unreadable"
+            return results
+
+        return faulty
+
+
+class FaultyRunner(eSurgeRunner):
+    """Knows who was in the steps that failed."""
+
+    def __init__(self, *arguments):
+        super().__init__(*arguments)
+        self.failed = []
+
+    def dispatch(self, plan):
+        """As it is, but perhaps not to be read."""
+        self._manager.unreadable = False
+        step = super().dispatch(plan)
+        return replace(step, token_ids=Unreadable()) if self._manager.unreadable else step
+
+    def collect(self, step):
+        """Notes those in a step that has failed."""
+        try:
+            return super().collect(step)
+        except StepFailed:
+            self.failed = [sequence.request_id for sequence in step.plan.sequences]
+            raise
+
+
+@pytest.fixture(scope="module", params=[4, 16], ids=["XLA", "kernels"])
+def compiled(request, tmp_path_factory):
+    """Compiled steps over pages of 4, which are XLA's, or of 16, the CPU kernels' where there are any."""
+    directory = build_checkpoint(tmp_path_factory.mktemp("model"), "qwen3")
+    tensors = random_tensors(VARIANTS["qwen3"].config, VARIANTS["qwen3"].seed)
+    tensors["model.embed_tokens.weight"][POISON] = np.nan
+    write_tensors(directory, tensors)
+    model = read_model_config(directory)
+    metadata = PagedAttentionCacheMetaData(
+        num_layers=model.num_layers, num_pages=NUM_PAGES, page_size=request.param, num_kv_heads=model.num_kv_heads,
+        head_dim=model.head_dim, dtype=np.dtype(np.float32),
+    )  # fmt: skip
+    backend = XLA if request.param == 4 else choose_backend(request.param, model.head_dim)
+    decoder = load_decoder(directory, model, np.float32, progress=lambda done, total: None)
+    backend.prepare(decoder)
+    shapes = StepShapes(MAX_NUM_SEQS, BUDGET, MAX_MODEL_LEN, metadata)
+    manager = FaultyManager(decoder, shapes, backend.attention)
+    manager.compile(lambda progress: None)
+    return manager, shapes, partial(backend.allocate, metadata)
+
+
+def build_engine(compiled, faults=None, *, num_pages=NUM_PAGES, run_ahead=1):
+    """An engine that meets these faults, by the number of the step."""
+    manager, shapes, allocate = compiled
+    manager.faults = dict(faults or {})
+    pages = HBMPageManager(num_pages)
+    scheduler = InferenceScheduler(
+        pages, page_size=shapes.cache.page_size, max_num_seqs=MAX_NUM_SEQS, max_num_batched_tokens=BUDGET
+    )
+    runner = FaultyRunner(manager, shapes, allocate, 0)
+    return oEngine(scheduler, runner, pages, ServingLimits(MAX_MODEL_LEN, 144, ()), run_ahead=run_ahead)
+
+
+def build_sequences():
+    """More than there are slots; some keep penalties and biases on the device, some miss a step now and then."""
+    settings = {
+        "held": {},
+        "greedy": {"temperature": 0},
+        "held and counted": {"temperature": 0, "frequency_penalty": 1},
+        "counted": {"temperature": 0, "presence_penalty": 2, "repetition_penalty": 1.5},
+        "biased": {"temperature": 0.7, "logit_bias": {5: 3.0}, "top_k": 20},
+        "told": {"temperature": 0, "logprobs": 2},
+    }
+    return [
+        Sequence(
+            name, list(range(10, 13 + 3 * number)), SamplingParams(**params), frozenset(), 12, seed=number,
+            constraint=AnyToken(144) if "held" in name else None,
+        )
+        for number, (name, params) in enumerate(settings.items())
+    ]  # fmt: skip
+
+
+def run(engine, sequences):
+    """Serve these to the end: tokens, and errors, by request."""
+    tokens, errors = {}, {}
+    for sequence in sequences:
+        engine.add(sequence)
+    while engine.has_work:
+        for output in engine.step():
+            tokens.setdefault(output.request_id, []).extend(output.token_ids)
+            if output.error is not None:
+                assert output.internal and output.finish_reason == "error"
+                errors[output.request_id] = output.error
+        engine.check_integrity()
+    return tokens, errors
+
+
+@pytest.fixture(scope="module")
+def alone(compiled):
+    """The tokens that each gets when nothing fails and nobody else is there."""
+    return {
+        sequence.request_id: run(build_engine(compiled), [sequence])[0][sequence.request_id]
+        for sequence in build_sequences()
+    }
+
+
+@pytest.mark.parametrize("run_ahead", [0, 1, 2])
+@pytest.mark.parametrize("fault", ["refused", "taken", "unreadable"])
+def test_a_step_that_fails_fails_only_who_was_in_it(compiled, alone, fault, run_ahead):
+    """Wherever it fails, everybody else, in flight or running or waiting, gets what it gets alone; nothing compiles."""
+    recomputed = 0
+    for number in (0, 3, 9, 10):
+        engine = build_engine(compiled, {number: fault}, run_ahead=run_ahead)
+        before = num_compilations()
+
+        tokens, errors = run(engine, build_sequences())
+
+        assert set(errors) == set(engine._runner.failed)
+        assert "INTERNAL: a wire has come loose), and this request was in it" in next(iter(errors.values()))
+        for name, expected in alone.items():
+            got = tokens.get(name, [])
+            assert got == (expected[: len(got)] if name in errors else expected)
+        stats = engine.stats()
+        assert (stats.failed_steps, stats.failed_rows, stats.pages_owned) == (1, 0, 0)
+        assert num_compilations() == before
+        recomputed += stats.preemptions
+    assert recomputed > 0 or run_ahead == 0
+
+
+def test_an_engine_gives_up_when_one_step_after_the_other_fails(compiled):
+    """Three in a row with nothing landed between: it raises, and says what the device said."""
+    engine = build_engine(compiled, dict.fromkeys(range(99), "taken"), run_ahead=0)
+
+    with pytest.raises(StepFailed, match=r"3 steps in a row, the last one by: INTERNAL: a wire has come loose$"):
+        run(engine, [Sequence(str(n), [3] * 30, SamplingParams(), frozenset(), 5, seed=0) for n in range(9)])
+
+
+@pytest.mark.parametrize("run_ahead", [0, 1])
+def test_a_row_of_nan_fails_alone_and_leaves_nothing_behind(compiled, alone, run_ahead):
+    """A prompt that makes NaN ends with an error of its own. Its neighbours, and those who get its pages next, in which
+    there is NaN wherever they have not written yet, get what they get alone."""
+    page_size = compiled[1].cache.page_size
+    engine = build_engine(compiled, num_pages=1 + 128 // page_size, run_ahead=run_ahead)
+    poisonous = [
+        Sequence(f"poisonous {number}", [20] * 40 + [POISON] * 15, SamplingParams(), frozenset(), 5, seed=0)
+        for number in range(4)
+    ]
+
+    tokens, errors = run(engine, [*poisonous[:2], *build_sequences(), *poisonous[2:]])
+    again, _ = run(engine, build_sequences())
+
+    assert set(errors) == {sequence.request_id for sequence in poisonous}
+    assert all("NaN or infinity" in error for error in errors.values())
+    assert {name: tokens[name] for name in alone} == alone == again
+    assert (engine.stats().failed_steps, engine.stats().failed_rows) == (0, 4)
