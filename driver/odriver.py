@@ -72,6 +72,7 @@ logger = logging.getLogger(__name__)
 
 MAX_SUMMARIES = 16
 """Messages on their way to the summary thread: some steps' worth, to ride out a pause of it and no more."""
+STATES = ("serving", "falling asleep", "asleep", "draining")
 
 
 class DriverStatus(EngineStats, frozen=True):
@@ -85,7 +86,7 @@ class DriverStatus(EngineStats, frozen=True):
     """For how long the engine has had work and has landed no step; 0 when it is idle. Health is this, not a heartbeat."""
     uptime_seconds: float = 0.0
     state: str = "serving"
-    """That, or "falling asleep", "asleep" or "draining"."""
+    """One of STATES."""
     ttft_seconds_p50: float = 0.0
     """From here on: of the samples that ended last, up to the first token, between tokens, and up to the end."""
     ttft_seconds_p99: float = 0.0
