@@ -15,6 +15,10 @@ The life of a request
    string found is posted as Finished to the inbox, so that the engine frees what the sequence holds.
 5. The end, by token, length, stop string or abort, is the last sample. The id is free again just before it is delivered.
 
+A request that goes on with what an earlier one gave (``resume_token_ids``) differs in three places: prepare inputs makes
+that the sequence's output from the beginning, the grammar's process is told it, and the summary thread reads it
+again, without delivering it, before anything new.
+
 An abort is a flag on the open request and then an Abort in the inbox: the execution thread either knows the sequence
 and finishes it, or will see the flag when the Admit comes by, or the request has ended and nothing happens. Abort and
 tokens reach the summary thread through one queue, so no token follows the last sample.
@@ -68,6 +72,7 @@ logger = logging.getLogger(__name__)
 
 MAX_SUMMARIES = 16
 """Messages on their way to the summary thread: some steps' worth, to ride out a pause of it and no more."""
+STATES = ("serving", "falling asleep", "asleep", "draining")
 
 
 class DriverStatus(EngineStats, frozen=True):
@@ -81,7 +86,7 @@ class DriverStatus(EngineStats, frozen=True):
     """For how long the engine has had work and has landed no step; 0 when it is idle. Health is this, not a heartbeat."""
     uptime_seconds: float = 0.0
     state: str = "serving"
-    """That, or "falling asleep", "asleep" or "draining"."""
+    """One of STATES."""
     ttft_seconds_p50: float = 0.0
     """From here on: of the samples that ended last, up to the first token, between tokens, and up to the end."""
     ttft_seconds_p99: float = 0.0

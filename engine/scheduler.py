@@ -266,6 +266,8 @@ class InferenceScheduler:
         self._running.add(sequence)
         sequence.status = SequenceStatus.RUNNING
         sequence.num_computed_tokens = num_shared * self.page_size
+        if sequence.scheduled_at is None:
+            sequence.num_cached_tokens = sequence.num_computed_tokens
         sequence.num_prefill_tokens = sequence.num_tokens
         self._waiting.charge(sequence, sequence.num_tokens - sequence.num_computed_tokens)
         self.prefixes.begin(sequence, num_shared)

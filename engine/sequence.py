@@ -56,6 +56,8 @@ class Sequence:
     """Whether the constraint has been told a token that landed and has not answered."""
     scheduled_at: float | None = None
     """When a step was first planned with it, in seconds of ``time.monotonic``."""
+    num_cached_tokens: int = 0
+    """Tokens that were found in the prefix cache then."""
     slot: int = -1
     pages: list[int] = field(default_factory=list)
     page_keys: list[bytes] = field(default_factory=list)
