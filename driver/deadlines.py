@@ -2,29 +2,45 @@
 
 import math
 
+from engine.sequence import Sequence
+
 
 class Deadlines:
-    """Sequences with a ``timeout_s``. Times are in seconds, and the caller's. Asking costs one comparison most times."""
+    """Sequences with a ``timeout_s`` or a ``queue_timeout_s``. Times are in seconds, and the caller's.
+
+    Asking costs one comparison most times.
+    """
 
     def __init__(self) -> None:
-        self._at: dict[str, float] = {}
+        self._ends: dict[str, float] = {}
+        self._begins: dict[str, tuple[float, Sequence]] = {}
         self._next = math.inf
 
-    def add(self, sequence_id: str, at: float) -> None:
-        """End this one by then."""
-        self._at[sequence_id] = at
-        self._next = min(self._next, at)
+    def add(self, sequence: Sequence, received_at: float, timeout: float | None, queue_timeout: float | None) -> None:
+        """End this one when ``timeout`` has passed, or ``queue_timeout`` and it has not begun."""
+        if timeout is not None:
+            self._ends[sequence.request_id] = received_at + timeout
+        if queue_timeout is not None:
+            self._begins[sequence.request_id] = received_at + queue_timeout, sequence
+        self._next = min(self._next, received_at + min(timeout or math.inf, queue_timeout or math.inf))
 
     def discard(self, sequence_id: str) -> None:
         """It has ended, or never had to."""
-        self._at.pop(sequence_id, None)
+        self._ends.pop(sequence_id, None)
+        self._begins.pop(sequence_id, None)
 
     def overdue(self, now: float) -> list[str]:
         """Those whose time is up; they are known no more."""
         if now < self._next:
             return []
-        late = [sequence_id for sequence_id, at in self._at.items() if at <= now]
+        late = {sequence_id for sequence_id, at in self._ends.items() if at <= now}
+        for sequence_id, (at, sequence) in list(self._begins.items()):
+            if at <= now:
+                del self._begins[sequence_id]
+                if not sequence.has_begun:
+                    late.add(sequence_id)
         for sequence_id in late:
-            del self._at[sequence_id]
-        self._next = min(self._at.values(), default=math.inf)
-        return late
+            self.discard(sequence_id)
+        ats = [*self._ends.values(), *(at for at, _ in self._begins.values())]
+        self._next = min(ats, default=math.inf)
+        return sorted(late)

@@ -32,9 +32,13 @@ class DuplicateRequest(DriverError):
 
 
 class Overloaded(DriverError):
-    """Too many requests wait already."""
+    """Too much waits already; ``retry_after_s`` says when to come again."""
 
     code = "overloaded"
+
+    def __init__(self, message: str, retry_after_s: float | None = None) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
 
 
 class Draining(DriverError):

@@ -178,11 +178,10 @@ class ExecutionLoop:
         return _done(asked.request_id, directory)
 
     def _admit(self, message: Admit) -> None:
-        request, timeout = message.opened.request, message.opened.params.timeout_s
+        request, params = message.opened.request, message.opened.params
         for sequence in message.sequences:
             self._engine.add(sequence)
-            if timeout is not None:
-                self._deadlines.add(sequence.request_id, request.received_at + timeout)
+            self._deadlines.add(sequence, request.received_at, params.timeout_s, params.queue_timeout_s)
         self._summaries.put(message.opened)
         if request.aborted:
             self._abort(request)

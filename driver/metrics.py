@@ -10,7 +10,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.registry import Collector
 
 from driver.histogram import Histogram
-from driver.odriver import DriverStatus, oDriver
+from driver.odriver import STATES, DriverStatus, oDriver
 from driver.request_metrics import RequestMetrics
 
 _LABELS = ("model_name", "engine")
@@ -32,6 +32,11 @@ class DriverMetrics(Collector):
         status, requests = self._driver.status(), self._driver.request_metrics
         yield from self._gauges(status)
         yield from self._counters(status, requests)
+        cached, prompts = requests.prompt_tokens_cached, requests.prompt_tokens
+        sources = {"local_compute": prompts - cached, "local_cache_hit": cached, "external_kv_transfer": 0}
+        yield self._by_label("vllm:prompt_tokens_by_source", "Prompt tokens by where they came from", "source", sources)
+        causes = status.preemptions_by_cause
+        yield self._by_label("odriver_preemptions_by_cause", "Preemptions by why", "cause", causes)
         yield self._by_label("vllm:request_success", "Requests that ended", "finished_reason", requests.finished)
         yield self._by_label("odriver_requests_failed", "Requests that got an error", "code", dict(self._driver.failed))
         yield self._histogram("iteration_tokens_total", self._driver.iteration_tokens)
@@ -47,6 +52,7 @@ class DriverMetrics(Collector):
             ("vllm:num_requests_waiting", "Sequences that wait for a step, and requests to be prepared", waiting),
             ("vllm:kv_cache_usage_perc", "Share of pages in use by sequences; 1 is all", used),
             ("vllm:gpu_cache_usage_perc", "The former name of vllm:kv_cache_usage_perc", used),
+            ("odriver_waiting_tokens", "Known tokens of the sequences that wait", status.waiting_tokens),
             ("odriver_open_requests", "Requests that are owed an end", status.open_requests),
             ("odriver_pages_total", "Pages in the cache", status.pages_total),
             ("odriver_pages_free", "Pages that hold nothing", status.pages_free),
@@ -58,12 +64,14 @@ class DriverMetrics(Collector):
             gauge = GaugeMetricFamily(name, meaning, labels=_LABELS)
             gauge.add_metric(self._values, value)
             yield gauge
-        reasons = GaugeMetricFamily(
-            "vllm:num_requests_waiting_by_reason", "By why they wait", labels=(*_LABELS, "reason")
+        waiting_for = {"capacity": waiting, "deferred": 0}
+        yield self._by_label(
+            "vllm:num_requests_waiting_by_reason", "By why they wait", "reason", waiting_for, GaugeMetricFamily
         )
-        reasons.add_metric((*self._values, "capacity"), waiting)
-        reasons.add_metric((*self._values, "deferred"), 0)
-        yield reasons
+        sleeping = {"awake": not status.asleep, "weights_offloaded": 0, "discard_all": 0}
+        yield self._by_label("vllm:engine_sleep_state", "1 where it holds", "sleep_state", sleeping, GaugeMetricFamily)
+        states = {state: status.state == state for state in STATES}
+        yield self._by_label("odriver_state", "1 where it holds", "state", states, GaugeMetricFamily)
         config = GaugeMetricFamily(
             "vllm:cache_config_info", "How the cache is laid out", labels=list(self._cache_config)
         )
@@ -74,9 +82,13 @@ class DriverMetrics(Collector):
         for name, meaning, value in (
             ("vllm:num_preemptions", "Times that a sequence lost its pages to another", status.preemptions),
             ("vllm:prompt_tokens", "Tokens of the prompts that were answered", requests.prompt_tokens),
+            ("vllm:prompt_tokens_cached", "Of them, those found in the prefix cache", requests.prompt_tokens_cached),
             ("vllm:generation_tokens", "Tokens generated", status.generated_tokens),
-            ("vllm:prefix_cache_queries", "Prompt tokens looked up in the prefix cache", 0),
-            ("vllm:prefix_cache_hits", "Prompt tokens found in the prefix cache", 0),
+            ("vllm:prefix_cache_queries", "Tokens looked up in the prefix cache", status.prefix_cache_queries),
+            ("vllm:prefix_cache_hits", "Tokens found in the prefix cache", status.prefix_cache_hits),
+            ("odriver_page_evictions", "Kept pages that were given away", status.page_evictions),
+            ("odriver_page_lifetime_seconds", "Of those, since they were filled", status.page_lifetime_seconds_sum),
+            ("odriver_page_idle_seconds", "Of those, since nobody used them", status.page_idle_seconds_sum),
             ("odriver_steps", "Steps that landed", status.steps),
             ("odriver_prompt_tokens_computed", "Prompt tokens computed, again after preemption too", status.prompt_tokens),
             ("odriver_step_gap_seconds", "The device idle between steps though there was work", status.step_gap_seconds_sum),
@@ -88,11 +100,18 @@ class DriverMetrics(Collector):
             counter.add_metric(self._values, value)
             yield counter
 
-    def _by_label(self, name: str, meaning: str, label: str, counts: Mapping[str, int]) -> Metric:
-        counter = CounterMetricFamily(name, meaning, labels=(*_LABELS, label))
-        for value, count in counts.items():
-            counter.add_metric((*self._values, value), count)
-        return counter
+    def _by_label(
+        self,
+        name: str,
+        meaning: str,
+        label: str,
+        values: Mapping[str, float],
+        family: type[CounterMetricFamily] | type[GaugeMetricFamily] = CounterMetricFamily,
+    ) -> Metric:
+        metric = family(name, meaning, labels=(*_LABELS, label))
+        for value, count in values.items():
+            metric.add_metric((*self._values, value), count)
+        return metric
 
     def _histogram(self, name: str, histogram: Histogram) -> Metric:
         unit = "seconds" if name.endswith("seconds") else "tokens" if "tokens" in name else "samples"

@@ -15,6 +15,10 @@ The life of a request
    string found is posted as Finished to the inbox, so that the engine frees what the sequence holds.
 5. The end, by token, length, stop string or abort, is the last sample. The id is free again just before it is delivered.
 
+A request that goes on with what an earlier one gave (``resume_token_ids``) differs in three places: prepare inputs makes
+that the sequence's output from the beginning, the grammar's process is told it, and the summary thread reads it
+again, without delivering it, before anything new.
+
 An abort is a flag on the open request and then an Abort in the inbox: the execution thread either knows the sequence
 and finishes it, or will see the flag when the Admit comes by, or the request has ended and nothing happens. Abort and
 tokens reach the summary thread through one queue, so no token follows the last sample.
@@ -52,6 +56,7 @@ from driver.errors import Asleep, Draining, DriverError, DriverStopped, Internal
 from driver.execution_loop import Engine, ExecutionLoop
 from driver.grammars import Grammars
 from driver.histogram import Histogram
+from driver.load_limit import LoadLimit
 from driver.messages import Abort, Profile, Sleep, Stop, Summary, Wake
 from driver.open_requests import OpenRequests
 from driver.prepare_inputs import PrepareInputs
@@ -61,12 +66,13 @@ from driver.request_log import RequestLog
 from driver.request_metrics import RequestMetrics
 from driver.safe_thread import SafeThread
 from driver.tokenizer import Tokenizer
-from engine.config import EngineStats
+from engine.config import MAX_QUEUED_REQUESTS, MAX_QUEUED_TOKENS, EngineStats
 
 logger = logging.getLogger(__name__)
 
 MAX_SUMMARIES = 16
 """Messages on their way to the summary thread: some steps' worth, to ride out a pause of it and no more."""
+STATES = ("serving", "falling asleep", "asleep", "draining")
 
 
 class DriverStatus(EngineStats, frozen=True):
@@ -80,7 +86,7 @@ class DriverStatus(EngineStats, frozen=True):
     """For how long the engine has had work and has landed no step; 0 when it is idle. Health is this, not a heartbeat."""
     uptime_seconds: float = 0.0
     state: str = "serving"
-    """That, or "falling asleep", "asleep" or "draining"."""
+    """One of STATES."""
     ttft_seconds_p50: float = 0.0
     """From here on: of the samples that ended last, up to the first token, between tokens, and up to the end."""
     ttft_seconds_p99: float = 0.0
@@ -93,7 +99,7 @@ class DriverStatus(EngineStats, frozen=True):
 class oDriver:
     """Serves requests with ``engine``, which is its own from ``start`` on. Any thread may call any method.
 
-    ``max_queued_requests`` may be open without running; then ``submit_request`` raises Overloaded. ``on_failure`` is
+    ``max_queued_requests`` may be open without running, with prompts of ``max_queued_tokens`` together; then ``submit_request`` raises Overloaded. ``on_failure`` is
     called once, on the dying thread, after one of the driver's threads died and every open request heard of it.
     """
 
@@ -102,10 +108,11 @@ class oDriver:
         engine: Engine,
         tokenizer: Tokenizer,
         *,
-        max_queued_requests: int = 1024,
+        max_queued_requests: int = MAX_QUEUED_REQUESTS,
+        max_queued_tokens: int = MAX_QUEUED_TOKENS,
         on_failure: Callable[[str], None] | None = None,
     ) -> None:
-        self._max_queued = max_queued_requests
+        self._load_limit = LoadLimit(max_queued_requests, max_queued_tokens)
         self._on_failure = on_failure
         self._log = RequestLog()
         self._open_requests = OpenRequests(self._log.ended)
@@ -142,7 +149,11 @@ class oDriver:
         """Takes the request or raises DuplicateRequest, Overloaded, Asleep, Draining or DriverStopped, at once."""
         added = self._open_requests.add(request)
         try:
-            self._check_load()
+            if self._refusal is not None:
+                raise self._refusal
+            stats, waiting = self._execution.stats, len(self._open_requests) - 1
+            tokens = stats.waiting_tokens + self._prepare.num_queued_tokens
+            self._load_limit.check(request, waiting - stats.running, tokens, stats)
             self._prepare.submit(added)
         except (Overloaded, Asleep, Draining, QueueClosed) as refusal:
             if not self._open_requests.withdraw(added):
@@ -242,13 +253,6 @@ class oDriver:
             case Asleep():
                 return "asleep" if self._execution.stats.asleep else "falling asleep"
         return "serving"
-
-    def _check_load(self) -> None:
-        if self._refusal is not None:
-            raise self._refusal
-        num_queued = len(self._open_requests) - self._execution.stats.running
-        if num_queued > self._max_queued:
-            raise Overloaded(f"{self._max_queued} requests wait already: try again later")
 
     def _thread_died(self, name: str, error: BaseException) -> None:
         reason = f"the {name} thread died of {type(error).__name__}: {error}"

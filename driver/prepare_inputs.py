@@ -12,6 +12,7 @@ import numpy as np
 from driver.bounded_queue import BoundedQueue, QueueClosed
 from driver.detokenizer import PROMPT_TAIL
 from driver.errors import InvalidRequest, Overloaded
+from driver.load_limit import estimated_tokens
 from driver.messages import Admit, Opened
 from driver.open_requests import OpenRequest, OpenRequests
 from driver.request import ActiveRequest, ReturnSample, Usage
@@ -44,7 +45,9 @@ class PrepareInputs:
         self._open_requests = open_requests
         self._post = post
         self._compile_grammar = compile_grammar
-        self._queue: BoundedQueue[OpenRequest] = BoundedQueue(max_queued)
+        self._queue: BoundedQueue[OpenRequest] = BoundedQueue(
+            max_queued, lambda queued: estimated_tokens(queued.request)
+        )
         self._seeds = np.random.default_rng()
 
     def submit(self, request: OpenRequest) -> None:
@@ -58,6 +61,11 @@ class PrepareInputs:
     def num_queued(self) -> int:
         """Requests that wait to be prepared."""
         return len(self._queue)
+
+    @property
+    def num_queued_tokens(self) -> int:
+        """Tokens of their prompts, about."""
+        return self._queue.weight
 
     def close(self) -> None:
         """Ends ``run``; what is queued is dropped."""

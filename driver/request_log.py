@@ -50,5 +50,5 @@ class RequestLog:
 
 def _log(request: ActiveRequest, reason: str | None, facts: dict[str, object]) -> None:
     said = ", ".join(f"{name} {value}" for name, value in facts.items())
-    fields = {"request_id": request.request_id, "finish_reason": reason, **facts}
+    fields = {"request_id": request.request_id, "client": request.client, "finish_reason": reason, **facts}
     logger.info("request %s: %s; %s", request.request_id, reason, said, extra=fields)

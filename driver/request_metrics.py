@@ -43,12 +43,14 @@ class RequestMetrics:
         self.request_prefill_time_seconds = Histogram(_PER_REQUEST)
         self.request_decode_time_seconds = Histogram(_PER_REQUEST)
         self.request_prompt_tokens = Histogram(tokens)
+        self.request_prefill_kv_computed_tokens = Histogram(tokens)
         self.request_generation_tokens = Histogram(tokens)
         self.request_params_max_tokens = Histogram(tokens)
         self.request_params_n = Histogram(_SAMPLES)
         self.request_max_num_generation_tokens = Histogram(tokens)
         self.prompt_tokens = 0
-        """Of requests that have been given their first token."""
+        """Of requests that have been given their first token; of them, from the prefix cache:"""
+        self.prompt_tokens_cached = 0
         self.finished = dict.fromkeys(FINISH_REASONS, 0)
         self._recent: deque[Latencies] = deque(maxlen=RECENT)
 
@@ -91,6 +93,7 @@ class SampleTimes:
             self._first_at = now
             self._metrics.time_to_first_token_seconds.observe(now - self._received_at)
             self._metrics.prompt_tokens += self._opened.num_prompt_tokens
+            self._metrics.prompt_tokens_cached += self._num_cached
             request = self._opened.request
             request.first_token_at = request.first_token_at or now
             request.scheduled_at = request.scheduled_at or self._sequence.scheduled_at
@@ -104,6 +107,7 @@ class SampleTimes:
         metrics.finished[reason] += 1
         metrics.e2e_request_latency_seconds.observe(now - self._received_at)
         metrics.request_prompt_tokens.observe(self._opened.num_prompt_tokens)
+        metrics.request_prefill_kv_computed_tokens.observe(self._opened.num_prompt_tokens - self._num_cached)
         metrics.request_generation_tokens.observe(self.num_tokens)
         if self._opened.params.max_tokens is not None:
             metrics.request_params_max_tokens.observe(self._opened.params.max_tokens)
@@ -111,6 +115,11 @@ class SampleTimes:
         metrics.request_queue_time_seconds.observe((scheduled_at or now) - self._received_at)
         if scheduled_at is not None and self._first_at is not None:
             self._finish_phases(scheduled_at, self._first_at)
+
+    @property
+    def _num_cached(self) -> int:
+        """Prompt tokens that were found in the prefix cache; a resumed one may have found output there too."""
+        return min(self._sequence.num_cached_tokens, self._opened.num_prompt_tokens)
 
     def _finish_phases(self, scheduled_at: float, first_at: float) -> None:
         metrics, decode = self._metrics, self._last_at - first_at

@@ -9,6 +9,9 @@ import msgspec
 from engine.errors import ConfigurationError
 from engine.setting import setting
 
+MAX_QUEUED_REQUESTS = 1024
+MAX_QUEUED_TOKENS = 2**20
+
 
 @dataclass(frozen=True, kw_only=True)
 class EngineConfig:
@@ -40,6 +43,10 @@ class EngineConfig:
         10, "N", "how much lower a priority takes the place of a running request"
     )
     client_weights: str = setting("", "NAME=W,...", "shares of the service, by client; those not named have 1")
+    max_queued_requests: int = setting(
+        MAX_QUEUED_REQUESTS, "N", "requests that may wait; one more is refused, and told when to come again"
+    )
+    max_queued_tokens: int = setting(MAX_QUEUED_TOKENS, "N", "tokens that the prompts of those who wait may have")
     seed: int = setting(0, "N", "mixed into every draw: the same one, and the same seed of a request, draw the same")
     staged_readiness: bool = setting(False, "", "be ready early, and compile most buckets while serving")
     """Be ready when a few buckets are compiled in which every step can run, and compile the others while serving."""
@@ -53,7 +60,14 @@ class EngineConfig:
             return None
 
     def __post_init__(self) -> None:
-        for name in ("max_num_seqs", "max_model_len", "max_num_batched_tokens", "page_size"):
+        for name in (
+            "max_num_seqs",
+            "max_model_len",
+            "max_num_batched_tokens",
+            "page_size",
+            "max_queued_requests",
+            "max_queued_tokens",
+        ):
             value = getattr(self, name)
             _require(value is None or value >= 1, name, "at least 1", value)
         _require(

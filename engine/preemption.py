@@ -59,6 +59,7 @@ class PreemptionLog:
             logger.info(
                 "request %s was preempted (%s): its %d tokens gave up %d pages, and go on where the cache still has them",
                 event.request_id, _CAUSES[event.cause], event.num_tokens, event.num_pages,
+                extra={"request_id": event.request_id, "client": event.client},
             )  # fmt: skip
             self._famines += event.cause is Cause.PAGES
         if self._famines and now - self._warned_at >= WARNING_INTERVAL:

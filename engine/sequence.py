@@ -56,6 +56,8 @@ class Sequence:
     """Whether the constraint has been told a token that landed and has not answered."""
     scheduled_at: float | None = None
     """When a step was first planned with it, in seconds of ``time.monotonic``."""
+    num_cached_tokens: int = 0
+    """Tokens that were found in the prefix cache then."""
     slot: int = -1
     pages: list[int] = field(default_factory=list)
     page_keys: list[bytes] = field(default_factory=list)
@@ -93,6 +95,11 @@ class Sequence:
     def prefilling(self) -> bool:
         """Whether known tokens are left to compute before it decodes."""
         return self.num_computed_tokens < self.num_prefill_tokens
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether it ever had a slot."""
+        return self.num_prefill_tokens > 0
 
     @property
     def may_sample(self) -> bool:

@@ -21,6 +21,9 @@ from engine.sequence import Sequence
 OUTPUT_WEIGHT = 2
 """What a generated token counts, beside one of a prompt: the paper's figure."""
 
+REMEMBERED = 1024
+"""Clients without anything waiting whose lead is remembered: those that were charged last."""
+
 
 class WaitingQueue:
     """See above. ``weights`` are shares by client; 1 is everybody else's."""
@@ -156,8 +159,8 @@ class _Level:
 
     def charge(self, client: str, tokens: float) -> None:
         self._count(client, max(self._counters.get(client, 0.0), self._reached) + tokens)
-        if len(self._counters) > 2 * len(self._clients) + 64:
-            self._forget_who_has_no_lead()
+        if len(self._counters) > 2 * (len(self._clients) + REMEMBERED):
+            self._forget()
 
     def _next_client(self) -> str:
         while True:
@@ -167,13 +170,15 @@ class _Level:
             heapq.heappop(self._heap)
 
     def _count(self, client: str, counter: float) -> None:
+        self._counters.pop(client, None)  # so that the order is that of the last change
         self._counters[client] = counter
         if client in self._clients:
             heapq.heappush(self._heap, (counter, next(self._turns), client))
 
-    def _forget_who_has_no_lead(self) -> None:
+    def _forget(self) -> None:
+        latest = set(list(self._counters)[-REMEMBERED:])
         self._counters = {
             client: counter
             for client, counter in self._counters.items()
-            if client in self._clients or counter > self._reached
+            if client in self._clients or (client in latest and counter > self._reached)
         }

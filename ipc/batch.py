@@ -22,7 +22,7 @@ MAX_CONCURRENCY = 128
 SYNC_INTERVAL = 1.0
 """Seconds whose results a crash of the machine may cost; one of the process or the daemon costs none."""
 OVERLOADED_DELAY = 1.0
-"""Seconds before a request is sent again that the daemon has no room for."""
+"""Seconds before a request is sent again that the daemon has no room for, where it does not say."""
 STATUS = {"invalid_request": 400, "message_too_long": 413}
 """HTTP's codes for those of the daemon; any other is 500."""
 
@@ -109,7 +109,8 @@ async def _body(client: AsyncClient, asked: Question, line: Line, model: str) ->
         except RequestFailed as error:
             if error.code not in ("overloaded", "quota_exceeded"):
                 raise
-        await asyncio.sleep(OVERLOADED_DELAY)
+            delay = error.retry_after_s or OVERLOADED_DELAY
+        await asyncio.sleep(delay)
 
 
 @contextmanager

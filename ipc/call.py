@@ -3,11 +3,9 @@
 from collections.abc import Callable
 
 from ipc.errors import OdriverError
-from ipc.messages import Done, Error, Token, Welcome
+from ipc.messages import Done, Token, Welcome
 from ipc.resumption import Resumption
 
-Answer = Token | Done | Error
-"""What the daemon says to a call."""
 Outcome = Token | Done | Welcome | OdriverError | None
 """What the caller hears: an error in place of what does not come, None when it has left itself."""
 Put = Callable[[Outcome], None]

@@ -13,7 +13,7 @@ from typing import Protocol
 
 import msgspec
 
-from driver.errors import DriverError
+from driver.errors import DriverError, Overloaded
 from driver.request import ActiveRequest, ReturnChannel, ReturnSample
 from ipc import frames as wire
 from ipc.messages import (
@@ -219,7 +219,8 @@ class Clients:
             )
         except DriverError as error:
             del client.streams[request_id]
-            self._refuse(identity, request_id, error.code, str(error))
+            retry_after = error.retry_after_s if isinstance(error, Overloaded) else None
+            self._send(identity, Error(request_id, error.code, str(error), retry_after))
 
     def _flush(self, identity: bytes, now: float) -> None:
         """Send what has been waiting for room in the connection of a client."""

@@ -55,8 +55,6 @@ START_PATIENCE = 600.0
 """Seconds that one function may take to compile, or one stage to begin, before systemd gives up on the start."""
 PROGRESS_LIMIT = 60.0
 """Seconds without a step, though there is work, after which the daemon is not healthy."""
-
-
 LONGEST_WAIT = 3600.0
 """Seconds after which the main thread looks around anyway: a poll's timeout may not be infinite."""
 
@@ -80,6 +78,7 @@ class Daemon:
         self._metrics: MetricsServer | None = None
         if settings.metrics_port is not None:
             self._metrics = MetricsServer(settings.metrics_host, settings.metrics_port, self.health)
+            self._metrics.gauge("odriver_clients", "Clients that are connected", lambda: self._server.num_clients)
         self._driver: StartableDriver | None = None
         self._ends: SimpleQueue[tuple[int, str]] = SimpleQueue()
         """Exit code and reason, from whoever has one first."""
@@ -154,6 +153,8 @@ class Daemon:
         assert self._driver is not None
         timeout = self._configuration.daemon.drain_timeout if timeout is None else timeout
         self._give_up_at = min(self._give_up_at, time.monotonic() + timeout)
+        extend_timeout(timeout + SHUTDOWN_TIMEOUT)
+        notify("STATUS=finishing what is open")
         logger.info("%s: nothing new is taken, and what is open has %g s to finish", why, timeout)
         self._driver.drain(lambda: self._end(STOPPED, why))
 
@@ -183,6 +184,8 @@ class Daemon:
         """What is wrong, as far as ``/health`` is concerned."""
         if self._driver is None or self._starting:
             return "starting"
+        if self._give_up_at < math.inf:
+            return "draining"
         stalled = self._driver.seconds_since_progress
         return f"no step has landed for {stalled:.0f} s" if stalled > PROGRESS_LIMIT else None
 

@@ -53,10 +53,14 @@ class ResumeFailed(ConnectionLost):
 
 
 class RequestFailed(OdriverError):
-    """The daemon refused or gave up one request; ``code`` is one of those that ``ipc.messages.Error`` lists."""
+    """The daemon refused or gave up one request; ``code`` is one of those that ``ipc.messages.Error`` lists.
 
-    def __init__(self, code: str, message: str) -> None:
+    ``retry_after_s`` is when to come again, in seconds, where it was overloaded.
+    """
+
+    def __init__(self, code: str, message: str, retry_after_s: float | None = None) -> None:
         super().__init__(message)
+        self.retry_after_s = retry_after_s
         self.code = code
         self.message = message
 

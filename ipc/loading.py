@@ -72,7 +72,13 @@ def load(config: EngineConfig, report: Callable[[Progress], None], on_failure: C
         "pages": f"{engine.stats().pages_total:,} of {config.page_size} tokens",
         "context": f"{engine.limits.max_model_len:,} tokens",
     }
-    driver = oDriver(engine, tokenizer.result(), on_failure=on_failure)
+    driver = oDriver(
+        engine,
+        tokenizer.result(),
+        max_queued_requests=config.max_queued_requests,
+        max_queued_tokens=config.max_queued_tokens,
+        on_failure=on_failure,
+    )
     name = directory.resolve().name
     cache_config = {"block_size": str(config.page_size), "num_gpu_blocks": str(engine.stats().pages_total)}
     metrics = DriverMetrics(driver, name, cache_config)

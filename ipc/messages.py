@@ -172,16 +172,17 @@ class Done(Struct, tag="done", tag_field="type", frozen=True, forbid_unknown_fie
     prompt_logprobs: list[dict[int, Logprob] | None] = []
 
 
-class Error(Struct, tag="error", tag_field="type", frozen=True, forbid_unknown_fields=True):
+class Error(Struct, tag="error", tag_field="type", frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """What was wrong, with a request (nothing more will come for it) or with the connection.
 
     ``code`` is one of those in PROTOCOL.md. A duplicate_request is the one error after which more may come: for the first
-    bearer of the id.
+    bearer of the id. ``retry_after_s``, with overloaded, is in how many seconds to try again.
     """
 
     request_id: str | None
     code: str
     message: str
+    retry_after_s: float | None = None
 
 
 class StatusReply(Struct, tag="status_reply", tag_field="type", frozen=True, forbid_unknown_fields=True):

@@ -11,7 +11,7 @@ from socketserver import ThreadingMixIn
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 from wsgiref.types import StartResponse, WSGIEnvironment
 
-from prometheus_client import CollectorRegistry, GCCollector, PlatformCollector, ProcessCollector, make_wsgi_app
+from prometheus_client import CollectorRegistry, Gauge, GCCollector, PlatformCollector, ProcessCollector, make_wsgi_app
 from prometheus_client.registry import Collector
 
 from ipc.errors import AddressError, AddressInUse
@@ -36,6 +36,10 @@ class MetricsServer:
     def add(self, collector: Collector) -> None:
         """Show these numbers too."""
         self._registry.register(collector)
+
+    def gauge(self, name: str, meaning: str, value: Callable[[], float]) -> None:
+        """Show this number too, as it is when somebody asks."""
+        Gauge(name, meaning, registry=self._registry).set_function(value)
 
     def start(self) -> None:
         """Take the port; raises AddressError where that cannot be had."""

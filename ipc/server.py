@@ -35,8 +35,14 @@ class Server:
         self._on_drain = on_drain
         self._authority = authority
         self._context = zmq.Context()
+        self._num_clients: Callable[[], int] = lambda: 0
         self._work = Listener("sockets", self._context, address, on_failure, authority)
         self._control = Listener("control", self._context, control_address(address), on_failure, authority)
+
+    @property
+    def num_clients(self) -> int:
+        """Clients that have said hello, and are there."""
+        return self._num_clients()
 
     def start(self) -> None:
         """Bind and begin to listen."""
@@ -63,8 +69,9 @@ class Server:
         )
         clients = Clients(driver, welcome, self._work.outbox, self._work.send, self._current)
         self._work.open(clients)
-        control, num_clients = self._control, lambda: len(clients)
-        control.open(Control(driver, welcome, num_clients, self._on_drain, control.outbox, control.send))
+        self._num_clients = lambda: len(clients)
+        control = self._control
+        control.open(Control(driver, welcome, self._num_clients, self._on_drain, control.outbox, control.send))
 
     def stop(self) -> None:
         """Answer what has arrived, send what there is and close; a second time changes nothing."""

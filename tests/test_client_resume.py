@@ -7,9 +7,11 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import msgspec
 import pytest
 from fake_driver import PATIENCE, FakeDriver, serving
 from fakes import FakeEngine, FakeTokenizer
+from test_client import Router
 
 from driver import request as driver_request
 from driver.errors import DriverStopped, Overloaded
@@ -18,6 +20,7 @@ from driver.request import ReturnSample
 from engine.sequence import SequenceOutput
 from ipc.async_client import AsyncClient
 from ipc.client import Client, ConnectionLost, Piece, RequestFailed, ResumeFailed, Usage
+from ipc.messages import Done, Error, Generate, Token, encode
 from ipc.server import MAX_MESSAGE_BYTES
 
 
@@ -58,6 +61,26 @@ def test_a_stream_goes_on_with_the_next_daemon(client: Client, address: str) -> 
     assert resumed.messages == request.messages and resumed.params == request.params
     assert 0 <= request.params["seed"] < 2**32
     assert (request.resume_token_ids, resumed.resume_token_ids) == ([], [[1, 2]])
+
+
+def test_a_stream_goes_on_over_another_connection(address: str) -> None:
+    """With a daemon that lives on, when it was only the connection that was lost."""
+    router = Router(address)
+    with ThreadPoolExecutor(1) as thread:
+        connecting = thread.submit(lambda: Client(address, resume=True))
+        router.welcome()
+        with connecting.result(PATIENCE) as client:
+            stream = client.generate("once")
+            request = router.hear()
+            assert isinstance(request, Generate)
+            router.say(encode(Token(request.request_id, "upon", [4])))
+            router.say(encode(Error(None, "invalid_request", "say hello first")))
+            router.welcome()
+            assert router.hear() == msgspec.structs.replace(request, resume_token_ids=[[4]])
+            router.say(encode(Done(request.request_id, "a", [1], "stop", Usage(1, 2))))
+
+            assert [piece.text for piece in stream] == ["upon", "a"]
+    router.die()
 
 
 def test_a_seed_that_was_given_stays(client: Client, address: str) -> None:
@@ -106,8 +129,8 @@ def test_a_request_begun_while_nobody_is_there_waits_too(client: Client, address
         assert "".join(piece.text for piece in stream) == "onceupon"
 
 
-def test_a_daemon_that_stops_is_outlived(client: Client, address: str) -> None:
-    """Whether it ended the request or never took it; the error is not the caller's to see."""
+def test_a_daemon_that_stops_is_outlived(client: Client, address: str, caplog: pytest.LogCaptureFixture) -> None:
+    """Whether it ended the request or never took it; the error is the log's to see, once, and not the caller's."""
     first, second = FakeDriver(), FakeDriver()
     with ThreadPoolExecutor(2) as threads:
         with serving(address, first):
@@ -124,6 +147,8 @@ def test_a_daemon_that_stops_is_outlived(client: Client, address: str) -> None:
 
             assert late.result(PATIENCE).text == "toolate"
             assert (cut.result(PATIENCE).text, request.resume_token_ids) == ("cut", [[1]])
+    told = [record.message for record in caplog.records if record.name == "ipc.connection"]
+    assert [message.partition(": ")[0] for message in told] == ["it drains", f"the daemon at {address} went away"]
 
 
 def test_only_what_was_cut_off_is_pressed_on_a_daemon_that_has_too_much_to_do(client: Client, address: str) -> None:

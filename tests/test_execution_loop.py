@@ -171,6 +171,19 @@ def test_a_timeout_ends_a_sequence_before_the_next_step() -> None:
     assert landed.count("patient") == 3 and landed.count("done") == 1
 
 
+def test_a_queue_timeout_ends_what_has_not_begun() -> None:
+    """Whoever has had a slot by then goes on."""
+    waiting, begun = build_admit("waiting", max_tokens=9, queue_timeout_s=5), build_admit("begun", queue_timeout_s=5)
+    begun.sequences[0].num_prefill_tokens = 1
+    for admit in (waiting, begun):
+        admit.opened.request.received_at = 100.0
+    engine, times = FakeEngine(), [104.0, *[105.0] * 9]
+
+    said, _ = run_script(engine, [waiting, begun, None, None], clock=lambda: times[engine.steps])
+
+    assert [message for message in said if isinstance(message, Ended)] == [Ended("waiting", "timeout")]
+
+
 def test_an_abort_ends_all_samples_of_a_request() -> None:
     """Each of them, whatever became of the others."""
     admit = build_admit("a", max_tokens=9)

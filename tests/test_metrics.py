@@ -89,7 +89,9 @@ def test_the_phases_of_a_request_add_up() -> None:
     metrics = RequestMetrics(max_model_len=300)
     request = OpenRequest(ActiveRequest(request_id="a", channel=QueueChannel()), "a", received_at=100.0)
     params = SamplingParams(max_tokens=50)
-    sequence = Sequence("a", [1, 2, 3], params, frozenset(), max_tokens=50, seed=0, scheduled_at=100.4)
+    sequence = Sequence(
+        "a", [1, 2, 3], params, frozenset(), max_tokens=50, seed=0, scheduled_at=100.4, num_cached_tokens=2
+    )
     times = SampleTimes(metrics, Opened(request, [sequence], [], 3, params), sequence)
 
     times.land(1, 101.0)
@@ -106,10 +108,11 @@ def test_the_phases_of_a_request_add_up() -> None:
         "time_to_first_token_seconds": 1.0, "inter_token_latency_seconds": 1.0, "e2e_request_latency_seconds": 2.125,
         "request_queue_time_seconds": 0.4, "request_prefill_time_seconds": 0.6, "request_decode_time_seconds": 1.0,
         "request_inference_time_seconds": 1.6, "request_time_per_output_token_seconds": round(1 / 3, 9),
-        "request_prompt_tokens": 3, "request_generation_tokens": 4, "request_params_max_tokens": 50,
+        "request_prompt_tokens": 3, "request_prefill_kv_computed_tokens": 1, "request_generation_tokens": 4, "request_params_max_tokens": 50,
     }  # fmt: skip
     assert dict(metrics.time_to_first_token_seconds.cumulative())[1.0] == 1
     assert dict(metrics.time_to_first_token_seconds.cumulative())[0.75] == 0
+    assert (metrics.prompt_tokens, metrics.prompt_tokens_cached) == (3, 2)
     assert metrics.request_prompt_tokens.bounds == (1, 2, 5, 10, 20, 50, 100, 200)
 
 

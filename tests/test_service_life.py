@@ -21,6 +21,7 @@ from engine.errors import ConfigurationError
 from engine.progress import Progress
 from ipc.config import DaemonConfig
 from ipc.configuration import Configuration
+from ipc.daemon import SHUTDOWN_TIMEOUT
 from ipc.systemd import watchdog_interval
 from ipc.watchdog import Watchdog
 
@@ -100,7 +101,8 @@ def test_a_whole_life_is_told(notices: Notices, tmp_path: Path, monkeypatch: pyt
     begun = int(reload[-1].removeprefix("RELOADING=1\nMONOTONIC_USEC="))
     assert before < begun <= time.clock_gettime_ns(time.CLOCK_MONOTONIC) // 1000
     between = {*reload[:-1], *ready[:-1], *third, *end[:-1]}
-    assert between == {"WATCHDOG=1"}
+    extended = f"EXTEND_TIMEOUT_USEC={round((PATIENCE + SHUTDOWN_TIMEOUT) * 1e6)}"
+    assert between == {"WATCHDOG=1", extended, "STATUS=finishing what is open"}
     assert notices.waiting() == []
 
 

@@ -1,0 +1,125 @@
+"""WaitingQueue: whose turn it is."""
+
+import pytest
+
+from engine.sampling_params import SamplingParams
+from engine.sequence import Sequence
+from engine.waiting_queue import REMEMBERED, WaitingQueue
+
+
+def build_sequence(request_id: str, client: str = "", priority: int = 0, prompt: int = 10) -> Sequence:
+    """One of that client."""
+    params = SamplingParams(priority=priority)
+    return Sequence(request_id, [1] * prompt, params, frozenset(), max_tokens=4, seed=0, client=client)
+
+
+def serve(waiting: WaitingQueue, count: int) -> list[str]:
+    """Take out so many, each charged with its prompt."""
+    served = []
+    for _ in range(count):
+        sequence = waiting.pop()
+        waiting.charge(sequence, len(sequence.prompt_token_ids))
+        served.append(sequence.request_id)
+    return served
+
+
+def test_lower_priorities_come_first_and_equals_in_order_of_arrival() -> None:
+    """Whoever asks."""
+    waiting = WaitingQueue()
+    for number, priority in enumerate((5, 0, 0, -1, 5)):
+        waiting.add(build_sequence(str(number), priority=priority))
+
+    assert serve(waiting, 5) == ["3", "1", "2", "0", "4"]
+    assert len(waiting) == 0 and waiting.head() is None and waiting.num_tokens == 0
+
+
+def test_clients_take_turns_by_tokens_and_not_by_requests() -> None:
+    """One sends long prompts and the other short ones: three short ones weigh as much as a long one."""
+    waiting = WaitingQueue()
+    for number in range(3):
+        waiting.add(build_sequence(f"long {number}", "a", prompt=30))
+    for number in range(9):
+        waiting.add(build_sequence(f"short {number}", "b", prompt=10))
+
+    served = serve(waiting, 8)
+
+    assert [name.split()[0] for name in served] == ["long", "short", "short", "short"] * 2
+
+
+def test_a_flood_does_not_delay_who_comes_later() -> None:
+    """The newcomer begins where the others are: it is next, and gains nothing from having been idle."""
+    waiting = WaitingQueue()
+    for number in range(100):
+        waiting.add(build_sequence(f"flood {number}", "flood"))
+    serve(waiting, 50)
+
+    for number in range(5):
+        waiting.add(build_sequence(f"new {number}", "new"))
+    served = serve(waiting, 10)
+
+    assert served[0] == "new 0"
+    assert sum(name.startswith("new") for name in served) == 5
+
+
+def test_weights_are_shares() -> None:
+    """A client of weight 3 is given three times as much."""
+    waiting = WaitingQueue({"heavy": 3.0})
+    for number in range(40):
+        for client in ("heavy", "light"):
+            waiting.add(build_sequence(f"{client} {number}", client))
+
+    served = serve(waiting, 40)
+
+    assert sum(name.startswith("heavy") for name in served) == 30
+
+
+def test_generated_tokens_count_too() -> None:
+    """Who was given more of them waits longer."""
+    waiting = WaitingQueue()
+    for number in range(4):
+        for client in "ab":
+            waiting.add(build_sequence(f"{client}{number}", client))
+    first = waiting.pop()
+
+    waiting.charge(first, 35)
+
+    assert first.client == "a" and serve(waiting, 4) == ["b0", "b1", "b2", "b3"]
+
+
+@pytest.mark.parametrize("before_all", [True, False])
+def test_the_preempted_come_before_all_or_before_their_own(before_all: bool) -> None:
+    """In both cases the earlier one of two, which yielded last, is the first."""
+    waiting = WaitingQueue()
+    for name, client in (("a0", "a"), ("a1", "a"), ("a2", "a"), ("b0", "b")):
+        waiting.add(build_sequence(name, client))
+    began = [waiting.pop(), waiting.pop()]
+    waiting.charge(began[0], 100)
+
+    for sequence in reversed(began):
+        waiting.add_preempted(sequence, before_all=before_all)
+
+    assert serve(waiting, 4) == (["a0", "a1", "b0", "a2"] if before_all else ["b0", "a0", "a1", "a2"])
+
+
+def test_removing_leaves_the_others() -> None:
+    """In whatever state; an unknown id is answered with None."""
+    waiting = WaitingQueue()
+    for name, client in (("a0", "a"), ("a1", "a"), ("b0", "b")):
+        waiting.add(build_sequence(name, client))
+
+    removed = waiting.remove("a0")
+
+    assert removed is not None and waiting.remove("a0") is None
+    assert serve(waiting, 2) == ["a1", "b0"]
+
+
+def test_clients_that_are_gone_are_forgotten() -> None:
+    """However many there were, some of the latest are remembered, and whoever waits."""
+    waiting = WaitingQueue()
+    waiting.add(build_sequence("stays", "patient", prompt=1))
+    for number in range(9000):
+        waiting.add(build_sequence(str(number), f"client {number}"))
+        waiting.charge(waiting.pop(), 1)
+
+    (level,) = waiting._levels.values()
+    assert len(level._counters) < 3 * REMEMBERED and len(level._heap) < 10
