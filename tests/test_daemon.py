@@ -132,7 +132,7 @@ def test_a_daemon_that_drains_finishes_what_is_open(address: str, news: News, ho
 
     assert code == STOPPED == 0
     assert refused.result() == "draining"
-    assert news.until("STOPPING=1") == ["STOPPING=1"]
+    assert news.until("STOPPING=1")[-2:] == ["STATUS=finishing what is open", "STOPPING=1"]
     assert [signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)] == handlers
 
 
