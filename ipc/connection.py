@@ -48,6 +48,8 @@ class Connection:
         self._closing = False
         self._ended = False
         self._session: Session | None = None
+        self._turned_away_by: Session | None = None
+        """The session in which a daemon that ends has last turned a request away."""
         self._waiting: dict[str, Call] = {}
         """Calls to send once there is a daemon, and after them those that it owes an answer."""
         self._open: dict[str, Call] = {}
@@ -184,6 +186,9 @@ class Connection:
             call.put(error)
             return
         self._interrupt(call, resumption, error, now)
+        if self._turned_away_by is not self._session:  # once for all of them, however often they ask
+            self._turned_away_by = self._session
+            self._tell_that_some_wait(str(error))
 
     def _interrupt(self, call: Call, resumption: Resumption, why: OdriverError, now: float) -> None:
         call.frame = encode(resumption.rest(now))
@@ -192,12 +197,10 @@ class Connection:
         self._waiting[call.request_id] = call
 
     def _send_waiting(self, session: Session, welcome: Welcome, now: float) -> None:
-        self._welcome = welcome
-        due = [call for call in self._waiting.values() if call.not_before <= now]
-        resumed = sum(call.resumption is not None and call.resumption.why is not None for call in due)
-        if resumed:
+        if self._welcome is not welcome and (resumed := self._num_interrupted()):
             logger.info("connected to %s: %d requests are resumed", self._address, resumed)
-        for call in due:
+        self._welcome = welcome
+        for call in [call for call in self._waiting.values() if call.not_before <= now]:
             del self._waiting[call.request_id]
             problem = _problem(call, welcome)
             if problem is not None:
@@ -222,22 +225,26 @@ class Connection:
 
     def _drop(self, session: Session) -> None:
         why, now = session.lost or "", time.monotonic()
-        resumed = 0
         for call in self._open.values():
             if call.resumption is None:
                 call.put(ConnectionLost(why))
             else:
                 self._interrupt(call, call.resumption, ConnectionLost(why), now)
-                resumed += 1
-        if resumed:
-            logger.warning("%s: %d requests wait up to %g s to be resumed", why, resumed, self._resume_timeout)
         self._open.clear()
+        self._tell_that_some_wait(why)
         if session.welcome is None:
             for call in self._waiting.values():
                 call.put(ConnectFailed(why))
             self._waiting.clear()
         session.close()
         self._session = None
+
+    def _tell_that_some_wait(self, why: str) -> None:
+        if waiting := self._num_interrupted():
+            logger.warning("%s: %d requests wait up to %g s to be resumed", why, waiting, self._resume_timeout)
+
+    def _num_interrupted(self) -> int:
+        return sum(call.resumption is not None and call.resumption.why is not None for call in self._waiting.values())
 
     def _begin(self, call: Call) -> None:
         self._waiting[call.request_id] = call

@@ -129,8 +129,8 @@ def test_a_request_begun_while_nobody_is_there_waits_too(client: Client, address
         assert "".join(piece.text for piece in stream) == "onceupon"
 
 
-def test_a_daemon_that_stops_is_outlived(client: Client, address: str) -> None:
-    """Whether it ended the request or never took it; the error is not the caller's to see."""
+def test_a_daemon_that_stops_is_outlived(client: Client, address: str, caplog: pytest.LogCaptureFixture) -> None:
+    """Whether it ended the request or never took it; the error is the log's to see, once, and not the caller's."""
     first, second = FakeDriver(), FakeDriver()
     with ThreadPoolExecutor(2) as threads:
         with serving(address, first):
@@ -147,6 +147,8 @@ def test_a_daemon_that_stops_is_outlived(client: Client, address: str) -> None:
 
             assert late.result(PATIENCE).text == "toolate"
             assert (cut.result(PATIENCE).text, request.resume_token_ids) == ("cut", [[1]])
+    told = [record.message for record in caplog.records if record.name == "ipc.connection"]
+    assert [message.partition(": ")[0] for message in told] == ["it drains", f"the daemon at {address} went away"]
 
 
 def test_only_what_was_cut_off_is_pressed_on_a_daemon_that_has_too_much_to_do(client: Client, address: str) -> None:
