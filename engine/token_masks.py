@@ -32,4 +32,4 @@ def mask_logits(logits: Array, masks: Array) -> Array:
     """
     bits = masks[:, :, None] >> jnp.arange(WORD_BITS, dtype=jnp.int32)[None, None, :] & jnp.int32(1)
     allowed = bits.reshape(masks.shape[0], -1)[:, : logits.shape[1]]
-    return jnp.where(allowed > 0, logits, jnp.finfo(jnp.float32).min)
+    return jnp.where(allowed > 0, logits, np.finfo(np.float32).min)
