@@ -31,11 +31,13 @@ from collections.abc import Mapping
 
 from caching.metadata import pages_for
 from caching.page_manager import HBMPageManager
+from engine.chunks import Chunks
 from engine.growth_reserve import GrowthReserve
 from engine.plan import NextIterationPlan, StepResult
 from engine.preemption import Cause, Preemption
 from engine.running_sequences import RunningSequences, growth_of
 from engine.sequence import Sequence, SequenceOutput, SequenceStatus, TokenLogprobs
+from engine.shared_prefixes import SharedPrefixes
 from engine.waiting_queue import OUTPUT_WEIGHT, WaitingQueue
 
 
@@ -68,8 +70,7 @@ class InferenceScheduler:
         self._fair = fair
         self._waiting = WaitingQueue(client_weights, fair=fair)
         self._running = RunningSequences(max_num_seqs)
-        self._computing: dict[bytes, Sequence] = {}
-        """Keys of the pages that begun prompts have yet to fill, and who will."""
+        self.prefixes = SharedPrefixes(pages, page_size)
         self._released: list[Sequence] = []
         self._victim: Sequence | None = None
         self._cause = Cause.PAGES
@@ -78,10 +79,6 @@ class InferenceScheduler:
         """How many, by cause."""
         self.preempted: list[Preemption] = []
         """Those that nobody has taken."""
-        self.tokens_looked_up = 0
-        """Tokens of admitted sequences that pages could have held."""
-        self.tokens_found = 0
-        """Those of them that pages held."""
 
     def take_preempted(self) -> list[Preemption]:
         """The preemptions since the last call."""
@@ -191,7 +188,7 @@ class InferenceScheduler:
         assert all(not s.pages and s.slot < 0 for s in self._waiting), "a waiting sequence holds something"
         assert self._waiting.num_tokens == sum(s.num_tokens for s in self._waiting), "waiting tokens are miscounted"
         assert self._victim is None or self._running.get(self._victim.request_id), "the victim has gone"
-        assert all(self._running.get(s.request_id) for s in self._computing.values()), "a page is awaited from nobody"
+        self.prefixes.check_integrity({sequence.request_id for sequence in self._running})
 
     def _plan_decodes(self, plan: NextIterationPlan) -> None:
         page_size = self.page_size
@@ -208,13 +205,13 @@ class InferenceScheduler:
     def _plan_prompts(self, plan: NextIterationPlan, *, may_admit: bool) -> None:
         """Long prompts up to their part, the shorter ones, those that wait; then long ones again, if nobody decodes."""
         begun = [s for s in self._running if s.prefilling and s is not self._victim]
-        long = [sequence for sequence in begun if _num_left(sequence) > self._long]
-        chunks = _Chunks(self._budget - plan.num_tokens)
+        chunks = Chunks(self._budget - plan.num_tokens)
+        long = [sequence for sequence in begun if chunks.left(sequence) > self._long]
         left_for_long = self._long
         for sequence in long:
             left_for_long -= self._grant(chunks, sequence, left_for_long)
         for sequence in begun:
-            if _num_left(sequence) <= self._long:
+            if sequence not in long:
                 self._grant(chunks, sequence, self._long)
         if may_admit:
             self._admit(plan, chunks, left_for_long)
@@ -223,21 +220,19 @@ class InferenceScheduler:
                 self._grant(chunks, sequence, self._budget)
         chunks.add_to(plan)
 
-    def _grant(self, chunks: "_Chunks", sequence: Sequence, most: int) -> int:
-        """Let the step compute more of a prompt; how much more. Pages that this fills are kept."""
-        computed = sequence.num_computed_tokens + chunks.counts.get(sequence, 0)
-        granted = min(sequence.num_prefill_tokens - computed, most, chunks.room)
-        if granted > 0:
-            chunks.grant(sequence, granted)
-            self._keep(sequence, computed, computed + granted)
+    def _grant(self, chunks: Chunks, sequence: Sequence, most: int) -> int:
+        """Let the step compute more of a prompt, and keep the pages that this fills; how many tokens."""
+        start = chunks.end(sequence)
+        granted = chunks.grant(sequence, most)
+        self.prefixes.keep(sequence, start, chunks.end(sequence))
         return granted
 
-    def _admit(self, plan: NextIterationPlan, chunks: "_Chunks", left_for_long: int) -> None:
+    def _admit(self, plan: NextIterationPlan, chunks: Chunks, left_for_long: int) -> None:
         while chunks.room > 0:
             sequence = self._waiting.head()
             if sequence is None or not sequence.may_sample:
                 return
-            shared = self._find(sequence)
+            shared = self.prefixes.find(sequence)
             if shared is None:
                 return
             left = sequence.num_tokens - len(shared) * self.page_size
@@ -275,40 +270,10 @@ class InferenceScheduler:
             sequence.num_cached_tokens = sequence.num_computed_tokens
         sequence.num_prefill_tokens = sequence.num_tokens
         self._waiting.charge(sequence, sequence.num_tokens - sequence.num_computed_tokens)
-        count = self._num_sharable(sequence)
-        self.tokens_looked_up += count * self.page_size
-        self.tokens_found += sequence.num_computed_tokens
-        for key in sequence.page_keys_to(count, self.page_size)[num_shared:]:
-            self._computing.setdefault(key, sequence)
+        self.prefixes.begin(sequence, num_shared)
         plan.admitted.append(sequence)
 
-    def _num_sharable(self, sequence: Sequence) -> int:
-        return (sequence.num_tokens - 1) // self.page_size
-
-    def _find(self, sequence: Sequence) -> list[int] | None:
-        """Pages that hold its beginning; None where another is about to fill the next one.
-
-        None are taken where log-probabilities of the prompt are still to be told.
-        """
-        params, prompt = sequence.params, sequence.prompt_token_ids
-        if params.prompt_logprobs is not None and sequence.num_prompt_logprobs < len(prompt):
-            return []
-        keys = sequence.page_keys_to(self._num_sharable(sequence), self.page_size)
-        found = self._pages.find(keys)
-        if len(found) < len(keys) and keys[len(found)] in self._computing:
-            return None
-        return found
-
-    def _keep(self, sequence: Sequence, start: int, end: int) -> None:
-        """Its tokens from start to end are known, and computed by what has been planned: keep the pages they fill."""
-        first, last = start // self.page_size, end // self.page_size
-        keys = sequence.page_keys_to(last, self.page_size)
-        for page in range(first, last):
-            self._pages.keep(sequence.pages[page], keys[page])
-            if self._computing.get(keys[page]) is sequence:
-                del self._computing[keys[page]]
-
-    def _make_room(self, head: Sequence, chunks: "_Chunks") -> bool:
+    def _make_room(self, head: Sequence, chunks: Chunks) -> bool:
         """Nothing is left for the one whose turn it is: whether somebody has yielded to it who is in no step."""
         assert self._running, "a sequence alone finds room, or was refused"
         victim, cause = self._running.least_important(), Cause.PRIORITY
@@ -388,11 +353,7 @@ class InferenceScheduler:
 
     def _release(self, sequence: Sequence) -> None:
         """Take back slot and pages. Steps in flight may still write to the pages, but run before any new owner's."""
-        known = min(sequence.num_computed_tokens, sequence.num_tokens)
-        self._keep(sequence, sequence.num_prefill_tokens, known)
-        for key in sequence.page_keys:
-            if self._computing.get(key) is sequence:
-                del self._computing[key]
+        self.prefixes.end(sequence)
         self._waiting.charge(sequence, OUTPUT_WEIGHT * (len(sequence.output_token_ids) - sequence.num_charged_tokens))
         sequence.num_charged_tokens = len(sequence.output_token_ids)
         self._running.remove(sequence)
@@ -401,26 +362,6 @@ class InferenceScheduler:
         self._released.append(sequence)
         if self._victim is sequence:
             self._victim = None
-
-
-class _Chunks:
-    """How much of which prompts a step computes, while that is being decided; ``room`` tokens are left."""
-
-    def __init__(self, room: int) -> None:
-        self.room = room
-        self.counts: dict[Sequence, int] = {}
-
-    def grant(self, sequence: Sequence, count: int) -> None:
-        self.counts[sequence] = self.counts.get(sequence, 0) + count
-        self.room -= count
-
-    def add_to(self, plan: NextIterationPlan) -> None:
-        for sequence, count in self.counts.items():
-            plan.add(sequence, count)
-
-
-def _num_left(sequence: Sequence) -> int:
-    return sequence.num_prefill_tokens - sequence.num_computed_tokens
 
 
 def _not_seen(sequence: Sequence, first: int, logprobs: list[TokenLogprobs]) -> list[TokenLogprobs]:

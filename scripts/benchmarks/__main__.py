@@ -10,7 +10,7 @@ from pathlib import Path
 from rich.console import Console
 
 from engine.build import DEMO_MODEL
-from scripts.benchmarks import simulate
+from scripts.benchmarks import simulate, soak
 from scripts.benchmarks.chaos import ChaosFailed, measure_chaos
 from scripts.benchmarks.child import ChildFailed
 from scripts.benchmarks.daemon import DaemonFailed
@@ -30,13 +30,14 @@ from scripts.benchmarks.report import save, show
 from scripts.benchmarks.sampling import measure_sampling
 from scripts.benchmarks.serve import measure_serve, measure_status
 from scripts.benchmarks.simulate import measure_policies
+from scripts.benchmarks.soak import SoakFailed, check_histories, measure_soak
 from scripts.benchmarks.startup import measure_startup
 from scripts.benchmarks.systems import serving, two_clients
 from scripts.benchmarks.workload import Prompts
 
 WIDTH = 132
 """Columns of a table that goes to a file."""
-TOTALS = {"simulate": simulate.REQUESTS}
+TOTALS = {"simulate": simulate.REQUESTS, "soak": soak.REQUESTS}
 """Requests, by command."""
 EPILOG = f"""
 models: {", ".join(SIZES)}, with random weights of seed 0, made when first needed in
@@ -63,7 +64,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for figure in options.measure(options):
             figures.append(figure)
             console.print(f"  {figure.benchmark}: {figure.name}: {figure.value:,.4g} {figure.unit}", highlight=False)
-    except (ChaosFailed, ChildFailed, DaemonFailed) as error:
+    except (ChaosFailed, ChildFailed, DaemonFailed, SoakFailed) as error:
         print(f"scripts/bench: {error}", file=sys.stderr)
         return 1
     show(figures, console)
@@ -110,6 +111,7 @@ def _parser() -> argparse.ArgumentParser:
         ("startup", _startup, "from the process's start to READY, with an empty compilation cache and a full one"),
         ("chaos", _chaos, "daemon, clients and batches killed at random points, and that nobody can tell"),
         ("limits", _limits, "how fast this machine reads memory and multiplies matrices"),
+        ("soak", _soak, "10,000 requests on a pool that is too small, with aborts, kills and faults: nothing is lost"),
         ("fairness", _fairness, "what a client's short prompts wait for beside another's flood of long ones"),
         (
             "simulate",
@@ -143,7 +145,7 @@ def _add_arguments(command: argparse.ArgumentParser, name: str) -> None:
         add("--minutes", type=float, default=3, metavar="F", help="how long, at least (default: 3)")
         add("--seed", type=int, default=0, metavar="N", help="draws the points to kill at (default: 0)")
         return
-    if name in ("host", "sampling", "simulate"):
+    if name in ("host", "sampling", "simulate", "soak"):
         return
     if name == "fairness":
         add("--settings", default="", metavar="S", help='flags for the daemon: --settings="--run-ahead 0"')
@@ -229,6 +231,11 @@ def _limits(options: argparse.Namespace) -> Iterator[Figure]:
 def _fairness(options: argparse.Namespace) -> Iterator[Figure]:
     with two_clients(DEMO_MODEL, shlex.split(options.settings)) as (flooding, other):
         yield from measure_fairness("demo", Prompts(size_of(DEMO_MODEL).vocabulary), flooding, other)
+
+
+def _soak(options: argparse.Namespace) -> Iterator[Figure]:
+    yield from check_histories()
+    yield from measure_soak(options.requests)
 
 
 def _simulate(options: argparse.Namespace) -> Iterator[Figure]:

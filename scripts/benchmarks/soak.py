@@ -1,0 +1,229 @@
+"""Ten thousand requests of fifty clients on a pool that holds a quarter of what they want, while things go wrong.
+
+One request in five is aborted, some have little time, client processes are killed and steps of the device fail. All the
+same every request ends once, with a reason; an answer that came whole is the one that the same request gets alone; and
+when all is quiet the daemon holds what it held after the first part of the load.
+"""
+
+import time
+from collections import Counter
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from queue import SimpleQueue
+from random import Random
+from threading import Timer
+from types import TracebackType
+from typing import Self
+
+from engine.build import DEMO_MODEL
+from ipc.client import Client
+from scripts.benchmarks.child import Child, ChildFailed
+from scripts.benchmarks.daemon import Daemon
+from scripts.benchmarks.faulty_daemon import faulty_daemon
+from scripts.benchmarks.figure import Figure, figure
+from scripts.benchmarks.footprint import Footprint
+from scripts.benchmarks.scheduler_history import SchedulerHistory
+from scripts.benchmarks.soak_client import ask_one
+from scripts.benchmarks.soak_requests import Ask, Choice, Ending, greedy_cases, pages_of, random_asks
+
+CLIENT = "scripts.benchmarks.soak_client"
+REQUESTS, CLIENTS, PROCESSES = 10_000, 50, 5
+BATCH = 10
+"""Requests that each client of a process is given at a time."""
+WARM_UP = 0.4
+"""Share of the requests after which the daemon's footprint is taken the first time: more than a minute's worth."""
+KILLS, KILL_AFTER = 5, 0.5
+"""Client processes that are killed, and how many seconds after they have begun to ask."""
+WHOLE = ("stop", "length")
+PAGE_SIZE = 16
+SETTINGS: tuple[str, ...] = ()
+"""More of the daemon's."""
+FAULT_EVERY = 400
+"""Steps of which one fails."""
+QUIET_TIMEOUT = 60.0
+"""Seconds until the daemon has noticed whom it lost: twice what makes a silent client a lost one."""
+MORE_MEMORY = 0.05
+"""Share by which resident memory may differ: malloc keeps what other threads may want again, and does not say."""
+MORE_THREADS = MORE_FILES = 0
+HISTORY_STEPS, HISTORY_LENGTH = 100_000, 200
+
+
+class SoakFailed(Exception):
+    """Something that must not happen, did."""
+
+
+def measure_soak(
+    requests: int = REQUESTS, clients: int = CLIENTS, processes: int = PROCESSES, kills: int = KILLS
+) -> Iterator[Figure]:
+    """What was shown, as figures; raises SoakFailed where it was not."""
+    cases = greedy_cases()
+    asks = random_asks(cases, requests, seed=0)
+    wanted = [pages_of(ask, PAGE_SIZE) for ask in asks]
+    pages = 1 + max(round(clients * sum(wanted) / len(wanted) / 4), *wanted)
+    settings = ("--num-pages", str(pages), "--page-size", str(PAGE_SIZE), *SETTINGS)
+    program = faulty_daemon(FAULT_EVERY)
+    with Daemon(DEMO_MODEL, *settings, program=program) as daemon, daemon.client() as control:
+        alone = [_alone(control, case) for case in cases]
+        with Soak(daemon, control, clients // processes, processes) as soak:
+            first = round(WARM_UP * requests)
+            began = time.monotonic()
+            soak.play(asks[:first], 0)
+            before, quiet_at = soak.rest(), time.monotonic()
+            soak.play(asks[first:], kills)
+            seconds = time.monotonic() - began
+            after = soak.rest()
+        yield figure("soak", f"requests of {clients} clients, on {pages} pages", "", [requests])
+        yield figure("soak", "their rate", "req/s", [requests / seconds])
+        yield from _endings(soak)
+        yield from _comparisons(soak, alone)
+        yield from _faults(control.status())
+        yield from _footprints(before, after, quiet_at - began)
+
+
+class Soak:
+    """The clients' side, from entering to leaving, and what became of their requests."""
+
+    def __init__(self, daemon: Daemon, control: Client, clients: int, processes: int) -> None:
+        self.answered: list[tuple[Ask, Ending]] = []
+        self.killed = 0
+        """Requests of clients that were killed, as far as nobody has heard how they ended."""
+        self._daemon = daemon
+        self._control = control
+        self._clients = clients
+        """Of each process."""
+        self._processes = processes
+        self._random = Random(0)
+
+    def __enter__(self) -> Self:
+        self._children = [self._child() for _ in range(self._processes)]
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        for child in self._children:
+            child.__exit__(kind, error, at)
+
+    def play(self, asks: list[Ask], kills: int) -> None:
+        """Have all processes ask all of this; so many of them are killed meanwhile, and followed by others."""
+        size = BATCH * self._clients
+        batches = [asks[start : start + size] for start in range(0, len(asks), size)]
+        deadly = set(self._random.sample(range(len(batches)), kills))
+        work: SimpleQueue[tuple[list[Ask], bool]] = SimpleQueue()
+        for number, batch in enumerate(batches):
+            work.put((batch, number in deadly))
+        with ThreadPoolExecutor(self._processes) as threads:
+            list(threads.map(lambda place: self._drive(place, work), range(self._processes)))
+
+    def rest(self) -> Footprint:
+        """Wait until the daemon has nothing left to do, and knows whom it has lost; what it holds then."""
+        deadline = time.monotonic() + QUIET_TIMEOUT
+        while left := self._left():
+            if time.monotonic() > deadline:
+                raise SoakFailed(f"{QUIET_TIMEOUT:g} s after the last request the daemon still has {left}")
+            time.sleep(0.5)
+        return Footprint.of(self._daemon.pid)
+
+    def _left(self) -> dict[str, int]:
+        """What of a daemon at rest should not be there."""
+        status = self._control.status()
+        left = {
+            name: status[name] for name in ("running", "waiting", "queued_requests", "open_requests", "pages_owned")
+        }
+        left["clients lost"] = status["clients"] - 1 - self._clients * self._processes
+        left["pages lost"] = status["pages_total"] - status["pages_free"] - status["pages_cached"]
+        return {name: count for name, count in left.items() if count}
+
+    def _drive(self, place: int, work: "SimpleQueue[tuple[list[Ask], bool]]") -> None:
+        """One process asks, until there is no more to ask."""
+        while not work.empty():
+            batch, deadly = work.get()
+            question = [batch[number :: self._clients] for number in range(self._clients)]
+            killer = Timer(KILL_AFTER, self._children[place].kill)
+            if deadly:
+                killer.start()
+            try:
+                endings = self._children[place].ask(question, list[list[Ending]])
+            except ChildFailed:
+                if not deadly:
+                    raise
+                self.killed += len(batch)
+                self._children[place].__exit__(None, None, None)
+                self._children[place] = self._child()
+                continue
+            killer.cancel()
+            for asks, ended in zip(question, endings, strict=True):
+                self.answered += zip(asks, ended, strict=True)
+
+    def _child(self) -> Child:
+        return Child(CLIENT, self._daemon.address, str(self._clients)).__enter__()
+
+
+def check_histories(steps: int = HISTORY_STEPS) -> Iterator[Figure]:
+    """Random histories of the scheduler alone, under its model checker, of so many steps together."""
+    began = time.monotonic()
+    for seed in range(steps // HISTORY_LENGTH):
+        history = SchedulerHistory(Random(seed))
+        try:
+            for _ in range(HISTORY_LENGTH):
+                history.step()
+            history.end()
+        except AssertionError as broken:
+            raise SoakFailed(f"a random history of the scheduler, of seed {seed}: {broken}") from broken
+    yield figure("soak", "random steps of the scheduler, checked", "", [steps])
+    yield figure("soak", "time for them", "s", [time.monotonic() - began], more_is_better=False)
+
+
+def _alone(client: Client, case: Ask) -> Ending:
+    """How a request ends when nobody else asks; a step of it may fail, even twice."""
+    for _ in range(3):
+        ending = ask_one(client, case)
+        if ending.error is None and ending.wrong is None:
+            return ending
+    raise SoakFailed(f"alone, {case} ends with {ending.error or ending.wrong} each time")
+
+
+def _endings(soak: Soak) -> Iterator[Figure]:
+    wrong = [ending.wrong for _, ending in soak.answered if ending.wrong is not None]
+    if wrong:
+        raise SoakFailed(f"{len(wrong)} requests did not end as they should, the first so: {wrong[0]}")
+    reasons = Counter(ending.reason for _, ending in soak.answered)
+    for reason, count in reasons.most_common():
+        yield figure("soak", f"ended with {reason}", "", [count])
+    yield figure("soak", "of clients that were killed", "", [soak.killed])
+
+
+def _comparisons(soak: Soak, alone: list[Ending]) -> Iterator[Figure]:
+    whole = 0
+    for ask, ending in soak.answered:
+        if ask.case is None:
+            continue
+        for index, choice in ending.choices.items():
+            wanted = alone[ask.case].choices[index]
+            if choice.finish_reason in WHOLE:
+                whole += 1
+            if not agrees(choice, wanted):
+                raise SoakFailed(f"alone, {ask} gives {wanted}; under load it gave {choice}")
+    yield figure("soak", "whole greedy samples, all equal to those alone", "", [whole])
+
+
+def agrees(choice: Choice, alone: Choice) -> bool:
+    """Whether a greedy sample is the one that was computed alone, or its beginning where it was cut off."""
+    if choice.finish_reason in WHOLE:
+        return choice == alone
+    length = len(choice.token_ids)
+    return choice.token_ids == alone.token_ids[:length] and alone.text.startswith(choice.text)
+
+
+def _faults(status: dict[str, float]) -> Iterator[Figure]:
+    for name in ("failed_steps", "failed_rows", "preemptions", "steps"):
+        yield figure("soak", name.replace("_", " "), "", [status[name]], more_is_better=False)
+
+
+def _footprints(before: Footprint, after: Footprint, seconds: float) -> Iterator[Figure]:
+    """Those at rest after the first part, and at rest after all of it, with as many clients connected."""
+    for name in ("threads", "files", "megabytes"):
+        held, then = getattr(after, name), getattr(before, name)
+        yield figure("soak", f"{name} at rest", "", [held], more_is_better=False, others={f"{seconds:.0f} s": [then]})
+    if after.threads > before.threads + MORE_THREADS or after.files > before.files + MORE_FILES:
+        raise SoakFailed(f"the daemon holds more than before: {after} after {before}")
+    if after.megabytes > before.megabytes * (1 + MORE_MEMORY):
+        raise SoakFailed(f"the daemon's memory grew from {before.megabytes:.0f} to {after.megabytes:.0f} MB")
