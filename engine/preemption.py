@@ -57,14 +57,15 @@ class PreemptionLog:
         """Log these events; ``now`` is in seconds."""
         for event in events:
             logger.info(
-                "request %s was preempted (%s): its %d tokens gave up %d pages, and go on where the cache still has them",
-                event.request_id, _CAUSES[event.cause], event.num_tokens, event.num_pages,
+                "request %s was preempted (%s): it gives up %d pages, waits in front of the others, and goes on from what the "
+                "cache then still has of its %d tokens",
+                event.request_id, _CAUSES[event.cause], event.num_pages, event.num_tokens,
                 extra={"request_id": event.request_id, "client": event.client},
             )  # fmt: skip
             self._famines += event.cause is Cause.PAGES
         if self._famines and now - self._warned_at >= WARNING_INTERVAL:
             logger.warning(
-                "the pages do not suffice: %d preemptions since the last warning, %d sequences run in %s. Nothing is lost, "
+                "the pages do not suffice: preempted since the last warning: %d, running now: %d, in %s. Nothing is lost, "
                 "but work is done twice. Should it go on: more pages (--num-pages, --hbm-utilization), fewer sequences at "
                 "once (--max-num-seqs), or a lower max_tokens in requests",
                 self._famines, num_running, self._pool,
