@@ -8,6 +8,9 @@ from numpy.typing import NDArray
 from engine.plan import NextIterationPlan
 
 WORD_BITS = 32
+FORBIDDEN = -3e38
+"""Logit of a token that a constraint rules out: below what other parameters give one that they rule out, so that among
+those the constraint has the last word; and finite, as a row that is not has no next token."""
 
 
 def mask_words(vocab_size: int) -> int:
@@ -26,10 +29,7 @@ def pack_masks(plan: NextIterationPlan, rows: int, vocab_size: int) -> NDArray[n
 
 
 def mask_logits(logits: Array, masks: Array) -> Array:
-    """f32[rows, vocab] logits, minus infinity where the i32[rows, words] masks have no bit.
-
-    That is below what other parameters give a token that they rule out, so that among those a constraint has the last word.
-    """
+    """f32[rows, vocab] logits, FORBIDDEN where the i32[rows, words] masks have no bit."""
     bits = masks[:, :, None] >> jnp.arange(WORD_BITS, dtype=jnp.int32)[None, None, :] & jnp.int32(1)
     allowed = bits.reshape(masks.shape[0], -1)[:, : logits.shape[1]]
-    return jnp.where(allowed > 0, logits, -jnp.inf)
+    return jnp.where(allowed > 0, logits, np.float32(FORBIDDEN))
