@@ -1,7 +1,10 @@
 """From an EngineConfig to an engine that is ready: weights read, memory taken, functions compiled and run once."""
 
+import gc
+import logging
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -9,23 +12,32 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.errors import JaxRuntimeError
 
+from caching.metadata import PagedAttentionCacheMetaData
 from caching.page_manager import HBMPageManager
 from engine.backend import Backend, choose_backend
 from engine.config import EngineConfig, ServingLimits
-from engine.errors import ConfigurationError
+from engine.errors import ConfigurationError, OutOfMemory, StepFailed
 from engine.execution_manager import ExecutionManager, StepShapes
-from engine.memory import plan_cache
+from engine.memory import CachePlanner
 from engine.models.config import ModelConfig
+from engine.models.decoder import Decoder
 from engine.models.families import read_model_config
 from engine.models.weights import load_decoder, parameter_bytes
-from engine.oengine import oEngine
+from engine.oengine import NOT_FINITE, oEngine
 from engine.progress import Progress
 from engine.runner import eSurgeRunner
 from engine.sampling_params import SamplingParams
 from engine.scheduler import InferenceScheduler
 from engine.sequence import Sequence
+from engine.staged_compilation import StagedCompilation
 from engine.token_masks import mask_words
+
+logger = logging.getLogger(__name__)
+
+OUT_OF_MEMORY = "RESOURCE_EXHAUSTED"
+"""How XLA's errors begin where the device has no memory left."""
 
 DEMO_MODEL = Path(__file__).parent / "models" / "demo"
 """The small model that oDriver ships and serves when it is given none."""
@@ -43,19 +55,37 @@ def build_engine(config: EngineConfig, report: Callable[[Progress], None]) -> oE
     backend = choose_backend(config.page_size, model.head_dim)
     report(Progress("preparing kernels", 1, 1, "steps"))
     weights = _weights_dtype(config, model, backend, dtype)
-    metadata = plan_cache(config, model, max_model_len, dtype, parameter_bytes(model, weights))
-    max_model_len = _fitting(config, max_model_len, metadata.num_usable_tokens)
+    planner = CachePlanner(config, model, max_model_len, dtype, parameter_bytes(model, weights))
+    metadata = planner.plan()
+    _fitting(config, max_model_len, metadata)
     decoder = load_decoder(directory, model, weights, progress=lambda done, total: report(_loading(done, total)))
     backend.prepare(decoder)
-    shapes = StepShapes(
-        max_num_seqs=config.max_num_seqs,
-        max_num_batched_tokens=config.max_num_batched_tokens,
-        max_model_len=max_model_len,
-        cache=metadata,
-    )
-    manager = ExecutionManager(decoder, shapes, backend.attention)
-    staged = manager.compile(report, staged=config.staged_readiness)
-    pages = HBMPageManager(metadata.num_pages)
+    while True:
+        try:
+            return _assemble(config, decoder, backend, max_model_len, planner, metadata, report)
+        except OutOfMemory as shortage:
+            why = str(shortage)
+        gc.collect()  # what the attempt has left on the device
+        metadata = planner.back_off(metadata, why)
+
+
+def _assemble(
+    config: EngineConfig,
+    decoder: Decoder,
+    backend: Backend,
+    max_model_len: int,
+    planner: CachePlanner,
+    metadata: PagedAttentionCacheMetaData,
+    report: Callable[[Progress], None],
+) -> oEngine:
+    """An engine with so many pages, or fewer where a step takes more than was guessed. Raises OutOfMemory."""
+    with _refusals_told():
+        jax.block_until_ready(
+            backend.allocate(metadata)
+        )  # and let go: a pool that is too large is better found before compiling than after
+        manager, shapes, staged = _compile(config, decoder, backend, max_model_len, planner, metadata, report)
+        runner = eSurgeRunner(manager, shapes, partial(backend.allocate, shapes.cache), config.seed)
+    pages = HBMPageManager(shapes.cache.num_pages)
     scheduler = InferenceScheduler(
         pages,
         page_size=config.page_size,
@@ -65,11 +95,52 @@ def build_engine(config: EngineConfig, report: Callable[[Progress], None]) -> oE
         priority_preemption_threshold=config.priority_preemption_threshold,
         client_weights=config.weights,
     )
-    runner = eSurgeRunner(manager, shapes, partial(backend.allocate, metadata), config.seed)
+    model = decoder.config
     limits = ServingLimits(shapes.max_model_len, model.vocab_size, model.eos_token_ids, config.enable_prefix_caching)
     engine = oEngine(scheduler, runner, pages, limits, run_ahead=config.run_ahead, staged=staged)
     _warm_up(engine)
     return engine
+
+
+def _compile(
+    config: EngineConfig,
+    decoder: Decoder,
+    backend: Backend,
+    max_model_len: int,
+    planner: CachePlanner,
+    metadata: PagedAttentionCacheMetaData,
+    report: Callable[[Progress], None],
+) -> tuple[ExecutionManager, StepShapes, StagedCompilation]:
+    """The compiled steps; again for a smaller pool, where they show that there is no room for this one beside them."""
+    while True:
+        shapes = StepShapes(
+            max_num_seqs=config.max_num_seqs,
+            max_num_batched_tokens=config.max_num_batched_tokens,
+            max_model_len=_fitting(config, max_model_len, metadata),
+            cache=metadata,
+        )
+        manager = ExecutionManager(decoder, shapes, backend.attention)
+        staged = manager.compile(report, staged=config.staged_readiness)
+        planner.count_scratch(manager.scratch_bytes)
+        left = planner.plan()
+        if left.num_pages >= metadata.num_pages:
+            return manager, shapes, staged
+        logger.warning(
+            "a compiled step takes %s bytes beside weights and pages, more than was reckoned with: %s pages instead of %s",
+            f"{manager.scratch_bytes:,}", f"{left.num_pages:,}", f"{metadata.num_pages:,}",
+        )  # fmt: skip
+        metadata = left
+
+
+@contextmanager
+def _refusals_told() -> Iterator[None]:
+    """Raises OutOfMemory where the device has none left."""
+    try:
+        yield
+    except JaxRuntimeError as error:
+        if OUT_OF_MEMORY not in str(error):
+            raise
+        raise OutOfMemory(str(error).partition("\n")[0]) from error
 
 
 def describe(config: EngineConfig) -> dict[str, str]:
@@ -110,8 +181,9 @@ def _max_model_len(config: EngineConfig, model: ModelConfig) -> int:
     return asked or model.max_position
 
 
-def _fitting(config: EngineConfig, max_model_len: int, pool: int) -> int:
-    """The context that a pool of so many tokens allows; less than the operator asked for is not what they asked for."""
+def _fitting(config: EngineConfig, max_model_len: int, metadata: PagedAttentionCacheMetaData) -> int:
+    """The context that a pool allows; less than the operator asked for is not what they asked for."""
+    pool = metadata.num_usable_tokens
     if config.max_model_len is not None and pool < max_model_len:
         raise ConfigurationError(
             f"the pool holds {pool} tokens, which is less than max_model_len {max_model_len}: lower max_model_len, or "
@@ -180,5 +252,19 @@ def _warm_up(engine: oEngine) -> None:
         sequence = Sequence("warm-up", prompt, params, frozenset(), tokens - len(prompt), seed=0, constraint=any_token)
         engine.add(sequence)
         while engine.has_work:
-            engine.step()
+            for output in engine.step():
+                _check_warm_up(output.error)
     engine.start_counting()
+
+
+def _check_warm_up(error: str | None) -> None:
+    if error is None:
+        return
+    if OUT_OF_MEMORY in error:
+        raise OutOfMemory(error)
+    if error == NOT_FINITE:
+        raise ConfigurationError(
+            "the model gives NaN or infinity for the first prompt it is tried with: its weights are damaged, or too large "
+            "for this dtype"
+        )
+    raise StepFailed(error)

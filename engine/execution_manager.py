@@ -88,6 +88,7 @@ class ExecutionManager:
         self._hidden = jax.eval_shape(lambda: look_up(decoder.embedding, jnp.zeros(1, jnp.int32)))
         self._take_hidden: dict[int, TakeHidden] = {}
         self._prompt_logprobs: Callable[[Array, Array, NDArray[np.int32]], Array] | None = None
+        self._scratch: list[int] = []
         self._ready: list[StepLayout] = []
         self._ready_tokens: list[int] = []
 
@@ -109,6 +110,11 @@ class ExecutionManager:
             pool.shutdown(wait=False, cancel_futures=True)
         self._publish()
         return StagedCompilation(list(self._jobs(buckets)), self._publish)
+
+    @property
+    def scratch_bytes(self) -> int:
+        """The most that a compiled step takes beside weights and pages while it runs; 0 where the compiler does not say."""
+        return max(self._scratch, default=0)
 
     def layout_for(self, num_tokens: int) -> StepLayout:
         """The smallest compiled bucket that holds a step."""
@@ -163,7 +169,10 @@ class ExecutionManager:
         lowered = lower(step, weights, cache, last_token, packed, donate=1)
         hidden, places = lowered.out_info[2], jax.ShapeDtypeStruct((PROMPT_BLOCK,), np.int32)
         self._take_hidden[layout.tokens] = lower(lambda hidden, at: hidden[at], hidden, places).compile()
-        self._forward[layout.tokens] = lowered.compile()
+        self._forward[layout.tokens] = compiled = lowered.compile()
+        sizes = compiled.memory_analysis()
+        if sizes is not None:
+            self._scratch.append(sizes.temp_size_in_bytes + sizes.output_size_in_bytes - sizes.alias_size_in_bytes)
 
     def _run(
         self, decoder: Decoder, cache: PagedAttentionCache, last_token: Array, batch: ModelInputBatch

@@ -1,5 +1,7 @@
 """How many pages the memory holds."""
 
+import logging
+
 import jax
 import numpy as np
 import psutil
@@ -9,35 +11,79 @@ from engine.config import EngineConfig
 from engine.errors import ConfigurationError
 from engine.models.config import ModelConfig
 
+logger = logging.getLogger(__name__)
+
 ACCELERATOR_UTILIZATION = 0.9
 CPU_UTILIZATION = 0.4
 """A host's memory is shared with everything else that runs on it, an accelerator's is ours."""
 
 
-def plan_cache(
-    config: EngineConfig, model: ModelConfig, max_model_len: int, dtype: np.dtype, weight_bytes: int
-) -> PagedAttentionCacheMetaData:
-    """The pool: what was asked for, or what the memory budget holds, but no more than every sequence at full length.
+BACK_OFF = 8
+"""Where the device refuses a pool, the next one to be tried has this part of its pages less."""
 
-    Raises ConfigurationError when there is not one page for each sequence that may run.
+
+class CachePlanner:
+    """How many pages there are to be: what was asked for, or what the memory has room for beside weights and scratch.
+
+    Never more than every sequence at full length needs. Made before the weights are loaded.
     """
-    needed = config.max_num_seqs * pages_for(max_model_len, config.page_size) + 1
-    page = _metadata(config, model, 1, dtype).bytes_per_page
-    budget = memory_budget(config) - weight_bytes - _scratch_bytes(config, model)
-    fitting = max(0, budget // page)
-    num_pages = min(needed, fitting) if config.num_pages is None else config.num_pages
-    if num_pages > fitting:
-        raise ConfigurationError(
-            f"num_pages {num_pages} takes {num_pages * page:,} bytes, but only {max(0, budget):,} are left beside the "
-            f"weights: lower num_pages, or raise hbm_utilization"
-        )
-    if num_pages < config.max_num_seqs + 1:
-        raise ConfigurationError(
-            f"{num_pages} pages of {page:,} bytes are too few for one page for each of max_num_seqs "
-            f"{config.max_num_seqs} sequences and the sink: lower max_num_seqs, or give more memory "
-            f"(hbm_utilization, num_pages)"
-        )
-    return _metadata(config, model, num_pages, dtype)
+
+    def __init__(
+        self, config: EngineConfig, model: ModelConfig, max_model_len: int, dtype: np.dtype, weight_bytes: int
+    ) -> None:
+        self._config = config
+        self._model = model
+        self._dtype = dtype
+        self._needed = config.max_num_seqs * pages_for(max_model_len, config.page_size) + 1
+        self._budget = memory_budget(config)
+        self._weights = weight_bytes
+        self._scratch = _step_scratch(config, model)
+        self._page = _metadata(config, model, 1, dtype).bytes_per_page
+
+    def plan(self) -> PagedAttentionCacheMetaData:
+        """The pool. Raises ConfigurationError when there is not one page for each sequence that may run."""
+        asked, left = self._config.num_pages, max(0, self._budget - self._weights - self._reserved)
+        fitting = left // self._page
+        if asked is not None and asked > fitting:
+            raise ConfigurationError(
+                f"num_pages {asked} takes {asked * self._page:,} bytes, but only {left:,} are left {self._beside()}: lower "
+                f"num_pages, or raise hbm_utilization"
+            )
+        return self._of(asked or min(self._needed, fitting))
+
+    def count_scratch(self, step_bytes: int) -> None:
+        """The compiled step takes so much beside weights and pages: plan with that, where it is more than was guessed."""
+        self._scratch = max(self._scratch, step_bytes)
+
+    def back_off(self, refused: PagedAttentionCacheMetaData, why: str) -> PagedAttentionCacheMetaData:
+        """The pool to try when the device has refused one; says so. Raises ConfigurationError where that is no answer."""
+        size = f"{refused.num_pages:,} pages ({refused.num_pages * self._page:,} bytes) {self._beside()}"
+        if self._config.num_pages is not None:
+            raise ConfigurationError(f"the device has no memory for {size}: lower num_pages ({why})")
+        smaller = self._of(refused.num_pages - max(1, refused.num_pages // BACK_OFF))
+        logger.warning(
+            "the device has no memory for %s: trying %s. A lower hbm_utilization, or num_pages, asks for less from the "
+            "start; a lower max_num_batched_tokens needs less scratch (%s)",
+            size, f"{smaller.num_pages:,}", why,
+        )  # fmt: skip
+        return smaller
+
+    @property
+    def _reserved(self) -> int:
+        return self._scratch + _sampling_scratch(self._config, self._model)
+
+    def _beside(self) -> str:
+        return f"beside {self._weights:,} of weights and {self._reserved:,} of scratch"
+
+    def _of(self, num_pages: int) -> PagedAttentionCacheMetaData:
+        least = self._config.max_num_seqs + 1
+        if num_pages < least:
+            raise ConfigurationError(
+                f"{num_pages} pages of {self._page:,} bytes are too few for one page for each of max_num_seqs "
+                f"{least - 1} sequences and the sink, {self._beside()}: lower max_num_seqs, or give more memory "
+                f"(hbm_utilization, num_pages)"
+            )
+        return _metadata(self._config, self._model, num_pages, self._dtype)
 
 
 def memory_budget(config: EngineConfig) -> int:
@@ -50,11 +96,15 @@ def memory_budget(config: EngineConfig) -> int:
     return int(psutil.virtual_memory().available * (config.hbm_utilization or CPU_UTILIZATION))
 
 
-def _scratch_bytes(config: EngineConfig, model: ModelConfig) -> int:
+def _step_scratch(config: EngineConfig, model: ModelConfig) -> int:
     """A generous guess at what the largest compiled step needs besides weights and pages, in float32."""
-    per_slot = 4 * model.vocab_size + 2 * model.vocab_size  # the sampler's working set, and what it keeps of each slot
     per_token = 8 * model.hidden_size + 4 * model.intermediate_size + 4 * model.num_heads * model.head_dim
-    return 4 * (config.max_num_batched_tokens * per_token + config.max_num_seqs * per_slot)
+    return 4 * config.max_num_batched_tokens * per_token
+
+
+def _sampling_scratch(config: EngineConfig, model: ModelConfig) -> int:
+    """The same of the sampler's working set, and what it keeps of each slot."""
+    return 4 * config.max_num_seqs * (4 + 2) * model.vocab_size
 
 
 def _metadata(config: EngineConfig, model: ModelConfig, num_pages: int, dtype: np.dtype) -> PagedAttentionCacheMetaData:

@@ -1,15 +1,23 @@
 """build_engine: from a model directory to an engine that is ready, or words that say why not."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
-from checkpoints import build_checkpoint
+from checkpoints import VARIANTS, build_checkpoint, random_tensors, write_tensors
+from jax.errors import JaxRuntimeError
 
+from engine import build, memory
 from engine.backend import choose_backend
 from engine.build import build_engine, describe
 from engine.compilations import num_compilations
 from engine.config import EngineConfig
 from engine.errors import ConfigurationError
+from engine.execution_manager import ExecutionManager
+from engine.models.families import read_model_config
+from engine.models.weights import parameter_bytes
 from engine.sampling_params import SamplingParams
 from engine.sequence import Sequence
 
@@ -98,6 +106,96 @@ def test_what_cannot_be_served_is_said_before_anything_is_loaded(directory, sett
         build_engine(build_config(directory, **settings), reports.append)
 
     assert {report.stage for report in reports} <= {"preparing kernels"}
+
+
+def refuse_above(monkeypatch, *, allocation=10**9, step_of=10**9):
+    """A device that has no memory for the allocation of, or a step with, more than so many pages."""
+    refusal = JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 1234 bytes.\nAnd much more.")
+    choose, forward = choose_backend, ExecutionManager.forward
+
+    def choosing(*arguments):
+        backend = choose(*arguments)
+
+        def allocate(metadata):
+            if metadata.num_pages > allocation:
+                raise refusal
+            return backend.allocate(metadata)
+
+        return dataclasses.replace(backend, allocate=allocate)
+
+    def refusing(self, layout):
+        def step(weights, cache, *arguments):
+            if cache.layers[0].shape[0] > step_of:
+                raise refusal
+            return forward(self, layout)(weights, cache, *arguments)
+
+        return step
+
+    monkeypatch.setattr(build, "choose_backend", choosing)
+    monkeypatch.setattr(ExecutionManager, "forward", refusing)
+
+
+def test_a_pool_that_the_device_refuses_is_made_smaller(directory, monkeypatch, caplog):
+    """An eighth of the pages less each time, whether allocation or the first step is refused, and it says so."""
+    refuse_above(monkeypatch, allocation=28, step_of=25)
+
+    engine = build_engine(build_config(directory), lambda progress: None)
+
+    assert engine.stats().pages_total == 22
+    said = [record.getMessage() for record in caplog.records if "trying" in record.getMessage()]
+    assert [message.split(" pages")[0].split()[-1] for message in said] == ["33", "29", "26"]
+    assert [message.split("trying ")[1].split(".")[0] for message in said] == ["29", "26", "23"]
+    assert all("Out of memory allocating 1234 bytes." in message and "num_pages" in message for message in said)
+    engine.add(Sequence("", [5, 6, 7], SamplingParams(), frozenset(), 9, seed=3))
+    while engine.has_work:
+        engine.step()
+    assert (engine.stats().generated_tokens, engine.stats().failed_steps) == (9, 0)
+
+
+def test_num_pages_that_the_device_refuses_are_a_mistake_to_be_told(directory, monkeypatch):
+    """What was asked for is not made smaller; the message has the arithmetic and the setting."""
+    refuse_above(monkeypatch, allocation=32)
+
+    with pytest.raises(
+        ConfigurationError, match=r"33 pages \([0-9,]+ bytes\) beside [0-9,]+ of weights.*lower num_pages"
+    ):
+        build_engine(build_config(directory, num_pages=33), lambda progress: None)
+
+
+def test_a_device_that_refuses_every_pool_is_a_mistake_to_be_told(directory, monkeypatch):
+    """Fewer pages than sequences are of no use."""
+    refuse_above(monkeypatch, allocation=2)
+
+    with pytest.raises(ConfigurationError, match="too few for one page for each of max_num_seqs 2"):
+        build_engine(build_config(directory), lambda progress: None)
+
+
+def test_a_step_that_takes_more_scratch_than_was_guessed_leaves_fewer_pages(directory, monkeypatch, caplog):
+    """The pool shrinks by what the compiler says of the step, before anything is run."""
+    config = build_config(directory)
+    model = read_model_config(directory)
+    weights, page = parameter_bytes(model, np.float32), 3 * 4 * 4 * 2 * 12 * 4
+    guess = memory._step_scratch(config, model)
+    monkeypatch.setattr(
+        memory, "memory_budget", lambda _: weights + guess + memory._sampling_scratch(config, model) + 33 * page
+    )
+    monkeypatch.setattr(ExecutionManager, "scratch_bytes", guess + 10 * page)
+
+    engine = build_engine(config, lambda progress: None)
+
+    assert engine.stats().pages_total == 22
+    assert "23 pages instead of 33" in caplog.text
+
+
+def test_a_model_that_gives_no_numbers_is_not_served(tmp_path):
+    """NaN in answer to the first prompt is found before anybody is served."""
+    directory = build_checkpoint(tmp_path)
+    tensors = random_tensors(VARIANTS["llama2"].config, 0)
+    tensors["model.norm.weight"][:] = np.nan
+    write_tensors(directory, tensors)
+
+    with pytest.raises(ConfigurationError, match=r"NaN or infinity .* weights are damaged"):
+        build_engine(build_config(directory), lambda progress: None)
 
 
 @pytest.mark.parametrize(
