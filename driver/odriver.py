@@ -82,6 +82,8 @@ class DriverStatus(EngineStats, frozen=True):
     """Requests that wait to be prepared."""
     open_requests: int = 0
     """Requests that are owed a last sample: queued, waiting, running or on their way out."""
+    requests_by_client: dict[str, tuple[int, int]] = msgspec.field(default_factory=dict)
+    """Of each client that has any open: how many, and how many of them have no token yet."""
     seconds_since_progress: float = 0.0
     """For how long the engine has had work and has landed no step; 0 when it is idle. Health is this, not a heartbeat."""
     uptime_seconds: float = 0.0
@@ -178,6 +180,7 @@ class oDriver:
             **msgspec.structs.asdict(self._execution.stats),
             queued_requests=self._prepare.num_queued,
             open_requests=len(self._open_requests),
+            requests_by_client=self._open_requests.by_client(),
             seconds_since_progress=self.seconds_since_progress,
             uptime_seconds=time.monotonic() - self._started_at,
             state=self._state(),

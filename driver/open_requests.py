@@ -63,6 +63,15 @@ class OpenRequests:
     def __len__(self) -> int:
         return len(self._owed)
 
+    def by_client(self) -> dict[str, tuple[int, int]]:
+        """Of each client that has any: its open requests, and those of them that have no token yet."""
+        counts: dict[str, tuple[int, int]] = {}
+        for request in list(self._owed.values()):
+            client = request.request.client
+            num_open, num_waiting = counts.get(client, (0, 0))
+            counts[client] = num_open + 1, num_waiting + (request.first_token_at is None)
+        return counts
+
     def find(self, request_id: str) -> OpenRequest | None:
         """The open request of that id, if there is one."""
         return self._by_request_id.get(request_id)

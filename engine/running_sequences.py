@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterator
+from typing import Any
 
 from engine.sequence import Sequence
 
@@ -18,6 +19,7 @@ class RunningSequences:
         self._slots = list(range(max_num_seqs - 1, -1, -1))
         self._sequences: dict[str, Sequence] = {}
         self._by_client: Counter[str] = Counter()
+        self._by_priority: Counter[int] = Counter()
         self.growth = 0
         """Tokens that all of them may yet generate: to their ``max_tokens``."""
 
@@ -41,6 +43,7 @@ class RunningSequences:
         sequence.slot = self._slots.pop()
         self._sequences[sequence.request_id] = sequence
         self._by_client[sequence.client] += 1
+        self._by_priority[sequence.params.priority] += 1
         self.growth += growth_of(sequence)
 
     def remove(self, sequence: Sequence) -> None:
@@ -48,10 +51,14 @@ class RunningSequences:
         del self._sequences[sequence.request_id]
         self._slots.append(sequence.slot)
         sequence.slot = -1
-        self._by_client[sequence.client] -= 1
-        if not self._by_client[sequence.client]:
-            del self._by_client[sequence.client]
+        _take_one(self._by_client, sequence.client)
+        _take_one(self._by_priority, sequence.params.priority)
         self.growth -= growth_of(sequence)
+
+    @property
+    def highest_priority(self) -> int:
+        """That of the least important one."""
+        return max(self._by_priority)
 
     def least_important(self) -> Sequence:
         """The first to yield pages."""
@@ -75,7 +82,16 @@ class RunningSequences:
         slots = taken + self._slots
         assert sorted(slots) == list(range(self._max_num_seqs)), f"slots are {taken} and {self._slots}"
         assert self._by_client == Counter(sequence.client for sequence in self), "a client's count is wrong"
+        assert self._by_priority == Counter(sequence.params.priority for sequence in self), (
+            "a priority's count is wrong"
+        )
         assert self.growth == sum(map(growth_of, self)), "the growth is wrong"
+
+
+def _take_one(counter: Counter[Any], key: object) -> None:
+    counter[key] -= 1
+    if not counter[key]:
+        del counter[key]
 
 
 def growth_of(sequence: Sequence) -> int:

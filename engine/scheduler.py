@@ -276,8 +276,9 @@ class InferenceScheduler:
     def _make_room(self, head: Sequence, chunks: Chunks) -> bool:
         """Nothing is left for the one whose turn it is: whether somebody has yielded to it who is in no step."""
         assert self._running, "a sequence alone finds room, or was refused"
-        victim, cause = self._running.least_important(), Cause.PRIORITY
-        if victim.params.priority - head.params.priority < self._threshold:
+        if self._running.highest_priority - head.params.priority >= self._threshold:
+            victim, cause = self._running.least_important(), Cause.PRIORITY
+        else:
             largest = self._running.over_its_share(head.client) if self._fair and not head.has_begun else None
             if largest is None or largest.params.priority < head.params.priority:
                 return False

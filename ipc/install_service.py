@@ -31,7 +31,9 @@ def install(given: Mapping[str, Any], *, show: bool, unit: Path = UNIT, config: 
         settings["model"] = Path(settings["model"]).resolve()
     command = _command()
     configs({name: Held(settings.get(name, setting.default), "") for name, setting in SETTINGS.items()})
-    reads = [Path(sys.prefix).resolve(), *filter(None, [settings.get("model")])]
+    # A virtual environment borrows its Python from elsewhere, often from somebody's home.
+    environment = [Path(sys.prefix).resolve(), Path(sys.base_prefix).resolve()]
+    reads = [*environment, *filter(None, [settings.get("model")])]
     text = render(command, reads, loopback_only=_is_loopback(settings["bind"]))
     if show:
         print(f"# {config}\n{_toml(settings)}\n# {unit}\n{text}", end="")

@@ -10,6 +10,7 @@ from ipc.addresses import anyone_listens, checked_address, control_address
 from ipc.config import LOG_LEVELS
 from ipc.control_client import ControlClient
 from ipc.errors import ConnectFailed
+from ipc.settings import held
 
 
 class Command(NamedTuple):
@@ -23,7 +24,7 @@ class Command(NamedTuple):
 
 def run(command: Command, options: dict[str, Any]) -> int:
     """Connect, do one of COMMANDS, and return the exit code."""
-    address = checked_address(options.pop("connect", None))
+    address = checked_address(options.pop("connect", None) or held({})["bind"].value)
     if not anyone_listens(control_address(address)):
         raise ConnectFailed.nobody(address)
     with ControlClient(address) as control:

@@ -13,6 +13,8 @@ from rich.text import Text
 
 Status = Mapping[str, Any]
 """As ``Client.status`` has it."""
+MOST_CLIENTS = 10
+"""Clients that are listed."""
 
 
 def run(status: Callable[[], Status], interval: float, *, once: bool, console: Console) -> None:
@@ -54,7 +56,7 @@ def view(before: Status, now: Status, seconds: float) -> RenderableType:
     gaps = max(1, now["step_gap_seconds_count"] - before["step_gap_seconds_count"])
     table.add_row("step gap", f"{_milliseconds(rate('step_gap_seconds_sum') * seconds / gaps)} mean")
     table.add_row("since the start", f"{now['generated_tokens']:,} tokens, {now['preemptions']:,} preemptions")
-    return Group(table, *_warnings(now))
+    return Group(table, *_clients(now), *_warnings(now))
 
 
 def _pages(now: Status) -> RenderableType:
@@ -62,6 +64,20 @@ def _pages(now: Status) -> RenderableType:
     grid = Table.grid(padding=(0, 1))
     grid.add_row(Bar(total, 0, used, width=20), f"{used / total:.0%} of {total:,} in use, {cached / total:.0%} cached")
     return grid
+
+
+def _clients(now: Status) -> list[RenderableType]:
+    """Those with the most open requests."""
+    most = sorted(now["requests_by_client"].items(), key=lambda one: one[1], reverse=True)
+    if not most:
+        return []
+    table = Table(box=None, padding=(0, 2), title_justify="left")
+    table.add_column("client", overflow="fold")
+    table.add_column("open", justify="right")
+    table.add_column("without a token yet", justify="right")
+    for client, (num_open, num_waiting) in most[:MOST_CLIENTS]:
+        table.add_row(client or "(local)", str(num_open), str(num_waiting))
+    return [Text(), table]
 
 
 def _warnings(now: Status) -> list[Text]:

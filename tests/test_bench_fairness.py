@@ -25,7 +25,7 @@ def test_fairness_is_how_much_longer_the_other_one_waits():
 
     figures = {one.name: one for one in measure_fairness("wee", Prompts(300), flooding, other, flood=10, probes=20)}
 
-    assert figures["short ones sent beside the flood"].value == 5
+    assert figures["short ones sent beside the flood"].value == 10
     assert figures["TTFT p99"].value == pytest.approx(50)
     assert figures["TTFT p99"].others == {"alone": pytest.approx(20)}
     assert figures["TTFT p99, times that of alone"].value == pytest.approx(2.5)

@@ -74,13 +74,13 @@ def test_an_end_too_many_or_none_is_seen(pieces, wrong):
     assert wrong in ask_one(OnePromptClient(*pieces), build_ask()).wrong
 
 
-def test_a_request_is_closed_after_some_pieces():
+def test_a_request_is_aborted_after_some_pieces():
     """Unless the last of them was its end."""
     pieces = [Piece("a", [1]), Piece("b", [2]), Piece("c", [3], "length", USAGE)]
 
     endings = [ask_one(OnePromptClient(*pieces), build_ask(abort_after=count)) for count in (0, 2, 3)]
 
-    assert [ending.reason for ending in endings] == ["closed", "closed", "length"]
+    assert [ending.reason for ending in endings] == ["abort", "abort", "length"]
     assert [ending.wrong for ending in endings] == [None] * 3
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from rich.console import Console
 
 from engine.build import DEMO_MODEL
-from scripts.benchmarks import simulate, soak
+from scripts.benchmarks import fairness, simulate, soak
 from scripts.benchmarks.chaos import ChaosFailed, measure_chaos
 from scripts.benchmarks.child import ChildFailed
 from scripts.benchmarks.daemon import DaemonFailed
@@ -229,8 +229,10 @@ def _limits(options: argparse.Namespace) -> Iterator[Figure]:
 
 
 def _fairness(options: argparse.Namespace) -> Iterator[Figure]:
-    with two_clients(DEMO_MODEL, shlex.split(options.settings)) as (flooding, other):
-        yield from measure_fairness("demo", Prompts(size_of(DEMO_MODEL).vocabulary), flooding, other)
+    settings = {options.settings: options.settings} if options.settings else fairness.SETTINGS
+    for name, flags in settings.items():
+        with two_clients(DEMO_MODEL, shlex.split(flags)) as (flooding, other):
+            yield from measure_fairness(name, Prompts(size_of(DEMO_MODEL).vocabulary), flooding, other)
 
 
 def _soak(options: argparse.Namespace) -> Iterator[Figure]:

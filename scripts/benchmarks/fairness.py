@@ -8,14 +8,16 @@ from scripts.benchmarks.figure import Figure, figure
 from scripts.benchmarks.workload import Prompts, System, Workload, checked
 
 FLOOD, LONG_PROMPT, LONG_OUTPUT = 1000, 900, 16
-PROBES, SHORT_PROMPT, SHORT_OUTPUT = 100, 16, 8
-INTERVAL = 0.2
+PROBES, SHORT_PROMPT, SHORT_OUTPUT = 400, 16, 8
+INTERVAL = 0.1
 """Seconds between two of the short ones."""
+SETTINGS = {"as shipped": "", "long prompts 64 tokens a step": "--long-prefill-token-threshold 64"}
+"""Flags of the daemons that are measured. The second has steps that are hardly longer than those of a short prompt alone."""
 MILLISECONDS = 1000
 
 
 def measure_fairness(
-    model: str, prompts: Prompts, flooding: System, other: System, *, flood: int = FLOOD, probes: int = PROBES
+    name: str, prompts: Prompts, flooding: System, other: System, *, flood: int = FLOOD, probes: int = PROBES
 ) -> Iterator[Figure]:
     """The other's time to first token beside the flood and alone, and how many times longer it is."""
     probe = lambda: Workload(prompts.take(probes, SHORT_PROMPT), SHORT_OUTPUT, interval=INTERVAL)  # noqa: E731
@@ -27,7 +29,7 @@ def measure_fairness(
         flooded = water.result()
     ends = max(timeline.last_at for timeline in flooded)
     beside = _ttfts([timeline for timeline in answers if timeline.sent_at < ends])
-    group = f"fairness {model}"
+    group = f"fairness, {name}"
     yield figure(group, "short ones sent beside the flood", "", [len(beside)])
     for percent in (50, 99):
         ours, theirs = percentile(beside, percent), percentile(alone, percent)

@@ -17,11 +17,12 @@ GOOD = 1.0
 def show(figures: Sequence[Figure], console: Console) -> None:
     """Print the table; above 1 ours is better, whatever the unit."""
     others = list(dict.fromkeys(name for figure in figures for name in figure.others))
+    peers, limits = any(map(recorded, figures)), any(figure.share is not None for figure in figures)
     table = Table(title="oDriver", caption=caption(figures), title_justify="left", caption_justify="left")
     table.add_column("", style="bold", no_wrap=True)
-    for name in (*others, "best recorded"):
+    for name in (*others, *["best recorded"] * peers):
         table.add_column(f"x {name}", justify="right", overflow="fold")
-    for name in ("of the limit", "measured", "", "from - to"):
+    for name in (*["of the limit"] * limits, "measured", "", "from - to"):
         table.add_column(name, justify="left" if name == "" else "right", no_wrap=True)
     benchmark = ""
     for figure in figures:
@@ -29,7 +30,7 @@ def show(figures: Sequence[Figure], console: Console) -> None:
             benchmark = figure.benchmark
             table.add_section()
             table.add_row(f"[italic]{benchmark}")
-        table.add_row(f"  {figure.name}", *_cells(figure, others))
+        table.add_row(f"  {figure.name}", *_cells(figure, others, peers=peers, limits=limits))
     console.print(table)
 
 
@@ -52,12 +53,12 @@ def recorded(figure: Figure) -> tuple[str, float] | None:
     return best and (best[0], ratio(figure.value, best[1], figure.more_is_better))
 
 
-def _cells(figure: Figure, others: Sequence[str]) -> list[str]:
+def _cells(figure: Figure, others: Sequence[str], *, peers: bool, limits: bool) -> list[str]:
     best = recorded(figure)
     return [
         *(_ratio(figure.ratios[name]) if name in figure.ratios else "" for name in others),
-        f"{_ratio(best[1])} {best[0]}" if best else "",
-        "" if figure.share is None else f"{figure.share:.0%}",
+        *[f"{_ratio(best[1])} {best[0]}" if best else ""] * peers,
+        *["" if figure.share is None else f"{figure.share:.0%}"] * limits,
         _number(figure.value),
         figure.unit,
         f"{_number(min(figure.runs))} - {_number(max(figure.runs))}" if len(figure.runs) > 1 else "",

@@ -30,15 +30,15 @@ CLIENT = "scripts.benchmarks.soak_client"
 REQUESTS, CLIENTS, PROCESSES = 10_000, 50, 5
 BATCH = 10
 """Requests that each client of a process is given at a time."""
-WARM_UP = 0.4
-"""Share of the requests after which the daemon's footprint is taken the first time: more than a minute's worth."""
+MINUTE = 60.0
+"""Seconds of load after which the daemon's footprint is taken the first time, if half of the requests last that long."""
 KILLS, KILL_AFTER = 5, 0.5
 """Client processes that are killed, and how many seconds after they have begun to ask."""
 WHOLE = ("stop", "length")
 PAGE_SIZE = 16
 SETTINGS: tuple[str, ...] = ()
 """More of the daemon's."""
-FAULT_EVERY = 400
+FAULT_EVERY = 1000
 """Steps of which one fails."""
 QUIET_TIMEOUT = 60.0
 """Seconds until the daemon has noticed whom it lost: twice what makes a silent client a lost one."""
@@ -65,11 +65,12 @@ def measure_soak(
     with Daemon(DEMO_MODEL, *settings, program=program) as daemon, daemon.client() as control:
         alone = [_alone(control, case) for case in cases]
         with Soak(daemon, control, clients // processes, processes) as soak:
-            first = round(WARM_UP * requests)
-            began = time.monotonic()
-            soak.play(asks[:first], 0)
+            began, asked = time.monotonic(), 0
+            while asked < requests // 2 and time.monotonic() < began + MINUTE:
+                soak.play(asks[asked : asked + clients * BATCH], 0)
+                asked += clients * BATCH
             before, quiet_at = soak.rest(), time.monotonic()
-            soak.play(asks[first:], kills)
+            soak.play(asks[asked:], kills)
             seconds = time.monotonic() - began
             after = soak.rest()
         yield figure("soak", f"requests of {clients} clients, on {pages} pages", "", [requests])

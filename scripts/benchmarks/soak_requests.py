@@ -13,7 +13,7 @@ VOCABULARY = 2048
 CASES = 300
 """Different requests whose answers do not depend on chance, each of which is asked many times."""
 OPENINGS = ("Once upon a time", "One day, a fox", "There once was", "In the morning", "What is 3 + 4?")
-LONGEST_PROMPT, LONGEST_OUTPUT = 600, 128
+LONGEST_PROMPT, LONGEST_OUTPUT = 700, 256
 GREEDY, ABORTED, HURRIED = 0.7, 0.2, 0.05
 """Shares of the requests: of those with an answer that is known, those aborted, and those with little time."""
 
@@ -57,7 +57,7 @@ class Ending(msgspec.Struct):
     @property
     def reason(self) -> str:
         """One word: of a first sample, of the client's own abort, or of an error."""
-        return self.error or ("closed" if self.aborted else self.choices[0].finish_reason or "none")
+        return self.error or ("abort" if self.aborted else self.choices[0].finish_reason or "none")
 
 
 def greedy_cases() -> list[Ask]:
@@ -95,7 +95,7 @@ def _greedy(random: Random, case: int) -> Ask:
 
 
 def _prompt(random: Random) -> str | list[int]:
-    """A text, or as often 1 to 24 tokens as 25 to 600; sometimes one that begins like others."""
+    """A text, or as often 1 to 26 tokens as 27 to 700; sometimes one that begins like others."""
     if random.random() < 0.4:
         return random.choice(OPENINGS) + random.choice(("", " a", " and", ", there", " in the"))
     length = int(LONGEST_PROMPT ** random.random())
