@@ -6,11 +6,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ipc.addresses import anyone_listens, checked_address, control_address
+from ipc import connecting
+from ipc.arguments import seconds
 from ipc.config import LOG_LEVELS
 from ipc.control_client import ControlClient
-from ipc.errors import ConnectFailed
-from ipc.settings import held
 
 
 class Command(NamedTuple):
@@ -24,10 +23,8 @@ class Command(NamedTuple):
 
 def run(command: Command, options: dict[str, Any]) -> int:
     """Connect, do one of COMMANDS, and return the exit code."""
-    address = checked_address(options.pop("connect", None) or held({})["bind"].value)
-    if not anyone_listens(control_address(address)):
-        raise ConnectFailed.nobody(address)
-    with ControlClient(address) as control:
+    address, key = connecting.take(options)
+    with ControlClient(address, key=key) as control:
         command.run(control, options)
     return 0
 
@@ -48,6 +45,21 @@ def _status(control: ControlClient, options: dict[str, Any]) -> None:
         from ipc import terminal
 
         terminal.show_status(status)
+
+
+def _top_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--interval", type=seconds, default=1.0, metavar="S", help="seconds from a look to the next (default: 1)"
+    )
+    parser.add_argument("--once", action="store_true", default=False, help="look for one interval, print, and end")
+
+
+def _top(control: ControlClient, options: dict[str, Any]) -> None:
+    from rich.console import Console
+
+    from ipc import top
+
+    top.run(control.status, options["interval"], once=options["once"], console=Console())
 
 
 def _abort_arguments(parser: argparse.ArgumentParser) -> None:
@@ -84,6 +96,7 @@ def _profile(control: ControlClient, options: dict[str, Any]) -> None:
 
 COMMANDS = [
     Command("status", _status_arguments, _status, "show how the daemon is"),
+    Command("top", _top_arguments, _top, "watch the daemon at work"),
     Command(
         "abort",
         _abort_arguments,
