@@ -85,7 +85,7 @@ def fields_of(message: type[msgspec.Struct]) -> set[str]:
 def test_every_message_is_listed_with_its_fields(heading: str, messages: tuple[type[msgspec.Struct], ...]) -> None:
     """And none that there is not."""
     section = DOCUMENT.partition(f"### {heading}\n")[2].partition("\n#")[0]
-    rows = re.findall(r"^\| `(\w+)` \| (.*?) \|", section, flags=re.MULTILINE)
+    rows = re.findall(r"^\| `(\w+)` \|(.*?)\|", section, flags=re.MULTILINE)
     listed = {name: set(re.findall(r"`(\w+\??)`", fields)) for name, fields in rows}
 
     assert listed == {str(message.__struct_config__.tag): fields_of(message) for message in messages}
@@ -95,7 +95,7 @@ def test_every_error_is_listed() -> None:
     """Those of the driver and those of the sockets."""
     section = DOCUMENT.partition("## Errors\n")[2].partition("\n## ")[0]
     listed = set(re.findall(r"^\| `(\w+)` \|", section, flags=re.MULTILINE))
-    of_sockets = "message_too_long unsupported_version slow_reader quota_exceeded forbidden not_found".split()
+    of_sockets = ["message_too_long", "unsupported_version", "slow_reader", "quota_exceeded", "forbidden", "not_found"]
 
     assert listed == {error.code for error in DriverError.__subclasses__()} | set(of_sockets)
 
