@@ -16,11 +16,12 @@ LEAST_DELAY, MOST_DELAY = 0.5, 60.0
 
 
 def estimated_tokens(request: ActiveRequest) -> int:
-    """What the prompt will have, about."""
+    """What the prompt will have, about, and the output that it goes on with."""
+    resumed = sum(map(len, request.resume_token_ids))
     if isinstance(request.prompt, list):
-        return len(request.prompt)
+        return resumed + len(request.prompt)
     texts = [request.prompt] if isinstance(request.prompt, str) else [m.get("content") for m in request.messages or []]
-    return sum(len(text) for text in texts if isinstance(text, str)) // BYTES_PER_TOKEN + 1
+    return resumed + sum(len(text) for text in texts if isinstance(text, str)) // BYTES_PER_TOKEN + 1
 
 
 class LoadLimit:

@@ -1,7 +1,7 @@
-"""Where the daemon listens: ``ipc://`` sockets that only their owner can reach, and loopback TCP.
+"""Where the daemon listens: ``ipc://`` sockets that only their owner can reach, loopback TCP, and with keys anywhere.
 
-Whoever can connect can have the daemon work for them and nothing on the wire is encrypted, so an address
-that other users or other machines reach is refused.
+Whoever can connect without a key can have the daemon work for them, so an address that other machines reach is for those
+alone who have one: there everything is encrypted.
 """
 
 import fcntl
@@ -22,7 +22,7 @@ LONGEST_PATH = 107 - len(CONTROL_SUFFIX)
 LAST_PORT = 65534
 """The control socket has the next."""
 
-_FORMS = "ipc:///path/to.sock or tcp://127.0.0.1:PORT"
+_FORMS = "ipc:///path/to.sock or tcp://HOST:PORT"
 _TCP = re.compile(r"tcp://(?P<host>\[[^]]+\]|[^:\[\]]+):(?P<port>[0-9]{1,5})")
 
 
@@ -31,15 +31,24 @@ def default_address() -> str:
     return f"ipc://{_private_directory() / 'odriver.sock'}"
 
 
-def checked_address(address: str | None) -> str:
-    """The address in full, the default one for None; raises AddressError where it cannot be used."""
+def checked_address(address: str | None, *, has_key: bool = False) -> str:
+    """The address in full, the default one for None; raises AddressError where it cannot be used.
+
+    With a key it may be one that other machines reach.
+    """
     address = default_address() if address is None else address
     if address.startswith("ipc://"):
         path = _checked_path(address)
         if path.parent == _private_directory() and os.path.lexists(path.parent):
             _check_private(path.parent)
         return f"ipc://{path}"
-    return _checked_tcp(address)
+    return _checked_tcp(address, has_key=has_key)
+
+
+def is_local(address: str) -> bool:
+    """Whether a checked address can be reached from this machine alone."""
+    match = _TCP.fullmatch(address)
+    return match is None or _is_loopback(match["host"])
 
 
 def control_address(address: str) -> str:
@@ -117,15 +126,15 @@ def _checked_path(address: str) -> Path:
     return path
 
 
-def _checked_tcp(address: str) -> str:
+def _checked_tcp(address: str, *, has_key: bool) -> str:
     match = _TCP.fullmatch(address)
     if match is None or not 1 <= int(match["port"]) <= LAST_PORT:
         raise AddressError(f"{address!r} is no address; write {_FORMS}")
-    host = "127.0.0.1" if match["host"] == "localhost" else match["host"]
-    if not _is_loopback(host):
+    host = {"localhost": "127.0.0.1", "*": "0.0.0.0"}.get(match["host"], match["host"])
+    if not has_key and not _is_loopback(host):
         raise AddressError(
-            f"{address} may be reached from other machines, and connections are not encrypted yet: "
-            f"use {_FORMS}, from another machine through an SSH tunnel"
+            f"{address} is for those who have a key, as other machines may reach it: give yours with --key FILE; on the "
+            "daemon's machine `odriver keys new NAME` makes one"
         )
     return f"tcp://{host}:{match['port']}"
 

@@ -14,6 +14,7 @@ from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
@@ -23,6 +24,7 @@ from ipc.completion import Completion, Message, Piece, piece_of, whole
 from ipc.connection import Connection
 from ipc.control_client import ControlClient
 from ipc.errors import ConnectionLost, OdriverError
+from ipc.keys import client_key
 from ipc.messages import Done, Token, Welcome
 
 Outcomes = asyncio.Queue[Outcome]
@@ -35,7 +37,7 @@ class AsyncClient:
     default. ``timeout`` is how many seconds a daemon has to answer when it is connected to; one that is just starting
     is waited for as long. Raises AddressError at once; awaiting raises ConnectFailed if no daemon answers. A request
     that a daemon has accepted may take its time: it ends with an answer, or with ConnectionLost when the daemon goes
-    away or hangs. The next request after that connects anew. ``resume`` is as in ``Client``.
+    away or hangs. The next request after that connects anew. ``resume`` and ``key`` are as in ``Client``.
     """
 
     def __init__(
@@ -45,10 +47,13 @@ class AsyncClient:
         *,
         resume: bool = False,
         resume_timeout: float = 300.0,
+        key: Path | str | None = None,
     ) -> None:
-        self._address = checked_address(address)
+        self._address = checked_address(address, has_key=key is not None)
         self._timeout = timeout
-        self._connection = Connection(self._address, timeout, resume_timeout if resume else None)
+        self._key = key
+        own = None if key is None else client_key(Path(key))
+        self._connection = Connection(self._address, timeout, resume_timeout if resume else None, own)
         self._finalizer = weakref.finalize(self, self._connection.close)
         self._doorways: dict[asyncio.AbstractEventLoop, _Doorway] = {}
 
@@ -94,7 +99,7 @@ class AsyncClient:
         await asyncio.to_thread(self._finalizer)
 
     def _status(self) -> dict[str, Any]:
-        with ControlClient(self._address, self._timeout) as control:
+        with ControlClient(self._address, self._timeout, key=self._key) as control:
             return control.status()
 
     def _stream(self, **question: Any) -> "AsyncStream":

@@ -53,6 +53,7 @@ async def answer(
     *,
     max_concurrency: int = MAX_CONCURRENCY,
     resume_timeout: float = 300.0,
+    key: Path | None = None,
 ) -> None:
     """Have all lines answered, so many at once; raises ConnectionLost if the daemon goes and does not come back in time."""
     left = iter(lines)
@@ -67,7 +68,7 @@ async def answer(
             await asyncio.sleep(SYNC_INTERVAL)
             await asyncio.to_thread(output.sync)
 
-    async with AsyncClient(address, resume=True, resume_timeout=resume_timeout) as client:
+    async with AsyncClient(address, resume=True, resume_timeout=resume_timeout, key=key) as client:
         syncing = asyncio.create_task(sync_regularly())
         try:
             async with asyncio.TaskGroup() as workers:
@@ -106,7 +107,7 @@ async def _body(client: AsyncClient, asked: Question, line: Line, model: str) ->
             async with stream:
                 return body_of(whole([piece async for piece in stream]), asked, model, line.custom_id)
         except RequestFailed as error:
-            if error.code != "overloaded":
+            if error.code not in ("overloaded", "quota_exceeded"):
                 raise
             delay = error.retry_after_s or OVERLOADED_DELAY
         await asyncio.sleep(delay)

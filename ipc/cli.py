@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from engine.errors import ConfigurationError
-from ipc import complete, operate, settings, structured_outputs
-from ipc.addresses import anyone_listens, checked_address
+from ipc import complete, connecting, keys_command, operate, settings, structured_outputs
+from ipc.arguments import count, seconds
 from ipc.client import Client
-from ipc.errors import ConnectFailed, OdriverError
+from ipc.errors import OdriverError
 
 FAILED = 1
 INTERRUPTED = 130
@@ -58,6 +58,7 @@ def _parser() -> argparse.ArgumentParser:
         ("batch", _batch_arguments, _batch, "answer a file of requests, and again only what is missing"),
         ("top", _top_arguments, _top, "watch the daemon at work"),
         ("doctor", _doctor_arguments, _doctor, "say what would keep this machine from serving, and what to do"),
+        ("keys", keys_command.add_arguments, keys_command.run, "say who may connect from other machines"),
         ("bench", _bench_arguments, _bench, "put a load on the daemon and time its answers"),
     ):
         # What is not given is left out, and so has the default of whoever reads it.
@@ -75,7 +76,7 @@ def _parser() -> argparse.ArgumentParser:
             argument_default=argparse.SUPPRESS,
         )
         control.add_arguments(command)
-        _connect_argument(command)
+        connecting.add_arguments(command)
         command.set_defaults(run=functools.partial(operate.run, control))
     return parser
 
@@ -95,13 +96,13 @@ def _install_service_arguments(parser: argparse.ArgumentParser) -> None:
 def _complete_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("prompt", nargs="?", default=None, metavar="PROMPT", help="the text to continue (default: what stdin says)")
-    _connect_argument(parser)
+    connecting.add_arguments(parser)
     complete.add_sampling_arguments(parser)
     structured_outputs.add_arguments(parser)
 
 
 def _chat_arguments(parser: argparse.ArgumentParser) -> None:
-    _connect_argument(parser)
+    connecting.add_arguments(parser)
 
 
 def _batch_arguments(parser: argparse.ArgumentParser) -> None:
@@ -113,8 +114,8 @@ def _batch_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="OUT",
         help="results, as OpenAI's batches have them; what it has is not asked again",
     )
-    _connect_argument(parser)
-    add("--max-concurrency", type=_count, metavar="N", help="requests that are open at once (default: 128)")
+    connecting.add_arguments(parser)
+    add("--max-concurrency", type=count, metavar="N", help="requests that are open at once (default: 128)")
     add(
         "--resume-timeout",
         type=float,
@@ -124,9 +125,9 @@ def _batch_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _top_arguments(parser: argparse.ArgumentParser) -> None:
-    _connect_argument(parser)
+    connecting.add_arguments(parser)
     parser.add_argument(
-        "--interval", type=_seconds, default=1.0, metavar="S", help="seconds from a look to the next (default: 1)"
+        "--interval", type=seconds, default=1.0, metavar="S", help="seconds from a look to the next (default: 1)"
     )
     parser.add_argument("--once", action="store_true", default=False, help="look for one interval, print, and end")
 
@@ -138,7 +139,7 @@ def _doctor_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _bench_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    _connect_argument(parser)
+    connecting.add_arguments(parser)
     add("--num-prompts", type=int, metavar="N", help="requests, of random token ids (default: 1000)")
     add("--random-input-len", type=int, metavar="N", help="tokens of each prompt (default: 128)")
     add("--random-output-len", type=int, metavar="N", help="tokens asked for, at most (default: 128)")
@@ -153,12 +154,6 @@ def _bench_arguments(parser: argparse.ArgumentParser) -> None:
         type=Path,
         metavar="FILE",
         help="where to (default: a name made of model and time)",
-    )
-
-
-def _connect_argument(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--connect", metavar="ADDR", help="where the daemon listens (default: the `bind` that `odriver config` shows)"
     )
 
 
@@ -208,7 +203,8 @@ def _chat(options: dict[str, Any]) -> int:
 def _batch(options: dict[str, Any]) -> int:
     from ipc import batch
 
-    return batch.run(options.pop("source"), options.pop("target"), _listening(options), **options)
+    address, key = connecting.take(options)
+    return batch.run(options.pop("source"), options.pop("target"), address, key=key, **options)
 
 
 def _top(options: dict[str, Any]) -> int:
@@ -246,32 +242,8 @@ def _bench(options: dict[str, Any]) -> int:
 
 
 def _connected(options: dict[str, Any]) -> Client:
-    """A client; unlike one made by a program, it does not wait for a daemon that is not there yet."""
-    return Client(_listening(options))
-
-
-def _listening(options: dict[str, Any]) -> str:
-    """The address that is asked for, where somebody listens."""
-    address = checked_address(options.pop("connect", None) or settings.held({})["bind"].value)
-    if not anyone_listens(address):
-        raise ConnectFailed.nobody(address)
-    return address
-
-
-def _seconds(text: str) -> float:
-    try:
-        seconds = float(text)
-    except ValueError:
-        seconds = 0.0
-    if not 0 < seconds < 86400:
-        raise argparse.ArgumentTypeError(f"must be a number of seconds above 0, not {text!r}")
-    return seconds
-
-
-def _count(text: str) -> int:
-    if not text.isdecimal() or int(text) == 0:
-        raise argparse.ArgumentTypeError(f"must be a number of 1 or more, not {text!r}")
-    return int(text)
+    address, key = connecting.take(options)
+    return Client(address, key=key)
 
 
 def _read_prompt() -> str:

@@ -11,6 +11,7 @@ from one thread and read one after the other. Leaving its loop early, closing or
 
 import weakref
 from collections.abc import Callable
+from pathlib import Path
 from queue import SimpleQueue
 from types import TracebackType
 from typing import Any, Self
@@ -20,7 +21,16 @@ from ipc.call import Call, Outcome, Put
 from ipc.completion import Choice, Completion, Message, Piece, TokenLogprobs, piece_of, whole
 from ipc.connection import Connection
 from ipc.control_client import ControlClient
-from ipc.errors import AddressError, ConnectFailed, ConnectionLost, OdriverError, RequestFailed, ResumeFailed
+from ipc.errors import (
+    AddressError,
+    ConnectFailed,
+    ConnectionLost,
+    KeyFileError,
+    OdriverError,
+    RequestFailed,
+    ResumeFailed,
+)
+from ipc.keys import client_key
 from ipc.messages import Done, Logprob, Token, Usage, Welcome
 
 __all__ = [
@@ -30,6 +40,7 @@ __all__ = [
     "Completion",
     "ConnectFailed",
     "ConnectionLost",
+    "KeyFileError",
     "Logprob",
     "Message",
     "OdriverError",
@@ -54,6 +65,8 @@ class Client:
     behind what it has, no token lost and none twice; a seed is drawn for it if it has none. ConnectionLost comes only if
     nothing new has come ``resume_timeout`` seconds after it was cut off, and ResumeFailed if another model is served then.
     ``timeout_s`` runs on meanwhile. Messages of the logger ``ipc`` tell of it.
+
+    ``key`` is the file that ``odriver keys new`` made, for a daemon that asks for one; KeyFileError if it cannot be used.
     """
 
     def __init__(
@@ -63,10 +76,13 @@ class Client:
         *,
         resume: bool = False,
         resume_timeout: float = 300.0,
+        key: Path | str | None = None,
     ) -> None:
-        self._address = checked_address(address)
+        self._address = checked_address(address, has_key=key is not None)
         self._timeout = timeout
-        self._connection = Connection(self._address, timeout, resume_timeout if resume else None)
+        self._key = key
+        own = None if key is None else client_key(Path(key))
+        self._connection = Connection(self._address, timeout, resume_timeout if resume else None, own)
         self._finalizer = weakref.finalize(self, self._connection.close)
         try:
             _outcome_of(self._connection.connect)
@@ -102,7 +118,7 @@ class Client:
         """The daemon's numbers: what runs and waits, pages, steps, tokens and more."""
         if not self._finalizer.alive:
             raise ConnectionLost("this client is closed")
-        with ControlClient(self._address, self._timeout) as control:
+        with ControlClient(self._address, self._timeout, key=self._key) as control:
             return control.status()
 
     def close(self) -> None:

@@ -5,7 +5,7 @@ All rules of the work socket's server side are here and in ``stream.py``; there 
 
 import logging
 import math
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
@@ -34,6 +34,7 @@ from ipc.messages import (
 )
 from ipc.outbox import Outbox, Reply
 from ipc.stream import Sent, Stream
+from ipc.tenants import EVERYBODY, Quota, Tenant
 
 logger = logging.getLogger(__name__)
 
@@ -70,6 +71,7 @@ class Driver(Protocol):
 
 @dataclass(eq=False)
 class _Client:
+    tenant: Tenant
     heard_at: float
     pinged_at: float
     streams: dict[str, Stream] = field(default_factory=dict)
@@ -79,13 +81,25 @@ class _Client:
 
 
 class Clients:
-    """Answers clients, each for itself: what one does wrong, only that one hears of. Times are in seconds."""
+    """Answers clients, each for itself: what one does wrong, only that one hears of. Times are in seconds.
 
-    def __init__(self, driver: Driver, welcome: Welcome, outbox: Outbox, send: Send) -> None:
+    ``current`` has a tenant's limits as they are by now, None if its key has been revoked.
+    """
+
+    def __init__(
+        self,
+        driver: Driver,
+        welcome: Welcome,
+        outbox: Outbox,
+        send: Send,
+        current: Callable[[Tenant], Tenant | None] = lambda tenant: tenant,
+    ) -> None:
         self._driver = driver
         self._welcome = welcome
         self._outbox = outbox
         self._post = send
+        self._current = current
+        self._quotas: defaultdict[str, Quota] = defaultdict(Quota)
         self._clients: dict[bytes, _Client] = {}
         self._full: set[bytes] = set()
         self._judged_at = 0.0
@@ -93,15 +107,18 @@ class Clients:
     def __len__(self) -> int:
         return len(self._clients)
 
-    def hear(self, identity: bytes, frames: list[bytes], now: float) -> None:
+    def hear(self, identity: bytes, frames: list[bytes], now: float, tenant: Tenant = EVERYBODY) -> None:
         """Takes one message of one client, whatever it may hold, and answers it."""
-        if identity in self._clients:
-            self._clients[identity].heard_at = now
+        client = self._clients.get(identity)
+        if client is not None:
+            if client.tenant.name != tenant.name:  # one that took the name of a connection that was lost
+                self._drop(identity, "the connection ended")
+            client.tenant, client.heard_at = tenant, now
         message = wire.read(frames, decode_client_message)
         if isinstance(message, Error):
             self._send(identity, message)
         else:
-            self._answer(identity, message, now)
+            self._answer(identity, message, now, tenant)
         if identity in self._full:
             self._flush(identity, now)
 
@@ -113,6 +130,9 @@ class Clients:
         stream = client.streams.get(reply.request_id)
         if stream is None or stream.reply is not reply:
             return
+        self._quotas[client.tenant.name].spend(
+            len(sample.token_ids) + (sample.usage.prompt_tokens if sample.usage else 0)
+        )
         sent = stream.put(sample, partial(self._post, reply.identity), now)
         self._conclude(reply.identity, client, stream, sent)
 
@@ -135,6 +155,7 @@ class Clients:
         for identity, client in list(self._clients.items()):
             if absent:
                 client.heard_at = now
+            self._cut_off_revoked(identity, client)
             self._cut_off_stuck(identity, client, now, absent=absent)
             if now - client.heard_at > SILENCE_LIMIT:
                 self._drop(identity, f"silent for {SILENCE_LIMIT:g} s")
@@ -142,9 +163,9 @@ class Clients:
                 client.pinged_at = now
                 self._sign_of_life(identity, Ping())
 
-    def _answer(self, identity: bytes, message: ClientMessage, now: float) -> None:
+    def _answer(self, identity: bytes, message: ClientMessage, now: float, tenant: Tenant) -> None:
         if isinstance(message, Hello):
-            self._greet(identity, message, now)
+            self._greet(identity, message, now, tenant)
             return
         client = self._clients.get(identity)
         if client is None:
@@ -153,7 +174,7 @@ class Clients:
             return
         match message:
             case Generate():
-                self._generate(identity, client, message)
+                self._generate(identity, client, message, now)
             case Abort(request_id=request_id) if request_id in client.streams:
                 self._driver.abort(_driver_id(identity, request_id))
             case Credit(request_id=request_id, count=count) if request_id in client.streams:
@@ -162,20 +183,24 @@ class Clients:
             case Ping():
                 self._sign_of_life(identity, Pong())
 
-    def _greet(self, identity: bytes, hello: Hello, now: float) -> None:
+    def _greet(self, identity: bytes, hello: Hello, now: float, tenant: Tenant) -> None:
         self._drop(identity, "said hello again")
         if hello.version != PROTOCOL_VERSION:
             self._send(identity, unsupported(hello))
             return
-        self._clients[identity] = _Client(now, now)
+        self._clients[identity] = _Client(tenant, now, now)
         self._send(identity, msgspec.structs.replace(self._welcome, client_id=identity.hex()))
 
-    def _generate(self, identity: bytes, client: _Client, message: Generate) -> None:
+    def _generate(self, identity: bytes, client: _Client, message: Generate, now: float) -> None:
         """Owes the client an end of this, unless the driver refuses it."""
         request_id = message.request_id
         if request_id in client.streams:
             in_use = f"request id {request_id!r} is in use until its last message"
             self._refuse(identity, request_id, "duplicate_request", in_use)
+            return
+        over = self._over_quota(client.tenant, now)
+        if over is not None:
+            self._refuse(identity, request_id, "quota_exceeded", over)
             return
         reply = Reply(self._outbox, identity, request_id, stream=message.stream)
         client.streams[request_id] = Stream(reply)
@@ -186,7 +211,8 @@ class Clients:
                     prompt=message.prompt,
                     messages=message.messages,
                     params=message.params,
-                    client=identity.hex(),
+                    client=client.tenant.name or identity.hex(),
+                    tenant=client.tenant.name,
                     resume_token_ids=message.resume_token_ids,
                     channel=reply,
                 )
@@ -217,6 +243,18 @@ class Clients:
             self._full.add(identity)
         elif sent is Sent.GONE:
             self._drop(identity, "the connection ended")
+
+    def _over_quota(self, tenant: Tenant, now: float) -> str | None:
+        """Why a tenant may have no more requests now, if it may not."""
+        if tenant.limits is None:
+            return None
+        num_open = sum(len(client.streams) for client in self._clients.values() if client.tenant.name == tenant.name)
+        return self._quotas[tenant.name].refusal(tenant, num_open, now)
+
+    def _cut_off_revoked(self, identity: bytes, client: _Client) -> None:
+        if self._current(client.tenant) is None:
+            self._refuse(identity, None, "forbidden", "this key is not authorised any more")
+            self._drop(identity, "its key was revoked")
 
     def _cut_off_stuck(self, identity: bytes, client: _Client, now: float, *, absent: bool) -> None:
         """End those streams of which nothing has been read for SILENCE_LIMIT though something waits."""

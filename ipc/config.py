@@ -3,6 +3,7 @@
 import logging
 import math
 from dataclasses import dataclass
+from pathlib import Path
 
 from engine.errors import ConfigurationError
 from engine.setting import setting
@@ -15,7 +16,12 @@ LOG_FORMATS = ("text", "json")
 class DaemonConfig:
     """Raises ConfigurationError where a value cannot work; ``bind`` is checked when it is used (ipc/addresses.py)."""
 
-    bind: str | None = setting(None, "ADDR", "ipc:///path/to.sock or tcp://127.0.0.1:PORT (default: a private socket)")
+    bind: str | None = setting(None, "ADDR", "ipc:///path/to.sock or tcp://HOST:PORT (default: a private socket)")
+    keys: Path | None = setting(
+        None,
+        "DIR",
+        "admit only keys of this directory (default: its own where other machines reach the address, else none)",
+    )
     drain_timeout: float = setting(30.0, "S", "seconds to finish what is open in when the daemon is told to end")
     metrics_port: int | None = setting(None, "PORT", "HTTP port for /metrics and /health; 0 is any (default: none)")
     metrics_host: str = setting(

@@ -17,6 +17,7 @@ from ipc.bell import Bell
 from ipc.call import Call, Put
 from ipc.completion import Message
 from ipc.errors import ConnectFailed, ConnectionLost, OdriverError, RequestFailed, ResumeFailed
+from ipc.keys import ClientKey
 from ipc.messages import CREDITS, Abort, Credit, Done, Error, Generate, Token, Welcome, encode
 from ipc.resumption import Resumption, with_seed
 from ipc.session import Answer, Session
@@ -35,8 +36,9 @@ class Connection:
     wait so many seconds for a daemon, and it goes on with them. None of the methods waits but ``close``.
     """
 
-    def __init__(self, address: str, timeout: float, resume_timeout: float | None) -> None:
+    def __init__(self, address: str, timeout: float, resume_timeout: float | None, key: ClientKey | None) -> None:
         self._address = address
+        self._key = key
         self._welcome: Welcome | None = None
         self._timeout = timeout
         self._resume_timeout = resume_timeout
@@ -131,7 +133,7 @@ class Connection:
         while self._inbox:
             self._inbox.popleft()()
         if self._waiting and self._session is None:
-            self._session = Session(self._context, self._address, self._poller)
+            self._session = Session(self._context, self._address, self._poller, self._key)
         if self._session is not None:
             self._attend(self._session, time.monotonic())
 
@@ -215,12 +217,11 @@ class Connection:
     def _give_up(self, session: Session, now: float) -> None:
         for call in [call for call in self._waiting.values() if call.deadline <= now]:
             del self._waiting[call.request_id]
-            failure = ConnectFailed.silent if session.reached else ConnectFailed.nobody
             why = call.resumption and call.resumption.why
             call.put(
                 ConnectionLost(f"{why}; within {self._resume_timeout:g} s it could not be resumed")
                 if why
-                else failure(self._address)
+                else session.failure()
             )
 
     def _drop(self, session: Session) -> None:

@@ -35,6 +35,7 @@ from ipc.messages import (
     decode_control_message,
 )
 from ipc.outbox import Outbox, Reply
+from ipc.tenants import EVERYBODY, Tenant
 
 logger = logging.getLogger(__name__)
 
@@ -65,11 +66,11 @@ class Control:
         """There is nobody to look after."""
         return math.inf
 
-    def hear(self, identity: bytes, frames: list[bytes], now: float) -> None:
+    def hear(self, identity: bytes, frames: list[bytes], now: float, tenant: Tenant = EVERYBODY) -> None:
         """Takes one message, whatever it may hold, and answers it."""
         del now
         message = wire.read(frames, decode_control_message)
-        answer = message if isinstance(message, Error) else self._answer(identity, message)
+        answer = message if isinstance(message, Error) else self._answer(identity, message, tenant)
         if answer is not None:
             self._send(identity, answer)
 
@@ -85,7 +86,7 @@ class Control:
     def look(self, now: float) -> None:
         """There is nobody to look after."""
 
-    def _answer(self, identity: bytes, message: ControlMessage) -> ServerMessage | None:
+    def _answer(self, identity: bytes, message: ControlMessage, tenant: Tenant) -> ServerMessage | None:
         """The answer, or None where it comes later, or there is none to give."""
         match message:
             case Hello():
@@ -94,6 +95,11 @@ class Control:
                 return Pong()
             case Pong():
                 return None
+        if not tenant.may_control:
+            not_yours = (
+                f"key {tenant.name} may not control the daemon; `odriver keys new NAME --control` makes one that may"
+            )
+            return Error(message.request_id, "forbidden", not_yours)
         try:
             return self._do(Reply(self._outbox, identity, message.request_id), message)
         except DriverError as error:

@@ -7,6 +7,7 @@ with ControlClient() as control:
 import itertools
 import math
 import time
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
@@ -14,6 +15,7 @@ import zmq
 
 from ipc.addresses import checked_address, control_address
 from ipc.errors import ConnectFailed, ConnectionLost, RequestFailed
+from ipc.keys import client_key
 from ipc.messages import (
     AbortRequest,
     ControlMessage,
@@ -35,16 +37,17 @@ class ControlClient:
     """A connection to a daemon's control socket, for one thread; each method waits for the daemon's answer.
 
     ``address`` is the daemon's, None the default one. ``timeout`` is how many seconds the daemon has to answer when it is
-    connected to. Raises AddressError, and ConnectFailed if none answers; the methods raise RequestFailed where the daemon
+    connected to; ``key`` is as in ``Client``. Raises AddressError, and ConnectFailed if none answers; the methods raise RequestFailed where the daemon
     refuses, and ConnectionLost where it goes away.
     """
 
-    def __init__(self, address: str | None = None, timeout: float = 10.0) -> None:
-        self._address = checked_address(address)
+    def __init__(self, address: str | None = None, timeout: float = 10.0, *, key: Path | str | None = None) -> None:
+        checked = control_address(checked_address(address, has_key=key is not None))
+        own = None if key is None else client_key(Path(key))
         self._serials = itertools.count(1)
         self._context = zmq.Context()
         self._poller = zmq.Poller()
-        self._session = Session(self._context, control_address(self._address), self._poller)
+        self._session = Session(self._context, checked, self._poller, own)
         try:
             self._connect(time.monotonic() + timeout)
         except BaseException:
@@ -127,8 +130,7 @@ class ControlClient:
                 raise ConnectFailed(self._session.lost)
             if self._session.welcome is None:
                 if now >= deadline:
-                    why = ConnectFailed.silent if self._session.reached else ConnectFailed.nobody
-                    raise why(self._address)
+                    raise self._session.failure()
                 self._wait(deadline)
 
     def _wait(self, until: float) -> None:

@@ -5,7 +5,7 @@ early waits instead of being refused. READY follows when the model is loaded and
 
 SIGTERM and SIGINT drain it, as ``odriver drain`` does: no new work, what is open is finished, exit 0. What is not done in
 time, or when a second signal comes, is told why. A signal during that ends the process on the spot.
-SIGHUP reads the configuration again and takes over what needs no restart.
+SIGHUP reads the configuration and the keys again and takes over what needs no restart.
 Should a thread of driver or sockets die, the open requests are told as well, and the exit code asks for a restart.
 """
 
@@ -26,10 +26,12 @@ from rich.console import Console
 from engine.errors import ConfigurationError
 from engine.progress import Progress
 from ipc import terminal
-from ipc.addresses import checked_address, default_address
+from ipc.addresses import checked_address, default_address, is_local
+from ipc.auth import Authority
 from ipc.bell import Bell
 from ipc.configuration import Configuration
-from ipc.errors import AddressError
+from ipc.errors import AddressError, KeyFileError
+from ipc.keys import default_directory
 from ipc.loading import Load, StartableDriver, load
 from ipc.logs import configure_logging
 from ipc.metrics_server import MetricsServer
@@ -67,10 +69,12 @@ class Daemon:
     def __init__(self, configuration: Configuration, console: Console, load: Load = load) -> None:
         self._configuration = configuration
         settings = configuration.daemon
-        self._address = checked_address(settings.bind)
+        self._address = checked_address(settings.bind, has_key=True)
+        directory = settings.keys or (None if is_local(self._address) else default_directory())
+        self._authority = None if directory is None else Authority(directory)
         self._console = console
         self._load = load
-        self._server = Server(self._address, on_failure=self._fail, on_drain=self._ask_to_drain)
+        self._server = Server(self._address, self._fail, self._ask_to_drain, self._authority)
         self._metrics: MetricsServer | None = None
         if settings.metrics_port is not None:
             self._metrics = MetricsServer(settings.metrics_host, settings.metrics_port, self.health)
@@ -158,6 +162,8 @@ class Daemon:
         """Read the configuration again."""
         notify_reloading()
         self._configuration.reload()
+        if self._authority is not None:
+            self._authority.reload()
         notify("READY=1")
 
     def shutdown(self, why: str) -> None:
@@ -225,7 +231,7 @@ def _run(flags: Mapping[str, Any], console: Console) -> int:
         configuration = Configuration(lambda: configs(held(flags)), console)
         configuration.apply()
         return Daemon(configuration, console).run()
-    except (ConfigurationError, AddressError) as error:
+    except (ConfigurationError, AddressError, KeyFileError) as error:
         logger.error("%s", error)
         return MISCONFIGURED
     except Exception:

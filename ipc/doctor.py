@@ -175,7 +175,7 @@ def memory(needed: int, available: int, *, on_cpu: bool) -> Finding:
 
 def _addresses(config: DaemonConfig) -> Iterator[Finding]:
     try:
-        address = checked_address(config.bind)
+        address = checked_address(config.bind, has_key=True)
     except OdriverError as error:
         yield Finding("address", "bad", str(error), "set another `bind`")
     else:

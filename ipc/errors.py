@@ -3,6 +3,7 @@
 OdriverError
     AddressError        the address cannot be used: wrong form, unsafe directory
         AddressInUse    another process listens there
+    KeyFileError        a file of keys is missing, wrong, or open to others
     ConnectFailed       no daemon answered there, or it refused us
     ConnectionLost      the daemon went away, or the client was closed, with the request open
         ResumeFailed    the one that came back cannot go on with it
@@ -23,6 +24,10 @@ class AddressError(OdriverError, ValueError):
 
 class AddressInUse(AddressError):
     """Another process listens at the address."""
+
+
+class KeyFileError(OdriverError):
+    """A file of keys cannot be used; the message says which, and what is wrong with it."""
 
 
 class ConnectFailed(OdriverError):

@@ -19,12 +19,14 @@ import zmq
 from driver.request import ReturnSample
 from driver.safe_thread import SafeThread
 from ipc.addresses import reserved
+from ipc.auth import Authority
 from ipc.bell import Bell
 from ipc.errors import AddressError, AddressInUse
 from ipc.frames import MAX_MESSAGE_BYTES
-from ipc.messages import ServerMessage, encode
+from ipc.messages import Error, ServerMessage, encode
 from ipc.outbox import Outbox, Reply
 from ipc.stream import Sent
+from ipc.tenants import EVERYBODY, Tenant
 
 HARD_MAX_MESSAGE_BYTES = 4 * MAX_MESSAGE_BYTES
 """From here on libzmq does not even read the message, but hangs up."""
@@ -43,8 +45,8 @@ Context = zmq.Context["zmq.Socket[bytes]"]
 class Rules(Protocol):
     """What is answered. The listener's thread alone calls it; ``now`` is in seconds."""
 
-    def hear(self, identity: bytes, frames: list[bytes], now: float) -> None:
-        """Takes one message."""
+    def hear(self, identity: bytes, frames: list[bytes], now: float, tenant: Tenant) -> None:
+        """Takes one message, from this tenant."""
 
     def deliver(self, reply: Reply, sample: ReturnSample, now: float) -> None:
         """Takes what a driver has said."""
@@ -61,14 +63,23 @@ class Listener:
     """Listens at one checked address, from ``start`` on, and answers from ``open`` on, those first who have been waiting.
 
     ``start`` raises AddressError where it cannot. ``stop`` sends what is left in the outbox and gives the address back.
-    ``on_failure`` is called, on the dying thread, should the thread die.
+    ``on_failure`` is called, on the dying thread, should the thread die. With an ``authority``, which has been started for
+    the context, only its tenants get in.
     """
 
-    def __init__(self, name: str, context: Context, address: str, on_failure: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        name: str,
+        context: Context,
+        address: str,
+        on_failure: Callable[[str], None],
+        authority: Authority | None,
+    ) -> None:
         self.outbox = Outbox(bell := Bell())
         self._bell = bell
         self._context = context
         self._address = address
+        self._authority = authority
         self._on_failure = on_failure
         self._rules: Rules | None = None
         self._stopping = False
@@ -106,7 +117,7 @@ class Listener:
 
     def _run(self) -> None:
         try:
-            with reserved(self._address), _bound_router(self._context, self._address) as self._router:
+            with reserved(self._address), self._bound_router() as self._router:
                 self._bound.set_result(None)
                 self._serve()
         except AddressError as error:
@@ -140,33 +151,45 @@ class Listener:
         now = time.monotonic()
         for _ in range(MESSAGES_PER_TURN):
             try:
-                identity, *frames = self._router.recv_multipart(zmq.NOBLOCK)
+                self._receive(rules, now)
             except zmq.Again:
                 break
-            rules.hear(identity, frames, now)
         for reply, sample in self.outbox.take():
             rules.deliver(reply, sample, now)
         if now >= self._looked_at + rules.patience:
             self._looked_at = now
             rules.look(now)
 
+    def _receive(self, rules: Rules, now: float) -> None:
+        if self._authority is None:
+            identity, *frames = self._router.recv_multipart(zmq.NOBLOCK)
+            rules.hear(identity, frames, now, EVERYBODY)
+            return
+        first, *rest = self._router.recv_multipart(zmq.NOBLOCK, copy=False)
+        tenant = self._authority.tenant(str(rest[0].get("User-Id")))
+        if tenant is None:
+            self.send(first.bytes, Error(None, "forbidden", "this key is not authorised any more"))
+            return
+        rules.hear(first.bytes, [frame.bytes for frame in rest], now, tenant)
 
-@contextmanager
-def _bound_router(context: Context, address: str) -> Iterator["zmq.Socket[bytes]"]:
-    router = context.socket(zmq.ROUTER)
-    try:
-        # Before binding: libzmq ends the session of a peer that has gone by what the listener copied then, at first for
-        # ever. One that goes while we close, with messages unsent, would have context.term wait for ever.
-        router.setsockopt(zmq.LINGER, LINGER)
-        router.setsockopt(zmq.ROUTER_MANDATORY, 1)
-        router.setsockopt(zmq.MAXMSGSIZE, HARD_MAX_MESSAGE_BYTES)
-        router.setsockopt(zmq.RCVHWM, RECEIVE_HIGH_WATER)
-        router.setsockopt(zmq.SNDHWM, SEND_HIGH_WATER)
-        router.setsockopt(zmq.IPV6, 1 if "[" in address else 0)
-        _bind(router, address)
-        yield router
-    finally:
-        router.close()
+    @contextmanager
+    def _bound_router(self) -> Iterator["zmq.Socket[bytes]"]:
+        router = self._context.socket(zmq.ROUTER)
+        try:
+            # Before binding: libzmq ends the session of a peer that has gone by what the listener copied then, at first
+            # for ever. One that goes while we close, with messages unsent, would have context.term wait for ever.
+            router.setsockopt(zmq.LINGER, LINGER)
+            router.setsockopt(zmq.ROUTER_MANDATORY, 1)
+            router.setsockopt(zmq.MAXMSGSIZE, HARD_MAX_MESSAGE_BYTES)
+            router.setsockopt(zmq.RCVHWM, RECEIVE_HIGH_WATER)
+            router.setsockopt(zmq.SNDHWM, SEND_HIGH_WATER)
+            router.setsockopt(zmq.IPV6, 1 if "[" in self._address else 0)
+            if self._authority is not None:
+                self._authority.secure(router)
+            _bind(router, self._address)
+            yield router
+        finally:
+            router.close()
 
 
 def _bind(router: "zmq.Socket[bytes]", address: str) -> None:

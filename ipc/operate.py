@@ -6,11 +6,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ipc.addresses import anyone_listens, checked_address, control_address
+from ipc import connecting
 from ipc.config import LOG_LEVELS
 from ipc.control_client import ControlClient
-from ipc.errors import ConnectFailed
-from ipc.settings import held
 
 
 class Command(NamedTuple):
@@ -24,10 +22,8 @@ class Command(NamedTuple):
 
 def run(command: Command, options: dict[str, Any]) -> int:
     """Connect, do one of COMMANDS, and return the exit code."""
-    address = checked_address(options.pop("connect", None) or held({})["bind"].value)
-    if not anyone_listens(control_address(address)):
-        raise ConnectFailed.nobody(address)
-    with ControlClient(address) as control:
+    address, key = connecting.take(options)
+    with ControlClient(address, key=key) as control:
         command.run(control, options)
     return 0
 

@@ -18,7 +18,7 @@ from ipc.messages import Done, Generate, Token, Welcome, decode_client_message
 FIRST_DELAY, LONGEST_DELAY = 0.1, 2.0
 """Seconds before a daemon is asked again: twice as many each time that nothing new has come, and a random part of that."""
 NO_TIME = 1e-3
-"""``timeout_s`` of a request that has no time left: the daemon ends it, in order, with reason "timeout"."""
+"""A timeout of a request that has no time left: the daemon ends it, in order, with reason "timeout"."""
 
 GOING = ("stopped", "draining", "asleep")
 """Codes of a daemon that ends or pauses; it or its successor will serve again."""
@@ -66,7 +66,9 @@ class Resumption:
 
     def outlasts(self, error: RequestFailed) -> bool:
         """Whether that is no answer yet: the daemon goes, or cannot take up yet what it had, or another had, taken."""
-        return error.code in GOING or (error.code == "overloaded" and self._interrupted_at is not None)
+        return error.code in GOING or (
+            error.code in ("overloaded", "quota_exceeded") and self._interrupted_at is not None
+        )
 
     def interrupt(self, why: OdriverError, now: float) -> float:
         """It was lost; since when that keeps anything new from coming."""
@@ -76,9 +78,10 @@ class Resumption:
         return self._interrupted_at
 
     def delay(self) -> float:
-        """Seconds to wait before asking a daemon that is there."""
+        """Seconds to wait before asking a daemon that is there; as long as one said that would be in vain, at least."""
         longest, self._delay = self._delay, min(2 * self._delay, LONGEST_DELAY)
-        return longest * random.uniform(0.5, 1)
+        hint = self.why.retry_after_s if isinstance(self.why, RequestFailed) else None
+        return (hint or 0.0) + longest * random.uniform(0.5, 1)
 
     def rest(self, now: float) -> Generate:
         """The request for what has not come."""
@@ -88,9 +91,11 @@ class Resumption:
         if self._token_ids:
             token_ids = [self._token_ids[index] for index in range(params.get("n", 1))]
         self._come_again = 0 if any(token_ids[:1]) else self._num_prompt_logprobs
-        timeout = params.get("timeout_s")
-        if isinstance(timeout, int | float):
-            params["timeout_s"] = max(NO_TIME, timeout - (now - self._began))
+        if self._token_ids:
+            params.pop("queue_timeout_s", None)  # which was until its first step
+        for name in ("timeout_s", "queue_timeout_s"):
+            if isinstance(params.get(name), int | float):
+                params[name] = max(NO_TIME, params[name] - (now - self._began))
         return msgspec.structs.replace(request, params=params, resume_token_ids=token_ids)
 
     def mismatch(self, welcome: Welcome) -> str | None:

@@ -6,11 +6,13 @@ import zmq
 
 from engine.config import ServingLimits
 from ipc.addresses import control_address
+from ipc.auth import Authority
 from ipc.clients import Clients, Driver
 from ipc.control import Control
 from ipc.frames import MAX_MESSAGE_BYTES
 from ipc.listener import Listener
 from ipc.messages import CREDITS, PROTOCOL_VERSION, SILENCE_LIMIT, Welcome
+from ipc.tenants import Tenant
 
 
 class Server:
@@ -20,16 +22,22 @@ class Server:
     answered from ``open`` on. ``stop`` sends what the driver has left in the outbox and gives the addresses back.
     ``on_failure`` is called, on the dying thread, should a thread die; ``on_drain``, on the control thread, when a client
     wants the daemon to end once its work is done, in so many seconds at most or, if None, as many as it has by default.
+    Only the tenants of an ``authority`` get in, everybody if there is none.
     """
 
     def __init__(
-        self, address: str, on_failure: Callable[[str], None], on_drain: Callable[[float | None], None]
+        self,
+        address: str,
+        on_failure: Callable[[str], None],
+        on_drain: Callable[[float | None], None],
+        authority: Authority | None = None,
     ) -> None:
         self._on_drain = on_drain
+        self._authority = authority
         self._context = zmq.Context()
         self._num_clients: Callable[[], int] = lambda: 0
-        self._work = Listener("sockets", self._context, address, on_failure)
-        self._control = Listener("control", self._context, control_address(address), on_failure)
+        self._work = Listener("sockets", self._context, address, on_failure, authority)
+        self._control = Listener("control", self._context, control_address(address), on_failure, authority)
 
     @property
     def num_clients(self) -> int:
@@ -39,6 +47,8 @@ class Server:
     def start(self) -> None:
         """Bind and begin to listen."""
         try:
+            if self._authority is not None:
+                self._authority.start(self._context)
             self._work.start()
             self._control.start()
         except BaseException:
@@ -57,7 +67,7 @@ class Server:
             silence_limit=SILENCE_LIMIT,
             client_id="",
         )
-        clients = Clients(driver, welcome, self._work.outbox, self._work.send)
+        clients = Clients(driver, welcome, self._work.outbox, self._work.send, self._current)
         self._work.open(clients)
         self._num_clients = lambda: len(clients)
         control = self._control
@@ -67,4 +77,12 @@ class Server:
         """Answer what has arrived, send what there is and close; a second time changes nothing."""
         self._work.stop()
         self._control.stop()
+        if self._authority is not None:
+            self._authority.stop()
         self._context.term()
+
+    def _current(self, tenant: Tenant) -> Tenant | None:
+        """A tenant as of the last reload of the keys; None if the key has been revoked."""
+        if self._authority is None or tenant.limits is None:
+            return tenant
+        return self._authority.tenant(tenant.limits.public)

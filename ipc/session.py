@@ -6,6 +6,8 @@ from collections.abc import Iterator
 import zmq
 from zmq.utils.monitor import recv_monitor_message
 
+from ipc.errors import ConnectFailed
+from ipc.keys import ClientKey
 from ipc.messages import (
     PING_INTERVAL,
     PROTOCOL_VERSION,
@@ -28,10 +30,18 @@ from ipc.messages import (
 LINGER = 1000
 """Milliseconds that the last aborts have to leave when the socket closes."""
 
+RECEIVE_HIGH_WATER = 1000
+"""Messages that wait for a thread that does not read; what is beyond waits at the daemon, as text that grows."""
 LONGEST_KNOCK = 1000
 """Milliseconds between attempts to reach a daemon; the first follow each other sooner."""
 
-_EVENTS = zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED
+_EVENTS = (
+    zmq.EVENT_HANDSHAKE_SUCCEEDED
+    | zmq.EVENT_DISCONNECTED
+    | zmq.EVENT_HANDSHAKE_FAILED_AUTH
+    | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
+    | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
+)
 _HELLO = encode(Hello(PROTOCOL_VERSION))
 _PING = encode(Ping())
 _PONG = encode(Pong())
@@ -47,7 +57,9 @@ class Session:
     Times are in seconds, and the caller's.
     """
 
-    def __init__(self, context: "zmq.Context[zmq.Socket[bytes]]", address: str, poller: zmq.Poller) -> None:
+    def __init__(
+        self, context: "zmq.Context[zmq.Socket[bytes]]", address: str, poller: zmq.Poller, key: ClientKey | None = None
+    ) -> None:
         self.welcome: Welcome | None = None
         self.reached = False
         """Whether something speaks ZeroMQ at the address."""
@@ -56,14 +68,21 @@ class Session:
         self.next_ping = math.inf
         """When ``keep_alive`` is to be called again."""
         self._address = address
+        self._key = key
+        self._doubt: str | None = None
+        """What may be wrong with whoever answers there."""
         self._poller = poller
         self._heard_at = math.inf
         self._dealer = context.socket(zmq.DEALER)
         # Not zmq.IMMEDIATE: with it, libzmq drops what a daemon said last, if it is unread when the connection ends.
-        self._dealer.setsockopt(zmq.SNDHWM, 0)  # what one asks for is in one's own memory anyway,
-        self._dealer.setsockopt(zmq.RCVHWM, 0)  # and what one gets had better leave the daemon's
+        self._dealer.setsockopt(zmq.SNDHWM, 0)  # what one asks for is in one's own memory anyway
+        self._dealer.setsockopt(zmq.RCVHWM, RECEIVE_HIGH_WATER)
         self._dealer.setsockopt(zmq.IPV6, 1 if "[" in address else 0)
         self._dealer.setsockopt(zmq.RECONNECT_IVL_MAX, LONGEST_KNOCK)
+        if key is not None:
+            self._dealer.setsockopt(zmq.CURVE_PUBLICKEY, key.public.encode())
+            self._dealer.setsockopt(zmq.CURVE_SECRETKEY, key.secret.encode())
+            self._dealer.setsockopt(zmq.CURVE_SERVERKEY, key.server.encode())
         self._monitor = self._dealer.get_monitor_socket(_EVENTS)
         self._dealer.connect(address)
         poller.register(self._dealer, zmq.POLLIN)
@@ -103,6 +122,12 @@ class Session:
             self.send(_PING)
             self.next_ping = now + PING_INTERVAL
 
+    def failure(self) -> ConnectFailed:
+        """Why nobody has said welcome by now."""
+        if self._doubt is not None:
+            return ConnectFailed(self._doubt)
+        return ConnectFailed.silent(self._address) if self.reached else ConnectFailed.nobody(self._address)
+
     def close(self) -> None:
         """Let what is queued leave, if there is somebody to have it, and go."""
         self._poller.unregister(self._dealer)
@@ -115,13 +140,30 @@ class Session:
         """Whether the daemon went away; says hello each time that one is reached."""
         gone = False
         while self._monitor.poll(0):
-            if recv_monitor_message(self._monitor)["event"] == zmq.EVENT_HANDSHAKE_SUCCEEDED:
-                self.reached = True
-                self.send(_HELLO)
-            else:
-                self.reached = False
-                gone = True
+            news = recv_monitor_message(self._monitor)
+            match news["event"]:
+                case zmq.EVENT_HANDSHAKE_SUCCEEDED:
+                    self.reached = True
+                    self.send(_HELLO)
+                case zmq.EVENT_DISCONNECTED:
+                    self.reached = False
+                    gone = True
+                case failure:
+                    self._hear_of(failure, news["value"])
         return gone
+
+    def _hear_of(self, failure: int, value: int) -> None:
+        """CURVE has failed. A wrong daemon cannot be told from one that ends just then, so for that one is waited."""
+        if failure == zmq.EVENT_HANDSHAKE_FAILED_AUTH:
+            self.lost = (
+                f"the daemon at {self._address} does not know this key: it was revoked, or it has to reload (SIGHUP)"
+            )
+        elif value == zmq.PROTOCOL_ERROR_ZMTP_MECHANISM_MISMATCH and self._key is None:
+            self.lost = f"the daemon at {self._address} asks for a key: give yours with --key FILE"
+        elif value == zmq.PROTOCOL_ERROR_ZMTP_MECHANISM_MISMATCH:
+            self.lost = f"the daemon at {self._address} takes no keys: connect without one"
+        elif self._key is not None:
+            self._doubt = f"what answers at {self._address} is not the daemon that this key was made for"
 
     def _decoded(self, frame: bytes) -> ServerMessage | None:
         try:

@@ -18,6 +18,7 @@ from ipc.settings import Held
 
 if TYPE_CHECKING:
     from ipc.doctor import Finding
+    from ipc.keys import Limits
 
 logger = logging.getLogger(__name__)
 
@@ -77,6 +78,17 @@ def show_settings(found: Mapping[str, Held]) -> None:
         table.add_column(heading, overflow="fold")
     for name, (value, whence) in found.items():
         table.add_row(name, "" if value is None else str(value), whence, style="dim" if whence == "default" else None)
+    Console().print(table)
+
+
+def show_keys(found: Mapping[str, "Limits"]) -> None:
+    """Who may connect, on stdout, a row each."""
+    table = Table(title="Keys", title_justify="left")
+    for heading in ("name", "requests at once", "tokens per minute", "control", "public key"):
+        table.add_column(heading, overflow="fold")
+    for name, limits in found.items():
+        counts = ["" if count is None else f"{count:,}" for count in (limits.max_requests, limits.tokens_per_minute)]
+        table.add_row(name, *counts, "yes" if limits.control else "", escape(limits.public))
     Console().print(table)
 
 

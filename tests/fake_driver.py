@@ -9,6 +9,7 @@ import msgspec
 from driver.errors import Draining, DriverError
 from driver.request import ActiveRequest, RequestError, ReturnSample, Usage
 from engine.config import ServingLimits
+from ipc.auth import Authority
 from ipc.clients import Driver
 from ipc.frames import MAX_MESSAGE_BYTES
 from ipc.messages import CREDITS, PROTOCOL_VERSION, SILENCE_LIMIT, Welcome
@@ -100,10 +101,12 @@ class FakeDriver:
 
 
 @contextmanager
-def serving(address: str, driver: Driver, model: str = "parrot") -> Iterator[Server]:
+def serving(
+    address: str, driver: Driver, model: str = "parrot", authority: Authority | None = None
+) -> Iterator[Server]:
     """A server for the time of a with statement; it has not failed at its end."""
     failures: SimpleQueue[str] = SimpleQueue()
-    server = Server(address, on_failure=failures.put, on_drain=lambda timeout: None)
+    server = Server(address, on_failure=failures.put, on_drain=lambda timeout: None, authority=authority)
     server.start()
     server.open(driver, model=model, limits=LIMITS)
     try:

@@ -206,7 +206,7 @@ def test_an_address_that_cannot_be_is_an_error_in_plain_words() -> None:
     done = odriver("status", "--connect", "tcp://0.0.0.0:1")
 
     assert done.returncode == 1
-    assert "not encrypted yet" in done.stderr
+    assert "odriver keys new" in done.stderr
     assert "Traceback" not in done.stderr
 
 

@@ -147,7 +147,9 @@ def test_a_daemon_that_stops_is_outlived(client: Client, address: str, caplog: p
 
             assert late.result(PATIENCE).text == "toolate"
             assert (cut.result(PATIENCE).text, request.resume_token_ids) == ("cut", [[1]])
-    told = [record.message for record in caplog.records if record.name == "ipc.connection"]
+    told = [
+        record.message for record in caplog.records if record.name == "ipc.connection" and record.levelname == "WARNING"
+    ]
     assert [message.partition(": ")[0] for message in told] == ["it drains", f"the daemon at {address} went away"]
 
 
@@ -215,6 +217,18 @@ def test_an_output_too_long_to_be_sent_back_is_refused(client: Client, address: 
         next(stream)
     with serving(address, FakeDriver()), pytest.raises(RequestFailed, match="a message may have"):
         next(stream)
+
+
+def test_a_queue_timeout_is_over_with_the_first_token(client: Client, address: str) -> None:
+    """Whoever has none still waits in the queue."""
+    with serving(address, first := FakeDriver()):
+        streams = [client.generate([number], queue_timeout_s=500) for number in range(2)]
+        first.say(first.take(), "begun", [1])
+        next(streams[0])
+    with serving(address, second := FakeDriver()):
+        begun, waiting = sorted((second.take() for _ in streams), key=lambda request: str(request.prompt))
+
+    assert "queue_timeout_s" not in begun.params and 400 < waiting.params["queue_timeout_s"] < 500
 
 
 def test_a_timeout_goes_on_counting(client: Client, address: str) -> None:

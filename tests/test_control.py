@@ -20,9 +20,19 @@ from ipc.addresses import control_address
 from ipc.client import Client
 from ipc.control_client import ControlClient
 from ipc.errors import ConnectFailed, RequestFailed
+from ipc.logs import OURS
 from ipc.messages import PROTOCOL_VERSION, Error, Generate, Hello, Ping, Pong, Status, StatusReply
 
 ROOT = Path(__file__).parent.parent
+
+
+@pytest.fixture(autouse=True)
+def levels() -> Iterator[None]:
+    """The log is as it was, after each test."""
+    before = {name: logging.getLogger(name).level for name in OURS}
+    yield
+    for name, level in before.items():
+        logging.getLogger(name).setLevel(level)
 
 
 @pytest.fixture
@@ -140,13 +150,11 @@ def test_an_operator_aborts_anybodys_request(address: str) -> None:
 
 def test_the_log_level_is_changed_while_serving(address: str) -> None:
     """For our own packages."""
-    before = logging.getLogger("driver").level
     with serving(address, FakeDriver()), ControlClient(address) as control:
         assert control.set_log_level("debug") == "logging debug and above"
         assert logging.getLogger("driver").level == logging.DEBUG
         with pytest.raises(RequestFailed, match=r"\$\.level"):
             control.set_log_level("chatty")
-    logging.getLogger("driver").setLevel(before)
 
 
 # Drain, sleep and wake.

@@ -1,0 +1,21 @@
+"""Numbers on a command line."""
+
+import argparse
+
+
+def seconds(text: str) -> float:
+    """Above 0, and less than a day."""
+    try:
+        number = float(text)
+    except ValueError:
+        number = 0.0
+    if not 0 < number < 86400:
+        raise argparse.ArgumentTypeError(f"must be a number of seconds above 0, not {text!r}")
+    return number
+
+
+def count(text: str) -> int:
+    """1 or more."""
+    if not text.isdecimal() or int(text) == 0:
+        raise argparse.ArgumentTypeError(f"must be a number of 1 or more, not {text!r}")
+    return int(text)

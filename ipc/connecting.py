@@ -1,0 +1,25 @@
+"""Which daemon a command means, and who it says that it is."""
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from ipc import settings
+from ipc.addresses import anyone_listens, checked_address
+from ipc.errors import ConnectFailed
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """``--connect`` and ``--key``."""
+    add = parser.add_argument
+    add("--connect", metavar="ADDR", help="where the daemon listens (default: the `bind` that `odriver config` shows)")
+    add("--key", type=Path, metavar="FILE", help="a key from `odriver keys new`, where the daemon asks for one")
+
+
+def take(options: dict[str, Any]) -> tuple[str, Path | None]:
+    """Address and key, taken out of the options; unlike a program, a command does not wait for a daemon to come."""
+    key = options.pop("key", None)
+    address = checked_address(options.pop("connect", None) or settings.held({})["bind"].value, has_key=key is not None)
+    if not anyone_listens(address):
+        raise ConnectFailed.nobody(address)
+    return address, key

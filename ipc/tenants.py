@@ -1,0 +1,56 @@
+"""Who asks, and how much of it they may: no socket, thread or clock in this file."""
+
+from dataclasses import dataclass
+
+from ipc.keys import Limits
+
+MINUTE = 60.0
+
+
+@dataclass(frozen=True)
+class Tenant:
+    """The bearer of a key, or everybody, where no keys are asked for."""
+
+    name: str
+    limits: Limits | None = None
+    """None is no limit at all."""
+
+    @property
+    def may_control(self) -> bool:
+        """Whether the control socket is for them."""
+        return self.limits is None or self.limits.control
+
+
+EVERYBODY = Tenant("")
+
+
+class Quota:
+    """What one tenant has used of its tokens: it drains away by ``tokens_per_minute``, and may be so much at once.
+
+    Times are in seconds, and the caller's.
+    """
+
+    def __init__(self) -> None:
+        self._used = 0.0
+        self._at = 0.0
+
+    def spend(self, tokens: int) -> None:
+        """Tokens have been read or generated."""
+        self._used += tokens
+
+    def refusal(self, tenant: Tenant, num_open: int, now: float) -> str | None:
+        """Why one more request, beside those open, may not be; None if it may."""
+        limits = tenant.limits
+        if limits is None:
+            return None
+        if limits.max_requests is not None and num_open >= limits.max_requests:
+            return f"key {tenant.name} may have {limits.max_requests} requests open at once: wait for one to end"
+        if limits.tokens_per_minute is None:
+            return None
+        rate = limits.tokens_per_minute / MINUTE
+        self._used = max(0.0, self._used - rate * (now - self._at))
+        self._at = now
+        if self._used < limits.tokens_per_minute:
+            return None
+        wait = (self._used - limits.tokens_per_minute) / rate
+        return f"key {tenant.name} has used its {limits.tokens_per_minute} tokens per minute: try again in {wait + 1:.0f} s"
