@@ -292,7 +292,13 @@ class Clients:
         if client is None:
             return
         if client.streams:
-            logger.info("client %s is gone (%s): %d requests are aborted", identity.hex(), why, len(client.streams))
+            logger.info(
+                "client %s is gone (%s): %d requests are aborted",
+                identity.hex(),
+                why,
+                len(client.streams),
+                extra={"client": identity.hex()},
+            )
         for request_id in client.streams:
             self._driver.abort(_driver_id(identity, request_id))
 

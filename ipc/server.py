@@ -44,6 +44,10 @@ class Server:
         """Clients that have said hello, and are there."""
         return self._num_clients()
 
+    def seconds_unheard(self) -> float:
+        """For how long one of the threads has not come by though it was called, by this method; it calls again."""
+        return max(self._work.seconds_unheard(), self._control.seconds_unheard())
+
     def start(self) -> None:
         """Bind and begin to listen."""
         try:
