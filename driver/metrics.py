@@ -90,6 +90,8 @@ class DriverMetrics(Collector):
             ("odriver_page_lifetime_seconds", "Of those, since they were filled", status.page_lifetime_seconds_sum),
             ("odriver_page_idle_seconds", "Of those, since nobody used them", status.page_idle_seconds_sum),
             ("odriver_steps", "Steps that landed", status.steps),
+            ("odriver_failed_steps", "Steps that the device could not do", status.failed_steps),
+            ("odriver_failed_rows", "Requests that ended as their logits held NaN or infinity", status.failed_rows),
             ("odriver_prompt_tokens_computed", "Prompt tokens computed, again after preemption too", status.prompt_tokens),
             ("odriver_step_gap_seconds", "The device idle between steps though there was work", status.step_gap_seconds_sum),
             ("odriver_step_gaps", "Steps that followed another without a rest", status.step_gap_seconds_count),
