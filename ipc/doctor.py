@@ -20,8 +20,8 @@ from rich.filesize import decimal
 
 from engine.config import EngineConfig
 from engine.errors import ConfigurationError
-from ipc import accelerators
-from ipc.addresses import anyone_listens, checked_address
+from ipc import accelerators, keys
+from ipc.addresses import anyone_listens, checked_address, is_local
 from ipc.client import Client
 from ipc.config import DaemonConfig
 from ipc.errors import OdriverError
@@ -179,15 +179,31 @@ def _addresses(config: DaemonConfig) -> Iterator[Finding]:
     except OdriverError as error:
         yield Finding("address", "bad", str(error), "set another `bind`")
     else:
-        yield listener(address)
+        directory = config.keys or (None if is_local(address) else keys.default_directory())
+        yield listener(address, asks_for_keys=directory is not None)
+        if directory is not None:
+            yield authorized(directory)
     if config.metrics_port:
         yield metrics_port(config.metrics_host, config.metrics_port)
 
 
-def listener(address: str) -> Finding:
+def authorized(directory: Path) -> Finding:
+    """Whether anybody may connect where keys are asked for."""
+    try:
+        names = keys.authorized(directory)
+    except OdriverError as error:
+        return Finding("keys", "bad", str(error), "put it right, or revoke that key")
+    if not names:
+        return Finding("keys", "warning", f"none in {directory}", "odriver keys new NAME, for each client")
+    return Finding("keys", "good", f"{len(names)} in {directory}")
+
+
+def listener(address: str, *, asks_for_keys: bool = False) -> Finding:
     """Whether the address is free; a daemon of ours there may well be what is wanted."""
     if not anyone_listens(address):
         return Finding("address", "good", f"{address} is free")
+    if asks_for_keys:
+        return Finding("address", "warning", f"{address} is taken", "nothing, if that is the daemon")
     try:
         with Client(address, timeout=PATIENCE) as client:
             serves = client.welcome.model
@@ -206,7 +222,7 @@ def metrics_port(host: str, port: int) -> Finding:
         return Finding(
             "metrics port",
             "warning",
-            f"{host}:{port}: {error.strerror or error}",
+            f"{host}:{port}: {os.strerror(error.errno or 0)}",
             "a running daemon? else set another `metrics_port`",
         )
     return Finding("metrics port", "good", f"{host}:{port} is free")

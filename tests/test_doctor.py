@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from fake_driver import FakeDriver, serving
 
-from ipc import accelerators, cli, doctor
+from ipc import accelerators, cli, doctor, keys
 from ipc.doctor import Finding
 
 
@@ -102,7 +102,17 @@ def test_an_address_may_be_ours_or_taken_by_a_stranger(tmp_path: Path, monkeypat
     with socket.create_server(("127.0.0.1", 0)) as stranger:
         port = stranger.getsockname()[1]
         assert doctor.listener(f"tcp://127.0.0.1:{port}").state == "bad"
+        assert doctor.listener(f"tcp://127.0.0.1:{port}", asks_for_keys=True).state == "warning"
         assert doctor.metrics_port("127.0.0.1", port).state == "warning"
+
+
+def test_where_keys_are_asked_for_somebody_should_have_one(tmp_path: Path) -> None:
+    """None at all is said, and so is a file that is no key."""
+    assert doctor.authorized(tmp_path).state == "warning"
+    keys.new(tmp_path, "alice", tmp_path / "alice.key")
+    assert doctor.authorized(tmp_path)[1:3] == ("good", f"1 in {tmp_path}")
+    (tmp_path / "clients" / "bob.toml").write_text("public = 3")
+    assert doctor.authorized(tmp_path).state == "bad"
 
 
 def test_the_exit_code_says_whether_a_start_would_fail(
