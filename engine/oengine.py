@@ -209,7 +209,8 @@ class oEngine:
         self._pages.forget(pages)
         self._failed_rows += len(outputs)
         for output in outputs:
-            logger.error("request %s ends: %s", output.request_id, NOT_FINITE)
+            about = {"request_id": output.request_id}
+            logger.error("request %s ends: %s", output.request_id, NOT_FINITE, extra=about)
         return outputs
 
     def _recover(self, plan: NextIterationPlan, failure: StepFailed) -> list[SequenceOutput]:
