@@ -86,6 +86,8 @@ class DriverMetrics(Collector):
             ("vllm:generation_tokens", "Tokens generated", status.generated_tokens),
             ("vllm:prefix_cache_queries", "Tokens looked up in the prefix cache", status.prefix_cache_queries),
             ("vllm:prefix_cache_hits", "Tokens found in the prefix cache", status.prefix_cache_hits),
+            ("vllm:corrupted_requests", "Requests whose logits held NaN or infinity", status.failed_rows),
+            ("odriver_failed_steps", "Steps that the device could not do", status.failed_steps),
             ("odriver_page_evictions", "Kept pages that were given away", status.page_evictions),
             ("odriver_page_lifetime_seconds", "Of those, since they were filled", status.page_lifetime_seconds_sum),
             ("odriver_page_idle_seconds", "Of those, since nobody used them", status.page_idle_seconds_sum),
