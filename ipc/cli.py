@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 
 from engine.errors import ConfigurationError
 from ipc import complete, connecting, keys_command, operate, settings, structured_outputs
-from ipc.arguments import count, seconds
+from ipc.arguments import count
 from ipc.client import Client
 from ipc.errors import OdriverError
 
@@ -56,7 +56,6 @@ def _parser() -> argparse.ArgumentParser:
         ("complete", _complete_arguments, _complete, "continue a text"),
         ("chat", _chat_arguments, _chat, "talk with the model"),
         ("batch", _batch_arguments, _batch, "answer a file of requests, and again only what is missing"),
-        ("top", _top_arguments, _top, "watch the daemon at work"),
         ("doctor", _doctor_arguments, _doctor, "say what would keep this machine from serving, and what to do"),
         ("keys", keys_command.add_arguments, keys_command.run, "say who may connect from other machines"),
         ("bench", _bench_arguments, _bench, "put a load on the daemon and time its answers"),
@@ -122,14 +121,6 @@ def _batch_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="F",
         help="seconds to wait for a daemon that has gone to come back (default: 300)",
     )
-
-
-def _top_arguments(parser: argparse.ArgumentParser) -> None:
-    connecting.add_arguments(parser)
-    parser.add_argument(
-        "--interval", type=seconds, default=1.0, metavar="S", help="seconds from a look to the next (default: 1)"
-    )
-    parser.add_argument("--once", action="store_true", default=False, help="look for one interval, print, and end")
 
 
 def _doctor_arguments(parser: argparse.ArgumentParser) -> None:
@@ -205,16 +196,6 @@ def _batch(options: dict[str, Any]) -> int:
 
     address, key = connecting.take(options)
     return batch.run(options.pop("source"), options.pop("target"), address, key=key, **options)
-
-
-def _top(options: dict[str, Any]) -> int:
-    from rich.console import Console
-
-    from ipc import top
-
-    with _connected(options) as client:
-        top.run(client.status, options["interval"], once=options["once"], console=Console())
-    return 0
 
 
 def _doctor(options: dict[str, Any]) -> int:

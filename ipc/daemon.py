@@ -54,7 +54,7 @@ SHUTDOWN_TIMEOUT = 4.5
 START_PATIENCE = 600.0
 """Seconds that one function may take to compile, or one stage to begin, before systemd gives up on the start."""
 PROGRESS_LIMIT = 60.0
-"""Seconds without a step, though there is work, after which the daemon is not healthy."""
+"""Seconds in which nothing gets done, though there is work, after which the daemon is not healthy."""
 LONGEST_WAIT = 3600.0
 """Seconds after which the main thread looks around anyway: a poll's timeout may not be infinite."""
 
@@ -122,13 +122,14 @@ class Daemon:
         self._starting = False
         notify("STATUS=serving")
         notify("READY=1")
-        self._watchdog = Watchdog(lambda: loaded.driver.seconds_since_progress, self._fail)
+        self._watchdog = Watchdog(lambda: self._seconds_stalled(loaded.driver), self._fail)
         self._watchdog.start()
         facts = {"address": self._address}
         if self._metrics is not None:
             facts["metrics"] = f"{self._metrics.url}/metrics"
         facts["started in"] = f"{time.monotonic() - began:.1f} s"
         connect = "" if self._address == default_address() else f" --connect {self._address}"
+        connect += "" if self._authority is None else " --key NAME.key"
         facts["try"] = f'odriver complete "Once upon a time"{connect}'
         terminal.show_ready(self._console, loaded.facts | facts)
 
@@ -186,8 +187,12 @@ class Daemon:
             return "starting"
         if self._give_up_at < math.inf:
             return "draining"
-        stalled = self._driver.seconds_since_progress
-        return f"no step has landed for {stalled:.0f} s" if stalled > PROGRESS_LIMIT else None
+        stalled = self._seconds_stalled(self._driver)
+        return f"nothing has got done for {stalled:.0f} s" if stalled > PROGRESS_LIMIT else None
+
+    def _seconds_stalled(self, driver: StartableDriver) -> float:
+        """For how long no step has landed though there is work, or a socket thread has not come by though it was called."""
+        return max(driver.seconds_since_progress, self._server.seconds_unheard())
 
     def _fail(self, why: str) -> None:
         self._end(FAULT, why)

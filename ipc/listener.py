@@ -84,6 +84,8 @@ class Listener:
         self._rules: Rules | None = None
         self._stopping = False
         self._looked_at = 0.0
+        self._called_at: float | None = None
+        """When ``seconds_unheard`` called, until the thread comes by."""
         self._bound: Future[None] = Future()
         self._thread = SafeThread(name, self._run, self._died)
 
@@ -96,6 +98,15 @@ class Listener:
         """Begin to answer."""
         self._rules = rules
         self._bell.ring()
+
+    def seconds_unheard(self) -> float:
+        """For how long the thread has not come by though it was called, by this method; it calls again."""
+        now, called_at = time.monotonic(), self._called_at
+        if called_at is not None:
+            return now - called_at
+        self._called_at = now
+        self._bell.ring()
+        return 0.0
 
     def stop(self) -> None:
         """Answer what has arrived, send what there is and close; a second time changes nothing."""
@@ -148,6 +159,7 @@ class Listener:
             self._bell.clear()
 
     def _turn(self, rules: Rules) -> None:
+        self._called_at = None
         now = time.monotonic()
         for _ in range(MESSAGES_PER_TURN):
             try:

@@ -10,7 +10,7 @@ from prometheus_client.registry import Collector
 
 from engine.config import EngineConfig, ServingLimits
 from engine.progress import Progress
-from ipc.clients import Driver
+from ipc.driver import Driver
 
 if TYPE_CHECKING:
     from driver.tokenizer import Tokenizer

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ipc import connecting
+from ipc.arguments import seconds
 from ipc.config import LOG_LEVELS
 from ipc.control_client import ControlClient
 
@@ -46,6 +47,21 @@ def _status(control: ControlClient, options: dict[str, Any]) -> None:
         terminal.show_status(status)
 
 
+def _top_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--interval", type=seconds, default=1.0, metavar="S", help="seconds from a look to the next (default: 1)"
+    )
+    parser.add_argument("--once", action="store_true", default=False, help="look for one interval, print, and end")
+
+
+def _top(control: ControlClient, options: dict[str, Any]) -> None:
+    from rich.console import Console
+
+    from ipc import top
+
+    top.run(control.status, options["interval"], once=options["once"], console=Console())
+
+
 def _abort_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("request_id", metavar="ID", help="what the daemon's log calls it")
 
@@ -80,6 +96,7 @@ def _profile(control: ControlClient, options: dict[str, Any]) -> None:
 
 COMMANDS = [
     Command("status", _status_arguments, _status, "show how the daemon is"),
+    Command("top", _top_arguments, _top, "watch the daemon at work"),
     Command(
         "abort",
         _abort_arguments,

@@ -7,8 +7,9 @@ import zmq
 from engine.config import ServingLimits
 from ipc.addresses import control_address
 from ipc.auth import Authority
-from ipc.clients import Clients, Driver
+from ipc.clients import Clients
 from ipc.control import Control
+from ipc.driver import Driver
 from ipc.frames import MAX_MESSAGE_BYTES
 from ipc.listener import Listener
 from ipc.messages import CREDITS, PROTOCOL_VERSION, SILENCE_LIMIT, Welcome
@@ -43,6 +44,10 @@ class Server:
     def num_clients(self) -> int:
         """Clients that have said hello, and are there."""
         return self._num_clients()
+
+    def seconds_unheard(self) -> float:
+        """For how long one of the threads has not come by though it was called, by this method; it calls again."""
+        return max(self._work.seconds_unheard(), self._control.seconds_unheard())
 
     def start(self) -> None:
         """Bind and begin to listen."""

@@ -1,4 +1,4 @@
-"""Tells systemd that the daemon is alive, for as long as it is: while steps land, or there is nothing to do."""
+"""Tells systemd that the daemon is alive, for as long as it is: while what there is to do gets done."""
 
 import logging
 import threading
@@ -13,13 +13,13 @@ logger = logging.getLogger(__name__)
 class Watchdog:
     """Speaks twice an interval on a thread of its own, from ``start`` to ``stop``; does nothing where nobody watches.
 
-    ``seconds_since_progress`` has to be below the interval, or it keeps silent, and systemd restarts the daemon once an
+    ``seconds_stalled`` has to be below the interval, or it keeps silent, and systemd restarts the daemon once an
     interval has passed so. ``on_failure`` is called, on the dying thread, should the thread die.
     """
 
-    def __init__(self, seconds_since_progress: Callable[[], float], on_failure: Callable[[str], None]) -> None:
+    def __init__(self, seconds_stalled: Callable[[], float], on_failure: Callable[[str], None]) -> None:
         self._interval = watchdog_interval()
-        self._seconds_since_progress = seconds_since_progress
+        self._seconds_stalled = seconds_stalled
         self._on_failure = on_failure
         self._stopping = threading.Event()
         self._thread = SafeThread("watchdog", self._run, self._died)
@@ -37,11 +37,11 @@ class Watchdog:
     def _run(self) -> None:
         assert self._interval is not None
         while True:
-            stalled = self._seconds_since_progress()
+            stalled = self._seconds_stalled()
             if stalled < self._interval:
                 notify("WATCHDOG=1")
             else:
-                logger.error("no step has landed for %.1f s: the watchdog is told nothing", stalled)
+                logger.error("nothing has got done for %.1f s: the watchdog is told nothing", stalled)
             if self._stopping.wait(self._interval / 2):
                 return
 

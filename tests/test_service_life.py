@@ -5,13 +5,14 @@ import logging
 import os
 import signal
 import socket
+import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from fake_driver import PATIENCE, FakeDriver
+from fake_driver import PATIENCE, FakeDriver, FakeStatus, serving
 from rich.console import Console
 from test_daemon import build_daemon, send_signal
 from test_logs import logging_as_before  # noqa: F401 - a fixture that every test here uses
@@ -21,6 +22,7 @@ from engine.errors import ConfigurationError
 from engine.progress import Progress
 from ipc.config import DaemonConfig
 from ipc.configuration import Configuration
+from ipc.control_client import ControlClient
 from ipc.daemon import SHUTDOWN_TIMEOUT
 from ipc.systemd import watchdog_interval
 from ipc.watchdog import Watchdog
@@ -192,4 +194,29 @@ def test_a_daemon_without_progress_is_not_healthy(tmp_path: Path) -> None:
         thread.submit(look)
         daemon.run()
 
-    assert heard == ["starting", None, "no step has landed for 61 s"]
+    assert heard == ["starting", None, "nothing has got done for 61 s"]
+
+
+def test_a_socket_thread_that_hangs_is_noticed(tmp_path: Path) -> None:
+    """Though there is nothing to do: the thread is called, and should have come by at the next call."""
+    hanging, released = threading.Event(), threading.Event()
+
+    class HangingDriver(FakeDriver):
+        def status(self) -> FakeStatus:
+            hanging.set()
+            released.wait(PATIENCE)
+            return super().status()
+
+    address = f"ipc://{tmp_path}/o.sock"
+    with serving(address, HangingDriver()) as server, ThreadPoolExecutor(1) as thread:
+        with ControlClient(address) as control:
+            asked = thread.submit(control.status)
+            assert hanging.wait(PATIENCE)
+            server.seconds_unheard()
+            silences = [server.seconds_unheard() for _ in range(3)]
+            released.set()
+            asked.result()
+        while server.seconds_unheard() > 0:
+            time.sleep(INTERVAL)
+
+    assert silences == sorted(silences) and silences[0] > 0
