@@ -30,6 +30,7 @@ from ipc.settings import configs, held
 MIN_FILES = 1024
 """Each client is a connection, and so is each grammar."""
 MIN_CACHE_BYTES = 2**30
+GPU_PLUGINS = ("jax-cuda12-plugin", "jax-cuda13-plugin")
 PATIENCE = 5.0
 """Seconds for a daemon to say that it is one."""
 
@@ -89,18 +90,28 @@ def accelerator(devices: list[Path]) -> Finding:
     closed = [str(device) for device in devices if not os.access(device, os.R_OK | os.W_OK)]
     if closed:
         return Finding("accelerator", "bad", f"{', '.join(closed)} may not be opened", "join its group, or ask root")
+    is_gpu = all(device.name.startswith("nvidia") for device in devices)
     held_by = accelerators.holders(devices)
     if held_by:
         who = ", ".join(f"{name} ({pid})" for pid, name in held_by.items())
+        end_it = f"end it: kill {' '.join(map(str, held_by))}"
+        if is_gpu:
+            return Finding("accelerator", "warning", f"{names} is shared with {who}", f"if it takes memory, {end_it}")
+        return Finding("accelerator", "bad", f"{names} is in use by {who}", end_it)
+    if not any(map(_is_installed, GPU_PLUGINS if is_gpu else ("libtpu",))):
+        lacks, install = ("JAX has no plugin for it", "jax[cuda]") if is_gpu else ("no libtpu", "odriver[tpu]")
         return Finding(
-            "accelerator", "bad", f"{names} is in use by {who}", f"end it: kill {' '.join(map(str, held_by))}"
+            "accelerator", "warning" if is_gpu else "bad", f"{names}, but {lacks}", f'pip install "{install}"'
         )
-    if not any(device.name.startswith("nvidia") for device in devices):
-        try:
-            importlib.metadata.version("libtpu")
-        except importlib.metadata.PackageNotFoundError:
-            return Finding("accelerator", "bad", f"{names}, but no libtpu", 'pip install "odriver[tpu]"')
     return Finding("accelerator", "good", f"{names}, free")
+
+
+def _is_installed(name: str) -> bool:
+    try:
+        importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return False
+    return True
 
 
 def open_files(limit: int) -> Finding:

@@ -40,7 +40,8 @@ def test_accelerators_are_found_with_those_who_hold_them(tmp_path: Path) -> None
 def test_an_accelerator_has_to_be_free_and_ours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever has it open is named with the command that ends it; a TPU needs libtpu; none at all is fine."""
     device = tmp_path / "accel0"
-    device.touch()
+    for name in ("accel0", "nvidia0"):
+        (tmp_path / name).touch()
     holding: dict[int, str] = {}
     monkeypatch.setattr(accelerators, "holders", lambda devices: holding)
     monkeypatch.setattr(importlib.metadata, "version", lambda name: "0.1")
@@ -48,12 +49,15 @@ def test_an_accelerator_has_to_be_free_and_ours(tmp_path: Path, monkeypatch: pyt
     assert doctor.accelerator([]).state == "good"
     assert doctor.accelerator([device]) == Finding("accelerator", "good", f"{device}, free")
     holding |= {7: "python", 9: "jupyter"}
+    gpu = doctor.accelerator([tmp_path / "nvidia0"])
+    assert gpu[1:3] == ("warning", f"{tmp_path / 'nvidia0'} is shared with python (7), jupyter (9)")
     assert doctor.accelerator([device])[1:] == (
         "bad", f"{device} is in use by python (7), jupyter (9)", "end it: kill 7 9",
     )  # fmt: skip
     holding.clear()
     monkeypatch.setattr(importlib.metadata, "version", lambda name: importlib.metadata.distribution("no-such").version)
     assert doctor.accelerator([device])[1:] == ("bad", f"{device}, but no libtpu", 'pip install "odriver[tpu]"')
+    assert doctor.accelerator([tmp_path / "nvidia0"]).state == "warning"
     monkeypatch.setattr(os, "access", lambda path, mode: False)
     assert doctor.accelerator([device]).found == f"{device} may not be opened"
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from caching.metadata import pages_for
 from caching.page_manager import HBMPageManager
 from engine.config import ServingLimits
-from engine.errors import StepFailed
+from engine.device_errors import DeviceError
 from engine.model_io import FROM_SLOT, ModelIOProcessor, StepLayout
 from engine.oengine import oEngine
 from engine.plan import StepResult
@@ -66,7 +66,7 @@ class LateRunner:
         layout = StepLayout(tokens, min(tokens, self._rows), self._pages_per_seq)
         packed, _ = self._io.prepare(plan, layout)
         if self._met("refused", plan.sequences):
-            return PendingStep(plan, failure=RuntimeError("refused"))
+            return PendingStep(plan, failure=DeviceError("refused"))
         self._queue.append((layout, packed))
         return PendingStep(plan)
 
@@ -74,7 +74,7 @@ class LateRunner:
         """Now compute the oldest step."""
         if step.failure is not None or self._met("lost", step.plan.sequences):
             self._pages[:], self._last_token[:] = 77, 7
-            raise StepFailed("lost")
+            raise DeviceError("lost")
         ids = self._run(*self._queue.popleft())[: step.plan.num_rows]
         if self._met("nan", step.plan.sequences[-1:]):
             ids[-1] = NO_TOKEN
