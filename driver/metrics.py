@@ -1,6 +1,6 @@
 """The daemon's numbers as Prometheus reads them: vLLM's names, types, labels and buckets, and ``odriver_`` for our own.
 
-Names as in vLLM 0.32 (vllm/v1/metrics/loggers.py), with those of before that dashboards still ask for. Nothing is
+Names as in vllm/v1/metrics/loggers.py of late 2026, with those of before that dashboards still ask for. Nothing is
 computed until somebody asks: numbers come from the driver's snapshots and from histograms that one thread each writes.
 """
 
