@@ -456,18 +456,21 @@ def test_a_client_without_a_slot_takes_one_from_the_client_that_has_most():
 
 
 def test_what_a_flood_generates_counts_before_it_ends():
-    """A client that asks for little, time and again, takes its turn at once, however long the flood's outputs are."""
+    """A client with one short request after the other is served all along, however long the outputs of a flood are."""
     scheduler, _ = build_scheduler(num_pages=2000, max_num_seqs=4, budget=64)
     for number in range(8):
         scheduler.add(build_sequence(f"flood {number}", client="flood", prompt=8, max_tokens=900))
     land(scheduler, scheduler.plan())
+    scheduler.add(build_sequence("other 0", client="other", prompt=12, max_tokens=2))
+    served = 0
 
-    for number in range(60):
-        scheduler.add(build_sequence(f"other {number}", client="other", prompt=12, max_tokens=2))
-        ended = [
-            output.request_id for _ in range(6) for output in land(scheduler, scheduler.plan()) if output.finish_reason
-        ]
-        assert ended == [f"other {number}"]
+    for _ in range(600):
+        ended = [output for output in land(scheduler, scheduler.plan()) if output.finish_reason]
+        if ended:
+            served += 1
+            scheduler.add(build_sequence(f"other {served}", client="other", prompt=12, max_tokens=2))
+
+    assert served > 100
 
 
 def test_admission_keeps_pages_for_what_those_who_run_may_generate():
