@@ -172,7 +172,7 @@ def test_a_reload_takes_over_what_needs_no_restart() -> None:
     assert reloaded.endswith("reloaded: log_level")
     assert left.endswith("what has changed of page_size holds after a restart")
     assert logging.getLogger("engine.x").isEnabledFor(logging.DEBUG)
-    assert configuration.engine.page_size == 16 and configuration.daemon.log_level == "debug"
+    assert configuration.engine.page_size is None and configuration.daemon.log_level == "debug"
 
 
 def test_a_daemon_without_progress_is_not_healthy(tmp_path: Path) -> None:
