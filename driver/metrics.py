@@ -1,6 +1,6 @@
 """The daemon's numbers as Prometheus reads them: vLLM's names, types, labels and buckets, and ``odriver_`` for our own.
 
-Names as in vLLM 0.32 (vllm/v1/metrics/loggers.py), with those of before that dashboards still ask for. Nothing is
+Names as in vllm/v1/metrics/loggers.py of late 2026, with those of before that dashboards still ask for. Nothing is
 computed until somebody asks: numbers come from the driver's snapshots and from histograms that one thread each writes.
 """
 
@@ -86,10 +86,14 @@ class DriverMetrics(Collector):
             ("vllm:generation_tokens", "Tokens generated", status.generated_tokens),
             ("vllm:prefix_cache_queries", "Tokens looked up in the prefix cache", status.prefix_cache_queries),
             ("vllm:prefix_cache_hits", "Tokens found in the prefix cache", status.prefix_cache_hits),
+            ("vllm:corrupted_requests", "Requests whose logits held NaN or infinity", status.failed_rows),
+            ("odriver_failed_steps", "Steps that the device could not do", status.failed_steps),
             ("odriver_page_evictions", "Kept pages that were given away", status.page_evictions),
             ("odriver_page_lifetime_seconds", "Of those, since they were filled", status.page_lifetime_seconds_sum),
             ("odriver_page_idle_seconds", "Of those, since nobody used them", status.page_idle_seconds_sum),
             ("odriver_steps", "Steps that landed", status.steps),
+            ("odriver_failed_steps", "Steps that the device could not do", status.failed_steps),
+            ("odriver_failed_rows", "Requests that ended as their logits held NaN or infinity", status.failed_rows),
             ("odriver_prompt_tokens_computed", "Prompt tokens computed, again after preemption too", status.prompt_tokens),
             ("odriver_step_gap_seconds", "The device idle between steps though there was work", status.step_gap_seconds_sum),
             ("odriver_step_gaps", "Steps that followed another without a rest", status.step_gap_seconds_count),

@@ -3,8 +3,7 @@
 import gc
 import logging
 import os
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -12,13 +11,13 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.errors import JaxRuntimeError
 
 from caching.metadata import PagedAttentionCacheMetaData, pages_for
 from caching.page_manager import HBMPageManager
 from engine.backend import Backend, choose_backend, default_page_size
 from engine.config import EngineConfig, ServingLimits
-from engine.errors import ConfigurationError, OutOfMemory, StepFailed
+from engine.device_errors import DeviceError, device_errors
+from engine.errors import ConfigurationError
 from engine.execution_manager import ExecutionManager, StepShapes
 from engine.memory import CachePlanner
 from engine.models.config import ModelConfig
@@ -35,9 +34,6 @@ from engine.staged_compilation import StagedCompilation
 from engine.token_masks import mask_words
 
 logger = logging.getLogger(__name__)
-
-OUT_OF_MEMORY = "RESOURCE_EXHAUSTED"
-"""How XLA's errors begin where the device has no memory left."""
 
 DEMO_MODEL = Path(__file__).parent / "models" / "demo"
 """The small model that oDriver ships and serves when it is given none."""
@@ -65,8 +61,10 @@ def build_engine(config: EngineConfig, report: Callable[[Progress], None]) -> oE
     while True:
         try:
             return _assemble(config, decoder, backend, max_model_len, planner, metadata, report)
-        except OutOfMemory as shortage:
-            why = str(shortage)
+        except DeviceError as refusal:
+            if not refusal.out_of_memory:
+                raise
+            why = str(refusal)
         gc.collect()  # what the attempt has left on the device
         metadata = planner.back_off(metadata, why)
 
@@ -80,8 +78,8 @@ def _assemble(
     metadata: PagedAttentionCacheMetaData,
     report: Callable[[Progress], None],
 ) -> oEngine:
-    """An engine with so many pages, or fewer where a step takes more than was guessed. Raises OutOfMemory."""
-    with _refusals_told():
+    """An engine with so many pages, or fewer where a step takes more than was guessed. Raises DeviceError."""
+    with device_errors():
         jax.block_until_ready(
             backend.allocate(metadata)
         )  # and let go: a pool that is too large is better found before compiling than after
@@ -132,17 +130,6 @@ def _compile(
             f"{manager.scratch_bytes:,}", f"{left.num_pages:,}", f"{metadata.num_pages:,}",
         )  # fmt: skip
         metadata = left
-
-
-@contextmanager
-def _refusals_told() -> Iterator[None]:
-    """Raises OutOfMemory where the device has none left."""
-    try:
-        yield
-    except JaxRuntimeError as error:
-        if OUT_OF_MEMORY not in str(error):
-            raise
-        raise OutOfMemory(str(error).partition("\n")[0]) from error
 
 
 def describe(config: EngineConfig) -> dict[str, str]:
@@ -272,11 +259,9 @@ def _warm_up(engine: oEngine) -> None:
 def _check_warm_up(error: str | None) -> None:
     if error is None:
         return
-    if OUT_OF_MEMORY in error:
-        raise OutOfMemory(error)
     if error == NOT_FINITE:
         raise ConfigurationError(
             "the model gives NaN or infinity for the first prompt it is tried with: its weights are damaged, or too large "
             "for this dtype"
         )
-    raise StepFailed(error)
+    raise DeviceError(error)

@@ -78,7 +78,7 @@ class CachePlanner:
         return self._scratch + _sampling_scratch(self._config, self._model)
 
     def _beside(self) -> str:
-        return f"beside {self._weights:,} of weights and {self._reserved:,} of scratch"
+        return f"beside {self._weights:,} bytes of weights and {self._reserved:,} of scratch"
 
     def _of(self, num_pages: int) -> PagedAttentionCacheMetaData:
         least = self._config.max_num_seqs + 1

@@ -6,7 +6,7 @@ Whoever was in it ends with an error; on whose behalf the device failed nobody k
 spoilt, and so is what the steps dispatched after it made of it: these are dropped unread, all that is on the device but
 weights is made anew, and every other sequence that ran is computed again from its tokens, to the same end, as draws
 depend on seed and position alone. Steps in flight before it land as ever. Where MAX_FAILURES_IN_A_ROW steps fail and none
-lands between them, the fault will not go away: ``step`` raises StepFailed.
+lands between them, the fault will not go away: ``step`` raises DeviceError.
 
 A row whose logits hold NaN or infinity ends its own sequence with an error, and nothing else: no row reads another's
 logits, nor what a page holds behind its owner's last token.
@@ -21,7 +21,7 @@ from caching.page_manager import HBMPageManager
 from engine.awaited_masks import AwaitedMasks
 from engine.compilations import counted_apart, num_compilations
 from engine.config import EngineStats, ServingLimits
-from engine.errors import StepFailed
+from engine.device_errors import DeviceError
 from engine.plan import NextIterationPlan, StepResult
 from engine.preemption import PreemptionLog
 from engine.runner import PendingStep, eSurgeRunner
@@ -127,7 +127,7 @@ class oEngine:
     def step(self) -> list[SequenceOutput]:
         """Plan and dispatch the next step, then land the oldest one when enough are in flight or none could be planned.
 
-        Raises StepFailed where one after the other has failed.
+        Raises DeviceError where one after the other has failed.
         """
         outputs = self._resume()
         now = time.monotonic()
@@ -191,7 +191,7 @@ class oEngine:
         step = self._in_flight.popleft()
         try:
             result = self._runner.collect(step)
-        except StepFailed as failure:
+        except DeviceError as failure:
             return self._recover(step.plan, failure)
         self._failures_in_a_row = 0
         outputs = self._fail_rows(step.plan, result) + self._scheduler.update(step.plan, result)
@@ -214,15 +214,16 @@ class oEngine:
         self._pages.forget(pages)
         self._failed_rows += len(outputs)
         for output in outputs:
-            logger.error("request %s ends: %s", output.request_id, NOT_FINITE)
+            about = {"request_id": output.request_id}
+            logger.error("request %s ends: %s", output.request_id, NOT_FINITE, extra=about)
         return outputs
 
-    def _recover(self, plan: NextIterationPlan, failure: StepFailed) -> list[SequenceOutput]:
+    def _recover(self, plan: NextIterationPlan, failure: DeviceError) -> list[SequenceOutput]:
         """A step has failed: end who was in it, and have everybody else computed again."""
         self._failed_steps += 1
         self._failures_in_a_row += 1
         if self._failures_in_a_row == MAX_FAILURES_IN_A_ROW:
-            raise StepFailed(f"{MAX_FAILURES_IN_A_ROW} steps in a row, the last one by: {failure}") from failure
+            raise DeviceError(f"{MAX_FAILURES_IN_A_ROW} steps in a row failed, the last one by: {failure}") from failure
         self._in_flight.clear()
         why = f"a step failed on the device ({failure}), and this request was in it; the daemon goes on: send it again"
         outputs = self._fail(plan.sequences, why)

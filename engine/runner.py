@@ -8,10 +8,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
-from jax.errors import JaxRuntimeError
 
 from caching.paged_attention_cache import PagedAttentionCache
-from engine.errors import StepFailed
+from engine.device_errors import DeviceError, device_errors
 from engine.execution_manager import PROMPT_BLOCK, ExecutionManager, StepShapes
 from engine.logit_bias import bias_of
 from engine.logprobs import unpack_logprobs
@@ -36,7 +35,7 @@ class PendingStep:
     prompt_logprobs: list[PromptLogprobs] = field(default_factory=list)
     prompt_blocks: list[Array] = field(default_factory=list)
     """PROMPT_BLOCK rows of ``compute_logprobs`` each, for all ``prompt_logprobs`` one after the other."""
-    failure: JaxRuntimeError | None = None
+    failure: DeviceError | None = None
     """What the device said, where it did not even begin."""
 
 
@@ -76,29 +75,28 @@ class eSurgeRunner:
         One that has a ``failure`` will fail when it is collected; nothing may be dispatched after it before ``reset``.
         """
         try:
-            return self._dispatch(plan)
-        except JaxRuntimeError as error:
+            with device_errors():
+                return self._dispatch(plan)
+        except DeviceError as error:
             return PendingStep(plan, failure=error)
 
     def collect(self, step: PendingStep) -> StepResult:
         """Wait for a step and return what its rows sampled, with the log-probabilities that were asked for.
 
-        Raises StepFailed; then steps dispatched after it are worth nothing, and ``reset`` has to follow.
+        Raises DeviceError; then steps dispatched after it are worth nothing, and ``reset`` has to follow.
         """
-        try:
-            if step.failure is not None:
-                raise step.failure
+        if step.failure is not None:
+            raise step.failure
+        with device_errors():
             assert step.token_ids is not None
             ids: list[int] = np.asarray(step.token_ids)[: step.plan.num_rows].tolist()
             self.gaps.look()
             return StepResult(ids, _logprobs(step, ids), _prompt_logprobs(step))
-        except JaxRuntimeError as error:
-            raise StepFailed(str(error).partition("\n")[0]) from error
 
     def reset(self) -> None:
         """Make anew, and empty, what a failed step may have spoilt or taken with it: all but weights and functions.
 
-        No sequence may have a slot. Raises JaxRuntimeError where the device cannot even do that.
+        No sequence may have a slot. Where the device cannot even do that, its error comes out.
         """
         self.drop_cache()
         self._make_state()

@@ -16,6 +16,7 @@ from ipc.completion import whole
 from ipc.errors import BatchError, RequestFailed
 from ipc.logs import configure_logging
 from ipc.openai_format import BodyError, Question, body_of, error_body
+from ipc.resumption import FULL
 
 MAX_CONCURRENCY = 128
 """Requests that are open at once, if nothing else is said: some more than a daemon runs at once."""
@@ -107,7 +108,7 @@ async def _body(client: AsyncClient, asked: Question, line: Line, model: str) ->
             async with stream:
                 return body_of(whole([piece async for piece in stream]), asked, model, line.custom_id)
         except RequestFailed as error:
-            if error.code not in ("overloaded", "quota_exceeded"):
+            if error.code not in FULL:
                 raise
             delay = error.retry_after_s or OVERLOADED_DELAY
         await asyncio.sleep(delay)

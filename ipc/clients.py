@@ -9,13 +9,13 @@ from collections import defaultdict, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Protocol
 
 import msgspec
 
 from driver.errors import DriverError, Overloaded
-from driver.request import ActiveRequest, ReturnChannel, ReturnSample
+from driver.request import ActiveRequest, ReturnSample
 from ipc import frames as wire
+from ipc.driver import Driver
 from ipc.messages import (
     PING_INTERVAL,
     PROTOCOL_VERSION,
@@ -45,28 +45,6 @@ MAX_UNSENT = 1000
 """Answers held for a client that asks and does not read. One that asks for more is cut off."""
 RETRY_INTERVAL = 0.05
 """Seconds after which it is tried again to send to a client whose connection was full."""
-
-
-class Driver(Protocol):
-    """What the sockets ask of the driver; none of it waits."""
-
-    def submit_request(self, request: ActiveRequest) -> None:
-        """Takes a request or raises DriverError."""
-
-    def abort(self, request_id: str) -> bool:
-        """Ends a request; False if there is none of that id."""
-
-    def status(self) -> msgspec.Struct:
-        """A snapshot."""
-
-    def sleep(self, request_id: str, channel: ReturnChannel) -> None:
-        """Finishes what is open, gives the pages' memory back and tells the channel; or raises DriverError."""
-
-    def wake(self, request_id: str, channel: ReturnChannel) -> None:
-        """Takes that memory again, tells the channel and serves; or raises DriverError."""
-
-    def profile(self, request_id: str, directory: str | None, channel: ReturnChannel) -> None:
-        """Begins a trace, or ends it where there is no directory, and tells the channel; or raises DriverError."""
 
 
 @dataclass(eq=False)
@@ -200,7 +178,7 @@ class Clients:
             return
         over = self._over_quota(client.tenant, now)
         if over is not None:
-            self._refuse(identity, request_id, "quota_exceeded", over)
+            self._send(identity, Error(request_id, "quota_exceeded", *over))
             return
         reply = Reply(self._outbox, identity, request_id, stream=message.stream)
         client.streams[request_id] = Stream(reply)
@@ -244,7 +222,7 @@ class Clients:
         elif sent is Sent.GONE:
             self._drop(identity, "the connection ended")
 
-    def _over_quota(self, tenant: Tenant, now: float) -> str | None:
+    def _over_quota(self, tenant: Tenant, now: float) -> tuple[str, float | None] | None:
         """Why a tenant may have no more requests now, if it may not."""
         if tenant.limits is None:
             return None

@@ -182,21 +182,22 @@ class Connection:
             call.num_unacknowledged = 0
 
     def _refused(self, call: Call, error: RequestFailed, now: float) -> None:
-        """Ask again later where a daemon that goes, or one that has just come back, turned it away."""
-        resumption = call.resumption
-        if resumption is None or not resumption.outlasts(error):
-            call.put(error)
-            return
-        self._interrupt(call, resumption, error, now)
-        if self._turned_away_by is not self._session:  # once for all of them, however often they ask
+        waits = self._lose(call, error, now)
+        if waits and self._turned_away_by is not self._session:  # once for all of them, however often they ask
             self._turned_away_by = self._session
             self._tell_that_some_wait(str(error))
 
-    def _interrupt(self, call: Call, resumption: Resumption, why: OdriverError, now: float) -> None:
-        call.frame = encode(resumption.rest(now))
+    def _lose(self, call: Call, why: OdriverError, now: float) -> bool:
+        """End a call, or have it wait to be resumed; whether it waits."""
+        resumption = call.resumption
+        if resumption is None or not resumption.outlasts(why):
+            call.put(why)
+            return False
         call.deadline = resumption.interrupt(why, now) + (self._resume_timeout or 0.0)
         call.not_before = now + resumption.delay()
+        call.frame = encode(resumption.rest(now))
         self._waiting[call.request_id] = call
+        return True
 
     def _send_waiting(self, session: Session, welcome: Welcome, now: float) -> None:
         if self._welcome is not welcome and (resumed := self._num_interrupted()):
@@ -227,10 +228,7 @@ class Connection:
     def _drop(self, session: Session) -> None:
         why, now = session.lost or "", time.monotonic()
         for call in self._open.values():
-            if call.resumption is None:
-                call.put(ConnectionLost(why))
-            else:
-                self._interrupt(call, call.resumption, ConnectionLost(why), now)
+            self._lose(call, ConnectionLost(why), now)
         self._open.clear()
         self._tell_that_some_wait(why)
         if session.welcome is None:

@@ -12,7 +12,8 @@ import msgspec
 from driver.errors import DriverError
 from driver.request import ReturnSample
 from ipc import frames as wire
-from ipc.clients import Driver, Send, unsupported
+from ipc.clients import Send, unsupported
+from ipc.driver import Driver
 from ipc.logs import OURS
 from ipc.messages import (
     PROTOCOL_VERSION,

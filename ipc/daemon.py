@@ -129,6 +129,7 @@ class Daemon:
             facts["metrics"] = f"{self._metrics.url}/metrics"
         facts["started in"] = f"{time.monotonic() - began:.1f} s"
         connect = "" if self._address == default_address() else f" --connect {self._address}"
+        connect += "" if self._authority is None else " --key NAME.key"
         facts["try"] = f'odriver complete "Once upon a time"{connect}'
         terminal.show_ready(self._console, loaded.facts | facts)
 

@@ -20,8 +20,8 @@ from rich.filesize import decimal
 
 from engine.config import EngineConfig
 from engine.errors import ConfigurationError
-from ipc import accelerators
-from ipc.addresses import anyone_listens, checked_address
+from ipc import accelerators, keys
+from ipc.addresses import anyone_listens, checked_address, is_local
 from ipc.client import Client
 from ipc.config import DaemonConfig
 from ipc.errors import OdriverError
@@ -30,6 +30,7 @@ from ipc.settings import configs, held
 MIN_FILES = 1024
 """Each client is a connection, and so is each grammar."""
 MIN_CACHE_BYTES = 2**30
+GPU_PLUGINS = ("jax-cuda12-plugin", "jax-cuda13-plugin")
 PATIENCE = 5.0
 """Seconds for a daemon to say that it is one."""
 
@@ -89,18 +90,28 @@ def accelerator(devices: list[Path]) -> Finding:
     closed = [str(device) for device in devices if not os.access(device, os.R_OK | os.W_OK)]
     if closed:
         return Finding("accelerator", "bad", f"{', '.join(closed)} may not be opened", "join its group, or ask root")
+    is_gpu = all(device.name.startswith("nvidia") for device in devices)
     held_by = accelerators.holders(devices)
     if held_by:
         who = ", ".join(f"{name} ({pid})" for pid, name in held_by.items())
+        end_it = f"end it: kill {' '.join(map(str, held_by))}"
+        if is_gpu:
+            return Finding("accelerator", "warning", f"{names} is shared with {who}", f"if it takes memory, {end_it}")
+        return Finding("accelerator", "bad", f"{names} is in use by {who}", end_it)
+    if not any(map(_is_installed, GPU_PLUGINS if is_gpu else ("libtpu",))):
+        lacks, install = ("JAX has no plugin for it", "jax[cuda]") if is_gpu else ("no libtpu", "odriver[tpu]")
         return Finding(
-            "accelerator", "bad", f"{names} is in use by {who}", f"end it: kill {' '.join(map(str, held_by))}"
+            "accelerator", "warning" if is_gpu else "bad", f"{names}, but {lacks}", f'pip install "{install}"'
         )
-    if not any(device.name.startswith("nvidia") for device in devices):
-        try:
-            importlib.metadata.version("libtpu")
-        except importlib.metadata.PackageNotFoundError:
-            return Finding("accelerator", "bad", f"{names}, but no libtpu", 'pip install "odriver[tpu]"')
     return Finding("accelerator", "good", f"{names}, free")
+
+
+def _is_installed(name: str) -> bool:
+    try:
+        importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return False
+    return True
 
 
 def open_files(limit: int) -> Finding:
@@ -179,15 +190,31 @@ def _addresses(config: DaemonConfig) -> Iterator[Finding]:
     except OdriverError as error:
         yield Finding("address", "bad", str(error), "set another `bind`")
     else:
-        yield listener(address)
+        directory = config.keys or (None if is_local(address) else keys.default_directory())
+        yield listener(address, asks_for_keys=directory is not None)
+        if directory is not None:
+            yield authorized(directory)
     if config.metrics_port:
         yield metrics_port(config.metrics_host, config.metrics_port)
 
 
-def listener(address: str) -> Finding:
+def authorized(directory: Path) -> Finding:
+    """Whether anybody may connect where keys are asked for."""
+    try:
+        names = keys.authorized(directory)
+    except OdriverError as error:
+        return Finding("keys", "bad", str(error), "put it right, or revoke that key")
+    if not names:
+        return Finding("keys", "warning", f"none in {directory}", "odriver keys new NAME, for each client")
+    return Finding("keys", "good", f"{len(names)} in {directory}")
+
+
+def listener(address: str, *, asks_for_keys: bool = False) -> Finding:
     """Whether the address is free; a daemon of ours there may well be what is wanted."""
     if not anyone_listens(address):
         return Finding("address", "good", f"{address} is free")
+    if asks_for_keys:
+        return Finding("address", "warning", f"{address} is taken", "nothing, if that is the daemon")
     try:
         with Client(address, timeout=PATIENCE) as client:
             serves = client.welcome.model
@@ -206,7 +233,7 @@ def metrics_port(host: str, port: int) -> Finding:
         return Finding(
             "metrics port",
             "warning",
-            f"{host}:{port}: {error.strerror or error}",
+            f"{host}:{port}: {os.strerror(error.errno or 0)}",
             "a running daemon? else set another `metrics_port`",
         )
     return Finding("metrics port", "good", f"{host}:{port} is free")

@@ -9,12 +9,15 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from ipc.addresses import checked_address, is_local
 from ipc.errors import OdriverError
 from ipc.service_unit import CONFIG, UNIT, render
 from ipc.settings import SETTINGS, Held, configs
 
 SERVICE_DEFAULTS: dict[str, Any] = {"bind": "tcp://127.0.0.1:5555", "metrics_port": 8000}
 """What a service is to have where nothing else is said: a private socket of its own user would be of use to nobody else."""
+KEYS = Path("/var/lib/odriver/keys")
+"""Those of a service that other machines reach, where nothing else is said."""
 
 
 class InstallFailed(OdriverError):
@@ -24,9 +27,12 @@ class InstallFailed(OdriverError):
 def install(given: Mapping[str, Any], *, show: bool, unit: Path = UNIT, config: Path = CONFIG) -> None:
     """Write both files, for a service with these settings by name, or print them.
 
-    A configuration that is there is left as it is. Raises InstallFailed, and ConfigurationError for what cannot work.
+    A configuration that is there is left as it is. Raises InstallFailed, and ConfigurationError or AddressError for what cannot work.
     """
     settings = SERVICE_DEFAULTS | {name: value for name, value in given.items() if value is not None}
+    loopback_only = is_local(checked_address(settings["bind"], has_key=True))
+    if not loopback_only:
+        settings = {"keys": KEYS, **settings}
     if settings.get("model") is not None:
         settings["model"] = Path(settings["model"]).resolve()
     command = _command()
@@ -34,7 +40,7 @@ def install(given: Mapping[str, Any], *, show: bool, unit: Path = UNIT, config: 
     # A virtual environment borrows its Python from elsewhere, often from somebody's home.
     environment = [Path(sys.prefix).resolve(), Path(sys.base_prefix).resolve()]
     reads = [*environment, *filter(None, [settings.get("model")])]
-    text = render(command, reads, loopback_only=_is_loopback(settings["bind"]))
+    text = render(command, reads, loopback_only=loopback_only)
     if show:
         print(f"# {config}\n{_toml(settings)}\n# {unit}\n{text}", end="")
         return
@@ -46,6 +52,8 @@ def install(given: Mapping[str, Any], *, show: bool, unit: Path = UNIT, config: 
     for path in reads:
         _warn_if_unreadable(path)
     print(f"now: systemctl daemon-reload && systemctl enable --now {unit.name}")
+    if not loopback_only:
+        print(f"then, for each client: odriver keys new NAME && systemctl reload {unit.name}")
 
 
 def _command() -> Path:
@@ -53,10 +61,6 @@ def _command() -> Path:
     if not command.exists():
         raise InstallFailed(f"there is no {command}: install oDriver into this environment with pip")
     return command
-
-
-def _is_loopback(bind: str) -> bool:
-    return bind.startswith(("ipc://", "tcp://127.", "tcp://[::1]", "tcp://localhost"))
 
 
 def _toml(settings: Mapping[str, Any]) -> str:

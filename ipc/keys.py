@@ -113,7 +113,9 @@ def _new_pair() -> tuple[str, str]:
 
 def _make_directory(directory: Path) -> None:
     try:
-        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if not directory.exists():
+            directory.mkdir(mode=0o700, parents=True)
+            _hand_over(directory)
     except OSError as error:
         raise KeyFileError(f"cannot make the directory {directory}: {error.strerror}") from error
 
@@ -123,8 +125,16 @@ def _write(path: Path, fields: dict[str, str | int | bool]) -> None:
     try:
         with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as file:
             file.writelines(lines)
+        _hand_over(path)
     except OSError as error:
         raise KeyFileError(f"cannot write {path}: {error.strerror}") from error
+
+
+def _hand_over(path: Path) -> None:
+    """What root makes among another user's files, such as those of the service, is that user's to read."""
+    if os.geteuid() == 0:
+        owner = path.parent.stat()
+        os.chown(path, owner.st_uid, owner.st_gid)
 
 
 File = TypeVar("File")

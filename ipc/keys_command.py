@@ -4,7 +4,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from ipc import keys
+from ipc import keys, settings
 from ipc.arguments import count
 
 RELOAD = "a running daemon learns of it from SIGHUP: systemctl reload odriver, or kill -HUP its process"
@@ -29,13 +29,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
             add("--max-requests", type=count, metavar="N", help="requests open at once (default: no limit)")
             add("--tokens-per-minute", type=count, metavar="N", help="read and generated (default: no limit)")
             add("--control", action="store_true", help="may use status, abort, drain, sleep, wake and the like")
-        add("--keys", type=Path, metavar="DIR", default=keys.default_directory(), help="where the daemon has them")
+        add("--keys", type=Path, metavar="DIR", default=None, help="where the daemon has them, unless configured")
         command.set_defaults(keys_command=run)
 
 
 def run(options: dict[str, Any]) -> int:
     """One of them; the exit code."""
-    options.pop("keys_command")(options.pop("keys"), **options)
+    directory = options.pop("keys") or settings.held({})["keys"].value or keys.default_directory()
+    options.pop("keys_command")(directory, **options)
     return 0
 
 

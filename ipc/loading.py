@@ -10,7 +10,7 @@ from prometheus_client.registry import Collector
 
 from engine.config import EngineConfig, ServingLimits
 from engine.progress import Progress
-from ipc.clients import Driver
+from ipc.driver import Driver
 
 if TYPE_CHECKING:
     from driver.tokenizer import Tokenizer
@@ -80,7 +80,13 @@ def load(config: EngineConfig, report: Callable[[Progress], None], on_failure: C
         on_failure=on_failure,
     )
     name = directory.resolve().name
-    cache_config = {"block_size": str(engine.page_size), "num_gpu_blocks": str(engine.stats().pages_total)}
+    cache_config = {
+        "block_size": str(engine.page_size),
+        "num_gpu_blocks": str(engine.stats().pages_total),
+        "cache_dtype": config.dtype or "auto",
+        "gpu_memory_utilization": str(config.hbm_utilization or "auto"),
+        "enable_prefix_caching": str(config.enable_prefix_caching),
+    }
     metrics = DriverMetrics(driver, name, cache_config)
     return Loaded(driver, name, engine.limits, facts, metrics)
 

@@ -176,7 +176,7 @@ class Error(Struct, tag="error", tag_field="type", frozen=True, forbid_unknown_f
     """What was wrong, with a request (nothing more will come for it) or with the connection.
 
     ``code`` is one of those in PROTOCOL.md. A duplicate_request is the one error after which more may come: for the first
-    bearer of the id. ``retry_after_s``, with overloaded, is in how many seconds to try again.
+    bearer of the id. ``retry_after_s``, with overloaded and quota_exceeded, is in how many seconds to try again.
     """
 
     request_id: str | None

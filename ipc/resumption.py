@@ -22,6 +22,11 @@ NO_TIME = 1e-3
 
 GOING = ("stopped", "draining", "asleep")
 """Codes of a daemon that ends or pauses; it or its successor will serve again."""
+FULL = ("overloaded", "quota_exceeded")
+"""Codes of one that has no room: a new request is its caller's to repeat, one that was taken once is ours."""
+MAX_LOSSES, MAX_FAULTS = 8, 1
+"""How often in a row, with nothing new between, a daemon may go away with the request, or end it by a fault of its own:
+it may be the request that does it, and does it to others too."""
 
 
 def with_seed(params: dict[str, Any]) -> dict[str, Any]:
@@ -40,6 +45,7 @@ class Resumption:
         """The request as it was sent: what it was made of is the caller's, who may change it."""
         self._began = now
         self._delay = FIRST_DELAY
+        self._losses = self._faults = 0
         self._server: tuple[str, int] | None = None
         """Model and vocabulary of the daemon that it began with."""
         self._token_ids: defaultdict[int, list[int]] = defaultdict(list)
@@ -53,7 +59,7 @@ class Resumption:
         index = answer.index
         if index in self._ended and isinstance(answer, Token):
             return None
-        self._interrupted_at, self._delay = None, FIRST_DELAY
+        self._interrupted_at, self._delay, self._losses, self._faults = None, FIRST_DELAY, 0, 0
         self._token_ids[index] += answer.token_ids
         if answer.finish_reason is not None:
             self._ended.add(index)
@@ -64,15 +70,19 @@ class Resumption:
         self._num_prompt_logprobs += len(answer.prompt_logprobs)
         return answer
 
-    def outlasts(self, error: RequestFailed) -> bool:
-        """Whether that is no answer yet: the daemon goes, or cannot take up yet what it had, or another had, taken."""
-        return error.code in GOING or (
-            error.code in ("overloaded", "quota_exceeded") and self._interrupted_at is not None
-        )
+    def outlasts(self, error: OdriverError) -> bool:
+        """Whether that is no answer yet, and not the request's own doing either, as far as one can tell."""
+        if not isinstance(error, RequestFailed):
+            return self._losses < MAX_LOSSES
+        if error.code in FULL:
+            return self._interrupted_at is not None
+        return error.code in GOING or (error.code == "internal" and self._faults < MAX_FAULTS)
 
     def interrupt(self, why: OdriverError, now: float) -> float:
         """It was lost; since when that keeps anything new from coming."""
         self.why = why
+        self._losses += not isinstance(why, RequestFailed)
+        self._faults += isinstance(why, RequestFailed) and why.code == "internal"
         if self._interrupted_at is None:
             self._interrupted_at = now
         return self._interrupted_at

@@ -38,13 +38,13 @@ class Quota:
         """Tokens have been read or generated."""
         self._used += tokens
 
-    def refusal(self, tenant: Tenant, num_open: int, now: float) -> str | None:
-        """Why one more request, beside those open, may not be; None if it may."""
+    def refusal(self, tenant: Tenant, num_open: int, now: float) -> tuple[str, float | None] | None:
+        """Why one more request, beside those open, may not be, and in how many seconds it may; None if it may now."""
         limits = tenant.limits
         if limits is None:
             return None
         if limits.max_requests is not None and num_open >= limits.max_requests:
-            return f"key {tenant.name} may have {limits.max_requests} requests open at once: wait for one to end"
+            return f"key {tenant.name} may have {limits.max_requests} requests open at once: wait for one to end", None
         if limits.tokens_per_minute is None:
             return None
         rate = limits.tokens_per_minute / MINUTE
@@ -53,4 +53,4 @@ class Quota:
         if self._used < limits.tokens_per_minute:
             return None
         wait = (self._used - limits.tokens_per_minute) / rate
-        return f"key {tenant.name} has used its {limits.tokens_per_minute} tokens per minute: try again in {wait + 1:.0f} s"
+        return f"key {tenant.name} has used its {limits.tokens_per_minute} tokens per minute: try again later", wait

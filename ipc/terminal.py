@@ -67,7 +67,7 @@ def show_status(status: Mapping[str, object]) -> None:
     table = _table("oDriver")
     for name, value in status.items():
         label = name.removeprefix("num_").replace("_", " ")
-        table.add_row(label, f"{value:.1f}" if isinstance(value, float) else str(value))
+        table.add_row(label, f"{value:,.4g}" if isinstance(value, float) else str(value))
     Console().print(table)
 
 

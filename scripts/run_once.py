@@ -45,7 +45,7 @@ def _daemon(address: str, notify: Path) -> Iterator["subprocess.Popen[bytes]"]:
         command = [str(Path(sys.executable).with_name("odriver")), "serve", "--bind", address]
         daemon = subprocess.Popen(
             command,
-            env={**os.environ, "NOTIFY_SOCKET": str(notify)},
+            env={**os.environ, "NOTIFY_SOCKET": str(notify), "ODRIVER_CONFIG": os.devnull},
             start_new_session=True,
             preexec_fn=lambda: ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM),
         )

@@ -10,7 +10,7 @@ from driver.errors import Draining, DriverError
 from driver.request import ActiveRequest, RequestError, ReturnSample, Usage
 from engine.config import ServingLimits
 from ipc.auth import Authority
-from ipc.clients import Driver
+from ipc.driver import Driver
 from ipc.frames import MAX_MESSAGE_BYTES
 from ipc.messages import CREDITS, PROTOCOL_VERSION, SILENCE_LIMIT, Welcome
 from ipc.server import Server

@@ -16,8 +16,9 @@ from test_client import Router
 from driver import request as driver_request
 from driver.errors import DriverStopped, Overloaded
 from driver.odriver import oDriver
-from driver.request import ReturnSample
+from driver.request import ActiveRequest, RequestError, ReturnSample
 from engine.sequence import SequenceOutput
+from ipc import resumption
 from ipc.async_client import AsyncClient
 from ipc.client import Client, ConnectionLost, Piece, RequestFailed, ResumeFailed, Usage
 from ipc.messages import Done, Error, Generate, Token, encode
@@ -96,7 +97,7 @@ def test_samples_are_resumed_each_where_it_was(client: Client, address: str) -> 
     first, second = FakeDriver(), FakeDriver()
     known: list[dict[int, driver_request.Logprob] | None] = [{n: driver_request.Logprob(-n, 1)} for n in range(3)]
 
-    def put(request: driver_request.ActiveRequest, **fields: object) -> None:
+    def put(request: ActiveRequest, **fields: object) -> None:
         request.channel.put(ReturnSample(request_id=request.request_id, **fields))  # type: ignore[arg-type]
 
     with serving(address, first):
@@ -168,6 +169,41 @@ def test_only_what_was_cut_off_is_pressed_on_a_daemon_that_has_too_much_to_do(cl
         second.finish(second.take())
 
         assert list(stream)[-1].finish_reason == "stop"
+
+
+def test_a_fault_of_the_daemon_is_outlived_once(client: Client, address: str) -> None:
+    """As it may be the request that brings it about; what is new between two makes them two."""
+
+    def fail(request: ActiveRequest) -> None:
+        del driver.open[request.request_id]
+        fault = RequestError("internal", "the device is on fire")
+        request.channel.put(ReturnSample(request_id=request.request_id, error=fault))
+
+    with serving(address, driver := FakeDriver()):
+        stream = client.generate([1])
+        fail(driver.take())
+        request = driver.take()
+        driver.say(request, "on", [5])
+        assert next(stream).text == "on"
+        fail(request)
+        fail(driver.take())
+
+        with pytest.raises(RequestFailed, match="the device is on fire"):
+            next(stream)
+
+
+def test_a_request_with_which_daemons_go_is_given_up(
+    client: Client, address: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Should it be what kills them, it does so a few times and not for ever."""
+    monkeypatch.setattr(resumption, "MAX_LOSSES", 2)
+    stream = client.generate([1])
+    for _ in range(3):
+        with serving(address, driver := FakeDriver()):
+            driver.take()
+
+    with pytest.raises(ConnectionLost, match="went away"):
+        next(stream)
 
 
 def test_what_waits_can_be_left(client: Client, address: str) -> None:

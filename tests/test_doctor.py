@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from fake_driver import FakeDriver, serving
 
-from ipc import accelerators, cli, doctor
+from ipc import accelerators, cli, doctor, keys
 from ipc.doctor import Finding
 
 
@@ -40,7 +40,8 @@ def test_accelerators_are_found_with_those_who_hold_them(tmp_path: Path) -> None
 def test_an_accelerator_has_to_be_free_and_ours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever has it open is named with the command that ends it; a TPU needs libtpu; none at all is fine."""
     device = tmp_path / "accel0"
-    device.touch()
+    for name in ("accel0", "nvidia0"):
+        (tmp_path / name).touch()
     holding: dict[int, str] = {}
     monkeypatch.setattr(accelerators, "holders", lambda devices: holding)
     monkeypatch.setattr(importlib.metadata, "version", lambda name: "0.1")
@@ -48,12 +49,15 @@ def test_an_accelerator_has_to_be_free_and_ours(tmp_path: Path, monkeypatch: pyt
     assert doctor.accelerator([]).state == "good"
     assert doctor.accelerator([device]) == Finding("accelerator", "good", f"{device}, free")
     holding |= {7: "python", 9: "jupyter"}
+    gpu = doctor.accelerator([tmp_path / "nvidia0"])
+    assert gpu[1:3] == ("warning", f"{tmp_path / 'nvidia0'} is shared with python (7), jupyter (9)")
     assert doctor.accelerator([device])[1:] == (
         "bad", f"{device} is in use by python (7), jupyter (9)", "end it: kill 7 9",
     )  # fmt: skip
     holding.clear()
     monkeypatch.setattr(importlib.metadata, "version", lambda name: importlib.metadata.distribution("no-such").version)
     assert doctor.accelerator([device])[1:] == ("bad", f"{device}, but no libtpu", 'pip install "odriver[tpu]"')
+    assert doctor.accelerator([tmp_path / "nvidia0"]).state == "warning"
     monkeypatch.setattr(os, "access", lambda path, mode: False)
     assert doctor.accelerator([device]).found == f"{device} may not be opened"
 
@@ -102,7 +106,17 @@ def test_an_address_may_be_ours_or_taken_by_a_stranger(tmp_path: Path, monkeypat
     with socket.create_server(("127.0.0.1", 0)) as stranger:
         port = stranger.getsockname()[1]
         assert doctor.listener(f"tcp://127.0.0.1:{port}").state == "bad"
+        assert doctor.listener(f"tcp://127.0.0.1:{port}", asks_for_keys=True).state == "warning"
         assert doctor.metrics_port("127.0.0.1", port).state == "warning"
+
+
+def test_where_keys_are_asked_for_somebody_should_have_one(tmp_path: Path) -> None:
+    """None at all is said, and so is a file that is no key."""
+    assert doctor.authorized(tmp_path).state == "warning"
+    keys.new(tmp_path, "alice", tmp_path / "alice.key")
+    assert doctor.authorized(tmp_path)[1:3] == ("good", f"1 in {tmp_path}")
+    (tmp_path / "clients" / "bob.toml").write_text("public = 3")
+    assert doctor.authorized(tmp_path).state == "bad"
 
 
 def test_the_exit_code_says_whether_a_start_would_fail(

@@ -14,7 +14,7 @@ from caching.page_manager import HBMPageManager
 from engine.backend import XLA, choose_backend
 from engine.compilations import num_compilations
 from engine.config import ServingLimits
-from engine.errors import StepFailed
+from engine.device_errors import DeviceError
 from engine.execution_manager import ExecutionManager, StepShapes
 from engine.models.families import read_model_config
 from engine.models.weights import load_decoder
@@ -77,7 +77,7 @@ class FaultyRunner(eSurgeRunner):
         """Notes those in a step that has failed."""
         try:
             return super().collect(step)
-        except StepFailed:
+        except DeviceError:
             self.failed = [sequence.request_id for sequence in step.plan.sequences]
             raise
 
@@ -185,7 +185,9 @@ def test_an_engine_gives_up_when_one_step_after_the_other_fails(compiled):
     """Three in a row with nothing landed between: it raises, and says what the device said."""
     engine = build_engine(compiled, dict.fromkeys(range(99), "taken"), run_ahead=0)
 
-    with pytest.raises(StepFailed, match=r"3 steps in a row, the last one by: INTERNAL: a wire has come loose$"):
+    with pytest.raises(
+        DeviceError, match=r"3 steps in a row failed, the last one by: INTERNAL: a wire has come loose$"
+    ):
         run(engine, [Sequence(str(n), [3] * 30, SamplingParams(), frozenset(), 5, seed=0) for n in range(9)])
 
 

@@ -1,5 +1,6 @@
 """The service that systemd runs."""
 
+import os
 import re
 import shutil
 import subprocess
@@ -9,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from engine.errors import ConfigurationError
-from ipc import cli, install_service
+from ipc import cli, install_service, keys
 from ipc.install_service import InstallFailed, install
 from ipc.service_unit import render
 
@@ -83,6 +84,18 @@ def test_a_configuration_that_is_there_is_left_alone(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("command")
+def test_a_service_for_other_machines_has_keys(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Where its own user can write, and no rule that keeps other machines out."""
+    unit, config = tmp_path / "odriver.service", tmp_path / "config.toml"
+
+    install({"bind": "tcp://0.0.0.0:5555"}, show=False, unit=unit, config=config)
+
+    assert tomllib.loads(config.read_text())["keys"] == "/var/lib/odriver/keys"
+    assert "IPAddressDeny" not in unit.read_text()
+    assert "odriver keys new NAME && systemctl reload" in capsys.readouterr().out
+
+
+@pytest.mark.usefixtures("command")
 def test_printing_writes_nothing(capsys: pytest.CaptureFixture[str]) -> None:
     """Both files go to stdout, of settings that can work."""
     assert cli.main(["install-service", "--print", "--bind", "ipc:///run/x.sock", "--no-staged-readiness"]) == 0
@@ -122,3 +135,17 @@ def test_an_environment_without_the_command_is_an_error(tmp_path: Path, monkeypa
 
     with pytest.raises(InstallFailed, match="with pip"):
         install({}, show=True)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root makes files for others")
+def test_keys_that_root_makes_for_a_service_are_the_services_to_read(tmp_path: Path) -> None:
+    """A file belongs to whom its directory belongs to; the client's own is where root wants it."""
+    directory = tmp_path / "keys"
+    directory.mkdir()
+    os.chown(directory, 4321, 4321)
+
+    keys.new(directory, "alice", tmp_path / "alice.key")
+
+    made = [directory / "server.toml", directory / "clients", directory / "clients" / "alice.toml"]
+    assert [path.stat().st_uid for path in made] == [4321] * 3
+    assert (tmp_path / "alice.key").stat().st_uid == 0

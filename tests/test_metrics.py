@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from urllib.error import HTTPError
 
+import msgspec
 import pytest
 from fakes import FakeEngine
 from prometheus_client import CollectorRegistry, generate_latest
@@ -14,7 +15,7 @@ from test_driver import build_driver, error_of, submit
 
 from driver.messages import Opened
 from driver.metrics import DriverMetrics
-from driver.odriver import oDriver
+from driver.odriver import DriverStatus, oDriver
 from driver.open_requests import OpenRequest
 from driver.request import ActiveRequest, QueueChannel
 from driver.request_metrics import RequestMetrics, SampleTimes
@@ -59,6 +60,22 @@ def test_every_name_that_is_asked_of_vllm_is_there_with_its_type() -> None:
                 assert sample.labels.items() >= LABELS.items(), sample
     assert 'vllm:cache_config_info{block_size="16",engine="0",num_gpu_blocks="100"} 1.0' in text
     assert 'vllm:time_to_first_token_seconds_bucket{engine="0",le="0.001",model_name="parrot"} 0.0' in text
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        field.name
+        for field in msgspec.structs.fields(DriverStatus)
+        if field.type in (int, float) and not field.name.endswith(("_p50", "_p99"))
+    ],
+)
+def test_every_number_of_the_status_is_shown(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """But the percentiles, of which the histograms say more."""
+    with build_driver() as driver:
+        monkeypatch.setattr(driver, "status", lambda: DriverStatus(**{name: 12345}))
+
+        assert " 12345.0" in exposed(driver)
 
 
 def test_requests_are_counted_as_they_end() -> None:

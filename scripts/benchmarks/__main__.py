@@ -16,6 +16,7 @@ from scripts.benchmarks.child import ChildFailed
 from scripts.benchmarks.daemon import DaemonFailed
 from scripts.benchmarks.fairness import measure_fairness
 from scripts.benchmarks.figure import Figure
+from scripts.benchmarks.fuzz import FRAMES, measure_fuzz
 from scripts.benchmarks.grammar import measure_grammar
 from scripts.benchmarks.host import measure_host, measure_streams
 from scripts.benchmarks.limits import limit_figures, measure_limits
@@ -110,6 +111,7 @@ def _parser() -> argparse.ArgumentParser:
         ("grammar", _grammar, "what one row that follows a schema costs 63 others"),
         ("startup", _startup, "from the process's start to READY, with an empty compilation cache and a full one"),
         ("chaos", _chaos, "daemon, clients and batches killed at random points, and that nobody can tell"),
+        ("fuzz", _fuzz, "a million frames that are almost messages, and that they harm nobody"),
         ("limits", _limits, "how fast this machine reads memory and multiplies matrices"),
         ("soak", _soak, "10,000 requests on a pool that is too small, with aborts, kills and faults: nothing is lost"),
         ("fairness", _fairness, "what a client's short prompts wait for beside another's flood of long ones"),
@@ -144,6 +146,10 @@ def _add_arguments(command: argparse.ArgumentParser, name: str) -> None:
     if name == "chaos":
         add("--minutes", type=float, default=3, metavar="F", help="how long, at least (default: 3)")
         add("--seed", type=int, default=0, metavar="N", help="draws the points to kill at (default: 0)")
+        return
+    if name == "fuzz":
+        add("--frames", type=int, default=FRAMES, metavar="N", help=f"how many (default: {FRAMES:,})")
+        add("--seed", type=int, default=0, metavar="N", help="draws them (default: 0)")
         return
     if name in ("host", "sampling", "simulate", "soak"):
         return
@@ -220,6 +226,10 @@ def _startup(options: argparse.Namespace) -> Iterator[Figure]:
 
 def _chaos(options: argparse.Namespace) -> Iterator[Figure]:
     yield from measure_chaos(60 * options.minutes, seed=options.seed)
+
+
+def _fuzz(options: argparse.Namespace) -> Iterator[Figure]:
+    yield from measure_fuzz(options.frames, options.seed)
 
 
 def _limits(options: argparse.Namespace) -> Iterator[Figure]:

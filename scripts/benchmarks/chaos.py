@@ -84,14 +84,14 @@ def measure_chaos(
         directory = Path(name)
         source = directory / "in.jsonl"
         source.write_text("".join(f"{json.dumps(line)}\n" for line in _lines(lines, max_tokens)), encoding="utf-8")
-        undisturbed = _Asker(_batch, daemon.address, source, directory / "undisturbed.jsonl")
+        undisturbed = _Asker(_batch, daemon.address, source, directory / "undisturbed.jsonl", lines)
         Client(daemon.address, PATIENCE).close()  # when it is ready, which a batch does not wait for
         undisturbed.run([])
         until = time.monotonic() + seconds
         while rounds == 0 or time.monotonic() < until:
             commands = [_client] * clients + [_batch]
             askers = [
-                _Asker(command, daemon.address, source, directory / f"{rounds}-{number}.jsonl")
+                _Asker(command, daemon.address, source, directory / f"{rounds}-{number}.jsonl", lines)
                 for number, command in enumerate(commands)
             ]
             killed += _round(daemon, askers, lines, kills, rng)
@@ -107,9 +107,10 @@ def measure_chaos(
 class _Asker:
     """A process that has lines answered into a file of its own, and does what is missing when it is started again."""
 
-    def __init__(self, command: Callable[..., list[str]], address: str, source: Path, target: Path) -> None:
+    def __init__(self, command: Callable[..., list[str]], address: str, source: Path, target: Path, lines: int) -> None:
         self._command = command(address, str(source), str(target))
         self._target = target
+        self._lines = lines
         self._log = target.with_suffix(".log")
 
     def run(self, points: list[int]) -> int:
@@ -128,6 +129,8 @@ class _Asker:
                     time.sleep(0.01)
                 if process.wait(PATIENCE) == 0:
                     return killed
+            if process.returncode > 0 and self.count() == self._lines:
+                break  # there are failures among the results
         raise ChaosFailed(f"{' '.join(self._command)} does not end well:\n{self._log.read_text(encoding='utf-8')}")
 
     def count(self) -> int:
@@ -148,7 +151,8 @@ def _round(daemon: Phoenix, askers: list[_Asker], lines: int, kills: int, rng: r
     """All askers at once, and the daemon killed meanwhile; how many of the kills were theirs."""
 
     def points(count: int) -> list[int]:
-        return sorted(rng.sample(range(1, count), kills))
+        """How many results there are to be, but not so many that the work may be done before the kill."""
+        return sorted(rng.sample(range(1, 3 * count // 4), kills))
 
     with ThreadPoolExecutor(len(askers)) as threads:
         running = [threads.submit(asker.run, points(lines)) for asker in askers]

@@ -37,6 +37,11 @@ class Child:
             self._process.kill()
         self._process.communicate()
 
+    @property
+    def pid(self) -> int:
+        """Its process."""
+        return self._process.pid
+
     def kill(self) -> None:
         """End it at once, whatever it is at."""
         self._process.kill()

@@ -50,6 +50,7 @@ class Daemon:
             env={
                 **os.environ,
                 "PYTHONPATH": str(ROOT),
+                "ODRIVER_CONFIG": os.devnull,
                 "NOTIFY_SOCKET": self._notices.getsockname(),
                 **self._environment,
             },

@@ -75,7 +75,7 @@ def measure_soak(
             after = soak.rest()
         yield figure("soak", f"requests of {clients} clients, on {pages} pages", "", [requests])
         yield figure("soak", "their rate", "req/s", [requests / seconds])
-        yield from _endings(soak)
+        yield from _endings(soak, requests)
         yield from _comparisons(soak, alone)
         yield from _faults(control.status())
         yield from _footprints(before, after, quiet_at - began)
@@ -94,9 +94,13 @@ class Soak:
         """Of each process."""
         self._processes = processes
         self._random = Random(0)
+        self._children: list[Child] = []
+        self._free: SimpleQueue[Child] = SimpleQueue()
+        """Those that ask nothing at the moment."""
 
     def __enter__(self) -> Self:
-        self._children = [self._child() for _ in range(self._processes)]
+        for _ in range(self._processes):
+            self._free.put(self._child())
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
@@ -108,11 +112,8 @@ class Soak:
         size = BATCH * self._clients
         batches = [asks[start : start + size] for start in range(0, len(asks), size)]
         deadly = set(self._random.sample(range(len(batches)), kills))
-        work: SimpleQueue[tuple[list[Ask], bool]] = SimpleQueue()
-        for number, batch in enumerate(batches):
-            work.put((batch, number in deadly))
         with ThreadPoolExecutor(self._processes) as threads:
-            list(threads.map(lambda place: self._drive(place, work), range(self._processes)))
+            list(threads.map(self._ask, batches, [number in deadly for number in range(len(batches))]))
 
     def rest(self) -> Footprint:
         """Wait until the daemon has nothing left to do, and knows whom it has lost; what it holds then."""
@@ -133,29 +134,32 @@ class Soak:
         left["pages lost"] = status["pages_total"] - status["pages_free"] - status["pages_cached"]
         return {name: count for name, count in left.items() if count}
 
-    def _drive(self, place: int, work: "SimpleQueue[tuple[list[Ask], bool]]") -> None:
-        """One process asks, until there is no more to ask."""
-        while not work.empty():
-            batch, deadly = work.get()
-            question = [batch[number :: self._clients] for number in range(self._clients)]
-            killer = Timer(KILL_AFTER, self._children[place].kill)
-            if deadly:
-                killer.start()
-            try:
-                endings = self._children[place].ask(question, list[list[Ending]])
-            except ChildFailed:
-                if not deadly:
-                    raise
-                self.killed += len(batch)
-                self._children[place].__exit__(None, None, None)
-                self._children[place] = self._child()
-                continue
-            killer.cancel()
+    def _ask(self, batch: list[Ask], deadly: bool) -> None:
+        """Have a process that is free ask all of this; it may not live to tell."""
+        child = self._free.get()
+        question = [batch[number :: self._clients] for number in range(self._clients)]
+        killer = Timer(KILL_AFTER, child.kill)
+        if deadly:
+            killer.start()
+        try:
+            endings = child.ask(question, list[list[Ending]])
             for asks, ended in zip(question, endings, strict=True):
                 self.answered += zip(asks, ended, strict=True)
+        except ChildFailed:
+            if not deadly:
+                raise
+            self.killed += len(batch)
+            self._children.remove(child)
+            child.__exit__(None, None, None)
+            child = self._child()
+        finally:
+            killer.cancel()
+            self._free.put(child)
 
     def _child(self) -> Child:
-        return Child(CLIENT, self._daemon.address, str(self._clients)).__enter__()
+        child = Child(CLIENT, self._daemon.address, str(self._clients)).__enter__()
+        self._children.append(child)
+        return child
 
 
 def check_histories(steps: int = HISTORY_STEPS) -> Iterator[Figure]:
@@ -182,7 +186,9 @@ def _alone(client: Client, case: Ask) -> Ending:
     raise SoakFailed(f"alone, {case} ends with {ending.error or ending.wrong} each time")
 
 
-def _endings(soak: Soak) -> Iterator[Figure]:
+def _endings(soak: Soak, requests: int) -> Iterator[Figure]:
+    if len(soak.answered) + soak.killed != requests:
+        raise SoakFailed(f"of {requests} requests {len(soak.answered)} ended, and {soak.killed} were killed")
     wrong = [ending.wrong for _, ending in soak.answered if ending.wrong is not None]
     if wrong:
         raise SoakFailed(f"{len(wrong)} requests did not end as they should, the first so: {wrong[0]}")

@@ -1,0 +1,29 @@
+"""What the sockets ask of a driver."""
+
+from typing import Protocol
+
+import msgspec
+
+from driver.request import ActiveRequest, ReturnChannel
+
+
+class Driver(Protocol):
+    """``oDriver``, or a fake one. None of it waits."""
+
+    def submit_request(self, request: ActiveRequest) -> None:
+        """Takes a request or raises DriverError."""
+
+    def abort(self, request_id: str) -> bool:
+        """Ends a request; False if there is none of that id."""
+
+    def status(self) -> msgspec.Struct:
+        """A snapshot."""
+
+    def sleep(self, request_id: str, channel: ReturnChannel) -> None:
+        """Finishes what is open, gives the pages' memory back and tells the channel; or raises DriverError."""
+
+    def wake(self, request_id: str, channel: ReturnChannel) -> None:
+        """Takes that memory again, tells the channel and serves; or raises DriverError."""
+
+    def profile(self, request_id: str, directory: str | None, channel: ReturnChannel) -> None:
+        """Begins a trace, or ends it where there is no directory, and tells the channel; or raises DriverError."""

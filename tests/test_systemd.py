@@ -1,0 +1,69 @@
+"""The service under a real systemd, with all of its hardening: minutes, and for root on a machine that has systemd."""
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from systemd_machine import PATIENCE, Machine, possible
+
+from ipc.service_unit import render
+
+pytestmark = [pytest.mark.exhaustive]
+
+CONFIG = 'bind = "tcp://127.0.0.1:5555"\nmax_num_seqs = 4\nmax_num_batched_tokens = 16\nmax_model_len = 64\n'
+WATCHDOG = 5
+
+
+@pytest.fixture(scope="module")
+def machine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machine]:
+    """A machine with the service installed, and a watchdog that loses its patience soon."""
+    if not possible():
+        pytest.skip("no systemd that could run in namespaces of ours")
+    unit = render(Path("/opt/odriver/odriver"), [], loopback_only=True)
+    with Machine(
+        tmp_path_factory.mktemp("machine"), unit.replace("WatchdogSec=60s", f"WatchdogSec={WATCHDOG}s"), CONFIG
+    ) as booted:
+        yield booted
+
+
+def complete(machine: Machine, *flags: str) -> str:
+    """What the model makes of an opening, asked for by a client inside."""
+    asked = ["complete", "Once upon a time", "--max-tokens", "12", "--temperature", "0", *flags]
+    done = machine.run("/opt/odriver/odriver", *asked)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_the_service_lives_as_its_unit_says(machine: Machine) -> None:
+    """It compiles and serves as a user without rights, reloads, is restarted when it hangs, and stops."""
+    started = machine.run("systemctl", "start", "odriver")
+    assert started.returncode == 0, machine.run("journalctl", "-u", "odriver").stdout
+    assert machine.show("StatusText") == "serving"
+    status = machine.run("cat", f"/proc/{machine.show('MainPID')}/status").stdout
+    assert machine.show("UID") != "0" and "CapEff:\t0000000000000000" in status and "Seccomp:\t2" in status
+    assert machine.run("ls", "/var/cache/odriver/odriver").stdout.split() == ["kernels", "xla"]
+
+    text = complete(machine)
+    assert len(text.split()) > 4
+    assert complete(machine, "--choice", " crown").strip() == "crown"
+    assert machine.run("systemctl", "reload", "odriver").returncode == 0
+
+    machine.run("kill", "-STOP", machine.show("MainPID"))
+    deadline = time.monotonic() + PATIENCE
+    while machine.show("NRestarts") != "1" or machine.show("ActiveState") != "active":
+        assert time.monotonic() < deadline, machine.show("ActiveState")
+        time.sleep(0.5)
+    assert complete(machine) == text
+
+    assert machine.run("systemctl", "stop", "odriver").returncode == 0
+    assert (machine.show("ActiveState"), machine.show("Result")) == ("inactive", "success")
+
+
+def test_a_configuration_that_cannot_work_is_not_tried_again(machine: Machine) -> None:
+    """The service has failed, with the exit code that says so."""
+    machine.run("sh", "-c", "echo 'page_size = 0' > /etc/odriver/config.toml")
+
+    assert machine.run("systemctl", "start", "odriver").returncode != 0
+
+    assert (machine.show("ActiveState"), machine.show("ExecMainStatus")) == ("failed", "78")
