@@ -42,7 +42,8 @@ class Configuration:
         changed = [*_changed(self.engine, engine), *_changed(self.daemon, daemon)]
         taken = {name: getattr(daemon, name) for name in changed if name in RELOADABLE}
         self.daemon = replace(self.daemon, **taken)
-        self.apply()
+        if taken.keys() & {"log_level", "log_format"}:  # or a level that was set over control would be lost
+            self.apply()
         logger.info("reloaded: %s", ", ".join(taken) or "nothing to take over")
         left = [name for name in changed if name not in RELOADABLE]
         if left:

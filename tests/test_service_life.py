@@ -172,6 +172,11 @@ def test_a_reload_takes_over_what_needs_no_restart() -> None:
     assert reloaded.endswith("reloaded: log_level")
     assert left.endswith("what has changed of page_size holds after a restart")
     assert logging.getLogger("engine.x").isEnabledFor(logging.DEBUG)
+    logging.getLogger("engine").setLevel(logging.WARNING)  # as `odriver log-level` does
+    configured.append((EngineConfig(), DaemonConfig(log_level="debug", drain_timeout=5)))
+    configuration.reload()
+    assert configuration.daemon.drain_timeout == 5
+    assert not logging.getLogger("engine.x").isEnabledFor(logging.INFO)
     assert configuration.engine.page_size is None and configuration.daemon.log_level == "debug"
 
 
