@@ -12,10 +12,11 @@ from caching.metadata import PagedAttentionCacheMetaData
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class PagedAttentionCache:
-    """``layers[i]`` holds layer i's pages, ``[num_pages, kv_heads, 2, page_size, head_dim]``, keys before values.
+    """``layers[i]`` holds layer i's pages, laid out as the backend's attention reads them.
 
-    Head-major, so that one head's keys of a page are contiguous: what a CPU reads fastest. One array per
-    layer lets XLA update each in place; nothing in a step may copy one.
+    Here that is ``[num_pages, kv_heads, 2, page_size, head_dim]``, keys before values: head-major, so that one head's keys of
+    a page are contiguous, what a CPU reads fastest. One array per layer lets XLA update each in place; nothing in a step
+    may copy one.
     """
 
     layers: tuple[Array, ...]
@@ -25,11 +26,6 @@ class PagedAttentionCache:
         """Zeroed pages on the default device. Raises jax.errors.JaxRuntimeError where they do not fit."""
         layer = cls.layer_struct(metadata)
         return cls(tuple(jnp.zeros(layer.shape, layer.dtype) for _ in range(metadata.num_layers)))
-
-    @classmethod
-    def abstract(cls, metadata: PagedAttentionCacheMetaData) -> "PagedAttentionCache":
-        """Shapes and dtypes alone, to compile against."""
-        return cls((cls.layer_struct(metadata),) * metadata.num_layers)  # type: ignore[arg-type]
 
     @staticmethod
     def layer_struct(metadata: PagedAttentionCacheMetaData) -> jax.ShapeDtypeStruct:

@@ -2,18 +2,21 @@
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import jax
+import numpy as np
 from jax import Array
 
-from caching import attention, cpu_attention
+from caching import attention, cpu_attention, tpu_attention
 from caching.attention import PageTable
 from caching.cpu_kernels import KernelsUnavailable, load
 from caching.metadata import PagedAttentionCacheMetaData
 from caching.paged_attention_cache import PagedAttentionCache
+from caching.tpu_chip import CHIPS, Chip
 from engine.models import linear
+from engine.models.config import ModelConfig
 from engine.models.decoder import Decoder
 from engine.models.rope import rotate
 
@@ -40,6 +43,11 @@ class RotaryAttention(Protocol):
         """
 
 
+def _as_they_are(kv_heads: int, head_dim: int, dtype: np.dtype) -> tuple[int, int]:
+    del dtype
+    return kv_heads, head_dim
+
+
 @dataclass(frozen=True)
 class Backend:
     """What a step is made of."""
@@ -50,30 +58,99 @@ class Backend:
     """Weights are packed for the CPU's own matrix products."""
     description: str
     """For people."""
+    stored_heads: Callable[[int, int, np.dtype], tuple[int, int]] = _as_they_are
+    """The kv_heads and head_dim that pages have for so many and so wide ones of a dtype."""
+    holds_table: Callable[[int, int], bool] = lambda rows, pages_per_seq: True  # noqa: ARG005
+    """Whether attention has room for the page table of so many rows, and pages of the longest."""
 
     def prepare(self, decoder: Decoder) -> None:
         """Bring a decoder's weights into the form that its steps read."""
         if self.packs:
             decoder.pack()
 
+    def one_page(self, model: ModelConfig, page_size: int, dtype: np.dtype) -> PagedAttentionCacheMetaData:
+        """The shape of a pool for a model, of a single page."""
+        kv_heads, head_dim = self.stored_heads(model.num_kv_heads, model.head_dim, dtype)
+        return PagedAttentionCacheMetaData(
+            num_layers=model.num_layers,
+            num_pages=1,
+            page_size=page_size,
+            num_kv_heads=kv_heads,
+            head_dim=head_dim,
+            dtype=dtype,
+        )
 
-def _by_xla(
-    kv_pages: Array,
-    q: Array,
-    k: Array,
-    v: Array,
-    cos: Array,
-    sin: Array,
-    table: PageTable,
-    *,
-    sm_scale: float,
-    sliding_window: int | None,
-) -> tuple[Array, Array]:
-    q, k = rotate(q, cos, sin), rotate(k, cos, sin)
-    return attention.paged_attention(kv_pages, q, k, v, table, sm_scale=sm_scale, sliding_window=sliding_window)
+    def abstract_cache(self, metadata: PagedAttentionCacheMetaData) -> PagedAttentionCache:
+        """Shapes and dtypes of what ``allocate`` makes, to compile against."""
+        cache: PagedAttentionCache = jax.eval_shape(lambda: self.allocate(metadata))
+        return cache
 
 
-XLA = Backend(_by_xla, PagedAttentionCache.allocate, packs=False, description="XLA's operations")
+class Attention(Protocol):
+    """RotaryAttention for q and k that have been turned."""
+
+    def __call__(
+        self,
+        kv_pages: Array,
+        q: Array,
+        k: Array,
+        v: Array,
+        table: PageTable,
+        *,
+        sm_scale: float,
+        sliding_window: int | None,
+    ) -> tuple[Array, Array]:
+        """Write k and v, attend."""
+
+
+@dataclass(frozen=True)
+class RotatedByXLA:
+    """Rotary embedding by XLA before an attention that does not turn."""
+
+    attend: Attention
+
+    def __call__(
+        self,
+        kv_pages: Array,
+        q: Array,
+        k: Array,
+        v: Array,
+        cos: Array,
+        sin: Array,
+        table: PageTable,
+        *,
+        sm_scale: float,
+        sliding_window: int | None,
+    ) -> tuple[Array, Array]:
+        """See RotaryAttention."""
+        q, k = rotate(q, cos, sin), rotate(k, cos, sin)
+        return self.attend(kv_pages, q, k, v, table, sm_scale=sm_scale, sliding_window=sliding_window)
+
+
+XLA = Backend(
+    RotatedByXLA(attention.paged_attention), PagedAttentionCache.allocate, packs=False, description="XLA's operations"
+)
+
+PAGE_SIZE = 16
+TPU_PAGE_SIZE = 128
+"""There a page is one transfer of the attention kernel, which should not be small."""
+
+
+def default_page_size() -> int:
+    """Tokens in a page, where the operator does not say."""
+    return TPU_PAGE_SIZE if jax.default_backend() == "tpu" else PAGE_SIZE
+
+
+def tpu_backend(chip: Chip) -> Backend:
+    """jax's attention kernel, for one kind of chip."""
+    return Backend(
+        RotatedByXLA(tpu_attention.TPUAttention(chip)),
+        tpu_attention.allocate,
+        packs=False,
+        description="XLA's operations, attention by jax's TPU kernel",
+        stored_heads=tpu_attention.stored_heads,
+        holds_table=tpu_attention.holds_table,
+    )
 
 
 def _compile_at_once() -> None:
@@ -84,6 +161,8 @@ def _compile_at_once() -> None:
 
 def choose_backend(page_size: int, head_dim: int) -> Backend:
     """The fastest that can serve such pages here; compiles kernels if that has not been done."""
+    if jax.default_backend() == "tpu":
+        return _choose_for_tpu(jax.devices()[0].device_kind)
     if jax.default_backend() != "cpu":
         return XLA
     try:
@@ -91,12 +170,16 @@ def choose_backend(page_size: int, head_dim: int) -> Backend:
         linear.panel_width()
         width = cpu_attention.vector_width()
     except KernelsUnavailable as unavailable:
-        return Backend(XLA.attention, XLA.allocate, packs=False, description=f"{XLA.description}: {unavailable}")
+        return replace(XLA, description=f"{XLA.description}: {unavailable}")
     if page_size % width == 0 and head_dim % width == 0:
         return Backend(
             cpu_attention.paged_attention, cpu_attention.allocate, packs=True, description="oDriver's CPU kernels"
         )
     misfit = f"page_size {page_size} or head_dim {head_dim} is no multiple of {width}"
-    return Backend(
-        XLA.attention, XLA.allocate, packs=True, description=f"oDriver's CPU kernels, attention by XLA: {misfit}"
-    )
+    return replace(XLA, packs=True, description=f"oDriver's CPU kernels, attention by XLA: {misfit}")
+
+
+def _choose_for_tpu(kind: str) -> Backend:
+    if kind in CHIPS:
+        return tpu_backend(CHIPS[kind])
+    return replace(XLA, description=f"{XLA.description}: the attention kernel is not set up for {kind}")

@@ -12,9 +12,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from caching.metadata import PagedAttentionCacheMetaData
+from caching.metadata import PagedAttentionCacheMetaData, pages_for
 from caching.page_manager import HBMPageManager
-from engine.backend import Backend, choose_backend
+from engine.backend import Backend, choose_backend, default_page_size
 from engine.config import EngineConfig, ServingLimits
 from engine.device_errors import DeviceError, device_errors
 from engine.errors import ConfigurationError
@@ -48,12 +48,14 @@ def build_engine(config: EngineConfig, report: Callable[[Progress], None]) -> oE
     max_model_len = _max_model_len(config, model)
     _use_compilation_cache()
     report(Progress("preparing kernels", 0, 1, "steps"))
-    backend = choose_backend(config.page_size, model.head_dim)
+    page_size = config.page_size or default_page_size()
+    backend = choose_backend(page_size, model.head_dim)
     report(Progress("preparing kernels", 1, 1, "steps"))
     weights = _weights_dtype(config, model, backend, dtype)
-    planner = CachePlanner(config, model, max_model_len, dtype, parameter_bytes(model, weights))
+    one_page = backend.one_page(model, page_size, dtype)
+    planner = CachePlanner(config, model, max_model_len, one_page, parameter_bytes(model, weights))
     metadata = planner.plan()
-    _fitting(config, max_model_len, metadata)
+    _check_page_table(config, backend, pages_for(_fitting(config, max_model_len, metadata), page_size))
     decoder = load_decoder(directory, model, weights, progress=lambda done, total: report(_loading(done, total)))
     backend.prepare(decoder)
     while True:
@@ -86,7 +88,7 @@ def _assemble(
     pages = HBMPageManager(shapes.cache.num_pages)
     scheduler = InferenceScheduler(
         pages,
-        page_size=config.page_size,
+        page_size=shapes.cache.page_size,
         max_num_seqs=config.max_num_seqs,
         max_num_batched_tokens=config.max_num_batched_tokens,
         long_prefill_token_threshold=config.long_prefill_token_threshold,
@@ -117,7 +119,7 @@ def _compile(
             max_model_len=_fitting(config, max_model_len, metadata),
             cache=metadata,
         )
-        manager = ExecutionManager(decoder, shapes, backend.attention)
+        manager = ExecutionManager(decoder, shapes, backend)
         staged = manager.compile(report, staged=config.staged_readiness)
         planner.count_scratch(manager.scratch_bytes)
         left = planner.plan()
@@ -135,7 +137,8 @@ def describe(config: EngineConfig) -> dict[str, str]:
     directory = config.model or DEMO_MODEL
     devices = jax.devices()
     model = read_model_config(directory)
-    backend, dtype = choose_backend(config.page_size, model.head_dim), config.dtype or _default_dtype()
+    page_size, dtype = config.page_size or default_page_size(), config.dtype or _default_dtype()
+    backend = choose_backend(page_size, model.head_dim)
     weights = _weights_dtype(config, model, backend, np.dtype(jnp.dtype(dtype))).name
     return {
         "model": str(directory),
@@ -182,6 +185,15 @@ def _fitting(config: EngineConfig, max_model_len: int, metadata: PagedAttentionC
             f"a context of {fitting} token has no room for a prompt and an answer: raise max_model_len or num_pages"
         )
     return fitting
+
+
+def _check_page_table(config: EngineConfig, backend: Backend, pages_per_seq: int) -> None:
+    """Raises ConfigurationError where a step's page table is more than the attention kernel has room for."""
+    if not backend.holds_table(config.max_num_seqs, pages_per_seq):
+        raise ConfigurationError(
+            f"the attention kernel has no room for the page table of max_num_seqs {config.max_num_seqs} sequences of up to "
+            f"{pages_per_seq:,} pages: raise page_size, or lower max_model_len or max_num_seqs"
+        )
 
 
 def _use_compilation_cache() -> None:

@@ -17,16 +17,16 @@ MAX_QUEUED_TOKENS = 2**20
 class EngineConfig:
     """What an operator may set; raises ConfigurationError where a value cannot work. Lengths are in tokens.
 
-    None lets the engine choose: ``model`` the one we ship, ``max_model_len`` the model's own, ``num_pages`` what
-    ``hbm_utilization`` of the memory holds, that 0.9 of an accelerator's and 0.4 of a host's, and ``dtype`` float32 on
-    CPU and bfloat16 elsewhere.
+    None lets the engine choose: ``model`` the one we ship, ``max_model_len`` the model's own, ``page_size`` 16, and 128 on
+    a TPU, ``num_pages`` what ``hbm_utilization`` of the memory holds, that 0.9 of an accelerator's and 0.4 of a host's,
+    and ``dtype`` float32 on CPU and bfloat16 elsewhere.
     """
 
     model: Path | None = setting(None, "MODEL_DIR", "a Hugging Face directory (default: a small one of ours)")
     max_num_seqs: int = setting(64, "N", "sequences that run at once")
     max_model_len: int | None = setting(None, "N", "tokens of a prompt and its output (default: the model's limit)")
     max_num_batched_tokens: int = setting(512, "N", "tokens computed in one step")
-    page_size: int = setting(16, "N", "tokens in one page of the cache")
+    page_size: int | None = setting(None, "N", "tokens in one page of the cache (default: 16; 128 on a TPU)")
     num_pages: int | None = setting(None, "N", "pages in the cache (default: what the memory holds)")
     hbm_utilization: float | None = setting(
         None, "F", "share of the memory that may be used, above 0 to 1 (default: 0.9; 0.4 on a CPU)"

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from caching.attention import PageTable
 from caching.metadata import PagedAttentionCacheMetaData, pages_for
 from caching.paged_attention_cache import PagedAttentionCache
-from engine.backend import RotaryAttention
+from engine.backend import Backend, RotaryAttention
 from engine.buckets import covering_buckets, sampling_rows, token_buckets
 from engine.logprobs import compute_logprobs
 from engine.lowering import lower
@@ -75,11 +75,11 @@ class ExecutionManager:
     Executables refuse other shapes than their own, so nothing can compile behind our back later.
     """
 
-    def __init__(self, decoder: Decoder, shapes: StepShapes, attention: RotaryAttention) -> None:
+    def __init__(self, decoder: Decoder, shapes: StepShapes, backend: Backend) -> None:
         self._graph, state = nnx.split(decoder)
         self.weights, self._structure = jax.tree.flatten(state)
         self._shapes = shapes
-        self._attention = attention
+        self._backend = backend
         self._scale = decoder.config.head_dim**-0.5
         self.sampling = SamplingFunctions(shapes.max_num_seqs, decoder.config.vocab_size)
         self._layouts = {tokens: shapes.layout(tokens) for tokens in shapes.buckets}
@@ -163,7 +163,7 @@ class ExecutionManager:
             return cache, jnp.pad(decoder.logits(last), padding), hidden, packed[: layout.sampling_size]
 
         weights = [jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for leaf in self.weights]
-        cache = PagedAttentionCache.abstract(self._shapes.cache)
+        cache = self._backend.abstract_cache(self._shapes.cache)
         packed = jax.ShapeDtypeStruct((layout.size,), np.int32)
         last_token = jax.ShapeDtypeStruct((self._shapes.max_num_seqs + 1,), np.int32)
         lowered = lower(step, weights, cache, last_token, packed, donate=1)
@@ -185,7 +185,7 @@ class ExecutionManager:
         ) -> tuple[Array | None, Array]:
             assert kv_pages is not None
             written: tuple[Array, Array] = _attend(
-                self._attention, kv_pages, q, k, v, rotation, table, self._scale, window
+                self._backend.attention, kv_pages, q, k, v, rotation, table, self._scale, window
             )
             return written
 

@@ -1,9 +1,9 @@
 """How many pages the memory holds."""
 
 import logging
+from dataclasses import replace
 
 import jax
-import numpy as np
 import psutil
 
 from caching.metadata import PagedAttentionCacheMetaData, pages_for
@@ -29,16 +29,21 @@ class CachePlanner:
     """
 
     def __init__(
-        self, config: EngineConfig, model: ModelConfig, max_model_len: int, dtype: np.dtype, weight_bytes: int
+        self,
+        config: EngineConfig,
+        model: ModelConfig,
+        max_model_len: int,
+        one_page: PagedAttentionCacheMetaData,
+        weight_bytes: int,
     ) -> None:
         self._config = config
         self._model = model
-        self._dtype = dtype
-        self._needed = config.max_num_seqs * pages_for(max_model_len, config.page_size) + 1
+        self._one_page = one_page
+        self._needed = config.max_num_seqs * pages_for(max_model_len, one_page.page_size) + 1
         self._budget = memory_budget(config)
         self._weights = weight_bytes
         self._scratch = _step_scratch(config, model)
-        self._page = _metadata(config, model, 1, dtype).bytes_per_page
+        self._page = one_page.bytes_per_page
 
     def plan(self) -> PagedAttentionCacheMetaData:
         """The pool. Raises ConfigurationError when there is not one page for each sequence that may run."""
@@ -83,7 +88,7 @@ class CachePlanner:
                 f"{least - 1} sequences and the sink, {self._beside()}: lower max_num_seqs, or give more memory "
                 f"(hbm_utilization, num_pages)"
             )
-        return _metadata(self._config, self._model, num_pages, self._dtype)
+        return replace(self._one_page, num_pages=num_pages)
 
 
 def memory_budget(config: EngineConfig) -> int:
@@ -105,14 +110,3 @@ def _step_scratch(config: EngineConfig, model: ModelConfig) -> int:
 def _sampling_scratch(config: EngineConfig, model: ModelConfig) -> int:
     """The same of the sampler's working set, and what it keeps of each slot."""
     return 4 * config.max_num_seqs * (4 + 2) * model.vocab_size
-
-
-def _metadata(config: EngineConfig, model: ModelConfig, num_pages: int, dtype: np.dtype) -> PagedAttentionCacheMetaData:
-    return PagedAttentionCacheMetaData(
-        num_layers=model.num_layers,
-        num_pages=num_pages,
-        page_size=config.page_size,
-        num_kv_heads=model.num_kv_heads,
-        head_dim=model.head_dim,
-        dtype=dtype,
-    )

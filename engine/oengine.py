@@ -65,6 +65,11 @@ class oEngine:
         self._preemption_log = PreemptionLog(pages.num_total, scheduler.page_size)
         self.start_counting()
 
+    @property
+    def page_size(self) -> int:
+        """Tokens in a page."""
+        return self._scheduler.page_size
+
     def start_counting(self) -> None:
         """Begin the counts of ``stats`` anew; from here on a compilation is one too many."""
         self._compilations_at_ready = num_compilations()

@@ -69,7 +69,7 @@ def load(config: EngineConfig, report: Callable[[Progress], None], on_failure: C
 
     engine = build_engine(config, report_unless_in_vain)
     facts = describe(config) | {
-        "pages": f"{engine.stats().pages_total:,} of {config.page_size} tokens",
+        "pages": f"{engine.stats().pages_total:,} of {engine.page_size} tokens",
         "context": f"{engine.limits.max_model_len:,} tokens",
     }
     driver = oDriver(
@@ -81,7 +81,7 @@ def load(config: EngineConfig, report: Callable[[Progress], None], on_failure: C
     )
     name = directory.resolve().name
     cache_config = {
-        "block_size": str(config.page_size),
+        "block_size": str(engine.page_size),
         "num_gpu_blocks": str(engine.stats().pages_total),
         "cache_dtype": config.dtype or "auto",
         "gpu_memory_utilization": str(config.hbm_utilization or "auto"),

@@ -79,6 +79,6 @@ def test_a_shape_the_kernel_does_not_know_is_left_to_xla():
 
 def test_other_devices_are_served_by_xla(monkeypatch):
     """The CPU's kernels are for CPUs."""
-    monkeypatch.setattr(jax, "default_backend", lambda: "tpu")
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
 
     assert choose_backend(16, 64) is XLA

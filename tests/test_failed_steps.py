@@ -98,7 +98,7 @@ def compiled(request, tmp_path_factory):
     decoder = load_decoder(directory, model, np.float32, progress=lambda done, total: None)
     backend.prepare(decoder)
     shapes = StepShapes(MAX_NUM_SEQS, BUDGET, MAX_MODEL_LEN, metadata)
-    manager = FaultyManager(decoder, shapes, backend.attention)
+    manager = FaultyManager(decoder, shapes, backend)
     manager.compile(lambda progress: None)
     return manager, shapes, partial(backend.allocate, metadata)
 

@@ -1,10 +1,11 @@
 """The engine against transformers on torch: greedy tokens equal and log-probabilities within 1e-4, for every family.
 
-By XLA's operations and by the CPU's kernels. The goldens' prompts are shorter and longer than a page (4 or 16), a
+By XLA's operations and by the CPU's kernels, and for one of them with pages as a TPU has them. The goldens' prompts are shorter and longer than a page (4 or 16), a
 chunk (8) and the sliding windows (8).
 """
 
 import json
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -12,11 +13,12 @@ import jax
 import numpy as np
 import pytest
 from checkpoints import VARIANTS, build_checkpoint
+from tpu_twins import xla_twin
 
-from caching.metadata import PagedAttentionCacheMetaData
 from caching.page_manager import HBMPageManager
-from caching.paged_attention_cache import PagedAttentionCache
-from engine.backend import XLA, choose_backend
+from caching.tpu_attention import TPUAttention
+from caching.tpu_chip import CHIPS
+from engine.backend import XLA, RotatedByXLA, choose_backend, tpu_backend
 from engine.config import ServingLimits
 from engine.execution_manager import ExecutionManager, StepShapes
 from engine.models.families import read_model_config
@@ -31,7 +33,13 @@ GOLDENS = Path(__file__).parent / "goldens"
 CHUNK, MAX_NUM_SEQS, MAX_MODEL_LEN, NUM_PAGES = 8, 4, 52, 65
 SMALL_POOL = {4: 16, 16: 6}
 """Pages, by their size, with which the longest case just fits alone, so that all at once must preempt."""
-BACKENDS = [*((variant, 4) for variant in sorted(VARIANTS)), *((variant, 16) for variant in sorted(VARIANTS))]
+V5E = CHIPS["TPU v5 lite"]
+TPU = replace(tpu_backend(V5E), attention=RotatedByXLA(TPUAttention(V5E, xla_twin)))
+BACKENDS = [
+    *((variant, 4, XLA) for variant in sorted(VARIANTS)),
+    *((variant, 16, None) for variant in sorted(VARIANTS)),
+    ("qwen2_sliding", 4, TPU),
+]
 
 
 class RecordingManager(ExecutionManager):
@@ -66,40 +74,40 @@ class RecordingRunner(eSurgeRunner):
         return step
 
 
-@pytest.fixture(scope="module", params=BACKENDS, ids=lambda param: f"{param[0]}-pages_of_{param[1]}")
+@pytest.fixture(
+    scope="module", params=BACKENDS, ids=lambda param: f"{param[0]}-pages_of_{param[1]}{'_TPU' * (param[2] is TPU)}"
+)
 def compiled(request, tmp_path_factory):
     """A variant's cases, its compiled steps and their shapes: compiled once for all the tests of the variant.
 
     Pages of 4 are XLA's, those of 16 the CPU kernels' where they know the head_dim.
     """
-    variant, page_size = request.param
+    variant, page_size, backend = request.param
     directory = build_checkpoint(tmp_path_factory.mktemp(variant), variant)
     model = read_model_config(directory)
-    metadata = PagedAttentionCacheMetaData(
-        num_layers=model.num_layers,
-        num_pages=NUM_PAGES,
-        page_size=page_size,
-        num_kv_heads=model.num_kv_heads,
-        head_dim=model.head_dim,
-        dtype=np.dtype(np.float32),
-    )
+    backend = backend or choose_backend(page_size, model.head_dim)
+    metadata = replace(backend.one_page(model, page_size, np.dtype(np.float32)), num_pages=NUM_PAGES)
     shapes = StepShapes(MAX_NUM_SEQS, CHUNK, MAX_MODEL_LEN, metadata)
     decoder = load_decoder(directory, model, np.float32, progress=lambda done, total: None)
-    backend = XLA if page_size == 4 else choose_backend(page_size, model.head_dim)
     backend.prepare(decoder)
-    manager = RecordingManager(decoder, shapes, backend.attention)
+    manager = RecordingManager(decoder, shapes, backend)
     manager.compile(lambda progress: None)
-    return json.loads((GOLDENS / f"{variant}.json").read_text())["cases"], manager, shapes
+    return (
+        json.loads((GOLDENS / f"{variant}.json").read_text())["cases"],
+        manager,
+        shapes,
+        partial(backend.allocate, metadata),
+    )
 
 
 def run(compiled, cases, *, num_pages=NUM_PAGES, run_ahead=1):
     """All cases at once through an engine; tokens by case, the runner's log-probabilities, and the engine."""
-    _, manager, shapes = compiled
+    _, manager, shapes, allocate = compiled
     pages = HBMPageManager(num_pages)
     scheduler = InferenceScheduler(
         pages, page_size=shapes.cache.page_size, max_num_seqs=MAX_NUM_SEQS, max_num_batched_tokens=CHUNK
     )
-    runner = RecordingRunner(manager, shapes, partial(PagedAttentionCache.allocate, shapes.cache), 0)
+    runner = RecordingRunner(manager, shapes, allocate, 0)
     limits = ServingLimits(MAX_MODEL_LEN, 144, ())
     engine = oEngine(scheduler, runner, pages, limits, run_ahead=run_ahead)
     tokens = {}

@@ -177,7 +177,7 @@ def test_a_reload_takes_over_what_needs_no_restart() -> None:
     configuration.reload()
     assert configuration.daemon.drain_timeout == 5
     assert not logging.getLogger("engine.x").isEnabledFor(logging.INFO)
-    assert configuration.engine.page_size == 16 and configuration.daemon.log_level == "debug"
+    assert configuration.engine.page_size is None and configuration.daemon.log_level == "debug"
 
 
 def test_a_daemon_without_progress_is_not_healthy(tmp_path: Path) -> None:

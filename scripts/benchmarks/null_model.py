@@ -143,7 +143,8 @@ def _forward(layout: StepLayout, shapes: StepShapes) -> Any:
         return cache, jnp.zeros(1), jnp.zeros(1), packed[: layout.sampling_size]
 
     weights = [jnp.zeros(1)] * (LAYERS * ARRAYS_PER_LAYER)
-    arguments = (weights, PagedAttentionCache.abstract(shapes.cache), _last_token(shapes), _integers(layout.size))
+    cache = jax.eval_shape(lambda: PagedAttentionCache.allocate(shapes.cache))
+    arguments = (weights, cache, _last_token(shapes), _integers(layout.size))
     return jax.jit(step, donate_argnums=1, keep_unused=True).lower(*arguments).compile()
 
 

@@ -1,0 +1,44 @@
+"""TPUs that are not there: libtpu compiles for them on any machine."""
+
+import importlib.util
+import os
+from contextlib import AbstractContextManager
+from typing import Any
+
+import jax
+import numpy as np
+from jax import Device
+from jax.errors import JaxRuntimeError
+from jax.experimental import topologies
+from jax.sharding import Mesh, SingleDeviceSharding
+
+from engine.errors import ConfigurationError
+
+
+def chips_of(topology: str) -> list[Device]:
+    """The chips of a topology such as ``v5e:2x4``, to compile for and not to run on.
+
+    Raises ConfigurationError where libtpu is missing or does not know the topology.
+    """
+    if importlib.util.find_spec("libtpu") is None:
+        raise ConfigurationError(f'libtpu, which compiles for {topology}, is not installed: pip install "odriver[tpu]"')
+    # libtpu asks the network what machine it is on, unless it is told.
+    os.environ.setdefault("TPU_WORKER_HOSTNAMES", "localhost")
+    os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")
+    try:
+        found = topologies.get_topology_desc(platform="tpu", topology_name=topology)
+    except JaxRuntimeError as error:
+        raise ConfigurationError(f"{topology!r} is no topology that libtpu knows, as v5e:2x4 is: {error}") from error
+    return list(found.devices)
+
+
+def placed(tree: Any, chip: Device) -> Any:
+    """Arrays, or shapes of them, as shapes of arrays that lie on a chip: what to lower a function with for it."""
+    sharding = SingleDeviceSharding(chip)
+    return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding), tree)
+
+
+def compiling_for(chip: Device) -> AbstractContextManager[None]:
+    """While a function is lowered: Pallas asks what chip that is for, and would look at this machine's own devices."""
+    mesh: Any = Mesh(np.array([chip]), ("tp",)).abstract_mesh
+    return jax.sharding.use_abstract_mesh(mesh)

@@ -1,0 +1,175 @@
+"""Attention on a TPU: our arguments against the plain twin of jax's kernel, and the kernel against the compiler."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from checkpoints import build_checkpoint
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tpu_twins import plain_twin
+
+from caching import attention, tpu_attention
+from caching.attention import PageTable
+from caching.metadata import PagedAttentionCacheMetaData
+from caching.tpu_attention import TPUAttention, block_pages, holds_table, stored_heads
+from caching.tpu_chip import CHIPS
+from engine import backend, build
+from engine.backend import XLA, RotatedByXLA, choose_backend, default_page_size, tpu_backend
+from engine.config import EngineConfig
+from engine.errors import ConfigurationError
+from engine.topology import chips_of, compiling_for, placed
+
+V5E = CHIPS["TPU v5 lite"]
+PAGE_SIZE, PAGES_PER_SEQ, TOKENS, ROWS = 8, 4, 24, 4
+
+
+@st.composite
+def ragged_steps(draw):
+    """Lengths of a step's rows: (queries, tokens) each, those of a single query first."""
+    rows = draw(st.lists(st.tuples(st.sampled_from([1, 1, 5]), st.sampled_from([0, 19])), min_size=1, max_size=ROWS))
+    return sorted((queries, queries + before) for queries, before in rows)
+
+
+def build_step(rows, *, heads, kv_heads, head_dim, dtype, seed):
+    """Random q, k, v of a step, its table, and pools of the same random pages, one for the kernel and one for XLA."""
+    rng = np.random.default_rng(seed)
+    q_lens, kv_lens = zip(*rows, strict=True)
+    padding = ROWS - len(rows)
+    page_indices = rng.permutation(np.arange(1, 1 + ROWS * PAGES_PER_SEQ)).reshape(ROWS, -1).astype(np.int32)
+    table = PageTable(
+        kv_lens=jnp.asarray([*kv_lens, *[0] * padding], jnp.int32),
+        page_indices=jnp.asarray(page_indices),
+        cu_q_lens=jnp.asarray([0, *np.cumsum(q_lens), *[sum(q_lens)] * padding], jnp.int32),
+        num_seqs=jnp.asarray([len(rows)], jnp.int32),
+    )
+    shapes = [(TOKENS, heads, head_dim), *[(TOKENS, kv_heads, head_dim)] * 2]
+    q, k, v = (jnp.asarray(rng.standard_normal(shape), dtype) for shape in shapes)
+    plain = rng.standard_normal((page_indices.size + 1, kv_heads, 2, PAGE_SIZE, head_dim))
+    stored, wide = stored_heads(kv_heads, head_dim, np.dtype(dtype))
+    padded = np.zeros((*plain.shape[:1], PAGE_SIZE, stored, 2, wide))
+    padded[:, :, :kv_heads, :, :head_dim] = plain.transpose(0, 3, 1, 2, 4)
+    pages = padded.reshape(*padded.shape[:2], 2 * stored, wide)
+    return q, k, v, table, jnp.asarray(pages, dtype), jnp.asarray(plain, dtype)
+
+
+_by_xla = jax.jit(attention.paged_attention, static_argnames=("sm_scale", "sliding_window"))
+
+
+@settings(max_examples=10, deadline=None)
+@given(
+    rows=ragged_steps(),
+    case=st.sampled_from([(4, 2, 128, jnp.bfloat16), (6, 3, 64, jnp.float32)]),
+    window=st.sampled_from([None, 6]),
+    seed=st.integers(0, 99),
+)
+def test_what_the_kernel_is_given_means_what_ours_does(rows, case, window, seed):
+    """The kernel's plain twin, fed by us, agrees with our attention on ragged batches, whatever had to be padded."""
+    heads, kv_heads, head_dim, dtype = case
+    q, k, v, table, pages, plain = build_step(
+        rows, heads=heads, kv_heads=kv_heads, head_dim=head_dim, dtype=dtype, seed=seed
+    )
+
+    written, out = TPUAttention(V5E, plain_twin)(pages, q, k, v, table, sm_scale=0.3, sliding_window=window)
+
+    plainly, expected = _by_xla(plain, q, k, v, table, sm_scale=0.3, sliding_window=window)
+    real = int(table.cu_q_lens[-1])
+    tolerance = 1e-5 if dtype == jnp.float32 else 2e-2
+    np.testing.assert_allclose(np.float32(out[:real]), np.float32(expected[:real]), atol=tolerance, rtol=tolerance)
+    read = written[1:].reshape(-1, PAGE_SIZE, pages.shape[2] // 2, 2, pages.shape[3])[
+        :, :, : k.shape[1], :, : k.shape[2]
+    ]
+    assert (read.transpose(0, 2, 3, 1, 4) == plainly[1:]).all()
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ((8, 128, jnp.bfloat16), (8, 128)),
+        ((1, 128, jnp.bfloat16), (1, 128)),
+        ((2, 64, jnp.bfloat16), (2, 128)),
+        ((3, 80, jnp.bfloat16), (4, 128)),
+        ((12, 64, jnp.bfloat16), (16, 128)),
+        ((40, 128, jnp.bfloat16), (40, 128)),
+        ((8, 256, jnp.bfloat16), (8, 256)),
+        ((3, 64, jnp.float32), (4, 128)),
+    ],
+)
+def test_heads_are_padded_to_what_the_kernel_can_tile(given, expected):
+    """Head counts and widths that are whole registers stay as they are, others grow to the next that are."""
+    kv_heads, head_dim, dtype = given
+
+    assert stored_heads(kv_heads, head_dim, np.dtype(dtype)) == expected
+
+
+@pytest.mark.parametrize(
+    ("kind", "kv_heads", "page_size", "pages_per_seq", "pages"),
+    [
+        ("TPU v5 lite", 8, 128, 64, 3),
+        ("TPU v6 lite", 8, 128, 64, 5),
+        ("TPU v5 lite", 8, 128, 2, 2),
+        ("TPU v5 lite", 1, 16, 512, 16),
+        ("TPU v5 lite", 64, 128, 64, 1),
+    ],
+)
+def test_a_block_keeps_the_memory_busy_and_is_no_longer(kind, kv_heads, page_size, pages_per_seq, pages):
+    """Narrow heads and fast memory read more pages at once; never more than a sequence has, nor than 16."""
+    pool = jax.ShapeDtypeStruct((1, page_size, 2 * kv_heads, 128), jnp.bfloat16)
+
+    assert block_pages(CHIPS[kind], pool, pages_per_seq) == pages
+
+
+def test_a_page_table_that_the_kernel_has_no_room_for_is_refused(tmp_path, monkeypatch):
+    """Before any weight is read, naming what to change."""
+    directory = build_checkpoint(tmp_path, "mistral", max_position_embeddings=2**19)
+
+    monkeypatch.setattr(build, "choose_backend", lambda page_size, head_dim: tpu_backend(V5E))
+
+    with pytest.raises(ConfigurationError, match=r"no room for the page table of max_num_seqs 2 .* raise page_size"):
+        build.build_engine(
+            EngineConfig(model=directory, max_num_seqs=2, page_size=1, num_pages=2**19, max_model_len=2**18),
+            lambda progress: None,
+        )
+
+    assert holds_table(64, 1024) and not holds_table(256, 1024) and not holds_table(2048, 1)
+
+
+def test_a_tpu_is_served_by_the_kernel(monkeypatch):
+    """Where JAX finds a TPU that is known to us; on another XLA serves, and says so. Pages are longer on both."""
+
+    def choose(kind):
+        device = type("Device", (), {"device_kind": kind})()
+        monkeypatch.setattr(backend.jax, "devices", lambda: [device])
+        return choose_backend(128, 64)
+
+    monkeypatch.setattr(jax, "default_backend", lambda: "tpu")
+
+    assert choose("TPU v6 lite").attention == RotatedByXLA(TPUAttention(CHIPS["TPU v6 lite"]))
+    assert choose("TPU v2").attention is XLA.attention and "TPU v2" in choose("TPU v2").description
+    assert default_page_size() == 128
+
+
+@pytest.mark.parametrize("topology", ["v5e:2x4", "v6e:2x4"])
+@pytest.mark.parametrize(("heads", "kv_heads", "head_dim"), [(32, 8, 128), (14, 2, 64)])
+def test_the_kernel_compiles_and_copies_no_pages(topology, heads, kv_heads, head_dim):
+    """For a chip that is not there: the pages are written in place, and scratch does not grow with them."""
+    pytest.importorskip("libtpu")
+    chip = chips_of(topology)[0]
+    stored, wide = stored_heads(kv_heads, head_dim, np.dtype(jnp.bfloat16))
+    metadata = PagedAttentionCacheMetaData(
+        num_layers=1, num_pages=512, page_size=128, num_kv_heads=stored, head_dim=wide, dtype=np.dtype(jnp.bfloat16)
+    )
+    (pages,) = jax.eval_shape(lambda: tpu_attention.allocate(metadata)).layers
+    table = PageTable(*(jax.ShapeDtypeStruct(shape, np.int32) for shape in ((64,), (64, 40), (65,), (1,))))
+    q, k = (jax.ShapeDtypeStruct((64, count, head_dim), jnp.bfloat16) for count in (heads, kv_heads))
+
+    def step(pages, q, k, v, table):
+        return TPUAttention(CHIPS[chip.device_kind])(pages, q, k, v, table, sm_scale=0.1, sliding_window=100)
+
+    with compiling_for(chip):
+        compiled = jax.jit(step, donate_argnums=0).lower(*placed((pages, q, k, k, table), chip)).compile()
+
+    sizes = compiled.memory_analysis()
+    assert sizes.alias_size_in_bytes == metadata.num_bytes
+    assert sizes.temp_size_in_bytes < 2**20
+    assert "copy(%pages" not in compiled.as_text()
