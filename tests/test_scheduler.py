@@ -7,6 +7,7 @@ import pytest
 from caching.page_manager import HBMPageManager
 from engine.growth_reserve import GrowthReserve
 from engine.plan import StepResult
+from engine.preemption import Cause, Preemption, PreemptionLog
 from engine.sampling_params import SamplingParams
 from engine.scheduler import InferenceScheduler
 from engine.sequence import Sequence, SequenceStatus
@@ -453,6 +454,17 @@ def test_a_client_without_a_slot_takes_one_from_the_client_that_has_most():
     assert [event.cause for event in scheduler.preempted] == ["fairness"]
     land(scheduler, plan)
     assert all(outputs[-1].finish_reason == "length" for outputs in run_to_end(scheduler).values())
+
+
+def test_the_log_says_before_whom_the_preempted_wait(caplog):
+    """Who yields to another client waits before its own client's others, and in a famine before all."""
+    events = [Preemption(cause, "flood", cause, num_tokens=9, num_pages=3) for cause in (Cause.FAIRNESS, Cause.PAGES)]
+
+    with caplog.at_level("INFO", "engine.preemption"):
+        PreemptionLog(39, 4).tell(events, num_running=1, now=0.0)
+
+    assert "waits in front of its client's others" in caplog.messages[0]
+    assert "waits in front of the others" in caplog.messages[1]
 
 
 def test_what_a_flood_generates_counts_before_it_ends():
