@@ -7,6 +7,7 @@ import logging
 import os
 import signal
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -19,6 +20,7 @@ os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=2"
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
 
 import jax  # noqa: E402
+from fake_driver import FakeDriver, serving  # noqa: E402
 
 from ipc.logs import OURS  # noqa: E402
 
@@ -35,3 +37,17 @@ def logging_as_before() -> Iterator[None]:
     root.handlers[:], root.level = handlers, level
     for name, before in levels.items():
         logging.getLogger(name).setLevel(before)
+
+
+@pytest.fixture
+def address(tmp_path: Path) -> str:
+    """Where the server under test listens, or one after the other."""
+    return f"ipc://{tmp_path}/o.sock"
+
+
+@pytest.fixture
+def driver(address: str) -> Iterator[FakeDriver]:
+    """A driver that is being served."""
+    driver = FakeDriver()
+    with serving(address, driver):
+        yield driver

@@ -3,9 +3,8 @@
 import asyncio
 import gc
 import inspect
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,20 +14,6 @@ from driver.errors import Overloaded
 from driver.request import ActiveRequest
 from ipc.async_client import AsyncClient, AsyncStream
 from ipc.client import Client, ConnectFailed, ConnectionLost, Piece, RequestFailed, Stream, Usage
-
-
-@pytest.fixture
-def address(tmp_path: Path) -> str:
-    """Where the server under test listens."""
-    return f"ipc://{tmp_path}/o.sock"
-
-
-@pytest.fixture
-def driver(address: str) -> Iterator[FakeDriver]:
-    """A driver that is being served."""
-    driver = FakeDriver()
-    with serving(address, driver):
-        yield driver
 
 
 def run(address: str, use: Callable[[AsyncClient], Coroutine[Any, Any, Any]]) -> Any:

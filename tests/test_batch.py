@@ -25,20 +25,6 @@ from ipc.messages import Logprob, Usage
 from ipc.openai_format import CHAT, TEXT, BodyError, body_of, question_of
 
 
-@pytest.fixture
-def address(tmp_path: Path) -> str:
-    """Where the servers under test listen."""
-    return f"ipc://{tmp_path}/o.sock"
-
-
-@pytest.fixture
-def driver(address: str) -> Iterator[FakeDriver]:
-    """A driver that is being served."""
-    driver = FakeDriver()
-    with serving(address, driver):
-        yield driver
-
-
 class Files:
     """A batch's input and output."""
 

@@ -51,20 +51,6 @@ FLAGS = {
 """Command lines and the parameters that they ask for."""
 
 
-@pytest.fixture
-def address(tmp_path: Path) -> str:
-    """Where the server under test listens."""
-    return f"ipc://{tmp_path}/o.sock"
-
-
-@pytest.fixture
-def driver(address: str) -> Iterator[FakeDriver]:
-    """A driver that is being served."""
-    driver = FakeDriver()
-    with serving(address, driver):
-        yield driver
-
-
 def odriver(*arguments: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
     """The command, run to its end."""
     return subprocess.run(

@@ -26,20 +26,6 @@ ROOT = Path(__file__).parent.parent
 
 
 @pytest.fixture
-def address(tmp_path: Path) -> str:
-    """Where the server under test listens."""
-    return f"ipc://{tmp_path}/o.sock"
-
-
-@pytest.fixture
-def driver(address: str) -> Iterator[FakeDriver]:
-    """A driver that is being served."""
-    driver = FakeDriver()
-    with serving(address, driver):
-        yield driver
-
-
-@pytest.fixture
 def client(driver: FakeDriver, address: str) -> Iterator[Client]:  # noqa: ARG001
     """A client of that driver."""
     with Client(address) as client:

@@ -5,7 +5,6 @@ import logging
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import msgspec
 import pytest
@@ -23,12 +22,6 @@ from ipc.async_client import AsyncClient
 from ipc.client import Client, ConnectionLost, Piece, RequestFailed, ResumeFailed, Usage
 from ipc.messages import Done, Error, Generate, Token, encode
 from ipc.server import MAX_MESSAGE_BYTES
-
-
-@pytest.fixture
-def address(tmp_path: Path) -> str:
-    """Where the servers under test listen, one after the other."""
-    return f"ipc://{tmp_path}/o.sock"
 
 
 @pytest.fixture

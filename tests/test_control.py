@@ -37,12 +37,6 @@ def levels() -> Iterator[None]:
 
 
 @pytest.fixture
-def address(tmp_path: Path) -> str:
-    """Where the daemon under test listens."""
-    return f"ipc://{tmp_path}/o.sock"
-
-
-@pytest.fixture
 def gate() -> threading.Semaphore:
     """A step of the engine for each release."""
     return threading.Semaphore(0)

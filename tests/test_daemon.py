@@ -31,12 +31,6 @@ Report = Callable[[Progress], None]
 Fail = Callable[[str], None]
 
 
-@pytest.fixture
-def address(tmp_path: Path) -> str:
-    """Where the daemon under test listens."""
-    return f"ipc://{tmp_path}/o.sock"
-
-
 class News:
     """What the daemon tells $NOTIFY_SOCKET."""
 

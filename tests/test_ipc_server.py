@@ -42,12 +42,6 @@ from ipc.stream import Sent
 
 
 @pytest.fixture
-def address(tmp_path: Path) -> str:
-    """Where the server under test listens."""
-    return f"ipc://{tmp_path}/o.sock"
-
-
-@pytest.fixture
 def driver() -> FakeDriver:
     """What the server under test serves."""
     return FakeDriver()
