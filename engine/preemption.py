@@ -57,9 +57,9 @@ class PreemptionLog:
         """Log these events; ``now`` is in seconds."""
         for event in events:
             logger.info(
-                "request %s was preempted (%s): it gives up %d pages, waits in front of the others, and goes on from what the "
+                "request %s was preempted (%s): it gives up %d pages, waits in front of %s, and goes on from what the "
                 "cache then still has of its %d tokens",
-                event.request_id, _CAUSES[event.cause], event.num_pages, event.num_tokens,
+                event.request_id, _CAUSES[event.cause], event.num_pages, _before(event), event.num_tokens,
                 extra={"request_id": event.request_id, "client": event.client},
             )  # fmt: skip
             self._famines += event.cause is Cause.PAGES
@@ -71,3 +71,7 @@ class PreemptionLog:
                 self._famines, num_running, self._pool,
             )  # fmt: skip
             self._warned_at, self._famines = now, 0
+
+
+def _before(event: Preemption) -> str:
+    return "its client's others" if event.cause is Cause.FAIRNESS else "the others"

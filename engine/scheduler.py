@@ -40,6 +40,9 @@ from engine.sequence import Sequence, SequenceOutput, SequenceStatus, TokenLogpr
 from engine.shared_prefixes import SharedPrefixes
 from engine.waiting_queue import OUTPUT_WEIGHT, WaitingQueue
 
+CHARGED_AT_ONCE = 16
+"""Generated tokens after which a client is charged for them: seldom, as each charge has a price, and long before the end."""
+
 
 class InferenceScheduler:
     """Continuous batching with chunked prefill (Yu et al. 2022, Agrawal et al. 2023) over paged memory.
@@ -228,7 +231,7 @@ class InferenceScheduler:
         return granted
 
     def _admit(self, plan: NextIterationPlan, chunks: Chunks, left_for_long: int) -> None:
-        while chunks.room > 0:
+        while chunks.room > 0 or plan.num_decodes == self._budget:  # whoever decodes may have to yield
             sequence = self._waiting.head()
             if sequence is None or not sequence.may_sample:
                 return
@@ -340,6 +343,8 @@ class InferenceScheduler:
         """Add a token; the reason if it is the last."""
         sequence.output_token_ids.append(token_id)
         self._running.growth -= 1
+        if len(sequence.output_token_ids) - sequence.num_charged_tokens >= CHARGED_AT_ONCE:
+            self._charge_output(sequence)
         reason = None
         if token_id in sequence.stop_token_ids:
             reason = "stop"
@@ -352,11 +357,14 @@ class InferenceScheduler:
             sequence.awaits_mask = True
         return reason
 
+    def _charge_output(self, sequence: Sequence) -> None:
+        self._waiting.charge(sequence, OUTPUT_WEIGHT * (len(sequence.output_token_ids) - sequence.num_charged_tokens))
+        sequence.num_charged_tokens = len(sequence.output_token_ids)
+
     def _release(self, sequence: Sequence) -> None:
         """Take back slot and pages. Steps in flight may still write to the pages, but run before any new owner's."""
         self.prefixes.end(sequence)
-        self._waiting.charge(sequence, OUTPUT_WEIGHT * (len(sequence.output_token_ids) - sequence.num_charged_tokens))
-        sequence.num_charged_tokens = len(sequence.output_token_ids)
+        self._charge_output(sequence)
         self._running.remove(sequence)
         self._pages.free(reversed(sequence.pages))
         sequence.pages = []

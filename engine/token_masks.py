@@ -28,7 +28,8 @@ def pack_masks(plan: NextIterationPlan, rows: int, vocab_size: int) -> NDArray[n
 def mask_logits(logits: Array, masks: Array) -> Array:
     """f32[rows, vocab] logits, the least number that there is where the i32[rows, words] masks have no bit.
 
-    Not minus infinity, which the sampler takes for a fault of the model. It is below what other parameters give a token that they rule out, so that among those a constraint has the last word.
+    Not minus infinity, which the sampler takes for a fault of the model. It is below what other parameters give a token
+    that they rule out, so that among those a constraint has the last word.
     """
     bits = masks[:, :, None] >> jnp.arange(WORD_BITS, dtype=jnp.int32)[None, None, :] & jnp.int32(1)
     allowed = bits.reshape(masks.shape[0], -1)[:, : logits.shape[1]]

@@ -7,7 +7,7 @@
   Language Models" (2024): what deficit round robin promises, without a quantum to choose and a round to walk. A client
   that comes back begins where the others are, so that nobody saves up turns by being idle.
 
-Every operation costs O(log clients), however many wait.
+Every operation costs O(log clients), however many wait, most times.
 """
 
 import heapq
@@ -174,6 +174,15 @@ class _Level:
         self._counters[client] = counter
         if client in self._clients:
             heapq.heappush(self._heap, (counter, next(self._turns), client))
+            if len(self._heap) > 2 * (len(self._clients) + REMEMBERED):
+                self._drop_old_entries()
+
+    def _drop_old_entries(self) -> None:
+        latest: dict[str, tuple[float, int, str]] = {}
+        for entry in sorted(self._heap):
+            if entry[2] in self._clients and self._counters[entry[2]] == entry[0]:
+                latest.setdefault(entry[2], entry)
+        self._heap = list(latest.values())  # in order, so it is a heap
 
     def _forget(self) -> None:
         latest = set(list(self._counters)[-REMEMBERED:])

@@ -170,10 +170,10 @@ class Daemon:
     def shutdown(self, why: str) -> None:
         """Tell open requests why, and close."""
         self._starting, self._stopping = False, True
-        notify("STOPPING=1")
+        faulthandler.dump_traceback_later(SHUTDOWN_TIMEOUT, exit=True)
         if self._watchdog is not None:
             self._watchdog.stop()
-        faulthandler.dump_traceback_later(SHUTDOWN_TIMEOUT, exit=True)
+        notify("STOPPING=1")
         if self._driver is not None:
             self._driver.stop(why, timeout=DRIVER_TIMEOUT)
         self._server.stop()

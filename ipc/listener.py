@@ -36,6 +36,8 @@ SEND_HIGH_WATER = 1000
 """Messages held for a client that does not read, beside what its stream's credits allow."""
 LINGER = 1000
 """Milliseconds that the last messages have to leave when the socket closes."""
+KEEPALIVE = {zmq.TCP_KEEPALIVE: 1, zmq.TCP_KEEPALIVE_IDLE: 30, zmq.TCP_KEEPALIVE_INTVL: 10, zmq.TCP_KEEPALIVE_CNT: 3}
+"""Of TCP connections: seconds of silence until the kernel asks, between its questions, and how many go unanswered."""
 MESSAGES_PER_TURN = 64
 """Messages taken before the outbox gets its turn again."""
 
@@ -196,6 +198,9 @@ class Listener:
             router.setsockopt(zmq.RCVHWM, RECEIVE_HIGH_WATER)
             router.setsockopt(zmq.SNDHWM, SEND_HIGH_WATER)
             router.setsockopt(zmq.IPV6, 1 if "[" in self._address else 0)
+            # The kernel closes what leads to a machine that is gone; a peer that is merely frozen it takes for alive.
+            for option, value in KEEPALIVE.items():
+                router.setsockopt(option, value)
             if self._authority is not None:
                 self._authority.secure(router)
             _bind(router, self._address)

@@ -3,8 +3,12 @@
 No configuration file of this machine holds either.
 """
 
+import logging
 import os
 import signal
+from collections.abc import Iterator
+
+import pytest
 
 # A shell starts its background jobs with SIGINT ignored, and processes that a test starts would inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -16,5 +20,18 @@ os.environ["TOKENIZERS_PARALLELISM"] = "false"
 
 import jax  # noqa: E402
 
+from ipc.logs import OURS  # noqa: E402
+
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 jax.config.update("jax_numpy_rank_promotion", "raise")
+
+
+@pytest.fixture(autouse=True)
+def logging_as_before() -> Iterator[None]:
+    """Other tests find the handlers and levels that there were."""
+    root = logging.getLogger()
+    handlers, level, levels = root.handlers[:], root.level, {name: logging.getLogger(name).level for name in OURS}
+    yield
+    root.handlers[:], root.level = handlers, level
+    for name, before in levels.items():
+        logging.getLogger(name).setLevel(before)

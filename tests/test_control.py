@@ -19,9 +19,10 @@ from driver.request import ActiveRequest, QueueChannel
 from ipc.addresses import control_address
 from ipc.client import Client
 from ipc.control_client import ControlClient
-from ipc.errors import ConnectFailed, RequestFailed
+from ipc.errors import AddressInUse, ConnectFailed, RequestFailed
 from ipc.logs import OURS
 from ipc.messages import PROTOCOL_VERSION, Error, Generate, Hello, Ping, Pong, Status, StatusReply
+from ipc.server import Server
 
 ROOT = Path(__file__).parent.parent
 
@@ -277,3 +278,15 @@ def test_without_a_daemon_connecting_fails_in_words(address: str, connect: Calla
     """Rather than waiting for ever."""
     with pytest.raises(ConnectFailed, match="no daemon answers"):
         connect(address, timeout=0.1)
+
+
+def test_a_control_address_in_use_is_an_error_of_start(tmp_path: Path) -> None:
+    """It says which, and the address for work is given back."""
+    address = f"ipc://{tmp_path}/o.sock"
+    with serving(control_address(address), FakeDriver()):
+        server = Server(address, on_failure=lambda why: None, on_drain=lambda timeout: None)
+        with pytest.raises(AddressInUse, match=r"o\.sock\.control"):
+            server.start()
+
+    with serving(address, FakeDriver()), Client(address) as client:
+        assert client.complete("x").text == "x"

@@ -16,12 +16,13 @@ from rich.console import Console
 from engine.config import EngineConfig
 from engine.errors import ConfigurationError
 from engine.progress import Progress
+from ipc import keys
 from ipc.client import Client, RequestFailed
 from ipc.config import DaemonConfig
 from ipc.configuration import Configuration, ReadConfig
 from ipc.control_client import ControlClient
 from ipc.daemon import FAULT, STOPPED, Daemon
-from ipc.errors import AddressInUse
+from ipc.errors import AddressInUse, ConnectFailed
 from ipc.loading import Loaded
 
 ROOT = Path(__file__).parent.parent
@@ -159,6 +160,30 @@ def test_what_is_not_done_in_time_is_told_why(address: str, news: News, drain_ti
 
     assert code == STOPPED
     assert (told.result().code, told.result().message) == ("stopped", "the daemon was stopped by SIGTERM")
+
+
+def test_a_reload_reads_the_keys_again(address: str, news: News, tmp_path: Path) -> None:
+    """A key made while the daemon runs gets in after SIGHUP, and not before."""
+    directory, key = tmp_path / "keys", tmp_path / "late.key"
+
+    def talk() -> str:
+        news.until("READY=1")
+        keys.new(directory, "late", key)
+        with pytest.raises(ConnectFailed, match="does not know this key"):
+            Client(address, key=key)
+        send_signal(signal.SIGHUP)
+        news.until("READY=1")
+        with Client(address, key=key) as client:
+            text = client.complete("let in").text
+        send_signal()
+        return text
+
+    with ThreadPoolExecutor(1) as thread:
+        text = thread.submit(talk)
+        settings = DaemonConfig(bind=address, keys=directory)
+        assert build_daemon(address, read=lambda: (EngineConfig(), settings)).run() == STOPPED
+
+    assert text.result() == "letin"
 
 
 def test_systemd_hears_of_every_step_of_the_start(address: str, news: News) -> None:

@@ -285,7 +285,7 @@ def test_a_second_daemon_finds_the_address_in_use(
         (["--max-model-len", "1000000"], "max_model_len 1000000"),
         (["--num-pages", "3"], "too few"),
         (["--hbm-utilization", "1.5"], "hbm_utilization"),
-        (["--bind", "tcp://0.0.0.0:5555"], "not encrypted yet"),
+        (["--bind", "http://0.0.0.0:5555"], "is no address"),
         (["--bind", "ipc:///nonexistent/o.sock"], "/nonexistent"),
     ],
 )

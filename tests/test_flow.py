@@ -41,6 +41,7 @@ class Wire:
         self.driver = FakeDriver()
         self.outbox = Outbox(Bell())
         self.room = room
+        self.gone = False
         self.clients = Clients(self.driver, WELCOME, self.outbox, self._send)
         self.said: deque[ServerMessage] = deque()
         self.hear(Hello(PROTOCOL_VERSION))
@@ -70,6 +71,8 @@ class Wire:
 
     def _send(self, identity: bytes, message: ServerMessage) -> Sent:
         assert identity == b"c"
+        if self.gone:
+            return Sent.GONE
         if len(self.said) >= self.room:
             return Sent.FULL
         self.said.append(message)
@@ -253,3 +256,16 @@ def test_the_client_reads_streams_of_any_length(tmp_path: object, stream: bool) 
             assert "".join(piece.text for piece in client.generate(" ".join(words))) == "".join(words)
         else:
             assert client.complete(" ".join(words)).text == "".join(words)
+
+
+def test_a_client_that_is_gone_is_found_out_by_a_ping() -> None:
+    """Though nothing is being sent to it: what it waits for is aborted after two looks."""
+    wire = Wire()
+    wire.open()
+
+    wire.gone = True
+    for now in (0.0, PING_INTERVAL, 2 * PING_INTERVAL):
+        wire.clients.look(now)
+
+    assert wire.driver.aborted.get_nowait().endswith(":a")
+    assert len(wire.clients) == 0

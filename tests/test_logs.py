@@ -3,23 +3,10 @@
 import io
 import json
 import logging
-from collections.abc import Iterator
 
-import pytest
 from rich.console import Console
 
-from ipc.logs import OURS, configure_logging
-
-
-@pytest.fixture(autouse=True)
-def logging_as_before() -> Iterator[None]:
-    """Other tests find the handlers and levels that there were."""
-    root = logging.getLogger()
-    handlers, level, levels = root.handlers[:], root.level, {name: logging.getLogger(name).level for name in OURS}
-    yield
-    root.handlers[:], root.level = handlers, level
-    for name, before in levels.items():
-        logging.getLogger(name).setLevel(before)
+from ipc.logs import configure_logging
 
 
 def test_json_lines_have_what_was_said_and_what_it_was_about() -> None:

@@ -7,6 +7,7 @@ import pytest
 from caching.page_manager import HBMPageManager
 from engine.growth_reserve import GrowthReserve
 from engine.plan import StepResult
+from engine.preemption import Cause, Preemption, PreemptionLog
 from engine.sampling_params import SamplingParams
 from engine.scheduler import InferenceScheduler
 from engine.sequence import Sequence, SequenceStatus
@@ -420,6 +421,22 @@ def test_a_much_lower_priority_takes_the_slot_of_a_running_sequence(run_ahead):
     assert [event.cause for event in scheduler.preempted] == ["priority"]
 
 
+@pytest.mark.parametrize("run_ahead", [0, 1])
+def test_who_decodes_yields_though_decodes_fill_the_whole_step(run_ahead):
+    """With as many slots as a step has tokens, all of them decoding, a much lower priority gets one all the same."""
+    scheduler, _ = build_scheduler(max_num_seqs=2, budget=2)
+    for name in ("first", "second"):
+        scheduler.add(build_sequence(name, prompt=1, max_tokens=9))
+    land(scheduler, scheduler.plan())
+    scheduler.add(build_sequence("urgent", prompt=1, max_tokens=1, priority=-10))
+
+    outputs = run_to_end(scheduler, run_ahead=run_ahead)
+
+    assert list(outputs) == ["first", "second", "urgent"]
+    assert [event.request_id for event in scheduler.preempted] == ["second"]
+    assert len(outputs["first"]) == len(outputs["second"]) == 8
+
+
 def test_a_client_without_a_slot_takes_one_from_the_client_that_has_most():
     """The newest of the flood yields, and comes before the rest of its client's, but not before the other client's."""
     scheduler, _ = build_scheduler(max_num_seqs=4, budget=64)
@@ -428,7 +445,7 @@ def test_a_client_without_a_slot_takes_one_from_the_client_that_has_most():
     land(scheduler, scheduler.plan())
 
     for number in range(3):
-        scheduler.add(build_sequence(f"other {number}", client="other", max_tokens=2))
+        scheduler.add(build_sequence(f"other {number}", client="other", prompt=12, max_tokens=2))
     land(scheduler, scheduler.plan())
     plan = scheduler.plan()
 
@@ -437,6 +454,35 @@ def test_a_client_without_a_slot_takes_one_from_the_client_that_has_most():
     assert [event.cause for event in scheduler.preempted] == ["fairness"]
     land(scheduler, plan)
     assert all(outputs[-1].finish_reason == "length" for outputs in run_to_end(scheduler).values())
+
+
+def test_the_log_says_before_whom_the_preempted_wait(caplog):
+    """Who yields to another client waits before its own client's others, and in a famine before all."""
+    events = [Preemption(cause, "flood", cause, num_tokens=9, num_pages=3) for cause in (Cause.FAIRNESS, Cause.PAGES)]
+
+    with caplog.at_level("INFO", "engine.preemption"):
+        PreemptionLog(39, 4).tell(events, num_running=1, now=0.0)
+
+    assert "waits in front of its client's others" in caplog.messages[0]
+    assert "waits in front of the others" in caplog.messages[1]
+
+
+def test_what_a_flood_generates_counts_before_it_ends():
+    """A client with one short request after the other is served all along, however long the outputs of a flood are."""
+    scheduler, _ = build_scheduler(num_pages=2000, max_num_seqs=4, budget=64)
+    for number in range(8):
+        scheduler.add(build_sequence(f"flood {number}", client="flood", prompt=8, max_tokens=900))
+    land(scheduler, scheduler.plan())
+    scheduler.add(build_sequence("other 0", client="other", prompt=12, max_tokens=2))
+    served = 0
+
+    for _ in range(600):
+        ended = [output for output in land(scheduler, scheduler.plan()) if output.finish_reason]
+        if ended:
+            served += 1
+            scheduler.add(build_sequence(f"other {served}", client="other", prompt=12, max_tokens=2))
+
+    assert served > 100
 
 
 def test_admission_keeps_pages_for_what_those_who_run_may_generate():

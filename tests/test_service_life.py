@@ -15,7 +15,6 @@ import pytest
 from fake_driver import PATIENCE, FakeDriver, FakeStatus, serving
 from rich.console import Console
 from test_daemon import build_daemon, send_signal
-from test_logs import logging_as_before  # noqa: F401 - a fixture that every test here uses
 
 from engine.config import EngineConfig
 from engine.errors import ConfigurationError

@@ -123,3 +123,17 @@ def test_clients_that_are_gone_are_forgotten() -> None:
 
     (level,) = waiting._levels.values()
     assert len(level._counters) < 3 * REMEMBERED and len(level._heap) < 10
+
+
+def test_who_comes_and_goes_leaves_nothing_behind() -> None:
+    """While nobody gets a turn, requests are sent and aborted: the queue does not grow, and those who wait keep their order."""
+    waiting = WaitingQueue()
+    for client in ("a", "b"):
+        waiting.add(build_sequence(client, client))
+    for number in range(9000):
+        waiting.add(build_sequence(str(number), f"client {number % 3}"))
+        waiting.remove(str(number))
+
+    (level,) = waiting._levels.values()
+    assert len(level._heap) < 3 * REMEMBERED
+    assert serve(waiting, 2) == ["a", "b"]

@@ -10,10 +10,13 @@ from ipc.timeline import Timeline
 from scripts.benchmarks.child import answer_all
 from scripts.benchmarks.workload import Workload
 
+PATIENCE = 60.0
+"""Seconds that a daemon which is started beside it may take to be there."""
+
 
 def main() -> None:
     """Serve as a child: a Workload a line, answered by the Timelines of its requests."""
-    with Client(sys.argv[1]) as client:
+    with Client(sys.argv[1], timeout=PATIENCE) as client:
         answer_all(lambda question: _run(client, msgspec.convert(question, Workload)))
 
 
