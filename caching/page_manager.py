@@ -72,6 +72,10 @@ class HBMPageManager:
         """How many of these cached or owned pages ``share`` would take from those that can be allocated."""
         return sum(not self._owners[page] for page in pages)
 
+    def num_exclusive(self, pages: Iterable[int]) -> int:
+        """How many of these pages have one owner."""
+        return sum(self._owners[page] == 1 for page in pages)
+
     def share(self, pages: Iterable[int]) -> None:
         """One more owner for each of these owned or cached pages."""
         for page in pages:

@@ -155,7 +155,8 @@ class oDriver:
                 raise self._refusal
             stats, waiting = self._execution.stats, len(self._open_requests) - 1
             tokens = stats.waiting_tokens + self._prepare.num_queued_tokens
-            self._load_limit.check(request, waiting - stats.running, tokens, stats)
+            # With several samples a request, more sequences may run than requests are open.
+            self._load_limit.check(request, max(waiting - stats.running, stats.waiting), tokens, stats)
             self._prepare.submit(added)
         except (Overloaded, Asleep, Draining, QueueClosed) as refusal:
             if not self._open_requests.withdraw(added):

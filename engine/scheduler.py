@@ -245,27 +245,51 @@ class InferenceScheduler:
             if self._running.full or not self._take_pages(sequence, shared):
                 if self._make_room(sequence, chunks):
                     continue
+                if self._fair and sequence.has_begun:
+                    self._let_pass(plan, chunks, sequence)
                 return
             self._start(plan, sequence, len(shared))
             granted = self._grant(chunks, sequence, left_for_long if is_long else left)
             left_for_long -= granted if is_long else 0
 
-    def _take_pages(self, sequence: Sequence, shared: list[int]) -> bool:
-        """Whether it now has pages for all it has to prefill, these among them."""
+    def _let_pass(self, plan: NextIterationPlan, chunks: Chunks, head: Sequence) -> None:
+        """A preempted head has no room: one of a client that runs nothing goes before it, where head's runs too much.
+
+        The one that yields to it does so only if that is enough: otherwise both would come back, time and again.
+        """
+        newcomer = self._waiting.newcomer()
+        if newcomer is None or newcomer.has_begun or not newcomer.may_sample:
+            return
+        victim, shared = self._running.over_its_share(newcomer.client), self.prefixes.find(newcomer)
+        if victim is None or victim.client != head.client or victim.params.priority < newcomer.params.priority:
+            return
+        if shared is None or not self._fits(newcomer, shared, self._pages.num_exclusive(victim.pages)):
+            return
+        gone = self._preempt_once_landed(victim, Cause.FAIRNESS, planned=victim in chunks.counts)
+        if gone and self._take_pages(newcomer, shared):
+            self._start(plan, newcomer, len(shared))
+            self._grant(chunks, newcomer, self._long)
+
+    def _fits(self, sequence: Sequence, shared: list[int], freed: int = 0) -> bool:
+        """Whether there are pages for all it has to prefill beside these, and a reserve, once so many more are freed."""
         needed = pages_for(sequence.num_tokens, self.page_size) - len(shared)
         reserve = 0
         if self._running:
             growth = self._running.growth + growth_of(sequence)
             reserve = self._reserve.pages(growth, len(self._running) + 1, self.page_size)
-        if not self._pages.can_alloc(needed + reserve + self._pages.num_unowned(shared)):
+        return self._pages.can_alloc(needed + reserve + self._pages.num_unowned(shared) - freed)
+
+    def _take_pages(self, sequence: Sequence, shared: list[int]) -> bool:
+        """Whether it now has pages for all it has to prefill, these among them."""
+        if not self._fits(sequence, shared):
             return False
         self._pages.share(shared)
-        sequence.pages = shared + self._pages.alloc(needed)
+        sequence.pages = shared + self._pages.alloc(pages_for(sequence.num_tokens, self.page_size) - len(shared))
         return True
 
     def _start(self, plan: NextIterationPlan, sequence: Sequence, num_shared: int) -> None:
-        """The sequence at the head has its pages: give it a slot."""
-        self._waiting.pop()
+        """A waiting sequence has its pages: give it a slot."""
+        self._waiting.take(sequence)
         self._running.add(sequence)
         sequence.status = SequenceStatus.RUNNING
         sequence.num_computed_tokens = num_shared * self.page_size
@@ -330,9 +354,9 @@ class InferenceScheduler:
         self._release(sequence)
         sequence.status = SequenceStatus.WAITING
         sequence.num_computed_tokens = 0
-        # What yields to its equal is not to come before it.
+        # What yields to its equal is not to come before it; nor before whom that one passes, which is older.
         head = self._waiting.head() if cause is Cause.FAIRNESS else None
-        to_equal = head is not None and head.params.priority == sequence.params.priority
+        to_equal = head is not None and not head.has_begun and head.params.priority == sequence.params.priority
         self._waiting.add_preempted(sequence, before_all=not to_equal)
         if cause is Cause.PAGES:
             self._reserve.tighten()

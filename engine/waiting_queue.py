@@ -64,13 +64,14 @@ class WaitingQueue:
         """Whose turn it is."""
         return self._levels[self._priorities[0]].head() if self._priorities else None
 
-    def pop(self) -> Sequence:
-        """Take out whose turn it is."""
-        sequence = self.head()
-        assert sequence is not None, "nobody waits"
+    def newcomer(self) -> Sequence | None:
+        """Whose turn it would be, had nobody been preempted; None where all that wait there were."""
+        return self._levels[self._priorities[0]].newcomer() if self._priorities else None
+
+    def take(self, sequence: Sequence) -> None:
+        """It is the turn of this one, ``head`` or ``newcomer``: take it out."""
         self._levels[sequence.params.priority].begin(sequence)
         self.remove(sequence.request_id)
-        return sequence
 
     def remove(self, request_id: str) -> Sequence | None:
         """Take one out; None if it is not here."""
@@ -142,7 +143,13 @@ class _Level:
     def head(self) -> Sequence:
         if self._preempted:
             return next(iter(self._preempted.values()))
-        return next(iter(self._clients[self._next_client()].values()))
+        return self._first(self._next_client())
+
+    def newcomer(self) -> Sequence | None:
+        return self._first(self._next_client()) if self._clients else None
+
+    def _first(self, client: str) -> Sequence:
+        return next(iter(self._clients[client].values()))
 
     def remove(self, client: str, sequence: Sequence) -> None:
         if self._preempted.pop(sequence.request_id, None) is not None:

@@ -485,6 +485,25 @@ def test_what_a_flood_generates_counts_before_it_ends():
     assert served > 100
 
 
+def test_a_preempted_head_without_room_lets_a_client_pass_that_runs_nothing():
+    """Two of a flood fill the pool and one of them had to yield to the other's growth; a newcomer takes the other's place."""
+    scheduler, pages = build_scheduler(num_pages=12, page_size=4, max_num_seqs=4, budget=64)
+    for number in range(2):
+        scheduler.add(build_sequence(f"flood {number}", prompt=16, max_tokens=28, client="flood"))
+    scheduler.add(build_sequence("flood 2", prompt=4, max_tokens=28, client="flood"))
+    while not scheduler.preempted:
+        land(scheduler, scheduler.plan())
+
+    scheduler.add(build_sequence("new", prompt=4, max_tokens=2, client="other"))
+    outputs = run_to_end(scheduler)
+
+    assert list(outputs).index("new") < 3 and [event.cause for event in scheduler.preempted][:2] == [
+        "pages",
+        "fairness",
+    ]
+    assert pages.num_owned == 0 and all(tokens[-1].finish_reason == "length" for tokens in outputs.values())
+
+
 def test_admission_keeps_pages_for_what_those_who_run_may_generate():
     """A burst of short prompts with long outputs is let in as far as their outputs fit: nobody is preempted."""
     reserve = GrowthReserve(40, least=1.0)

@@ -13,11 +13,19 @@ def build_sequence(request_id: str, client: str = "", priority: int = 0, prompt:
     return Sequence(request_id, [1] * prompt, params, frozenset(), max_tokens=4, seed=0, client=client)
 
 
+def pop(waiting: WaitingQueue) -> Sequence:
+    """Take out whose turn it is."""
+    head = waiting.head()
+    assert head is not None
+    waiting.take(head)
+    return head
+
+
 def serve(waiting: WaitingQueue, count: int) -> list[str]:
     """Take out so many, each charged with its prompt."""
     served = []
     for _ in range(count):
-        sequence = waiting.pop()
+        sequence = pop(waiting)
         waiting.charge(sequence, len(sequence.prompt_token_ids))
         served.append(sequence.request_id)
     return served
@@ -79,7 +87,7 @@ def test_generated_tokens_count_too() -> None:
     for number in range(4):
         for client in "ab":
             waiting.add(build_sequence(f"{client}{number}", client))
-    first = waiting.pop()
+    first = pop(waiting)
 
     waiting.charge(first, 35)
 
@@ -92,13 +100,30 @@ def test_the_preempted_come_before_all_or_before_their_own(before_all: bool) -> 
     waiting = WaitingQueue()
     for name, client in (("a0", "a"), ("a1", "a"), ("a2", "a"), ("b0", "b")):
         waiting.add(build_sequence(name, client))
-    began = [waiting.pop(), waiting.pop()]
+    began = [pop(waiting), pop(waiting)]
     waiting.charge(began[0], 100)
 
     for sequence in reversed(began):
         waiting.add_preempted(sequence, before_all=before_all)
 
     assert serve(waiting, 4) == (["a0", "a1", "b0", "a2"] if before_all else ["b0", "a0", "a1", "a2"])
+
+
+def test_whose_turn_it_would_be_had_nobody_been_preempted() -> None:
+    """The first of the client that was given least; None where only preempted ones wait."""
+    waiting = WaitingQueue()
+    for name, client in (("a0", "a"), ("a1", "a"), ("b0", "b")):
+        waiting.add(build_sequence(name, client))
+    preempted = pop(waiting)
+    waiting.charge(preempted, 10)
+    waiting.add_preempted(preempted, before_all=True)
+
+    newcomer = waiting.newcomer()
+    assert newcomer is not None and newcomer.request_id == "b0"
+    waiting.take(newcomer)
+    waiting.remove("a1")
+
+    assert waiting.newcomer() is None and waiting.head() is preempted
 
 
 def test_removing_leaves_the_others() -> None:
@@ -119,7 +144,7 @@ def test_clients_that_are_gone_are_forgotten() -> None:
     waiting.add(build_sequence("stays", "patient", prompt=1))
     for number in range(9000):
         waiting.add(build_sequence(str(number), f"client {number}"))
-        waiting.charge(waiting.pop(), 1)
+        waiting.charge(pop(waiting), 1)
 
     (level,) = waiting._levels.values()
     assert len(level._counters) < 3 * REMEMBERED and len(level._heap) < 10
