@@ -58,6 +58,8 @@ class Backend:
     """Weights are packed for the CPU's own matrix products."""
     description: str
     """For people."""
+    flattens: bool = False
+    """Kernels are made matrices."""
     stored_heads: Callable[[int, int, np.dtype], tuple[int, int]] = _as_they_are
     """The kv_heads and head_dim that pages have for so many and so wide ones of a dtype."""
     holds_table: Callable[[int, int], bool] = lambda rows, pages_per_seq: True  # noqa: ARG005
@@ -67,6 +69,8 @@ class Backend:
         """Bring a decoder's weights into the form that its steps read."""
         if self.packs:
             decoder.pack()
+        if self.flattens:
+            decoder.flatten()
 
     def one_page(self, model: ModelConfig, page_size: int, dtype: np.dtype) -> PagedAttentionCacheMetaData:
         """The shape of a pool for a model, of a single page."""
@@ -148,6 +152,7 @@ def tpu_backend(chip: Chip) -> Backend:
         tpu_attention.allocate,
         packs=False,
         description="XLA's operations, attention by jax's TPU kernel",
+        flattens=True,
         stored_heads=tpu_attention.stored_heads,
         holds_table=tpu_attention.holds_table,
     )

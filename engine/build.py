@@ -19,7 +19,7 @@ from engine.config import EngineConfig, ServingLimits
 from engine.device_errors import DeviceError, device_errors
 from engine.errors import ConfigurationError
 from engine.execution_manager import ExecutionManager, StepShapes
-from engine.memory import CachePlanner
+from engine.memory import CachePlanner, memory_budget
 from engine.models.config import ModelConfig
 from engine.models.decoder import Decoder
 from engine.models.families import read_model_config
@@ -45,7 +45,7 @@ def build_engine(config: EngineConfig, report: Callable[[Progress], None]) -> oE
     directory = config.model or DEMO_MODEL
     model = read_model_config(directory)
     dtype = np.dtype(jnp.dtype(config.dtype or _default_dtype()))
-    max_model_len = _max_model_len(config, model)
+    max_model_len = asked_context(config, model)
     _use_compilation_cache()
     report(Progress("preparing kernels", 0, 1, "steps"))
     page_size = config.page_size or default_page_size()
@@ -53,9 +53,11 @@ def build_engine(config: EngineConfig, report: Callable[[Progress], None]) -> oE
     report(Progress("preparing kernels", 1, 1, "steps"))
     weights = _weights_dtype(config, model, backend, dtype)
     one_page = backend.one_page(model, page_size, dtype)
-    planner = CachePlanner(config, model, max_model_len, one_page, parameter_bytes(model, weights))
+    planner = CachePlanner(
+        config, model, max_model_len, one_page, parameter_bytes(model, weights), memory_budget(config)
+    )
     metadata = planner.plan()
-    _check_page_table(config, backend, pages_for(_fitting(config, max_model_len, metadata), page_size))
+    check_page_table(config, backend, pages_for(fitting_context(config, max_model_len, metadata), page_size))
     decoder = load_decoder(directory, model, weights, progress=lambda done, total: report(_loading(done, total)))
     backend.prepare(decoder)
     while True:
@@ -116,7 +118,7 @@ def _compile(
         shapes = StepShapes(
             max_num_seqs=config.max_num_seqs,
             max_num_batched_tokens=config.max_num_batched_tokens,
-            max_model_len=_fitting(config, max_model_len, metadata),
+            max_model_len=fitting_context(config, max_model_len, metadata),
             cache=metadata,
         )
         manager = ExecutionManager(decoder, shapes, backend)
@@ -162,7 +164,8 @@ def _weights_dtype(config: EngineConfig, model: ModelConfig, backend: Backend, d
     return np.dtype(jnp.bfloat16) if exact else dtype
 
 
-def _max_model_len(config: EngineConfig, model: ModelConfig) -> int:
+def asked_context(config: EngineConfig, model: ModelConfig) -> int:
+    """The context to plan with: the operator's or the model's. Raises ConfigurationError where it is more than the model's."""
     asked = config.max_model_len
     if asked is not None and asked > model.max_position:
         raise ConfigurationError(
@@ -171,7 +174,7 @@ def _max_model_len(config: EngineConfig, model: ModelConfig) -> int:
     return asked or model.max_position
 
 
-def _fitting(config: EngineConfig, max_model_len: int, metadata: PagedAttentionCacheMetaData) -> int:
+def fitting_context(config: EngineConfig, max_model_len: int, metadata: PagedAttentionCacheMetaData) -> int:
     """The context that a pool allows; less than the operator asked for is not what they asked for."""
     pool = metadata.num_usable_tokens
     if config.max_model_len is not None and pool < max_model_len:
@@ -187,7 +190,7 @@ def _fitting(config: EngineConfig, max_model_len: int, metadata: PagedAttentionC
     return fitting
 
 
-def _check_page_table(config: EngineConfig, backend: Backend, pages_per_seq: int) -> None:
+def check_page_table(config: EngineConfig, backend: Backend, pages_per_seq: int) -> None:
     """Raises ConfigurationError where a step's page table is more than the attention kernel has room for."""
     if not backend.holds_table(config.max_num_seqs, pages_per_seq):
         raise ConfigurationError(

@@ -15,18 +15,17 @@ from flax import nnx
 from jax import Array
 from numpy.typing import NDArray
 
-from caching.attention import PageTable
 from caching.metadata import PagedAttentionCacheMetaData, pages_for
 from caching.paged_attention_cache import PagedAttentionCache
-from engine.backend import Backend, RotaryAttention
+from engine.backend import Backend
 from engine.buckets import covering_buckets, sampling_rows, token_buckets
 from engine.logprobs import compute_logprobs
 from engine.lowering import lower
-from engine.model_io import FROM_SLOT, ModelInputBatch, StepLayout
+from engine.model_io import StepLayout
+from engine.model_step import ModelStep, scratch_bytes
 from engine.models.decoder import Decoder
 from engine.models.linear import logits as to_logits
 from engine.models.linear import look_up
-from engine.models.rope import Rotation
 from engine.progress import Progress
 from engine.sampling_functions import SamplingFunctions
 from engine.staged_compilation import StagedCompilation
@@ -76,11 +75,8 @@ class ExecutionManager:
     """
 
     def __init__(self, decoder: Decoder, shapes: StepShapes, backend: Backend) -> None:
-        self._graph, state = nnx.split(decoder)
-        self.weights, self._structure = jax.tree.flatten(state)
-        self._shapes = shapes
-        self._backend = backend
-        self._scale = decoder.config.head_dim**-0.5
+        self._step = ModelStep(decoder, backend.attention, backend.abstract_cache(shapes.cache), shapes.max_num_seqs)
+        self.weights = self._step.weights
         self.sampling = SamplingFunctions(shapes.max_num_seqs, decoder.config.vocab_size)
         self._layouts = {tokens: shapes.layout(tokens) for tokens in shapes.buckets}
         self._forward: dict[int, Forward] = {}
@@ -154,44 +150,11 @@ class ExecutionManager:
         self._ready_tokens = [layout.tokens for layout in self._ready]
 
     def _compile_forward(self, layout: StepLayout) -> None:
-        def step(
-            weights: list[Array], cache: PagedAttentionCache, last_token: Array, packed: Array
-        ) -> tuple[PagedAttentionCache, Array, Array, Array]:
-            decoder = nnx.merge(self._graph, jax.tree.unflatten(self._structure, weights))
-            cache, hidden, last = self._run(decoder, cache, last_token, layout.unpack(packed))
-            padding = ((0, layout.rows - layout.model_rows), (0, 0))
-            return cache, jnp.pad(decoder.logits(last), padding), hidden, packed[: layout.sampling_size]
-
-        weights = [jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for leaf in self.weights]
-        cache = self._backend.abstract_cache(self._shapes.cache)
-        packed = jax.ShapeDtypeStruct((layout.size,), np.int32)
-        last_token = jax.ShapeDtypeStruct((self._shapes.max_num_seqs + 1,), np.int32)
-        lowered = lower(step, weights, cache, last_token, packed, donate=1)
+        lowered = self._step.lower(layout)
         hidden, places = lowered.out_info[2], jax.ShapeDtypeStruct((PROMPT_BLOCK,), np.int32)
         self._take_hidden[layout.tokens] = lower(lambda hidden, at: hidden[at], hidden, places).compile()
         self._forward[layout.tokens] = compiled = lowered.compile()
-        sizes = compiled.memory_analysis()
-        if sizes is not None:
-            self._scratch.append(sizes.temp_size_in_bytes + sizes.output_size_in_bytes - sizes.alias_size_in_bytes)
-
-    def _run(
-        self, decoder: Decoder, cache: PagedAttentionCache, last_token: Array, batch: ModelInputBatch
-    ) -> tuple[PagedAttentionCache, Array, Array]:
-        """The cache, the hidden states of all tokens, and those of each row's last."""
-        token_ids, table = _with_last_tokens(batch, last_token), batch.table
-
-        def attend(
-            kv_pages: Array | None, q: Array, k: Array, v: Array, rotation: Rotation, window: int | None
-        ) -> tuple[Array | None, Array]:
-            assert kv_pages is not None
-            written: tuple[Array, Array] = _attend(
-                self._backend.attention, kv_pages, q, k, v, rotation, table, self._scale, window
-            )
-            return written
-
-        layers, hidden = decoder(token_ids, batch.positions, cache.layers, attend)
-        last = hidden[jnp.maximum(table.cu_q_lens[1:] - 1, 0)]
-        return PagedAttentionCache(tuple(layers)), hidden, last  # type: ignore[arg-type]
+        self._scratch.append(scratch_bytes(compiled))
 
     def _compile_prompt_logprobs(self) -> None:
         def compute(head: Array, hidden: Array, token_ids: Array) -> Array:
@@ -200,27 +163,3 @@ class ExecutionManager:
         hidden = jax.ShapeDtypeStruct((PROMPT_BLOCK, *self._hidden.shape[1:]), self._hidden.dtype)
         token_ids = jax.ShapeDtypeStruct((PROMPT_BLOCK,), np.int32)
         self._prompt_logprobs = lower(compute, self._head[...], hidden, token_ids).compile()
-
-
-@partial(jax.jit, static_argnames=("attention", "scale", "window"))
-def _attend(
-    attention: RotaryAttention,
-    kv_pages: Array,
-    q: Array,
-    k: Array,
-    v: Array,
-    rotation: Rotation,
-    table: PageTable,
-    scale: float,
-    window: int | None,
-) -> tuple[Array, Array]:
-    """One layer's attention; compiled into its caller, but traced once for all layers alike."""
-    return attention(kv_pages, q, k, v, *rotation, table, sm_scale=scale, sliding_window=window)
-
-
-def _with_last_tokens(batch: ModelInputBatch, last_token: Array) -> Array:
-    """The step's token ids, those of decoding rows filled in from their slots."""
-    rows = batch.slots.shape[0]
-    head = batch.token_ids[:rows]
-    head = jnp.where(head == FROM_SLOT, last_token[batch.slots], head)
-    return jnp.concatenate([head, batch.token_ids[rows:]])

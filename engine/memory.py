@@ -35,19 +35,20 @@ class CachePlanner:
         max_model_len: int,
         one_page: PagedAttentionCacheMetaData,
         weight_bytes: int,
+        budget: int,
     ) -> None:
         self._config = config
         self._model = model
         self._one_page = one_page
         self._needed = config.max_num_seqs * pages_for(max_model_len, one_page.page_size) + 1
-        self._budget = memory_budget(config)
+        self._budget = budget
         self._weights = weight_bytes
         self._scratch = _step_scratch(config, model)
         self._page = one_page.bytes_per_page
 
     def plan(self) -> PagedAttentionCacheMetaData:
         """The pool. Raises ConfigurationError when there is not one page for each sequence that may run."""
-        asked, left = self._config.num_pages, max(0, self._budget - self._weights - self._reserved)
+        asked, left = self._config.num_pages, max(0, self._budget - self._weights - self.reserved)
         fitting = left // self._page
         if asked is not None and asked > fitting:
             raise ConfigurationError(
@@ -74,11 +75,12 @@ class CachePlanner:
         return smaller
 
     @property
-    def _reserved(self) -> int:
+    def reserved(self) -> int:
+        """Bytes kept free for the largest step and the sampler."""
         return self._scratch + _sampling_scratch(self._config, self._model)
 
     def _beside(self) -> str:
-        return f"beside {self._weights:,} bytes of weights and {self._reserved:,} of scratch"
+        return f"beside {self._weights:,} bytes of weights and {self.reserved:,} of scratch"
 
     def _of(self, num_pages: int) -> PagedAttentionCacheMetaData:
         least = self._config.max_num_seqs + 1

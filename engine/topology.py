@@ -23,12 +23,14 @@ def chips_of(topology: str) -> list[Device]:
     if importlib.util.find_spec("libtpu") is None:
         raise ConfigurationError(f'libtpu, which compiles for {topology}, is not installed: pip install "odriver[tpu]"')
     # libtpu asks the network what machine it is on, unless it is told.
+    os.environ.setdefault("TPU_ACCELERATOR_TYPE", "v5litepod-8")  # any will do beside a topology
     os.environ.setdefault("TPU_WORKER_HOSTNAMES", "localhost")
     os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")
+    os.environ.setdefault("ALLOW_MULTIPLE_LIBTPU_LOAD", "1")  # no chip is taken, so whoever has one does not mind
     try:
         found = topologies.get_topology_desc(platform="tpu", topology_name=topology)
     except JaxRuntimeError as error:
-        raise ConfigurationError(f"{topology!r} is no topology that libtpu knows, as v5e:2x4 is: {error}") from error
+        raise ConfigurationError(f"libtpu cannot compile for {topology!r}; names are like v5e:2x4 ({error})") from error
     return list(found.devices)
 
 

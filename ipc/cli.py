@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from engine.errors import ConfigurationError
-from ipc import complete, connecting, keys_command, operate, settings, structured_outputs
+from ipc import complete, connecting, keys_command, operate, plan_command, settings, structured_outputs
 from ipc.arguments import count
 from ipc.client import Client
 from ipc.errors import OdriverError
@@ -57,6 +57,7 @@ def _parser() -> argparse.ArgumentParser:
         ("chat", _chat_arguments, _chat, "talk with the model"),
         ("batch", _batch_arguments, _batch, "answer a file of requests, and again only what is missing"),
         ("doctor", _doctor_arguments, _doctor, "say what would keep this machine from serving, and what to do"),
+        ("plan", plan_command.add_arguments, plan_command.run, "say what a model would be like on a TPU, without one"),
         ("keys", keys_command.add_arguments, keys_command.run, "say who may connect from other machines"),
         ("bench", _bench_arguments, _bench, "put a load on the daemon and time its answers"),
     ):

@@ -17,6 +17,7 @@ from engine.progress import Progress
 from ipc.settings import Held
 
 if TYPE_CHECKING:
+    from engine.chip_plan import ChipPlan
     from ipc.doctor import Finding
     from ipc.keys import Limits
 
@@ -101,6 +102,39 @@ def show_findings(findings: Sequence["Finding"]) -> None:
     for check, state, found, advice in findings:
         table.add_row(marks[state], check, escape(found), escape(advice))
     Console().print(table)
+
+
+def show_plan(plan: "ChipPlan") -> None:
+    """What a chip holds, what was compiled for it, and what its steps take, on stdout."""
+    table = _table(f"{plan.model} on one {plan.chip} of {plan.topology}")
+    table.add_row("weights", decimal(plan.weights))
+    table.add_row("scratch", decimal(plan.scratch))
+    table.add_row("pages", f"{decimal(plan.pages)}: {plan.num_pages:,} of {plan.page_size} tokens")
+    table.add_row("may be used", f"{decimal(plan.budget)} of {decimal(plan.hbm)}")
+    table.add_row("context", f"{plan.context_tokens:,} tokens in all, {plan.max_model_len:,} a sequence")
+    compiled = _numbers("Compiled", "tokens a step", "seconds", "scratch", "copies of pages or weights")
+    for bucket in plan.buckets:
+        compiled.add_row(
+            f"{bucket.tokens:,}", f"{bucket.compile_seconds:.1f}", decimal(bucket.scratch_bytes), str(bucket.copies)
+        )
+    steps = _numbers(
+        f"Decoding sequences of {plan.tokens_a_sequence:,} tokens, at best",
+        *("sequences", "needs to move", "moves", "ms to move", "ms to compute", "tokens/s"),
+    )
+    for step in plan.decode:
+        steps.add_row(
+            f"{step.sequences:,}", decimal(step.bytes_needed), decimal(step.bytes_moved),
+            f"{1e3 * step.bandwidth_seconds:.2f}", f"{1e3 * step.compute_seconds:.2f}", f"{step.tokens_per_second:,.0f}",
+        )  # fmt: skip
+    for one in (table, compiled, steps):
+        Console().print(one)
+
+
+def _numbers(title: str, *headings: str) -> Table:
+    table = Table(title=title, title_justify="left")
+    for heading in headings:
+        table.add_column(heading, justify="right")
+    return table
 
 
 def _table(title: str) -> Table:

@@ -7,6 +7,7 @@ in training.
 """
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -14,7 +15,7 @@ from flax import nnx
 from jax import Array
 
 from engine.models.config import ModelConfig
-from engine.models.linear import dense, logits, look_up, pack, pack_table
+from engine.models.linear import dense, flatten, logits, look_up, pack, pack_table
 from engine.models.rope import Rotation, inverse_frequencies, rotation
 
 LayerCache = Array | None
@@ -135,11 +136,18 @@ class Decoder(nnx.Module):
         self.embedding = pack_table(self.embedding)
         if self.lm_head is not None:
             self.lm_head = pack_table(self.lm_head)
+        self._replace_kernels(pack)
+
+    def flatten(self) -> None:
+        """Make every kernel a matrix, one at a time: what a TPU multiplies by where it lies."""
+        self._replace_kernels(flatten)
+
+    def _replace_kernels(self, made_of: Callable[[nnx.Param[Array]], nnx.Param[Any]]) -> None:
         for layer in self.layers:
             for module, name in (
-                (layer.attention, "qkv"),
-                (layer.attention, "o"),
-                (layer.mlp, "gate_up"),
-                (layer.mlp, "down"),
+                (layer.attention, "qkv_kernel"),
+                (layer.attention, "o_kernel"),
+                (layer.mlp, "gate_up_kernel"),
+                (layer.mlp, "down_kernel"),
             ):
-                setattr(module, f"{name}_kernel", pack(getattr(module, f"{name}_kernel")))
+                setattr(module, name, made_of(getattr(module, name)))

@@ -136,13 +136,21 @@ def read_model_config(directory: Path) -> ModelConfig:
     path = directory / "config.json"
     if not path.is_file():
         raise ConfigurationError(f"{directory} has no config.json: give the directory of a Hugging Face model")
+    model = read_config_file(path)
+    weight_files(directory)
+    return model
+
+
+def read_config_file(path: Path) -> ModelConfig:
+    """The decoder that a ``config.json`` describes, whether or not its weights are there. Raises ConfigurationError."""
+    if not path.is_file():
+        raise ConfigurationError(f"{path} is not a file: give a config.json, or the directory of a Hugging Face model")
     given = read_json(path, dict[str, Any])
     try:
         family = _family(given)
         _refuse_unsupported(given)
         fields = msgspec.convert({**family.defaults, **given, **family.fixed}, _Fields)
-        weight_files(directory)
-        return _model_config(family, fields, _eos_token_ids(directory, fields))
+        return _model_config(family, fields, _eos_token_ids(path.parent, fields))
     except (msgspec.ValidationError, _UnsupportedError) as error:
         raise ConfigurationError(f"{path}: {error}") from error
 

@@ -25,6 +25,15 @@ class PackedKernel(nnx.Param[Any]):
     out: tuple[int, ...]
 
 
+class FlatKernel(nnx.Param[Any]):
+    """A kernel [in, *out] as [in, prod(out)]; ``out`` is a field of its metadata.
+
+    A TPU lays the last two axes out in tiles: it would pad small ones, and copy the whole kernel before each product.
+    """
+
+    out: tuple[int, ...]
+
+
 @cache
 def panel_width() -> int:
     """Columns of a panel on this machine; makes the kernel known to XLA. Raises KernelsUnavailable."""
@@ -41,6 +50,12 @@ def pack(kernel: nnx.Param[Array]) -> PackedKernel:
     return PackedKernel(jax.device_put(panels), out=out)
 
 
+def flatten(kernel: nnx.Param[Array]) -> FlatKernel:
+    """A kernel [in, *out] with its output axes as one."""
+    weight = kernel[...]
+    return FlatKernel(weight.reshape(weight.shape[0], -1), out=weight.shape[1:])
+
+
 def pack_table(table: nnx.Param[Array]) -> PackedKernel:
     """A table [vocab, hidden] packed as the kernel [hidden, vocab] that makes logits of it."""
     weight = np.asarray(table[...])
@@ -54,7 +69,7 @@ def dense(x: Array, kernel: nnx.Param[Array], bias: nnx.Param[Array] | None) -> 
         flat = _packed_product(x, kernel[...], math.prod(out))
     else:
         weight = kernel[...]
-        out = weight.shape[1:]
+        out = kernel.out if isinstance(kernel, FlatKernel) else weight.shape[1:]
         flat = jnp.matmul(x, weight.reshape(weight.shape[0], -1), preferred_element_type=x.dtype)
     whole = flat.reshape(*x.shape[:-1], *out)
     return whole if bias is None else whole + bias[...].astype(whole.dtype).reshape((1,) * (x.ndim - 1) + out)

@@ -57,14 +57,30 @@ def load_decoder(
     return nnx.merge(graph, nnx.from_flat_state(loaded))
 
 
+def abstract_decoder(config: ModelConfig, dtype: DTypeLike, prepare: Callable[[Decoder], None]) -> Decoder:
+    """The decoder that ``load_decoder`` gives and ``prepare`` then changes, of shapes alone; reads nothing."""
+    graph, abstract = nnx.split(_abstract(config, prepare))
+    shapes = [
+        (path, variable.replace(jax.ShapeDtypeStruct(variable.shape, _parameter(path, variable, dtype).dtype)))
+        for path, variable in nnx.to_flat_state(abstract)
+    ]
+    return nnx.merge(graph, nnx.from_flat_state(shapes))
+
+
 def parameter_bytes(config: ModelConfig, dtype: DTypeLike) -> int:
     """What ``load_decoder`` will place, on all devices together; reads nothing."""
     flat = nnx.to_flat_state(nnx.state(_abstract(config)))
     return sum(_parameter(path, variable, dtype).nbytes for path, variable in flat)
 
 
-def _abstract(config: ModelConfig) -> Decoder:
-    return nnx.eval_shape(lambda: Decoder(config, nnx.Rngs(0)))
+def _abstract(config: ModelConfig, prepare: Callable[[Decoder], None] | None = None) -> Decoder:
+    def make() -> Decoder:
+        decoder = Decoder(config, nnx.Rngs(0))
+        if prepare is not None:
+            prepare(decoder)
+        return decoder
+
+    return nnx.eval_shape(make)
 
 
 def _parameter(path: tuple[Any, ...], variable: Any, dtype: DTypeLike) -> Parameter:

@@ -1,0 +1,55 @@
+"""``odriver plan``: what a model would be like on a TPU that is not there."""
+
+import argparse
+import os
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from ipc.arguments import count
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The model, the topology, and the settings of ``serve`` that a step's shape depends on."""
+    add = parser.add_argument
+    add("model", type=Path, metavar="MODEL", help="a Hugging Face directory, or a config.json alone")
+    add("--topology", required=True, metavar="NAME", help="v5e:2x4 and the like; it is planned for one chip of it")
+    add("--max-num-seqs", type=count, metavar="N", help="sequences that run at once (default: 64)")
+    add(
+        "--max-model-len",
+        type=count,
+        metavar="N",
+        help="tokens of a prompt and its output (default: the model's limit)",
+    )
+    add("--max-num-batched-tokens", type=count, metavar="N", help="tokens computed in one step (default: 512)")
+    add("--page-size", type=count, metavar="N", help="tokens in one page (default: 128)")
+    add("--hbm-utilization", type=float, metavar="F", help="share of the memory that may be used (default: 0.9)")
+    add(
+        "--tokens",
+        type=count,
+        default=1024,
+        metavar="N",
+        help="that each sequence holds in the figures (default: 1024)",
+    )
+    add("--json", action="store_true", default=False, help="as JSON instead of tables")
+
+
+def run(options: dict[str, Any]) -> int:
+    """Compile, and print what came of it. Raises ConfigurationError where that cannot be, or the model does not fit."""
+    os.environ["JAX_PLATFORMS"] = "cpu"  # whatever this machine has is not what is planned for
+    from rich.console import Console
+
+    from engine.chip_plan import plan_chip
+    from engine.config import EngineConfig
+    from ipc import terminal
+
+    as_json, topology, tokens, model = (options.pop(name) for name in ("json", "topology", "tokens", "model"))
+    path = model / "config.json" if model.is_dir() else model
+    with terminal.start_up(Console(stderr=True)) as shown:
+        plan = plan_chip(EngineConfig(**options), path, topology, tokens, shown.show)
+    if as_json:
+        print(msgspec.json.format(msgspec.json.encode(plan)).decode())
+    else:
+        terminal.show_plan(plan)
+    return 0
