@@ -28,13 +28,14 @@ class FaultyManager(ExecutionManager):
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
+        self._spared = min(self._layouts)
         self._countdown = self.every
         self._faults = itertools.cycle(("refused", "taken", "not finite"))
 
     def forward(self, layout: StepLayout) -> Any:
         """The step, or a fault instead of it, or of what it gave."""
         step = super().forward(layout)
-        self._countdown -= layout.tokens > self._shapes.buckets[0]
+        self._countdown -= layout.tokens > self._spared
         if self._countdown:
             return step
         self._countdown = self.every
