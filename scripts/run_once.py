@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from ipc.client import Client, OdriverError
+from ipc.control_client import ControlClient
 
 PR_SET_PDEATHSIG = 1
 
@@ -25,6 +26,8 @@ def main(prompt: str) -> int:
         address = f"ipc://{directory}/odriver.sock"
         try:
             with _daemon(address, Path(directory) / "notify") as daemon, Client(address) as client:
+                with ControlClient(address) as control:
+                    control.set_log_level("warning")  # it would go on in the middle of the text
                 print(prompt, end="", flush=True)
                 for piece in client.generate(prompt):
                     print(piece.text, end="", flush=True)
