@@ -203,7 +203,7 @@ class ExecutionLoop:
         self.stats = self._engine.stats()  # first, so that whoever has a last sample finds it counted
         if self.stats.steps > before.steps:
             self._progressed_at = self._clock()
-            self.iteration_tokens.observe(_tokens(self.stats) - _tokens(before))
+            self.iteration_tokens.observe(self.stats.tokens - before.tokens)
         if outputs:
             for output in outputs:
                 if output.finish_reason is not None:
@@ -217,7 +217,3 @@ def _done(request_id: str, text: str) -> ReturnSample:
 
 def _refused(request_id: str, why: str) -> ReturnSample:
     return ReturnSample(request_id=request_id, error=RequestError(InvalidRequest.code, why))
-
-
-def _tokens(stats: EngineStats) -> int:
-    return stats.prompt_tokens + stats.generated_tokens

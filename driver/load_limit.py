@@ -50,7 +50,7 @@ class LoadLimit:
 
     def _delay(self, tokens: int, stats: EngineStats) -> float:
         """Until about half of the prompts that wait have been read, at the rate of the last seconds."""
-        now, computed = self._clock(), stats.prompt_tokens + stats.generated_tokens
+        now, computed = self._clock(), stats.tokens
         if now - self._now[0] >= RATE_WINDOW:
             self._before, self._now = self._now, (now, computed)
         rate = (computed - self._before[1]) / max(now - self._before[0], 1e-3)

@@ -61,9 +61,7 @@ class DriverMetrics(Collector):
             ("odriver_uptime_seconds", "Since the driver was made", status.uptime_seconds),
             ("odriver_staged_compilations_left", "Functions that readiness did not wait for", status.staged_compilations_left),
         ):  # fmt: skip
-            gauge = GaugeMetricFamily(name, meaning, labels=_LABELS)
-            gauge.add_metric(self._values, value)
-            yield gauge
+            yield self._alone(GaugeMetricFamily, name, meaning, value)
         waiting_for = {"capacity": waiting, "deferred": 0}
         yield self._by_label(
             "vllm:num_requests_waiting_by_reason", "By why they wait", "reason", waiting_for, GaugeMetricFamily
@@ -87,7 +85,6 @@ class DriverMetrics(Collector):
             ("vllm:prefix_cache_queries", "Tokens looked up in the prefix cache", status.prefix_cache_queries),
             ("vllm:prefix_cache_hits", "Tokens found in the prefix cache", status.prefix_cache_hits),
             ("vllm:corrupted_requests", "Requests whose logits held NaN or infinity", status.failed_rows),
-            ("odriver_failed_steps", "Steps that the device could not do", status.failed_steps),
             ("odriver_page_evictions", "Kept pages that were given away", status.page_evictions),
             ("odriver_page_lifetime_seconds", "Of those, since they were filled", status.page_lifetime_seconds_sum),
             ("odriver_page_idle_seconds", "Of those, since nobody used them", status.page_idle_seconds_sum),
@@ -100,9 +97,14 @@ class DriverMetrics(Collector):
             ("odriver_compilations_after_ready", "Compilations that nobody planned", status.compilations_after_ready),
             ("odriver_staged_compilations", "Functions compiled while serving", status.staged_compilations),
         ):  # fmt: skip
-            counter = CounterMetricFamily(name, meaning, labels=_LABELS)
-            counter.add_metric(self._values, value)
-            yield counter
+            yield self._alone(CounterMetricFamily, name, meaning, value)
+
+    def _alone(
+        self, family: type[CounterMetricFamily] | type[GaugeMetricFamily], name: str, meaning: str, value: float
+    ) -> Metric:
+        metric = family(name, meaning, labels=_LABELS)
+        metric.add_metric(self._values, value)
+        return metric
 
     def _by_label(
         self,

@@ -157,6 +157,11 @@ class EngineStats(msgspec.Struct, frozen=True):
     asleep: bool = False
     """Whether the pages' memory has been given back."""
 
+    @property
+    def tokens(self) -> int:
+        """Computed or generated so far."""
+        return self.prompt_tokens + self.generated_tokens
+
 
 def _require(holds: bool, name: str, allowed: str, given: object) -> None:
     if not holds:

@@ -78,6 +78,14 @@ def test_every_number_of_the_status_is_shown(name: str, monkeypatch: pytest.Monk
         assert " 12345.0" in exposed(driver)
 
 
+def test_nothing_is_shown_twice() -> None:
+    """Prometheus takes one value of a name with the same labels, and complains of a second."""
+    with build_driver() as driver:
+        lines = [line.rpartition(" ")[0] for line in exposed(driver).splitlines() if not line.startswith("#")]
+
+    assert len(lines) > 50 and len(lines) == len(set(lines))
+
+
 def test_requests_are_counted_as_they_end() -> None:
     """By reason, with their tokens; a refused one by its code, and each sample of ``n`` for itself."""
     with build_driver(FakeEngine()) as driver:
