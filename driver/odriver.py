@@ -25,10 +25,11 @@ tokens reach the summary thread through one queue, so no token follows the last 
 
 Who may wait for whom
 ---------------------
-Prepare waits for requests, the compile threads for grammars, the summary thread for summaries, the execution thread for a message when the engine is
-idle: each for work, and no work means no CPU. Under load, the execution thread alone may wait for another's progress,
-in a full summary queue; the summary thread and prepare inputs say what they have to say into the inbox, which takes
-any number, and into channels, which must not block. A grammar's process answers or is ended by its alarm. So there is no circle to deadlock in.
+Prepare waits for requests, the compile threads for grammars, the summary thread for summaries, the execution thread for
+a message when the engine is idle: each for work, and no work means no CPU. Under load, the execution thread alone may
+wait for another's progress, in a full summary queue; the summary thread and prepare inputs say what they have to say into
+the inbox, which takes any number, and into channels, which must not block. A grammar's process answers or is ended by
+its alarm. So there is no circle to deadlock in.
 
 What goes wrong on the device
 -----------------------------

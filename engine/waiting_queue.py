@@ -14,7 +14,7 @@ import heapq
 import itertools
 from bisect import insort
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 from engine.sequence import Sequence
 
@@ -40,9 +40,9 @@ class WaitingQueue:
     def __len__(self) -> int:
         return len(self._sequences)
 
-    def __iter__(self) -> "itertools.chain[Sequence]":
+    def __iter__(self) -> Iterator[Sequence]:
         """All, in no order."""
-        return itertools.chain(self._sequences.values())
+        return iter(self._sequences.values())
 
     def add(self, sequence: Sequence) -> None:
         """A new sequence, behind its client's others of that priority."""
