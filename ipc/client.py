@@ -105,9 +105,20 @@ class Client:
         """Continue a text, or token ids; ``params`` are those of ``SamplingParams``. Iterate over the answer's pieces."""
         return self._stream(prompt=prompt, params=params)
 
-    def chat(self, messages: list[Message], **params: Any) -> "Stream":
-        """Continue a conversation, through the model's chat template. Iterate over the answer's pieces."""
-        return self._stream(messages=messages, params=params)
+    def chat(
+        self,
+        messages: list[Message],
+        *,
+        tools: list[dict[str, Any]] | None = None,
+        chat_template_kwargs: dict[str, Any] | None = None,
+        **params: Any,
+    ) -> "Stream":
+        """Continue a conversation, through the model's chat template. Iterate over the answer's pieces.
+
+        ``tools`` are functions that the model may call, as OpenAI has them; a call comes as text, in the model's own
+        notation. ``chat_template_kwargs`` are switches of the template, such as ``enable_thinking``.
+        """
+        return self._stream(messages=messages, tools=tools, chat_template_kwargs=chat_template_kwargs, params=params)
 
     def complete(self, prompt: str | list[int], **params: Any) -> Completion:
         """As ``generate``, and wait for the whole, which comes at once."""
