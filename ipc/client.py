@@ -114,9 +114,23 @@ class Client:
         """
         return self._stream(prompt=prompt, params=params, stream=stream)
 
-    def chat(self, messages: list[Message], *, stream: bool = True, **params: Any) -> "Stream":
-        """Continue a conversation, through the model's chat template, otherwise as ``generate``."""
-        return self._stream(messages=messages, params=params, stream=stream)
+    def chat(
+        self,
+        messages: list[Message],
+        *,
+        stream: bool = True,
+        tools: list[dict[str, Any]] | None = None,
+        chat_template_kwargs: dict[str, Any] | None = None,
+        **params: Any,
+    ) -> "Stream":
+        """Continue a conversation, through the model's chat template, otherwise as ``generate``.
+
+        ``tools`` are functions that the model may call, as OpenAI has them; a call comes as text, in the model's own
+        notation. ``chat_template_kwargs`` are switches of the template, such as ``enable_thinking``.
+        """
+        return self._stream(
+            messages=messages, tools=tools, chat_template_kwargs=chat_template_kwargs, params=params, stream=stream
+        )
 
     def complete(self, prompt: str | list[int], **params: Any) -> Completion:
         """As ``generate``, and wait for the whole, which comes at once."""
