@@ -31,6 +31,7 @@ from ipc.auth import Authority
 from ipc.bell import Bell
 from ipc.configuration import Configuration
 from ipc.errors import AddressError, KeyFileError
+from ipc.exposition import Exposition
 from ipc.keys import default_directory
 from ipc.loading import Load, StartableDriver, load
 from ipc.logs import configure_logging
@@ -75,10 +76,12 @@ class Daemon:
         self._console = console
         self._load = load
         self._server = Server(self._address, self._fail, self._ask_to_drain, self._authority)
+        self._exposition = Exposition()
+        self._exposition.gauge("odriver_clients", "Clients that are connected", lambda: self._server.num_clients)
         self._metrics: MetricsServer | None = None
         if settings.metrics_port is not None:
-            self._metrics = MetricsServer(settings.metrics_host, settings.metrics_port, self.health)
-            self._metrics.gauge("odriver_clients", "Clients that are connected", lambda: self._server.num_clients)
+            host, port = settings.metrics_host, settings.metrics_port
+            self._metrics = MetricsServer(host, port, self.health, self._exposition)
         self._driver: StartableDriver | None = None
         self._ends: SimpleQueue[tuple[int, str]] = SimpleQueue()
         """Exit code and reason, from whoever has one first."""
@@ -116,9 +119,9 @@ class Daemon:
             loaded = self._load(self._configuration.engine, lambda progress: _report(display, progress), self._fail)
         self._driver = loaded.driver
         self._driver.start()
-        self._server.open(self._driver, loaded.model, loaded.limits)
-        if self._metrics is not None and loaded.metrics is not None:
-            self._metrics.add(loaded.metrics)
+        if loaded.metrics is not None:
+            self._exposition.add(loaded.metrics)
+        self._server.open(self._driver, loaded.model, loaded.limits, self._exposition.text)
         self._starting = False
         notify("STATUS=serving")
         notify("READY=1")

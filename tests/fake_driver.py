@@ -7,7 +7,7 @@ from queue import SimpleQueue
 import msgspec
 
 from driver.errors import Draining, DriverError
-from driver.request import ActiveRequest, RequestError, ReturnSample, Usage
+from driver.request import ActiveRequest, RequestError, ReturnSample, TokenizerRequest, Usage
 from engine.config import ServingLimits
 from ipc.auth import Authority
 from ipc.driver import Driver
@@ -44,6 +44,7 @@ class FakeDriver:
         self.open: dict[str, ActiveRequest] = {}
         self.when_drained: Callable[[], None] = lambda: None
         self.seconds_since_progress = 0.0
+        self.tokenizer_info = {"tokenizer_class": "Words", "chat_template": None}
 
     def submit_request(self, request: ActiveRequest) -> None:
         self.submitted.append(request)
@@ -58,6 +59,19 @@ class FakeDriver:
             for word in words:
                 self.say(request, word, [len(word)])
             self.finish(request, request.params.get("finish_reason", "stop"), len(words))
+
+    def submit_tokenizer_request(self, request: TokenizerRequest) -> None:
+        """A token for each word, by its length, and an x for each of its letters."""
+        if self.refusal is not None:
+            raise self.refusal
+        words = (request.prompt or " ".join(str(message["content"]) for message in request.messages or [])).split()
+        usage = Usage(len(request.token_ids or words), 0)
+        sample = ReturnSample(request_id=request.request_id, finish_reason="stop", usage=usage)
+        if request.token_ids is not None:
+            sample = msgspec.structs.replace(sample, text=" ".join("x" * token_id for token_id in request.token_ids))
+        else:
+            sample = msgspec.structs.replace(sample, token_ids=[len(word) for word in words])
+        request.channel.put(sample)
 
     def abort(self, request_id: str) -> bool:
         self.aborted.put(request_id)
@@ -102,13 +116,17 @@ class FakeDriver:
 
 @contextmanager
 def serving(
-    address: str, driver: Driver, model: str = "parrot", authority: Authority | None = None
+    address: str,
+    driver: Driver,
+    model: str = "parrot",
+    authority: Authority | None = None,
+    metrics: Callable[[], str] = str,
 ) -> Iterator[Server]:
     """A server for the time of a with statement; it has not failed at its end."""
     failures: SimpleQueue[str] = SimpleQueue()
     server = Server(address, on_failure=failures.put, on_drain=lambda timeout: None, authority=authority)
     server.start()
-    server.open(driver, model=model, limits=LIMITS)
+    server.open(driver, model=model, limits=LIMITS, metrics=metrics)
     try:
         yield server
     finally:
