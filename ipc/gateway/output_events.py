@@ -1,29 +1,30 @@
 """What the text of a chat's answer turns out to be, a piece at a time."""
 
 from collections.abc import Iterable
-from typing import NamedTuple
+
+import msgspec
 
 
-class Content(NamedTuple):
+class Content(msgspec.Struct, frozen=True):
     """More of what is said to the user."""
 
     text: str
 
 
-class Reasoning(NamedTuple):
+class Reasoning(msgspec.Struct, frozen=True):
     """More of what the model thinks before it says anything."""
 
     text: str
 
 
-class CallBegins(NamedTuple):
+class CallBegins(msgspec.Struct, frozen=True):
     """The ``index``-th call of this answer, from 0, is of this function; its arguments follow."""
 
     index: int
     name: str
 
 
-class CallArguments(NamedTuple):
+class CallArguments(msgspec.Struct, frozen=True):
     """More of the arguments of a call: a piece of JSON text."""
 
     index: int
