@@ -10,6 +10,7 @@ import msgspec
 import numpy as np
 
 from driver.bounded_queue import BoundedQueue, QueueClosed
+from driver.chat import checked_chat
 from driver.detokenizer import PROMPT_TAIL
 from driver.errors import InvalidRequest, Overloaded
 from driver.load_limit import estimated_tokens
@@ -173,8 +174,11 @@ class PrepareInputs:
     def _prompt_token_ids(self, request: ActiveRequest) -> list[int]:
         if (request.prompt is None) == (request.messages is None):
             raise InvalidRequest("a request has either a prompt or messages: give exactly one of them")
+        if request.messages is None and (request.tools or request.chat_template_kwargs):
+            raise InvalidRequest("tools and chat_template_kwargs are for the chat template: send messages")
         if request.messages is not None:
-            token_ids = self._tokenizer.apply_chat_template(request.messages)
+            chat = checked_chat(request.messages, request.tools, request.chat_template_kwargs)
+            token_ids = self._tokenizer.apply_chat_template(chat)
         elif isinstance(request.prompt, str):
             token_ids = self._tokenizer.encode(request.prompt) if request.prompt else []
         elif isinstance(request.prompt, list):

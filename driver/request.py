@@ -87,8 +87,8 @@ class ActiveRequest:
 
     ``request_id`` is free again once the last sample has been delivered. ``params`` are the fields of SamplingParams
     by name, unchecked. ``client`` is who asks: the scheduler is fair between clients. Pages of what prompts have in common
-    are shared within one ``tenant`` only. ``messages`` are ``{"role": ..., "content": ...}``, for the model's chat
-    template.
+    are shared within one ``tenant`` only. ``messages``, ``tools`` and ``chat_template_kwargs`` are for the model's chat
+    template; driver/chat.py says what they may be.
     ``resume_token_ids``, if any, are for each of the ``n`` samples the output that the client has already: generation
     goes on behind it as if it had never been interrupted, and only what is new comes into the channel.
     """
@@ -97,6 +97,8 @@ class ActiveRequest:
     channel: ReturnChannel
     prompt: str | list[int] | None = None
     messages: list[dict[str, Any]] | None = None
+    tools: list[dict[str, Any]] = field(default_factory=list)
+    chat_template_kwargs: dict[str, Any] = field(default_factory=dict)
     params: dict[str, Any] = field(default_factory=dict)
     client: str = ""
     tenant: str = ""

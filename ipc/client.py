@@ -85,7 +85,7 @@ class Client:
         self._connection = Connection(self._address, timeout, resume_timeout if resume else None, own)
         self._finalizer = weakref.finalize(self, self._connection.close)
         try:
-            _outcome_of(self._connection.connect)
+            self.connect()
         except BaseException:
             self.close()
             raise
@@ -101,17 +101,40 @@ class Client:
         """What the daemon says of itself: ``model``, ``max_model_len`` and more."""
         return self._connection.welcome
 
-    def generate(self, prompt: str | list[int], **params: Any) -> "Stream":
-        """Continue a text, or token ids; ``params`` are those of ``SamplingParams``. Iterate over the answer's pieces."""
-        return self._stream(prompt=prompt, params=params)
+    def connect(self) -> Welcome:
+        """Be connected, anew if need be; what the daemon says of itself. Raises ConnectFailed if none answers."""
+        welcome = _outcome_of(self._connection.connect)
+        assert isinstance(welcome, Welcome)
+        return welcome
 
-    def chat(self, messages: list[Message], **params: Any) -> "Stream":
-        """Continue a conversation, through the model's chat template. Iterate over the answer's pieces."""
-        return self._stream(messages=messages, params=params)
+    def generate(self, prompt: str | list[int], *, stream: bool = True, **params: Any) -> "Stream":
+        """Continue a text, or token ids; ``params`` are those of ``SamplingParams``. Iterate over the answer's pieces.
+
+        Without ``stream`` they come when all is done, a piece for each sample.
+        """
+        return self._stream(prompt=prompt, params=params, stream=stream)
+
+    def chat(
+        self,
+        messages: list[Message],
+        *,
+        stream: bool = True,
+        tools: list[dict[str, Any]] | None = None,
+        chat_template_kwargs: dict[str, Any] | None = None,
+        **params: Any,
+    ) -> "Stream":
+        """Continue a conversation, through the model's chat template, otherwise as ``generate``.
+
+        ``tools`` are functions that the model may call, as OpenAI has them; a call comes as text, in the model's own
+        notation. ``chat_template_kwargs`` are switches of the template, such as ``enable_thinking``.
+        """
+        return self._stream(
+            messages=messages, tools=tools, chat_template_kwargs=chat_template_kwargs, params=params, stream=stream
+        )
 
     def complete(self, prompt: str | list[int], **params: Any) -> Completion:
         """As ``generate``, and wait for the whole, which comes at once."""
-        with self._stream(prompt=prompt, params=params, stream=False) as stream:
+        with self.generate(prompt, stream=False, **params) as stream:
             return whole(list(stream))
 
     def status(self) -> dict[str, Any]:

@@ -188,6 +188,8 @@ class Clients:
                     request_id=_driver_id(identity, request_id),
                     prompt=message.prompt,
                     messages=message.messages,
+                    tools=message.tools,
+                    chat_template_kwargs=message.chat_template_kwargs,
                     params=message.params,
                     client=client.tenant.name or identity.hex(),
                     tenant=client.tenant.name,

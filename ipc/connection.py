@@ -11,6 +11,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+import msgspec
 import zmq
 
 from ipc.bell import Bell
@@ -78,15 +79,18 @@ class Connection:
         *,
         prompt: str | list[int] | None = None,
         messages: list[Message] | None = None,
+        tools: list[dict[str, Any]] | None = None,
+        chat_template_kwargs: dict[str, Any] | None = None,
         params: dict[str, Any],
         stream: bool = True,
     ) -> Call:
         """Ask for a completion; Tokens are put, and then Done."""
         request_id = self._new_request_id()
+        generate = Generate(request_id, prompt, messages, tools or [], chat_template_kwargs or {}, params, stream)
         if self._resume_timeout is None:
-            return self._call(request_id, encode(Generate(request_id, prompt, messages, params, stream)), put)
+            return self._call(request_id, encode(generate), put)
         # Streamed in any case, as what has come need not come again.
-        frame = encode(Generate(request_id, prompt, messages, with_seed(params)))
+        frame = encode(msgspec.structs.replace(generate, params=with_seed(params), stream=True))
         return self._call(request_id, frame, put, Resumption(frame, time.monotonic()))
 
     def _new_request_id(self) -> str:

@@ -23,9 +23,9 @@ from typing import Any, NoReturn
 
 from rich.console import Console
 
-from engine.errors import ConfigurationError
+from engine.errors import ConfigurationError, DevicesUnavailable
 from engine.progress import Progress
-from ipc import terminal
+from ipc import accelerators, terminal
 from ipc.addresses import checked_address, default_address, is_local
 from ipc.auth import Authority
 from ipc.bell import Bell
@@ -239,6 +239,10 @@ def _run(flags: Mapping[str, Any], console: Console) -> int:
     except (ConfigurationError, AddressError, KeyFileError) as error:
         logger.error("%s", error)
         return MISCONFIGURED
+    except DevicesUnavailable as error:
+        obstacle = accelerators.refusal(str(error), accelerators.devices())
+        logger.error("%s. What to do: %s", obstacle.found, obstacle.advice)
+        return FAULT if obstacle.passes else MISCONFIGURED
     except Exception:
         logger.exception("the daemon failed")
         return FAULT

@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta, Struct
 
-PROTOCOL_VERSION = 2
+PROTOCOL_VERSION = 3
 
 PING_INTERVAL = 5.0
 """Seconds of silence after which either side pings the other."""
@@ -31,6 +31,8 @@ class Hello(Struct, tag="hello", tag_field="type", frozen=True):
 class Generate(Struct, tag="generate", tag_field="type", frozen=True, forbid_unknown_fields=True):
     """Asks for a completion of ``prompt`` (text or token ids) or of chat ``messages``; ``params`` as SamplingParams.
 
+    ``tools`` are functions that the model may call, as OpenAI has them, and ``chat_template_kwargs`` switches of the chat
+    template.
     Without ``stream`` all of it comes at its end. ``resume_token_ids``, if any, are for each of ``n`` samples what an
     earlier request, with the same ``seed``, gave before it was cut off: only what follows comes, ``usage`` counts
     all, and a sample that is whole already gets its ``finish_reason`` again and nothing else.
@@ -39,6 +41,8 @@ class Generate(Struct, tag="generate", tag_field="type", frozen=True, forbid_unk
     request_id: RequestId
     prompt: str | list[int] | None = None
     messages: list[dict[str, Any]] | None = None
+    tools: list[dict[str, Any]] = []
+    chat_template_kwargs: dict[str, Any] = {}
     params: dict[str, Any] = {}
     stream: bool = True
     resume_token_ids: list[list[int]] = []

@@ -1,0 +1,51 @@
+"""The gateway as an ASGI app: which address is answered by what."""
+
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from starlette.applications import Starlette
+from starlette.middleware import Middleware
+from starlette.requests import Request
+from starlette.responses import FileResponse
+from starlette.routing import Mount, Route
+from starlette.staticfiles import StaticFiles
+
+from ipc.gateway import chat_completions, completions, health, models
+from ipc.gateway.answers import HANDLERS
+from ipc.gateway.daemons import Daemons
+from ipc.gateway.request_id import RequestIds
+
+PAGE = Path(__file__).with_name("page")
+
+
+async def _page(request: Request) -> FileResponse:
+    del request
+    return FileResponse(PAGE / "index.html")
+
+
+ROUTES = [
+    Route("/v1/chat/completions", chat_completions.create, methods=["POST"]),
+    Route("/v1/completions", completions.create, methods=["POST"]),
+    Route("/v1/models", models.index),
+    Route("/v1/models/{model:path}", models.show),
+    Route("/health", health.health),
+    Route("/", _page),
+    Mount("/page", StaticFiles(directory=PAGE)),
+]
+
+
+def make_app(daemons: Daemons) -> Starlette:
+    """Answers for these daemons, to which it is connected for the app's lifespan."""
+
+    @asynccontextmanager
+    async def lifespan(app: Starlette) -> AsyncIterator[None]:
+        del app
+        async with daemons:
+            yield
+
+    app = Starlette(routes=ROUTES, middleware=[Middleware(RequestIds)], exception_handlers=HANDLERS, lifespan=lifespan)
+    app.state.daemons = daemons
+    app.state.started_at = int(time.time())
+    return app
