@@ -39,7 +39,7 @@ from ipc.metrics_server import MetricsServer
 from ipc.server import Server
 from ipc.settings import configs, held
 from ipc.systemd import extend_timeout, notify, notify_reloading
-from ipc.watchdog import Watchdog
+from ipc.watchdog import PROGRESS_LIMIT, Watchdog
 
 logger = logging.getLogger(__name__)
 
@@ -54,8 +54,6 @@ SHUTDOWN_TIMEOUT = 4.5
 """Seconds for all of the shutdown; then the process ends as it is, showing where it hung."""
 START_PATIENCE = 600.0
 """Seconds that one function may take to compile, or one stage to begin, before systemd gives up on the start."""
-PROGRESS_LIMIT = 60.0
-"""Seconds in which nothing gets done, though there is work, after which the daemon is not healthy."""
 LONGEST_WAIT = 3600.0
 """Seconds after which the main thread looks around anyway: a poll's timeout may not be infinite."""
 

@@ -27,6 +27,8 @@ WELCOME = Welcome(PROTOCOL_VERSION, "parrot", 256, 257, MAX_MESSAGE_BYTES, CREDI
 
 class FakeStatus(msgspec.Struct):
     open_requests: int
+    state: str
+    seconds_since_progress: float
 
 
 class FakeDriver:
@@ -43,6 +45,7 @@ class FakeDriver:
         self.refusal: DriverError | None = None
         self.open: dict[str, ActiveRequest] = {}
         self.when_drained: Callable[[], None] = lambda: None
+        self.state = "serving"
         self.seconds_since_progress = 0.0
         self.tokenizer_info = {"tokenizer_class": "Words", "chat_template": None}
 
@@ -81,7 +84,7 @@ class FakeDriver:
         return True
 
     def status(self) -> FakeStatus:
-        return FakeStatus(len(self.open))
+        return FakeStatus(len(self.open), self.state, self.seconds_since_progress)
 
     def take(self) -> ActiveRequest:
         """The next request that is held open, when it has come."""

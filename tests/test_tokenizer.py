@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tokenizer_files import TOOL_TEMPLATE, build_byte_level, write_tokenizer
+from tokenizer_files import CHAT_TEMPLATE, TOOL_TEMPLATE, build_byte_level, write_tokenizer
 
 from driver.chat import checked_chat
 from driver.errors import InvalidRequest

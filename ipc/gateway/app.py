@@ -12,7 +12,7 @@ from starlette.responses import FileResponse
 from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 
-from ipc.gateway import chat_completions, completions, health, models
+from ipc.gateway import chat_completions, completions, health, metrics, models, tokens
 from ipc.gateway.answers import HANDLERS
 from ipc.gateway.daemons import Daemons
 from ipc.gateway.request_id import RequestIds
@@ -30,7 +30,12 @@ ROUTES = [
     Route("/v1/completions", completions.create, methods=["POST"]),
     Route("/v1/models", models.index),
     Route("/v1/models/{model:path}", models.show),
+    Route("/tokenize", tokens.tokenize, methods=["POST"]),
+    Route("/detokenize", tokens.detokenize, methods=["POST"]),
+    Route("/tokenizer_info", tokens.info),
     Route("/health", health.health),
+    Route("/ready", health.ready),
+    Route("/metrics", metrics.show),
     Route("/", _page),
     Mount("/page", StaticFiles(directory=PAGE)),
 ]
