@@ -3,27 +3,15 @@
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from pathlib import Path
 
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
-from starlette.requests import Request
-from starlette.responses import FileResponse
-from starlette.routing import Mount, Route
-from starlette.staticfiles import StaticFiles
+from starlette.routing import Route
 
-from ipc.gateway import chat_completions, completions, health, metrics, models, tokens
+from ipc.gateway import chat_completions, completions, health, metrics, models, page_files, tokens
 from ipc.gateway.answers import HANDLERS
 from ipc.gateway.daemons import Daemons
 from ipc.gateway.request_id import RequestIds
-
-PAGE = Path(__file__).with_name("page")
-
-
-async def _page(request: Request) -> FileResponse:
-    del request
-    return FileResponse(PAGE / "index.html")
-
 
 ROUTES = [
     Route("/v1/chat/completions", chat_completions.create, methods=["POST"]),
@@ -36,8 +24,7 @@ ROUTES = [
     Route("/health", health.health),
     Route("/ready", health.ready),
     Route("/metrics", metrics.show),
-    Route("/", _page),
-    Mount("/page", StaticFiles(directory=PAGE)),
+    *page_files.ROUTES,
 ]
 
 
