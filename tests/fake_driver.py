@@ -83,7 +83,7 @@ class FakeDriver:
         self.finish(self.open[request_id], "abort")
         return True
 
-    def status(self) -> FakeStatus:
+    def status(self) -> msgspec.Struct:
         return FakeStatus(len(self.open), self.state, self.seconds_since_progress)
 
     def take(self) -> ActiveRequest:
