@@ -124,6 +124,12 @@ def block_pages(chip: Chip, kv_pages: Array | jax.ShapeDtypeStruct, pages_per_se
     return min(enough, MAX_BLOCK_PAGES, pages_per_seq)
 
 
+def tokens_read(chip: Chip, kv_pages: Array | jax.ShapeDtypeStruct, pages_per_seq: int, tokens: int) -> int:
+    """Tokens of which the kernel reads keys and values for a row that has so many: whole blocks."""
+    block = block_pages(chip, kv_pages, pages_per_seq) * kv_pages.shape[1]
+    return -(-tokens // block) * block
+
+
 def _padded(x: Array, kv_heads: int, head_dim: int) -> Array:
     """x[T, kv_heads, ..., head_dim] with heads and dimensions of zeros behind its own."""
     between = ((0, 0),) * (x.ndim - 3)

@@ -3,6 +3,8 @@
 import time
 from collections.abc import Callable
 
+import msgspec
+
 from driver.errors import Overloaded
 from driver.request import ActiveRequest
 from engine.config import EngineStats
@@ -21,7 +23,8 @@ def estimated_tokens(request: ActiveRequest) -> int:
     if isinstance(request.prompt, list):
         return resumed + len(request.prompt)
     texts = [request.prompt] if isinstance(request.prompt, str) else [m.get("content") for m in request.messages or []]
-    return resumed + sum(len(text) for text in texts if isinstance(text, str)) // BYTES_PER_TOKEN + 1
+    tools = len(msgspec.msgpack.encode(request.tools)) if request.tools else 0
+    return resumed + (tools + sum(len(text) for text in texts if isinstance(text, str))) // BYTES_PER_TOKEN + 1
 
 
 class LoadLimit:

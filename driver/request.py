@@ -87,8 +87,8 @@ class ActiveRequest:
 
     ``request_id`` is free again once the last sample has been delivered. ``params`` are the fields of SamplingParams
     by name, unchecked. ``client`` is who asks: the scheduler is fair between clients. Pages of what prompts have in common
-    are shared within one ``tenant`` only. ``messages`` are ``{"role": ..., "content": ...}``, for the model's chat
-    template.
+    are shared within one ``tenant`` only. ``messages``, ``tools`` and ``chat_template_kwargs`` are for the model's chat
+    template; driver/chat.py says what they may be.
     ``resume_token_ids``, if any, are for each of the ``n`` samples the output that the client has already: generation
     goes on behind it as if it had never been interrupted, and only what is new comes into the channel.
     """
@@ -97,7 +97,27 @@ class ActiveRequest:
     channel: ReturnChannel
     prompt: str | list[int] | None = None
     messages: list[dict[str, Any]] | None = None
+    tools: list[dict[str, Any]] = field(default_factory=list)
+    chat_template_kwargs: dict[str, Any] = field(default_factory=dict)
     params: dict[str, Any] = field(default_factory=dict)
     client: str = ""
     tenant: str = ""
     resume_token_ids: list[list[int]] = field(default_factory=list)
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class TokenizerRequest:
+    """Asks for the token ids of a text or of a conversation, or for the text of ``token_ids``: one of the three.
+
+    The channel gets one sample: token ids or a text, with the number of tokens as the prompt's in its ``usage``; or an
+    error. ``add_special_tokens`` is whether a text has those around it that a prompt has.
+    """
+
+    request_id: str
+    channel: ReturnChannel
+    prompt: str | None = None
+    messages: list[dict[str, Any]] | None = None
+    tools: list[dict[str, Any]] = field(default_factory=list)
+    chat_template_kwargs: dict[str, Any] = field(default_factory=dict)
+    add_special_tokens: bool = True
+    token_ids: list[int] | None = None

@@ -7,10 +7,9 @@ from typing import Any, Protocol
 
 import jinja2
 
+from driver.chat import Chat, check_encodable, check_template
 from driver.errors import InvalidRequest
 from engine.errors import ConfigurationError
-
-ROLES = ("system", "developer", "user", "assistant", "tool")
 
 
 class Tokenizer(Protocol):
@@ -22,7 +21,7 @@ class Tokenizer(Protocol):
     def encode_word(self, text: str) -> list[int]:
         """The ids of a piece of text, with no special tokens around it."""
 
-    def apply_chat_template(self, messages: list[dict[str, Any]]) -> list[int]:
+    def apply_chat_template(self, chat: Chat) -> list[int]:
         """The ids of a conversation, up to where the assistant speaks; raises InvalidRequest naming the problem."""
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
@@ -37,6 +36,9 @@ class Tokenizer(Protocol):
     def definition(self) -> str:
         """What a tokenizer.json would say of it."""
 
+    def info(self) -> dict[str, Any]:
+        """What a tokenizer_config.json would say of it."""
+
 
 class HuggingFaceTokenizer:
     """A fast tokenizer of the transformers library, from a local directory."""
@@ -49,21 +51,24 @@ class HuggingFaceTokenizer:
 
     def encode(self, text: str) -> list[int]:
         """The ids of a prompt; raises InvalidRequest for text that UTF-8 cannot carry."""
-        _check_encodable("the prompt", text)
+        check_encodable("the prompt", text)
         return list(self._tokenizer.encode(text))
 
     def encode_word(self, text: str) -> list[int]:
         """The ids of a piece of text; raises InvalidRequest for text that UTF-8 cannot carry."""
-        _check_encodable("a bad word", text)
+        check_encodable("a bad word", text)
         return list(self._tokenizer.encode(text, add_special_tokens=False))
 
-    def apply_chat_template(self, messages: list[dict[str, Any]]) -> list[int]:
-        """The ids of a conversation; raises InvalidRequest for a bad message or a template that refuses it."""
-        check_messages(messages)
+    def apply_chat_template(self, chat: Chat) -> list[int]:
+        """The ids of a conversation; raises InvalidRequest where the template refuses it, or would ignore a part of it."""
         if self._tokenizer.chat_template is None:
             raise InvalidRequest("this model has no chat template: send a prompt instead of messages")
+        tools = chat.tools or None
         try:
-            token_ids = self._tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
+            check_template(self._tokenizer.get_chat_template(tools=tools), chat)
+            token_ids = self._tokenizer.apply_chat_template(
+                chat.messages, tools, return_dict=False, **{"add_generation_prompt": True} | chat.template_kwargs
+            )
         except (jinja2.TemplateError, LookupError, TypeError, ValueError) as error:
             # A template is a program, and these messages are its input.
             raise InvalidRequest(f"the chat template of this model refuses these messages: {error}") from error
@@ -85,32 +90,14 @@ class HuggingFaceTokenizer:
         """What tokenizer.json says, and of the tokens that other files add."""
         return str(self._backend.to_str())
 
-
-def check_messages(messages: list[dict[str, Any]]) -> None:
-    """Raises InvalidRequest unless these are one or more messages of a role and a text."""
-    if not isinstance(messages, list) or not messages:
-        raise InvalidRequest("messages must be a list of at least one message")
-    for position, message in enumerate(messages):
-        if not isinstance(message, dict) or message.keys() != {"role", "content"}:
-            raise InvalidRequest(f"messages[{position}] must have role and content and nothing else")
-        if message["role"] not in ROLES:
-            raise InvalidRequest(
-                f"messages[{position}]: role must be one of {', '.join(ROLES)}, not {message['role']!r}"
-            )
-        if not isinstance(message["content"], str):
-            raise InvalidRequest(
-                f"messages[{position}]: content must be a string, not {type(message['content']).__name__}"
-            )
-        _check_encodable(f"messages[{position}]", message["content"])
-
-
-def _check_encodable(what: str, text: str) -> None:
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        raise InvalidRequest(
-            f"{what} holds half a surrogate pair at character {error.start}, which is no text"
-        ) from error
+    def info(self) -> dict[str, Any]:
+        """Class, special tokens and chat template, by the names of tokenizer_config.json."""
+        tokenizer = self._tokenizer
+        return {
+            "tokenizer_class": type(tokenizer).__name__,
+            "chat_template": tokenizer.chat_template,
+            **{name: str(token) for name, token in tokenizer.special_tokens_map.items() if isinstance(token, str)},
+        }
 
 
 def _load(directory: Path) -> Any:

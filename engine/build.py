@@ -16,7 +16,7 @@ from caching.metadata import PagedAttentionCacheMetaData, pages_for
 from caching.page_manager import HBMPageManager
 from engine.backend import Backend, choose_backend, default_page_size
 from engine.config import EngineConfig, ServingLimits
-from engine.device_errors import DeviceError, device_errors
+from engine.device_errors import DeviceError, acquire_devices, device_errors
 from engine.errors import ConfigurationError
 from engine.execution_manager import ExecutionManager, StepShapes
 from engine.memory import CachePlanner, memory_budget
@@ -40,10 +40,13 @@ DEMO_MODEL = Path(__file__).parent / "models" / "demo"
 
 
 def build_engine(config: EngineConfig, report: Callable[[Progress], None]) -> oEngine:
-    """An engine ready to step. Raises ConfigurationError where the model or the machine cannot do what is asked."""
+    """An engine ready to step. Raises ConfigurationError where the model or the machine cannot do what is asked, and
+    DevicesUnavailable.
+    """
     _leave_a_core_to_the_kernels()
     directory = config.model or DEMO_MODEL
     model = read_model_config(directory)
+    acquire_devices()
     dtype = np.dtype(jnp.dtype(config.dtype or _default_dtype()))
     max_model_len = asked_context(config, model)
     _use_compilation_cache()

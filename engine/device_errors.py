@@ -4,8 +4,12 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+import jax
 from jax.errors import JaxRuntimeError
 
+from engine.errors import DevicesUnavailable
+
+_REFUSAL = re.compile(r"Unable to initialize backend '\w+': (.*?)( \((?:set|you may need)[^()]*\))?$", re.DOTALL)
 _STATUS = re.compile(r"[A-Z_]+: ")
 _OUT_OF_MEMORY = "RESOURCE_EXHAUSTED"
 
@@ -17,6 +21,15 @@ class DeviceError(Exception):
     def out_of_memory(self) -> bool:
         """Whether there was no memory for it."""
         return _OUT_OF_MEMORY in str(self)
+
+
+def acquire_devices() -> None:
+    """Have JAX look for devices and take them, for as long as this process lives. Raises DevicesUnavailable."""
+    try:
+        jax.devices()
+    except RuntimeError as error:
+        refused = _REFUSAL.match(str(error))
+        raise DevicesUnavailable(refused[1] if refused else str(error)) from error
 
 
 @contextmanager

@@ -1,14 +1,47 @@
-"""Which accelerators this machine has, and which processes hold them. Nothing is opened: a TPU takes one process at a time."""
+"""Which accelerators this machine has, and which processes hold them. Nothing is taken: a TPU has one process at a time."""
 
 import fcntl
+import getpass
 import os
-from collections.abc import Iterator
+import struct
+import time
+from collections.abc import Collection, Iterator
 from pathlib import Path
+from typing import NamedTuple
+
+import psutil
 
 DEVICES = ("accel[0-9]*", "vfio/[0-9]*", "nvidia[0-9]*")
 """In /dev: TPUs by their own driver, TPUs by VFIO, GPUs."""
 TPU_LOCK = Path("/tmp/libtpu_lockfile")
-"""What libtpu locks for as long as a process uses the TPUs."""
+"""What libtpu locks (lockf) for as long as a process uses the TPUs, and leaves behind."""
+FLOCK = "hhqqi0q"
+"""``struct flock`` of fcntl(2): type, whence, start, length, process; as 64-bit Linux has it."""
+LONGEST_COMMAND = 80
+
+
+class Holder(NamedTuple):
+    """A process that has what we want; the time is in seconds since 1970, and texts are "?" where we may not know."""
+
+    pid: int
+    command: str
+    user: str
+    since: float
+
+    def __str__(self) -> str:
+        if self.user == "?":
+            return f"process {self.pid}" if self.pid > 0 else "a process of another container"
+        since = time.strftime("%Y-%m-%d %H:%M", time.localtime(self.since))
+        return f"process {self.pid} of {self.user} since {since}: {self.command}"
+
+
+class Obstacle(NamedTuple):
+    """What keeps us from the TPUs, and the command that ends it."""
+
+    found: str
+    advice: str
+    passes: bool
+    """Whether it may go away by itself."""
 
 
 def devices(dev: Path = Path("/dev")) -> list[Path]:
@@ -16,23 +49,60 @@ def devices(dev: Path = Path("/dev")) -> list[Path]:
     return sorted(path for pattern in DEVICES for path in dev.glob(pattern))
 
 
-def holders(paths: list[Path], proc: Path = Path("/proc")) -> dict[int, str]:
-    """The processes that have any of these open, by id, with their names; those of other users only root sees."""
+def holders(paths: list[Path], proc: Path = Path("/proc")) -> list[Holder]:
+    """The processes that have any of these open; those of other users only root sees."""
     wanted = {str(path) for path in paths}
-    return {
-        int(process.name): _name(process)
-        for process in proc.glob("[0-9]*")
+    return [
+        _holder(int(process.name))
+        for process in sorted(proc.glob("[0-9]*"), key=lambda process: int(process.name))
         if process.name != str(os.getpid()) and any(target in wanted for target in _open_files(process))
-    }
+    ]
 
 
-def unusable_lock(lock: Path = TPU_LOCK) -> bool:
-    """Whether there is a lock that nobody holds and that we cannot take either: another user's process left it."""
-    if not lock.exists() or holders([lock]):
+def tpu_obstacle(paths: list[Path], lock: Path = TPU_LOCK) -> Obstacle | None:
+    """What libtpu would stumble over: a process that has these devices or the lock, or a lock that it could not take."""
+    found = {holder.pid: holder for holder in (*_lock_holders(lock), *holders(paths))}
+    if found:
+        return Obstacle(f"the TPU is in use by {'; by '.join(map(str, found.values()))}", end_of(found.values()), True)
+    if _is_refused(lock):
+        return Obstacle(f"nobody uses the TPU, but {lock} is of {_owner(lock)}, who left it", f"sudo rm {lock}", False)
+    return None
+
+
+def refusal(reason: str, paths: list[Path], lock: Path = TPU_LOCK) -> Obstacle:
+    """The obstacle that JAX met when it was to take these devices, and called so."""
+    tpus = [path for path in paths if not path.name.startswith("nvidia")]
+    unseen = f"sudo lsof -w {' '.join(map(str, [lock, *tpus]))}, which says who has it, if anybody does"
+    return tpu_obstacle(tpus, lock) or Obstacle(f"JAX cannot take the accelerator: {reason}", unseen, True)
+
+
+def end_of(processes: Collection[Holder]) -> str:
+    """The command that ends these."""
+    sudo = "" if all(process.user == getpass.getuser() for process in processes) else "sudo "
+    return f"{sudo}kill {' '.join(str(process.pid) for process in processes)}"
+
+
+def _lock_holders(lock: Path) -> list[Holder]:
+    """Who has locked it, whoever that is; a process of another container has no number here."""
+    try:
+        with lock.open("rb") as file:
+            asked = struct.pack(FLOCK, fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
+            kind, *_, pid = struct.unpack(FLOCK, fcntl.fcntl(file, fcntl.F_GETLK, asked))
+    except OSError:
+        return []
+    return [] if kind == fcntl.F_UNLCK else [_holder(pid)]
+
+
+def _is_refused(lock: Path) -> bool:
+    """Whether libtpu could not open the lock that is there.
+
+    It may create it in doing so, and Linux lets nobody, not even root, do that with another user's file in /tmp
+    (fs.protected_regular).
+    """
+    if not lock.exists():
         return False
     try:
-        with lock.open("r+b") as file:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        os.close(os.open(lock, os.O_CREAT | os.O_RDWR))
     except OSError:
         return True
     return False
@@ -46,8 +116,17 @@ def _open_files(process: Path) -> Iterator[str]:
         return
 
 
-def _name(process: Path) -> str:
+def _holder(pid: int) -> Holder:
     try:
-        return (process / "comm").read_text().strip()
-    except OSError:
-        return "?"
+        process = psutil.Process(pid)
+        command = " ".join(process.cmdline()) or process.name()
+        return Holder(pid, command[:LONGEST_COMMAND], process.username(), process.create_time())
+    except (psutil.Error, ValueError):
+        return Holder(pid, "?", "?", 0.0)
+
+
+def _owner(path: Path) -> str:
+    try:
+        return path.owner()
+    except (OSError, KeyError):
+        return "another user"

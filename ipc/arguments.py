@@ -19,3 +19,10 @@ def count(text: str) -> int:
     if not text.isdecimal() or int(text) == 0:
         raise argparse.ArgumentTypeError(f"must be a number of 1 or more, not {text!r}")
     return int(text)
+
+
+def port(text: str) -> int:
+    """Of TCP; 0 is any that is free."""
+    if not text.isdecimal() or int(text) > 65535:
+        raise argparse.ArgumentTypeError(f"must be a port, 0 to 65535, not {text!r}")
+    return int(text)

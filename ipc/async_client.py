@@ -16,7 +16,7 @@ from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 from ipc.addresses import checked_address
 from ipc.call import Call, Outcome, Put
@@ -25,9 +25,10 @@ from ipc.connection import Connection
 from ipc.control_client import ControlClient
 from ipc.errors import ConnectionLost, OdriverError
 from ipc.keys import client_key
-from ipc.messages import Done, Token, Welcome
+from ipc.messages import Detokenize, Done, Token, Tokenize, TokenizerInfo, TokenizerInfoReply, Welcome
 
 Outcomes = asyncio.Queue[Outcome]
+Answer = TypeVar("Answer")
 
 
 class AsyncClient:
@@ -59,7 +60,7 @@ class AsyncClient:
 
     async def __aenter__(self) -> Self:
         try:
-            await self._outcome_of(self._connection.connect)
+            await self.connect()
         except BaseException:
             await self.close()
             raise
@@ -75,32 +76,94 @@ class AsyncClient:
         """What the daemon says of itself: ``model``, ``max_model_len`` and more; raises ConnectFailed before."""
         return self._connection.welcome
 
-    def generate(self, prompt: str | list[int], **params: Any) -> "AsyncStream":
-        """Continue a text, or token ids; ``params`` are those of ``SamplingParams``. Iterate over the answer's pieces."""
-        return self._stream(prompt=prompt, params=params)
+    async def connect(self) -> Welcome:
+        """Be connected, anew if need be; what the daemon says of itself. Raises ConnectFailed if none answers."""
+        welcome = await self._outcome_of(self._connection.connect)
+        assert isinstance(welcome, Welcome)
+        return welcome
 
-    def chat(self, messages: list[Message], **params: Any) -> "AsyncStream":
-        """Continue a conversation, through the model's chat template. Iterate over the answer's pieces."""
-        return self._stream(messages=messages, params=params)
+    def generate(self, prompt: str | list[int], *, stream: bool = True, **params: Any) -> "AsyncStream":
+        """Continue a text, or token ids; ``params`` are those of ``SamplingParams``. Iterate over the answer's pieces.
+
+        Without ``stream`` they come when all is done, a piece for each sample.
+        """
+        return self._stream(prompt=prompt, params=params, stream=stream)
+
+    def chat(
+        self,
+        messages: list[Message],
+        *,
+        stream: bool = True,
+        tools: list[dict[str, Any]] | None = None,
+        chat_template_kwargs: dict[str, Any] | None = None,
+        **params: Any,
+    ) -> "AsyncStream":
+        """Continue a conversation, through the model's chat template, otherwise as ``generate``.
+
+        ``tools`` are functions that the model may call, as OpenAI has them; a call comes as text, in the model's own
+        notation. ``chat_template_kwargs`` are switches of the template, such as ``enable_thinking``.
+        """
+        return self._stream(
+            messages=messages, tools=tools, chat_template_kwargs=chat_template_kwargs, params=params, stream=stream
+        )
 
     async def complete(self, prompt: str | list[int], **params: Any) -> Completion:
         """As ``generate``, and wait for the whole, which comes at once."""
-        async with self._stream(prompt=prompt, params=params, stream=False) as stream:
+        async with self.generate(prompt, stream=False, **params) as stream:
             return whole([piece async for piece in stream])
+
+    async def tokenize(
+        self,
+        prompt: str | None = None,
+        *,
+        messages: list[Message] | None = None,
+        tools: list[dict[str, Any]] | None = None,
+        chat_template_kwargs: dict[str, Any] | None = None,
+        add_special_tokens: bool = True,
+    ) -> list[int]:
+        """The token ids that a prompt would have, or a conversation. Raises as reading a completion does."""
+        done = await self._outcome_of(
+            partial(
+                self._connection.ask,
+                message_of=lambda request_id: Tokenize(
+                    request_id, prompt, messages, tools or [], chat_template_kwargs or {}, add_special_tokens
+                ),
+            )
+        )
+        assert isinstance(done, Done)
+        return done.token_ids
+
+    async def detokenize(self, token_ids: list[int]) -> str:
+        """The text of token ids, special ones as they are spelt."""
+        done = await self._outcome_of(
+            partial(self._connection.ask, message_of=lambda request_id: Detokenize(request_id, token_ids))
+        )
+        assert isinstance(done, Done)
+        return done.text
+
+    async def tokenizer_info(self) -> dict[str, Any]:
+        """What the tokenizer is, by the names of Hugging Face's tokenizer_config.json."""
+        reply = await self._outcome_of(partial(self._connection.ask, message_of=TokenizerInfo))
+        assert isinstance(reply, TokenizerInfoReply)
+        return reply.info
 
     async def status(self) -> dict[str, Any]:
         """The daemon's numbers: what runs and waits, pages, steps, tokens and more."""
-        if not self._finalizer.alive:
-            raise ConnectionLost("this client is closed")
-        return await asyncio.to_thread(self._status)
+        return await asyncio.to_thread(self._asked, ControlClient.status)
+
+    async def metrics(self) -> str:
+        """The daemon's numbers as it would tell them Prometheus."""
+        return await asyncio.to_thread(self._asked, ControlClient.metrics)
 
     async def close(self) -> None:
         """End the connection; what is open is aborted, and whoever waits for it gets ConnectionLost."""
         await asyncio.to_thread(self._finalizer)
 
-    def _status(self) -> dict[str, Any]:
+    def _asked(self, ask: Callable[[ControlClient], Answer]) -> Answer:
+        if not self._finalizer.alive:
+            raise ConnectionLost("this client is closed")
         with ControlClient(self._address, self._timeout, key=self._key) as control:
-            return control.status()
+            return ask(control)
 
     def _stream(self, **question: Any) -> "AsyncStream":
         outcomes, put = self._new_queue()

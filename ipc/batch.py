@@ -6,6 +6,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+import msgspec
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
@@ -15,7 +16,8 @@ from ipc.batch_output import SUCCESS, BatchOutput
 from ipc.completion import whole
 from ipc.errors import BatchError, RequestFailed
 from ipc.logs import configure_logging
-from ipc.openai_format import BodyError, Question, body_of, error_body
+from ipc.openai_format import STATUS, body_of, error_answer
+from ipc.openai_requests import BodyError, Question
 from ipc.resumption import FULL
 
 MAX_CONCURRENCY = 128
@@ -24,8 +26,6 @@ SYNC_INTERVAL = 1.0
 """Seconds whose results a crash of the machine may cost; one of the process or the daemon costs none."""
 OVERLOADED_DELAY = 1.0
 """Seconds before a request is sent again that the daemon has no room for, where it does not say."""
-STATUS = {"invalid_request": 400, "message_too_long": 413}
-"""HTTP's codes for those of the daemon; any other is 500."""
 
 
 def run(source: Path, target: Path, address: str, **options: Any) -> int:
@@ -90,12 +90,18 @@ async def _result(client: AsyncClient, line: Line) -> dict[str, Any]:
         asked = line.question(model)
         status, body = SUCCESS, await _body(client, asked, line, model)
     except BodyError as error:
-        status, body = error.status, error_body(str(error), error.code)
+        status, body = error.status, _error_body(str(error), error.status, error.code, error.param)
     except RequestFailed as error:
-        status, body = STATUS.get(error.code, 500), error_body(error.message, error.code)
+        status = STATUS.get(error.code, 500)
+        body = _error_body(error.message, status, error.code)
     name = f"batch_req_{line.custom_id}"
     response = {"status_code": status, "request_id": name, "body": body}
     return {"id": name, "custom_id": line.custom_id, "response": response, "error": None}
+
+
+def _error_body(message: str, status: int, code: str, param: str | None = None) -> dict[str, Any]:
+    body: dict[str, Any] = msgspec.to_builtins(error_answer(message, status, code, param))
+    return body
 
 
 async def _body(client: AsyncClient, asked: Question, line: Line, model: str) -> dict[str, Any]:
@@ -104,6 +110,7 @@ async def _body(client: AsyncClient, asked: Question, line: Line, model: str) ->
             if asked.messages is not None:
                 stream = client.chat(asked.messages, **asked.params)
             else:
+                assert asked.prompt is not None
                 stream = client.generate(asked.prompt, **asked.params)
             async with stream:
                 return body_of(whole([piece async for piece in stream]), asked, model, line.custom_id)

@@ -15,7 +15,8 @@ from typing import Any, NamedTuple
 import msgspec
 
 from ipc.errors import BatchError
-from ipc.openai_format import Question, question, question_of
+from ipc.openai_format import question, question_of
+from ipc.openai_requests import Question
 
 OPENAI = {"custom_id", "method", "url", "body"}
 

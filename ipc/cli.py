@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from engine.errors import ConfigurationError
-from ipc import complete, connecting, keys_command, operate, plan_command, settings, structured_outputs
+from ipc import complete, connecting, gateway_command, keys_command, operate, plan_command, settings, structured_outputs
 from ipc.arguments import count
 from ipc.client import Client
 from ipc.errors import OdriverError
@@ -46,6 +46,7 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     for name, add_arguments, run, what in (
         ("serve", settings.add_arguments, _serve, "run the daemon"),
+        ("gateway", gateway_command.add_arguments, gateway_command.run, "serve OpenAI's HTTP API in front of daemons"),
         ("config", _config_arguments, _config, "show what holds for a daemon started like this, and whence"),
         (
             "install-service",

@@ -11,10 +11,11 @@ from one thread and read one after the other. Leaving its loop early, closing or
 
 import weakref
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 from ipc.addresses import checked_address
 from ipc.call import Call, Outcome, Put
@@ -31,7 +32,17 @@ from ipc.errors import (
     ResumeFailed,
 )
 from ipc.keys import client_key
-from ipc.messages import Done, Logprob, Token, Usage, Welcome
+from ipc.messages import (
+    Detokenize,
+    Done,
+    Logprob,
+    Token,
+    Tokenize,
+    TokenizerInfo,
+    TokenizerInfoReply,
+    Usage,
+    Welcome,
+)
 
 __all__ = [
     "AddressError",
@@ -51,6 +62,8 @@ __all__ = [
     "TokenLogprobs",
     "Usage",
 ]
+
+Answer = TypeVar("Answer")
 
 
 class Client:
@@ -85,7 +98,7 @@ class Client:
         self._connection = Connection(self._address, timeout, resume_timeout if resume else None, own)
         self._finalizer = weakref.finalize(self, self._connection.close)
         try:
-            _outcome_of(self._connection.connect)
+            self.connect()
         except BaseException:
             self.close()
             raise
@@ -101,29 +114,94 @@ class Client:
         """What the daemon says of itself: ``model``, ``max_model_len`` and more."""
         return self._connection.welcome
 
-    def generate(self, prompt: str | list[int], **params: Any) -> "Stream":
-        """Continue a text, or token ids; ``params`` are those of ``SamplingParams``. Iterate over the answer's pieces."""
-        return self._stream(prompt=prompt, params=params)
+    def connect(self) -> Welcome:
+        """Be connected, anew if need be; what the daemon says of itself. Raises ConnectFailed if none answers."""
+        welcome = _outcome_of(self._connection.connect)
+        assert isinstance(welcome, Welcome)
+        return welcome
 
-    def chat(self, messages: list[Message], **params: Any) -> "Stream":
-        """Continue a conversation, through the model's chat template. Iterate over the answer's pieces."""
-        return self._stream(messages=messages, params=params)
+    def generate(self, prompt: str | list[int], *, stream: bool = True, **params: Any) -> "Stream":
+        """Continue a text, or token ids; ``params`` are those of ``SamplingParams``. Iterate over the answer's pieces.
+
+        Without ``stream`` they come when all is done, a piece for each sample.
+        """
+        return self._stream(prompt=prompt, params=params, stream=stream)
+
+    def chat(
+        self,
+        messages: list[Message],
+        *,
+        stream: bool = True,
+        tools: list[dict[str, Any]] | None = None,
+        chat_template_kwargs: dict[str, Any] | None = None,
+        **params: Any,
+    ) -> "Stream":
+        """Continue a conversation, through the model's chat template, otherwise as ``generate``.
+
+        ``tools`` are functions that the model may call, as OpenAI has them; a call comes as text, in the model's own
+        notation. ``chat_template_kwargs`` are switches of the template, such as ``enable_thinking``.
+        """
+        return self._stream(
+            messages=messages, tools=tools, chat_template_kwargs=chat_template_kwargs, params=params, stream=stream
+        )
 
     def complete(self, prompt: str | list[int], **params: Any) -> Completion:
         """As ``generate``, and wait for the whole, which comes at once."""
-        with self._stream(prompt=prompt, params=params, stream=False) as stream:
+        with self.generate(prompt, stream=False, **params) as stream:
             return whole(list(stream))
+
+    def tokenize(
+        self,
+        prompt: str | None = None,
+        *,
+        messages: list[Message] | None = None,
+        tools: list[dict[str, Any]] | None = None,
+        chat_template_kwargs: dict[str, Any] | None = None,
+        add_special_tokens: bool = True,
+    ) -> list[int]:
+        """The token ids that a prompt would have, or a conversation. Raises as reading a completion does."""
+        done = _outcome_of(
+            partial(
+                self._connection.ask,
+                message_of=lambda request_id: Tokenize(
+                    request_id, prompt, messages, tools or [], chat_template_kwargs or {}, add_special_tokens
+                ),
+            )
+        )
+        assert isinstance(done, Done)
+        return done.token_ids
+
+    def detokenize(self, token_ids: list[int]) -> str:
+        """The text of token ids, special ones as they are spelt."""
+        done = _outcome_of(
+            partial(self._connection.ask, message_of=lambda request_id: Detokenize(request_id, token_ids))
+        )
+        assert isinstance(done, Done)
+        return done.text
+
+    def tokenizer_info(self) -> dict[str, Any]:
+        """What the tokenizer is, by the names of Hugging Face's tokenizer_config.json."""
+        reply = _outcome_of(partial(self._connection.ask, message_of=TokenizerInfo))
+        assert isinstance(reply, TokenizerInfoReply)
+        return reply.info
 
     def status(self) -> dict[str, Any]:
         """The daemon's numbers: what runs and waits, pages, steps, tokens and more."""
-        if not self._finalizer.alive:
-            raise ConnectionLost("this client is closed")
-        with ControlClient(self._address, self._timeout, key=self._key) as control:
-            return control.status()
+        return self._asked(ControlClient.status)
+
+    def metrics(self) -> str:
+        """The daemon's numbers as it would tell them Prometheus."""
+        return self._asked(ControlClient.metrics)
 
     def close(self) -> None:
         """End the connection; what is open is aborted, and whoever waits for it gets ConnectionLost."""
         self._finalizer()
+
+    def _asked(self, ask: Callable[[ControlClient], Answer]) -> Answer:
+        if not self._finalizer.alive:
+            raise ConnectionLost("this client is closed")
+        with ControlClient(self._address, self._timeout, key=self._key) as control:
+            return ask(control)
 
     def _stream(self, **question: Any) -> "Stream":
         outcomes: SimpleQueue[Outcome] = SimpleQueue()

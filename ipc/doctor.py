@@ -56,9 +56,6 @@ def examine(flags: Mapping[str, Any]) -> list[Finding]:
 def _machine() -> Iterator[Finding]:
     yield versions(importlib.metadata.requires("odriver") or [])
     yield accelerator(accelerators.devices())
-    if accelerators.unusable_lock():
-        lock = accelerators.TPU_LOCK
-        yield Finding("TPU lock", "bad", f"{lock} is another user's, and nobody holds it", f"sudo rm {lock}")
     yield open_files(resource.getrlimit(resource.RLIMIT_NOFILE)[0])
     yield compiler()
     yield cache()
@@ -91,13 +88,11 @@ def accelerator(devices: list[Path]) -> Finding:
     if closed:
         return Finding("accelerator", "bad", f"{', '.join(closed)} may not be opened", "join its group, or ask root")
     is_gpu = all(device.name.startswith("nvidia") for device in devices)
-    held_by = accelerators.holders(devices)
-    if held_by:
-        who = ", ".join(f"{name} ({pid})" for pid, name in held_by.items())
-        end_it = f"end it: kill {' '.join(map(str, held_by))}"
-        if is_gpu:
-            return Finding("accelerator", "warning", f"{names} is shared with {who}", f"if it takes memory, {end_it}")
-        return Finding("accelerator", "bad", f"{names} is in use by {who}", end_it)
+    if is_gpu and (sharing := accelerators.holders(devices)):
+        who, end_it = "; with ".join(map(str, sharing)), accelerators.end_of(sharing)
+        return Finding("accelerator", "warning", f"{names} is shared with {who}", f"if it takes memory: {end_it}")
+    if not is_gpu and (obstacle := accelerators.tpu_obstacle(devices)):
+        return Finding("accelerator", "bad", obstacle.found, obstacle.advice)
     if not any(map(_is_installed, GPU_PLUGINS if is_gpu else ("libtpu",))):
         lacks, install = ("JAX has no plugin for it", "jax[cuda]") if is_gpu else ("no libtpu", "odriver[tpu]")
         return Finding(

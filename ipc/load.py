@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -66,7 +67,7 @@ class Load:
 def send(
     client: Client,
     prompts: Sequence[list[int]],
-    params: Mapping[str, object],
+    params: Mapping[str, Any],
     *,
     times: Sequence[float] | None = None,
     max_concurrency: int | None = None,
@@ -100,10 +101,10 @@ def send(
         pool.shutdown(cancel_futures=True)
 
 
-def _follow(client: Client, prompt: list[int], params: Mapping[str, object], stream: bool) -> Timeline:
+def _follow(client: Client, prompt: list[int], params: Mapping[str, Any], stream: bool) -> Timeline:
     timeline = Timeline(len(prompt), time.monotonic())
     try:
-        for piece in client.generate(prompt, **params) if stream else [client.complete(prompt, **params)]:
+        for piece in client.generate(prompt, stream=stream, **params):
             if piece.token_ids:
                 timeline.arrivals.append((time.monotonic(), len(piece.token_ids)))
     except OdriverError as error:

@@ -51,7 +51,9 @@ Load = Callable[[EngineConfig, Callable[[Progress], None], Callable[[str], None]
 
 
 def load(config: EngineConfig, report: Callable[[Progress], None], on_failure: Callable[[str], None]) -> Loaded:
-    """Load the model and compile every step, and the tokenizer meanwhile. Raises ConfigurationError."""
+    """Load the model and compile every step, and the tokenizer meanwhile. Raises ConfigurationError and
+    DevicesUnavailable.
+    """
     # Seconds' worth of imports: not before it is known that there is an address to serve at.
     from driver.metrics import DriverMetrics
     from driver.odriver import oDriver

@@ -40,7 +40,7 @@ def run(options: dict[str, Any]) -> int:
     os.environ["JAX_PLATFORMS"] = "cpu"  # whatever this machine has is not what is planned for
     from rich.console import Console
 
-    from engine.chip_plan import plan_chip
+    from engine.chip_planner import plan_chip
     from engine.config import EngineConfig
     from ipc import terminal
 

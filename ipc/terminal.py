@@ -115,15 +115,16 @@ def show_plan(plan: "ChipPlan") -> None:
     compiled = _numbers("Compiled", "tokens a step", "seconds", "scratch", "copies of pages or weights")
     for bucket in plan.buckets:
         compiled.add_row(
-            f"{bucket.tokens:,}", f"{bucket.compile_seconds:.1f}", decimal(bucket.scratch_bytes), str(bucket.copies)
-        )
+            f"{bucket.tokens:,}", f"{bucket.compile_seconds:.1f}", decimal(bucket.scratch_bytes),
+            "\n".join(map(escape, [*bucket.copies, *bucket.gathers])) or "none",
+        )  # fmt: skip
     steps = _numbers(
         f"Decoding sequences of {plan.tokens_a_sequence:,} tokens, at best",
-        *("sequences", "needs to move", "moves", "ms to move", "ms to compute", "tokens/s"),
+        *("sequences", "must read", "reads", "writes", "ms to move", "ms to compute", "tokens/s"),
     )
     for step in plan.decode:
         steps.add_row(
-            f"{step.sequences:,}", decimal(step.bytes_needed), decimal(step.bytes_moved),
+            f"{step.sequences:,}", decimal(step.bytes_needed), decimal(step.bytes_read), decimal(step.bytes_written),
             f"{1e3 * step.bandwidth_seconds:.2f}", f"{1e3 * step.compute_seconds:.2f}", f"{step.tokens_per_second:,.0f}",
         )  # fmt: skip
     for one in (table, compiled, steps):

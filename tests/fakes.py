@@ -6,7 +6,7 @@ from collections.abc import Callable
 from collections.abc import Sequence as Tokens
 from typing import Any
 
-from driver.tokenizer import check_messages
+from driver.chat import Chat
 from engine.config import EngineStats, ServingLimits
 from engine.sequence import Sequence, SequenceOutput, SequenceStatus
 
@@ -23,10 +23,9 @@ class FakeTokenizer:
     def encode_word(self, text: str) -> list[int]:
         return self.encode(text)
 
-    def apply_chat_template(self, messages: list[dict[str, Any]]) -> list[int]:
-        check_messages(messages)
+    def apply_chat_template(self, chat: Chat) -> list[int]:
         return self.encode(
-            "".join(f"{message['role']}: {message['content']}\n" for message in messages) + "assistant: "
+            "".join(f"{message['role']}: {message['content']}\n" for message in chat.messages) + "assistant: "
         )
 
     def decode(self, token_ids: Tokens[int], *, skip_special_tokens: bool = True) -> str:
@@ -36,6 +35,9 @@ class FakeTokenizer:
 
     def is_visible(self, token_id: int) -> bool:
         return token_id < EOS
+
+    def info(self) -> dict[str, Any]:
+        return {"tokenizer_class": "FakeTokenizer", "eos_token": "<end>", "chat_template": None}
 
     def is_special(self, token_id: int) -> bool:
         return token_id == EOS

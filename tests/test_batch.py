@@ -22,7 +22,8 @@ from ipc import batch
 from ipc.cli import main
 from ipc.completion import Choice, Completion
 from ipc.messages import Logprob, Usage
-from ipc.openai_format import CHAT, TEXT, BodyError, body_of, question_of
+from ipc.openai_format import CHAT, TEXT, body_of, question_of
+from ipc.openai_requests import BodyError
 
 
 class Files:
@@ -116,7 +117,7 @@ def test_a_mistake_is_the_result_of_its_line(
     assert {name: results[name]["status_code"] for name in errors} == {
         "model": 404, "url": 400, "parameter": 400, "prompt": 400, "type": 400
     }  # fmt: skip
-    assert errors["model"]["code"] == "model_not_found" and "'suffix'" in errors["parameter"]["message"]
+    assert errors["model"]["code"] == "model_not_found" and "suffix" in errors["parameter"]["message"]
     assert len(driver.submitted) == submitted
     assert "6 of 6 requests are in" in capsys.readouterr().err
 
@@ -334,12 +335,13 @@ def test_their_parameters_become_ours(body: dict[str, Any], params: dict[str, An
 @pytest.mark.parametrize(
     ("body", "words"),
     [
-        ({"stream": True}, "unknown parameter 'stream'"),
-        ({"tools": []}, "unknown parameter 'tools'"),
-        ({"logprobs": 3}, "logprobs must be true or false"),
+        ({"stream": True}, "stream must be false"),
+        ({"functions": []}, "unknown parameter 'functions'"),
+        ({"stream_options": {"x": 1}}, "unknown parameter 'stream_options.x'"),
+        ({"logprobs": 3}, "logprobs: expected `bool"),
         ({"top_logprobs": 3}, "needs logprobs"),
-        ({"response_format": {"type": "xml"}}, "response_format must be"),
-        ({"logit_bias": {"word": 1}}, "by token id, not by 'word'"),
+        ({"response_format": {"type": "xml"}}, "response_format.type: invalid enum value 'xml'"),
+        ({"logit_bias": {"word": 1}}, "a key of logit_bias: expected `int`"),
         ({"self": 1}, "unknown parameter 'self'"),
     ],
 )

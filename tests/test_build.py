@@ -14,7 +14,7 @@ from engine.backend import choose_backend
 from engine.build import build_engine, describe
 from engine.compilations import num_compilations
 from engine.config import EngineConfig
-from engine.errors import ConfigurationError
+from engine.errors import ConfigurationError, DevicesUnavailable
 from engine.execution_manager import ExecutionManager
 from engine.models.families import read_model_config
 from engine.models.weights import parameter_bytes
@@ -185,6 +185,20 @@ def test_a_step_that_takes_more_scratch_than_was_guessed_leaves_fewer_pages(dire
 
     assert engine.stats().pages_total == 22
     assert "23 pages instead of 33" in caplog.text
+
+
+def test_devices_that_cannot_be_taken_are_told_in_their_words(directory, monkeypatch):
+    """Without what JAX puts around them."""
+    words = "ABORTED: The TPU is already in use by process with pid 7. Not attempting to load libtpu.so."
+
+    def refuse():
+        raise RuntimeError(f"Unable to initialize backend 'tpu': {words} (set JAX_PLATFORMS='' to choose another)")
+
+    monkeypatch.setattr(jax, "devices", refuse)
+
+    with pytest.raises(DevicesUnavailable) as refused:
+        build_engine(build_config(directory), lambda progress: None)
+    assert str(refused.value) == words
 
 
 def test_a_model_that_gives_no_numbers_is_not_served(tmp_path):

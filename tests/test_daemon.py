@@ -310,3 +310,29 @@ def test_a_shutdown_that_hangs_is_ended_and_shows_where(address: str, news: News
 
     assert code == FAULT
     assert "in stop" in stderr
+
+
+def test_a_busy_tpu_is_named_with_who_has_it(tmp_path: Path, address: str) -> None:
+    """Instead of a traceback; the exit code lets systemd try again, as whoever has it may end."""
+    device = tmp_path / "accel0"
+    device.touch()
+    code = """
+import sys
+from pathlib import Path
+import jax
+from ipc import accelerators, daemon
+def devices():
+    raise RuntimeError("Unable to initialize backend 'tpu': ABORTED: in use. (set JAX_PLATFORMS='' to choose another)")
+jax.devices = devices
+accelerators.devices = lambda: [Path(sys.argv[2])]
+daemon.serve({"bind": sys.argv[1]})
+"""
+    command = [sys.executable, "-c", code, address, str(device)]
+
+    with device.open():
+        ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE, check=False)
+
+    assert ended.returncode == FAULT
+    said = " ".join(ended.stderr.split())
+    assert f"the TPU is in use by process {os.getpid()} of " in said and f"kill {os.getpid()}" in said
+    assert "Traceback" not in said

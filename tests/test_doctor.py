@@ -1,9 +1,14 @@
 """What ``odriver doctor`` finds on machines of all kinds."""
 
+import getpass
 import importlib.metadata
 import json
 import os
 import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -13,69 +18,97 @@ from ipc import accelerators, cli, doctor, keys
 from ipc.doctor import Finding
 
 
-def build_process(proc: Path, pid: int, name: str, *files: Path) -> None:
-    """A process that has these files open, as /proc shows it."""
-    (proc / str(pid) / "fd").mkdir(parents=True)
-    (proc / str(pid) / "comm").write_text(name + "\n")
-    for descriptor, file in enumerate(files):
-        (proc / str(pid) / "fd" / str(descriptor)).symlink_to(file)
+@contextmanager
+def holding(path: Path, call: str = "pass") -> Iterator[subprocess.Popen[str]]:
+    """Another process that has opened a file, and done this with it."""
+    code = f"import fcntl, sys\nfile = open(sys.argv[1], 'r+b')\n{call}\nprint('ready', flush=True)\nsys.stdin.read()"
+    with subprocess.Popen(
+        [sys.executable, "-c", code, str(path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None and process.stdout.readline() == "ready\n"
+        yield process
+        process.kill()
+
+
+LOCK = "fcntl.lockf(file, fcntl.LOCK_EX)"
 
 
 def test_accelerators_are_found_with_those_who_hold_them(tmp_path: Path) -> None:
     """TPUs of both drivers and GPUs; of the processes those that have one open, but not this one."""
-    dev, proc = tmp_path / "dev", tmp_path / "proc"
-    (dev / "vfio").mkdir(parents=True)
+    (tmp_path / "vfio").mkdir()
     for name in ("accel0", "accel1", "vfio/0", "vfio/vfio", "nvidia0", "nvidiactl", "null"):
-        (dev / name).touch()
-    build_process(proc, 7, "python", dev / "null", dev / "accel1")
-    build_process(proc, 8, "bash", dev / "null")
-    build_process(proc, os.getpid(), "pytest", dev / "accel0")
+        (tmp_path / name).touch()
 
-    found = accelerators.devices(dev)
+    found = accelerators.devices(tmp_path)
 
-    assert [str(path.relative_to(dev)) for path in found] == ["accel0", "accel1", "nvidia0", "vfio/0"]
-    assert accelerators.holders(found, proc) == {7: "python"}
+    assert [str(path.relative_to(tmp_path)) for path in found] == ["accel0", "accel1", "nvidia0", "vfio/0"]
+    with holding(tmp_path / "accel1") as process, holding(tmp_path / "null"), (tmp_path / "accel0").open():
+        (holder,) = accelerators.holders(found)
+    assert (holder.pid, holder.user) == (process.pid, getpass.getuser())
+    assert holder.command.startswith(sys.executable)
 
 
 def test_an_accelerator_has_to_be_free_and_ours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever has it open is named with the command that ends it; a TPU needs libtpu; none at all is fine."""
-    device = tmp_path / "accel0"
-    for name in ("accel0", "nvidia0"):
-        (tmp_path / name).touch()
-    holding: dict[int, str] = {}
-    monkeypatch.setattr(accelerators, "holders", lambda devices: holding)
+    tpu, gpu = tmp_path / "accel0", tmp_path / "nvidia0"
+    tpu.touch()
+    gpu.touch()
     monkeypatch.setattr(importlib.metadata, "version", lambda name: "0.1")
 
     assert doctor.accelerator([]).state == "good"
-    assert doctor.accelerator([device]) == Finding("accelerator", "good", f"{device}, free")
-    holding |= {7: "python", 9: "jupyter"}
-    gpu = doctor.accelerator([tmp_path / "nvidia0"])
-    assert gpu[1:3] == ("warning", f"{tmp_path / 'nvidia0'} is shared with python (7), jupyter (9)")
-    assert doctor.accelerator([device])[1:] == (
-        "bad", f"{device} is in use by python (7), jupyter (9)", "end it: kill 7 9",
-    )  # fmt: skip
-    holding.clear()
+    assert doctor.accelerator([tpu]) == Finding("accelerator", "good", f"{tpu}, free")
+    with holding(tpu) as process:
+        _, state, found, advice = doctor.accelerator([tpu])
+        assert (state, advice) == ("bad", f"kill {process.pid}")
+        assert f"in use by process {process.pid} of {getpass.getuser()} since 2" in found and sys.executable in found
+    with holding(gpu) as process:
+        _, state, found, advice = doctor.accelerator([gpu])
+        assert (state, advice) == ("warning", f"if it takes memory: kill {process.pid}")
+        assert f"{gpu} is shared with process {process.pid} of " in found
     monkeypatch.setattr(importlib.metadata, "version", lambda name: importlib.metadata.distribution("no-such").version)
-    assert doctor.accelerator([device])[1:] == ("bad", f"{device}, but no libtpu", 'pip install "odriver[tpu]"')
-    assert doctor.accelerator([tmp_path / "nvidia0"]).state == "warning"
+    assert doctor.accelerator([tpu])[1:] == ("bad", f"{tpu}, but no libtpu", 'pip install "odriver[tpu]"')
+    assert doctor.accelerator([gpu]).state == "warning"
     monkeypatch.setattr(os, "access", lambda path, mode: False)
-    assert doctor.accelerator([device]).found == f"{device} may not be opened"
+    assert doctor.accelerator([tpu]).found == f"{tpu} may not be opened"
 
 
-def test_a_lock_that_nobody_holds_is_in_the_way_only_if_we_cannot_take_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """libtpu leaves its file behind at each end."""
+def test_who_has_locked_the_tpu_is_named(tmp_path: Path) -> None:
+    """With what libtpu uses, lockf; a lock that is only there, as libtpu leaves it, is in nobody's way."""
     lock = tmp_path / "lockfile"
-    assert not accelerators.unusable_lock(lock)
+    assert accelerators.tpu_obstacle([], lock) is None
     lock.touch()
-    assert not accelerators.unusable_lock(lock)
+    assert accelerators.tpu_obstacle([], lock) is None
+    with holding(lock, "fcntl.flock(file, fcntl.LOCK_EX)"):
+        assert accelerators.tpu_obstacle([], lock) is None
+
+    with holding(lock, LOCK) as process:
+        obstacle = accelerators.tpu_obstacle([], lock)
+
+    assert obstacle is not None and obstacle.passes and obstacle.advice == f"kill {process.pid}"
+    assert obstacle.found.startswith(f"the TPU is in use by process {process.pid} of {getpass.getuser()} since")
+
+
+def test_a_lock_of_somebody_who_is_gone_has_to_be_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Linux lets nobody open another user's file in /tmp as libtpu does; a restart would not help."""
+    lock = tmp_path / "lockfile"
+    lock.touch()
 
     def refuse(*_: object) -> None:
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr(Path, "open", refuse)
-    assert accelerators.unusable_lock(lock)
+    monkeypatch.setattr(os, "open", refuse)
+    found = f"nobody uses the TPU, but {lock} is of {getpass.getuser()}, who left it"
+    assert accelerators.tpu_obstacle([], lock) == (found, f"sudo rm {lock}", False)
+
+
+def test_what_cannot_be_found_out_is_quoted(tmp_path: Path) -> None:
+    """A process of another user that has the device is not to be seen: JAX's words, and how root can see it."""
+    obstacle = accelerators.refusal(
+        "NOT_FOUND: no device", [Path("/dev/vfio/0"), Path("/dev/nvidia0")], tmp_path / "no"
+    )
+
+    assert obstacle.passes and "NOT_FOUND: no device" in obstacle.found
+    assert obstacle.advice.startswith(f"sudo lsof -w {tmp_path / 'no'} /dev/vfio/0, which")
 
 
 def test_versions_are_held_against_what_we_ask_for() -> None:

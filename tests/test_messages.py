@@ -45,6 +45,7 @@ CLIENT_MESSAGES = [
     Generate("a", prompt="Once", params={"temperature": 0.5, "stop": ["x"]}),
     Generate("b", prompt=[1, 2, 3]),
     Generate("c", messages=[{"role": "user", "content": "3 + 4?"}]),
+    Generate("d", messages=[], tools=[{"type": "function"}], chat_template_kwargs={"enable_thinking": False}),
     Abort("a"),
     Credit("a", 16),
     Ping(),

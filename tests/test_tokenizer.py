@@ -6,8 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tokenizer_files import build_byte_level, write_tokenizer
+from tokenizer_files import CHAT_TEMPLATE, TOOL_TEMPLATE, build_byte_level, write_tokenizer
 
+from driver.chat import checked_chat
 from driver.errors import InvalidRequest
 from driver.tokenizer import HuggingFaceTokenizer
 from engine.errors import ConfigurationError
@@ -30,6 +31,11 @@ def message(role: Any = "user", content: Any = "hi") -> dict[str, Any]:
     return {"role": role, "content": content}
 
 
+def calling(calls: list[Any]) -> dict[str, Any]:
+    """What an assistant says that calls tools."""
+    return {"role": "assistant", "content": None, "tool_calls": calls}
+
+
 def test_text_survives_the_way_there_and_back(tokenizer: HuggingFaceTokenizer) -> None:
     """Decoding what encoding gave is the text, spaces before punctuation included."""
     text = " The fox , the 'fox' n't  😀\n"
@@ -49,9 +55,24 @@ def test_special_tokens_are_no_text(tokenizer: HuggingFaceTokenizer) -> None:
 
 def test_a_chat_goes_through_the_template(tokenizer: HuggingFaceTokenizer) -> None:
     """The ids of a conversation are those of the rendered template, up to where the assistant speaks."""
-    token_ids = tokenizer.apply_chat_template([message("user", "hi"), message("assistant", "ho"), message("user", "?")])
+    chat = checked_chat([message("user", "hi"), message("assistant", "ho"), message("user", "?")])
+
+    token_ids = tokenizer.apply_chat_template(chat)
 
     assert token_ids == tokenizer.encode("<|user|>hi<|end|><|assistant|>ho<|end|><|user|>?<|end|><|assistant|>")
+
+
+def test_a_chat_may_end_otherwise(tokenizer: HuggingFaceTokenizer) -> None:
+    """With the last message itself, or in the middle of it; and the template is there to be read."""
+    messages = [message("user", "hi"), message("assistant", "ho")]
+    chat, open_end = "<|user|>hi<|end|><|assistant|>ho<|end|>", "<|user|>hi<|end|><|assistant|>ho"
+
+    for switches, text in (({}, chat), ({"continue_final_message": True}, open_end)):
+        checked = checked_chat(messages, template_kwargs={"add_generation_prompt": False, **switches})
+        assert tokenizer.apply_chat_template(checked) == tokenizer.encode(text)
+    with pytest.raises(InvalidRequest, match="refuses these messages"):
+        tokenizer.apply_chat_template(checked_chat(messages, template_kwargs={"continue_final_message": True}))
+    assert tokenizer.info()["chat_template"] == CHAT_TEMPLATE
 
 
 @pytest.mark.parametrize(
@@ -61,21 +82,61 @@ def test_a_chat_goes_through_the_template(tokenizer: HuggingFaceTokenizer) -> No
         ("hi", "at least one message"),
         (["hi"], "messages[0] must have role and content"),
         ([message(), {"role": "user"}], "messages[1] must have role and content"),
-        ([message() | {"tool_calls": []}], "nothing else"),
+        ([message() | {"tool_calls": []}], "a message of role user has no 'tool_calls'"),
+        ([message("assistant") | {"audio": None}], "messages[0]: a message of role assistant has no 'audio'"),
         ([message(role="boss")], "role must be one of system"),
         ([message(role=["user"])], "role must be one of system"),
         ([message(content=None)], "content must be a string, not NoneType"),
+        ([message("assistant") | {"reasoning_content": 1}], "reasoning_content must be a string, not int"),
         ([message(content=[{"type": "text"}])], "content must be a string, not list"),
         ([message(content="\ud83d")], "surrogate"),
+        ([calling(["f"])], "messages[0].tool_calls[0] must have a function"),
+        ([calling([{"function": {"name": "f", "arguments": "{"}}])], "tool_calls[0]: its arguments are no JSON"),
+        ([calling([{"function": {"name": "f", "arguments": "[]"}}])], "must be a JSON object, not list"),
         ([message(role="tool")], "refuses these messages: no tools here"),
+        ([calling([{"function": {"name": "f"}}])], "knows no tool_calls"),
     ],
 )
 def test_bad_messages_are_the_clients(tokenizer: HuggingFaceTokenizer, messages: Any, complaint: str) -> None:
-    """Messages that are none, or that the template refuses, are an InvalidRequest that names the problem."""
+    """Messages that are none, or that the template refuses or would not show, are refused by name."""
     with pytest.raises(InvalidRequest) as error:
-        tokenizer.apply_chat_template(messages)
+        tokenizer.apply_chat_template(checked_chat(messages))
 
     assert complaint in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("tools", "template_kwargs", "complaint"),
+    [
+        ([{"type": "function", "function": {"name": "f"}}], {}, "the chat template of this model knows no tools"),
+        ([{"type": "search"}], {}, "tools[0] must be of type function"),
+        ([], {"enable_thinking": False}, "the chat template of this model has no 'enable_thinking'"),
+        ([], {"messages": []}, "has no 'messages'"),
+        ([], {"tokenize": False}, "has no 'tokenize'"),
+    ],
+)
+def test_what_the_template_would_ignore_is_refused(
+    tokenizer: HuggingFaceTokenizer, tools: Any, template_kwargs: dict[str, Any], complaint: str
+) -> None:
+    """Tools and switches that a template has no word of, and what is not its own to be told."""
+    with pytest.raises(InvalidRequest) as error:
+        tokenizer.apply_chat_template(checked_chat([message()], tools, template_kwargs))
+
+    assert complaint in str(error.value)
+
+
+def test_tools_and_calls_reach_the_template(tmp_path: Path) -> None:
+    """Functions, what was called of them and what came of it, and the template's own switches."""
+    tokenizer = HuggingFaceTokenizer(write_tokenizer(tmp_path, build_byte_level(), TOOL_TEMPLATE))
+    tools = [{"type": "function", "function": {"name": "add"}}]
+    call = {"id": "1", "type": "function", "function": {"name": "add", "arguments": '{"a": 1}'}}
+    messages = [message(), calling([call]), message("tool", "7") | {"tool_call_id": "1"}]
+
+    token_ids = tokenizer.apply_chat_template(checked_chat(messages, tools, {"enable_thinking": False}))
+
+    rendered = '[{"name": "add"}]<|user|>hi<|end|><|assistant|><tool_call>\n{"name": "add", "arguments": {"a": 1}}\n'
+    rendered += "</tool_call><|end|><|tool|>7<|end|><|assistant|><think>\n\n</think>\n\n"
+    assert tokenizer.decode(token_ids, skip_special_tokens=False) == rendered
 
 
 def test_half_a_surrogate_pair_is_the_clients(tokenizer: HuggingFaceTokenizer) -> None:
@@ -89,7 +150,7 @@ def test_a_model_without_chat_template_refuses_messages(tmp_path: Path) -> None:
     tokenizer = HuggingFaceTokenizer(write_tokenizer(tmp_path, build_byte_level(), chat_template=None))
 
     with pytest.raises(InvalidRequest, match="no chat template: send a prompt"):
-        tokenizer.apply_chat_template([message()])
+        tokenizer.apply_chat_template(checked_chat([message()]))
 
 
 def test_a_directory_without_tokenizer_is_a_configuration_error(tmp_path: Path) -> None:

@@ -1,0 +1,195 @@
+"""Compiled programs, read from the text that XLA prints of them (``jax.stages.Compiled.as_text``).
+
+The text is the one form in which a program for an absent chip can be had with its memory spaces; there is no reader of it in
+jax. It holds a computation after the other, an instruction a line, each used only after its own line::
+
+    %fused_computation.4 (param_0: bf16[128256,4096], param_1: s32[64]) -> bf16[64,4096] {
+      %param_0 = bf16[128256,4096]{1,0:T(8,128)(2,1)} parameter(0)
+      ...
+      ROOT %gather.31 = bf16[64,4096]{1,0:T(8,128)(2,1)S(1)} gather(%param_0, %param_1), offset_dims={1}, ...
+    }
+"""
+
+import math
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+HEADER = re.compile(r"(ENTRY )?%([^ ]+) \(.*\{$")
+INSTRUCTION = re.compile(r"  (ROOT )?%([^ ]+) = ")
+ARRAY = re.compile(r"([a-z]\w*)\[([\d,]*)\](?:\{([\d,]*)(?::([^}]*))?\})?")
+"""``bf16[64,4096]{1,0:T(8,128)(2,1)S(1)}``: dtype, shape, axes from the fastest on, and how it lies in which memory."""
+TILE = re.compile(r"^T\(([\d,]+)\)")
+SPACE = re.compile(r"S\((\d+)\)")
+NAME = re.compile(r"%([\w.\-]+)")
+BITS = re.compile(r"(\d+)")
+HBM = 0
+"""The memory space that a layout does not name; 1 is a chip's VMEM, and the others are smaller still."""
+
+
+@dataclass(frozen=True)
+class Buffer:
+    """An array as a program holds it."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    nbytes: int
+    """With the padding of its tiles."""
+    space: int
+
+    @property
+    def numbers(self) -> int:
+        """That it is made of."""
+        return math.prod(self.shape)
+
+    @property
+    def hbm_bytes(self) -> int:
+        """What it takes of the chip's memory; 0 where it lies elsewhere."""
+        return self.nbytes if self.space == HBM else 0
+
+
+@dataclass(frozen=True)
+class Instruction:
+    """One operation; ``%`` is left out of names."""
+
+    name: str
+    opcode: str
+    buffers: tuple[Buffer, ...]
+    """What it makes; of a tuple the leaves, in order."""
+    argument: str
+    """Between its parentheses: names, and what is no name in ``constant(7)`` and ``parameter(0)``."""
+    attributes: str
+
+    @property
+    def operands(self) -> list[str]:
+        """The names of what it reads."""
+        return NAME.findall(self.argument)
+
+    def attribute(self, name: str) -> str | None:
+        """``body=%region_1.5`` and ``index=2``: what is behind the sign."""
+        found = re.search(rf"\b{name}=%?([\w.\-]+)", self.attributes)
+        return found and found[1]
+
+    @property
+    def called(self) -> str:
+        """The computation that a fusion, a call or an asynchronous operation runs."""
+        return self.attribute("calls") or self.attribute("to_apply") or ""
+
+
+@dataclass(frozen=True)
+class Computation:
+    """Instructions, each behind those that it reads."""
+
+    instructions: dict[str, Instruction]
+    root: Instruction
+
+    def parameter(self, index: int) -> Instruction | None:
+        """None where the computation has no use for it."""
+        found = (one for one in self if one.opcode == "parameter" and one.argument == str(index))
+        return next(found, None)
+
+    def users(self, name: str) -> list[Instruction]:
+        """Those that read an instruction."""
+        return [one for one in self if name in one.operands]
+
+    def __iter__(self) -> Iterator[Instruction]:
+        return iter(self.instructions.values())
+
+    def __getitem__(self, name: str) -> Instruction:
+        return self.instructions[name]
+
+
+@dataclass(frozen=True)
+class Program:
+    """All computations by name, and the one that is run."""
+
+    computations: dict[str, Computation]
+    entry: Computation
+
+
+def parse_program(text: str) -> Program:
+    """Raises ValueError where that is no program."""
+    computations: dict[str, Computation] = {}
+    lines: list[str] = []
+    entry, name = "", ""
+    for line in text.splitlines():
+        if header := HEADER.match(line):
+            name, lines = header[2], []
+            entry = name if header[1] else entry
+        elif line == "}" and name:
+            computations[name] = _parse_computation(lines)
+            name = ""
+        elif name and INSTRUCTION.match(line):
+            lines.append(line)
+    if entry not in computations:
+        raise ValueError(f"no compiled program: {text[:80]!r}")
+    return Program(computations, computations[entry])
+
+
+def _parse_computation(lines: list[str]) -> Computation:
+    instructions = {}
+    for line in lines:
+        one = _parse_instruction(line)
+        instructions[one.name] = one
+        if line.startswith("  ROOT "):
+            root = one
+    return Computation(instructions, root)
+
+
+def _parse_instruction(line: str) -> Instruction:
+    start = INSTRUCTION.match(line)
+    assert start is not None
+    made = start.end()
+    end = _closing(line, made) if line[made] == "(" else line.index(" ", made)
+    opening = line.index("(", end)
+    closing = _closing(line, opening)
+    return Instruction(
+        name=start[2],
+        opcode=line[end:opening].strip(),
+        buffers=tuple(_parse_buffer(*found) for found in ARRAY.findall(line[made:end])),
+        argument=line[opening + 1 : closing - 1],
+        attributes=line[closing:].partition(", metadata=")[0],
+    )
+
+
+def _closing(line: str, opening: int) -> int:
+    """Behind the parenthesis that closes the one there."""
+    depth = 0
+    for place in range(opening, len(line)):
+        depth += (line[place] == "(") - (line[place] == ")")
+        if depth == 0:
+            return place + 1
+    raise ValueError(f"a parenthesis is not closed: {line[:80]!r}")
+
+
+def _parse_buffer(dtype: str, shape: str, order: str, layout: str) -> Buffer:
+    axes = _numbers(shape)
+    tile, space = TILE.match(layout), SPACE.search(layout)
+    return Buffer(
+        dtype=dtype,
+        shape=axes,
+        nbytes=_padded_size(axes, _numbers(order), _numbers(tile[1]) if tile else ()) * _bits(dtype) // 8,
+        space=int(space[1]) if space else HBM,
+    )
+
+
+def _padded_size(axes: tuple[int, ...], order: tuple[int, ...], tile: tuple[int, ...]) -> int:
+    """Numbers that an array takes: its fastest axes are padded to whole tiles; one below a tile's rank is not padded."""
+    if len(tile) > len(axes) or len(order) != len(axes):
+        return math.prod(axes)
+    padded = list(axes)
+    for axis, size in zip(order, reversed(tile), strict=False):
+        padded[axis] = -(-padded[axis] // size) * size
+    return math.prod(padded)
+
+
+def _bits(dtype: str) -> int:
+    """Of a number: ``bf16``, ``s32``, ``f8e4m3fn``; a truth value takes a byte, a token nothing."""
+    if dtype == "pred":
+        return 8
+    found = BITS.search(dtype)
+    return int(found[1]) if found else 0
+
+
+def _numbers(text: str) -> tuple[int, ...]:
+    return tuple(int(number) for number in text.split(",") if number)

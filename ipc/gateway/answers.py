@@ -1,0 +1,64 @@
+"""Answers over HTTP: a JSON body, or why there is none."""
+
+import math
+
+import msgspec
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+
+from ipc.errors import ConnectFailed, ConnectionLost, OdriverError, RequestFailed
+from ipc.gateway.bodies import JSON
+from ipc.openai_answers import ErrorAnswer
+from ipc.openai_format import STATUS, error_answer
+from ipc.openai_requests import BodyError
+
+RETRY_AFTER = 1.0
+"""Seconds after which to come again, where the daemon does not say."""
+
+_encoder = msgspec.json.Encoder()
+
+
+def encoded(answer: msgspec.Struct) -> bytes:
+    """As JSON."""
+    return _encoder.encode(answer)
+
+
+def json_answer(answer: msgspec.Struct, status: int = 200, headers: dict[str, str] | None = None) -> Response:
+    """A body of JSON."""
+    return Response(encoded(answer), status, headers, JSON)
+
+
+def failure(error: Exception) -> tuple[int, ErrorAnswer, float | None]:
+    """Status and body for what was raised, and in how many seconds to come again, where that may help."""
+    retry_after = None
+    match error:
+        case BodyError():
+            return error.status, error_answer(str(error), error.status, error.code, error.param), None
+        case RequestFailed():
+            status, code = STATUS.get(error.code, 500), error.code
+            if status in (429, 503):
+                retry_after = error.retry_after_s or RETRY_AFTER
+        case ConnectFailed():
+            status, code, retry_after = 503, "unavailable", RETRY_AFTER
+        case ConnectionLost():
+            status, code, retry_after = 502, "connection_lost", RETRY_AFTER
+        case HTTPException():
+            status, code = error.status_code, error.detail.lower().replace(" ", "_")
+            return status, error_answer(error.detail, status, code), None
+        case _:
+            return 500, error_answer("the gateway failed: its log says more", 500, "internal"), None
+    return status, error_answer(str(error), status, code), retry_after
+
+
+async def answer_failure(request: Request, error: Exception) -> Response:
+    """What was raised, in OpenAI's shape."""
+    del request
+    status, answer, retry_after = failure(error)
+    headers = dict(getattr(error, "headers", None) or {})
+    if retry_after is not None:
+        headers["Retry-After"] = str(math.ceil(retry_after))
+    return json_answer(answer, status, headers)
+
+
+HANDLERS = dict.fromkeys((BodyError, OdriverError, HTTPException, Exception), answer_failure)

@@ -1,0 +1,135 @@
+"""The daemons that a gateway serves, by the models that they have."""
+
+import asyncio
+import logging
+from collections.abc import Callable, Coroutine, Iterator
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+from starlette.requests import Request
+
+from ipc.async_client import AsyncClient
+from ipc.errors import ConnectFailed
+from ipc.openai_format import check_model
+from ipc.openai_requests import BodyError
+
+Answer = TypeVar("Answer")
+
+logger = logging.getLogger(__name__)
+
+CONNECT_TIMEOUT = 5.0
+STATUS_TIMEOUT = 3.0
+"""Seconds that it has to say how it is."""
+RETRY_INTERVAL = 1.0
+"""Seconds between attempts to reach a daemon at the start."""
+
+
+class Daemon:
+    """One of them, which may come and go; it has ``timeout`` seconds to answer when it is connected to."""
+
+    def __init__(self, address: str, key: Path | None = None, timeout: float = CONNECT_TIMEOUT) -> None:
+        self.address = address
+        self.client = AsyncClient(address, timeout, key=key)
+        self._asking: dict[str, asyncio.Task[Any]] = {}
+
+    @property
+    def model(self) -> str | None:
+        """What it served when it was last connected to; None before."""
+        try:
+            return self.client.welcome.model
+        except ConnectFailed:
+            return None
+
+    async def reach(self) -> None:
+        """Be connected to it; raises ConnectFailed."""
+        await self.client.connect()
+
+    async def status(self) -> dict[str, Any]:
+        """Its numbers; raises ConnectFailed and RequestFailed. However many ask at once, the daemon is asked once."""
+        return await self._asked("status", self.client.status)
+
+    async def metrics(self) -> str:
+        """What it would tell Prometheus; otherwise as ``status``."""
+        return await self._asked("metrics", self.client.metrics)
+
+    async def _asked(self, what: str, ask: Callable[[], Coroutine[Any, Any, Answer]]) -> Answer:
+        asking = self._asking.get(what)
+        if asking is None:
+            asking = self._asking[what] = asyncio.create_task(ask())
+            asking.add_done_callback(lambda _: self._asking.pop(what))
+        try:
+            return await asyncio.wait_for(asyncio.shield(asking), STATUS_TIMEOUT)
+        except TimeoutError:
+            raise ConnectFailed.silent(self.address) from None
+
+    async def reach_at_last(self) -> None:
+        """Be connected to it, as soon as it is there."""
+        while True:
+            try:
+                await self.reach()
+            except ConnectFailed as error:
+                logger.warning("%s", error)
+                await asyncio.sleep(RETRY_INTERVAL)
+            else:
+                logger.info("connected to %s, which serves %s", self.address, self.model)
+                return
+
+
+class Daemons:
+    """All of them, one at least; ``async with`` begins to connect to them, and ends the connections."""
+
+    def __init__(self, daemons: list[Daemon]) -> None:
+        self._daemons = daemons
+        self._reaching: list[asyncio.Task[None]] = []
+
+    async def __aenter__(self) -> Self:
+        self._reaching = [asyncio.create_task(daemon.reach_at_last()) for daemon in self._daemons]
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
+    ) -> None:
+        for task in self._reaching:
+            task.cancel()
+        await asyncio.gather(*self._reaching, return_exceptions=True)
+        for daemon in self._daemons:
+            await daemon.client.close()
+
+    def __iter__(self) -> Iterator[Daemon]:
+        return iter(self._daemons)
+
+    async def reach(self) -> list[Daemon]:
+        """Those that are there; raises ConnectFailed if none is."""
+        outcomes = await asyncio.gather(*(daemon.reach() for daemon in self._daemons), return_exceptions=True)
+        for outcome in outcomes:
+            if outcome is not None and not isinstance(outcome, ConnectFailed):
+                raise outcome
+        if isinstance(outcomes[0], ConnectFailed) and all(outcomes):
+            raise outcomes[0]
+        return [daemon for daemon, outcome in zip(self._daemons, outcomes, strict=True) if outcome is None]
+
+    async def serving(self, model: str | None) -> Daemon:
+        """One that serves this model, and is there; raises BodyError where none does, and ConnectFailed."""
+        for daemon in self._daemons:
+            if self._suits(daemon, model):
+                await daemon.reach()
+                if self._suits(daemon, model):  # it may have come back with another
+                    return daemon
+        found = await self.reach()
+        suitable = [daemon for daemon in found if self._suits(daemon, model)]
+        if suitable:
+            return suitable[0]
+        served = " and ".join(dict.fromkeys(str(daemon.model) for daemon in found))
+        check_model(model, served)
+        raise BodyError(f"say which model: {served} are served here", "model")
+
+    def _suits(self, daemon: Daemon, model: str | None) -> bool:
+        """Without a word of which it must be the only one."""
+        return daemon.model is not None and (model == daemon.model or (model is None and len(self._daemons) == 1))
+
+
+async def daemon_for(request: Request, model: str | None) -> Daemon:
+    """Who is to answer this request; raises as ``Daemons.serving``."""
+    daemons: Daemons = request.app.state.daemons
+    return await daemons.serving(model)

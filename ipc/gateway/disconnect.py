@@ -1,0 +1,35 @@
+"""Who has hung up waits for nothing: what is done for them ends."""
+
+import asyncio
+from collections.abc import Coroutine
+from typing import Any, TypeVar
+
+from starlette.types import Receive
+
+Result = TypeVar("Result")
+
+
+class Disconnected(Exception):
+    """Whoever asked has gone."""
+
+
+async def unless_disconnected(receive: Receive, working: Coroutine[Any, Any, Result]) -> Result:
+    """What becomes of the work, which is cancelled when the client goes; raises Disconnected then.
+
+    The body of the request has been read before.
+    """
+    work = asyncio.ensure_future(working)
+    leaving = asyncio.ensure_future(_disconnection(receive))
+    try:
+        await asyncio.wait((work, leaving), return_when=asyncio.FIRST_COMPLETED)
+        if not work.done():
+            raise Disconnected
+        return work.result()
+    finally:
+        work.cancel()
+        leaving.cancel()
+
+
+async def _disconnection(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass

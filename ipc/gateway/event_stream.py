@@ -1,0 +1,81 @@
+"""Server-sent events (HTML Living Standard, 9.2): what OpenAI's clients read streams from.
+
+While nothing comes there are comments, which keep what is between client and gateway from taking the connection for
+dead. With the first event or comment it is too late for a status, and an error is an event.
+"""
+
+import asyncio
+from collections.abc import AsyncGenerator
+from contextlib import aclosing, suppress
+
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from ipc.errors import OdriverError
+from ipc.gateway.answers import encoded, failure
+from ipc.gateway.disconnect import Disconnected, unless_disconnected
+
+PING_INTERVAL = 10.0
+"""Seconds without an event after which there is a comment."""
+
+PING, DONE = b": ping\n\n", b"data: [DONE]\n\n"
+_HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
+
+
+class EventStream(Response):
+    """Answers with what the iterator yields, each some whole events, and ``[DONE]`` or an error after them.
+
+    What is raised before the first of them is raised here, for there to be a status of its own.
+    """
+
+    media_type = "text/event-stream"
+
+    def __init__(self, events: AsyncGenerator[bytes]) -> None:
+        super().__init__(None, headers=_HEADERS)
+        del self.headers["content-length"]
+        self._events = events
+        self._started = False
+        self._spoke_at = 0.0
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """As ASGI has it."""
+        del scope
+        pinging = asyncio.create_task(self._ping(send))
+        try:
+            with suppress(Disconnected):
+                await unless_disconnected(receive, self._stream(send))
+        finally:
+            pinging.cancel()
+
+    async def _stream(self, send: Send) -> None:
+        clock = asyncio.get_running_loop().time
+        self._spoke_at = clock()
+        try:
+            async with aclosing(self._events) as all_events:
+                async for events in all_events:
+                    self._spoke_at = clock()
+                    await self._say(send, events)
+        except OdriverError as error:
+            if not self._started:
+                raise
+            await self._say(send, event(encoded(failure(error)[1])))
+        await self._say(send, DONE)
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def _say(self, send: Send, events: bytes) -> None:
+        if not self._started:
+            self._started = True
+            await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+        await send({"type": "http.response.body", "body": events, "more_body": True})
+
+    async def _ping(self, send: Send) -> None:
+        clock = asyncio.get_running_loop().time
+        while True:
+            await asyncio.sleep(PING_INTERVAL)
+            if clock() - self._spoke_at >= PING_INTERVAL:
+                await self._say(send, PING)
+
+
+def event(data: bytes) -> bytes:
+    """One event."""
+    return b"data: " + data + b"\n\n"

@@ -1,0 +1,11 @@
+"""Looking for a marker in a text that comes in pieces."""
+
+
+def before(text: str, marker: str) -> str:
+    """What of a text without ``marker`` is surely in front of it, and of the whitespace before it."""
+    return text[: len(text) - _partial(text, marker)].rstrip()
+
+
+def _partial(text: str, marker: str) -> int:
+    """Characters at the end of the text that may be the beginning of the marker."""
+    return next((size for size in range(len(marker) - 1, 0, -1) if text.endswith(marker[:size])), 0)

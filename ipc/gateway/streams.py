@@ -1,0 +1,60 @@
+"""The pieces of one completion, or of several at once, such as those of a list of prompts."""
+
+import asyncio
+from collections.abc import AsyncIterator
+
+from ipc.async_client import AsyncStream
+from ipc.completion import Completion, Piece, whole
+from ipc.errors import OdriverError
+
+News = tuple[int, Piece] | OdriverError | None
+
+
+async def gathered(streams: list[AsyncStream]) -> list[Completion]:
+    """All of them, whole; when one fails the others are aborted."""
+    tasks = [asyncio.create_task(_gathered(stream)) for stream in streams]
+    try:
+        return await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+
+
+async def merged(streams: list[AsyncStream]) -> AsyncIterator[tuple[int, Piece]]:
+    """Their pieces as they come, with the number of the stream; when one fails the others are aborted."""
+    if len(streams) == 1:
+        async with streams[0] as only:
+            async for piece in only:
+                yield 0, piece
+        return
+    queue: asyncio.Queue[News] = asyncio.Queue()
+    tasks = [asyncio.create_task(_pour(number, stream, queue)) for number, stream in enumerate(streams)]
+    try:
+        num_open = len(streams)
+        while num_open:
+            news = await queue.get()
+            if isinstance(news, OdriverError):
+                raise news
+            if news is None:
+                num_open -= 1
+            else:
+                yield news
+    finally:
+        for task in tasks:
+            task.cancel()
+
+
+async def _gathered(stream: AsyncStream) -> Completion:
+    async with stream:
+        return whole([piece async for piece in stream])
+
+
+async def _pour(number: int, stream: AsyncStream, queue: asyncio.Queue[News]) -> None:
+    try:
+        async with stream:
+            async for piece in stream:
+                queue.put_nowait((number, piece))
+    except OdriverError as error:
+        queue.put_nowait(error)
+    else:
+        queue.put_nowait(None)

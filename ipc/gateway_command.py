@@ -1,0 +1,36 @@
+"""``odriver gateway``: OpenAI's HTTP API in front of daemons."""
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from ipc import settings
+from ipc.addresses import checked_address
+from ipc.arguments import port, seconds
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Where the daemons are, and where the gateway is to be."""
+    add = parser.add_argument
+    add(
+        "--connect",
+        action="append",
+        metavar="ADDR",
+        help="where a daemon listens; given several times, `model` says which is meant (default: the `bind` that "
+        "`odriver config` shows)",
+    )
+    add("--key", type=Path, metavar="FILE", help="a key from `odriver keys new`, where the daemons ask for one")
+    add("--host", metavar="HOST", help="where to serve (default: 127.0.0.1)")
+    add("--port", type=port, metavar="PORT", help="and at which port; 0 is any that is free (default: 8000)")
+    add("--ssl-certfile", type=Path, metavar="FILE", help="serve HTTPS with this certificate")
+    add("--ssl-keyfile", type=Path, metavar="FILE", help="and its key")
+    add("--drain-timeout", type=seconds, metavar="S", help="seconds to finish what is open in (default: 30)")
+
+
+def run(options: dict[str, Any]) -> int:
+    """Serve until SIGTERM or Ctrl-C; the exit code."""
+    from ipc.gateway import server
+
+    key = options.get("key")
+    addresses = options.pop("connect", None) or [settings.held({})["bind"].value]
+    return server.run([checked_address(address, has_key=key is not None) for address in addresses], **options)

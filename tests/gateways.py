@@ -1,0 +1,49 @@
+"""A gateway in this process, over real sockets on both sides, for the tests of HTTP."""
+
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import httpx
+import msgspec
+import uvicorn
+from fake_driver import PATIENCE
+
+from ipc.gateway.app import make_app
+from ipc.gateway.daemons import Daemon, Daemons
+
+CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
+
+
+@contextmanager
+def gateway(*addresses: str, timeout: float = PATIENCE) -> Iterator[httpx.Client]:
+    """A client of a gateway to the daemons at these addresses, for the time of a with statement; they have ``timeout`` to answer."""
+    app = make_app(Daemons([Daemon(address, timeout=timeout) for address in addresses]))
+    server = uvicorn.Server(uvicorn.Config(app, log_config=None, lifespan="on", ws="none"))
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        thread = threading.Thread(target=server.run, args=([listening],))
+        thread.start()
+        try:
+            url = f"http://127.0.0.1:{listening.getsockname()[1]}"
+            with httpx.Client(base_url=url, timeout=PATIENCE) as client:
+                yield client
+        finally:
+            server.should_exit = True
+            thread.join(PATIENCE)
+            assert not thread.is_alive()
+
+
+def events(response: httpx.Response) -> list[Any]:
+    """The data of a stream's events, comments left out; the last of all is ``[DONE]``, which is left out too."""
+    assert response.headers["content-type"] == "text/event-stream; charset=utf-8"
+    blocks = response.read().decode().split("\n\n")
+    data = [block.removeprefix("data: ") for block in blocks if block and not block.startswith(":")]
+    assert data.pop() == "[DONE]"
+    return [msgspec.json.decode(one) for one in data]
+
+
+def chat(text: str, **fields: Any) -> dict[str, Any]:
+    """A body with one turn of a user's."""
+    return {"messages": [{"role": "user", "content": text}], **fields}
