@@ -15,6 +15,7 @@ from ipc.errors import AddressError, AddressInUse
 from ipc.gateway.app import make_app
 from ipc.gateway.daemons import Daemon, Daemons
 from ipc.logs import configure_logging
+from ipc.systemd import notify
 
 logger = logging.getLogger(__name__)
 
@@ -41,7 +42,9 @@ def run(
     with closing(_listen(host, port)) as listening:
         scheme = "https" if tls.get("ssl_certfile") else "http"
         at = f"[{host}]" if ":" in host else host
-        logger.info("serving at %s://%s:%d", scheme, at, listening.getsockname()[1])
+        url = f"{scheme}://{at}:{listening.getsockname()[1]}"
+        logger.info("serving at %s", url)
+        notify("READY=1", f"STATUS={url}")
         server = uvicorn.Server(_config(daemons, drain_timeout, tls))
         for number in (signal.SIGTERM, signal.SIGINT):  # which uvicorn raises again when it has ended in order
             signal.signal(number, lambda *_: None)
