@@ -18,9 +18,9 @@ CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 
 
 @contextmanager
-def gateway(*addresses: str) -> Iterator[httpx.Client]:
-    """A client of a gateway to the daemons at these addresses, for the time of a with statement."""
-    app = make_app(Daemons([Daemon(address) for address in addresses]))
+def gateway(*addresses: str, timeout: float = PATIENCE) -> Iterator[httpx.Client]:
+    """A client of a gateway to the daemons at these addresses, for the time of a with statement; they have ``timeout`` to answer."""
+    app = make_app(Daemons([Daemon(address, timeout=timeout) for address in addresses]))
     server = uvicorn.Server(uvicorn.Config(app, log_config=None, lifespan="on", ws="none"))
     with socket.create_server(("127.0.0.1", 0)) as listening:
         thread = threading.Thread(target=server.run, args=([listening],))

@@ -8,7 +8,7 @@ from starlette.applications import Starlette
 from starlette.middleware import Middleware
 from starlette.routing import Route
 
-from ipc.gateway import chat_completions, completions, health, models, page_files
+from ipc.gateway import chat_completions, completions, health, metrics, models, page_files, tokens
 from ipc.gateway.answers import HANDLERS
 from ipc.gateway.daemons import Daemons
 from ipc.gateway.request_id import RequestIds
@@ -18,7 +18,12 @@ ROUTES = [
     Route("/v1/completions", completions.create, methods=["POST"]),
     Route("/v1/models", models.index),
     Route("/v1/models/{model:path}", models.show),
+    Route("/tokenize", tokens.tokenize, methods=["POST"]),
+    Route("/detokenize", tokens.detokenize, methods=["POST"]),
+    Route("/tokenizer_info", tokens.info),
     Route("/health", health.health),
+    Route("/ready", health.ready),
+    Route("/metrics", metrics.show),
     *page_files.ROUTES,
 ]
 

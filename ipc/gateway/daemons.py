@@ -2,10 +2,10 @@
 
 import asyncio
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Any, Self, TypeVar
 
 from starlette.requests import Request
 
@@ -14,20 +14,24 @@ from ipc.errors import ConnectFailed
 from ipc.openai_format import check_model
 from ipc.openai_requests import BodyError
 
+Answer = TypeVar("Answer")
+
 logger = logging.getLogger(__name__)
 
 CONNECT_TIMEOUT = 5.0
-"""Seconds that a daemon has to answer when it is connected to."""
+STATUS_TIMEOUT = 3.0
+"""Seconds that it has to say how it is."""
 RETRY_INTERVAL = 1.0
 """Seconds between attempts to reach a daemon at the start."""
 
 
 class Daemon:
-    """One of them, which may come and go."""
+    """One of them, which may come and go; it has ``timeout`` seconds to answer when it is connected to."""
 
-    def __init__(self, address: str, key: Path | None = None) -> None:
+    def __init__(self, address: str, key: Path | None = None, timeout: float = CONNECT_TIMEOUT) -> None:
         self.address = address
-        self.client = AsyncClient(address, CONNECT_TIMEOUT, key=key)
+        self.client = AsyncClient(address, timeout, key=key)
+        self._asking: dict[str, asyncio.Task[Any]] = {}
 
     @property
     def model(self) -> str | None:
@@ -40,6 +44,24 @@ class Daemon:
     async def reach(self) -> None:
         """Be connected to it; raises ConnectFailed."""
         await self.client.connect()
+
+    async def status(self) -> dict[str, Any]:
+        """Its numbers; raises ConnectFailed and RequestFailed. However many ask at once, the daemon is asked once."""
+        return await self._asked("status", self.client.status)
+
+    async def metrics(self) -> str:
+        """What it would tell Prometheus; otherwise as ``status``."""
+        return await self._asked("metrics", self.client.metrics)
+
+    async def _asked(self, what: str, ask: Callable[[], Coroutine[Any, Any, Answer]]) -> Answer:
+        asking = self._asking.get(what)
+        if asking is None:
+            asking = self._asking[what] = asyncio.create_task(ask())
+            asking.add_done_callback(lambda _: self._asking.pop(what))
+        try:
+            return await asyncio.wait_for(asyncio.shield(asking), STATUS_TIMEOUT)
+        except TimeoutError:
+            raise ConnectFailed.silent(self.address) from None
 
     async def reach_at_last(self) -> None:
         """Be connected to it, as soon as it is there."""
