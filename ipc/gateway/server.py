@@ -22,6 +22,7 @@ from ipc.gateway.app import make_app
 from ipc.gateway.callers import Callers
 from ipc.gateway.daemons import Daemon, Daemons
 from ipc.logs import configure_logging
+from ipc.systemd import notify
 
 logger = logging.getLogger(__name__)
 
@@ -51,7 +52,9 @@ def run(
     with closing(_listen(host, port)) as listening:
         scheme = "https" if tls.get("ssl_certfile") else "http"
         at = f"[{host}]" if ":" in host else host
-        logger.info("serving at %s://%s:%d", scheme, at, listening.getsockname()[1])
+        url = f"{scheme}://{at}:{listening.getsockname()[1]}"
+        logger.info("serving at %s", url)
+        notify("READY=1", f"STATUS={url}")
         server = _Server(_config(app, drain_timeout, tls))
         server.when_hung_up = callers.reload
         for number in (signal.SIGTERM, signal.SIGINT):  # which uvicorn raises again when it has ended in order
