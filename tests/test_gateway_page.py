@@ -3,11 +3,12 @@
 import re
 from collections.abc import Iterator
 from contextlib import ExitStack
+from itertools import count
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from browser import answer, chromium, page_in, say
-from fake_driver import PATIENCE, FakeDriver
+from fake_driver import PATIENCE, FakeDriver, serving
 from gateways import gateway
 
 from driver.errors import Overloaded
@@ -16,6 +17,20 @@ from driver.request import ActiveRequest
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
 
+METRICS = """\
+# HELP vllm:generation_tokens_total Tokens generated
+vllm:generation_tokens_total{{engine="0",model_name="parrot"}} {grown}
+vllm:num_requests_running{{engine="0",model_name="parrot"}} 3
+vllm:num_requests_running{{engine="0",model_name="another"}} 5
+odriver_pages_total{{engine="0",model_name="parrot"}} 400
+odriver_pages_free{{engine="0",model_name="parrot"}} 1e+02
+odriver_pages_cached{{engine="0",model_name="parrot"}} 200
+odriver_state{{engine="0",model_name="parrot",state="draining"}} 0
+odriver_state{{engine="0",model_name="parrot",state="serving"}} 1
+vllm:time_to_first_token_seconds_bucket{{engine="0",le="0.01",model_name="parrot"}} 7
+vllm:time_to_first_token_seconds_bucket{{engine="0",le="0.02",model_name="parrot"}} {grown}
+vllm:time_to_first_token_seconds_bucket{{engine="0",le="+Inf",model_name="parrot"}} {grown}
+"""
 PHONE = {"viewport": {"width": 390, "height": 780}, "has_touch": True, "is_mobile": True}
 
 
@@ -115,7 +130,7 @@ def test_several_conversations_at_once(page: "Page", driver: FakeDriver) -> None
 def test_a_conversation_is_renamed_deleted_and_brought_back(page: "Page") -> None:
     """All from the keyboard; a reload finds it as it was left."""
     say(page, "Hello")
-    expect(answer(page).locator(".numbers")).not_to_be_empty()
+    expect(answer(page).locator(".numbers")).to_contain_text("tokens")
     page.get_by_role("button", name="Rename “Hello”").press("Enter")
     page.keyboard.type("A greeting")
     page.keyboard.press("Enter")
@@ -134,7 +149,7 @@ def test_the_controls_are_in_the_request(page: "Page", driver: FakeDriver) -> No
     say(page, "hold plain")
     plain = driver.take()
     reply(driver, plain, "Yes.")
-    expect(answer(page).locator(".numbers")).not_to_be_empty()
+    expect(answer(page).locator(".numbers")).to_contain_text("tokens")
     wanted = {"temperature": 0.5, "top_p": 0.9, "top_k": 7, "min_p": 0.05, "max_tokens": 12, "seed": 3}
     for name, value in wanted.items():
         page.locator(f"#{name}").fill(str(value))
@@ -190,6 +205,23 @@ def test_a_gateway_that_is_gone(browser: "Browser", driver: FakeDriver, address:
         expect(page.get_by_role("alert")).to_contain_text("The gateway does not answer.")
         expect(page.locator("#engine-problem")).to_contain_text("No live view")
         expect(page.locator(".user")).to_contain_text("Is anybody there?")
+
+
+def test_the_engine_is_seen(browser: "Browser", address: str) -> None:
+    """Rows, pages and latencies are those of the metrics, as they change; what is not there is a dash."""
+    looks = count(1)
+    with (
+        serving(address, FakeDriver(), metrics=lambda: METRICS.format(grown=100 * next(looks))),
+        gateway(address) as client,
+        page_in(browser, str(client.base_url)) as page,
+    ):
+        expect(page.locator("#engine-state")).to_have_text("serving")
+        expect(page.locator("#running")).to_have_text("3")
+        expect(page.locator("#pages")).to_have_text("25 % of 400")
+        expect(page.locator("#pages-kept")).to_have_text("50 %")
+        expect(page.locator("#rate")).to_have_text(re.compile("^[1-9]"))
+        expect(page.locator("#ttft-p50")).to_have_text("15 ms")
+        expect(page.locator("#itl-p50")).to_have_text("\N{EN DASH}")
 
 
 def test_keys_are_enough(page: "Page", driver: FakeDriver) -> None:
