@@ -1,4 +1,4 @@
-"""The shape of a paged cache, before any memory is taken for it."""
+"""The shape of a paged cache, before any memory is taken for it; of one device's part, where a model has several."""
 
 from dataclasses import dataclass
 
@@ -16,6 +16,21 @@ class PagedAttentionCacheMetaData:
     num_kv_heads: int
     head_dim: int
     dtype: np.dtype
+    stacks: tuple[int, ...] = ()
+    """How many layers, in order, have their pages in one array; empty where each layer has its own."""
+
+    @property
+    def array_pages(self) -> list[int]:
+        """Pages of each array of the pool, a layer's ``num_pages`` after the other's."""
+        return [layers * self.num_pages for layers in self.stacks or [1] * self.num_layers]
+
+    @property
+    def stored_dtype(self) -> np.dtype:
+        """What the arrays are made of: bfloat16 lies in them as its bits.
+
+        XLA:CPU has no arithmetic in bfloat16. Around each write and read it would turn the whole pool into float32.
+        """
+        return np.dtype(np.uint16) if self.dtype.name == "bfloat16" else self.dtype
 
     @property
     def num_usable_pages(self) -> int:

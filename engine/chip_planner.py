@@ -1,7 +1,6 @@
 """Finds out what serving on a TPU would be like, without one: libtpu compiles the steps that the daemon would run."""
 
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 
 import jax
@@ -12,21 +11,22 @@ from jax import Device
 from caching.metadata import PagedAttentionCacheMetaData, pages_for
 from caching.tpu_attention import tokens_read
 from caching.tpu_chip import CHIPS, Chip
-from engine.backend import TPU_PAGE_SIZE, Backend, check_tpu_pages, tpu_backend
+from engine.backend import TPU_PAGE_SIZE, Backend, tpu_backend
 from engine.buckets import covering_buckets
-from engine.build import asked_context, check_page_table, fitting_context, page_dtype
+from engine.build import asked_context, check_page_table, fitting_context
 from engine.chip_plan import ChipPlan, DecodeStep, Roofline, batch_sizes
 from engine.compiled_bucket import CompiledStep, StepArrays
 from engine.config import EngineConfig
 from engine.errors import ConfigurationError
 from engine.execution_manager import StepShapes
 from engine.memory import ACCELERATOR_UTILIZATION, CachePlanner
+from engine.mesh import DeviceMesh
 from engine.model_step import ModelStep
 from engine.models.config import ModelConfig
 from engine.models.families import read_config_file
 from engine.models.weights import abstract_decoder, parameter_bytes
 from engine.progress import Progress
-from engine.topology import chips_of, compiling_for, placed
+from engine.topology import chips_of, compiling_for
 
 Report = Callable[[Progress], None]
 
@@ -44,8 +44,6 @@ class _Planner:
         self._config, self._device = config, device
         self._chip = _known(device)
         self._model, self._dtype = read_config_file(path), np.dtype(config.dtype or jnp.bfloat16)
-        self._kv_dtype = page_dtype(config, self._dtype)
-        check_tpu_pages(self._kv_dtype)
         self._backend = tpu_backend(self._chip)
         self._weights = parameter_bytes(self._model, self._dtype)
         self._budget = int(self._chip.hbm_bytes * (config.hbm_utilization or ACCELERATOR_UTILIZATION))
@@ -53,7 +51,7 @@ class _Planner:
             config,
             self._model,
             asked_context(config, self._model),
-            self._backend.one_page(self._model, config.page_size or TPU_PAGE_SIZE, self._kv_dtype),
+            self._backend.one_page(self._model, config.page_size or TPU_PAGE_SIZE, self._dtype),
             self._weights,
             self._budget,
         )
@@ -89,7 +87,7 @@ class _Planner:
 
     def _decode(self, steps: list[CompiledStep], shapes: StepShapes, tokens: int) -> list[DecodeStep]:
         """Of as many sequences as there are pages for, each in the smallest bucket that holds them."""
-        roofline = Roofline(self._chip, self._model, self._dtype, self._kv_dtype, self._weights)
+        roofline = Roofline(self._chip, self._model, self._dtype, self._weights)
         read = pages_read(self._chip, shapes, tokens)
         found = []
         for sequences in batch_sizes(shapes.max_num_seqs):
@@ -117,8 +115,10 @@ def _compile(
     model: ModelConfig, dtype: np.dtype, backend: Backend, shapes: StepShapes, device: Device, report: Report
 ) -> list[CompiledStep]:
     """The steps of the buckets that are reckoned with, ascending."""
-    cache = backend.abstract_cache(shapes.cache)
-    step = ModelStep(abstract_decoder(model, dtype, backend.prepare), backend.attention, cache, shapes.max_num_seqs)
+    mesh = DeviceMesh((device,))
+    decoder = abstract_decoder(model, dtype, mesh=mesh, arrange=backend.arrange)
+    step = ModelStep(decoder, backend, shapes.cache, shapes.max_num_seqs, mesh)
+    cache = backend.abstract_cache(shapes.cache, mesh)
     weights = [jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for leaf in step.weights]
     arrays = StepArrays(tuple(weights), tuple(jax.tree.leaves(cache)), model.num_layers)
     buckets = sorted({*covering_buckets(shapes.buckets), *batch_sizes(shapes.max_num_seqs)})
@@ -126,7 +126,7 @@ def _compile(
     for done, tokens in enumerate(buckets):
         report(Progress("compiling", done, len(buckets), "functions"))
         with compiling_for(device):
-            lowered = step.lower(shapes.layout(tokens), partial(placed, chip=device))
+            lowered = step.lower(shapes.layout(tokens))
         compiled.append(CompiledStep(tokens, lowered, arrays))
     report(Progress("compiling", len(buckets), len(buckets), "functions"))
     return compiled
