@@ -4,8 +4,9 @@ import gc
 import logging
 import os
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -13,11 +14,14 @@ import numpy as np
 
 from caching.metadata import PagedAttentionCacheMetaData, pages_for
 from caching.page_manager import HBMPageManager
+from caching.paged_attention_cache import PagedAttentionCache
 from engine.backend import Backend, choose_backend, default_page_size
+from engine.commands import Command
 from engine.config import EngineConfig, ServingLimits
 from engine.device_errors import DeviceError, acquire_devices, device_errors
 from engine.errors import ConfigurationError
 from engine.execution_manager import ExecutionManager, StepShapes
+from engine.hosts import least_of_all
 from engine.memory import CachePlanner, memory_budget
 from engine.mesh import DeviceMesh
 from engine.models.config import ModelConfig
@@ -25,14 +29,13 @@ from engine.models.decoder import Decoder
 from engine.models.families import read_model_config
 from engine.models.sharding import most_devices, spread
 from engine.models.weights import load_decoder, parameter_bytes
-from engine.oengine import NOT_FINITE, oEngine
+from engine.oengine import MAX_FAILURES_IN_A_ROW, oEngine
 from engine.progress import Progress
-from engine.runner import eSurgeRunner
-from engine.sampling_params import SamplingParams
+from engine.runner import eSurgeRunner, tell_nobody
 from engine.scheduler import InferenceScheduler
-from engine.sequence import Sequence
 from engine.staged_compilation import StagedCompilation
-from engine.token_masks import mask_words
+from engine.step_executor import StepExecutor
+from engine.warm_up import warm_up
 
 logger = logging.getLogger(__name__)
 
@@ -40,10 +43,40 @@ DEMO_MODEL = Path(__file__).parent / "models" / "demo"
 """The small model that oDriver ships and serves when it is given none."""
 
 
-def build_engine(config: EngineConfig, report: Callable[[Progress], None]) -> oEngine:
-    """An engine ready to step. Raises ConfigurationError where the model or the machine cannot do what is asked, and
-    DevicesUnavailable.
+Report = Callable[[Progress], None]
+Built = TypeVar("Built")
+
+
+@dataclass(frozen=True)
+class _Compiled:
+    """What engines and executors are made of."""
+
+    manager: ExecutionManager
+    shapes: StepShapes
+    staged: StagedCompilation
+    allocate: Callable[[], PagedAttentionCache]
+    mesh: DeviceMesh
+    model: ModelConfig
+
+
+def build_engine(config: EngineConfig, report: Report, tell: Callable[[Command], None] = tell_nobody) -> oEngine:
+    """An engine ready to step, which tells other processes what to do with it (engine/hosts.py).
+
+    Raises ConfigurationError where the model or the machine cannot do what is asked, and DevicesUnavailable.
     """
+    return _build(config, report, lambda compiled: _engine(config, compiled, tell))
+
+
+def build_executor(config: EngineConfig, report: Report) -> StepExecutor:
+    """The part in another process's engine that this process's devices have. Raises as ``build_engine`` does."""
+
+    def executor(compiled: _Compiled) -> StepExecutor:
+        return StepExecutor(compiled.manager, compiled.shapes, compiled.allocate, config.seed, compiled.mesh)
+
+    return _build(config, report, executor)
+
+
+def _build(config: EngineConfig, report: Report, complete: Callable[[_Compiled], Built]) -> Built:
     _leave_a_core_to_the_kernels()
     directory = config.model or DEMO_MODEL
     model = read_model_config(directory)
@@ -59,9 +92,8 @@ def build_engine(config: EngineConfig, report: Callable[[Progress], None]) -> oE
     report(Progress("preparing kernels", 1, 1, "steps"))
     weights = _weights_dtype(config, model, backend, dtype)
     one_page = backend.one_page(model, page_size, dtype)
-    planner = CachePlanner(
-        config, model, max_model_len, one_page, parameter_bytes(model, weights), memory_budget(config, mesh.size)
-    )
+    budget = least_of_all(memory_budget(config, mesh.num_local))
+    planner = CachePlanner(config, model, max_model_len, one_page, parameter_bytes(model, weights), budget)
     metadata = planner.plan()
     check_page_table(config, backend, pages_for(fitting_context(config, max_model_len, metadata), page_size))
     decoder = load_decoder(
@@ -75,32 +107,20 @@ def build_engine(config: EngineConfig, report: Callable[[Progress], None]) -> oE
     backend.prepare(decoder)
     while True:
         try:
-            return _assemble(config, decoder, backend, mesh, max_model_len, planner, metadata, report)
+            return complete(_compile(config, decoder, backend, mesh, max_model_len, planner, metadata, report))
         except DeviceError as refusal:
-            if not refusal.out_of_memory:
+            if not refusal.out_of_memory or jax.process_count() > 1:  # the others would know nothing of it
                 raise
             why = str(refusal)
         gc.collect()  # what the attempt has left on the device
         metadata = planner.back_off(metadata, why)
 
 
-def _assemble(
-    config: EngineConfig,
-    decoder: Decoder,
-    backend: Backend,
-    mesh: DeviceMesh,
-    max_model_len: int,
-    planner: CachePlanner,
-    metadata: PagedAttentionCacheMetaData,
-    report: Callable[[Progress], None],
-) -> oEngine:
-    """An engine with so many pages, or fewer where a step takes more than was guessed. Raises DeviceError."""
+def _engine(config: EngineConfig, compiled: _Compiled, tell: Callable[[Command], None]) -> oEngine:
+    """Raises DeviceError where there is no memory for it."""
+    shapes, model = compiled.shapes, compiled.model
     with device_errors():
-        jax.block_until_ready(
-            backend.allocator(metadata, mesh)()
-        )  # and let go: a pool that is too large is better found before compiling than after
-        manager, shapes, staged = _compile(config, decoder, backend, mesh, max_model_len, planner, metadata, report)
-        runner = eSurgeRunner(manager, shapes, backend.allocator(shapes.cache, mesh), config.seed, mesh)
+        runner = eSurgeRunner(compiled.manager, shapes, compiled.allocate, config.seed, compiled.mesh, tell)
     pages = HBMPageManager(shapes.cache.num_pages)
     scheduler = InferenceScheduler(
         pages,
@@ -111,10 +131,17 @@ def _assemble(
         priority_preemption_threshold=config.priority_preemption_threshold,
         client_weights=config.weights,
     )
-    model = decoder.config
     limits = ServingLimits(shapes.max_model_len, model.vocab_size, model.eos_token_ids, config.enable_prefix_caching)
-    engine = oEngine(scheduler, runner, pages, limits, run_ahead=config.run_ahead, staged=staged)
-    _warm_up(engine)
+    engine = oEngine(
+        scheduler,
+        runner,
+        pages,
+        limits,
+        run_ahead=config.run_ahead,
+        max_failures_in_a_row=MAX_FAILURES_IN_A_ROW if config.hosts is None else 1,
+        staged=compiled.staged,
+    )
+    warm_up(engine)
     return engine
 
 
@@ -126,9 +153,16 @@ def _compile(
     max_model_len: int,
     planner: CachePlanner,
     metadata: PagedAttentionCacheMetaData,
-    report: Callable[[Progress], None],
-) -> tuple[ExecutionManager, StepShapes, StagedCompilation]:
-    """The compiled steps; again for a smaller pool, where they show that there is no room for this one beside them."""
+    report: Report,
+) -> _Compiled:
+    """The steps for a pool; again for a smaller one, where they show that there is no room for it beside them.
+
+    Raises DeviceError where there is no memory even without them.
+    """
+    with device_errors():
+        jax.block_until_ready(
+            backend.allocator(metadata, mesh)()
+        )  # and let go: a pool that is too large is better found before compiling than after
     while True:
         shapes = StepShapes(
             max_num_seqs=config.max_num_seqs,
@@ -137,11 +171,12 @@ def _compile(
             cache=metadata,
         )
         manager = ExecutionManager(decoder, shapes, backend, mesh)
-        staged = manager.compile(report, staged=config.staged_readiness)
+        with device_errors():
+            staged = manager.compile(report, staged=config.staged_readiness)
         planner.count_scratch(manager.scratch_bytes)
         left = planner.plan()
         if left.num_pages >= metadata.num_pages:
-            return manager, shapes, staged
+            return _Compiled(manager, shapes, staged, backend.allocator(metadata, mesh), mesh, decoder.config)
         logger.warning(
             "a compiled step takes %s bytes beside weights and pages, more than was reckoned with: %s pages instead of %s",
             f"{manager.scratch_bytes:,}", f"{left.num_pages:,}", f"{metadata.num_pages:,}",
@@ -153,6 +188,7 @@ def describe(config: EngineConfig) -> dict[str, str]:
     """What ``build_engine`` serves, and on what, for people to read; looks at no weights."""
     directory = config.model or DEMO_MODEL
     devices = jax.devices()
+    on_hosts = "" if config.hosts is None else f", on {jax.process_count()} hosts"
     model = read_model_config(directory)
     size = spread_over_devices(config, model).tensor_parallel_size
     page_size, dtype = config.page_size or default_page_size(), config.dtype or _default_dtype()
@@ -162,7 +198,9 @@ def describe(config: EngineConfig) -> dict[str, str]:
         "model": str(directory),
         "parameters": f"{parameter_bytes(model, jnp.float32) // 4:,}",
         "dtype": dtype if weights == dtype else f"{dtype}, weights as stored in {weights}",
-        "device": f"{size} x {devices[0].device_kind}" + ("" if size == len(devices) else f", of {len(devices)}"),
+        "device": f"{size} x {devices[0].device_kind}"
+        + ("" if size == len(devices) else f", of {len(devices)}")
+        + on_hosts,
         "operations": backend.description,
     }
 
@@ -170,6 +208,12 @@ def describe(config: EngineConfig) -> dict[str, str]:
 def spread_over_devices(config: EngineConfig, model: ModelConfig) -> ModelConfig:
     """A model as this machine's devices serve it. Raises ConfigurationError where it cannot be split as was asked."""
     there, asked = jax.device_count(), config.tensor_parallel_size
+    if jax.process_count() > 1:  # none may be left without a part
+        if asked not in (None, there):
+            raise ConfigurationError(
+                f"tensor_parallel_size {asked} is not the {there} devices of all hosts: leave it out"
+            )
+        return spread(model, there)
     if asked is not None and asked > there:
         raise ConfigurationError(
             f"tensor_parallel_size {asked} is more than the {there} devices of this machine: lower it"
@@ -245,52 +289,3 @@ def _leave_a_core_to_the_kernels() -> None:
 
 def _loading(done: int, total: int) -> Progress:
     return Progress("loading weights", done, total, "bytes")
-
-
-class _AnyToken:
-    """A TokenConstraint that forbids nothing."""
-
-    complete = False
-    error = None
-
-    def __init__(self, vocab_size: int) -> None:
-        self.mask = np.full(mask_words(vocab_size), -1, np.int32)
-
-    def advance(self, token_id: int) -> None: ...
-
-    def hear(self) -> bool:
-        return True
-
-    def fileno(self) -> int:
-        raise AssertionError("nobody has to wait for it")
-
-    def close(self) -> None: ...
-
-
-def _warm_up(engine: oEngine) -> None:
-    """Run one short request through, so that the first client's finds everything that happens only once done."""
-    tokens = min(4, engine.limits.max_model_len)
-    prompt = [0] * max(1, tokens - 2)
-    for params in (
-        SamplingParams(temperature=0),
-        SamplingParams(temperature=1, logprobs=0),
-        SamplingParams(top_k=1, presence_penalty=1, logit_bias={0: 1}, prompt_logprobs=0),
-    ):
-        any_token = _AnyToken(engine.limits.vocab_size)
-        sequence = Sequence("warm-up", prompt, params, frozenset(), tokens - len(prompt), seed=0, constraint=any_token)
-        engine.add(sequence)
-        while engine.has_work:
-            for output in engine.step():
-                _check_warm_up(output.error)
-    engine.start_counting()
-
-
-def _check_warm_up(error: str | None) -> None:
-    if error is None:
-        return
-    if error == NOT_FINITE:
-        raise ConfigurationError(
-            "the model gives NaN or infinity for the first prompt it is tried with: its weights are damaged, or too large "
-            "for this dtype"
-        )
-    raise DeviceError(error)

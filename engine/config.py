@@ -13,6 +13,16 @@ MAX_QUEUED_REQUESTS = 1024
 MAX_QUEUED_TOKENS = 2**20
 
 
+@dataclass(frozen=True)
+class Hosts:
+    """The processes that one engine runs in, one on each host, and which of them this is."""
+
+    coordinator_address: str
+    """HOST:PORT of process 0, where jax.distributed has them find each other."""
+    num_processes: int
+    process_id: int
+
+
 @dataclass(frozen=True, kw_only=True)
 class EngineConfig:
     """What an operator may set; raises ConfigurationError where a value cannot work. Lengths are in tokens.
@@ -37,6 +47,11 @@ class EngineConfig:
     tensor_parallel_size: int | None = setting(
         None, "N", "devices to split the model over (default: all that it divides over; 1 on a CPU)"
     )
+    coordinator_address: str | None = setting(
+        None, "HOST:PORT", "where the processes of several hosts find each other: process 0's (default: one host)"
+    )
+    num_processes: int = setting(1, "N", "hosts, with a process on each, that the model is split over")
+    process_id: int = setting(0, "I", "which of them this is; process 0 is the one that clients talk to")
     run_ahead: int = setting(1, "N", "steps given to the device beyond the one awaited; 0 is none")
     enable_prefix_caching: bool = setting(True, "", "keep computed pages for prompts that begin alike")
     long_prefill_token_threshold: int | None = setting(
@@ -53,6 +68,13 @@ class EngineConfig:
     seed: int = setting(0, "N", "mixed into every draw: the same one, and the same seed of a request, draw the same")
     staged_readiness: bool = setting(False, "", "be ready early, and compile most buckets while serving")
     """Be ready when a few buckets are compiled in which every step can run, and compile the others while serving."""
+
+    @property
+    def hosts(self) -> Hosts | None:
+        """The processes of several hosts; None on one."""
+        if self.coordinator_address is None:
+            return None
+        return Hosts(self.coordinator_address, self.num_processes, self.process_id)
 
     @property
     def weights(self) -> dict[str, float] | None:
@@ -90,6 +112,7 @@ class EngineConfig:
             "names and numbers above 0: NAME=2,OTHER=0.5",
             self.client_weights,
         )
+        self._check_hosts()
         _require(self.run_ahead >= 0, "run_ahead", "0 (synchronous) or more", self.run_ahead)
         _require(
             self.max_num_seqs <= self.max_num_batched_tokens,
@@ -97,6 +120,21 @@ class EngineConfig:
             f"at least max_num_seqs ({self.max_num_seqs}), a token for each decoding sequence",
             self.max_num_batched_tokens,
         )
+
+    def _check_hosts(self) -> None:
+        _require(self.num_processes >= 1, "num_processes", "at least 1", self.num_processes)
+        numbered = 0 <= self.process_id < self.num_processes
+        _require(numbered, "process_id", f"0 to {self.num_processes - 1}, below num_processes", self.process_id)
+        address, several = self.coordinator_address, self.num_processes > 1
+        if several == (address is None):
+            raise ConfigurationError(
+                "coordinator_address and num_processes go together: with several hosts give both on each, and with one neither"
+            )
+        host, _, port = (address or "localhost:1").rpartition(":")
+        named = bool(host) and port.isdecimal() and 0 < int(port) < 2**16
+        _require(named, "coordinator_address", "process 0's HOST:PORT", address)
+        if several and self.staged_readiness:
+            raise ConfigurationError("staged_readiness is for one host: leave it out, or num_processes")
 
 
 def _weight(given: str) -> tuple[str, float]:

@@ -94,8 +94,8 @@ class CachePlanner:
 
 
 def memory_budget(config: EngineConfig, devices: int = 1) -> int:
-    """Bytes of each of so many devices that we may use, weights included."""
-    device = jax.devices()[0]
+    """Bytes of each of so many devices of this host that we may use, weights included."""
+    device = jax.local_devices()[0]
     stats = device.memory_stats()
     if stats and "bytes_limit" in stats:
         share = config.hbm_utilization or ACCELERATOR_UTILIZATION

@@ -8,8 +8,9 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax import Device
+from jax import Array, Device
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding, SingleDeviceSharding
+from numpy.typing import NDArray
 
 from engine.errors import ConfigurationError
 
@@ -41,6 +42,11 @@ class DeviceMesh:
         return TP if self.size > 1 else None
 
     @cached_property
+    def num_local(self) -> int:
+        """Those of them that are this process's."""
+        return sum(device.process_index == jax.process_index() for device in self.devices)
+
+    @cached_property
     def mesh(self) -> Mesh:
         """The devices along ``tp``."""
         if self.devices == tuple(jax.devices()):
@@ -52,6 +58,16 @@ class DeviceMesh:
         if self.size == 1:
             return SingleDeviceSharding(self.devices[0])
         return NamedSharding(self.mesh, PartitionSpec(*spec))
+
+    def place(self, tree: Any, specs: Any) -> Any:
+        """Numpy arrays that every process has, as its own part of arrays that lie so; where one has all devices, as they are."""
+        if self.num_local == self.size:
+            return tree
+
+        def place(leaf: NDArray[Any], spec: PartitionSpec) -> Array:
+            return jax.make_array_from_callback(leaf.shape, self.sharding(*spec), lambda at: np.asarray(leaf[at]))
+
+        return jax.tree.map(place, tree, specs)
 
     def shapes(self, tree: Any, *spec: str | None) -> Any:
         """Arrays, or shapes of them, as shapes of arrays that lie so: what to lower a function with."""

@@ -6,7 +6,8 @@ Whoever was in it ends with an error; on whose behalf the device failed nobody k
 spoilt, and so is what the steps dispatched after it made of it: these are dropped unread, all that is on the device but
 weights is made anew, and every other sequence that ran is computed again from its tokens, to the same end, as draws
 depend on seed and position alone. Steps in flight before it land as ever. Where MAX_FAILURES_IN_A_ROW steps fail and none
-lands between them, the fault will not go away: ``step`` raises DeviceError.
+lands between them, the fault will not go away: ``step`` raises DeviceError. On several hosts it does so at the first, as
+only the process whose step has failed knows of it.
 
 A row whose logits hold NaN or infinity ends its own sequence with an error, and nothing else: no row reads another's
 logits, nor what a page holds behind its owner's last token.
@@ -50,6 +51,7 @@ class oEngine:
         limits: ServingLimits,
         *,
         run_ahead: int,
+        max_failures_in_a_row: int = MAX_FAILURES_IN_A_ROW,
         staged: StagedCompilation | None = None,
     ) -> None:
         self.limits = limits
@@ -60,6 +62,7 @@ class oEngine:
         self._staged = staged or StagedCompilation([], publish=lambda: None)
         self._in_flight: deque[PendingStep] = deque()
         self._masks = AwaitedMasks()
+        self._max_failures_in_a_row = max_failures_in_a_row
         self._failures_in_a_row = 0
         self._asleep = False
         self._preemption_log = PreemptionLog(pages.num_total, scheduler.page_size)
@@ -222,8 +225,10 @@ class oEngine:
         """A step has failed: end who was in it, and have everybody else computed again."""
         self._failed_steps += 1
         self._failures_in_a_row += 1
-        if self._failures_in_a_row == MAX_FAILURES_IN_A_ROW:
-            raise DeviceError(f"{MAX_FAILURES_IN_A_ROW} steps in a row failed, the last one by: {failure}") from failure
+        if self._failures_in_a_row == self._max_failures_in_a_row:
+            raise DeviceError(
+                f"{self._failures_in_a_row} steps in a row failed, the last one by: {failure}"
+            ) from failure
         self._in_flight.clear()
         why = f"a step failed on the device ({failure}), and this request was in it; the daemon goes on: send it again"
         outputs = self._fail(plan.sequences, why)

@@ -1,28 +1,30 @@
-"""The one owner of device state: weights, pages, last tokens and the sampling key."""
+"""Plans become steps of the device, and what it makes of them results."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import partial
 from typing import cast
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
 from caching.paged_attention_cache import PagedAttentionCache
+from engine.commands import AllocateCache, Command, DropCache, Landed
 from engine.device_errors import DeviceError, device_errors
-from engine.execution_manager import PROMPT_BLOCK, ExecutionManager, StepShapes
-from engine.logit_bias import bias_of
+from engine.execution_manager import ExecutionManager, StepShapes
 from engine.logprobs import unpack_logprobs
 from engine.mesh import DeviceMesh
-from engine.model_io import ModelIOProcessor, StepLayout
-from engine.penalties import penalties_of
+from engine.model_io import ModelIOProcessor
 from engine.plan import NextIterationPlan, StepResult
-from engine.sampling_metadata import ModelRunnerSamplingMetadata, Need, PromptLogprobs
+from engine.sampling_metadata import PromptLogprobs
 from engine.sequence import TokenLogprobs
+from engine.step_description import describe_step
+from engine.step_executor import StepExecutor
 from engine.step_gap import Result, StepGaps
-from engine.token_masks import pack_masks
+
+
+def tell_nobody(command: Command) -> None:
+    """There is no other process."""
+    del command
 
 
 @dataclass(frozen=True)
@@ -42,7 +44,10 @@ class PendingStep:
 
 
 class eSurgeRunner:
-    """Runs plans. ``dispatch`` returns before the device is done; ``collect`` waits for it."""
+    """Runs plans. ``dispatch`` returns before the device is done; ``collect`` waits for it.
+
+    ``tell`` has other processes do to their devices, in the same order, what is done here (engine/hosts.py).
+    """
 
     def __init__(
         self,
@@ -51,15 +56,12 @@ class eSurgeRunner:
         allocate: Callable[[], PagedAttentionCache],
         seed: int,
         mesh: DeviceMesh,
+        tell: Callable[[Command], None] = tell_nobody,
     ) -> None:
         self.gaps = StepGaps()
         self._manager = manager
-        self._shapes = shapes
-        self._allocate = allocate
-        self._cache: PagedAttentionCache | None
-        self._new_last_token = mesh.maker(partial(jnp.zeros, shapes.max_num_seqs + 1, jnp.int32))
-        self._make_state()
-        self._key = mesh.maker(partial(jax.random.key, seed))()
+        self._tell = tell
+        self._executor = StepExecutor(manager, shapes, allocate, seed, mesh)
         self._io = ModelIOProcessor(
             max_num_seqs=shapes.max_num_seqs,
             max_model_len=shapes.max_model_len,
@@ -68,14 +70,13 @@ class eSurgeRunner:
 
     def drop_cache(self) -> None:
         """Give the pages' memory back, with all that is in it. No step may be in flight."""
-        for leaf in jax.tree.leaves(self._cache):
-            leaf.delete()
-        self._cache = None
+        self._tell(DropCache())
+        self._executor.drop_cache()
 
     def allocate_cache(self) -> None:
         """Take the pages' memory again, if it was given back."""
-        if self._cache is None:
-            self._cache = self._allocate()
+        self._tell(AllocateCache())
+        self._executor.allocate_cache()
 
     def dispatch(self, plan: NextIterationPlan) -> PendingStep:
         """Send a plan to the device. Steps run in the order they are dispatched.
@@ -97,79 +98,29 @@ class eSurgeRunner:
             raise step.failure
         with device_errors():
             assert step.token_ids is not None
-            ids: list[int] = np.asarray(step.token_ids)[: step.plan.num_rows].tolist()
+            drawn = np.asarray(step.token_ids)
+            self._tell(Landed(drawn))
+            ids: list[int] = drawn[: step.plan.num_rows].tolist()
             self.gaps.look()
             return StepResult(ids, _logprobs(step, ids), _prompt_logprobs(step))
 
     def reset(self) -> None:
-        """Make anew, and empty, what a failed step may have spoilt or taken with it: all but weights and functions.
-
-        No sequence may have a slot. Where the device cannot even do that, its error comes out.
-        """
-        self.drop_cache()
-        self._make_state()
+        """As ``StepExecutor.reset``. No sequence may have a slot."""
+        self._executor.reset()
         self.gaps.rest()
 
-    def _make_state(self) -> None:
-        self._cache = self._allocate()
-        self._last_token = self._new_last_token()
-        self._bias = self._manager.sampling.new_bias()
-        self._penalties = self._manager.sampling.new_penalties()
-
     def _dispatch(self, plan: NextIterationPlan) -> PendingStep:
-        assert self._cache is not None, "asleep"
         self.gaps.look()
         layout = self._manager.layout_for(plan.num_tokens)
         packed, metadata = self._io.prepare(plan, layout)
-        forward, draw = self._manager.forward(layout), self._manager.sampling.sampler(layout, metadata.variant)
+        step = describe_step(plan, layout, packed, metadata, self._manager.sampling.vocab_size)
+        self._tell(step)
         self.gaps.look()
-        # A numpy array is copied to the device by the call itself, in less than half of device_put's time.
-        self._cache, logits, hidden, sampling = forward(self._manager.weights, self._cache, self._last_token, packed)
-        processed = self._process(layout, metadata, logits, sampling)
-        if plan.constrained:
-            masks = pack_masks(plan, layout.rows, self._manager.sampling.vocab_size)
-            processed = self._manager.sampling.mask(layout)(processed, masks)
-        token_ids, self._last_token = draw(processed, self._last_token, sampling, self._key)
-        self.gaps.dispatched(cast(Result, token_ids))  # jax's types leave is_ready out
-        logprobs, blocks = None, []
-        if metadata.needs & Need.LOGPROBS:
-            logprobs = self._manager.sampling.logprobs(layout)(logits, token_ids)
-        if metadata.prompt_logprobs:
-            blocks = self._prompt_blocks(layout, plan, metadata.prompt_logprobs, hidden)
-        for result in (token_ids, logprobs, *blocks):
-            if result is not None:
-                result.copy_to_host_async()
-        return PendingStep(plan, token_ids, logprobs, metadata.prompt_logprobs, blocks)
-
-    def _process(
-        self, layout: StepLayout, metadata: ModelRunnerSamplingMetadata, logits: Array, sampling: Array
-    ) -> Array:
-        """The logits with bias and penalties, where a row has any."""
-        functions, vocab_size = self._manager.sampling, self._manager.sampling.vocab_size
-        for sequence in metadata.to_bias:
-            row = bias_of(sequence, vocab_size)
-            self._bias = functions.write_bias(self._bias, np.int32(sequence.slot), row)
-        for sequence in metadata.to_penalize:
-            counts = penalties_of(sequence, vocab_size)
-            self._penalties = functions.write_penalties(self._penalties, np.int32(sequence.slot), counts)
-        if metadata.needs & Need.BIAS:
-            self._bias, logits = functions.bias(layout)(self._bias, logits, self._last_token, sampling)
-        if metadata.needs & Need.PENALTIES:
-            self._penalties, logits = functions.penalize(layout)(self._penalties, logits, self._last_token, sampling)
-        return logits
-
-    def _prompt_blocks(
-        self, layout: StepLayout, plan: NextIterationPlan, asked: list[PromptLogprobs], hidden: Array
-    ) -> list[Array]:
-        """Log-probabilities of prompt tokens, a block of places at a time; what is left of the last block is for nobody."""
-        places = np.concatenate([np.arange(one.start, one.start + one.count) for one in asked])
-        targets = np.concatenate(
-            [plan.sequences[one.row].prompt_token_ids[one.first : one.first + one.count] for one in asked]
+        executed = self._executor.execute(step)
+        self.gaps.dispatched(cast(Result, executed.token_ids))  # jax's types leave is_ready out
+        return PendingStep(
+            plan, executed.token_ids, executed.logprobs, metadata.prompt_logprobs, executed.prompt_blocks
         )
-        flat = np.zeros((2, -(-len(places) // PROMPT_BLOCK) * PROMPT_BLOCK), np.int32)
-        flat[:, : len(places)] = places, targets
-        blocks = zip(*flat.reshape(2, -1, PROMPT_BLOCK), strict=True)
-        return [self._manager.prompt_logprobs(layout, hidden, *block) for block in blocks]
 
 
 def _logprobs(step: PendingStep, ids: list[int]) -> dict[int, TokenLogprobs]:

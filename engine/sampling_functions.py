@@ -162,7 +162,7 @@ class SamplingFunctions:
         row = jax.tree.map(lambda leaf, spec: self._mesh.shapes(leaf, *spec), row, of_one)
         on_each = self._mesh.on_each(write, (specs, COPY, of_one), specs)
         writer: Write[State] = lower(on_each, self._abstract(row), slot, row, donate=0).compile()
-        return writer
+        return lambda state, slot, row: writer(state, slot, self._mesh.place(row, of_one))
 
     def _arguments(self, layout: StepLayout) -> tuple[jax.ShapeDtypeStruct, ...]:
         """Logits, last tokens and what the sampler reads of the packed array."""

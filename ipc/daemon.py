@@ -23,7 +23,8 @@ from typing import Any, NoReturn
 
 from rich.console import Console
 
-from engine.errors import ConfigurationError, DevicesUnavailable
+from engine.config import EngineConfig
+from engine.errors import ConfigurationError, DevicesUnavailable, HostsError
 from engine.progress import Progress
 from ipc import accelerators, terminal
 from ipc.addresses import checked_address, default_address, is_local
@@ -33,7 +34,7 @@ from ipc.configuration import Configuration
 from ipc.errors import AddressError, KeyFileError
 from ipc.exposition import Exposition
 from ipc.keys import default_directory
-from ipc.loading import Load, StartableDriver, load
+from ipc.loading import Load, Loaded, StartableDriver, load
 from ipc.logs import configure_logging
 from ipc.metrics_server import MetricsServer
 from ipc.server import Server
@@ -81,6 +82,7 @@ class Daemon:
             host, port = settings.metrics_host, settings.metrics_port
             self._metrics = MetricsServer(host, port, self.health, self._exposition)
         self._driver: StartableDriver | None = None
+        self._loaded: Loaded | None = None
         self._ends: SimpleQueue[tuple[int, str]] = SimpleQueue()
         """Exit code and reason, from whoever has one first."""
         self._bell = Bell()
@@ -104,6 +106,8 @@ class Daemon:
                 code, why = self._ends.get()
             finally:
                 self.shutdown(why)
+        if self._loaded is not None:
+            self._loaded.leave(code, why)
         logger.info("stopped: %s", why)
         return code
 
@@ -115,7 +119,7 @@ class Daemon:
             self._metrics.start()
         with terminal.start_up(self._console) as display:
             loaded = self._load(self._configuration.engine, lambda progress: _report(display, progress), self._fail)
-        self._driver = loaded.driver
+        self._driver, self._loaded = loaded.driver, loaded
         self._driver.start()
         if loaded.metrics is not None:
             self._exposition.add(loaded.metrics)
@@ -200,6 +204,8 @@ class Daemon:
 
     def _end(self, code: int, why: str) -> None:
         self._ends.put((code, why))
+        if self._starting:  # which may wait for ever for who has gone
+            os.kill(os.getpid(), signal.SIGTERM)
         self._bell.ring()
 
     def _ask_to_drain(self, timeout: float | None) -> None:
@@ -236,6 +242,8 @@ def _run(flags: Mapping[str, Any], console: Console) -> int:
     try:
         configuration = Configuration(lambda: configs(held(flags)), console)
         configuration.apply()
+        if configuration.engine.process_id:
+            _follow(configuration.engine)
         return Daemon(configuration, console).run()
     except (ConfigurationError, AddressError, KeyFileError) as error:
         logger.error("%s", error)
@@ -244,9 +252,18 @@ def _run(flags: Mapping[str, Any], console: Console) -> int:
         obstacle = accelerators.refusal(str(error), accelerators.devices())
         logger.error("%s. What to do: %s", obstacle.found, obstacle.advice)
         return FAULT if obstacle.passes else MISCONFIGURED
+    except HostsError as error:
+        logger.error("%s", error)
+        return FAULT
     except Exception:
         logger.exception("the daemon failed")
         return FAULT
+
+
+def _follow(config: EngineConfig) -> NoReturn:
+    from ipc.follower import Follower
+
+    Follower(config).run()
 
 
 def _report(display: terminal.StartUp, progress: Progress) -> None:

@@ -40,7 +40,8 @@ def install(given: Mapping[str, Any], *, show: bool, unit: Path = UNIT, config: 
     # A virtual environment borrows its Python from elsewhere, often from somebody's home.
     environment = [Path(sys.prefix).resolve(), Path(sys.base_prefix).resolve()]
     reads = [*environment, *filter(None, [settings.get("model")])]
-    text = render(command, reads, loopback_only=loopback_only)
+    one_host = settings.get("coordinator_address") is None
+    text = render(command, reads, loopback_only=loopback_only and one_host)
     if show:
         print(f"# {config}\n{_toml(settings)}\n# {unit}\n{text}", end="")
         return

@@ -1,0 +1,62 @@
+"""One short request through an engine, before anybody is served."""
+
+import numpy as np
+
+from engine.device_errors import DeviceError
+from engine.errors import ConfigurationError
+from engine.oengine import NOT_FINITE, oEngine
+from engine.sampling_params import SamplingParams
+from engine.sequence import Sequence
+from engine.token_masks import mask_words
+
+
+class _AnyToken:
+    """A TokenConstraint that forbids nothing."""
+
+    complete = False
+    error = None
+
+    def __init__(self, vocab_size: int) -> None:
+        self.mask = np.full(mask_words(vocab_size), -1, np.int32)
+
+    def advance(self, token_id: int) -> None: ...
+
+    def hear(self) -> bool:
+        return True
+
+    def fileno(self) -> int:
+        raise AssertionError("nobody has to wait for it")
+
+    def close(self) -> None: ...
+
+
+def warm_up(engine: oEngine) -> None:
+    """Run it, so that the first client's finds everything that happens only once done.
+
+    Raises ConfigurationError where the model gives no numbers, and DeviceError.
+    """
+    tokens = min(4, engine.limits.max_model_len)
+    prompt = [0] * max(1, tokens - 2)
+    for params in (
+        SamplingParams(temperature=0),
+        SamplingParams(temperature=1, logprobs=0),
+        SamplingParams(top_k=1, presence_penalty=1, logit_bias={0: 1}, prompt_logprobs=0),
+    ):
+        any_token = _AnyToken(engine.limits.vocab_size)
+        sequence = Sequence("warm-up", prompt, params, frozenset(), tokens - len(prompt), seed=0, constraint=any_token)
+        engine.add(sequence)
+        while engine.has_work:
+            for output in engine.step():
+                _check(output.error)
+    engine.start_counting()
+
+
+def _check(error: str | None) -> None:
+    if error is None:
+        return
+    if error == NOT_FINITE:
+        raise ConfigurationError(
+            "the model gives NaN or infinity for the first prompt it is tried with: its weights are damaged, or too large "
+            "for this dtype"
+        )
+    raise DeviceError(error)

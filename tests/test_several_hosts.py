@@ -1,0 +1,230 @@
+"""Two processes, as on two hosts, are one daemon: they give what one gives, and they leave together."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from checkpoints import build_checkpoint
+from tokenizer_files import build_byte_fallback, write_tokenizer
+
+from engine.commands import Joined, Landed, Leave, decode_answer, decode_command, encode
+from engine.config import EngineConfig
+from engine.errors import ConfigurationError, HostsError
+from engine.follower import check_alike
+from engine.logit_bias import neutral_bias
+from engine.penalties import neutral_penalties
+from engine.sampler import SamplingVariant
+from engine.sampling_metadata import Need
+from engine.step_description import StepDescription
+from ipc.client import Client, RequestFailed
+from ipc.control_client import ControlClient
+from ipc.daemon import FAULT, STOPPED
+
+ROOT = Path(__file__).parent.parent
+ODRIVER = [sys.executable, "-c", "import sys; from ipc.cli import main; sys.exit(main())"]
+PATIENCE = 300
+"""Seconds after which a process is taken for never getting ready, or never ending."""
+SIZES = "--max-num-seqs 2 --max-num-batched-tokens 2 --max-model-len 40 --page-size 4 --num-pages 30"
+"""Two sizes of steps to compile."""
+ASKED: list[dict[str, Any]] = [
+    {"temperature": 0, "logprobs": 2, "prompt_logprobs": 1},
+    {"temperature": 1.0, "seed": 1, "top_k": 40},
+    {"temperature": 0, "presence_penalty": 1.0, "repetition_penalty": 1.5, "logit_bias": {70: 3.0}},
+    {"temperature": 1.0, "seed": 2, "structured_outputs": {"regex": "(fox|the)( fox)+"}},
+]
+
+
+class Process:
+    """``odriver serve`` in a process of its own, with so many devices."""
+
+    def __init__(self, directory: Path, *flags: str, devices: int = 1) -> None:
+        self.address = f"ipc://{directory}/o.sock"
+        self._log = directory / f"log {len(list(directory.glob('log *')))}"
+        environment = {
+            **os.environ,
+            "PYTHONPATH": str(ROOT),
+            "XDG_CACHE_HOME": str(directory.parent / "cache"),
+            "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}",
+        }
+        command = [*ODRIVER, "serve", str(directory.parent / "model"), "--bind", self.address, *SIZES.split(), *flags]
+        with self._log.open("w") as log:
+            self._process = subprocess.Popen(command, env=environment, stderr=log)
+
+    def await_log(self, words: str) -> None:
+        """Wait until it has logged this."""
+        deadline = time.monotonic() + PATIENCE
+        while words not in self.log():
+            assert self._process.poll() is None, self.log()
+            assert time.monotonic() < deadline, self.log()
+            time.sleep(0.05)
+
+    def log(self) -> str:
+        return self._log.read_text()
+
+    def signal(self, number: int) -> None:
+        self._process.send_signal(number)
+
+    def wait(self) -> int:
+        return self._process.wait(PATIENCE)
+
+    def end(self) -> None:
+        """Leave nothing behind, however a test went."""
+        if self._process.poll() is None:
+            self._process.kill()
+            self._process.wait()
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where the model is, and the compiled steps that all processes share."""
+    place = tmp_path_factory.mktemp("hosts")
+    tokenizer = build_byte_fallback()
+    build_checkpoint(place / "model", "llama2", vocab_size=tokenizer.get_vocab_size(), num_hidden_layers=2)
+    write_tokenizer(place / "model", tokenizer)
+    return place
+
+
+@pytest.fixture
+def two(place: Path, tmp_path: Path) -> Iterator[list[Process]]:
+    """The two processes of a daemon, which have just begun."""
+    directory = place / tmp_path.name
+    directory.mkdir()
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        address = f"127.0.0.1:{free.getsockname()[1]}"
+    together = ["--coordinator-address", address, "--num-processes", "2"]
+    processes = [Process(directory, *together, "--process-id", str(number)) for number in range(2)]
+    yield processes
+    for process in processes:
+        process.end()
+
+
+@pytest.fixture(scope="module")
+def alone(place: Path) -> list[Any]:
+    """What one process with two devices gives."""
+    directory = place / "alone"
+    directory.mkdir()
+    process = Process(directory, "--tensor-parallel-size", "2", devices=2)
+    try:
+        return answers(process.address)
+    finally:
+        process.end()
+
+
+def answers(address: str) -> list[Any]:
+    """What a daemon gives for ASKED, all at once."""
+    with Client(address, timeout=PATIENCE) as client:
+        streams = [
+            client.generate("the fox", max_tokens=8, ignore_eos="structured_outputs" not in one, **one) for one in ASKED
+        ]
+        return [list(stream) for stream in streams]
+
+
+def tokens(pieces: list[Any]) -> list[int]:
+    """Of a whole answer."""
+    return [token for piece in pieces for token in piece.token_ids]
+
+
+def test_two_processes_give_what_one_gives(two: list[Process], alone: list[Any]) -> None:
+    """Greedy, drawn, penalised, biased, under a grammar, with log-probabilities, and after a sleep. Told to stop, the
+    one that has no clients has process 0 finish what is open, and both end with 0.
+    """
+    first, second = two
+
+    together = answers(first.address)
+    with ControlClient(first.address) as control:
+        assert (control.sleep(), control.wake()) == ("asleep", "awake")
+        assert control.status()["compilations_after_ready"] == 0
+    again = answers(first.address)
+    second.signal(signal.SIGTERM)
+
+    assert [first.wait(), second.wait()] == [STOPPED, STOPPED], first.log() + second.log()
+    for given in (together, again):
+        assert [tokens(pieces) for pieces in given] == [tokens(pieces) for pieces in alone]
+    assert "process 1 of 2 is ready" in second.log()
+    assert "process 1: it was stopped by SIGTERM" in first.log()
+    assert "Traceback" not in first.log() + second.log()
+
+
+def test_a_daemon_ends_when_another_process_dies(two: list[Process]) -> None:
+    """Process 0 tells its clients, says who has gone, and exits for a restart."""
+    first, second = two
+    with Client(first.address, timeout=PATIENCE) as client, client.generate("the", ignore_eos=True) as pieces:
+        next(pieces)
+
+        second.signal(signal.SIGKILL)
+
+        with pytest.raises(RequestFailed):
+            while True:
+                for _ in pieces:
+                    pass
+                client.complete("the")
+    assert first.wait() == FAULT, first.log()
+    assert "process 1 has gone" in first.log()
+
+
+def test_the_others_end_when_process_0_dies(two: list[Process]) -> None:
+    """In the middle of a start, too: none waits for it."""
+    first, second = two
+    first.await_log("all others are there")
+
+    first.signal(signal.SIGKILL)
+
+    assert second.wait() not in (STOPPED, None)
+    assert "process 0 has gone" in second.log() or "another task died" in second.log()  # jax may be quicker
+
+
+def test_what_is_said_arrives_as_it_was() -> None:
+    """Arrays of any rank, rows of parameters, and what is missing."""
+    step = StepDescription(
+        4, np.arange(9, dtype=np.int32), SamplingVariant.TRUNCATED, Need.BIAS | Need.DRAW, [(3, neutral_bias(70))],
+        [(1, neutral_penalties(70))], None, np.ones((2, 2, 64), np.int32),
+    )  # fmt: skip
+
+    arrived = decode_command(encode(step))
+
+    assert isinstance(arrived, StepDescription)
+    assert encode(arrived) == encode(step)
+    np.testing.assert_array_equal(arrived.prompt_tokens, step.prompt_tokens)
+    np.testing.assert_array_equal(arrived.bias[0][1].banned_after, neutral_bias(70).banned_after)
+    assert arrived.penalties[0][1].repetition == np.float32(1)
+    assert arrived.masks is None
+    assert decode_command(encode(Leave(1, "x"))) == Leave(1, "x")
+    assert decode_answer(encode(Joined(3))) == Joined(3)
+    landed = decode_command(encode(Landed(np.array([5, 7], np.int32))))
+    assert isinstance(landed, Landed)
+    assert landed.token_ids.tolist() == [5, 7]
+
+
+def test_a_process_whose_tokens_differ_says_where() -> None:
+    """The step, the row and both tokens."""
+    check_alike(7, np.array([1, 2]), np.array([1, 2]))
+
+    with pytest.raises(HostsError, match="step 7 gave token 2 in row 1 here and 3 at process 0"):
+        check_alike(7, np.array([1, 2]), np.array([1, 3]))
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"num_processes": 2}, "go together"),
+        ({"coordinator_address": "a:1"}, "go together"),
+        ({"num_processes": 2, "coordinator_address": "a"}, "coordinator_address must be process 0's HOST:PORT, not a"),
+        ({"num_processes": 2, "coordinator_address": "a:1", "process_id": 2}, "process_id must be 0 to 1"),
+        (
+            {"num_processes": 2, "coordinator_address": "a:1", "staged_readiness": True},
+            "staged_readiness is for one host",
+        ),
+    ],
+)
+def test_hosts_that_cannot_be_are_refused(settings: dict[str, Any], words: str) -> None:
+    """With what to give."""
+    with pytest.raises(ConfigurationError, match=words):
+        EngineConfig(**settings)
