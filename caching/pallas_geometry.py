@@ -49,6 +49,12 @@ class Geometry:
         return SUBLANES * self.packing
 
     @property
+    def piece(self) -> int:
+        """Tokens of a row's last page that are read at once, if any of them is needed: a quarter, where that can be moved."""
+        quarter = self.page_size // 4
+        return quarter if quarter and quarter % self.granule == 0 else self.page_size
+
+    @property
     def block(self) -> int:
         """Tokens of a block."""
         return self.block_pages * self.page_size
