@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from caching.metadata import PagedAttentionCacheMetaData, pages_for
+from caching.page_dtype import NAMES
 from caching.page_manager import HBMPageManager
 from engine.backend import Backend, choose_backend, default_page_size
 from engine.config import EngineConfig, ServingLimits
@@ -52,10 +53,11 @@ def build_engine(config: EngineConfig, report: Callable[[Progress], None]) -> oE
     _use_compilation_cache()
     report(Progress("preparing kernels", 0, 1, "steps"))
     page_size = config.page_size or default_page_size()
-    backend = choose_backend(page_size, model.head_dim)
+    kv_dtype = page_dtype(config, dtype)
+    backend = choose_backend(page_size, model.head_dim, kv_dtype)
     report(Progress("preparing kernels", 1, 1, "steps"))
     weights = _weights_dtype(config, model, backend, dtype)
-    one_page = backend.one_page(model, page_size, dtype)
+    one_page = backend.one_page(model, page_size, kv_dtype)
     planner = CachePlanner(
         config, model, max_model_len, one_page, parameter_bytes(model, weights), memory_budget(config)
     )
@@ -142,13 +144,15 @@ def describe(config: EngineConfig) -> dict[str, str]:
     directory = config.model or DEMO_MODEL
     devices = jax.devices()
     model = read_model_config(directory)
-    page_size, dtype = config.page_size or default_page_size(), config.dtype or _default_dtype()
-    backend = choose_backend(page_size, model.head_dim)
-    weights = _weights_dtype(config, model, backend, np.dtype(jnp.dtype(dtype))).name
+    page_size, dtype = config.page_size or default_page_size(), np.dtype(jnp.dtype(config.dtype or _default_dtype()))
+    kv_dtype = page_dtype(config, dtype)
+    backend = choose_backend(page_size, model.head_dim, kv_dtype)
+    weights = _weights_dtype(config, model, backend, dtype)
+    aside = [f"weights as stored in {weights}"] * (weights != dtype) + [f"pages in {kv_dtype}"] * (kv_dtype != dtype)
     return {
         "model": str(directory),
         "parameters": f"{parameter_bytes(model, jnp.float32) // 4:,}",
-        "dtype": dtype if weights == dtype else f"{dtype}, weights as stored in {weights}",
+        "dtype": ", ".join([dtype.name, *aside]),
         "device": f"{len(devices)} x {devices[0].device_kind}",
         "operations": backend.description,
     }
@@ -156,6 +160,11 @@ def describe(config: EngineConfig) -> dict[str, str]:
 
 def _default_dtype() -> str:
     return "float32" if jax.default_backend() == "cpu" else "bfloat16"
+
+
+def page_dtype(config: EngineConfig, dtype: np.dtype[Any]) -> np.dtype[Any]:
+    """What keys and values lie in, where activations are of ``dtype``."""
+    return dtype if config.kv_cache_dtype == "auto" else NAMES[config.kv_cache_dtype]
 
 
 def _weights_dtype(config: EngineConfig, model: ModelConfig, backend: Backend, dtype: np.dtype[Any]) -> np.dtype[Any]:

@@ -12,9 +12,9 @@ from jax import Device
 from caching.metadata import PagedAttentionCacheMetaData, pages_for
 from caching.tpu_attention import tokens_read
 from caching.tpu_chip import CHIPS, Chip
-from engine.backend import TPU_PAGE_SIZE, Backend, tpu_backend
+from engine.backend import TPU_PAGE_SIZE, Backend, check_tpu_pages, tpu_backend
 from engine.buckets import covering_buckets
-from engine.build import asked_context, check_page_table, fitting_context
+from engine.build import asked_context, check_page_table, fitting_context, page_dtype
 from engine.chip_plan import ChipPlan, DecodeStep, Roofline, batch_sizes
 from engine.compiled_bucket import CompiledStep, StepArrays
 from engine.config import EngineConfig
@@ -44,6 +44,8 @@ class _Planner:
         self._config, self._device = config, device
         self._chip = _known(device)
         self._model, self._dtype = read_config_file(path), np.dtype(config.dtype or jnp.bfloat16)
+        self._kv_dtype = page_dtype(config, self._dtype)
+        check_tpu_pages(self._kv_dtype)
         self._backend = tpu_backend(self._chip)
         self._weights = parameter_bytes(self._model, self._dtype)
         self._budget = int(self._chip.hbm_bytes * (config.hbm_utilization or ACCELERATOR_UTILIZATION))
@@ -51,7 +53,7 @@ class _Planner:
             config,
             self._model,
             asked_context(config, self._model),
-            self._backend.one_page(self._model, config.page_size or TPU_PAGE_SIZE, self._dtype),
+            self._backend.one_page(self._model, config.page_size or TPU_PAGE_SIZE, self._kv_dtype),
             self._weights,
             self._budget,
         )
@@ -87,7 +89,7 @@ class _Planner:
 
     def _decode(self, steps: list[CompiledStep], shapes: StepShapes, tokens: int) -> list[DecodeStep]:
         """Of as many sequences as there are pages for, each in the smallest bucket that holds them."""
-        roofline = Roofline(self._chip, self._model, self._dtype, self._weights)
+        roofline = Roofline(self._chip, self._model, self._dtype, self._kv_dtype, self._weights)
         read = pages_read(self._chip, shapes, tokens)
         found = []
         for sequences in batch_sizes(shapes.max_num_seqs):

@@ -9,6 +9,7 @@ import msgspec
 from engine.errors import ConfigurationError
 from engine.setting import setting
 
+KV_CACHE_DTYPES = ("auto", "bfloat16", "float32", "int8", "fp8", "fp8_e4m3", "fp8_e5m2")
 MAX_QUEUED_REQUESTS = 1024
 MAX_QUEUED_TOKENS = 2**20
 
@@ -32,7 +33,10 @@ class EngineConfig:
         None, "F", "share of the memory that may be used, above 0 to 1 (default: 0.9; 0.4 on a CPU)"
     )
     dtype: str | None = setting(
-        None, "", "of weights and cache (default: float32 on CPU, else bfloat16)", choices=("float32", "bfloat16")
+        None, "", "of weights and activations (default: float32 on CPU, else bfloat16)", choices=("float32", "bfloat16")
+    )
+    kv_cache_dtype: str = setting(
+        "auto", "", "of keys and values in the cache; auto is dtype, fp8 is fp8_e4m3", choices=KV_CACHE_DTYPES
     )
     run_ahead: int = setting(1, "N", "steps given to the device beyond the one awaited; 0 is none")
     enable_prefix_caching: bool = setting(True, "", "keep computed pages for prompts that begin alike")
@@ -76,6 +80,8 @@ class EngineConfig:
         share = self.hbm_utilization
         _require(share is None or 0 < share <= 1, "hbm_utilization", "above 0 and at most 1", share)
         _require(self.dtype in (None, "float32", "bfloat16"), "dtype", "float32 or bfloat16", self.dtype)
+        kv_dtype = self.kv_cache_dtype
+        _require(kv_dtype in KV_CACHE_DTYPES, "kv_cache_dtype", f"one of {', '.join(KV_CACHE_DTYPES)}", kv_dtype)
         long = self.long_prefill_token_threshold
         _require(long is None or long >= 1, "long_prefill_token_threshold", "at least 1", long)
         threshold = self.priority_preemption_threshold
