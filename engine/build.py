@@ -54,7 +54,7 @@ def build_engine(config: EngineConfig, report: Callable[[Progress], None]) -> oE
     report(Progress("preparing kernels", 0, 1, "steps"))
     page_size = config.page_size or default_page_size()
     kv_dtype = page_dtype(config, dtype)
-    backend = choose_backend(page_size, model.head_dim, kv_dtype)
+    backend = choose_backend(page_size, model.head_dim, kv_dtype, model.num_kv_heads, config.attention_backend)
     report(Progress("preparing kernels", 1, 1, "steps"))
     weights = _weights_dtype(config, model, backend, dtype)
     one_page = backend.one_page(model, page_size, kv_dtype)
@@ -146,7 +146,7 @@ def describe(config: EngineConfig) -> dict[str, str]:
     model = read_model_config(directory)
     page_size, dtype = config.page_size or default_page_size(), np.dtype(jnp.dtype(config.dtype or _default_dtype()))
     kv_dtype = page_dtype(config, dtype)
-    backend = choose_backend(page_size, model.head_dim, kv_dtype)
+    backend = choose_backend(page_size, model.head_dim, kv_dtype, model.num_kv_heads, config.attention_backend)
     weights = _weights_dtype(config, model, backend, dtype)
     aside = [f"weights as stored in {weights}"] * (weights != dtype) + [f"pages in {kv_dtype}"] * (kv_dtype != dtype)
     return {

@@ -10,6 +10,7 @@ from engine.errors import ConfigurationError
 from engine.setting import setting
 
 KV_CACHE_DTYPES = ("auto", "bfloat16", "float32", "int8", "fp8", "fp8_e4m3", "fp8_e5m2")
+ATTENTION_BACKENDS = ("auto", "pallas", "jax", "xla")
 MAX_QUEUED_REQUESTS = 1024
 MAX_QUEUED_TOKENS = 2**20
 
@@ -37,6 +38,12 @@ class EngineConfig:
     )
     kv_cache_dtype: str = setting(
         "auto", "", "of keys and values in the cache; auto is dtype, fp8 is fp8_e4m3", choices=KV_CACHE_DTYPES
+    )
+    attention_backend: str = setting(
+        "auto",
+        "",
+        "what computes attention: on a TPU pallas (a kernel of ours) or jax (its own), anywhere xla; auto is the fastest",
+        choices=ATTENTION_BACKENDS,
     )
     run_ahead: int = setting(1, "N", "steps given to the device beyond the one awaited; 0 is none")
     enable_prefix_caching: bool = setting(True, "", "keep computed pages for prompts that begin alike")
@@ -82,6 +89,8 @@ class EngineConfig:
         _require(self.dtype in (None, "float32", "bfloat16"), "dtype", "float32 or bfloat16", self.dtype)
         kv_dtype = self.kv_cache_dtype
         _require(kv_dtype in KV_CACHE_DTYPES, "kv_cache_dtype", f"one of {', '.join(KV_CACHE_DTYPES)}", kv_dtype)
+        asked = self.attention_backend
+        _require(asked in ATTENTION_BACKENDS, "attention_backend", f"one of {', '.join(ATTENTION_BACKENDS)}", asked)
         long = self.long_prefill_token_threshold
         _require(long is None or long >= 1, "long_prefill_token_threshold", "at least 1", long)
         threshold = self.priority_preemption_threshold

@@ -18,6 +18,7 @@ from tpu_twins import xla_twin
 from caching.page_manager import HBMPageManager
 from caching.tpu_attention import TPUAttention
 from caching.tpu_chip import CHIPS
+from caching.tpu_kernels import JAX
 from engine.backend import RotatedByXLA, choose_backend, tpu_backend, xla_backend
 from engine.config import ServingLimits
 from engine.execution_manager import ExecutionManager, StepShapes
@@ -36,7 +37,7 @@ SMALL_POOL = {4: 16, 16: 6}
 V5E = CHIPS["TPU v5 lite"]
 FLOAT32 = np.dtype(np.float32)
 XLA = xla_backend(FLOAT32)
-TPU = replace(tpu_backend(V5E), attention=RotatedByXLA(TPUAttention(V5E, xla_twin)))
+TPU = replace(tpu_backend(V5E, JAX), attention=RotatedByXLA(TPUAttention(V5E, xla_twin)))
 BACKENDS = [
     *((variant, 4, XLA) for variant in sorted(VARIANTS)),
     *((variant, 16, None) for variant in sorted(VARIANTS)),
