@@ -33,9 +33,7 @@ def test_a_step_must_read_weights_pages_and_logits():
     model, chip = read_config_file(CONFIGS / "Llama-3-8B.json"), CHIPS["TPU v6 lite"]
 
     bfloat16 = np.dtype(jnp.bfloat16)
-    step = Roofline(chip, model, bfloat16, bfloat16, 16_000_000_000).step(
-        4, 1000, Moved(20_000_000_000, 500_000_000)
-    )
+    step = Roofline(chip, model, bfloat16, bfloat16, 16_000_000_000).step(4, 1000, Moved(20_000_000_000, 500_000_000))
 
     weights = 16_000_000_000 - 2 * 128256 * 4096
     assert step.bytes_needed == weights + 4 * 1000 * 131072 + 4 * 4 * 128256
