@@ -3,11 +3,13 @@
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Protocol
 
 import jax
 import numpy as np
 from jax import Array
+from jax.sharding import PartitionSpec
 
 from caching import attention, cpu_attention
 from caching.attention import PageTable
@@ -18,10 +20,14 @@ from caching.paged_attention_cache import PagedAttentionCache
 from caching.tpu_chip import CHIPS, Chip
 from caching.tpu_kernels import JAX, PALLAS, TPUKernel, by_bytes
 from engine.errors import ConfigurationError
+from engine.mesh import TP, DeviceMesh
 from engine.models import linear
 from engine.models.config import ModelConfig
 from engine.models.decoder import Decoder
 from engine.models.rope import rotate
+
+CACHE = PartitionSpec(TP)
+"""Each device has pages of its own, for its own kv heads: one behind the other, as if there were as many more."""
 
 
 class RotaryAttention(Protocol):
@@ -63,21 +69,33 @@ class Backend:
     """For people."""
     flattens: bool = False
     """Kernels are made matrices."""
+    scans: bool = False
+    """Layers that are alike are one program, gone through by ``lax.scan``; XLA:CPU would copy their weights first."""
     stored_heads: Callable[[int, int, np.dtype], tuple[int, int]] = _as_they_are
     """The kv_heads and head_dim that pages have for so many and so wide ones of a dtype."""
     holds_table: Callable[[int, int], bool] = lambda rows, pages_per_seq: True  # noqa: ARG005
     """Whether attention has room for the page table of so many rows, and pages of the longest."""
 
-    def prepare(self, decoder: Decoder) -> None:
-        """Bring a decoder's weights into the form that its steps read."""
-        if self.packs:
-            decoder.pack()
+    def arrange(self, decoder: Decoder, activations: np.dtype | None = None) -> None:
+        """Bring a decoder of shapes, before it is loaded, into the form that its steps read; of int8 if ``activations`` says
+        what it is to compute in.
+        """
         if self.flattens:
             decoder.flatten()
+        if activations is not None:
+            decoder.quantize(activations)
+        if self.scans:
+            decoder.stack()
+
+    def prepare(self, decoder: Decoder) -> None:
+        """Bring a loaded decoder's weights into the form that its steps read."""
+        if self.packs:
+            decoder.pack()
 
     def one_page(self, model: ModelConfig, page_size: int, dtype: np.dtype) -> PagedAttentionCacheMetaData:
-        """The shape of a pool for a model, of a single page."""
-        kv_heads, head_dim = self.stored_heads(model.num_kv_heads, model.head_dim, dtype)
+        """The shape of a pool for a device's part of a model, of a single page."""
+        own = model.stored_kv_heads // model.tensor_parallel_size
+        kv_heads, head_dim = self.stored_heads(own, model.head_dim, dtype)
         return PagedAttentionCacheMetaData(
             num_layers=model.num_layers,
             num_pages=1,
@@ -85,11 +103,16 @@ class Backend:
             num_kv_heads=kv_heads,
             head_dim=head_dim,
             dtype=dtype,
+            stacks=model.runs if self.scans else (),
         )
 
-    def abstract_cache(self, metadata: PagedAttentionCacheMetaData) -> PagedAttentionCache:
-        """Shapes and dtypes of what ``allocate`` makes, to compile against."""
-        cache: PagedAttentionCache = jax.eval_shape(lambda: self.allocate(metadata))
+    def allocator(self, metadata: PagedAttentionCacheMetaData, mesh: DeviceMesh) -> Callable[[], PagedAttentionCache]:
+        """Makes zeroed pages on every device; raises jax.errors.JaxRuntimeError where they do not fit."""
+        return mesh.maker(mesh.on_each(partial(self.allocate, metadata), (), CACHE), *CACHE)
+
+    def abstract_cache(self, metadata: PagedAttentionCacheMetaData, mesh: DeviceMesh) -> PagedAttentionCache:
+        """Shapes and dtypes of what an ``allocator`` makes, to compile against."""
+        cache: PagedAttentionCache = mesh.shapes(jax.eval_shape(self.allocator(metadata, mesh)), *CACHE)
         return cache
 
 
@@ -190,6 +213,7 @@ def tpu_backend(chip: Chip, kernel: TPUKernel) -> Backend:
         packs=False,
         description=f"XLA's operations, attention by {kernel.description}",
         flattens=True,
+        scans=True,
         stored_heads=kernel.stored_heads,
         holds_table=kernel.holds_table,
     )
@@ -221,42 +245,51 @@ def _compile_at_once() -> None:
 
 
 def choose_backend(
-    page_size: int, head_dim: int, kv_dtype: np.dtype, kv_heads: int = 1, attention_backend: str = "auto"
+    page_size: int,
+    head_dim: int,
+    kv_dtype: np.dtype,
+    devices: int = 1,
+    kv_heads: int = 1,
+    attention_backend: str = "auto",
 ) -> Backend:
-    """The fastest that can serve such pages here; compiles kernels if that has not been done.
+    """The fastest that can serve such pages here, on so many devices; compiles kernels if that has not been done.
 
     ``kv_heads`` are those of one device, ``attention_backend`` is what the operator wants. Raises ConfigurationError where
     none can.
     """
     platform, xla = jax.default_backend(), xla_backend(kv_dtype)
+    kind = jax.devices()[0].device_kind
     if platform == "tpu" and attention_backend != "xla":
-        kind = jax.devices()[0].device_kind
         if kind in CHIPS:
             chip = CHIPS[kind]
             return tpu_backend(chip, tpu_kernel(chip, page_size, kv_heads, head_dim, kv_dtype, attention_backend))
         xla = replace(xla, description=f"{xla.description}: the attention kernels are not set up for {kind}")
     if attention_backend in (PALLAS.name, JAX.name):
         raise ConfigurationError(
-            f"attention_backend {attention_backend} is a kernel for {', '.join(CHIPS)}, and this is a {platform}: "
-            "choose auto or xla"
+            f"attention_backend {attention_backend} is for {', '.join(CHIPS)}, not for {kind}: choose auto or xla"
         )
     if platform != "cpu":
-        return xla
+        return replace(xla, scans=True)
+    if devices > 1:
+        return replace(xla, description=f"{xla.description}: oDriver's CPU kernels are for one device")
     try:
         _compile_at_once()
         linear.panel_width()
         width = cpu_attention.vector_width()
     except KernelsUnavailable as unavailable:
         return replace(xla, description=f"{xla.description}: {unavailable}")
-    misfit = None
+    misfit = _cpu_misfit(page_size, head_dim, kv_dtype, width)
     if attention_backend == "xla":
         misfit = "as was asked for"
-    elif page_size % width or head_dim % width:
-        misfit = f"page_size {page_size} or head_dim {head_dim} is no multiple of {width}"
-    elif kv_dtype.name not in cpu_attention.DTYPES:
-        misfit = f"it has none for pages of {kv_dtype}"
     if misfit:
         return replace(xla, packs=True, description=f"oDriver's CPU kernels, attention by XLA: {misfit}")
     return Backend(
         cpu_attention.paged_attention, cpu_attention.allocate, packs=True, description="oDriver's CPU kernels"
     )
+
+
+def _cpu_misfit(page_size: int, head_dim: int, kv_dtype: np.dtype, width: int) -> str | None:
+    """Why the CPU's attention kernel cannot read such pages."""
+    if page_size % width or head_dim % width:
+        return f"page_size {page_size} or head_dim {head_dim} is no multiple of {width}"
+    return None if kv_dtype.name in cpu_attention.DTYPES else f"it has none for pages of {kv_dtype}"

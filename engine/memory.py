@@ -93,24 +93,24 @@ class CachePlanner:
         return replace(self._one_page, num_pages=num_pages)
 
 
-def memory_budget(config: EngineConfig) -> int:
-    """Bytes that we may use of the device that has the fewest left, weights included."""
-    return min(_left_on(device, config.hbm_utilization) for device in jax.local_devices())
+def memory_budget(config: EngineConfig, devices: int = 1) -> int:
+    """Bytes that we may use of each of so many devices: of the one that has the fewest left, weights included."""
+    return min(_left_on(device, devices, config.hbm_utilization) for device in jax.local_devices()[:devices])
 
 
-def _left_on(device: jax.Device, utilization: float | None) -> int:
+def _left_on(device: jax.Device, devices: int, utilization: float | None) -> int:
     stats = device.memory_stats()
     if stats and "bytes_limit" in stats:
         return int(stats["bytes_limit"] * (utilization or ACCELERATOR_UTILIZATION)) - int(stats.get("bytes_in_use", 0))
-    return int(psutil.virtual_memory().available * (utilization or CPU_UTILIZATION))
+    return int(psutil.virtual_memory().available * (utilization or CPU_UTILIZATION)) // devices
 
 
 def _step_scratch(config: EngineConfig, model: ModelConfig) -> int:
     """A generous guess at what the largest compiled step needs besides weights and pages, in float32."""
-    per_token = 8 * model.hidden_size + 4 * model.intermediate_size + 4 * model.num_heads * model.head_dim
-    return 4 * config.max_num_batched_tokens * per_token
+    split = 4 * model.intermediate_size + 4 * model.num_heads * model.head_dim
+    return 4 * config.max_num_batched_tokens * (8 * model.hidden_size + split // model.tensor_parallel_size)
 
 
 def _sampling_scratch(config: EngineConfig, model: ModelConfig) -> int:
     """The same of the sampler's working set, and what it keeps of each slot."""
-    return 4 * config.max_num_seqs * (4 + 2) * model.vocab_size
+    return 4 * config.max_num_seqs * (4 + 2) * model.padded_vocab_size // model.tensor_parallel_size

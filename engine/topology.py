@@ -10,7 +10,7 @@ import numpy as np
 from jax import Device
 from jax.errors import JaxRuntimeError
 from jax.experimental import topologies
-from jax.sharding import Mesh, SingleDeviceSharding
+from jax.sharding import Mesh
 
 from engine.errors import ConfigurationError
 
@@ -32,12 +32,6 @@ def chips_of(topology: str) -> list[Device]:
     except JaxRuntimeError as error:
         raise ConfigurationError(f"libtpu cannot compile for {topology!r}; names are like v5e:2x4 ({error})") from error
     return list(found.devices)
-
-
-def placed(tree: Any, chip: Device) -> Any:
-    """Arrays, or shapes of them, as shapes of arrays that lie on a chip: what to lower a function with for it."""
-    sharding = SingleDeviceSharding(chip)
-    return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding), tree)
 
 
 def compiling_for(chip: Device) -> AbstractContextManager[None]:

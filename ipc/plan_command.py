@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from engine.config import ATTENTION_BACKENDS, KV_CACHE_DTYPES
+from engine.config import ATTENTION_BACKENDS, KV_CACHE_DTYPES, QUANTIZATIONS
 from ipc.arguments import count
 
 
@@ -25,6 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add("--max-num-batched-tokens", type=count, metavar="N", help="tokens computed in one step (default: 512)")
     add("--page-size", type=count, metavar="N", help="tokens in one page (default: 128)")
+    add("--quantization", choices=QUANTIZATIONS, help="of the weights (default: none)")
     add("--kv-cache-dtype", choices=KV_CACHE_DTYPES, help="of keys and values in the cache (default: auto, bfloat16)")
     kernels = [name for name in ATTENTION_BACKENDS if name != "xla"]
     add("--attention-backend", choices=kernels, help="what computes attention (default: auto, what moves fewest bytes)")

@@ -1,5 +1,7 @@
 """Which operations serve: the CPU's kernels where they can be had and know the shape, XLA's otherwise, saying why."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -101,11 +103,11 @@ def test_other_devices_are_served_by_xla(monkeypatch):
     """The CPU's kernels are for CPUs."""
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
 
-    assert choose_backend(16, 64, FLOAT32) == XLA
+    assert choose_backend(16, 64, FLOAT32) == dataclasses.replace(XLA, scans=True)
 
 
 def test_what_the_operator_asks_for_serves_or_is_refused():
     """XLA attends where that is wanted, and a TPU's kernel on a CPU is refused by name."""
     assert choose_backend(16, 64, FLOAT32, attention_backend="xla").attention == XLA.attention
-    with pytest.raises(ConfigurationError, match=r"attention_backend pallas .* this is a cpu: choose auto or xla"):
+    with pytest.raises(ConfigurationError, match=r"attention_backend pallas is for .* not for cpu: choose auto or xla"):
         choose_backend(16, 64, FLOAT32, attention_backend="pallas")

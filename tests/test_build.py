@@ -51,8 +51,8 @@ def test_the_device_with_the_least_memory_left_says_how_much_there_is(directory,
 
     monkeypatch.setattr(jax, "local_devices", lambda: [device(1000, 0), device(1000, 300), device(800, 0)])
 
-    assert memory.memory_budget(build_config(directory)) == 600
-    assert memory.memory_budget(build_config(directory, hbm_utilization=1.0)) == 700
+    assert memory.memory_budget(build_config(directory), 3) == 600
+    assert memory.memory_budget(build_config(directory, hbm_utilization=1.0), 3) == 700
 
 
 @pytest.mark.parametrize("settings", [{"dtype": "float32"}, {"dtype": "bfloat16"}, {"kv_cache_dtype": "fp8"}])
@@ -204,7 +204,7 @@ def test_a_step_that_takes_more_scratch_than_was_guessed_leaves_fewer_pages(dire
     weights, page = parameter_bytes(model, np.float32), 3 * 4 * 4 * 2 * 12 * 4
     guess = memory._step_scratch(config, model)
     monkeypatch.setattr(
-        build, "memory_budget", lambda _: weights + guess + memory._sampling_scratch(config, model) + 33 * page
+        build, "memory_budget", lambda *_: weights + guess + memory._sampling_scratch(config, model) + 33 * page
     )
     monkeypatch.setattr(ExecutionManager, "scratch_bytes", guess + 10 * page)
 

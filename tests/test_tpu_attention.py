@@ -21,7 +21,8 @@ from engine import backend, build
 from engine.backend import RotatedByXLA, choose_backend, default_page_size, tpu_backend, tpu_kernel, xla_backend
 from engine.config import EngineConfig
 from engine.errors import ConfigurationError
-from engine.topology import chips_of, compiling_for, placed
+from engine.mesh import DeviceMesh
+from engine.topology import chips_of, compiling_for
 
 V5E = CHIPS["TPU v5 lite"]
 BFLOAT16 = np.dtype(jnp.bfloat16)
@@ -168,19 +169,19 @@ def test_a_tpu_is_served_by_a_kernel(monkeypatch):
     def choose(kind, kv_dtype=BFLOAT16, asked="auto"):
         device = type("Device", (), {"device_kind": kind})()
         monkeypatch.setattr(backend.jax, "devices", lambda: [device])
-        return choose_backend(128, 64, kv_dtype, 8, asked)
+        return choose_backend(128, 64, kv_dtype, 1, 8, asked)
 
     monkeypatch.setattr(jax, "default_backend", lambda: "tpu")
     chip = CHIPS["TPU v6 lite"]
 
     assert choose("TPU v6 lite").attention == RotatedByXLA(PallasAttention(chip))
     assert choose("TPU v6 lite", asked="jax").attention == RotatedByXLA(TPUAttention(chip))
-    assert choose("TPU v6 lite", asked="xla") == xla_backend(BFLOAT16)
+    assert choose("TPU v6 lite", asked="xla").attention == xla_backend(BFLOAT16).attention
     assert choose("TPU v2").attention == xla_backend(BFLOAT16).attention and "TPU v2" in choose("TPU v2").description
     assert default_page_size() == 128
     with pytest.raises(ConfigurationError, match=r"kv_cache_dtype int8 .* choose xla, or for kv_cache_dtype fp8"):
         choose("TPU v6 lite", np.dtype(np.int8))
-    with pytest.raises(ConfigurationError, match=r"attention_backend pallas is a kernel for TPU v4, .* this is a tpu"):
+    with pytest.raises(ConfigurationError, match=r"attention_backend pallas is for TPU v4, .* not for TPU v2"):
         choose("TPU v2", asked="pallas")
 
 
@@ -226,7 +227,7 @@ def test_the_kernel_compiles_and_copies_no_pages(topology, heads, kv_heads, head
         return TPUAttention(CHIPS[chip.device_kind])(pages, q, k, v, table, sm_scale=0.1, sliding_window=100)
 
     with compiling_for(chip):
-        compiled = jax.jit(step, donate_argnums=0).lower(*placed((pages, q, k, k, table), chip)).compile()
+        compiled = jax.jit(step, donate_argnums=0).lower(*DeviceMesh((chip,)).shapes((pages, q, k, k, table))).compile()
 
     sizes = compiled.memory_analysis()
     assert sizes.alias_size_in_bytes == metadata.num_bytes

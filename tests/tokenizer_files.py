@@ -20,7 +20,7 @@ CHAT_TEMPLATE = (
     "{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}"
 )
 TOOL_TEMPLATE = (
-    "{% if tools %}{{ tools | map(attribute='function') | list | tojson }}{% endif %}"
+    "{% if tools %}{{ tools | map(attribute='function.name') | join(' ') }}{% endif %}"
     "{% for message in messages %}"
     "<|{{ message.role }}|>{{ message.content }}"
     "{% for call in message.tool_calls or [] %}"

@@ -8,28 +8,17 @@ from starlette.applications import Starlette
 from starlette.middleware import Middleware
 from starlette.routing import Route
 
-from ipc.gateway import chat_completions, completions, health, metrics, models, page_files, tokens
+from ipc.gateway import openapi, page_files
+from ipc.gateway.admission import Admission
 from ipc.gateway.answers import HANDLERS
+from ipc.gateway.callers import Callers
 from ipc.gateway.daemons import Daemons
+from ipc.gateway.operations import OPERATIONS, Operation
 from ipc.gateway.request_id import RequestIds
 
-ROUTES = [
-    Route("/v1/chat/completions", chat_completions.create, methods=["POST"]),
-    Route("/v1/completions", completions.create, methods=["POST"]),
-    Route("/v1/models", models.index),
-    Route("/v1/models/{model:path}", models.show),
-    Route("/tokenize", tokens.tokenize, methods=["POST"]),
-    Route("/detokenize", tokens.detokenize, methods=["POST"]),
-    Route("/tokenizer_info", tokens.info),
-    Route("/health", health.health),
-    Route("/ready", health.ready),
-    Route("/metrics", metrics.show),
-    *page_files.ROUTES,
-]
 
-
-def make_app(daemons: Daemons) -> Starlette:
-    """Answers for these daemons, to which it is connected for the app's lifespan."""
+def make_app(daemons: Daemons, callers: Callers) -> Starlette:
+    """Answers callers for these daemons, to which it is connected for the app's lifespan."""
 
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
@@ -37,7 +26,21 @@ def make_app(daemons: Daemons) -> Starlette:
         async with daemons:
             yield
 
-    app = Starlette(routes=ROUTES, middleware=[Middleware(RequestIds)], exception_handlers=HANDLERS, lifespan=lifespan)
-    app.state.daemons = daemons
+    app = Starlette(
+        routes=[*map(_route, OPERATIONS), Route("/openapi.json", openapi.show), *page_files.ROUTES],
+        middleware=[Middleware(RequestIds)],
+        exception_handlers=HANDLERS,
+        lifespan=lifespan,
+    )
+    app.state.daemons, app.state.callers = daemons, callers
     app.state.started_at = int(time.time())
     return app
+
+
+def _route(operation: Operation) -> Route:
+    return Route(
+        operation.path,
+        operation.run,
+        methods=["GET" if operation.body is None else "POST"],
+        middleware=[] if operation.public else [Middleware(Admission)],
+    )

@@ -5,12 +5,17 @@ import logging
 from collections.abc import Callable, Coroutine, Iterator
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, NamedTuple, Self, TypeVar
+from weakref import WeakKeyDictionary
 
 from starlette.requests import Request
 
 from ipc.async_client import AsyncClient
 from ipc.errors import ConnectFailed
+from ipc.gateway.admission import caller_of
+from ipc.gateway.callers import Caller
+from ipc.gateway.dialect import Dialect, dialect_of
+from ipc.messages import Welcome
 from ipc.openai_format import check_model
 from ipc.openai_requests import BodyError
 
@@ -28,10 +33,23 @@ RETRY_INTERVAL = 1.0
 class Daemon:
     """One of them, which may come and go; it has ``timeout`` seconds to answer when it is connected to."""
 
-    def __init__(self, address: str, key: Path | None = None, timeout: float = CONNECT_TIMEOUT) -> None:
+    def __init__(
+        self,
+        address: str,
+        key: Path | None = None,
+        timeout: float = CONNECT_TIMEOUT,
+        *,
+        tool_call_parser: str | None = None,
+        reasoning_parser: str | None = None,
+    ) -> None:
         self.address = address
         self.client = AsyncClient(address, timeout, key=key)
+        """The gateway's own connection."""
+        self._timeout = timeout
+        self._clients: WeakKeyDictionary[Caller, AsyncClient] = WeakKeyDictionary()
         self._asking: dict[str, asyncio.Task[Any]] = {}
+        self._parsers = tool_call_parser, reasoning_parser
+        self._dialect: tuple[Welcome, Dialect] | None = None
 
     @property
     def model(self) -> str | None:
@@ -45,6 +63,27 @@ class Daemon:
         """Be connected to it; raises ConnectFailed."""
         await self.client.connect()
 
+    async def dialect(self) -> Dialect:
+        """How its model writes; it is asked once each time that it has been connected to."""
+        welcome = self.client.welcome
+        if self._dialect is None or self._dialect[0] is not welcome:
+            self._dialect = welcome, await dialect_of(self.client, *self._parsers)
+        return self._dialect[1]
+
+    def client_of(self, caller: Caller) -> AsyncClient:
+        """The connection that this one's requests go over; everybody's is the gateway's own."""
+        if not caller.name:
+            return self.client
+        client = self._clients.get(caller)
+        if client is None:
+            client = self._clients[caller] = caller.client(self.address, self._timeout)
+        return client
+
+    async def close(self) -> None:
+        """End the connections."""
+        for client in (self.client, *self._clients.values()):
+            await client.close()
+
     async def status(self) -> dict[str, Any]:
         """Its numbers; raises ConnectFailed and RequestFailed. However many ask at once, the daemon is asked once."""
         return await self._asked("status", self.client.status)
@@ -57,11 +96,16 @@ class Daemon:
         asking = self._asking.get(what)
         if asking is None:
             asking = self._asking[what] = asyncio.create_task(ask())
-            asking.add_done_callback(lambda _: self._asking.pop(what))
+            asking.add_done_callback(lambda done: self._forget(what, done))
         try:
             return await asyncio.wait_for(asyncio.shield(asking), STATUS_TIMEOUT)
         except TimeoutError:
             raise ConnectFailed.silent(self.address) from None
+
+    def _forget(self, what: str, asking: asyncio.Task[Any]) -> None:
+        del self._asking[what]
+        if not asking.cancelled():
+            asking.exception()  # whoever asked may have given up
 
     async def reach_at_last(self) -> None:
         """Be connected to it, as soon as it is there."""
@@ -74,6 +118,13 @@ class Daemon:
             else:
                 logger.info("connected to %s, which serves %s", self.address, self.model)
                 return
+
+
+class Reached(NamedTuple):
+    """A daemon, and a caller's connection to it."""
+
+    daemon: Daemon
+    client: AsyncClient
 
 
 class Daemons:
@@ -94,7 +145,7 @@ class Daemons:
             task.cancel()
         await asyncio.gather(*self._reaching, return_exceptions=True)
         for daemon in self._daemons:
-            await daemon.client.close()
+            await daemon.close()
 
     def __iter__(self) -> Iterator[Daemon]:
         return iter(self._daemons)
@@ -129,7 +180,11 @@ class Daemons:
         return daemon.model is not None and (model == daemon.model or (model is None and len(self._daemons) == 1))
 
 
-async def daemon_for(request: Request, model: str | None) -> Daemon:
-    """Who is to answer this request; raises as ``Daemons.serving``."""
+async def daemon_for(request: Request, model: str | None) -> Reached:
+    """Who is to answer this request; raises as ``Daemons.serving``, and ConnectFailed where the caller's key is refused."""
     daemons: Daemons = request.app.state.daemons
-    return await daemons.serving(model)
+    daemon = await daemons.serving(model)
+    client = daemon.client_of(caller_of(request))
+    if client is not daemon.client:
+        await client.connect()
+    return Reached(daemon, client)

@@ -3,14 +3,15 @@
 from typing import Any
 
 import msgspec
-from msgspec import Struct
+from msgspec import UNSET, Struct, UnsetType
 from starlette.requests import Request
 from starlette.responses import Response
 
 from ipc.gateway.answers import json_answer
-from ipc.gateway.bodies import JSON, read
+from ipc.gateway.bodies import read
 from ipc.gateway.daemons import daemon_for
-from ipc.openai_requests import BodyError, ChatMessage
+from ipc.openai_messages import ChatMessage
+from ipc.openai_requests import BodyError
 
 
 class TokenizeRequest(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -32,6 +33,21 @@ class Tokens(Struct, frozen=True):
     count: int
     max_model_len: int
     tokens: list[int]
+
+
+class TokenizerConfig(Struct, frozen=True):
+    """What there is to know of a tokenizer, by the names of tokenizer_config.json."""
+
+    tokenizer_class: str
+    chat_template: Any
+    model_max_length: int
+    bos_token: str | UnsetType = UNSET
+    eos_token: str | UnsetType = UNSET
+    pad_token: str | UnsetType = UNSET
+    unk_token: str | UnsetType = UNSET
+    sep_token: str | UnsetType = UNSET
+    cls_token: str | UnsetType = UNSET
+    mask_token: str | UnsetType = UNSET
 
 
 class DetokenizeRequest(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -75,7 +91,7 @@ async def detokenize(request: Request) -> Response:
 
 
 async def info(request: Request) -> Response:
-    """What the tokenizer is, by the names of tokenizer_config.json."""
+    """What the tokenizer is."""
     client = (await daemon_for(request, request.query_params.get("model"))).client
     found = {**await client.tokenizer_info(), "model_max_length": client.welcome.max_model_len}
-    return Response(msgspec.json.encode(found), media_type=JSON)
+    return json_answer(msgspec.convert(found, TokenizerConfig))

@@ -20,8 +20,8 @@ class ToolFormat(NamedTuple):
     that has the name elsewhere than the header looks for it is a call as well.
 
     To be written, it is ``call[0]`` name ``call[1]`` arguments ``call[2]``, ``between`` any two of them, and ``around`` all.
-    ``tokens`` of these texts are tokens of their own where the model has them. With ``short_ids`` the chat template takes
-    only ids of nine letters and digits.
+    ``tokens`` of these texts are tokens of their own where the model has them, and where they are ``special`` the text has
+    none of them unless it is asked for. With ``short_ids`` the chat template takes only ids of nine letters and digits.
     """
 
     marker: str
@@ -32,6 +32,7 @@ class ToolFormat(NamedTuple):
     between: str
     around: tuple[str, str]
     tokens: tuple[str, ...]
+    special: bool
     short_ids: bool
     evidence: str
     """What a chat template says that has its model write so."""
@@ -46,6 +47,7 @@ HERMES = ToolFormat(
     between="\n",
     around=("", ""),
     tokens=("<tool_call>", "</tool_call>"),
+    special=False,
     short_ids=False,
     evidence="<tool_call>",
 )
@@ -58,6 +60,7 @@ LLAMA3_JSON = ToolFormat(
     between="; ",
     around=("", ""),
     tokens=(),
+    special=True,
     short_ids=False,
     evidence='"parameters": dictionary of argument name',
 )
@@ -70,6 +73,7 @@ MISTRAL = ToolFormat(
     between=", ",
     around=("[TOOL_CALLS][", "]"),
     tokens=("[TOOL_CALLS]",),
+    special=True,
     short_ids=True,
     evidence="[TOOL_CALLS]",
 )

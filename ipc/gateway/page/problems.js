@@ -38,7 +38,7 @@ function laterAdvice({ retryAfter }) {
 /** A parameter that is out of its range, mostly, or a prompt that is too long. */
 function adviceFor(message) {
   if (/context|tokens|length|too long|fit/i.test(message)) {
-    return "Begin a new conversation, delete from this one by editing an earlier message, or lower the most tokens.";
+    return "Begin a new conversation, delete from this one by editing an earlier message, or lower max tokens.";
   }
   return "Change what it names under Sampling, then try again.";
 }

@@ -8,7 +8,7 @@ const CONTROLS = [
   { name: "top_p", label: "Top p", min: 0.01, max: 1, step: 0.01, usual: 1, help: "Keep the likeliest tokens that make up this share" },
   { name: "top_k", label: "Top k", min: 0, step: 1, usual: "all", help: "Keep so many of the likeliest tokens" },
   { name: "min_p", label: "Min p", min: 0, max: 1, step: 0.01, usual: 0, help: "Keep tokens at least so likely, next to the likeliest" },
-  { name: "max_tokens", label: "Most tokens", min: 1, step: 1, usual: "to the end of the context", help: "Of an answer" },
+  { name: "max_tokens", label: "Max tokens", min: 1, step: 1, usual: "no limit", help: "Of an answer; the context is a limit too" },
   { name: "seed", label: "Seed", min: 0, max: 2 ** 32 - 1, step: 1, usual: "drawn anew", help: "The same seed gives the same answer" },
   { name: "presence_penalty", label: "Presence penalty", min: -2, max: 2, step: 0.1, usual: 0, help: "Against what was said at all" },
   { name: "frequency_penalty", label: "Frequency penalty", min: -2, max: 2, step: 0.1, usual: 0, help: "Against what was said often" },

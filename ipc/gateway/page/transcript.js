@@ -7,7 +7,7 @@ import { copyText, Rendering } from "./rendering.js";
 const NEAR = 60; // pixels from the end that count as being there
 const FINISHES = {
   stopped: "stopped by you",
-  length: "cut off: the most tokens, or the end of the context",
+  length: "cut off by max tokens, or the end of the context",
   abort: "aborted in the daemon",
   timeout: "out of time",
   repetition: "ended for going round in circles",
