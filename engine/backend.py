@@ -68,6 +68,8 @@ class Backend:
     """Kernels are made matrices."""
     scans: bool = False
     """Layers that are alike are one program, gone through by ``lax.scan``; XLA:CPU would copy their weights first."""
+    smallest_step: int = 1
+    """Tokens below which a step takes no less time: an accelerator waits for the weights to be read."""
     stored_heads: Callable[[int, int, np.dtype], tuple[int, int]] = _as_they_are
     """The kv_heads and head_dim that pages have for so many and so wide ones of a dtype."""
     holds_table: Callable[[int, int], bool] = lambda rows, pages_per_seq: True  # noqa: ARG005
@@ -154,6 +156,9 @@ XLA = Backend(
     RotatedByXLA(attention.paged_attention), PagedAttentionCache.allocate, packs=False, description="XLA's operations"
 )
 
+SMALLEST_ACCELERATOR_STEP = 16
+"""Rows of bfloat16 that a TPU's register holds; multiplying so many takes less than reading what they are multiplied by."""
+
 PAGE_SIZE = 16
 TPU_PAGE_SIZE = 128
 """There a page is one transfer of the attention kernel, which should not be small."""
@@ -173,6 +178,7 @@ def tpu_backend(chip: Chip) -> Backend:
         description="XLA's operations, attention by jax's TPU kernel",
         flattens=True,
         scans=True,
+        smallest_step=SMALLEST_ACCELERATOR_STEP,
         stored_heads=tpu_attention.stored_heads,
         holds_table=tpu_attention.holds_table,
     )
@@ -189,7 +195,7 @@ def choose_backend(page_size: int, head_dim: int, devices: int = 1) -> Backend:
     if jax.default_backend() == "tpu":
         return _choose_for_tpu(jax.devices()[0].device_kind)
     if jax.default_backend() != "cpu":
-        return replace(XLA, scans=True)
+        return replace(XLA, scans=True, smallest_step=SMALLEST_ACCELERATOR_STEP)
     if devices > 1:
         return replace(XLA, description=f"{XLA.description}: oDriver's CPU kernels are for one device")
     try:

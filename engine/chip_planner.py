@@ -83,7 +83,9 @@ class _Planner:
 
     def _shapes(self, cache: PagedAttentionCacheMetaData) -> StepShapes:
         context = fitting_context(self._config, asked_context(self._config, self._model), cache)
-        return StepShapes(self._config.max_num_seqs, self._config.max_num_batched_tokens, context, cache)
+        return StepShapes(
+            self._config.max_num_seqs, self._config.max_num_batched_tokens, context, cache, self._backend.smallest_step
+        )
 
     def _decode(self, steps: list[CompiledStep], shapes: StepShapes, tokens: int) -> list[DecodeStep]:
         """Of as many sequences as there are pages for, each in the smallest bucket that holds them."""
