@@ -125,7 +125,7 @@ def _compile(
     compiled = []
     for done, tokens in enumerate(buckets):
         report(Progress("compiling", done, len(buckets), "functions"))
-        with compiling_for(device):
+        with compiling_for(mesh):
             lowered = step.lower(shapes.layout(tokens))
         compiled.append(CompiledStep(tokens, lowered, arrays))
     report(Progress("compiling", len(buckets), len(buckets), "functions"))

@@ -25,6 +25,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--port", type=port, metavar="PORT", help="and at which port; 0 is any that is free (default: 8000)")
     add("--ssl-certfile", type=Path, metavar="FILE", help="serve HTTPS with this certificate")
     add("--ssl-keyfile", type=Path, metavar="FILE", help="and its key")
+    add(
+        "--tool-call-parser",
+        choices=("hermes", "llama3_json", "mistral"),
+        help="how the models call tools (default: as their chat templates tell)",
+    )
+    add(
+        "--reasoning-parser",
+        choices=("qwen3", "deepseek_r1"),
+        help="how the models think aloud (default: as their chat templates tell)",
+    )
     add("--drain-timeout", type=seconds, metavar="S", help="seconds to finish what is open in (default: 30)")
 
 

@@ -23,7 +23,7 @@ from ipc.cli import main
 from ipc.completion import Choice, Completion
 from ipc.messages import Logprob, Usage
 from ipc.openai_format import CHAT, TEXT, body_of, question_of
-from ipc.openai_requests import BodyError
+from ipc.openai_requests import BodyError, Question
 
 
 class Files:
@@ -329,7 +329,7 @@ def test_their_parameters_become_ours(body: dict[str, Any], params: dict[str, An
     """Those of a chat, by their names and ours."""
     messages = [{"role": "user", "content": "x"}]
 
-    assert question_of(CHAT, {"messages": messages, **body}, "parrot") == (None, messages, params)
+    assert question_of(CHAT, {"messages": messages, **body}, "parrot") == Question(None, messages, params)
 
 
 @pytest.mark.parametrize(

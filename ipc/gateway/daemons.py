@@ -14,6 +14,8 @@ from ipc.async_client import AsyncClient
 from ipc.errors import ConnectFailed
 from ipc.gateway.admission import caller_of
 from ipc.gateway.callers import Caller
+from ipc.gateway.dialect import Dialect, dialect_of
+from ipc.messages import Welcome
 from ipc.openai_format import check_model
 from ipc.openai_requests import BodyError
 
@@ -31,13 +33,23 @@ RETRY_INTERVAL = 1.0
 class Daemon:
     """One of them, which may come and go; it has ``timeout`` seconds to answer when it is connected to."""
 
-    def __init__(self, address: str, key: Path | None = None, timeout: float = CONNECT_TIMEOUT) -> None:
+    def __init__(
+        self,
+        address: str,
+        key: Path | None = None,
+        timeout: float = CONNECT_TIMEOUT,
+        *,
+        tool_call_parser: str | None = None,
+        reasoning_parser: str | None = None,
+    ) -> None:
         self.address = address
         self.client = AsyncClient(address, timeout, key=key)
         """The gateway's own connection."""
         self._timeout = timeout
         self._clients: WeakKeyDictionary[Caller, AsyncClient] = WeakKeyDictionary()
         self._asking: dict[str, asyncio.Task[Any]] = {}
+        self._parsers = tool_call_parser, reasoning_parser
+        self._dialect: tuple[Welcome, Dialect] | None = None
 
     @property
     def model(self) -> str | None:
@@ -50,6 +62,13 @@ class Daemon:
     async def reach(self) -> None:
         """Be connected to it; raises ConnectFailed."""
         await self.client.connect()
+
+    async def dialect(self) -> Dialect:
+        """How its model writes; it is asked once each time that it has been connected to."""
+        welcome = self.client.welcome
+        if self._dialect is None or self._dialect[0] is not welcome:
+            self._dialect = welcome, await dialect_of(self.client, *self._parsers)
+        return self._dialect[1]
 
     def client_of(self, caller: Caller) -> AsyncClient:
         """The connection that this one's requests go over; everybody's is the gateway's own."""

@@ -8,6 +8,7 @@ import signal
 import socket
 from collections.abc import Callable
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +41,8 @@ def run(
     key: Path | None = None,
     api_keys: Path | None = None,
     drain_timeout: float = DRAIN_TIMEOUT,
+    tool_call_parser: str | None = None,
+    reasoning_parser: str | None = None,
     **tls: Any,
 ) -> int:
     """Serve these daemons at that address; the exit code. SIGTERM and SIGINT let what is open finish; a second forces."""
@@ -48,7 +51,8 @@ def run(
     logging.getLogger("uvicorn").setLevel(logging.INFO)
     _check_reach(host, api_keys, tls)
     callers = Callers(api_keys, key)
-    app = make_app(Daemons([Daemon(address, key) for address in addresses]), callers)
+    daemon_at = partial(Daemon, key=key, tool_call_parser=tool_call_parser, reasoning_parser=reasoning_parser)
+    app = make_app(Daemons([daemon_at(address) for address in addresses]), callers)
     with closing(_listen(host, port)) as listening:
         scheme = "https" if tls.get("ssl_certfile") else "http"
         at = f"[{host}]" if ":" in host else host

@@ -10,7 +10,8 @@ from starlette.responses import Response
 from ipc.gateway.answers import json_answer
 from ipc.gateway.bodies import read
 from ipc.gateway.daemons import daemon_for
-from ipc.openai_requests import BodyError, ChatMessage
+from ipc.openai_messages import ChatMessage
+from ipc.openai_requests import BodyError
 
 
 class TokenizeRequest(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
