@@ -76,9 +76,9 @@ class ExecutionManager:
         self.sampling = SamplingFunctions(shapes.max_num_seqs, decoder.config.vocab_size, mesh)
         self._layouts = {tokens: shapes.layout(tokens) for tokens in shapes.buckets}
         self._forward: dict[int, Forward] = {}
-        self._head = decoder.head[...]
+        self._head = [param[...] for param in decoder.head_and_scale]
         self._take_hidden: dict[int, TakeHidden] = {}
-        self._prompt_logprobs: Callable[[Array, Array, NDArray[np.int32]], Array] | None = None
+        self._prompt_logprobs: Callable[[list[Array], Array, NDArray[np.int32]], Array] | None = None
         self._scratch: list[int] = []
         self._ready: list[StepLayout] = []
         self._ready_tokens: list[int] = []

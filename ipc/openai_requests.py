@@ -155,6 +155,8 @@ class ChatCompletionRequest(_Request, frozen=True, forbid_unknown_fields=True, k
     tool_choice: ToolChoice | None = None
     parallel_tool_calls: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
     include_reasoning: bool | None = None
 
     def question(self) -> Question:
@@ -168,7 +170,8 @@ class ChatCompletionRequest(_Request, frozen=True, forbid_unknown_fields=True, k
             params["logprobs"] = self.top_logprobs or 0
         use = self.tool_use()
         messages = [message.told() for message in self.messages]
-        return Question(None, messages, params, use.told() if use else None, self.chat_template_kwargs)
+        switches = template_switches(self.chat_template_kwargs, self.add_generation_prompt, self.continue_final_message)
+        return Question(None, messages, params, use.told() if use else None, switches)
 
     def tool_use(self) -> ToolUse | None:
         """What may be called; None where nothing may."""
@@ -212,6 +215,14 @@ class CompletionRequest(_Request, frozen=True, forbid_unknown_fields=True, kw_on
         if not given or len({type(one) for one in given}) > 1:
             raise BodyError("prompt must be a text, token ids, or a list of either that is not empty", "prompt")
         return prompts
+
+
+def template_switches(
+    kwargs: dict[str, Any] | None, add_generation_prompt: bool | None, continue_final_message: bool | None
+) -> dict[str, Any] | None:
+    """Those of the chat template's own, and how the conversation ends; None where nothing is said of it."""
+    ends = {"add_generation_prompt": add_generation_prompt, "continue_final_message": continue_final_message}
+    return {**(kwargs or {}), **{name: value for name, value in ends.items() if value is not None}} or None
 
 
 def tool_use(functions: list[Function], choice: str, named: str | None, parallel: bool | None) -> ToolUse | None:
