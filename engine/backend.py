@@ -71,6 +71,8 @@ class Backend:
     """Kernels are made matrices."""
     scans: bool = False
     """Layers that are alike are one program, gone through by ``lax.scan``; XLA:CPU would copy their weights first."""
+    smallest_step: int = 1
+    """Tokens below which a step takes no less time: an accelerator waits for the weights to be read."""
     stored_heads: Callable[[int, int, np.dtype], tuple[int, int]] = _as_they_are
     """The kv_heads and head_dim that pages have for so many and so wide ones of a dtype."""
     holds_table: Callable[[int, int], bool] = lambda rows, pages_per_seq: True  # noqa: ARG005
@@ -195,6 +197,9 @@ def xla_backend(kv_dtype: np.dtype) -> Backend:
     )
 
 
+SMALLEST_ACCELERATOR_STEP = 16
+"""Rows of bfloat16 that a TPU's register holds; multiplying so many takes less than reading what they are multiplied by."""
+
 PAGE_SIZE = 16
 TPU_PAGE_SIZE = 128
 """There a page is one transfer of the attention kernel, which should not be small."""
@@ -214,6 +219,7 @@ def tpu_backend(chip: Chip, kernel: TPUKernel) -> Backend:
         description=f"XLA's operations, attention by {kernel.description}",
         flattens=True,
         scans=True,
+        smallest_step=SMALLEST_ACCELERATOR_STEP,
         stored_heads=kernel.stored_heads,
         holds_table=kernel.holds_table,
     )
@@ -269,7 +275,7 @@ def choose_backend(
             f"attention_backend {attention_backend} is for {', '.join(CHIPS)}, not for {kind}: choose auto or xla"
         )
     if platform != "cpu":
-        return replace(xla, scans=True)
+        return replace(xla, scans=True, smallest_step=SMALLEST_ACCELERATOR_STEP)
     if devices > 1:
         return replace(xla, description=f"{xla.description}: oDriver's CPU kernels are for one device")
     try:

@@ -43,7 +43,7 @@ class DeviceMesh:
     @cached_property
     def mesh(self) -> Mesh:
         """The devices along ``tp``."""
-        if all(device in jax.devices() for device in self.devices) and self.size == jax.device_count():
+        if self.devices == tuple(jax.devices()):
             return _mesh_of_all()
         return Mesh(np.array(self.devices).reshape(1, 1, 1, -1, 1), AXES)
 

@@ -6,13 +6,12 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 import jax
-import numpy as np
 from jax import Device
 from jax.errors import JaxRuntimeError
 from jax.experimental import topologies
-from jax.sharding import Mesh
 
 from engine.errors import ConfigurationError
+from engine.mesh import DeviceMesh
 
 
 def chips_of(topology: str) -> list[Device]:
@@ -34,7 +33,7 @@ def chips_of(topology: str) -> list[Device]:
     return list(found.devices)
 
 
-def compiling_for(chip: Device) -> AbstractContextManager[None]:
+def compiling_for(mesh: DeviceMesh) -> AbstractContextManager[None]:
     """While a function is lowered: Pallas asks what chip that is for, and would look at this machine's own devices."""
-    mesh: Any = Mesh(np.array([chip]), ("tp",)).abstract_mesh
-    return jax.sharding.use_abstract_mesh(mesh)
+    abstract: Any = mesh.mesh.abstract_mesh
+    return jax.sharding.use_abstract_mesh(abstract)

@@ -139,7 +139,9 @@ class _Request(Sampling, frozen=True, forbid_unknown_fields=True, kw_only=True):
         return self.stream_options is not None and self.stream_options.include_usage
 
     def _params(self) -> dict[str, Any]:
-        """What SamplingParams has of it, but for ``logprobs``, and for the defaults of the kind."""
+        """What SamplingParams has of it, but for ``logprobs``, and for the defaults of the kind; raises BodyError."""
+        if self.stream_options is not None and not self.stream:
+            raise BodyError("stream_options are for a stream: send stream: true, or leave them out", "stream_options")
         form = _form(self)
         return self._shared_params() | ({} if form is None else {"structured_outputs": form})
 
@@ -155,20 +157,24 @@ class ChatCompletionRequest(_Request, frozen=True, forbid_unknown_fields=True, k
     tool_choice: ToolChoice | None = None
     parallel_tool_calls: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
     include_reasoning: bool | None = None
 
     def question(self) -> Question:
         """What to ask our client; raises BodyError."""
         params = self._params()
-        if self.max_completion_tokens is not None:
-            params["max_tokens"] = self.max_completion_tokens
+        most = self.max_completion_tokens
+        if most is not None and params.setdefault("max_tokens", most) != most:
+            raise BodyError("max_tokens and max_completion_tokens differ: leave one of them out", "max_tokens")
         if self.top_logprobs and not self.logprobs:
             raise BodyError("top_logprobs needs logprobs: true", "top_logprobs")
         if self.logprobs:
             params["logprobs"] = self.top_logprobs or 0
         use = self.tool_use()
         messages = [message.told() for message in self.messages]
-        return Question(None, messages, params, use.told() if use else None, self.chat_template_kwargs)
+        switches = template_switches(self.chat_template_kwargs, self.add_generation_prompt, self.continue_final_message)
+        return Question(None, messages, params, use.told() if use else None, switches)
 
     def tool_use(self) -> ToolUse | None:
         """What may be called; None where nothing may."""
@@ -212,6 +218,14 @@ class CompletionRequest(_Request, frozen=True, forbid_unknown_fields=True, kw_on
         if not given or len({type(one) for one in given}) > 1:
             raise BodyError("prompt must be a text, token ids, or a list of either that is not empty", "prompt")
         return prompts
+
+
+def template_switches(
+    kwargs: dict[str, Any] | None, add_generation_prompt: bool | None, continue_final_message: bool | None
+) -> dict[str, Any] | None:
+    """Those of the chat template's own, and how the conversation ends; None where nothing is said of it."""
+    ends = {"add_generation_prompt": add_generation_prompt, "continue_final_message": continue_final_message}
+    return {**(kwargs or {}), **{name: value for name, value in ends.items() if value is not None}} or None
 
 
 def tool_use(functions: list[Function], choice: str, named: str | None, parallel: bool | None) -> ToolUse | None:

@@ -103,7 +103,7 @@ def test_other_devices_are_served_by_xla(monkeypatch):
     """The CPU's kernels are for CPUs."""
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
 
-    assert choose_backend(16, 64, FLOAT32) == dataclasses.replace(XLA, scans=True)
+    assert choose_backend(16, 64, FLOAT32) == dataclasses.replace(XLA, scans=True, smallest_step=16)
 
 
 def test_what_the_operator_asks_for_serves_or_is_refused():

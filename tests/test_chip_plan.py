@@ -76,9 +76,19 @@ def _libtpu():
 
 
 @pytest.mark.usefixtures("_libtpu")
-@pytest.mark.parametrize(("name", "topology"), [("Llama-3-8B", "v5e:2x4"), ("Qwen3-8B", "v6e:2x4")])
-def test_nothing_large_is_copied(tmp_path, capsys, name, topology):
-    """Of each model's layers, two are compiled: no copies of weights or pages, and little scratch while decoding."""
+@pytest.mark.parametrize(
+    ("name", "topology", "settings"),
+    [
+        ("Llama-3-8B", "v5e:2x4", []),
+        ("Qwen3-8B", "v6e:2x4", []),
+        ("Llama-3-8B", "v5e:2x4", ["--quantization", "int8", "--kv-cache-dtype", "fp8"]),
+    ],
+)
+def test_nothing_large_is_copied(tmp_path, capsys, name, topology, settings):
+    """Of each model's layers, two are compiled: no copies of weights or pages, and little scratch while decoding.
+
+    Nor are weights of 8 bits written out in more.
+    """
     path = write_config(tmp_path, name, num_hidden_layers=2)
 
     assert (
@@ -93,6 +103,7 @@ def test_nothing_large_is_copied(tmp_path, capsys, name, topology):
                 "8",
                 "--max-num-seqs",
                 "8",
+                *settings,
             ]
         )
         == 0

@@ -216,9 +216,8 @@ def test_the_kernel_compiles_and_copies_no_pages(topology, heads, kv_heads, head
     def step(pages, q, k, v, table):
         return PallasAttention(CHIPS[chip.device_kind])(pages, q, k, v, table, sm_scale=0.1, sliding_window=100)
 
-    placed = DeviceMesh((chip,)).shapes((pages, q, k, k, table))
-    with compiling_for(chip):
-        compiled = jax.jit(step, donate_argnums=0).lower(*placed).compile()
+    with compiling_for(DeviceMesh((chip,))):
+        compiled = jax.jit(step, donate_argnums=0).lower(*DeviceMesh((chip,)).shapes((pages, q, k, k, table))).compile()
 
     sizes = compiled.memory_analysis()
     assert sizes.alias_size_in_bytes == metadata.num_bytes

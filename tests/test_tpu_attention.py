@@ -226,7 +226,7 @@ def test_the_kernel_compiles_and_copies_no_pages(topology, heads, kv_heads, head
     def step(pages, q, k, v, table):
         return TPUAttention(CHIPS[chip.device_kind])(pages, q, k, v, table, sm_scale=0.1, sliding_window=100)
 
-    with compiling_for(chip):
+    with compiling_for(DeviceMesh((chip,))):
         compiled = jax.jit(step, donate_argnums=0).lower(*DeviceMesh((chip,)).shapes((pages, q, k, k, table))).compile()
 
     sizes = compiled.memory_analysis()

@@ -147,6 +147,7 @@ function edit(message) {
 function again(answer) {
   cutBefore(answer);
   ask();
+  composer.focus(); // the button that was pressed is gone
 }
 
 function cutBefore(message) {

@@ -16,9 +16,10 @@ export function explain(error) {
   if (!(error instanceof GatewayError)) return { what: `This page has a fault: ${error}.`, advice: "Reload it." };
   const { status, message } = error;
   if (status === 0) return unreachable(message);
-  if (status === 401 || status === 403) {
+  if (status === 401) {
     return { what: `The gateway wants an API key: ${message}`, advice: "Give it one, then try again.", wantsKey: true };
   }
+  if (status === 403) return { what: sentence(message), advice: "Whoever runs the gateway can allow it." };
   if (status === 404) return { what: sentence(message), advice: "Choose a model that is served, then try again." };
   if (status === 413) return { what: sentence(message), advice: "Shorten the message, or begin a new conversation." };
   if (status === 429 || status === 503) return { what: sentence(message), advice: laterAdvice(error) };
@@ -31,7 +32,8 @@ function unreachable(message) {
   return { what: sentence(message), advice };
 }
 
-function laterAdvice({ retryAfter }) {
+function laterAdvice({ retryAfter, message }) {
+  if (/again in/i.test(message)) return "";
   return retryAfter ? `Try again in ${retryAfter} s.` : "Try again in a moment.";
 }
 
