@@ -70,6 +70,8 @@ class Backend:
     """Kernels are made matrices."""
     scans: bool = False
     """Layers that are alike are one program, gone through by ``lax.scan``; XLA:CPU would copy their weights first."""
+    smallest_step: int = 1
+    """Tokens below which a step takes no less time: an accelerator waits for the weights to be read."""
     stored_heads: Callable[[int, int, np.dtype], tuple[int, int]] = _as_they_are
     """The kv_heads and head_dim that pages have for so many and so wide ones of a dtype."""
     holds_table: Callable[[int, int], bool] = lambda rows, pages_per_seq: True  # noqa: ARG005
@@ -194,6 +196,9 @@ def xla_backend(kv_dtype: np.dtype) -> Backend:
     )
 
 
+SMALLEST_ACCELERATOR_STEP = 16
+"""Rows of bfloat16 that a TPU's register holds; multiplying so many takes less than reading what they are multiplied by."""
+
 PAGE_SIZE = 16
 TPU_PAGE_SIZE = 128
 """There a page is one transfer of the attention kernel, which should not be small."""
@@ -213,6 +218,7 @@ def tpu_backend(chip: Chip) -> Backend:
         description="XLA's operations, attention by jax's TPU kernel",
         flattens=True,
         scans=True,
+        smallest_step=SMALLEST_ACCELERATOR_STEP,
         stored_heads=tpu_attention.stored_heads,
         holds_table=tpu_attention.holds_table,
     )
@@ -233,7 +239,7 @@ def choose_backend(page_size: int, head_dim: int, kv_dtype: np.dtype, devices: i
     if jax.default_backend() == "tpu":
         return _choose_for_tpu(jax.devices()[0].device_kind, xla, kv_dtype)
     if jax.default_backend() != "cpu":
-        return replace(xla, scans=True)
+        return _accelerated(xla)
     if devices > 1:
         return replace(xla, description=f"{xla.description}: oDriver's CPU kernels are for one device")
     try:
@@ -254,11 +260,15 @@ def choose_backend(page_size: int, head_dim: int, kv_dtype: np.dtype, devices: i
     )
 
 
+def _accelerated(backend: Backend) -> Backend:
+    return replace(backend, scans=True, smallest_step=SMALLEST_ACCELERATOR_STEP)
+
+
 def _choose_for_tpu(kind: str, xla: Backend, kv_dtype: np.dtype) -> Backend:
     if kind in CHIPS:
         check_tpu_pages(kv_dtype)
         return tpu_backend(CHIPS[kind])
-    return replace(xla, scans=True, description=f"{xla.description}: the attention kernel is not set up for {kind}")
+    return replace(_accelerated(xla), description=f"{xla.description}: the attention kernel is not set up for {kind}")
 
 
 def check_tpu_pages(kv_dtype: np.dtype) -> None:

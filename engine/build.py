@@ -138,6 +138,7 @@ def _compile(
             max_num_batched_tokens=config.max_num_batched_tokens,
             max_model_len=fitting_context(config, max_model_len, metadata),
             cache=metadata,
+            smallest_step=backend.smallest_step,
         )
         manager = ExecutionManager(decoder, shapes, backend, mesh)
         staged = manager.compile(report, staged=config.staged_readiness)

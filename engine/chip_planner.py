@@ -85,7 +85,9 @@ class _Planner:
 
     def _shapes(self, cache: PagedAttentionCacheMetaData) -> StepShapes:
         context = fitting_context(self._config, asked_context(self._config, self._model), cache)
-        return StepShapes(self._config.max_num_seqs, self._config.max_num_batched_tokens, context, cache)
+        return StepShapes(
+            self._config.max_num_seqs, self._config.max_num_batched_tokens, context, cache, self._backend.smallest_step
+        )
 
     def _compile(self, shapes: StepShapes, report: Report) -> list[CompiledStep]:
         """The steps of the buckets that are reckoned with, ascending."""

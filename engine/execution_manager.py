@@ -47,6 +47,8 @@ class StepShapes:
     max_num_batched_tokens: int
     max_model_len: int
     cache: PagedAttentionCacheMetaData
+    smallest_step: int = 1
+    """Tokens below which a step takes no less time."""
 
     @property
     def pages_per_seq(self) -> int:
@@ -56,7 +58,7 @@ class StepShapes:
     @property
     def buckets(self) -> list[int]:
         """The token counts that are compiled, ascending."""
-        return token_buckets(self.max_num_seqs, self.max_num_batched_tokens)
+        return token_buckets(self.max_num_seqs, self.max_num_batched_tokens, self.smallest_step)
 
     def layout(self, tokens: int) -> StepLayout:
         """The packed array of a bucket."""

@@ -102,4 +102,4 @@ def test_other_devices_are_served_by_xla(monkeypatch):
     """The CPU's kernels are for CPUs."""
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
 
-    assert choose_backend(16, 64, FLOAT32) == dataclasses.replace(XLA, scans=True)
+    assert choose_backend(16, 64, FLOAT32) == dataclasses.replace(XLA, scans=True, smallest_step=16)

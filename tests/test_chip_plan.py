@@ -31,9 +31,8 @@ def test_a_step_must_read_weights_pages_and_logits():
     """Llama-3-8B on a v6e: 15 GB of weights but for the embedding, 128 kB a token of context, 501 kB of logits a sequence."""
     model, chip = read_config_file(CONFIGS / "Llama-3-8B.json"), CHIPS["TPU v6 lite"]
 
-    step = Roofline(chip, model, np.dtype(jnp.bfloat16), 16_000_000_000).step(
-        4, 1000, Moved(20_000_000_000, 500_000_000)
-    )
+    bfloat16 = np.dtype(jnp.bfloat16)
+    step = Roofline(chip, model, bfloat16, bfloat16, 16_000_000_000).step(4, 1000, Moved(20_000_000_000, 500_000_000))
 
     weights = 16_000_000_000 - 2 * 128256 * 4096
     assert step.bytes_needed == weights + 4 * 1000 * 131072 + 4 * 4 * 128256
@@ -74,9 +73,19 @@ def _libtpu():
 
 
 @pytest.mark.usefixtures("_libtpu")
-@pytest.mark.parametrize(("name", "topology"), [("Llama-3-8B", "v5e:2x4"), ("Qwen3-8B", "v6e:2x4")])
-def test_nothing_large_is_copied(tmp_path, capsys, name, topology):
-    """Of each model's layers, two are compiled: no copies of weights or pages, and little scratch while decoding."""
+@pytest.mark.parametrize(
+    ("name", "topology", "settings"),
+    [
+        ("Llama-3-8B", "v5e:2x4", []),
+        ("Qwen3-8B", "v6e:2x4", []),
+        ("Llama-3-8B", "v5e:2x4", ["--quantization", "int8", "--kv-cache-dtype", "fp8"]),
+    ],
+)
+def test_nothing_large_is_copied(tmp_path, capsys, name, topology, settings):
+    """Of each model's layers, two are compiled: no copies of weights or pages, and little scratch while decoding.
+
+    Nor are weights of 8 bits written out in more.
+    """
     path = write_config(tmp_path, name, num_hidden_layers=2)
 
     assert (
@@ -91,6 +100,7 @@ def test_nothing_large_is_copied(tmp_path, capsys, name, topology):
                 "8",
                 "--max-num-seqs",
                 "8",
+                *settings,
             ]
         )
         == 0

@@ -125,7 +125,7 @@ def look_up(table: nnx.Param[Array], token_ids: Array, axis: str | None = None, 
         width = weight.shape[2]
         rows = weight[token_ids // width, :, token_ids % width].astype(np.float32)
     else:
-        rows = jnp.take(weight, token_ids, axis=0)
+        rows = _rows(weight, token_ids)
     return _scaled(rows, scale, token_ids)
 
 
@@ -143,9 +143,16 @@ def _look_up_among(part: Array, scale: Scale | None, token_ids: Array, axis: str
     place = token_ids - jax.lax.axis_index(axis).astype(token_ids.dtype) * part.shape[0]
     here = (place >= 0) & (place < part.shape[0])
     place = jnp.where(here, place, 0)
-    rows = _scaled(jnp.take(part, place, axis=0), scale, place)
+    rows = _scaled(_rows(part, place), scale, place)
     found: Array = jax.lax.psum(jnp.where(here[..., None], rows, np.array(0, rows.dtype)), axis)
     return found
+
+
+def _rows(table: Array, places: Array) -> Array:
+    """Rows [..., hidden] of a table. A single one of int8 XLA:TPU would cut from a copy of the whole, laid out for that."""
+    if places.shape == (1,) and table.dtype == np.int8:
+        return jnp.take(table, jnp.concatenate([places, jnp.zeros_like(places)]), axis=0)[:1]
+    return jnp.take(table, places, axis=0)
 
 
 def _scaled(rows: Array, scale: Scale | None, places: Array) -> Array:
