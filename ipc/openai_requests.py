@@ -102,7 +102,7 @@ class Sampling(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     spaces_between_special_tokens: bool | None = None
 
     user: str | None = None
-    metadata: dict[str, Any] | None = None
+    metadata: dict[str, str] | None = None
     store: bool | None = None
     service_tier: str | None = None
     safety_identifier: str | None = None
@@ -139,7 +139,9 @@ class _Request(Sampling, frozen=True, forbid_unknown_fields=True, kw_only=True):
         return self.stream_options is not None and self.stream_options.include_usage
 
     def _params(self) -> dict[str, Any]:
-        """What SamplingParams has of it, but for ``logprobs``, and for the defaults of the kind."""
+        """What SamplingParams has of it, but for ``logprobs``, and for the defaults of the kind; raises BodyError."""
+        if self.stream_options is not None and not self.stream:
+            raise BodyError("stream_options are for a stream: send stream: true, or leave them out", "stream_options")
         form = _form(self)
         return self._shared_params() | ({} if form is None else {"structured_outputs": form})
 
@@ -162,8 +164,9 @@ class ChatCompletionRequest(_Request, frozen=True, forbid_unknown_fields=True, k
     def question(self) -> Question:
         """What to ask our client; raises BodyError."""
         params = self._params()
-        if self.max_completion_tokens is not None:
-            params["max_tokens"] = self.max_completion_tokens
+        most = self.max_completion_tokens
+        if most is not None and params.setdefault("max_tokens", most) != most:
+            raise BodyError("max_tokens and max_completion_tokens differ: leave one of them out", "max_tokens")
         if self.top_logprobs and not self.logprobs:
             raise BodyError("top_logprobs needs logprobs: true", "top_logprobs")
         if self.logprobs:

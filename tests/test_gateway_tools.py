@@ -180,7 +180,7 @@ def test_a_model_that_calls_nobody_knows_how_takes_no_tools(address: str) -> Non
     """The error says what the operator can do."""
     with serving(address, ScriptedDriver("{{ messages }}")):
         for client in client_of(address):
-            with pytest.raises(openai.BadRequestError, match="--tool-call-parser, which may be hermes"):
+            with pytest.raises(openai.BadRequestError, match="does not tell how it calls tools"):
                 ask(client, "x", tools=TOOLS)
 
 
