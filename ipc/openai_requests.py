@@ -105,7 +105,7 @@ class Sampling(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     spaces_between_special_tokens: bool | None = None
 
     user: str | None = None
-    metadata: dict[str, Any] | None = None
+    metadata: dict[str, str] | None = None
     store: bool | None = None
     service_tier: str | None = None
     safety_identifier: str | None = None

@@ -202,7 +202,8 @@ def test_a_key_is_asked_for(browser: "Browser", driver: FakeDriver, address: str
     keys.touch(0o600)
     keys.write_text('[alice]\napi_key = "sk-0123456789abcdef"\nrequests_per_minute = 1\n')
     with gateway(address, callers=Callers(keys)) as client, page_in(browser, str(client.base_url)) as page:
-        for key, what in (("sk-of-somebody-else", "this API key is not known here"), ("sk-0123456789abcdef", "")):
+        expect(page.get_by_role("status")).to_contain_text("This gateway wants an API key.")
+        for key, what in (("sk-of-somebody-else", "This API key is not known here"), ("sk-0123456789abcdef", "")):
             page.get_by_role("button", name="Give it a key").click()
             page.get_by_role("textbox", name="API key").fill(key)
             page.keyboard.press("Enter")
