@@ -11,12 +11,15 @@ import numpy as np
 from jax import Array
 from jax.sharding import PartitionSpec
 
-from caching import attention, cpu_attention, tpu_attention
+from caching import attention, cpu_attention
 from caching.attention import PageTable
 from caching.cpu_kernels import KernelsUnavailable, load
 from caching.metadata import PagedAttentionCacheMetaData
+from caching.page_dtype import stored_head_dim
 from caching.paged_attention_cache import PagedAttentionCache
 from caching.tpu_chip import CHIPS, Chip
+from caching.tpu_kernels import JAX, PALLAS, TPUKernel, by_bytes
+from engine.errors import ConfigurationError
 from engine.mesh import TP, DeviceMesh
 from engine.models import linear
 from engine.models.config import ModelConfig
@@ -68,15 +71,21 @@ class Backend:
     """Kernels are made matrices."""
     scans: bool = False
     """Layers that are alike are one program, gone through by ``lax.scan``; XLA:CPU would copy their weights first."""
+    smallest_step: int = 1
+    """Tokens below which a step takes no less time: an accelerator waits for the weights to be read."""
     stored_heads: Callable[[int, int, np.dtype], tuple[int, int]] = _as_they_are
     """The kv_heads and head_dim that pages have for so many and so wide ones of a dtype."""
     holds_table: Callable[[int, int], bool] = lambda rows, pages_per_seq: True  # noqa: ARG005
     """Whether attention has room for the page table of so many rows, and pages of the longest."""
 
-    def arrange(self, decoder: Decoder) -> None:
-        """Bring a decoder of shapes, before it is loaded, into the form that its steps read."""
+    def arrange(self, decoder: Decoder, activations: np.dtype | None = None) -> None:
+        """Bring a decoder of shapes, before it is loaded, into the form that its steps read; of int8 if ``activations`` says
+        what it is to compute in.
+        """
         if self.flattens:
             decoder.flatten()
+        if activations is not None:
+            decoder.quantize(activations)
         if self.scans:
             decoder.stack()
 
@@ -150,9 +159,46 @@ class RotatedByXLA:
         return self.attend(kv_pages, q, k, v, table, sm_scale=sm_scale, sliding_window=sliding_window)
 
 
-XLA = Backend(
-    RotatedByXLA(attention.paged_attention), PagedAttentionCache.allocate, packs=False, description="XLA's operations"
-)
+@dataclass(frozen=True)
+class XLAAttention:
+    """Attention by XLA's operations over pages of a dtype."""
+
+    kv_dtype: np.dtype
+
+    def __call__(
+        self,
+        kv_pages: Array,
+        q: Array,
+        k: Array,
+        v: Array,
+        table: PageTable,
+        *,
+        sm_scale: float,
+        sliding_window: int | None,
+    ) -> tuple[Array, Array]:
+        """See Attention."""
+        return attention.paged_attention(
+            kv_pages, q, k, v, table, sm_scale=sm_scale, sliding_window=sliding_window, kv_dtype=self.kv_dtype
+        )
+
+
+def _with_scales(kv_heads: int, head_dim: int, dtype: np.dtype) -> tuple[int, int]:
+    return kv_heads, stored_head_dim(head_dim, dtype)
+
+
+def xla_backend(kv_dtype: np.dtype) -> Backend:
+    """XLA's operations, which serve on any device."""
+    return Backend(
+        RotatedByXLA(XLAAttention(kv_dtype)),
+        PagedAttentionCache.allocate,
+        packs=False,
+        description="XLA's operations",
+        stored_heads=_with_scales,
+    )
+
+
+SMALLEST_ACCELERATOR_STEP = 16
+"""Rows of bfloat16 that a TPU's register holds; multiplying so many takes less than reading what they are multiplied by."""
 
 PAGE_SIZE = 16
 TPU_PAGE_SIZE = 128
@@ -164,17 +210,37 @@ def default_page_size() -> int:
     return TPU_PAGE_SIZE if jax.default_backend() == "tpu" else PAGE_SIZE
 
 
-def tpu_backend(chip: Chip) -> Backend:
-    """jax's attention kernel, for one kind of chip."""
+def tpu_backend(chip: Chip, kernel: TPUKernel) -> Backend:
+    """An attention kernel for one kind of chip, and XLA for the rest."""
     return Backend(
-        RotatedByXLA(tpu_attention.TPUAttention(chip)),
-        tpu_attention.allocate,
+        RotatedByXLA(kernel.attention(chip)),
+        kernel.allocate,
         packs=False,
-        description="XLA's operations, attention by jax's TPU kernel",
+        description=f"XLA's operations, attention by {kernel.description}",
         flattens=True,
         scans=True,
-        stored_heads=tpu_attention.stored_heads,
-        holds_table=tpu_attention.holds_table,
+        smallest_step=SMALLEST_ACCELERATOR_STEP,
+        stored_heads=kernel.stored_heads,
+        holds_table=kernel.holds_table,
+    )
+
+
+def tpu_kernel(
+    chip: Chip, page_size: int, kv_heads: int, head_dim: int, kv_dtype: np.dtype, asked: str = "auto"
+) -> TPUKernel:
+    """The kernel that was asked for, or of those that can read such pages the one that moves fewest bytes.
+
+    Raises ConfigurationError where there is none.
+    """
+    found = [
+        kernel for kernel in by_bytes(chip, kv_heads, head_dim, page_size, kv_dtype) if asked in ("auto", kernel.name)
+    ]
+    misfits = [kernel.misfit(page_size, kv_dtype) for kernel in found]
+    for kernel, misfit in zip(found, misfits, strict=True):
+        if misfit is None:
+            return kernel
+    raise ConfigurationError(
+        f"attention_backend {asked} cannot read such pages on a TPU: {misfits[0]}; choose xla, or for kv_cache_dtype fp8"
     )
 
 
@@ -184,29 +250,52 @@ def _compile_at_once() -> None:
         list(pool.map(load, (linear.SOURCE, cpu_attention.SOURCE)))
 
 
-def choose_backend(page_size: int, head_dim: int, devices: int = 1) -> Backend:
-    """The fastest that can serve such pages here, on so many devices; compiles kernels if that has not been done."""
-    if jax.default_backend() == "tpu":
-        return _choose_for_tpu(jax.devices()[0].device_kind)
-    if jax.default_backend() != "cpu":
-        return replace(XLA, scans=True)
+def choose_backend(
+    page_size: int,
+    head_dim: int,
+    kv_dtype: np.dtype,
+    devices: int = 1,
+    kv_heads: int = 1,
+    attention_backend: str = "auto",
+) -> Backend:
+    """The fastest that can serve such pages here, on so many devices; compiles kernels if that has not been done.
+
+    ``kv_heads`` are those of one device, ``attention_backend`` is what the operator wants. Raises ConfigurationError where
+    none can.
+    """
+    platform, xla = jax.default_backend(), xla_backend(kv_dtype)
+    kind = jax.devices()[0].device_kind
+    if platform == "tpu" and attention_backend != "xla":
+        if kind in CHIPS:
+            chip = CHIPS[kind]
+            return tpu_backend(chip, tpu_kernel(chip, page_size, kv_heads, head_dim, kv_dtype, attention_backend))
+        xla = replace(xla, description=f"{xla.description}: the attention kernels are not set up for {kind}")
+    if attention_backend in (PALLAS.name, JAX.name):
+        raise ConfigurationError(
+            f"attention_backend {attention_backend} is for {', '.join(CHIPS)}, not for {kind}: choose auto or xla"
+        )
+    if platform != "cpu":
+        return replace(xla, scans=True, smallest_step=SMALLEST_ACCELERATOR_STEP)
     if devices > 1:
-        return replace(XLA, description=f"{XLA.description}: oDriver's CPU kernels are for one device")
+        return replace(xla, description=f"{xla.description}: oDriver's CPU kernels are for one device")
     try:
         _compile_at_once()
         linear.panel_width()
         width = cpu_attention.vector_width()
     except KernelsUnavailable as unavailable:
-        return replace(XLA, description=f"{XLA.description}: {unavailable}")
-    if page_size % width == 0 and head_dim % width == 0:
-        return Backend(
-            cpu_attention.paged_attention, cpu_attention.allocate, packs=True, description="oDriver's CPU kernels"
-        )
-    misfit = f"page_size {page_size} or head_dim {head_dim} is no multiple of {width}"
-    return replace(XLA, packs=True, description=f"oDriver's CPU kernels, attention by XLA: {misfit}")
+        return replace(xla, description=f"{xla.description}: {unavailable}")
+    misfit = _cpu_misfit(page_size, head_dim, kv_dtype, width)
+    if attention_backend == "xla":
+        misfit = "as was asked for"
+    if misfit:
+        return replace(xla, packs=True, description=f"oDriver's CPU kernels, attention by XLA: {misfit}")
+    return Backend(
+        cpu_attention.paged_attention, cpu_attention.allocate, packs=True, description="oDriver's CPU kernels"
+    )
 
 
-def _choose_for_tpu(kind: str) -> Backend:
-    if kind in CHIPS:
-        return tpu_backend(CHIPS[kind])
-    return replace(XLA, scans=True, description=f"{XLA.description}: the attention kernel is not set up for {kind}")
+def _cpu_misfit(page_size: int, head_dim: int, kv_dtype: np.dtype, width: int) -> str | None:
+    """Why the CPU's attention kernel cannot read such pages."""
+    if page_size % width or head_dim % width:
+        return f"page_size {page_size} or head_dim {head_dim} is no multiple of {width}"
+    return None if kv_dtype.name in cpu_attention.DTYPES else f"it has none for pages of {kv_dtype}"

@@ -5,6 +5,7 @@ import logging
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -13,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from caching.metadata import PagedAttentionCacheMetaData, pages_for
+from caching.page_dtype import NAMES
 from caching.page_manager import HBMPageManager
 from caching.paged_attention_cache import PagedAttentionCache
 from engine.backend import Backend, choose_backend, default_page_size
@@ -88,12 +90,13 @@ def _build(config: EngineConfig, report: Report, complete: Callable[[_Compiled],
     _use_compilation_cache()
     report(Progress("preparing kernels", 0, 1, "steps"))
     page_size = config.page_size or default_page_size()
-    backend = choose_backend(page_size, model.head_dim, mesh.size)
+    kv_dtype = page_dtype(config, dtype)
+    backend = _choose(config, model, page_size, kv_dtype)
     report(Progress("preparing kernels", 1, 1, "steps"))
     weights = _weights_dtype(config, model, backend, dtype)
-    one_page = backend.one_page(model, page_size, dtype)
+    one_page = backend.one_page(model, page_size, kv_dtype)
     budget = least_of_all(memory_budget(config, mesh.num_local))
-    planner = CachePlanner(config, model, max_model_len, one_page, parameter_bytes(model, weights), budget)
+    planner = CachePlanner(config, model, max_model_len, one_page, weight_bytes(config, model, weights), budget)
     metadata = planner.plan()
     check_page_table(config, backend, pages_for(fitting_context(config, max_model_len, metadata), page_size))
     decoder = load_decoder(
@@ -101,7 +104,7 @@ def _build(config: EngineConfig, report: Report, complete: Callable[[_Compiled],
         model,
         weights,
         mesh=mesh,
-        arrange=backend.arrange,
+        arrange=partial(backend.arrange, activations=dtype if config.quantization else None),
         progress=lambda done, total: report(_loading(done, total)),
     )
     backend.prepare(decoder)
@@ -114,6 +117,14 @@ def _build(config: EngineConfig, report: Report, complete: Callable[[_Compiled],
             why = str(refusal)
         gc.collect()  # what the attempt has left on the device
         metadata = planner.back_off(metadata, why)
+
+
+def _choose(config: EngineConfig, model: ModelConfig, page_size: int, kv_dtype: np.dtype[Any]) -> Backend:
+    """The operations that serve a model which has been spread over devices."""
+    devices = model.tensor_parallel_size
+    return choose_backend(
+        page_size, model.head_dim, kv_dtype, devices, model.stored_kv_heads // devices, config.attention_backend
+    )
 
 
 def _engine(config: EngineConfig, compiled: _Compiled, tell: Callable[[Command], None]) -> oEngine:
@@ -169,6 +180,7 @@ def _compile(
             max_num_batched_tokens=config.max_num_batched_tokens,
             max_model_len=fitting_context(config, max_model_len, metadata),
             cache=metadata,
+            smallest_step=backend.smallest_step,
         )
         manager = ExecutionManager(decoder, shapes, backend, mesh)
         with device_errors():
@@ -190,14 +202,20 @@ def describe(config: EngineConfig) -> dict[str, str]:
     devices = jax.devices()
     on_hosts = "" if config.hosts is None else f", on {jax.process_count()} hosts"
     model = read_model_config(directory)
-    size = spread_over_devices(config, model).tensor_parallel_size
-    page_size, dtype = config.page_size or default_page_size(), config.dtype or _default_dtype()
-    backend = choose_backend(page_size, model.head_dim, size)
-    weights = _weights_dtype(config, model, backend, np.dtype(jnp.dtype(dtype))).name
+    spread = spread_over_devices(config, model)
+    size = spread.tensor_parallel_size
+    page_size, dtype = config.page_size or default_page_size(), np.dtype(jnp.dtype(config.dtype or _default_dtype()))
+    kv_dtype = page_dtype(config, dtype)
+    backend = _choose(config, spread, page_size, kv_dtype)
+    weights = _weights_dtype(config, model, backend, dtype)
+    if config.quantization:
+        weights = np.dtype(config.quantization)
+    aside = [f"weights {'in' if config.quantization else 'as stored in'} {weights}"] * (weights != dtype)
+    aside += [f"pages in {kv_dtype}"] * (kv_dtype != dtype)
     return {
         "model": str(directory),
         "parameters": f"{parameter_bytes(model, jnp.float32) // 4:,}",
-        "dtype": dtype if weights == dtype else f"{dtype}, weights as stored in {weights}",
+        "dtype": ", ".join([dtype.name, *aside]),
         "device": f"{size} x {devices[0].device_kind}"
         + ("" if size == len(devices) else f", of {len(devices)}")
         + on_hosts,
@@ -223,6 +241,16 @@ def spread_over_devices(config: EngineConfig, model: ModelConfig) -> ModelConfig
 
 def _default_dtype() -> str:
     return "float32" if jax.default_backend() == "cpu" else "bfloat16"
+
+
+def weight_bytes(config: EngineConfig, model: ModelConfig, dtype: np.dtype[Any]) -> int:
+    """What each device has of the weights, which are stored in ``dtype`` where they are not quantized."""
+    return parameter_bytes(model, dtype, quantized=config.quantization is not None)
+
+
+def page_dtype(config: EngineConfig, dtype: np.dtype[Any]) -> np.dtype[Any]:
+    """What keys and values lie in, where activations are of ``dtype``."""
+    return dtype if config.kv_cache_dtype == "auto" else NAMES[config.kv_cache_dtype]
 
 
 def _weights_dtype(config: EngineConfig, model: ModelConfig, backend: Backend, dtype: np.dtype[Any]) -> np.dtype[Any]:

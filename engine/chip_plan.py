@@ -60,6 +60,7 @@ class Roofline:
     chip: Chip
     model: ModelConfig
     dtype: np.dtype
+    kv_dtype: np.dtype
     weight_bytes: int
 
     def step(self, sequences: int, tokens: int, moved: Moved) -> DecodeStep:
@@ -85,7 +86,7 @@ class Roofline:
 
     def _bytes_a_sequence(self, tokens: int) -> int:
         """Keys and values, and logits in float32."""
-        key_and_value = 2 * self.model.num_kv_heads * self.model.head_dim * self.dtype.itemsize
+        key_and_value = 2 * self.model.num_kv_heads * self.model.head_dim * self.kv_dtype.itemsize
         return self._seen(tokens) * key_and_value + 4 * self.model.vocab_size
 
     def _flops_of_attention(self, tokens: int) -> int:

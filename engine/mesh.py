@@ -83,6 +83,11 @@ class DeviceMesh:
             return function
         return jax.shard_map(function, mesh=self.mesh, in_specs=tuple(specs), out_specs=out_specs, check_vma=False)
 
+    def laid(self, array: jax.Array, *spec: str | None) -> jax.Array:
+        """An array where it is to lie; the same one where it does already."""
+        there: jax.Array = jax.device_put(array, self.sharding(*spec))
+        return there
+
     def maker(self, function: Callable[[], Any], *spec: str | None) -> Callable[[], Any]:
         """A function that makes arrays where they lie: on a mesh none is ever whole in one place. Compiled but once."""
         return function if self.size == 1 else jax.jit(function, out_shardings=self.sharding(*spec))

@@ -7,6 +7,7 @@ from typing import Any
 from ipc import settings
 from ipc.addresses import checked_address
 from ipc.arguments import port, seconds
+from ipc.config import LOG_FORMATS, LOG_LEVELS
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -36,6 +37,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="how the models think aloud (default: as their chat templates tell)",
     )
     add("--drain-timeout", type=seconds, metavar="S", help="seconds to finish what is open in (default: 30)")
+    add("--log-level", choices=LOG_LEVELS, help="the least that is logged (default: info, a line for each request)")
+    add("--log-format", choices=LOG_FORMATS, help="of the log on stderr (default: text)")
 
 
 def run(options: dict[str, Any]) -> int:

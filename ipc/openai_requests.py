@@ -18,6 +18,9 @@ from ipc.openai_tools import Function, NamedTool, Tool, ToolChoice, ToolUse
 DEFAULT_MAX_TOKENS = 16
 """Of a text's completion, where the body does not say."""
 
+MAX_PROMPTS = 1024
+"""In one body."""
+
 Prompt = str | list[int]
 
 SHARED = frozenset(SamplingParams.__struct_fields__) - {"logprobs", "structured_outputs"}
@@ -102,7 +105,7 @@ class Sampling(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     spaces_between_special_tokens: bool | None = None
 
     user: str | None = None
-    metadata: dict[str, Any] | None = None
+    metadata: dict[str, str] | None = None
     store: bool | None = None
     service_tier: str | None = None
     safety_identifier: str | None = None
@@ -139,7 +142,9 @@ class _Request(Sampling, frozen=True, forbid_unknown_fields=True, kw_only=True):
         return self.stream_options is not None and self.stream_options.include_usage
 
     def _params(self) -> dict[str, Any]:
-        """What SamplingParams has of it, but for ``logprobs``, and for the defaults of the kind."""
+        """What SamplingParams has of it, but for ``logprobs``, and for the defaults of the kind; raises BodyError."""
+        if self.stream_options is not None and not self.stream:
+            raise BodyError("stream_options are for a stream: send stream: true, or leave them out", "stream_options")
         form = _form(self)
         return self._shared_params() | ({} if form is None else {"structured_outputs": form})
 
@@ -155,20 +160,24 @@ class ChatCompletionRequest(_Request, frozen=True, forbid_unknown_fields=True, k
     tool_choice: ToolChoice | None = None
     parallel_tool_calls: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
     include_reasoning: bool | None = None
 
     def question(self) -> Question:
         """What to ask our client; raises BodyError."""
         params = self._params()
-        if self.max_completion_tokens is not None:
-            params["max_tokens"] = self.max_completion_tokens
+        most = self.max_completion_tokens
+        if most is not None and params.setdefault("max_tokens", most) != most:
+            raise BodyError("max_tokens and max_completion_tokens differ: leave one of them out", "max_tokens")
         if self.top_logprobs and not self.logprobs:
             raise BodyError("top_logprobs needs logprobs: true", "top_logprobs")
         if self.logprobs:
             params["logprobs"] = self.top_logprobs or 0
         use = self.tool_use()
         messages = [message.told() for message in self.messages]
-        return Question(None, messages, params, use.told() if use else None, self.chat_template_kwargs)
+        switches = template_switches(self.chat_template_kwargs, self.add_generation_prompt, self.continue_final_message)
+        return Question(None, messages, params, use.told() if use else None, switches)
 
     def tool_use(self) -> ToolUse | None:
         """What may be called; None where nothing may."""
@@ -209,9 +218,19 @@ class CompletionRequest(_Request, frozen=True, forbid_unknown_fields=True, kw_on
         if given and all(isinstance(one, int) for one in given):
             return [[one for one in given if isinstance(one, int)]]
         prompts = [one for one in given if not isinstance(one, int)]
+        if len(given) > MAX_PROMPTS:
+            raise BodyError(f"prompt may be a list of {MAX_PROMPTS} prompts, not {len(given)}", "prompt")
         if not given or len({type(one) for one in given}) > 1:
             raise BodyError("prompt must be a text, token ids, or a list of either that is not empty", "prompt")
         return prompts
+
+
+def template_switches(
+    kwargs: dict[str, Any] | None, add_generation_prompt: bool | None, continue_final_message: bool | None
+) -> dict[str, Any] | None:
+    """Those of the chat template's own, and how the conversation ends; None where nothing is said of it."""
+    ends = {"add_generation_prompt": add_generation_prompt, "continue_final_message": continue_final_message}
+    return {**(kwargs or {}), **{name: value for name, value in ends.items() if value is not None}} or None
 
 
 def tool_use(functions: list[Function], choice: str, named: str | None, parallel: bool | None) -> ToolUse | None:

@@ -76,6 +76,11 @@ class ToolUse(NamedTuple):
         return [{"type": "function", "function": msgspec.to_builtins(function)} for function in self.functions]
 
     @property
+    def callable(self) -> list[Function]:
+        """Those of which a call is one."""
+        return self.forced or self.functions
+
+    @property
     def strict(self) -> bool:
         """Whether calls are to keep to their schemas though none is forced."""
         return any(function.strict for function in self.functions)

@@ -340,6 +340,7 @@ def test_their_parameters_become_ours(body: dict[str, Any], params: dict[str, An
         ({"stream_options": {"x": 1}}, "unknown parameter 'stream_options.x'"),
         ({"logprobs": 3}, "logprobs: expected `bool"),
         ({"top_logprobs": 3}, "needs logprobs"),
+        ({"max_tokens": 3, "max_completion_tokens": 4}, "max_tokens and max_completion_tokens differ"),
         ({"response_format": {"type": "xml"}}, "response_format.type: invalid enum value 'xml'"),
         ({"logit_bias": {"word": 1}}, "a key of logit_bias: expected `int`"),
         ({"self": 1}, "unknown parameter 'self'"),

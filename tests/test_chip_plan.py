@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from caching.tpu_chip import CHIPS
+from caching.tpu_kernels import JAX, PALLAS
 from engine.backend import tpu_backend
 from engine.chip_plan import Roofline, batch_sizes
 from engine.chip_planner import pages_read
@@ -31,9 +32,8 @@ def test_a_step_must_read_weights_pages_and_logits():
     """Llama-3-8B on a v6e: 15 GB of weights but for the embedding, 128 kB a token of context, 501 kB of logits a sequence."""
     model, chip = read_config_file(CONFIGS / "Llama-3-8B.json"), CHIPS["TPU v6 lite"]
 
-    step = Roofline(chip, model, np.dtype(jnp.bfloat16), 16_000_000_000).step(
-        4, 1000, Moved(20_000_000_000, 500_000_000)
-    )
+    bfloat16 = np.dtype(jnp.bfloat16)
+    step = Roofline(chip, model, bfloat16, bfloat16, 16_000_000_000).step(4, 1000, Moved(20_000_000_000, 500_000_000))
 
     weights = 16_000_000_000 - 2 * 128256 * 4096
     assert step.bytes_needed == weights + 4 * 1000 * 131072 + 4 * 4 * 128256
@@ -43,12 +43,14 @@ def test_a_step_must_read_weights_pages_and_logits():
     assert step.compute_seconds == pytest.approx(4 * (weights + 4 * 32 * 128 * 32 * 1000) / 918e12)
 
 
-def test_attention_reads_whole_blocks_of_pages():
-    """Of 8 kv heads on a v6e five pages of 128 tokens are read at once: 1,000 tokens are two such blocks, 1,280 tokens."""
+@pytest.mark.parametrize(("kernel", "tokens"), [(JAX, 2 * 5 * 128), (PALLAS, 32 * 32)])
+def test_attention_reads_what_its_kernel_moves_at_once(kernel, tokens):
+    """Of 1,000 tokens of 8 kv heads on a v6e jax's kernel reads two blocks of five pages of 128, ours quarters of pages."""
     chip = CHIPS["TPU v6 lite"]
-    page = tpu_backend(chip).one_page(read_config_file(CONFIGS / "Llama-3-8B.json"), 128, np.dtype(jnp.bfloat16))
+    model = read_config_file(CONFIGS / "Llama-3-8B.json")
+    page = tpu_backend(chip, kernel).one_page(model, 128, np.dtype(jnp.bfloat16))
 
-    assert pages_read(chip, StepShapes(64, 512, 8192, page), 1000) == 2 * 5 * 128 * 2 * 8 * 128 * 2
+    assert pages_read(kernel, chip, StepShapes(64, 512, 8192, page), 1000) == tokens * 2 * 8 * 128 * 2
 
 
 def test_batch_sizes_are_powers_of_four_and_the_most():
@@ -74,9 +76,19 @@ def _libtpu():
 
 
 @pytest.mark.usefixtures("_libtpu")
-@pytest.mark.parametrize(("name", "topology"), [("Llama-3-8B", "v5e:2x4"), ("Qwen3-8B", "v6e:2x4")])
-def test_nothing_large_is_copied(tmp_path, capsys, name, topology):
-    """Of each model's layers, two are compiled: no copies of weights or pages, and little scratch while decoding."""
+@pytest.mark.parametrize(
+    ("name", "topology", "settings"),
+    [
+        ("Llama-3-8B", "v5e:2x4", []),
+        ("Qwen3-8B", "v6e:2x4", []),
+        ("Llama-3-8B", "v5e:2x4", ["--quantization", "int8", "--kv-cache-dtype", "fp8"]),
+    ],
+)
+def test_nothing_large_is_copied(tmp_path, capsys, name, topology, settings):
+    """Of each model's layers, two are compiled: no copies of weights or pages, and little scratch while decoding.
+
+    Nor are weights of 8 bits written out in more.
+    """
     path = write_config(tmp_path, name, num_hidden_layers=2)
 
     assert (
@@ -91,6 +103,7 @@ def test_nothing_large_is_copied(tmp_path, capsys, name, topology):
                 "8",
                 "--max-num-seqs",
                 "8",
+                *settings,
             ]
         )
         == 0

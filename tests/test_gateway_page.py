@@ -3,6 +3,7 @@
 import re
 from contextlib import ExitStack
 from itertools import count
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -11,6 +12,7 @@ from fake_driver import PATIENCE, FakeDriver, serving
 from gateways import gateway
 
 from driver.errors import Overloaded
+from ipc.gateway.callers import Callers
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
@@ -191,6 +193,29 @@ def test_a_browser_that_keeps_no_more(page: "Page") -> None:
     say(page, "Hello there.")
     expect(answer(page)).to_contain_text("Hellothere.")
     expect(page.get_by_role("status")).to_contain_text("This browser keeps no more conversations: delete some.")
+
+
+def test_a_key_is_asked_for(browser: "Browser", driver: FakeDriver, address: str, tmp_path: Path) -> None:
+    """Where the gateway wants one; a reload knows it still, and to watch the engine is not to ask too often."""
+    del driver
+    keys = tmp_path / "keys.toml"
+    keys.touch(0o600)
+    keys.write_text('[alice]\napi_key = "sk-0123456789abcdef"\nrequests_per_minute = 1\n')
+    with gateway(address, callers=Callers(keys)) as client, page_in(browser, str(client.base_url)) as page:
+        expect(page.get_by_role("status")).to_contain_text("This gateway wants an API key.")
+        for key, what in (("sk-of-somebody-else", "This API key is not known here"), ("sk-0123456789abcdef", "")):
+            page.get_by_role("button", name="Give it a key").click()
+            page.get_by_role("textbox", name="API key").fill(key)
+            page.keyboard.press("Enter")
+            expect(page.get_by_role("status")).to_contain_text(what)
+        expect(page.locator("#model")).to_have_value("parrot")
+        bearer = {"Authorization": "Bearer sk-0123456789abcdef"}
+        assert {client.get("/metrics", headers=bearer).status_code for _ in range(3)} == {200}
+        page.reload()
+        say(page, "Hello there.")
+        expect(answer(page)).to_contain_text("Hellothere.")
+        say(page, "And again.")
+        expect(page.get_by_role("alert")).to_contain_text("Alice may ask 1 times a minute")
 
 
 def test_a_gateway_that_is_gone(browser: "Browser", driver: FakeDriver, address: str) -> None:

@@ -26,9 +26,6 @@ def started(*arguments: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
     with subprocess.Popen(command, env=ENVIRONMENT, stderr=subprocess.PIPE, text=True) as process:
         assert process.stderr is not None
         url = next(found[0] for line in process.stderr if (found := re.search(r"https?://\S+", line)))
-        for line in process.stderr:
-            if "startup complete" in line:
-                break
         try:
             yield process, url
         finally:
@@ -44,7 +41,7 @@ def test_what_is_open_is_finished_before_it_ends(address: str, driver: FakeDrive
         request = driver.take()
         process.send_signal(signal.SIGTERM)
         assert process.stderr is not None
-        assert any("Shutting down" in line for line in process.stderr)
+        assert any("nothing new is taken" in line for line in process.stderr)
         with pytest.raises(httpx.TransportError):
             httpx.get(f"{url}/health")
         driver.say(request, "the end", [1])
@@ -54,16 +51,18 @@ def test_what_is_open_is_finished_before_it_ends(address: str, driver: FakeDrive
     assert "the end" in str(events(told[0]))
 
 
-def test_what_is_not_done_in_time_is_cut_off(address: str, driver: FakeDriver) -> None:
-    """And aborted; the exit code is 0 all the same."""
+def test_what_is_not_done_in_time_is_told_so_and_aborted(address: str, driver: FakeDriver) -> None:
+    """A stream by an event; the exit code is 0 all the same."""
+    saying = threading.Thread(target=lambda: driver.say(driver.take(), "so far", [1]))
+    saying.start()
     with started("--connect", address, "--drain-timeout", "0.2") as (process, url):
-        asking = threading.Thread(target=lambda: httpx.post(url + CHAT, json=chat("hold")))
-        asking.start()
-        request = driver.take()
-        process.send_signal(signal.SIGTERM)
+        with httpx.stream("POST", url + CHAT, json=chat("hold", stream=True), timeout=60) as answer:
+            process.send_signal(signal.SIGTERM)
+            told = events(answer)
         assert process.wait() == 0
-        asking.join()
-    assert driver.aborted.get(timeout=60) == request.request_id
+    saying.join()
+    assert told[-1]["error"]["message"] == "the gateway ends"
+    assert driver.aborted.get(timeout=60) == driver.submitted[0].request_id
 
 
 @pytest.mark.usefixtures("driver")

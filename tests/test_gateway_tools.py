@@ -180,7 +180,7 @@ def test_a_model_that_calls_nobody_knows_how_takes_no_tools(address: str) -> Non
     """The error says what the operator can do."""
     with serving(address, ScriptedDriver("{{ messages }}")):
         for client in client_of(address):
-            with pytest.raises(openai.BadRequestError, match="--tool-call-parser, which may be hermes"):
+            with pytest.raises(openai.BadRequestError, match="does not tell how it calls tools"):
                 ask(client, "x", tools=TOOLS)
 
 
@@ -260,13 +260,15 @@ def test_a_strict_function_is_called_by_its_schema_or_not_at_all(served: tuple[s
 
 
 def test_a_form_is_that_of_what_comes_after_the_thoughts(served: tuple[str, dict[str, int]]) -> None:
-    """A model that thinks does so freely before it keeps to a form, or calls what it must."""
+    """A model that thinks does so freely before it keeps to a form, or calls what it must; also where the prompt has begun."""
     address, ids = served
     bias = {str(ids["<think>"]): 100, str(ids["</think>"]): 5}
     fields: Any = {"seed": 3, "max_tokens": 200, "logit_bias": bias}
+    form = {"structured_outputs": {"regex": "[0-9]/[0-9]"}}
+    switched = form | {"chat_template_kwargs": {"enable_thinking": True}}
     for client in client_of(address):
-        digit = ask(client, "the fox", extra_body={"structured_outputs": {"regex": "[0-9]/[0-9]"}}, **fields).choices[0]
-        call = ask(client, "the fox", tools=TOOLS, tool_choice="required", **fields).choices[0]
+        digits = [ask(client, "the fox", extra_body=extra, **fields).choices[0].message for extra in (form, switched)]
+        call = ask(client, "the fox", tools=TOOLS, tool_choice="required", **fields).choices[0].message
 
-    assert digit.message.reasoning_content and re.fullmatch("[0-9]/[0-9]", digit.message.content)
-    assert call.message.reasoning_content and call.message.tool_calls[0].function.name in ("add", "now")
+    assert all(digit.reasoning_content and re.fullmatch("[0-9]/[0-9]", digit.content) for digit in digits)
+    assert call.reasoning_content and call.tool_calls[0].function.name in ("add", "now")

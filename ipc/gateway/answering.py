@@ -37,23 +37,16 @@ class Answering:
         self._token_ids = dialect.token_ids
         self._thinking = dialect.reasoning_format if opened is not False else None
         self._opened = opened
-        self._use = tool_use
         self._hides_reasoning = hides_reasoning
-        self._tool_format = dialect.tool_format
-        if tool_use is not None and dialect.tool_format is None:
-            raise BodyError(
-                "it is not known how this model calls tools, as its chat template does not tell: start the gateway with"
-                f" --tool-call-parser, which may be {', '.join(TOOL_FORMATS)}",
-                "tools",
-            )
+        self._tools = None if tool_use is None else (_known(dialect.tool_format), tool_use)
 
     def parser(self) -> OutputParser:
         """One for a sample."""
         reasoning = None if self._thinking is None else ReasoningParser(self._thinking, self._opened)
         tool_calls = None
-        if self._use is not None and self._tool_format is not None:
-            names = {function.name for function in self._use.forced or self._use.functions}
-            tool_calls = ToolCallParser(self._tool_format, names, parallel=self._use.parallel)
+        if self._tools is not None:
+            row, use = self._tools
+            tool_calls = ToolCallParser(row, {function.name for function in use.callable}, parallel=use.parallel)
         return OutputParser(reasoning, tool_calls, hides_reasoning=self._hides_reasoning)
 
     def message(self, choice: Choice) -> tuple[AssistantMessage, str]:
@@ -66,13 +59,13 @@ class Answering:
 
     def new_call_id(self) -> str:
         """For one more call; the chat template of Mistral's models refuses others than of nine letters."""
-        short = self._tool_format is not None and self._tool_format.short_ids
+        short = self._tools is not None and self._tools[0].short_ids
         return uuid.uuid4().hex[:9] if short else f"call_{uuid.uuid4().hex}"
 
     def params(self, params: dict[str, Any]) -> dict[str, Any]:
         """SamplingParams by which samples are written as they are to be read; raises BodyError."""
         given = dict(params)
-        if self._use is not None and self._tool_format is not None and self._tool_format.special:
+        if self._tools is not None and self._tools[0].special:
             given["skip_special_tokens"] = False
         asked = given.get("structured_outputs")
         rules = self._rules(asked)
@@ -80,19 +73,18 @@ class Answering:
             return given
         grammar = "\n".join(rules)
         if len(grammar.encode()) > MAX_GRAMMAR_BYTES:
-            what = "tools" if self._use is not None else "structured_outputs"
+            what = "structured_outputs" if self._tools is None else "tools"
             raise BodyError(f"{what}: their schemas are too large: {MAX_GRAMMAR_BYTES} bytes are taken", what)
         return given | {"structured_outputs": {"grammar": grammar}}
 
     def _rules(self, asked: dict[str, Any] | None) -> list[str] | None:
         """The grammar, where one is needed: thoughts, and then content of the form that is asked for, or calls."""
         said = None if asked is None else f"said: {_form(asked)}"
-        if self._use is not None and self._tool_format is not None and (self._use.forced or self._use.strict or asked):
-            calls = call_rules(
-                self._tool_format, self._use.forced or self._use.functions, self._token_ids, parallel=self._use.parallel
-            )
-            start, said = self._start(self._tool_format, self._use, said)
-            rules = [*calls, *([said] if said else [])]
+        if self._tools is not None and (self._tools[1].forced or self._tools[1].strict or asked):
+            row, use = self._tools
+            start, said = self._start(row, use, said)
+            rules = call_rules(row, use.callable, self._token_ids, parallel=use.parallel)
+            rules += [] if said is None else [said]
         elif said is not None and self._thinking is not None:
             start, rules = "said", [said]
         else:
@@ -125,6 +117,16 @@ class Answering:
             return [f"thought: {ANYTHING} {literal(row.end, self._token_ids)} {SPACE}"]
         end = row.end.replace("/", r"\/")
         return [f"thought: thoughts {SPACE}", f"thoughts[lazy]: /(?s:.*){end}/"]
+
+
+def _known(tool_format: ToolFormat | None) -> ToolFormat:
+    if tool_format is None:
+        raise BodyError(
+            "the chat template of this model does not tell how it calls tools: if it can, start the gateway with"
+            f" --tool-call-parser, which may be {', '.join(TOOL_FORMATS)}",
+            "tools",
+        )
+    return tool_format
 
 
 def _form(asked: dict[str, Any]) -> str:

@@ -1,8 +1,10 @@
 """The daemons that a gateway serves, by the models that they have."""
 
 import asyncio
+import itertools
 import logging
 from collections.abc import Callable, Coroutine, Iterator
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any, NamedTuple, Self, TypeVar
@@ -133,6 +135,7 @@ class Daemons:
     def __init__(self, daemons: list[Daemon]) -> None:
         self._daemons = daemons
         self._reaching: list[asyncio.Task[None]] = []
+        self._turns = itertools.count()
 
     async def __aenter__(self) -> Self:
         self._reaching = [asyncio.create_task(daemon.reach_at_last()) for daemon in self._daemons]
@@ -161,23 +164,28 @@ class Daemons:
         return [daemon for daemon, outcome in zip(self._daemons, outcomes, strict=True) if outcome is None]
 
     async def serving(self, model: str | None) -> Daemon:
-        """One that serves this model, and is there; raises BodyError where none does, and ConnectFailed."""
-        for daemon in self._daemons:
-            if self._suits(daemon, model):
+        """One that serves this model, those that do in turn; raises BodyError where none does, and ConnectFailed."""
+        known = _serving(self._daemons, model)
+        turn = next(self._turns)
+        for number in range(len(known)):
+            daemon = known[(turn + number) % len(known)]
+            with suppress(ConnectFailed):
                 await daemon.reach()
-                if self._suits(daemon, model):  # it may have come back with another
+                if _serving([daemon], model):  # it may have come back with another
                     return daemon
         found = await self.reach()
-        suitable = [daemon for daemon in found if self._suits(daemon, model)]
-        if suitable:
-            return suitable[0]
+        for daemon in _serving(found, model):
+            return daemon
         served = " and ".join(dict.fromkeys(str(daemon.model) for daemon in found))
         check_model(model, served)
         raise BodyError(f"say which model: {served} are served here", "model")
 
-    def _suits(self, daemon: Daemon, model: str | None) -> bool:
-        """Without a word of which it must be the only one."""
-        return daemon.model is not None and (model == daemon.model or (model is None and len(self._daemons) == 1))
+
+def _serving(daemons: list[Daemon], model: str | None) -> list[Daemon]:
+    """Which of these are known to serve the model; without a word of it they must all have the same."""
+    if model is None and len({daemon.model for daemon in daemons}) > 1:
+        return []
+    return [daemon for daemon in daemons if daemon.model is not None and model in (None, daemon.model)]
 
 
 async def daemon_for(request: Request, model: str | None) -> Reached:

@@ -11,7 +11,7 @@ from contextlib import aclosing, suppress
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from ipc.errors import OdriverError
+from ipc.errors import ConnectionLost, OdriverError
 from ipc.gateway.answers import encoded, failure
 from ipc.gateway.disconnect import Disconnected, unless_disconnected
 
@@ -58,10 +58,11 @@ class EventStream(Response):
                 async for events in all_events:
                     self._spoke_at = clock()
                     await self._say(send, events)
-        except OdriverError as error:
+        except (OdriverError, asyncio.CancelledError) as error:
             if not self._started:
                 raise
-            await self._say(send, event(encoded(failure(error)[1])))
+            ended = ConnectionLost("the gateway ends") if isinstance(error, asyncio.CancelledError) else error
+            await self._say(send, event(encoded(failure(ended)[1])))
         await self._say(send, self._done)
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 

@@ -34,8 +34,8 @@ class ToolFormat(NamedTuple):
     tokens: tuple[str, ...]
     special: bool
     short_ids: bool
-    evidence: str
-    """What a chat template says that has its model write so."""
+    evidence: "regex.Pattern[str]"
+    """Of what a chat template says that has its model write so."""
 
 
 HERMES = ToolFormat(
@@ -49,7 +49,7 @@ HERMES = ToolFormat(
     tokens=("<tool_call>", "</tool_call>"),
     special=False,
     short_ids=False,
-    evidence="<tool_call>",
+    evidence=regex.compile(r"\A(?!(?s:.*)<function=)(?s:.*)<tool_call>"),  # Qwen3-Coder's are XML
 )
 LLAMA3_JSON = ToolFormat(
     marker="<|python_tag|>",
@@ -62,7 +62,7 @@ LLAMA3_JSON = ToolFormat(
     tokens=(),
     special=True,
     short_ids=False,
-    evidence='"parameters": dictionary of argument name',
+    evidence=regex.compile('"parameters": dictionary of argument name'),
 )
 MISTRAL = ToolFormat(
     marker="[TOOL_CALLS]",
@@ -75,14 +75,14 @@ MISTRAL = ToolFormat(
     tokens=("[TOOL_CALLS]",),
     special=True,
     short_ids=True,
-    evidence="[TOOL_CALLS]",
+    evidence=regex.compile(r"\[TOOL_CALLS\]"),
 )
 MISTRAL_ARGS = MISTRAL._replace(
     call=("[TOOL_CALLS]", "[ARGS]", ""),
     between="",
     around=("", ""),
     tokens=("[TOOL_CALLS]", "[ARGS]"),
-    evidence="[ARGS]",
+    evidence=regex.compile(r"\[ARGS\]"),
 )
 TOOL_FORMATS = {"hermes": (HERMES,), "llama3_json": (LLAMA3_JSON,), "mistral": (MISTRAL_ARGS, MISTRAL)}
 """By vLLM's names; of a name's formats the first that the chat template gives evidence of, else the last."""
@@ -91,5 +91,5 @@ TOOL_FORMATS = {"hermes": (HERMES,), "llama3_json": (LLAMA3_JSON,), "mistral": (
 def tool_format_of(chat_template: str, name: str | None = None) -> ToolFormat | None:
     """The format of that name, or of the model as far as its chat template tells; None where it does not."""
     rows = [row for rows in TOOL_FORMATS.values() for row in rows] if name is None else TOOL_FORMATS[name]
-    evident = next((row for row in rows if row.evidence in chat_template), None)
+    evident = next((row for row in rows if row.evidence.search(chat_template)), None)
     return evident if name is None or evident is not None else rows[-1]
