@@ -50,6 +50,8 @@ class Left(msgspec.Struct, frozen=True, tag="left"):
 class AskToStop(msgspec.Struct, frozen=True, tag="ask to stop"):
     """The process was told to stop: would process 0 finish what is open, and then have everybody leave?"""
 
+    why: str
+
 
 Answer = Joined | Left | AskToStop
 
@@ -63,12 +65,14 @@ def encode(message: Command | Answer) -> bytes:
 
 def decode_command(frame: bytes) -> Command:
     """Raises msgspec.ValidationError and DecodeError."""
-    return _commands.decode(frame)
+    command: Command = _commands.decode(frame)
+    return command
 
 
 def decode_answer(frame: bytes) -> Answer:
     """Raises as ``decode_command`` does."""
-    return _answers.decode(frame)
+    answer: Answer = _answers.decode(frame)
+    return answer
 
 
 def _encode_array(array: Any) -> msgspec.msgpack.Ext:

@@ -172,6 +172,7 @@ def _join(hosts: Hosts, facts: Mapping[str, str]) -> None:
         hosts.process_id, hosts.num_processes, hosts.coordinator_address,
     )  # fmt: skip
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
+    jax.config.update("jax_enable_preemption_service", False)  # it would take SIGTERM from the daemon
     background = ThreadPoolExecutor(1)  # signals are heard meanwhile
     try:
         background.submit(

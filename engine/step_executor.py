@@ -43,6 +43,7 @@ class StepExecutor:
         self._manager = manager
         self._allocate = allocate
         self._cache: PagedAttentionCache | None
+        self._last_token: Array
         self._new_last_token = mesh.maker(partial(jnp.zeros, shapes.max_num_seqs + 1, jnp.int32))
         self._make_state()
         self._key = mesh.maker(partial(jax.random.key, seed))()
