@@ -98,6 +98,7 @@ class Leader:
         match answer:
             case Left(why=why) if not self._leaving:
                 self._leaving = True  # what follows is no news
+                logger.error("process %d has gone: %s", process_id, why)
                 self._lost(f"process {process_id} has gone: {why}")
             case AskToStop(why=why):
                 self._asked_to_stop(f"process {process_id}: {why}")
