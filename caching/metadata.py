@@ -1,4 +1,4 @@
-"""The shape of a paged cache, before any memory is taken for it."""
+"""The shape of a paged cache, before any memory is taken for it; of one device's part, where a model has several."""
 
 from dataclasses import dataclass
 
@@ -16,6 +16,13 @@ class PagedAttentionCacheMetaData:
     num_kv_heads: int
     head_dim: int
     dtype: np.dtype
+    stacks: tuple[int, ...] = ()
+    """How many layers, in order, have their pages in one array; empty where each layer has its own."""
+
+    @property
+    def array_pages(self) -> list[int]:
+        """Pages of each array of the pool, a layer's ``num_pages`` after the other's."""
+        return [layers * self.num_pages for layers in self.stacks or [1] * self.num_layers]
 
     @property
     def stored_dtype(self) -> np.dtype:

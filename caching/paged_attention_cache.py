@@ -12,9 +12,9 @@ from caching.metadata import PagedAttentionCacheMetaData
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class PagedAttentionCache:
-    """``layers[i]`` holds layer i's pages, laid out as the backend's attention reads them.
+    """``layers[i]`` holds layer i's pages, or those of the i-th stack of layers, laid out as the backend's attention reads them.
 
-    Here that is ``[num_pages, kv_heads, 2, page_size, head_dim]``, keys before values: head-major, so that one head's keys of
+    Here that is ``[pages, kv_heads, 2, page_size, head_dim]``, keys before values: head-major, so that one head's keys of
     a page are contiguous, what a CPU reads fastest. One array per layer lets XLA update each in place; nothing in a step
     may copy one.
     """
@@ -25,7 +25,7 @@ class PagedAttentionCache:
     def allocate(cls, metadata: PagedAttentionCacheMetaData) -> "PagedAttentionCache":
         """Zeroed pages on the default device. Raises jax.errors.JaxRuntimeError where they do not fit."""
         layer = cls.layer_struct(metadata)
-        return cls(tuple(jnp.zeros(layer.shape, layer.dtype) for _ in range(metadata.num_layers)))
+        return cls(tuple(jnp.zeros((pages, *layer.shape[1:]), layer.dtype) for pages in metadata.array_pages))
 
     @staticmethod
     def layer_struct(metadata: PagedAttentionCacheMetaData) -> jax.ShapeDtypeStruct:

@@ -62,8 +62,8 @@ def holds_table(rows: int, pages_per_seq: int) -> bool:
 
 def allocate(metadata: PagedAttentionCacheMetaData) -> PagedAttentionCache:
     """Zeroed pages on the default device. Raises jax.errors.JaxRuntimeError where they do not fit."""
-    shape = (metadata.num_pages, metadata.page_size, 2 * metadata.num_kv_heads, metadata.head_dim)
-    return PagedAttentionCache(tuple(jnp.zeros(shape, metadata.dtype) for _ in range(metadata.num_layers)))
+    page = (metadata.page_size, 2 * metadata.num_kv_heads, metadata.head_dim)
+    return PagedAttentionCache(tuple(jnp.zeros((pages, *page), metadata.dtype) for pages in metadata.array_pages))
 
 
 def write_pages(kv_pages: Array, k: Array, v: Array, pages: Array, offsets: Array) -> Array:

@@ -14,11 +14,11 @@ _FIELDS = {
     "tool": {"name", "tool_call_id"},
 }
 """What messages of a role may have beside role and content."""
+ENDS = frozenset(["add_generation_prompt", "continue_final_message"])
+"""Switches that every template has: whether the assistant is to speak next (it is), or goes on with the last message."""
 _RESERVED = frozenset(
     [
-        "add_generation_prompt",
         "chat_template",
-        "continue_final_message",
         "conversation",
         "documents",
         "max_length",
@@ -72,7 +72,7 @@ def check_template(template: str, chat: Chat) -> None:
         raise InvalidRequest("the chat template of this model knows no tools: ask without them, or serve another model")
     if any("tool_calls" in message for message in chat.messages) and "tool_calls" not in names | strings:
         raise InvalidRequest("the chat template of this model knows no tool_calls: send what was called as text")
-    for name in chat.template_kwargs:
+    for name in chat.template_kwargs.keys() - ENDS:
         if name in _RESERVED or name not in names:
             raise InvalidRequest(f"chat_template_kwargs: the chat template of this model has no {name!r}")
 

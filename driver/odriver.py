@@ -62,7 +62,7 @@ from driver.messages import Abort, Profile, Sleep, Stop, Summary, Wake
 from driver.open_requests import OpenRequests
 from driver.prepare_inputs import PrepareInputs
 from driver.process_summary import ProcessSummary
-from driver.request import ActiveRequest, ReturnChannel
+from driver.request import ActiveRequest, ReturnChannel, TokenizerRequest
 from driver.request_log import RequestLog
 from driver.request_metrics import RequestMetrics
 from driver.safe_thread import SafeThread
@@ -115,6 +115,8 @@ class oDriver:
         max_queued_tokens: int = MAX_QUEUED_TOKENS,
         on_failure: Callable[[str], None] | None = None,
     ) -> None:
+        self.tokenizer_info = tokenizer.info()
+        """What a tokenizer_config.json would say."""
         self._load_limit = LoadLimit(max_queued_requests, max_queued_tokens)
         self._on_failure = on_failure
         self._log = RequestLog()
@@ -166,6 +168,13 @@ class oDriver:
                 raise DriverStopped(str(self._why_stopped)) from None
             self._log.refused(request, refusal)
             raise
+
+    def submit_tokenizer_request(self, request: TokenizerRequest) -> None:
+        """Takes the request or raises Overloaded or DriverStopped, at once; who drains or sleeps answers it, too."""
+        try:
+            self._prepare.submit(request)
+        except QueueClosed:
+            raise DriverStopped(str(self._why_stopped)) from None
 
     def abort(self, request_id: str) -> bool:
         """Ends the request with finish reason "abort" and what text it has; False if it is unknown or has ended."""

@@ -10,15 +10,15 @@ import msgspec
 import numpy as np
 
 from driver.bounded_queue import BoundedQueue, QueueClosed
-from driver.chat import checked_chat
 from driver.detokenizer import PROMPT_TAIL
 from driver.errors import InvalidRequest, Overloaded
 from driver.load_limit import estimated_tokens
 from driver.messages import Admit, Opened
 from driver.open_requests import OpenRequest, OpenRequests
-from driver.request import ActiveRequest, ReturnSample, Usage
+from driver.request import ActiveRequest, RequestError, ReturnSample, TokenizerRequest, Usage
 from driver.resumption import take_up
 from driver.stop_regex import StopRegex
+from driver.tokenization import answer_tokenizer, chat_token_ids, check_in_vocabulary
 from driver.tokenizer import Tokenizer
 from engine.config import ServingLimits
 from engine.sampling_params import MAX_BAD_WORD_TOKENS, MAX_SEED, SamplingParams
@@ -46,12 +46,10 @@ class PrepareInputs:
         self._open_requests = open_requests
         self._post = post
         self._compile_grammar = compile_grammar
-        self._queue: BoundedQueue[OpenRequest] = BoundedQueue(
-            max_queued, lambda queued: estimated_tokens(queued.request)
-        )
+        self._queue: BoundedQueue[OpenRequest | TokenizerRequest] = BoundedQueue(max_queued, _weight)
         self._seeds = np.random.default_rng()
 
-    def submit(self, request: OpenRequest) -> None:
+    def submit(self, request: OpenRequest | TokenizerRequest) -> None:
         """Queues the request, from any thread; raises Overloaded when full, QueueClosed when closed, at once."""
         try:
             self._queue.put_nowait(request)
@@ -76,7 +74,19 @@ class PrepareInputs:
         """Prepares requests until the queue is closed."""
         with suppress(QueueClosed):
             while True:
-                self._prepare(self._queue.get())
+                request = self._queue.get()
+                if isinstance(request, TokenizerRequest):
+                    self._answer(request)
+                else:
+                    self._prepare(request)
+
+    def _answer(self, request: TokenizerRequest) -> None:
+        try:
+            sample = answer_tokenizer(request, self._tokenizer, self._limits.vocab_size)
+        except InvalidRequest as error:
+            refusal = RequestError(error.code, str(error))
+            sample = ReturnSample(request_id=request.request_id, error=refusal)
+        request.channel.put(sample)
 
     def _prepare(self, request: OpenRequest) -> None:
         if request.aborted:
@@ -177,8 +187,7 @@ class PrepareInputs:
         if request.messages is None and (request.tools or request.chat_template_kwargs):
             raise InvalidRequest("tools and chat_template_kwargs are for the chat template: send messages")
         if request.messages is not None:
-            chat = checked_chat(request.messages, request.tools, request.chat_template_kwargs)
-            token_ids = self._tokenizer.apply_chat_template(chat)
+            token_ids = chat_token_ids(request, self._tokenizer)
         elif isinstance(request.prompt, str):
             token_ids = self._tokenizer.encode(request.prompt) if request.prompt else []
         elif isinstance(request.prompt, list):
@@ -191,12 +200,7 @@ class PrepareInputs:
         return token_ids
 
     def _check_in_vocabulary(self, name: str, token_ids: list[int]) -> None:
-        vocab_size = self._limits.vocab_size
-        for position, token_id in enumerate(token_ids):
-            if type(token_id) is not int or not 0 <= token_id < vocab_size:
-                raise InvalidRequest(
-                    f"{name}[{position}] must be a token id from 0 to {vocab_size - 1}, not {token_id!r}"
-                )
+        check_in_vocabulary(name, token_ids, self._limits.vocab_size)
 
     def _max_tokens(self, num_prompt_tokens: int, params: SamplingParams) -> int:
         room = self._limits.max_model_len - num_prompt_tokens
@@ -210,6 +214,11 @@ class PrepareInputs:
                     f" ask for at most {room}, or shorten the prompt"
                 )
         return room if params.max_tokens is None else params.max_tokens
+
+
+def _weight(queued: OpenRequest | TokenizerRequest) -> int:
+    """In tokens, about; what generates none is for nobody to wait behind."""
+    return 0 if isinstance(queued, TokenizerRequest) else estimated_tokens(queued.request)
 
 
 def sampling_params(params: dict[str, Any]) -> SamplingParams:

@@ -103,3 +103,21 @@ class ActiveRequest:
     client: str = ""
     tenant: str = ""
     resume_token_ids: list[list[int]] = field(default_factory=list)
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class TokenizerRequest:
+    """Asks for the token ids of a text or of a conversation, or for the text of ``token_ids``: one of the three.
+
+    The channel gets one sample: token ids or a text, with the number of tokens as the prompt's in its ``usage``; or an
+    error. ``add_special_tokens`` is whether a text has those around it that a prompt has.
+    """
+
+    request_id: str
+    channel: ReturnChannel
+    prompt: str | None = None
+    messages: list[dict[str, Any]] | None = None
+    tools: list[dict[str, Any]] = field(default_factory=list)
+    chat_template_kwargs: dict[str, Any] = field(default_factory=dict)
+    add_special_tokens: bool = True
+    token_ids: list[int] | None = None

@@ -36,6 +36,9 @@ class Tokenizer(Protocol):
     def definition(self) -> str:
         """What a tokenizer.json would say of it."""
 
+    def info(self) -> dict[str, Any]:
+        """What a tokenizer_config.json would say of it."""
+
 
 class HuggingFaceTokenizer:
     """A fast tokenizer of the transformers library, from a local directory."""
@@ -64,7 +67,7 @@ class HuggingFaceTokenizer:
         try:
             check_template(self._tokenizer.get_chat_template(tools=tools), chat)
             token_ids = self._tokenizer.apply_chat_template(
-                chat.messages, tools, add_generation_prompt=True, return_dict=False, **chat.template_kwargs
+                chat.messages, tools, return_dict=False, **{"add_generation_prompt": True} | chat.template_kwargs
             )
         except (jinja2.TemplateError, LookupError, TypeError, ValueError) as error:
             # A template is a program, and these messages are its input.
@@ -86,6 +89,15 @@ class HuggingFaceTokenizer:
     def definition(self) -> str:
         """What tokenizer.json says, and of the tokens that other files add."""
         return str(self._backend.to_str())
+
+    def info(self) -> dict[str, Any]:
+        """Class, special tokens and chat template, by the names of tokenizer_config.json."""
+        tokenizer = self._tokenizer
+        return {
+            "tokenizer_class": type(tokenizer).__name__,
+            "chat_template": tokenizer.chat_template,
+            **{name: str(token) for name, token in tokenizer.special_tokens_map.items() if isinstance(token, str)},
+        }
 
 
 def _load(directory: Path) -> Any:

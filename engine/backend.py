@@ -3,11 +3,13 @@
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Protocol
 
 import jax
 import numpy as np
 from jax import Array
+from jax.sharding import PartitionSpec
 
 from caching import attention, cpu_attention, tpu_attention
 from caching.attention import PageTable
@@ -15,10 +17,14 @@ from caching.cpu_kernels import KernelsUnavailable, load
 from caching.metadata import PagedAttentionCacheMetaData
 from caching.paged_attention_cache import PagedAttentionCache
 from caching.tpu_chip import CHIPS, Chip
+from engine.mesh import TP, DeviceMesh
 from engine.models import linear
 from engine.models.config import ModelConfig
 from engine.models.decoder import Decoder
 from engine.models.rope import rotate
+
+CACHE = PartitionSpec(TP)
+"""Each device has pages of its own, for its own kv heads: one behind the other, as if there were as many more."""
 
 
 class RotaryAttention(Protocol):
@@ -60,21 +66,29 @@ class Backend:
     """For people."""
     flattens: bool = False
     """Kernels are made matrices."""
+    scans: bool = False
+    """Layers that are alike are one program, gone through by ``lax.scan``; XLA:CPU would copy their weights first."""
     stored_heads: Callable[[int, int, np.dtype], tuple[int, int]] = _as_they_are
     """The kv_heads and head_dim that pages have for so many and so wide ones of a dtype."""
     holds_table: Callable[[int, int], bool] = lambda rows, pages_per_seq: True  # noqa: ARG005
     """Whether attention has room for the page table of so many rows, and pages of the longest."""
 
-    def prepare(self, decoder: Decoder) -> None:
-        """Bring a decoder's weights into the form that its steps read."""
-        if self.packs:
-            decoder.pack()
+    def arrange(self, decoder: Decoder) -> None:
+        """Bring a decoder of shapes, before it is loaded, into the form that its steps read."""
         if self.flattens:
             decoder.flatten()
+        if self.scans:
+            decoder.stack()
+
+    def prepare(self, decoder: Decoder) -> None:
+        """Bring a loaded decoder's weights into the form that its steps read."""
+        if self.packs:
+            decoder.pack()
 
     def one_page(self, model: ModelConfig, page_size: int, dtype: np.dtype) -> PagedAttentionCacheMetaData:
-        """The shape of a pool for a model, of a single page."""
-        kv_heads, head_dim = self.stored_heads(model.num_kv_heads, model.head_dim, dtype)
+        """The shape of a pool for a device's part of a model, of a single page."""
+        own = model.stored_kv_heads // model.tensor_parallel_size
+        kv_heads, head_dim = self.stored_heads(own, model.head_dim, dtype)
         return PagedAttentionCacheMetaData(
             num_layers=model.num_layers,
             num_pages=1,
@@ -82,11 +96,16 @@ class Backend:
             num_kv_heads=kv_heads,
             head_dim=head_dim,
             dtype=dtype,
+            stacks=model.runs if self.scans else (),
         )
 
-    def abstract_cache(self, metadata: PagedAttentionCacheMetaData) -> PagedAttentionCache:
-        """Shapes and dtypes of what ``allocate`` makes, to compile against."""
-        cache: PagedAttentionCache = jax.eval_shape(lambda: self.allocate(metadata))
+    def allocator(self, metadata: PagedAttentionCacheMetaData, mesh: DeviceMesh) -> Callable[[], PagedAttentionCache]:
+        """Makes zeroed pages on every device; raises jax.errors.JaxRuntimeError where they do not fit."""
+        return mesh.maker(mesh.on_each(partial(self.allocate, metadata), (), CACHE), *CACHE)
+
+    def abstract_cache(self, metadata: PagedAttentionCacheMetaData, mesh: DeviceMesh) -> PagedAttentionCache:
+        """Shapes and dtypes of what an ``allocator`` makes, to compile against."""
+        cache: PagedAttentionCache = mesh.shapes(jax.eval_shape(self.allocator(metadata, mesh)), *CACHE)
         return cache
 
 
@@ -153,6 +172,7 @@ def tpu_backend(chip: Chip) -> Backend:
         packs=False,
         description="XLA's operations, attention by jax's TPU kernel",
         flattens=True,
+        scans=True,
         stored_heads=tpu_attention.stored_heads,
         holds_table=tpu_attention.holds_table,
     )
@@ -164,12 +184,14 @@ def _compile_at_once() -> None:
         list(pool.map(load, (linear.SOURCE, cpu_attention.SOURCE)))
 
 
-def choose_backend(page_size: int, head_dim: int) -> Backend:
-    """The fastest that can serve such pages here; compiles kernels if that has not been done."""
+def choose_backend(page_size: int, head_dim: int, devices: int = 1) -> Backend:
+    """The fastest that can serve such pages here, on so many devices; compiles kernels if that has not been done."""
     if jax.default_backend() == "tpu":
         return _choose_for_tpu(jax.devices()[0].device_kind)
     if jax.default_backend() != "cpu":
-        return XLA
+        return replace(XLA, scans=True)
+    if devices > 1:
+        return replace(XLA, description=f"{XLA.description}: oDriver's CPU kernels are for one device")
     try:
         _compile_at_once()
         linear.panel_width()
@@ -187,4 +209,4 @@ def choose_backend(page_size: int, head_dim: int) -> Backend:
 def _choose_for_tpu(kind: str) -> Backend:
     if kind in CHIPS:
         return tpu_backend(CHIPS[kind])
-    return replace(XLA, description=f"{XLA.description}: the attention kernel is not set up for {kind}")
+    return replace(XLA, scans=True, description=f"{XLA.description}: the attention kernel is not set up for {kind}")

@@ -4,7 +4,6 @@ import gc
 import logging
 import os
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +19,11 @@ from engine.device_errors import DeviceError, acquire_devices, device_errors
 from engine.errors import ConfigurationError
 from engine.execution_manager import ExecutionManager, StepShapes
 from engine.memory import CachePlanner, memory_budget
+from engine.mesh import DeviceMesh
 from engine.models.config import ModelConfig
 from engine.models.decoder import Decoder
 from engine.models.families import read_model_config
+from engine.models.sharding import most_devices, spread
 from engine.models.weights import load_decoder, parameter_bytes
 from engine.oengine import NOT_FINITE, oEngine
 from engine.progress import Progress
@@ -47,25 +48,34 @@ def build_engine(config: EngineConfig, report: Callable[[Progress], None]) -> oE
     directory = config.model or DEMO_MODEL
     model = read_model_config(directory)
     acquire_devices()
+    model = spread_over_devices(config, model)
+    mesh = DeviceMesh(tuple(jax.devices()[: model.tensor_parallel_size]))
     dtype = np.dtype(jnp.dtype(config.dtype or _default_dtype()))
     max_model_len = asked_context(config, model)
     _use_compilation_cache()
     report(Progress("preparing kernels", 0, 1, "steps"))
     page_size = config.page_size or default_page_size()
-    backend = choose_backend(page_size, model.head_dim)
+    backend = choose_backend(page_size, model.head_dim, mesh.size)
     report(Progress("preparing kernels", 1, 1, "steps"))
     weights = _weights_dtype(config, model, backend, dtype)
     one_page = backend.one_page(model, page_size, dtype)
     planner = CachePlanner(
-        config, model, max_model_len, one_page, parameter_bytes(model, weights), memory_budget(config)
+        config, model, max_model_len, one_page, parameter_bytes(model, weights), memory_budget(config, mesh.size)
     )
     metadata = planner.plan()
     check_page_table(config, backend, pages_for(fitting_context(config, max_model_len, metadata), page_size))
-    decoder = load_decoder(directory, model, weights, progress=lambda done, total: report(_loading(done, total)))
+    decoder = load_decoder(
+        directory,
+        model,
+        weights,
+        mesh=mesh,
+        arrange=backend.arrange,
+        progress=lambda done, total: report(_loading(done, total)),
+    )
     backend.prepare(decoder)
     while True:
         try:
-            return _assemble(config, decoder, backend, max_model_len, planner, metadata, report)
+            return _assemble(config, decoder, backend, mesh, max_model_len, planner, metadata, report)
         except DeviceError as refusal:
             if not refusal.out_of_memory:
                 raise
@@ -78,6 +88,7 @@ def _assemble(
     config: EngineConfig,
     decoder: Decoder,
     backend: Backend,
+    mesh: DeviceMesh,
     max_model_len: int,
     planner: CachePlanner,
     metadata: PagedAttentionCacheMetaData,
@@ -86,10 +97,10 @@ def _assemble(
     """An engine with so many pages, or fewer where a step takes more than was guessed. Raises DeviceError."""
     with device_errors():
         jax.block_until_ready(
-            backend.allocate(metadata)
+            backend.allocator(metadata, mesh)()
         )  # and let go: a pool that is too large is better found before compiling than after
-        manager, shapes, staged = _compile(config, decoder, backend, max_model_len, planner, metadata, report)
-        runner = eSurgeRunner(manager, shapes, partial(backend.allocate, shapes.cache), config.seed)
+        manager, shapes, staged = _compile(config, decoder, backend, mesh, max_model_len, planner, metadata, report)
+        runner = eSurgeRunner(manager, shapes, backend.allocator(shapes.cache, mesh), config.seed, mesh)
     pages = HBMPageManager(shapes.cache.num_pages)
     scheduler = InferenceScheduler(
         pages,
@@ -111,6 +122,7 @@ def _compile(
     config: EngineConfig,
     decoder: Decoder,
     backend: Backend,
+    mesh: DeviceMesh,
     max_model_len: int,
     planner: CachePlanner,
     metadata: PagedAttentionCacheMetaData,
@@ -124,7 +136,7 @@ def _compile(
             max_model_len=fitting_context(config, max_model_len, metadata),
             cache=metadata,
         )
-        manager = ExecutionManager(decoder, shapes, backend)
+        manager = ExecutionManager(decoder, shapes, backend, mesh)
         staged = manager.compile(report, staged=config.staged_readiness)
         planner.count_scratch(manager.scratch_bytes)
         left = planner.plan()
@@ -142,16 +154,27 @@ def describe(config: EngineConfig) -> dict[str, str]:
     directory = config.model or DEMO_MODEL
     devices = jax.devices()
     model = read_model_config(directory)
+    size = spread_over_devices(config, model).tensor_parallel_size
     page_size, dtype = config.page_size or default_page_size(), config.dtype or _default_dtype()
-    backend = choose_backend(page_size, model.head_dim)
+    backend = choose_backend(page_size, model.head_dim, size)
     weights = _weights_dtype(config, model, backend, np.dtype(jnp.dtype(dtype))).name
     return {
         "model": str(directory),
         "parameters": f"{parameter_bytes(model, jnp.float32) // 4:,}",
         "dtype": dtype if weights == dtype else f"{dtype}, weights as stored in {weights}",
-        "device": f"{len(devices)} x {devices[0].device_kind}",
+        "device": f"{size} x {devices[0].device_kind}" + ("" if size == len(devices) else f", of {len(devices)}"),
         "operations": backend.description,
     }
+
+
+def spread_over_devices(config: EngineConfig, model: ModelConfig) -> ModelConfig:
+    """A model as this machine's devices serve it. Raises ConfigurationError where it cannot be split as was asked."""
+    there, asked = jax.device_count(), config.tensor_parallel_size
+    if asked is not None and asked > there:
+        raise ConfigurationError(
+            f"tensor_parallel_size {asked} is more than the {there} devices of this machine: lower it"
+        )
+    return spread(model, asked or (1 if jax.default_backend() == "cpu" else most_devices(model, there)))
 
 
 def _default_dtype() -> str:

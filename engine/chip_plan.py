@@ -75,6 +75,7 @@ class Roofline:
     model: ModelConfig
     """As it is split."""
     dtype: np.dtype
+    kv_dtype: np.dtype
     weight_bytes: int
     """Of one chip's part."""
 
@@ -102,7 +103,7 @@ class Roofline:
 
     def _bytes_a_sequence(self, tokens: int) -> int:
         """Keys and values, and logits in float32."""
-        key_and_value = 2 * self.model.stored_kv_heads // self._chips * self.model.head_dim * self.dtype.itemsize
+        key_and_value = 2 * self.model.stored_kv_heads // self._chips * self.model.head_dim * self.kv_dtype.itemsize
         return self._seen(tokens) * key_and_value + 4 * self.model.vocab_size // self._chips
 
     def _flops_of_attention(self, tokens: int) -> int:

@@ -95,7 +95,9 @@ def _known(device: Device) -> Chip:
 def _split(config: EngineConfig, model: ModelConfig, chips: int) -> ModelConfig:
     asked = config.tensor_parallel_size
     if asked is not None and asked > chips:
-        raise ConfigurationError(f"tensor_parallel_size {asked} is more than the {chips} chips of the topology: lower it")
+        raise ConfigurationError(
+            f"tensor_parallel_size {asked} is more than the {chips} chips of the topology: lower it"
+        )
     return spread(model, asked or most_devices(model, chips))
 
 
@@ -123,7 +125,10 @@ def _compile(fit: ChipFit, mesh: DeviceMesh, shapes: StepShapes, report: Report)
 
 def _decode(fit: ChipFit, programs: list[CompiledProgram], shapes: StepShapes, tokens: int) -> list[DecodeStep]:
     """Of as many sequences as there are pages for, each in the smallest bucket that holds them, and the greedy sampler."""
-    roofline, read = Roofline(fit.chip, fit.model, fit.dtype, fit.weights), pages_read(fit.chip, shapes, tokens)
+    roofline, read = (
+        Roofline(fit.chip, fit.model, fit.dtype, fit.kv_dtype, fit.weights),
+        pages_read(fit.chip, shapes, tokens),
+    )
     pages = pages_for(tokens, shapes.cache.page_size)
     found = []
     for sequences in batch_sizes(shapes.max_num_seqs):

@@ -69,9 +69,7 @@ class LargeArrays:
         return any(buffer.numbers == math.prod(_part(leaf)) for leaf in self.pages)
 
     def _numbers(self, shapes: list[tuple[int, ...]]) -> set[int]:
-        layers = [
-            (shape[0] // self.num_layers, *shape[1:]) for shape in shapes if shape[0] % self.num_layers == 0
-        ]
+        layers = [(shape[0] // self.num_layers, *shape[1:]) for shape in shapes if shape[0] % self.num_layers == 0]
         return {size for shape in (*shapes, *layers) if (size := math.prod(shape)) * 2 >= LARGE}
 
 
@@ -117,7 +115,7 @@ class CompiledProgram:
 
 def _part(leaf: jax.ShapeDtypeStruct) -> tuple[int, ...]:
     """The shape of what one chip has of an array."""
-    return leaf.sharding.shard_shape(leaf.shape) if leaf.sharding else leaf.shape
+    return tuple(leaf.sharding.shard_shape(leaf.shape)) if leaf.sharding else leaf.shape
 
 
 def _has_row_for_each(one: Instruction, tokens: int) -> bool:

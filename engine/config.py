@@ -34,6 +34,9 @@ class EngineConfig:
     dtype: str | None = setting(
         None, "", "of weights and cache (default: float32 on CPU, else bfloat16)", choices=("float32", "bfloat16")
     )
+    tensor_parallel_size: int | None = setting(
+        None, "N", "devices to split the model over (default: all that it divides over; 1 on a CPU)"
+    )
     run_ahead: int = setting(1, "N", "steps given to the device beyond the one awaited; 0 is none")
     enable_prefix_caching: bool = setting(True, "", "keep computed pages for prompts that begin alike")
     long_prefill_token_threshold: int | None = setting(
@@ -65,6 +68,7 @@ class EngineConfig:
             "max_model_len",
             "max_num_batched_tokens",
             "page_size",
+            "tensor_parallel_size",
             "max_queued_requests",
             "max_queued_tokens",
         ):

@@ -6,12 +6,9 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from functools import partial
-from typing import cast
 
 import jax
-import jax.numpy as jnp
 import numpy as np
-from flax import nnx
 from jax import Array
 from numpy.typing import NDArray
 
@@ -19,13 +16,11 @@ from caching.metadata import PagedAttentionCacheMetaData, pages_for
 from caching.paged_attention_cache import PagedAttentionCache
 from engine.backend import Backend
 from engine.buckets import covering_buckets, sampling_rows, token_buckets
-from engine.logprobs import compute_logprobs
-from engine.lowering import lower
+from engine.lowering import Hear, compile_lowered, hear_nothing, lower
+from engine.mesh import DeviceMesh
 from engine.model_io import StepLayout
 from engine.model_step import ModelStep, scratch_bytes
 from engine.models.decoder import Decoder
-from engine.models.linear import logits as to_logits
-from engine.models.linear import look_up
 from engine.progress import Progress
 from engine.sampling_functions import SamplingFunctions
 from engine.staged_compilation import StagedCompilation
@@ -74,14 +69,16 @@ class ExecutionManager:
     Executables refuse other shapes than their own, so nothing can compile behind our back later.
     """
 
-    def __init__(self, decoder: Decoder, shapes: StepShapes, backend: Backend) -> None:
-        self._step = ModelStep(decoder, backend.attention, backend.abstract_cache(shapes.cache), shapes.max_num_seqs)
+    def __init__(
+        self, decoder: Decoder, shapes: StepShapes, backend: Backend, mesh: DeviceMesh, hear: Hear = hear_nothing
+    ) -> None:
+        self._step = ModelStep(decoder, backend, shapes.cache, shapes.max_num_seqs, mesh)
+        self._mesh, self._hear = mesh, hear
         self.weights = self._step.weights
-        self.sampling = SamplingFunctions(shapes.max_num_seqs, decoder.config.vocab_size)
+        self.sampling = SamplingFunctions(shapes.max_num_seqs, decoder.config.vocab_size, mesh, hear)
         self._layouts = {tokens: shapes.layout(tokens) for tokens in shapes.buckets}
         self._forward: dict[int, Forward] = {}
-        self._head = decoder.head
-        self._hidden = jax.eval_shape(lambda: look_up(decoder.embedding, jnp.zeros(1, jnp.int32)))
+        self._head = decoder.head.get_value()
         self._take_hidden: dict[int, TakeHidden] = {}
         self._prompt_logprobs: Callable[[Array, Array, NDArray[np.int32]], Array] | None = None
         self._scratch: list[int] = []
@@ -125,7 +122,7 @@ class ExecutionManager:
     ) -> Array:
         """``compute_logprobs`` of PROMPT_BLOCK prompt tokens, from a step's hidden states at the places before them."""
         assert self._prompt_logprobs is not None, "compile first"
-        return self._prompt_logprobs(self._head[...], self._take_hidden[layout.tokens](hidden, places), token_ids)
+        return self._prompt_logprobs(self._head, self._take_hidden[layout.tokens](hidden, places), token_ids)
 
     def _jobs(self, buckets: list[int]) -> Iterator[Callable[[], None]]:
         """What is not compiled of these buckets, a bucket after the other."""
@@ -151,15 +148,13 @@ class ExecutionManager:
 
     def _compile_forward(self, layout: StepLayout) -> None:
         lowered = self._step.lower(layout)
-        hidden, places = lowered.out_info[2], jax.ShapeDtypeStruct((PROMPT_BLOCK,), np.int32)
-        self._take_hidden[layout.tokens] = lower(lambda hidden, at: hidden[at], hidden, places).compile()
-        self._forward[layout.tokens] = compiled = lowered.compile()
+        hidden = self._mesh.shapes(lowered.out_info[2])
+        places = self._mesh.shapes(jax.ShapeDtypeStruct((PROMPT_BLOCK,), np.int32))
+        take_hidden = lower(lambda hidden, at: hidden[at], hidden, places)
+        self._take_hidden[layout.tokens] = compile_lowered(take_hidden, "take hidden", layout.tokens, self._hear)
+        self._forward[layout.tokens] = compiled = compile_lowered(lowered, "step", layout.tokens, self._hear)
         self._scratch.append(scratch_bytes(compiled))
 
     def _compile_prompt_logprobs(self) -> None:
-        def compute(head: Array, hidden: Array, token_ids: Array) -> Array:
-            return compute_logprobs(to_logits(hidden, cast(nnx.Param[Array], self._head.replace(head))), token_ids)
-
-        hidden = jax.ShapeDtypeStruct((PROMPT_BLOCK, *self._hidden.shape[1:]), self._hidden.dtype)
-        token_ids = jax.ShapeDtypeStruct((PROMPT_BLOCK,), np.int32)
-        self._prompt_logprobs = lower(compute, self._head[...], hidden, token_ids).compile()
+        lowered = self._step.lower_prompt_logprobs(PROMPT_BLOCK)
+        self._prompt_logprobs = compile_lowered(lowered, "prompt logprobs", PROMPT_BLOCK, self._hear)

@@ -16,6 +16,7 @@ from jax import Array
 from engine.sampler import REMOVED
 from engine.sampling_params import MAX_BAD_WORD_TOKENS, MAX_BAD_WORDS, MAX_STOP_TOKEN_IDS
 from engine.sequence import Sequence
+from engine.vocabulary import WHOLE, Vocabulary
 
 NOT_ALLOWED = 1e6 * REMOVED
 """Below what is banned: where allowed_token_ids are all banned after some token, it is one of them that is drawn."""
@@ -105,7 +106,12 @@ def _ban(row: LogitBias, words: tuple[tuple[int, ...], ...]) -> None:
 
 
 def apply_bias(
-    logits: Array, state: LogitBias, slots: Array, last_token: Array, num_tokens: Array
+    logits: Array,
+    state: LogitBias,
+    slots: Array,
+    last_token: Array,
+    num_tokens: Array,
+    vocabulary: Vocabulary = WHOLE,
 ) -> tuple[LogitBias, Array]:
     """The state with each row's newest token, and the changed logits f32[rows, vocab].
 
@@ -117,14 +123,16 @@ def apply_bias(
     recent = jnp.where((num_tokens > state.num_tokens[slots])[:, None], newer, recent)
     after = state.banned_after[slots]
     meets = jnp.all((after == ANY) | (after == recent[:, None, :]), axis=-1)
-    vocab_size = np.int32(logits.shape[-1])
+    part = logits.shape[-1]
+    vocab_size = np.int32(vocabulary.length(logits))
     banned = jnp.where(meets, state.banned_ids[slots], vocab_size)
     hides = num_tokens < state.hidden_until[slots]
     hidden = jnp.where(hides[:, None], state.hidden_ids[slots], vocab_size)
     rows = jnp.arange(logits.shape[0], dtype=jnp.int32)[:, None]
     biased = logits + state.values[slots]
     # Min, so that what is not allowed stays below what is banned.
-    biased = biased.at[rows, jnp.concatenate([banned, hidden], axis=1)].min(REMOVED, mode="drop")
+    struck = vocabulary.place(jnp.concatenate([banned, hidden], axis=1), part)
+    biased = biased.at[rows, struck].min(REMOVED, mode="drop")
     return (
         LogitBias(
             values=state.values,

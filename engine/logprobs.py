@@ -8,18 +8,23 @@ from numpy.typing import NDArray
 
 from engine.sampling_params import MAX_LOGPROBS
 from engine.sequence import TokenLogprobs
+from engine.vocabulary import WHOLE, Vocabulary
 
 
-def compute_logprobs(logits: Array, token_ids: Array) -> Array:
+def compute_logprobs(
+    logits: Array, token_ids: Array, vocabulary: Vocabulary = WHOLE, vocab_size: int | None = None
+) -> Array:
     """i32[rows, 2 + 2 * likeliest] for logits f32[rows, vocab] and i32[rows] tokens, to be read by ``unpack_logprobs``.
 
     One array, so that it comes to the host as one copy: the tokens' logprob bits and ranks, then ids and bits of the
-    MAX_LOGPROBS likeliest, or the whole of a smaller vocabulary.
+    MAX_LOGPROBS likeliest, or the whole of a smaller vocabulary, which may be padded to more than ``vocab_size``.
     """
-    normalizer = jax.nn.logsumexp(logits, axis=-1, keepdims=True)
-    chosen = jnp.take_along_axis(logits, token_ids[:, None], axis=-1)
-    rank = 1 + jnp.sum((logits > chosen).astype(jnp.int32), axis=-1, keepdims=True)
-    top, top_ids = jax.lax.top_k(logits, min(MAX_LOGPROBS, logits.shape[-1]))
+    highest = vocabulary.max(logits)[:, None]
+    weights = jnp.sum(jnp.exp(logits - highest), axis=-1, keepdims=True)
+    normalizer = highest + jnp.log(vocabulary.total(weights))
+    chosen = vocabulary.take(logits, token_ids)[:, None]
+    rank = 1 + vocabulary.total(jnp.sum((logits > chosen).astype(jnp.int32), axis=-1, keepdims=True))
+    top, top_ids = vocabulary.top(logits, min(MAX_LOGPROBS, vocab_size or MAX_LOGPROBS))
     return jnp.concatenate(
         [_bits(chosen - normalizer), rank, top_ids.astype(jnp.int32), _bits(top - normalizer)], axis=1
     )

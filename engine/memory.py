@@ -93,22 +93,22 @@ class CachePlanner:
         return replace(self._one_page, num_pages=num_pages)
 
 
-def memory_budget(config: EngineConfig) -> int:
-    """Bytes of the first device that we may use, weights included."""
+def memory_budget(config: EngineConfig, devices: int = 1) -> int:
+    """Bytes of each of so many devices that we may use, weights included."""
     device = jax.devices()[0]
     stats = device.memory_stats()
     if stats and "bytes_limit" in stats:
         share = config.hbm_utilization or ACCELERATOR_UTILIZATION
         return int(stats["bytes_limit"] * share) - int(stats.get("bytes_in_use", 0))
-    return int(psutil.virtual_memory().available * (config.hbm_utilization or CPU_UTILIZATION))
+    return int(psutil.virtual_memory().available * (config.hbm_utilization or CPU_UTILIZATION)) // devices
 
 
 def _step_scratch(config: EngineConfig, model: ModelConfig) -> int:
     """A generous guess at what the largest compiled step needs besides weights and pages, in float32."""
-    per_token = 8 * model.hidden_size + 4 * model.intermediate_size + 4 * model.num_heads * model.head_dim
-    return 4 * config.max_num_batched_tokens * per_token
+    split = 4 * model.intermediate_size + 4 * model.num_heads * model.head_dim
+    return 4 * config.max_num_batched_tokens * (8 * model.hidden_size + split // model.tensor_parallel_size)
 
 
 def _sampling_scratch(config: EngineConfig, model: ModelConfig) -> int:
     """The same of the sampler's working set, and what it keeps of each slot."""
-    return 4 * config.max_num_seqs * (4 + 2) * model.vocab_size
+    return 4 * config.max_num_seqs * (4 + 2) * model.padded_vocab_size // model.tensor_parallel_size

@@ -14,6 +14,7 @@ import numpy as np
 from jax import Array
 
 from engine.sequence import Sequence
+from engine.vocabulary import WHOLE, Vocabulary
 
 IN_PROMPT = 1
 GENERATED = 2
@@ -57,7 +58,12 @@ def penalties_of(sequence: Sequence, vocab_size: int) -> Penalties:
 
 
 def apply_penalties(
-    logits: Array, state: Penalties, slots: Array, last_token: Array, num_tokens: Array
+    logits: Array,
+    state: Penalties,
+    slots: Array,
+    last_token: Array,
+    num_tokens: Array,
+    vocabulary: Vocabulary = WHOLE,
 ) -> tuple[Penalties, Array]:
     """The state with each row's newest token counted, and the penalised logits f32[rows, vocab].
 
@@ -65,7 +71,8 @@ def apply_penalties(
     2019), then frequency takes off for each time a token was generated and presence once, as OpenAI's API has it.
     """
     fed = num_tokens > state.num_tokens[slots]
-    counts = state.counts.at[slots, last_token[slots]].add(GENERATED * fed.astype(jnp.int32))
+    token = vocabulary.place(last_token[slots], logits.shape[-1])
+    counts = state.counts.at[slots, token].add(GENERATED * fed.astype(jnp.int32), mode="drop")
     row = counts[slots]
     repetition = jnp.where(row > 0, state.repetition[slots][:, None], np.float32(1))
     logits = jnp.where(logits > 0, logits / repetition, logits * repetition)

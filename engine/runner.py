@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import cast
 
 import jax
@@ -14,6 +15,7 @@ from engine.device_errors import DeviceError, device_errors
 from engine.execution_manager import PROMPT_BLOCK, ExecutionManager, StepShapes
 from engine.logit_bias import bias_of
 from engine.logprobs import unpack_logprobs
+from engine.mesh import DeviceMesh
 from engine.model_io import ModelIOProcessor, StepLayout
 from engine.penalties import penalties_of
 from engine.plan import NextIterationPlan, StepResult
@@ -43,15 +45,21 @@ class eSurgeRunner:
     """Runs plans. ``dispatch`` returns before the device is done; ``collect`` waits for it."""
 
     def __init__(
-        self, manager: ExecutionManager, shapes: StepShapes, allocate: Callable[[], PagedAttentionCache], seed: int
+        self,
+        manager: ExecutionManager,
+        shapes: StepShapes,
+        allocate: Callable[[], PagedAttentionCache],
+        seed: int,
+        mesh: DeviceMesh,
     ) -> None:
         self.gaps = StepGaps()
         self._manager = manager
         self._shapes = shapes
         self._allocate = allocate
         self._cache: PagedAttentionCache | None
+        self._new_last_token = mesh.maker(partial(jnp.zeros, shapes.max_num_seqs + 1, jnp.int32))
         self._make_state()
-        self._key = jax.random.key(seed)
+        self._key = mesh.maker(partial(jax.random.key, seed))()
         self._io = ModelIOProcessor(
             max_num_seqs=shapes.max_num_seqs,
             max_model_len=shapes.max_model_len,
@@ -104,7 +112,7 @@ class eSurgeRunner:
 
     def _make_state(self) -> None:
         self._cache = self._allocate()
-        self._last_token = jnp.zeros(self._shapes.max_num_seqs + 1, jnp.int32)
+        self._last_token = self._new_last_token()
         self._bias = self._manager.sampling.new_bias()
         self._penalties = self._manager.sampling.new_penalties()
 

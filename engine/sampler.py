@@ -12,7 +12,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
+from engine.models.config import VOCABULARY_BLOCK
 from engine.truncation import keeps
+from engine.vocabulary import WHOLE, Vocabulary
 
 NO_TOKEN = -1
 """In place of a token id: the row's logits hold NaN or infinity, and it has no next token."""
@@ -20,7 +22,7 @@ NO_TOKEN = -1
 REMOVED = -1e30
 """Logit of a token that may not be drawn."""
 
-BLOCK = 128
+BLOCK = VOCABULARY_BLOCK
 """Tokens that are looked at together, first for the best or for their sum and then one by one."""
 
 
@@ -47,41 +49,45 @@ class SamplingRows:
     """The place in its sequence of the token to be drawn."""
 
 
-def sample(logits: Array, rows: SamplingRows, key: Array, variant: SamplingVariant) -> Array:
+def sample(
+    logits: Array, rows: SamplingRows, key: Array, variant: SamplingVariant, vocabulary: Vocabulary = WHOLE
+) -> Array:
     """i32[rows] token ids drawn from f32[rows, vocab] logits, or NO_TOKEN; ``key`` is the engine's."""
-    finite = _are_finite(logits)
-    drawn = best = argmax(logits)
+    finite = _are_finite(logits, vocabulary)
+    drawn = best = argmax(logits, vocabulary)
     if variant is not SamplingVariant.GREEDY:
         logits = jnp.where(finite[:, None], logits, np.float32(0))  # a search for a cut would have no end among NaN
-        drawn = jnp.where(rows.temperature <= 0, best, _draw(weigh(logits, rows, variant), rows, key))
+        drawn = jnp.where(
+            rows.temperature <= 0, best, _draw(weigh(logits, rows, variant, vocabulary), rows, key, vocabulary)
+        )
     return jnp.where(finite, drawn, NO_TOKEN)
 
 
-def weigh(logits: Array, rows: SamplingRows, variant: SamplingVariant) -> Array:
+def weigh(logits: Array, rows: SamplingRows, variant: SamplingVariant, vocabulary: Vocabulary = WHOLE) -> Array:
     """How likely each token is to be drawn, f32[rows, vocab], the best 1 and what is cut 0; undefined for greedy rows."""
     greedy = rows.temperature <= 0
     # From the best on down, so that no temperature, however small, makes it infinite or puts it below what is removed.
-    below = logits - jnp.max(logits, axis=-1, keepdims=True)
+    below = logits - vocabulary.max(logits)[:, None]
     scaled = below / jnp.where(greedy, np.float32(1), rows.temperature)[:, None]
     weights = jnp.exp(scaled)
     if variant is SamplingVariant.TRUNCATED:
         top_k, top_p = jnp.where(greedy, 0, rows.top_k), jnp.where(greedy, np.float32(1), rows.top_p)
-        weights = jnp.where(keeps(scaled, top_k, top_p, rows.min_p), weights, np.float32(0))
+        weights = jnp.where(keeps(scaled, top_k, top_p, rows.min_p, vocabulary), weights, np.float32(0))
     return weights
 
 
-def argmax(x: Array) -> Array:
+def argmax(x: Array, vocabulary: Vocabulary = WHOLE) -> Array:
     """i32[rows], the first of the highest in each row of f32[rows, vocab].
 
     XLA:CPU walks an argmax element by element but vectorises a maximum: look for the block with the highest first.
     """
     blocks = _blocks(x, -jnp.inf)
-    block = jnp.argmax(jnp.max(blocks, axis=-1), axis=-1).astype(jnp.int32)
-    inside = jnp.argmax(jnp.take_along_axis(blocks, block[:, None, None], axis=1)[:, 0], axis=-1).astype(jnp.int32)
+    block = jnp.argmax(vocabulary.gather(jnp.max(blocks, axis=-1)), axis=-1).astype(jnp.int32)
+    inside = jnp.argmax(vocabulary.take(blocks, block), axis=-1).astype(jnp.int32)
     return block * BLOCK + inside
 
 
-def _draw(weights: Array, rows: SamplingRows, key: Array) -> Array:
+def _draw(weights: Array, rows: SamplingRows, key: Array, vocabulary: Vocabulary) -> Array:
     """i32[rows] tokens, each as often as it weighs: first a block of tokens, then a token of it.
 
     Two uniform numbers a row, which seed and position determine whatever else runs; a float has too few digits for
@@ -93,19 +99,18 @@ def _draw(weights: Array, rows: SamplingRows, key: Array) -> Array:
 
     numbers = jax.vmap(uniform)(rows.seeds, rows.positions)
     blocks = _blocks(weights, 0.0)
-    block = _choose(jnp.sum(blocks, axis=-1), numbers[:, 0])
-    within = jnp.take_along_axis(blocks, block[:, None, None], axis=1)[:, 0]
-    return block * BLOCK + _choose(within, numbers[:, 1])
+    block = _choose(vocabulary.gather(jnp.sum(blocks, axis=-1)), numbers[:, 0])
+    return block * BLOCK + _choose(vocabulary.take(blocks, block), numbers[:, 1])
 
 
-def _are_finite(logits: Array) -> Array:
+def _are_finite(logits: Array, vocabulary: Vocabulary) -> Array:
     """bool[rows] whether all of f32[rows, vocab] are: 0 times any other is NaN, and so is a sum with it.
 
     A maximum would not tell, as XLA:CPU's may pass over NaN; and it takes a sum over the same place in all blocks, which
     it can vectorise, half the time of a search for NaN.
     """
     sums = jnp.sum(_blocks(logits * np.float32(0), 0.0), axis=1)
-    return jnp.isfinite(jnp.sum(sums, axis=-1))
+    return jnp.isfinite(vocabulary.total(jnp.sum(sums, axis=-1)))
 
 
 def _blocks(x: Array, padding: float) -> Array:

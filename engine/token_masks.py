@@ -1,11 +1,13 @@
 """Masks of the tokens that may be drawn, a bit each, and how they act on logits."""
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
 from numpy.typing import NDArray
 
 from engine.plan import NextIterationPlan
+from engine.vocabulary import WHOLE, Vocabulary
 
 WORD_BITS = 32
 
@@ -21,16 +23,19 @@ def pack_masks(plan: NextIterationPlan, rows: int, vocab_size: int) -> NDArray[n
     for row in plan.constrained:
         constraint = plan.sequences[row].constraint
         assert constraint is not None
-        masks[row] = constraint.mask
+        masks[row, : len(constraint.mask)] = constraint.mask  # what pads the vocabulary is never drawn anyway
     return masks
 
 
-def mask_logits(logits: Array, masks: Array) -> Array:
+def mask_logits(logits: Array, masks: Array, vocabulary: Vocabulary = WHOLE) -> Array:
     """f32[rows, vocab] logits, the least number that there is where the i32[rows, words] masks have no bit.
 
     Not minus infinity, which the sampler takes for a fault of the model. It is below what other parameters give a token
     that they rule out, so that among those a constraint has the last word.
     """
+    if vocabulary.axis is not None:  # a device's part of the vocabulary is whole words
+        words = logits.shape[1] // WORD_BITS
+        masks = jax.lax.dynamic_slice_in_dim(masks, vocabulary.first(words), words, axis=1)
     bits = masks[:, :, None] >> jnp.arange(WORD_BITS, dtype=jnp.int32)[None, None, :] & jnp.int32(1)
     allowed = bits.reshape(masks.shape[0], -1)[:, : logits.shape[1]]
     return jnp.where(allowed > 0, logits, np.finfo(np.float32).min)

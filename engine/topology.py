@@ -2,15 +2,10 @@
 
 import importlib.util
 import os
-from contextlib import AbstractContextManager
-from typing import Any
 
-import jax
-import numpy as np
 from jax import Device
 from jax.errors import JaxRuntimeError
 from jax.experimental import topologies
-from jax.sharding import Mesh, SingleDeviceSharding
 
 from engine.errors import ConfigurationError
 
@@ -32,15 +27,3 @@ def chips_of(topology: str) -> list[Device]:
     except JaxRuntimeError as error:
         raise ConfigurationError(f"libtpu cannot compile for {topology!r}; names are like v5e:2x4 ({error})") from error
     return list(found.devices)
-
-
-def placed(tree: Any, chip: Device) -> Any:
-    """Arrays, or shapes of them, as shapes of arrays that lie on a chip: what to lower a function with for it."""
-    sharding = SingleDeviceSharding(chip)
-    return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding), tree)
-
-
-def compiling_for(chip: Device) -> AbstractContextManager[None]:
-    """While a function is lowered: Pallas asks what chip that is for, and would look at this machine's own devices."""
-    mesh: Any = Mesh(np.array([chip]), ("tp",)).abstract_mesh
-    return jax.sharding.use_abstract_mesh(mesh)

@@ -10,39 +10,44 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
+from engine.vocabulary import WHOLE, Vocabulary
+
 TOP = 64
 """Tokens among which a cut is looked for first."""
 
 
-def keeps(scaled: Array, top_k: Array, top_p: Array, min_p: Array) -> Array:
+def keeps(scaled: Array, top_k: Array, top_p: Array, min_p: Array, vocabulary: Vocabulary = WHOLE) -> Array:
     """bool[rows, vocab]: whether each row's parameters keep a token of f32[rows, vocab] logits.
 
     Tokens equal to the last one kept are kept too. top_k 0 is all of them. top-p weighs what top-k has left; min-p is
     relative to the best.
     """
-    below, vocab = scaled - jnp.max(scaled, axis=-1, keepdims=True), scaled.shape[-1]
+    below, vocab = scaled - vocabulary.max(scaled)[:, None], vocabulary.length(scaled)
     top_k = jnp.where(top_k > 0, jnp.minimum(top_k, vocab), vocab)
-    known, cut = _cut_among_top(below, top_k, top_p)
+    known, cut = _cut_among_top(below, top_k, top_p, vocabulary)
     cut = jax.lax.cond(
         jnp.all(known),
         lambda: cut,
-        lambda: jnp.where(known, cut, _bisect(below, jnp.where(known, vocab, top_k), jnp.where(known, 1, top_p))),
+        lambda: jnp.where(
+            known, cut, _bisect(below, jnp.where(known, vocab, top_k), jnp.where(known, 1, top_p), vocabulary)
+        ),
     )
     return below >= jnp.maximum(cut, jnp.log(min_p))[:, None]
 
 
-def _cut_among_top(below: Array, top_k: Array, top_p: Array) -> tuple[Array, Array]:
+def _cut_among_top(below: Array, top_k: Array, top_p: Array, vocabulary: Vocabulary) -> tuple[Array, Array]:
     """Whether each row's cut by top-k and top-p is certain from its TOP likeliest tokens, bool[rows], and where it is."""
-    vocab = below.shape[-1]
+    vocab = vocabulary.length(below)
     # Where nobody reads the indices, XLA:CPU makes a sort of it; the barrier reads them.
-    top, _ = jax.lax.optimization_barrier(jax.lax.top_k(below, min(TOP, vocab)))
+    top, _ = jax.lax.optimization_barrier(vocabulary.top(below, TOP))
     size = top.shape[-1]
     kth = jnp.take_along_axis(top, jnp.minimum(top_k, size)[:, None] - 1, axis=-1)
     everything, counts = (top_k == vocab)[:, None], (top_k <= size)[:, None]
     # Tokens equal to the last one in sight may be out of sight.
     certain = everything | (counts & (kth > top[:, -1:])) if size < vocab else jnp.ones_like(everything)
     weights = jnp.where(everything | (top >= kth), jnp.exp(top), np.float32(0))
-    total = jnp.where(everything, jnp.sum(jnp.exp(below), axis=-1, keepdims=True), jnp.sum(weights, -1, keepdims=True))
+    all_weights = vocabulary.total(jnp.sum(jnp.exp(below), axis=-1, keepdims=True))
+    total = jnp.where(everything, all_weights, jnp.sum(weights, axis=-1, keepdims=True))
     enough = top_p[:, None] * total
     before = jnp.cumsum(weights, axis=-1) - weights
     kept = (before < enough) & (weights > 0)
@@ -53,17 +58,18 @@ def _cut_among_top(below: Array, top_k: Array, top_p: Array) -> tuple[Array, Arr
     return certain[:, 0], cut[:, 0]
 
 
-def _bisect(below: Array, top_k: Array, top_p: Array) -> Array:
+def _bisect(below: Array, top_k: Array, top_p: Array, vocabulary: Vocabulary) -> Array:
     """The cut of each row, f32[rows], wherever it is; the lowest logit for top_k of all the vocabulary and top_p of 1."""
-    vocab = below.shape[-1]
+    vocab = vocabulary.length(below)
 
     def one(row: tuple[Array, Array, Array]) -> Array:
         below, top_k, top_p = row
         keys = _keys(below)
-        lowest, ones, count = jnp.min(keys), jnp.ones_like(below), top_k.astype(jnp.float32)
-        kth = jax.lax.cond(top_k < vocab, lambda: _last_kept(keys, ones, lowest, count), lambda: lowest)
+        lowest, ones, count = vocabulary.min(keys), jnp.ones_like(below), top_k.astype(jnp.float32)
+        kth = jax.lax.cond(top_k < vocab, lambda: _last_kept(keys, ones, lowest, count, vocabulary), lambda: lowest)
         weights = jnp.where(keys >= kth, jnp.exp(below), np.float32(0))
-        crossing = jax.lax.cond(top_p < 1, lambda: _last_kept(keys, weights, kth, top_p * _total(weights)), lambda: kth)
+        enough = top_p * _total(weights, vocabulary)
+        crossing = jax.lax.cond(top_p < 1, lambda: _last_kept(keys, weights, kth, enough, vocabulary), lambda: kth)
         return _as_float(crossing)
 
     rows = (below, top_k, top_p)
@@ -72,23 +78,23 @@ def _bisect(below: Array, top_k: Array, top_p: Array) -> Array:
     return cut
 
 
-def _last_kept(keys: Array, weights: Array, low: Array, enough: Array) -> Array:
+def _last_kept(keys: Array, weights: Array, low: Array, enough: Array, vocabulary: Vocabulary) -> Array:
     """The highest key of which it and those above weigh at least ``enough``; all from ``low`` on do."""
 
     def halve(bounds: tuple[Array, Array]) -> tuple[Array, Array]:
         low, high = bounds
         middle = high - (high - low) // 2
-        holds = _total(jnp.where(keys >= middle, weights, np.float32(0))) >= enough
+        holds = _total(jnp.where(keys >= middle, weights, np.float32(0)), vocabulary) >= enough
         return jnp.where(holds, middle, low), jnp.where(holds, high, middle - 1)
 
-    bounds = low, jnp.max(keys)
+    bounds = low, vocabulary.max(keys)
     found: Array = jax.lax.while_loop(lambda bounds: bounds[0] < bounds[1], halve, bounds)[0]
     return found
 
 
-def _total(weights: Array) -> Array:
+def _total(weights: Array, vocabulary: Vocabulary) -> Array:
     """The sum; as a product, which XLA:CPU computes several times faster than a reduction."""
-    return weights @ jnp.ones_like(weights)
+    return vocabulary.total(weights @ jnp.ones_like(weights))
 
 
 def _keys(below: Array) -> Array:

@@ -48,7 +48,7 @@ def checked_address(address: str | None, *, has_key: bool = False) -> str:
 def is_local(address: str) -> bool:
     """Whether a checked address can be reached from this machine alone."""
     match = _TCP.fullmatch(address)
-    return match is None or _is_loopback(match["host"])
+    return match is None or is_loopback(match["host"])
 
 
 def control_address(address: str) -> str:
@@ -131,7 +131,7 @@ def _checked_tcp(address: str, *, has_key: bool) -> str:
     if match is None or not 1 <= int(match["port"]) <= LAST_PORT:
         raise AddressError(f"{address!r} is no address; write {_FORMS}")
     host = {"localhost": "127.0.0.1", "*": "0.0.0.0"}.get(match["host"], match["host"])
-    if not has_key and not _is_loopback(host):
+    if not has_key and not is_loopback(host):
         raise AddressError(
             f"{address} is for those who have a key, as other machines may reach it: give yours with --key FILE; on the "
             "daemon's machine `odriver keys new NAME` makes one"
@@ -139,7 +139,8 @@ def _checked_tcp(address: str, *, has_key: bool) -> str:
     return f"tcp://{host}:{match['port']}"
 
 
-def _is_loopback(host: str) -> bool:
+def is_loopback(host: str) -> bool:
+    """Whether that is an address of this machine alone."""
     try:
         return ip_address(host.strip("[]")).is_loopback
     except ValueError:

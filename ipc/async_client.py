@@ -16,7 +16,7 @@ from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 from ipc.addresses import checked_address
 from ipc.call import Call, Outcome, Put
@@ -25,9 +25,10 @@ from ipc.connection import Connection
 from ipc.control_client import ControlClient
 from ipc.errors import ConnectionLost, OdriverError
 from ipc.keys import client_key
-from ipc.messages import Done, Token, Welcome
+from ipc.messages import Detokenize, Done, Token, Tokenize, TokenizerInfo, TokenizerInfoReply, Welcome
 
 Outcomes = asyncio.Queue[Outcome]
+Answer = TypeVar("Answer")
 
 
 class AsyncClient:
@@ -111,19 +112,58 @@ class AsyncClient:
         async with self.generate(prompt, stream=False, **params) as stream:
             return whole([piece async for piece in stream])
 
+    async def tokenize(
+        self,
+        prompt: str | None = None,
+        *,
+        messages: list[Message] | None = None,
+        tools: list[dict[str, Any]] | None = None,
+        chat_template_kwargs: dict[str, Any] | None = None,
+        add_special_tokens: bool = True,
+    ) -> list[int]:
+        """The token ids that a prompt would have, or a conversation. Raises as reading a completion does."""
+        done = await self._outcome_of(
+            partial(
+                self._connection.ask,
+                message_of=lambda request_id: Tokenize(
+                    request_id, prompt, messages, tools or [], chat_template_kwargs or {}, add_special_tokens
+                ),
+            )
+        )
+        assert isinstance(done, Done)
+        return done.token_ids
+
+    async def detokenize(self, token_ids: list[int]) -> str:
+        """The text of token ids, special ones as they are spelt."""
+        done = await self._outcome_of(
+            partial(self._connection.ask, message_of=lambda request_id: Detokenize(request_id, token_ids))
+        )
+        assert isinstance(done, Done)
+        return done.text
+
+    async def tokenizer_info(self) -> dict[str, Any]:
+        """What the tokenizer is, by the names of Hugging Face's tokenizer_config.json."""
+        reply = await self._outcome_of(partial(self._connection.ask, message_of=TokenizerInfo))
+        assert isinstance(reply, TokenizerInfoReply)
+        return reply.info
+
     async def status(self) -> dict[str, Any]:
         """The daemon's numbers: what runs and waits, pages, steps, tokens and more."""
-        if not self._finalizer.alive:
-            raise ConnectionLost("this client is closed")
-        return await asyncio.to_thread(self._status)
+        return await asyncio.to_thread(self._asked, ControlClient.status)
+
+    async def metrics(self) -> str:
+        """The daemon's numbers as it would tell them Prometheus."""
+        return await asyncio.to_thread(self._asked, ControlClient.metrics)
 
     async def close(self) -> None:
         """End the connection; what is open is aborted, and whoever waits for it gets ConnectionLost."""
         await asyncio.to_thread(self._finalizer)
 
-    def _status(self) -> dict[str, Any]:
+    def _asked(self, ask: Callable[[ControlClient], Answer]) -> Answer:
+        if not self._finalizer.alive:
+            raise ConnectionLost("this client is closed")
         with ControlClient(self._address, self._timeout, key=self._key) as control:
-            return control.status()
+            return ask(control)
 
     def _stream(self, **question: Any) -> "AsyncStream":
         outcomes, put = self._new_queue()

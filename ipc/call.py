@@ -3,10 +3,10 @@
 from collections.abc import Callable
 
 from ipc.errors import OdriverError
-from ipc.messages import Done, Token, Welcome
+from ipc.messages import Done, Token, TokenizerInfoReply, Welcome
 from ipc.resumption import Resumption
 
-Outcome = Token | Done | Welcome | OdriverError | None
+Outcome = Token | Done | TokenizerInfoReply | Welcome | OdriverError | None
 """What the caller hears: an error in place of what does not come, None when it has left itself."""
 Put = Callable[[Outcome], None]
 """Takes an outcome, on any thread, without waiting or raising."""

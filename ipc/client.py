@@ -11,10 +11,11 @@ from one thread and read one after the other. Leaving its loop early, closing or
 
 import weakref
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 from ipc.addresses import checked_address
 from ipc.call import Call, Outcome, Put
@@ -31,7 +32,17 @@ from ipc.errors import (
     ResumeFailed,
 )
 from ipc.keys import client_key
-from ipc.messages import Done, Logprob, Token, Usage, Welcome
+from ipc.messages import (
+    Detokenize,
+    Done,
+    Logprob,
+    Token,
+    Tokenize,
+    TokenizerInfo,
+    TokenizerInfoReply,
+    Usage,
+    Welcome,
+)
 
 __all__ = [
     "AddressError",
@@ -51,6 +62,8 @@ __all__ = [
     "TokenLogprobs",
     "Usage",
 ]
+
+Answer = TypeVar("Answer")
 
 
 class Client:
@@ -137,16 +150,58 @@ class Client:
         with self.generate(prompt, stream=False, **params) as stream:
             return whole(list(stream))
 
+    def tokenize(
+        self,
+        prompt: str | None = None,
+        *,
+        messages: list[Message] | None = None,
+        tools: list[dict[str, Any]] | None = None,
+        chat_template_kwargs: dict[str, Any] | None = None,
+        add_special_tokens: bool = True,
+    ) -> list[int]:
+        """The token ids that a prompt would have, or a conversation. Raises as reading a completion does."""
+        done = _outcome_of(
+            partial(
+                self._connection.ask,
+                message_of=lambda request_id: Tokenize(
+                    request_id, prompt, messages, tools or [], chat_template_kwargs or {}, add_special_tokens
+                ),
+            )
+        )
+        assert isinstance(done, Done)
+        return done.token_ids
+
+    def detokenize(self, token_ids: list[int]) -> str:
+        """The text of token ids, special ones as they are spelt."""
+        done = _outcome_of(
+            partial(self._connection.ask, message_of=lambda request_id: Detokenize(request_id, token_ids))
+        )
+        assert isinstance(done, Done)
+        return done.text
+
+    def tokenizer_info(self) -> dict[str, Any]:
+        """What the tokenizer is, by the names of Hugging Face's tokenizer_config.json."""
+        reply = _outcome_of(partial(self._connection.ask, message_of=TokenizerInfo))
+        assert isinstance(reply, TokenizerInfoReply)
+        return reply.info
+
     def status(self) -> dict[str, Any]:
         """The daemon's numbers: what runs and waits, pages, steps, tokens and more."""
-        if not self._finalizer.alive:
-            raise ConnectionLost("this client is closed")
-        with ControlClient(self._address, self._timeout, key=self._key) as control:
-            return control.status()
+        return self._asked(ControlClient.status)
+
+    def metrics(self) -> str:
+        """The daemon's numbers as it would tell them Prometheus."""
+        return self._asked(ControlClient.metrics)
 
     def close(self) -> None:
         """End the connection; what is open is aborted, and whoever waits for it gets ConnectionLost."""
         self._finalizer()
+
+    def _asked(self, ask: Callable[[ControlClient], Answer]) -> Answer:
+        if not self._finalizer.alive:
+            raise ConnectionLost("this client is closed")
+        with ControlClient(self._address, self._timeout, key=self._key) as control:
+            return ask(control)
 
     def _stream(self, **question: Any) -> "Stream":
         outcomes: SimpleQueue[Outcome] = SimpleQueue()

@@ -13,7 +13,7 @@ from functools import partial
 import msgspec
 
 from driver.errors import DriverError, Overloaded
-from driver.request import ActiveRequest, ReturnSample
+from driver.request import ActiveRequest, ReturnSample, TokenizerRequest
 from ipc import frames as wire
 from ipc.driver import Driver
 from ipc.messages import (
@@ -23,12 +23,16 @@ from ipc.messages import (
     Abort,
     ClientMessage,
     Credit,
+    Detokenize,
     Error,
     Generate,
     Hello,
     Ping,
     Pong,
     ServerMessage,
+    Tokenize,
+    TokenizerInfo,
+    TokenizerInfoReply,
     Welcome,
     decode_client_message,
 )
@@ -38,6 +42,8 @@ from ipc.tenants import EVERYBODY, Quota, Tenant
 
 logger = logging.getLogger(__name__)
 
+Question = Generate | Tokenize | Detokenize
+"""What a client is owed an end of."""
 Send = Callable[[bytes, ServerMessage], Sent]
 """Sends to one client without waiting."""
 
@@ -151,8 +157,10 @@ class Clients:
             self._refuse(identity, request_id, "invalid_request", "say hello first: this connection is new or was lost")
             return
         match message:
-            case Generate():
-                self._generate(identity, client, message, now)
+            case Generate() | Tokenize() | Detokenize():
+                self._take(identity, client, message, now)
+            case TokenizerInfo(request_id=request_id):
+                self._send(identity, TokenizerInfoReply(request_id, self._driver.tokenizer_info))
             case Abort(request_id=request_id) if request_id in client.streams:
                 self._driver.abort(_driver_id(identity, request_id))
             case Credit(request_id=request_id, count=count) if request_id in client.streams:
@@ -169,7 +177,7 @@ class Clients:
         self._clients[identity] = _Client(tenant, now, now)
         self._send(identity, msgspec.structs.replace(self._welcome, client_id=identity.hex()))
 
-    def _generate(self, identity: bytes, client: _Client, message: Generate, now: float) -> None:
+    def _take(self, identity: bytes, client: _Client, message: Question, now: float) -> None:
         """Owes the client an end of this, unless the driver refuses it."""
         request_id = message.request_id
         if request_id in client.streams:
@@ -180,27 +188,24 @@ class Clients:
         if over is not None:
             self._send(identity, Error(request_id, "quota_exceeded", *over))
             return
-        reply = Reply(self._outbox, identity, request_id, stream=message.stream)
+        reply = Reply(self._outbox, identity, request_id, stream=not isinstance(message, Generate) or message.stream)
         client.streams[request_id] = Stream(reply)
         try:
-            self._driver.submit_request(
-                ActiveRequest(
-                    request_id=_driver_id(identity, request_id),
-                    prompt=message.prompt,
-                    messages=message.messages,
-                    tools=message.tools,
-                    chat_template_kwargs=message.chat_template_kwargs,
-                    params=message.params,
-                    client=client.tenant.name or identity.hex(),
-                    tenant=client.tenant.name,
-                    resume_token_ids=message.resume_token_ids,
-                    channel=reply,
-                )
-            )
+            self._submit(message, reply, client.tenant)
         except DriverError as error:
             del client.streams[request_id]
             retry_after = error.retry_after_s if isinstance(error, Overloaded) else None
             self._send(identity, Error(request_id, error.code, str(error), retry_after))
+
+    def _submit(self, message: Question, reply: Reply, tenant: Tenant) -> None:
+        fields = {name: getattr(message, name) for name in message.__struct_fields__}
+        fields |= {"request_id": _driver_id(reply.identity, reply.request_id), "channel": reply}
+        if not isinstance(message, Generate):
+            self._driver.submit_tokenizer_request(TokenizerRequest(**fields))
+            return
+        del fields["stream"]
+        client = tenant.name or reply.identity.hex()
+        self._driver.submit_request(ActiveRequest(**fields, client=client, tenant=tenant.name))
 
     def _flush(self, identity: bytes, now: float) -> None:
         """Send what has been waiting for room in the connection of a client."""

@@ -19,7 +19,21 @@ from ipc.call import Call, Put
 from ipc.completion import Message
 from ipc.errors import ConnectFailed, ConnectionLost, OdriverError, RequestFailed, ResumeFailed
 from ipc.keys import ClientKey
-from ipc.messages import CREDITS, Abort, Credit, Done, Error, Generate, Token, Welcome, encode
+from ipc.messages import (
+    CREDITS,
+    Abort,
+    Credit,
+    Detokenize,
+    Done,
+    Error,
+    Generate,
+    Token,
+    Tokenize,
+    TokenizerInfo,
+    TokenizerInfoReply,
+    Welcome,
+    encode,
+)
 from ipc.resumption import Resumption, with_seed
 from ipc.session import Answer, Session
 
@@ -92,6 +106,11 @@ class Connection:
         # Streamed in any case, as what has come need not come again.
         frame = encode(msgspec.structs.replace(generate, params=with_seed(params), stream=True))
         return self._call(request_id, frame, put, Resumption(frame, time.monotonic()))
+
+    def ask(self, put: Put, message_of: Callable[[str], Tokenize | Detokenize | TokenizerInfo]) -> Call:
+        """Ask what is answered at once, given the request id; the answer is put."""
+        request_id = self._new_request_id()
+        return self._call(request_id, encode(message_of(request_id)), put)
 
     def _new_request_id(self) -> str:
         return str(next(self._serials))
@@ -174,6 +193,8 @@ class Connection:
             new = answer if call.resumption is None else call.resumption.take(answer)
             if new is not None:
                 call.put(new)
+        elif isinstance(answer, TokenizerInfoReply):
+            call.put(answer)
 
     def _acknowledge(self, call: Call) -> None:
         """Give credit for what has come, half of all at a time, so that the rest is on its way meanwhile.

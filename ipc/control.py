@@ -23,6 +23,8 @@ from ipc.messages import (
     Error,
     Hello,
     LogLevel,
+    Metrics,
+    MetricsReply,
     Ok,
     Ping,
     Pong,
@@ -40,7 +42,7 @@ from ipc.tenants import EVERYBODY, Tenant
 
 logger = logging.getLogger(__name__)
 
-Command = Status | AbortRequest | Drain | Sleep | Wake | LogLevel | Profile
+Command = AbortRequest | Drain | Sleep | Wake | LogLevel | Profile
 
 
 class Control:
@@ -51,6 +53,7 @@ class Control:
         driver: Driver,
         welcome: Welcome,
         num_clients: Callable[[], int],
+        metrics: Callable[[], str],
         drain: Callable[[float | None], None],
         outbox: Outbox,
         send: Send,
@@ -58,6 +61,7 @@ class Control:
         self._driver = driver
         self._welcome = welcome
         self._num_clients = num_clients
+        self._metrics = metrics
         self._drain = drain
         self._outbox = outbox
         self._send = send
@@ -101,6 +105,11 @@ class Control:
                 f"key {tenant.name} may not control the daemon; `odriver keys new NAME --control` makes one that may"
             )
             return Error(message.request_id, "forbidden", not_yours)
+        match message:
+            case Status(request_id=request_id):
+                return StatusReply(request_id, self._status())
+            case Metrics(request_id=request_id):
+                return MetricsReply(request_id, self._metrics())
         try:
             return self._do(Reply(self._outbox, identity, message.request_id), message)
         except DriverError as error:
@@ -114,8 +123,6 @@ class Control:
     def _do(self, reply: Reply, command: Command) -> ServerMessage | None:
         request_id = reply.request_id
         match command:
-            case Status():
-                return StatusReply(request_id, self._status())
             case AbortRequest(target=target):
                 if not self._driver.abort(target):
                     return Error(

@@ -22,6 +22,8 @@ from ipc.messages import (
     Drain,
     Error,
     LogLevel,
+    Metrics,
+    MetricsReply,
     Ok,
     Profile,
     Sleep,
@@ -66,6 +68,12 @@ class ControlClient:
         assert isinstance(reply, StatusReply)
         return reply.status
 
+    def metrics(self) -> str:
+        """What the daemon would tell Prometheus, in its text format."""
+        reply = self._ask(Metrics(self._new_request_id()))
+        assert isinstance(reply, MetricsReply)
+        return reply.text
+
     def abort(self, request_id: str) -> str:
         """End any client's request, by the id that the log has for it."""
         return self._command(AbortRequest(self._new_request_id(), request_id))
@@ -108,7 +116,7 @@ class ControlClient:
         assert isinstance(reply, Ok)
         return reply.text
 
-    def _ask(self, command: ControlMessage) -> Ok | StatusReply:
+    def _ask(self, command: ControlMessage) -> Ok | StatusReply | MetricsReply:
         """The daemon's answer, which may take its time."""
         self._session.send(encode(command))
         while self._session.lost is None:
@@ -116,7 +124,7 @@ class ControlClient:
             for answer in self._session.receive(now):
                 if isinstance(answer, Error):
                     raise RequestFailed(answer.code, answer.message)
-                if isinstance(answer, Ok | StatusReply):
+                if isinstance(answer, Ok | StatusReply | MetricsReply):
                     return answer
             self._session.keep_alive(now)
             self._wait(self._session.next_ping)

@@ -31,6 +31,7 @@ from ipc.auth import Authority
 from ipc.bell import Bell
 from ipc.configuration import Configuration
 from ipc.errors import AddressError, KeyFileError
+from ipc.exposition import Exposition
 from ipc.keys import default_directory
 from ipc.loading import Load, StartableDriver, load
 from ipc.logs import configure_logging
@@ -38,7 +39,7 @@ from ipc.metrics_server import MetricsServer
 from ipc.server import Server
 from ipc.settings import configs, held
 from ipc.systemd import extend_timeout, notify, notify_reloading
-from ipc.watchdog import Watchdog
+from ipc.watchdog import PROGRESS_LIMIT, Watchdog
 
 logger = logging.getLogger(__name__)
 
@@ -53,8 +54,6 @@ SHUTDOWN_TIMEOUT = 4.5
 """Seconds for all of the shutdown; then the process ends as it is, showing where it hung."""
 START_PATIENCE = 600.0
 """Seconds that one function may take to compile, or one stage to begin, before systemd gives up on the start."""
-PROGRESS_LIMIT = 60.0
-"""Seconds in which nothing gets done, though there is work, after which the daemon is not healthy."""
 LONGEST_WAIT = 3600.0
 """Seconds after which the main thread looks around anyway: a poll's timeout may not be infinite."""
 
@@ -75,10 +74,12 @@ class Daemon:
         self._console = console
         self._load = load
         self._server = Server(self._address, self._fail, self._ask_to_drain, self._authority)
+        self._exposition = Exposition()
+        self._exposition.gauge("odriver_clients", "Clients that are connected", lambda: self._server.num_clients)
         self._metrics: MetricsServer | None = None
         if settings.metrics_port is not None:
-            self._metrics = MetricsServer(settings.metrics_host, settings.metrics_port, self.health)
-            self._metrics.gauge("odriver_clients", "Clients that are connected", lambda: self._server.num_clients)
+            host, port = settings.metrics_host, settings.metrics_port
+            self._metrics = MetricsServer(host, port, self.health, self._exposition)
         self._driver: StartableDriver | None = None
         self._ends: SimpleQueue[tuple[int, str]] = SimpleQueue()
         """Exit code and reason, from whoever has one first."""
@@ -116,9 +117,9 @@ class Daemon:
             loaded = self._load(self._configuration.engine, lambda progress: _report(display, progress), self._fail)
         self._driver = loaded.driver
         self._driver.start()
-        self._server.open(self._driver, loaded.model, loaded.limits)
-        if self._metrics is not None and loaded.metrics is not None:
-            self._metrics.add(loaded.metrics)
+        if loaded.metrics is not None:
+            self._exposition.add(loaded.metrics)
+        self._server.open(self._driver, loaded.model, loaded.limits, self._exposition.text)
         self._starting = False
         notify("STATUS=serving")
         notify("READY=1")

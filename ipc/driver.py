@@ -1,10 +1,10 @@
 """What the sockets ask of a driver."""
 
-from typing import Protocol
+from typing import Any, Protocol
 
 import msgspec
 
-from driver.request import ActiveRequest, ReturnChannel
+from driver.request import ActiveRequest, ReturnChannel, TokenizerRequest
 
 
 class Driver(Protocol):
@@ -12,6 +12,13 @@ class Driver(Protocol):
 
     def submit_request(self, request: ActiveRequest) -> None:
         """Takes a request or raises DriverError."""
+
+    def submit_tokenizer_request(self, request: TokenizerRequest) -> None:
+        """Takes a request or raises DriverError."""
+
+    @property
+    def tokenizer_info(self) -> dict[str, Any]:
+        """What a tokenizer_config.json would say."""
 
     def abort(self, request_id: str) -> bool:
         """Ends a request; False if there is none of that id."""

@@ -20,6 +20,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "`odriver config` shows)",
     )
     add("--key", type=Path, metavar="FILE", help="a key from `odriver keys new`, where the daemons ask for one")
+    add("--api-keys", type=Path, metavar="FILE", help="who may ask, in TOML (default: everybody on this machine)")
     add("--host", metavar="HOST", help="where to serve (default: 127.0.0.1)")
     add("--port", type=port, metavar="PORT", help="and at which port; 0 is any that is free (default: 8000)")
     add("--ssl-certfile", type=Path, metavar="FILE", help="serve HTTPS with this certificate")
@@ -32,5 +33,7 @@ def run(options: dict[str, Any]) -> int:
     from ipc.gateway import server
 
     key = options.get("key")
+    if options.get("host") == "localhost":
+        options["host"] = "127.0.0.1"
     addresses = options.pop("connect", None) or [settings.held({})["bind"].value]
     return server.run([checked_address(address, has_key=key is not None) for address in addresses], **options)

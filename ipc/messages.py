@@ -48,6 +48,30 @@ class Generate(Struct, tag="generate", tag_field="type", frozen=True, forbid_unk
     resume_token_ids: list[list[int]] = []
 
 
+class Tokenize(Struct, tag="tokenize", tag_field="type", frozen=True, forbid_unknown_fields=True):
+    """Asks for the token ids that a prompt, or chat messages, would have; they come with Done."""
+
+    request_id: RequestId
+    prompt: str | None = None
+    messages: list[dict[str, Any]] | None = None
+    tools: list[dict[str, Any]] = []
+    chat_template_kwargs: dict[str, Any] = {}
+    add_special_tokens: bool = True
+
+
+class Detokenize(Struct, tag="detokenize", tag_field="type", frozen=True, forbid_unknown_fields=True):
+    """Asks for the text of token ids, special ones as they are spelt; it comes with Done."""
+
+    request_id: RequestId
+    token_ids: list[int]
+
+
+class TokenizerInfo(Struct, tag="tokenizer_info", tag_field="type", frozen=True, forbid_unknown_fields=True):
+    """Asks what the tokenizer is."""
+
+    request_id: RequestId
+
+
 class Abort(Struct, tag="abort", tag_field="type", frozen=True, forbid_unknown_fields=True):
     """Ends an open request; one that is unknown or done is no error."""
 
@@ -71,6 +95,12 @@ class Pong(Struct, tag="pong", tag_field="type", frozen=True, forbid_unknown_fie
 
 class Status(Struct, tag="status", tag_field="type", frozen=True, forbid_unknown_fields=True):
     """Asks how the daemon is."""
+
+    request_id: RequestId
+
+
+class Metrics(Struct, tag="metrics", tag_field="type", frozen=True, forbid_unknown_fields=True):
+    """Asks for what Prometheus would be told."""
 
     request_id: RequestId
 
@@ -196,6 +226,20 @@ class StatusReply(Struct, tag="status_reply", tag_field="type", frozen=True, for
     status: dict[str, Any]
 
 
+class TokenizerInfoReply(Struct, tag="tokenizer_info_reply", tag_field="type", frozen=True, forbid_unknown_fields=True):
+    """What the tokenizer is, by the names of Hugging Face's tokenizer_config.json."""
+
+    request_id: str
+    info: dict[str, Any]
+
+
+class MetricsReply(Struct, tag="metrics_reply", tag_field="type", frozen=True, forbid_unknown_fields=True):
+    """What Prometheus would be told, in its text format."""
+
+    request_id: str
+    text: str
+
+
 class Ok(Struct, tag="ok", tag_field="type", frozen=True, forbid_unknown_fields=True):
     """What was asked for on the control socket has been done; ``text`` says what, for people."""
 
@@ -203,9 +247,9 @@ class Ok(Struct, tag="ok", tag_field="type", frozen=True, forbid_unknown_fields=
     text: str
 
 
-ClientMessage = Hello | Generate | Abort | Credit | Ping | Pong
-ControlMessage = Hello | Status | AbortRequest | Drain | Sleep | Wake | LogLevel | Profile | Ping | Pong
-ServerMessage = Welcome | Token | Done | Error | StatusReply | Ok | Ping | Pong
+ClientMessage = Hello | Generate | Tokenize | Detokenize | TokenizerInfo | Abort | Credit | Ping | Pong
+ControlMessage = Hello | Status | Metrics | AbortRequest | Drain | Sleep | Wake | LogLevel | Profile | Ping | Pong
+ServerMessage = Welcome | Token | Done | Error | TokenizerInfoReply | StatusReply | MetricsReply | Ok | Ping | Pong
 
 
 class _Envelope(Struct):

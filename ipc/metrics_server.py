@@ -11,10 +11,10 @@ from socketserver import ThreadingMixIn
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 from wsgiref.types import StartResponse, WSGIEnvironment
 
-from prometheus_client import CollectorRegistry, Gauge, GCCollector, PlatformCollector, ProcessCollector, make_wsgi_app
-from prometheus_client.registry import Collector
+from prometheus_client import make_wsgi_app
 
 from ipc.errors import AddressError, AddressInUse
+from ipc.exposition import Exposition
 
 READ_TIMEOUT = 10.0
 """Seconds that a request may take to arrive; who is slower is hung up on."""
@@ -23,23 +23,11 @@ READ_TIMEOUT = 10.0
 class MetricsServer:
     """Serves from ``start`` to ``stop``. ``health`` says what is wrong, or nothing, on a thread of this server."""
 
-    def __init__(self, host: str, port: int, health: Callable[[], str | None]) -> None:
+    def __init__(self, host: str, port: int, health: Callable[[], str | None], exposition: Exposition) -> None:
         self._host, self._port = host, port
         self._health = health
-        self._registry = CollectorRegistry()
-        ProcessCollector(registry=self._registry)
-        PlatformCollector(registry=self._registry)
-        GCCollector(registry=self._registry)
         self._server: WSGIServer | None = None
-        self._metrics = make_wsgi_app(self._registry)
-
-    def add(self, collector: Collector) -> None:
-        """Show these numbers too."""
-        self._registry.register(collector)
-
-    def gauge(self, name: str, meaning: str, value: Callable[[], float]) -> None:
-        """Show this number too, as it is when somebody asks."""
-        Gauge(name, meaning, registry=self._registry).set_function(value)
+        self._metrics = make_wsgi_app(exposition.registry)
 
     def start(self) -> None:
         """Take the port; raises AddressError where that cannot be had."""

@@ -159,17 +159,22 @@ def chat_logprobs(tokens: list[TokenLogprobs], count: int) -> ChatLogprobs:
     return ChatLogprobs([_chat_logprob(token, count) for token in tokens])
 
 
-def text_logprobs(tokens: list[TokenLogprobs], offset: int = 0) -> TextLogprobs:
-    """Those of a text, of which so many characters came before."""
-    texts = [next(iter(token.values())).decoded_token or "" for token in tokens]
+def text_logprobs(tokens: list[TokenLogprobs], offset: int = 0, *, first: str | None = None) -> TextLogprobs:
+    """Those of a text, of which so many characters came before; ``first`` is a token before them that has none."""
+    unknown = [None] if first is not None else []
+    own = [next(iter(token.values())) for token in tokens]
+    texts = ([] if first is None else [first]) + [one.decoded_token or "" for one in own]
     offsets = []
     for text in texts:
         offsets.append(offset)
         offset += len(text)
     return TextLogprobs(
         tokens=texts,
-        token_logprobs=[next(iter(token.values())).logprob for token in tokens],
-        top_logprobs=[{one.decoded_token or "": one.logprob for one in token.values()} for token in tokens],
+        token_logprobs=[*unknown, *(one.logprob for one in own)],
+        top_logprobs=[
+            *unknown,
+            *({one.decoded_token or "": one.logprob for one in token.values()} for token in tokens),
+        ],
         text_offset=offsets,
     )
 

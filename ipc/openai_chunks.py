@@ -95,7 +95,7 @@ class ChatChunks:
 
 
 class TextChunks:
-    """Makes the chunks of one text, asked for with these params; ``first_index`` is the first sample's."""
+    """Makes the chunks of one text, asked for with these params."""
 
     def __init__(self, name: str, model: str, created: int, params: dict[str, Any], *, with_usage: bool) -> None:
         self._head = (f"cmpl-{name}", model, created)
@@ -103,8 +103,13 @@ class TextChunks:
         self._with_token_ids = params.get("detokenize") is False
         self._lengths: defaultdict[int, int] = defaultdict(int)
 
+    def echo(self, index: int, prompt: str, logprobs: TextLogprobs | None) -> TextChunk:
+        """The prompt, before a sample of it."""
+        self._lengths[index] = len(prompt)
+        return TextChunk(*self._head, [TextChunkChoice(index, prompt, logprobs)], self._usage)
+
     def take(self, piece: Piece, first_index: int = 0) -> list[TextChunk]:
-        """What a piece of the completion comes to."""
+        """What a piece of a completion comes to, whose first sample has this index."""
         index = first_index + piece.index
         logprobs = text_logprobs(piece.logprobs, self._lengths[index]) if piece.logprobs else None
         self._lengths[index] += len(piece.text)

@@ -60,8 +60,8 @@ class Server:
             self.stop()
             raise
 
-    def open(self, driver: Driver, model: str, limits: ServingLimits) -> None:
-        """Begin to answer, those first who have been waiting."""
+    def open(self, driver: Driver, model: str, limits: ServingLimits, metrics: Callable[[], str] = str) -> None:
+        """Begin to answer, those first who have been waiting; ``metrics`` is what Prometheus would be told."""
         welcome = Welcome(
             version=PROTOCOL_VERSION,
             model=model,
@@ -76,7 +76,8 @@ class Server:
         self._work.open(clients)
         self._num_clients = lambda: len(clients)
         control = self._control
-        control.open(Control(driver, welcome, self._num_clients, self._on_drain, control.outbox, control.send))
+        rules = Control(driver, welcome, self._num_clients, metrics, self._on_drain, control.outbox, control.send)
+        control.open(rules)
 
     def stop(self) -> None:
         """Answer what has arrived, send what there is and close; a second time changes nothing."""

@@ -16,12 +16,14 @@ from ipc.messages import (
     Error,
     Hello,
     MessageError,
+    MetricsReply,
     Ok,
     Ping,
     Pong,
     ServerMessage,
     StatusReply,
     Token,
+    TokenizerInfoReply,
     Welcome,
     decode_server_message,
     encode,
@@ -46,7 +48,7 @@ _HELLO = encode(Hello(PROTOCOL_VERSION))
 _PING = encode(Ping())
 _PONG = encode(Pong())
 
-Answer = Token | Done | Error | StatusReply | Ok
+Answer = Token | Done | Error | TokenizerInfoReply | StatusReply | MetricsReply | Ok
 """What the daemon says to what it was asked."""
 
 

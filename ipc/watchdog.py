@@ -9,6 +9,9 @@ from ipc.systemd import notify, watchdog_interval
 
 logger = logging.getLogger(__name__)
 
+PROGRESS_LIMIT = 60.0
+"""Seconds in which nothing gets done, though there is work, after which a daemon is not healthy."""
+
 
 class Watchdog:
     """Speaks twice an interval on a thread of its own, from ``start`` to ``stop``; does nothing where nobody watches.

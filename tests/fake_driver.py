@@ -7,7 +7,7 @@ from queue import SimpleQueue
 import msgspec
 
 from driver.errors import Draining, DriverError
-from driver.request import ActiveRequest, RequestError, ReturnSample, Usage
+from driver.request import ActiveRequest, RequestError, ReturnSample, TokenizerRequest, Usage
 from engine.config import ServingLimits
 from ipc.auth import Authority
 from ipc.driver import Driver
@@ -27,6 +27,8 @@ WELCOME = Welcome(PROTOCOL_VERSION, "parrot", 256, 257, MAX_MESSAGE_BYTES, CREDI
 
 class FakeStatus(msgspec.Struct):
     open_requests: int
+    state: str
+    seconds_since_progress: float
 
 
 class FakeDriver:
@@ -43,7 +45,9 @@ class FakeDriver:
         self.refusal: DriverError | None = None
         self.open: dict[str, ActiveRequest] = {}
         self.when_drained: Callable[[], None] = lambda: None
+        self.state = "serving"
         self.seconds_since_progress = 0.0
+        self.tokenizer_info = {"tokenizer_class": "Words", "chat_template": None}
 
     def submit_request(self, request: ActiveRequest) -> None:
         self.submitted.append(request)
@@ -59,6 +63,19 @@ class FakeDriver:
                 self.say(request, word, [len(word)])
             self.finish(request, request.params.get("finish_reason", "stop"), len(words))
 
+    def submit_tokenizer_request(self, request: TokenizerRequest) -> None:
+        """A token for each word, by its length, and an x for each of its letters."""
+        if self.refusal is not None:
+            raise self.refusal
+        words = (request.prompt or " ".join(str(message["content"]) for message in request.messages or [])).split()
+        usage = Usage(len(request.token_ids or words), 0)
+        sample = ReturnSample(request_id=request.request_id, finish_reason="stop", usage=usage)
+        if request.token_ids is not None:
+            sample = msgspec.structs.replace(sample, text=" ".join("x" * token_id for token_id in request.token_ids))
+        else:
+            sample = msgspec.structs.replace(sample, token_ids=[len(word) for word in words])
+        request.channel.put(sample)
+
     def abort(self, request_id: str) -> bool:
         self.aborted.put(request_id)
         if request_id not in self.open:
@@ -66,8 +83,8 @@ class FakeDriver:
         self.finish(self.open[request_id], "abort")
         return True
 
-    def status(self) -> FakeStatus:
-        return FakeStatus(len(self.open))
+    def status(self) -> msgspec.Struct:
+        return FakeStatus(len(self.open), self.state, self.seconds_since_progress)
 
     def take(self) -> ActiveRequest:
         """The next request that is held open, when it has come."""
@@ -102,13 +119,17 @@ class FakeDriver:
 
 @contextmanager
 def serving(
-    address: str, driver: Driver, model: str = "parrot", authority: Authority | None = None
+    address: str,
+    driver: Driver,
+    model: str = "parrot",
+    authority: Authority | None = None,
+    metrics: Callable[[], str] = str,
 ) -> Iterator[Server]:
     """A server for the time of a with statement; it has not failed at its end."""
     failures: SimpleQueue[str] = SimpleQueue()
     server = Server(address, on_failure=failures.put, on_drain=lambda timeout: None, authority=authority)
     server.start()
-    server.open(driver, model=model, limits=LIMITS)
+    server.open(driver, model=model, limits=LIMITS, metrics=metrics)
     try:
         yield server
     finally:

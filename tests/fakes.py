@@ -4,6 +4,7 @@ import threading
 from collections import deque
 from collections.abc import Callable
 from collections.abc import Sequence as Tokens
+from typing import Any
 
 from driver.chat import Chat
 from engine.config import EngineStats, ServingLimits
@@ -34,6 +35,9 @@ class FakeTokenizer:
 
     def is_visible(self, token_id: int) -> bool:
         return token_id < EOS
+
+    def info(self) -> dict[str, Any]:
+        return {"tokenizer_class": "FakeTokenizer", "eos_token": "<end>", "chat_template": None}
 
     def is_special(self, token_id: int) -> bool:
         return token_id == EOS

@@ -4,6 +4,7 @@ import socket
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -12,15 +13,18 @@ import uvicorn
 from fake_driver import PATIENCE
 
 from ipc.gateway.app import make_app
+from ipc.gateway.callers import Callers
 from ipc.gateway.daemons import Daemon, Daemons
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 
 
 @contextmanager
-def gateway(*addresses: str) -> Iterator[httpx.Client]:
-    """A client of a gateway to the daemons at these addresses, for the time of a with statement."""
-    app = make_app(Daemons([Daemon(address) for address in addresses]))
+def gateway(
+    *addresses: str, timeout: float = PATIENCE, callers: Callers | None = None, key: Path | None = None
+) -> Iterator[httpx.Client]:
+    """A client of a gateway to the daemons at these addresses, for the time of a with statement; they have ``timeout`` to answer."""
+    app = make_app(Daemons([Daemon(address, key, timeout) for address in addresses]), callers or Callers())
     server = uvicorn.Server(uvicorn.Config(app, log_config=None, lifespan="on", ws="none"))
     with socket.create_server(("127.0.0.1", 0)) as listening:
         thread = threading.Thread(target=server.run, args=([listening],))

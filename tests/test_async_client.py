@@ -79,7 +79,13 @@ def test_many_tasks_share_a_client(address: str) -> None:
     wholes, status = run(address, use)
 
     assert [whole.text for whole in wholes] == [prompt.replace(" ", "") for prompt in prompts]
-    assert status == {"model": "parrot", "clients": 1, "open_requests": 0}
+    assert status == {
+        "model": "parrot",
+        "clients": 1,
+        "open_requests": 0,
+        "state": "serving",
+        "seconds_since_progress": 0.0,
+    }
 
 
 @pytest.mark.usefixtures("driver")

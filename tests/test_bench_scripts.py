@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from rich.console import Console
 
+from engine.mesh import one_device
 from engine.models.families import read_model_config
 from engine.models.weights import load_decoder
 from engine.sampling_params import SamplingParams
@@ -64,7 +65,7 @@ def test_a_benchmark_model_is_one_that_we_serve(directory):
     """Its config, and every weight, are what the loader calls for."""
     config = read_model_config(directory)
 
-    decoder = load_decoder(directory, config, np.float32, progress=lambda done, total: None)
+    decoder = load_decoder(directory, config, np.float32, mesh=one_device(), progress=lambda done, total: None)
 
     assert size_of(directory) == SIZE
     assert (config.num_kv_heads, config.vocab_size, config.tied_embeddings) == (2, 300, True)

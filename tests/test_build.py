@@ -177,7 +177,7 @@ def test_a_step_that_takes_more_scratch_than_was_guessed_leaves_fewer_pages(dire
     weights, page = parameter_bytes(model, np.float32), 3 * 4 * 4 * 2 * 12 * 4
     guess = memory._step_scratch(config, model)
     monkeypatch.setattr(
-        build, "memory_budget", lambda _: weights + guess + memory._sampling_scratch(config, model) + 33 * page
+        build, "memory_budget", lambda *_: weights + guess + memory._sampling_scratch(config, model) + 33 * page
     )
     monkeypatch.setattr(ExecutionManager, "scratch_bytes", guess + 10 * page)
 

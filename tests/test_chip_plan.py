@@ -42,7 +42,9 @@ def test_a_step_must_read_weights_pages_and_logits():
     """Llama-3-8B on a v6e: 15 GB of weights but for the embedding, 128 kB a token of context, 501 kB of logits a sequence."""
     model = read_config_file(CONFIGS / "Llama-3-8B.json")
 
-    step = Roofline(V6E, model, BFLOAT16, 16_000_000_000).step(4, 1000, Moved(20_000_000_000, 500_000_000), 0.001)
+    step = Roofline(V6E, model, BFLOAT16, BFLOAT16, 16_000_000_000).step(
+        4, 1000, Moved(20_000_000_000, 500_000_000), 0.001
+    )
 
     weights = 16_000_000_000 - 2 * 128256 * 4096
     assert step.bytes_needed == weights + 4 * 1000 * 131072 + 4 * 4 * 128256
@@ -56,7 +58,7 @@ def test_each_of_several_chips_reads_its_part():
     """On 16 chips a kv head is on two of them: of 8 heads, each chip reads one."""
     model = spread(read_config_file(CONFIGS / "Llama-3-8B.json"), 16)
 
-    step = Roofline(V6E, model, BFLOAT16, 1_000_000_000).step(4, 1000, Moved(), 0.0)
+    step = Roofline(V6E, model, BFLOAT16, BFLOAT16, 1_000_000_000).step(4, 1000, Moved(), 0.0)
 
     table = model.padded_vocab_size // 16 * 4096 * 2
     assert step.bytes_needed == 1_000_000_000 - table + 4 * (1000 * 32 * 2 * 128 * 2 + 4 * 128256 // 16)
@@ -180,7 +182,13 @@ def _libtpu():
 @pytest.mark.parametrize(("name", "topology", "tp"), [("Llama-3-8B", "v5e:2x4", 4), ("Qwen3-8B", "v6e:1x1", 1)])
 def test_nothing_large_is_copied_or_gathered(tmp_path, capsys, name, topology, tp):
     """Of narrower models with two layers: two sums a layer where there are several chips, and little scratch."""
-    narrow = {"num_hidden_layers": 2, "hidden_size": 1024, "num_attention_heads": 8, "head_dim": 128, "vocab_size": 8192}
+    narrow = {
+        "num_hidden_layers": 2,
+        "hidden_size": 1024,
+        "num_attention_heads": 8,
+        "head_dim": 128,
+        "vocab_size": 8192,
+    }
     path = write_config(tmp_path, name, **narrow)
     few = ("--max-num-batched-tokens", "8", "--max-num-seqs", "8", "--staged-readiness")
 

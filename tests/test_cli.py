@@ -250,7 +250,13 @@ def test_status_as_json_is_the_dict(address: str) -> None:
     """For scripts."""
     status = json.loads(odriver("status", "--json", "--connect", address).stdout)
 
-    assert status == {"model": "parrot", "clients": 0, "open_requests": 0}
+    assert status == {
+        "model": "parrot",
+        "clients": 0,
+        "open_requests": 0,
+        "state": "serving",
+        "seconds_since_progress": 0.0,
+    }
 
 
 @pytest.mark.usefixtures("driver")

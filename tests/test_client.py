@@ -99,7 +99,13 @@ def test_prompts_and_parameters_arrive_as_given(client: Client, driver: FakeDriv
 
 def test_status_is_a_dict(client: Client) -> None:
     """The numbers of the daemon by name."""
-    assert client.status() == {"model": "parrot", "clients": 1, "open_requests": 0}
+    assert client.status() == {
+        "model": "parrot",
+        "clients": 1,
+        "open_requests": 0,
+        "state": "serving",
+        "seconds_since_progress": 0.0,
+    }
 
 
 def test_a_client_knows_what_is_served(client: Client) -> None:

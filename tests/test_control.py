@@ -85,7 +85,9 @@ def test_status_is_the_drivers_and_the_sockets(address: str) -> None:
     with serving(address, FakeDriver()), RawClient(control_address(address)) as client:
         reply = client.ask(Status("s"))
 
-    assert reply == StatusReply("s", {"model": "parrot", "clients": 0, "open_requests": 0})
+    assert reply == StatusReply(
+        "s", {"model": "parrot", "clients": 0, "open_requests": 0, "state": "serving", "seconds_since_progress": 0.0}
+    )
 
 
 def test_a_flood_of_work_delays_no_status(address: str) -> None:

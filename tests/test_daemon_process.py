@@ -11,6 +11,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import httpx
+import psutil
 import pytest
 from raw_client import RawClient
 
@@ -331,3 +333,24 @@ def test_a_stopped_daemon_tells_open_requests_why(environment: dict[str, str], t
     assert process.wait() == STOPPED, process.log()
     assert "Traceback" not in process.log()
     assert not (tmp_path / "o.sock").exists()
+
+
+def test_the_page_is_there_until_ctrl_c(environment: dict[str, str]) -> None:
+    """``scripts/run --web`` says where it is, and leaves no process behind."""
+    command = [sys.executable, "-m", "scripts.run_web", *FLAGS]
+    with subprocess.Popen(command, env=environment, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        said = next(line for line in process.stdout if "http" in line)
+        url = next(word for word in said.split() if word.startswith("http"))
+        children = psutil.Process(process.pid).children(recursive=True)
+        body = {"messages": [{"role": "user", "content": "What is 3 + 4?"}], "temperature": 0}
+        answer = httpx.post(f"{url}v1/chat/completions", json=body, timeout=PATIENCE).json()
+        page = httpx.get(url, timeout=PATIENCE)
+
+        process.send_signal(signal.SIGINT)
+        code = process.wait(PATIENCE)
+
+    assert answer["choices"][0]["message"]["content"] == "3 + 4 is 7."
+    assert page.status_code == 200
+    assert code == 0
+    assert psutil.wait_procs(children, PATIENCE)[1] == []

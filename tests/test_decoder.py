@@ -12,6 +12,7 @@ from checkpoints import VARIANTS, build_checkpoint
 from flax import nnx
 from jax import Array
 
+from engine.mesh import one_device
 from engine.models.decoder import Decoder
 from engine.models.families import read_model_config
 from engine.models.rope import Rotation, rotate
@@ -22,7 +23,7 @@ TOLERANCE = 1e-4
 
 
 def attend_densely(
-    cache: None, q: Array, k: Array, v: Array, rotation: Rotation, window: int | None
+    cache: None, _place: int, q: Array, k: Array, v: Array, rotation: Rotation, window: int | None
 ) -> tuple[None, Array]:
     """Causal attention over [batch, length, heads, head_dim]: each query sees the last ``window`` keys, its own included."""
     q, k = rotate(q, *rotation), rotate(k, *rotation)
@@ -56,7 +57,9 @@ def test_decoder_agrees_with_transformers(tmp_path: Path, variant: str) -> None:
     """Each family's decoder takes transformers' greedy path, with its log-probabilities."""
     directory = build_checkpoint(tmp_path, variant)
     cases: list[dict[str, Any]] = json.loads((GOLDENS / f"{variant}.json").read_text())["cases"]
-    decoder = load_decoder(directory, read_model_config(directory), jnp.float32, progress=lambda done, total: None)
+    decoder = load_decoder(
+        directory, read_model_config(directory), jnp.float32, mesh=one_device(), progress=lambda done, total: None
+    )
 
     computed = compute_logprobs(decoder, [case["prompt"] + case["tokens"] for case in cases])
 

@@ -1,7 +1,6 @@
 """Steps that fail on the real device: who was in one is told, everybody else gets the tokens it gets alone."""
 
 from dataclasses import replace
-from functools import partial
 
 import numpy as np
 import pytest
@@ -16,6 +15,7 @@ from engine.compilations import num_compilations
 from engine.config import ServingLimits
 from engine.device_errors import DeviceError
 from engine.execution_manager import ExecutionManager, StepShapes
+from engine.mesh import one_device
 from engine.models.families import read_model_config
 from engine.models.weights import load_decoder
 from engine.oengine import oEngine
@@ -95,12 +95,12 @@ def compiled(request, tmp_path_factory):
         head_dim=model.head_dim, dtype=np.dtype(np.float32),
     )  # fmt: skip
     backend = XLA if request.param == 4 else choose_backend(request.param, model.head_dim)
-    decoder = load_decoder(directory, model, np.float32, progress=lambda done, total: None)
+    decoder = load_decoder(directory, model, np.float32, mesh=one_device(), progress=lambda done, total: None)
     backend.prepare(decoder)
     shapes = StepShapes(MAX_NUM_SEQS, BUDGET, MAX_MODEL_LEN, metadata)
-    manager = FaultyManager(decoder, shapes, backend)
+    manager = FaultyManager(decoder, shapes, backend, one_device())
     manager.compile(lambda progress: None)
-    return manager, shapes, partial(backend.allocate, metadata)
+    return manager, shapes, backend.allocator(metadata, one_device())
 
 
 def build_engine(compiled, faults=None, *, num_pages=NUM_PAGES, run_ahead=1):
@@ -111,7 +111,7 @@ def build_engine(compiled, faults=None, *, num_pages=NUM_PAGES, run_ahead=1):
     scheduler = InferenceScheduler(
         pages, page_size=shapes.cache.page_size, max_num_seqs=MAX_NUM_SEQS, max_num_batched_tokens=BUDGET
     )
-    runner = FaultyRunner(manager, shapes, allocate, 0)
+    runner = FaultyRunner(manager, shapes, allocate, 0, one_device())
     return oEngine(scheduler, runner, pages, ServingLimits(MAX_MODEL_LEN, 144, ()), run_ahead=run_ahead)
 
 

@@ -10,6 +10,7 @@ from fake_driver import FakeDriver
 from gateways import CHAT, TEXT, chat, events, gateway
 
 from driver.errors import Draining, Overloaded
+from driver.request import Logprob, ReturnSample
 
 
 @pytest.fixture
@@ -160,3 +161,55 @@ def test_wrong_ways_in_are_told_so(http: httpx.Client, method: str, path: str, s
 
     assert answer.status_code == status and answer.json()["error"]["type"]
     assert http.post(CHAT, content=b"{}", headers={"Content-Type": "text/plain"}).status_code == 415
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_an_echo_is_the_prompt_before_each_sample(http: httpx.Client, stream: bool) -> None:
+    """Of a text as it is, of token ids their text."""
+    body = {"prompt": "one two", "echo": True, "stream": stream}
+
+    answer = http.post(TEXT, json=body)
+
+    told = events(answer) if stream else [answer.json()]
+    assert "".join(chunk["choices"][0]["text"] for chunk in told) == "one twoonetwo"
+
+
+def score(driver: FakeDriver) -> None:
+    """Answer a held request of two tokens with one more, and with log-probabilities of all."""
+    request = driver.take()
+    assert request.prompt == [3, 5] and request.params | {"prompt_logprobs": 1, "logprobs": 1} == request.params
+    token = {2: Logprob(-0.5, 1, "aa")}
+    sample = ReturnSample(
+        request_id=request.request_id,
+        text="aa",
+        token_ids=[2],
+        logprobs=[token],
+        prompt_logprobs=[None, {5: Logprob(-2.0, 9, " five"), 4: Logprob(-1.0, 1, " top")}],
+    )
+    request.channel.put(sample)
+    driver.finish(request, "length", 1)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("max_tokens", [0, 1])
+@pytest.mark.parametrize("prompt", ["thr fivee", [3, 5]])
+def test_a_prompt_is_scored(
+    http: httpx.Client, driver: FakeDriver, prompt: str | list[int], max_tokens: int, stream: bool
+) -> None:
+    """Log-probabilities of the prompt come before those of the output, of which there may be none: what lm-eval reads."""
+    scoring = threading.Thread(target=score, args=(driver,))
+    scoring.start()
+    body = {"prompt": prompt, "echo": True, "logprobs": 1, "max_tokens": max_tokens, "temperature": 0}
+
+    answer = http.post(TEXT, json={**body, "stream": stream, "stream_options": {"include_usage": True}})
+
+    told = events(answer) if stream else [answer.json()]
+    choices = [choice for chunk in told for choice in chunk["choices"]]
+    columns = [choice["logprobs"] for choice in choices if choice["logprobs"]]
+    text = prompt if isinstance(prompt, str) else "xxx xxxxx"
+    tokens = [("xxx", None, 0), (" five", -2.0, 3), ("aa", -0.5, len(text))][: 2 + max_tokens]
+    assert "".join(choice["text"] for choice in choices) == text + "aa" * max_tokens
+    names = ("tokens", "token_logprobs", "text_offset")
+    assert [row for column in columns for row in zip(*(column[name] for name in names), strict=True)] == tokens
+    assert columns[0]["top_logprobs"][:2] == [None, {" five": -2.0, " top": -1.0}]
+    assert told[-1]["usage"] == {"prompt_tokens": 1, "completion_tokens": max_tokens, "total_tokens": 1 + max_tokens}

@@ -21,7 +21,9 @@ from caching.tpu_chip import CHIPS
 from engine.backend import XLA, RotatedByXLA, choose_backend, tpu_backend
 from engine.config import ServingLimits
 from engine.execution_manager import ExecutionManager, StepShapes
+from engine.mesh import DeviceMesh
 from engine.models.families import read_model_config
+from engine.models.sharding import spread
 from engine.models.weights import load_decoder
 from engine.oengine import oEngine
 from engine.runner import eSurgeRunner
@@ -36,9 +38,10 @@ SMALL_POOL = {4: 16, 16: 6}
 V5E = CHIPS["TPU v5 lite"]
 TPU = replace(tpu_backend(V5E), attention=RotatedByXLA(TPUAttention(V5E, xla_twin)))
 BACKENDS = [
-    *((variant, 4, XLA) for variant in sorted(VARIANTS)),
-    *((variant, 16, None) for variant in sorted(VARIANTS)),
-    ("qwen2_sliding", 4, TPU),
+    *((variant, 4, XLA, 1) for variant in sorted(VARIANTS)),
+    *((variant, 16, None, 1) for variant in sorted(VARIANTS)),
+    ("qwen2_sliding", 4, TPU, 1),
+    ("qwen3_sharded", 4, TPU, 2),
 ]
 
 
@@ -51,7 +54,7 @@ class RecordingManager(ExecutionManager):
 
         def recording(*arguments):
             cache, logits, *rest = step(*arguments)
-            self.logits = np.asarray(logits)
+            self.logits = np.asarray(logits)[:, : self.num_tokens]
             return cache, logits, *rest
 
         return recording
@@ -75,39 +78,45 @@ class RecordingRunner(eSurgeRunner):
 
 
 @pytest.fixture(
-    scope="module", params=BACKENDS, ids=lambda param: f"{param[0]}-pages_of_{param[1]}{'_TPU' * (param[2] is TPU)}"
+    scope="module",
+    params=BACKENDS,
+    ids=lambda param: f"{param[0]}-pages_of_{param[1]}{'_TPU' * (param[2] is TPU)}-{param[3]}_devices",
 )
 def compiled(request, tmp_path_factory):
     """A variant's cases, its compiled steps and their shapes: compiled once for all the tests of the variant.
 
     Pages of 4 are XLA's, those of 16 the CPU kernels' where they know the head_dim.
     """
-    variant, page_size, backend = request.param
+    variant, page_size, backend, devices = request.param
+    mesh = DeviceMesh(tuple(jax.devices()[:devices]))
     directory = build_checkpoint(tmp_path_factory.mktemp(variant), variant)
-    model = read_model_config(directory)
+    model = spread(read_model_config(directory), devices)
     backend = backend or choose_backend(page_size, model.head_dim)
     metadata = replace(backend.one_page(model, page_size, np.dtype(np.float32)), num_pages=NUM_PAGES)
     shapes = StepShapes(MAX_NUM_SEQS, CHUNK, MAX_MODEL_LEN, metadata)
-    decoder = load_decoder(directory, model, np.float32, progress=lambda done, total: None)
+    decoder = load_decoder(
+        directory, model, np.float32, mesh=mesh, arrange=backend.arrange, progress=lambda done, total: None
+    )
     backend.prepare(decoder)
-    manager = RecordingManager(decoder, shapes, backend)
+    manager = RecordingManager(decoder, shapes, backend, mesh)
+    manager.num_tokens = model.vocab_size
     manager.compile(lambda progress: None)
     return (
         json.loads((GOLDENS / f"{variant}.json").read_text())["cases"],
         manager,
         shapes,
-        partial(backend.allocate, metadata),
+        partial(RecordingRunner, manager, shapes, backend.allocator(metadata, mesh), 0, mesh),
     )
 
 
 def run(compiled, cases, *, num_pages=NUM_PAGES, run_ahead=1):
     """All cases at once through an engine; tokens by case, the runner's log-probabilities, and the engine."""
-    _, manager, shapes, allocate = compiled
+    _, _, shapes, make_runner = compiled
     pages = HBMPageManager(num_pages)
     scheduler = InferenceScheduler(
         pages, page_size=shapes.cache.page_size, max_num_seqs=MAX_NUM_SEQS, max_num_batched_tokens=CHUNK
     )
-    runner = RecordingRunner(manager, shapes, allocate, 0)
+    runner = make_runner()
     limits = ServingLimits(MAX_MODEL_LEN, 144, ())
     engine = oEngine(scheduler, runner, pages, limits, run_ahead=run_ahead)
     tokens = {}

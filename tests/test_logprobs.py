@@ -9,6 +9,7 @@ from checkpoints import build_checkpoint
 from engine.build import build_engine
 from engine.config import EngineConfig
 from engine.logprobs import compute_logprobs, unpack_logprobs
+from engine.mesh import one_device
 from engine.models.families import read_model_config
 from engine.models.rope import rotate
 from engine.models.weights import load_decoder
@@ -34,9 +35,9 @@ def directory(tmp_path_factory):
 def plain_logprobs(directory, token_ids):
     """f32[tokens, vocab] by one forward pass with causal attention, without pages, chunks or a step."""
     config = read_model_config(directory)
-    decoder = load_decoder(directory, config, np.float32, progress=lambda done, total: None)
+    decoder = load_decoder(directory, config, np.float32, mesh=one_device(), progress=lambda done, total: None)
 
-    def attend(cache, q, k, v, rotation, window):
+    def attend(cache, _place, q, k, v, rotation, window):
         assert window is None
         q, k = rotate(q, *rotation), rotate(k, *rotation)
         groups = q.shape[1] // k.shape[1]

@@ -22,6 +22,7 @@ from driver.request_metrics import RequestMetrics, SampleTimes
 from engine.sampling_params import SamplingParams
 from engine.sequence import Sequence
 from ipc.errors import AddressInUse
+from ipc.exposition import Exposition
 from ipc.metrics_server import MetricsServer
 
 ASKED_FOR = Path(__file__).with_name("vllm_metrics.txt")
@@ -166,9 +167,15 @@ def wrong() -> list[str | None]:
 
 
 @pytest.fixture
-def server(wrong: list[str | None]) -> Iterator[MetricsServer]:
+def exposition() -> Exposition:
+    """What /metrics is to show."""
+    return Exposition()
+
+
+@pytest.fixture
+def server(wrong: list[str | None], exposition: Exposition) -> Iterator[MetricsServer]:
     """A server of metrics at a free port."""
-    server = MetricsServer("127.0.0.1", 0, lambda: wrong[-1])
+    server = MetricsServer("127.0.0.1", 0, lambda: wrong[-1], exposition)
     server.start()
     yield server
     server.stop()
@@ -184,7 +191,9 @@ def get(url: str) -> tuple[int, str]:
             return error.code, error.read().decode()
 
 
-def test_metrics_and_health_are_served_over_http(server: MetricsServer, wrong: list[str | None]) -> None:
+def test_metrics_and_health_are_served_over_http(
+    server: MetricsServer, wrong: list[str | None], exposition: Exposition
+) -> None:
     """Health is 200 or says what is wrong; there is nothing else."""
     assert get(f"{server.url}/health") == (200, "")
     wrong.append("starting")
@@ -193,8 +202,9 @@ def test_metrics_and_health_are_served_over_http(server: MetricsServer, wrong: l
     assert "process_resident_memory_bytes" in get(f"{server.url}/metrics")[1]
 
     with build_driver() as driver:
-        server.add(DriverMetrics(driver, "parrot", {}))
+        exposition.add(DriverMetrics(driver, "parrot", {}))
         status, text = get(f"{server.url}/metrics")
+        assert 'vllm:num_requests_running{engine="0",model_name="parrot"} 0.0' in exposition.text()
 
     assert status == 200 and 'vllm:num_requests_running{engine="0",model_name="parrot"} 0.0' in text
 
@@ -204,4 +214,4 @@ def test_a_port_that_is_taken_is_an_error_in_plain_words(server: MetricsServer) 
     port = int(server.url.rpartition(":")[2])
 
     with pytest.raises(AddressInUse, match=f"another program listens at http://127.0.0.1:{port}, for metrics"):
-        MetricsServer("127.0.0.1", port, lambda: None).start()
+        MetricsServer("127.0.0.1", port, lambda: None, Exposition()).start()

@@ -29,8 +29,15 @@ DOCUMENT = (Path(__file__).parent.parent / "ipc" / "PROTOCOL.md").read_text()
 CONVERSATIONS = re.findall(r"^```hex (work|control)\n(.*?)^```$", DOCUMENT, flags=re.DOTALL | re.MULTILINE)
 
 
+class OneNumber(msgspec.Struct):
+    open_requests: int
+
+
 class TalkingDriver(FakeDriver):
-    """What is held begins with one word."""
+    """What is held begins with one word, and there is one number to tell."""
+
+    def status(self) -> msgspec.Struct:
+        return OneNumber(len(self.open))
 
     def submit_request(self, request: ActiveRequest) -> None:
         super().submit_request(request)

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tokenizer_files import TOOL_TEMPLATE, build_byte_level, write_tokenizer
+from tokenizer_files import CHAT_TEMPLATE, TOOL_TEMPLATE, build_byte_level, write_tokenizer
 
 from driver.chat import checked_chat
 from driver.errors import InvalidRequest
@@ -60,6 +60,19 @@ def test_a_chat_goes_through_the_template(tokenizer: HuggingFaceTokenizer) -> No
     token_ids = tokenizer.apply_chat_template(chat)
 
     assert token_ids == tokenizer.encode("<|user|>hi<|end|><|assistant|>ho<|end|><|user|>?<|end|><|assistant|>")
+
+
+def test_a_chat_may_end_otherwise(tokenizer: HuggingFaceTokenizer) -> None:
+    """With the last message itself, or in the middle of it; and the template is there to be read."""
+    messages = [message("user", "hi"), message("assistant", "ho")]
+    chat, open_end = "<|user|>hi<|end|><|assistant|>ho<|end|>", "<|user|>hi<|end|><|assistant|>ho"
+
+    for switches, text in (({}, chat), ({"continue_final_message": True}, open_end)):
+        checked = checked_chat(messages, template_kwargs={"add_generation_prompt": False, **switches})
+        assert tokenizer.apply_chat_template(checked) == tokenizer.encode(text)
+    with pytest.raises(InvalidRequest, match="refuses these messages"):
+        tokenizer.apply_chat_template(checked_chat(messages, template_kwargs={"continue_final_message": True}))
+    assert tokenizer.info()["chat_template"] == CHAT_TEMPLATE
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,8 @@ from engine import backend, build
 from engine.backend import XLA, RotatedByXLA, choose_backend, default_page_size, tpu_backend
 from engine.config import EngineConfig
 from engine.errors import ConfigurationError
-from engine.topology import chips_of, compiling_for, placed
+from engine.mesh import DeviceMesh
+from engine.topology import chips_of, compiling_for
 
 V5E = CHIPS["TPU v5 lite"]
 PAGE_SIZE, PAGES_PER_SEQ, TOKENS, ROWS = 8, 4, 24, 4
@@ -167,7 +168,7 @@ def test_the_kernel_compiles_and_copies_no_pages(topology, heads, kv_heads, head
         return TPUAttention(CHIPS[chip.device_kind])(pages, q, k, v, table, sm_scale=0.1, sliding_window=100)
 
     with compiling_for(chip):
-        compiled = jax.jit(step, donate_argnums=0).lower(*placed((pages, q, k, k, table), chip)).compile()
+        compiled = jax.jit(step, donate_argnums=0).lower(*DeviceMesh((chip,)).shapes((pages, q, k, k, table))).compile()
 
     sizes = compiled.memory_analysis()
     assert sizes.alias_size_in_bytes == metadata.num_bytes

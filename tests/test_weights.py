@@ -11,23 +11,25 @@ import numpy as np
 import pytest
 from checkpoints import VARIANTS, build_checkpoint, random_tensors, write_tensors
 from flax import nnx
-from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding
 from numpy.typing import NDArray
 
 from engine.errors import ConfigurationError
+from engine.mesh import DeviceMesh, one_device
 from engine.models import weights
-from engine.models.checkpoint import Checkpoint
+from engine.models.checkpoint import Checkpoint, open_checkpoint
 from engine.models.decoder import Decoder
 from engine.models.families import read_model_config
+from engine.models.sharding import spread
 from engine.models.weights import load_decoder, parameter_bytes
 
-FUSED_AXIS = {"qkv_kernel": 2, "gate_up_kernel": 1, "qkv_bias": 1, "gate_up_bias": 0}
 EMBEDDING, Q_PROJ = "model.embed_tokens.weight", "model.layers.1.self_attn.q_proj.weight"
 
 
 def load(directory: Path, dtype: Any = jnp.float32, **options: Any) -> Decoder:
     """The decoder of a directory, without watching it load."""
-    return load_decoder(directory, read_model_config(directory), dtype, **{"progress": _ignore, **options})
+    return load_decoder(
+        directory, read_model_config(directory), dtype, **{"mesh": one_device(), "progress": _ignore, **options}
+    )
 
 
 def _ignore(done: int, total: int) -> None:
@@ -123,32 +125,9 @@ def test_progress_counts_every_byte(tmp_path: Path, variant: str) -> None:
     assert [done for done, _ in heard] == np.cumsum([value.nbytes for value in parameters.values()]).tolist()
 
 
-def _split(axis_from_end: int) -> Any:
-    """Places each parameter over two devices along one of its axes, where that is even and not fused."""
-    mesh = Mesh(np.array(jax.devices()[:2]), ("tp",))
-
-    def place(name: str, shape: tuple[int, ...]) -> Sharding:
-        axis = len(shape) - 1 - axis_from_end
-        splits = axis >= 0 and shape[axis] % 2 == 0 and axis != FUSED_AXIS.get(name.rsplit(".", 1)[-1])
-        return NamedSharding(mesh, PartitionSpec(*[None] * axis, "tp") if splits else PartitionSpec())
-
-    return place
-
-
-@pytest.mark.parametrize("axis_from_end", [0, 1, 2, 3])
-def test_any_placement_holds_the_same_model(tmp_path: Path, axis_from_end: int) -> None:
-    """Parameters split over two devices along any axis are, put together, those of one device."""
-    directory = build_checkpoint(tmp_path, "llama_linear")
-
-    whole, split = load(directory), load(directory, place=_split(axis_from_end))
-
-    assert any(not value.is_fully_replicated for value in parameters_of(split).values())
-    assert_same(whole, split)
-
-
 def test_each_device_reads_its_own_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Split by heads, width and vocabulary, loading reads every element of those tensors once."""
-    directory, place = build_checkpoint(tmp_path, "llama2"), _split(axis_from_end=1)
+    directory = build_checkpoint(tmp_path, "llama2", vocab_size=256)
     read: dict[str, int] = {}
 
     def count(checkpoint: Checkpoint, name: str, index: Any, plain: Any = Checkpoint.read) -> Any:
@@ -157,11 +136,14 @@ def test_each_device_reads_its_own_part(tmp_path: Path, monkeypatch: pytest.Monk
         return part
 
     monkeypatch.setattr(Checkpoint, "read", count)
-    load(directory, place=place)
+    config = spread(read_model_config(directory), 2)
+    mesh = DeviceMesh(tuple(jax.devices()[:2]))
+    load_decoder(directory, config, np.float32, mesh=mesh, progress=_ignore)
 
-    tensors = tensors_of("llama2")
-    for name in (EMBEDDING, "model.layers.0.self_attn.o_proj.weight", "model.layers.0.mlp.down_proj.weight"):
-        assert read[name] == tensors[name].size
+    with open_checkpoint(directory) as checkpoint:
+        for name in checkpoint.files:
+            parts = 2 if name.endswith("norm.weight") else 1  # which both have
+            assert read[name] == parts * np.prod(checkpoint.shape(name))
 
 
 def rewrite(directory: Path, variant: str = "llama2", **changes: NDArray[np.float32] | None) -> Path:

@@ -1,6 +1,11 @@
 """What a decoder looks like: the numbers that a checkpoint's ``config.json`` comes down to."""
 
 from dataclasses import dataclass
+from itertools import groupby
+
+VOCABULARY_BLOCK = 128
+"""Tokens that the sampler looks at together. A device has whole ones, so that draws do not depend on how many devices
+there are."""
 
 
 @dataclass(frozen=True)
@@ -44,12 +49,41 @@ class ModelConfig:
     eos_token_ids: tuple[int, ...] = ()
     dtype: str = "float32"
     """The checkpoint's own dtype; what it is served in is EngineConfig's to say."""
+    tensor_parallel_size: int = 1
+    """Devices that heads, feed-forward and vocabulary are split over (engine/models/sharding.py)."""
+
+    @property
+    def kv_replicas(self) -> int:
+        """How many devices have the same kv head, each for its own part of the query heads, where there are too few."""
+        return max(1, self.tensor_parallel_size // self.num_kv_heads)
+
+    @property
+    def stored_kv_heads(self) -> int:
+        """kv heads on all devices together, replicas included."""
+        return self.num_kv_heads * self.kv_replicas
 
     @property
     def group_size(self) -> int:
-        """Query heads that share one kv head."""
-        return self.num_heads // self.num_kv_heads
+        """Query heads that share one kv head of the same device."""
+        return self.num_heads // self.stored_kv_heads
+
+    @property
+    def padded_vocab_size(self) -> int:
+        """Rows of the embedding and columns of logits: as many on every device, in whole blocks of the sampler."""
+        return padded_vocab_size(self.vocab_size, self.tensor_parallel_size)
+
+    @property
+    def runs(self) -> tuple[int, ...]:
+        """The layers in order, counted by how many alike follow each other: what one ``lax.scan`` can go through."""
+        alike = groupby(self.window(layer) for layer in range(self.num_layers))
+        return tuple(len(list(run)) for _, run in alike)
 
     def window(self, layer: int) -> int | None:
         """The sliding window of one layer, None where it sees everything."""
         return self.sliding_windows[layer] if self.sliding_windows else None
+
+
+def padded_vocab_size(vocab_size: int, devices: int) -> int:
+    """A vocabulary, and what has to be added for so many devices to have as much of it each, in whole blocks."""
+    even = devices * VOCABULARY_BLOCK
+    return vocab_size if devices == 1 else -(-vocab_size // even) * even

@@ -11,16 +11,24 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 from jax import Array
 
+from engine.mesh import TP
 from engine.models.config import ModelConfig
 from engine.models.linear import dense, flatten, logits, look_up, pack, pack_table
 from engine.models.rope import Rotation, inverse_frequencies, rotation
+from engine.models.sharding import part_of
+
+NO_TOKEN_LOGIT = np.float32(-3e38)
+"""Of what pads the vocabulary: finite, and below whatever the sampler gives to tokens that may not be drawn."""
 
 LayerCache = Array | None
-Attend = Callable[[LayerCache, Array, Array, Array, Rotation, int | None], tuple[LayerCache, Array]]
-"""(cache, q[..., heads, head_dim], k[..., kv_heads, head_dim], v like k, rotation, window) -> (cache, like q).
+Place = int | Array
+"""Which of the layers that share a cache one is; i32[] while they are gone through by ``lax.scan``."""
+Attend = Callable[[LayerCache, Place, Array, Array, Array, Rotation, int | None], tuple[LayerCache, Array]]
+"""(cache, place, q[..., heads, head_dim], k[..., kv_heads, head_dim], v like k, rotation, window) -> (cache, like q).
 
 It is ``attend`` that turns q and k by the rotation, as a kernel does that in passing."""
 
@@ -42,7 +50,7 @@ class Attention(nnx.Module):
     """Rotary self-attention. q, k and v are one kernel, grouped by kv head so that it shards over them."""
 
     def __init__(self, config: ModelConfig, layer: int, rngs: nnx.Rngs) -> None:
-        grouped = (config.num_kv_heads, config.group_size + 2, config.head_dim)
+        grouped = (config.stored_kv_heads, config.group_size + 2, config.head_dim)
         init = nnx.initializers.normal(0.02)
         self.qkv_kernel = nnx.Param(init(rngs.params(), (config.hidden_size, *grouped)))
         self.qkv_bias = nnx.Param(jnp.zeros(grouped)) if config.qkv_bias else None
@@ -52,15 +60,18 @@ class Attention(nnx.Module):
         self.q_norm = RMSNorm(config.head_dim, config.rms_norm_eps) if config.qk_norm else None
         self.k_norm = RMSNorm(config.head_dim, config.rms_norm_eps) if config.qk_norm else None
         self.window = config.window(layer)
+        self.axis = tensor_axis(config)
 
-    def __call__(self, x: Array, rotation: Rotation, cache: LayerCache, attend: Attend) -> tuple[LayerCache, Array]:
+    def __call__(
+        self, x: Array, rotation: Rotation, cache: LayerCache, place: Place, attend: Attend
+    ) -> tuple[LayerCache, Array]:
         grouped = dense(x, self.qkv_kernel, self.qkv_bias)
         q = grouped[..., :-2, :].reshape(*x.shape[:-1], -1, grouped.shape[-1])
         k, v = grouped[..., -2, :], grouped[..., -1, :]
         if self.q_norm is not None and self.k_norm is not None:
             q, k = self.q_norm(q), self.k_norm(k)
-        cache, attended = attend(cache, q, k, v, rotation, self.window)
-        return cache, dense(attended.reshape(*x.shape[:-1], -1), self.o_kernel, self.o_bias)
+        cache, attended = attend(cache, place, q, k, v, rotation, self.window)
+        return cache, dense(attended.reshape(*x.shape[:-1], -1), self.o_kernel, self.o_bias, self.axis)
 
 
 class GatedMLP(nnx.Module):
@@ -74,10 +85,12 @@ class GatedMLP(nnx.Module):
         down_init = nnx.initializers.normal(0.02 / (2 * config.num_layers) ** 0.5)
         self.down_kernel = nnx.Param(down_init(rngs.params(), (config.intermediate_size, config.hidden_size)))
         self.down_bias = nnx.Param(jnp.zeros((config.hidden_size,))) if config.mlp_bias else None
+        self.axis = tensor_axis(config)
 
     def __call__(self, x: Array) -> Array:
         gate_up = dense(x, self.gate_up_kernel, self.gate_up_bias)
-        return dense(jax.nn.silu(gate_up[..., 0, :]) * gate_up[..., 1, :], self.down_kernel, self.down_bias)
+        activated = jax.nn.silu(gate_up[..., 0, :]) * gate_up[..., 1, :]
+        return dense(activated, self.down_kernel, self.down_bias, self.axis)
 
 
 class DecoderLayer(nnx.Module):
@@ -89,10 +102,32 @@ class DecoderLayer(nnx.Module):
         self.mlp_norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
         self.mlp = GatedMLP(config, rngs)
 
-    def __call__(self, x: Array, rotation: Rotation, cache: LayerCache, attend: Attend) -> tuple[LayerCache, Array]:
-        cache, attended = self.attention(self.attention_norm(x), rotation, cache, attend)
+    def __call__(
+        self, x: Array, rotation: Rotation, cache: LayerCache, place: Place, attend: Attend
+    ) -> tuple[LayerCache, Array]:
+        cache, attended = self.attention(self.attention_norm(x), rotation, cache, place, attend)
         x = x + attended
         return cache, x + self.mlp(self.mlp_norm(x))
+
+
+class LayerStack(nnx.Module):
+    """Layers that are alike, each parameter one array of them all: compiled once, and gone through by ``lax.scan``."""
+
+    def __init__(self, layers: Sequence[DecoderLayer]) -> None:
+        graph = nnx.graphdef(layers[0])
+        stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *(nnx.state(layer) for layer in layers))
+        self.layer = nnx.merge(graph, stacked)
+        self.count = len(layers)
+
+    def __call__(self, x: Array, rotation: Rotation, cache: LayerCache, attend: Attend) -> tuple[LayerCache, Array]:
+        graph, weights = nnx.split(self.layer)
+
+        def one(carry: tuple[LayerCache, Array], each: tuple[Any, Array]) -> tuple[tuple[LayerCache, Array], None]:
+            (cache, x), (weights, place) = carry, each
+            return nnx.merge(graph, weights)(x, rotation, cache, place, attend), None
+
+        places = jnp.arange(self.count, dtype=jnp.int32)
+        return jax.lax.scan(one, (cache, x), (weights, places))[0]
 
 
 class Decoder(nnx.Module):
@@ -100,9 +135,11 @@ class Decoder(nnx.Module):
 
     def __init__(self, config: ModelConfig, rngs: nnx.Rngs) -> None:
         init = nnx.initializers.normal(0.02)
-        vocabulary = (config.vocab_size, config.hidden_size)
+        vocabulary = (config.padded_vocab_size, config.hidden_size)
         self.embedding = nnx.Param(init(rngs.params(), vocabulary))
-        self.layers = nnx.List([DecoderLayer(config, layer, rngs) for layer in range(config.num_layers)])
+        self.layers: nnx.List[DecoderLayer | LayerStack] = nnx.List(
+            [DecoderLayer(config, layer, rngs) for layer in range(config.num_layers)]
+        )
         self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
         self.lm_head = None if config.tied_embeddings else nnx.Param(init(rngs.params(), vocabulary))
         self.config = config
@@ -110,12 +147,15 @@ class Decoder(nnx.Module):
     def __call__(
         self, token_ids: Array, positions: Array, caches: Sequence[LayerCache], attend: Attend
     ) -> tuple[list[LayerCache], Array]:
-        """i32[...] ids and positions, one cache per layer -> caches, normed hidden states [..., hidden]."""
+        """i32[...] ids and positions, one cache per layer or stack -> caches, normed hidden states [..., hidden]."""
         turns = rotation(positions, inverse_frequencies(self.config.head_dim, self.config.rope))
-        x = look_up(self.embedding, token_ids)
+        x = look_up(self.embedding, token_ids, tensor_axis(self.config))
         written: list[LayerCache] = []
         for layer, cache in zip(self.layers, caches, strict=True):
-            cache, x = layer(x, turns, cache, attend)
+            if isinstance(layer, LayerStack):
+                cache, x = layer(x, turns, cache, attend)
+            else:
+                cache, x = layer(x, turns, cache, 0, attend)
             written.append(cache)
         return written, self.norm(x)
 
@@ -125,8 +165,8 @@ class Decoder(nnx.Module):
         return self.embedding if self.lm_head is None else self.lm_head
 
     def logits(self, hidden: Array) -> Array:
-        """f[..., hidden] -> f32[..., vocab]."""
-        return logits(hidden, self.head)
+        """f[..., hidden] -> f32[..., vocab]; of each device its own part of the padded vocabulary."""
+        return without_padding(logits(hidden, self.head), self.config)
 
     def pack(self) -> None:
         """Repack every weight for the CPU's own kernels, one at a time; activations are float32 from then on.
@@ -136,18 +176,41 @@ class Decoder(nnx.Module):
         self.embedding = pack_table(self.embedding)
         if self.lm_head is not None:
             self.lm_head = pack_table(self.lm_head)
-        self._replace_kernels(pack)
+        self._replace_kernels(lambda _, kernel: pack(kernel))
 
     def flatten(self) -> None:
-        """Make every kernel a matrix, one at a time: what a TPU multiplies by where it lies."""
-        self._replace_kernels(flatten)
+        """Make every kernel a matrix: what a TPU multiplies by where it lies."""
+        devices = self.config.tensor_parallel_size
+        self._replace_kernels(lambda name, kernel: flatten(kernel, part_of(name, kernel.shape, devices)[1:]))
 
-    def _replace_kernels(self, made_of: Callable[[nnx.Param[Array]], nnx.Param[Any]]) -> None:
+    def stack(self) -> None:
+        """Make each run of layers that are alike a LayerStack."""
+        layers = iter(list(self.layers))
+        self.layers = nnx.List(
+            [LayerStack([next(layers) for _ in range(count)]) for count in self.config.runs]  # type: ignore[misc]
+        )
+
+    def _replace_kernels(self, made_of: Callable[[str, nnx.Param[Array]], nnx.Param[Any]]) -> None:
         for layer in self.layers:
+            assert isinstance(layer, DecoderLayer), "before they are stacked"
             for module, name in (
                 (layer.attention, "qkv_kernel"),
                 (layer.attention, "o_kernel"),
                 (layer.mlp, "gate_up_kernel"),
                 (layer.mlp, "down_kernel"),
             ):
-                setattr(module, name, made_of(getattr(module, name)))
+                setattr(module, name, made_of(name, getattr(module, name)))
+
+
+def tensor_axis(config: ModelConfig) -> str | None:
+    """The mesh axis that a model is split over; None on one device."""
+    return TP if config.tensor_parallel_size > 1 else None
+
+
+def without_padding(logits: Array, config: ModelConfig) -> Array:
+    """Logits f32[..., part of the vocabulary] of this device, those of ids that are no tokens below all others."""
+    if config.padded_vocab_size == config.vocab_size:
+        return logits
+    count = logits.shape[-1]
+    ids = jax.lax.axis_index(TP) * count + jnp.arange(count)
+    return jnp.where((ids < config.vocab_size).reshape((1,) * (logits.ndim - 1) + (-1,)), logits, NO_TOKEN_LOGIT)

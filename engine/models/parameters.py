@@ -65,6 +65,8 @@ class Piece:
     """Its first axis, told apart into the parameter's output axes."""
     region: Index
     """Where it lies within the parameter."""
+    repeats: int = 1
+    """How often each entry of the first axis lies there, one after the other: kv heads that several devices have."""
 
 
 @dataclass(frozen=True)
@@ -74,6 +76,10 @@ class Parameter:
     name: str
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
+    kv_replicas: int = 1
+    """How often each kv head lies in it, where it has kv heads (ModelConfig.kv_replicas)."""
+    padding: int = 0
+    """Rows of zeros at the end of a table that the checkpoint does not have."""
 
     @property
     def nbytes(self) -> int:
@@ -97,17 +103,19 @@ class Parameter:
         inner = {Layout.VECTOR: (), Layout.TABLE: self.shape[-1:], Layout.KERNEL: self.shape[:1]}[self.layout]
         out = self.shape[1:] if self.layout is Layout.KERNEL else self.shape[: len(self.shape) - len(inner)]
         if len(self.tensors) == 1:
-            return [Piece(self.tensors[0], (math.prod(out), *inner), out, ())]
+            return [Piece(self.tensors[0], (math.prod(out) - self.padding, *inner), out, ())]
         *lead, width, last = out
         edges = [0, *range(width - len(self.tensors) + 1, width + 1)]
+        repeats = [1, *[self.kv_replicas] * (len(self.tensors) - 1)]
         return [
             Piece(
                 tensor,
-                (math.prod(lead) * (stop - start) * last, *inner),
+                (math.prod(lead) // often * (stop - start) * last, *inner),
                 (*lead, stop - start, last),
                 (*[slice(None)] * len(lead), slice(start, stop)),
+                often,
             )
-            for tensor, start, stop in zip(self.tensors, edges[:-1], edges[1:], strict=True)
+            for tensor, start, stop, often in zip(self.tensors, edges[:-1], edges[1:], repeats, strict=True)
         ]
 
     @property
@@ -133,6 +141,13 @@ def _read(checkpoint: Checkpoint, piece: Piece, index: Index) -> NDArray[Any]:
     lead = next((axis for axis, size in enumerate(out) if size > 1), 0)
     start, stop, _ = index[lead].indices(out[lead])
     row = math.prod(out[lead + 1 :])
-    stored = checkpoint.read(piece.tensor, (slice(start * row, stop * row), *index[len(out) :]))
-    block = stored.reshape(*out[:lead], stop - start, *out[lead + 1 :], *stored.shape[1:])
+    first, past = start // piece.repeats, -(-stop // piece.repeats)
+    end = min(past * row, piece.stored[0])  # rows past the last pad a table
+    stored = checkpoint.read(piece.tensor, (slice(min(first * row, end - 1), end), *index[len(out) :]))
+    stored = stored[: max(0, end - first * row)]
+    missing = (past - first) * row - len(stored)
+    stored = np.pad(stored, ((0, missing), *[(0, 0)] * (stored.ndim - 1))) if missing else stored
+    block = stored.reshape(*out[:lead], past - first, *out[lead + 1 :], *stored.shape[1:])
+    if piece.repeats > 1:
+        block = np.repeat(block, piece.repeats, lead)[start - first * piece.repeats :][: stop - start]
     return block[(slice(None),) * (lead + 1) + index[lead + 1 : len(out)]]

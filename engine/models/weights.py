@@ -1,26 +1,25 @@
 """Loads a decoder: the tensors of a Hugging Face directory, streamed into the parameters on their devices."""
 
-import functools
+import math
 import re
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
-from jax.sharding import Sharding, SingleDeviceSharding
 from jax.typing import DTypeLike
 
 from engine.errors import ConfigurationError
+from engine.mesh import DeviceMesh
 from engine.models.checkpoint import Checkpoint, open_checkpoint
 from engine.models.config import ModelConfig
 from engine.models.decoder import Decoder
-from engine.models.parameters import Parameter, assemble
+from engine.models.parameters import TENSORS, Layout, Parameter
+from engine.models.placement import Arrange, Placement, as_it_is, placed_spec, source_names
+from engine.models.sharding import part_of
 
-Place = Callable[[str, tuple[int, ...]], Sharding]
-"""The sharding of a parameter, from its name (``layers.0.mlp.down_kernel``) and shape; never along a fused axis."""
 Progress = Callable[[int, int], None]
 """Hears, after each parameter, the bytes placed so far and in all."""
 
@@ -31,66 +30,82 @@ COMPARED_ROWS = 4096
 
 
 def load_decoder(
-    directory: Path, config: ModelConfig, dtype: DTypeLike, *, place: Place | None = None, progress: Progress
+    directory: Path,
+    config: ModelConfig,
+    dtype: DTypeLike,
+    *,
+    mesh: DeviceMesh,
+    arrange: Arrange = as_it_is,
+    progress: Progress,
 ) -> Decoder:
     """The decoder of a Hugging Face directory, its parameters in ``dtype`` but for norm scales, which stay float32.
 
-    Each parameter is read straight into the shards that ``place`` calls for (None: all on the first device), so
-    that the host never holds more than one. Raises ConfigurationError naming the tensor or file that is missing,
-    misshapen, corrupt or unknown, before any weight is read.
+    Each parameter of a layer is read straight into the devices' parts of it, as ``arrange`` makes a decoder, so that the
+    host never holds more than one. Raises ConfigurationError naming the tensor or file that is missing, misshapen,
+    corrupt or unknown, before any weight is read.
     """
-    graph, abstract = nnx.split(_abstract(config))
-    flat = nnx.to_flat_state(abstract)
-    parameters = [_parameter(path, variable, dtype) for path, variable in flat]
-    done, total = 0, sum(parameter.nbytes for parameter in parameters)
+    graph, abstract = nnx.split(_abstract(config, arrange))
+    parameters = _parameters(config, dtype)
+    done, total = 0, sum(parameter.nbytes for parameter in parameters.values())
     loaded = []
+
+    def hear(parameter: Parameter) -> None:
+        nonlocal done
+        done += parameter.nbytes
+        progress(done, total)
+
     with open_checkpoint(directory) as checkpoint:
-        _verify(checkpoint, parameters, config)
-        for parameter, (path, variable) in zip(parameters, flat, strict=True):
-            sharding = (place or _first_device)(parameter.name, parameter.shape)
-            read = functools.partial(assemble, checkpoint, parameter)
-            array = jax.make_array_from_callback(parameter.shape, sharding, read)
-            jax.block_until_ready(array)  # or transfers under way would keep their parameters on the host
-            loaded.append((path, variable.replace(array)))
-            done += parameter.nbytes
-            progress(done, total)
+        _verify(checkpoint, parameters.values(), config)
+        placement = Placement(checkpoint, mesh, hear)
+        for path, variable in nnx.to_flat_state(abstract):
+            sources = [parameters[name] for name in source_names(path, config)]
+            loaded.append((path, variable.replace(placement.load(variable, sources))))
     return nnx.merge(graph, nnx.from_flat_state(loaded))
 
 
-def abstract_decoder(config: ModelConfig, dtype: DTypeLike, prepare: Callable[[Decoder], None]) -> Decoder:
-    """The decoder that ``load_decoder`` gives and ``prepare`` then changes, of shapes alone; reads nothing."""
-    graph, abstract = nnx.split(_abstract(config, prepare))
-    shapes = [
-        (path, variable.replace(jax.ShapeDtypeStruct(variable.shape, _parameter(path, variable, dtype).dtype)))
-        for path, variable in nnx.to_flat_state(abstract)
-    ]
+def abstract_decoder(
+    config: ModelConfig, dtype: DTypeLike, *, mesh: DeviceMesh, arrange: Arrange = as_it_is
+) -> Decoder:
+    """The decoder that ``load_decoder`` gives, of shapes alone; reads nothing."""
+    graph, abstract = nnx.split(_abstract(config, arrange))
+    parameters = _parameters(config, dtype)
+    shapes = []
+    for path, variable in nnx.to_flat_state(abstract):
+        source = parameters[source_names(path, config)[0]]
+        sharding = mesh.sharding(*placed_spec(variable, source))
+        shapes.append((path, variable.replace(jax.ShapeDtypeStruct(variable.shape, source.dtype, sharding=sharding))))
     return nnx.merge(graph, nnx.from_flat_state(shapes))
 
 
 def parameter_bytes(config: ModelConfig, dtype: DTypeLike) -> int:
-    """What ``load_decoder`` will place, on all devices together; reads nothing."""
-    flat = nnx.to_flat_state(nnx.state(_abstract(config)))
-    return sum(_parameter(path, variable, dtype).nbytes for path, variable in flat)
+    """What ``load_decoder`` will place on each device; reads nothing."""
+    devices = config.tensor_parallel_size
+    return sum(
+        math.prod(part_of(parameter.name, parameter.shape, devices)) * parameter.dtype.itemsize
+        for parameter in _parameters(config, dtype).values()
+    )
 
 
-def _abstract(config: ModelConfig, prepare: Callable[[Decoder], None] | None = None) -> Decoder:
+def _abstract(config: ModelConfig, arrange: Arrange) -> Decoder:
     def make() -> Decoder:
         decoder = Decoder(config, nnx.Rngs(0))
-        if prepare is not None:
-            prepare(decoder)
+        arrange(decoder)
         return decoder
 
     return nnx.eval_shape(make)
 
 
-def _parameter(path: tuple[Any, ...], variable: Any, dtype: DTypeLike) -> Parameter:
-    name = ".".join(map(str, path))
-    return Parameter(name, variable.shape, jnp.dtype(jnp.float32 if name.endswith(".scale") else dtype))
-
-
-def _first_device(name: str, shape: tuple[int, ...]) -> Sharding:
-    del name, shape
-    return SingleDeviceSharding(jax.devices()[0])
+def _parameters(config: ModelConfig, dtype: DTypeLike) -> dict[str, Parameter]:
+    """Every parameter of every layer, by name."""
+    padding = config.padded_vocab_size - config.vocab_size
+    found = {}
+    for path, variable in nnx.to_flat_state(nnx.state(_abstract(config, as_it_is))):
+        name = ".".join(map(str, path))
+        own = jnp.dtype(jnp.float32 if name.endswith(".scale") else dtype)
+        replicas = config.kv_replicas if "qkv" in name else 1
+        table = TENSORS.get(name, (None,))[0] is Layout.TABLE
+        found[name] = Parameter(name, variable.shape, own, replicas, padding if table else 0)
+    return found
 
 
 def _verify(checkpoint: Checkpoint, parameters: Iterable[Parameter], config: ModelConfig) -> None:

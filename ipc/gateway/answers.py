@@ -4,11 +4,12 @@ import math
 
 import msgspec
 from starlette.exceptions import HTTPException
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
 from ipc.errors import ConnectFailed, ConnectionLost, OdriverError, RequestFailed
 from ipc.gateway.bodies import JSON
+from ipc.gateway.disconnect import Disconnected
 from ipc.openai_answers import ErrorAnswer
 from ipc.openai_format import STATUS, error_answer
 from ipc.openai_requests import BodyError
@@ -34,7 +35,8 @@ def failure(error: Exception) -> tuple[int, ErrorAnswer, float | None]:
     retry_after = None
     match error:
         case BodyError():
-            return error.status, error_answer(str(error), error.status, error.code, error.param), None
+            retry_after = getattr(error, "retry_after", None)
+            return error.status, error_answer(str(error), error.status, error.code, error.param), retry_after
         case RequestFailed():
             status, code = STATUS.get(error.code, 500), error.code
             if status in (429, 503):
@@ -61,4 +63,12 @@ async def answer_failure(request: Request, error: Exception) -> Response:
     return json_answer(answer, status, headers)
 
 
-HANDLERS = dict.fromkeys((BodyError, OdriverError, HTTPException, Exception), answer_failure)
+async def answer_nobody(request: Request, error: Exception) -> Response:
+    """To who has hung up; the status is for the log (nginx's)."""
+    del request, error
+    return Response(status_code=499)
+
+
+HANDLERS = dict.fromkeys((BodyError, OdriverError, HTTPException, Exception), answer_failure) | dict.fromkeys(
+    (Disconnected, ClientDisconnect), answer_nobody
+)

@@ -3,41 +3,22 @@
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from pathlib import Path
 
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
-from starlette.requests import Request
-from starlette.responses import FileResponse
-from starlette.routing import Mount, Route
-from starlette.staticfiles import StaticFiles
+from starlette.routing import Route
 
-from ipc.gateway import chat_completions, completions, health, models
+from ipc.gateway import openapi, page_files
+from ipc.gateway.admission import Admission
 from ipc.gateway.answers import HANDLERS
+from ipc.gateway.callers import Callers
 from ipc.gateway.daemons import Daemons
+from ipc.gateway.operations import OPERATIONS, Operation
 from ipc.gateway.request_id import RequestIds
 
-PAGE = Path(__file__).with_name("page")
 
-
-async def _page(request: Request) -> FileResponse:
-    del request
-    return FileResponse(PAGE / "index.html")
-
-
-ROUTES = [
-    Route("/v1/chat/completions", chat_completions.create, methods=["POST"]),
-    Route("/v1/completions", completions.create, methods=["POST"]),
-    Route("/v1/models", models.index),
-    Route("/v1/models/{model:path}", models.show),
-    Route("/health", health.health),
-    Route("/", _page),
-    Mount("/page", StaticFiles(directory=PAGE)),
-]
-
-
-def make_app(daemons: Daemons) -> Starlette:
-    """Answers for these daemons, to which it is connected for the app's lifespan."""
+def make_app(daemons: Daemons, callers: Callers) -> Starlette:
+    """Answers callers for these daemons, to which it is connected for the app's lifespan."""
 
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
@@ -45,7 +26,21 @@ def make_app(daemons: Daemons) -> Starlette:
         async with daemons:
             yield
 
-    app = Starlette(routes=ROUTES, middleware=[Middleware(RequestIds)], exception_handlers=HANDLERS, lifespan=lifespan)
-    app.state.daemons = daemons
+    app = Starlette(
+        routes=[*map(_route, OPERATIONS), Route("/openapi.json", openapi.show), *page_files.ROUTES],
+        middleware=[Middleware(RequestIds)],
+        exception_handlers=HANDLERS,
+        lifespan=lifespan,
+    )
+    app.state.daemons, app.state.callers = daemons, callers
     app.state.started_at = int(time.time())
     return app
+
+
+def _route(operation: Operation) -> Route:
+    return Route(
+        operation.path,
+        operation.run,
+        methods=["GET" if operation.body is None else "POST"],
+        middleware=[] if operation.public else [Middleware(Admission)],
+    )

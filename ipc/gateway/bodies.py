@@ -4,12 +4,15 @@ from typing import TypeVar
 
 from starlette.requests import Request
 
+from ipc.frames import MAX_MESSAGE_BYTES
 from ipc.openai_format import decoded
 from ipc.openai_requests import BodyError
 
 Body = TypeVar("Body")
 
 JSON = "application/json"
+MAX_BODY_BYTES = 2 * MAX_MESSAGE_BYTES
+"""No more is read of a body; what it comes to in the daemon's protocol has a limit of its own."""
 
 
 async def read(request: Request, kind: type[Body]) -> Body:
@@ -18,4 +21,19 @@ async def read(request: Request, kind: type[Body]) -> Body:
     if content_type.partition(";")[0].strip().lower() != JSON:
         said = f"not {content_type!r}" if content_type else "which the request does not say"
         raise BodyError(f"the content type must be {JSON}, {said}", status=415, code="unsupported_media_type")
-    return decoded(await request.body(), kind)
+    return decoded(await _bytes(request), kind)
+
+
+async def _bytes(request: Request) -> bytes:
+    parts, size = [], 0
+    _check_size(int(request.headers.get("content-length", 0)))
+    async for part in request.stream():
+        parts.append(part)
+        size += len(part)
+        _check_size(size)
+    return b"".join(parts)
+
+
+def _check_size(size: int) -> None:
+    if size > MAX_BODY_BYTES:
+        raise BodyError(f"a body may have {MAX_BODY_BYTES} bytes", status=413, code="message_too_long")

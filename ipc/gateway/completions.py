@@ -1,5 +1,6 @@
 """``/v1/completions``."""
 
+import asyncio
 import time
 from collections.abc import AsyncGenerator
 
@@ -8,10 +9,12 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from ipc.async_client import AsyncClient, AsyncStream
+from ipc.completion import Completion
 from ipc.gateway.answers import encoded, json_answer
 from ipc.gateway.bodies import read
 from ipc.gateway.daemons import daemon_for
 from ipc.gateway.disconnect import unless_disconnected
+from ipc.gateway.echo import Echo, echoed
 from ipc.gateway.event_stream import EventStream, event
 from ipc.gateway.request_id import request_id_of
 from ipc.gateway.streams import gathered, merged
@@ -25,17 +28,20 @@ async def create(request: Request) -> Response:
     """Continue a text, or each of several."""
     body = await read(request, CompletionRequest)
     questions = body.questions()
-    daemon = await daemon_for(request, body.model)
-    name, model, created = request_id_of(request), daemon.client.welcome.model, int(time.time())
-    streams = [_asked(daemon.client, asked, stream=bool(body.stream)) for asked in questions]
+    client = (await daemon_for(request, body.model)).client
+    name, model, created = request_id_of(request), client.welcome.model, int(time.time())
+    echoes: list[Echo] = []
+    if body.echo:
+        both = await asyncio.gather(*(echoed(client, asked, body) for asked in questions))
+        questions, echoes = [asked for asked, _ in both], [echo for _, echo in both]
+    streams = [_asked(client, asked, stream=bool(body.stream)) for asked in questions]
     if body.stream:
         chunks = TextChunks(name, model, created, questions[0].params, with_usage=body.includes_usage)
-        return EventStream(_events(streams, chunks, body))
+        return EventStream(_events(streams, chunks, body, echoes))
     completions = await unless_disconnected(request.receive, gathered(streams))
-    answers = [
-        text_completion(completion, asked.params, name, model)
-        for completion, asked in zip(completions, questions, strict=True)
-    ]
+    answers = [_answer(one, name, model, asked) for one, asked in zip(completions, questions, strict=True)]
+    if echoes:
+        answers = [echo.before(*one) for echo, one in zip(echoes, zip(completions, answers, strict=True), strict=True)]
     return json_answer(_joined(answers, created))
 
 
@@ -44,15 +50,23 @@ def _asked(client: AsyncClient, asked: Question, *, stream: bool) -> AsyncStream
     return client.generate(asked.prompt, stream=stream, **asked.params)
 
 
-async def _events(streams: list[AsyncStream], chunks: TextChunks, body: CompletionRequest) -> AsyncGenerator[bytes]:
+def _answer(completion: Completion, name: str, model: str, asked: Question) -> TextCompletion:
+    return text_completion(completion, asked.params, name, model)
+
+
+async def _events(
+    streams: list[AsyncStream], chunks: TextChunks, body: CompletionRequest, echoes: list[Echo]
+) -> AsyncGenerator[bytes]:
     costs = []
     async for number, piece in merged(streams):
-        said = chunks.take(piece, number * (body.n or 1))
+        first_index = number * (body.n or 1)
+        said = echoes[number].chunks(chunks, piece, first_index) if echoes else chunks.take(piece, first_index)
         if piece.usage is not None:
-            costs.append(piece.usage)
+            costs.append(echoes[number].cost(piece.usage) if echoes else piece.usage)
             if body.includes_usage and len(costs) == len(streams):
                 said.append(chunks.total(_sum(costs)))
-        yield b"".join([event(encoded(chunk)) for chunk in said])
+        if said:
+            yield b"".join([event(encoded(chunk)) for chunk in said])
 
 
 def _joined(answers: list[TextCompletion], created: int) -> TextCompletion:

@@ -2,32 +2,42 @@
 
 import asyncio
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Any, NamedTuple, Self, TypeVar
+from weakref import WeakKeyDictionary
 
 from starlette.requests import Request
 
 from ipc.async_client import AsyncClient
 from ipc.errors import ConnectFailed
+from ipc.gateway.admission import caller_of
+from ipc.gateway.callers import Caller
 from ipc.openai_format import check_model
 from ipc.openai_requests import BodyError
+
+Answer = TypeVar("Answer")
 
 logger = logging.getLogger(__name__)
 
 CONNECT_TIMEOUT = 5.0
-"""Seconds that a daemon has to answer when it is connected to."""
+STATUS_TIMEOUT = 3.0
+"""Seconds that it has to say how it is."""
 RETRY_INTERVAL = 1.0
 """Seconds between attempts to reach a daemon at the start."""
 
 
 class Daemon:
-    """One of them, which may come and go."""
+    """One of them, which may come and go; it has ``timeout`` seconds to answer when it is connected to."""
 
-    def __init__(self, address: str, key: Path | None = None) -> None:
+    def __init__(self, address: str, key: Path | None = None, timeout: float = CONNECT_TIMEOUT) -> None:
         self.address = address
-        self.client = AsyncClient(address, CONNECT_TIMEOUT, key=key)
+        self.client = AsyncClient(address, timeout, key=key)
+        """The gateway's own connection."""
+        self._timeout = timeout
+        self._clients: WeakKeyDictionary[Caller, AsyncClient] = WeakKeyDictionary()
+        self._asking: dict[str, asyncio.Task[Any]] = {}
 
     @property
     def model(self) -> str | None:
@@ -41,6 +51,43 @@ class Daemon:
         """Be connected to it; raises ConnectFailed."""
         await self.client.connect()
 
+    def client_of(self, caller: Caller) -> AsyncClient:
+        """The connection that this one's requests go over; everybody's is the gateway's own."""
+        if not caller.name:
+            return self.client
+        client = self._clients.get(caller)
+        if client is None:
+            client = self._clients[caller] = caller.client(self.address, self._timeout)
+        return client
+
+    async def close(self) -> None:
+        """End the connections."""
+        for client in (self.client, *self._clients.values()):
+            await client.close()
+
+    async def status(self) -> dict[str, Any]:
+        """Its numbers; raises ConnectFailed and RequestFailed. However many ask at once, the daemon is asked once."""
+        return await self._asked("status", self.client.status)
+
+    async def metrics(self) -> str:
+        """What it would tell Prometheus; otherwise as ``status``."""
+        return await self._asked("metrics", self.client.metrics)
+
+    async def _asked(self, what: str, ask: Callable[[], Coroutine[Any, Any, Answer]]) -> Answer:
+        asking = self._asking.get(what)
+        if asking is None:
+            asking = self._asking[what] = asyncio.create_task(ask())
+            asking.add_done_callback(lambda done: self._forget(what, done))
+        try:
+            return await asyncio.wait_for(asyncio.shield(asking), STATUS_TIMEOUT)
+        except TimeoutError:
+            raise ConnectFailed.silent(self.address) from None
+
+    def _forget(self, what: str, asking: asyncio.Task[Any]) -> None:
+        del self._asking[what]
+        if not asking.cancelled():
+            asking.exception()  # whoever asked may have given up
+
     async def reach_at_last(self) -> None:
         """Be connected to it, as soon as it is there."""
         while True:
@@ -52,6 +99,13 @@ class Daemon:
             else:
                 logger.info("connected to %s, which serves %s", self.address, self.model)
                 return
+
+
+class Reached(NamedTuple):
+    """A daemon, and a caller's connection to it."""
+
+    daemon: Daemon
+    client: AsyncClient
 
 
 class Daemons:
@@ -72,7 +126,7 @@ class Daemons:
             task.cancel()
         await asyncio.gather(*self._reaching, return_exceptions=True)
         for daemon in self._daemons:
-            await daemon.client.close()
+            await daemon.close()
 
     def __iter__(self) -> Iterator[Daemon]:
         return iter(self._daemons)
@@ -107,7 +161,11 @@ class Daemons:
         return daemon.model is not None and (model == daemon.model or (model is None and len(self._daemons) == 1))
 
 
-async def daemon_for(request: Request, model: str | None) -> Daemon:
-    """Who is to answer this request; raises as ``Daemons.serving``."""
+async def daemon_for(request: Request, model: str | None) -> Reached:
+    """Who is to answer this request; raises as ``Daemons.serving``, and ConnectFailed where the caller's key is refused."""
     daemons: Daemons = request.app.state.daemons
-    return await daemons.serving(model)
+    daemon = await daemons.serving(model)
+    client = daemon.client_of(caller_of(request))
+    if client is not daemon.client:
+        await client.connect()
+    return Reached(daemon, client)

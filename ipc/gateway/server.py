@@ -1,20 +1,28 @@
 """``odriver gateway``: serves the app until it is told to end."""
 
+import asyncio
+import errno
 import logging
 import os
 import signal
 import socket
+from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import uvicorn
 from rich.console import Console
+from starlette.applications import Starlette
 
+from engine.errors import ConfigurationError
+from ipc.addresses import is_loopback
 from ipc.errors import AddressError, AddressInUse
 from ipc.gateway.app import make_app
+from ipc.gateway.callers import Callers
 from ipc.gateway.daemons import Daemon, Daemons
 from ipc.logs import configure_logging
+from ipc.systemd import notify
 
 logger = logging.getLogger(__name__)
 
@@ -30,6 +38,7 @@ def run(
     host: str = "127.0.0.1",
     port: int = 8000,
     key: Path | None = None,
+    api_keys: Path | None = None,
     drain_timeout: float = DRAIN_TIMEOUT,
     **tls: Any,
 ) -> int:
@@ -37,21 +46,49 @@ def run(
     console = Console(stderr=True)
     configure_logging(console)
     logging.getLogger("uvicorn").setLevel(logging.INFO)
-    daemons = Daemons([Daemon(address, key) for address in addresses])
+    _check_reach(host, api_keys, tls)
+    callers = Callers(api_keys, key)
+    app = make_app(Daemons([Daemon(address, key) for address in addresses]), callers)
     with closing(_listen(host, port)) as listening:
         scheme = "https" if tls.get("ssl_certfile") else "http"
         at = f"[{host}]" if ":" in host else host
-        logger.info("serving at %s://%s:%d", scheme, at, listening.getsockname()[1])
-        server = uvicorn.Server(_config(daemons, drain_timeout, tls))
+        url = f"{scheme}://{at}:{listening.getsockname()[1]}"
+        logger.info("serving at %s", url)
+        notify("READY=1", f"STATUS={url}")
+        server = _Server(_config(app, drain_timeout, tls))
+        server.when_hung_up = callers.reload
         for number in (signal.SIGTERM, signal.SIGINT):  # which uvicorn raises again when it has ended in order
             signal.signal(number, lambda *_: None)
         server.run([listening])
     return os.EX_OK if server.started else 1
 
 
-def _config(daemons: Daemons, drain_timeout: float, tls: dict[str, Any]) -> uvicorn.Config:
+class _Server(uvicorn.Server):
+    """One that hears SIGHUP."""
+
+    when_hung_up: Callable[[], None]
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, self.when_hung_up)
+        await super().startup(sockets)
+
+
+def _check_reach(host: str, api_keys: Path | None, tls: dict[str, Any]) -> None:
+    """Raises ConfigurationError where other machines could have the daemons work without saying who they are."""
+    if is_loopback(host):
+        return
+    if api_keys is None:
+        raise ConfigurationError(
+            f"other machines may reach {host}, and anybody there could use the models: name those who may with "
+            "--api-keys FILE, or serve at 127.0.0.1"
+        )
+    if tls.get("ssl_certfile") is None:
+        logger.warning("API keys and all that is said travel unencrypted: give --ssl-certfile and --ssl-keyfile")
+
+
+def _config(app: Starlette, drain_timeout: float, tls: dict[str, Any]) -> uvicorn.Config:
     return uvicorn.Config(
-        make_app(daemons),
+        app,
         log_config=None,
         lifespan="on",
         ws="none",
@@ -65,7 +102,7 @@ def _listen(host: str, port: int) -> socket.socket:
     try:
         return socket.create_server((host, port), family=_family(host), backlog=BACKLOG)
     except OSError as error:
-        if isinstance(error, OSError) and error.errno == 98:
+        if error.errno == errno.EADDRINUSE:
             raise AddressInUse(f"address in use: another program listens at {host}, port {port}") from error
         raise AddressError(f"cannot listen at {host}, port {port}: {error.strerror or error}") from error
 

@@ -26,6 +26,7 @@ from driver.tokenizer import HuggingFaceTokenizer
 from engine.build import DEMO_MODEL
 from engine.config import ServingLimits
 from engine.execution_manager import StepShapes
+from engine.mesh import one_device
 from engine.model_io import StepLayout
 from engine.oengine import oEngine
 from engine.runner import eSurgeRunner
@@ -48,7 +49,7 @@ class NullSamplingFunctions(SamplingFunctions):
     """A sampler that gives every row the same token."""
 
     def __init__(self, shapes: StepShapes) -> None:
-        super().__init__(shapes.max_num_seqs, VOCABULARY)
+        super().__init__(shapes.max_num_seqs, VOCABULARY, one_device())
         self._shapes = shapes
 
     def sampler(self, layout: StepLayout, variant: SamplingVariant) -> Any:  # noqa: ARG002 - one does for all
@@ -85,7 +86,7 @@ def null_engine(max_num_seqs: int) -> oEngine:
     pages = HBMPageManager(1 + max_num_seqs * pages_per_seq)
     scheduler = InferenceScheduler(pages, page_size=PAGE_SIZE, max_num_seqs=max_num_seqs, max_num_batched_tokens=budget)
     allocate = functools.partial(PagedAttentionCache.allocate, metadata)
-    runner = eSurgeRunner(NullExecutionManager(shapes), shapes, allocate, seed=0)  # type: ignore[arg-type]
+    runner = eSurgeRunner(NullExecutionManager(shapes), shapes, allocate, seed=0, mesh=one_device())  # type: ignore[arg-type]
     return oEngine(scheduler, runner, pages, ServingLimits(CONTEXT, VOCABULARY, ()), run_ahead=1)
 
 

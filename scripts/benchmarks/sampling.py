@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from engine.logit_bias import neutral_bias
+from engine.mesh import one_device
 from engine.model_io import StepLayout
 from engine.penalties import neutral_penalties
 from engine.sampler import SamplingVariant
@@ -75,7 +76,7 @@ class _Bench:
     """Compiled functions over random logits; what they take donated is kept and handed on, as from step to step."""
 
     def __init__(self, vocabulary: int) -> None:
-        self.layout, self.functions = StepLayout(ROWS, ROWS, 1), SamplingFunctions(ROWS, vocabulary)
+        self.layout, self.functions = StepLayout(ROWS, ROWS, 1), SamplingFunctions(ROWS, vocabulary, one_device())
         for job in self.functions.jobs(self.layout):
             job()
         normal = np.random.default_rng(0).normal(size=(ROWS, vocabulary)).astype(np.float32)

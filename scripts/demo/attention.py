@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from engine.models.decoder import Attend, LayerCache
+from engine.models.decoder import Attend, LayerCache, Place
 from engine.models.rope import Rotation, rotate
 
 _BLOCK = 128
@@ -18,7 +18,7 @@ def causal_attend(segments: Array) -> Attend:
     bias = jnp.where(visible, 0.0, -1e9)[:, None, None]
 
     def attend(
-        cache: LayerCache, q: Array, k: Array, v: Array, rotation: Rotation, _window: int | None
+        cache: LayerCache, _place: Place, q: Array, k: Array, v: Array, rotation: Rotation, _window: int | None
     ) -> tuple[LayerCache, Array]:
         rows, _, heads, head_dim = q.shape
         q, k = rotate(q, *rotation), rotate(k, *rotation)

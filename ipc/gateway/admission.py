@@ -1,0 +1,62 @@
+"""Who gets in, and how often."""
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from ipaddress import ip_address
+
+from starlette.datastructures import Headers
+from starlette.requests import Request
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from ipc.gateway.callers import Caller, Callers
+from ipc.openai_requests import BodyError
+
+
+class Admission:
+    """Around what only callers may use: says who asks, and holds them to their limits until the answer has ended."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """As ASGI has it; raises BodyError."""
+        callers: Callers = scope["app"].state.callers
+        headers = Headers(scope=scope)
+        if callers.everybody is not None:
+            _check_host(headers.get("host", ""))
+        caller = callers.identified(headers.get("authorization"))
+        scope["state"]["caller"] = caller
+        with _open(caller):
+            await self._app(scope, receive, send)
+
+
+def caller_of(request: Request) -> Caller:
+    """Who asks."""
+    caller: Caller = request.state.caller
+    return caller
+
+
+@contextmanager
+def _open(caller: Caller) -> Iterator[None]:
+    caller.begin(time.monotonic())
+    try:
+        yield
+    finally:
+        caller.end()
+
+
+def _check_host(host: str) -> None:
+    """Raises BodyError for a name of somebody's, which a page in this machine's browser may have made its own.
+
+    A browser lets a page read what comes from the host that it came from, whatever address that name has by now (DNS
+    rebinding), and without API keys whoever reaches this address may ask.
+    """
+    name = host.rpartition(":")[0] if not host.endswith("]") and ":" in host else host
+    try:
+        ip_address(name.strip("[]"))
+    except ValueError:
+        if name.lower() not in ("localhost", ""):
+            raise BodyError(
+                f"without API keys this is served to localhost alone, and not as {name!r}", status=403, code="forbidden"
+            ) from None

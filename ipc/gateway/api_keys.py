@@ -1,0 +1,58 @@
+"""API keys: a TOML file with a table for each caller, to be read by its owner alone.
+
+    [alice]
+    api_key = "sk-..."             # what alice sends, as `Authorization: Bearer sk-...`
+    key = "alice.key"              # made by `odriver keys new alice`: whom the daemons take her for
+    requests_per_minute = 60
+    max_requests = 4
+
+Where the daemons ask for keys, a caller who has none of their own asks with the gateway's.
+"""
+
+import hashlib
+import re
+import stat
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta, Struct
+
+from ipc.errors import KeyFileError
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+
+
+class ApiKey(Struct, frozen=True, forbid_unknown_fields=True):
+    """A table of the file; None is no limit."""
+
+    api_key: Annotated[str, Meta(pattern=r"^[\x21-\x7e]{16,512}$")]
+    key: str | None = None
+    requests_per_minute: Annotated[int, Meta(ge=1)] | None = None
+    max_requests: Annotated[int, Meta(ge=1)] | None = None
+
+
+def read_api_keys(path: Path) -> dict[str, ApiKey]:
+    """By name; raises KeyFileError."""
+    try:
+        text = path.read_bytes()
+        mode = stat.S_IMODE(path.stat().st_mode)
+    except OSError as error:
+        raise KeyFileError(f"cannot read the API keys {path}: {error.strerror}") from error
+    if mode & 0o077:
+        raise KeyFileError(f"others may read the API keys in {path}: chmod 600 it")
+    try:
+        found = msgspec.toml.decode(text, type=dict[str, ApiKey])
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise KeyFileError(f"{path} holds no API keys: {error}") from error
+    for name in found:
+        if not _NAME.fullmatch(name):
+            raise KeyFileError(f"{path}: {name!r} is no name: use up to 64 letters, digits, '.', '_' and '-'")
+    if len({entry.api_key for entry in found.values()}) < len(found):
+        raise KeyFileError(f"{path}: two callers have the same API key")
+    return found
+
+
+def digest(api_key: str) -> bytes:
+    """What keys are compared by: the time that it takes tells nothing of how much of one was right."""
+    return hashlib.sha256(api_key.encode()).digest()

@@ -1,0 +1,87 @@
+"""What a gateway can be asked: addresses, and what goes in and out there."""
+
+from collections.abc import Awaitable, Callable
+from typing import Any, NamedTuple
+
+from msgspec import Struct
+from starlette.requests import Request
+from starlette.responses import Response
+
+from ipc.gateway import chat_completions, completions, health, metrics, models, tokens
+from ipc.gateway.refused import refuse_embeddings
+from ipc.openai_answers import ChatCompletion, TextCompletion
+from ipc.openai_chunks import ChatChunk, TextChunk
+from ipc.openai_requests import ChatCompletionRequest, CompletionRequest
+
+
+class Operation(NamedTuple):
+    """An address and what is done there. With a ``body`` it is POSTed to, otherwise got from.
+
+    ``answer`` is JSON of that type, or the media type of what else it is, and ``chunk`` that of a stream's events.
+    ``errors`` are statuses beside those that any operation may have. What is ``public`` takes no API key.
+    """
+
+    path: str
+    what: str
+    run: Callable[[Request], Awaitable[Response]]
+    answer: type[Struct] | str
+    body: Any = None
+    chunk: Any = None
+    errors: tuple[int, ...] = ()
+    public: bool = False
+    query: tuple[str, ...] = ()
+
+
+_OF_DAEMONS = (400, 502, 503)
+"""What may come of asking a daemon."""
+
+OPERATIONS = [
+    Operation(
+        "/v1/chat/completions",
+        "Continue a conversation",
+        chat_completions.create,
+        ChatCompletion,
+        ChatCompletionRequest,
+        ChatChunk,
+        (404, *_OF_DAEMONS),
+    ),
+    Operation(
+        "/v1/completions",
+        "Continue a text, or several",
+        completions.create,
+        TextCompletion,
+        CompletionRequest,
+        TextChunk,
+        (404, *_OF_DAEMONS),
+    ),
+    Operation("/v1/embeddings", "Refused: no embeddings here", refuse_embeddings, "", dict[str, Any], errors=(400,)),
+    Operation("/v1/models", "What is served", models.index, models.ModelList, errors=(503,)),
+    Operation("/v1/models/{model:path}", "One that is served", models.show, models.Model, errors=(404, 503)),
+    Operation(
+        "/tokenize",
+        "The token ids of a text or a conversation",
+        tokens.tokenize,
+        tokens.Tokens,
+        tokens.TokenizeRequest,
+        errors=(404, *_OF_DAEMONS),
+    ),
+    Operation(
+        "/detokenize",
+        "The text of token ids",
+        tokens.detokenize,
+        tokens.Text,
+        tokens.DetokenizeRequest,
+        errors=(404, *_OF_DAEMONS),
+    ),
+    Operation(
+        "/tokenizer_info",
+        "What the tokenizer is",
+        tokens.info,
+        tokens.TokenizerConfig,
+        errors=(404, *_OF_DAEMONS),
+        query=("model",),
+    ),
+    Operation("/health", "Whether daemons make progress", health.health, health.Health, errors=(503,), public=True),
+    Operation("/ready", "Whether daemons take requests", health.ready, health.Health, errors=(503,), public=True),
+    Operation("/metrics", "The daemons' numbers", metrics.show, metrics.TEXT, errors=(502, 503)),
+]

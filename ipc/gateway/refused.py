@@ -1,0 +1,13 @@
+"""What OpenAI has and is not served here, refused by name."""
+
+from typing import NoReturn
+
+from starlette.requests import Request
+
+from ipc.openai_requests import BodyError
+
+
+async def refuse_embeddings(request: Request) -> NoReturn:
+    """Raises BodyError."""
+    del request
+    raise BodyError("embeddings are not supported: the models that are served here generate text")

@@ -1,0 +1,198 @@
+"""Who may ask a gateway, how often, and how much at once."""
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+from fake_driver import FakeDriver, serving
+from gateways import CHAT, TEXT, chat, gateway
+
+from ipc import keys
+from ipc.auth import Authority
+from ipc.cli import main
+from ipc.errors import KeyFileError
+from ipc.gateway.api_keys import ApiKey
+from ipc.gateway.bodies import MAX_BODY_BYTES
+from ipc.gateway.callers import Caller, Callers, TooMany, Unauthorized
+
+ALICE, BOB = "sk-alice-0123456789", "sk-bob-0123456789ab"
+FILE = f"""
+[alice]
+api_key = "{ALICE}"
+max_requests = 1
+
+[bob]
+api_key = "{BOB}"
+requests_per_minute = 2
+"""
+
+
+def bearer(api_key: str) -> dict[str, str]:
+    """The header that says who asks."""
+    return {"Authorization": f"Bearer {api_key}"}
+
+
+@pytest.fixture
+def api_keys(tmp_path: Path) -> Path:
+    """A file of API keys that its owner alone may read."""
+    path = tmp_path / "api-keys.toml"
+    path.write_text(FILE)
+    path.chmod(0o600)
+    return path
+
+
+@pytest.fixture
+def http(address: str, driver: FakeDriver, api_keys: Path) -> Iterator[httpx.Client]:
+    """A client of a gateway that asks for API keys."""
+    del driver
+    with gateway(address, callers=Callers(api_keys)) as client:
+        yield client
+
+
+@pytest.mark.parametrize(
+    "headers", [{}, {"Authorization": "Basic eA=="}, bearer(ALICE[:-1]), {"Authorization": "Bearer"}]
+)
+def test_nobody_asks_without_a_key_of_the_file(http: httpx.Client, driver: FakeDriver, headers: dict[str, str]) -> None:
+    """Wherever a daemon would be asked; page, health and API description are open."""
+    for method, path in (("POST", CHAT), ("GET", "/v1/models"), ("GET", "/metrics"), ("GET", "/tokenizer_info")):
+        answer = http.request(method, path, headers=headers, json=chat("x"))
+        assert (answer.status_code, answer.json()["error"]["code"]) == (401, "invalid_api_key")
+        assert answer.headers["WWW-Authenticate"] == "Bearer"
+    assert not driver.submitted
+    assert [http.get(path).status_code for path in ("/", "/health", "/ready", "/openapi.json")] == [200] * 4
+
+
+def test_callers_are_held_apart(http: httpx.Client, driver: FakeDriver) -> None:
+    """The daemon sees a client each, and whose prompts begin alike share no pages, but those of one."""
+    for name, salt in ((ALICE, ""), (ALICE, "x"), (ALICE, ""), (BOB, "")):
+        body = {"prompt": "x", "cache_salt": salt}
+        assert http.post(TEXT, json=body, headers=bearer(name)).status_code == 200
+
+    one, other, same, bob = driver.submitted
+    assert one.client == other.client == same.client != bob.client
+    assert one.params == same.params and len({one.params["cache_salt"] for one in (one, other, bob)}) == 3
+
+
+def test_a_caller_has_the_name_that_its_key_has_at_the_daemon(tmp_path: Path, address: str, api_keys: Path) -> None:
+    """Its own if there is one, else the gateway's; a key that the daemon does not know is an error of that caller."""
+    for name in ("alice", "gate"):
+        keys.new(tmp_path / "keys", name, tmp_path / f"{name}.key", control=name == "gate")
+    keys.new(tmp_path / "elsewhere", "carol", tmp_path / "carol.key")
+    entry = '[carol]\napi_key = "sk-carol-0123456789"\nkey = "carol.key"\n'
+    api_keys.write_text(FILE.replace("max_requests = 1", 'key = "alice.key"') + entry)
+    driver = FakeDriver()
+    own = tmp_path / "gate.key"
+    with (
+        serving(address, driver, authority=Authority(tmp_path / "keys")),
+        gateway(address, callers=Callers(api_keys, own), key=own) as http,
+    ):
+        answers = [
+            http.post(TEXT, json={"prompt": "x"}, headers=bearer(one)) for one in (ALICE, BOB, "sk-carol-0123456789")
+        ]
+        healthy = http.get("/health").status_code
+
+    assert [answer.status_code for answer in answers] == [200, 200, 503] and healthy == 200
+    assert [request.tenant for request in driver.submitted] == ["alice", "gate"]
+    assert "cache_salt" not in driver.submitted[0].params and "cache_salt" in driver.submitted[1].params
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_requests_open_at_once_are_counted(http: httpx.Client, driver: FakeDriver, stream: bool) -> None:
+    """Until their end; another's are not."""
+    body = chat("hold", stream=stream)
+    asking = threading.Thread(target=lambda: http.post(CHAT, json=body, headers=bearer(ALICE)))
+    asking.start()
+    request = driver.take()
+
+    assert http.post(CHAT, json=chat("x"), headers=bearer(ALICE)).status_code == 429
+    assert http.post(CHAT, json=chat("x"), headers=bearer(BOB)).status_code == 200
+    driver.finish(request)
+    asking.join()
+    assert http.post(CHAT, json=chat("x"), headers=bearer(ALICE)).status_code == 200
+
+
+def test_requests_a_minute_are_counted(http: httpx.Client) -> None:
+    """More of them are told when to come again."""
+    codes = [http.get("/v1/models", headers=bearer(BOB)) for _ in range(3)]
+
+    assert [answer.status_code for answer in codes] == [200, 200, 429]
+    assert 1 <= int(codes[-1].headers["Retry-After"]) <= 30
+    assert codes[-1].json()["error"]["type"] == "rate_limit_error"
+
+
+def test_an_allowance_comes_back_with_time() -> None:
+    """As much as there was at most."""
+    caller = Caller("bob", ApiKey(BOB, requests_per_minute=2), None)
+    for now in (0.0, 0.0, 30.0, 500.0, 500.0):
+        caller.begin(now)
+    with pytest.raises(TooMany, match="bob may ask 2 times a minute") as refusal:
+        caller.begin(515.0)
+    assert refusal.value.retry_after == pytest.approx(15)
+    caller.begin(530.0)
+
+
+def test_one_request_too_many_is_refused_until_another_ends() -> None:
+    """However many have ended before."""
+    caller = Caller("alice", ApiKey(ALICE, max_requests=1), None)
+    for _ in range(3):
+        caller.begin(0.0)
+        with pytest.raises(TooMany, match="1 requests open"):
+            caller.begin(0.0)
+        caller.end()
+
+
+def test_keys_are_read_again(api_keys: Path) -> None:
+    """Who is gone is not known any more, who stayed has used what they have used, a file that is wrong changes nothing."""
+    known = Callers(api_keys)
+    bob = known.identified(f"Bearer {BOB}")
+    api_keys.write_text(FILE.replace(ALICE, "sk-another-0123456789"))
+    known.reload()
+    assert known.identified(f"bearer {BOB}") is bob
+    with pytest.raises(Unauthorized):
+        known.identified(f"Bearer {ALICE}")
+    api_keys.write_text("nonsense")
+    known.reload()
+    assert known.identified(f"Bearer {BOB}") is bob
+
+
+@pytest.mark.parametrize(
+    ("text", "mode", "words"),
+    [
+        (FILE, 0o644, "chmod 600"),
+        (FILE + "x", 0o600, "holds no API keys"),
+        (FILE.replace("api_key", "apikey"), 0o600, "holds no API keys"),
+        (FILE.replace(ALICE, "short"), 0o600, "holds no API keys"),
+        (FILE.replace(ALICE, BOB), 0o600, "the same API key"),
+        (FILE.replace("[bob]", '["b b"]'), 0o600, "'b b' is no name"),
+    ],
+)
+def test_a_file_that_cannot_be_used_is_refused(api_keys: Path, text: str, mode: int, words: str) -> None:
+    """With the file and what is wrong with it."""
+    api_keys.write_text(text)
+    api_keys.chmod(mode)
+    with pytest.raises(KeyFileError, match=words):
+        Callers(api_keys)
+
+
+@pytest.mark.usefixtures("driver")
+def test_without_keys_a_gateway_is_localhosts_alone(address: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """No other address is served without keys, and no name that a page elsewhere may have been given."""
+    with gateway(address) as http:
+        for host, status in (("localhost:1", 200), ("127.0.0.1", 200), ("[::1]:80", 200), ("evil.example:80", 403)):
+            assert http.get("/v1/models", headers={"Host": host}).status_code == status
+    assert main(["gateway", "--connect", address, "--host", "0.0.0.0"]) == 78
+    assert "--api-keys FILE" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("declared", [True, False])
+def test_a_body_that_is_too_long_is_not_read(http: httpx.Client, driver: FakeDriver, declared: bool) -> None:
+    """Whether its length is said before or not."""
+    content = b" " * (MAX_BODY_BYTES + 1)
+    headers = {"Content-Type": "application/json", **bearer(BOB)}
+
+    answer = http.post(TEXT, content=content if declared else iter([content]), headers=headers)
+
+    assert (answer.status_code, answer.json()["error"]["code"]) == (413, "message_too_long")
+    assert not driver.submitted

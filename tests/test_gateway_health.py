@@ -1,0 +1,97 @@
+"""What a gateway says of its daemons: models, health, readiness, metrics and tokens."""
+
+from collections.abc import Iterator
+
+import httpx
+import pytest
+from fake_driver import FakeDriver, serving
+from gateways import TEXT, chat, gateway
+
+from ipc.gateway.metrics import merged
+
+
+@pytest.fixture
+def http(address: str) -> Iterator[httpx.Client]:
+    """A client of a gateway whose daemon is not there yet."""
+    with gateway(address, timeout=0.2) as client:
+        yield client
+
+
+def test_health_and_readiness_are_the_daemons(http: httpx.Client, address: str) -> None:
+    """One that is not there is neither; one that is stuck is not healthy; one that drains is, but takes nothing."""
+    assert [http.get(path).status_code for path in ("/health", "/ready", "/v1/models")] == [503, 503, 503]
+    driver = FakeDriver()
+    with serving(address, driver):
+        for state, stalled, codes in (
+            ("serving", 0.0, [200, 200]),
+            ("serving", 61.0, [503, 503]),
+            ("draining", 0.0, [200, 503]),
+        ):
+            driver.state, driver.seconds_since_progress = state, stalled
+            answers = [http.get(path) for path in ("/health", "/ready")]
+            assert [answer.status_code for answer in answers] == codes
+            told = answers[0].json()["daemons"]
+            assert [(one["model"], one["state"]) for one in told] == [("parrot", "stalled" if stalled else state)]
+
+
+def test_a_daemon_that_comes_late_is_found(http: httpx.Client, address: str) -> None:
+    """And one that comes back with another model is known by that."""
+    assert http.post(TEXT, json={"prompt": "x"}).status_code == 503
+    for model in ("parrot", "owl"):
+        with serving(address, FakeDriver(), model=model):
+            answer = http.post(TEXT, json={"prompt": "x", "model": model})
+            assert answer.json()["model"] == model
+
+
+def test_several_daemons_are_told_apart_by_their_models(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """A request has to say which is meant; where only one of two is there, that one is served."""
+    first, second = (f"ipc://{tmp_path_factory.mktemp('d')}/o.sock" for _ in range(2))
+    with serving(first, FakeDriver(), metrics=lambda: "# HELP up u\n# TYPE up gauge\nup 1.0\n"):
+        with serving(second, owl := FakeDriver(), model="owl"), gateway(first, second) as http:
+            assert [model["id"] for model in http.get("/v1/models").json()["data"]] == ["parrot", "owl"]
+            assert http.post(TEXT, json={"prompt": "x", "model": "owl"}).json()["model"] == "owl"
+            assert len(owl.submitted) == 1
+            error = http.post(TEXT, json={"prompt": "x"}).json()["error"]
+            assert error["param"] == "model" and "parrot and owl are served here" in error["message"]
+            assert http.get("/metrics").text == f'# HELP up u\n# TYPE up gauge\nup{{daemon="{first}"}} 1.0\n'
+        with gateway(first, second, timeout=0.2) as http:
+            assert http.post(TEXT, json={"prompt": "x", "model": "parrot"}).status_code == 200
+            assert http.get("/health").status_code == 200
+
+
+def test_one_daemons_metrics_are_passed_on_as_they_are(address: str) -> None:
+    """In Prometheus's content type."""
+    with serving(address, FakeDriver(), metrics=lambda: "up 1.0\n"), gateway(address) as http:
+        answer = http.get("/metrics")
+    assert answer.text == "up 1.0\n" and answer.headers["content-type"] == "text/plain; version=0.0.4; charset=utf-8"
+
+
+def test_metrics_of_several_are_one_text() -> None:
+    """A family stands together, with its help and type once, whichever daemon has it."""
+    texts = {name: f'# HELP a x\n# TYPE a counter\na_total{{k="v"}} {value}\n' for name, value in (("m", 1), ("n", 2))}
+    texts["n"] += "# HELP b y\n# TYPE b gauge\nb 3\n"
+
+    assert merged(texts).splitlines() == [
+        "# HELP a x",
+        "# TYPE a counter",
+        'a_total{daemon="m",k="v"} 1',
+        'a_total{daemon="n",k="v"} 2',
+        "# HELP b y",
+        "# TYPE b gauge",
+        'b{daemon="n"} 3',
+    ]
+
+
+@pytest.mark.usefixtures("driver")
+def test_tokens_are_told_as_vllm_tells_them(http: httpx.Client) -> None:
+    """Of a prompt and of a conversation, and back."""
+    assert http.post("/tokenize", json={"prompt": "one three", "model": "parrot"}).json() == {
+        "count": 2,
+        "max_model_len": 256,
+        "tokens": [3, 5],
+    }
+    assert http.post("/tokenize", json=chat("what is it", add_generation_prompt=False)).json()["tokens"] == [4, 2, 2]
+    assert http.post("/detokenize", json={"tokens": [3, 5]}).json() == {"prompt": "xxx xxxxx"}
+    assert http.get("/tokenizer_info").json()["model_max_length"] == 256
+    refused = http.post("/tokenize", json=chat("x", add_special_tokens=True))
+    assert refused.status_code == 400 and refused.json()["error"]["param"] == "add_special_tokens"

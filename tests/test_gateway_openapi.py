@@ -1,0 +1,65 @@
+"""``/openapi.json``: that it is true."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import jsonschema
+import pytest
+from fake_driver import FakeDriver
+from gateways import CHAT, TEXT, chat, events, gateway
+
+from ipc.gateway.openapi import document
+from ipc.openai_requests import ChatCompletionRequest
+
+
+@pytest.fixture
+def http(address: str, driver: FakeDriver) -> Iterator[httpx.Client]:
+    """A client of the gateway under test."""
+    del driver
+    with gateway(address) as client:
+        yield client
+
+
+def check(answer: httpx.Response, described: dict[str, Any]) -> None:
+    """Raises where status, content type or body are not as described of that operation."""
+    content = described["responses"][str(answer.status_code)]["content"]
+    schema = content[answer.headers["content-type"].partition(";")[0]]["schema"]
+    value = answer.json() if answer.headers["content-type"] == "application/json" else answer.text
+    jsonschema.validate(value, {**schema, "components": document()["components"]})
+
+
+def test_every_address_is_described_and_answers_as_described(http: httpx.Client) -> None:
+    """With what it is for, and with nonsense."""
+    described = http.get("/openapi.json").json()
+    bodies = {
+        CHAT: chat("what is it"),
+        TEXT: {"prompt": "x"},
+        "/tokenize": {"prompt": "x"},
+        "/detokenize": {"tokens": [1]},
+    }
+    for path, methods in described["paths"].items():
+        ((method, operation),) = methods.items()
+        url = path.replace("{model}", "parrot")
+        for body in (bodies.get(path, {}), {"nonsense": True}):
+            answer = http.request(method, url, json=body if method == "post" else None)
+            check(answer, operation)
+            wrong = method == "post" and ("nonsense" in body or path == "/v1/embeddings")
+            assert answer.status_code == (400 if wrong else 200)
+
+
+def test_chunks_are_as_described(http: httpx.Client) -> None:
+    """Those of a chat and those of a text."""
+    components = {"components": document()["components"]}
+    for path, body, name in ((CHAT, chat("a b"), "ChatChunk"), (TEXT, {"prompt": "a b"}, "TextChunk")):
+        for chunk in events(http.post(path, json={**body, "stream": True})):
+            jsonschema.validate(chunk, {"$ref": f"#/components/schemas/{name}", **components})
+
+
+def test_what_is_described_of_a_body_is_what_is_taken() -> None:
+    """Its fields and no others, with their limits."""
+    schema = document()["components"]["schemas"]["ChatCompletionRequest"]
+
+    assert schema["properties"].keys() == set(ChatCompletionRequest.__struct_fields__)
+    assert schema["additionalProperties"] is False and schema["required"] == ["messages"]
+    assert schema["properties"]["top_p"]["anyOf"][0] == {"type": "number", "exclusiveMinimum": 0, "maximum": 1}

@@ -1,0 +1,193 @@
+"""A model split over devices says what it says on one, and the devices tell each other no more than they have to."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+from checkpoints import VARIANTS, build_checkpoint, random_tensors
+from flax import nnx
+
+from engine.backend import XLA
+from engine.build import spread_over_devices
+from engine.config import EngineConfig
+from engine.errors import ConfigurationError
+from engine.execution_manager import StepShapes
+from engine.mesh import DeviceMesh
+from engine.model_io import StepLayout
+from engine.model_step import ModelStep
+from engine.models.config import ModelConfig
+from engine.models.families import read_model_config
+from engine.models.sharding import SPECS, most_devices, spec_of, spread
+from engine.models.weights import abstract_decoder, load_decoder, parameter_bytes
+from engine.sampling_functions import SamplingFunctions
+
+ROOT = Path(__file__).parent.parent
+HEADS = {"num_attention_heads": 8, "num_key_value_heads": 4, "intermediate_size": 96, "vocab_size": 700}
+"""What 1, 2, 4 and 8 devices divide, with less kv heads than devices and a vocabulary that has to be padded."""
+
+
+@pytest.fixture
+def two() -> DeviceMesh:
+    """The first devices of the suite's two."""
+    return DeviceMesh(tuple(jax.devices()[:2]))
+
+
+def test_tokens_do_not_depend_on_the_number_of_devices(tmp_path: Path) -> None:
+    """Greedy, drawn, truncated, penalised, biased and with log-probabilities: 1, 2, 4 and 8 devices give the same."""
+    build_checkpoint(tmp_path / "model", "qwen2", **HEADS)
+    program = Path(__file__).parent / "spread_model.py"
+    environment = {
+        **os.environ,
+        "PYTHONPATH": str(ROOT),
+        "XLA_FLAGS": "--xla_force_host_platform_device_count=8",
+        "XDG_CACHE_HOME": str(tmp_path),
+    }
+
+    run = subprocess.run([sys.executable, program, tmp_path / "model"], env=environment, capture_output=True, text=True)
+
+    assert run.returncode == 0, run.stderr
+    by_devices = json.loads(run.stdout)
+    alone = by_devices.pop("1")
+    assert sorted(by_devices) == ["2", "4", "8"]
+    assert len({tuple(answer["tokens"]) for answer in alone}) == len(alone)
+    for devices, answers in by_devices.items():
+        for answer, expected in zip(answers, alone, strict=True):
+            assert answer["tokens"] == expected["tokens"], (devices, answer["params"])
+            np.testing.assert_allclose(answer["logprobs"], expected["logprobs"], atol=1e-4)
+
+
+@pytest.mark.parametrize("scans", [False, True])
+@pytest.mark.parametrize("flattens", [False, True])
+@pytest.mark.parametrize("variant", ["llama2", "llama_linear", "qwen3_sharded"])
+def test_every_device_has_its_part_of_the_model(
+    tmp_path: Path, two: DeviceMesh, variant: str, flattens: bool, scans: bool
+) -> None:
+    """Put together, in whatever form a backend reads them, the parts are the tensors of the checkpoint."""
+    model = spread(read_model_config(build_checkpoint(tmp_path, variant)), 2)
+    backend = replace(XLA, flattens=flattens, scans=scans)
+    placed: list[int] = []
+
+    decoder = load_decoder(
+        tmp_path, model, np.float32, mesh=two, arrange=backend.arrange, progress=lambda done, _: placed.append(done)
+    )
+
+    abstract = abstract_decoder(model, np.float32, mesh=two, arrange=backend.arrange)
+    leaves = jax.tree.leaves(jax.tree.map(lambda leaf: leaf, _state(decoder)))
+    for leaf, foretold in zip(leaves, jax.tree.leaves(_state(abstract)), strict=True):
+        assert (leaf.shape, leaf.dtype, leaf.sharding) == (foretold.shape, foretold.dtype, foretold.sharding)
+    tensors = random_tensors(VARIANTS[variant].config, VARIANTS[variant].seed)
+    stack, place = (decoder.layers[-1].layer, -1) if scans else (decoder.layers[-1], None)
+    down = np.asarray(stack.mlp.down_kernel[...] if place is None else stack.mlp.down_kernel[...][place])
+    np.testing.assert_array_equal(down.T, tensors[f"model.layers.{model.num_layers - 1}.mlp.down_proj.weight"])
+    halves = [np.asarray(shard.data) for shard in stack.mlp.gate_up_kernel[...].addressable_shards]
+    gate = tensors[f"model.layers.{model.num_layers - 1}.mlp.gate_proj.weight"]
+    width = len(gate) // 2
+    for number, half in enumerate(halves):
+        own = half[place] if scans else half
+        own = own.reshape(own.shape[0], 2, width)[:, 0].T
+        np.testing.assert_array_equal(own, gate[number * width : (number + 1) * width])
+    each = sum(leaf.addressable_shards[0].data.nbytes for leaf in leaves)
+    assert each == parameter_bytes(model, np.float32)
+    assert placed == sorted(placed)
+
+
+def _state(decoder):
+    return nnx.state(decoder)
+
+
+def test_every_parameter_has_a_rule(tmp_path: Path) -> None:
+    """None is copied to all devices because nobody thought of it."""
+    for variant in VARIANTS:
+        model = read_model_config(build_checkpoint(tmp_path / variant, variant))
+        for path, _ in jax.tree_util.tree_leaves_with_path(_state(_abstract(model))):
+            name = jax.tree_util.keystr(path, simple=True, separator=".").removesuffix(".value")
+            assert sum(bool(re.search(pattern, name)) for pattern, _ in SPECS) == 1, name
+            spec_of(name)
+
+
+def _abstract(model: ModelConfig):
+    return abstract_decoder(model, np.float32, mesh=DeviceMesh((jax.devices()[0],)))
+
+
+def test_kv_heads_are_repeated_where_devices_are_more(tmp_path: Path) -> None:
+    """Each device has the one kv head that its query heads belong to."""
+    model = spread(read_model_config(build_checkpoint(tmp_path, "qwen2", **HEADS)), 8)
+
+    assert (model.kv_replicas, model.stored_kv_heads, model.group_size) == (2, 8, 1)
+    assert XLA.one_page(model, 16, np.dtype(np.float32)).num_kv_heads == 1
+    assert model.padded_vocab_size == 1024
+
+
+@pytest.mark.parametrize(
+    ("changed", "named"),
+    [
+        (
+            {"num_attention_heads": 6, "num_key_value_heads": 2, "head_dim": 12},
+            "the 6 attention heads; it can be 1 or 2",
+        ),
+        ({"intermediate_size": 90}, "the 90 columns of the feed-forward; it can be 1 or 2"),
+        (
+            {"num_attention_heads": 12, "num_key_value_heads": 3, "head_dim": 12},
+            "the 3 kv heads, nor they it; it can be 1",
+        ),
+    ],
+)
+def test_what_does_not_divide_is_refused_by_name(tmp_path: Path, changed: dict, named: str) -> None:
+    """With what would do instead."""
+    model = read_model_config(build_checkpoint(tmp_path, "llama2", **changed))
+
+    with pytest.raises(ConfigurationError, match=re.escape(f"tensor_parallel_size 4 does not divide {named}")):
+        spread(model, 4)
+
+
+def test_an_operator_hears_how_many_devices_there_are(tmp_path: Path) -> None:
+    """More than the machine has is refused; on a CPU one is the default, for its cores are no devices."""
+    model = read_model_config(build_checkpoint(tmp_path, "llama2"))
+
+    assert spread_over_devices(EngineConfig(), model).tensor_parallel_size == 1
+    assert spread_over_devices(EngineConfig(tensor_parallel_size=2), model).tensor_parallel_size == 2
+    with pytest.raises(ConfigurationError, match="tensor_parallel_size 64 is more than the"):
+        spread_over_devices(EngineConfig(tensor_parallel_size=64), model)
+    assert most_devices(model, 64) == 4
+
+
+@pytest.mark.parametrize("scans", [False, True])
+def test_a_layer_has_two_sums_and_nothing_is_gathered(tmp_path: Path, two: DeviceMesh, scans: bool) -> None:
+    """All that devices say to each other in a step is the embedding and two sums a layer."""
+    model = spread(read_model_config(build_checkpoint(tmp_path, "qwen3")), 2)
+    backend = replace(XLA, scans=scans)
+    pool = replace(backend.one_page(model, 4, np.dtype(np.float32)), num_pages=9)
+    shapes = StepShapes(4, 8, 16, pool)
+    decoder = abstract_decoder(model, np.float32, mesh=two, arrange=backend.arrange)
+
+    program = ModelStep(decoder, backend, pool, 4, two).lower(shapes.layout(8)).compile().as_text()
+
+    layers = 1 if scans else model.num_layers  # a loop has its body once
+    assert len(re.findall(r" all-reduce\(| all-reduce-start\(", program)) == 1 + 2 * layers
+    assert not re.search("all-gather|all-to-all|collective-permute|reduce-scatter", program)
+
+
+def test_no_device_ever_has_all_logits(two: DeviceMesh) -> None:
+    """The sampler and what goes before and after it exchange blocks' sums and the likeliest, never rows of logits."""
+    vocabulary, rows = 4096, 4
+    functions, layout = SamplingFunctions(4, vocabulary, two), StepLayout(rows, rows, 1)
+    for job in functions.jobs(layout):
+        job()
+    compiled = [functions.bias(layout), functions.penalize(layout), functions.mask(layout), functions.logprobs(layout)]
+    compiled += [functions._sample[key] for key in functions._sample]
+
+    largest = [
+        int(np.prod([int(size) for size in shape.split(",")]))
+        for function in compiled
+        for shape in re.findall(r"\w+\[([\d,]+)\]\S* all-(?:gather|reduce)(?:-start)?\(", function.as_text())
+    ]
+
+    assert largest
+    assert max(largest) < rows * vocabulary // 8
