@@ -147,5 +147,5 @@ def _step(roofline: Roofline, sequences: int, tokens: int, *traffic: Traffic) ->
 
 def _smallest(programs: list[CompiledProgram], name: str, rows: int) -> CompiledProgram:
     """The function that such a step would run in."""
-    found = [one for one in programs if one.report.name == name and one.report.size >= rows]
+    found = [one for one in programs if one.report.name == name and one.report.size >= rows and one.report.readable]
     return min(found, key=lambda one: one.report.size)

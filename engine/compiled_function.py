@@ -7,8 +7,10 @@ from dataclasses import dataclass
 
 import jax
 import msgspec
+from jax.errors import JaxRuntimeError
+from jax.stages import Compiled
 
-from engine.hlo import Buffer, Instruction, parse_program
+from engine.hlo import EMPTY, Buffer, Instruction, parse_program
 from engine.hlo_traffic import Collective, Kernel, Moved, Traffic, count_traffic
 from engine.lowering import Compilation
 from engine.model_step import scratch_bytes
@@ -38,6 +40,8 @@ class CompiledFunction(msgspec.Struct, frozen=True):
     compile_seconds: float
     scratch_bytes: int
     """What it takes beside weights and pages."""
+    readable: bool
+    """Whether the program could be had; where not, nothing below is known of it."""
     copies: list[str]
     """Instructions that write anew into HBM what is as large as a layer's weight or pages; there should be none."""
     gathers: list[str]
@@ -78,13 +82,15 @@ class CompiledProgram:
 
     def __init__(self, compilation: Compilation, arrays: LargeArrays) -> None:
         self._arrays = arrays
-        self._program = parse_program(compilation.compiled.as_text() or "")
+        text = _text(compilation.compiled)
+        self._program = parse_program(text) if text else EMPTY
         traffic = self.traffic(0)
         self.report = CompiledFunction(
             name=compilation.function,
             size=compilation.size,
             compile_seconds=compilation.seconds,
             scratch_bytes=scratch_bytes(compilation.compiled),
+            readable=text is not None,
             copies=[
                 _described(one.instruction, one.times)
                 for one in traffic.copies(arrays.parts)
@@ -111,6 +117,19 @@ class CompiledProgram:
 
     def _others(self, buffers: Iterable[Buffer]) -> int:
         return sum(buffer.hbm_bytes for buffer in buffers if not self._arrays.are_pages(buffer))
+
+
+def _text(compiled: Compiled) -> str | None:
+    """The program; None where jaxlib cannot make it of what libtpu gives.
+
+    jaxlib 0.10 does not know the asynchronous operations of several operands that libtpu 0.0.52 has for a v6e.
+    """
+    try:
+        return compiled.as_text()
+    except JaxRuntimeError as error:
+        if "async-update" not in str(error):
+            raise
+        return None
 
 
 def _part(leaf: jax.ShapeDtypeStruct) -> tuple[int, ...]:

@@ -131,7 +131,8 @@ def _plan_steps(plan: "ChipPlan") -> Table:
         besides = [f"{one.besides} {one.kind}" for one in step.exchanges if one.besides]
         table.add_row(
             f"{step.size:,}", f"{step.compile_seconds:.1f}", decimal(step.scratch_bytes), ", ".join(layer) or "none",
-            ", ".join(besides) or "none", "\n".join(map(escape, (*step.copies, *step.gathers))) or "none",
+            ", ".join(besides) or "none",
+            "\n".join(map(escape, (*step.copies, *step.gathers))) or ("none" if step.readable else "not known"),
         )  # fmt: skip
     return table
 
@@ -140,7 +141,7 @@ def _plan_samplers(plan: "ChipPlan") -> Table:
     table = _numbers("Between logits and tokens, for most rows", "", "rows", "seconds", "scratch", "gathers of logits")
     largest = {one.name: one for one in sorted(plan.functions, key=lambda one: one.size) if one.name != "step"}
     for one in largest.values():
-        gathers = "\n".join(map(escape, one.gathers)) or "none"
+        gathers = "\n".join(map(escape, one.gathers)) or ("none" if one.readable else "not known")
         table.add_row(one.name, f"{one.size}", f"{one.compile_seconds:.1f}", decimal(one.scratch_bytes), gathers)
     return table
 

@@ -145,7 +145,7 @@ def test_a_compiled_function_is_reported():
     """By its name and size, with the sums over chips that a layer has and no copies."""
     report = compiled("scanned").report
 
-    assert report == CompiledFunction("step", 8, 1.5, 0, [], [], [Exchange("all-reduce", 1.0, 0, 3 * 40960)])
+    assert report == CompiledFunction("step", 8, 1.5, 0, True, [], [], [Exchange("all-reduce", 1.0, 0, 3 * 40960)])
 
 
 def test_copies_and_gathers_are_named():
@@ -199,7 +199,7 @@ def test_nothing_large_is_copied_or_gathered(tmp_path, capsys, name, topology, t
     assert [(one.copies, one.gathers) for one in plan.functions] == [([], [])] * len(plan.functions)
     for step in plan.steps:
         assert [(one.kind, one.per_layer) for one in step.exchanges] == ([("all-reduce", 2)] if tp > 1 else [])
-    assert {"greedy", "temperature", "truncated"} < {one.name for one in plan.functions}
+    assert {"step", "greedy", "temperature", "truncated"} < {one.name for one in plan.functions if one.readable}
     assert max(one.scratch_bytes for one in plan.functions) < 64 * 2**20
     assert plan.weights + plan.pages + plan.scratch <= plan.budget
     assert plan.context_tokens == (plan.num_pages - 1) * plan.page_size > 0
