@@ -17,6 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
+from caching.page_dtype import as_read, as_stored
 from caching.page_manager import SINK_PAGE
 
 MASKED = -1e30
@@ -47,9 +48,9 @@ class PageTable:
     """[1] rows that are not padding."""
 
 
-def write_pages(kv_pages: Array, k: Array, v: Array, pages: Array, offsets: Array) -> Array:
+def write_pages(kv_pages: Array, k: Array, v: Array, pages: Array, offsets: Array, kv_dtype: np.dtype) -> Array:
     """Put k and v [T, kv_heads, head_dim] into ``kv_pages`` at i32[T] pages and offsets, in place when donated."""
-    new = _as_stored(jnp.stack([k, v], axis=2), kv_pages.dtype)
+    new = as_stored(jnp.stack([k, v], axis=2), kv_dtype)
     return kv_pages.at[pages, :, :, offsets, :].set(new, mode="promise_in_bounds")
 
 
@@ -65,17 +66,39 @@ def locate(table: PageTable, num_tokens: int, page_size: int) -> tuple[Array, Ar
 
 
 def paged_attention(
-    kv_pages: Array, q: Array, k: Array, v: Array, table: PageTable, *, sm_scale: float, sliding_window: int | None
+    kv_pages: Array,
+    q: Array,
+    k: Array,
+    v: Array,
+    table: PageTable,
+    *,
+    sm_scale: float,
+    sliding_window: int | None,
+    kv_dtype: np.dtype,
 ) -> tuple[Array, Array]:
-    """Write k and v [T, kv_heads, head_dim] of the step into their pages, then attend: the pages, and the like of q."""
-    kv_pages = write_pages(kv_pages, k, v, *locate(table, q.shape[0], kv_pages.shape[3]))
-    return kv_pages, ragged_paged_attention(q, kv_pages, table, sm_scale=sm_scale, sliding_window=sliding_window)
+    """Write k and v [T, kv_heads, head_dim] of the step into their pages, then attend: the pages, and the like of q.
+
+    The pages hold ``kv_dtype``, as ``page_dtype`` stores it.
+    """
+    kv_pages = write_pages(kv_pages, k, v, *locate(table, q.shape[0], kv_pages.shape[3]), kv_dtype)
+    out = ragged_paged_attention(
+        q, kv_pages, table, sm_scale=sm_scale, sliding_window=sliding_window, kv_dtype=kv_dtype
+    )
+    return kv_pages, out
 
 
 def ragged_paged_attention(
-    q: Array, kv_pages: Array, table: PageTable, *, sm_scale: float, sliding_window: int | None = None
+    q: Array,
+    kv_pages: Array,
+    table: PageTable,
+    *,
+    sm_scale: float,
+    sliding_window: int | None = None,
+    kv_dtype: np.dtype | None = None,
 ) -> Array:
-    """q[T, heads, head_dim] over ``kv_pages[num_pages, kv_heads, 2, page_size, head_dim]`` -> like q.
+    """q[T, heads, head_dim] over ``kv_pages[num_pages, kv_heads, 2, page_size, stored_head_dim]`` -> like q.
+
+    The pages hold ``kv_dtype``, as ``page_dtype`` stores it; None is what the array is of.
 
     Costs what the rows' real context costs: loops over blocks of keys run to the longest row and no
     further, with a running softmax (Milakov and Gimelshein 2018). Queries of padding are undefined but finite.
@@ -84,31 +107,41 @@ def ragged_paged_attention(
     num_decodes = jnp.sum(jnp.cumprod((q_lens == 1).astype(jnp.int32)))
     q = (q.astype(jnp.float32) * np.float32(sm_scale)).astype(q.dtype)
     rows = table.kv_lens.shape[0]
-    decoded = _decode_rows(q[:rows], kv_pages, table, num_decodes, sliding_window)
+    pages = _Pages(kv_pages, kv_pages.dtype if kv_dtype is None else kv_dtype, q.dtype)
+    decoded = _decode_rows(q[:rows], pages, table, num_decodes, sliding_window)
     if q.shape[0] == 1:
         return decoded
-    return _prefill_rows(q, decoded, kv_pages, table, num_decodes, sliding_window)
+    return _prefill_rows(q, decoded, pages, table, num_decodes, sliding_window)
 
 
-def _as_stored(x: Array, dtype: np.dtype) -> Array:
-    """Keys or values as pages of this dtype hold them: those of uint16 hold the bits of bfloat16."""
-    if dtype == np.uint16:
-        return jax.lax.bitcast_convert_type(x.astype(jnp.bfloat16), jnp.uint16)
-    return x.astype(dtype)
+@dataclass(frozen=True)
+class _Pages:
+    """``kv_pages`` with what they hold, and what they are to be read as."""
 
+    stored: Array
+    dtype: np.dtype
+    read_as: np.dtype
 
-def _as_read(stored: Array) -> Array:
-    return jax.lax.bitcast_convert_type(stored, jnp.bfloat16) if stored.dtype == np.uint16 else stored
+    @property
+    def kv_heads(self) -> int:
+        return self.stored.shape[1]
 
+    @property
+    def page_size(self) -> int:
+        return self.stored.shape[3]
 
-def _gather(kv_pages: Array, pages: Array) -> tuple[Array, Array]:
-    """Keys and values [rows, kv_heads, tokens, head_dim] of i32[rows, n] pages."""
-    _, kv_heads, _, page_size, head_dim = kv_pages.shape
-    flat = kv_pages.reshape(-1, page_size, head_dim)
-    key = (pages[:, None, :] * kv_heads + jnp.arange(kv_heads, dtype=jnp.int32)[None, :, None]) * 2
-    shape = (pages.shape[0], kv_heads, pages.shape[1] * page_size, head_dim)
-    keys, values = (flat.at[index].get(mode="promise_in_bounds").reshape(shape) for index in (key, key + 1))
-    return _as_read(keys), _as_read(values)
+    def gather(self, pages: Array) -> tuple[Array, Array]:
+        """Keys and values [rows, kv_heads, tokens, head_dim] of i32[rows, n] pages."""
+        flat = self.stored.reshape(-1, *self.stored.shape[3:])
+        heads = jnp.arange(self.kv_heads, dtype=jnp.int32)[None, :, None]
+        key = (pages[:, None, :] * self.kv_heads + heads) * 2
+        keys, values = (self._read(flat.at[index].get(mode="promise_in_bounds")) for index in (key, key + 1))
+        return keys, values
+
+    def _read(self, stored: Array) -> Array:
+        """[rows, kv_heads, n, page_size, stored_head_dim] -> [rows, kv_heads, n * page_size, head_dim]"""
+        rows, kv_heads, count, page_size, width = stored.shape
+        return as_read(stored.reshape(rows, kv_heads, count * page_size, width), self.dtype, self.read_as)
 
 
 def _padded_pages(page_indices: Array, block_pages: int) -> Array:
@@ -145,10 +178,10 @@ def _settle(state: tuple[Array, Array, Array]) -> Array:
     return weighted / jnp.maximum(total, np.float32(1e-30))[..., None]
 
 
-def _decode_rows(q: Array, kv_pages: Array, table: PageTable, num_decodes: Array, window: int | None) -> Array:
+def _decode_rows(q: Array, kv_pages: _Pages, table: PageTable, num_decodes: Array, window: int | None) -> Array:
     """Attention of the leading rows of one query each; q[rows, heads, head_dim] -> like q."""
     rows, heads, head_dim = q.shape
-    kv_heads, page_size = kv_pages.shape[1], kv_pages.shape[3]
+    kv_heads, page_size = kv_pages.kv_heads, kv_pages.page_size
     block_pages = max(1, DECODE_BLOCK_TOKENS // page_size)
     block = block_pages * page_size
     grouped = q.reshape(rows, kv_heads, heads // kv_heads, head_dim)
@@ -158,7 +191,7 @@ def _decode_rows(q: Array, kv_pages: Array, table: PageTable, num_decodes: Array
 
     def attend(index: Array, state: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
         here = jax.lax.dynamic_slice(pages, (jnp.int32(0), index * block_pages), (rows, block_pages))
-        keys, values = _gather(kv_pages, here)
+        keys, values = kv_pages.gather(here)
         position = index * block + jnp.arange(block, dtype=jnp.int32)[None, :]
         seen = (position < lens[:, None]) & (position >= firsts[:, None])
         scores = jnp.matmul(grouped, jnp.swapaxes(keys, -1, -2), preferred_element_type=jnp.float32)
@@ -172,7 +205,7 @@ def _decode_rows(q: Array, kv_pages: Array, table: PageTable, num_decodes: Array
 
 
 def _prefill_rows(
-    q: Array, decoded: Array, kv_pages: Array, table: PageTable, num_decodes: Array, window: int | None
+    q: Array, decoded: Array, kv_pages: _Pages, table: PageTable, num_decodes: Array, window: int | None
 ) -> Array:
     """Attention of the rows after the decoding ones, tile by tile, into an array that begins as ``decoded``.
 
@@ -204,10 +237,10 @@ def _prefill_rows(
     return walked[:tokens]
 
 
-def _tile(q: Array, kv_pages: Array, pages: Array, position: Array, kv_len: Array, window: int | None) -> Array:
+def _tile(q: Array, kv_pages: _Pages, pages: Array, position: Array, kv_len: Array, window: int | None) -> Array:
     """Queries q[tile, heads, head_dim] at ``position`` onwards of one sequence of ``kv_len`` tokens -> like q."""
     tile, heads, head_dim = q.shape
-    kv_heads, page_size = kv_pages.shape[1], kv_pages.shape[3]
+    kv_heads, page_size = kv_pages.kv_heads, kv_pages.page_size
     group = heads // kv_heads
     block_pages = max(1, PREFILL_BLOCK_TOKENS // page_size)
     block = block_pages * page_size
@@ -217,7 +250,7 @@ def _tile(q: Array, kv_pages: Array, pages: Array, position: Array, kv_len: Arra
 
     def attend(index: Array, state: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
         here = jax.lax.dynamic_slice(pages, (jnp.int32(0), index * block_pages), (1, block_pages))
-        keys, values = (gathered[0] for gathered in _gather(kv_pages, here))
+        keys, values = (gathered[0] for gathered in kv_pages.gather(here))
         key_position = index * block + jnp.arange(block, dtype=jnp.int32)[None, :]
         seen = (key_position <= query_position) & (key_position < kv_len)
         if window is not None:

@@ -18,6 +18,8 @@ from caching.metadata import PagedAttentionCacheMetaData
 from caching.paged_attention_cache import PagedAttentionCache
 
 SOURCE = Path(__file__).parent / "cpu" / "attention.cc"
+DTYPES = ("float32", "bfloat16")
+"""Of pages that it can read."""
 
 
 @cache

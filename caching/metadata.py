@@ -25,14 +25,6 @@ class PagedAttentionCacheMetaData:
         return [layers * self.num_pages for layers in self.stacks or [1] * self.num_layers]
 
     @property
-    def stored_dtype(self) -> np.dtype:
-        """What the arrays are made of: bfloat16 lies in them as its bits.
-
-        XLA:CPU has no arithmetic in bfloat16. Around each write and read it would turn the whole pool into float32.
-        """
-        return np.dtype(np.uint16) if self.dtype.name == "bfloat16" else self.dtype
-
-    @property
     def num_usable_pages(self) -> int:
         """Pages that sequences can own: all but the sink."""
         return self.num_pages - 1

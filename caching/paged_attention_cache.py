@@ -7,6 +7,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from caching.metadata import PagedAttentionCacheMetaData
+from caching.page_dtype import stored_dtype
 
 
 @jax.tree_util.register_dataclass
@@ -31,4 +32,4 @@ class PagedAttentionCache:
     def layer_struct(metadata: PagedAttentionCacheMetaData) -> jax.ShapeDtypeStruct:
         """One layer's shape and dtype."""
         shape = (metadata.num_pages, metadata.num_kv_heads, 2, metadata.page_size, metadata.head_dim)
-        return jax.ShapeDtypeStruct(shape, metadata.stored_dtype)
+        return jax.ShapeDtypeStruct(shape, stored_dtype(metadata.dtype))

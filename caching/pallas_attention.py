@@ -18,6 +18,7 @@ from jax.experimental.pallas import tpu as pltpu
 
 from caching.attention import PageTable
 from caching.metadata import PagedAttentionCacheMetaData
+from caching.page_dtype import rounded
 from caching.paged_attention_cache import PagedAttentionCache
 from caching.pallas_geometry import LANES, SUBLANES, Geometry, Ref, Table
 from caching.pallas_rows import Rows, Scoring
@@ -76,7 +77,7 @@ class PallasAttention:
         geometry = self._geometry(kv_pages, q, table)
         grouped = q.reshape(q.shape[0], geometry.kv_heads, geometry.group, head_dim)
         grouped = _widened(grouped, geometry.head_width)
-        new = jnp.concatenate([_widened(k, half), _widened(v, half)], axis=-1).astype(kv_pages.dtype)
+        new = rounded(jnp.concatenate([_widened(k, half), _widened(v, half)], axis=-1), kv_pages.dtype)
         kv_pages, out = self._call(
             geometry, Scoring(sm_scale, sliding_window, soft_cap), kv_pages, grouped, replicated(new), table, sinks
         )

@@ -16,6 +16,7 @@ from jax.experimental.pallas.ops.tpu import ragged_paged_attention as kernel
 
 from caching.attention import PageTable, locate
 from caching.metadata import PagedAttentionCacheMetaData
+from caching.page_dtype import rounded
 from caching.paged_attention_cache import PagedAttentionCache
 from caching.tpu_chip import Chip
 
@@ -69,7 +70,7 @@ def allocate(metadata: PagedAttentionCacheMetaData) -> PagedAttentionCache:
 def write_pages(kv_pages: Array, k: Array, v: Array, pages: Array, offsets: Array) -> Array:
     """Put k and v [T, kv_heads, head_dim] into ``kv_pages`` at i32[T] pages and offsets, in place when donated."""
     page_size, *token = kv_pages.shape[1:]
-    new = jnp.stack([k, v], axis=2).reshape(k.shape[0], *token).astype(kv_pages.dtype)
+    new = rounded(jnp.stack([k, v], axis=2).reshape(k.shape[0], *token), kv_pages.dtype)
     flat = kv_pages.reshape(-1, *token)
     return flat.at[pages * page_size + offsets].set(new, mode="promise_in_bounds").reshape(kv_pages.shape)
 
@@ -101,6 +102,7 @@ class TPUAttention:
         grouped = _padded(q.reshape(tokens, kv_heads, heads // kv_heads, narrow), combined // 2, head_dim)
         k, v = _padded(k, combined // 2, head_dim), _padded(v, combined // 2, head_dim)
         kv_pages = write_pages(kv_pages, k, v, *locate(table, tokens, page_size))
+        as_queries = {} if kv_pages.dtype == q.dtype else {"k_scale": 1.0, "v_scale": 1.0}  # what it converts at
         out = self.kernel(
             grouped.reshape(tokens, -1, head_dim),
             kv_pages,
@@ -113,6 +115,7 @@ class TPUAttention:
             num_kv_pages_per_block=block_pages(self.chip, kv_pages, table.page_indices.shape[1]),
             num_queries_per_block=min(tokens, QUERY_BLOCK),
             vmem_limit_bytes=VMEM_LIMIT_BYTES,
+            **as_queries,
         )
         return kv_pages, out.reshape(grouped.shape)[:, :kv_heads, :, :narrow].reshape(q.shape)
 

@@ -15,8 +15,10 @@ from caching import attention, cpu_attention, tpu_attention
 from caching.attention import PageTable
 from caching.cpu_kernels import KernelsUnavailable, load
 from caching.metadata import PagedAttentionCacheMetaData
+from caching.page_dtype import is_scaled, stored_head_dim
 from caching.paged_attention_cache import PagedAttentionCache
 from caching.tpu_chip import CHIPS, Chip
+from engine.errors import ConfigurationError
 from engine.mesh import TP, DeviceMesh
 from engine.models import linear
 from engine.models.config import ModelConfig
@@ -68,15 +70,21 @@ class Backend:
     """Kernels are made matrices."""
     scans: bool = False
     """Layers that are alike are one program, gone through by ``lax.scan``; XLA:CPU would copy their weights first."""
+    smallest_step: int = 1
+    """Tokens below which a step takes no less time: an accelerator waits for the weights to be read."""
     stored_heads: Callable[[int, int, np.dtype], tuple[int, int]] = _as_they_are
     """The kv_heads and head_dim that pages have for so many and so wide ones of a dtype."""
     holds_table: Callable[[int, int], bool] = lambda rows, pages_per_seq: True  # noqa: ARG005
     """Whether attention has room for the page table of so many rows, and pages of the longest."""
 
-    def arrange(self, decoder: Decoder) -> None:
-        """Bring a decoder of shapes, before it is loaded, into the form that its steps read."""
+    def arrange(self, decoder: Decoder, activations: np.dtype | None = None) -> None:
+        """Bring a decoder of shapes, before it is loaded, into the form that its steps read; of int8 if ``activations`` says
+        what it is to compute in.
+        """
         if self.flattens:
             decoder.flatten()
+        if activations is not None:
+            decoder.quantize(activations)
         if self.scans:
             decoder.stack()
 
@@ -150,9 +158,46 @@ class RotatedByXLA:
         return self.attend(kv_pages, q, k, v, table, sm_scale=sm_scale, sliding_window=sliding_window)
 
 
-XLA = Backend(
-    RotatedByXLA(attention.paged_attention), PagedAttentionCache.allocate, packs=False, description="XLA's operations"
-)
+@dataclass(frozen=True)
+class XLAAttention:
+    """Attention by XLA's operations over pages of a dtype."""
+
+    kv_dtype: np.dtype
+
+    def __call__(
+        self,
+        kv_pages: Array,
+        q: Array,
+        k: Array,
+        v: Array,
+        table: PageTable,
+        *,
+        sm_scale: float,
+        sliding_window: int | None,
+    ) -> tuple[Array, Array]:
+        """See Attention."""
+        return attention.paged_attention(
+            kv_pages, q, k, v, table, sm_scale=sm_scale, sliding_window=sliding_window, kv_dtype=self.kv_dtype
+        )
+
+
+def _with_scales(kv_heads: int, head_dim: int, dtype: np.dtype) -> tuple[int, int]:
+    return kv_heads, stored_head_dim(head_dim, dtype)
+
+
+def xla_backend(kv_dtype: np.dtype) -> Backend:
+    """XLA's operations, which serve on any device."""
+    return Backend(
+        RotatedByXLA(XLAAttention(kv_dtype)),
+        PagedAttentionCache.allocate,
+        packs=False,
+        description="XLA's operations",
+        stored_heads=_with_scales,
+    )
+
+
+SMALLEST_ACCELERATOR_STEP = 16
+"""Rows of bfloat16 that a TPU's register holds; multiplying so many takes less than reading what they are multiplied by."""
 
 PAGE_SIZE = 16
 TPU_PAGE_SIZE = 128
@@ -173,6 +218,7 @@ def tpu_backend(chip: Chip) -> Backend:
         description="XLA's operations, attention by jax's TPU kernel",
         flattens=True,
         scans=True,
+        smallest_step=SMALLEST_ACCELERATOR_STEP,
         stored_heads=tpu_attention.stored_heads,
         holds_table=tpu_attention.holds_table,
     )
@@ -184,29 +230,51 @@ def _compile_at_once() -> None:
         list(pool.map(load, (linear.SOURCE, cpu_attention.SOURCE)))
 
 
-def choose_backend(page_size: int, head_dim: int, devices: int = 1) -> Backend:
-    """The fastest that can serve such pages here, on so many devices; compiles kernels if that has not been done."""
+def choose_backend(page_size: int, head_dim: int, kv_dtype: np.dtype, devices: int = 1) -> Backend:
+    """The fastest that can serve such pages here, on so many devices; compiles kernels if that has not been done.
+
+    Raises ConfigurationError where none can.
+    """
+    xla = xla_backend(kv_dtype)
     if jax.default_backend() == "tpu":
-        return _choose_for_tpu(jax.devices()[0].device_kind)
+        return _choose_for_tpu(jax.devices()[0].device_kind, xla, kv_dtype)
     if jax.default_backend() != "cpu":
-        return replace(XLA, scans=True)
+        return _accelerated(xla)
     if devices > 1:
-        return replace(XLA, description=f"{XLA.description}: oDriver's CPU kernels are for one device")
+        return replace(xla, description=f"{xla.description}: oDriver's CPU kernels are for one device")
     try:
         _compile_at_once()
         linear.panel_width()
         width = cpu_attention.vector_width()
     except KernelsUnavailable as unavailable:
-        return replace(XLA, description=f"{XLA.description}: {unavailable}")
-    if page_size % width == 0 and head_dim % width == 0:
-        return Backend(
-            cpu_attention.paged_attention, cpu_attention.allocate, packs=True, description="oDriver's CPU kernels"
-        )
-    misfit = f"page_size {page_size} or head_dim {head_dim} is no multiple of {width}"
-    return replace(XLA, packs=True, description=f"oDriver's CPU kernels, attention by XLA: {misfit}")
+        return replace(xla, description=f"{xla.description}: {unavailable}")
+    misfit = None
+    if page_size % width or head_dim % width:
+        misfit = f"page_size {page_size} or head_dim {head_dim} is no multiple of {width}"
+    elif kv_dtype.name not in cpu_attention.DTYPES:
+        misfit = f"it has none for pages of {kv_dtype}"
+    if misfit:
+        return replace(xla, packs=True, description=f"oDriver's CPU kernels, attention by XLA: {misfit}")
+    return Backend(
+        cpu_attention.paged_attention, cpu_attention.allocate, packs=True, description="oDriver's CPU kernels"
+    )
 
 
-def _choose_for_tpu(kind: str) -> Backend:
+def _accelerated(backend: Backend) -> Backend:
+    return replace(backend, scans=True, smallest_step=SMALLEST_ACCELERATOR_STEP)
+
+
+def _choose_for_tpu(kind: str, xla: Backend, kv_dtype: np.dtype) -> Backend:
     if kind in CHIPS:
+        check_tpu_pages(kv_dtype)
         return tpu_backend(CHIPS[kind])
-    return replace(XLA, scans=True, description=f"{XLA.description}: the attention kernel is not set up for {kind}")
+    return replace(_accelerated(xla), description=f"{xla.description}: the attention kernel is not set up for {kind}")
+
+
+def check_tpu_pages(kv_dtype: np.dtype) -> None:
+    """Raises ConfigurationError where jax's kernel cannot read such pages: it has one scale for all of them."""
+    if is_scaled(kv_dtype):
+        raise ConfigurationError(
+            f"kv_cache_dtype {kv_dtype} has a scale for each token, which the TPU's attention kernel cannot read: "
+            "choose fp8, which takes as much memory"
+        )

@@ -13,11 +13,17 @@ COVERING_RATIO = 8
 """How much larger than its own bucket the one may be that a step runs in while that is not compiled yet."""
 
 
-def token_buckets(max_num_seqs: int, max_num_batched_tokens: int) -> list[int]:
-    """The token counts of the compiled steps, ascending; the last is the budget."""
-    decodes = {*SMALLEST, *_sizes(DECODE_MANTISSAS, max_num_batched_tokens), max_num_seqs}
+def token_buckets(max_num_seqs: int, max_num_batched_tokens: int, smallest: int = 1) -> list[int]:
+    """The token counts of the compiled steps, ascending; the last is the budget.
+
+    ``smallest`` is above 1 where a step of less takes as long, because it is weights that are waited for: there padding
+    costs next to nothing, and decoding steps are powers of two.
+    """
+    most = max(max_num_seqs, smallest)
+    closer = {*SMALLEST, *_sizes(DECODE_MANTISSAS, max_num_batched_tokens)}
+    decodes = _sizes((1,), max_num_batched_tokens) if smallest > 1 else closer
     chunks = _sizes(CHUNK_MANTISSAS, max_num_batched_tokens)
-    kept = {size for size in decodes if size <= max_num_seqs} | {size for size in chunks if size > max_num_seqs}
+    kept = {size for size in decodes if smallest <= size <= most} | {most} | {size for size in chunks if size > most}
     return sorted({size for size in kept if size <= max_num_batched_tokens} | {max_num_batched_tokens})
 
 

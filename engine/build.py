@@ -4,6 +4,7 @@ import gc
 import logging
 import os
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from caching.metadata import PagedAttentionCacheMetaData, pages_for
+from caching.page_dtype import NAMES
 from caching.page_manager import HBMPageManager
 from engine.backend import Backend, choose_backend, default_page_size
 from engine.config import EngineConfig, ServingLimits
@@ -55,12 +57,13 @@ def build_engine(config: EngineConfig, report: Callable[[Progress], None]) -> oE
     _use_compilation_cache()
     report(Progress("preparing kernels", 0, 1, "steps"))
     page_size = config.page_size or default_page_size()
-    backend = choose_backend(page_size, model.head_dim, mesh.size)
+    kv_dtype = page_dtype(config, dtype)
+    backend = choose_backend(page_size, model.head_dim, kv_dtype, mesh.size)
     report(Progress("preparing kernels", 1, 1, "steps"))
     weights = _weights_dtype(config, model, backend, dtype)
-    one_page = backend.one_page(model, page_size, dtype)
+    one_page = backend.one_page(model, page_size, kv_dtype)
     planner = CachePlanner(
-        config, model, max_model_len, one_page, parameter_bytes(model, weights), memory_budget(config, mesh.size)
+        config, model, max_model_len, one_page, weight_bytes(config, model, weights), memory_budget(config, mesh.size)
     )
     metadata = planner.plan()
     check_page_table(config, backend, pages_for(fitting_context(config, max_model_len, metadata), page_size))
@@ -69,7 +72,7 @@ def build_engine(config: EngineConfig, report: Callable[[Progress], None]) -> oE
         model,
         weights,
         mesh=mesh,
-        arrange=backend.arrange,
+        arrange=partial(backend.arrange, activations=dtype if config.quantization else None),
         progress=lambda done, total: report(_loading(done, total)),
     )
     backend.prepare(decoder)
@@ -135,6 +138,7 @@ def _compile(
             max_num_batched_tokens=config.max_num_batched_tokens,
             max_model_len=fitting_context(config, max_model_len, metadata),
             cache=metadata,
+            smallest_step=backend.smallest_step,
         )
         manager = ExecutionManager(decoder, shapes, backend, mesh)
         staged = manager.compile(report, staged=config.staged_readiness)
@@ -155,13 +159,18 @@ def describe(config: EngineConfig) -> dict[str, str]:
     devices = jax.devices()
     model = read_model_config(directory)
     size = spread_over_devices(config, model).tensor_parallel_size
-    page_size, dtype = config.page_size or default_page_size(), config.dtype or _default_dtype()
-    backend = choose_backend(page_size, model.head_dim, size)
-    weights = _weights_dtype(config, model, backend, np.dtype(jnp.dtype(dtype))).name
+    page_size, dtype = config.page_size or default_page_size(), np.dtype(jnp.dtype(config.dtype or _default_dtype()))
+    kv_dtype = page_dtype(config, dtype)
+    backend = choose_backend(page_size, model.head_dim, kv_dtype, size)
+    weights = _weights_dtype(config, model, backend, dtype)
+    if config.quantization:
+        weights = np.dtype(config.quantization)
+    aside = [f"weights {'in' if config.quantization else 'as stored in'} {weights}"] * (weights != dtype)
+    aside += [f"pages in {kv_dtype}"] * (kv_dtype != dtype)
     return {
         "model": str(directory),
         "parameters": f"{parameter_bytes(model, jnp.float32) // 4:,}",
-        "dtype": dtype if weights == dtype else f"{dtype}, weights as stored in {weights}",
+        "dtype": ", ".join([dtype.name, *aside]),
         "device": f"{size} x {devices[0].device_kind}" + ("" if size == len(devices) else f", of {len(devices)}"),
         "operations": backend.description,
     }
@@ -179,6 +188,16 @@ def spread_over_devices(config: EngineConfig, model: ModelConfig) -> ModelConfig
 
 def _default_dtype() -> str:
     return "float32" if jax.default_backend() == "cpu" else "bfloat16"
+
+
+def weight_bytes(config: EngineConfig, model: ModelConfig, dtype: np.dtype[Any]) -> int:
+    """What each device has of the weights, which are stored in ``dtype`` where they are not quantized."""
+    return parameter_bytes(model, dtype, quantized=config.quantization is not None)
+
+
+def page_dtype(config: EngineConfig, dtype: np.dtype[Any]) -> np.dtype[Any]:
+    """What keys and values lie in, where activations are of ``dtype``."""
+    return dtype if config.kv_cache_dtype == "auto" else NAMES[config.kv_cache_dtype]
 
 
 def _weights_dtype(config: EngineConfig, model: ModelConfig, backend: Backend, dtype: np.dtype[Any]) -> np.dtype[Any]:

@@ -8,13 +8,12 @@ import numpy as np
 from caching.metadata import PagedAttentionCacheMetaData
 from caching.tpu_chip import Chip
 from engine.backend import TPU_PAGE_SIZE, tpu_backend
-from engine.build import asked_context
+from engine.build import asked_context, page_dtype, weight_bytes
 from engine.config import EngineConfig
 from engine.errors import ConfigurationError
 from engine.memory import ACCELERATOR_UTILIZATION, CachePlanner
 from engine.models.config import ModelConfig
 from engine.models.sharding import spread
-from engine.models.weights import parameter_bytes
 
 MOST_CHIPS = 256
 """Beyond it nobody asks what would fit: it is a whole pod of the smaller kinds."""
@@ -31,9 +30,14 @@ class ChipFit:
     dtype: np.dtype
 
     @property
+    def stored_dtype(self) -> np.dtype:
+        """Of the weights."""
+        return np.dtype(self.config.quantization or self.dtype)
+
+    @property
     def kv_dtype(self) -> np.dtype:
         """Of the pages."""
-        return self.dtype
+        return page_dtype(self.config, self.dtype)
 
     @property
     def budget(self) -> int:
@@ -43,7 +47,7 @@ class ChipFit:
     @cached_property
     def weights(self) -> int:
         """Bytes: layers are alike, and two of them tell of all in a fraction of the time."""
-        one, two = (parameter_bytes(replace(self.model, num_layers=count), self.dtype) for count in (1, 2))
+        one, two = (weight_bytes(self.config, replace(self.model, num_layers=count), self.dtype) for count in (1, 2))
         return one + (self.model.num_layers - 1) * (two - one)
 
     @property

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import jax
@@ -13,7 +14,7 @@ from jax import Device
 from caching.metadata import PagedAttentionCacheMetaData, pages_for
 from caching.tpu_attention import tokens_read
 from caching.tpu_chip import CHIPS, Chip
-from engine.backend import tpu_backend
+from engine.backend import SMALLEST_ACCELERATOR_STEP, check_tpu_pages, tpu_backend
 from engine.build import asked_context, check_page_table, fitting_context
 from engine.chip_fit import ChipFit
 from engine.chip_plan import ChipPlan, DecodeStep, Roofline, batch_sizes
@@ -45,6 +46,7 @@ def plan_chips(config: EngineConfig, path: Path, topology: str, tokens_a_sequenc
     chip = _known(devices[0])
     model = _split(config, read_config_file(path), len(devices))
     fit = ChipFit(config, model, chip, np.dtype(config.dtype or jnp.bfloat16))
+    check_tpu_pages(fit.kv_dtype)
     fit.check(len(devices))
     cache = fit.planner()
     mesh = DeviceMesh(tuple(devices[: model.tensor_parallel_size]))
@@ -103,13 +105,14 @@ def _split(config: EngineConfig, model: ModelConfig, chips: int) -> ModelConfig:
 
 def _shapes(config: EngineConfig, model: ModelConfig, cache: PagedAttentionCacheMetaData) -> StepShapes:
     context = fitting_context(config, asked_context(config, model), cache)
-    return StepShapes(config.max_num_seqs, config.max_num_batched_tokens, context, cache)
+    return StepShapes(config.max_num_seqs, config.max_num_batched_tokens, context, cache, SMALLEST_ACCELERATOR_STEP)
 
 
 def _compile(fit: ChipFit, mesh: DeviceMesh, shapes: StepShapes, report: Report) -> list[CompiledProgram]:
     """All that a daemon compiles before it is READY, in the order in which it is done."""
     backend, model = tpu_backend(fit.chip), fit.model
-    decoder = abstract_decoder(model, fit.dtype, mesh=mesh, arrange=backend.arrange)
+    arrange = partial(backend.arrange, activations=fit.dtype if fit.config.quantization else None)
+    decoder = abstract_decoder(model, fit.dtype, mesh=mesh, arrange=arrange)
     logits = jax.ShapeDtypeStruct((shapes.max_num_seqs, model.padded_vocab_size), jnp.float32)
     pages = jax.tree.leaves(backend.abstract_cache(shapes.cache, mesh))
     arrays = LargeArrays(tuple(jax.tree.leaves(nnx.state(decoder))), tuple(pages), logits, model.num_layers)
@@ -126,7 +129,7 @@ def _compile(fit: ChipFit, mesh: DeviceMesh, shapes: StepShapes, report: Report)
 def _decode(fit: ChipFit, programs: list[CompiledProgram], shapes: StepShapes, tokens: int) -> list[DecodeStep]:
     """Of as many sequences as there are pages for, each in the smallest bucket that holds them, and the greedy sampler."""
     roofline, read = (
-        Roofline(fit.chip, fit.model, fit.dtype, fit.kv_dtype, fit.weights),
+        Roofline(fit.chip, fit.model, fit.stored_dtype, fit.kv_dtype, fit.weights),
         pages_read(fit.chip, shapes, tokens),
     )
     pages = pages_for(tokens, shapes.cache.page_size)

@@ -9,6 +9,8 @@ import msgspec
 from engine.errors import ConfigurationError
 from engine.setting import setting
 
+QUANTIZATIONS = ("int8",)
+KV_CACHE_DTYPES = ("auto", "bfloat16", "float32", "int8", "fp8", "fp8_e4m3", "fp8_e5m2")
 MAX_QUEUED_REQUESTS = 1024
 MAX_QUEUED_TOKENS = 2**20
 
@@ -32,7 +34,13 @@ class EngineConfig:
         None, "F", "share of the memory that may be used, above 0 to 1 (default: 0.9; 0.4 on a CPU)"
     )
     dtype: str | None = setting(
-        None, "", "of weights and cache (default: float32 on CPU, else bfloat16)", choices=("float32", "bfloat16")
+        None, "", "of weights and activations (default: float32 on CPU, else bfloat16)", choices=("float32", "bfloat16")
+    )
+    quantization: str | None = setting(
+        None, "", "kernels and tables of the weights in 8 bits, with a scale for each output", choices=QUANTIZATIONS
+    )
+    kv_cache_dtype: str = setting(
+        "auto", "", "of keys and values in the cache; auto is dtype, fp8 is fp8_e4m3", choices=KV_CACHE_DTYPES
     )
     tensor_parallel_size: int | None = setting(
         None, "N", "devices to split the model over (default: all that it divides over; 1 on a CPU)"
@@ -80,6 +88,10 @@ class EngineConfig:
         share = self.hbm_utilization
         _require(share is None or 0 < share <= 1, "hbm_utilization", "above 0 and at most 1", share)
         _require(self.dtype in (None, "float32", "bfloat16"), "dtype", "float32 or bfloat16", self.dtype)
+        asked = self.quantization
+        _require(asked is None or asked in QUANTIZATIONS, "quantization", ", ".join(QUANTIZATIONS), asked)
+        kv_dtype = self.kv_cache_dtype
+        _require(kv_dtype in KV_CACHE_DTYPES, "kv_cache_dtype", f"one of {', '.join(KV_CACHE_DTYPES)}", kv_dtype)
         long = self.long_prefill_token_threshold
         _require(long is None or long >= 1, "long_prefill_token_threshold", "at least 1", long)
         threshold = self.priority_preemption_threshold

@@ -47,6 +47,8 @@ class StepShapes:
     max_num_batched_tokens: int
     max_model_len: int
     cache: PagedAttentionCacheMetaData
+    smallest_step: int = 1
+    """Tokens below which a step takes no less time."""
 
     @property
     def pages_per_seq(self) -> int:
@@ -56,7 +58,7 @@ class StepShapes:
     @property
     def buckets(self) -> list[int]:
         """The token counts that are compiled, ascending."""
-        return token_buckets(self.max_num_seqs, self.max_num_batched_tokens)
+        return token_buckets(self.max_num_seqs, self.max_num_batched_tokens, self.smallest_step)
 
     def layout(self, tokens: int) -> StepLayout:
         """The packed array of a bucket."""
@@ -78,9 +80,9 @@ class ExecutionManager:
         self.sampling = SamplingFunctions(shapes.max_num_seqs, decoder.config.vocab_size, mesh, hear)
         self._layouts = {tokens: shapes.layout(tokens) for tokens in shapes.buckets}
         self._forward: dict[int, Forward] = {}
-        self._head = decoder.head.get_value()
+        self._head = [param.get_value() for param in decoder.head_and_scale]
         self._take_hidden: dict[int, TakeHidden] = {}
-        self._prompt_logprobs: Callable[[Array, Array, NDArray[np.int32]], Array] | None = None
+        self._prompt_logprobs: Callable[[list[Array], Array, NDArray[np.int32]], Array] | None = None
         self._scratch: list[int] = []
         self._ready: list[StepLayout] = []
         self._ready_tokens: list[int] = []

@@ -28,6 +28,8 @@ CUTS = {"dynamic-slice", "slice", "gather", "slice-start", "dynamic-slice-start"
 """They read as much of their first operand as they make."""
 VIEWS = {"bitcast", "reshape", "transpose", "copy", "convert", "get-tuple-element"}
 """Within a fusion these read no more than what is read of them."""
+ALIASING = "output_to_operand_aliasing"
+"""Within a fusion, of another one whose result is its operand, laid out differently."""
 IN_PLACE = {"dynamic-update-slice": 1, "scatter": 2}
 """They write into their first operand; what they write is the operand of this number."""
 
@@ -222,7 +224,7 @@ class _Walk:
             return min(whole, user.buffers[0].nbytes)
         if user.opcode in IN_PLACE and first:
             return 0
-        if user.opcode in VIEWS:
+        if user.opcode in VIEWS or (user.opcode == "fusion" and ALIASING in user.attributes):
             return whole if user is fused.root else self._read_of(user.name, whole, fused)
         if user.opcode == "tuple":
             return 0  # handed through

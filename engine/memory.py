@@ -94,13 +94,15 @@ class CachePlanner:
 
 
 def memory_budget(config: EngineConfig, devices: int = 1) -> int:
-    """Bytes of each of so many devices that we may use, weights included."""
-    device = jax.devices()[0]
+    """Bytes that we may use of each of so many devices: of the one that has the fewest left, weights included."""
+    return min(_left_on(device, devices, config.hbm_utilization) for device in jax.local_devices()[:devices])
+
+
+def _left_on(device: jax.Device, devices: int, utilization: float | None) -> int:
     stats = device.memory_stats()
     if stats and "bytes_limit" in stats:
-        share = config.hbm_utilization or ACCELERATOR_UTILIZATION
-        return int(stats["bytes_limit"] * share) - int(stats.get("bytes_in_use", 0))
-    return int(psutil.virtual_memory().available * (config.hbm_utilization or CPU_UTILIZATION)) // devices
+        return int(stats["bytes_limit"] * (utilization or ACCELERATOR_UTILIZATION)) - int(stats.get("bytes_in_use", 0))
+    return int(psutil.virtual_memory().available * (utilization or CPU_UTILIZATION)) // devices
 
 
 def _step_scratch(config: EngineConfig, model: ModelConfig) -> int:

@@ -43,7 +43,7 @@ class DeviceMesh:
     @cached_property
     def mesh(self) -> Mesh:
         """The devices along ``tp``."""
-        if all(device in jax.devices() for device in self.devices) and self.size == jax.device_count():
+        if self.devices == tuple(jax.devices()):
             return _mesh_of_all()
         return Mesh(np.array(self.devices).reshape(1, 1, 1, -1, 1), AXES)
 
@@ -66,6 +66,11 @@ class DeviceMesh:
         if self.size == 1:
             return function
         return jax.shard_map(function, mesh=self.mesh, in_specs=tuple(specs), out_specs=out_specs, check_vma=False)
+
+    def laid(self, array: jax.Array, *spec: str | None) -> jax.Array:
+        """An array where it is to lie; the same one where it does already."""
+        there: jax.Array = jax.device_put(array, self.sharding(*spec))
+        return there
 
     def maker(self, function: Callable[[], Any], *spec: str | None) -> Callable[[], Any]:
         """A function that makes arrays where they lie: on a mesh none is ever whole in one place. Compiled but once."""

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 from functools import partial
-from typing import Any, cast
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -65,18 +65,21 @@ class ModelStep:
 
     def lower_prompt_logprobs(self, count: int) -> Lowered:
         """(head, hidden f[count, hidden], i32[count] token ids) -> ``compute_logprobs`` of the logits of the hidden states."""
-        config, head = self._decoder.config, self._decoder.head
+        decoder = self._decoder
 
-        def compute(table: Array, hidden: Array, token_ids: Array) -> Array:
-            logits = without_padding(to_logits(hidden, cast(nnx.Param[Array], head.replace(table))), config)
-            return compute_logprobs(logits, token_ids, Vocabulary(self._mesh.axis), config.vocab_size)
+        def compute(head: list[Array], hidden: Array, token_ids: Array) -> Array:
+            params = [param.replace(array) for param, array in zip(decoder.head_and_scale, head, strict=True)]
+            logits = without_padding(to_logits(hidden, *params), decoder.config)
+            return compute_logprobs(logits, token_ids, Vocabulary(self._mesh.axis), decoder.config.vocab_size)
 
-        table = _shape(head.get_value())
-        one = jax.eval_shape(look_up, self._decoder.embedding, jax.ShapeDtypeStruct((1,), np.int32))
+        head = [_shape(param.get_value()) for param in decoder.head_and_scale]
+        one = jax.eval_shape(
+            look_up, decoder.embedding, jax.ShapeDtypeStruct((1,), np.int32), scale=decoder.embedding_scale
+        )
         hidden = jax.ShapeDtypeStruct((count, *one.shape[1:]), one.dtype)
         token_ids = jax.ShapeDtypeStruct((count,), np.int32)
-        on_each = self._mesh.on_each(compute, (_spec(table.sharding), COPY, COPY), COPY)
-        return lower(on_each, table, *self._mesh.shapes((hidden, token_ids)))
+        on_each = self._mesh.on_each(compute, ([_spec(array.sharding) for array in head], COPY, COPY), COPY)
+        return lower(on_each, head, *self._mesh.shapes((hidden, token_ids)))
 
     def _run(
         self, decoder: Decoder, cache: PagedAttentionCache, last_token: Array, batch: ModelInputBatch

@@ -108,7 +108,7 @@ async def _body(client: AsyncClient, asked: Question, line: Line, model: str) ->
     while True:
         try:
             if asked.messages is not None:
-                stream = client.chat(asked.messages, **asked.params)
+                stream = client.chat(asked.messages, chat_template_kwargs=asked.chat_template_kwargs, **asked.params)
             else:
                 assert asked.prompt is not None
                 stream = client.generate(asked.prompt, **asked.params)

@@ -7,6 +7,7 @@ from typing import Any
 from ipc import settings
 from ipc.addresses import checked_address
 from ipc.arguments import port, seconds
+from ipc.config import LOG_FORMATS, LOG_LEVELS
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -25,7 +26,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--port", type=port, metavar="PORT", help="and at which port; 0 is any that is free (default: 8000)")
     add("--ssl-certfile", type=Path, metavar="FILE", help="serve HTTPS with this certificate")
     add("--ssl-keyfile", type=Path, metavar="FILE", help="and its key")
+    add(
+        "--tool-call-parser",
+        choices=("hermes", "llama3_json", "mistral"),
+        help="how the models call tools (default: as their chat templates tell)",
+    )
+    add(
+        "--reasoning-parser",
+        choices=("qwen3", "deepseek_r1"),
+        help="how the models think aloud (default: as their chat templates tell)",
+    )
     add("--drain-timeout", type=seconds, metavar="S", help="seconds to finish what is open in (default: 30)")
+    add("--log-level", choices=LOG_LEVELS, help="the least that is logged (default: info, a line for each request)")
+    add("--log-format", choices=LOG_FORMATS, help="of the log on stderr (default: text)")
 
 
 def run(options: dict[str, Any]) -> int:

@@ -14,7 +14,7 @@ from ipc.errors import OdriverError
 from ipc.service_unit import CONFIG, UNIT, render
 from ipc.settings import SETTINGS, Held, configs
 
-SERVICE_DEFAULTS: dict[str, Any] = {"bind": "tcp://127.0.0.1:5555", "metrics_port": 8000}
+SERVICE_DEFAULTS: dict[str, Any] = {"bind": "tcp://127.0.0.1:5555", "metrics_port": 8001}
 """What a service is to have where nothing else is said: a private socket of its own user would be of use to nobody else."""
 KEYS = Path("/var/lib/odriver/keys")
 """Those of a service that other machines reach, where nothing else is said."""

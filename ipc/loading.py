@@ -85,7 +85,7 @@ def load(config: EngineConfig, report: Callable[[Progress], None], on_failure: C
     cache_config = {
         "block_size": str(engine.page_size),
         "num_gpu_blocks": str(engine.stats().pages_total),
-        "cache_dtype": config.dtype or "auto",
+        "cache_dtype": config.kv_cache_dtype,
         "gpu_memory_utilization": str(config.hbm_utilization or "auto"),
         "enable_prefix_caching": str(config.enable_prefix_caching),
     }

@@ -1,11 +1,13 @@
 """What OpenAI's clients are answered: whole, or piece by piece as the chunks of a stream."""
 
+from collections.abc import Callable
 from typing import Literal
 
 from msgspec import UNSET, Struct, UnsetType
 
 from ipc import messages
 from ipc.completion import Choice, Completion, TokenLogprobs
+from ipc.openai_tools import ToolCall
 
 
 class Usage(Struct, frozen=True):
@@ -52,10 +54,13 @@ PromptLogprobs = list[dict[int, messages.Logprob] | None]
 
 
 class AssistantMessage(Struct, frozen=True):
-    """What the model says."""
+    """What the model says, which functions it calls, and what it has thought, which vLLM has as ``reasoning``."""
 
     content: str | None
     role: Literal["assistant"] = "assistant"
+    tool_calls: list[ToolCall] | UnsetType = UNSET
+    reasoning_content: str | UnsetType = UNSET
+    reasoning: str | UnsetType = UNSET
 
 
 class ChatChoice(Struct, frozen=True):
@@ -122,13 +127,23 @@ def usage(cost: messages.Usage) -> Usage:
     return Usage(cost.prompt_tokens, cost.completion_tokens, cost.prompt_tokens + cost.completion_tokens)
 
 
-def chat_completion(whole: Completion, params: dict[str, object], name: str, model: str) -> ChatCompletion:
+def plain_message(choice: Choice) -> tuple[AssistantMessage, str]:
+    """A sample of which all is content, and why it ended."""
+    return AssistantMessage(choice.text), choice.finish_reason
+
+
+def chat_completion(
+    whole: Completion,
+    params: dict[str, object],
+    name: str,
+    model: str,
+    message_of: Callable[[Choice], tuple[AssistantMessage, str]] = plain_message,
+) -> ChatCompletion:
     """The answer to a question with these params, not yet said when it was created."""
     choices = [
         ChatChoice(
             choice.index,
-            AssistantMessage(choice.text),
-            choice.finish_reason,
+            *message_of(choice),
             chat_logprobs(choice.logprobs, int(str(params["logprobs"]))) if choice.logprobs else None,
             choice.token_ids if params.get("detokenize") is False else UNSET,
             _of_the_prompt(whole, choice),

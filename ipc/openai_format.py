@@ -40,6 +40,8 @@ def question_of(url: str, body: dict[str, Any], model: str) -> Question:
     if request.stream:
         raise BodyError("stream must be false, or left out: a batch's answers are whole", "stream")
     if isinstance(request, ChatCompletionRequest):
+        if request.tools:
+            raise BodyError("tools must be left out: calls are told from text by odriver gateway alone", "tools")
         return request.question()
     questions = request.questions()
     if len(questions) > 1 or request.echo:

@@ -12,11 +12,16 @@ from msgspec import Struct
 
 from engine.sampling_params import RepetitionDetection, SamplingParams
 from engine.structured_outputs import StructuredOutputsParams
+from ipc.openai_messages import ChatMessage
+from ipc.openai_tools import Function, NamedTool, Tool, ToolChoice, ToolUse
 
 DEFAULT_MAX_TOKENS = 16
 """Of a text's completion, where the body does not say."""
 
 Prompt = str | list[int]
+
+SHARED = frozenset(SamplingParams.__struct_fields__) - {"logprobs", "structured_outputs"}
+"""Fields of SamplingParams that a body may have under the same name and in the same meaning."""
 
 
 class BodyError(Exception):
@@ -32,11 +37,13 @@ class BodyError(Exception):
 
 
 class Question(NamedTuple):
-    """What to ask our client: a prompt or messages, and SamplingParams by name."""
+    """What to ask our client: a prompt or messages, SamplingParams by name, and what else there is for the chat template."""
 
     prompt: Prompt | None
     messages: list[dict[str, Any]] | None
     params: dict[str, Any]
+    tools: list[dict[str, Any]] | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
 
 
 class StreamOptions(Struct, frozen=True, forbid_unknown_fields=True):
@@ -61,15 +68,12 @@ class ResponseFormat(Struct, frozen=True, forbid_unknown_fields=True):
     json_schema: JsonSchema | None = None
 
 
-class _Request(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """What both kinds have. The fields of SamplingParams have its names."""
+class Sampling(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """What all kinds have. The fields of SamplingParams have its names."""
 
     model: str | None = None
     stream: bool | None = None
-    stream_options: StreamOptions | None = None
 
-    n: int | None = None
-    max_tokens: int | None = None
     temperature: float | None = None
     top_p: float | None = None
     presence_penalty: float | None = None
@@ -94,17 +98,8 @@ class _Request(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     queue_timeout_s: float | None = None
     cache_salt: str | None = None
     enable_prefix_caching: bool | None = None
-    prompt_logprobs: int | None = None
-    detokenize: bool | None = None
     skip_special_tokens: bool | None = None
     spaces_between_special_tokens: bool | None = None
-
-    structured_outputs: StructuredOutputsParams | None = None
-    response_format: ResponseFormat | None = None
-    guided_json: str | dict[str, Any] | None = None
-    guided_regex: str | None = None
-    guided_choice: list[str] | None = None
-    guided_grammar: str | None = None
 
     user: str | None = None
     metadata: dict[str, Any] | None = None
@@ -113,40 +108,42 @@ class _Request(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
 
+    def _shared_params(self) -> dict[str, Any]:
+        """What SamplingParams has under the same name and in the same meaning."""
+        given = {name: getattr(self, name) for name in self.__struct_fields__ if name in SHARED}
+        given = {name: value for name, value in given.items() if value is not None}
+        if self.repetition_detection is not None:
+            given["repetition_detection"] = msgspec.to_builtins(self.repetition_detection)
+        return given
+
+
+class _Request(Sampling, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """What completions of texts and of chats have."""
+
+    stream_options: StreamOptions | None = None
+    n: int | None = None
+    max_tokens: int | None = None
+    prompt_logprobs: int | None = None
+    detokenize: bool | None = None
+
+    structured_outputs: StructuredOutputsParams | None = None
+    response_format: ResponseFormat | None = None
+    guided_json: str | dict[str, Any] | None = None
+    guided_regex: str | None = None
+    guided_choice: list[str] | None = None
+    guided_grammar: str | None = None
+
     @property
     def includes_usage(self) -> bool:
         """Whether a stream has one more chunk, with the usage."""
         return self.stream_options is not None and self.stream_options.include_usage
 
     def _params(self) -> dict[str, Any]:
-        """What SamplingParams has of it, but for ``logprobs``, and for the defaults of the kind."""
-        given = {name: getattr(self, name) for name in SHARED if getattr(self, name) is not None}
+        """What SamplingParams has of it, but for ``logprobs``, and for the defaults of the kind; raises BodyError."""
+        if self.stream_options is not None and not self.stream:
+            raise BodyError("stream_options are for a stream: send stream: true, or leave them out", "stream_options")
         form = _form(self)
-        if form is not None:
-            given["structured_outputs"] = form
-        if self.repetition_detection is not None:
-            given["repetition_detection"] = msgspec.to_builtins(self.repetition_detection)
-        return given
-
-
-class TextPart(Struct, frozen=True, forbid_unknown_fields=True):
-    """A part of a message's content."""
-
-    text: str
-    type: Literal["text"] = "text"
-
-
-class ChatMessage(Struct, frozen=True, forbid_unknown_fields=True):
-    """A turn of a conversation."""
-
-    role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: str | list[TextPart]
-
-    def told(self) -> dict[str, Any]:
-        """As our client takes it."""
-        parts = self.content
-        text = parts if isinstance(parts, str) else "".join(part.text for part in parts)
-        return {"role": self.role, "content": text}
+        return self._shared_params() | ({} if form is None else {"structured_outputs": form})
 
 
 class ChatCompletionRequest(_Request, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -156,17 +153,38 @@ class ChatCompletionRequest(_Request, frozen=True, forbid_unknown_fields=True, k
     max_completion_tokens: int | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = None
+    tools: list[Tool] | None = None
+    tool_choice: ToolChoice | None = None
+    parallel_tool_calls: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    include_reasoning: bool | None = None
 
     def question(self) -> Question:
         """What to ask our client; raises BodyError."""
         params = self._params()
-        if self.max_completion_tokens is not None:
-            params["max_tokens"] = self.max_completion_tokens
+        most = self.max_completion_tokens
+        if most is not None and params.setdefault("max_tokens", most) != most:
+            raise BodyError("max_tokens and max_completion_tokens differ: leave one of them out", "max_tokens")
         if self.top_logprobs and not self.logprobs:
             raise BodyError("top_logprobs needs logprobs: true", "top_logprobs")
         if self.logprobs:
             params["logprobs"] = self.top_logprobs or 0
-        return Question(None, [message.told() for message in self.messages], params)
+        use = self.tool_use()
+        messages = [message.told() for message in self.messages]
+        switches = template_switches(self.chat_template_kwargs, self.add_generation_prompt, self.continue_final_message)
+        return Question(None, messages, params, use.told() if use else None, switches)
+
+    def tool_use(self) -> ToolUse | None:
+        """What may be called; None where nothing may."""
+        named = self.tool_choice.function.name if isinstance(self.tool_choice, NamedTool) else None
+        return tool_use(
+            [tool.function for tool in self.tools or []],
+            str(self.tool_choice or "auto"),
+            named,
+            self.parallel_tool_calls,
+        )
 
 
 class CompletionRequest(_Request, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -202,8 +220,29 @@ class CompletionRequest(_Request, frozen=True, forbid_unknown_fields=True, kw_on
         return prompts
 
 
-SHARED = [name for name in SamplingParams.__struct_fields__ if name in _Request.__struct_fields__]
-"""Fields of SamplingParams that a body has under the same name and in the same meaning."""
+def template_switches(
+    kwargs: dict[str, Any] | None, add_generation_prompt: bool | None, continue_final_message: bool | None
+) -> dict[str, Any] | None:
+    """Those of the chat template's own, and how the conversation ends; None where nothing is said of it."""
+    ends = {"add_generation_prompt": add_generation_prompt, "continue_final_message": continue_final_message}
+    return {**(kwargs or {}), **{name: value for name, value in ends.items() if value is not None}} or None
+
+
+def tool_use(functions: list[Function], choice: str, named: str | None, parallel: bool | None) -> ToolUse | None:
+    """What may be called of these: None for nothing, with no functions or the choice "none"; raises BodyError."""
+    names = [function.name for function in functions]
+    if len(set(names)) < len(names):
+        raise BodyError("tools must have different names", "tools")
+    if named is not None and named not in names:
+        raise BodyError(f"tool_choice: there is no function {named!r} among the tools", "tool_choice")
+    if choice == "required" and not functions:
+        raise BodyError("tool_choice cannot be required without tools", "tool_choice")
+    if choice == "none" or not functions:
+        return None
+    forced = [function for function in functions if function.name == named or choice == "required"]
+    return ToolUse(functions, forced, parallel is not False)
+
+
 GUIDED = {"guided_json": "json", "guided_regex": "regex", "guided_choice": "choice", "guided_grammar": "grammar"}
 """vLLM's former names for the fields of ``structured_outputs``."""
 

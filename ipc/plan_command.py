@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 
+from engine.config import KV_CACHE_DTYPES, QUANTIZATIONS
 from ipc.arguments import count
 
 
@@ -32,6 +33,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add("--max-num-batched-tokens", type=count, metavar="N", help="tokens computed in one step (default: 512)")
     add("--page-size", type=count, metavar="N", help="tokens in one page (default: 128)")
+    add("--quantization", choices=QUANTIZATIONS, help="of the weights (default: none)")
+    add("--kv-cache-dtype", choices=KV_CACHE_DTYPES, help="of keys and values in the cache (default: auto, bfloat16)")
     add("--hbm-utilization", type=float, metavar="F", help="share of the memory that may be used (default: 0.9)")
     add(
         "--tokens",
@@ -47,6 +50,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: dict[str, Any]) -> int:
     """Compile, and print what came of it. Raises ConfigurationError where that cannot be, or the model does not fit."""
     os.environ["JAX_PLATFORMS"] = "cpu"  # whatever this machine has is not what is planned for
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # jaxlib writes out why it cannot read a program, stack and all
     from rich.console import Console
 
     from engine.chip_planner import plan_chips

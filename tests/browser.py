@@ -7,6 +7,9 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from fake_driver import FakeDriver
+
+from driver.request import ActiveRequest
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
@@ -45,7 +48,7 @@ def page_in(browser: "Browser", url: str, **context: Any) -> Iterator["Page"]:
         page.on("console", lambda message: wrong.append(message.text) if "Content Security" in message.text else None)
         page.on("dialog", lambda dialog: wrong.append(dialog.message))
         page.goto(url)
-        page.wait_for_function("document.querySelector('#model').value")
+        page.wait_for_function("document.querySelector('#model').value + document.querySelector('#notice').innerText")
         yield page
     assert wrong == []
 
@@ -59,3 +62,17 @@ def say(page: "Page", text: str) -> None:
 def answer(page: "Page") -> Any:
     """The last one."""
     return page.locator(".answer").last
+
+
+def expect(thing: Any) -> Any:
+    """Playwright's, which waits."""
+    from playwright.sync_api import expect
+
+    return expect(thing)
+
+
+def reply(driver: FakeDriver, request: ActiveRequest, *pieces: str) -> None:
+    """An answer to its end."""
+    for piece in pieces:
+        driver.say(request, piece, [len(piece)])
+    driver.finish(request, num_tokens=len(pieces))

@@ -8,6 +8,7 @@ import os
 import signal
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -20,9 +21,14 @@ os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=2"
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
 
 import jax  # noqa: E402
+from browser import chromium, page_in  # noqa: E402
 from fake_driver import FakeDriver, serving  # noqa: E402
+from gateways import gateway  # noqa: E402
 
 from ipc.logs import OURS  # noqa: E402
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser, Page
 
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 jax.config.update("jax_numpy_rank_promotion", "raise")
@@ -51,3 +57,18 @@ def driver(address: str) -> Iterator[FakeDriver]:
     driver = FakeDriver()
     with serving(address, driver):
         yield driver
+
+
+@pytest.fixture(scope="module")
+def browser() -> "Iterator[Browser]":
+    """A Chromium for the tests of one file: no event loop can run beside it."""
+    with chromium() as browser:
+        yield browser
+
+
+@pytest.fixture
+def page(browser: "Browser", driver: FakeDriver, address: str) -> "Iterator[Page]":
+    """On a desk, in front of a gateway to the driver."""
+    del driver
+    with gateway(address) as client, page_in(browser, str(client.base_url)) as page:
+        yield page

@@ -21,10 +21,10 @@ CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 
 @contextmanager
 def gateway(
-    *addresses: str, timeout: float = PATIENCE, callers: Callers | None = None, key: Path | None = None
+    *addresses: str, timeout: float = PATIENCE, callers: Callers | None = None, key: Path | None = None, **parsers: str
 ) -> Iterator[httpx.Client]:
     """A client of a gateway to the daemons at these addresses, for the time of a with statement; they have ``timeout`` to answer."""
-    app = make_app(Daemons([Daemon(address, key, timeout) for address in addresses]), callers or Callers())
+    app = make_app(Daemons([Daemon(address, key, timeout, **parsers) for address in addresses]), callers or Callers())
     server = uvicorn.Server(uvicorn.Config(app, log_config=None, lifespan="on", ws="none"))
     with socket.create_server(("127.0.0.1", 0)) as listening:
         thread = threading.Thread(target=server.run, args=([listening],))

@@ -15,6 +15,7 @@ from caching.attention import (
     write_pages,
 )
 from caching.metadata import PagedAttentionCacheMetaData
+from caching.page_dtype import LARGEST, as_read, as_stored, stored_head_dim
 from caching.paged_attention_cache import PagedAttentionCache
 
 KV_HEADS, GROUP, HEAD_DIM, PAGE_SIZE, PAGES_PER_SEQ = 2, 3, 8, 4, 60
@@ -56,7 +57,7 @@ def build_metadata(*, num_pages=64, dtype=jnp.float32):
         num_pages=num_pages,
         page_size=PAGE_SIZE,
         num_kv_heads=KV_HEADS,
-        head_dim=HEAD_DIM,
+        head_dim=stored_head_dim(HEAD_DIM, np.dtype(dtype)),
         dtype=np.dtype(dtype),
     )
 
@@ -120,43 +121,74 @@ def test_written_keys_and_values_are_read_back():
     kv_pages = jnp.zeros((3, KV_HEADS, 2, PAGE_SIZE, HEAD_DIM))
     k = jnp.ones((2, KV_HEADS, HEAD_DIM))
 
-    written = write_pages(kv_pages, k, 2 * k, jnp.asarray([1, 2]), jnp.asarray([3, 0]))
+    written = write_pages(kv_pages, k, 2 * k, jnp.asarray([1, 2]), jnp.asarray([3, 0]), kv_pages.dtype)
 
     assert (written[1, :, 0, 3] == 1).all() and (written[2, :, 1, 0] == 2).all()
     assert float(jnp.abs(written).sum()) == 2 * KV_HEADS * HEAD_DIM * 3
 
 
-def test_bfloat16_pages_hold_the_bits():
-    """A pool for bfloat16 is written and read as bfloat16 to the bit, though its arrays are of integers."""
-    q, kv_pages, table = build_step([1, 7, 12], [30, 7, 40])
-    q, kv_pages = q.astype(jnp.bfloat16), kv_pages.astype(jnp.bfloat16)
-    stored = jax.lax.bitcast_convert_type(kv_pages, build_metadata(dtype=jnp.bfloat16).stored_dtype)
-    k = jnp.full((1, KV_HEADS, HEAD_DIM), 1 / 3, jnp.float32)
-
-    written = write_pages(stored, k, 2 * k, jnp.asarray([1]), jnp.asarray([3]))
-
-    assert written.dtype == np.uint16
-    assert (jax.lax.bitcast_convert_type(written[1, :, 0, 3], jnp.bfloat16) == jnp.bfloat16(1 / 3)).all()
-    actual = ragged_paged_attention(q, stored, table, sm_scale=0.3)
-    assert actual.dtype == jnp.bfloat16
-    assert (actual == ragged_paged_attention(q, kv_pages, table, sm_scale=0.3)).all()
-    with jax.numpy_rank_promotion("allow"), jax.numpy_dtype_promotion("standard"):
-        expected = ref_ragged_paged_attention(q, kv_pages, table, sm_scale=0.3)
-    np.testing.assert_allclose(actual.astype(jnp.float32), expected.astype(jnp.float32), atol=0.02)
+KV_DTYPES = [np.dtype(dtype) for dtype in (jnp.bfloat16, jnp.float8_e4m3fn, jnp.float8_e5m2, jnp.int8)]
+PRECISION = {"bfloat16": 2**-8, "float8_e4m3fn": 2**-4, "float8_e5m2": 2**-3, "int8": 0.5 / 127}
+"""The most that a number is off by, of its own size; of the largest of its head and token where there is a scale."""
+TINY = 2**-10
+"""Half of the smallest number in float8_e4m3fn."""
 
 
+@pytest.mark.parametrize("kv_dtype", KV_DTYPES, ids=str)
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
-def test_the_pool_is_neither_copied_nor_read_whole(dtype):
+def test_attention_over_small_pages_is_that_over_what_they_hold(kv_dtype, dtype):
+    """Pages of fewer bits give what pages of the rounded numbers give, and a step's own keys are rounded like the rest."""
+    q, kv_pages, table = build_step([1, 7, 12], [30, 7, 40])
+    q, k = q.astype(dtype), (3 * q[:, :KV_HEADS]).astype(dtype)
+    stored = as_stored(kv_pages, kv_dtype)
+
+    written, out = paged_attention(stored, q, k, -k, table, sm_scale=0.3, sliding_window=9, kv_dtype=kv_dtype)
+
+    held = as_read(written, kv_dtype, np.dtype(np.float32))
+    assert written.dtype == stored.dtype and (written != stored).any()
+    with jax.numpy_rank_promotion("allow"), jax.numpy_dtype_promotion("standard"):
+        expected = ref_ragged_paged_attention(q.astype(np.float32), held, table, sm_scale=0.3, sliding_window=9)
+    np.testing.assert_allclose(out.astype(np.float32), expected, atol=3e-6 if dtype == jnp.float32 else 0.05)
+
+
+@pytest.mark.parametrize("kv_dtype", KV_DTYPES, ids=str)
+def test_a_number_is_off_by_no_more_than_its_bits(kv_dtype):
+    """Small and large ones alike, zeros exactly; an outlier of one token is no burden to another, and may be cut off."""
+    rng = np.random.default_rng(0)
+    x = (rng.standard_normal((50, 2, 8)) * 10 ** rng.uniform(-2, 1, (50, 1, 1))).astype(np.float32)
+    x[0, 0], x[1, 1] = 0, 1e5
+
+    held = np.asarray(as_read(as_stored(jnp.asarray(x), kv_dtype), kv_dtype, np.dtype(np.float32)))
+
+    size = np.abs(x).max(axis=-1, keepdims=True) if kv_dtype == np.int8 else np.abs(x)
+    expected = np.minimum(x, LARGEST.get(kv_dtype.name, np.inf))
+    assert (
+        np.abs(held - expected) <= PRECISION[kv_dtype.name] * size * 1.001 + TINY * (kv_dtype.name in LARGEST)
+    ).all()
+    assert not held[0, 0].any()
+
+
+@pytest.mark.parametrize("kv_dtype", KV_DTYPES, ids=str)
+def test_what_is_not_a_number_stays_so(kv_dtype):
+    """A step that goes wrong is found by what it computes."""
+    x = jnp.ones((2, 8)).at[0, 3].set(np.nan)
+
+    held = as_read(as_stored(x, kv_dtype), kv_dtype, np.dtype(np.float32))
+
+    assert jnp.isnan(held[0]).any() and (held[1] == 1).all()
+
+
+@pytest.mark.parametrize("kv_dtype", [np.dtype(np.float32), *KV_DTYPES], ids=str)
+def test_the_pool_is_neither_copied_nor_read_whole(kv_dtype):
     """A compiled step's scratch memory does not grow with the pool (an ancestor copied it every step)."""
     q, _, table = build_step([1, 1, 40], [9, 100, 60], rows=4, tokens=64)
-    q = q.astype(dtype)
 
     def scratch(num_pages):
         def step(kv_pages, q, table):
             k = q[:, :KV_HEADS]
-            return paged_attention(kv_pages, q, k, k, table, sm_scale=1.0, sliding_window=None)
+            return paged_attention(kv_pages, q, k, k, table, sm_scale=1.0, sliding_window=None, kv_dtype=kv_dtype)
 
-        metadata = build_metadata(num_pages=num_pages, dtype=dtype)
+        metadata = build_metadata(num_pages=num_pages, dtype=kv_dtype)
         pool = PagedAttentionCache.layer_struct(metadata)
         analysis = jax.jit(step, donate_argnums=0).lower(pool, q, table).compile().memory_analysis()
         assert analysis.alias_size_in_bytes == metadata.num_bytes

@@ -3,12 +3,17 @@
 import dataclasses
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 import pytest
 
 from caching import cpu_attention, cpu_kernels
 from caching.cpu_kernels import KernelsUnavailable
-from engine.backend import XLA, choose_backend
+from engine.backend import choose_backend, xla_backend
 from engine.models import linear
+
+FLOAT32 = np.dtype(np.float32)
+XLA = xla_backend(FLOAT32)
 
 
 @pytest.fixture
@@ -28,9 +33,9 @@ def test_without_a_compiler_xla_serves_and_says_what_would_help(monkeypatch):
     monkeypatch.setenv("PATH", "")
     monkeypatch.delenv("CXX", raising=False)
 
-    backend = choose_backend(16, 64)
+    backend = choose_backend(16, 64, FLOAT32)
 
-    assert backend.attention is XLA.attention and not backend.packs
+    assert backend.attention == XLA.attention and not backend.packs
     assert "no C++ compiler" in backend.description and "g++" in backend.description
 
 
@@ -43,9 +48,9 @@ def test_a_compiler_that_fails_is_quoted(monkeypatch, tmp_path):
     monkeypatch.setenv("CXX", str(compiler))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
 
-    backend = choose_backend(16, 64)
+    backend = choose_backend(16, 64, FLOAT32)
 
-    assert backend.attention is XLA.attention and "out of paper" in backend.description
+    assert backend.attention == XLA.attention and "out of paper" in backend.description
     assert list((tmp_path / "cache" / "odriver" / "kernels").iterdir()) == []
 
 
@@ -73,14 +78,28 @@ def test_a_shape_the_kernel_does_not_know_is_left_to_xla():
     except KernelsUnavailable as unavailable:
         pytest.skip(str(unavailable))
 
-    backend = choose_backend(4, 64)
+    backend = choose_backend(4, 64, FLOAT32)
 
-    assert backend.attention is XLA.attention and backend.packs
+    assert backend.attention == XLA.attention and backend.packs
     assert "page_size 4" in backend.description
+
+
+@pytest.mark.parametrize("kv_dtype", [jnp.int8, jnp.float8_e4m3fn])
+def test_pages_the_kernel_does_not_know_are_left_to_xla(kv_dtype):
+    """It is said which, and they are attended as what they hold."""
+    try:
+        linear.panel_width()
+    except KernelsUnavailable as unavailable:
+        pytest.skip(str(unavailable))
+
+    backend = choose_backend(16, 64, np.dtype(kv_dtype))
+
+    assert backend.attention == xla_backend(np.dtype(kv_dtype)).attention and backend.packs
+    assert f"pages of {np.dtype(kv_dtype)}" in backend.description
 
 
 def test_other_devices_are_served_by_xla(monkeypatch):
     """The CPU's kernels are for CPUs."""
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
 
-    assert choose_backend(16, 64) == dataclasses.replace(XLA, scans=True)
+    assert choose_backend(16, 64, FLOAT32) == dataclasses.replace(XLA, scans=True, smallest_step=16)

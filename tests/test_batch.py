@@ -23,7 +23,7 @@ from ipc.cli import main
 from ipc.completion import Choice, Completion
 from ipc.messages import Logprob, Usage
 from ipc.openai_format import CHAT, TEXT, body_of, question_of
-from ipc.openai_requests import BodyError
+from ipc.openai_requests import BodyError, Question
 
 
 class Files:
@@ -329,7 +329,7 @@ def test_their_parameters_become_ours(body: dict[str, Any], params: dict[str, An
     """Those of a chat, by their names and ours."""
     messages = [{"role": "user", "content": "x"}]
 
-    assert question_of(CHAT, {"messages": messages, **body}, "parrot") == (None, messages, params)
+    assert question_of(CHAT, {"messages": messages, **body}, "parrot") == Question(None, messages, params)
 
 
 @pytest.mark.parametrize(
@@ -340,6 +340,7 @@ def test_their_parameters_become_ours(body: dict[str, Any], params: dict[str, An
         ({"stream_options": {"x": 1}}, "unknown parameter 'stream_options.x'"),
         ({"logprobs": 3}, "logprobs: expected `bool"),
         ({"top_logprobs": 3}, "needs logprobs"),
+        ({"max_tokens": 3, "max_completion_tokens": 4}, "max_tokens and max_completion_tokens differ"),
         ({"response_format": {"type": "xml"}}, "response_format.type: invalid enum value 'xml'"),
         ({"logit_bias": {"word": 1}}, "a key of logit_bias: expected `int`"),
         ({"self": 1}, "unknown parameter 'self'"),

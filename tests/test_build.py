@@ -1,6 +1,7 @@
 """build_engine: from a model directory to an engine that is ready, or words that say why not."""
 
 import dataclasses
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -10,7 +11,7 @@ from checkpoints import VARIANTS, build_checkpoint, random_tensors, write_tensor
 from jax.errors import JaxRuntimeError
 
 from engine import build, memory
-from engine.backend import choose_backend
+from engine.backend import choose_backend, xla_backend
 from engine.build import build_engine, describe
 from engine.compilations import num_compilations
 from engine.config import EngineConfig
@@ -42,12 +43,24 @@ def build_config(directory, **settings):
     return EngineConfig(**(defaults | settings))
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_an_engine_is_ready_when_it_is_built(directory, dtype):
+def test_the_device_with_the_least_memory_left_says_how_much_there_is(directory, monkeypatch):
+    """Of several each holds the same part of the pool; what somebody else has on one is not ours on any."""
+
+    def device(limit, used):
+        return SimpleNamespace(memory_stats=lambda: {"bytes_limit": limit, "bytes_in_use": used})
+
+    monkeypatch.setattr(jax, "local_devices", lambda: [device(1000, 0), device(1000, 300), device(800, 0)])
+
+    assert memory.memory_budget(build_config(directory), 3) == 600
+    assert memory.memory_budget(build_config(directory, hbm_utilization=1.0), 3) == 700
+
+
+@pytest.mark.parametrize("settings", [{"dtype": "float32"}, {"dtype": "bfloat16"}, {"kv_cache_dtype": "fp8"}])
+def test_an_engine_is_ready_when_it_is_built(directory, settings):
     """It reports its progress, counts from zero, and compiles nothing for requests of any kind."""
     reports = []
 
-    engine = build_engine(build_config(directory, dtype=dtype), reports.append)
+    engine = build_engine(build_config(directory, **settings), reports.append)
 
     assert {report.stage for report in reports} == {"preparing kernels", "loading weights", "compiling"}
     assert all(report.done == report.total for report in reports[-1:])
@@ -61,6 +74,20 @@ def test_an_engine_is_ready_when_it_is_built(directory, dtype):
     assert (stats.compilations_after_ready, stats.generated_tokens, stats.pages_owned) == (0, 45, 0)
 
 
+def test_small_pages_hold_more_tokens_in_the_same_memory(directory):
+    """The pool is counted in what pages take: 8 bits are a quarter of float32, but for the scales of int8."""
+    config = build_config(directory)
+    model = read_model_config(directory)
+    beside = memory._step_scratch(config, model) + memory._sampling_scratch(config, model)
+
+    def pages(dtype):
+        one_page = xla_backend(np.dtype(dtype)).one_page(model, 4, np.dtype(dtype))
+        return memory.CachePlanner(config, model, 64, one_page, 0, beside + 7 * 4608).plan().num_pages
+
+    assert [pages(dtype) for dtype in (np.float32, jnp.bfloat16, jnp.float8_e5m2, np.int8)] == [7, 14, 28, 21]
+    assert describe(build_config(directory, kv_cache_dtype="fp8"))["dtype"] == "float32, pages in float8_e4m3fn"
+
+
 def test_bfloat16_weights_are_kept_as_stored_and_serve_as_float32(tmp_path):
     """Unless a dtype is asked for: the tokens are those of float32 weights, and people are told."""
     stored = build_checkpoint(tmp_path, "llama2_bfloat16")
@@ -71,7 +98,7 @@ def test_bfloat16_weights_are_kept_as_stored_and_serve_as_float32(tmp_path):
         return [token for _ in iter(lambda: engine.has_work, False) for out in engine.step() for token in out.token_ids]
 
     assert tokens() == tokens(dtype="float32")
-    if choose_backend(16, 12).packs:
+    if choose_backend(16, 12, np.dtype(np.float32)).packs:
         assert describe(build_config(stored))["dtype"] == "float32, weights as stored in bfloat16"
 
 
@@ -216,7 +243,7 @@ def test_a_model_that_gives_no_numbers_is_not_served(tmp_path):
     ("name", "value"),
     [
         ("max_num_seqs", 0), ("page_size", 0), ("max_model_len", 0), ("num_pages", 1), ("hbm_utilization", 1.5),
-        ("dtype", "int3"), ("run_ahead", -1), ("max_num_batched_tokens", 1),
+        ("dtype", "int3"), ("kv_cache_dtype", "int3"), ("run_ahead", -1), ("max_num_batched_tokens", 1),
     ],
 )  # fmt: skip
 def test_a_setting_out_of_range_is_named(directory, name, value):

@@ -179,9 +179,12 @@ def _libtpu():
 
 
 @pytest.mark.usefixtures("_libtpu")
-@pytest.mark.parametrize(("name", "topology", "tp"), [("Llama-3-8B", "v5e:2x4", 4), ("Qwen3-8B", "v6e:1x1", 1)])
-def test_nothing_large_is_copied_or_gathered(tmp_path, capsys, name, topology, tp):
-    """Of narrower models with two layers: two sums a layer where there are several chips, and little scratch."""
+@pytest.mark.parametrize(
+    ("name", "topology", "settings"),
+    [("Llama-3-8B", "v5e:2x4", []), ("Qwen3-8B", "v6e:2x4", ["--quantization", "int8", "--kv-cache-dtype", "fp8"])],
+)
+def test_nothing_large_is_copied_or_gathered(tmp_path, capsys, name, topology, settings):
+    """Of narrower models with two layers: two sums a layer, little scratch, and no weights of 8 bits written out in more."""
     narrow = {
         "num_hidden_layers": 2,
         "hidden_size": 1024,
@@ -190,20 +193,20 @@ def test_nothing_large_is_copied_or_gathered(tmp_path, capsys, name, topology, t
         "vocab_size": 8192,
     }
     path = write_config(tmp_path, name, **narrow)
-    few = ("--max-num-batched-tokens", "8", "--max-num-seqs", "8", "--staged-readiness")
+    few = ("--max-num-batched-tokens", "16", "--max-num-seqs", "16")
 
-    assert main(["plan", str(path), "--topology", topology, "--tp", str(tp), "--json", *few]) == 0
+    assert main(["plan", str(path), "--topology", topology, "--json", *few, *settings]) == 0
 
     plan = msgspec.json.decode(capsys.readouterr().out, type=ChipPlan)
-    assert [step.size for step in plan.steps] == [1, 8]
+    assert [step.size for step in plan.steps] == [16]
     assert [(one.copies, one.gathers) for one in plan.functions] == [([], [])] * len(plan.functions)
     for step in plan.steps:
-        assert [(one.kind, one.per_layer) for one in step.exchanges] == ([("all-reduce", 2)] if tp > 1 else [])
+        assert [(one.kind, one.per_layer) for one in step.exchanges] == [("all-reduce", 2)]
     assert {"step", "greedy", "temperature", "truncated"} < {one.name for one in plan.functions if one.readable}
     assert max(one.scratch_bytes for one in plan.functions) < 64 * 2**20
     assert plan.weights + plan.pages + plan.scratch <= plan.budget
     assert plan.context_tokens == (plan.num_pages - 1) * plan.page_size > 0
-    assert [step.sequences for step in plan.decode] == [1, 4, 8]
+    assert [step.sequences for step in plan.decode] == [1, 4, 16]
     assert all(step.bytes_needed < step.bytes_read for step in plan.decode)
 
 

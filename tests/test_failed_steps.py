@@ -10,7 +10,7 @@ from test_oengine import AnyToken
 
 from caching.metadata import PagedAttentionCacheMetaData
 from caching.page_manager import HBMPageManager
-from engine.backend import XLA, choose_backend
+from engine.backend import choose_backend, xla_backend
 from engine.compilations import num_compilations
 from engine.config import ServingLimits
 from engine.device_errors import DeviceError
@@ -94,7 +94,8 @@ def compiled(request, tmp_path_factory):
         num_layers=model.num_layers, num_pages=NUM_PAGES, page_size=request.param, num_kv_heads=model.num_kv_heads,
         head_dim=model.head_dim, dtype=np.dtype(np.float32),
     )  # fmt: skip
-    backend = XLA if request.param == 4 else choose_backend(request.param, model.head_dim)
+    float32 = np.dtype(np.float32)
+    backend = xla_backend(float32) if request.param == 4 else choose_backend(request.param, model.head_dim, float32)
     decoder = load_decoder(directory, model, np.float32, mesh=one_device(), progress=lambda done, total: None)
     backend.prepare(decoder)
     shapes = StepShapes(MAX_NUM_SEQS, BUDGET, MAX_MODEL_LEN, metadata)

@@ -114,8 +114,9 @@ def test_requests_open_at_once_are_counted(http: httpx.Client, driver: FakeDrive
 
 
 def test_requests_a_minute_are_counted(http: httpx.Client) -> None:
-    """More of them are told when to come again."""
-    codes = [http.get("/v1/models", headers=bearer(BOB)) for _ in range(3)]
+    """More of them are told when to come again; to look around is not to ask."""
+    assert {http.get("/v1/models", headers=bearer(BOB)).status_code for _ in range(3)} == {200}
+    codes = [http.post(CHAT, json=chat("x"), headers=bearer(BOB)) for _ in range(3)]
 
     assert [answer.status_code for answer in codes] == [200, 200, 429]
     assert 1 <= int(codes[-1].headers["Retry-After"]) <= 30

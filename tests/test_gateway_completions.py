@@ -63,10 +63,15 @@ def test_a_chat_is_streamed(http: httpx.Client) -> None:
     assert (total["choices"], total["usage"]["total_tokens"], chunks[0]["usage"]) == ([], 4, None)
 
 
+def streamed(stream: bool) -> dict[str, Any]:
+    """What a body has where the usage is told in any case."""
+    return {"stream": True, "stream_options": {"include_usage": True}} if stream else {}
+
+
 @pytest.mark.parametrize("stream", [False, True])
 def test_each_of_a_list_of_prompts_is_continued(http: httpx.Client, stream: bool) -> None:
     """The choices are numbered through, and the usage is that of all."""
-    body = {"prompt": ["one two", "three"], "stream": stream, "stream_options": {"include_usage": True}}
+    body = {"prompt": ["one two", "three"], **streamed(stream)}
 
     answer = http.post(TEXT, json=body)
 
@@ -83,6 +88,7 @@ def test_each_of_a_list_of_prompts_is_continued(http: httpx.Client, stream: bool
     [
         ({"frobnicate": 1}, "frobnicate"),
         ({"stream_options": {"x": 1}}, "stream_options.x"),
+        ({"stream_options": {}}, "stream_options"),
         ({"temperature": "hot"}, "temperature"),
         ({"suffix": "the end"}, "suffix"),
         ({"best_of": 2}, "best_of"),
@@ -201,7 +207,7 @@ def test_a_prompt_is_scored(
     scoring.start()
     body = {"prompt": prompt, "echo": True, "logprobs": 1, "max_tokens": max_tokens, "temperature": 0}
 
-    answer = http.post(TEXT, json={**body, "stream": stream, "stream_options": {"include_usage": True}})
+    answer = http.post(TEXT, json={**body, **streamed(stream)})
 
     told = events(answer) if stream else [answer.json()]
     choices = [choice for chunk in told for choice in chunk["choices"]]

@@ -59,6 +59,20 @@ def test_several_daemons_are_told_apart_by_their_models(tmp_path_factory: pytest
             assert http.get("/health").status_code == 200
 
 
+def test_daemons_of_one_model_take_turns(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """And when one goes, the other takes all."""
+    first, second = (f"ipc://{tmp_path_factory.mktemp('d')}/o.sock" for _ in range(2))
+    with serving(first, one := FakeDriver()), gateway(first, second, timeout=0.2) as http:
+        with serving(second, other := FakeDriver()):
+            assert len(http.get("/metrics").text) == 0 and len(http.get("/v1/models").json()["data"]) == 1
+            for _ in range(6):
+                assert http.post(TEXT, json={"prompt": "x"}).status_code == 200
+            assert len(one.submitted) == len(other.submitted) == 3
+        for _ in range(3):
+            assert http.post(TEXT, json={"prompt": "x", "model": "parrot"}).status_code == 200
+    assert len(one.submitted) == 6
+
+
 def test_one_daemons_metrics_are_passed_on_as_they_are(address: str) -> None:
     """In Prometheus's content type."""
     with serving(address, FakeDriver(), metrics=lambda: "up 1.0\n"), gateway(address) as http:

@@ -35,6 +35,7 @@ def test_every_address_is_described_and_answers_as_described(http: httpx.Client)
     bodies = {
         CHAT: chat("what is it"),
         TEXT: {"prompt": "x"},
+        "/v1/responses": {"input": "x"},
         "/tokenize": {"prompt": "x"},
         "/detokenize": {"tokens": [1]},
     }

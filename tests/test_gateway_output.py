@@ -194,7 +194,8 @@ def test_thinking_does_not_depend_on_how_a_text_comes(
 @pytest.mark.parametrize(
     ("template", "row"),
     [
-        ("{{ '<tool_call>' }}", HERMES),
+        ("{{ '<tool_call> <function-name>' }}", HERMES),
+        ("{{ '<tool_call><function=example>' }}", None),
         ("{{ '[TOOL_CALLS]' }}", MISTRAL),
         ("{{ '[TOOL_CALLS]' ~ '[ARGS]' }}", MISTRAL_ARGS),
         ('{{ \'{"name": function name, "parameters": dictionary of argument name and its value}\' }}', LLAMA3_JSON),

@@ -1,18 +1,18 @@
 """The gateway's page in a real Chromium: somebody talks to a model, with the daemon in the test's hands."""
 
 import re
-from collections.abc import Iterator
 from contextlib import ExitStack
 from itertools import count
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
-from browser import answer, chromium, page_in, say
+from browser import answer, expect, page_in, reply, say
 from fake_driver import PATIENCE, FakeDriver, serving
 from gateways import gateway
 
 from driver.errors import Overloaded
-from driver.request import ActiveRequest
+from ipc.gateway.callers import Callers
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
@@ -31,36 +31,6 @@ vllm:time_to_first_token_seconds_bucket{{engine="0",le="0.01",model_name="parrot
 vllm:time_to_first_token_seconds_bucket{{engine="0",le="0.02",model_name="parrot"}} {grown}
 vllm:time_to_first_token_seconds_bucket{{engine="0",le="+Inf",model_name="parrot"}} {grown}
 """
-PHONE = {"viewport": {"width": 390, "height": 780}, "has_touch": True, "is_mobile": True}
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator["Browser"]:
-    """One for all the tests here."""
-    with chromium() as browser:
-        yield browser
-
-
-@pytest.fixture
-def page(browser: "Browser", driver: FakeDriver, address: str) -> Iterator["Page"]:
-    """On a desk, in front of a gateway to the driver."""
-    del driver
-    with gateway(address) as client, page_in(browser, str(client.base_url)) as page:
-        yield page
-
-
-def expect(thing: Any) -> Any:
-    """Playwright's, which waits."""
-    from playwright.sync_api import expect
-
-    return expect(thing)
-
-
-def reply(driver: FakeDriver, request: ActiveRequest, *pieces: str) -> None:
-    """An answer to its end."""
-    for piece in pieces:
-        driver.say(request, piece, [len(piece)])
-    driver.finish(request, num_tokens=len(pieces))
 
 
 def test_an_answer_streams(page: "Page", driver: FakeDriver) -> None:
@@ -195,6 +165,59 @@ def test_a_refusal_says_what_to_do(page: "Page", driver: FakeDriver) -> None:
     expect(page.get_by_role("alert")).to_have_count(0)
 
 
+def test_what_a_stream_may_say(page: "Page") -> None:
+    """Pings are passed over, thoughts are apart; a fault of the daemon, and an end that is none, are told."""
+    words = '{"choices": [{"index": 0, "delta": {"content": "So: 4."}, "finish_reason": "stop"}]}'
+    thought = '{"choices": [{"index": 0, "delta": {"reasoning_content": "2 and *2*."}, "finish_reason": null}]}'
+    fault = '{"error": {"message": "a step failed", "type": "internal_error", "param": null, "code": 500}}'
+    told = [f": ping\r\n\r\ndata: {thought}\r\n\r\ndata: {words}\r\n\r\ndata: [DONE]\r\n\r\n", f"data: {fault}\n\n", ""]
+    streams = iter(told)
+    sse = "text/event-stream"
+    page.route("**/v1/chat/completions", lambda route: route.fulfill(body=next(streams), content_type=sse))
+    say(page, "Think.")
+    expect(answer(page).locator("p")).to_have_text(["2 and 2.", "So: 4."])
+    expect(answer(page).locator("em")).not_to_be_visible()
+    answer(page).get_by_text("Thoughts").click()
+    expect(answer(page).locator("em")).to_have_text("2")
+    say(page, "Fail.")
+    expect(answer(page).get_by_role("alert")).to_contain_text("A step failed. This is the daemon's fault")
+    page.get_by_role("button", name="Try again").click()
+    expect(answer(page).get_by_role("alert")).to_contain_text("The answer broke off before its end.")
+
+
+def test_a_browser_that_keeps_no_more(page: "Page") -> None:
+    """The conversation goes on, and whoever reads knows that it is not kept."""
+    page.evaluate(
+        "() => { for (let size = 2 ** 22; size; size >>= 1) try { localStorage['x' + size] = 'x'.repeat(size); } catch {} }"
+    )
+    say(page, "Hello there.")
+    expect(answer(page)).to_contain_text("Hellothere.")
+    expect(page.get_by_role("status")).to_contain_text("This browser keeps no more conversations: delete some.")
+
+
+def test_a_key_is_asked_for(browser: "Browser", driver: FakeDriver, address: str, tmp_path: Path) -> None:
+    """Where the gateway wants one; a reload knows it still, and to watch the engine is not to ask too often."""
+    del driver
+    keys = tmp_path / "keys.toml"
+    keys.touch(0o600)
+    keys.write_text('[alice]\napi_key = "sk-0123456789abcdef"\nrequests_per_minute = 1\n')
+    with gateway(address, callers=Callers(keys)) as client, page_in(browser, str(client.base_url)) as page:
+        expect(page.get_by_role("status")).to_contain_text("This gateway wants an API key.")
+        for key, what in (("sk-of-somebody-else", "This API key is not known here"), ("sk-0123456789abcdef", "")):
+            page.get_by_role("button", name="Give it a key").click()
+            page.get_by_role("textbox", name="API key").fill(key)
+            page.keyboard.press("Enter")
+            expect(page.get_by_role("status")).to_contain_text(what)
+        expect(page.locator("#model")).to_have_value("parrot")
+        bearer = {"Authorization": "Bearer sk-0123456789abcdef"}
+        assert {client.get("/metrics", headers=bearer).status_code for _ in range(3)} == {200}
+        page.reload()
+        say(page, "Hello there.")
+        expect(answer(page)).to_contain_text("Hellothere.")
+        say(page, "And again.")
+        expect(page.get_by_role("alert")).to_contain_text("Alice may ask 1 times a minute")
+
+
 def test_a_gateway_that_is_gone(browser: "Browser", driver: FakeDriver, address: str) -> None:
     """The page says so, and what was written is not lost."""
     del driver
@@ -222,85 +245,3 @@ def test_the_engine_is_seen(browser: "Browser", address: str) -> None:
         expect(page.locator("#rate")).to_have_text(re.compile("^[1-9]"))
         expect(page.locator("#ttft-p50")).to_have_text("15 ms")
         expect(page.locator("#itl-p50")).to_have_text("\N{EN DASH}")
-
-
-def test_keys_are_enough(page: "Page", driver: FakeDriver) -> None:
-    """The first is a way past everything; Enter sends, with Shift it is a new line; focus is seen."""
-    page.locator("body").press("Tab")
-    expect(page.get_by_role("link", name="Skip to the message box")).to_be_focused()
-    page.keyboard.press("Enter")
-    page.keyboard.press("Tab") if not page.locator("#prompt").evaluate("it => it === document.activeElement") else None
-    page.keyboard.type("hold")
-    page.keyboard.press("Shift+Enter")
-    page.keyboard.type("on")
-    page.keyboard.press("Enter")
-    request = driver.take()
-    assert request.messages == [{"role": "user", "content": "hold\non"}]
-    expect(page.get_by_label("Message", exact=True)).to_be_focused()
-    page.keyboard.press("Tab")
-    expect(page.get_by_role("button", name="Stop")).to_be_focused()
-    assert page.get_by_role("button", name="Stop").evaluate("it => getComputedStyle(it).outlineStyle") == "solid"
-    page.keyboard.press("Enter")
-    expect(answer(page)).to_contain_text("stopped by you")
-    expect(page.get_by_label("Message", exact=True)).to_be_focused()
-
-
-def test_a_screen_reader_is_told_sentences(page: "Page", driver: FakeDriver) -> None:
-    """Politely, when they are whole, and each once."""
-    say(page, "hold a story")
-    request = driver.take()
-    told = page.get_by_role("log")
-    sentence = f"There was a fox who lived in a{' very' * 20} old hollow, and was fond of rain and thunder. "
-    driver.say(request, sentence + "And", [1])
-    expect(told).to_contain_text("fond of rain and thunder.")
-    expect(told).not_to_contain_text("And")
-    reply(driver, request, " so on.")
-
-    expect(told).to_have_text(f"Answering.{sentence}And so on.")
-    expect(told).to_have_attribute("aria-live", "polite")
-
-
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_nobody_is_shut_out(browser: "Browser", driver: FakeDriver, address: str, scheme: Any) -> None:
-    """axe finds nothing to complain of, in contrast, names, roles or order, with an answer there."""
-    axe = pytest.importorskip("axe_playwright_python.sync_playwright").Axe()
-    with gateway(address) as client, page_in(browser, str(client.base_url), color_scheme=scheme) as page:
-        say(page, "hold everything")
-        markdown = "# A\n\ntext `code` [link](https://a.example)\n\n```python\nx = 1  # one\n```\n\n| a | b |\n|--|--|\n| 1 | 2 |"
-        reply(driver, driver.take(), markdown, "\n\n- [ ] task\n- other\n\n> quote")
-        expect(answer(page).locator("blockquote")).to_be_visible()
-        found = axe.run(page).response["violations"]
-    assert [(one["id"], [node["html"] for node in one["nodes"]]) for one in found] == []
-
-
-def test_light_and_dark(browser: "Browser", driver: FakeDriver, address: str) -> None:
-    """As the system has it, until somebody says otherwise; that is remembered."""
-    del driver
-    ground = "getComputedStyle(document.body).backgroundColor"
-    with gateway(address) as client, page_in(browser, str(client.base_url), color_scheme="dark") as page:
-        dark = page.evaluate(ground)
-        page.get_by_role("button", name="Colours: as the system has them").click()
-        light = page.evaluate(ground)
-        page.reload()
-        assert page.evaluate(ground) == light == "rgb(255, 255, 255)" != dark
-        page.get_by_role("button", name="Colours: light").click()
-        assert page.evaluate(ground) == dark
-
-
-def test_on_a_phone(browser: "Browser", driver: FakeDriver, address: str) -> None:
-    """One column that does not move sideways; drawers open, keep everything else out of reach, and close."""
-    with gateway(address) as client, page_in(browser, str(client.base_url), **PHONE) as page:
-        page.get_by_label("Message", exact=True).fill("hold wide")
-        page.get_by_role("button", name="Send").tap()
-        reply(driver, driver.take(), "a" * 300, "\n\n```\n" + "b " * 300 + "\n```")
-        expect(answer(page).locator("pre")).to_be_visible()
-        assert page.evaluate("document.documentElement.scrollWidth") == PHONE["viewport"]["width"]  # type: ignore[index]
-        assert page.evaluate("document.querySelector('#messages').scrollWidth") <= 390
-        button = page.get_by_role("button", name="Engine and sampling")
-        button.tap()
-        expect(page.get_by_label("Temperature").first).to_be_visible()
-        expect(page.get_by_label("Message", exact=True)).not_to_be_focused()
-        assert page.locator("main").evaluate("it => it.inert")
-        page.keyboard.press("Escape")
-        expect(button).to_be_focused()
-        expect(button).to_have_attribute("aria-expanded", "false")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import httpx
 import pytest
-from browser import answer, chromium, page_in, say
+from browser import answer, page_in, say
 from fake_driver import FakeDriver
 from gateways import gateway
 
@@ -37,13 +37,6 @@ BEGUN = [
     "- ", "1. ", "\n- a\n\n", "|", "|a|\n|-|\n", "#", "\n", "```\n", "  - a\n", "a* ", "*a* ", "((", "[]()", "\\`",
 ]  # fmt: skip
 """Again and again, they are what a parser that goes back would never come to the end of."""
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    """One for all the tests here."""
-    with chromium() as browser:
-        yield browser
 
 
 @pytest.fixture

@@ -18,7 +18,7 @@ from tpu_twins import xla_twin
 from caching.page_manager import HBMPageManager
 from caching.tpu_attention import TPUAttention
 from caching.tpu_chip import CHIPS
-from engine.backend import XLA, RotatedByXLA, choose_backend, tpu_backend
+from engine.backend import RotatedByXLA, choose_backend, tpu_backend, xla_backend
 from engine.config import ServingLimits
 from engine.execution_manager import ExecutionManager, StepShapes
 from engine.mesh import DeviceMesh
@@ -36,6 +36,8 @@ CHUNK, MAX_NUM_SEQS, MAX_MODEL_LEN, NUM_PAGES = 8, 4, 52, 65
 SMALL_POOL = {4: 16, 16: 6}
 """Pages, by their size, with which the longest case just fits alone, so that all at once must preempt."""
 V5E = CHIPS["TPU v5 lite"]
+FLOAT32 = np.dtype(np.float32)
+XLA = xla_backend(FLOAT32)
 TPU = replace(tpu_backend(V5E), attention=RotatedByXLA(TPUAttention(V5E, xla_twin)))
 BACKENDS = [
     *((variant, 4, XLA, 1) for variant in sorted(VARIANTS)),
@@ -91,8 +93,8 @@ def compiled(request, tmp_path_factory):
     mesh = DeviceMesh(tuple(jax.devices()[:devices]))
     directory = build_checkpoint(tmp_path_factory.mktemp(variant), variant)
     model = spread(read_model_config(directory), devices)
-    backend = backend or choose_backend(page_size, model.head_dim)
-    metadata = replace(backend.one_page(model, page_size, np.dtype(np.float32)), num_pages=NUM_PAGES)
+    backend = backend or choose_backend(page_size, model.head_dim, FLOAT32)
+    metadata = replace(backend.one_page(model, page_size, FLOAT32), num_pages=NUM_PAGES)
     shapes = StepShapes(MAX_NUM_SEQS, CHUNK, MAX_MODEL_LEN, metadata)
     decoder = load_decoder(
         directory, model, np.float32, mesh=mesh, arrange=backend.arrange, progress=lambda done, total: None

@@ -59,7 +59,7 @@ def test_installing_writes_a_unit_and_its_configuration(
     install({"model": Path("models/x"), "max_num_seqs": 4}, show=False, unit=unit, config=config)
 
     assert tomllib.loads(config.read_text()) == {
-        "bind": "tcp://127.0.0.1:5555", "metrics_port": 8000, "model": str(Path.cwd() / "models/x"), "max_num_seqs": 4,
+        "bind": "tcp://127.0.0.1:5555", "metrics_port": 8001, "model": str(Path.cwd() / "models/x"), "max_num_seqs": 4,
     }  # fmt: skip
     assert (
         f'ExecStart="{str(command).replace("%", "%%")}" serve --config /etc/odriver/config.toml\n' in unit.read_text()
@@ -100,7 +100,7 @@ def test_printing_writes_nothing(capsys: pytest.CaptureFixture[str]) -> None:
     """Both files go to stdout, of settings that can work."""
     assert cli.main(["install-service", "--print", "--bind", "ipc:///run/x.sock", "--no-staged-readiness"]) == 0
     printed = capsys.readouterr().out
-    assert 'bind = "ipc:///run/x.sock"\nmetrics_port = 8000\nstaged_readiness = false\n' in printed
+    assert 'bind = "ipc:///run/x.sock"\nmetrics_port = 8001\nstaged_readiness = false\n' in printed
     assert "DynamicUser=yes" in printed
 
     with pytest.raises(ConfigurationError, match="page_size"):

@@ -39,6 +39,19 @@ def test_buckets_are_close_for_decodes_and_coarser_for_chunks(max_num_seqs, budg
     assert build_shapes(max_num_seqs=max_num_seqs, budget=budget).buckets == buckets
 
 
+@pytest.mark.parametrize(
+    ("max_num_seqs", "budget", "buckets"),
+    [
+        (64, 512, [16, 32, 64, 96, 128, 192, 256, 384, 512]),
+        (100, 300, [16, 32, 64, 100, 128, 192, 256, 300]),
+        (4, 8, [8]),
+    ],
+)
+def test_where_few_tokens_take_as_long_as_one_there_are_fewer_buckets(max_num_seqs, budget, buckets):
+    """An accelerator waits for the weights: padding up to 16 is free, beyond it next to free."""
+    assert token_buckets(max_num_seqs, budget, 16) == buckets
+
+
 @pytest.mark.parametrize("max_num_seqs", [*range(1, 70), 100, 127, 128, 129, 256, 1000])
 def test_less_than_a_quarter_of_a_decoding_step_is_padding(max_num_seqs):
     """Whatever number of rows decodes; powers of two have no padding at all."""

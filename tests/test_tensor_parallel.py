@@ -14,7 +14,7 @@ import pytest
 from checkpoints import VARIANTS, build_checkpoint, random_tensors
 from flax import nnx
 
-from engine.backend import XLA
+from engine.backend import xla_backend
 from engine.build import spread_over_devices
 from engine.config import EngineConfig
 from engine.errors import ConfigurationError
@@ -29,6 +29,7 @@ from engine.models.weights import abstract_decoder, load_decoder, parameter_byte
 from engine.sampling_functions import SamplingFunctions
 
 ROOT = Path(__file__).parent.parent
+XLA = xla_backend(np.dtype(np.float32))
 HEADS = {"num_attention_heads": 8, "num_key_value_heads": 4, "intermediate_size": 96, "vocab_size": 700}
 """What 1, 2, 4 and 8 devices divide, with less kv heads than devices and a vocabulary that has to be padded."""
 

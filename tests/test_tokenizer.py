@@ -134,7 +134,7 @@ def test_tools_and_calls_reach_the_template(tmp_path: Path) -> None:
 
     token_ids = tokenizer.apply_chat_template(checked_chat(messages, tools, {"enable_thinking": False}))
 
-    rendered = '[{"name": "add"}]<|user|>hi<|end|><|assistant|><tool_call>\n{"name": "add", "arguments": {"a": 1}}\n'
+    rendered = 'add<|user|>hi<|end|><|assistant|><tool_call>\n{"name": "add", "arguments": {"a": 1}}\n'
     rendered += "</tool_call><|end|><|tool|>7<|end|><|assistant|><think>\n\n</think>\n\n"
     assert tokenizer.decode(token_ids, skip_special_tokens=False) == rendered
 

@@ -12,16 +12,19 @@ from tpu_twins import plain_twin
 from caching import attention, tpu_attention
 from caching.attention import PageTable
 from caching.metadata import PagedAttentionCacheMetaData
+from caching.page_dtype import as_read, as_stored, rounded
 from caching.tpu_attention import TPUAttention, block_pages, holds_table, stored_heads
 from caching.tpu_chip import CHIPS
 from engine import backend, build
-from engine.backend import XLA, RotatedByXLA, choose_backend, default_page_size, tpu_backend
+from engine.backend import RotatedByXLA, choose_backend, default_page_size, tpu_backend, xla_backend
 from engine.config import EngineConfig
 from engine.errors import ConfigurationError
+from engine.lowering import lower
 from engine.mesh import DeviceMesh
-from engine.topology import chips_of, compiling_for
+from engine.topology import chips_of
 
 V5E = CHIPS["TPU v5 lite"]
+BFLOAT16 = np.dtype(jnp.bfloat16)
 PAGE_SIZE, PAGES_PER_SEQ, TOKENS, ROWS = 8, 4, 24, 4
 
 
@@ -54,7 +57,29 @@ def build_step(rows, *, heads, kv_heads, head_dim, dtype, seed):
     return q, k, v, table, jnp.asarray(pages, dtype), jnp.asarray(plain, dtype)
 
 
-_by_xla = jax.jit(attention.paged_attention, static_argnames=("sm_scale", "sliding_window"))
+@pytest.mark.parametrize("kv_dtype", [np.dtype(jnp.float8_e4m3fn), np.dtype(jnp.float8_e5m2)], ids=str)
+def test_pages_of_8_bits_are_attended_as_by_xla(kv_dtype):
+    """What is written is the same, too large numbers included, and the kernel's plain twin reads it as ours does."""
+    rows = [(1, 1), (1, 20), (5, 24)]
+    q, k, v, table, pages, plain = build_step(rows, heads=4, kv_heads=2, head_dim=128, dtype=jnp.float32, seed=1)
+    q, k, v, pages = (
+        q.astype(jnp.bfloat16),
+        k.astype(jnp.bfloat16),
+        v.at[0].multiply(1e5).astype(jnp.bfloat16),
+        rounded(pages, kv_dtype),
+    )
+
+    written, out = TPUAttention(V5E, plain_twin)(pages, q, k, v, table, sm_scale=0.3, sliding_window=None)
+
+    plainly, expected = _by_xla(
+        as_stored(plain, kv_dtype), q, k, v, table, sm_scale=0.3, sliding_window=None, kv_dtype=kv_dtype
+    )
+    np.testing.assert_allclose(np.float32(out[:7]), np.float32(expected[:7]), atol=2e-2, rtol=2e-2)
+    read = np.float32(written[1:]).reshape(-1, PAGE_SIZE, 2, 2, 128).transpose(0, 2, 3, 1, 4)
+    assert (read == as_read(plainly[1:], kv_dtype, np.dtype(np.float32))).all()
+
+
+_by_xla = jax.jit(attention.paged_attention, static_argnames=("sm_scale", "sliding_window", "kv_dtype"))
 
 
 @settings(max_examples=10, deadline=None)
@@ -73,14 +98,16 @@ def test_what_the_kernel_is_given_means_what_ours_does(rows, case, window, seed)
 
     written, out = TPUAttention(V5E, plain_twin)(pages, q, k, v, table, sm_scale=0.3, sliding_window=window)
 
-    plainly, expected = _by_xla(plain, q, k, v, table, sm_scale=0.3, sliding_window=window)
+    plainly, expected = _by_xla(
+        as_stored(plain, plain.dtype), q, k, v, table, sm_scale=0.3, sliding_window=window, kv_dtype=plain.dtype
+    )
     real = int(table.cu_q_lens[-1])
     tolerance = 1e-5 if dtype == jnp.float32 else 2e-2
     np.testing.assert_allclose(np.float32(out[:real]), np.float32(expected[:real]), atol=tolerance, rtol=tolerance)
     read = written[1:].reshape(-1, PAGE_SIZE, pages.shape[2] // 2, 2, pages.shape[3])[
         :, :, : k.shape[1], :, : k.shape[2]
     ]
-    assert (read.transpose(0, 2, 3, 1, 4) == plainly[1:]).all()
+    assert (read.transpose(0, 2, 3, 1, 4) == as_read(plainly[1:], plain.dtype, plain.dtype)).all()
 
 
 @pytest.mark.parametrize(
@@ -124,7 +151,7 @@ def test_a_page_table_that_the_kernel_has_no_room_for_is_refused(tmp_path, monke
     """Before any weight is read, naming what to change."""
     directory = build_checkpoint(tmp_path, "mistral", max_position_embeddings=2**19)
 
-    monkeypatch.setattr(build, "choose_backend", lambda page_size, head_dim: tpu_backend(V5E))
+    monkeypatch.setattr(build, "choose_backend", lambda page_size, head_dim, kv_dtype, devices: tpu_backend(V5E))
 
     with pytest.raises(ConfigurationError, match=r"no room for the page table of max_num_seqs 2 .* raise page_size"):
         build.build_engine(
@@ -138,27 +165,37 @@ def test_a_page_table_that_the_kernel_has_no_room_for_is_refused(tmp_path, monke
 def test_a_tpu_is_served_by_the_kernel(monkeypatch):
     """Where JAX finds a TPU that is known to us; on another XLA serves, and says so. Pages are longer on both."""
 
-    def choose(kind):
+    def choose(kind, kv_dtype=BFLOAT16):
         device = type("Device", (), {"device_kind": kind})()
         monkeypatch.setattr(backend.jax, "devices", lambda: [device])
-        return choose_backend(128, 64)
+        return choose_backend(128, 64, kv_dtype)
 
     monkeypatch.setattr(jax, "default_backend", lambda: "tpu")
 
     assert choose("TPU v6 lite").attention == RotatedByXLA(TPUAttention(CHIPS["TPU v6 lite"]))
-    assert choose("TPU v2").attention is XLA.attention and "TPU v2" in choose("TPU v2").description
+    assert choose("TPU v2").attention == xla_backend(BFLOAT16).attention and "TPU v2" in choose("TPU v2").description
     assert default_page_size() == 128
+    with pytest.raises(ConfigurationError, match=r"kv_cache_dtype int8 .* choose fp8"):
+        choose("TPU v6 lite", np.dtype(np.int8))
 
 
 @pytest.mark.parametrize("topology", ["v5e:2x4", "v6e:2x4"])
-@pytest.mark.parametrize(("heads", "kv_heads", "head_dim"), [(32, 8, 128), (14, 2, 64)])
-def test_the_kernel_compiles_and_copies_no_pages(topology, heads, kv_heads, head_dim):
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "head_dim", "kv_dtype"),
+    [
+        (32, 8, 128, jnp.bfloat16),
+        (14, 2, 64, jnp.bfloat16),
+        (32, 8, 128, jnp.float8_e4m3fn),
+        (14, 2, 64, jnp.float8_e5m2),
+    ],
+)
+def test_the_kernel_compiles_and_copies_no_pages(topology, heads, kv_heads, head_dim, kv_dtype):
     """For a chip that is not there: the pages are written in place, and scratch does not grow with them."""
     pytest.importorskip("libtpu")
     chip = chips_of(topology)[0]
-    stored, wide = stored_heads(kv_heads, head_dim, np.dtype(jnp.bfloat16))
+    stored, wide = stored_heads(kv_heads, head_dim, np.dtype(kv_dtype))
     metadata = PagedAttentionCacheMetaData(
-        num_layers=1, num_pages=512, page_size=128, num_kv_heads=stored, head_dim=wide, dtype=np.dtype(jnp.bfloat16)
+        num_layers=1, num_pages=512, page_size=128, num_kv_heads=stored, head_dim=wide, dtype=np.dtype(kv_dtype)
     )
     (pages,) = jax.eval_shape(lambda: tpu_attention.allocate(metadata)).layers
     table = PageTable(*(jax.ShapeDtypeStruct(shape, np.int32) for shape in ((64,), (64, 40), (65,), (1,))))
@@ -167,8 +204,7 @@ def test_the_kernel_compiles_and_copies_no_pages(topology, heads, kv_heads, head
     def step(pages, q, k, v, table):
         return TPUAttention(CHIPS[chip.device_kind])(pages, q, k, v, table, sm_scale=0.1, sliding_window=100)
 
-    with compiling_for(chip):
-        compiled = jax.jit(step, donate_argnums=0).lower(*DeviceMesh((chip,)).shapes((pages, q, k, k, table))).compile()
+    compiled = lower(step, *DeviceMesh((chip,)).shapes((pages, q, k, k, table)), donate=0).compile()
 
     sizes = compiled.memory_analysis()
     assert sizes.alias_size_in_bytes == metadata.num_bytes

@@ -20,14 +20,14 @@ CHAT_TEMPLATE = (
     "{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}"
 )
 TOOL_TEMPLATE = (
-    "{% if tools %}{{ tools | map(attribute='function') | list | tojson }}{% endif %}"
+    "{% if tools %}{{ tools | map(attribute='function.name') | join(' ') }}{% endif %}"
     "{% for message in messages %}"
     "<|{{ message.role }}|>{{ message.content }}"
     "{% for call in message.tool_calls or [] %}"
     "<tool_call>\n{{ {'name': call.function.name, 'arguments': call.function.arguments} | tojson }}\n</tool_call>"
     "{% endfor %}<|end|>{% endfor %}"
     "{% if add_generation_prompt %}<|assistant|>"
-    "{% if enable_thinking is defined and not enable_thinking %}<think>\n\n</think>\n\n{% endif %}{% endif %}"
+    "{% if enable_thinking is defined %}<think>\n{{ '' if enable_thinking else '\n</think>\n\n' }}{% endif %}{% endif %}"
 )
 """One that knows tools and thinking, in the manner of Qwen3's."""
 

@@ -26,6 +26,7 @@ typedef float Vector __attribute__((vector_size(kVectorBytes)));
 typedef float Unaligned __attribute__((vector_size(kVectorBytes), aligned(4), may_alias));
 typedef int32_t Integers __attribute__((vector_size(kVectorBytes)));
 typedef uint16_t Halves __attribute__((vector_size(kVectorBytes / 2), aligned(2), may_alias));
+typedef int8_t Bytes __attribute__((vector_size(kWidth), aligned(1), may_alias));
 
 inline Vector load(const float* from) { return *reinterpret_cast<const Unaligned*>(from); }
 
@@ -33,6 +34,10 @@ inline Vector load(const float* from) { return *reinterpret_cast<const Unaligned
 inline Vector load(const uint16_t* from) {
   const Integers wide = __builtin_convertvector(*reinterpret_cast<const Halves*>(from), Integers) << 16;
   return reinterpret_cast<const Vector&>(wide);
+}
+
+inline Vector load(const int8_t* from) {
+  return __builtin_convertvector(*reinterpret_cast<const Bytes*>(from), Vector);
 }
 
 inline void store(float* to, Vector value) { *reinterpret_cast<Unaligned*>(to) = value; }

@@ -17,7 +17,7 @@ from jax import Array
 
 from engine.mesh import TP
 from engine.models.config import ModelConfig
-from engine.models.linear import dense, flatten, logits, look_up, pack, pack_table
+from engine.models.linear import Scale, dense, flatten, logits, look_up, pack, pack_table, scale_of
 from engine.models.rope import Rotation, inverse_frequencies, rotation
 from engine.models.sharding import part_of
 
@@ -59,19 +59,22 @@ class Attention(nnx.Module):
         self.o_bias = nnx.Param(jnp.zeros((config.hidden_size,))) if config.output_bias else None
         self.q_norm = RMSNorm(config.head_dim, config.rms_norm_eps) if config.qk_norm else None
         self.k_norm = RMSNorm(config.head_dim, config.rms_norm_eps) if config.qk_norm else None
+        self.qkv_kernel_scale: Scale | None = None
+        self.o_kernel_scale: Scale | None = None
         self.window = config.window(layer)
         self.axis = tensor_axis(config)
 
     def __call__(
         self, x: Array, rotation: Rotation, cache: LayerCache, place: Place, attend: Attend
     ) -> tuple[LayerCache, Array]:
-        grouped = dense(x, self.qkv_kernel, self.qkv_bias)
+        grouped = dense(x, self.qkv_kernel, self.qkv_bias, scale=self.qkv_kernel_scale)
         q = grouped[..., :-2, :].reshape(*x.shape[:-1], -1, grouped.shape[-1])
         k, v = grouped[..., -2, :], grouped[..., -1, :]
         if self.q_norm is not None and self.k_norm is not None:
             q, k = self.q_norm(q), self.k_norm(k)
         cache, attended = attend(cache, place, q, k, v, rotation, self.window)
-        return cache, dense(attended.reshape(*x.shape[:-1], -1), self.o_kernel, self.o_bias, self.axis)
+        attended = attended.reshape(*x.shape[:-1], -1)
+        return cache, dense(attended, self.o_kernel, self.o_bias, self.axis, self.o_kernel_scale)
 
 
 class GatedMLP(nnx.Module):
@@ -85,12 +88,14 @@ class GatedMLP(nnx.Module):
         down_init = nnx.initializers.normal(0.02 / (2 * config.num_layers) ** 0.5)
         self.down_kernel = nnx.Param(down_init(rngs.params(), (config.intermediate_size, config.hidden_size)))
         self.down_bias = nnx.Param(jnp.zeros((config.hidden_size,))) if config.mlp_bias else None
+        self.gate_up_kernel_scale: Scale | None = None
+        self.down_kernel_scale: Scale | None = None
         self.axis = tensor_axis(config)
 
     def __call__(self, x: Array) -> Array:
-        gate_up = dense(x, self.gate_up_kernel, self.gate_up_bias)
+        gate_up = dense(x, self.gate_up_kernel, self.gate_up_bias, scale=self.gate_up_kernel_scale)
         activated = jax.nn.silu(gate_up[..., 0, :]) * gate_up[..., 1, :]
-        return dense(activated, self.down_kernel, self.down_bias, self.axis)
+        return dense(activated, self.down_kernel, self.down_bias, self.axis, self.down_kernel_scale)
 
 
 class DecoderLayer(nnx.Module):
@@ -142,6 +147,8 @@ class Decoder(nnx.Module):
         )
         self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
         self.lm_head = None if config.tied_embeddings else nnx.Param(init(rngs.params(), vocabulary))
+        self.embedding_scale: Scale | None = None
+        self.lm_head_scale: Scale | None = None
         self.config = config
 
     def __call__(
@@ -149,7 +156,7 @@ class Decoder(nnx.Module):
     ) -> tuple[list[LayerCache], Array]:
         """i32[...] ids and positions, one cache per layer or stack -> caches, normed hidden states [..., hidden]."""
         turns = rotation(positions, inverse_frequencies(self.config.head_dim, self.config.rope))
-        x = look_up(self.embedding, token_ids, tensor_axis(self.config))
+        x = look_up(self.embedding, token_ids, tensor_axis(self.config), self.embedding_scale)
         written: list[LayerCache] = []
         for layer, cache in zip(self.layers, caches, strict=True):
             if isinstance(layer, LayerStack):
@@ -160,13 +167,16 @@ class Decoder(nnx.Module):
         return written, self.norm(x)
 
     @property
-    def head(self) -> nnx.Param[Array]:
-        """What hidden states are turned into logits by: a table [vocab, hidden], packed or not."""
-        return self.embedding if self.lm_head is None else self.lm_head
+    def head_and_scale(self) -> list[Any]:
+        """What hidden states are turned into logits by: a table [vocab, hidden], packed or not, and its scale if it is int8."""
+        table, scale = self.lm_head, self.lm_head_scale
+        if table is None:
+            table, scale = self.embedding, self.embedding_scale
+        return [table] if scale is None else [table, scale]
 
     def logits(self, hidden: Array) -> Array:
         """f[..., hidden] -> f32[..., vocab]; of each device its own part of the padded vocabulary."""
-        return without_padding(logits(hidden, self.head), self.config)
+        return without_padding(logits(hidden, *self.head_and_scale), self.config)
 
     def pack(self) -> None:
         """Repack every weight for the CPU's own kernels, one at a time; activations are float32 from then on.
@@ -183,6 +193,16 @@ class Decoder(nnx.Module):
         devices = self.config.tensor_parallel_size
         self._replace_kernels(lambda name, kernel: flatten(kernel, part_of(name, kernel.shape, devices)[1:]))
 
+    def quantize(self, activations: np.dtype) -> None:
+        """Make kernels and tables int8, of shapes alone: their numbers and scales are made as they are loaded."""
+        for layer in self.layers:
+            assert isinstance(layer, DecoderLayer), "before they are stacked"
+            for module, name in _kernels(layer):
+                _quantize(module, name, 0, activations)
+        _quantize(self, "embedding", 1, activations)
+        if self.lm_head is not None:
+            _quantize(self, "lm_head", 1, activations)
+
     def stack(self) -> None:
         """Make each run of layers that are alike a LayerStack."""
         layers = iter(list(self.layers))
@@ -193,13 +213,20 @@ class Decoder(nnx.Module):
     def _replace_kernels(self, made_of: Callable[[str, nnx.Param[Array]], nnx.Param[Any]]) -> None:
         for layer in self.layers:
             assert isinstance(layer, DecoderLayer), "before they are stacked"
-            for module, name in (
-                (layer.attention, "qkv_kernel"),
-                (layer.attention, "o_kernel"),
-                (layer.mlp, "gate_up_kernel"),
-                (layer.mlp, "down_kernel"),
-            ):
+            for module, name in _kernels(layer):
                 setattr(module, name, made_of(name, getattr(module, name)))
+
+
+def _kernels(layer: DecoderLayer) -> list[tuple[nnx.Module, str]]:
+    """Where a layer's kernels are."""
+    attention, mlp = layer.attention, layer.mlp
+    return [(attention, "qkv_kernel"), (attention, "o_kernel"), (mlp, "gate_up_kernel"), (mlp, "down_kernel")]
+
+
+def _quantize(module: nnx.Module, name: str, axis: int, activations: np.dtype) -> None:
+    weight = getattr(module, name)
+    setattr(module, f"{name}_scale", nnx.data(scale_of(weight, axis, activations)))
+    setattr(module, name, weight.replace(weight[...].astype(np.int8)))
 
 
 def tensor_axis(config: ModelConfig) -> str | None:

@@ -1,7 +1,7 @@
 """Products of activations and weights: XLA's, or on a CPU those of a kernel of our own over packed weights."""
 
 import math
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +34,18 @@ class FlatKernel(nnx.Param[Any]):
     out: tuple[int, ...]
 
 
+class Scale(nnx.Param[Any]):
+    """What an int8 kernel's outputs f32[*out], or an int8 table's rows f32[vocab], have to be multiplied by.
+
+    ``axis`` of the kernel or table is what each number is for all of; ``is_flat`` where the kernel is, and
+    ``activations`` is the dtype of what is looked up: fields of its metadata.
+    """
+
+    axis: int
+    is_flat: bool
+    activations: np.dtype
+
+
 @cache
 def panel_width() -> int:
     """Columns of a panel on this machine; makes the kernel known to XLA. Raises KernelsUnavailable."""
@@ -62,7 +74,30 @@ def pack_table(table: nnx.Param[Array]) -> PackedKernel:
     return PackedKernel(jax.device_put(_panels(weight)), out=weight.shape[:1])
 
 
-def dense(x: Array, kernel: nnx.Param[Array], bias: nnx.Param[Array] | None, axis: str | None = None) -> Array:
+def scale_of(weight: nnx.Param[Array], axis: int, activations: np.dtype) -> Scale:
+    """Room for the scales of a kernel (axis 0) or table (axis 1) that is to be int8."""
+    outputs = jax.eval_shape(lambda: jnp.max(weight[...], axis=axis)).shape
+    return Scale(
+        jnp.zeros(outputs, np.float32), axis=axis, is_flat=isinstance(weight, FlatKernel), activations=activations
+    )
+
+
+@partial(jax.jit, static_argnames="axis")
+def quantize(weight: Array, axis: int) -> tuple[Array, Array]:
+    """A kernel (axis 0) or table (axis 1) as int8, symmetric about 0, and the scales f32 of its other axes."""
+    wide = weight.astype(np.float32)
+    scale = jnp.max(jnp.abs(wide), axis=axis) / np.float32(127)
+    steps = wide / jnp.expand_dims(jnp.where(scale == 0, np.float32(1), scale), axis)
+    return jnp.round(steps).astype(np.int8), scale
+
+
+def dense(
+    x: Array,
+    kernel: nnx.Param[Array],
+    bias: nnx.Param[Array] | None,
+    axis: str | None = None,
+    scale: Scale | None = None,
+) -> Array:
     """x[..., n] @ kernel[n, *out] + bias[*out]: contracts one axis and keeps the kernel's remaining ones.
 
     Where n is split over a mesh axis, the sum over it is taken too.
@@ -73,36 +108,58 @@ def dense(x: Array, kernel: nnx.Param[Array], bias: nnx.Param[Array] | None, axi
     else:
         weight = kernel[...]
         out = kernel.out if isinstance(kernel, FlatKernel) else weight.shape[1:]
-        flat = jnp.matmul(x, weight.reshape(weight.shape[0], -1), preferred_element_type=x.dtype)
+        matrix = weight.reshape(weight.shape[0], -1).astype(x.dtype)
+        flat = jnp.matmul(x, matrix, preferred_element_type=x.dtype if scale is None else np.float32)
+    if scale is not None:
+        flat = (flat * scale[...].reshape((1,) * (x.ndim - 1) + (-1,))).astype(x.dtype)
     whole = (flat if axis is None else jax.lax.psum(flat, axis)).reshape(*x.shape[:-1], *out)
     return whole if bias is None else whole + bias[...].astype(whole.dtype).reshape((1,) * (x.ndim - 1) + out)
 
 
-def look_up(table: nnx.Param[Array], token_ids: Array, axis: str | None = None) -> Array:
+def look_up(table: nnx.Param[Array], token_ids: Array, axis: str | None = None, scale: Scale | None = None) -> Array:
     """Rows [..., hidden] of a table [vocab, hidden], which may be split over a mesh axis; float32 where it is packed."""
     weight = table[...]
     if axis is not None:
-        return _look_up_among(weight, token_ids, axis)
+        return _look_up_among(weight, scale, token_ids, axis)
     if isinstance(table, PackedKernel):
         width = weight.shape[2]
-        return weight[token_ids // width, :, token_ids % width].astype(np.float32)
-    return jnp.take(weight, token_ids, axis=0)
+        rows = weight[token_ids // width, :, token_ids % width].astype(np.float32)
+    else:
+        rows = _rows(weight, token_ids)
+    return _scaled(rows, scale, token_ids)
 
 
-def logits(hidden: Array, table: nnx.Param[Array]) -> Array:
+def logits(hidden: Array, table: nnx.Param[Array], scale: Scale | None = None) -> Array:
     """f[..., hidden] times a table [vocab, hidden] -> f32[..., vocab]."""
     if isinstance(table, PackedKernel):
-        return _packed_product(hidden, table[...], math.prod(table.out))
-    return jnp.matmul(hidden, table[...].T, preferred_element_type=np.float32)
+        product = _packed_product(hidden, table[...], math.prod(table.out))
+    else:
+        product = jnp.matmul(hidden, table[...].astype(hidden.dtype).T, preferred_element_type=np.float32)
+    return product if scale is None else product * scale[...].reshape((1,) * (hidden.ndim - 1) + (-1,))
 
 
-def _look_up_among(part: Array, token_ids: Array, axis: str) -> Array:
+def _look_up_among(part: Array, scale: Scale | None, token_ids: Array, axis: str) -> Array:
     """The rows that this device has, and those of the others by the sum."""
     place = token_ids - jax.lax.axis_index(axis).astype(token_ids.dtype) * part.shape[0]
     here = (place >= 0) & (place < part.shape[0])
-    rows = jnp.take(part, jnp.where(here, place, 0), axis=0)
+    place = jnp.where(here, place, 0)
+    rows = _scaled(_rows(part, place), scale, place)
     found: Array = jax.lax.psum(jnp.where(here[..., None], rows, np.array(0, rows.dtype)), axis)
     return found
+
+
+def _rows(table: Array, places: Array) -> Array:
+    """Rows [..., hidden] of a table. A single one of int8 XLA:TPU would cut from a copy of the whole, laid out for that."""
+    if places.shape == (1,) and table.dtype == np.int8:
+        return jnp.take(table, jnp.concatenate([places, jnp.zeros_like(places)]), axis=0)[:1]
+    return jnp.take(table, places, axis=0)
+
+
+def _scaled(rows: Array, scale: Scale | None, places: Array) -> Array:
+    """Rows [..., hidden] that were at these places of a table."""
+    if scale is None:
+        return rows
+    return (rows.astype(np.float32) * scale[...][places][..., None]).astype(scale.activations)
 
 
 def _panels(rows: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:

@@ -15,7 +15,7 @@ from engine.mesh import DeviceMesh
 from engine.models.checkpoint import Checkpoint
 from engine.models.config import ModelConfig
 from engine.models.decoder import Decoder
-from engine.models.linear import FlatKernel
+from engine.models.linear import FlatKernel, Scale, quantize
 from engine.models.parameters import Parameter, assemble
 from engine.models.sharding import flat_spec, spec_of
 
@@ -29,7 +29,11 @@ def as_it_is(decoder: Decoder) -> None:
 
 
 def source_names(path: tuple[Any, ...], config: ModelConfig) -> list[str]:
-    """The parameters, by their names in a decoder that is not arranged, that lie at a path of one that is."""
+    """The parameters, by their names in a decoder that is not arranged, that lie at a path of one that is.
+
+    Scales are made of what they scale.
+    """
+    path = (*path[:-1], path[-1].removesuffix("_scale"))
     if path[0] != "layers" or path[2] != "layer":
         return [".".join(map(str, path))]
     starts = [0, *accumulate(config.runs)]
@@ -40,8 +44,11 @@ def source_names(path: tuple[Any, ...], config: ModelConfig) -> list[str]:
 def placed_spec(variable: Any, source: Parameter) -> PartitionSpec:
     """How what is made of a parameter, or of a stack of such, is split."""
     own = spec_of(source.name)
-    spec = flat_spec(own) if isinstance(variable, FlatKernel) else own
-    return PartitionSpec(None, *spec) if _is_stacked(variable, source) else spec
+    if isinstance(variable, FlatKernel) or (isinstance(variable, Scale) and variable.is_flat):
+        own = flat_spec(own)
+    if isinstance(variable, Scale):
+        own = _without(own, variable.axis)
+    return PartitionSpec(None, *own) if _is_stacked(variable, source) else own
 
 
 class Placement:
@@ -54,14 +61,32 @@ class Placement:
 
     def load(self, variable: Any, sources: Sequence[Parameter]) -> Array:
         """The array of a variable: its one source, or a stack of them, filled in place one after the other."""
-        flat = isinstance(variable, FlatKernel)
-        if not _is_stacked(variable, sources[0]):
-            return self._place(sources[0], flat)
-        zeros = partial(jnp.zeros, variable.shape, sources[0].dtype)
-        stack: Array = self._mesh.maker(zeros, *placed_spec(variable, sources[0]))()
+        (array,) = self._load([variable], sources, lambda array: [array])
+        return array
+
+    def load_quantized(self, variable: Any, scale: Scale, sources: Sequence[Parameter]) -> tuple[Array, Array]:
+        """The same of an int8 variable and its scale; of each source in turn, so that none but one is held whole."""
+        numbers, scales = self._load([variable, scale], sources, partial(quantize, axis=scale.axis))
+        return numbers, scales
+
+    def _load(
+        self, variables: Sequence[Any], sources: Sequence[Parameter], made_of: Callable[[Array], Sequence[Array]]
+    ) -> list[Array]:
+        flat, stacked = isinstance(variables[0], FlatKernel), _is_stacked(variables[0], sources[0])
+        specs = [placed_spec(variable, sources[0]) for variable in variables]
+        if not stacked:
+            made = made_of(self._place(sources[0], flat))
+            return [self._mesh.laid(array, *spec) for array, spec in zip(made, specs, strict=True)]
+        stacks: list[Array] = []
         for place, source in enumerate(sources):
-            stack = _fill(stack, self._place(source, flat), np.int32(place))
-        return stack
+            made = made_of(self._place(source, flat))
+            if not stacks:
+                stacks = [
+                    self._mesh.maker(partial(jnp.zeros, (len(sources), *array.shape), array.dtype), *spec)()
+                    for array, spec in zip(made, specs, strict=True)
+                ]
+            stacks = [_fill(stack, layer, np.int32(place)) for stack, layer in zip(stacks, made, strict=True)]
+        return stacks
 
     def _place(self, parameter: Parameter, flat: bool) -> Array:
         """Each device's part, read for it alone."""
@@ -83,7 +108,13 @@ class Placement:
 
 def _is_stacked(variable: Any, source: Parameter) -> bool:
     rank = 2 if isinstance(variable, FlatKernel) else len(source.shape)
+    if isinstance(variable, Scale):
+        rank = 1 if variable.is_flat else len(source.shape) - 1
     return len(variable.shape) > rank
+
+
+def _without(spec: PartitionSpec, axis: int) -> PartitionSpec:
+    return PartitionSpec(*spec[:axis], *spec[axis + 1 :])
 
 
 @partial(jax.jit, donate_argnums=0)

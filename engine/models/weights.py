@@ -16,6 +16,7 @@ from engine.mesh import DeviceMesh
 from engine.models.checkpoint import Checkpoint, open_checkpoint
 from engine.models.config import ModelConfig
 from engine.models.decoder import Decoder
+from engine.models.linear import Scale
 from engine.models.parameters import TENSORS, Layout, Parameter
 from engine.models.placement import Arrange, Placement, as_it_is, placed_spec, source_names
 from engine.models.sharding import part_of
@@ -57,9 +58,18 @@ def load_decoder(
     with open_checkpoint(directory) as checkpoint:
         _verify(checkpoint, parameters.values(), config)
         placement = Placement(checkpoint, mesh, hear)
-        for path, variable in nnx.to_flat_state(abstract):
+        flat = dict(nnx.to_flat_state(abstract))
+        for path, variable in flat.items():
             sources = [parameters[name] for name in source_names(path, config)]
-            loaded.append((path, variable.replace(placement.load(variable, sources))))
+            scale_path = (*path[:-1], f"{path[-1]}_scale")
+            if isinstance(variable, Scale):
+                continue
+            if scale_path in flat:
+                scale = flat[scale_path]
+                numbers, scales = placement.load_quantized(variable, scale, sources)
+                loaded += [(path, variable.replace(numbers)), (scale_path, scale.replace(scales))]
+            else:
+                loaded.append((path, variable.replace(placement.load(variable, sources))))
     return nnx.merge(graph, nnx.from_flat_state(loaded))
 
 
@@ -73,17 +83,22 @@ def abstract_decoder(
     for path, variable in nnx.to_flat_state(abstract):
         source = parameters[source_names(path, config)[0]]
         sharding = mesh.sharding(*placed_spec(variable, source))
-        shapes.append((path, variable.replace(jax.ShapeDtypeStruct(variable.shape, source.dtype, sharding=sharding))))
+        own = variable.dtype if isinstance(variable, Scale) or variable.dtype == np.int8 else source.dtype
+        shapes.append((path, variable.replace(jax.ShapeDtypeStruct(variable.shape, own, sharding=sharding))))
     return nnx.merge(graph, nnx.from_flat_state(shapes))
 
 
-def parameter_bytes(config: ModelConfig, dtype: DTypeLike) -> int:
-    """What ``load_decoder`` will place on each device; reads nothing."""
-    devices = config.tensor_parallel_size
-    return sum(
-        math.prod(part_of(parameter.name, parameter.shape, devices)) * parameter.dtype.itemsize
-        for parameter in _parameters(config, dtype).values()
-    )
+def parameter_bytes(config: ModelConfig, dtype: DTypeLike, *, quantized: bool = False) -> int:
+    """What ``load_decoder`` will place on each device, kernels and tables as int8 if ``quantized``; reads nothing."""
+    return sum(_bytes(parameter, config, quantized) for parameter in _parameters(config, dtype).values())
+
+
+def _bytes(parameter: Parameter, config: ModelConfig, quantized: bool) -> int:
+    part = part_of(parameter.name, parameter.shape, config.tensor_parallel_size)
+    if not quantized or parameter.layout is Layout.VECTOR:
+        return math.prod(part) * parameter.dtype.itemsize
+    outputs = part[:1] if parameter.layout is Layout.TABLE else part[1:]
+    return math.prod(part) + math.prod(outputs) * np.dtype(np.float32).itemsize
 
 
 def _abstract(config: ModelConfig, arrange: Arrange) -> Decoder:

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from ipaddress import ip_address
 
 from starlette.datastructures import Headers
@@ -14,7 +14,10 @@ from ipc.openai_requests import BodyError
 
 
 class Admission:
-    """Around what only callers may use: says who asks, and holds them to their limits until the answer has ended."""
+    """Around what only callers may use: says who asks, and holds them to their limits until the answer has ended.
+
+    Only what is posted counts: a page that looks at the metrics every second has its caller's limits for talking.
+    """
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -27,7 +30,7 @@ class Admission:
             _check_host(headers.get("host", ""))
         caller = callers.identified(headers.get("authorization"))
         scope["state"]["caller"] = caller
-        with _open(caller):
+        with _open(caller) if scope["method"] == "POST" else nullcontext():
             await self._app(scope, receive, send)
 
 

@@ -10,6 +10,7 @@ from starlette.responses import Response
 from ipc.errors import ConnectFailed, ConnectionLost, OdriverError, RequestFailed
 from ipc.gateway.bodies import JSON
 from ipc.gateway.disconnect import Disconnected
+from ipc.gateway.request_id import HUNG_UP
 from ipc.openai_answers import ErrorAnswer
 from ipc.openai_format import STATUS, error_answer
 from ipc.openai_requests import BodyError
@@ -64,9 +65,9 @@ async def answer_failure(request: Request, error: Exception) -> Response:
 
 
 async def answer_nobody(request: Request, error: Exception) -> Response:
-    """To who has hung up; the status is for the log (nginx's)."""
+    """To who has hung up; the status is for the log."""
     del request, error
-    return Response(status_code=499)
+    return Response(status_code=HUNG_UP)
 
 
 HANDLERS = dict.fromkeys((BodyError, OdriverError, HTTPException, Exception), answer_failure) | dict.fromkeys(

@@ -18,9 +18,9 @@ from ipc.gateway.echo import Echo, echoed
 from ipc.gateway.event_stream import EventStream, event
 from ipc.gateway.request_id import request_id_of
 from ipc.gateway.streams import gathered, merged
+from ipc.gateway.text_chunks import TextChunks
 from ipc.messages import Usage
 from ipc.openai_answers import TextCompletion, text_completion, usage
-from ipc.openai_chunks import TextChunks
 from ipc.openai_requests import CompletionRequest, Question
 
 

@@ -1,8 +1,10 @@
 """The daemons that a gateway serves, by the models that they have."""
 
 import asyncio
+import itertools
 import logging
 from collections.abc import Callable, Coroutine, Iterator
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any, NamedTuple, Self, TypeVar
@@ -14,6 +16,8 @@ from ipc.async_client import AsyncClient
 from ipc.errors import ConnectFailed
 from ipc.gateway.admission import caller_of
 from ipc.gateway.callers import Caller
+from ipc.gateway.dialect import Dialect, dialect_of
+from ipc.messages import Welcome
 from ipc.openai_format import check_model
 from ipc.openai_requests import BodyError
 
@@ -31,13 +35,23 @@ RETRY_INTERVAL = 1.0
 class Daemon:
     """One of them, which may come and go; it has ``timeout`` seconds to answer when it is connected to."""
 
-    def __init__(self, address: str, key: Path | None = None, timeout: float = CONNECT_TIMEOUT) -> None:
+    def __init__(
+        self,
+        address: str,
+        key: Path | None = None,
+        timeout: float = CONNECT_TIMEOUT,
+        *,
+        tool_call_parser: str | None = None,
+        reasoning_parser: str | None = None,
+    ) -> None:
         self.address = address
         self.client = AsyncClient(address, timeout, key=key)
         """The gateway's own connection."""
         self._timeout = timeout
         self._clients: WeakKeyDictionary[Caller, AsyncClient] = WeakKeyDictionary()
         self._asking: dict[str, asyncio.Task[Any]] = {}
+        self._parsers = tool_call_parser, reasoning_parser
+        self._dialect: tuple[Welcome, Dialect] | None = None
 
     @property
     def model(self) -> str | None:
@@ -50,6 +64,13 @@ class Daemon:
     async def reach(self) -> None:
         """Be connected to it; raises ConnectFailed."""
         await self.client.connect()
+
+    async def dialect(self) -> Dialect:
+        """How its model writes; it is asked once each time that it has been connected to."""
+        welcome = self.client.welcome
+        if self._dialect is None or self._dialect[0] is not welcome:
+            self._dialect = welcome, await dialect_of(self.client, *self._parsers)
+        return self._dialect[1]
 
     def client_of(self, caller: Caller) -> AsyncClient:
         """The connection that this one's requests go over; everybody's is the gateway's own."""
@@ -114,6 +135,7 @@ class Daemons:
     def __init__(self, daemons: list[Daemon]) -> None:
         self._daemons = daemons
         self._reaching: list[asyncio.Task[None]] = []
+        self._turns = itertools.count()
 
     async def __aenter__(self) -> Self:
         self._reaching = [asyncio.create_task(daemon.reach_at_last()) for daemon in self._daemons]
@@ -142,23 +164,28 @@ class Daemons:
         return [daemon for daemon, outcome in zip(self._daemons, outcomes, strict=True) if outcome is None]
 
     async def serving(self, model: str | None) -> Daemon:
-        """One that serves this model, and is there; raises BodyError where none does, and ConnectFailed."""
-        for daemon in self._daemons:
-            if self._suits(daemon, model):
+        """One that serves this model, those that do in turn; raises BodyError where none does, and ConnectFailed."""
+        known = _serving(self._daemons, model)
+        turn = next(self._turns)
+        for number in range(len(known)):
+            daemon = known[(turn + number) % len(known)]
+            with suppress(ConnectFailed):
                 await daemon.reach()
-                if self._suits(daemon, model):  # it may have come back with another
+                if _serving([daemon], model):  # it may have come back with another
                     return daemon
         found = await self.reach()
-        suitable = [daemon for daemon in found if self._suits(daemon, model)]
-        if suitable:
-            return suitable[0]
+        for daemon in _serving(found, model):
+            return daemon
         served = " and ".join(dict.fromkeys(str(daemon.model) for daemon in found))
         check_model(model, served)
         raise BodyError(f"say which model: {served} are served here", "model")
 
-    def _suits(self, daemon: Daemon, model: str | None) -> bool:
-        """Without a word of which it must be the only one."""
-        return daemon.model is not None and (model == daemon.model or (model is None and len(self._daemons) == 1))
+
+def _serving(daemons: list[Daemon], model: str | None) -> list[Daemon]:
+    """Which of these are known to serve the model; without a word of it they must all have the same."""
+    if model is None and len({daemon.model for daemon in daemons}) > 1:
+        return []
+    return [daemon for daemon in daemons if daemon.model is not None and model in (None, daemon.model)]
 
 
 async def daemon_for(request: Request, model: str | None) -> Reached:

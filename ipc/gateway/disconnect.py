@@ -28,6 +28,7 @@ async def unless_disconnected(receive: Receive, working: Coroutine[Any, Any, Res
     finally:
         work.cancel()
         leaving.cancel()
+        await asyncio.wait((work, leaving))  # the work's last words
 
 
 async def _disconnection(receive: Receive) -> None:

@@ -6,9 +6,9 @@ import msgspec
 
 from ipc.async_client import AsyncClient
 from ipc.completion import Completion, Piece
+from ipc.gateway.text_chunks import TextChunk, TextChunks
 from ipc.messages import Usage
 from ipc.openai_answers import PromptLogprobs, TextChoice, TextCompletion, TextLogprobs, text_logprobs, usage
-from ipc.openai_chunks import TextChunk, TextChunks
 from ipc.openai_requests import BodyError, CompletionRequest, Question
 
 

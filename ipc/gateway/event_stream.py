@@ -11,7 +11,7 @@ from contextlib import aclosing, suppress
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from ipc.errors import OdriverError
+from ipc.errors import ConnectionLost, OdriverError
 from ipc.gateway.answers import encoded, failure
 from ipc.gateway.disconnect import Disconnected, unless_disconnected
 
@@ -23,17 +23,20 @@ _HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
 
 
 class EventStream(Response):
-    """Answers with what the iterator yields, each some whole events, and ``[DONE]`` or an error after them.
+    """Answers with what the iterator yields, each some whole events, and an error after them where one is raised.
+
+    The last word is ``done``.
 
     What is raised before the first of them is raised here, for there to be a status of its own.
     """
 
     media_type = "text/event-stream"
 
-    def __init__(self, events: AsyncGenerator[bytes]) -> None:
+    def __init__(self, events: AsyncGenerator[bytes], done: bytes = DONE) -> None:
         super().__init__(None, headers=_HEADERS)
         del self.headers["content-length"]
         self._events = events
+        self._done = done
         self._started = False
         self._spoke_at = 0.0
 
@@ -55,11 +58,12 @@ class EventStream(Response):
                 async for events in all_events:
                     self._spoke_at = clock()
                     await self._say(send, events)
-        except OdriverError as error:
+        except (OdriverError, asyncio.CancelledError) as error:
             if not self._started:
                 raise
-            await self._say(send, event(encoded(failure(error)[1])))
-        await self._say(send, DONE)
+            ended = ConnectionLost("the gateway ends") if isinstance(error, asyncio.CancelledError) else error
+            await self._say(send, event(encoded(failure(ended)[1])))
+        await self._say(send, self._done)
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
     async def _say(self, send: Send, events: bytes) -> None:

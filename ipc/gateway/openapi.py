@@ -106,7 +106,7 @@ def _answer(one: Operation) -> dict[str, Any]:
         return {"description": one.what, "content": {one.answer.partition(";")[0]: {"schema": {"type": "string"}}}}
     content = {JSON: {"schema": _schema(one.answer)}}
     if one.chunk is not None:
-        described = f"with `stream`: events whose data is a {one.chunk.__name__}, and [DONE]"
+        described = f"with `stream`: events whose data is a {one.chunk.__name__}"
         content[EVENTS] = {"schema": {"type": "string", "description": described}}
     return {"description": one.what, "content": content}
 

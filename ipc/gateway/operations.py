@@ -7,10 +7,12 @@ from msgspec import Struct
 from starlette.requests import Request
 from starlette.responses import Response
 
-from ipc.gateway import chat_completions, completions, health, metrics, models, tokens
+from ipc.gateway import chat_completions, completions, health, metrics, models, responses, tokens
+from ipc.gateway.chat_chunks import ChatChunk
 from ipc.gateway.refused import refuse_embeddings
+from ipc.gateway.response_requests import ResponseRequest
+from ipc.gateway.text_chunks import TextChunk
 from ipc.openai_answers import ChatCompletion, TextCompletion
-from ipc.openai_chunks import ChatChunk, TextChunk
 from ipc.openai_requests import ChatCompletionRequest, CompletionRequest
 
 
@@ -52,6 +54,15 @@ OPERATIONS = [
         TextCompletion,
         CompletionRequest,
         TextChunk,
+        (404, *_OF_DAEMONS),
+    ),
+    Operation(
+        "/v1/responses",
+        "Continue a conversation, in OpenAI's newer shape",
+        responses.create,
+        responses.ResponseObject,
+        ResponseRequest,
+        responses.ResponseEvent,
         (404, *_OF_DAEMONS),
     ),
     Operation("/v1/embeddings", "Refused: no embeddings here", refuse_embeddings, "", dict[str, Any], errors=(400,)),

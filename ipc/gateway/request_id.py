@@ -1,13 +1,19 @@
-"""What a request is called: in the answer's header and body, and in the log."""
+"""What a request is called: in the answer's header and body, and in the log, which has a line for each."""
 
+import logging
 import re
+import time
 import uuid
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+logger = logging.getLogger(__name__)
+
 HEADER = "X-Request-Id"
+HUNG_UP = 499
+"""Nginx's status for who has gone before there was an answer."""
 _USABLE = re.compile(r"[\x21-\x7e]{1,128}")
 
 
@@ -25,15 +31,36 @@ class RequestIds:
         given = Headers(scope=scope).get(HEADER, "")
         name = given if _USABLE.fullmatch(given) else uuid.uuid4().hex
         scope.setdefault("state", {})["request_id"] = name
+        began, status = time.monotonic(), HUNG_UP
 
         async def send_with_name(message: Message) -> None:
+            nonlocal status
             if message["type"] == "http.response.start":
+                status = message["status"]
                 MutableHeaders(scope=message)[HEADER] = name
             await send(message)
 
-        await self._app(scope, receive, send_with_name)
+        try:
+            await self._app(scope, receive, send_with_name)
+        finally:
+            _log(scope, name, status, time.monotonic() - began)
 
 
 def request_id_of(request: Request) -> str:
     """What it is called."""
     return str(request.state.request_id)
+
+
+def _log(scope: Scope, name: str, status: int, seconds: float) -> None:
+    caller = scope["state"].get("caller")
+    who = (caller and caller.name) or (scope.get("client") or ("",))[0]
+    logger.info(
+        "%s %s %s: %d in %.3f s, request %s",
+        who,
+        scope["method"],
+        scope["path"],
+        status,
+        seconds,
+        name,
+        extra={"request_id": name, "caller": who, "status": status, "seconds": round(seconds, 6)},
+    )

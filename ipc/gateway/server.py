@@ -3,12 +3,15 @@
 import asyncio
 import errno
 import logging
+import math
 import os
 import signal
 import socket
 from collections.abc import Callable
 from contextlib import closing
+from functools import partial
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import uvicorn
@@ -40,37 +43,54 @@ def run(
     key: Path | None = None,
     api_keys: Path | None = None,
     drain_timeout: float = DRAIN_TIMEOUT,
+    log_level: str = "info",
+    log_format: str = "text",
+    tool_call_parser: str | None = None,
+    reasoning_parser: str | None = None,
     **tls: Any,
 ) -> int:
     """Serve these daemons at that address; the exit code. SIGTERM and SIGINT let what is open finish; a second forces."""
     console = Console(stderr=True)
-    configure_logging(console)
-    logging.getLogger("uvicorn").setLevel(logging.INFO)
+    configure_logging(console, logging.getLevelNamesMapping()[log_level.upper()], log_format)
     _check_reach(host, api_keys, tls)
     callers = Callers(api_keys, key)
-    app = make_app(Daemons([Daemon(address, key) for address in addresses]), callers)
+    daemon_at = partial(Daemon, key=key, tool_call_parser=tool_call_parser, reasoning_parser=reasoning_parser)
+    app = make_app(Daemons([daemon_at(address) for address in addresses]), callers)
     with closing(_listen(host, port)) as listening:
         scheme = "https" if tls.get("ssl_certfile") else "http"
         at = f"[{host}]" if ":" in host else host
         url = f"{scheme}://{at}:{listening.getsockname()[1]}"
-        logger.info("serving at %s", url)
-        notify("READY=1", f"STATUS={url}")
-        server = _Server(_config(app, drain_timeout, tls))
-        server.when_hung_up = callers.reload
+        server = _Server(_config(app, drain_timeout, tls), url, callers.reload)
         for number in (signal.SIGTERM, signal.SIGINT):  # which uvicorn raises again when it has ended in order
-            signal.signal(number, lambda *_: None)
+            signal.signal(number, server.end)
         server.run([listening])
     return os.EX_OK if server.started else 1
 
 
 class _Server(uvicorn.Server):
-    """One that hears SIGHUP."""
+    """One that says where it is when it is there, and hears SIGHUP."""
 
-    when_hung_up: Callable[[], None]
+    def __init__(self, config: uvicorn.Config, url: str, reload: Callable[[], None]) -> None:
+        super().__init__(config)
+        self._url = url
+        self._reload = reload
+
+    def end(self, number: int, frame: FrameType | None) -> None:
+        """A signal that has come before uvicorn listens to it, or again at its end."""
+        del number, frame
+        self.should_exit = True
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, self.when_hung_up)
+        asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, self._reload)
         await super().startup(sockets)
+        if self.started:
+            logger.info("serving at %s", self._url)
+            notify("READY=1", f"STATUS={self._url}")
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        left = self.config.timeout_graceful_shutdown
+        logger.info("nothing new is taken, and what is open has %s s to finish", left)
+        await super().shutdown(sockets)
 
 
 def _check_reach(host: str, api_keys: Path | None, tls: dict[str, Any]) -> None:
@@ -90,10 +110,11 @@ def _config(app: Starlette, drain_timeout: float, tls: dict[str, Any]) -> uvicor
     return uvicorn.Config(
         app,
         log_config=None,
+        access_log=False,  # ours has the request's name
         lifespan="on",
         ws="none",
         server_header=False,
-        timeout_graceful_shutdown=round(drain_timeout),
+        timeout_graceful_shutdown=math.ceil(drain_timeout),
         **tls,
     )
 

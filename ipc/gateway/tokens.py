@@ -10,7 +10,8 @@ from starlette.responses import Response
 from ipc.gateway.answers import json_answer
 from ipc.gateway.bodies import read
 from ipc.gateway.daemons import daemon_for
-from ipc.openai_requests import BodyError, ChatMessage
+from ipc.openai_messages import ChatMessage
+from ipc.openai_requests import BodyError, template_switches
 
 
 class TokenizeRequest(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -67,10 +68,7 @@ async def tokenize(request: Request) -> Response:
     body = await read(request, TokenizeRequest)
     if body.messages is not None and body.add_special_tokens:
         raise BodyError("add_special_tokens is for a prompt: a chat template has its own", "add_special_tokens")
-    switches = dict(body.chat_template_kwargs or {})
-    for name in ("add_generation_prompt", "continue_final_message"):
-        if getattr(body, name) is not None:
-            switches[name] = getattr(body, name)
+    switches = template_switches(body.chat_template_kwargs, body.add_generation_prompt, body.continue_final_message)
     client = (await daemon_for(request, body.model)).client
     token_ids = await client.tokenize(
         body.prompt,

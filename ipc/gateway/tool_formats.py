@@ -20,8 +20,8 @@ class ToolFormat(NamedTuple):
     that has the name elsewhere than the header looks for it is a call as well.
 
     To be written, it is ``call[0]`` name ``call[1]`` arguments ``call[2]``, ``between`` any two of them, and ``around`` all.
-    ``tokens`` of these texts are tokens of their own where the model has them. With ``short_ids`` the chat template takes
-    only ids of nine letters and digits.
+    ``tokens`` of these texts are tokens of their own where the model has them, and where they are ``special`` the text has
+    none of them unless it is asked for. With ``short_ids`` the chat template takes only ids of nine letters and digits.
     """
 
     marker: str
@@ -32,9 +32,10 @@ class ToolFormat(NamedTuple):
     between: str
     around: tuple[str, str]
     tokens: tuple[str, ...]
+    special: bool
     short_ids: bool
-    evidence: str
-    """What a chat template says that has its model write so."""
+    evidence: "regex.Pattern[str]"
+    """Of what a chat template says that has its model write so."""
 
 
 HERMES = ToolFormat(
@@ -46,8 +47,9 @@ HERMES = ToolFormat(
     between="\n",
     around=("", ""),
     tokens=("<tool_call>", "</tool_call>"),
+    special=False,
     short_ids=False,
-    evidence="<tool_call>",
+    evidence=regex.compile(r"\A(?!(?s:.*)<function=)(?s:.*)<tool_call>"),  # Qwen3-Coder's are XML
 )
 LLAMA3_JSON = ToolFormat(
     marker="<|python_tag|>",
@@ -58,8 +60,9 @@ LLAMA3_JSON = ToolFormat(
     between="; ",
     around=("", ""),
     tokens=(),
+    special=True,
     short_ids=False,
-    evidence='"parameters": dictionary of argument name',
+    evidence=regex.compile('"parameters": dictionary of argument name'),
 )
 MISTRAL = ToolFormat(
     marker="[TOOL_CALLS]",
@@ -70,15 +73,16 @@ MISTRAL = ToolFormat(
     between=", ",
     around=("[TOOL_CALLS][", "]"),
     tokens=("[TOOL_CALLS]",),
+    special=True,
     short_ids=True,
-    evidence="[TOOL_CALLS]",
+    evidence=regex.compile(r"\[TOOL_CALLS\]"),
 )
 MISTRAL_ARGS = MISTRAL._replace(
     call=("[TOOL_CALLS]", "[ARGS]", ""),
     between="",
     around=("", ""),
     tokens=("[TOOL_CALLS]", "[ARGS]"),
-    evidence="[ARGS]",
+    evidence=regex.compile(r"\[ARGS\]"),
 )
 TOOL_FORMATS = {"hermes": (HERMES,), "llama3_json": (LLAMA3_JSON,), "mistral": (MISTRAL_ARGS, MISTRAL)}
 """By vLLM's names; of a name's formats the first that the chat template gives evidence of, else the last."""
@@ -87,5 +91,5 @@ TOOL_FORMATS = {"hermes": (HERMES,), "llama3_json": (LLAMA3_JSON,), "mistral": (
 def tool_format_of(chat_template: str, name: str | None = None) -> ToolFormat | None:
     """The format of that name, or of the model as far as its chat template tells; None where it does not."""
     rows = [row for rows in TOOL_FORMATS.values() for row in rows] if name is None else TOOL_FORMATS[name]
-    evident = next((row for row in rows if row.evidence in chat_template), None)
+    evident = next((row for row in rows if row.evidence.search(chat_template)), None)
     return evident if name is None or evident is not None else rows[-1]

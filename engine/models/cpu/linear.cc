@@ -13,7 +13,7 @@ namespace ffi = xla::ffi;
 constexpr int kVectors = 2;
 constexpr int64_t kPanelWidth = kVectors * kWidth;
 constexpr int64_t kAheadBytes = 2048;  // of 1 to 8 KiB the best where weights come from memory
-constexpr int64_t kRowsOfNarrow = 24;  // up to so many rows bfloat16 is read as it is
+constexpr int64_t kRowsOfNarrow = 24;  // up to so many rows bfloat16 and int8 are read as they are
 constexpr int64_t kBlockBytes = 1 << 20;  // of activations, which stay in a core's cache while panels go by
 
 template <int panels, typename Stored>
@@ -27,7 +27,8 @@ Columns<panels * kVectors, Stored> columns_of(const Stored* panel, int64_t depth
 }
 
 // A panel as floats: over many rows cheaper than to widen it in every tile.
-const float* widened(const uint16_t* panel, int64_t elements) {
+template <typename Stored>
+const float* widened(const Stored* panel, int64_t elements) {
   static thread_local std::vector<float> wide;
   wide.resize(elements + kAheadBytes / sizeof(float));
   for (int64_t at = 0; at < elements; at += kWidth) store(&wide[at], load(panel + at));
@@ -74,10 +75,13 @@ ffi::Error linear(ffi::Buffer<ffi::F32> x, ffi::AnyBuffer panels,
                   ffi::ResultBuffer<ffi::F32> out) {
   const int64_t depth = x.dimensions().back(), width = out->dimensions().back();
   const int64_t rows = x.element_count() / depth;
+  const void* from = panels.untyped_data();
   if (panels.element_type() == ffi::F32)
-    multiply(x.typed_data(), static_cast<const float*>(panels.untyped_data()), out->typed_data(), rows, depth, width);
+    multiply(x.typed_data(), static_cast<const float*>(from), out->typed_data(), rows, depth, width);
+  else if (panels.element_type() == ffi::S8)
+    multiply(x.typed_data(), static_cast<const int8_t*>(from), out->typed_data(), rows, depth, width);
   else
-    multiply(x.typed_data(), static_cast<const uint16_t*>(panels.untyped_data()), out->typed_data(), rows, depth, width);
+    multiply(x.typed_data(), static_cast<const uint16_t*>(from), out->typed_data(), rows, depth, width);
   return ffi::Error::Success();
 }
 

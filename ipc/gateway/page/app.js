@@ -22,7 +22,7 @@ const transcript = new Transcript({ suggest: send, edit, again, giveKey });
 const sidebar = new Sidebar({ open, rename, remove });
 const composer = new Composer({ send, stop });
 const settings = new SettingsForm(changeSettings);
-const engine = new EngineView(() => byId("model").value);
+const engine = new EngineView(modelName, () => modelName() || findModels());
 /** Those with an answer being written are these objects, and not what the storage has of them. */
 const live = new Map();
 const removed = new Set();
@@ -116,7 +116,7 @@ function ask() {
   const conversation = current;
   live.set(conversation.id, conversation);
   announcer.begin();
-  const written = answers.start(conversation, byId("model").value);
+  const written = answers.start(conversation, modelName());
   save(conversation);
   open(conversation);
   written.then(() => answers.isRunning(conversation.id) || live.delete(conversation.id));
@@ -147,6 +147,7 @@ function edit(message) {
 function again(answer) {
   cutBefore(answer);
   ask();
+  composer.focus(); // the button that was pressed is gone
 }
 
 function cutBefore(message) {
@@ -178,6 +179,11 @@ function showSampled() {
   byId("sampled").textContent = summaryOf(current.settings);
 }
 
+function modelName() {
+  return byId("model").value;
+}
+
+/** Asked for again, should a daemon be there at last. */
 async function findModels() {
   try {
     showModels(await models());

@@ -35,11 +35,12 @@ export class Composer {
   write(text) {
     this.#field.value = text;
     this.#fit();
-    this.focus();
+    this.#field.focus();
   }
 
+  /** Ready to be written in, but for a keyboard that would come up over what is to be read. */
   focus() {
-    this.#field.focus();
+    if (!TOUCH.matches) this.#field.focus();
   }
 
   #key(event) {

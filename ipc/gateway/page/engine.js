@@ -20,9 +20,10 @@ export class EngineView {
     ["rate", "running", "waiting"].map((name) => [name, new Sparkline(byId(`spark-${name}`))]),
   );
 
-  /** model() is the name of the one that is looked at. */
-  constructor(model) {
+  /** model() is the name of the one that is looked at; onLook() is called when there was something to see. */
+  constructor(model, onLook) {
     this.model = model;
+    this.onLook = onLook;
   }
 
   /** For as long as somebody looks at the page. */
@@ -37,6 +38,7 @@ export class EngineView {
     try {
       const text = await metricsText(AbortSignal.timeout(5 * INTERVAL));
       this.#take(new Look(parseMetrics(text), this.model(), performance.now() / 1000));
+      this.onLook();
     } catch (error) {
       this.#say(`No live view. ${explain(error).what}`);
     }

@@ -1,6 +1,6 @@
 // What went wrong, in plain words, and what to do about it.
 
-import { GatewayError } from "./gateway.js";
+import { apiKey, GatewayError } from "./gateway.js";
 import { BrokenOff } from "./sse.js";
 
 /** Of an answer without an end. */
@@ -16,9 +16,11 @@ export function explain(error) {
   if (!(error instanceof GatewayError)) return { what: `This page has a fault: ${error}.`, advice: "Reload it." };
   const { status, message } = error;
   if (status === 0) return unreachable(message);
-  if (status === 401 || status === 403) {
-    return { what: `The gateway wants an API key: ${message}`, advice: "Give it one, then try again.", wantsKey: true };
+  if (status === 401) {
+    const what = apiKey() ? sentence(message) : "This gateway wants an API key.";
+    return { what, advice: "Give it one, then try again.", wantsKey: true };
   }
+  if (status === 403) return { what: sentence(message), advice: "Whoever runs the gateway can allow it." };
   if (status === 404) return { what: sentence(message), advice: "Choose a model that is served, then try again." };
   if (status === 413) return { what: sentence(message), advice: "Shorten the message, or begin a new conversation." };
   if (status === 429 || status === 503) return { what: sentence(message), advice: laterAdvice(error) };
@@ -31,7 +33,8 @@ function unreachable(message) {
   return { what: sentence(message), advice };
 }
 
-function laterAdvice({ retryAfter }) {
+function laterAdvice({ retryAfter, message }) {
+  if (/again in/i.test(message)) return "";
   return retryAfter ? `Try again in ${retryAfter} s.` : "Try again in a moment.";
 }
 
@@ -43,7 +46,9 @@ function adviceFor(message) {
   return "Change what it names under Sampling, then try again.";
 }
 
+/** A parameter that it begins with stays as it is written. */
 function sentence(text) {
   const trimmed = text.trim().replace(/\.$/, "");
-  return `${trimmed.charAt(0).toUpperCase()}${trimmed.slice(1)}.`;
+  const first = /^[a-z]+(?=\s|,|$)/.test(trimmed) ? trimmed.charAt(0).toUpperCase() : trimmed.charAt(0);
+  return `${first}${trimmed.slice(1)}.`;
 }

@@ -129,7 +129,7 @@ class AnswerMessage {
     this.rendering.show(message.content);
     this.#think(message, running);
     this.#complain(message.problem ?? (running || message.finish ? null : BROKEN_OFF));
-    this.actions.hidden = running;
+    this.actions.hidden = running || !message.content;
     this.numbers.textContent = numbersOf(message);
   }
 
@@ -146,15 +146,21 @@ class AnswerMessage {
     this.problem.hidden = !problem;
     if (!problem || this.problem.childNodes.length) return;
     const { what, advice, wantsKey } = problem;
-    const button = element("button", { type: "button", class: "primary" }, wantsKey ? "Give it a key" : "Try again");
-    button.addEventListener("click", () => (wantsKey ? this.on.giveKey() : this.on.again(this.message)));
-    this.problem.append(element("p", {}, element("strong", {}, what), " ", advice), button);
+    this.problem.append(element("p", {}, element("strong", {}, what), " ", advice));
+    if (wantsKey) this.problem.append(textButton("Give it a key", () => this.on.giveKey()));
+    this.problem.append(textButton("Try again", () => this.on.again(this.message)));
   }
 }
 
 /** For who goes from heading to heading. */
 function heading(text) {
   return element("h2", { class: "unseen" }, text);
+}
+
+function textButton(text, onClick) {
+  const button = element("button", { type: "button", class: "primary" }, text);
+  button.addEventListener("click", onClick);
+  return button;
 }
 
 function copyButton(text) {

@@ -1,0 +1,81 @@
+"""What keys and values are rounded to in pages, and how XLA's and the CPU's pages hold that.
+
+float8_e4m3fn and float8_e5m2 have exponents of their own, and so no scales: what is larger than their largest number
+becomes that. int8 has a scale for each token and head, the largest magnitude there by 127, which is found as the token
+is written: nothing has to be calibrated, and an outlier costs the precision of its own head and token alone.
+"""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+SCALE_BYTES = 4
+"""A scale is a float32."""
+LARGEST = {"float8_e4m3fn": 448.0, "float8_e5m2": 57344.0}
+STORED_AS: dict[str, np.dtype] = {
+    "bfloat16": np.dtype(np.uint16),
+    "float8_e4m3fn": np.dtype(np.uint8),
+    "float8_e5m2": np.dtype(np.uint8),
+}
+"""XLA:CPU has no arithmetic in these: around each write and read it would turn the whole pool into float32."""
+NAMES: dict[str, np.dtype] = {
+    "bfloat16": np.dtype(jnp.bfloat16),
+    "float32": np.dtype(np.float32),
+    "int8": np.dtype(np.int8),
+    "fp8": np.dtype(jnp.float8_e4m3fn),
+    "fp8_e4m3": np.dtype(jnp.float8_e4m3fn),
+    "fp8_e5m2": np.dtype(jnp.float8_e5m2),
+}
+"""What operators call them, as vLLM has it."""
+
+
+def is_scaled(dtype: np.dtype) -> bool:
+    """Whether pages of this dtype have scales."""
+    return dtype == np.int8
+
+
+def stored_dtype(dtype: np.dtype) -> np.dtype:
+    """What the arrays are made of: small floats lie in them as their bits."""
+    return STORED_AS.get(dtype.name, dtype)
+
+
+def stored_head_dim(head_dim: int, dtype: np.dtype) -> int:
+    """Elements of a head's keys or values of one token, a scale included."""
+    return head_dim + (SCALE_BYTES // dtype.itemsize if is_scaled(dtype) else 0)
+
+
+def rounded(x: Array, dtype: np.dtype) -> Array:
+    """As this float dtype; a number that is too large for 8 bits becomes the largest there is, NaN stays NaN."""
+    if dtype.name in LARGEST:
+        largest = np.array(LARGEST[dtype.name], x.dtype)
+        x = jnp.clip(x, -largest, largest)
+    return x.astype(dtype)
+
+
+def quantize(x: Array) -> tuple[Array, Array]:
+    """f[..., head_dim] as int8 and scales f32[...]; NaN in x is NaN in its scale."""
+    wide = x.astype(jnp.float32)
+    scale = jnp.max(jnp.abs(wide), axis=-1) / np.float32(127)
+    steps = wide / jnp.where(scale == 0, np.float32(1), scale)[..., None]
+    return jnp.round(steps).astype(jnp.int8), scale
+
+
+def as_stored(x: Array, dtype: np.dtype) -> Array:
+    """Keys or values f[..., head_dim] as pages hold them: [..., stored_head_dim], a scale's bytes behind its numbers."""
+    if is_scaled(dtype):
+        numbers, scale = quantize(x)
+        return jnp.concatenate([numbers, jax.lax.bitcast_convert_type(scale, jnp.int8)], axis=-1)
+    stored = stored_dtype(dtype)
+    small = rounded(x, dtype)
+    return small if stored == dtype else jax.lax.bitcast_convert_type(small, stored)
+
+
+def as_read(stored: Array, dtype: np.dtype, to: np.dtype) -> Array:
+    """What ``as_stored`` made of f[..., head_dim], to compute with."""
+    if is_scaled(dtype):
+        scale = jax.lax.bitcast_convert_type(stored[..., -SCALE_BYTES:], jnp.float32)
+        return (stored[..., :-SCALE_BYTES].astype(jnp.float32) * scale[..., None]).astype(to)
+    if stored.dtype != dtype:
+        stored = jax.lax.bitcast_convert_type(stored, dtype)
+    return stored.astype(to)

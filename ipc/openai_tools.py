@@ -1,0 +1,86 @@
+"""Functions that a model may call, and calls of them, as OpenAI's chat API has them."""
+
+from typing import Annotated, Any, Literal, NamedTuple
+
+import msgspec
+from msgspec import Meta, Struct
+
+FunctionName = Annotated[str, Meta(pattern=r"^[A-Za-z0-9_.-]{1,128}$")]
+
+
+class Function(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """``parameters`` is a JSON schema of an object; without it there are none. With ``strict`` no call breaks it."""
+
+    name: FunctionName
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class Tool(Struct, frozen=True, forbid_unknown_fields=True):
+    """What may be called."""
+
+    function: Function
+    type: Literal["function"] = "function"
+
+
+class NamedFunction(Struct, frozen=True, forbid_unknown_fields=True):
+    """One of the functions."""
+
+    name: str
+
+
+class NamedTool(Struct, frozen=True, forbid_unknown_fields=True):
+    """The one that is to be called."""
+
+    function: NamedFunction
+    type: Literal["function"] = "function"
+
+
+ToolChoice = Literal["none", "auto", "required"] | NamedTool
+"""Whether a function is called: never, as the model likes, at least one, or this one."""
+
+
+class FunctionCall(Struct, frozen=True, forbid_unknown_fields=True):
+    """``arguments`` is the text of a JSON object, or whatever the model wrote in its place."""
+
+    name: str
+    arguments: str
+
+
+class ToolCall(Struct, frozen=True, forbid_unknown_fields=True):
+    """A call, by whose ``id`` its result is told apart."""
+
+    id: str
+    function: FunctionCall
+    type: Literal["function"] = "function"
+
+    def told(self) -> dict[str, Any]:
+        """As our client takes it."""
+        function = {"name": self.function.name, "arguments": self.function.arguments}
+        return {"id": self.id, "type": "function", "function": function}
+
+
+class ToolUse(NamedTuple):
+    """What may be called in an answer, and what must be: one of ``forced``, if there is any, and no others then.
+
+    Without ``parallel`` there is one call at most.
+    """
+
+    functions: list[Function]
+    forced: list[Function]
+    parallel: bool
+
+    def told(self) -> list[dict[str, Any]]:
+        """The functions as our client takes them."""
+        return [{"type": "function", "function": msgspec.to_builtins(function)} for function in self.functions]
+
+    @property
+    def callable(self) -> list[Function]:
+        """Those of which a call is one."""
+        return self.forced or self.functions
+
+    @property
+    def strict(self) -> bool:
+        """Whether calls are to keep to their schemas though none is forced."""
+        return any(function.strict for function in self.functions)

@@ -1,0 +1,180 @@
+"""``/v1/responses`` as the ``openai`` client sees it, over a driver that says what it is told to."""
+
+import asyncio
+import itertools
+from collections.abc import Iterator
+from typing import Any
+
+import openai
+import pydantic
+import pytest
+from fake_driver import serving
+from test_gateway_tools import ScriptedDriver, client_of
+
+from driver.request import ActiveRequest
+
+TOOLS: Any = [{"type": "function", "name": "add", "parameters": {"type": "object"}, "strict": False}]
+CALL = '<tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>'
+ANSWER = f"<think>\nHm.\n</think>\n\nI add.\n{CALL}"
+
+
+@pytest.fixture(scope="module")
+def scripted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[openai.OpenAI, ScriptedDriver]]:
+    """OpenAI's client of a gateway, and the driver behind it, which says what the last message says."""
+    driver, address = ScriptedDriver(), f"ipc://{tmp_path_factory.mktemp('scripted')}/o.sock"
+    with serving(address, driver):
+        for client in client_of(address):
+            yield client, driver
+
+
+@pytest.fixture
+def client(scripted: tuple[openai.OpenAI, ScriptedDriver]) -> openai.OpenAI:
+    """The client; its driver has heard nothing yet."""
+    scripted[1].submitted.clear()
+    return scripted[0]
+
+
+@pytest.fixture
+def submitted(scripted: tuple[openai.OpenAI, ScriptedDriver]) -> list[ActiveRequest]:
+    """What the driver hears."""
+    return scripted[1].submitted
+
+
+def test_a_text_is_answered(client: openai.OpenAI, submitted: list[ActiveRequest]) -> None:
+    """In the shape that OpenAI's own types have; parameters of either world arrive."""
+    answer = client.responses.create(
+        model="parrot", instructions="Be brief.", input="It is.", max_output_tokens=9, extra_body={"top_k": 4}
+    )
+
+    assert (answer.output_text, answer.status) == ("It is.", "completed")
+    assert type(answer).model_validate(answer.to_dict()) == answer
+    assert answer.usage is not None and answer.usage.total_tokens == 10
+    assert submitted[0].params == {"max_tokens": 9, "top_k": 4}
+    assert submitted[0].messages == [
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": "It is."},
+    ]
+
+
+def test_thoughts_words_and_calls_are_items(client: openai.OpenAI) -> None:
+    """In the order in which they came."""
+    answer = client.responses.create(model="parrot", input=ANSWER, tools=TOOLS)
+
+    thought, message, call = answer.output
+    assert thought.type == "reasoning" and thought.content and thought.content[0].text == "Hm."
+    assert message.type == "message" and answer.output_text == "I add."
+    assert call.type == "function_call" and (call.name, call.arguments) == ("add", '{"a": 1}')
+    assert answer.usage is not None and answer.usage.output_tokens_details.reasoning_tokens == 1
+
+
+def test_a_stream_tells_item_by_item(client: openai.OpenAI) -> None:
+    """With OpenAI's events in OpenAI's order, numbered through, from which its client puts the answer together."""
+    with client.responses.stream(model="parrot", input=ANSWER, tools=TOOLS) as stream:
+        events = list(stream)
+        whole = stream.get_final_response()
+
+    names = [event.type.removeprefix("response.") for event in events]
+    part = ["output_item.added", "content_part.added", "{}.delta", "{}.done", "content_part.done", "output_item.done"]
+    call = ["output_item.added", "{}.delta", "{}.done", "output_item.done"]
+    assert [name for name, _ in itertools.groupby(names)] == [
+        *("created", "in_progress"),
+        *(name.format("reasoning_text") for name in part),
+        *(name.format("output_text") for name in part),
+        *(name.format("function_call_arguments") for name in call),
+        "completed",
+    ]
+    for number, event in enumerate(client.responses.create(model="parrot", input=ANSWER, tools=TOOLS, stream=True)):
+        assert event.sequence_number == number and type(event).model_validate(event.to_dict()) == event
+    assert [item.type for item in whole.output] == ["reasoning", "message", "function_call"]
+    assert whole.output_text == "I add." and whole.usage is not None
+
+
+def test_a_stream_can_be_read_by_many_tasks(client: openai.OpenAI) -> None:
+    """With asyncio, too."""
+
+    async def ask(client: openai.AsyncOpenAI, text: str) -> str:
+        async with client.responses.stream(model="parrot", input=text) as stream:
+            return (await stream.get_final_response()).output_text
+
+    async def ask_all() -> list[str]:
+        async with openai.AsyncOpenAI(base_url=str(client.base_url), api_key="none") as other:
+            return await asyncio.gather(*(ask(other, f"number {number}") for number in range(4)))
+
+    assert asyncio.run(ask_all()) == [f"number {number}" for number in range(4)]
+
+
+def test_what_was_answered_is_the_next_input(client: openai.OpenAI, submitted: list[ActiveRequest]) -> None:
+    """Items that follow each other and are one turn's become one message of it."""
+    answer = client.responses.create(model="parrot", input=ANSWER, tools=TOOLS)
+    call = answer.output[-1]
+    assert call.type == "function_call"
+    turns: Any = [
+        {"role": "user", "content": [{"type": "input_text", "text": "1 + 2?"}]},
+        *answer.output,
+        {"type": "function_call_output", "call_id": call.call_id, "output": "3"},
+    ]
+
+    assert client.responses.create(model="parrot", input=turns, tools=TOOLS).output_text == "3"
+    function = {"name": "add", "arguments": '{"a": 1}'}
+    assert submitted[-1].messages == [
+        {"role": "user", "content": "1 + 2?"},
+        {
+            "role": "assistant",
+            "reasoning_content": "Hm.",
+            "content": "I add.",
+            "tool_calls": [{"id": call.call_id, "type": "function", "function": function}],
+        },
+        {"role": "tool", "tool_call_id": call.call_id, "content": "3"},
+    ]
+    assert submitted[-1].tools == [
+        {"type": "function", "function": {"name": "add", "parameters": {"type": "object"}, "strict": False}}
+    ]
+
+
+class Sum(pydantic.BaseModel):
+    """What is asked for in a form."""
+
+    total: int
+
+
+def test_a_form_can_be_asked_for(client: openai.OpenAI, submitted: list[ActiveRequest]) -> None:
+    """As a schema, which the text then has; the client makes an object of it."""
+    parsed = client.responses.parse(model="parrot", input='{"total": 3}', text_format=Sum).output_parsed
+
+    assert parsed == Sum(total=3)
+    assert '"total"' in submitted[0].params["structured_outputs"]["grammar"]
+
+
+def test_an_answer_that_is_cut_off_is_incomplete(client: openai.OpenAI) -> None:
+    """Whole or streamed, and it says why."""
+    answer = client.responses.create(model="parrot", input="so it...")
+    with client.responses.stream(model="parrot", input="so it...") as stream:
+        last = list(stream)[-1]
+
+    assert answer.status == "incomplete" and answer.incomplete_details is not None
+    assert answer.incomplete_details.reason == "max_output_tokens"
+    assert last.type == "response.incomplete" and last.response.output_text == "so it..."
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"previous_response_id": "resp_1"}, "previous_response_id"),
+        ({"conversation": "conv_1"}, "conversation"),
+        ({"tools": [{"type": "web_search"}]}, "tools[0].type"),
+        ({"include": ["file_search_call.results"]}, "include"),
+        ({"top_logprobs": 2}, "top_logprobs"),
+        ({"background": True}, "background"),
+        ({"input": [{"type": "function_call_output", "output": "3"}]}, "input[0].call_id"),
+        ({"input": [{"role": "user", "content": [{"type": "input_image", "text": ""}]}]}, "input[0].content[0].type"),
+        ({"reasoning": {"effort": "low"}}, "reasoning"),
+    ],
+)
+def test_what_is_not_served_is_refused_by_name(
+    client: openai.OpenAI, submitted: list[ActiveRequest], fields: Any, param: str
+) -> None:
+    """And the daemon never hears of it."""
+    with pytest.raises(openai.BadRequestError) as error:
+        client.responses.create(**({"model": "parrot", "input": "x"} | fields))
+
+    assert (error.value.param, submitted) == (param, [])

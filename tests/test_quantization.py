@@ -1,0 +1,154 @@
+"""Weights and pages in 8 bits: how they are made, and what the model loses by them."""
+
+import math
+from dataclasses import replace
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from checkpoints import build_checkpoint
+from flax import nnx
+from transformers import AutoTokenizer
+
+from engine.backend import choose_backend, xla_backend
+from engine.build import DEMO_MODEL, build_engine
+from engine.config import EngineConfig
+from engine.mesh import DeviceMesh
+from engine.models import linear
+from engine.models.families import read_model_config
+from engine.models.sharding import spread
+from engine.models.weights import abstract_decoder, load_decoder, parameter_bytes
+from engine.sampling_params import SamplingParams
+from engine.sequence import Sequence
+
+FLOAT32 = np.dtype(np.float32)
+STORY = """Once upon a time, there was a giraffe named Barney who lived in a cottage under a tall oak tree. He had a good \
+friend called Nina. One day, the two of them found a paper crown. "It is mine!" said Barney. "No, I saw it first!" said \
+Nina. They both reached for the crown, and neither of them let go, until the crown fell into a puddle. Now nobody had \
+anything, and they were sad. A busy beaver had seen it all. "What is more important, a thing or a friend?" asked the \
+beaver. "I am sorry, Nina," said Barney. "I am sorry too," said Nina. Then the beaver folded two new crowns out of gold \
+paper. And so Barney went home, happy and warm."""
+
+
+def load(directory, devices=1, *, quantized, **forms):
+    """The parameters of a checkpoint by name, as a backend of these forms has them on so many devices."""
+    model = spread(read_model_config(directory), devices)
+    mesh = DeviceMesh(tuple(jax.devices()[:devices]))
+    arrange = partial(replace(xla_backend(FLOAT32), **forms).arrange, activations=FLOAT32 if quantized else None)
+    decoder = load_decoder(directory, model, np.float32, mesh=mesh, arrange=arrange, progress=lambda *_: None)
+    abstract = abstract_decoder(model, np.float32, mesh=mesh, arrange=arrange)
+    leaves, foretold = (dict(nnx.to_flat_state(nnx.state(one))) for one in (decoder, abstract))
+    for path, leaf in leaves.items():
+        array, shape = leaf[...], foretold[path].get_value()
+        assert (array.shape, array.dtype, array.sharding) == (shape.shape, shape.dtype, shape.sharding), path
+    each = sum(leaf[...].addressable_shards[0].data.nbytes for leaf in leaves.values())
+    assert each == parameter_bytes(model, np.float32, quantized=quantized)
+    return {".".join(map(str, path)): np.asarray(leaf[...]) for path, leaf in leaves.items()}
+
+
+@pytest.mark.parametrize("variant", ["llama2", "llama_linear"])
+def test_weights_are_rounded_to_127_steps_of_an_output(tmp_path, variant):
+    """Each to the nearest of its own output's; norms and biases stay as they are."""
+    directory = build_checkpoint(tmp_path, variant)
+
+    exact, rounded = load(directory, quantized=False), load(directory, quantized=True)
+
+    assert {name.removesuffix("_scale") for name in rounded} == set(exact)
+    for name, weight in exact.items():
+        if f"{name}_scale" not in rounded:
+            np.testing.assert_array_equal(rounded[name], weight)
+            continue
+        axis = 0 if name.endswith("_kernel") else 1
+        scale = np.expand_dims(rounded[f"{name}_scale"], axis)
+        assert rounded[name].dtype == np.int8 and (np.abs(rounded[name]).max(axis=axis) == 127).all()
+        assert (np.abs(rounded[name] * scale - weight) <= 0.5001 * scale).all()
+
+
+@pytest.mark.parametrize("scans", [False, True])
+@pytest.mark.parametrize("flattens", [False, True])
+def test_several_devices_have_the_numbers_of_one(tmp_path, flattens, scans):
+    """Scales are those of whole outputs, also where an output's weights are split; each device has those of its own."""
+    directory = build_checkpoint(tmp_path, "qwen3_sharded")
+
+    alone, split = (load(directory, devices, quantized=True, flattens=flattens, scans=scans) for devices in (1, 2))
+
+    for name, weight in alone.items():
+        whole = ("qkv" not in name and "gate_up" not in name) or not flattens  # else in the order of the devices
+        order = (lambda x: x) if whole else (lambda x: np.sort(x, axis=None))
+        padded = len(split[name]) > len(weight)  # the vocabulary
+        np.testing.assert_array_equal(
+            order(split[name][: len(weight)] if padded else split[name]), order(weight), err_msg=name
+        )
+
+
+@pytest.mark.parametrize("rows", [1, 7, 40])
+@pytest.mark.parametrize("packed", [False, True])
+def test_products_are_those_of_the_numbers_that_the_weights_stand_for(rows, packed):
+    """With a bias, and of a table both its rows and its logits; by XLA and by the CPU's own kernel."""
+    if packed and not choose_backend(16, 32, FLOAT32).packs:
+        pytest.skip("no compiler")
+    rng = np.random.default_rng(rows)
+    weight, x = (rng.standard_normal(shape).astype(np.float32) for shape in ((70, 3, 21), (rows, 70)))
+    table, ids = rng.standard_normal((50, 70)).astype(np.float32), rng.integers(0, 50, rows)
+    kernel, embedding, scales = nnx.Param(jnp.asarray(weight)), nnx.Param(jnp.asarray(table)), []
+    for number, param in enumerate((kernel, embedding)):
+        numbers, scale = linear.quantize(param[...], number)
+        scales.append(linear.scale_of(param, number, FLOAT32).replace(scale))
+        param.set_value(numbers)
+    held = (
+        np.asarray(kernel[...]) * np.asarray(scales[0][...]),
+        np.asarray(embedding[...]) * np.asarray(scales[1])[:, None],
+    )
+    if packed:
+        kernel, embedding = linear.pack(kernel), linear.pack_table(embedding)
+    bias = nnx.Param(jnp.ones((3, 21)))
+
+    product = jax.jit(linear.dense)(jnp.asarray(x), kernel, bias, scale=scales[0])
+    rows_of = jax.jit(linear.look_up)(embedding, jnp.asarray(ids), scale=scales[1])
+
+    np.testing.assert_allclose(product, np.einsum("tn,nko->tko", x, held[0]) + 1, atol=1e-4)
+    np.testing.assert_allclose(rows_of, held[1][ids], atol=1e-6)
+    np.testing.assert_allclose(jax.jit(linear.logits)(jnp.asarray(x), embedding, scales[1]), x @ held[1].T, atol=1e-4)
+
+
+@pytest.fixture(scope="module")
+def surprise():
+    """How surprised the shipped model is by each token of a story, through an engine of these settings."""
+    ids = AutoTokenizer.from_pretrained(DEMO_MODEL)(STORY)["input_ids"]
+
+    def ask(**settings):
+        config = EngineConfig(max_num_seqs=1, max_num_batched_tokens=16, max_model_len=256, **settings)
+        engine = build_engine(config, lambda progress: None)
+        engine.add(Sequence("", ids, SamplingParams(prompt_logprobs=0), frozenset(), 1, seed=0))
+        told = [
+            token
+            for _ in iter(lambda: engine.has_work, False)
+            for out in engine.step()
+            for token in out.prompt_logprobs
+        ]
+        assert len(told) == len(ids) - 1
+        return np.array([-token.logprobs[0] for token in told])
+
+    return ask
+
+
+@pytest.fixture(scope="module")
+def exactly(surprise):
+    """The same in float32."""
+    return surprise()
+
+
+@pytest.mark.parametrize(
+    ("settings", "bound"),
+    [({"quantization": "int8", "kv_cache_dtype": "int8"}, 1.01), ({"kv_cache_dtype": "fp8"}, 1.01)],
+    ids=["int8", "fp8 pages"],
+)
+def test_the_model_is_hardly_more_surprised_in_8_bits(surprise, exactly, settings, bound):
+    """Perplexity of a fixed text, by prompt_logprobs, and no single token much less likely; yet not the same numbers."""
+    rounded = surprise(**settings)
+
+    perplexity, expected = (math.exp(nats.mean()) for nats in (rounded, exactly))
+    assert expected < 2 and perplexity < bound * expected
+    assert 0 < np.abs(rounded - exactly).max() < 0.5
