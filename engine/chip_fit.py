@@ -7,7 +7,8 @@ import numpy as np
 
 from caching.metadata import PagedAttentionCacheMetaData
 from caching.tpu_chip import Chip
-from engine.backend import TPU_PAGE_SIZE, tpu_backend
+from caching.tpu_kernels import TPUKernel
+from engine.backend import TPU_PAGE_SIZE, Backend, tpu_backend, tpu_kernel
 from engine.build import asked_context, page_dtype, weight_bytes
 from engine.config import EngineConfig
 from engine.errors import ConfigurationError
@@ -50,10 +51,25 @@ class ChipFit:
         one, two = (weight_bytes(self.config, replace(self.model, num_layers=count), self.dtype) for count in (1, 2))
         return one + (self.model.num_layers - 1) * (two - one)
 
+    @cached_property
+    def kernel(self) -> TPUKernel:
+        """That attends. Raises ConfigurationError where none can."""
+        heads = self.model.stored_kv_heads // self.model.tensor_parallel_size, self.model.head_dim
+        return tpu_kernel(self.chip, self._page_size, *heads, self.kv_dtype, self.config.attention_backend)
+
+    @property
+    def backend(self) -> Backend:
+        """What the steps are made of."""
+        return tpu_backend(self.chip, self.kernel)
+
     @property
     def one_page(self) -> PagedAttentionCacheMetaData:
         """The pool of a single page."""
-        return tpu_backend(self.chip).one_page(self.model, self.config.page_size or TPU_PAGE_SIZE, self.kv_dtype)
+        return self.backend.one_page(self.model, self._page_size, self.kv_dtype)
+
+    @property
+    def _page_size(self) -> int:
+        return self.config.page_size or TPU_PAGE_SIZE
 
     def planner(self) -> CachePlanner:
         """Who divides the memory, as in the daemon. Raises ConfigurationError where more context is asked for than the model has."""

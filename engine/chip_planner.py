@@ -12,9 +12,9 @@ from flax import nnx
 from jax import Device
 
 from caching.metadata import PagedAttentionCacheMetaData, pages_for
-from caching.tpu_attention import tokens_read
 from caching.tpu_chip import CHIPS, Chip
-from engine.backend import SMALLEST_ACCELERATOR_STEP, check_tpu_pages, tpu_backend
+from caching.tpu_kernels import TPUKernel
+from engine.backend import SMALLEST_ACCELERATOR_STEP
 from engine.build import asked_context, check_page_table, fitting_context
 from engine.chip_fit import ChipFit
 from engine.chip_plan import ChipPlan, DecodeStep, Roofline, batch_sizes
@@ -46,12 +46,11 @@ def plan_chips(config: EngineConfig, path: Path, topology: str, tokens_a_sequenc
     chip = _known(devices[0])
     model = _split(config, read_config_file(path), len(devices))
     fit = ChipFit(config, model, chip, np.dtype(config.dtype or jnp.bfloat16))
-    check_tpu_pages(fit.kv_dtype)
     fit.check(len(devices))
     cache = fit.planner()
     mesh = DeviceMesh(tuple(devices[: model.tensor_parallel_size]))
     shapes = _shapes(config, model, cache.plan())
-    check_page_table(config, tpu_backend(chip), shapes.pages_per_seq)
+    check_page_table(config, fit.backend, shapes.pages_per_seq)
     begun = time.perf_counter()
     programs = _compile(fit, mesh, shapes, report)
     seconds = time.perf_counter() - begun
@@ -80,11 +79,10 @@ def plan_chips(config: EngineConfig, path: Path, topology: str, tokens_a_sequenc
     )
 
 
-def pages_read(chip: Chip, shapes: StepShapes, tokens: int) -> int:
+def pages_read(kernel: TPUKernel, chip: Chip, shapes: StepShapes, tokens: int) -> int:
     """Bytes that attention reads of one layer's pages for a sequence of so many tokens."""
     cache = shapes.cache
-    pool = jax.ShapeDtypeStruct((1, cache.page_size, 2 * cache.num_kv_heads, cache.head_dim), cache.dtype)
-    read = tokens_read(chip, pool, shapes.pages_per_seq, tokens)
+    read = kernel.tokens_read(chip, cache, shapes.pages_per_seq, tokens)
     return read * cache.bytes_per_page // (cache.num_layers * cache.page_size)
 
 
@@ -110,7 +108,7 @@ def _shapes(config: EngineConfig, model: ModelConfig, cache: PagedAttentionCache
 
 def _compile(fit: ChipFit, mesh: DeviceMesh, shapes: StepShapes, report: Report) -> list[CompiledProgram]:
     """All that a daemon compiles before it is READY, in the order in which it is done."""
-    backend, model = tpu_backend(fit.chip), fit.model
+    backend, model = fit.backend, fit.model
     arrange = partial(backend.arrange, activations=fit.dtype if fit.config.quantization else None)
     decoder = abstract_decoder(model, fit.dtype, mesh=mesh, arrange=arrange)
     logits = jax.ShapeDtypeStruct((shapes.max_num_seqs, model.padded_vocab_size), jnp.float32)
@@ -130,7 +128,7 @@ def _decode(fit: ChipFit, programs: list[CompiledProgram], shapes: StepShapes, t
     """Of as many sequences as there are pages for, each in the smallest bucket that holds them, and the greedy sampler."""
     roofline, read = (
         Roofline(fit.chip, fit.model, fit.stored_dtype, fit.kv_dtype, fit.weights),
-        pages_read(fit.chip, shapes, tokens),
+        pages_read(fit.kernel, fit.chip, shapes, tokens),
     )
     pages = pages_for(tokens, shapes.cache.page_size)
     found = []

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from caching.tpu_chip import CHIPS
+from caching.tpu_kernels import JAX, PALLAS
 from engine.backend import tpu_backend
 from engine.chip_fit import ChipFit
 from engine.chip_plan import ChipPlan, Roofline, batch_sizes
@@ -64,11 +65,12 @@ def test_each_of_several_chips_reads_its_part():
     assert step.bytes_needed == 1_000_000_000 - table + 4 * (1000 * 32 * 2 * 128 * 2 + 4 * 128256 // 16)
 
 
-def test_attention_reads_whole_blocks_of_pages():
-    """Of 8 kv heads on a v6e five pages of 128 tokens are read at once: 1,000 tokens are two such blocks, 1,280 tokens."""
-    page = tpu_backend(V6E).one_page(read_config_file(CONFIGS / "Llama-3-8B.json"), 128, BFLOAT16)
+@pytest.mark.parametrize(("kernel", "tokens"), [(JAX, 2 * 5 * 128), (PALLAS, 32 * 32)])
+def test_attention_reads_what_its_kernel_moves_at_once(kernel, tokens):
+    """Of 1,000 tokens of 8 kv heads on a v6e jax's kernel reads two blocks of five pages of 128, ours quarters of pages."""
+    page = tpu_backend(V6E, kernel).one_page(read_config_file(CONFIGS / "Llama-3-8B.json"), 128, BFLOAT16)
 
-    assert pages_read(V6E, StepShapes(64, 512, 8192, page), 1000) == 2 * 5 * 128 * 2 * 8 * 128 * 2
+    assert pages_read(kernel, V6E, StepShapes(64, 512, 8192, page), 1000) == tokens * 2 * 8 * 128 * 2
 
 
 def test_a_sum_over_chips_takes_its_bytes_and_its_way():

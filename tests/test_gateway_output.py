@@ -1,14 +1,25 @@
 """A chat's text told apart: what is thought, what is said, and which functions are called."""
 
+import argparse
+
 import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ipc import gateway_command
 from ipc.gateway.output_events import CallArguments, CallBegins, Content, OutputEvent, Reasoning, joined
 from ipc.gateway.reasoning import REASONING_FORMATS, ReasoningParser, reasoning_format_of
 from ipc.gateway.tool_call_parser import ToolCallParser
-from ipc.gateway.tool_formats import HERMES, LLAMA3_JSON, MISTRAL, MISTRAL_ARGS, ToolFormat, tool_format_of
+from ipc.gateway.tool_formats import (
+    HERMES,
+    LLAMA3_JSON,
+    MISTRAL,
+    MISTRAL_ARGS,
+    TOOL_FORMATS,
+    ToolFormat,
+    tool_format_of,
+)
 
 NAMES = {"add", "get_weather"}
 ROWS = {"hermes": HERMES, "llama3": LLAMA3_JSON, "mistral": MISTRAL}
@@ -208,6 +219,16 @@ def test_a_template_tells_its_format(template: str, row: ToolFormat | None) -> N
     assert tool_format_of(template, "hermes") == HERMES
     assert tool_format_of(template, "mistral") == (MISTRAL_ARGS if "[ARGS]" in template else MISTRAL)
     assert (reasoning_format_of(template + "<think></think>") is None) == (reasoning_format_of(template) is not None)
+
+
+def test_every_format_can_be_said_on_the_command_line() -> None:
+    """By its name, and nothing else."""
+    parser = argparse.ArgumentParser()
+    gateway_command.add_arguments(parser)
+    choices = {action.dest: action.choices for action in parser._actions if action.choices}
+
+    assert set(choices["tool_call_parser"]) == set(TOOL_FORMATS)
+    assert set(choices["reasoning_parser"]) == set(REASONING_FORMATS)
 
 
 @pytest.mark.parametrize("row", [HERMES, LLAMA3_JSON, MISTRAL, MISTRAL_ARGS])

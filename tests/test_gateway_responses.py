@@ -2,9 +2,11 @@
 
 import asyncio
 import itertools
+import re
 from collections.abc import Iterator
 from typing import Any
 
+import httpx
 import openai
 import pydantic
 import pytest
@@ -178,3 +180,23 @@ def test_what_is_not_served_is_refused_by_name(
         client.responses.create(**({"model": "parrot", "input": "x"} | fields))
 
     assert (error.value.param, submitted) == (param, [])
+
+
+@pytest.mark.parametrize(
+    ("parameters", "words"),
+    [('{"maximum": 1' + "0" * 40 + "}", "too large"), ('{"not":' * 3000 + "{}" + "}" * 3000, "recursion depth|nested")],
+)
+@pytest.mark.parametrize("path", ["/responses", "/chat/completions"])
+def test_what_no_message_can_bear_is_the_clients(client: openai.OpenAI, path: str, parameters: str, words: str) -> None:
+    """JSON has numbers of any size, and any depth."""
+    tool = f'{{"type": "function", "name": "f", "parameters": {parameters}}}'
+    body = f'{{"input": "x", "tools": [{tool}]}}'
+    if path == "/chat/completions":
+        tool = f'{{"type": "function", "function": {{"name": "f", "parameters": {parameters}}}}}'
+        body = f'{{"messages": [{{"role": "user", "content": "x"}}], "tools": [{tool}]}}'
+
+    answer = httpx.post(
+        f"{client.base_url}{path.removeprefix('/')}", content=body, headers={"Content-Type": "application/json"}
+    )
+
+    assert answer.status_code == 400 and re.search(words, answer.json()["error"]["message"])

@@ -49,6 +49,9 @@ def failure(error: Exception) -> tuple[int, ErrorAnswer, float | None]:
         case HTTPException():
             status, code = error.status_code, error.detail.lower().replace(" ", "_")
             return status, error_answer(error.detail, status, code), None
+        case OverflowError() | RecursionError():
+            why = "a number in the body is too large" if isinstance(error, OverflowError) else "it is nested too deeply"
+            return 400, error_answer(f"the body is not what it should be: {why}", 400, "invalid_request"), None
         case _:
             return 500, error_answer("the gateway failed: its log says more", 500, "internal"), None
     return status, error_answer(str(error), status, code), retry_after
@@ -70,6 +73,8 @@ async def answer_nobody(request: Request, error: Exception) -> Response:
     return Response(status_code=HUNG_UP)
 
 
-HANDLERS = dict.fromkeys((BodyError, OdriverError, HTTPException, Exception), answer_failure) | dict.fromkeys(
+OF_BODIES = (BodyError, OverflowError, RecursionError)
+"""The last two are for schemas and the like, which hold anything: what JSON has and no message can bear."""
+HANDLERS = dict.fromkeys((*OF_BODIES, OdriverError, HTTPException, Exception), answer_failure) | dict.fromkeys(
     (Disconnected, ClientDisconnect), answer_nobody
 )

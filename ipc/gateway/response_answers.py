@@ -44,7 +44,7 @@ class ResponseObject(Struct, frozen=True, kw_only=True):
     background: Literal[False] = False
     store: Literal[False] = False
     previous_response_id: None = None
-    metadata: dict[str, Any]
+    metadata: dict[str, str]
     user: str | None
 
 
