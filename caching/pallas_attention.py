@@ -18,12 +18,12 @@ from jax.experimental.pallas import tpu as pltpu
 
 from caching.attention import PageTable
 from caching.metadata import PagedAttentionCacheMetaData
-from caching.page_dtype import rounded
+from caching.page_dtype import is_scaled, rounded
 from caching.paged_attention_cache import PagedAttentionCache
-from caching.pallas_geometry import LANES, SUBLANES, Geometry, Ref, Table
+from caching.pallas_geometry import LANES, SUBLANES, Geometry, Ref, Table, granule, piece
 from caching.pallas_rows import Rows, Scoring
 from caching.pallas_writes import replicated, write_rows
-from caching.tpu_attention import LATENCY, MAX_BLOCK_PAGES, OWN_SCALARS_BYTES, SCALAR_MEMORY_BYTES, VMEM_LIMIT_BYTES
+from caching.tpu_attention import OWN_SCALARS_BYTES, SCALAR_MEMORY_BYTES, VMEM_LIMIT_BYTES, block_pages
 from caching.tpu_chip import Chip
 
 TILE_ROWS = 256
@@ -36,6 +36,15 @@ def stored_heads(kv_heads: int, head_dim: int, dtype: np.dtype) -> tuple[int, in
     return kv_heads, -(-2 * head_dim // LANES) * LANES // 2
 
 
+def misfit(page_size: int, dtype: np.dtype) -> str | None:
+    """Why the kernel cannot read such pages."""
+    if is_scaled(dtype):
+        return f"kv_cache_dtype {dtype} has a scale for each token"
+    if page_size % granule(dtype):
+        return f"page_size {page_size} is no multiple of {granule(dtype)}"
+    return None
+
+
 def holds_table(rows: int, pages_per_seq: int) -> bool:
     """Whether the kernel has room for the page table and the lengths of so many rows, 4 bytes an entry."""
     return 4 * (rows * (pages_per_seq + 2) + 3) <= SCALAR_MEMORY_BYTES - OWN_SCALARS_BYTES
@@ -43,8 +52,20 @@ def holds_table(rows: int, pages_per_seq: int) -> bool:
 
 def allocate(metadata: PagedAttentionCacheMetaData) -> PagedAttentionCache:
     """Zeroed pages on the default device. Raises jax.errors.JaxRuntimeError where they do not fit."""
-    shape = (metadata.num_pages, metadata.num_kv_heads, metadata.page_size, 2 * metadata.head_dim)
-    return PagedAttentionCache(tuple(jnp.zeros(shape, metadata.dtype) for _ in range(metadata.num_layers)))
+    page = (metadata.num_kv_heads, metadata.page_size, 2 * metadata.head_dim)
+    return PagedAttentionCache(tuple(jnp.zeros((pages, *page), metadata.dtype) for pages in metadata.array_pages))
+
+
+def tokens_read(chip: Chip, page: PagedAttentionCacheMetaData, pages_per_seq: int, tokens: int) -> int:
+    """Tokens of which the kernel reads keys and values for a row that has so many: whole pieces of pages."""
+    del chip, pages_per_seq
+    size = piece(page.page_size, page.dtype)
+    return -(-tokens // size) * size
+
+
+def tokens_written(page: PagedAttentionCacheMetaData) -> float:
+    """Tokens that are moved for one that is written: its granule, there and back, and a word for each of its numbers."""
+    return 2 * granule(page.dtype) + 2 * 4 / page.dtype.itemsize
 
 
 @dataclass(frozen=True)
@@ -87,8 +108,6 @@ class PallasAttention:
     def _geometry(self, kv_pages: Array, q: Array, table: PageTable) -> Geometry:
         _, kv_heads, page_size, width = kv_pages.shape
         pages_per_seq = table.page_indices.shape[1]
-        page_bytes = kv_heads * page_size * width * kv_pages.dtype.itemsize
-        enough = -(-int(self.chip.hbm_bandwidth * LATENCY) // page_bytes)
         return Geometry(
             tokens=q.shape[0],
             kv_heads=kv_heads,
@@ -96,7 +115,7 @@ class PallasAttention:
             page_size=page_size,
             pages_per_seq=pages_per_seq,
             width=width,
-            block_pages=min(enough, MAX_BLOCK_PAGES, pages_per_seq),
+            block_pages=block_pages(self.chip, kv_pages, pages_per_seq),
             dtype=np.dtype(kv_pages.dtype),
         )
 

@@ -21,6 +21,16 @@ Ref = Any
 """A reference to memory inside a kernel; Pallas has no public type for it."""
 
 
+def granule(dtype: np.dtype) -> int:
+    """Tokens of a page that share a register: fewer are not moved."""
+    return SUBLANES * (4 // dtype.itemsize)
+
+
+def piece(page_size: int, dtype: np.dtype) -> int:
+    """Tokens of a row's last page that are read at once, if any of them is needed: a quarter, where that can be moved."""
+    return page_size // 4 if page_size % (4 * granule(dtype)) == 0 else page_size
+
+
 @dataclass(frozen=True)
 class Geometry:
     """Sizes of one compiled kernel."""
@@ -45,8 +55,13 @@ class Geometry:
 
     @property
     def granule(self) -> int:
-        """Tokens of a page that share a register: fewer are not moved."""
-        return SUBLANES * self.packing
+        """Tokens that share a register."""
+        return granule(self.dtype)
+
+    @property
+    def piece(self) -> int:
+        """Tokens of a row's last page that are read at once."""
+        return piece(self.page_size, self.dtype)
 
     @property
     def block(self) -> int:

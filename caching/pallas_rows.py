@@ -5,6 +5,7 @@ the pages that its queries may see, and no others, block by block with a running
 et al. 2022); while one block is computed with, the next one, be it of the next span, is on its way.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -169,8 +170,7 @@ class Rows:
                 self._fetch_queries(scratch, following, 1 - place)
                 self._fetch(scratch, following, jnp.int32(0), 1 - slot)
 
-            for copy, wanted in self._copies(scratch, span, block, slot):
-                pl.when(wanted)(copy.wait)
+            self._await_fetched(scratch, span, block, slot)
             start = (span.first_page + block * self.geometry.block_pages) * self.geometry.page_size
             self._clear(scratch, slot, span.position + span.queries - start)
             jax.lax.fori_loop(
@@ -191,22 +191,36 @@ class Rows:
         size = self.geometry.block_pages
         return (span.past_page - span.first_page + (size - 1)) // size
 
-    def _copies(self, scratch: Scratch, span: Span, block: Array, slot: Array) -> list[tuple[Ref, Array]]:
-        """A transfer for each page of a block, and whether the span has that page."""
-        copies = []
-        for index in range(self.geometry.block_pages):
-            page = span.first_page + block * self.geometry.block_pages + index
-            wanted = page < span.past_page
-            entry = span.row * self.geometry.pages_per_seq + jnp.where(wanted, page, 0)
-            source = self.pages.at[self.table.page_indices[entry]]
-            copies.append(
-                (pltpu.make_async_copy(source, scratch.kv.at[slot, index], scratch.kv_arrived.at[slot]), wanted)
-            )
-        return copies
-
     def _fetch(self, scratch: Scratch, span: Span, block: Array, slot: Array) -> None:
-        for copy, wanted in self._copies(scratch, span, block, slot):
-            pl.when(wanted)(copy.start)
+        self._for_each_copy(scratch, span, block, slot, lambda copy: copy.start())
+
+    def _await_fetched(self, scratch: Scratch, span: Span, block: Array, slot: Array) -> None:
+        self._for_each_copy(scratch, span, block, slot, lambda copy: copy.wait())
+
+    def _for_each_copy(
+        self, scratch: Scratch, span: Span, block: Array, slot: Array, act: Callable[[Ref], None]
+    ) -> None:
+        """The transfers of a block: whole pages, and of the span's last page those pieces that have tokens."""
+        geometry = self.geometry
+        first, last = span.first_page + block * geometry.block_pages, span.past_page - 1
+
+        def copy(page: Array, begin: Array | int, tokens: int) -> Ref:
+            entry = self.table.page_indices[span.row * geometry.pages_per_seq + page]
+            place = scratch.kv.at[slot, page - first, :, pl.ds(begin, tokens), :]
+            source = self.pages.at[entry, :, pl.ds(begin, tokens), :]
+            return pltpu.make_async_copy(source, place, scratch.kv_arrived.at[slot])
+
+        @pl.loop(first, jnp.minimum(first + geometry.block_pages, last))
+        def _(page: Array) -> None:
+            act(copy(page, 0, geometry.page_size))
+
+        @pl.when(last < first + geometry.block_pages)
+        def _() -> None:
+            in_page = span.position + span.queries - last * geometry.page_size
+
+            @pl.loop(0, (in_page + (geometry.piece - 1)) // geometry.piece)
+            def _(piece: Array) -> None:
+                act(copy(last, pl.multiple_of(piece * geometry.piece, geometry.piece), geometry.piece))
 
     def _first_fetched(self, span: Span) -> Array:
         """A tile begins where its span does, or earlier where it would reach behind the step's last token."""

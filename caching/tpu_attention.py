@@ -16,7 +16,7 @@ from jax.experimental.pallas.ops.tpu import ragged_paged_attention as kernel
 
 from caching.attention import PageTable, locate
 from caching.metadata import PagedAttentionCacheMetaData
-from caching.page_dtype import rounded
+from caching.page_dtype import is_scaled, rounded
 from caching.paged_attention_cache import PagedAttentionCache
 from caching.tpu_chip import Chip
 
@@ -127,10 +127,23 @@ def block_pages(chip: Chip, kv_pages: Array | jax.ShapeDtypeStruct, pages_per_se
     return min(enough, MAX_BLOCK_PAGES, pages_per_seq)
 
 
-def tokens_read(chip: Chip, kv_pages: Array | jax.ShapeDtypeStruct, pages_per_seq: int, tokens: int) -> int:
+def tokens_read(chip: Chip, page: PagedAttentionCacheMetaData, pages_per_seq: int, tokens: int) -> int:
     """Tokens of which the kernel reads keys and values for a row that has so many: whole blocks."""
-    block = block_pages(chip, kv_pages, pages_per_seq) * kv_pages.shape[1]
+    pool = jax.ShapeDtypeStruct((1, page.page_size, 2 * page.num_kv_heads, page.head_dim), page.dtype)
+    block = block_pages(chip, pool, pages_per_seq) * page.page_size
     return -(-tokens // block) * block
+
+
+def tokens_written(page: PagedAttentionCacheMetaData) -> float:
+    """Tokens that are moved for one that is written: XLA puts key and value together, reads and scatters them."""
+    del page
+    return 3
+
+
+def misfit(page_size: int, dtype: np.dtype) -> str | None:
+    """Why the kernel cannot read such pages: it has one scale for all of them."""
+    del page_size
+    return f"kv_cache_dtype {dtype} has a scale for each token" if is_scaled(dtype) else None
 
 
 def _padded(x: Array, kv_heads: int, head_dim: int) -> Array:

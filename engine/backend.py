@@ -11,13 +11,14 @@ import numpy as np
 from jax import Array
 from jax.sharding import PartitionSpec
 
-from caching import attention, cpu_attention, tpu_attention
+from caching import attention, cpu_attention
 from caching.attention import PageTable
 from caching.cpu_kernels import KernelsUnavailable, load
 from caching.metadata import PagedAttentionCacheMetaData
-from caching.page_dtype import is_scaled, stored_head_dim
+from caching.page_dtype import stored_head_dim
 from caching.paged_attention_cache import PagedAttentionCache
 from caching.tpu_chip import CHIPS, Chip
+from caching.tpu_kernels import JAX, PALLAS, TPUKernel, by_bytes
 from engine.errors import ConfigurationError
 from engine.mesh import TP, DeviceMesh
 from engine.models import linear
@@ -209,18 +210,37 @@ def default_page_size() -> int:
     return TPU_PAGE_SIZE if jax.default_backend() == "tpu" else PAGE_SIZE
 
 
-def tpu_backend(chip: Chip) -> Backend:
-    """jax's attention kernel, for one kind of chip."""
+def tpu_backend(chip: Chip, kernel: TPUKernel) -> Backend:
+    """An attention kernel for one kind of chip, and XLA for the rest."""
     return Backend(
-        RotatedByXLA(tpu_attention.TPUAttention(chip)),
-        tpu_attention.allocate,
+        RotatedByXLA(kernel.attention(chip)),
+        kernel.allocate,
         packs=False,
-        description="XLA's operations, attention by jax's TPU kernel",
+        description=f"XLA's operations, attention by {kernel.description}",
         flattens=True,
         scans=True,
         smallest_step=SMALLEST_ACCELERATOR_STEP,
-        stored_heads=tpu_attention.stored_heads,
-        holds_table=tpu_attention.holds_table,
+        stored_heads=kernel.stored_heads,
+        holds_table=kernel.holds_table,
+    )
+
+
+def tpu_kernel(
+    chip: Chip, page_size: int, kv_heads: int, head_dim: int, kv_dtype: np.dtype, asked: str = "auto"
+) -> TPUKernel:
+    """The kernel that was asked for, or of those that can read such pages the one that moves fewest bytes.
+
+    Raises ConfigurationError where there is none.
+    """
+    found = [
+        kernel for kernel in by_bytes(chip, kv_heads, head_dim, page_size, kv_dtype) if asked in ("auto", kernel.name)
+    ]
+    misfits = [kernel.misfit(page_size, kv_dtype) for kernel in found]
+    for kernel, misfit in zip(found, misfits, strict=True):
+        if misfit is None:
+            return kernel
+    raise ConfigurationError(
+        f"attention_backend {asked} cannot read such pages on a TPU: {misfits[0]}; choose xla, or for kv_cache_dtype fp8"
     )
 
 
@@ -230,16 +250,32 @@ def _compile_at_once() -> None:
         list(pool.map(load, (linear.SOURCE, cpu_attention.SOURCE)))
 
 
-def choose_backend(page_size: int, head_dim: int, kv_dtype: np.dtype, devices: int = 1) -> Backend:
+def choose_backend(
+    page_size: int,
+    head_dim: int,
+    kv_dtype: np.dtype,
+    devices: int = 1,
+    kv_heads: int = 1,
+    attention_backend: str = "auto",
+) -> Backend:
     """The fastest that can serve such pages here, on so many devices; compiles kernels if that has not been done.
 
-    Raises ConfigurationError where none can.
+    ``kv_heads`` are those of one device, ``attention_backend`` is what the operator wants. Raises ConfigurationError where
+    none can.
     """
-    xla = xla_backend(kv_dtype)
-    if jax.default_backend() == "tpu":
-        return _choose_for_tpu(jax.devices()[0].device_kind, xla, kv_dtype)
-    if jax.default_backend() != "cpu":
-        return _accelerated(xla)
+    platform, xla = jax.default_backend(), xla_backend(kv_dtype)
+    kind = jax.devices()[0].device_kind
+    if platform == "tpu" and attention_backend != "xla":
+        if kind in CHIPS:
+            chip = CHIPS[kind]
+            return tpu_backend(chip, tpu_kernel(chip, page_size, kv_heads, head_dim, kv_dtype, attention_backend))
+        xla = replace(xla, description=f"{xla.description}: the attention kernels are not set up for {kind}")
+    if attention_backend in (PALLAS.name, JAX.name):
+        raise ConfigurationError(
+            f"attention_backend {attention_backend} is for {', '.join(CHIPS)}, not for {kind}: choose auto or xla"
+        )
+    if platform != "cpu":
+        return replace(xla, scans=True, smallest_step=SMALLEST_ACCELERATOR_STEP)
     if devices > 1:
         return replace(xla, description=f"{xla.description}: oDriver's CPU kernels are for one device")
     try:
@@ -248,11 +284,9 @@ def choose_backend(page_size: int, head_dim: int, kv_dtype: np.dtype, devices: i
         width = cpu_attention.vector_width()
     except KernelsUnavailable as unavailable:
         return replace(xla, description=f"{xla.description}: {unavailable}")
-    misfit = None
-    if page_size % width or head_dim % width:
-        misfit = f"page_size {page_size} or head_dim {head_dim} is no multiple of {width}"
-    elif kv_dtype.name not in cpu_attention.DTYPES:
-        misfit = f"it has none for pages of {kv_dtype}"
+    misfit = _cpu_misfit(page_size, head_dim, kv_dtype, width)
+    if attention_backend == "xla":
+        misfit = "as was asked for"
     if misfit:
         return replace(xla, packs=True, description=f"oDriver's CPU kernels, attention by XLA: {misfit}")
     return Backend(
@@ -260,21 +294,8 @@ def choose_backend(page_size: int, head_dim: int, kv_dtype: np.dtype, devices: i
     )
 
 
-def _accelerated(backend: Backend) -> Backend:
-    return replace(backend, scans=True, smallest_step=SMALLEST_ACCELERATOR_STEP)
-
-
-def _choose_for_tpu(kind: str, xla: Backend, kv_dtype: np.dtype) -> Backend:
-    if kind in CHIPS:
-        check_tpu_pages(kv_dtype)
-        return tpu_backend(CHIPS[kind])
-    return replace(_accelerated(xla), description=f"{xla.description}: the attention kernel is not set up for {kind}")
-
-
-def check_tpu_pages(kv_dtype: np.dtype) -> None:
-    """Raises ConfigurationError where jax's kernel cannot read such pages: it has one scale for all of them."""
-    if is_scaled(kv_dtype):
-        raise ConfigurationError(
-            f"kv_cache_dtype {kv_dtype} has a scale for each token, which the TPU's attention kernel cannot read: "
-            "choose fp8, which takes as much memory"
-        )
+def _cpu_misfit(page_size: int, head_dim: int, kv_dtype: np.dtype, width: int) -> str | None:
+    """Why the CPU's attention kernel cannot read such pages."""
+    if page_size % width or head_dim % width:
+        return f"page_size {page_size} or head_dim {head_dim} is no multiple of {width}"
+    return None if kv_dtype.name in cpu_attention.DTYPES else f"it has none for pages of {kv_dtype}"

@@ -58,7 +58,7 @@ def build_engine(config: EngineConfig, report: Callable[[Progress], None]) -> oE
     report(Progress("preparing kernels", 0, 1, "steps"))
     page_size = config.page_size or default_page_size()
     kv_dtype = page_dtype(config, dtype)
-    backend = choose_backend(page_size, model.head_dim, kv_dtype, mesh.size)
+    backend = _choose(config, model, page_size, kv_dtype)
     report(Progress("preparing kernels", 1, 1, "steps"))
     weights = _weights_dtype(config, model, backend, dtype)
     one_page = backend.one_page(model, page_size, kv_dtype)
@@ -85,6 +85,14 @@ def build_engine(config: EngineConfig, report: Callable[[Progress], None]) -> oE
             why = str(refusal)
         gc.collect()  # what the attempt has left on the device
         metadata = planner.back_off(metadata, why)
+
+
+def _choose(config: EngineConfig, model: ModelConfig, page_size: int, kv_dtype: np.dtype[Any]) -> Backend:
+    """The operations that serve a model which has been spread over devices."""
+    devices = model.tensor_parallel_size
+    return choose_backend(
+        page_size, model.head_dim, kv_dtype, devices, model.stored_kv_heads // devices, config.attention_backend
+    )
 
 
 def _assemble(
@@ -158,10 +166,11 @@ def describe(config: EngineConfig) -> dict[str, str]:
     directory = config.model or DEMO_MODEL
     devices = jax.devices()
     model = read_model_config(directory)
-    size = spread_over_devices(config, model).tensor_parallel_size
+    spread = spread_over_devices(config, model)
+    size = spread.tensor_parallel_size
     page_size, dtype = config.page_size or default_page_size(), np.dtype(jnp.dtype(config.dtype or _default_dtype()))
     kv_dtype = page_dtype(config, dtype)
-    backend = choose_backend(page_size, model.head_dim, kv_dtype, size)
+    backend = _choose(config, spread, page_size, kv_dtype)
     weights = _weights_dtype(config, model, backend, dtype)
     if config.quantization:
         weights = np.dtype(config.quantization)

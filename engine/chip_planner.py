@@ -10,9 +10,9 @@ import numpy as np
 from jax import Device
 
 from caching.metadata import PagedAttentionCacheMetaData, pages_for
-from caching.tpu_attention import tokens_read
 from caching.tpu_chip import CHIPS, Chip
-from engine.backend import TPU_PAGE_SIZE, check_tpu_pages, tpu_backend
+from caching.tpu_kernels import TPUKernel
+from engine.backend import TPU_PAGE_SIZE, tpu_backend, tpu_kernel
 from engine.buckets import covering_buckets
 from engine.build import asked_context, check_page_table, fitting_context, page_dtype, weight_bytes
 from engine.chip_plan import ChipPlan, DecodeStep, Roofline, batch_sizes
@@ -45,15 +45,17 @@ class _Planner:
         self._chip = _known(device)
         self._model, self._dtype = read_config_file(path), np.dtype(config.dtype or jnp.bfloat16)
         self._kv_dtype = page_dtype(config, self._dtype)
-        check_tpu_pages(self._kv_dtype)
-        self._backend = tpu_backend(self._chip)
+        page_size = config.page_size or TPU_PAGE_SIZE
+        heads = self._model.num_kv_heads, self._model.head_dim
+        self._kernel = tpu_kernel(self._chip, page_size, *heads, self._kv_dtype, config.attention_backend)
+        self._backend = tpu_backend(self._chip, self._kernel)
         self._weights = weight_bytes(config, self._model, self._dtype)
         self._budget = int(self._chip.hbm_bytes * (config.hbm_utilization or ACCELERATOR_UTILIZATION))
         self._cache = CachePlanner(
             config,
             self._model,
             asked_context(config, self._model),
-            self._backend.one_page(self._model, config.page_size or TPU_PAGE_SIZE, self._kv_dtype),
+            self._backend.one_page(self._model, page_size, self._kv_dtype),
             self._weights,
             self._budget,
         )
@@ -112,7 +114,7 @@ class _Planner:
         """Of as many sequences as there are pages for, each in the smallest bucket that holds them."""
         weights = np.dtype(self._config.quantization or self._dtype)
         roofline = Roofline(self._chip, self._model, weights, self._kv_dtype, self._weights)
-        read = pages_read(self._chip, shapes, tokens)
+        read = pages_read(self._kernel, self._chip, shapes, tokens)
         found = []
         for sequences in batch_sizes(shapes.max_num_seqs):
             if sequences * pages_for(tokens, shapes.cache.page_size) <= shapes.cache.num_usable_pages:
@@ -121,11 +123,10 @@ class _Planner:
         return found
 
 
-def pages_read(chip: Chip, shapes: StepShapes, tokens: int) -> int:
+def pages_read(kernel: TPUKernel, chip: Chip, shapes: StepShapes, tokens: int) -> int:
     """Bytes that attention reads of one layer's pages for a sequence of so many tokens."""
     cache = shapes.cache
-    pool = jax.ShapeDtypeStruct((1, cache.page_size, 2 * cache.num_kv_heads, cache.head_dim), cache.dtype)
-    read = tokens_read(chip, pool, shapes.pages_per_seq, tokens)
+    read = kernel.tokens_read(chip, cache, shapes.pages_per_seq, tokens)
     return read * cache.bytes_per_page // (cache.num_layers * cache.page_size)
 
 

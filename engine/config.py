@@ -11,6 +11,7 @@ from engine.setting import setting
 
 QUANTIZATIONS = ("int8",)
 KV_CACHE_DTYPES = ("auto", "bfloat16", "float32", "int8", "fp8", "fp8_e4m3", "fp8_e5m2")
+ATTENTION_BACKENDS = ("auto", "pallas", "jax", "xla")
 MAX_QUEUED_REQUESTS = 1024
 MAX_QUEUED_TOKENS = 2**20
 
@@ -41,6 +42,12 @@ class EngineConfig:
     )
     kv_cache_dtype: str = setting(
         "auto", "", "of keys and values in the cache; auto is dtype, fp8 is fp8_e4m3", choices=KV_CACHE_DTYPES
+    )
+    attention_backend: str = setting(
+        "auto",
+        "",
+        "what computes attention: on a TPU pallas (a kernel of ours) or jax (its own), anywhere xla; auto is the fastest",
+        choices=ATTENTION_BACKENDS,
     )
     tensor_parallel_size: int | None = setting(
         None, "N", "devices to split the model over (default: all that it divides over; 1 on a CPU)"
@@ -92,6 +99,8 @@ class EngineConfig:
         _require(asked is None or asked in QUANTIZATIONS, "quantization", ", ".join(QUANTIZATIONS), asked)
         kv_dtype = self.kv_cache_dtype
         _require(kv_dtype in KV_CACHE_DTYPES, "kv_cache_dtype", f"one of {', '.join(KV_CACHE_DTYPES)}", kv_dtype)
+        asked = self.attention_backend
+        _require(asked in ATTENTION_BACKENDS, "attention_backend", f"one of {', '.join(ATTENTION_BACKENDS)}", asked)
         long = self.long_prefill_token_threshold
         _require(long is None or long >= 1, "long_prefill_token_threshold", "at least 1", long)
         threshold = self.priority_preemption_threshold

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from engine.hlo import HBM, Buffer, Computation, Instruction, Program
 
 Kernel = Callable[[Instruction, list[Buffer]], "Moved | None"]
-"""What a custom call moves, by what it is and what it reads; None where that is all of its operands and results."""
+"""What a custom call moves, by what it is and what it reads; None where that is all that it does not write in place."""
 
 COLLECTIVES = ("all-gather", "all-reduce", "all-to-all", "collective-permute", "reduce-scatter")
 FREE = {
@@ -28,6 +28,8 @@ CUTS = {"dynamic-slice", "slice", "gather", "slice-start", "dynamic-slice-start"
 """They read as much of their first operand as they make."""
 VIEWS = {"bitcast", "reshape", "transpose", "copy", "convert", "get-tuple-element"}
 """Within a fusion these read no more than what is read of them."""
+SHARED = re.compile(r"\{(\d*)\}: \((\d+), \{\}\)")
+"""A result of a custom call and the operand whose memory it has; how much of that it reads and writes is the kernel's affair."""
 ALIASING = "output_to_operand_aliasing"
 """Within a fusion, of another one whose result is its operand, laid out differently."""
 IN_PLACE = {"dynamic-update-slice": 1, "scatter": 2}
@@ -197,7 +199,12 @@ class _Walk:
     def _custom_call(self, call: Instruction, operands: list[Buffer]) -> Moved:
         if any(f'"{name}"' in call.attributes for name in FREE_CALLS):
             return Moved()
-        return self.kernel(call, operands) or _all(operands, call.buffers)
+        shared = [(int(made or 0), int(given)) for made, given in SHARED.findall(call.attributes)]
+        given, made = {given for _, given in shared}, {made for made, _ in shared}
+        return self.kernel(call, operands) or _all(
+            [buffer for index, buffer in enumerate(operands) if index not in given],
+            tuple(buffer for index, buffer in enumerate(call.buffers) if index not in made),
+        )
 
     def _fusion(self, fusion: Instruction, within: Computation) -> Moved:
         fused = self.program.computations[fusion.called]

@@ -18,6 +18,9 @@ from ipc.openai_tools import Function, NamedTool, Tool, ToolChoice, ToolUse
 DEFAULT_MAX_TOKENS = 16
 """Of a text's completion, where the body does not say."""
 
+MAX_PROMPTS = 1024
+"""In one body."""
+
 Prompt = str | list[int]
 
 SHARED = frozenset(SamplingParams.__struct_fields__) - {"logprobs", "structured_outputs"}
@@ -215,6 +218,8 @@ class CompletionRequest(_Request, frozen=True, forbid_unknown_fields=True, kw_on
         if given and all(isinstance(one, int) for one in given):
             return [[one for one in given if isinstance(one, int)]]
         prompts = [one for one in given if not isinstance(one, int)]
+        if len(given) > MAX_PROMPTS:
+            raise BodyError(f"prompt may be a list of {MAX_PROMPTS} prompts, not {len(given)}", "prompt")
         if not given or len({type(one) for one in given}) > 1:
             raise BodyError("prompt must be a text, token ids, or a list of either that is not empty", "prompt")
         return prompts

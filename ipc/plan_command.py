@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from engine.config import KV_CACHE_DTYPES, QUANTIZATIONS
+from engine.config import ATTENTION_BACKENDS, KV_CACHE_DTYPES, QUANTIZATIONS
 from ipc.arguments import count
 
 
@@ -27,6 +27,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--page-size", type=count, metavar="N", help="tokens in one page (default: 128)")
     add("--quantization", choices=QUANTIZATIONS, help="of the weights (default: none)")
     add("--kv-cache-dtype", choices=KV_CACHE_DTYPES, help="of keys and values in the cache (default: auto, bfloat16)")
+    kernels = [name for name in ATTENTION_BACKENDS if name != "xla"]
+    add("--attention-backend", choices=kernels, help="what computes attention (default: auto, what moves fewest bytes)")
     add("--hbm-utilization", type=float, metavar="F", help="share of the memory that may be used (default: 0.9)")
     add(
         "--tokens",

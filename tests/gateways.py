@@ -15,6 +15,7 @@ from fake_driver import PATIENCE
 from ipc.gateway.app import make_app
 from ipc.gateway.callers import Callers
 from ipc.gateway.daemons import Daemon, Daemons
+from ipc.gateway.protocol import Protocol
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 
@@ -25,7 +26,7 @@ def gateway(
 ) -> Iterator[httpx.Client]:
     """A client of a gateway to the daemons at these addresses, for the time of a with statement; they have ``timeout`` to answer."""
     app = make_app(Daemons([Daemon(address, key, timeout, **parsers) for address in addresses]), callers or Callers())
-    server = uvicorn.Server(uvicorn.Config(app, log_config=None, lifespan="on", ws="none"))
+    server = uvicorn.Server(uvicorn.Config(app, log_config=None, http=Protocol, lifespan="on", ws="none"))
     with socket.create_server(("127.0.0.1", 0)) as listening:
         thread = threading.Thread(target=server.run, args=([listening],))
         thread.start()

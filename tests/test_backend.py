@@ -10,6 +10,7 @@ import pytest
 from caching import cpu_attention, cpu_kernels
 from caching.cpu_kernels import KernelsUnavailable
 from engine.backend import choose_backend, xla_backend
+from engine.errors import ConfigurationError
 from engine.models import linear
 
 FLOAT32 = np.dtype(np.float32)
@@ -103,3 +104,10 @@ def test_other_devices_are_served_by_xla(monkeypatch):
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
 
     assert choose_backend(16, 64, FLOAT32) == dataclasses.replace(XLA, scans=True, smallest_step=16)
+
+
+def test_what_the_operator_asks_for_serves_or_is_refused():
+    """XLA attends where that is wanted, and a TPU's kernel on a CPU is refused by name."""
+    assert choose_backend(16, 64, FLOAT32, attention_backend="xla").attention == XLA.attention
+    with pytest.raises(ConfigurationError, match=r"attention_backend pallas is for .* not for cpu: choose auto or xla"):
+        choose_backend(16, 64, FLOAT32, attention_backend="pallas")

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from caching.tpu_chip import CHIPS
+from caching.tpu_kernels import JAX, PALLAS
 from engine.backend import tpu_backend
 from engine.chip_plan import Roofline, batch_sizes
 from engine.chip_planner import pages_read
@@ -42,12 +43,14 @@ def test_a_step_must_read_weights_pages_and_logits():
     assert step.compute_seconds == pytest.approx(4 * (weights + 4 * 32 * 128 * 32 * 1000) / 918e12)
 
 
-def test_attention_reads_whole_blocks_of_pages():
-    """Of 8 kv heads on a v6e five pages of 128 tokens are read at once: 1,000 tokens are two such blocks, 1,280 tokens."""
+@pytest.mark.parametrize(("kernel", "tokens"), [(JAX, 2 * 5 * 128), (PALLAS, 32 * 32)])
+def test_attention_reads_what_its_kernel_moves_at_once(kernel, tokens):
+    """Of 1,000 tokens of 8 kv heads on a v6e jax's kernel reads two blocks of five pages of 128, ours quarters of pages."""
     chip = CHIPS["TPU v6 lite"]
-    page = tpu_backend(chip).one_page(read_config_file(CONFIGS / "Llama-3-8B.json"), 128, np.dtype(jnp.bfloat16))
+    model = read_config_file(CONFIGS / "Llama-3-8B.json")
+    page = tpu_backend(chip, kernel).one_page(model, 128, np.dtype(jnp.bfloat16))
 
-    assert pages_read(chip, StepShapes(64, 512, 8192, page), 1000) == 2 * 5 * 128 * 2 * 8 * 128 * 2
+    assert pages_read(kernel, chip, StepShapes(64, 512, 8192, page), 1000) == tokens * 2 * 8 * 128 * 2
 
 
 def test_batch_sizes_are_powers_of_four_and_the_most():

@@ -1,5 +1,6 @@
 """Who may ask a gateway, how often, and how much at once."""
 
+import socket
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,9 +14,11 @@ from ipc import keys
 from ipc.auth import Authority
 from ipc.cli import main
 from ipc.errors import KeyFileError
+from ipc.gateway import protocol
 from ipc.gateway.api_keys import ApiKey
 from ipc.gateway.bodies import MAX_BODY_BYTES
 from ipc.gateway.callers import Caller, Callers, TooMany, Unauthorized
+from ipc.gateway.protocol import MAX_HEAD_BYTES
 
 ALICE, BOB = "sk-alice-0123456789", "sk-bob-0123456789ab"
 FILE = f"""
@@ -185,6 +188,25 @@ def test_without_keys_a_gateway_is_localhosts_alone(address: str, capsys: pytest
             assert http.get("/v1/models", headers={"Host": host}).status_code == status
     assert main(["gateway", "--connect", address, "--host", "0.0.0.0"]) == 78
     assert "--api-keys FILE" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("head", [b"GET /%b HTTP/1.1\r\n", b"GET / HTTP/1.1\r\nX: %b", b"GET / HTTP/1.1\r\n%b"])
+def test_a_head_that_is_too_long_is_refused(http: httpx.Client, head: bytes) -> None:
+    """A first line, a header, or very many, before a key is asked for."""
+    filling = b"X: y\r\n" if head.endswith(b"\n%b") else b"y"
+    with socket.create_connection((http.base_url.host, http.base_url.port or 0)) as connection:
+        connection.sendall(head % (filling * (MAX_HEAD_BYTES // len(filling) + 1)))
+        assert connection.recv(1000).startswith(b"HTTP/1.1 400 ")
+
+
+def test_a_head_that_does_not_come_is_not_waited_for(http: httpx.Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor the rest of one; who is answered is waited for as before."""
+    monkeypatch.setattr(protocol, "HEAD_TIMEOUT", 0.1)
+    for beginning in (b"", b"GET / HT"):
+        with socket.create_connection((http.base_url.host, http.base_url.port or 0)) as connection:
+            connection.sendall(beginning)
+            assert connection.recv(1000) == b""
+    assert http.get("/health").status_code == 200
 
 
 @pytest.mark.parametrize("declared", [True, False])

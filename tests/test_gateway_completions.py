@@ -94,6 +94,7 @@ def test_each_of_a_list_of_prompts_is_continued(http: httpx.Client, stream: bool
         ({"best_of": 2}, "best_of"),
         ({"prompt": ["a", [1]]}, "prompt"),
         ({"prompt": []}, "prompt"),
+        ({"prompt": ["x"] * 1025}, "prompt"),
         ({"guided_regex": "a", "guided_choice": ["b"]}, "guided_regex"),
     ],
 )

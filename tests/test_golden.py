@@ -13,11 +13,11 @@ import jax
 import numpy as np
 import pytest
 from checkpoints import VARIANTS, build_checkpoint
-from tpu_twins import xla_twin
+from tpu_twins import pallas_twin
 
 from caching.page_manager import HBMPageManager
-from caching.tpu_attention import TPUAttention
 from caching.tpu_chip import CHIPS
+from caching.tpu_kernels import PALLAS
 from engine.backend import RotatedByXLA, choose_backend, tpu_backend, xla_backend
 from engine.config import ServingLimits
 from engine.execution_manager import ExecutionManager, StepShapes
@@ -38,7 +38,7 @@ SMALL_POOL = {4: 16, 16: 6}
 V5E = CHIPS["TPU v5 lite"]
 FLOAT32 = np.dtype(np.float32)
 XLA = xla_backend(FLOAT32)
-TPU = replace(tpu_backend(V5E), attention=RotatedByXLA(TPUAttention(V5E, xla_twin)))
+TPU = replace(tpu_backend(V5E, PALLAS), attention=RotatedByXLA(pallas_twin))
 BACKENDS = [
     *((variant, 4, XLA, 1) for variant in sorted(VARIANTS)),
     *((variant, 16, None, 1) for variant in sorted(VARIANTS)),

@@ -166,6 +166,19 @@ def test_a_kernel_moves_what_the_caller_says():
     assert count_traffic(call, lambda one, operands: Moved(operands[0].nbytes // 10, 7)).moved == Moved(4096, 7)
 
 
+def test_what_a_kernel_writes_in_place_is_no_copy():
+    """A result in the memory of an operand is not written anew; other results of the kernel are."""
+    call = program(
+        f"%x = f32[80,128]{ROW} parameter(0)",
+        f"%q = f32[8,128]{ROW} parameter(1)",
+        f'%y = (f32[80,128]{ROW}, f32[8,128]{ROW}) custom-call(%q, %x), custom_call_target="tpu_custom_call", '
+        "output_to_operand_aliasing={{0}: (1, {})}",
+    )
+
+    assert count_traffic(call).moved == Moved(4096, 4096)
+    assert count_traffic(call).copies({80 * 128}) == []
+
+
 def test_collectives_that_are_begun_and_awaited_count_once():
     """Of each kind, with what every chip has in the end; also inside of a fusion."""
     fused = computation(

@@ -13,10 +13,12 @@ from caching import attention, tpu_attention
 from caching.attention import PageTable
 from caching.metadata import PagedAttentionCacheMetaData
 from caching.page_dtype import as_read, as_stored, rounded
+from caching.pallas_attention import PallasAttention
 from caching.tpu_attention import TPUAttention, block_pages, holds_table, stored_heads
 from caching.tpu_chip import CHIPS
+from caching.tpu_kernels import JAX
 from engine import backend, build
-from engine.backend import RotatedByXLA, choose_backend, default_page_size, tpu_backend, xla_backend
+from engine.backend import RotatedByXLA, choose_backend, default_page_size, tpu_backend, tpu_kernel, xla_backend
 from engine.config import EngineConfig
 from engine.errors import ConfigurationError
 from engine.mesh import DeviceMesh
@@ -150,7 +152,7 @@ def test_a_page_table_that_the_kernel_has_no_room_for_is_refused(tmp_path, monke
     """Before any weight is read, naming what to change."""
     directory = build_checkpoint(tmp_path, "mistral", max_position_embeddings=2**19)
 
-    monkeypatch.setattr(build, "choose_backend", lambda page_size, head_dim, kv_dtype, devices: tpu_backend(V5E))
+    monkeypatch.setattr(build, "choose_backend", lambda *shape: tpu_backend(V5E, JAX))
 
     with pytest.raises(ConfigurationError, match=r"no room for the page table of max_num_seqs 2 .* raise page_size"):
         build.build_engine(
@@ -161,21 +163,42 @@ def test_a_page_table_that_the_kernel_has_no_room_for_is_refused(tmp_path, monke
     assert holds_table(64, 1024) and not holds_table(256, 1024) and not holds_table(2048, 1)
 
 
-def test_a_tpu_is_served_by_the_kernel(monkeypatch):
+def test_a_tpu_is_served_by_a_kernel(monkeypatch):
     """Where JAX finds a TPU that is known to us; on another XLA serves, and says so. Pages are longer on both."""
 
-    def choose(kind, kv_dtype=BFLOAT16):
+    def choose(kind, kv_dtype=BFLOAT16, asked="auto"):
         device = type("Device", (), {"device_kind": kind})()
         monkeypatch.setattr(backend.jax, "devices", lambda: [device])
-        return choose_backend(128, 64, kv_dtype)
+        return choose_backend(128, 64, kv_dtype, 1, 8, asked)
 
     monkeypatch.setattr(jax, "default_backend", lambda: "tpu")
+    chip = CHIPS["TPU v6 lite"]
 
-    assert choose("TPU v6 lite").attention == RotatedByXLA(TPUAttention(CHIPS["TPU v6 lite"]))
+    assert choose("TPU v6 lite").attention == RotatedByXLA(PallasAttention(chip))
+    assert choose("TPU v6 lite", asked="jax").attention == RotatedByXLA(TPUAttention(chip))
+    assert choose("TPU v6 lite", asked="xla").attention == xla_backend(BFLOAT16).attention
     assert choose("TPU v2").attention == xla_backend(BFLOAT16).attention and "TPU v2" in choose("TPU v2").description
     assert default_page_size() == 128
-    with pytest.raises(ConfigurationError, match=r"kv_cache_dtype int8 .* choose fp8"):
+    with pytest.raises(ConfigurationError, match=r"kv_cache_dtype int8 .* choose xla, or for kv_cache_dtype fp8"):
         choose("TPU v6 lite", np.dtype(np.int8))
+    with pytest.raises(ConfigurationError, match=r"attention_backend pallas is for TPU v4, .* not for TPU v2"):
+        choose("TPU v2", asked="pallas")
+
+
+@pytest.mark.parametrize(
+    ("kv_heads", "head_dim", "page_size", "kv_dtype", "first"),
+    [
+        (1, 128, 128, BFLOAT16, "pallas"),  # jax's kernel reads 2,048 tokens at once
+        (8, 128, 128, BFLOAT16, "pallas"),
+        (2, 64, 128, BFLOAT16, "pallas"),  # and heads padded to twice their width
+        (40, 128, 128, BFLOAT16, "pallas"),
+        (64, 128, 128, np.dtype(jnp.float8_e4m3fn), "jax"),  # a page is a block, and a granule has 32 tokens
+        (8, 128, 8, BFLOAT16, "jax"),  # no whole granule
+    ],
+)
+def test_the_kernel_that_moves_fewest_bytes_serves(kv_heads, head_dim, page_size, kv_dtype, first):
+    """Pages that are read, and what a token's way into its page takes, over rows of all lengths."""
+    assert tpu_kernel(V5E, page_size, kv_heads, head_dim, kv_dtype).name == first
 
 
 @pytest.mark.parametrize("topology", ["v5e:2x4", "v6e:2x4"])

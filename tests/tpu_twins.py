@@ -1,11 +1,10 @@
-"""What runs anywhere in the place of jax's attention kernel for TPUs, with its signature."""
+"""What runs anywhere in the place of the attention kernels for TPUs, with their signatures."""
 
 import jax
 import jax.numpy as jnp
 from jax.experimental.pallas.ops.tpu.ragged_paged_attention import ref_ragged_paged_attention
 
 from caching import attention
-from caching.attention import PageTable
 
 BLOCK_SIZES = {"num_kv_pages_per_block", "num_queries_per_block", "vmem_limit_bytes"}
 
@@ -20,12 +19,11 @@ def plain_twin(q, kv_pages, *table, sm_scale, sliding_window, k_scale=None, v_sc
     return jnp.pad(out, ((0, q.shape[0] - out.shape[0]), (0, 0), (0, 0)))
 
 
-def xla_twin(q, kv_pages, *table, sm_scale, sliding_window, k_scale=None, v_scale=None, **block_sizes):
-    """Our attention by XLA, over a copy of the pages turned as it reads them; can be compiled. Its scales are 1."""
-    assert {k_scale, v_scale} <= {None, 1.0}
-    assert block_sizes.keys() == BLOCK_SIZES
-    pages, page_size, combined, head_dim = kv_pages.shape
-    turned = kv_pages.reshape(pages, page_size, combined // 2, 2, head_dim).transpose(0, 2, 3, 1, 4)
-    return attention.ragged_paged_attention(
-        q, turned, PageTable(*table), sm_scale=sm_scale, sliding_window=sliding_window
-    )
+def pallas_twin(kv_pages, q, k, v, table, *, sm_scale, sliding_window):
+    """Our attention by XLA, over a copy of our kernel's pages turned as it reads them; quick to compile."""
+    pages, kv_heads, page_size, width = kv_pages.shape
+    halves = kv_pages.reshape(pages, kv_heads, page_size, 2, width // 2).transpose(0, 1, 3, 2, 4)
+    own = halves[..., : q.shape[-1]]
+    own, out = attention.paged_attention(own, q, k, v, table, sm_scale=sm_scale, sliding_window=sliding_window)
+    halves = halves.at[..., : q.shape[-1]].set(own)
+    return halves.transpose(0, 1, 3, 2, 4).reshape(kv_pages.shape), out

@@ -1,4 +1,4 @@
-"""What a request is called: in the answer's header and body, and in the log, which has a line for each."""
+"""What a request is called: in the answer's header and body, and in the log, where what only looks is for debugging."""
 
 import logging
 import re
@@ -54,7 +54,9 @@ def request_id_of(request: Request) -> str:
 def _log(scope: Scope, name: str, status: int, seconds: float) -> None:
     caller = scope["state"].get("caller")
     who = (caller and caller.name) or (scope.get("client") or ("",))[0]
-    logger.info(
+    looked = scope["method"] == "GET" and status < 400  # as a page or Prometheus does all the time
+    logger.log(
+        logging.DEBUG if looked else logging.INFO,
         "%s %s %s: %d in %.3f s, request %s",
         who,
         scope["method"],

@@ -24,6 +24,7 @@ from ipc.errors import AddressError, AddressInUse
 from ipc.gateway.app import make_app
 from ipc.gateway.callers import Callers
 from ipc.gateway.daemons import Daemon, Daemons
+from ipc.gateway.protocol import Protocol
 from ipc.logs import configure_logging
 from ipc.systemd import notify
 
@@ -111,6 +112,7 @@ def _config(app: Starlette, drain_timeout: float, tls: dict[str, Any]) -> uvicor
         app,
         log_config=None,
         access_log=False,  # ours has the request's name
+        http=Protocol,
         lifespan="on",
         ws="none",
         server_header=False,

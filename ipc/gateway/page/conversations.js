@@ -43,7 +43,8 @@ export class Conversations {
   #read(key) {
     try {
       const read = JSON.parse(this.#storage.getItem(key));
-      return Array.isArray(read.messages) ? read : null;
+      const whole = typeof read.id === "string" && Array.isArray(read.messages) && read.settings instanceof Object;
+      return whole ? read : null;
     } catch (error) {
       console.warn(`${key} is not a conversation`, error);
       return null;
