@@ -83,6 +83,14 @@ class Connection:
             raise ConnectFailed(f"this client has not been connected to {self._address} yet")
         return self._welcome
 
+    @property
+    def is_up(self) -> bool:
+        """Whether a daemon is connected, as far as the thread has noticed; ``welcome`` is then its word."""
+        session = self._session
+        if session is None or session.lost is not None or self._ended:
+            return False
+        return session.welcome is self._welcome is not None
+
     def connect(self, put: Put) -> Call:
         """Ask for no more than to be connected; Welcome is put."""
         return self._call(self._new_request_id(), b"", put)
