@@ -9,6 +9,8 @@ from scripts.gateway_checks import aiperf, lm_evaluation, schemathesis
 from scripts.gateway_checks.program import CheckFailed
 from scripts.processes import end_on_sigterm, odriver
 
+QUIET = ("--log-level", "warning")
+
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one of them, or all; the exit code."""
@@ -17,8 +19,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     with tempfile.TemporaryDirectory(prefix="odriver-") as directory:
         address = f"ipc://{directory}/o.sock"
         with (
-            odriver("serve", "--bind", address, "--log-level", "warning"),
-            odriver("gateway", "--connect", address, "--port", "0") as web,
+            odriver("serve", "--bind", address, *QUIET),
+            odriver("gateway", "--connect", address, "--port", "0", *QUIET) as web,
         ):
             try:
                 _check(web.status, options)
