@@ -226,9 +226,8 @@ class oEngine:
         self._failed_steps += 1
         self._failures_in_a_row += 1
         if self._failures_in_a_row == self._max_failures_in_a_row:
-            raise DeviceError(
-                f"{self._failures_in_a_row} steps in a row failed, the last one by: {failure}"
-            ) from failure
+            many = f"{self._failures_in_a_row} steps in a row failed, the last one by"
+            raise DeviceError(f"{many if self._failures_in_a_row > 1 else 'a step failed'}: {failure}") from failure
         self._in_flight.clear()
         why = f"a step failed on the device ({failure}), and this request was in it; the daemon goes on: send it again"
         outputs = self._fail(plan.sequences, why)
