@@ -119,8 +119,8 @@ class SamplingParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
         _require(0 <= self.min_p <= 1, "min_p", "from 0 to 1", self.min_p)
         _require(-2 <= self.presence_penalty <= 2, "presence_penalty", "from -2 to 2", self.presence_penalty)
         _require(-2 <= self.frequency_penalty <= 2, "frequency_penalty", "from -2 to 2", self.frequency_penalty)
-        repetition = self.repetition_penalty
-        _require(0 < repetition <= 10, "repetition_penalty", "above 0 and at most 10", repetition)
+        repetition = self.repetition_penalty  # divided by much less, logits would be infinite
+        _require(0.01 <= repetition <= 10, "repetition_penalty", "from 0.01 to 10", repetition)
         _require(self.seed is None or 0 <= self.seed <= MAX_SEED, "seed", f"from 0 to {MAX_SEED}", self.seed)
 
     def _check_tokens(self) -> None:

@@ -78,6 +78,8 @@ class AsyncClient:
 
     async def connect(self) -> Welcome:
         """Be connected, anew if need be; what the daemon says of itself. Raises ConnectFailed if none answers."""
+        if self._connection.is_up:
+            return self.welcome
         welcome = await self._outcome_of(self._connection.connect)
         assert isinstance(welcome, Welcome)
         return welcome

@@ -116,6 +116,8 @@ class Client:
 
     def connect(self) -> Welcome:
         """Be connected, anew if need be; what the daemon says of itself. Raises ConnectFailed if none answers."""
+        if self._connection.is_up:
+            return self.welcome
         welcome = _outcome_of(self._connection.connect)
         assert isinstance(welcome, Welcome)
         return welcome

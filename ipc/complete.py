@@ -95,7 +95,7 @@ def _add_distribution(parser: argparse.ArgumentParser) -> None:
         "--repetition-penalty",
         type=float,
         metavar="F",
-        help="makes less likely what prompt or output have, above 0 to 10; 1 is none (default: 1)",
+        help="makes less likely what prompt or output have, 0.01 to 10; 1 is none (default: 1)",
     )
 
 

@@ -83,6 +83,14 @@ class Connection:
             raise ConnectFailed(f"this client has not been connected to {self._address} yet")
         return self._welcome
 
+    @property
+    def is_up(self) -> bool:
+        """Whether a daemon is connected, as far as the thread has noticed; ``welcome`` is then its word."""
+        session = self._session
+        if session is None or session.lost is not None or self._ended:
+            return False
+        return session.welcome is self._welcome is not None
+
     def connect(self, put: Put) -> Call:
         """Ask for no more than to be connected; Welcome is put."""
         return self._call(self._new_request_id(), b"", put)
@@ -102,15 +110,15 @@ class Connection:
         request_id = self._new_request_id()
         generate = Generate(request_id, prompt, messages, tools or [], chat_template_kwargs or {}, params, stream)
         if self._resume_timeout is None:
-            return self._call(request_id, encode(generate), put)
+            return self._call(request_id, _frame(generate), put)
         # Streamed in any case, as what has come need not come again.
-        frame = encode(msgspec.structs.replace(generate, params=with_seed(params), stream=True))
+        frame = _frame(msgspec.structs.replace(generate, params=with_seed(params), stream=True))
         return self._call(request_id, frame, put, Resumption(frame, time.monotonic()))
 
     def ask(self, put: Put, message_of: Callable[[str], Tokenize | Detokenize | TokenizerInfo]) -> Call:
         """Ask what is answered at once, given the request id; the answer is put."""
         request_id = self._new_request_id()
-        return self._call(request_id, encode(message_of(request_id)), put)
+        return self._call(request_id, _frame(message_of(request_id)), put)
 
     def _new_request_id(self) -> str:
         return str(next(self._serials))
@@ -288,6 +296,16 @@ class Connection:
         if self._session is not None:
             self._session.close()
         self._context.term()
+
+
+def _frame(message: Generate | Tokenize | Detokenize | TokenizerInfo) -> bytes:
+    """Raises RequestFailed for numbers that no message holds, such as come out of JSON."""
+    try:
+        return encode(message)
+    except OverflowError as error:
+        raise RequestFailed(
+            "invalid_request", "a number is too large: integers are from -2**63 to 2**64 - 1"
+        ) from error
 
 
 def _problem(call: Call, welcome: Welcome) -> OdriverError | None:

@@ -269,7 +269,7 @@ _NOT_A_MESSAGE = (ValueError, RecursionError)
 
 
 def encode(message: ClientMessage | ControlMessage | ServerMessage) -> bytes:
-    """One frame. Raises TypeError or ValueError where a field holds what msgpack cannot."""
+    """One frame. Raises TypeError, ValueError or OverflowError where a field holds what msgpack cannot."""
     return _encoder.encode(message)
 
 

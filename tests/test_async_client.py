@@ -200,6 +200,24 @@ def test_without_a_daemon_connecting_fails_in_words(address: str) -> None:
     asyncio.run(use())
 
 
+def test_connecting_again_finds_who_is_there(address: str) -> None:
+    """As long as a daemon stays it says the same, and the next one speaks for itself."""
+
+    async def use() -> None:
+        client = AsyncClient(address, timeout=0.1)
+        for model in ("parrot", "owl"):
+            with serving(address, FakeDriver(), model=model):
+                welcome = await client.connect()
+                assert welcome.model == model and await client.connect() is welcome
+            with pytest.raises((ConnectFailed, ConnectionLost)):
+                while True:  # until it has noticed
+                    await client.connect()
+                    await asyncio.sleep(0)
+        await client.close()
+
+    asyncio.run(asyncio.wait_for(use(), PATIENCE))
+
+
 def test_a_daemon_that_goes_away_fails_what_is_open(address: str) -> None:
     """And the next request finds the next daemon."""
 

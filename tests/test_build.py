@@ -179,14 +179,15 @@ def test_a_pool_that_the_device_refuses_is_made_smaller(directory, monkeypatch, 
     assert (engine.stats().generated_tokens, engine.stats().failed_steps) == (9, 0)
 
 
-def test_num_pages_that_the_device_refuses_are_a_mistake_to_be_told(directory, monkeypatch):
-    """What was asked for is not made smaller; the message has the arithmetic and the setting."""
+@pytest.mark.parametrize("devices", [1, 2])
+def test_num_pages_that_the_device_refuses_are_a_mistake_to_be_told(directory, monkeypatch, devices):
+    """What was asked for is not made smaller, on one device or several; the message has the arithmetic and the setting."""
     refuse_above(monkeypatch, allocation=32)
 
     with pytest.raises(
         ConfigurationError, match=r"33 pages \([0-9,]+ bytes\) beside [0-9,]+ bytes of weights.*lower num_pages"
     ):
-        build_engine(build_config(directory, num_pages=33), lambda progress: None)
+        build_engine(build_config(directory, num_pages=33, tensor_parallel_size=devices), lambda progress: None)
 
 
 def test_a_device_that_refuses_every_pool_is_a_mistake_to_be_told(directory, monkeypatch):

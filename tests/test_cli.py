@@ -98,7 +98,7 @@ def test_complete_lists_every_parameter_with_its_range() -> None:
 
     for name in {*SamplingParams.__struct_fields__, *structured_outputs.FLAGS} - {"structured_outputs"}:
         assert f"--{name.replace('_', '-')}" in listed
-    for words in ("1 or more", "0 to 100", "-2 to 2", "above 0 to 10", "-100 to 100", "0 to 20", "1 to 64"):
+    for words in ("1 or more", "0 to 100", "-2 to 2", "0.01 to 10", "-100 to 100", "0 to 20", "1 to 64"):
         assert words in listed
 
 

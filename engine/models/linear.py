@@ -109,9 +109,10 @@ def dense(
         weight = kernel[...]
         out = kernel.out if isinstance(kernel, FlatKernel) else weight.shape[1:]
         matrix = weight.reshape(weight.shape[0], -1).astype(x.dtype)
-        flat = jnp.matmul(x, matrix, preferred_element_type=x.dtype if scale is None else np.float32)
+        flat = jnp.matmul(x, matrix, preferred_element_type=np.float32)  # asked for less, XLA:TPU would turn the kernel
     if scale is not None:
-        flat = (flat * scale[...].reshape((1,) * (x.ndim - 1) + (-1,))).astype(x.dtype)
+        flat = flat * scale[...].reshape((1,) * (x.ndim - 1) + (-1,))
+    flat = flat.astype(x.dtype)
     whole = (flat if axis is None else jax.lax.psum(flat, axis)).reshape(*x.shape[:-1], *out)
     return whole if bias is None else whole + bias[...].astype(whole.dtype).reshape((1,) * (x.ndim - 1) + out)
 

@@ -32,7 +32,7 @@ _RANGES: dict[str, dict[str, Any]] = {
     "min_p": {"minimum": 0, "maximum": 1},
     "presence_penalty": {"minimum": -2, "maximum": 2},
     "frequency_penalty": {"minimum": -2, "maximum": 2},
-    "repetition_penalty": {"exclusiveMinimum": 0, "maximum": 10},
+    "repetition_penalty": {"minimum": 0.01, "maximum": 10},
     "seed": {"minimum": 0, "maximum": limits.MAX_SEED},
     "priority": {"minimum": -limits.MAX_PRIORITY, "maximum": limits.MAX_PRIORITY},
     "timeout_s": {"exclusiveMinimum": 0, "maximum": limits.MAX_TIMEOUT},

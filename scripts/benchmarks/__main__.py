@@ -17,6 +17,7 @@ from scripts.benchmarks.daemon import DaemonFailed
 from scripts.benchmarks.fairness import measure_fairness
 from scripts.benchmarks.figure import Figure
 from scripts.benchmarks.fuzz import FRAMES, measure_fuzz
+from scripts.benchmarks.gateway import GatewayLeaks, gateway_to, measure_gateway
 from scripts.benchmarks.grammar import measure_grammar
 from scripts.benchmarks.host import measure_host, measure_streams
 from scripts.benchmarks.limits import limit_figures, measure_limits
@@ -65,7 +66,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for figure in options.measure(options):
             figures.append(figure)
             console.print(f"  {figure.benchmark}: {figure.name}: {figure.value:,.4g} {figure.unit}", highlight=False)
-    except (ChaosFailed, ChildFailed, DaemonFailed, SoakFailed) as error:
+    except (ChaosFailed, ChildFailed, DaemonFailed, GatewayLeaks, SoakFailed) as error:
         print(f"scripts/bench: {error}", file=sys.stderr)
         return 1
     show(figures, console)
@@ -108,6 +109,7 @@ def _parser() -> argparse.ArgumentParser:
         ("random", _random, "2,000 requests of random lengths and parameters, and what was compiled for them"),
         ("host", _host, "the host's time for a step of a model that is nothing"),
         ("sampling", _sampling, "what each variant of sampling costs a step of 64 rows, beside greedy"),
+        ("gateway", _gateway, "what HTTP costs beside our own client, and that who hangs up leaves nothing behind"),
         ("grammar", _grammar, "what one row that follows a schema costs 63 others"),
         ("startup", _startup, "from the process's start to READY, with an empty compilation cache and a full one"),
         ("chaos", _chaos, "daemon, clients and batches killed at random points, and that nobody can tell"),
@@ -161,7 +163,7 @@ def _add_arguments(command: argparse.ArgumentParser, name: str) -> None:
     if name in ("all", "serve", "prefill"):
         add("--vs", choices=["transformers"], help="measure this beside ours, in turns")
         add("--torch-python", metavar="PATH", help="a Python that has torch and transformers, for --vs")
-    if name in ("all", "serve", "prefill", "random", "grammar", "startup"):
+    if name in ("all", "serve", "prefill", "random", "gateway", "grammar", "startup"):
         add("--settings", default="", metavar="S", help='flags for the daemon: --settings="--run-ahead 0"')
 
 
@@ -209,6 +211,14 @@ def _host(options: argparse.Namespace) -> Iterator[Figure]:
 
 def _sampling(options: argparse.Namespace) -> Iterator[Figure]:
     yield from measure_sampling(options.repeat)
+
+
+def _gateway(options: argparse.Namespace) -> Iterator[Figure]:
+    for model in _models(options):
+        directory = model_directory(model)
+        prompts = Prompts(size_of(directory).vocabulary)
+        with gateway_to(directory, shlex.split(options.settings)) as gateway:
+            yield from measure_gateway(model, prompts, gateway, options.repeat)
 
 
 def _grammar(options: argparse.Namespace) -> Iterator[Figure]:
