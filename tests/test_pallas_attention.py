@@ -154,7 +154,7 @@ def test_the_kernel_agrees_with_the_other_attentions():
 
     _, out = _ours(as_ours(pages), q, k, v, table, sm_scale=0.3, **options)
 
-    _, by_xla = _xla(pages, q, k, v, table, sm_scale=0.3, kv_dtype=np.dtype(pages.dtype), **options)
+    _, by_xla = _xla(pages.view(np.uint16), q, k, v, table, sm_scale=0.3, kv_dtype=np.dtype(pages.dtype), **options)
     _, by_jax = TPUAttention(V5E, plain_twin)(jnp.asarray(for_jax), q, k, v, table, sm_scale=0.3, **options)
     for other in (by_xla, by_jax):
         np.testing.assert_allclose(np.float32(out)[:21], np.float32(other)[:21], atol=tolerance, rtol=tolerance)
