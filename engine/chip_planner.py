@@ -1,5 +1,6 @@
-"""Finds out what serving on a TPU would be like, without one: libtpu compiles the steps that the daemon would run."""
+"""Finds out what serving on TPUs would be like, without one: libtpu compiles all that the daemon would."""
 
+import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -7,120 +8,75 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 import numpy as np
+from flax import nnx
 from jax import Device
 
 from caching.metadata import PagedAttentionCacheMetaData, pages_for
 from caching.tpu_chip import CHIPS, Chip
 from caching.tpu_kernels import TPUKernel
-from engine.backend import TPU_PAGE_SIZE, tpu_backend, tpu_kernel
-from engine.buckets import covering_buckets
-from engine.build import asked_context, check_page_table, fitting_context, page_dtype, weight_bytes
+from engine.backend import SMALLEST_ACCELERATOR_STEP
+from engine.build import asked_context, check_page_table, fitting_context
+from engine.chip_fit import ChipFit
 from engine.chip_plan import ChipPlan, DecodeStep, Roofline, batch_sizes
-from engine.compiled_bucket import CompiledStep, StepArrays
+from engine.compiled_function import CompiledProgram, LargeArrays
 from engine.config import EngineConfig
 from engine.errors import ConfigurationError
-from engine.execution_manager import StepShapes
-from engine.memory import ACCELERATOR_UTILIZATION, CachePlanner
+from engine.execution_manager import ExecutionManager, StepShapes
+from engine.hlo_traffic import Moved, Traffic
+from engine.ici import exchanges_seconds
+from engine.lowering import Compilation
 from engine.mesh import DeviceMesh
-from engine.model_step import ModelStep
+from engine.models.config import ModelConfig
 from engine.models.families import read_config_file
+from engine.models.sharding import most_devices, spread
 from engine.models.weights import abstract_decoder
 from engine.progress import Progress
-from engine.topology import chips_of, compiling_for
+from engine.sampler import SamplingVariant
+from engine.topology import chips_of
 
 Report = Callable[[Progress], None]
 
 
-def plan_chip(config: EngineConfig, path: Path, topology: str, tokens_a_sequence: int, report: Report) -> ChipPlan:
-    """Compile the steps that a daemon would for one chip of a topology. ``path`` is a config.json; no weights are needed.
+def plan_chips(config: EngineConfig, path: Path, topology: str, tokens_a_sequence: int, report: Report) -> ChipPlan:
+    """Compile what a daemon would for chips of a topology. ``path`` is a config.json; no weights are needed.
 
     Raises ConfigurationError, with the arithmetic, where the model does not fit.
     """
-    return _Planner(config, path, chips_of(topology)[0]).plan(str(path), topology, tokens_a_sequence, report)
-
-
-class _Planner:
-    def __init__(self, config: EngineConfig, path: Path, device: Device) -> None:
-        self._config, self._device = config, device
-        self._chip = _known(device)
-        self._model, self._dtype = read_config_file(path), np.dtype(config.dtype or jnp.bfloat16)
-        self._kv_dtype = page_dtype(config, self._dtype)
-        page_size = config.page_size or TPU_PAGE_SIZE
-        heads = self._model.num_kv_heads, self._model.head_dim
-        self._kernel = tpu_kernel(self._chip, page_size, *heads, self._kv_dtype, config.attention_backend)
-        self._backend = tpu_backend(self._chip, self._kernel)
-        self._weights = weight_bytes(config, self._model, self._dtype)
-        self._budget = int(self._chip.hbm_bytes * (config.hbm_utilization or ACCELERATOR_UTILIZATION))
-        self._cache = CachePlanner(
-            config,
-            self._model,
-            asked_context(config, self._model),
-            self._backend.one_page(self._model, page_size, self._kv_dtype),
-            self._weights,
-            self._budget,
-        )
-
-    def plan(self, name: str, topology: str, tokens_a_sequence: int, report: Report) -> ChipPlan:
-        shapes = self._shapes(self._cache.plan())
-        check_page_table(self._config, self._backend, shapes.pages_per_seq)
-        steps = self._compile(shapes, report)
-        self._cache.count_scratch(max(step.bucket.scratch_bytes for step in steps))
-        shapes = self._shapes(self._cache.plan())
-        tokens = min(tokens_a_sequence, shapes.max_model_len)
-        return ChipPlan(
-            model=name,
-            topology=topology,
-            chip=self._device.device_kind,
-            hbm=self._chip.hbm_bytes,
-            budget=self._budget,
-            weights=self._weights,
-            scratch=self._cache.reserved,
-            pages=shapes.cache.num_bytes,
-            num_pages=shapes.cache.num_pages,
-            page_size=shapes.cache.page_size,
-            context_tokens=shapes.cache.num_usable_tokens,
-            max_model_len=shapes.max_model_len,
-            tokens_a_sequence=tokens,
-            buckets=[step.bucket for step in steps],
-            decode=self._decode(steps, shapes, tokens),
-        )
-
-    def _shapes(self, cache: PagedAttentionCacheMetaData) -> StepShapes:
-        context = fitting_context(self._config, asked_context(self._config, self._model), cache)
-        return StepShapes(
-            self._config.max_num_seqs, self._config.max_num_batched_tokens, context, cache, self._backend.smallest_step
-        )
-
-    def _compile(self, shapes: StepShapes, report: Report) -> list[CompiledStep]:
-        """The steps of the buckets that are reckoned with, ascending."""
-        mesh = DeviceMesh((self._device,))
-        arrange = partial(self._backend.arrange, activations=self._dtype if self._config.quantization else None)
-        decoder = abstract_decoder(self._model, self._dtype, mesh=mesh, arrange=arrange)
-        step = ModelStep(decoder, self._backend, shapes.cache, shapes.max_num_seqs, mesh)
-        cache = self._backend.abstract_cache(shapes.cache, mesh)
-        weights = [jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for leaf in step.weights]
-        arrays = StepArrays(tuple(weights), tuple(jax.tree.leaves(cache)), self._model.num_layers)
-        buckets = sorted({*covering_buckets(shapes.buckets), *batch_sizes(shapes.max_num_seqs)})
-        compiled = []
-        for done, tokens in enumerate(buckets):
-            report(Progress("compiling", done, len(buckets), "functions"))
-            with compiling_for(mesh):
-                lowered = step.lower(shapes.layout(tokens))
-            compiled.append(CompiledStep(tokens, lowered, arrays))
-        report(Progress("compiling", len(buckets), len(buckets), "functions"))
-        return compiled
-
-    def _decode(self, steps: list[CompiledStep], shapes: StepShapes, tokens: int) -> list[DecodeStep]:
-        """Of as many sequences as there are pages for, each in the smallest bucket that holds them."""
-        weights = np.dtype(self._config.quantization or self._dtype)
-        roofline = Roofline(self._chip, self._model, weights, self._kv_dtype, self._weights)
-        read = pages_read(self._kernel, self._chip, shapes, tokens)
-        found = []
-        for sequences in batch_sizes(shapes.max_num_seqs):
-            if sequences * pages_for(tokens, shapes.cache.page_size) <= shapes.cache.num_usable_pages:
-                step = next(step for step in steps if step.bucket.tokens >= sequences)
-                found.append(roofline.step(sequences, tokens, step.moved(sequences * read)))
-        return found
+    devices = chips_of(topology)
+    chip = _known(devices[0])
+    model = _split(config, read_config_file(path), len(devices))
+    fit = ChipFit(config, model, chip, np.dtype(config.dtype or jnp.bfloat16))
+    fit.check(len(devices))
+    cache = fit.planner()
+    mesh = DeviceMesh(tuple(devices[: model.tensor_parallel_size]))
+    shapes = _shapes(config, model, cache.plan())
+    check_page_table(config, fit.backend, shapes.pages_per_seq)
+    begun = time.perf_counter()
+    programs = _compile(fit, mesh, shapes, report)
+    seconds = time.perf_counter() - begun
+    cache.count_scratch(max(one.report.scratch_bytes for one in programs))
+    shapes = _shapes(config, model, cache.plan())
+    tokens = min(tokens_a_sequence, shapes.max_model_len)
+    return ChipPlan(
+        model=str(path),
+        topology=topology,
+        chip=devices[0].device_kind,
+        chips=len(devices),
+        tensor_parallel_size=mesh.size,
+        hbm=chip.hbm_bytes,
+        budget=fit.budget,
+        weights=fit.weights,
+        scratch=cache.reserved,
+        pages=shapes.cache.num_bytes,
+        num_pages=shapes.cache.num_pages,
+        page_size=shapes.cache.page_size,
+        context_tokens=shapes.cache.num_usable_tokens,
+        max_model_len=shapes.max_model_len,
+        tokens_a_sequence=tokens,
+        functions=[one.report for one in programs],
+        compile_seconds=seconds,
+        decode=_decode(fit, programs, shapes, tokens),
+    )
 
 
 def pages_read(kernel: TPUKernel, chip: Chip, shapes: StepShapes, tokens: int) -> int:
@@ -134,3 +90,63 @@ def _known(device: Device) -> Chip:
     if device.device_kind not in CHIPS:
         raise ConfigurationError(f"nothing is known of {device.device_kind}: known are {', '.join(CHIPS)}")
     return CHIPS[device.device_kind]
+
+
+def _split(config: EngineConfig, model: ModelConfig, chips: int) -> ModelConfig:
+    asked = config.tensor_parallel_size
+    if asked is not None and asked > chips:
+        raise ConfigurationError(
+            f"tensor_parallel_size {asked} is more than the {chips} chips of the topology: lower it"
+        )
+    return spread(model, asked or most_devices(model, chips))
+
+
+def _shapes(config: EngineConfig, model: ModelConfig, cache: PagedAttentionCacheMetaData) -> StepShapes:
+    context = fitting_context(config, asked_context(config, model), cache)
+    return StepShapes(config.max_num_seqs, config.max_num_batched_tokens, context, cache, SMALLEST_ACCELERATOR_STEP)
+
+
+def _compile(fit: ChipFit, mesh: DeviceMesh, shapes: StepShapes, report: Report) -> list[CompiledProgram]:
+    """All that a daemon compiles before it is READY, in the order in which it is done."""
+    backend, model = fit.backend, fit.model
+    arrange = partial(backend.arrange, activations=fit.dtype if fit.config.quantization else None)
+    decoder = abstract_decoder(model, fit.dtype, mesh=mesh, arrange=arrange)
+    logits = jax.ShapeDtypeStruct((shapes.max_num_seqs, model.padded_vocab_size), jnp.float32)
+    pages = jax.tree.leaves(backend.abstract_cache(shapes.cache, mesh))
+    arrays = LargeArrays(tuple(jax.tree.leaves(nnx.state(decoder))), tuple(pages), logits, model.num_layers)
+    programs: list[CompiledProgram] = []
+
+    def hear(compilation: Compilation) -> None:
+        programs.append(CompiledProgram(compilation, arrays))
+
+    manager = ExecutionManager(decoder, shapes, backend, mesh, hear=hear)
+    manager.compile(report, staged=fit.config.staged_readiness)
+    return programs
+
+
+def _decode(fit: ChipFit, programs: list[CompiledProgram], shapes: StepShapes, tokens: int) -> list[DecodeStep]:
+    """Of as many sequences as there are pages for, each in the smallest bucket that holds them, and the greedy sampler."""
+    roofline, read = (
+        Roofline(fit.chip, fit.model, fit.stored_dtype, fit.kv_dtype, fit.weights),
+        pages_read(fit.kernel, fit.chip, shapes, tokens),
+    )
+    pages = pages_for(tokens, shapes.cache.page_size)
+    found = []
+    for sequences in batch_sizes(shapes.max_num_seqs):
+        if sequences * pages <= shapes.cache.num_usable_pages:
+            step = _smallest(programs, "step", sequences).traffic(sequences * read)
+            sampler = _smallest(programs, SamplingVariant.GREEDY.value, sequences).traffic(0)
+            found.append(_step(roofline, sequences, tokens, step, sampler))
+    return found
+
+
+def _step(roofline: Roofline, sequences: int, tokens: int, *traffic: Traffic) -> DecodeStep:
+    collectives = [one for each in traffic for one in each.collectives]
+    seconds = exchanges_seconds(collectives, roofline.chip, roofline.model.tensor_parallel_size)
+    return roofline.step(sequences, tokens, sum((each.moved for each in traffic), Moved()), seconds)
+
+
+def _smallest(programs: list[CompiledProgram], name: str, rows: int) -> CompiledProgram:
+    """The function that such a step would run in."""
+    found = [one for one in programs if one.report.name == name and one.report.size >= rows and one.report.readable]
+    return min(found, key=lambda one: one.report.size)

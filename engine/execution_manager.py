@@ -16,7 +16,7 @@ from caching.metadata import PagedAttentionCacheMetaData, pages_for
 from caching.paged_attention_cache import PagedAttentionCache
 from engine.backend import Backend
 from engine.buckets import covering_buckets, sampling_rows, token_buckets
-from engine.lowering import lower
+from engine.lowering import Hear, compile_lowered, hear_nothing, lower
 from engine.mesh import DeviceMesh
 from engine.model_io import StepLayout
 from engine.model_step import ModelStep, scratch_bytes
@@ -71,14 +71,16 @@ class ExecutionManager:
     Executables refuse other shapes than their own, so nothing can compile behind our back later.
     """
 
-    def __init__(self, decoder: Decoder, shapes: StepShapes, backend: Backend, mesh: DeviceMesh) -> None:
+    def __init__(
+        self, decoder: Decoder, shapes: StepShapes, backend: Backend, mesh: DeviceMesh, hear: Hear = hear_nothing
+    ) -> None:
         self._step = ModelStep(decoder, backend, shapes.cache, shapes.max_num_seqs, mesh)
-        self._mesh = mesh
+        self._mesh, self._hear = mesh, hear
         self.weights = self._step.weights
-        self.sampling = SamplingFunctions(shapes.max_num_seqs, decoder.config.vocab_size, mesh)
+        self.sampling = SamplingFunctions(shapes.max_num_seqs, decoder.config.vocab_size, mesh, hear)
         self._layouts = {tokens: shapes.layout(tokens) for tokens in shapes.buckets}
         self._forward: dict[int, Forward] = {}
-        self._head = [param[...] for param in decoder.head_and_scale]
+        self._head = [param.get_value() for param in decoder.head_and_scale]
         self._take_hidden: dict[int, TakeHidden] = {}
         self._prompt_logprobs: Callable[[list[Array], Array, NDArray[np.int32]], Array] | None = None
         self._scratch: list[int] = []
@@ -150,9 +152,11 @@ class ExecutionManager:
         lowered = self._step.lower(layout)
         hidden = self._mesh.shapes(lowered.out_info[2])
         places = self._mesh.shapes(jax.ShapeDtypeStruct((PROMPT_BLOCK,), np.int32))
-        self._take_hidden[layout.tokens] = lower(lambda hidden, at: hidden[at], hidden, places).compile()
-        self._forward[layout.tokens] = compiled = lowered.compile()
+        take_hidden = lower(lambda hidden, at: hidden[at], hidden, places)
+        self._take_hidden[layout.tokens] = compile_lowered(take_hidden, "take hidden", layout.tokens, self._hear)
+        self._forward[layout.tokens] = compiled = compile_lowered(lowered, "step", layout.tokens, self._hear)
         self._scratch.append(scratch_bytes(compiled))
 
     def _compile_prompt_logprobs(self) -> None:
-        self._prompt_logprobs = self._step.lower_prompt_logprobs(PROMPT_BLOCK).compile()
+        lowered = self._step.lower_prompt_logprobs(PROMPT_BLOCK)
+        self._prompt_logprobs = compile_lowered(lowered, "prompt logprobs", PROMPT_BLOCK, self._hear)

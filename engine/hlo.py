@@ -107,6 +107,10 @@ class Program:
     entry: Computation
 
 
+EMPTY = Program({}, Computation({}, Instruction("", "tuple", (), "", "")))
+"""That does nothing."""
+
+
 def parse_program(text: str) -> Program:
     """Raises ValueError where that is no program."""
     computations: dict[str, Computation] = {}

@@ -72,7 +72,7 @@ class ModelStep:
             logits = without_padding(to_logits(hidden, *params), decoder.config)
             return compute_logprobs(logits, token_ids, Vocabulary(self._mesh.axis), decoder.config.vocab_size)
 
-        head = [_shape(param[...]) for param in decoder.head_and_scale]
+        head = [_shape(param.get_value()) for param in decoder.head_and_scale]
         one = jax.eval_shape(
             look_up, decoder.embedding, jax.ShapeDtypeStruct((1,), np.int32), scale=decoder.embedding_scale
         )

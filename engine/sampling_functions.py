@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from engine.logit_bias import LogitBias, apply_bias, neutral_bias
 from engine.logprobs import compute_logprobs
-from engine.lowering import lower
+from engine.lowering import Hear, compile_lowered, hear_nothing, lower
 from engine.mesh import COPY, LOGITS, TP, DeviceMesh
 from engine.model_io import StepLayout
 from engine.models.config import padded_vocab_size
@@ -50,10 +50,10 @@ Write = Callable[[State, np.int32, State], State]
 class SamplingFunctions:
     """Compiles ahead of time; executables refuse other shapes than their own."""
 
-    def __init__(self, max_num_seqs: int, num_tokens: int, mesh: DeviceMesh) -> None:
+    def __init__(self, max_num_seqs: int, num_tokens: int, mesh: DeviceMesh, hear: Hear = hear_nothing) -> None:
         self._num_slots = max_num_seqs + 1
         self._num_tokens = num_tokens
-        self._mesh = mesh
+        self._mesh, self._hear = mesh, hear
         self._vocabulary = Vocabulary(mesh.axis)
         self.vocab_size = vocab_size = padded_vocab_size(num_tokens, mesh.size)
         """Columns of logits; those past the model's own are drawn by nobody."""
@@ -118,14 +118,15 @@ class SamplingFunctions:
         key = self._mesh.shapes(jax.eval_shape(lambda: jax.random.key(0)))
         on_each = self._mesh.on_each(draw, (LOGITS, COPY, COPY, COPY), COPY)
         lowered = lower(on_each, *self._arguments(layout), key, donate=1)
-        self._sample[layout.rows, variant] = lowered.compile()
+        self._sample[layout.rows, variant] = compile_lowered(lowered, variant.value, layout.rows, self._hear)
 
     def _compile_bias(self, layout: StepLayout) -> None:
         def bias(state: LogitBias, logits: Array, last_token: Array, sampling: Array) -> tuple[LogitBias, Array]:
             slots, num_tokens = layout.take(sampling, "bias_slots"), layout.take(sampling, "kv_lens")
             return apply_bias(logits, state, slots, last_token, num_tokens, self._vocabulary)
 
-        self._bias[layout.rows] = self._lower_change(bias, neutral_bias(self.vocab_size), layout).compile()
+        lowered = self._lower_change(bias, neutral_bias(self.vocab_size), layout)
+        self._bias[layout.rows] = compile_lowered(lowered, "bias", layout.rows, self._hear)
 
     def _compile_penalize(self, layout: StepLayout) -> None:
         def penalize(state: Penalties, logits: Array, last_token: Array, sampling: Array) -> tuple[Penalties, Array]:
@@ -133,18 +134,20 @@ class SamplingFunctions:
             return apply_penalties(logits, state, slots, last_token, num_tokens, self._vocabulary)
 
         lowered = self._lower_change(penalize, neutral_penalties(self.vocab_size), layout)
-        self._penalize[layout.rows] = lowered.compile()
+        self._penalize[layout.rows] = compile_lowered(lowered, "penalties", layout.rows, self._hear)
 
     def _compile_mask(self, layout: StepLayout) -> None:
         masks = self._mesh.shapes(jax.ShapeDtypeStruct((layout.rows, mask_words(self.vocab_size)), np.int32))
         on_each = self._mesh.on_each(partial(mask_logits, vocabulary=self._vocabulary), (LOGITS, COPY), LOGITS)
-        self._mask[layout.rows] = lower(on_each, self._arguments(layout)[0], masks).compile()
+        lowered = lower(on_each, self._arguments(layout)[0], masks)
+        self._mask[layout.rows] = compile_lowered(lowered, "mask", layout.rows, self._hear)
 
     def _compile_logprobs(self, layout: StepLayout) -> None:
         logits, token_ids = self._arguments(layout)[0], jax.ShapeDtypeStruct((layout.rows,), np.int32)
         compute = partial(compute_logprobs, vocabulary=self._vocabulary, vocab_size=self._num_tokens)
         on_each = self._mesh.on_each(compute, (LOGITS, COPY), COPY)
-        self._logprobs[layout.rows] = lower(on_each, logits, self._mesh.shapes(token_ids)).compile()
+        lowered = lower(on_each, logits, self._mesh.shapes(token_ids))
+        self._logprobs[layout.rows] = compile_lowered(lowered, "logprobs", layout.rows, self._hear)
 
     def _lower_change(self, change: Callable[..., Any], row: State, layout: StepLayout) -> Lowered:
         """A function of a state, donated, and logits that gives both."""
@@ -161,7 +164,8 @@ class SamplingFunctions:
         slot = self._mesh.shapes(jax.ShapeDtypeStruct((), np.int32))
         row = jax.tree.map(lambda leaf, spec: self._mesh.shapes(leaf, *spec), row, of_one)
         on_each = self._mesh.on_each(write, (specs, COPY, of_one), specs)
-        writer: Write[State] = lower(on_each, self._abstract(row), slot, row, donate=0).compile()
+        lowered = lower(on_each, self._abstract(row), slot, row, donate=0)
+        writer: Write[State] = compile_lowered(lowered, "write", self._num_slots, self._hear)
         return writer
 
     def _arguments(self, layout: StepLayout) -> tuple[jax.ShapeDtypeStruct, ...]:

@@ -2,16 +2,12 @@
 
 import importlib.util
 import os
-from contextlib import AbstractContextManager
-from typing import Any
 
-import jax
 from jax import Device
 from jax.errors import JaxRuntimeError
 from jax.experimental import topologies
 
 from engine.errors import ConfigurationError
-from engine.mesh import DeviceMesh
 
 
 def chips_of(topology: str) -> list[Device]:
@@ -31,9 +27,3 @@ def chips_of(topology: str) -> list[Device]:
     except JaxRuntimeError as error:
         raise ConfigurationError(f"libtpu cannot compile for {topology!r}; names are like v5e:2x4 ({error})") from error
     return list(found.devices)
-
-
-def compiling_for(mesh: DeviceMesh) -> AbstractContextManager[None]:
-    """While a function is lowered: Pallas asks what chip that is for, and would look at this machine's own devices."""
-    abstract: Any = mesh.mesh.abstract_mesh
-    return jax.sharding.use_abstract_mesh(abstract)

@@ -106,29 +106,58 @@ def show_findings(findings: Sequence["Finding"]) -> None:
 
 def show_plan(plan: "ChipPlan") -> None:
     """What a chip holds, what was compiled for it, and what its steps take, on stdout."""
-    table = _table(f"{plan.model} on one {plan.chip} of {plan.topology}")
-    table.add_row("weights", decimal(plan.weights))
+    Console().print(_plan_memory(plan))
+    Console().print(_plan_steps(plan))
+    Console().print(_plan_samplers(plan))
+    Console().print(_plan_decode(plan))
+
+
+def _plan_memory(plan: "ChipPlan") -> Table:
+    table = _table(f"{plan.model} on {plan.tensor_parallel_size} of the {plan.chips} {plan.chip} of {plan.topology}")
+    table.add_row("weights a chip", decimal(plan.weights))
     table.add_row("scratch", decimal(plan.scratch))
     table.add_row("pages", f"{decimal(plan.pages)}: {plan.num_pages:,} of {plan.page_size} tokens")
     table.add_row("may be used", f"{decimal(plan.budget)} of {decimal(plan.hbm)}")
     table.add_row("context", f"{plan.context_tokens:,} tokens in all, {plan.max_model_len:,} a sequence")
-    compiled = _numbers("Compiled", "tokens a step", "seconds", "scratch", "copies of pages or weights")
-    for bucket in plan.buckets:
-        compiled.add_row(
-            f"{bucket.tokens:,}", f"{bucket.compile_seconds:.1f}", decimal(bucket.scratch_bytes),
-            "\n".join(map(escape, [*bucket.copies, *bucket.gathers])) or "none",
+    table.add_row("compiled", f"{len(plan.functions)} functions in {plan.compile_seconds:.0f} s")
+    return table
+
+
+def _plan_steps(plan: "ChipPlan") -> Table:
+    headings = ("tokens", "seconds", "scratch", "exchanges a layer", "and besides", "copies, gathers")
+    table = _numbers("Steps, as they are compiled", *headings)
+    for step in plan.steps:
+        layer = [f"{one.per_layer:g} {one.kind}" for one in step.exchanges if one.per_layer]
+        besides = [f"{one.besides} {one.kind}" for one in step.exchanges if one.besides]
+        table.add_row(
+            f"{step.size:,}", f"{step.compile_seconds:.1f}", decimal(step.scratch_bytes), ", ".join(layer) or "none",
+            ", ".join(besides) or "none",
+            "\n".join(map(escape, (*step.copies, *step.gathers))) or ("none" if step.readable else "not known"),
         )  # fmt: skip
-    steps = _numbers(
-        f"Decoding sequences of {plan.tokens_a_sequence:,} tokens, at best",
-        *("sequences", "must read", "reads", "writes", "ms to move", "ms to compute", "tokens/s"),
+    return table
+
+
+def _plan_samplers(plan: "ChipPlan") -> Table:
+    table = _numbers("Between logits and tokens, for most rows", "", "rows", "seconds", "scratch", "gathers of logits")
+    largest = {one.name: one for one in sorted(plan.functions, key=lambda one: one.size) if one.name != "step"}
+    for one in largest.values():
+        gathers = "\n".join(map(escape, one.gathers)) or ("none" if one.readable else "not known")
+        table.add_row(one.name, f"{one.size}", f"{one.compile_seconds:.1f}", decimal(one.scratch_bytes), gathers)
+    return table
+
+
+def _plan_decode(plan: "ChipPlan") -> Table:
+    table = _numbers(
+        f"Decoding sequences of {plan.tokens_a_sequence:,} tokens, at best; bytes of a chip",
+        *("sequences", "must read", "reads", "writes", "ms to move", "to compute", "to exchange", "tokens/s"),
     )
     for step in plan.decode:
-        steps.add_row(
+        seconds = step.bandwidth_seconds, step.compute_seconds, step.exchange_seconds
+        table.add_row(
             f"{step.sequences:,}", decimal(step.bytes_needed), decimal(step.bytes_read), decimal(step.bytes_written),
-            f"{1e3 * step.bandwidth_seconds:.2f}", f"{1e3 * step.compute_seconds:.2f}", f"{step.tokens_per_second:,.0f}",
+            *(f"{1e3 * each:.2f}" for each in seconds), f"{step.tokens_per_second:,.0f}",
         )  # fmt: skip
-    for one in (table, compiled, steps):
-        Console().print(one)
+    return table
 
 
 def _numbers(title: str, *headings: str) -> Table:

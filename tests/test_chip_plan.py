@@ -4,21 +4,32 @@ import importlib.util
 import json
 from pathlib import Path
 
+import jax
 import jax.numpy as jnp
+import msgspec
 import numpy as np
 import pytest
 
 from caching.tpu_chip import CHIPS
 from caching.tpu_kernels import JAX, PALLAS
 from engine.backend import tpu_backend
-from engine.chip_plan import Roofline, batch_sizes
+from engine.chip_fit import ChipFit
+from engine.chip_plan import ChipPlan, Roofline, batch_sizes
 from engine.chip_planner import pages_read
+from engine.compiled_function import CompiledFunction, CompiledProgram, Exchange, LargeArrays
+from engine.config import EngineConfig
+from engine.errors import ConfigurationError
 from engine.execution_manager import StepShapes
-from engine.hlo_traffic import Moved
+from engine.hlo_traffic import Collective, Moved
+from engine.ici import exchange_seconds
+from engine.lowering import Compilation
 from engine.models.families import read_config_file
+from engine.models.sharding import spread
 from ipc.cli import main
 
-CONFIGS = Path(__file__).parent / "configs"
+CONFIGS, PROGRAMS = Path(__file__).parent / "configs", Path(__file__).parent / "programs"
+V5E, V6E = CHIPS["TPU v5 lite"], CHIPS["TPU v6 lite"]
+BFLOAT16 = np.dtype(jnp.bfloat16)
 
 
 def write_config(directory, name, **changed):
@@ -30,27 +41,121 @@ def write_config(directory, name, **changed):
 
 def test_a_step_must_read_weights_pages_and_logits():
     """Llama-3-8B on a v6e: 15 GB of weights but for the embedding, 128 kB a token of context, 501 kB of logits a sequence."""
-    model, chip = read_config_file(CONFIGS / "Llama-3-8B.json"), CHIPS["TPU v6 lite"]
+    model = read_config_file(CONFIGS / "Llama-3-8B.json")
 
-    bfloat16 = np.dtype(jnp.bfloat16)
-    step = Roofline(chip, model, bfloat16, bfloat16, 16_000_000_000).step(4, 1000, Moved(20_000_000_000, 500_000_000))
+    step = Roofline(V6E, model, BFLOAT16, BFLOAT16, 16_000_000_000).step(
+        4, 1000, Moved(20_000_000_000, 500_000_000), 0.001
+    )
 
     weights = 16_000_000_000 - 2 * 128256 * 4096
     assert step.bytes_needed == weights + 4 * 1000 * 131072 + 4 * 4 * 128256
     assert (step.bytes_read, step.bytes_written) == (20_000_000_000, 500_000_000)
     assert step.bandwidth_seconds == pytest.approx(20.5e9 / 1.64e12)
-    assert step.tokens_per_second == pytest.approx(4 / step.bandwidth_seconds)
     assert step.compute_seconds == pytest.approx(4 * (weights + 4 * 32 * 128 * 32 * 1000) / 918e12)
+    assert step.tokens_per_second == pytest.approx(4 / (step.bandwidth_seconds + 0.001))
+
+
+def test_each_of_several_chips_reads_its_part():
+    """On 16 chips a kv head is on two of them: of 8 heads, each chip reads one."""
+    model = spread(read_config_file(CONFIGS / "Llama-3-8B.json"), 16)
+
+    step = Roofline(V6E, model, BFLOAT16, BFLOAT16, 1_000_000_000).step(4, 1000, Moved(), 0.0)
+
+    table = model.padded_vocab_size // 16 * 4096 * 2
+    assert step.bytes_needed == 1_000_000_000 - table + 4 * (1000 * 32 * 2 * 128 * 2 + 4 * 128256 // 16)
 
 
 @pytest.mark.parametrize(("kernel", "tokens"), [(JAX, 2 * 5 * 128), (PALLAS, 32 * 32)])
 def test_attention_reads_what_its_kernel_moves_at_once(kernel, tokens):
     """Of 1,000 tokens of 8 kv heads on a v6e jax's kernel reads two blocks of five pages of 128, ours quarters of pages."""
-    chip = CHIPS["TPU v6 lite"]
-    model = read_config_file(CONFIGS / "Llama-3-8B.json")
-    page = tpu_backend(chip, kernel).one_page(model, 128, np.dtype(jnp.bfloat16))
+    page = tpu_backend(V6E, kernel).one_page(read_config_file(CONFIGS / "Llama-3-8B.json"), 128, BFLOAT16)
 
-    assert pages_read(kernel, chip, StepShapes(64, 512, 8192, page), 1000) == tokens * 2 * 8 * 128 * 2
+    assert pages_read(kernel, V6E, StepShapes(64, 512, 8192, page), 1000) == tokens * 2 * 8 * 128 * 2
+
+
+def test_a_sum_over_chips_takes_its_bytes_and_its_way():
+    """Eight v5e in a ring that runs both ways: seven eighths are sent twice, and each time half way round."""
+    summed, gathered = (Collective(kind, 8_000_000, (), 1, 0) for kind in ("all-reduce", "all-gather"))
+
+    assert exchange_seconds(summed, V5E, 8) == pytest.approx(2 * (7e6 / 100e9 + 4e-6))
+    assert exchange_seconds(gathered, V5E, 8) == pytest.approx(7e6 / 100e9 + 4e-6)
+
+
+def fit(name, chips, chip=V5E, **settings):
+    """A model on so many chips."""
+    return ChipFit(EngineConfig(**settings), spread(read_config_file(CONFIGS / f"{name}.json"), chips), chip, BFLOAT16)
+
+
+@pytest.mark.parametrize(
+    ("name", "chips", "advice"),
+    [
+        ("Llama-3-8B", 1, "The smallest that does: tp=2"),
+        ("Qwen3-8B", 1, "The smallest that does: tp=2"),
+        ("Qwen3-32B", 4, "The smallest that does: tp=8"),
+        ("Llama-3-70B", 8, "The smallest that does: tp=16, which takes a topology of 16 chips"),
+    ],
+)
+def test_what_does_not_fit_is_refused_with_the_arithmetic(name, chips, advice):
+    """Weights, scratch and the fewest pages, what they add up to and what there is; and how many chips do."""
+    one = fit(name, chips)
+    needed = one.weights + one.planner().reserved + 65 * one.one_page.bytes_per_page
+
+    with pytest.raises(ConfigurationError) as refused:
+        one.check(8)
+
+    assert f"it does not fit on {chips} chip" in str(refused.value)
+    assert f"are {needed:,} bytes a chip, and of its 17,179,869,184 may be used 15,461,882,265" in str(refused.value)
+    assert str(refused.value).endswith(advice)
+
+
+def test_what_fits_is_not_refused():
+    """Llama-3-8B on eight v5e, and on one v6e."""
+    fit("Llama-3-8B", 8).check(8)
+    fit("Llama-3-8B", 1, V6E).check(1)
+
+
+def test_what_fits_on_no_number_of_chips_says_so():
+    """When the fewest pages are too many anywhere."""
+    with pytest.raises(ConfigurationError, match="No number of chips up to 256 does: lower max_num_seqs"):
+        fit("Llama-3-8B", 1, max_num_seqs=100_000, max_num_batched_tokens=100_000).check(8)
+
+
+class Executable:
+    """A program that was compiled elsewhere."""
+
+    def __init__(self, name):
+        self._name = name
+
+    def as_text(self):
+        return (PROGRAMS / f"{self._name}.hlo").read_text()
+
+    def memory_analysis(self):
+        return None
+
+
+def compiled(name):
+    """One of the programs of test_hlo_traffic, with what is large in it."""
+    shapes = ((3, 512, 2048), (3, 2048, 512), (4096, 512))
+    weights, pages = (
+        [jax.ShapeDtypeStruct(shape, jnp.bfloat16) for shape in group] for group in (shapes, [(12288, 2, 128)])
+    )
+    arrays = LargeArrays(tuple(weights), tuple(pages), jax.ShapeDtypeStruct((8, 4096), jnp.float32), num_layers=3)
+    return CompiledProgram(Compilation("step", 8, 1.5, Executable(name)), arrays)
+
+
+def test_a_compiled_function_is_reported():
+    """By its name and size, with the sums over chips that a layer has and no copies."""
+    report = compiled("scanned").report
+
+    assert report == CompiledFunction("step", 8, 1.5, 0, True, [], [], [Exchange("all-reduce", 1.0, 0, 3 * 40960)])
+
+
+def test_copies_and_gathers_are_named():
+    """With what they make, and how often."""
+    report = compiled("copying").report
+
+    assert report.copies == ["copy-start.1: bf16[12288, 2, 128], 1 times"]
+    assert report.gathers == ["all-gather of 4,194,304 bytes, 3 times"]
 
 
 def test_batch_sizes_are_powers_of_four_and_the_most():
@@ -60,12 +165,12 @@ def test_batch_sizes_are_powers_of_four_and_the_most():
     assert batch_sizes(1) == [1]
 
 
-def test_without_libtpu_it_says_what_to_install(tmp_path, monkeypatch, capsys):
+def test_without_libtpu_it_says_what_to_install(monkeypatch, capsys):
     """A configuration error, in plain words."""
     found = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "libtpu" else found(name))
 
-    assert main(["plan", str(write_config(tmp_path, "Qwen3-8B")), "--topology", "v5e:2x4"]) == 78
+    assert main(["plan", str(CONFIGS / "Qwen3-8B.json"), "--topology", "v5e:2x4"]) == 78
 
     assert 'libtpu, which compiles for v5e:2x4, is not installed: pip install "odriver[tpu]"' in capsys.readouterr().err
 
@@ -78,59 +183,54 @@ def _libtpu():
 @pytest.mark.usefixtures("_libtpu")
 @pytest.mark.parametrize(
     ("name", "topology", "settings"),
-    [
-        ("Llama-3-8B", "v5e:2x4", []),
-        ("Qwen3-8B", "v6e:2x4", []),
-        ("Llama-3-8B", "v5e:2x4", ["--quantization", "int8", "--kv-cache-dtype", "fp8"]),
-    ],
+    [("Llama-3-8B", "v5e:2x4", []), ("Qwen3-8B", "v6e:2x4", ["--quantization", "int8", "--kv-cache-dtype", "fp8"])],
 )
-def test_nothing_large_is_copied(tmp_path, capsys, name, topology, settings):
-    """Of each model's layers, two are compiled: no copies of weights or pages, and little scratch while decoding.
+def test_nothing_large_is_copied_or_gathered(tmp_path, capsys, name, topology, settings):
+    """Of narrower models with two layers: two sums a layer, little scratch, and no weights of 8 bits written out in more."""
+    narrow = {
+        "num_hidden_layers": 2,
+        "hidden_size": 1024,
+        "num_attention_heads": 8,
+        "head_dim": 128,
+        "vocab_size": 8192,
+    }
+    path = write_config(tmp_path, name, **narrow)
+    few = ("--max-num-batched-tokens", "16", "--max-num-seqs", "16")
 
-    Nor are weights of 8 bits written out in more.
-    """
-    path = write_config(tmp_path, name, num_hidden_layers=2)
+    assert main(["plan", str(path), "--topology", topology, "--json", *few, *settings]) == 0
 
-    assert (
-        main(
-            [
-                "plan",
-                str(path),
-                "--topology",
-                topology,
-                "--json",
-                "--max-num-batched-tokens",
-                "8",
-                "--max-num-seqs",
-                "8",
-                *settings,
-            ]
-        )
-        == 0
-    )
-
-    plan = json.loads(capsys.readouterr().out)
-    assert [bucket["tokens"] for bucket in plan["buckets"]] == [1, 4, 8]
-    assert [(bucket["copies"], bucket["gathers"]) for bucket in plan["buckets"]] == [([], [])] * 3
-    assert plan["buckets"][-1]["scratch_bytes"] < 64 * 2**20
-    assert plan["weights"] + plan["pages"] + plan["scratch"] <= plan["budget"]
-    assert plan["context_tokens"] == (plan["num_pages"] - 1) * plan["page_size"] > 0
-    assert [step["sequences"] for step in plan["decode"]] == [1, 4, 8]
-    assert all(step["bytes_needed"] < step["bytes_read"] < 1.1 * step["bytes_needed"] for step in plan["decode"])
+    plan = msgspec.json.decode(capsys.readouterr().out, type=ChipPlan)
+    assert [step.size for step in plan.steps] == [16]
+    assert [(one.copies, one.gathers) for one in plan.functions] == [([], [])] * len(plan.functions)
+    for step in plan.steps:
+        assert [(one.kind, one.per_layer) for one in step.exchanges] == [("all-reduce", 2)]
+    assert {"step", "greedy", "temperature", "truncated"} < {one.name for one in plan.functions if one.readable}
+    assert max(one.scratch_bytes for one in plan.functions) < 64 * 2**20
+    assert plan.weights + plan.pages + plan.scratch <= plan.budget
+    assert plan.context_tokens == (plan.num_pages - 1) * plan.page_size > 0
+    assert [step.sequences for step in plan.decode] == [1, 4, 16]
+    assert all(step.bytes_needed < step.bytes_read for step in plan.decode)
 
 
 @pytest.mark.usefixtures("_libtpu")
-@pytest.mark.parametrize("name", ["Llama-3-8B", "Llama-3-70B", "Qwen3-32B"])
-def test_what_does_not_fit_is_refused_with_the_arithmetic(tmp_path, capsys, name):
-    """Before anything is compiled."""
-    assert main(["plan", str(write_config(tmp_path, name).parent), "--topology", "v5e:2x4"]) == 78
+def test_a_model_that_does_not_fit_is_refused_before_anything_is_compiled(capsys):
+    """With the exit code of a configuration error."""
+    assert main(["plan", str(CONFIGS / "Llama-3-70B.json"), "--topology", "v5e:2x4"]) == 78
 
-    assert "too few for one page for each of max_num_seqs 64 sequences and the sink, beside" in capsys.readouterr().err
+    assert "it does not fit on 8 chips: " in capsys.readouterr().err
 
 
 @pytest.mark.usefixtures("_libtpu")
-def test_a_topology_that_is_none_is_refused(tmp_path, capsys):
+def test_more_chips_than_there_are_are_refused(capsys):
+    """By the setting's name."""
+    assert main(["plan", str(CONFIGS / "Qwen3-8B.json"), "--topology", "v5e:2x4", "--tp", "16"]) == 78
+
+    assert "tensor_parallel_size 16 is more than the 8 chips of the topology: lower it" in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("_libtpu")
+def test_a_topology_that_is_none_is_refused(capsys):
     """With libtpu's words."""
-    assert main(["plan", str(write_config(tmp_path, "Qwen3-8B")), "--topology", "v5e:3x5"]) == 78
+    assert main(["plan", str(CONFIGS / "Qwen3-8B.json"), "--topology", "v5e:3x5"]) == 78
 
     assert "libtpu cannot compile for 'v5e:3x5'; names are like v5e:2x4 (" in capsys.readouterr().err

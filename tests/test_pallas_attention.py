@@ -17,8 +17,9 @@ from caching.metadata import PagedAttentionCacheMetaData
 from caching.pallas_attention import PallasAttention, holds_table, stored_heads
 from caching.tpu_attention import TPUAttention
 from caching.tpu_chip import CHIPS
+from engine.lowering import lower
 from engine.mesh import DeviceMesh
-from engine.topology import chips_of, compiling_for
+from engine.topology import chips_of
 
 V5E = CHIPS["TPU v5 lite"]
 SLOW = replace(V5E, hbm_bandwidth=1e9)
@@ -216,8 +217,7 @@ def test_the_kernel_compiles_and_copies_no_pages(topology, heads, kv_heads, head
     def step(pages, q, k, v, table):
         return PallasAttention(CHIPS[chip.device_kind])(pages, q, k, v, table, sm_scale=0.1, sliding_window=100)
 
-    with compiling_for(DeviceMesh((chip,))):
-        compiled = jax.jit(step, donate_argnums=0).lower(*DeviceMesh((chip,)).shapes((pages, q, k, k, table))).compile()
+    compiled = lower(step, *DeviceMesh((chip,)).shapes((pages, q, k, k, table)), donate=0).compile()
 
     sizes = compiled.memory_analysis()
     assert sizes.alias_size_in_bytes == metadata.num_bytes

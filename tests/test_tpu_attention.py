@@ -21,8 +21,9 @@ from engine import backend, build
 from engine.backend import RotatedByXLA, choose_backend, default_page_size, tpu_backend, tpu_kernel, xla_backend
 from engine.config import EngineConfig
 from engine.errors import ConfigurationError
+from engine.lowering import lower
 from engine.mesh import DeviceMesh
-from engine.topology import chips_of, compiling_for
+from engine.topology import chips_of
 
 V5E = CHIPS["TPU v5 lite"]
 BFLOAT16 = np.dtype(jnp.bfloat16)
@@ -226,8 +227,7 @@ def test_the_kernel_compiles_and_copies_no_pages(topology, heads, kv_heads, head
     def step(pages, q, k, v, table):
         return TPUAttention(CHIPS[chip.device_kind])(pages, q, k, v, table, sm_scale=0.1, sliding_window=100)
 
-    with compiling_for(DeviceMesh((chip,))):
-        compiled = jax.jit(step, donate_argnums=0).lower(*DeviceMesh((chip,)).shapes((pages, q, k, k, table))).compile()
+    compiled = lower(step, *DeviceMesh((chip,)).shapes((pages, q, k, k, table)), donate=0).compile()
 
     sizes = compiled.memory_analysis()
     assert sizes.alias_size_in_bytes == metadata.num_bytes

@@ -32,6 +32,8 @@ class ToolCallParser:
         self._held = ""
         """What was in front of it, should it turn out to be no call."""
         self._braces = _Braces()
+        self._num_scanned = 0
+        """Characters of it that have been looked at for the end of an object, once each however long it is."""
         self._in_object = False
         self._bare = row.bare
         """Whether a call could begin here without its marker."""
@@ -78,7 +80,7 @@ class ToolCallParser:
 
     def _open(self, held: str, text: str) -> None:
         self._held, self._text = held, text
-        self._braces = _Braces()
+        self._braces, self._num_scanned = _Braces(), 0
         self._place = self._head
 
     def _head(self, at_end: bool) -> Iterator[OutputEvent]:
@@ -96,9 +98,9 @@ class ToolCallParser:
 
     def _whole_object(self, at_end: bool) -> Iterator[OutputEvent]:
         """A call that has not the order of a header is read when all of it is there."""
-        start = self._text.find("{")
-        end = -1 if start < 0 else _Braces().end(self._text, start)
-        call = None if end < 0 else _call_of(self._text[start:end])
+        end = self._braces.end(self._text, self._num_scanned)
+        self._num_scanned = len(self._text)
+        call = None if end < 0 else _call_of(self._text[self._text.index("{") : end])
         if call is not None and call.name in self._names:
             yield from self._begin(call.name)
             yield from self._more_arguments(call.arguments)

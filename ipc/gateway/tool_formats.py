@@ -5,10 +5,12 @@ from typing import NamedTuple
 import regex
 
 _KEY = r'"(?:arguments|parameters)"\s*:\s*(?=\{)'
-_OBJECT = r'\{\s*(?:"(?:type|id)"\s*:\s*"[^"\\]*"\s*,\s*)*"name"\s*:\s*"(?P<name>[\w.-]+)"\s*,\s*' + _KEY
+_OBJECT = (
+    r'\{\s*(?:"(?:type|id)"\s*:\s*"[^"\\]{0,128}"\s*,\s*){0,4}"name"\s*:\s*"(?P<name>[\w.-]{1,128})"\s*,\s*' + _KEY
+)
 OBJECT_HEADER = regex.compile(rf"\s*(?P<object>{_OBJECT})")
 LIST_HEADER = regex.compile(
-    rf"\s*(?:\[\s*)?(?P<object>{_OBJECT})|\s*(?P<name>[\w.-]+)(?:\[CALL_ID\]\w*)?(?:\[ARGS\])?\s*(?=\{{)"
+    rf"\s*(?:\[\s*)?(?P<object>{_OBJECT})|\s*(?P<name>[\w.-]{{1,128}})(?:\[CALL_ID\]\w{{0,128}})?(?:\[ARGS\])?\s*(?=\{{)"
 )
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from rich.console import Console
 
 from engine.build import DEMO_MODEL
+from engine.errors import ConfigurationError
 from scripts.benchmarks import fairness, simulate, soak
 from scripts.benchmarks.chaos import ChaosFailed, measure_chaos
 from scripts.benchmarks.child import ChildFailed
@@ -35,6 +36,7 @@ from scripts.benchmarks.simulate import measure_policies
 from scripts.benchmarks.soak import SoakFailed, check_histories, measure_soak
 from scripts.benchmarks.startup import measure_startup
 from scripts.benchmarks.systems import serving, two_clients
+from scripts.benchmarks.tpu import TOKENS, measure_tpu
 from scripts.benchmarks.workload import Prompts
 
 WIDTH = 132
@@ -66,7 +68,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for figure in options.measure(options):
             figures.append(figure)
             console.print(f"  {figure.benchmark}: {figure.name}: {figure.value:,.4g} {figure.unit}", highlight=False)
-    except (ChaosFailed, ChildFailed, DaemonFailed, GatewayLeaks, SoakFailed) as error:
+    except (ChaosFailed, ChildFailed, ConfigurationError, DaemonFailed, GatewayLeaks, SoakFailed) as error:
         print(f"scripts/bench: {error}", file=sys.stderr)
         return 1
     show(figures, console)
@@ -122,6 +124,7 @@ def _parser() -> argparse.ArgumentParser:
             _simulate,
             "what the scheduler's policies are worth on a TPU, simulated, and what a step costs the host",
         ),
+        ("tpu", _tpu, "what the compiler says of the steps on TPUs, none of which need be there"),
     ):
         command = commands.add_parser(
             name, help=what, description=what, epilog=EPILOG, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -152,6 +155,9 @@ def _add_arguments(command: argparse.ArgumentParser, name: str) -> None:
     if name == "fuzz":
         add("--frames", type=int, default=FRAMES, metavar="N", help=f"how many (default: {FRAMES:,})")
         add("--seed", type=int, default=0, metavar="N", help="draws them (default: 0)")
+        return
+    if name == "tpu":
+        add("--tokens", type=int, default=TOKENS, metavar="N", help=f"that each sequence holds (default: {TOKENS:,})")
         return
     if name in ("host", "sampling", "simulate", "soak"):
         return
@@ -263,6 +269,10 @@ def _soak(options: argparse.Namespace) -> Iterator[Figure]:
 def _simulate(options: argparse.Namespace) -> Iterator[Figure]:
     yield from measure_policies(options.requests)
     yield from measure_plan_cost(options.repeat)
+
+
+def _tpu(options: argparse.Namespace) -> Iterator[Figure]:
+    yield from measure_tpu(options.tokens)
 
 
 def _models(options: argparse.Namespace) -> list[str]:
