@@ -19,6 +19,7 @@ from openai.types.chat import ChatCompletionMessageParam
 from pydantic import BaseModel, Field
 
 from driver.errors import Overloaded
+from ipc.gateway.callers import Callers
 from scripts.processes import odriver
 
 README = (Path(__file__).parent.parent / "README.md").read_text(encoding="utf-8")
@@ -204,6 +205,16 @@ def test_the_readmes_curl_commands_answer_what_it_says(url: str, tmp_path: Path)
         )
 
         assert steady(json.loads(told.stdout)) == steady(json.loads(expected))
+
+
+def test_the_readmes_api_keys_admit_its_curl(tmp_path: Path) -> None:
+    """The file that is shown there is one, and the key that curl sends is alice's."""
+    path = tmp_path / "api-keys.toml"
+    path.touch(mode=0o600)
+    path.write_text(SECTION.partition("$ cat api-keys.toml\n")[2].partition("$ chmod")[0])
+    (header,) = re.findall(r'curl https:.* -H "Authorization: (.*)"', SECTION)
+
+    assert Callers(path).identified(header).name == "alice"
 
 
 def steady(answer: dict[str, object]) -> dict[str, object]:

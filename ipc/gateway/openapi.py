@@ -107,7 +107,7 @@ def _answer(one: Operation) -> dict[str, Any]:
     content = {JSON: {"schema": _schema(one.answer)}}
     if one.chunk is not None:
         described = f"with `stream`: events whose data is a {one.chunk.__name__}"
-        content[EVENTS] = {"schema": {"type": "string", "description": described}}
+        content[EVENTS] = {"schema": {"description": described}}
     return {"description": one.what, "content": content}
 
 

@@ -70,7 +70,7 @@ def gateway_to(model: Path, settings: list[str]) -> Iterator[Gateway]:
     """All of it, ready."""
     with (
         Daemon(model, *settings) as daemon,
-        odriver("gateway", "--connect", daemon.address, "--port", "0") as web,
+        odriver("gateway", "--connect", daemon.address, "--port", "0", "--log-level", "warning") as web,
         Child(CLIENT, daemon.address) as client,
         Child(HTTP_CLIENT, web.status) as http_client,
     ):

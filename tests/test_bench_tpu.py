@@ -1,0 +1,49 @@
+"""``scripts/bench tpu`` and what people see of a plan, of one that was made up."""
+
+import pytest
+
+from engine.chip_plan import ChipPlan, DecodeStep
+from engine.compiled_function import CompiledFunction, Exchange
+from ipc.terminal import show_plan
+from scripts.benchmarks.tpu import tpu_figures
+
+STEP = CompiledFunction(
+    "step", 64, 12.5, 5 * 2**20, True, ["copy.1: bf16[64, 128], 2 times"], [], [Exchange("all-reduce", 2.0, 1, 1000)]
+)
+GREEDY = CompiledFunction("greedy", 64, 0.5, 2**20, False, [], [], [])
+
+
+@pytest.fixture
+def plan():
+    """Of Llama-3-8B, say, on four of eight chips."""
+    step = DecodeStep(64, 3_000_000_000, 3_150_000_000, 5_000_000, 0.004, 0.001, 0.002, 10_000.0)
+    return ChipPlan(
+        "config.json", "v5e:2x4", "TPU v5 lite", 8, 4, 2**34, 2**33, 2**31, 2**28, 2**32, 100, 128, 12672, 8192, 1024,
+        [STEP, GREEDY], 33.0, [step],
+    )  # fmt: skip
+
+
+def test_what_must_be_reached_is_the_limit_of_what_was_found(plan):
+    """Copies, gathers, sums a layer, bytes, memory and seconds; 1.1 of 1.05 is more than reached, 10 s of 12.5 is not."""
+    found = {figure.name: figure for figure in tpu_figures("Llama-3-8B", plan)}
+
+    assert [figure.value for figure in found.values()] == [1, 0, 2, 1.05, 5, 12.5, 33, 10_000]
+    assert found["read, of what 64 rows must"].share == pytest.approx(1.1 / 1.05)
+    assert found["slowest bucket to compile"].share == pytest.approx(0.8)
+    assert found["all-reduces a layer"].share == 1
+
+
+def test_a_plan_is_shown(plan, capsys, monkeypatch):
+    """What a chip holds, the steps with their sums, what is not known of a sampler, and what decoding takes."""
+    monkeypatch.setenv("COLUMNS", "160")
+
+    show_plan(plan)
+
+    shown = capsys.readouterr().out
+    assert "config.json on 4 of the 8 TPU v5 lite of v5e:2x4" in shown
+    for row in (
+        ("64", "12.5", "5.2 MB", "2 all-reduce", "1 all-reduce", "copy.1: bf16[64, 128], 2 times"),
+        ("greedy", "64", "0.5", "1.0 MB", "not known"),
+        ("64", "3.0 GB", "3.1 GB", "5.0 MB", "4.00", "1.00", "2.00", "10,000"),
+    ):
+        assert any(line.replace("│", " ").split() == " ".join(row).split() for line in shown.splitlines())
