@@ -112,7 +112,7 @@ CASES = {
         2e-2,
     ),
 }
-_xla = jax.jit(attention.paged_attention, static_argnames=STATIC[:2])
+_xla = jax.jit(attention.paged_attention, static_argnames=(*STATIC[:2], "kv_dtype"))
 _ours = jax.jit(PallasAttention(SLOW, interpret=True), static_argnames=STATIC)
 
 
@@ -155,7 +155,7 @@ def test_the_kernel_agrees_with_the_other_attentions():
 
     _, out = _ours(as_ours(pages), q, k, v, table, sm_scale=0.3, **options)
 
-    _, by_xla = _xla(pages, q, k, v, table, sm_scale=0.3, **options)
+    _, by_xla = _xla(pages.view(np.uint16), q, k, v, table, sm_scale=0.3, kv_dtype=np.dtype(pages.dtype), **options)
     _, by_jax = TPUAttention(V5E, plain_twin)(jnp.asarray(for_jax), q, k, v, table, sm_scale=0.3, **options)
     for other in (by_xla, by_jax):
         np.testing.assert_allclose(np.float32(out)[:21], np.float32(other)[:21], atol=tolerance, rtol=tolerance)

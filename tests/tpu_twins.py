@@ -2,6 +2,7 @@
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.experimental.pallas.ops.tpu.ragged_paged_attention import ref_ragged_paged_attention
 
 from caching import attention
@@ -24,6 +25,8 @@ def pallas_twin(kv_pages, q, k, v, table, *, sm_scale, sliding_window):
     pages, kv_heads, page_size, width = kv_pages.shape
     halves = kv_pages.reshape(pages, kv_heads, page_size, 2, width // 2).transpose(0, 1, 3, 2, 4)
     own = halves[..., : q.shape[-1]]
-    own, out = attention.paged_attention(own, q, k, v, table, sm_scale=sm_scale, sliding_window=sliding_window)
+    own, out = attention.paged_attention(
+        own, q, k, v, table, sm_scale=sm_scale, sliding_window=sliding_window, kv_dtype=np.dtype(own.dtype)
+    )
     halves = halves.at[..., : q.shape[-1]].set(own)
     return halves.transpose(0, 1, 3, 2, 4).reshape(kv_pages.shape), out
