@@ -74,7 +74,9 @@ def _bisect(below: Array, top_k: Array, top_p: Array, vocabulary: Vocabulary) ->
 
     rows = (below, top_k, top_p)
     # A CPU takes the rows one by one, each from its cache, and skips what a row does not ask for.
-    cut: Array = jax.lax.map(one, rows) if jax.default_backend() == "cpu" else jax.vmap(one)(rows)
+    cut: Array = jax.lax.platform_dependent(
+        *rows, cpu=lambda *rows: jax.lax.map(one, rows), default=lambda *rows: jax.vmap(one)(rows)
+    )
     return cut
 
 

@@ -43,7 +43,8 @@ class RMSNorm(nnx.Module):
     def __call__(self, x: Array) -> Array:
         wide = x.astype(jnp.float32)
         wide = wide * jax.lax.rsqrt(jnp.mean(jnp.square(wide), axis=-1, keepdims=True) + self.eps)
-        return wide.astype(x.dtype) * self.scale[...].astype(x.dtype).reshape((1,) * (x.ndim - 1) + (-1,))
+        # Scaled in float32 too: a stack of scales that had to be rounded would be, all of it, before every loop.
+        return (wide * self.scale[...].reshape((1,) * (x.ndim - 1) + (-1,))).astype(x.dtype)
 
 
 class Attention(nnx.Module):
