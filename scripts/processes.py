@@ -1,6 +1,5 @@
 """Processes of ``odriver`` that live as long as this one, and no longer however it ends."""
 
-import ctypes
 import os
 import selectors
 import signal
@@ -13,7 +12,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple, NoReturn
 
-PR_SET_PDEATHSIG = 1
+MORTAL = "import ctypes, os, sys; ctypes.CDLL(None).prctl(1, 15); os.execv(sys.argv[1], sys.argv[1:])"
+"""Runs a command that gets SIGTERM when its parent dies (prctl(2), PR_SET_PDEATHSIG). A ``preexec_fn`` could say so too, but
+would fork this process, which one with threads, such as JAX's, must not.
+"""
 
 
 class Ready(NamedTuple):
@@ -31,10 +33,9 @@ def odriver(*arguments: str) -> Iterator[Ready]:
     """
     with tempfile.TemporaryDirectory(prefix="odriver-") as directory, _listening(f"{directory}/notify") as news:
         process = subprocess.Popen(
-            [str(Path(sys.executable).with_name("odriver")), *arguments],
+            [sys.executable, "-c", MORTAL, str(Path(sys.executable).with_name("odriver")), *arguments],
             env={**os.environ, "NOTIFY_SOCKET": f"{directory}/notify", "ODRIVER_CONFIG": os.devnull},
             start_new_session=True,
-            preexec_fn=lambda: ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM),
         )
         try:
             yield Ready(process, _wait_until_ready(process, news))
