@@ -9,29 +9,26 @@ awaits a piece, leaving the loop early, closing or dropping the stream aborts it
 """
 
 import asyncio
-import weakref
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, Self
 
-from ipc.addresses import checked_address
+from ipc.base_client import BaseClient
 from ipc.call import Call, Outcome, Put
 from ipc.completion import Completion, Message, Piece, piece_of, whole
 from ipc.connection import Connection
 from ipc.control_client import ControlClient
-from ipc.errors import ConnectionLost, OdriverError
-from ipc.keys import client_key
-from ipc.messages import Detokenize, Done, Token, Tokenize, TokenizerInfo, TokenizerInfoReply, Welcome
+from ipc.errors import OdriverError
+from ipc.messages import Done, Token, TokenizerInfo, TokenizerInfoReply, Welcome
 
 Outcomes = asyncio.Queue[Outcome]
-Answer = TypeVar("Answer")
 
 
-class AsyncClient:
+class AsyncClient(BaseClient["AsyncStream"]):
     """A connection to a daemon; any number of tasks, of any loop, may use one, with many requests at once.
 
     ``async with`` connects, and so does the first request. ``address`` None is where ``odriver serve`` listens by
@@ -50,12 +47,7 @@ class AsyncClient:
         resume_timeout: float = 300.0,
         key: Path | str | None = None,
     ) -> None:
-        self._address = checked_address(address, has_key=key is not None)
-        self._timeout = timeout
-        self._key = key
-        own = None if key is None else client_key(Path(key))
-        self._connection = Connection(self._address, timeout, resume_timeout if resume else None, own)
-        self._finalizer = weakref.finalize(self, self._connection.close)
+        super().__init__(address, timeout, resume=resume, resume_timeout=resume_timeout, key=key)
         self._doorways: dict[asyncio.AbstractEventLoop, _Doorway] = {}
 
     async def __aenter__(self) -> Self:
@@ -71,11 +63,6 @@ class AsyncClient:
     ) -> None:
         await self.close()
 
-    @property
-    def welcome(self) -> Welcome:
-        """What the daemon says of itself: ``model``, ``max_model_len`` and more; raises ConnectFailed before."""
-        return self._connection.welcome
-
     async def connect(self) -> Welcome:
         """Be connected, anew if need be; what the daemon says of itself. Raises ConnectFailed if none answers."""
         if self._connection.is_up:
@@ -83,31 +70,6 @@ class AsyncClient:
         welcome = await self._outcome_of(self._connection.connect)
         assert isinstance(welcome, Welcome)
         return welcome
-
-    def generate(self, prompt: str | list[int], *, stream: bool = True, **params: Any) -> "AsyncStream":
-        """Continue a text, or token ids; ``params`` are those of ``SamplingParams``. Iterate over the answer's pieces.
-
-        Without ``stream`` they come when all is done, a piece for each sample.
-        """
-        return self._stream(prompt=prompt, params=params, stream=stream)
-
-    def chat(
-        self,
-        messages: list[Message],
-        *,
-        stream: bool = True,
-        tools: list[dict[str, Any]] | None = None,
-        chat_template_kwargs: dict[str, Any] | None = None,
-        **params: Any,
-    ) -> "AsyncStream":
-        """Continue a conversation, through the model's chat template, otherwise as ``generate``.
-
-        ``tools`` are functions that the model may call, as OpenAI has them; a call comes as text, in the model's own
-        notation. ``chat_template_kwargs`` are switches of the template, such as ``enable_thinking``.
-        """
-        return self._stream(
-            messages=messages, tools=tools, chat_template_kwargs=chat_template_kwargs, params=params, stream=stream
-        )
 
     async def complete(self, prompt: str | list[int], **params: Any) -> Completion:
         """As ``generate``, and wait for the whole, which comes at once."""
@@ -125,21 +87,14 @@ class AsyncClient:
     ) -> list[int]:
         """The token ids that a prompt would have, or a conversation. Raises as reading a completion does."""
         done = await self._outcome_of(
-            partial(
-                self._connection.ask,
-                message_of=lambda request_id: Tokenize(
-                    request_id, prompt, messages, tools or [], chat_template_kwargs or {}, add_special_tokens
-                ),
-            )
+            self._tokenizing(prompt, messages, tools, chat_template_kwargs, add_special_tokens)
         )
         assert isinstance(done, Done)
         return done.token_ids
 
     async def detokenize(self, token_ids: list[int]) -> str:
         """The text of token ids, special ones as they are spelt."""
-        done = await self._outcome_of(
-            partial(self._connection.ask, message_of=lambda request_id: Detokenize(request_id, token_ids))
-        )
+        done = await self._outcome_of(self._detokenizing(token_ids))
         assert isinstance(done, Done)
         return done.text
 
@@ -160,12 +115,6 @@ class AsyncClient:
     async def close(self) -> None:
         """End the connection; what is open is aborted, and whoever waits for it gets ConnectionLost."""
         await asyncio.to_thread(self._finalizer)
-
-    def _asked(self, ask: Callable[[ControlClient], Answer]) -> Answer:
-        if not self._finalizer.alive:
-            raise ConnectionLost("this client is closed")
-        with ControlClient(self._address, self._timeout, key=self._key) as control:
-            return ask(control)
 
     def _stream(self, **question: Any) -> "AsyncStream":
         outcomes, put = self._new_queue()

@@ -9,15 +9,14 @@ from one thread and read one after the other. Leaving its loop early, closing or
 ``ipc.async_client`` has the same for asyncio.
 """
 
-import weakref
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, Self
 
-from ipc.addresses import checked_address
+from ipc.base_client import BaseClient
 from ipc.call import Call, Outcome, Put
 from ipc.completion import Choice, Completion, Message, Piece, TokenLogprobs, piece_of, whole
 from ipc.connection import Connection
@@ -31,13 +30,10 @@ from ipc.errors import (
     RequestFailed,
     ResumeFailed,
 )
-from ipc.keys import client_key
 from ipc.messages import (
-    Detokenize,
     Done,
     Logprob,
     Token,
-    Tokenize,
     TokenizerInfo,
     TokenizerInfoReply,
     Usage,
@@ -63,10 +59,8 @@ __all__ = [
     "Usage",
 ]
 
-Answer = TypeVar("Answer")
 
-
-class Client:
+class Client(BaseClient["Stream"]):
     """A connection to a daemon; any number of threads may use one, with many requests at once.
 
     ``address`` None is where ``odriver serve`` listens by default. ``timeout`` is how many seconds a daemon has to
@@ -91,12 +85,7 @@ class Client:
         resume_timeout: float = 300.0,
         key: Path | str | None = None,
     ) -> None:
-        self._address = checked_address(address, has_key=key is not None)
-        self._timeout = timeout
-        self._key = key
-        own = None if key is None else client_key(Path(key))
-        self._connection = Connection(self._address, timeout, resume_timeout if resume else None, own)
-        self._finalizer = weakref.finalize(self, self._connection.close)
+        super().__init__(address, timeout, resume=resume, resume_timeout=resume_timeout, key=key)
         try:
             self.connect()
         except BaseException:
@@ -109,11 +98,6 @@ class Client:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self.close()
 
-    @property
-    def welcome(self) -> Welcome:
-        """What the daemon says of itself: ``model``, ``max_model_len`` and more."""
-        return self._connection.welcome
-
     def connect(self) -> Welcome:
         """Be connected, anew if need be; what the daemon says of itself. Raises ConnectFailed if none answers."""
         if self._connection.is_up:
@@ -121,31 +105,6 @@ class Client:
         welcome = _outcome_of(self._connection.connect)
         assert isinstance(welcome, Welcome)
         return welcome
-
-    def generate(self, prompt: str | list[int], *, stream: bool = True, **params: Any) -> "Stream":
-        """Continue a text, or token ids; ``params`` are those of ``SamplingParams``. Iterate over the answer's pieces.
-
-        Without ``stream`` they come when all is done, a piece for each sample.
-        """
-        return self._stream(prompt=prompt, params=params, stream=stream)
-
-    def chat(
-        self,
-        messages: list[Message],
-        *,
-        stream: bool = True,
-        tools: list[dict[str, Any]] | None = None,
-        chat_template_kwargs: dict[str, Any] | None = None,
-        **params: Any,
-    ) -> "Stream":
-        """Continue a conversation, through the model's chat template, otherwise as ``generate``.
-
-        ``tools`` are functions that the model may call, as OpenAI has them; a call comes as text, in the model's own
-        notation. ``chat_template_kwargs`` are switches of the template, such as ``enable_thinking``.
-        """
-        return self._stream(
-            messages=messages, tools=tools, chat_template_kwargs=chat_template_kwargs, params=params, stream=stream
-        )
 
     def complete(self, prompt: str | list[int], **params: Any) -> Completion:
         """As ``generate``, and wait for the whole, which comes at once."""
@@ -162,22 +121,13 @@ class Client:
         add_special_tokens: bool = True,
     ) -> list[int]:
         """The token ids that a prompt would have, or a conversation. Raises as reading a completion does."""
-        done = _outcome_of(
-            partial(
-                self._connection.ask,
-                message_of=lambda request_id: Tokenize(
-                    request_id, prompt, messages, tools or [], chat_template_kwargs or {}, add_special_tokens
-                ),
-            )
-        )
+        done = _outcome_of(self._tokenizing(prompt, messages, tools, chat_template_kwargs, add_special_tokens))
         assert isinstance(done, Done)
         return done.token_ids
 
     def detokenize(self, token_ids: list[int]) -> str:
         """The text of token ids, special ones as they are spelt."""
-        done = _outcome_of(
-            partial(self._connection.ask, message_of=lambda request_id: Detokenize(request_id, token_ids))
-        )
+        done = _outcome_of(self._detokenizing(token_ids))
         assert isinstance(done, Done)
         return done.text
 
@@ -198,12 +148,6 @@ class Client:
     def close(self) -> None:
         """End the connection; what is open is aborted, and whoever waits for it gets ConnectionLost."""
         self._finalizer()
-
-    def _asked(self, ask: Callable[[ControlClient], Answer]) -> Answer:
-        if not self._finalizer.alive:
-            raise ConnectionLost("this client is closed")
-        with ControlClient(self._address, self._timeout, key=self._key) as control:
-            return ask(control)
 
     def _stream(self, **question: Any) -> "Stream":
         outcomes: SimpleQueue[Outcome] = SimpleQueue()
