@@ -6,20 +6,18 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from compiled_attention import assert_compiles_in_place
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax.experimental.pallas import tpu as pltpu
 from tpu_twins import plain_twin
 
-from caching import attention, pallas_attention, pallas_writes
+from caching import attention, pallas_writes
 from caching.attention import PageTable
-from caching.metadata import PagedAttentionCacheMetaData
 from caching.pallas_attention import PallasAttention, holds_table, stored_heads
 from caching.tpu_attention import TPUAttention
 from caching.tpu_chip import CHIPS
-from engine.lowering import lower
-from engine.mesh import DeviceMesh
-from engine.topology import chips_of
+from caching.tpu_kernels import PALLAS
 
 V5E = CHIPS["TPU v5 lite"]
 SLOW = replace(V5E, hbm_bandwidth=1e9)
@@ -205,21 +203,5 @@ def test_what_fits_scalar_memory():
 def test_the_kernel_compiles_and_copies_no_pages(topology, heads, kv_heads, head_dim):
     """For a chip that is not there: the pages are written in place, and scratch does not grow with them."""
     pytest.importorskip("libtpu")
-    chip = chips_of(topology)[0]
-    stored, wide = stored_heads(kv_heads, head_dim, np.dtype(jnp.bfloat16))
-    metadata = PagedAttentionCacheMetaData(
-        num_layers=1, num_pages=512, page_size=128, num_kv_heads=stored, head_dim=wide, dtype=np.dtype(jnp.bfloat16)
-    )
-    (pages,) = jax.eval_shape(lambda: pallas_attention.allocate(metadata)).layers
-    table = PageTable(*(jax.ShapeDtypeStruct(shape, np.int32) for shape in ((64,), (64, 40), (65,), (1,))))
-    q, k = (jax.ShapeDtypeStruct((64, count, head_dim), jnp.bfloat16) for count in (heads, kv_heads))
 
-    def step(pages, q, k, v, table):
-        return PallasAttention(CHIPS[chip.device_kind])(pages, q, k, v, table, sm_scale=0.1, sliding_window=100)
-
-    compiled = lower(step, *DeviceMesh((chip,)).shapes((pages, q, k, k, table)), donate=0).compile()
-
-    sizes = compiled.memory_analysis()
-    assert sizes.alias_size_in_bytes == metadata.num_bytes
-    assert sizes.temp_size_in_bytes < 2**20
-    assert "copy(%pages" not in compiled.as_text()
+    assert_compiles_in_place(PALLAS, topology, heads, kv_heads, head_dim)

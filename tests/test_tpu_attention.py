@@ -5,13 +5,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from checkpoints import build_checkpoint
+from compiled_attention import assert_compiles_in_place
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tpu_twins import plain_twin
 
-from caching import attention, tpu_attention
+from caching import attention
 from caching.attention import PageTable
-from caching.metadata import PagedAttentionCacheMetaData
 from caching.page_dtype import as_read, as_stored, rounded
 from caching.pallas_attention import PallasAttention
 from caching.tpu_attention import TPUAttention, block_pages, holds_table, stored_heads
@@ -21,9 +21,6 @@ from engine import backend, build
 from engine.backend import RotatedByXLA, choose_backend, default_page_size, tpu_backend, tpu_kernel, xla_backend
 from engine.config import EngineConfig
 from engine.errors import ConfigurationError
-from engine.lowering import lower
-from engine.mesh import DeviceMesh
-from engine.topology import chips_of
 
 V5E = CHIPS["TPU v5 lite"]
 BFLOAT16 = np.dtype(jnp.bfloat16)
@@ -215,21 +212,5 @@ def test_the_kernel_that_moves_fewest_bytes_serves(kv_heads, head_dim, page_size
 def test_the_kernel_compiles_and_copies_no_pages(topology, heads, kv_heads, head_dim, kv_dtype):
     """For a chip that is not there: the pages are written in place, and scratch does not grow with them."""
     pytest.importorskip("libtpu")
-    chip = chips_of(topology)[0]
-    stored, wide = stored_heads(kv_heads, head_dim, np.dtype(kv_dtype))
-    metadata = PagedAttentionCacheMetaData(
-        num_layers=1, num_pages=512, page_size=128, num_kv_heads=stored, head_dim=wide, dtype=np.dtype(kv_dtype)
-    )
-    (pages,) = jax.eval_shape(lambda: tpu_attention.allocate(metadata)).layers
-    table = PageTable(*(jax.ShapeDtypeStruct(shape, np.int32) for shape in ((64,), (64, 40), (65,), (1,))))
-    q, k = (jax.ShapeDtypeStruct((64, count, head_dim), jnp.bfloat16) for count in (heads, kv_heads))
 
-    def step(pages, q, k, v, table):
-        return TPUAttention(CHIPS[chip.device_kind])(pages, q, k, v, table, sm_scale=0.1, sliding_window=100)
-
-    compiled = lower(step, *DeviceMesh((chip,)).shapes((pages, q, k, k, table)), donate=0).compile()
-
-    sizes = compiled.memory_analysis()
-    assert sizes.alias_size_in_bytes == metadata.num_bytes
-    assert sizes.temp_size_in_bytes < 2**20
-    assert "copy(%pages" not in compiled.as_text()
+    assert_compiles_in_place(JAX, topology, heads, kv_heads, head_dim, kv_dtype)
