@@ -53,11 +53,11 @@ def rounded(x: Array, dtype: np.dtype) -> Array:
     return x.astype(dtype)
 
 
-def quantize(x: Array) -> tuple[Array, Array]:
-    """f[..., head_dim] as int8 and scales f32[...]; NaN in x is NaN in its scale."""
+def quantize(x: Array, axis: int = -1) -> tuple[Array, Array]:
+    """An array as int8, symmetric about 0, and a scale f32 for all that lies along an axis; NaN in x is NaN in its scale."""
     wide = x.astype(jnp.float32)
-    scale = jnp.max(jnp.abs(wide), axis=-1) / np.float32(127)
-    steps = wide / jnp.where(scale == 0, np.float32(1), scale)[..., None]
+    scale = jnp.max(jnp.abs(wide), axis=axis) / np.float32(127)
+    steps = wide / jnp.expand_dims(jnp.where(scale == 0, np.float32(1), scale), axis)
     return jnp.round(steps).astype(jnp.int8), scale
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cache, partial
 from typing import Protocol
 
 import jax
@@ -52,9 +52,8 @@ class RotaryAttention(Protocol):
         """
 
 
-def _as_they_are(kv_heads: int, head_dim: int, dtype: np.dtype) -> tuple[int, int]:
-    del dtype
-    return kv_heads, head_dim
+def _with_scales(kv_heads: int, head_dim: int, dtype: np.dtype) -> tuple[int, int]:
+    return kv_heads, stored_head_dim(head_dim, dtype)
 
 
 @dataclass(frozen=True)
@@ -73,7 +72,7 @@ class Backend:
     """Layers that are alike are one program, gone through by ``lax.scan``; XLA:CPU would copy their weights first."""
     smallest_step: int = 1
     """Tokens below which a step takes no less time: an accelerator waits for the weights to be read."""
-    stored_heads: Callable[[int, int, np.dtype], tuple[int, int]] = _as_they_are
+    stored_heads: Callable[[int, int, np.dtype], tuple[int, int]] = _with_scales
     """The kv_heads and head_dim that pages have for so many and so wide ones of a dtype."""
     holds_table: Callable[[int, int], bool] = lambda rows, pages_per_seq: True  # noqa: ARG005
     """Whether attention has room for the page table of so many rows, and pages of the longest."""
@@ -159,41 +158,14 @@ class RotatedByXLA:
         return self.attend(kv_pages, q, k, v, table, sm_scale=sm_scale, sliding_window=sliding_window)
 
 
-@dataclass(frozen=True)
-class XLAAttention:
-    """Attention by XLA's operations over pages of a dtype."""
-
-    kv_dtype: np.dtype
-
-    def __call__(
-        self,
-        kv_pages: Array,
-        q: Array,
-        k: Array,
-        v: Array,
-        table: PageTable,
-        *,
-        sm_scale: float,
-        sliding_window: int | None,
-    ) -> tuple[Array, Array]:
-        """See Attention."""
-        return attention.paged_attention(
-            kv_pages, q, k, v, table, sm_scale=sm_scale, sliding_window=sliding_window, kv_dtype=self.kv_dtype
-        )
-
-
-def _with_scales(kv_heads: int, head_dim: int, dtype: np.dtype) -> tuple[int, int]:
-    return kv_heads, stored_head_dim(head_dim, dtype)
-
-
+@cache
 def xla_backend(kv_dtype: np.dtype) -> Backend:
-    """XLA's operations, which serve on any device."""
+    """XLA's operations, which serve on any device, over pages of a dtype."""
     return Backend(
-        RotatedByXLA(XLAAttention(kv_dtype)),
+        RotatedByXLA(partial(attention.paged_attention, kv_dtype=kv_dtype)),
         PagedAttentionCache.allocate,
         packs=False,
         description="XLA's operations",
-        stored_heads=_with_scales,
     )
 
 

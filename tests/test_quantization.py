@@ -12,6 +12,7 @@ from checkpoints import build_checkpoint
 from flax import nnx
 from transformers import AutoTokenizer
 
+from caching.page_dtype import quantize
 from engine.backend import choose_backend, xla_backend
 from engine.build import DEMO_MODEL, build_engine
 from engine.config import EngineConfig
@@ -94,7 +95,7 @@ def test_products_are_those_of_the_numbers_that_the_weights_stand_for(rows, pack
     table, ids = rng.standard_normal((50, 70)).astype(np.float32), rng.integers(0, 50, rows)
     kernel, embedding, scales = nnx.Param(jnp.asarray(weight)), nnx.Param(jnp.asarray(table)), []
     for number, param in enumerate((kernel, embedding)):
-        numbers, scale = linear.quantize(param[...], number)
+        numbers, scale = quantize(param[...], number)
         scales.append(linear.scale_of(param, number, FLOAT32).replace(scale))
         param.set_value(numbers)
     held = (

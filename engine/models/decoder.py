@@ -20,6 +20,7 @@ from engine.models.config import ModelConfig
 from engine.models.linear import Scale, dense, flatten, logits, look_up, pack, pack_table, scale_of
 from engine.models.rope import Rotation, inverse_frequencies, rotation
 from engine.models.sharding import part_of
+from engine.vocabulary import Vocabulary
 
 NO_TOKEN_LOGIT = np.float32(-3e38)
 """Of what pads the vocabulary: finite, and below whatever the sampler gives to tokens that may not be drawn."""
@@ -240,5 +241,5 @@ def without_padding(logits: Array, config: ModelConfig) -> Array:
     if config.padded_vocab_size == config.vocab_size:
         return logits
     count = logits.shape[-1]
-    ids = jax.lax.axis_index(TP) * count + jnp.arange(count)
+    ids = Vocabulary(TP).first(count) + jnp.arange(count, dtype=jnp.int32)
     return jnp.where((ids < config.vocab_size).reshape((1,) * (logits.ndim - 1) + (-1,)), logits, NO_TOKEN_LOGIT)

@@ -1,7 +1,7 @@
 """Products of activations and weights: XLA's, or on a CPU those of a kernel of our own over packed weights."""
 
 import math
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,7 @@ from flax import nnx
 from jax import Array
 
 from caching.cpu_kernels import load, register
+from engine.vocabulary import Vocabulary
 
 SOURCE = Path(__file__).parent / "cpu" / "linear.cc"
 
@@ -82,15 +83,6 @@ def scale_of(weight: nnx.Param[Array], axis: int, activations: np.dtype) -> Scal
     )
 
 
-@partial(jax.jit, static_argnames="axis")
-def quantize(weight: Array, axis: int) -> tuple[Array, Array]:
-    """A kernel (axis 0) or table (axis 1) as int8, symmetric about 0, and the scales f32 of its other axes."""
-    wide = weight.astype(np.float32)
-    scale = jnp.max(jnp.abs(wide), axis=axis) / np.float32(127)
-    steps = wide / jnp.expand_dims(jnp.where(scale == 0, np.float32(1), scale), axis)
-    return jnp.round(steps).astype(np.int8), scale
-
-
 def dense(
     x: Array,
     kernel: nnx.Param[Array],
@@ -121,7 +113,7 @@ def look_up(table: nnx.Param[Array], token_ids: Array, axis: str | None = None, 
     """Rows [..., hidden] of a table [vocab, hidden], which may be split over a mesh axis; float32 where it is packed."""
     weight = table[...]
     if axis is not None:
-        return _look_up_among(weight, scale, token_ids, axis)
+        return _look_up_among(weight, scale, token_ids, Vocabulary(axis))
     if isinstance(table, PackedKernel):
         width = weight.shape[2]
         rows = weight[token_ids // width, :, token_ids % width].astype(np.float32)
@@ -139,14 +131,13 @@ def logits(hidden: Array, table: nnx.Param[Array], scale: Scale | None = None) -
     return product if scale is None else product * scale[...].reshape((1,) * (hidden.ndim - 1) + (-1,))
 
 
-def _look_up_among(part: Array, scale: Scale | None, token_ids: Array, axis: str) -> Array:
+def _look_up_among(part: Array, scale: Scale | None, token_ids: Array, vocabulary: Vocabulary) -> Array:
     """The rows that this device has, and those of the others by the sum."""
-    place = token_ids - jax.lax.axis_index(axis).astype(token_ids.dtype) * part.shape[0]
-    here = (place >= 0) & (place < part.shape[0])
-    place = jnp.where(here, place, 0)
+    size = part.shape[0]
+    place = vocabulary.place(token_ids, size)
+    here, place = place < size, jnp.minimum(place, np.int32(size - 1))
     rows = _scaled(_rows(part, place), scale, place)
-    found: Array = jax.lax.psum(jnp.where(here[..., None], rows, np.array(0, rows.dtype)), axis)
-    return found
+    return vocabulary.total(jnp.where(here[..., None], rows, np.array(0, rows.dtype)))
 
 
 def _rows(table: Array, places: Array) -> Array:

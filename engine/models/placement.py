@@ -11,11 +11,12 @@ import numpy as np
 from jax import Array
 from jax.sharding import PartitionSpec
 
+from caching.page_dtype import quantize
 from engine.mesh import DeviceMesh
 from engine.models.checkpoint import Checkpoint
 from engine.models.config import ModelConfig
 from engine.models.decoder import Decoder
-from engine.models.linear import FlatKernel, Scale, quantize
+from engine.models.linear import FlatKernel, Scale
 from engine.models.parameters import Parameter, assemble
 from engine.models.sharding import flat_spec, spec_of
 
@@ -66,7 +67,7 @@ class Placement:
 
     def load_quantized(self, variable: Any, scale: Scale, sources: Sequence[Parameter]) -> tuple[Array, Array]:
         """The same of an int8 variable and its scale; of each source in turn, so that none but one is held whole."""
-        numbers, scales = self._load([variable, scale], sources, partial(quantize, axis=scale.axis))
+        numbers, scales = self._load([variable, scale], sources, partial(_quantize, axis=scale.axis))
         return numbers, scales
 
     def _load(
@@ -115,6 +116,9 @@ def _is_stacked(variable: Any, source: Parameter) -> bool:
 
 def _without(spec: PartitionSpec, axis: int) -> PartitionSpec:
     return PartitionSpec(*spec[:axis], *spec[axis + 1 :])
+
+
+_quantize = jax.jit(quantize, static_argnames="axis")
 
 
 @partial(jax.jit, donate_argnums=0)
