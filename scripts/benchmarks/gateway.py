@@ -21,11 +21,11 @@ from scripts.benchmarks.figure import Figure, figure
 from scripts.benchmarks.footprint import Footprint
 from scripts.benchmarks.http_stream import post
 from scripts.benchmarks.serve import OUTPUT, PROMPT, take_turns
-from scripts.benchmarks.systems import CLIENT, Ours
 from scripts.benchmarks.workload import Prompts, Workload, checked
 from scripts.processes import odriver
 
-HTTP_CLIENT = "scripts.benchmarks.http_client"
+DIRECT_CLIENT, HTTP_CLIENT = "scripts.benchmarks.async_client", "scripts.benchmarks.http_client"
+"""Both have one thread: with one for each stream a client would take the processor from what is measured."""
 STREAMS = 32
 ALONE = 50
 """One-token requests, one after the other."""
@@ -47,16 +47,15 @@ class Gateway(NamedTuple):
     daemon: Daemon
     url: str
     pid: int
-    ours: Ours
-    by_http: "ByHttp"
+    direct: "Way"
+    by_http: "Way"
 
 
-class ByHttp:
-    """The gateway, and its client in a process of its own."""
+class Way:
+    """To the daemon, and a client of it in a process of its own."""
 
-    name = "HTTP gateway"
-
-    def __init__(self, client: Child) -> None:
+    def __init__(self, name: str, client: Child) -> None:
+        self.name = name
         self._client = client
 
     def run(self, workload: Workload) -> list[Timeline]:
@@ -71,22 +70,25 @@ def gateway_to(model: Path, settings: list[str]) -> Iterator[Gateway]:
     with (
         Daemon(model, *settings) as daemon,
         odriver("gateway", "--connect", daemon.address, "--port", "0", "--log-level", "warning") as web,
-        Child(CLIENT, daemon.address) as client,
+        Child(DIRECT_CLIENT, daemon.address) as client,
         Child(HTTP_CLIENT, web.status) as http_client,
     ):
-        yield Gateway(daemon, web.status, web.process.pid, Ours(daemon, client), ByHttp(http_client))
+        direct, by_http = Way("ZeroMQ", client), Way("HTTP gateway", http_client)
+        yield Gateway(daemon, web.status, web.process.pid, direct, by_http)
 
 
 def measure_gateway(model: str, prompts: Prompts, gateway: Gateway, repeats: int) -> Iterator[Figure]:
     """The figures of one model, as they come; raises GatewayLeaks."""
     named = partial(figure, f"gateway {model}")
     cpu = _cpu_seconds(gateway.pid)
-    runs = take_turns([gateway.ours, gateway.by_http], lambda: Workload(prompts.take(STREAMS, PROMPT), OUTPUT), repeats)
+    runs = take_turns(
+        [gateway.direct, gateway.by_http], lambda: Workload(prompts.take(STREAMS, PROMPT), OUTPUT), repeats
+    )
     cpu = _cpu_seconds(gateway.pid) - cpu
-    direct, through = runs[Ours.name], runs[ByHttp.name]
+    direct, through = runs[gateway.direct.name], runs[gateway.by_http.name]
     rates = [[throughput(run) for run in system] for system in (through, direct)]
     name = f"{STREAMS} streams"
-    yield named(name, "tok/s", rates[0], others={"ZeroMQ": rates[1]})
+    yield named(name, "tok/s", rates[0], others={gateway.direct.name: rates[1]})
     yield named(f"{name}, of ZeroMQ's", "%", [100 * http / zeromq for http, zeromq in zip(*rates, strict=True)])
     added = [_ttft(http) - _ttft(zeromq) for http, zeromq in zip(through, direct, strict=True)]
     yield named(f"{name}, added TTFT p50", "ms", added, more_is_better=False)
@@ -111,7 +113,7 @@ def _added_alone(prompts: Prompts, gateway: Gateway) -> float:
     """By turns, and so that both have the machine as it is."""
     through, direct = [], []
     for _ in range(ALONE):
-        for system, timelines in ((gateway.ours, direct), (gateway.by_http, through)):
+        for system, timelines in ((gateway.direct, direct), (gateway.by_http, through)):
             asked = Workload(prompts.take(1, PROMPT), 1)
             timelines += checked(system.run(asked), asked)
     return _ttft(through) - _ttft(direct)
