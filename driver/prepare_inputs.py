@@ -17,7 +17,6 @@ from driver.messages import Admit, Opened
 from driver.open_requests import OpenRequest, OpenRequests
 from driver.request import ActiveRequest, RequestError, ReturnSample, TokenizerRequest, Usage
 from driver.resumption import take_up
-from driver.stop_regex import StopRegex
 from driver.tokenization import answer_tokenizer, chat_token_ids, check_in_vocabulary
 from driver.tokenizer import Tokenizer
 from engine.config import ServingLimits
@@ -95,7 +94,6 @@ class PrepareInputs:
             return
         try:
             params = sampling_params(request.request.params)
-            stop_regexes = [_stop_regex(pattern) for pattern in params.stop_regexes]
             sequences = self._sequences(request, params)
             resumed = take_up(sequences, request.request.resume_token_ids)
         except InvalidRequest as error:
@@ -105,7 +103,7 @@ class PrepareInputs:
         whole = {output.request_id for output in resumed if output.finish_reason is not None}
         admit = Admit(
             [sequence for sequence in sequences if sequence.request_id not in whole],
-            Opened(request, sequences, prompt[-PROMPT_TAIL:], len(prompt), params, stop_regexes, resumed),
+            Opened(request, sequences, prompt[-PROMPT_TAIL:], len(prompt), params, resumed),
         )
         if params.structured_outputs is None or not admit.sequences:
             self._post(admit)
@@ -242,10 +240,3 @@ def _in_plain_words(message: str) -> str:
     if not path or what.startswith(name):  # one of our own, which names what it is about
         return what
     return f"{name}: {what[0].lower()}{what[1:]}".replace("`", "").replace("array", "list")
-
-
-def _stop_regex(pattern: str) -> StopRegex:
-    try:
-        return StopRegex(pattern)
-    except ValueError as error:
-        raise InvalidRequest(f"stop_regex: {error}") from error

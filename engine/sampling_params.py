@@ -41,11 +41,12 @@ class SamplingParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
     """Parameters of one request; constructing it checks ranges and raises ValueError naming the parameter.
 
     ``max_tokens`` None means until the context is full. ``temperature`` 0 is greedy. ``top_k`` 0 or -1
-    keeps every token. ``seed`` None draws one at admission; sample i of ``n`` has the i-th after it. ``stop`` strings and
-    what ``stop_regex`` matches end the text before them, or after them with ``include_stop_str_in_output``, once there
-    are ``min_tokens`` tokens. A lower ``priority`` is served first. ``timeout_s`` is for all of the request, ``queue_timeout_s``
-    until its first step. Requests share computed pages of prompts that begin alike where their ``cache_salt`` is the same,
-    and without ``enable_prefix_caching`` with no other request. What it means in tokens (ids in the vocabulary, words to ids) is checked where that is known.
+    keeps every token. ``seed`` None draws one at admission; sample i of ``n`` has the i-th after it. ``stop`` strings
+    end the text before them, or after them with ``include_stop_str_in_output``, once there are ``min_tokens`` tokens. A
+    lower ``priority`` is served first. ``timeout_s`` is for all of the request, ``queue_timeout_s`` until its first step.
+    Requests share computed pages of prompts that begin alike where their ``cache_salt`` is the same, and without
+    ``enable_prefix_caching`` with no other request. What it means in tokens (ids in the vocabulary, words to ids) is
+    checked where that is known.
     """
 
     n: int = 1
@@ -63,7 +64,6 @@ class SamplingParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
     bad_words: list[str] = []
     seed: int | None = None
     stop: str | list[str] = []
-    stop_regex: str | list[str] = []
     stop_token_ids: list[int] = []
     include_stop_str_in_output: bool = False
     ignore_eos: bool = False
@@ -98,11 +98,6 @@ class SamplingParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
         """The stop strings, one given as a bare string included."""
         return [self.stop] if isinstance(self.stop, str) else self.stop
 
-    @property
-    def stop_regexes(self) -> list[str]:
-        """The stop patterns, one given as a bare string included."""
-        return [self.stop_regex] if isinstance(self.stop_regex, str) else self.stop_regex
-
     def _check_lengths(self) -> None:
         most = self.max_tokens
         _require(most is None or most >= 1, "max_tokens", "at least 1", most)
@@ -134,9 +129,8 @@ class SamplingParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
 
     def _check_stops(self) -> None:
         _check_strings("stop", self.stops, MAX_STOPS)
-        _check_strings("stop_regex", self.stop_regexes, MAX_STOPS)
-        for name, given in (("stop", self.stops), ("stop_regex", self.stop_regexes)):
-            _require(self.detokenize or not given, name, "left out where detokenize is false: there is no text", given)
+        left_out = "left out where detokenize is false: there is no text"
+        _require(self.detokenize or not self.stops, "stop", left_out, self.stops)
 
 
 def _check_strings(name: str, strings: list[str], most: int) -> None:

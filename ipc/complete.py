@@ -126,13 +126,6 @@ def _add_stops(parser: argparse.ArgumentParser) -> None:
         help=f"before this text, 1 to {MAX_STOP_LENGTH} characters; up to {MAX_STOPS} times",
     )
     add(
-        "--stop-regex",
-        action="append",
-        metavar="S",
-        help=f"before what this matches, 1 to {MAX_STOP_LENGTH} characters, without anchors, lookaround and "
-        f"backreferences; up to {MAX_STOPS} times",
-    )
-    add(
         "--stop-token-ids",
         type=_token_ids,
         metavar="ID,ID",

@@ -91,7 +91,6 @@ class Sampling(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     repetition_penalty: float | None = None
     allowed_token_ids: list[int] | None = None
     bad_words: list[str] | None = None
-    stop_regex: str | list[str] | None = None
     stop_token_ids: list[int] | None = None
     include_stop_str_in_output: bool | None = None
     ignore_eos: bool | None = None

@@ -35,8 +35,8 @@ FLAGS = {
     "--logit-bias 5=2.5 --logit-bias 7=-100 --allowed-token-ids 1,5 --bad-words a --bad-words b": {
         "logit_bias": {5: 2.5, 7: -100.0}, "allowed_token_ids": [1, 5], "bad_words": ["a", "b"],
     },
-    "--stop x --stop y --stop-regex a+ --stop-token-ids 3,4 --include-stop-str-in-output --ignore-eos": {
-        "stop": ["x", "y"], "stop_regex": ["a+"], "stop_token_ids": [3, 4], "include_stop_str_in_output": True,
+    "--stop x --stop y --stop-token-ids 3,4 --include-stop-str-in-output --ignore-eos": {
+        "stop": ["x", "y"], "stop_token_ids": [3, 4], "include_stop_str_in_output": True,
         "ignore_eos": True,
     },
     "--repetition-detection 8 --n 2": {"repetition_detection": {"max_pattern_size": 8}, "n": 2},
