@@ -3,28 +3,13 @@
 import time
 from collections.abc import Callable
 
-import msgspec
-
 from driver.errors import Overloaded
-from driver.request import ActiveRequest
 from engine.config import EngineStats
 
-BYTES_PER_TOKEN = 4
-"""Of text, as a rule of thumb: before it is tokenised nobody knows, and a limit of load need not be exact."""
 RATE_WINDOW = 5.0
 """Seconds over which the rate is taken by which what waits becomes less."""
 LEAST_DELAY, MOST_DELAY = 0.5, 60.0
 """Seconds; the rate may change, so nobody is told to stay away for long."""
-
-
-def estimated_tokens(request: ActiveRequest) -> int:
-    """What the prompt will have, about, and the output that it goes on with."""
-    resumed = sum(map(len, request.resume_token_ids))
-    if isinstance(request.prompt, list):
-        return resumed + len(request.prompt)
-    texts = [request.prompt] if isinstance(request.prompt, str) else [m.get("content") for m in request.messages or []]
-    tools = len(msgspec.msgpack.encode(request.tools)) if request.tools else 0
-    return resumed + (tools + sum(len(text) for text in texts if isinstance(text, str))) // BYTES_PER_TOKEN + 1
 
 
 class LoadLimit:
@@ -37,14 +22,14 @@ class LoadLimit:
         self._now = self._before = (clock(), 0)
         """When we looked, and how many tokens had been computed by then: lately, and a window before that."""
 
-    def check(self, request: ActiveRequest, waiting: int, tokens: int, stats: EngineStats) -> None:
-        """Raises Overloaded where so many requests with so many tokens wait that this one is one too many.
+    def check(self, weight: int, waiting: int, tokens: int, stats: EngineStats) -> None:
+        """Raises Overloaded where so many requests with so many tokens wait that one of ``weight`` more is too many.
 
         Alone, a request may be as long as it likes.
         """
         if waiting >= self._max_requests:
             why = f"{self._max_requests:,} requests wait already"
-        elif waiting and tokens + estimated_tokens(request) > self._max_tokens:
+        elif waiting and tokens + weight > self._max_tokens:
             why = f"prompts of {tokens:,} tokens wait already, and {self._max_tokens:,} may"
         else:
             return

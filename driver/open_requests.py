@@ -28,6 +28,8 @@ class OpenRequest:
 
     request: ActiveRequest
     sequence_id: str
+    weight: int = field(init=False)
+    """Its tokens, about, computed once."""
     aborted: bool = False
     num_samples: int = 1
     """How many sequences it is served by; prepare inputs says so before they are admitted."""
@@ -35,6 +37,9 @@ class OpenRequest:
     scheduled_at: float | None = None
     """When a step was first planned with it; this and the next the summary thread writes, with the first token."""
     first_token_at: float | None = None
+
+    def __post_init__(self) -> None:
+        self.weight = self.request.estimated_tokens
 
     @property
     def request_id(self) -> str:
@@ -78,7 +83,7 @@ class OpenRequests:
 
     def add(self, request: ActiveRequest) -> OpenRequest:
         """Opens the request; raises DuplicateRequest if its id is in use."""
-        added = OpenRequest(request, sequence_id=f"{request.request_id}#{next(self._serials)}")
+        added = OpenRequest(request, f"{request.request_id}#{next(self._serials)}")
         if self._by_request_id.setdefault(request.request_id, added) is not added:
             raise DuplicateRequest(f"request id {request.request_id!r} is in use until its last sample")
         self._owed[added.sequence_id] = added

@@ -102,7 +102,7 @@ class Clients:
         if isinstance(message, Error):
             self._send(identity, message)
         else:
-            self._answer(identity, message, now, tenant)
+            self._answer(identity, message, now, tenant, len(frames[0]))
         if identity in self._full:
             self._flush(identity, now)
 
@@ -147,7 +147,7 @@ class Clients:
                 client.pinged_at = now
                 self._sign_of_life(identity, Ping())
 
-    def _answer(self, identity: bytes, message: ClientMessage, now: float, tenant: Tenant) -> None:
+    def _answer(self, identity: bytes, message: ClientMessage, now: float, tenant: Tenant, num_bytes: int) -> None:
         if isinstance(message, Hello):
             self._greet(identity, message, now, tenant)
             return
@@ -158,7 +158,7 @@ class Clients:
             return
         match message:
             case Generate() | Tokenize() | Detokenize():
-                self._take(identity, client, message, now)
+                self._take(identity, client, message, now, num_bytes)
             case TokenizerInfo(request_id=request_id):
                 self._send(identity, TokenizerInfoReply(request_id, self._driver.tokenizer_info))
             case Abort(request_id=request_id) if request_id in client.streams:
@@ -177,7 +177,7 @@ class Clients:
         self._clients[identity] = _Client(tenant, now, now)
         self._send(identity, msgspec.structs.replace(self._welcome, client_id=identity.hex()))
 
-    def _take(self, identity: bytes, client: _Client, message: Question, now: float) -> None:
+    def _take(self, identity: bytes, client: _Client, message: Question, now: float, num_bytes: int) -> None:
         """Owes the client an end of this, unless the driver refuses it."""
         request_id = message.request_id
         if request_id in client.streams:
@@ -191,21 +191,21 @@ class Clients:
         reply = Reply(self._outbox, identity, request_id, stream=not isinstance(message, Generate) or message.stream)
         client.streams[request_id] = Stream(reply)
         try:
-            self._submit(message, reply, client.tenant)
+            self._submit(message, reply, client.tenant, num_bytes)
         except DriverError as error:
             del client.streams[request_id]
             retry_after = error.retry_after_s if isinstance(error, Overloaded) else None
             self._send(identity, Error(request_id, error.code, str(error), retry_after))
 
-    def _submit(self, message: Question, reply: Reply, tenant: Tenant) -> None:
+    def _submit(self, message: Question, reply: Reply, tenant: Tenant, num_bytes: int) -> None:
         fields = {name: getattr(message, name) for name in message.__struct_fields__}
         fields |= {"request_id": _driver_id(reply.identity, reply.request_id), "channel": reply}
+        fields |= {"client": tenant.name or reply.identity.hex(), "num_bytes": num_bytes}
         if not isinstance(message, Generate):
             self._driver.submit_tokenizer_request(TokenizerRequest(**fields))
             return
         del fields["stream"]
-        client = tenant.name or reply.identity.hex()
-        self._driver.submit_request(ActiveRequest(**fields, client=client, tenant=tenant.name))
+        self._driver.submit_request(ActiveRequest(**fields, tenant=tenant.name))
 
     def _flush(self, identity: bytes, now: float) -> None:
         """Send what has been waiting for room in the connection of a client."""

@@ -160,12 +160,11 @@ def test_a_thread_that_was_left_behind_gives_no_second_end() -> None:
 @pytest.mark.parametrize(
     ("fault", "reason"),
     [
-        ({"prompt": "break encode"}, "the prepare inputs thread died of RuntimeError: cannot encode"),
         ({"choice": ["a"]}, "the compile grammars thread died of RuntimeError: cannot define"),
         ({"fails_at": 3}, "the execution loop thread died of RuntimeError: the device is on fire"),
         ({"prompt": "break decode"}, "the process summary thread died of RuntimeError: cannot decode"),
     ],
-    ids=["prepare inputs", "compile grammars", "execution loop", "process summary"],
+    ids=["compile grammars", "execution loop", "process summary"],
 )
 def test_a_dead_thread_stops_the_driver_and_everybody_hears_why(
     fault: dict[str, Any], reason: str, caplog: pytest.LogCaptureFixture

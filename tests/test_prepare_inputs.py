@@ -30,9 +30,19 @@ class Stage:
         self.stage = PrepareInputs(
             FakeTokenizer(), LIMITS, self.open_requests, self.outcomes.put, max_queued, self.to_compile.put
         )
-        self.thread = SafeThread("prepare", self.stage.run, on_death=lambda *_: None)
+        self.threads = [SafeThread("prepare", run, on_death=lambda *_: None) for run in self.stage.runs]
         if started:
-            self.thread.start()
+            self.start()
+
+    def start(self) -> None:
+        """Starts its threads."""
+        for thread in self.threads:
+            thread.start()
+
+    def stop(self) -> None:
+        """Ends its threads, of which none has died."""
+        self.stage.close()
+        assert all(thread.join(timeout=30) and thread.error is None for thread in self.threads)
 
     def submit(self, request_id: str = "a", **fields: Any) -> OpenRequest:
         """Queues a request."""
@@ -61,8 +71,7 @@ def stage() -> Iterator[Stage]:
     """A stage that is stopped after the test."""
     running = Stage()
     yield running
-    running.stage.close()
-    assert running.thread.join(timeout=30) and running.thread.error is None
+    running.stop()
 
 
 def test_text_becomes_a_sequence(stage: Stage) -> None:
@@ -134,7 +143,9 @@ def test_a_seed_is_drawn_for_who_gives_none(stage: Stage) -> None:
         ({"messages": []}, "at least one message"),
         ({"prompt": 5}, "prompt must be a string or a list of token ids, not int"),
         ({"prompt": "x" * 32}, "the prompt has 32 tokens, but a request may hold 32 tokens here"),
-        ({"prompt": "x" * 99}, "the prompt has 99 tokens"),
+        ({"prompt": "x" * 99}, "the prompt has at least 99 tokens, but a request may hold 32 tokens here"),
+        ({"prompt": [1] * 33}, "the prompt has 33 tokens"),
+        ({"messages": [{"role": "user", "content": "x" * 99}]}, "the prompt has at least 117 tokens"),
         ({"prompt": [1, VOCAB_SIZE]}, "prompt[1] must be a token id from 0 to 256, not 257"),
         ({"prompt": [-1]}, "prompt[0] must be a token id from 0 to 256, not -1"),
         ({"prompt": [True]}, "prompt[0] must be a token id from 0 to 256, not True"),
@@ -226,9 +237,9 @@ def test_a_request_aborted_in_the_queue_is_not_prepared() -> None:
     stage = Stage(started=False)
     stage.submit(prompt="x").aborted = True
 
-    stage.thread.start()
+    stage.start()
     sample = stage.outcomes.get(timeout=30)
-    stage.stage.close()
+    stage.stop()
 
     assert isinstance(sample, ReturnSample) and sample.finish_reason == "abort"
-    assert stage.thread.join(timeout=30) and len(stage.open_requests) == 0
+    assert len(stage.open_requests) == 0
