@@ -272,7 +272,7 @@ def test_what_cannot_be_encoded_is_an_error_of_the_caller(client: Client) -> Non
         ({"temperature": object()}, "no message can hold this: Encoding objects of type object is unsupported"),
         ({"seed": 2**64}, "a number is too large"),
         ({"stop": "\ud800"}, "half a surrogate pair at character 0"),
-        ({"stop": nested}, "it is nested too deeply: maps and lists of a message may be 64 deep"),
+        ({"stop": nested}, "it is nested too deeply: maps and lists may be 64 deep"),
     ):
         with pytest.raises(RequestFailed, match=why) as failure:
             client.generate("x", **question)
