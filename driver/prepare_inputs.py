@@ -20,7 +20,8 @@ from driver.resumption import take_up
 from driver.tokenization import answer_tokenizer, chat_token_ids, check_in_vocabulary
 from driver.tokenizer import Tokenizer
 from engine.config import ServingLimits
-from engine.sampling_params import MAX_BAD_WORD_TOKENS, MAX_SEED, SamplingParams
+from engine.request_limits import MAX_BAD_WORD_TOKENS, MAX_SEED
+from engine.sampling_params import SamplingParams
 from engine.sequence import Sequence
 
 

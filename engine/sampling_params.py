@@ -4,21 +4,23 @@ import math
 
 import msgspec
 
+from engine.request_limits import (
+    MAX_ALLOWED_TOKEN_IDS,
+    MAX_BAD_WORDS,
+    MAX_LOGIT_BIASES,
+    MAX_LOGPROBS,
+    MAX_N,
+    MAX_PATTERN_COUNT,
+    MAX_PATTERN_SIZE,
+    MAX_PRIORITY,
+    MAX_SALT,
+    MAX_SEED,
+    MAX_STOP_LENGTH,
+    MAX_STOP_TOKEN_IDS,
+    MAX_STOPS,
+    MAX_TIMEOUT,
+)
 from engine.structured_outputs import StructuredOutputsParams
-
-MAX_SEED = 2**32 - 1
-MAX_N = 64
-MAX_LOGPROBS = 20
-MAX_STOPS = 16
-MAX_STOP_LENGTH = 256
-MAX_STOP_TOKEN_IDS = 128
-MAX_BAD_WORDS = 128
-MAX_BAD_WORD_TOKENS = 16
-MAX_PATTERN_SIZE = 1024
-MAX_PATTERN_COUNT = 1000
-MAX_TIMEOUT = 86400.0
-MAX_PRIORITY = 2**31 - 1
-MAX_SALT = 256
 
 
 class RepetitionDetection(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -119,10 +121,15 @@ class SamplingParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
         _require(self.seed is None or 0 <= self.seed <= MAX_SEED, "seed", f"from 0 to {MAX_SEED}", self.seed)
 
     def _check_tokens(self) -> None:
+        count = len(self.logit_bias)
+        _require(count <= MAX_LOGIT_BIASES, "logit_bias", f"at most {MAX_LOGIT_BIASES} ids", count)
         for token_id, bias in self.logit_bias.items():
             _require(-100 <= bias <= 100, f"logit_bias[{token_id}]", "from -100 to 100", bias)
         allowed = self.allowed_token_ids
         _require(allowed is None or len(allowed) > 0, "allowed_token_ids", "at least one token id", allowed)
+        count = 0 if allowed is None else len(allowed)
+        most = f"at most {MAX_ALLOWED_TOKEN_IDS} ids"
+        _require(count <= MAX_ALLOWED_TOKEN_IDS, "allowed_token_ids", most, count)
         _check_strings("bad_words", self.bad_words, MAX_BAD_WORDS)
         count = len(self.stop_token_ids)
         _require(count <= MAX_STOP_TOKEN_IDS, "stop_token_ids", f"at most {MAX_STOP_TOKEN_IDS} ids", count)

@@ -5,7 +5,7 @@ from typing import Any
 
 import msgspec
 
-from engine.sampling_params import (
+from engine.request_limits import (
     MAX_BAD_WORD_TOKENS,
     MAX_BAD_WORDS,
     MAX_LOGPROBS,

@@ -14,6 +14,8 @@ from typing import Any
 import msgspec
 import zmq
 
+from driver.errors import shortened
+from engine.request_limits import MAX_DEPTH
 from ipc.bell import Bell
 from ipc.call import Call, Put
 from ipc.completion import Message
@@ -299,13 +301,20 @@ class Connection:
 
 
 def _frame(message: Generate | Tokenize | Detokenize | TokenizerInfo) -> bytes:
-    """Raises RequestFailed for numbers that no message holds, such as come out of JSON."""
+    """Raises RequestFailed for what no message holds: numbers and nesting as may come out of JSON, and what is no data."""
     try:
         return encode(message)
     except OverflowError as error:
-        raise RequestFailed(
-            "invalid_request", "a number is too large: integers are from -2**63 to 2**64 - 1"
-        ) from error
+        why = "a number is too large: integers are from -2**63 to 2**64 - 1"
+        raise RequestFailed("invalid_request", why) from error
+    except UnicodeEncodeError as error:
+        why = f"a text holds half a surrogate pair at character {error.start}, which is no text"
+        raise RequestFailed("invalid_request", why) from error
+    except RecursionError as error:
+        why = f"it is nested too deeply: maps and lists of a message may be {MAX_DEPTH} deep"
+        raise RequestFailed("invalid_request", why) from error
+    except (TypeError, ValueError) as error:
+        raise RequestFailed("invalid_request", f"no message can hold this: {shortened(str(error))}") from error
 
 
 def _problem(call: Call, welcome: Welcome) -> OdriverError | None:

@@ -18,11 +18,11 @@ import zmq
 
 from driver.request import ReturnSample
 from driver.safe_thread import SafeThread
+from engine.request_limits import MAX_MESSAGE_BYTES
 from ipc.addresses import reserved
 from ipc.auth import Authority
 from ipc.bell import Bell
 from ipc.errors import AddressError, AddressInUse
-from ipc.frames import MAX_MESSAGE_BYTES
 from ipc.messages import Error, ServerMessage, encode
 from ipc.outbox import Outbox, Reply
 from ipc.stream import Sent

@@ -5,6 +5,10 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta, Struct
 
+from driver.errors import shortened
+from engine.request_limits import MAX_MESSAGES, MAX_N, MAX_REQUEST_ID_LENGTH, MAX_TARGET_LENGTH, MAX_TOOLS
+from ipc.form import NO_MESSAGE, check_message
+
 PROTOCOL_VERSION = 3
 
 PING_INTERVAL = 5.0
@@ -15,11 +19,17 @@ SILENCE_LIMIT = 30.0
 CREDITS = 32
 """Messages of one request that may be on their way to a client that has not said that it read any."""
 
-RequestId = Annotated[str, Meta(min_length=1, max_length=128)]
+RequestId = Annotated[str, Meta(min_length=1, max_length=MAX_REQUEST_ID_LENGTH, pattern=r"\A[ -~]*\Z")]
+"""Printable characters of ASCII: it goes into logs and onto terminals as it is."""
+Messages = Annotated[list[dict[str, Any]], Meta(max_length=MAX_MESSAGES)]
+Tools = Annotated[list[dict[str, Any]], Meta(max_length=MAX_TOOLS)]
 
 
 class MessageError(Exception):
     """A frame that is no message of this protocol; the text says why."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(shortened(message))
 
 
 class Hello(Struct, tag="hello", tag_field="type", frozen=True):
@@ -40,12 +50,12 @@ class Generate(Struct, tag="generate", tag_field="type", frozen=True, forbid_unk
 
     request_id: RequestId
     prompt: str | list[int] | None = None
-    messages: list[dict[str, Any]] | None = None
-    tools: list[dict[str, Any]] = []
+    messages: Messages | None = None
+    tools: Tools = []
     chat_template_kwargs: dict[str, Any] = {}
     params: dict[str, Any] = {}
     stream: bool = True
-    resume_token_ids: list[list[int]] = []
+    resume_token_ids: Annotated[list[list[int]], Meta(max_length=MAX_N)] = []
 
 
 class Tokenize(Struct, tag="tokenize", tag_field="type", frozen=True, forbid_unknown_fields=True):
@@ -53,8 +63,8 @@ class Tokenize(Struct, tag="tokenize", tag_field="type", frozen=True, forbid_unk
 
     request_id: RequestId
     prompt: str | None = None
-    messages: list[dict[str, Any]] | None = None
-    tools: list[dict[str, Any]] = []
+    messages: Messages | None = None
+    tools: Tools = []
     chat_template_kwargs: dict[str, Any] = {}
     add_special_tokens: bool = True
 
@@ -109,7 +119,7 @@ class AbortRequest(Struct, tag="abort_request", tag_field="type", frozen=True, f
     """Ends any client's open request, ``target``: the client's id, a colon, and the client's own request id."""
 
     request_id: RequestId
-    target: str
+    target: Annotated[str, Meta(max_length=MAX_TARGET_LENGTH)]
 
 
 class Drain(Struct, tag="drain", tag_field="type", frozen=True, forbid_unknown_fields=True):
@@ -264,9 +274,6 @@ _control_decoder: msgspec.msgpack.Decoder[ControlMessage] = msgspec.msgpack.Deco
 _server_decoder: msgspec.msgpack.Decoder[ServerMessage] = msgspec.msgpack.Decoder(ServerMessage)
 _envelope_decoder = msgspec.msgpack.Decoder(_Envelope)
 
-_NOT_A_MESSAGE = (ValueError, RecursionError)
-"""What msgspec raises over rubbish: its own errors and bad UTF-8, and the second for lists nested a hundred thousand deep."""
-
 
 def encode(message: ClientMessage | ControlMessage | ServerMessage) -> bytes:
     """One frame. Raises TypeError, ValueError or OverflowError where a field holds what msgpack cannot."""
@@ -274,10 +281,11 @@ def encode(message: ClientMessage | ControlMessage | ServerMessage) -> bytes:
 
 
 def decode_client_message(frame: bytes) -> ClientMessage:
-    """What a client said; raises MessageError for anything else."""
+    """What a client said; raises MessageError for anything else, and for what is beyond a limit of form."""
     try:
+        check_message(frame)
         return _client_decoder.decode(frame)
-    except _NOT_A_MESSAGE as error:
+    except NO_MESSAGE as error:
         raise MessageError(str(error)) from error
 
 
@@ -285,7 +293,7 @@ def decode_control_message(frame: bytes) -> ControlMessage:
     """What was said to the control socket; raises MessageError for anything else."""
     try:
         return _control_decoder.decode(frame)
-    except _NOT_A_MESSAGE as error:
+    except NO_MESSAGE as error:
         raise MessageError(str(error)) from error
 
 
@@ -293,7 +301,7 @@ def decode_server_message(frame: bytes) -> ServerMessage:
     """What the daemon said; raises MessageError for anything else."""
     try:
         return _server_decoder.decode(frame)
-    except _NOT_A_MESSAGE as error:
+    except NO_MESSAGE as error:
         raise MessageError(str(error)) from error
 
 
@@ -301,5 +309,5 @@ def peek_request_id(frame: bytes) -> str | None:
     """The request id in a frame that may otherwise be no message, None where there is none to be read."""
     try:
         return _envelope_decoder.decode(frame).request_id
-    except _NOT_A_MESSAGE:
+    except NO_MESSAGE:
         return None

@@ -5,6 +5,8 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from driver.errors import shortened
+from driver.json_form import check_json
 from engine.sampling_params import SamplingParams
 from ipc.completion import Completion
 from ipc.openai_answers import ErrorAnswer, ErrorDetail, chat_completion, text_completion
@@ -69,10 +71,11 @@ def decoded(body: dict[str, Any] | bytes, kind: type[Body]) -> Body:
     """A body of that kind, from JSON or from what JSON has been read to; raises BodyError, which names the field."""
     try:
         if isinstance(body, bytes):
+            check_json(body)
             return msgspec.json.decode(body, type=kind)
         return msgspec.convert(body, kind, str_keys=True)
     except (ValueError, RecursionError) as error:
-        raise _body_error(str(error)) from error
+        raise _body_error(shortened(str(error))) from error
 
 
 def body_of(completion: Completion, asked: Question, model: str, name: str) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from engine.sampling_params import MAX_SEED
+from engine.request_limits import MAX_SEED
 from ipc.errors import OdriverError, RequestFailed
 from ipc.messages import Done, Generate, Token, Welcome, decode_client_message
 

@@ -5,12 +5,12 @@ from collections.abc import Callable
 import zmq
 
 from engine.config import ServingLimits
+from engine.request_limits import MAX_MESSAGE_BYTES
 from ipc.addresses import control_address
 from ipc.auth import Authority
 from ipc.clients import Clients
 from ipc.control import Control
 from ipc.driver import Driver
-from ipc.frames import MAX_MESSAGE_BYTES
 from ipc.listener import Listener
 from ipc.messages import CREDITS, PROTOCOL_VERSION, SILENCE_LIMIT, Welcome
 from ipc.tenants import Tenant

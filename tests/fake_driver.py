@@ -9,9 +9,9 @@ import msgspec
 from driver.errors import Draining, DriverError
 from driver.request import ActiveRequest, RequestError, ReturnSample, TokenizerRequest, Usage
 from engine.config import ServingLimits
+from engine.request_limits import MAX_MESSAGE_BYTES
 from ipc.auth import Authority
 from ipc.driver import Driver
-from ipc.frames import MAX_MESSAGE_BYTES
 from ipc.messages import CREDITS, PROTOCOL_VERSION, SILENCE_LIMIT, Welcome
 from ipc.server import Server
 

@@ -16,9 +16,9 @@ from fakes import FakeEngine, FakeTokenizer
 from driver import request as driver_request
 from driver.errors import Overloaded
 from driver.odriver import oDriver
+from engine.request_limits import MAX_MESSAGE_BYTES
 from ipc import session
 from ipc.client import Client, ConnectFailed, ConnectionLost, Logprob, Piece, RequestFailed, Usage
-from ipc.frames import MAX_MESSAGE_BYTES
 from ipc.messages import PROTOCOL_VERSION, Error, Hello, Ping, decode_client_message, encode
 from ipc.server import Server
 

@@ -16,12 +16,12 @@ from driver import request as driver_request
 from driver.errors import DriverStopped, Overloaded
 from driver.odriver import oDriver
 from driver.request import ActiveRequest, RequestError, ReturnSample
+from engine.request_limits import MAX_MESSAGE_BYTES
 from engine.sequence import SequenceOutput
 from ipc import resumption
 from ipc.async_client import AsyncClient
 from ipc.client import Client, ConnectionLost, Piece, RequestFailed, ResumeFailed, Usage
 from ipc.messages import Done, Error, Generate, Token, encode
-from ipc.server import MAX_MESSAGE_BYTES
 
 
 @pytest.fixture

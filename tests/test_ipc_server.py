@@ -12,10 +12,10 @@ from raw_client import RawClient
 
 from driver.errors import DriverStopped, Overloaded
 from driver.request import ReturnSample, Usage
+from engine.request_limits import MAX_MESSAGE_BYTES
 from ipc.bell import Bell
 from ipc.clients import Clients, Send
 from ipc.errors import AddressError, AddressInUse
-from ipc.frames import MAX_MESSAGE_BYTES
 from ipc.listener import HARD_MAX_MESSAGE_BYTES
 from ipc.messages import (
     PROTOCOL_VERSION,

@@ -14,7 +14,7 @@ from driver.prepare_inputs import PrepareInputs
 from driver.request import ActiveRequest, ReturnSample
 from driver.safe_thread import SafeThread
 from engine.config import ServingLimits
-from engine.sampling_params import MAX_SEED
+from engine.request_limits import MAX_SEED
 from engine.sequence import Sequence
 
 LIMITS = ServingLimits(max_model_len=32, vocab_size=VOCAB_SIZE, eos_token_ids=(EOS,))

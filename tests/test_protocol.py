@@ -13,8 +13,8 @@ from raw_client import PATIENCE
 
 from driver.errors import DriverError
 from driver.request import ActiveRequest
+from engine.request_limits import MAX_MESSAGE_BYTES
 from ipc.addresses import control_address
-from ipc.frames import MAX_MESSAGE_BYTES
 from ipc.messages import (
     CREDITS,
     PING_INTERVAL,

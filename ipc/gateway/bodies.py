@@ -4,7 +4,7 @@ from typing import TypeVar
 
 from starlette.requests import Request
 
-from ipc.frames import MAX_MESSAGE_BYTES
+from engine.request_limits import MAX_MESSAGE_BYTES
 from ipc.openai_format import decoded
 from ipc.openai_requests import BodyError
 
