@@ -35,7 +35,7 @@ from engine.chunks import Chunks
 from engine.growth_reserve import GrowthReserve
 from engine.plan import NextIterationPlan, StepResult
 from engine.preemption import Cause, Preemption
-from engine.running_sequences import RunningSequences, growth_of
+from engine.running_sequences import RunningSequences
 from engine.sequence import Sequence, SequenceOutput, SequenceStatus, TokenLogprobs
 from engine.shared_prefixes import SharedPrefixes
 from engine.waiting_queue import OUTPUT_WEIGHT, WaitingQueue
@@ -114,6 +114,7 @@ class InferenceScheduler:
         """End a sequence now, in whatever state, and free what it holds; False if it is not here (any more)."""
         sequence = self._running.get(request_id)
         if sequence is not None:
+            self._reserve.learn(len(sequence.output_token_ids))
             self._release(sequence)
         else:
             sequence = self._waiting.remove(request_id)
@@ -275,7 +276,7 @@ class InferenceScheduler:
         needed = pages_for(sequence.num_tokens, self.page_size) - len(shared)
         reserve = 0
         if self._running:
-            growth = self._running.growth + growth_of(sequence)
+            growth = self._running.growth + self._growth(sequence)
             reserve = self._reserve.pages(growth, len(self._running) + 1, self.page_size)
         return self._pages.can_alloc(needed + reserve + self._pages.num_unowned(shared) - freed)
 
@@ -287,9 +288,13 @@ class InferenceScheduler:
         sequence.pages = shared + self._pages.alloc(pages_for(sequence.num_tokens, self.page_size) - len(shared))
         return True
 
+    def _growth(self, sequence: Sequence) -> int:
+        return self._reserve.growth(len(sequence.output_token_ids), sequence.max_tokens)
+
     def _start(self, plan: NextIterationPlan, sequence: Sequence, num_shared: int) -> None:
         """A waiting sequence has its pages: give it a slot."""
         self._waiting.take(sequence)
+        sequence.expected_growth = self._growth(sequence)
         self._running.add(sequence)
         sequence.status = SequenceStatus.RUNNING
         sequence.num_computed_tokens = num_shared * self.page_size
@@ -366,9 +371,9 @@ class InferenceScheduler:
     def _land(self, sequence: Sequence, token_id: int) -> str | None:
         """Add a token; the reason if it is the last."""
         sequence.output_token_ids.append(token_id)
-        self._running.growth -= 1
         if len(sequence.output_token_ids) - sequence.num_charged_tokens >= CHARGED_AT_ONCE:
             self._charge_output(sequence)
+            self._running.expect(sequence, self._growth(sequence))
         reason = None
         if token_id in sequence.stop_token_ids:
             reason = "stop"

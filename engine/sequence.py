@@ -64,6 +64,8 @@ class Sequence:
     """Of its known full pages, as far as somebody asked: see ``page_keys_to``."""
     arrival: int = 0
     """Its place in the order in which the scheduler heard of sequences."""
+    expected_growth: int = 0
+    """Tokens that it was expected to generate yet, when somebody last looked."""
     num_charged_tokens: int = 0
     """Output tokens for which its client has been charged."""
     max_computed_tokens: int = field(init=False)
