@@ -165,6 +165,7 @@ class AsyncStream:
         if isinstance(outcome, OdriverError):
             raise outcome
         if isinstance(outcome, Token | Done):
+            self._connection.taken(self._call)
             return piece_of(outcome)
         raise StopAsyncIteration
 

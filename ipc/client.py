@@ -176,6 +176,7 @@ class Stream:
         if isinstance(outcome, OdriverError):
             raise outcome
         if isinstance(outcome, Token | Done):
+            self._connection.taken(self._call)
             return piece_of(outcome)
         raise StopIteration
 

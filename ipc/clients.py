@@ -37,7 +37,7 @@ from ipc.messages import (
     decode_client_message,
 )
 from ipc.outbox import Outbox, Reply
-from ipc.stream import Sent, Stream
+from ipc.stream import Backlog, Sent, Stream
 from ipc.tenants import EVERYBODY, Quota, Tenant
 
 logger = logging.getLogger(__name__)
@@ -47,6 +47,8 @@ Question = Generate | Tokenize | Detokenize
 Send = Callable[[bytes, ServerMessage], Sent]
 """Sends to one client without waiting."""
 
+MAX_BACKLOG_BYTES = 64 << 20
+"""What may wait for one client to read it, in memory, about. Beyond that, the stream of which most waits is cut off."""
 MAX_UNSENT = 1000
 """Answers held for a client that asks and does not read. One that asks for more is cut off."""
 RETRY_INTERVAL = 0.05
@@ -60,6 +62,10 @@ class _Client:
     pinged_at: float
     streams: dict[str, Stream] = field(default_factory=dict)
     """By the client's request id: what it is owed an end of."""
+    backlog: Backlog = field(default_factory=Backlog)
+    """What waits of the streams."""
+    progressed_at: float = -math.inf
+    """When it last gave credit, whatever for, or a stream of it ended."""
     unsent: deque[ServerMessage] = field(default_factory=deque)
     """Other answers, that its connection had no room for."""
 
@@ -118,7 +124,8 @@ class Clients:
             len(sample.token_ids) + (sample.usage.prompt_tokens if sample.usage else 0)
         )
         sent = stream.put(sample, partial(self._post, reply.identity), now)
-        self._conclude(reply.identity, client, stream, sent)
+        self._conclude(reply.identity, client, stream, sent, now)
+        self._cut_off_longest(reply.identity, client)
 
     @property
     def patience(self) -> float:
@@ -163,9 +170,11 @@ class Clients:
                 self._send(identity, TokenizerInfoReply(request_id, self._driver.tokenizer_info))
             case Abort(request_id=request_id) if request_id in client.streams:
                 self._driver.abort(_driver_id(identity, request_id))
-            case Credit(request_id=request_id, count=count) if request_id in client.streams:
-                client.streams[request_id].grant(count, now)
-                self._flush_stream(identity, client, client.streams[request_id], now)
+            case Credit(request_id=request_id, count=count):
+                client.progressed_at = now
+                if request_id in client.streams:
+                    client.streams[request_id].grant(count, now)
+                    self._flush_stream(identity, client, client.streams[request_id], now)
             case Ping():
                 self._sign_of_life(identity, Pong())
 
@@ -189,7 +198,7 @@ class Clients:
             self._send(identity, Error(request_id, "quota_exceeded", *over))
             return
         reply = Reply(self._outbox, identity, request_id, stream=not isinstance(message, Generate) or message.stream)
-        client.streams[request_id] = Stream(reply)
+        client.streams[request_id] = Stream(reply, client.backlog)
         try:
             self._submit(message, reply, client.tenant)
         except DriverError as error:
@@ -218,11 +227,12 @@ class Clients:
                 self._flush_stream(identity, client, stream, now)
 
     def _flush_stream(self, identity: bytes, client: _Client, stream: Stream, now: float) -> None:
-        self._conclude(identity, client, stream, stream.flush(partial(self._post, identity), now))
+        self._conclude(identity, client, stream, stream.flush(partial(self._post, identity), now), now)
 
-    def _conclude(self, identity: bytes, client: _Client, stream: Stream, sent: Sent) -> None:
+    def _conclude(self, identity: bytes, client: _Client, stream: Stream, sent: Sent, now: float) -> None:
         """What sending a stream's messages has come to."""
         if stream.ended:
+            client.progressed_at = now
             del client.streams[stream.reply.request_id]
         if sent is Sent.FULL:
             self._full.add(identity)
@@ -242,15 +252,31 @@ class Clients:
             self._drop(identity, "its key was revoked")
 
     def _cut_off_stuck(self, identity: bytes, client: _Client, now: float, *, absent: bool) -> None:
-        """End those streams of which nothing has been read for SILENCE_LIMIT though something waits."""
-        for request_id, stream in list(client.streams.items()):
-            if absent and stream.is_stuck:
-                stream.stuck_since = now
-            elif now - stream.stuck_since > SILENCE_LIMIT:
-                del client.streams[request_id]
-                self._driver.abort(_driver_id(identity, request_id))
-                unread = f"cut off: nothing of it was read for {SILENCE_LIMIT:g} s; read, and send credit"
-                self._refuse(identity, request_id, "slow_reader", unread)
+        """End the streams of a client that has something to read of each, and has read nothing for SILENCE_LIMIT.
+
+        One that reads a stream, or waits for what is to come of one, may leave the others for later.
+        """
+        if absent:
+            client.progressed_at = now
+        last_progress = max([client.progressed_at, *(stream.stuck_since for stream in client.streams.values())])
+        if client.streams and now - last_progress > SILENCE_LIMIT:
+            unread = f"cut off: nothing was read for {SILENCE_LIMIT:g} s; read, and send credit"
+            for request_id in list(client.streams):
+                self._cut_off(identity, client, request_id, unread)
+
+    def _cut_off_longest(self, identity: bytes, client: _Client) -> None:
+        """End the stream of which most waits, of a client for which too much does."""
+        while client.backlog.num_bytes > MAX_BACKLOG_BYTES and client.streams:
+            request_id = max(client.streams, key=lambda name: client.streams[name].num_bytes)
+            longest = (
+                f"cut off: more than {MAX_BACKLOG_BYTES >> 20} MiB wait to be read, most of them of this; read faster"
+            )
+            self._cut_off(identity, client, request_id, longest)
+
+    def _cut_off(self, identity: bytes, client: _Client, request_id: str, why: str) -> None:
+        client.streams.pop(request_id).drop()
+        self._driver.abort(_driver_id(identity, request_id))
+        self._refuse(identity, request_id, "slow_reader", why)
 
     def _refuse(self, identity: bytes, request_id: str | None, code: str, why: str) -> None:
         self._send(identity, Error(request_id, code, why))

@@ -121,7 +121,7 @@ class ControlClient:
         self._session.send(encode(command))
         while self._session.lost is None:
             now = time.monotonic()
-            for answer in self._session.receive(now):
+            for answer, _ in self._session.receive(now):
                 if isinstance(answer, Error):
                     raise RequestFailed(answer.code, answer.message)
                 if isinstance(answer, Ok | StatusReply | MetricsReply):
