@@ -5,6 +5,8 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta, Struct
 
+from ipc.escaping import cut, visible
+
 PROTOCOL_VERSION = 3
 
 PING_INTERVAL = 5.0
@@ -217,6 +219,10 @@ class Error(Struct, tag="error", tag_field="type", frozen=True, forbid_unknown_f
     code: str
     message: str
     retry_after_s: float | None = None
+
+    def __post_init__(self) -> None:
+        """Quotes no more than can be read: what was wrong may be megabytes."""
+        msgspec.structs.force_setattr(self, "message", visible(cut(self.message)))
 
 
 class StatusReply(Struct, tag="status_reply", tag_field="type", frozen=True, forbid_unknown_fields=True):
