@@ -68,7 +68,9 @@ def _abort_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _drain_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--timeout", type=float, metavar="S", help="seconds to finish in (default: the daemon's)")
+    parser.add_argument(
+        "--timeout", type=float, metavar="S", help="seconds to finish in, or inf (default: the daemon's)"
+    )
 
 
 def _level_arguments(parser: argparse.ArgumentParser) -> None:
