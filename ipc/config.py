@@ -1,7 +1,6 @@
 """What an operator may set of the daemon itself; what they may set of the engine is in engine/config.py."""
 
 import logging
-import math
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,7 +21,9 @@ class DaemonConfig:
         "DIR",
         "admit only keys of this directory (default: its own where other machines reach the address, else none)",
     )
-    drain_timeout: float = setting(30.0, "S", "seconds to finish what is open in when the daemon is told to end")
+    drain_timeout: float = setting(
+        30.0, "S", "seconds to finish what is open in when the daemon is told to end; inf is as many as it takes"
+    )
     metrics_port: int | None = setting(None, "PORT", "HTTP port for /metrics and /health; 0 is any (default: none)")
     metrics_host: str = setting(
         "127.0.0.1", "HOST", "where that port is; nothing there is encrypted or asks who you are"
@@ -31,7 +32,7 @@ class DaemonConfig:
     log_format: str = setting("text", "", "of the log on stderr", choices=LOG_FORMATS)
 
     def __post_init__(self) -> None:
-        if not 0 <= self.drain_timeout < math.inf:
+        if not self.drain_timeout >= 0:
             raise ConfigurationError(f"drain_timeout must be 0 or more seconds, not {self.drain_timeout}")
         if self.metrics_port is not None and not 0 <= self.metrics_port <= 65535:
             raise ConfigurationError(f"metrics_port must be 0 to 65535, not {self.metrics_port}")

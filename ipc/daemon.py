@@ -55,6 +55,8 @@ SHUTDOWN_TIMEOUT = 4.5
 """Seconds for all of the shutdown; then the process ends as it is, showing where it hung."""
 START_PATIENCE = 600.0
 """Seconds that one function may take to compile, or one stage to begin, before systemd gives up on the start."""
+LONGEST_DRAIN = 7 * 86400.0
+"""Seconds that a drain takes at most; who gives it more, or for ever, means as long as it needs."""
 LONGEST_WAIT = 3600.0
 """Seconds after which the main thread looks around anyway: a poll's timeout may not be infinite."""
 
@@ -101,6 +103,7 @@ class Daemon:
         with _handling_signals(self._on_signal, self._bell, at_terminal=self._console.is_terminal):
             try:
                 self.startup()
+                why = "the daemon failed"
                 code, why = self.main_loop()
             except Interrupted:
                 code, why = self._ends.get()
@@ -158,6 +161,7 @@ class Daemon:
         """Take no new work, and end when what is open has; what is not done by then is told why."""
         assert self._driver is not None
         timeout = self._configuration.daemon.drain_timeout if timeout is None else timeout
+        timeout = min(timeout, LONGEST_DRAIN)
         self._give_up_at = min(self._give_up_at, time.monotonic() + timeout)
         extend_timeout(timeout + SHUTDOWN_TIMEOUT)
         notify("STATUS=finishing what is open")

@@ -10,6 +10,7 @@ from ipc import connecting
 from ipc.arguments import seconds
 from ipc.config import LOG_LEVELS
 from ipc.control_client import ControlClient
+from ipc.escaping import write
 
 
 class Command(NamedTuple):
@@ -67,7 +68,9 @@ def _abort_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _drain_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--timeout", type=float, metavar="S", help="seconds to finish in (default: the daemon's)")
+    parser.add_argument(
+        "--timeout", type=float, metavar="S", help="seconds to finish in, or inf (default: the daemon's)"
+    )
 
 
 def _level_arguments(parser: argparse.ArgumentParser) -> None:
@@ -100,26 +103,26 @@ COMMANDS = [
     Command(
         "abort",
         _abort_arguments,
-        lambda control, options: print(control.abort(options["request_id"])),
+        lambda control, options: write(control.abort(options["request_id"])),
         "end one request, of whatever client",
     ),
     Command(
         "drain",
         _drain_arguments,
-        lambda control, options: print(control.drain(options.get("timeout"))),
+        lambda control, options: write(control.drain(options.get("timeout"))),
         "have the daemon finish what it has, take nothing new, and end",
     ),
     Command(
         "sleep",
         _no_arguments,
-        lambda control, _: print(control.sleep()),
+        lambda control, _: write(control.sleep()),
         "have the daemon finish what it has, and give back the memory of its pages until it is woken",
     ),
-    Command("wake", _no_arguments, lambda control, _: print(control.wake()), "have a sleeping daemon serve again"),
+    Command("wake", _no_arguments, lambda control, _: write(control.wake()), "have a sleeping daemon serve again"),
     Command(
         "log-level",
         _level_arguments,
-        lambda control, options: print(control.set_log_level(options["level"])),
+        lambda control, options: write(control.set_log_level(options["level"])),
         "change what the daemon logs, until it ends",
     ),
     Command("profile", _profile_arguments, _profile, "have the daemon trace what its device and host do"),
