@@ -30,7 +30,7 @@ from collections import Counter
 from collections.abc import Mapping
 
 from caching.metadata import pages_for
-from caching.page_manager import HBMPageManager
+from caching.page_manager import Found, HBMPageManager
 from engine.chunks import Chunks
 from engine.growth_reserve import GrowthReserve
 from engine.plan import NextIterationPlan, StepResult
@@ -42,6 +42,13 @@ from engine.waiting_queue import OUTPUT_WEIGHT, WaitingQueue
 
 CHARGED_AT_ONCE = 16
 """Generated tokens after which a client is charged for them: seldom, as each charge has a price, and long before the end."""
+
+
+LOOKED_AT = 128
+"""Sequences that may be passed by in one plan, each for some microseconds: more than one request may have samples."""
+MOST_PASSED = 16
+"""Sequences that may start before one whose turn it is and that lacks pages, in all its life: enough that short prompts use
+what is free meanwhile, and so few that it gets its pages soon."""
 
 
 class InferenceScheduler:
@@ -108,6 +115,8 @@ class InferenceScheduler:
         self._arrivals += 1
         sequence.arrival = self._arrivals
         sequence.num_charged_tokens = len(sequence.output_token_ids)
+        if not self._running and not self._waiting:
+            self._waiting.forget()
         self._waiting.add(sequence)
 
     def finish(self, request_id: str) -> bool:
@@ -190,6 +199,7 @@ class InferenceScheduler:
         self._pages.check_integrity(page for sequence in self._running for page in sequence.pages)
         self._running.check_integrity()
         assert all(not s.pages and s.slot < 0 for s in self._waiting), "a waiting sequence holds something"
+        assert not self._waiting.num_passed_by, "somebody who was passed by has not come back"
         assert self._waiting.num_tokens == sum(s.num_tokens for s in self._waiting), "waiting tokens are miscounted"
         assert self._victim is None or self._running.get(self._victim.request_id), "the victim has gone"
         self.prefixes.check_integrity({sequence.request_id for sequence in self._running})
@@ -232,57 +242,67 @@ class InferenceScheduler:
         return granted
 
     def _admit(self, plan: NextIterationPlan, chunks: Chunks, left_for_long: int) -> None:
+        """Start those whose turn it is, and pass by those who cannot start in this step."""
+        short: list[Sequence] = []
         while chunks.room > 0 or plan.num_decodes == self._budget:  # whoever decodes may have to yield
             sequence = self._waiting.head()
-            if sequence is None or not sequence.may_sample:
-                return
-            shared = self.prefixes.find(sequence)
-            if shared is None:
-                return
-            left = sequence.num_tokens - len(shared) * self.page_size
-            is_long = left > self._long
-            if is_long and left_for_long <= 0:
-                return
-            if self._running.full or not self._take_pages(sequence, shared):
-                if self._make_room(sequence, chunks):
-                    continue
-                if self._fair and sequence.has_begun:
-                    self._let_pass(plan, chunks, sequence)
-                return
-            self._start(plan, sequence, len(shared))
-            granted = self._grant(chunks, sequence, left_for_long if is_long else left)
-            left_for_long -= granted if is_long else 0
+            if sequence is None or self._waiting.num_passed_by == LOOKED_AT or not _may_pass(sequence, short):
+                break
+            found = self.prefixes.look(sequence) if sequence.may_sample else None
+            is_long = found is not None and sequence.num_tokens - found.held * self.page_size > self._long
+            if found is None or (is_long and left_for_long <= 0):
+                self._waiting.pass_by(sequence)
+            elif not self._running.full and self._take_pages(sequence, found):
+                for passed in short:
+                    passed.num_passed += 1
+                self._start(plan, sequence)
+                granted = self._grant(chunks, sequence, left_for_long if is_long else self._budget)
+                left_for_long -= granted if is_long else 0
+            elif short or not self._make_room(sequence, chunks):
+                if not short and self._fair and sequence.has_begun and self._let_pass(plan, chunks, sequence):
+                    break
+                if self._running.full or self._awaits_victim:
+                    break
+                short.append(sequence)
+                self._waiting.pass_by(sequence)
+        self._waiting.come_back()
 
-    def _let_pass(self, plan: NextIterationPlan, chunks: Chunks, head: Sequence) -> None:
+    def _let_pass(self, plan: NextIterationPlan, chunks: Chunks, head: Sequence) -> bool:
         """A preempted head has no room: one of a client that runs nothing goes before it, where head's runs too much.
 
-        The one that yields to it does so only if that is enough: otherwise both would come back, time and again.
+        The one that yields to it does so only if that is enough: otherwise both would come back, time and again. Whether
+        one has been chosen to yield.
         """
         newcomer = self._waiting.newcomer()
         if newcomer is None or newcomer.has_begun or not newcomer.may_sample:
-            return
-        victim, shared = self._running.over_its_share(newcomer.client), self.prefixes.find(newcomer)
+            return False
+        victim = self._running.over_its_share(newcomer.client)
         if victim is None or victim.client != head.client or victim.params.priority < newcomer.params.priority:
-            return
-        if shared is None or not self._fits(newcomer, shared, self._pages.num_exclusive(victim.pages)):
-            return
+            return False
+        found = self.prefixes.look(newcomer)
+        if found is None or not self._fits(newcomer, found, self._pages.num_exclusive(victim.pages)):
+            return False
         gone = self._preempt_once_landed(victim, Cause.FAIRNESS, planned=victim in chunks.counts)
-        if gone and self._take_pages(newcomer, shared):
-            self._start(plan, newcomer, len(shared))
+        if gone and self._take_pages(newcomer, newcomer.found):
+            self._start(plan, newcomer)
             self._grant(chunks, newcomer, self._long)
+        return True
 
-    def _fits(self, sequence: Sequence, shared: list[int], freed: int = 0) -> bool:
-        """Whether there are pages for all it has to prefill beside these, and a reserve, once so many more are freed."""
-        needed = pages_for(sequence.num_tokens, self.page_size) - len(shared)
+    def _fits(self, sequence: Sequence, found: Found, freed: int = 0) -> bool:
+        """Whether there are pages for all it has to prefill beside those found, and a reserve, once so many more are freed."""
+        needed = pages_for(sequence.num_tokens, self.page_size) - found.owned  # the others found may be given away
         reserve = 0
         if self._running:
             growth = self._running.growth + self._growth(sequence)
             reserve = self._reserve.pages(growth, len(self._running) + 1, self.page_size)
-        return self._pages.can_alloc(needed + reserve + self._pages.num_unowned(shared) - freed)
+        return self._pages.can_alloc(needed + reserve - freed)
 
-    def _take_pages(self, sequence: Sequence, shared: list[int]) -> bool:
-        """Whether it now has pages for all it has to prefill, these among them."""
-        if not self._fits(sequence, shared):
+    def _take_pages(self, sequence: Sequence, found: Found) -> bool:
+        """Whether it now has pages for all it has to prefill, those that hold its beginning among them."""
+        if not self._fits(sequence, found):
+            return False
+        shared = self.prefixes.find(sequence)
+        if shared is None or not self._fits(sequence, sequence.found):
             return False
         self._pages.share(shared)
         sequence.pages = shared + self._pages.alloc(pages_for(sequence.num_tokens, self.page_size) - len(shared))
@@ -291,8 +311,9 @@ class InferenceScheduler:
     def _growth(self, sequence: Sequence) -> int:
         return self._reserve.growth(len(sequence.output_token_ids), sequence.max_tokens)
 
-    def _start(self, plan: NextIterationPlan, sequence: Sequence, num_shared: int) -> None:
+    def _start(self, plan: NextIterationPlan, sequence: Sequence) -> None:
         """A waiting sequence has its pages: give it a slot."""
+        num_shared = sequence.found.held
         self._waiting.take(sequence)
         sequence.expected_growth = self._growth(sequence)
         self._running.add(sequence)
@@ -361,6 +382,7 @@ class InferenceScheduler:
         sequence.num_computed_tokens = 0
         # What yields to its equal is not to come before it; nor before whom that one passes, which is older.
         head = self._waiting.head() if cause is Cause.FAIRNESS else None
+        self._waiting.come_back()
         to_equal = head is not None and not head.has_begun and head.params.priority == sequence.params.priority
         self._waiting.add_preempted(sequence, before_all=not to_equal)
         if cause is Cause.PAGES:
@@ -400,6 +422,12 @@ class InferenceScheduler:
         self._released.append(sequence)
         if self._victim is sequence:
             self._victim = None
+
+
+def _may_pass(sequence: Sequence, short: list[Sequence]) -> bool:
+    """Whether it may start before these, which lack pages: only before its equals, and not before those passed often."""
+    priority = sequence.params.priority
+    return all(passed.params.priority == priority and passed.num_passed < MOST_PASSED for passed in short)
 
 
 def _not_seen(sequence: Sequence, first: int, logprobs: list[TokenLogprobs]) -> list[TokenLogprobs]:
