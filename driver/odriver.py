@@ -52,7 +52,7 @@ from collections.abc import Callable, Mapping
 import msgspec
 
 from driver.bounded_queue import BoundedQueue, QueueClosed
-from driver.compile_grammars import NUM_THREADS, CompileGrammars
+from driver.compile_grammars import CompileGrammars
 from driver.errors import Asleep, Draining, DriverError, DriverStopped, InternalError, Overloaded
 from driver.execution_loop import Engine, ExecutionLoop
 from driver.grammars import Grammars
@@ -125,7 +125,7 @@ class oDriver:
         self._execution = ExecutionLoop(engine, self._summaries)
         post = self._execution.inbox.put
         self._grammars = Grammars(tokenizer, engine.limits)
-        self._compile = CompileGrammars(self._grammars, self._open_requests, post, max_queued_requests)
+        self._compile = CompileGrammars(self._grammars, self._open_requests, post)
         self._prepare = PrepareInputs(
             tokenizer, engine.limits, self._open_requests, post, max_queued_requests, self._compile.submit
         )
@@ -133,7 +133,7 @@ class oDriver:
         self._summary = ProcessSummary(tokenizer, self._open_requests, self._summaries, post, self.request_metrics)
         self._threads = [
             SafeThread("prepare inputs", self._prepare.run, self._thread_died),
-            *[SafeThread("compile grammars", self._compile.run, self._thread_died) for _ in range(NUM_THREADS)],
+            *[SafeThread("compile grammars", run, self._thread_died) for run in self._compile.runs],
             SafeThread("execution loop", self._execution.run, self._thread_died),
             SafeThread("process summary", self._summary.run, self._thread_died),
         ]
