@@ -17,7 +17,7 @@ class CompileGrammars:
     """Gives sequences their constraints and then admits them. Several threads ``run`` it, and wait for other processes.
 
     A grammar that cannot be compiled ends its client's request alone. At most ``max_queued`` wait, which is as many as
-    may be open without running, so ``submit`` does not have to.
+    may be open without a token, so ``submit`` does not have to.
     """
 
     def __init__(

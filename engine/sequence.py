@@ -37,6 +37,8 @@ class Sequence:
     """Tokens that may not follow each other, of ``params.bad_words``."""
     client: str = ""
     """Who asked: the scheduler is fair between clients."""
+    user: str = ""
+    """Of that client: its users take turns."""
     salt: bytes = b""
     """Sequences share the pages of what they begin with alike, if their salts are alike."""
     constraint: TokenConstraint | None = None
