@@ -214,11 +214,11 @@ class Clients:
         """How many tokens of prompt the driver has taken, about."""
         fields = {name: getattr(message, name) for name in message.__struct_fields__}
         fields |= {"request_id": _driver_id(reply.identity, reply.request_id), "channel": reply}
+        client = tenant.name or reply.identity.hex()
         if not isinstance(message, Generate):
-            self._driver.submit_tokenizer_request(TokenizerRequest(**fields))
+            self._driver.submit_tokenizer_request(TokenizerRequest(**fields, client=client))
             return 0
         del fields["stream"]
-        client = tenant.name or reply.identity.hex()
         request = ActiveRequest(**fields, client=client, tenant=tenant.name)
         self._driver.submit_request(request)
         return estimated_tokens(request)
