@@ -55,9 +55,10 @@ from driver.bounded_queue import BoundedQueue, QueueClosed
 from driver.compile_grammars import CompileGrammars
 from driver.errors import Asleep, Draining, DriverError, DriverStopped, InternalError, Overloaded
 from driver.execution_loop import Engine, ExecutionLoop
+from driver.fair_share import most
 from driver.grammars import Grammars
 from driver.histogram import Histogram
-from driver.load_limit import LoadLimit
+from driver.load_limit import LoadLimit, estimated_tokens
 from driver.messages import Abort, Profile, Sleep, Stop, Summary, Wake
 from driver.open_requests import OpenRequests
 from driver.prepare_inputs import PrepareInputs
@@ -67,6 +68,7 @@ from driver.request_log import RequestLog
 from driver.request_metrics import RequestMetrics
 from driver.safe_thread import SafeThread
 from driver.tokenizer import Tokenizer
+from driver.tokenizer_limit import TokenizerLimit
 from engine.config import MAX_QUEUED_REQUESTS, MAX_QUEUED_TOKENS, EngineStats
 
 logger = logging.getLogger(__name__)
@@ -102,8 +104,9 @@ class DriverStatus(EngineStats, frozen=True):
 class oDriver:
     """Serves requests with ``engine``, which is its own from ``start`` on. Any thread may call any method.
 
-    ``max_queued_requests`` may be open without running, with prompts of ``max_queued_tokens`` together; then ``submit_request`` raises Overloaded. ``on_failure`` is
-    called once, on the dying thread, after one of the driver's threads died and every open request heard of it.
+    ``max_queued_requests`` may be open without a token, with prompts of ``max_queued_tokens`` together; then
+    ``submit_request`` raises Overloaded, first for clients with more than their part of them. ``on_failure`` is called
+    once, on the dying thread, after one of the driver's threads died and every open request heard of it.
     """
 
     def __init__(
@@ -118,6 +121,8 @@ class oDriver:
         self.tokenizer_info = tokenizer.info()
         """What a tokenizer_config.json would say."""
         self._load_limit = LoadLimit(max_queued_requests, max_queued_tokens)
+        self._tokenizer_limit = TokenizerLimit(max_queued_requests)
+        most_queued = most(max_queued_requests)
         self._on_failure = on_failure
         self._log = RequestLog()
         self._open_requests = OpenRequests(self._log.ended)
@@ -127,7 +132,7 @@ class oDriver:
         self._grammars = Grammars(tokenizer, engine.limits)
         self._compile = CompileGrammars(self._grammars, self._open_requests, post)
         self._prepare = PrepareInputs(
-            tokenizer, engine.limits, self._open_requests, post, max_queued_requests, self._compile.submit
+            tokenizer, engine.limits, self._open_requests, post, 2 * most_queued, self._compile.submit
         )
         self.request_metrics = RequestMetrics(engine.limits.max_model_len)
         self._summary = ProcessSummary(tokenizer, self._open_requests, self._summaries, post, self.request_metrics)
@@ -156,10 +161,9 @@ class oDriver:
         try:
             if self._refusal is not None:
                 raise self._refusal
-            stats, waiting = self._execution.stats, len(self._open_requests) - 1
-            tokens = stats.waiting_tokens + self._prepare.num_queued_tokens
-            # With several samples a request, more sequences may run than requests are open.
-            self._load_limit.check(request, max(waiting - stats.running, stats.waiting), tokens, stats)
+            waiting = [other for other in self._open_requests.waiting() if other is not added]
+            added.num_prompt_tokens = estimated_tokens(request)
+            self._load_limit.check(added, waiting, self._execution.stats)
             self._prepare.submit(added)
         except (Overloaded, Asleep, Draining, QueueClosed) as refusal:
             if not self._open_requests.withdraw(added):
@@ -172,7 +176,7 @@ class oDriver:
     def submit_tokenizer_request(self, request: TokenizerRequest) -> None:
         """Takes the request or raises Overloaded or DriverStopped, at once; who drains or sleeps answers it, too."""
         try:
-            self._prepare.submit(request)
+            self._tokenizer_limit.submit(request, self._prepare.submit)
         except QueueClosed:
             raise DriverStopped(str(self._why_stopped)) from None
 

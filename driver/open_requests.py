@@ -14,6 +14,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 
 from driver.errors import DriverError, DuplicateRequest
+from driver.fair_share import Holder
 from driver.request import ActiveRequest, RequestError, ReturnSample
 
 
@@ -29,6 +30,8 @@ class OpenRequest:
     request: ActiveRequest
     sequence_id: str
     aborted: bool = False
+    num_prompt_tokens: int = 0
+    """About, before it is tokenised; whoever submits it says so."""
     num_samples: int = 1
     """How many sequences it is served by; prepare inputs says so before they are admitted."""
     received_at: float = field(default_factory=time.monotonic)
@@ -40,6 +43,11 @@ class OpenRequest:
     def request_id(self) -> str:
         """The id that the client knows."""
         return self.request.request_id
+
+    @property
+    def holder(self) -> Holder:
+        """Whose it is: its client, and that client's user."""
+        return self.request.client, self.request.user
 
     @property
     def sequence_ids(self) -> list[str]:
@@ -71,6 +79,10 @@ class OpenRequests:
             num_open, num_waiting = counts.get(client, (0, 0))
             counts[client] = num_open + 1, num_waiting + (request.first_token_at is None)
         return counts
+
+    def waiting(self) -> list[OpenRequest]:
+        """Those that have no token yet."""
+        return [request for request in list(self._owed.values()) if request.first_token_at is None]
 
     def find(self, request_id: str) -> OpenRequest | None:
         """The open request of that id, if there is one."""

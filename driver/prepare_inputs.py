@@ -136,6 +136,7 @@ class PrepareInputs:
                 seed=(seed + index) % (MAX_SEED + 1),
                 bad_word_token_ids=bad_words,
                 client=request.request.client,
+                user=request.request.user,
                 salt=salt,
             )
             sequences.append(sequence)

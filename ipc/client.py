@@ -151,7 +151,8 @@ class Client(BaseClient["Stream"]):
 
     def _stream(self, **question: Any) -> "Stream":
         outcomes: SimpleQueue[Outcome] = SimpleQueue()
-        return Stream(self, self._connection, self._connection.generate(outcomes.put, **question), outcomes)
+        call = self._connection.generate(outcomes.put, user=self._user, **question)
+        return Stream(self, self._connection, call, outcomes)
 
 
 class Stream:

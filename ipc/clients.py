@@ -5,7 +5,7 @@ All rules of the work socket's server side are here and in ``stream.py``; there 
 
 import logging
 import math
-from collections import defaultdict, deque
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
@@ -13,9 +13,11 @@ from functools import partial
 import msgspec
 
 from driver.errors import DriverError, Overloaded
+from driver.load_limit import estimated_tokens
 from driver.request import ActiveRequest, ReturnSample, TokenizerRequest
 from ipc import frames as wire
 from ipc.driver import Driver
+from ipc.ledger import Ledger
 from ipc.messages import (
     PING_INTERVAL,
     PROTOCOL_VERSION,
@@ -38,7 +40,7 @@ from ipc.messages import (
 )
 from ipc.outbox import Outbox, Reply
 from ipc.stream import Backlog, Sent, Stream
-from ipc.tenants import EVERYBODY, Quota, Tenant
+from ipc.tenants import EVERYBODY, Tenant
 
 logger = logging.getLogger(__name__)
 
@@ -89,7 +91,7 @@ class Clients:
         self._outbox = outbox
         self._post = send
         self._current = current
-        self._quotas: defaultdict[str, Quota] = defaultdict(Quota)
+        self._ledger = Ledger()
         self._clients: dict[bytes, _Client] = {}
         self._full: set[bytes] = set()
         self._judged_at = 0.0
@@ -114,15 +116,14 @@ class Clients:
 
     def deliver(self, reply: Reply, sample: ReturnSample, now: float) -> None:
         """Passes on what the driver has for a request, as far as its client reads, unless that is gone."""
+        if sample.is_last:
+            self._ledger.close(reply, sample.usage)
         client = self._clients.get(reply.identity)
         if client is None:
             return
         stream = client.streams.get(reply.request_id)
         if stream is None or stream.reply is not reply:
             return
-        self._quotas[client.tenant.name].spend(
-            len(sample.token_ids) + (sample.usage.prompt_tokens if sample.usage else 0)
-        )
         sent = stream.put(sample, partial(self._post, reply.identity), now)
         self._conclude(reply.identity, client, stream, sent, now)
         self._cut_off_longest(reply.identity, client)
@@ -141,6 +142,7 @@ class Clients:
         """
         absent = now - self._judged_at > 2 * PING_INTERVAL
         self._judged_at = now
+        self._ledger.forget(now)
         for identity in list(self._full):
             self._flush(identity, now)
         for identity, client in list(self._clients.items()):
@@ -193,28 +195,33 @@ class Clients:
             in_use = f"request id {request_id!r} is in use until its last message"
             self._refuse(identity, request_id, "duplicate_request", in_use)
             return
-        over = self._over_quota(client.tenant, now)
+        over = self._ledger.refusal(client.tenant, now)
         if over is not None:
             self._send(identity, Error(request_id, "quota_exceeded", *over))
             return
         reply = Reply(self._outbox, identity, request_id, stream=not isinstance(message, Generate) or message.stream)
         client.streams[request_id] = Stream(reply, client.backlog)
         try:
-            self._submit(message, reply, client.tenant)
+            num_prompt_tokens = self._submit(message, reply, client.tenant)
         except DriverError as error:
             del client.streams[request_id]
             retry_after = error.retry_after_s if isinstance(error, Overloaded) else None
             self._send(identity, Error(request_id, error.code, str(error), retry_after))
+        else:
+            self._ledger.open(client.tenant, reply, num_prompt_tokens, now)
 
-    def _submit(self, message: Question, reply: Reply, tenant: Tenant) -> None:
+    def _submit(self, message: Question, reply: Reply, tenant: Tenant) -> int:
+        """How many tokens of prompt the driver has taken, about."""
         fields = {name: getattr(message, name) for name in message.__struct_fields__}
         fields |= {"request_id": _driver_id(reply.identity, reply.request_id), "channel": reply}
-        if not isinstance(message, Generate):
-            self._driver.submit_tokenizer_request(TokenizerRequest(**fields))
-            return
-        del fields["stream"]
         client = tenant.name or reply.identity.hex()
-        self._driver.submit_request(ActiveRequest(**fields, client=client, tenant=tenant.name))
+        if not isinstance(message, Generate):
+            self._driver.submit_tokenizer_request(TokenizerRequest(**fields, client=client))
+            return 0
+        del fields["stream"]
+        request = ActiveRequest(**fields, client=client, tenant=tenant.name)
+        self._driver.submit_request(request)
+        return estimated_tokens(request)
 
     def _flush(self, identity: bytes, now: float) -> None:
         """Send what has been waiting for room in the connection of a client."""
@@ -238,13 +245,6 @@ class Clients:
             self._full.add(identity)
         elif sent is Sent.GONE:
             self._drop(identity, "the connection ended")
-
-    def _over_quota(self, tenant: Tenant, now: float) -> tuple[str, float | None] | None:
-        """Why a tenant may have no more requests now, if it may not."""
-        if tenant.limits is None:
-            return None
-        num_open = sum(len(client.streams) for client in self._clients.values() if client.tenant.name == tenant.name)
-        return self._quotas[tenant.name].refusal(tenant, num_open, now)
 
     def _cut_off_revoked(self, identity: bytes, client: _Client) -> None:
         if self._current(client.tenant) is None:

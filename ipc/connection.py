@@ -111,10 +111,13 @@ class Connection:
         chat_template_kwargs: dict[str, Any] | None = None,
         params: dict[str, Any],
         stream: bool = True,
+        user: str = "",
     ) -> Call:
         """Ask for a completion; Tokens are put, and then Done. Each is to be ``taken``, or the call aborted."""
         request_id = self._new_request_id()
-        generate = Generate(request_id, prompt, messages, tools or [], chat_template_kwargs or {}, params, stream)
+        generate = Generate(
+            request_id, prompt, messages, tools or [], chat_template_kwargs or {}, params, stream, user=user
+        )
         if self._resume_timeout is None:
             return self._call(request_id, _frame(generate), put, Unread(request_id))
         # Streamed in any case, as what has come need not come again.

@@ -25,6 +25,8 @@ RequestId = Annotated[str, Meta(min_length=1, max_length=MAX_REQUEST_ID_LENGTH, 
 Messages = Annotated[list[dict[str, Any]], Meta(max_length=MAX_MESSAGES)]
 Tools = Annotated[list[dict[str, Any]], Meta(max_length=MAX_TOOLS)]
 
+User = Annotated[str, Meta(max_length=128)]
+
 
 class MessageError(Exception):
     """A frame that is no message of this protocol; the text says why."""
@@ -39,14 +41,15 @@ class Hello(Struct, tag="hello", tag_field="type", frozen=True):
     version: int
 
 
-class Generate(Struct, tag="generate", tag_field="type", frozen=True, forbid_unknown_fields=True):
+class Generate(Struct, tag="generate", tag_field="type", frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """Asks for a completion of ``prompt`` (text or token ids) or of chat ``messages``; ``params`` as SamplingParams.
 
     ``tools`` are functions that the model may call, as OpenAI has them, and ``chat_template_kwargs`` switches of the chat
     template.
     Without ``stream`` all of it comes at its end. ``resume_token_ids``, if any, are for each of ``n`` samples what an
     earlier request, with the same ``seed``, gave before it was cut off: only what follows comes, ``usage`` counts
-    all, and a sample that is whole already gets its ``finish_reason`` again and nothing else.
+    all, and a sample that is whole already gets its ``finish_reason`` again and nothing else. ``user`` says for which of
+    its own users a client asks: they take turns, and share what the client may have.
     """
 
     request_id: RequestId
@@ -57,9 +60,10 @@ class Generate(Struct, tag="generate", tag_field="type", frozen=True, forbid_unk
     params: dict[str, Any] = {}
     stream: bool = True
     resume_token_ids: Annotated[list[list[int]], Meta(max_length=MAX_N)] = []
+    user: User = ""
 
 
-class Tokenize(Struct, tag="tokenize", tag_field="type", frozen=True, forbid_unknown_fields=True):
+class Tokenize(Struct, tag="tokenize", tag_field="type", frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """Asks for the token ids that a prompt, or chat messages, would have; they come with Done."""
 
     request_id: RequestId
@@ -68,13 +72,17 @@ class Tokenize(Struct, tag="tokenize", tag_field="type", frozen=True, forbid_unk
     tools: Tools = []
     chat_template_kwargs: dict[str, Any] = {}
     add_special_tokens: bool = True
+    user: User = ""
 
 
-class Detokenize(Struct, tag="detokenize", tag_field="type", frozen=True, forbid_unknown_fields=True):
+class Detokenize(
+    Struct, tag="detokenize", tag_field="type", frozen=True, forbid_unknown_fields=True, omit_defaults=True
+):
     """Asks for the text of token ids, special ones as they are spelt; it comes with Done."""
 
     request_id: RequestId
     token_ids: list[int]
+    user: User = ""
 
 
 class TokenizerInfo(Struct, tag="tokenizer_info", tag_field="type", frozen=True, forbid_unknown_fields=True):

@@ -23,6 +23,8 @@ class Reply:
     def __init__(self, outbox: "Outbox", identity: bytes, request_id: str, *, stream: bool = True) -> None:
         self.identity = identity
         self.request_id = request_id
+        self.num_tokens = 0
+        """Of output that the driver has made; the thread that puts counts."""
         self._outbox = outbox
         self._stream = stream
         self._held: list[ReturnSample] = []
@@ -30,6 +32,7 @@ class Reply:
 
     def put(self, sample: ReturnSample) -> None:
         """Takes one sample, on any thread, without waiting."""
+        self.num_tokens += len(sample.token_ids)
         if self._stream:
             self._outbox.put(self, sample)
             return

@@ -30,13 +30,19 @@ class Quota:
     Times are in seconds, and the caller's.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, now: float = 0.0) -> None:
         self._used = 0.0
-        self._at = 0.0
+        self._at = now
 
     def spend(self, tokens: int) -> None:
-        """Tokens have been read or generated."""
+        """Tokens have been read or generated; fewer than none, where they were fewer than was thought."""
         self._used += tokens
+
+    def has_drained(self, tenant: Tenant, now: float) -> bool:
+        """Whether nothing is left of what was used."""
+        if tenant.limits is None or tenant.limits.tokens_per_minute is None:
+            return True
+        return self._used <= tenant.limits.tokens_per_minute / MINUTE * (now - self._at)
 
     def refusal(self, tenant: Tenant, num_open: int, now: float) -> tuple[str, float | None] | None:
         """Why one more request, beside those open, may not be, and in how many seconds it may; None if it may now."""
