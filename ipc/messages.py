@@ -7,7 +7,7 @@ from msgspec import Meta, Struct
 
 from ipc.escaping import cut, visible
 
-PROTOCOL_VERSION = 3
+PROTOCOL_VERSION = 4
 
 PING_INTERVAL = 5.0
 """Seconds of silence after which either side pings the other."""
@@ -18,6 +18,8 @@ CREDITS = 32
 """Messages of one request that may be on their way to a client that has not said that it read any."""
 
 RequestId = Annotated[str, Meta(min_length=1, max_length=128)]
+ProfileName = Annotated[str, Meta(pattern=r"\A[A-Za-z0-9][A-Za-z0-9._-]{0,63}\Z")]
+"""Of a directory in the one that the daemon has for them: no path, and nothing hidden."""
 
 
 class MessageError(Exception):
@@ -141,10 +143,10 @@ class LogLevel(Struct, tag="log_level", tag_field="type", frozen=True, forbid_un
 
 
 class Profile(Struct, tag="profile", tag_field="type", frozen=True, forbid_unknown_fields=True):
-    """Begins a trace of the daemon, for a directory as the daemon sees it; without one, ends and writes it."""
+    """Begins a trace of the daemon, under a name that no other has; without one, ends and writes it."""
 
     request_id: RequestId
-    directory: str | None = None
+    name: ProfileName | None = None
 
 
 class Usage(Struct, frozen=True):
