@@ -146,7 +146,8 @@ class Control:
             case Wake():
                 self._driver.wake(_name(reply), reply)
             case Profile(name=name):
-                self._driver.profile(_name(reply), name and self._profile(name), reply)
+                directory = None if name is None else self._profile(name)
+                self._driver.profile(_name(reply), directory, reply)
         return None
 
     def _profile(self, name: str) -> str:
