@@ -6,10 +6,11 @@ There is no socket, thread or clock in this file. Whatever takes time answers la
 import logging
 import math
 from collections.abc import Callable
+from pathlib import Path
 
 import msgspec
 
-from driver.errors import DriverError
+from driver.errors import DriverError, InvalidRequest
 from driver.request import ReturnSample
 from ipc import frames as wire
 from ipc.clients import Send, unsupported
@@ -46,7 +47,11 @@ Command = AbortRequest | Drain | Sleep | Wake | LogLevel | Profile
 
 
 class Control:
-    """Answers each message for itself. ``drain``, given seconds or None, has the daemon end when its work is done."""
+    """Answers each message for itself.
+
+    ``drain``, given seconds or None, has the daemon end when its work is done; ``profiles`` is the directory that has
+    those that are asked for, None where there is none.
+    """
 
     def __init__(
         self,
@@ -57,6 +62,7 @@ class Control:
         drain: Callable[[float | None], None],
         outbox: Outbox,
         send: Send,
+        profiles: Path | None,
     ) -> None:
         self._driver = driver
         self._welcome = welcome
@@ -65,6 +71,7 @@ class Control:
         self._drain = drain
         self._outbox = outbox
         self._send = send
+        self._profiles = profiles
 
     @property
     def patience(self) -> float:
@@ -100,11 +107,9 @@ class Control:
                 return Pong()
             case Pong():
                 return None
-        if not tenant.may_control:
-            not_yours = (
-                f"key {tenant.name} may not control the daemon; `odriver keys new NAME --control` makes one that may"
-            )
-            return Error(message.request_id, "forbidden", not_yours)
+        may = tenant.may_look if isinstance(message, Status | Metrics) else tenant.may_control
+        if not may:
+            return Error(message.request_id, "forbidden", _not_yours(tenant))
         match message:
             case Status(request_id=request_id):
                 return StatusReply(request_id, self._status())
@@ -140,13 +145,32 @@ class Control:
                 self._driver.sleep(_name(reply), reply)
             case Wake():
                 self._driver.wake(_name(reply), reply)
-            case Profile(directory=directory):
+            case Profile(name=name):
+                directory = None if name is None else self._profile(name)
                 self._driver.profile(_name(reply), directory, reply)
         return None
+
+    def _profile(self, name: str) -> str:
+        """The directory for a profile of that name; raises InvalidRequest where there is none for any."""
+        if self._profiles is None:
+            raise InvalidRequest("this daemon has no directory for profiles: start it with --profile-directory DIR")
+        return str(self._profiles / name)
 
     def _status(self) -> dict[str, object]:
         snapshot: dict[str, object] = msgspec.to_builtins(self._driver.status())
         return {"model": self._welcome.model, "clients": self._num_clients(), **snapshot}
+
+
+def _not_yours(tenant: Tenant) -> str:
+    """Why somebody may not control the daemon, and what to do."""
+    if tenant.limits is not None:
+        return f"key {tenant.name} may not control the daemon; `odriver keys new NAME --control` makes one that may"
+    if tenant.user is not None:
+        return f"user {tenant.user} may not control the daemon: its own user may, and root (sudo), and who has a key for it"
+    return (
+        "over TCP this takes a key, as any user of this machine could ask for it: start the daemon with --keys DIR, "
+        "or at ipc:///path/to.sock, where its own user and root may"
+    )
 
 
 def _name(reply: Reply) -> str:

@@ -27,9 +27,10 @@ from engine.config import EngineConfig
 from engine.errors import ConfigurationError, DevicesUnavailable, HostsError
 from engine.progress import Progress
 from ipc import accelerators, terminal
-from ipc.addresses import checked_address, default_address, is_local
+from ipc.addresses import checked_address, default_address, is_local, open_to_group
 from ipc.auth import Authority
 from ipc.bell import Bell
+from ipc.config import default_profile_directory
 from ipc.configuration import Configuration
 from ipc.errors import AddressError, KeyFileError
 from ipc.exposition import Exposition
@@ -76,7 +77,10 @@ class Daemon:
         self._authority = None if directory is None else Authority(directory)
         self._console = console
         self._load = load
-        self._server = Server(self._address, self._fail, self._ask_to_drain, self._authority)
+        profiles = settings.profile_directory or default_profile_directory()
+        self._server = Server(
+            self._address, self._fail, self._ask_to_drain, self._authority, profiles and profiles.absolute()
+        )
         self._exposition = Exposition()
         self._exposition.gauge("odriver_clients", "Clients that are connected", lambda: self._server.num_clients)
         self._metrics: MetricsServer | None = None
@@ -118,6 +122,8 @@ class Daemon:
         """Take the address, load, start the threads, and say READY."""
         self._starting, began = True, time.monotonic()
         self._server.start()
+        if self._configuration.daemon.socket_access == "group":
+            open_to_group(self._address)
         if self._metrics is not None:
             self._metrics.start()
         with terminal.start_up(self._console) as display:
@@ -234,6 +240,9 @@ class Daemon:
 
 def serve(flags: Mapping[str, Any]) -> NoReturn:
     """Be a daemon with these options of ``odriver serve``: runs it, logs why it ends, and ends this process."""
+    os.umask(
+        0o077
+    )  # what a daemon makes is its user's alone, and so are its sockets from the moment that they are there
     console = Console(stderr=True)
     configure_logging(console)
     code = _run(flags, console)

@@ -7,7 +7,6 @@ once is not sent.
 
 import errno
 import math
-import os
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
@@ -19,7 +18,7 @@ import zmq
 from driver.request import ReturnSample
 from driver.safe_thread import SafeThread
 from engine.request_limits import MAX_MESSAGE_BYTES
-from ipc.addresses import reserved
+from ipc.addresses import keep_private, reserved
 from ipc.auth import Authority
 from ipc.bell import Bell
 from ipc.errors import AddressError, AddressInUse
@@ -175,12 +174,16 @@ class Listener:
             rules.look(now)
 
     def _receive(self, rules: Rules, now: float) -> None:
-        if self._authority is None:
+        if self._authority is None and not self._address.startswith("ipc://"):
             identity, *frames = self._router.recv_multipart(zmq.NOBLOCK)
             rules.hear(identity, frames, now, EVERYBODY)
             return
         first, *rest = self._router.recv_multipart(zmq.NOBLOCK, copy=False)
-        tenant = self._authority.tenant(str(rest[0].get("User-Id")))
+        if self._authority is None:
+            _, user, *_ = str(rest[0].get("Peer-Address")).split(":")  # HOST:USER:GROUP:PROCESS
+            tenant: Tenant | None = Tenant("", user=int(user))
+        else:
+            tenant = self._authority.tenant(str(rest[0].get("User-Id")))
         if tenant is None:
             self.send(first.bytes, Error(None, "forbidden", "this key is not authorised any more"))
             return
@@ -210,12 +213,11 @@ class Listener:
 
 
 def _bind(router: "zmq.Socket[bytes]", address: str) -> None:
-    umask = os.umask(0o077)  # nobody else may connect to an ipc:// socket, wherever it lies
     try:
         router.bind(address)
+        if address.startswith("ipc://"):
+            keep_private(address)
     except zmq.ZMQError as error:
         if error.errno == errno.EADDRINUSE:
             raise AddressInUse(f"address in use: another program listens at {address}") from error
         raise AddressError(f"cannot listen at {address}: {error.strerror}") from error
-    finally:
-        os.umask(umask)

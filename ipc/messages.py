@@ -10,7 +10,7 @@ from engine.request_limits import MAX_MESSAGES, MAX_N, MAX_REQUEST_ID_LENGTH, MA
 from ipc.form import NO_MESSAGE, check_message
 from ipc.escaping import cut, visible
 
-PROTOCOL_VERSION = 3
+PROTOCOL_VERSION = 4
 
 PING_INTERVAL = 5.0
 """Seconds of silence after which either side pings the other."""
@@ -26,6 +26,8 @@ Messages = Annotated[list[dict[str, Any]], Meta(max_length=MAX_MESSAGES)]
 Tools = Annotated[list[dict[str, Any]], Meta(max_length=MAX_TOOLS)]
 
 User = Annotated[str, Meta(max_length=128)]
+ProfileName = Annotated[str, Meta(pattern=r"\A[A-Za-z0-9][A-Za-z0-9._-]{0,63}\Z")]
+"""Of a directory in the one that the daemon has for them: no path, and nothing hidden."""
 
 
 class MessageError(Exception):
@@ -158,10 +160,10 @@ class LogLevel(Struct, tag="log_level", tag_field="type", frozen=True, forbid_un
 
 
 class Profile(Struct, tag="profile", tag_field="type", frozen=True, forbid_unknown_fields=True):
-    """Begins a trace of the daemon, for a directory as the daemon sees it; without one, ends and writes it."""
+    """Begins a trace of the daemon, under a name that no other has; without one, ends and writes it."""
 
     request_id: RequestId
-    directory: str | None = None
+    name: ProfileName | None = None
 
 
 class Usage(Struct, frozen=True):

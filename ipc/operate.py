@@ -2,8 +2,8 @@
 
 import argparse
 import json
+import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from ipc import connecting
@@ -80,21 +80,21 @@ def _level_arguments(parser: argparse.ArgumentParser) -> None:
 def _profile_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("action", choices=["start", "stop"], help="begin a trace, or end it and write it")
     parser.add_argument(
-        "directory",
+        "name",
         nargs="?",
-        type=Path,
-        default=Path("odriver-profile"),
-        metavar="DIR",
-        help="with start: where to write it, for xprof or TensorBoard (default: odriver-profile)",
+        default=None,
+        metavar="NAME",
+        help="with start: of the directory that it is written to, for xprof or TensorBoard, among the daemon's "
+        "--profile-directory (default: date and time)",
     )
 
 
 def _profile(control: ControlClient, options: dict[str, Any]) -> None:
     if options["action"] == "start":
-        directory = control.start_profile(str(options["directory"].absolute()))
-        print(f"profiling; `odriver profile stop` writes {directory}")
+        directory = control.start_profile(options["name"] or time.strftime("%Y%m%d-%H%M%S"))
+        write(f"profiling; `odriver profile stop` writes {directory}")
     else:
-        print(control.stop_profile())
+        write(control.stop_profile())
 
 
 COMMANDS = [

@@ -1,6 +1,7 @@
 """The daemon's two sockets: one for work, and one for control, which is answered however much work there is."""
 
 from collections.abc import Callable
+from pathlib import Path
 
 import zmq
 
@@ -23,7 +24,8 @@ class Server:
     answered from ``open`` on. ``stop`` sends what the driver has left in the outbox and gives the addresses back.
     ``on_failure`` is called, on the dying thread, should a thread die; ``on_drain``, on the control thread, when a client
     wants the daemon to end once its work is done, in so many seconds at most or, if None, as many as it has by default.
-    Only the tenants of an ``authority`` get in, everybody if there is none.
+    Only the tenants of an ``authority`` get in, everybody if there is none. ``profiles`` is the directory for what
+    ``profile`` writes.
     """
 
     def __init__(
@@ -32,9 +34,11 @@ class Server:
         on_failure: Callable[[str], None],
         on_drain: Callable[[float | None], None],
         authority: Authority | None = None,
+        profiles: Path | None = None,
     ) -> None:
         self._on_drain = on_drain
         self._authority = authority
+        self._profiles = profiles
         self._context = zmq.Context()
         self._num_clients: Callable[[], int] = lambda: 0
         self._work = Listener("sockets", self._context, address, on_failure, authority)
@@ -76,8 +80,18 @@ class Server:
         self._work.open(clients)
         self._num_clients = lambda: len(clients)
         control = self._control
-        rules = Control(driver, welcome, self._num_clients, metrics, self._on_drain, control.outbox, control.send)
-        control.open(rules)
+        control.open(
+            Control(
+                driver,
+                welcome,
+                self._num_clients,
+                metrics,
+                self._on_drain,
+                control.outbox,
+                control.send,
+                self._profiles,
+            )
+        )
 
     def stop(self) -> None:
         """Answer what has arrived, send what there is and close; a second time changes nothing."""

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from queue import SimpleQueue
 
 import msgspec
@@ -124,10 +125,11 @@ def serving(
     model: str = "parrot",
     authority: Authority | None = None,
     metrics: Callable[[], str] = str,
+    profiles: Path | None = None,
 ) -> Iterator[Server]:
     """A server for the time of a with statement; it has not failed at its end."""
     failures: SimpleQueue[str] = SimpleQueue()
-    server = Server(address, on_failure=failures.put, on_drain=lambda timeout: None, authority=authority)
+    server = Server(address, failures.put, lambda timeout: None, authority, profiles)
     server.start()
     server.open(driver, model=model, limits=LIMITS, metrics=metrics)
     try:

@@ -56,6 +56,15 @@ def test_what_should_not_be_is_said() -> None:
     assert "no step has landed for 9 s" in text
 
 
+def test_no_name_is_markup() -> None:
+    """Neither a model's nor a client's, and neither moves the cursor."""
+    text = shown(
+        build_status(), build_status(model="[bold]m\x1b[2J", requests_by_client={"[red]c\n\x1b]0;x\x07": (1, 0)})
+    )
+
+    assert r"[bold]m\x1b[2J" in text and r"[red]c\n\x1b]0;x\x07" in text and "\x1b" not in text
+
+
 def test_once_prints_and_ends() -> None:
     """For scripts: two looks, an interval apart."""
     looks = iter([build_status(generated_tokens=1), build_status(generated_tokens=2)])
