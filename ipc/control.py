@@ -79,6 +79,12 @@ class Control:
         if answer is not None:
             self._send(identity, answer)
 
+    def has_room(self, identity: bytes, now: float) -> None:
+        """Nothing waits for it."""
+
+    def lost(self, identity: bytes) -> None:
+        """Nothing was kept of it."""
+
     def deliver(self, reply: Reply, sample: ReturnSample, now: float) -> None:
         """Passes on what has come of a command."""
         del now
@@ -100,11 +106,9 @@ class Control:
                 return Pong()
             case Pong():
                 return None
-        if not tenant.may_control:
-            not_yours = (
-                f"key {tenant.name} may not control the daemon; `odriver keys new NAME --control` makes one that may"
-            )
-            return Error(message.request_id, "forbidden", not_yours)
+        may = tenant.may_look if isinstance(message, Status | Metrics) else tenant.may_control
+        if not may:
+            return Error(message.request_id, "forbidden", _not_yours(tenant))
         match message:
             case Status(request_id=request_id):
                 return StatusReply(request_id, self._status())
@@ -147,6 +151,18 @@ class Control:
     def _status(self) -> dict[str, object]:
         snapshot: dict[str, object] = msgspec.to_builtins(self._driver.status())
         return {"model": self._welcome.model, "clients": self._num_clients(), **snapshot}
+
+
+def _not_yours(tenant: Tenant) -> str:
+    """Why somebody may not control the daemon, and what to do."""
+    if tenant.limits is not None:
+        return f"key {tenant.name} may not control the daemon; `odriver keys new NAME --control` makes one that may"
+    if tenant.user is not None:
+        return f"user {tenant.user} may not control the daemon: its own user may, and root (sudo), and who has a key for it"
+    return (
+        "over TCP this takes a key, as any user of this machine could ask for it: start the daemon with --keys DIR, "
+        "or at ipc:///path/to.sock, where its own user and root may"
+    )
 
 
 def _name(reply: Reply) -> str:
