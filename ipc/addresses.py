@@ -75,6 +75,13 @@ def control_address(address: str) -> str:
     return address + CONTROL_SUFFIX if match is None else f"tcp://{match['host']}:{int(match['port']) + 1}"
 
 
+def host_and_port(address: str) -> tuple[str, int]:
+    """Those of a checked ``tcp://`` address."""
+    match = _TCP.fullmatch(address)
+    assert match is not None, address
+    return match["host"].strip("[]"), int(match["port"])
+
+
 def anyone_listens(address: str) -> bool:
     """Whether some process accepts connections at a checked address; it may be no daemon of ours."""
     try:
@@ -197,9 +204,8 @@ def is_loopback(host: str) -> bool:
 
 
 def _connect(address: str) -> socket.socket:
-    match = _TCP.fullmatch(address)
-    if match is not None:
-        return socket.create_connection((match["host"].strip("[]"), int(match["port"])), timeout=1)
+    if address.startswith("tcp://"):
+        return socket.create_connection(host_and_port(address), timeout=1)
     connection = socket.socket(socket.AF_UNIX)
     try:
         connection.settimeout(1)

@@ -53,8 +53,6 @@ MAX_BACKLOG_BYTES = 64 << 20
 """What may wait for one client to read it, in memory, about. Beyond that, the stream of which most waits is cut off."""
 MAX_UNSENT = 1000
 """Answers held for a client that asks and does not read. One that asks for more is cut off."""
-RETRY_INTERVAL = 0.05
-"""Seconds after which it is tried again to send to a client whose connection was full."""
 
 
 @dataclass(eq=False)
@@ -111,8 +109,7 @@ class Clients:
             self._send(identity, message)
         else:
             self._answer(identity, message, now, tenant)
-        if identity in self._full:
-            self._flush(identity, now)
+        self.has_room(identity, now)
 
     def deliver(self, reply: Reply, sample: ReturnSample, now: float) -> None:
         """Passes on what the driver has for a request, as far as its client reads, unless that is gone."""
@@ -128,12 +125,21 @@ class Clients:
         self._conclude(reply.identity, client, stream, sent, now)
         self._cut_off_longest(reply.identity, client)
 
+    def has_room(self, identity: bytes, now: float) -> None:
+        """Sends what has been waiting for room in the connection of a client."""
+        if identity in self._full:
+            self._flush(identity, now)
+
+    def lost(self, identity: bytes) -> None:
+        """Aborts what a client had open whose connection is over."""
+        self._drop(identity, "the connection ended")
+
     @property
     def patience(self) -> float:
         """Seconds from one ``look`` to the next."""
         if not self._clients:
             return math.inf
-        return RETRY_INTERVAL if self._full else PING_INTERVAL
+        return PING_INTERVAL
 
     def look(self, now: float) -> None:
         """Sees who is silent, who has not read for long, and who has room again.

@@ -86,6 +86,12 @@ class Control:
         if answer is not None:
             self._send(identity, answer)
 
+    def has_room(self, identity: bytes, now: float) -> None:
+        """Nothing waits for it."""
+
+    def lost(self, identity: bytes) -> None:
+        """Nothing was kept of it."""
+
     def deliver(self, reply: Reply, sample: ReturnSample, now: float) -> None:
         """Passes on what has come of a command."""
         del now

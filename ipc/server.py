@@ -3,8 +3,6 @@
 from collections.abc import Callable
 from pathlib import Path
 
-import zmq
-
 from engine.config import ServingLimits
 from engine.request_limits import MAX_MESSAGE_BYTES
 from ipc.addresses import control_address
@@ -14,7 +12,11 @@ from ipc.control import Control
 from ipc.driver import Driver
 from ipc.listener import Listener
 from ipc.messages import CREDITS, PROTOCOL_VERSION, SILENCE_LIMIT, Welcome
+from ipc.spawner import Spawner
 from ipc.tenants import Tenant
+
+SILENCE_OF_CONNECTIONS = 2 * SILENCE_LIMIT
+"""Seconds after which a silent connection is closed; the work of its client has been aborted before."""
 
 
 class Server:
@@ -39,15 +41,20 @@ class Server:
         self._on_drain = on_drain
         self._authority = authority
         self._profiles = profiles
-        self._context = zmq.Context()
+        self._spawner = Spawner()
         self._num_clients: Callable[[], int] = lambda: 0
-        self._work = Listener("sockets", self._context, address, on_failure, authority)
-        self._control = Listener("control", self._context, control_address(address), on_failure, authority)
+        self._work = Listener("sockets", self._spawner, address, on_failure, authority, SILENCE_OF_CONNECTIONS)
+        self._control = Listener("control", self._spawner, control_address(address), on_failure, authority)
 
     @property
     def num_clients(self) -> int:
         """Clients that have said hello, and are there."""
         return self._num_clients()
+
+    @property
+    def num_restarts(self) -> int:
+        """Processes of the sockets that have died, and were followed by another."""
+        return self._work.num_restarts + self._control.num_restarts
 
     def seconds_unheard(self) -> float:
         """For how long one of the threads has not come by though it was called, by this method; it calls again."""
@@ -56,8 +63,6 @@ class Server:
     def start(self) -> None:
         """Bind and begin to listen."""
         try:
-            if self._authority is not None:
-                self._authority.start(self._context)
             self._work.start()
             self._control.start()
         except BaseException:
@@ -97,9 +102,7 @@ class Server:
         """Answer what has arrived, send what there is and close; a second time changes nothing."""
         self._work.stop()
         self._control.stop()
-        if self._authority is not None:
-            self._authority.stop()
-        self._context.term()
+        self._spawner.stop()
 
     def _current(self, tenant: Tenant) -> Tenant | None:
         """A tenant as of the last reload of the keys; None if the key has been revoked."""

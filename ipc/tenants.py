@@ -32,6 +32,16 @@ class Tenant:
 EVERYBODY = Tenant("")
 
 
+def of_user(user: int | None) -> Tenant:
+    """Who comes without a key: users are tenants, but the daemon's own, who has no need to be kept from anything.
+
+    Where the kernel does not say who it is, all are one.
+    """
+    if user is None:
+        return EVERYBODY
+    return Tenant("" if user == os.geteuid() else f"uid {user}", user=user)
+
+
 class Quota:
     """What one tenant has used of its tokens: it drains away by ``tokens_per_minute``, and may be so much at once.
 

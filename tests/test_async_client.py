@@ -204,7 +204,7 @@ def test_connecting_again_finds_who_is_there(address: str) -> None:
     """As long as a daemon stays it says the same, and the next one speaks for itself."""
 
     async def use() -> None:
-        client = AsyncClient(address, timeout=0.1)
+        client = AsyncClient(address, timeout=1.0)
         for model in ("parrot", "owl"):
             with serving(address, FakeDriver(), model=model):
                 welcome = await client.connect()
