@@ -7,8 +7,8 @@ from msgspec import Meta, Struct
 
 from driver.errors import shortened
 from engine.request_limits import MAX_MESSAGES, MAX_N, MAX_REQUEST_ID_LENGTH, MAX_TARGET_LENGTH, MAX_TOOLS
-from ipc.form import NO_MESSAGE, check_message
 from ipc.escaping import cut, visible
+from ipc.form import NO_MESSAGE, check_message
 
 PROTOCOL_VERSION = 4
 
