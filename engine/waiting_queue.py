@@ -215,11 +215,10 @@ class _Level:
             return
         own = self._clients.get(client)
         if own is None:
-            own = self._clients[client] = OrderedDict()
+            own = self._clients[client] = UserTurns()
             counter = self._counters.setdefault(client, place.counter)
             heapq.heappush(self._heap, (counter, -next(self._turns), client))  # before its equals, as it was
-        own[sequence.request_id] = sequence
-        own.move_to_end(sequence.request_id, last=False)
+        own.add(sequence, first=True)
 
     def begin(self, client: str, sequence: Sequence) -> None:
         """It is this one's turn: who comes new from now on begins where its client was."""
