@@ -30,9 +30,9 @@ class RunningSequences:
         return iter(self._sequences.values())
 
     @property
-    def full(self) -> bool:
-        """Whether every slot is taken."""
-        return not self._slots
+    def num_free(self) -> int:
+        """Slots that nobody has."""
+        return len(self._slots)
 
     def get(self, request_id: str) -> Sequence | None:
         """The sequence of that id, if it runs."""

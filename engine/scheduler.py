@@ -31,6 +31,7 @@ from collections.abc import Mapping
 
 from caching.metadata import pages_for
 from caching.page_manager import Found, HBMPageManager
+from engine.backfill import Backfill
 from engine.chunks import Chunks
 from engine.growth_reserve import GrowthReserve
 from engine.plan import NextIterationPlan, StepResult
@@ -45,10 +46,7 @@ CHARGED_AT_ONCE = 16
 
 
 LOOKED_AT = 128
-"""Sequences that may be passed by in one plan, each for some microseconds: more than one request may have samples."""
-MOST_PASSED = 16
-"""Sequences that may start before one whose turn it is and that lacks pages, in all its life: enough that short prompts use
-what is free meanwhile, and so few that it gets its pages soon."""
+"""Sequences that may be passed by in one plan, each for some microseconds: one request may have half as many samples."""
 
 
 class InferenceScheduler:
@@ -244,38 +242,40 @@ class InferenceScheduler:
 
     def _admit(self, plan: NextIterationPlan, chunks: Chunks, left_for_long: int) -> None:
         """Start those whose turn it is, and pass by those who cannot start in this step."""
-        short: list[Sequence] = []
+        backfill = Backfill()
         while chunks.room > 0 or plan.num_decodes == self._budget:  # whoever decodes may have to yield
             sequence = self._waiting.head()
-            if sequence is None or self._waiting.num_passed_by == LOOKED_AT or not _may_pass(sequence, short):
+            if sequence is None or self._waiting.num_passed_by == LOOKED_AT or not backfill.may_start(sequence):
                 break
             found = self.prefixes.look(sequence) if sequence.may_sample else None
             is_long = found is not None and sequence.num_tokens - found.held * self.page_size > self._long
-            if found is None or (is_long and left_for_long <= 0):
+            if found is None:
                 self._waiting.pass_by(sequence)
-            elif not self._running.full and self._take_pages(sequence, found):
-                for passed in short:
-                    passed.num_passed += 1
+            elif is_long and left_for_long <= 0:
+                backfill.pass_for_step(sequence, self._needed(sequence, found))
+                self._waiting.pass_by(sequence)
+            elif self._running.num_free > backfill.slots and self._take_pages(sequence, found, backfill.pages):
+                backfill.started()
                 self._start(plan, sequence)
                 granted = self._grant(chunks, sequence, left_for_long if is_long else self._budget)
                 left_for_long -= granted if is_long else 0
-            elif short or not self._make_room(sequence, chunks):
-                if not short and self._fair and sequence.has_begun and self._let_pass(plan, chunks, sequence):
+            elif not backfill.give_up_reservation() and (backfill.lacks_pages or not self._make_room(sequence, chunks)):
+                if self._fair and sequence.has_begun and self._let_pass(plan, chunks, sequence, backfill):
                     break
-                if self._running.full or self._awaits_victim:
+                if not self._running.num_free or self._awaits_victim:
                     break
-                short.append(sequence)
+                backfill.pass_for_pages(sequence)
                 self._waiting.pass_by(sequence)
         self._waiting.come_back()
 
-    def _let_pass(self, plan: NextIterationPlan, chunks: Chunks, head: Sequence) -> bool:
+    def _let_pass(self, plan: NextIterationPlan, chunks: Chunks, head: Sequence, backfill: Backfill) -> bool:
         """A preempted head has no room: one of a client that runs nothing goes before it, where head's runs too much.
 
         The one that yields to it does so only if that is enough: otherwise both would come back, time and again. Whether
         one has been chosen to yield.
         """
         newcomer = self._waiting.newcomer()
-        if newcomer is None or newcomer.has_begun or not newcomer.may_sample:
+        if backfill.lacks_pages or newcomer is None or newcomer.has_begun or not newcomer.may_sample:
             return False
         victim = self._running.over_its_share(newcomer.client)
         if victim is None or victim.client != head.client or victim.params.priority < newcomer.params.priority:
@@ -291,19 +291,22 @@ class InferenceScheduler:
 
     def _fits(self, sequence: Sequence, found: Found, freed: int = 0) -> bool:
         """Whether there are pages for all it has to prefill beside those found, and a reserve, once so many more are freed."""
-        needed = pages_for(sequence.num_tokens, self.page_size) - found.owned  # the others found may be given away
         reserve = 0
         if self._running:
             growth = self._running.growth + self._growth(sequence)
             reserve = self._reserve.pages(growth, len(self._running) + 1, self.page_size)
-        return self._pages.can_alloc(needed + reserve - freed)
+        return self._pages.can_alloc(self._needed(sequence, found) + reserve - freed)
 
-    def _take_pages(self, sequence: Sequence, found: Found) -> bool:
-        """Whether it now has pages for all it has to prefill, those that hold its beginning among them."""
-        if not self._fits(sequence, found):
+    def _needed(self, sequence: Sequence, found: Found) -> int:
+        """Pages that nobody owns and that it takes to begin, those found among them."""
+        return pages_for(sequence.num_tokens, self.page_size) - found.owned
+
+    def _take_pages(self, sequence: Sequence, found: Found, left: int = 0) -> bool:
+        """Whether it now has pages for all it has to prefill, those that hold its beginning among them, and has left so many."""
+        if not self._fits(sequence, found, -left):
             return False
         shared = self.prefixes.find(sequence)
-        if shared is None or not self._fits(sequence, sequence.found):
+        if shared is None or not self._fits(sequence, sequence.found, -left):
             return False
         self._pages.share(shared)
         sequence.pages = shared + self._pages.alloc(pages_for(sequence.num_tokens, self.page_size) - len(shared))
@@ -425,12 +428,6 @@ class InferenceScheduler:
         self._released.append(sequence)
         if self._victim is sequence:
             self._victim = None
-
-
-def _may_pass(sequence: Sequence, short: list[Sequence]) -> bool:
-    """Whether it may start before these, which lack pages: only before its equals, and not before those passed often."""
-    priority = sequence.params.priority
-    return all(passed.params.priority == priority and passed.num_passed < MOST_PASSED for passed in short)
 
 
 def _not_seen(sequence: Sequence, first: int, logprobs: list[TokenLogprobs]) -> list[TokenLogprobs]:
