@@ -1,16 +1,17 @@
 """Between the first stage and the second, for requests that ask for structured outputs."""
 
 import threading
+import time
 from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple
 
-from driver.errors import DriverError, InvalidRequest
+from driver.errors import DriverError, InvalidRequest, Overloaded
 from driver.grammar_allowance import Allowance
 from driver.grammar_constraint import FORM, CompiledGrammar, GrammarConstraint
-from driver.grammars import GrammarRefused, Grammars
+from driver.grammars import PATIENCE, TOO_BUSY, GrammarRefused, Grammars
 from driver.messages import Admit
-from driver.open_requests import OpenRequests
+from driver.open_requests import OpenRequest, OpenRequests
 from driver.stage import Stage
 from driver.turns import Turns
 
@@ -19,12 +20,16 @@ NUM_THREADS = {False: 2, True: 1}
 
 
 class _Wanted(NamedTuple):
+    """A grammar for the sequences of a request."""
+
     admit: Admit
     job: bytes = b""
+    """The grammar's name, once somebody has looked."""
+    thorough: bool = False
 
     @property
-    def client(self) -> str:
-        return self.admit.opened.request.request.client
+    def request(self) -> OpenRequest:
+        return self.admit.opened.request
 
 
 class CompileGrammars:
@@ -40,65 +45,61 @@ class CompileGrammars:
         self._open_requests = open_requests
         self._post = post
         self._turns: dict[bool, Turns[_Wanted]] = {False: Turns(), True: Turns()}
+        """By whether they are thorough."""
         self._lock = threading.Lock()
         self._waiting: dict[bytes, list[_Wanted]] = {}
         """By a grammar that is being compiled: who wants it besides the one that had it compiled."""
-        self.stages = {thorough: self._stage(thorough=thorough) for thorough in NUM_THREADS}
+        self.stage = Stage("compile grammars", self._handle, self._fail, _source)
 
     @property
     def runs(self) -> list[Callable[[], None]]:
         """What each of the threads is to run, until ``close``."""
         return [
-            partial(self.stages[thorough].run, self._turns[thorough].get)
+            partial(self.stage.run, self._turns[thorough].get)
             for thorough, count in NUM_THREADS.items()
             for _ in range(count)
         ]
 
     def submit(self, admit: Admit) -> None:
         """Queues the sequences of a request, to be admitted when its grammar is compiled; never waits."""
-        self._queue(_Wanted(admit), thorough=False)
+        self._queue(_Wanted(admit))
 
     def close(self) -> None:
         """Ends ``runs`` in all threads; what is queued is dropped."""
         for turns in self._turns.values():
             turns.close()
 
-    def _stage(self, *, thorough: bool) -> Stage[_Wanted]:
-        return Stage(
-            "compile grammars",
-            partial(self._handle, thorough=thorough),
-            lambda wanted, error: self._open_requests.fail(wanted.admit.opened.request, error),
-            lambda wanted: (wanted.client, wanted.admit.opened.request.request_id),
-        )
+    def _queue(self, wanted: _Wanted) -> None:
+        self._turns[wanted.thorough].put(wanted.request.request.client, wanted)
 
-    def _queue(self, wanted: _Wanted, *, thorough: bool) -> None:
-        self._turns[thorough].put(wanted.client, wanted)
+    def _fail(self, wanted: _Wanted, error: DriverError) -> None:
+        self._open_requests.fail(wanted.request, error)
 
-    def _handle(self, wanted: _Wanted, *, thorough: bool) -> None:
-        try:
-            self._serve(wanted, thorough=thorough)
-        except DriverError as error:
-            self._open_requests.fail(wanted.admit.opened.request, error)
-
-    def _serve(self, wanted: _Wanted, *, thorough: bool) -> None:
-        admit, job = wanted
-        if admit.opened.request.aborted:  # the execution thread ends it as soon as it sees it
-            self._post(admit)
-            if thorough:  # it was to be compiled for others, too
-                self._compiled(job)
+    def _handle(self, wanted: _Wanted) -> None:
+        if wanted.request.aborted:  # the execution thread ends it as soon as it sees it
+            self._post(wanted.admit)
+            if wanted.thorough:  # it was to be compiled for others, too
+                self._release(wanted.job)
             return
-        params = admit.sequences[0].params
+        try:
+            wanted = self._named(wanted)
+            grammar = self._grammars.find(wanted.job)
+            if grammar is None and (wanted.thorough or self._is_first(wanted)):
+                grammar = self._compile(wanted)
+            if grammar is not None:
+                self._admit(wanted, grammar)
+        except DriverError as error:
+            self._fail(wanted, error)
+
+    def _named(self, wanted: _Wanted) -> _Wanted:
+        if wanted.job:
+            return wanted
+        params = wanted.admit.sequences[0].params
         assert params.structured_outputs is not None
-        job = job or self._grammars.job(params.structured_outputs, hide_eos=params.ignore_eos)
-        wanted = _Wanted(admit, job)
-        grammar = self._grammars.find(job)
-        if grammar is None and (thorough or self._is_first(wanted)):
-            grammar = self._compile(wanted, thorough=thorough)
-        if grammar is not None:
-            self._admit(wanted, grammar, thorough=thorough)
+        return wanted._replace(job=self._grammars.job(params.structured_outputs, hide_eos=params.ignore_eos))
 
     def _is_first(self, wanted: _Wanted) -> bool:
-        """Whether nobody has its grammar compiled now; else it is queued again when that is done."""
+        """Whether nobody has its grammar compiled already; else it is queued again when that is done."""
         with self._lock:
             if wanted.job in self._waiting:
                 self._waiting[wanted.job].append(wanted)
@@ -106,54 +107,61 @@ class CompileGrammars:
             if self._grammars.find(wanted.job) is None:
                 self._waiting[wanted.job] = []
                 return True
-        self._queue(wanted, thorough=False)
+        self._queue(wanted)  # it has just been compiled
         return False
 
-    def _compile(self, wanted: _Wanted, *, thorough: bool) -> CompiledGrammar | None:
+    def _compile(self, wanted: _Wanted) -> CompiledGrammar | None:
         """The grammar; None if that takes a thorough worker, for which it is queued then."""
         try:
-            grammar = self._grammars.compile(wanted.job, thorough=thorough)
+            grammar = self._grammars.compile(wanted.job, thorough=wanted.thorough)
         except GrammarRefused as refusal:
             with self._lock:
                 others = self._waiting.pop(wanted.job, [])
             for other in others:
-                self._open_requests.fail(other.admit.opened.request, _refused(other, refusal))
+                self._fail(other, _refused(other, refusal))
             raise _refused(wanted, refusal) from None
         except BaseException:
-            self._compiled(wanted.job)
+            self._release(wanted.job)
             raise
         if grammar is None:
-            self._queue(wanted, thorough=True)
+            self._queue(wanted._replace(thorough=True))
         else:
-            self._compiled(wanted.job)
+            self._release(wanted.job)
         return grammar
 
-    def _compiled(self, job: bytes) -> None:
+    def _release(self, job: bytes) -> None:
         """Nobody compiles it any more: who waited for it comes again."""
         with self._lock:
             others = self._waiting.pop(job, [])
         for other in others:
-            self._queue(other, thorough=False)
+            self._queue(other)
 
-    def _admit(self, wanted: _Wanted, grammar: CompiledGrammar, *, thorough: bool) -> None:
-        """Give all samples their constraints; what they have already may take a thorough worker, too."""
+    def _admit(self, wanted: _Wanted, grammar: CompiledGrammar) -> None:
+        """Give all samples their constraints; what tokens they have already may take a thorough worker, too."""
         allowance = Allowance(heavy=grammar.heavy)
         constraints: list[GrammarConstraint] = []
+        give_up_at = time.monotonic() + PATIENCE[wanted.thorough]
         for sequence in wanted.admit.sequences:
-            try:
-                constraint = self._grammars.constraint(
-                    grammar, allowance, sequence.output_token_ids, thorough=thorough
-                )  # fmt: skip
-            except GrammarRefused as refusal:
-                raise _refused(wanted, refusal) from None
+            tokens, constraint = sequence.output_token_ids, None
+            if time.monotonic() < give_up_at:
+                try:
+                    constraint = self._grammars.constraint(grammar, allowance, tokens, thorough=wanted.thorough)
+                except GrammarRefused as refusal:
+                    raise _refused(wanted, refusal) from None
+            elif wanted.thorough:
+                raise Overloaded(TOO_BUSY)
             if constraint is None:
-                self._queue(wanted, thorough=True)
+                self._queue(wanted._replace(thorough=True))
                 return
             constraints.append(constraint)
         for sequence, constraint in zip(wanted.admit.sequences, constraints, strict=True):
             sequence.constraint = constraint
             sequence.awaits_mask = bool(sequence.output_token_ids)  # it is there, or the end is: whoever looks will see
         self._post(wanted.admit)
+
+
+def _source(wanted: _Wanted) -> tuple[str, str]:
+    return wanted.request.request.client, wanted.request.request_id
 
 
 def _refused(wanted: _Wanted, refusal: GrammarRefused) -> InvalidRequest:

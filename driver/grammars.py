@@ -21,8 +21,9 @@ COMPILE_SECONDS = 5.0
 LIMITS = {False: WorkerLimits(0.2, 0.2), True: WorkerLimits(COMPILE_SECONDS, COMPILE_SECONDS)}
 """Of the workers that compile, by whether they are thorough: most grammars are done in a moment, and are to wait for no
 others."""
-PATIENCE = {False: 5.0, True: 60.0}
+PATIENCE = {False: 3.0, True: 18.0}
 """Seconds, on the clock: these processes go behind others, so a busy machine may give them little of its time."""
+TOO_BUSY = "the machine is too busy to compile a grammar: try again later"
 HEAVY_SECONDS = 0.05
 """Of processor time to compile, from which on a grammar is followed among heavy ones: there it is compiled again."""
 MAX_GRAMMARS = 128
@@ -123,7 +124,7 @@ class Grammars:
         except TimeoutError as error:
             worker.close()
             if thorough:
-                raise Overloaded("the machine is too busy to compile a grammar: try again later") from error
+                raise Overloaded(TOO_BUSY) from error
             return None
         self._idle[thorough].append(worker)
         return answer
