@@ -124,6 +124,17 @@ def _set_mode(path: Path, mode: int) -> None:
         os.close(descriptor)
 
 
+def is_forbidden(address: str) -> bool:
+    """Whether our user is kept from a checked address by the modes of files."""
+    try:
+        _connect(address).close()
+    except PermissionError:
+        return True
+    except OSError:
+        pass
+    return False
+
+
 @contextmanager
 def reserved(address: str) -> Iterator[None]:
     """Keep other daemons off a checked address; raises AddressError where it is taken or cannot be had.

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from ipc import settings
-from ipc.addresses import SERVICE, anyone_listens, client_address
+from ipc.addresses import SERVICE, anyone_listens, client_address, is_forbidden
 from ipc.errors import ConnectFailed
 
 
@@ -24,6 +24,11 @@ def take(options: dict[str, Any]) -> tuple[str, Path | None]:
     address = client_address(asked, has_key=key is not None)
     if asked is None and address == SERVICE:
         print(f"odriver: no daemon of yours runs, and the service answers, at {SERVICE}", file=sys.stderr)
+    if is_forbidden(address):
+        raise ConnectFailed(
+            f"{address} is not for this user: join its group (for the service: `sudo usermod -aG odriver NAME`, and log "
+            "in again), or use sudo"
+        )
     if not anyone_listens(address):
         raise ConnectFailed.nobody(address)
     return address, key
