@@ -251,8 +251,11 @@ class Connection:
     def _lose(self, call: Call, why: OdriverError, now: float) -> bool:
         """End a call, or have it wait to be resumed; whether it waits."""
         resumption = call.resumption
-        if resumption is None or not resumption.outlasts(why):
+        if resumption is None:
             call.put(why)
+            return False
+        if not resumption.outlasts(why):
+            call.put(resumption.verdict(why))
             return False
         call.deadline = resumption.interrupt(why, now) + (self._resume_timeout or 0.0)
         call.not_before = now + resumption.delay()

@@ -56,9 +56,9 @@ class Server:
         """Processes of the sockets that have died, and were followed by another."""
         return self._work.num_restarts + self._control.num_restarts
 
-    def seconds_unheard(self) -> float:
-        """For how long one of the threads has not come by though it was called, by this method; it calls again."""
-        return max(self._work.seconds_unheard(), self._control.seconds_unheard())
+    def stages(self) -> dict[str, float]:
+        """For how long each of the threads has not come by though it was called, by this method; it calls again."""
+        return {"sockets": self._work.seconds_unheard(), "control": self._control.seconds_unheard()}
 
     def start(self) -> None:
         """Bind and begin to listen."""
@@ -84,16 +84,16 @@ class Server:
         clients = Clients(driver, welcome, self._work.outbox, self._work.send, self._current)
         self._work.open(clients)
         self._num_clients = lambda: len(clients)
-        control = self._control
-        control.open(
+        self._control.open(
             Control(
                 driver,
                 welcome,
                 self._num_clients,
                 metrics,
                 self._on_drain,
-                control.outbox,
-                control.send,
+                self.stages,
+                self._control.outbox,
+                self._control.send,
                 self._profiles,
             )
         )
