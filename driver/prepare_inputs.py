@@ -11,6 +11,7 @@ import msgspec
 from driver.bounded_queue import QueueClosed
 from driver.detokenizer import PROMPT_TAIL
 from driver.errors import DriverError, InvalidRequest, Overloaded
+from driver.fair_share import Holder
 from driver.messages import Admit, Opened
 from driver.open_requests import OpenRequest, OpenRequests
 from driver.parameters import sampling_params
@@ -69,14 +70,14 @@ class PrepareInputs:
         if isinstance(request, TokenizerRequest):
             self._asked[request.request_id] = request
         try:
-            self._queue_of(request).put_nowait(_client(request), request, _weight(request))
+            self._queue_of(request).put_nowait(_holder(request), request)
         except Full as full:
             self._asked.pop(request.request_id, None)
             raise Overloaded("too many requests wait to be prepared: try again later") from full
 
     def withdraw(self, request: OpenRequest) -> bool:
         """Ends an aborted request that no thread has begun with; False if one has."""
-        removed = self._queue_of(request).remove(_client(request), request)
+        removed = self._queue_of(request).remove(_holder(request), request)
         if removed:
             self._open_requests.close(request, _aborted(request.request_id))
         return removed
@@ -84,7 +85,7 @@ class PrepareInputs:
     def withdraw_tokenizer_request(self, request_id: str) -> bool:
         """The same, for what asks the tokenizer."""
         request = self._asked.pop(request_id, None)
-        if request is None or not self._queue_of(request).remove(_client(request), request):
+        if request is None or not self._queue_of(request).remove(_holder(request), request):
             return False
         request.channel.put(_aborted(request_id))
         return True
@@ -94,34 +95,33 @@ class PrepareInputs:
         """Requests that wait to be prepared."""
         return len(self._short) + len(self._long)
 
-    @property
-    def num_queued_tokens(self) -> int:
-        """Tokens of their prompts, about; those that generate nothing are for nobody to wait behind."""
-        return self._short.weight + self._long.weight
-
     def close(self) -> None:
         """Ends all ``runs``; what is queued is dropped."""
         self._short.close()
         self._long.close()
 
     def _queue_of(self, request: Asked) -> "TurnQueue[Asked]":
-        size = request.weight if isinstance(request, OpenRequest) else request.estimated_tokens
+        size = request.num_prompt_tokens if isinstance(request, OpenRequest) else request.estimated_tokens
         return self._long if size >= LONG_PROMPT else self._short
 
     def _run(self, queue: "TurnQueue[Asked]") -> None:
         with suppress(QueueClosed):
             while True:
-                client, request = queue.get()
+                request = queue.get()
                 try:
                     self.stage.work(request)
                 finally:
-                    queue.done(client)
+                    queue.done(_holder(request))
 
     def _handle(self, request: Asked) -> None:
-        if isinstance(request, TokenizerRequest):
-            self._answer(request)
-        else:
-            self._prepare(request)
+        try:
+            if isinstance(request, TokenizerRequest):
+                self._asked.pop(request.request_id, None)
+                request.channel.put(answer_tokenizer(request, self._tokenizer, self._limits))
+            else:
+                self._prepare(request)
+        except InvalidRequest as error:
+            self._fail(request, error)
 
     def _fail(self, request: Asked, error: DriverError) -> None:
         if isinstance(request, OpenRequest):
@@ -130,24 +130,13 @@ class PrepareInputs:
             why = RequestError(error.code, str(error))
             request.channel.put(ReturnSample(request_id=request.request_id, error=why))
 
-    def _answer(self, request: TokenizerRequest) -> None:
-        self._asked.pop(request.request_id, None)
-        try:
-            request.channel.put(answer_tokenizer(request, self._tokenizer, self._limits))
-        except InvalidRequest as error:
-            self._fail(request, error)
-
     def _prepare(self, request: OpenRequest) -> None:
         if request.aborted:
             self._open_requests.close(request, _aborted(request.request_id))
             return
-        try:
-            params = sampling_params(request.request.params)
-            sequences = self._sequences(request, params)
-            resumed = take_up(sequences, request.request.resume_token_ids)
-        except InvalidRequest as error:
-            self._fail(request, error)
-            return
+        params = sampling_params(request.request.params)
+        sequences = self._sequences(request, params)
+        resumed = take_up(sequences, request.request.resume_token_ids)
         prompt = sequences[0].prompt_token_ids
         whole = {output.request_id for output in resumed if output.finish_reason is not None}
         admit = Admit(
@@ -185,6 +174,7 @@ class PrepareInputs:
                 seed=(seed + index) % (MAX_SEED + 1),
                 bad_word_token_ids=bad_words,
                 client=request.request.client,
+                user=request.request.user,
                 salt=salt,
             )
             sequences.append(sequence)
@@ -268,17 +258,12 @@ class PrepareInputs:
         return room if params.max_tokens is None else params.max_tokens
 
 
-def _client(request: Asked) -> str:
-    return request.request.client if isinstance(request, OpenRequest) else request.client
-
-
-def _weight(request: Asked) -> int:
-    """In tokens, about; what generates none is for nobody to wait behind."""
-    return request.weight if isinstance(request, OpenRequest) else 0
+def _holder(request: Asked) -> Holder:
+    return (request.client, request.user) if isinstance(request, TokenizerRequest) else request.holder
 
 
 def _source(request: Asked) -> tuple[str, str]:
-    return _client(request), request.request_id
+    return (request.client, request.request_id) if isinstance(request, TokenizerRequest) else request.source
 
 
 def _aborted(request_id: str) -> ReturnSample:

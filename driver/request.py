@@ -89,7 +89,8 @@ class ActiveRequest:
     """One request as a client put it, with exactly one of ``prompt`` (text or token ids) and ``messages``.
 
     ``request_id`` is free again once the last sample has been delivered. ``params`` are the fields of SamplingParams
-    by name, unchecked. ``client`` is who asks: the scheduler is fair between clients. Pages of what prompts have in common
+    by name, unchecked. ``client`` is who asks: the scheduler is fair between clients, and within a client's share between
+    its users; ``user`` is the client's word for them. Pages of what prompts have in common
     are shared within one ``tenant`` only. ``messages``, ``tools`` and ``chat_template_kwargs`` are for the model's chat
     template; driver/chat.py says what they may be.
     ``resume_token_ids``, if any, are for each of the ``n`` samples the output that the client has already: generation
@@ -105,6 +106,7 @@ class ActiveRequest:
     chat_template_kwargs: dict[str, Any] = field(default_factory=dict)
     params: dict[str, Any] = field(default_factory=dict)
     client: str = ""
+    user: str = ""
     tenant: str = ""
     resume_token_ids: list[list[int]] = field(default_factory=list)
     num_bytes: int = 0
@@ -136,6 +138,7 @@ class TokenizerRequest:
     add_special_tokens: bool = True
     token_ids: list[int] | None = None
     client: str = ""
+    user: str = ""
     num_bytes: int = 0
 
     @property

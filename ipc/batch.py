@@ -15,6 +15,7 @@ from ipc.batch_lines import Line, read_lines
 from ipc.batch_output import SUCCESS, BatchOutput
 from ipc.completion import whole
 from ipc.errors import BatchError, RequestFailed
+from ipc.escaping import one_line
 from ipc.logs import configure_logging
 from ipc.openai_format import STATUS, body_of, error_answer
 from ipc.openai_requests import BodyError, Question
@@ -42,7 +43,7 @@ def run(source: Path, target: Path, address: str, **options: Any) -> int:
             asyncio.run(answer(missing, output, address, advance, **options))
     failed = sum(not succeeded for succeeded in output.results.values())
     told = f"{len(output.results):,} of {len(names):,} requests are in {target}, {failed:,} of them failed"
-    console.print(told, soft_wrap=True, highlight=False)
+    console.print(one_line(told), soft_wrap=True, highlight=False, markup=False, emoji=False)
     return 1 if failed else 0
 
 

@@ -18,6 +18,7 @@ from engine.request_limits import (
     MAX_STOPS,
     MAX_TIMEOUT,
 )
+from ipc import escaping
 from ipc.client import Client
 
 
@@ -35,14 +36,14 @@ def show(client: Client, prompt: str, params: dict[str, Any], *, json: bool) -> 
     """Print a completion: as it comes, or, where it is more than one text, when it is whole."""
     if json or "logprobs" in params or "prompt_logprobs" in params:
         whole = client.complete(prompt, **params)
-        print(msgspec.json.format(msgspec.json.encode(whole)).decode())
+        escaping.write(escaping.visible_json(msgspec.json.format(msgspec.json.encode(whole)).decode()))
     elif params.get("n", 1) > 1:
         for choice in client.complete(prompt, **params).choices:
-            print(f"[{choice.index}] {choice.text}")
+            escaping.write(f"[{choice.index}] {choice.text}")
     else:
         with client.generate(prompt, **params) as pieces:
             for piece in pieces:
-                print(piece.text, end="", flush=True)
+                escaping.write(piece.text, end="")
         print()
 
 

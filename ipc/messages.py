@@ -7,9 +7,10 @@ from msgspec import Meta, Struct
 
 from driver.errors import shortened
 from engine.request_limits import MAX_MESSAGES, MAX_N, MAX_REQUEST_ID_LENGTH, MAX_TARGET_LENGTH, MAX_TOOLS
+from ipc.escaping import cut, visible
 from ipc.form import NO_MESSAGE, check_message
 
-PROTOCOL_VERSION = 3
+PROTOCOL_VERSION = 4
 
 PING_INTERVAL = 5.0
 """Seconds of silence after which either side pings the other."""
@@ -23,6 +24,10 @@ RequestId = Annotated[str, Meta(min_length=1, max_length=MAX_REQUEST_ID_LENGTH, 
 """Printable characters of ASCII: it goes into logs and onto terminals as it is."""
 Messages = Annotated[list[dict[str, Any]], Meta(max_length=MAX_MESSAGES)]
 Tools = Annotated[list[dict[str, Any]], Meta(max_length=MAX_TOOLS)]
+
+User = Annotated[str, Meta(max_length=128)]
+ProfileName = Annotated[str, Meta(pattern=r"\A[A-Za-z0-9][A-Za-z0-9._-]{0,63}\Z")]
+"""Of a directory in the one that the daemon has for them: no path, and nothing hidden."""
 
 
 class MessageError(Exception):
@@ -38,14 +43,15 @@ class Hello(Struct, tag="hello", tag_field="type", frozen=True):
     version: int
 
 
-class Generate(Struct, tag="generate", tag_field="type", frozen=True, forbid_unknown_fields=True):
+class Generate(Struct, tag="generate", tag_field="type", frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """Asks for a completion of ``prompt`` (text or token ids) or of chat ``messages``; ``params`` as SamplingParams.
 
     ``tools`` are functions that the model may call, as OpenAI has them, and ``chat_template_kwargs`` switches of the chat
     template.
     Without ``stream`` all of it comes at its end. ``resume_token_ids``, if any, are for each of ``n`` samples what an
     earlier request, with the same ``seed``, gave before it was cut off: only what follows comes, ``usage`` counts
-    all, and a sample that is whole already gets its ``finish_reason`` again and nothing else.
+    all, and a sample that is whole already gets its ``finish_reason`` again and nothing else. ``user`` says for which of
+    its own users a client asks: they take turns, and share what the client may have.
     """
 
     request_id: RequestId
@@ -56,9 +62,10 @@ class Generate(Struct, tag="generate", tag_field="type", frozen=True, forbid_unk
     params: dict[str, Any] = {}
     stream: bool = True
     resume_token_ids: Annotated[list[list[int]], Meta(max_length=MAX_N)] = []
+    user: User = ""
 
 
-class Tokenize(Struct, tag="tokenize", tag_field="type", frozen=True, forbid_unknown_fields=True):
+class Tokenize(Struct, tag="tokenize", tag_field="type", frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """Asks for the token ids that a prompt, or chat messages, would have; they come with Done."""
 
     request_id: RequestId
@@ -67,13 +74,17 @@ class Tokenize(Struct, tag="tokenize", tag_field="type", frozen=True, forbid_unk
     tools: Tools = []
     chat_template_kwargs: dict[str, Any] = {}
     add_special_tokens: bool = True
+    user: User = ""
 
 
-class Detokenize(Struct, tag="detokenize", tag_field="type", frozen=True, forbid_unknown_fields=True):
+class Detokenize(
+    Struct, tag="detokenize", tag_field="type", frozen=True, forbid_unknown_fields=True, omit_defaults=True
+):
     """Asks for the text of token ids, special ones as they are spelt; it comes with Done."""
 
     request_id: RequestId
     token_ids: list[int]
+    user: User = ""
 
 
 class TokenizerInfo(Struct, tag="tokenizer_info", tag_field="type", frozen=True, forbid_unknown_fields=True):
@@ -149,10 +160,10 @@ class LogLevel(Struct, tag="log_level", tag_field="type", frozen=True, forbid_un
 
 
 class Profile(Struct, tag="profile", tag_field="type", frozen=True, forbid_unknown_fields=True):
-    """Begins a trace of the daemon, for a directory as the daemon sees it; without one, ends and writes it."""
+    """Begins a trace of the daemon, under a name that no other has; without one, ends and writes it."""
 
     request_id: RequestId
-    directory: str | None = None
+    name: ProfileName | None = None
 
 
 class Usage(Struct, frozen=True):
@@ -227,6 +238,10 @@ class Error(Struct, tag="error", tag_field="type", frozen=True, forbid_unknown_f
     code: str
     message: str
     retry_after_s: float | None = None
+
+    def __post_init__(self) -> None:
+        """Quotes no more than can be read: what was wrong may be megabytes."""
+        msgspec.structs.force_setattr(self, "message", visible(cut(self.message)))
 
 
 class StatusReply(Struct, tag="status_reply", tag_field="type", frozen=True, forbid_unknown_fields=True):

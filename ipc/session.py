@@ -94,8 +94,8 @@ class Session:
         """Send one message to the daemon. After a disconnection nobody answers it before that has been noticed here."""
         self._dealer.send(frame, zmq.NOBLOCK)
 
-    def receive(self, now: float) -> Iterator[Answer]:
-        """All that has arrived for calls; what has arrived for the connection itself is dealt with."""
+    def receive(self, now: float) -> Iterator[tuple[Answer, int]]:
+        """All that has arrived for calls, each with its bytes; what has arrived for the connection itself is dealt with."""
         gone = self._watch()
         while self.lost is None:
             try:
@@ -105,7 +105,7 @@ class Session:
             self._heard_at = now
             message = self._decoded(frame)
             if isinstance(message, Answer):
-                yield message
+                yield message, len(frame)
             elif isinstance(message, Ping):
                 self.send(_PONG)
         if gone and self.welcome is not None and self.lost is None:  # only now: its last words were still to be read

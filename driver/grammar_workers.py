@@ -1,0 +1,266 @@
+"""The daemon's ends of the processes that grammars run in: how they start, what they are told, how they end."""
+
+import errno
+import os
+import select
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from typing import NamedTuple
+
+import msgspec
+
+from driver.errors import DriverStopped, InternalError, Overloaded
+from driver.grammar_protocol import ANSWER, FRAME, READY, TokenizerDefinition, WorkerLimits
+
+PROGRAM = "import sys; sys.path[:] = {path!r}; from driver.grammar_process import main; main()"
+RECEIVED_AT_ONCE = 1 << 18
+SHORTAGES = {errno.EMFILE, errno.ENFILE, errno.EAGAIN, errno.ENOMEM, errno.ENOBUFS}
+
+
+class WorkerLost(Exception):
+    """The worker has ended."""
+
+
+class Answer(NamedTuple):
+    """What a worker says of a matcher; ``how`` is GO, COMPLETE or ERROR."""
+
+    number: int
+    how: int
+    seconds: float
+    """Processor time that it took."""
+    grown: int
+    """KiB by which the worker is larger than ever before."""
+    body: bytes
+
+
+class Worker:
+    """A line to one worker, which never waits unless it is told to. One thread uses it; another may ``hang_up``."""
+
+    def __init__(self, connection: socket.socket, when_closed: Callable[["Worker"], None]) -> None:
+        connection.setblocking(False)
+        self._connection = connection
+        self._when_closed = when_closed
+        self._unsent = bytearray()
+        self._received = bytearray()
+        self.process_id: int | None = None
+        """None until it is ready."""
+
+    def fileno(self) -> int:
+        """Readable when an answer is there."""
+        return self._connection.fileno()
+
+    def send(self, number: int, kind: int, body: bytes = b"") -> bool:
+        """Whether a frame is on its way, or will be once the worker reads; otherwise ``receive`` will raise."""
+        self._unsent += FRAME.pack(len(body), number, kind) + body
+        return self._flush()
+
+    def receive(self) -> list[Answer]:
+        """The answers that are there; raises WorkerLost once there will be none."""
+        self._flush()
+        try:
+            while data := self._connection.recv(RECEIVED_AT_ONCE):
+                self._received += data
+        except BlockingIOError:
+            return list(self._answers())
+        except OSError:
+            data = b""
+        if answers := list(self._answers()):
+            return answers  # the next call finds the end again
+        raise WorkerLost
+
+    def next_answer(self, timeout: float) -> Answer:
+        """Wait for the answer to the one frame that was sent; raises WorkerLost, and TimeoutError after so many seconds."""
+        while not (answers := self.receive()):
+            if not self._has_come(timeout, select.POLLIN | (select.POLLOUT if self._unsent else 0)):
+                raise TimeoutError
+        return answers[0]
+
+    def wait_ready(self) -> bool:
+        """Whether it has started; waits for that."""
+        with suppress(WorkerLost):
+            while self.process_id is None:
+                self._has_come(None, select.POLLIN)
+                self.receive()
+        return self.process_id is not None
+
+    def hang_up(self) -> None:
+        """Have the worker end; from another thread, too."""
+        with suppress(OSError):  # it may be closed meanwhile
+            self._connection.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        """End the worker; a second time changes nothing."""
+        self._connection.close()
+        self._when_closed(self)
+
+    def _has_come(self, timeout: float | None, events: int) -> bool:
+        poll = select.poll()
+        poll.register(self._connection, events)
+        return bool(poll.poll(None if timeout is None else 1000 * timeout))
+
+    def _flush(self) -> bool:
+        try:
+            while self._unsent:
+                del self._unsent[: self._connection.send(self._unsent, socket.MSG_NOSIGNAL)]
+        except BlockingIOError:
+            return True
+        except OSError:
+            self._unsent.clear()
+            return False
+        return True
+
+    def _answers(self) -> Iterator[Answer]:
+        while len(self._received) >= ANSWER.size:
+            length, number, how, spent, grown = ANSWER.unpack_from(self._received)
+            end = ANSWER.size + length
+            if len(self._received) < end:
+                return
+            body = bytes(self._received[ANSWER.size : end])
+            del self._received[:end]
+            if how == READY:
+                self.process_id = number
+            else:
+                yield Answer(number, how, spent / 1e6, grown, body)
+
+
+class WorkerSource:
+    """Starts workers, from a first process that starts when it is needed. Any thread may call any method."""
+
+    def __init__(self, definition: Callable[[], TokenizerDefinition]) -> None:
+        self._definition = definition
+        self._lock = threading.Lock()  # of the first process, which may take seconds to start
+        self._first: _FirstProcess | None = None
+        self._workers: set[Worker] = set()
+        self.stopped = False
+
+    def worker(self, limits: WorkerLimits) -> Worker:
+        """A new worker; waits for it, for seconds where it is the first. Raises Overloaded and other DriverErrors."""
+        with self._lock, _shortages_are_overload():
+            worker = self._fork(limits)
+        if worker.wait_ready():
+            return worker
+        worker.close()
+        self._check_going()
+        raise Overloaded("no process can be started for a grammar now: try again later")
+
+    def worker_at_once(self, limits: WorkerLimits) -> Worker | None:
+        """A new worker, if that needs no waiting; if not, somebody sees to it that it will soon."""
+        if not self._lock.acquire(blocking=False):
+            return None
+        try:
+            if self._first is not None and not self._first.has_ended:
+                with suppress(OSError, DriverStopped):
+                    return self._fork(limits)
+            elif not self.stopped:
+                threading.Thread(target=self._revive, name="start grammars", daemon=True).start()
+        finally:
+            self._lock.release()
+        return None
+
+    def stop(self) -> None:
+        """Ends all of the processes; who waits for one hears that it is gone."""
+        self.stopped = True
+        for worker in list(self._workers):
+            worker.hang_up()
+        with self._lock:
+            if self._first is not None:
+                self._first.stop()
+                self._first = None
+
+    def close(self) -> None:
+        """After ``stop``, when no other thread uses a worker: closes what is left of them."""
+        for worker in list(self._workers):
+            worker.close()
+
+    def _revive(self) -> None:
+        """Have a first process again."""
+        with suppress(OSError, DriverStopped, InternalError), self._lock:
+            self._ensure_first()
+
+    def _fork(self, limits: WorkerLimits) -> Worker:
+        first = self._ensure_first()
+        worker = Worker(first.fork(limits), self._workers.discard)
+        self._workers.add(worker)
+        if self.stopped:
+            worker.hang_up()
+        return worker
+
+    def _ensure_first(self) -> "_FirstProcess":
+        self._check_going()
+        if self._first is not None and self._first.has_ended:
+            self._first.stop()
+            self._first = None
+        if self._first is None:
+            self._first = _FirstProcess(self._definition())
+        return self._first
+
+    def _check_going(self) -> None:
+        if self.stopped:
+            raise DriverStopped("the driver is stopped")
+
+
+class _FirstProcess:
+    """The process that workers are forked from. It has the import path of this one."""
+
+    def __init__(self, definition: TokenizerDefinition) -> None:
+        self._requests, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        try:
+            with theirs:
+                self._process = subprocess.Popen(
+                    [sys.executable, "-c", PROGRAM.format(path=sys.path), str(theirs.fileno())],
+                    stdin=subprocess.PIPE,
+                    pass_fds=[theirs.fileno()],
+                    start_new_session=True,  # Ctrl-C is the daemon's to handle
+                )
+        except BaseException:
+            self._requests.close()
+            raise
+        self._tell(definition)
+        if self._requests.recv(1) != bytes([READY]):
+            self.stop()
+            raise InternalError("the process that compiles grammars cannot start; the daemon's log says why")
+        self._requests.setblocking(False)
+
+    @property
+    def has_ended(self) -> bool:
+        return self._process.poll() is not None
+
+    def fork(self, limits: WorkerLimits) -> socket.socket:
+        """Our end of a new worker's socket, at once. Raises an OSError where it cannot be had."""
+        ours, theirs = socket.socketpair()
+        with theirs:
+            try:
+                socket.send_fds(self._requests, [msgspec.msgpack.encode(limits)], [theirs.fileno()])
+            except BaseException:
+                ours.close()
+                raise
+        return ours
+
+    def stop(self) -> None:
+        """End it, and with it its children."""
+        self._requests.close()
+        self._process.kill()
+        self._process.wait()
+
+    def _tell(self, definition: TokenizerDefinition) -> None:
+        assert self._process.stdin is not None
+        with suppress(BrokenPipeError), self._process.stdin as stdin:
+            stdin.write(msgspec.msgpack.encode(definition))
+
+
+@contextmanager
+def _shortages_are_overload() -> Iterator[None]:
+    """What the system has no more of is nobody's fault."""
+    try:
+        yield
+    except ConnectionError as error:
+        raise Overloaded("the process that compiles grammars has just ended: try again") from error
+    except OSError as error:
+        if error.errno not in SHORTAGES:
+            raise
+        why = os.strerror(error.errno)
+        raise Overloaded(f"no process can be started for a grammar now ({why.lower()}): try again later") from error
