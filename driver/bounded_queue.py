@@ -5,7 +5,6 @@
 
 import threading
 from collections import deque
-from collections.abc import Callable
 from queue import Full
 from typing import Generic, TypeVar
 
@@ -19,13 +18,9 @@ class QueueClosed(Exception):
 class BoundedQueue(Generic[Item]):
     """First in, first out, for any number of threads. After ``close()`` both ends raise QueueClosed, waiting or not."""
 
-    def __init__(self, capacity: int, weigh: Callable[[Item], int] = lambda _: 1) -> None:
+    def __init__(self, capacity: int) -> None:
         self._capacity = capacity
-        self._weigh = weigh
-        self.weight = 0
-        """What ``weigh`` says of all that is queued."""
-        self._items: deque[tuple[Item, int]] = deque()
-        """With what ``weigh`` said, which is asked once."""
+        self._items: deque[Item] = deque()
         self._changed = threading.Condition()
         self._closed = False
 
@@ -50,8 +45,7 @@ class BoundedQueue(Generic[Item]):
         with self._changed:
             self._changed.wait_for(lambda: self._closed or self._items)
             self._check_open()
-            item, weight = self._items.popleft()
-            self.weight -= weight
+            item = self._items.popleft()
             self._changed.notify_all()
             return item
 
@@ -60,14 +54,11 @@ class BoundedQueue(Generic[Item]):
         with self._changed:
             self._closed = True
             self._items.clear()
-            self.weight = 0
             self._changed.notify_all()
 
     def _append(self, item: Item) -> None:
         self._check_open()
-        weight = self._weigh(item)
-        self._items.append((item, weight))
-        self.weight += weight
+        self._items.append(item)
         self._changed.notify_all()
 
     def _check_open(self) -> None:

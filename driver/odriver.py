@@ -3,10 +3,12 @@
 The life of a request
 ---------------------
 1. ``submit_request``, on the caller's thread (the socket thread, in the daemon, which must never wait), enters the
-   request in the table of open requests and in the bounded queue of prepare inputs, or raises at once: DuplicateRequest,
-   Overloaded, DriverStopped. A request that was refused so has had its answer; every other gets exactly one last sample.
-2. The **prepare inputs** thread checks parameters, applies the chat template, tokenises, checks lengths, and posts
-   Admit(sequence) to the execution thread's inbox. A client's mistake goes to that client's channel, and ends there.
+   request in the table of open requests and in a bounded queue of prepare inputs, where clients take turns, or raises at
+   once: DuplicateRequest, Overloaded, DriverStopped. A request that was refused so has had its answer; every other gets
+   exactly one last sample.
+2. One of the **prepare inputs** threads checks parameters, applies the chat template, refuses what cannot fit, tokenises,
+   checks lengths, and posts Admit(sequence) to the execution thread's inbox. A client's mistake goes to that client's
+   channel, and ends there.
    Where structured outputs are asked for, the Admit goes by one of the **compile grammars** threads, which has a process
    of its own compile the grammar and gives the sequence its constraint, the line to that process.
 3. The **execution loop** thread, the only one that touches the engine, adds the sequence, tells the summary thread that
@@ -19,7 +21,8 @@ A request that goes on with what an earlier one gave (``resume_token_ids``) diff
 that the sequence's output from the beginning, the grammar's process is told it, and the summary thread reads it
 again, without delivering it, before anything new.
 
-An abort is a flag on the open request and then an Abort in the inbox: the execution thread either knows the sequence
+An abort ends a request that is queued still at once. Of any other it is a flag on the open request and then an Abort in
+the inbox: the execution thread either knows the sequence
 and finishes it, or will see the flag when the Admit comes by, or the request has ended and nothing happens. Abort and
 tokens reach the summary thread through one queue, so no token follows the last sample.
 
@@ -64,7 +67,7 @@ from driver.execution_loop import Engine, ExecutionLoop
 from driver.fair_share import most
 from driver.grammars import Grammars
 from driver.histogram import Histogram
-from driver.load_limit import LoadLimit, estimated_tokens
+from driver.load_limit import LoadLimit
 from driver.messages import Abort, Profile, Sleep, Stop, Summary, Wake
 from driver.open_requests import OpenRequests
 from driver.prepare_inputs import PrepareInputs
@@ -146,7 +149,7 @@ class oDriver:
         self.request_metrics = RequestMetrics(engine.limits.max_model_len)
         self._summary = ProcessSummary(tokenizer, self._open_requests, self._summaries, post, self.request_metrics)
         self._threads = [
-            SafeThread("prepare inputs", self._prepare.run, self._thread_died),
+            *[SafeThread("prepare inputs", run, self._thread_died) for run in self._prepare.runs],
             *[SafeThread("compile grammars", run, self._thread_died) for run in self._compile.runs],
             SafeThread("execution loop", self._execution.run, self._thread_died),
             SafeThread("process summary", self._summary.run, self._thread_died),
@@ -171,7 +174,6 @@ class oDriver:
             if self._refusal is not None:
                 raise self._refusal
             waiting = [other for other in self._open_requests.waiting() if other is not added]
-            added.num_prompt_tokens = estimated_tokens(request)
             self._load_limit.check(added, waiting, self._execution.stats)
             self._prepare.submit(added)
         except (Overloaded, Asleep, Draining, QueueClosed) as refusal:
@@ -196,9 +198,10 @@ class oDriver:
         """Ends the request with finish reason "abort" and what text it has; False if it is unknown or has ended."""
         request = self._open_requests.find(request_id)
         if request is None:
-            return False
+            return self._prepare.withdraw_tokenizer_request(request_id)
         request.aborted = True
-        self._execution.inbox.put(Abort(request))
+        if not self._prepare.withdraw(request):
+            self._execution.inbox.put(Abort(request))
         return True
 
     def status(self) -> DriverStatus:

@@ -47,7 +47,9 @@ MAX_SALT = 256
 MAX_GRAMMAR_BYTES = 1 << 16
 MAX_CHOICES = 4096
 
-MAX_TEMPLATE_SECONDS = 2.0
+MAX_RENDERED_CHARACTERS = 2 * MAX_MESSAGE_BYTES
+"""Of a conversation as the chat template has it."""
+MAX_TEMPLATE_SECONDS = 1.0
 """Of processor time, for a chat template to render one conversation."""
 MAX_ERROR_LENGTH = 500
 """Characters of what anybody is told is wrong: what is quoted may be as long as a message."""

@@ -13,7 +13,6 @@ from functools import partial
 import msgspec
 
 from driver.errors import DriverError, Overloaded
-from driver.load_limit import estimated_tokens
 from driver.request import ActiveRequest, ReturnSample, TokenizerRequest
 from ipc import frames as wire
 from ipc.driver import Driver
@@ -126,7 +125,7 @@ class Clients:
         if isinstance(message, Error):
             self._send(identity, message)
         else:
-            self._answer(identity, message, now, tenant)
+            self._answer(identity, message, now, tenant, len(frames[0]))
         if identity in self._full:
             self._flush(identity, now)
 
@@ -191,7 +190,7 @@ class Clients:
             client.pinged_at = now
             self._sign_of_life(identity, Ping())
 
-    def _answer(self, identity: bytes, message: ClientMessage, now: float, tenant: Tenant) -> None:
+    def _answer(self, identity: bytes, message: ClientMessage, now: float, tenant: Tenant, num_bytes: int) -> None:
         if isinstance(message, Hello):
             self._greet(identity, message, now, tenant)
             return
@@ -202,7 +201,7 @@ class Clients:
             return
         match message:
             case Generate() | Tokenize() | Detokenize():
-                self._take(identity, client, message, now)
+                self._take(identity, client, message, now, num_bytes)
             case TokenizerInfo(request_id=request_id):
                 self._send(identity, TokenizerInfoReply(request_id, self._driver.tokenizer_info))
             case Abort(request_id=request_id) if request_id in client.streams:
@@ -223,7 +222,7 @@ class Clients:
         self._clients[identity] = _Client(tenant, now, now)
         self._send(identity, msgspec.structs.replace(self._welcome, client_id=identity.hex()))
 
-    def _take(self, identity: bytes, client: _Client, message: Question, now: float) -> None:
+    def _take(self, identity: bytes, client: _Client, message: Question, now: float, num_bytes: int) -> None:
         """Owes the client an end of this, unless the driver refuses it."""
         request_id = message.request_id
         if request_id in client.streams:
@@ -237,7 +236,7 @@ class Clients:
         reply = Reply(self._outbox, identity, request_id, stream=not isinstance(message, Generate) or message.stream)
         client.streams[request_id] = Stream(reply, client.backlog)
         try:
-            num_prompt_tokens = self._submit(message, reply, client.tenant)
+            num_prompt_tokens = self._submit(message, reply, client.tenant, num_bytes)
         except BaseException as error:
             del client.streams[request_id]
             if not isinstance(error, DriverError):
@@ -247,18 +246,18 @@ class Clients:
         else:
             self._ledger.open(client.tenant, reply, num_prompt_tokens, now)
 
-    def _submit(self, message: Question, reply: Reply, tenant: Tenant) -> int:
+    def _submit(self, message: Question, reply: Reply, tenant: Tenant, num_bytes: int) -> int:
         """How many tokens of prompt the driver has taken, about."""
         fields = {name: getattr(message, name) for name in message.__struct_fields__}
         fields |= {"request_id": _driver_id(reply.identity, reply.request_id), "channel": reply}
-        client = tenant.name or reply.identity.hex()
+        fields |= {"client": tenant.name or reply.identity.hex(), "num_bytes": num_bytes}
         if not isinstance(message, Generate):
-            self._driver.submit_tokenizer_request(TokenizerRequest(**fields, client=client))
+            self._driver.submit_tokenizer_request(TokenizerRequest(**fields))
             return 0
         del fields["stream"]
-        request = ActiveRequest(**fields, client=client, tenant=tenant.name)
+        request = ActiveRequest(**fields, tenant=tenant.name)
         self._driver.submit_request(request)
-        return estimated_tokens(request)
+        return request.estimated_tokens
 
     def _flush(self, identity: bytes, now: float) -> None:
         """Send what has been waiting for room in the connection of a client."""

@@ -350,7 +350,7 @@ def _frame(message: Generate | Tokenize | Detokenize | TokenizerInfo) -> bytes:
         why = f"a text holds half a surrogate pair at character {error.start}, which is no text"
         raise RequestFailed("invalid_request", why) from error
     except RecursionError as error:
-        why = f"it is nested too deeply: maps and lists of a message may be {MAX_DEPTH} deep"
+        why = f"it is nested too deeply: maps and lists may be {MAX_DEPTH} deep"
         raise RequestFailed("invalid_request", why) from error
     except (TypeError, ValueError) as error:
         raise RequestFailed("invalid_request", f"no message can hold this: {shortened(str(error))}") from error

@@ -65,7 +65,7 @@ def _are_ids(name: str, value: Raw) -> bool:
 
 
 def _too_deep(name: str) -> str:
-    return f"{name}: it is nested too deeply: maps and lists of a message may be {MAX_DEPTH} deep"
+    return f"{name}: it is nested too deeply: maps and lists may be {MAX_DEPTH} deep"
 
 
 def _sizes() -> list[int]:
