@@ -51,6 +51,11 @@ class GrammarConstraint:
         """When it has found no worker."""
 
     @property
+    def num_tokens(self) -> int:
+        """Of the text so far."""
+        return len(self._tokens)
+
+    @property
     def beginning(self) -> bytes:
         """What its matcher can be made of anew."""
         return pack_beginning(self._job, self._tokens.tobytes())
