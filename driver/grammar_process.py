@@ -69,7 +69,7 @@ def _restrict() -> None:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
     os.nice(NICENESS)
-    with suppress(OSError), open("/proc/self/oom_score_adj", "wb") as file:
+    with suppress(OSError), open("/proc/self/oom_score_adj", "wb") as file:  # a container may have none of that
         file.write(MOST_KILLABLE)
 
 

@@ -26,7 +26,7 @@ from rich.console import Console
 from engine.config import EngineConfig
 from engine.errors import ConfigurationError, DevicesUnavailable, HostsError
 from engine.progress import Progress
-from ipc import accelerators, terminal
+from ipc import accelerators, open_files, terminal
 from ipc.addresses import checked_address, default_address, is_local
 from ipc.auth import Authority
 from ipc.bell import Bell
@@ -232,6 +232,7 @@ def serve(flags: Mapping[str, Any]) -> NoReturn:
     """Be a daemon with these options of ``odriver serve``: runs it, logs why it ends, and ends this process."""
     console = Console(stderr=True)
     configure_logging(console)
+    open_files.raise_limit()
     code = _run(flags, console)
     logging.shutdown()
     # Python would wait for its threads, and one may be in a compilation or a step that nothing can interrupt.
