@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from driver.grammar_allowance import TOO_HARD, Allowance
 from driver.grammar_followers import Follower, Followers
 from driver.grammar_protocol import ADVANCE, COMPLETE, GO, TOKEN, pack_beginning
-from driver.grammar_workers import Answer
+from driver.grammar_worker import Answer
 
 FORM = "structured_outputs"
 WORKER_PATIENCE = 30.0

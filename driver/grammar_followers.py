@@ -17,7 +17,8 @@ from typing import Protocol
 
 from driver.grammar_allowance import TOKEN_SECONDS, Allowance
 from driver.grammar_protocol import ADVANCE, BEGIN, END, WorkerLimits
-from driver.grammar_workers import Answer, Worker, WorkerLost, WorkerSource
+from driver.grammar_worker import Answer, Worker, WorkerLost
+from driver.grammar_worker_source import WorkerSource
 
 logger = logging.getLogger(__name__)
 

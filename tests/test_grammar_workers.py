@@ -80,7 +80,7 @@ def test_what_breaks_its_worker_ends_its_own_request_and_nobody_elses(
     """Crash, no end or no memory: each sample of that request ends, and all that were followed beside it go on."""
     x, y, z = (tokenizer.encode(text)[0] for text in "xyz")
     program = f"import sys; sys.path[:] = {{path!r}}; from crashing_grammars import main; main({x}, {y}, {z})"
-    monkeypatch.setattr("driver.grammar_workers.PROGRAM", program)
+    monkeypatch.setattr("driver.grammar_worker_source.PROGRAM", program)
     with running(tokenizer) as grammars:
         guilty = begin(grammars, 4, heavy=heavy, regex="(ab)+[xyz]*")
         innocent = [begin(grammars, heavy=heavy, regex=f"(ab){{{9 + index}}}")[0] for index in range(6)]
@@ -162,7 +162,7 @@ def test_what_the_system_has_no_more_of_is_overload(grammars, monkeypatch, numbe
     files = len(os.listdir("/proc/self/fd"))
 
     with monkeypatch.context() as patch, pytest.raises(Overloaded, match="try again later"):
-        patch.setattr(f"driver.grammar_workers.{call}", refusing(number))
+        patch.setattr(f"driver.grammar_worker_source.{call}", refusing(number))
         begin(grammars, regex="a")
 
     assert len(os.listdir("/proc/self/fd")) == files and not children()
@@ -184,7 +184,7 @@ def test_a_worker_for_a_sequence_that_runs_is_waited_for(grammars, a, b, monkeyp
     advance(constraint, a)
 
     with monkeypatch.context() as patch:
-        patch.setattr("driver.grammar_workers.socket.socketpair", refusing(errno.EMFILE))
+        patch.setattr("driver.grammar_worker_source.socket.socketpair", refusing(errno.EMFILE))
         os.kill(follower_of(constraint), signal.SIGKILL)
         select.select([constraint], [], [], PATIENCE)
         constraint.advance(b)
@@ -193,7 +193,7 @@ def test_a_worker_for_a_sequence_that_runs_is_waited_for(grammars, a, b, monkeyp
     assert a in allowed(constraint)
 
     with monkeypatch.context() as patch:
-        patch.setattr("driver.grammar_workers.socket.socketpair", refusing(errno.EMFILE))
+        patch.setattr("driver.grammar_worker_source.socket.socketpair", refusing(errno.EMFILE))
         patch.setattr(grammar_constraint, "WORKER_PATIENCE", 0)
         os.kill(follower_of(constraint), signal.SIGKILL)
         constraint.advance(a)
