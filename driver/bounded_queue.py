@@ -24,7 +24,8 @@ class BoundedQueue(Generic[Item]):
         self._weigh = weigh
         self.weight = 0
         """What ``weigh`` says of all that is queued."""
-        self._items: deque[Item] = deque()
+        self._items: deque[tuple[Item, int]] = deque()
+        """With what ``weigh`` said, which is asked once."""
         self._changed = threading.Condition()
         self._closed = False
 
@@ -49,8 +50,8 @@ class BoundedQueue(Generic[Item]):
         with self._changed:
             self._changed.wait_for(lambda: self._closed or self._items)
             self._check_open()
-            item = self._items.popleft()
-            self.weight -= self._weigh(item)
+            item, weight = self._items.popleft()
+            self.weight -= weight
             self._changed.notify_all()
             return item
 
@@ -64,8 +65,9 @@ class BoundedQueue(Generic[Item]):
 
     def _append(self, item: Item) -> None:
         self._check_open()
-        self._items.append(item)
-        self.weight += self._weigh(item)
+        weight = self._weigh(item)
+        self._items.append((item, weight))
+        self.weight += weight
         self._changed.notify_all()
 
     def _check_open(self) -> None:

@@ -31,6 +31,12 @@ wait for another's progress, in a full summary queue; the summary thread and pre
 the inbox, which takes any number, and into channels, which must not block. A process of grammars answers or is ended
 by its alarm. So there is no circle to deadlock in.
 
+What goes wrong with a request
+------------------------------
+Whatever the content of one request raises in a stage ends that request with "internal" and a traceback in the log, and
+the stage goes on (driver/stage.py). Only a run of such ends, of several clients and with no success between, is taken
+for a fault of the stage, and its thread dies of it.
+
 What goes wrong on the device
 -----------------------------
 A step that fails, and a row of it whose logits are not finite, end as outputs with an error: the requests in it hear
@@ -87,6 +93,9 @@ class DriverStatus(EngineStats, frozen=True):
     """Of each client that has any open: how many, and how many of them have no token yet."""
     seconds_since_progress: float = 0.0
     """For how long the engine has had work and has landed no step; 0 when it is idle. Health is this, not a heartbeat."""
+    stages: dict[str, float] = msgspec.field(default_factory=dict)
+    """Of each stage: for how many seconds it has been busy with what has been longest in its hands; 0 while it waits.
+    That of the execution stage is ``seconds_since_progress``."""
     uptime_seconds: float = 0.0
     state: str = "serving"
     """One of STATES."""
@@ -168,6 +177,9 @@ class oDriver:
                 raise DriverStopped(str(self._why_stopped)) from None
             self._log.refused(request, refusal)
             raise
+        except BaseException:
+            self._open_requests.withdraw(added)
+            raise
 
     def submit_tokenizer_request(self, request: TokenizerRequest) -> None:
         """Takes the request or raises Overloaded or DriverStopped, at once; who drains or sleeps answers it, too."""
@@ -193,6 +205,7 @@ class oDriver:
             open_requests=len(self._open_requests),
             requests_by_client=self._open_requests.by_client(),
             seconds_since_progress=self.seconds_since_progress,
+            stages=self.stages(),
             uptime_seconds=time.monotonic() - self._started_at,
             state=self._state(),
         )
@@ -226,6 +239,20 @@ class oDriver:
         """For how long the engine has had work and has landed no step; 0 when it is idle."""
         return self._execution.seconds_since_progress
 
+    def stages(self) -> dict[str, float]:
+        """For how many seconds each stage has been busy with one item, or its work without progress; 0 while it waits."""
+        return {
+            "prepare": self._prepare.stage.seconds_busy,
+            "compile": self._compile.stage.seconds_busy,
+            "execution": self.seconds_since_progress,
+            "summary": self._summary.stage.seconds_busy,
+        }
+
+    def stuck_requests(self, limit: float) -> list[str]:
+        """The ids of the requests that have been in a stage's hands for more than so many seconds."""
+        stages = (self._prepare.stage, self._compile.stage, self._execution.stage, self._summary.stage)
+        return [request_id for stage in stages for request_id in stage.stuck(limit)]
+
     @property
     def failed(self) -> Mapping[str, int]:
         """How many requests ended with an error, by its code."""
@@ -252,6 +279,11 @@ class oDriver:
         (in a step of the device) is left behind, logged, and can reach no client any more.
         """
         if not self._end(DriverStopped(reason), timeout):
+            self._ended.wait(timeout)
+
+    def fail(self, reason: str, timeout: float = 10.0) -> None:
+        """Ends as ``stop`` does, by a fault: open requests, one of which may be its cause, hear "internal"."""
+        if not self._end(InternalError(reason), timeout):
             self._ended.wait(timeout)
 
     def _check_going(self) -> None:

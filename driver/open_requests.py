@@ -7,6 +7,7 @@ that more than one thread may race on is one dict operation.
 """
 
 import itertools
+import logging
 import time
 from collections import deque
 from collections.abc import Callable
@@ -15,6 +16,8 @@ from dataclasses import dataclass, field
 
 from driver.errors import DriverError, DuplicateRequest
 from driver.request import ActiveRequest, RequestError, ReturnSample
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(eq=False, slots=True)
@@ -40,6 +43,11 @@ class OpenRequest:
     def request_id(self) -> str:
         """The id that the client knows."""
         return self.request.request_id
+
+    @property
+    def source(self) -> tuple[str, str]:
+        """Whose it is, and its id."""
+        return self.request.client, self.request.request_id
 
     @property
     def sequence_ids(self) -> list[str]:
@@ -97,11 +105,16 @@ class OpenRequests:
 
     def close(self, request: OpenRequest, last: ReturnSample) -> None:
         """Delivers the last sample, unless somebody else has."""
-        if self._remove(request):
+        if not self._remove(request):
+            return
+        try:
             if self._on_end is not None:
                 self._on_end(request, last)
-            request.request.channel.put(last)
-            self._tell()
+        finally:  # whatever it raises, and the channel: nobody else will tell the client, or those who wait for the last
+            try:
+                request.request.channel.put(last)
+            finally:
+                self._tell()
 
     def fail(self, request: OpenRequest, error: DriverError) -> None:
         """Closes the request with an error."""
@@ -111,7 +124,10 @@ class OpenRequests:
     def fail_all(self, error: DriverError) -> None:
         """Closes every open request with the same error."""
         for request in list(self._owed.values()):
-            self.fail(request, error)
+            try:
+                self.fail(request, error)
+            except Exception:
+                logger.exception("request %r could not be told its end", request.request_id)
 
     def _remove(self, request: OpenRequest) -> bool:
         """Frees the request's id. True for one caller only: the one who now owes the client its end."""

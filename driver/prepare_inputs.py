@@ -3,20 +3,20 @@
 import difflib
 import queue
 from collections.abc import Callable
-from contextlib import suppress
 from typing import Any
 
 import msgspec
 import numpy as np
 
-from driver.bounded_queue import BoundedQueue, QueueClosed
+from driver.bounded_queue import BoundedQueue
 from driver.detokenizer import PROMPT_TAIL
-from driver.errors import InvalidRequest, Overloaded
+from driver.errors import DriverError, InvalidRequest, Overloaded
 from driver.load_limit import estimated_tokens
 from driver.messages import Admit, Opened
 from driver.open_requests import OpenRequest, OpenRequests
 from driver.request import ActiveRequest, RequestError, ReturnSample, TokenizerRequest, Usage
 from driver.resumption import take_up
+from driver.stage import Stage
 from driver.tokenization import answer_tokenizer, chat_token_ids, check_in_vocabulary
 from driver.tokenizer import Tokenizer
 from engine.config import ServingLimits
@@ -27,7 +27,7 @@ from engine.sequence import Sequence
 class PrepareInputs:
     """Checks, tokenises and admits, one request at a time. Its thread is the only one that encodes or draws seeds.
 
-    A client's mistake ends that client's request alone. ``post`` puts an Admit where the execution thread finds it,
+    A client's mistake ends that client's request alone, as does whatever its content raises. ``post`` puts an Admit where the execution thread finds it,
     ``compile_grammar`` one that asks for structured outputs where that is done first.
     """
 
@@ -47,6 +47,7 @@ class PrepareInputs:
         self._compile_grammar = compile_grammar
         self._queue: BoundedQueue[OpenRequest | TokenizerRequest] = BoundedQueue(max_queued, _weight)
         self._seeds = np.random.default_rng()
+        self.stage = Stage("prepare inputs", self._handle, self._fail, _source)
 
     def submit(self, request: OpenRequest | TokenizerRequest) -> None:
         """Queues the request, from any thread; raises Overloaded when full, QueueClosed when closed, at once."""
@@ -71,34 +72,32 @@ class PrepareInputs:
 
     def run(self) -> None:
         """Prepares requests until the queue is closed."""
-        with suppress(QueueClosed):
-            while True:
-                request = self._queue.get()
-                if isinstance(request, TokenizerRequest):
-                    self._answer(request)
-                else:
-                    self._prepare(request)
+        self.stage.run(self._queue.get)
 
-    def _answer(self, request: TokenizerRequest) -> None:
+    def _handle(self, request: OpenRequest | TokenizerRequest) -> None:
         try:
-            sample = answer_tokenizer(request, self._tokenizer, self._limits.vocab_size)
+            if isinstance(request, TokenizerRequest):
+                request.channel.put(answer_tokenizer(request, self._tokenizer, self._limits.vocab_size))
+            else:
+                self._prepare(request)
         except InvalidRequest as error:
-            refusal = RequestError(error.code, str(error))
-            sample = ReturnSample(request_id=request.request_id, error=refusal)
-        request.channel.put(sample)
+            self._fail(request, error)
+
+    def _fail(self, request: OpenRequest | TokenizerRequest, error: DriverError) -> None:
+        if isinstance(request, TokenizerRequest):
+            why = RequestError(error.code, str(error))
+            request.channel.put(ReturnSample(request_id=request.request_id, error=why))
+        else:
+            self._open_requests.fail(request, error)
 
     def _prepare(self, request: OpenRequest) -> None:
         if request.aborted:
             unread = ReturnSample(request_id=request.request_id, finish_reason="abort", usage=Usage(0, 0))
             self._open_requests.close(request, unread)
             return
-        try:
-            params = sampling_params(request.request.params)
-            sequences = self._sequences(request, params)
-            resumed = take_up(sequences, request.request.resume_token_ids)
-        except InvalidRequest as error:
-            self._open_requests.fail(request, error)
-            return
+        params = sampling_params(request.request.params)
+        sequences = self._sequences(request, params)
+        resumed = take_up(sequences, request.request.resume_token_ids)
         prompt = sequences[0].prompt_token_ids
         whole = {output.request_id for output in resumed if output.finish_reason is not None}
         admit = Admit(
@@ -212,6 +211,10 @@ class PrepareInputs:
                     f" ask for at most {room}, or shorten the prompt"
                 )
         return room if params.max_tokens is None else params.max_tokens
+
+
+def _source(queued: OpenRequest | TokenizerRequest) -> tuple[str, str]:
+    return (queued.client, queued.request_id) if isinstance(queued, TokenizerRequest) else queued.source
 
 
 def _weight(queued: OpenRequest | TokenizerRequest) -> int:

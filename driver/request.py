@@ -121,3 +121,4 @@ class TokenizerRequest:
     chat_template_kwargs: dict[str, Any] = field(default_factory=dict)
     add_special_tokens: bool = True
     token_ids: list[int] | None = None
+    client: str = ""

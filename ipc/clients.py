@@ -16,6 +16,7 @@ from driver.errors import DriverError, Overloaded
 from driver.request import ActiveRequest, ReturnSample, TokenizerRequest
 from ipc import frames as wire
 from ipc.driver import Driver
+from ipc.isolation import Work, isolating
 from ipc.messages import (
     PING_INTERVAL,
     PROTOCOL_VERSION,
@@ -65,7 +66,7 @@ class _Client:
 
 
 class Clients:
-    """Answers clients, each for itself: what one does wrong, only that one hears of. Times are in seconds.
+    """Answers clients, each for itself: what one does wrong, or comes to grief by, only that one hears of. Times are in seconds.
 
     ``current`` has a tenant's limits as they are by now, None if its key has been revoked.
     """
@@ -87,12 +88,27 @@ class Clients:
         self._clients: dict[bytes, _Client] = {}
         self._full: set[bytes] = set()
         self._judged_at = 0.0
+        self._stage = isolating("sockets", self._break_off)
 
     def __len__(self) -> int:
         return len(self._clients)
 
     def hear(self, identity: bytes, frames: list[bytes], now: float, tenant: Tenant = EVERYBODY) -> None:
         """Takes one message of one client, whatever it may hold, and answers it."""
+        self._stage.work(Work(identity, tenant.name, partial(self._hear, identity, frames, now, tenant), frames=frames))
+
+    def deliver(self, reply: Reply, sample: ReturnSample, now: float) -> None:
+        """Passes on what the driver has for a request, as far as its client reads, unless that is gone."""
+        client = self._clients.get(reply.identity)
+        if client is None:
+            return
+        stream = client.streams.get(reply.request_id)
+        if stream is None or stream.reply is not reply:
+            return
+        deliver = partial(self._deliver, client, stream, sample, now)
+        self._stage.work(Work(reply.identity, client.tenant.name, deliver, reply.request_id))
+
+    def _hear(self, identity: bytes, frames: list[bytes], now: float, tenant: Tenant) -> None:
         client = self._clients.get(identity)
         if client is not None:
             if client.tenant.name != tenant.name:  # one that took the name of a connection that was lost
@@ -106,19 +122,21 @@ class Clients:
         if identity in self._full:
             self._flush(identity, now)
 
-    def deliver(self, reply: Reply, sample: ReturnSample, now: float) -> None:
-        """Passes on what the driver has for a request, as far as its client reads, unless that is gone."""
-        client = self._clients.get(reply.identity)
-        if client is None:
-            return
-        stream = client.streams.get(reply.request_id)
-        if stream is None or stream.reply is not reply:
-            return
+    def _deliver(self, client: _Client, stream: Stream, sample: ReturnSample, now: float) -> None:
         self._quotas[client.tenant.name].spend(
             len(sample.token_ids) + (sample.usage.prompt_tokens if sample.usage else 0)
         )
-        sent = stream.put(sample, partial(self._post, reply.identity), now)
-        self._conclude(reply.identity, client, stream, sent)
+        identity = stream.reply.identity
+        self._conclude(identity, client, stream, stream.put(sample, partial(self._post, identity), now))
+
+    def _break_off(self, identity: bytes, request_id: str | None, error: DriverError) -> None:
+        """Ends a request, or without an id a connection, of which something has raised."""
+        client = self._clients.get(identity)
+        self._refuse(identity, request_id, error.code, str(error))
+        if request_id is None:
+            self._drop(identity, str(error))
+        elif client is not None and client.streams.pop(request_id, None) is not None:
+            self._driver.abort(_driver_id(identity, request_id))
 
     @property
     def patience(self) -> float:
@@ -134,18 +152,25 @@ class Clients:
         """
         absent = now - self._judged_at > 2 * PING_INTERVAL
         self._judged_at = now
-        for identity in list(self._full):
-            self._flush(identity, now)
         for identity, client in list(self._clients.items()):
-            if absent:
-                client.heard_at = now
-            self._cut_off_revoked(identity, client)
-            self._cut_off_stuck(identity, client, now, absent=absent)
-            if now - client.heard_at > SILENCE_LIMIT:
-                self._drop(identity, f"silent for {SILENCE_LIMIT:g} s")
-            elif now - max(client.heard_at, client.pinged_at) >= PING_INTERVAL:
-                client.pinged_at = now
-                self._sign_of_life(identity, Ping())
+            self._stage.work(
+                Work(identity, client.tenant.name, partial(self._look_after, identity, client, now, absent=absent))
+            )
+
+    def _look_after(self, identity: bytes, client: _Client, now: float, *, absent: bool) -> None:
+        if identity in self._full:
+            self._flush(identity, now)
+        if identity not in self._clients:
+            return
+        if absent:
+            client.heard_at = now
+        self._cut_off_revoked(identity, client)
+        self._cut_off_stuck(identity, client, now, absent=absent)
+        if now - client.heard_at > SILENCE_LIMIT:
+            self._drop(identity, f"silent for {SILENCE_LIMIT:g} s")
+        elif now - max(client.heard_at, client.pinged_at) >= PING_INTERVAL:
+            client.pinged_at = now
+            self._sign_of_life(identity, Ping())
 
     def _answer(self, identity: bytes, message: ClientMessage, now: float, tenant: Tenant) -> None:
         if isinstance(message, Hello):
@@ -192,19 +217,21 @@ class Clients:
         client.streams[request_id] = Stream(reply)
         try:
             self._submit(message, reply, client.tenant)
-        except DriverError as error:
+        except BaseException as error:
             del client.streams[request_id]
+            if not isinstance(error, DriverError):
+                raise
             retry_after = error.retry_after_s if isinstance(error, Overloaded) else None
             self._send(identity, Error(request_id, error.code, str(error), retry_after))
 
     def _submit(self, message: Question, reply: Reply, tenant: Tenant) -> None:
         fields = {name: getattr(message, name) for name in message.__struct_fields__}
         fields |= {"request_id": _driver_id(reply.identity, reply.request_id), "channel": reply}
+        client = tenant.name or reply.identity.hex()
         if not isinstance(message, Generate):
-            self._driver.submit_tokenizer_request(TokenizerRequest(**fields))
+            self._driver.submit_tokenizer_request(TokenizerRequest(**fields, client=client))
             return
         del fields["stream"]
-        client = tenant.name or reply.identity.hex()
         self._driver.submit_request(ActiveRequest(**fields, client=client, tenant=tenant.name))
 
     def _flush(self, identity: bytes, now: float) -> None:

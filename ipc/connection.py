@@ -179,7 +179,14 @@ class Connection:
 
     def _attend(self, session: Session, now: float) -> None:
         for answer in session.receive(now):
-            self._hear(answer, now)
+            try:
+                self._hear(answer, now)
+            except Exception:
+                logger.exception("an answer to request %r could not be taken", answer.request_id)
+                if (call := self._open.pop(answer.request_id or "", None)) is not None:
+                    call.put(
+                        RequestFailed("internal", "this program failed with an answer of the daemon: its log says more")
+                    )
         if session.welcome is not None and session.lost is None:
             self._send_waiting(session, session.welcome, now)
         self._give_up(session, now)
@@ -223,8 +230,11 @@ class Connection:
     def _lose(self, call: Call, why: OdriverError, now: float) -> bool:
         """End a call, or have it wait to be resumed; whether it waits."""
         resumption = call.resumption
-        if resumption is None or not resumption.outlasts(why):
+        if resumption is None:
             call.put(why)
+            return False
+        if not resumption.outlasts(why):
+            call.put(resumption.verdict(why))
             return False
         call.deadline = resumption.interrupt(why, now) + (self._resume_timeout or 0.0)
         call.not_before = now + resumption.delay()

@@ -6,6 +6,8 @@ There is no socket, thread or clock in this file. Whatever takes time answers la
 import logging
 import math
 from collections.abc import Callable
+from functools import partial
+from typing import Any
 
 import msgspec
 
@@ -14,6 +16,7 @@ from driver.request import ReturnSample
 from ipc import frames as wire
 from ipc.clients import Send, unsupported
 from ipc.driver import Driver
+from ipc.isolation import Work, isolating
 from ipc.logs import OURS
 from ipc.messages import (
     PROTOCOL_VERSION,
@@ -55,6 +58,7 @@ class Control:
         num_clients: Callable[[], int],
         metrics: Callable[[], str],
         drain: Callable[[float | None], None],
+        socket_stages: Callable[[], dict[str, float]],
         outbox: Outbox,
         send: Send,
     ) -> None:
@@ -63,8 +67,10 @@ class Control:
         self._num_clients = num_clients
         self._metrics = metrics
         self._drain = drain
+        self._socket_stages = socket_stages
         self._outbox = outbox
         self._send = send
+        self._stage = isolating("control", self._break_off)
 
     @property
     def patience(self) -> float:
@@ -74,22 +80,32 @@ class Control:
     def hear(self, identity: bytes, frames: list[bytes], now: float, tenant: Tenant = EVERYBODY) -> None:
         """Takes one message, whatever it may hold, and answers it."""
         del now
+        self._stage.work(Work(identity, tenant.name, partial(self._hear, identity, frames, tenant), frames=frames))
+
+    def deliver(self, reply: Reply, sample: ReturnSample, now: float) -> None:
+        """Passes on what has come of a command."""
+        del now
+        self._stage.work(Work(reply.identity, "", partial(self._deliver, reply, sample), reply.request_id))
+
+    def look(self, now: float) -> None:
+        """There is nobody to look after."""
+
+    def _hear(self, identity: bytes, frames: list[bytes], tenant: Tenant) -> None:
         message = wire.read(frames, decode_control_message)
         answer = message if isinstance(message, Error) else self._answer(identity, message, tenant)
         if answer is not None:
             self._send(identity, answer)
 
-    def deliver(self, reply: Reply, sample: ReturnSample, now: float) -> None:
-        """Passes on what has come of a command."""
-        del now
+    def _deliver(self, reply: Reply, sample: ReturnSample) -> None:
         error = sample.error
         if error is None:
             self._send(reply.identity, Ok(reply.request_id, sample.text))
         else:
             self._send(reply.identity, Error(reply.request_id, error.code, error.message))
 
-    def look(self, now: float) -> None:
-        """There is nobody to look after."""
+    def _break_off(self, identity: bytes, request_id: str | None, error: DriverError) -> None:
+        """Tells who asked that it has come to nothing."""
+        self._send(identity, Error(request_id, error.code, str(error)))
 
     def _answer(self, identity: bytes, message: ControlMessage, tenant: Tenant) -> ServerMessage | None:
         """The answer, or None where it comes later, or there is none to give."""
@@ -145,7 +161,8 @@ class Control:
         return None
 
     def _status(self) -> dict[str, object]:
-        snapshot: dict[str, object] = msgspec.to_builtins(self._driver.status())
+        snapshot: dict[str, Any] = msgspec.to_builtins(self._driver.status())
+        snapshot["stages"] |= self._socket_stages()
         return {"model": self._welcome.model, "clients": self._num_clients(), **snapshot}
 
 

@@ -45,9 +45,9 @@ class Server:
         """Clients that have said hello, and are there."""
         return self._num_clients()
 
-    def seconds_unheard(self) -> float:
-        """For how long one of the threads has not come by though it was called, by this method; it calls again."""
-        return max(self._work.seconds_unheard(), self._control.seconds_unheard())
+    def stages(self) -> dict[str, float]:
+        """For how long each of the threads has not come by though it was called, by this method; it calls again."""
+        return {"sockets": self._work.seconds_unheard(), "control": self._control.seconds_unheard()}
 
     def start(self) -> None:
         """Bind and begin to listen."""
@@ -75,9 +75,18 @@ class Server:
         clients = Clients(driver, welcome, self._work.outbox, self._work.send, self._current)
         self._work.open(clients)
         self._num_clients = lambda: len(clients)
-        control = self._control
-        rules = Control(driver, welcome, self._num_clients, metrics, self._on_drain, control.outbox, control.send)
-        control.open(rules)
+        self._control.open(
+            Control(
+                driver,
+                welcome,
+                self._num_clients,
+                metrics,
+                self._on_drain,
+                self.stages,
+                self._control.outbox,
+                self._control.send,
+            )
+        )
 
     def stop(self) -> None:
         """Answer what has arrived, send what there is and close; a second time changes nothing."""

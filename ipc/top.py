@@ -85,8 +85,9 @@ def _warnings(now: Status) -> list[Text]:
     warnings = []
     if now["compilations_after_ready"]:
         warnings.append(f"{now['compilations_after_ready']} compilations after READY: nobody planned them")
-    if now["seconds_since_progress"] > 1:
-        warnings.append(f"no step has landed for {now['seconds_since_progress']:.0f} s")
+    for stage, seconds in now["stages"].items():
+        if seconds > 1:
+            warnings.append(f"nothing has got done in the {stage} stage for {seconds:.0f} s")
     return [Text(warning, style="red") for warning in warnings]
 
 

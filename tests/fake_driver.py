@@ -29,6 +29,7 @@ class FakeStatus(msgspec.Struct):
     open_requests: int
     state: str
     seconds_since_progress: float
+    stages: dict[str, float]
 
 
 class FakeDriver:
@@ -84,7 +85,14 @@ class FakeDriver:
         return True
 
     def status(self) -> msgspec.Struct:
-        return FakeStatus(len(self.open), self.state, self.seconds_since_progress)
+        return FakeStatus(len(self.open), self.state, self.seconds_since_progress, self.stages())
+
+    def stages(self) -> dict[str, float]:
+        return {"prepare": 0.0, "execution": self.seconds_since_progress}
+
+    def stuck_requests(self, limit: float) -> list[str]:
+        del limit
+        return []
 
     def take(self) -> ActiveRequest:
         """The next request that is held open, when it has come."""
@@ -111,8 +119,15 @@ class FakeDriver:
 
     def stop(self, why: str, timeout: float = 0.0) -> None:
         del timeout
+        self._end("stopped", why)
+
+    def fail(self, why: str, timeout: float = 0.0) -> None:
+        del timeout
+        self._end("internal", why)
+
+    def _end(self, code: str, why: str) -> None:
         for request in self.open.values():
-            error = RequestError("stopped", why)
+            error = RequestError(code, why)
             request.channel.put(ReturnSample(request_id=request.request_id, error=error))
         self.open.clear()
 

@@ -86,8 +86,12 @@ def test_status_is_the_drivers_and_the_sockets(address: str) -> None:
         reply = client.ask(Status("s"))
 
     assert reply == StatusReply(
-        "s", {"model": "parrot", "clients": 0, "open_requests": 0, "state": "serving", "seconds_since_progress": 0.0}
-    )
+        "s",
+        {
+            "model": "parrot", "clients": 0, "open_requests": 0, "state": "serving", "seconds_since_progress": 0.0,
+            "stages": {"prepare": 0.0, "execution": 0.0, "sockets": 0.0, "control": 0.0},
+        },
+    )  # fmt: skip
 
 
 def test_a_flood_of_work_delays_no_status(address: str) -> None:
