@@ -125,6 +125,8 @@ GRAMMAR = {"params": {"structured_outputs": {"choice": ["a"]}}}
         (PrepareInputs, "_salt", {}),
         (driver.prepare_inputs, "Sequence", {}),
         (driver.prepare_inputs, "take_up", {}),
+        (Grammars, "job", GRAMMAR),
+        (Grammars, "find", GRAMMAR),
         (Grammars, "compile", GRAMMAR),
         (FakeEngine, "add", {}),
         (FakeEngine, "add", {"params": {"n": 3}}),
