@@ -161,7 +161,7 @@ class CompileGrammars:
 
 
 def _source(wanted: _Wanted) -> tuple[str, str]:
-    return wanted.request.request.client, wanted.request.request_id
+    return wanted.request.source
 
 
 def _refused(wanted: _Wanted, refusal: GrammarRefused) -> InvalidRequest:

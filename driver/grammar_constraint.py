@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from driver.grammar_allowance import TOO_HARD, Allowance
 from driver.grammar_followers import Follower, Followers
 from driver.grammar_protocol import ADVANCE, COMPLETE, GO, TOKEN, pack_beginning
-from driver.grammar_workers import Answer
+from driver.grammar_worker import Answer
 
 FORM = "structured_outputs"
 WORKER_PATIENCE = 30.0
@@ -49,6 +49,11 @@ class GrammarConstraint:
         self._suspended = False
         self._alone_since: float | None = None
         """When it has found no worker."""
+
+    @property
+    def num_tokens(self) -> int:
+        """Of the text so far."""
+        return len(self._tokens)
 
     @property
     def beginning(self) -> bytes:

@@ -3,7 +3,7 @@
 Each has the matchers of many sequences, and answers one after the other. What one grammar can do to the others is
 bounded: one that is measured slow, or large, is followed among its like; and where a worker ends, which can only be known
 by its socket, the oldest frame without an answer is what it was at. The request of that frame is heavy from then on, and
-ends if it happens again. The matchers of all others begin anew in another worker, from the tokens that their constraints
+ends if it happens there again. The matchers of all others begin anew in another worker, from the tokens that their constraints
 know, and nobody is told but by a mask that is late.
 """
 
@@ -17,7 +17,8 @@ from typing import Protocol
 
 from driver.grammar_allowance import TOKEN_SECONDS, Allowance
 from driver.grammar_protocol import ADVANCE, BEGIN, END, WorkerLimits
-from driver.grammar_workers import Answer, Worker, WorkerLost, WorkerSource
+from driver.grammar_worker import Answer, Worker, WorkerLost
+from driver.grammar_worker_source import WorkerSource
 
 logger = logging.getLogger(__name__)
 
@@ -31,6 +32,10 @@ class Followed(Protocol):
     """What a worker's answers are for."""
 
     allowance: Allowance
+
+    @property
+    def num_tokens(self) -> int:
+        """How far its text is."""
 
     def answered(self, answer: Answer) -> None:
         """To the one frame that is without an answer."""
@@ -95,8 +100,8 @@ class Follower:
         self._registry = registry
         self._numbers: dict[Followed, int] = {}
         self._followed: dict[int, Followed] = {}
-        self._asked: dict[int, tuple[Allowance, int]] = {}
-        """By the number of a matcher: who pays for its frame without an answer, and the kind; the worker's order."""
+        self._asked: dict[int, tuple[int, Allowance, int]] = {}
+        """Frames without an answer, by the number of a matcher, in the worker's order: kind, who pays, and how far it is."""
 
     def __len__(self) -> int:
         return len(self._followed)
@@ -111,7 +116,7 @@ class Follower:
         """Send a frame that has an answer; returns at once."""
         number = self._numbers[followed]
         if self._worker.send(number, kind, body):
-            self._asked[number] = followed.allowance, kind
+            self._asked[number] = kind, followed.allowance, followed.num_tokens
 
     def end(self, followed: Followed) -> None:
         """Its matcher is needed no more."""
@@ -127,7 +132,7 @@ class Follower:
             self._lose()
             return
         for answer in answers:
-            allowance, kind = self._asked.pop(answer.number)
+            kind, allowance, _ = self._asked.pop(answer.number)
             # Who begins anew, for another's fault, is not to pay for that.
             allowance.charge(answer.seconds if kind == ADVANCE else 0.0, answer.grown)
             followed = self._followed.get(answer.number)
@@ -152,8 +157,8 @@ class Follower:
                 "process %d, which followed %d texts with a grammar, has ended: they go on in another",
                 self._worker.process_id, len(self),
             )  # fmt: skip
-            for allowance, _ in itertools.islice(self._asked.values(), 1):
-                allowance.blame()
+            for number, (_, allowance, num_tokens) in itertools.islice(self._asked.items(), 1):
+                allowance.blame((self._followed.get(number), num_tokens))
         self._worker.close()
         for followed in list(self._followed.values()):
             followed.lost()

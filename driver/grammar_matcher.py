@@ -47,6 +47,10 @@ class Grammar:
         _check(self._start)
         self._vocabulary = vocabulary
         self._hide_eos = job.hide_eos
+        self.first_mask, _ = vocabulary.mask_of(self._start, hide_eos=job.hide_eos)
+        """The tokens that a text may begin with."""
+        if not any(self.first_mask):
+            raise GrammarError("it allows no text but the empty one")
 
     def begin(self) -> "Matcher":
         """One at the start."""
@@ -60,13 +64,6 @@ class Matcher:
         self._vocabulary = vocabulary
         self._matcher = matcher
         self._hide_eos = hide_eos
-
-    def first_mask(self) -> bytes:
-        """The tokens that a text may begin with."""
-        mask, _ = self._vocabulary.mask_of(self._matcher, hide_eos=self._hide_eos)
-        if not any(mask):
-            raise GrammarError("it allows no text but the empty one")
-        return mask
 
     def advance(self, token_ids: list[int]) -> bytes | None:
         """The mask after more tokens; None where the text is complete and nothing but its end may follow."""

@@ -69,7 +69,7 @@ def _restrict() -> None:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
     os.nice(NICENESS)
-    with suppress(OSError), open("/proc/self/oom_score_adj", "wb") as file:
+    with suppress(OSError), open("/proc/self/oom_score_adj", "wb") as file:  # a container may have none of that
         file.write(MOST_KILLABLE)
 
 
@@ -144,17 +144,17 @@ class _Worker:
 
     def _begin(self, number: int, body: bytes) -> bytes | None:
         job, token_ids = unpack_beginning(body)
-        with _time_limit(self._limits.compile_seconds + self._seconds(len(token_ids))):
-            matcher = self._matchers[number] = self._compiled(job).begin()
-            return matcher.advance(token_ids) if token_ids else matcher.first_mask()
+        with _time_limit(self._limits.compile_seconds):
+            grammar = self._compiled(job)
+            self._matchers[number] = grammar.begin()
+        return self._follow(number, token_ids) if token_ids else grammar.first_mask
 
     def _advance(self, number: int, body: bytes) -> bytes | None:
-        token_ids = [token_id for (token_id,) in TOKEN.iter_unpack(body)]
-        with _time_limit(self._seconds(len(token_ids))):
-            return self._matchers[number].advance(token_ids)
+        return self._follow(number, [token_id for (token_id,) in TOKEN.iter_unpack(body)])
 
-    def _seconds(self, num_tokens: int) -> float:
-        return self._limits.token_seconds * (1 + num_tokens // TOKENS_AT_ONCE)
+    def _follow(self, number: int, token_ids: list[int]) -> bytes | None:
+        with _time_limit(self._limits.token_seconds * (1 + len(token_ids) // TOKENS_AT_ONCE)):
+            return self._matchers[number].advance(token_ids)
 
 
 def _read(frames: BinaryIO, length: int) -> bytes:

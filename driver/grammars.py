@@ -12,7 +12,8 @@ from driver.grammar_constraint import CompiledGrammar, GrammarConstraint
 from driver.grammar_followers import Followers
 from driver.grammar_jobs import grammar_job
 from driver.grammar_protocol import BEGIN, END, ERROR, MEMORY_BYTES, TokenizerDefinition, WorkerLimits, pack_beginning
-from driver.grammar_workers import Answer, Worker, WorkerLost, WorkerSource
+from driver.grammar_worker import Answer, Worker, WorkerLost
+from driver.grammar_worker_source import WorkerSource
 from driver.tokenizer import Tokenizer
 from engine.config import ServingLimits
 from engine.structured_outputs import StructuredOutputsParams

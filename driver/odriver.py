@@ -9,8 +9,8 @@ The life of a request
 2. One of the **prepare inputs** threads checks parameters, applies the chat template, refuses what cannot fit, tokenises,
    checks lengths, and posts Admit(sequence) to the execution thread's inbox. A client's mistake goes to that client's
    channel, and ends there.
-   Where structured outputs are asked for, the Admit goes by one of the **compile grammars** threads, which has a process
-   of its own compile the grammar and gives the sequence its constraint, the line to that process.
+   Where structured outputs are asked for, the Admit goes by one of the **compile grammars** threads, which has another
+   process compile the grammar, unless it is known, and gives each sequence its constraint.
 3. The **execution loop** thread, the only one that touches the engine, adds the sequence, tells the summary thread that
    the request is Opened, and steps the engine. What a step lands goes to the summary thread as Landed(outputs).
 4. The **process summary** thread detokenises, looks for stop strings and puts samples into the request's channel. A stop
@@ -18,7 +18,7 @@ The life of a request
 5. The end, by token, length, stop string or abort, is the last sample. The id is free again just before it is delivered.
 
 A request that goes on with what an earlier one gave (``resume_token_ids``) differs in three places: prepare inputs makes
-that the sequence's output from the beginning, the grammar's process is told it, and the summary thread reads it
+that the sequence's output from the beginning, its constraint has the mask behind it, and the summary thread reads it
 again, without delivering it, before anything new.
 
 An abort ends a request that is queued still at once. Of any other it is a flag on the open request and then an Abort in
@@ -31,8 +31,8 @@ Who may wait for whom
 Prepare waits for requests, the compile threads for grammars, the summary thread for summaries, the execution thread for
 a message when the engine is idle: each for work, and no work means no CPU. Under load, the execution thread alone may
 wait for another's progress, in a full summary queue; the summary thread and prepare inputs say what they have to say into
-the inbox, which takes any number, and into channels, which must not block. A grammar's process answers or is ended by
-its alarm. So there is no circle to deadlock in.
+the inbox, which takes any number, and into channels, which must not block. A process of grammars answers or is ended
+by its alarm. So there is no circle to deadlock in.
 
 What goes wrong with a request
 ------------------------------
@@ -174,7 +174,6 @@ class oDriver:
             if self._refusal is not None:
                 raise self._refusal
             waiting = [other for other in self._open_requests.waiting() if other is not added]
-            added.num_prompt_tokens = request.estimated_tokens
             self._load_limit.check(added, waiting, self._execution.stats)
             self._prepare.submit(added)
         except (Overloaded, Asleep, Draining, QueueClosed) as refusal:

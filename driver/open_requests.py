@@ -34,7 +34,7 @@ class OpenRequest:
     sequence_id: str
     aborted: bool = False
     num_prompt_tokens: int = 0
-    """About, before it is tokenised; whoever submits it says so."""
+    """About, before it is tokenised."""
     num_samples: int = 1
     """How many sequences it is served by; prepare inputs says so before they are admitted."""
     received_at: float = field(default_factory=time.monotonic)
@@ -98,7 +98,9 @@ class OpenRequests:
 
     def add(self, request: ActiveRequest) -> OpenRequest:
         """Opens the request; raises DuplicateRequest if its id is in use."""
-        added = OpenRequest(request, f"{request.request_id}#{next(self._serials)}")
+        added = OpenRequest(
+            request, f"{request.request_id}#{next(self._serials)}", num_prompt_tokens=request.estimated_tokens
+        )
         if self._by_request_id.setdefault(request.request_id, added) is not added:
             raise DuplicateRequest(f"request id {request.request_id!r} is in use until its last sample")
         self._owed[added.sequence_id] = added

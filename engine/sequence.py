@@ -65,7 +65,7 @@ class Sequence:
     pages: list[int] = field(default_factory=list)
     page_keys: list[bytes] = field(default_factory=list)
     """Of its known full pages, as far as somebody asked: the prompt's come with it; see ``page_keys_to``."""
-    found: Found = Found()
+    found: Found = field(default_factory=Found)
     """What was found of them when somebody last looked."""
     num_passed: int = 0
     """Sequences that got a slot before it as it lacked the pages, though it was its turn."""

@@ -14,7 +14,7 @@ from rich.table import Table
 
 from ipc.client import Client
 from ipc.load import Load, send
-from ipc.terminal import plain
+from ipc.plain import plain
 from ipc.timeline import Timeline, load_figures
 
 _GROUPS = {

@@ -206,7 +206,14 @@ class Connection:
 
     def _attend(self, session: Session, now: float) -> None:
         for answer, num_bytes in session.receive(now):
-            self._hear(answer, num_bytes, now)
+            try:
+                self._hear(answer, num_bytes, now)
+            except Exception:
+                logger.exception("an answer to request %r could not be taken", answer.request_id)
+                if (call := self._open.pop(answer.request_id or "", None)) is not None:
+                    call.put(
+                        RequestFailed("internal", "this program failed with an answer of the daemon: its log says more")
+                    )
         if session.welcome is not None and session.lost is None:
             self._send_waiting(session, session.welcome, now)
         self._give_up(session, now)

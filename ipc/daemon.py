@@ -27,7 +27,7 @@ from rich.console import Console
 from engine.config import EngineConfig
 from engine.errors import ConfigurationError, DevicesUnavailable, HostsError
 from engine.progress import Progress
-from ipc import accelerators, terminal
+from ipc import accelerators, open_files, terminal
 from ipc.addresses import checked_address, default_address, is_local, open_to_group
 from ipc.auth import Authority
 from ipc.bell import Bell
@@ -272,6 +272,7 @@ def serve(flags: Mapping[str, Any]) -> NoReturn:
     )  # what a daemon makes is its user's alone, and so are its sockets from the moment that they are there
     console = Console(stderr=True)
     configure_logging(console)
+    open_files.raise_limit()
     code = _run(flags, console)
     logging.shutdown()
     # Python would wait for its threads, and one may be in a compilation or a step that nothing can interrupt.

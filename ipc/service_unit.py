@@ -53,7 +53,8 @@ Environment=XDG_CACHE_HOME=%C/odriver XDG_STATE_HOME=%S/odriver XDG_RUNTIME_DIR=
 
 MemoryMax=90%
 MemorySwapMax=0
-OOMPolicy=stop
+# Where memory is short the processes of grammars go first, and others take their place.
+OOMPolicy=continue
 TasksMax=4096
 LimitNOFILE=65536
 LimitCORE=0

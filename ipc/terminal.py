@@ -14,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from engine.progress import Progress
-from ipc.escaping import one_line
+from ipc.plain import plain
 from ipc.settings import Held
 
 if TYPE_CHECKING:
@@ -51,11 +51,6 @@ def amount(progress: Progress) -> str:
     if progress.unit == "bytes":
         return f"{decimal(progress.done)} of {decimal(progress.total)}"
     return f"{progress.done} of {progress.total} {progress.unit}"
-
-
-def plain(value: object, style: str = "") -> Text:
-    """A value as it is, for a cell: rich would read a string as its markup."""
-    return Text(one_line(str(value)), style)
 
 
 def show_ready(console: Console, facts: Mapping[str, str]) -> None:

@@ -29,6 +29,9 @@ class FaultyTokenizer(FakeTokenizer):
             raise Broken("cannot encode")
         return super().encode(text)
 
+    def definition(self) -> str:
+        raise Broken("cannot define")
+
     def decode(self, token_ids: Tokens[int], *, skip_special_tokens: bool = True) -> str:
         text = super().decode(token_ids, skip_special_tokens=skip_special_tokens)
         if text.endswith("break decode"):
@@ -162,10 +165,11 @@ def test_a_thread_that_was_left_behind_gives_no_second_end() -> None:
     ("fault", "reason"),
     [
         ({"prompt": "break encode"}, "the prepare inputs thread died of Broken: cannot encode"),
+        ({"choice": ["a"]}, "the compile grammars thread died of Broken: cannot define"),
         ({"fails_at": 3}, "the execution loop thread died of RuntimeError: the device is on fire"),
         ({"prompt": "break decode"}, "the process summary thread died of Broken: cannot decode"),
     ],
-    ids=["prepare inputs", "execution loop", "process summary"],
+    ids=["prepare inputs", "compile grammars", "execution loop", "process summary"],
 )
 def test_a_dead_thread_stops_the_driver_and_everybody_hears_why(
     fault: dict[str, Any], reason: str, caplog: pytest.LogCaptureFixture
@@ -177,6 +181,8 @@ def test_a_dead_thread_stops_the_driver_and_everybody_hears_why(
     driver = oDriver(engine, FaultyTokenizer(), on_failure=failures.put)
     prompts = [fault.get("prompt", "abc"), "abc", "abc", "abc"]
     channels = [submit(driver, str(n), prompt, params={}) for n, prompt in enumerate(prompts)]
+    if "choice" in fault:
+        channels.append(submit(driver, "form", params={"structured_outputs": {"choice": fault["choice"]}}))
 
     driver.start()
 

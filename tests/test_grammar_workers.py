@@ -17,7 +17,6 @@ from tokenizer_files import build_byte_level, write_tokenizer
 
 from driver import grammar_constraint
 from driver.errors import DriverError, DriverStopped, Overloaded
-from driver.grammar_constraint import GrammarConstraint
 from driver.grammars import Grammars
 from driver.tokenizer import HuggingFaceTokenizer
 from engine.structured_outputs import StructuredOutputsParams
@@ -73,41 +72,48 @@ def test_who_followed_in_a_process_that_is_killed_goes_on_in_another(grammars, a
         assert allowed(constraint) == [b]
 
 
-def killed_with(frames: list[tuple[GrammarConstraint, int]]) -> None:
-    """Their worker, which they share, ends while it is at the first of these frames."""
-    (process_id,) = {follower_of(constraint) for constraint, _ in frames}
-    os.kill(process_id, signal.SIGSTOP)
-    for constraint, token_id in frames:
-        constraint.advance(token_id)
-    os.kill(process_id, signal.SIGKILL)
-    for constraint, _ in frames:
-        hear(constraint)
+@pytest.mark.parametrize("letter", "xyz")
+@pytest.mark.parametrize("heavy", [False, True])
+def test_what_breaks_its_worker_ends_its_own_request_and_nobody_elses(
+    tokenizer, a, b, letter, heavy, monkeypatch, capfd
+):
+    """Crash, no end or no memory: each sample of that request ends, and all that were followed beside it go on."""
+    x, y, z = (tokenizer.encode(text)[0] for text in "xyz")
+    program = f"import sys; sys.path[:] = {{path!r}}; from crashing_grammars import main; main({x}, {y}, {z})"
+    monkeypatch.setattr("driver.grammar_worker_source.PROGRAM", program)
+    with running(tokenizer) as grammars:
+        guilty = begin(grammars, 4, heavy=heavy, regex="(ab)+[xyz]*")
+        innocent = [begin(grammars, heavy=heavy, regex=f"(ab){{{9 + index}}}")[0] for index in range(6)]
+        for constraint in [*guilty, *innocent]:
+            advance(constraint, a, b)
 
+        for constraint in guilty[:3]:
+            constraint.advance(tokenizer.encode(letter)[0])
+        for constraint in innocent:
+            constraint.advance(a)
+        for constraint in [*guilty[:3], *innocent]:
+            hear(constraint)
+        guilty[3].suspend()
+        advance(guilty[3], a)
 
-def test_a_grammar_that_ends_its_worker_twice_ends_its_request_and_nobody_elses(grammars, a, b):
-    """Who was only beside it goes on, each time; with the guilty sample its request ends, whatever sample it is."""
-    guilty = begin(grammars, 2, heavy=True, regex="(ab)+")
-    innocent = begin(grammars, 3, heavy=True, regex="(ab){9}")
-    for constraint in [*guilty, *innocent]:
-        advance(constraint, a)
-
-    killed_with([(constraint, b) for constraint in [*guilty, *innocent]])
-    assert all(constraint.error is None for constraint in [*guilty, *innocent])
-    killed_with([(guilty[0], a), *((constraint, a) for constraint in innocent)])
-
-    assert guilty[0].error is not None and "make it simpler" in guilty[0].error and not guilty[0].internal
-    advance(guilty[1], a)
-    assert guilty[1].error == guilty[0].error
-    for constraint in innocent:
-        assert constraint.error is None and allowed(constraint) == [b]
+        why = {constraint.error for constraint in guilty}
+        assert len(why) == 1 and "make it simpler" in str(why.pop())
+        for constraint in innocent:
+            assert constraint.error is None and not constraint.internal and allowed(constraint) == [b]
+            advance(constraint, b)
+            assert allowed(constraint) == [a]
+    capfd.readouterr()  # what the broken ones have to say
 
 
 def test_a_grammar_that_ends_a_quick_worker_goes_among_the_heavy(grammars, a, b):
     """It has a second chance there, and the quick ones are spared it."""
     suspect, quick = begin(grammars, regex="(ab)+")[0], begin(grammars, regex="(ab)+")[0]
     advance(suspect, a)
+    os.kill(follower_of(suspect), signal.SIGSTOP)
+    suspect.advance(b)
+    os.kill(follower_of(suspect), signal.SIGKILL)
+    hear(suspect)
 
-    killed_with([(suspect, b)])
     advance(suspect, a)
     advance(quick, a)
 
@@ -156,7 +162,7 @@ def test_what_the_system_has_no_more_of_is_overload(grammars, monkeypatch, numbe
     files = len(os.listdir("/proc/self/fd"))
 
     with monkeypatch.context() as patch, pytest.raises(Overloaded, match="try again later"):
-        patch.setattr(f"driver.grammar_workers.{call}", refusing(number))
+        patch.setattr(f"driver.grammar_worker_source.{call}", refusing(number))
         begin(grammars, regex="a")
 
     assert len(os.listdir("/proc/self/fd")) == files and not children()
@@ -178,7 +184,7 @@ def test_a_worker_for_a_sequence_that_runs_is_waited_for(grammars, a, b, monkeyp
     advance(constraint, a)
 
     with monkeypatch.context() as patch:
-        patch.setattr("driver.grammar_workers.socket.socketpair", refusing(errno.EMFILE))
+        patch.setattr("driver.grammar_worker_source.socket.socketpair", refusing(errno.EMFILE))
         os.kill(follower_of(constraint), signal.SIGKILL)
         select.select([constraint], [], [], PATIENCE)
         constraint.advance(b)
@@ -187,7 +193,7 @@ def test_a_worker_for_a_sequence_that_runs_is_waited_for(grammars, a, b, monkeyp
     assert a in allowed(constraint)
 
     with monkeypatch.context() as patch:
-        patch.setattr("driver.grammar_workers.socket.socketpair", refusing(errno.EMFILE))
+        patch.setattr("driver.grammar_worker_source.socket.socketpair", refusing(errno.EMFILE))
         patch.setattr(grammar_constraint, "WORKER_PATIENCE", 0)
         os.kill(follower_of(constraint), signal.SIGKILL)
         constraint.advance(a)

@@ -53,7 +53,6 @@ class Stage:
     def submit(self, request_id: str = "a", **fields: Any) -> OpenRequest:
         """Queues a request."""
         request = self.open_requests.add(ActiveRequest(request_id=request_id, channel=self.outcomes, **fields))
-        request.num_prompt_tokens = request.request.estimated_tokens
         self.stage.submit(request)
         return request
 

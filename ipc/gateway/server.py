@@ -19,6 +19,7 @@ from rich.console import Console
 from starlette.applications import Starlette
 
 from engine.errors import ConfigurationError
+from ipc import open_files
 from ipc.addresses import is_loopback
 from ipc.errors import AddressError, AddressInUse
 from ipc.gateway.app import make_app
@@ -53,6 +54,7 @@ def run(
     """Serve these daemons at that address; the exit code. SIGTERM and SIGINT let what is open finish; a second forces."""
     console = Console(stderr=True)
     configure_logging(console, logging.getLevelNamesMapping()[log_level.upper()], log_format)
+    open_files.raise_limit()
     _check_reach(host, api_keys, tls)
     callers = Callers(api_keys, key)
     daemon_at = partial(Daemon, key=key, tool_call_parser=tool_call_parser, reasoning_parser=reasoning_parser)

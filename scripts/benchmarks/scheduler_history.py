@@ -46,6 +46,7 @@ class LateConstraint:
 
     mask = np.zeros(1, np.int32)
     error: str | None = None
+    internal = False
 
     def __init__(self, length: int | None) -> None:
         self._length = length
@@ -68,6 +69,10 @@ class LateConstraint:
     def fileno(self) -> int:
         """Nobody waits for it."""
         raise NotImplementedError
+
+    def suspend(self) -> None:
+        """The sequence has been preempted."""
+        assert not self.closed, "an ended sequence was preempted"
 
     def close(self) -> None:
         """The sequence has ended."""
@@ -166,7 +171,7 @@ class SchedulerHistory:
         if constraint is None:
             return
         assert isinstance(constraint, LateConstraint) and constraint.closed
-        unsaid = constraint.told + [life.received[-1]] if life.reason and life.reason != "complete" else constraint.told
+        unsaid = [*constraint.told, life.received[-1]] if life.reason and life.reason != "complete" else constraint.told
         assert unsaid == life.received, "a constraint was not told what its sequence gave"
 
     def _flood(self) -> None:

@@ -1,130 +1,27 @@
-"""The daemon's ends of the processes that grammars run in: how they start, what they are told, how they end."""
+"""How the processes that grammars run in start, and end."""
 
 import errno
+import logging
 import os
-import select
 import socket
 import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from typing import NamedTuple
 
 import msgspec
 
 from driver.errors import DriverStopped, InternalError, Overloaded
-from driver.grammar_protocol import ANSWER, FRAME, READY, TokenizerDefinition, WorkerLimits
+from driver.grammar_protocol import READY, TokenizerDefinition, WorkerLimits
+from driver.grammar_worker import Worker
+
+logger = logging.getLogger(__name__)
 
 PROGRAM = "import sys; sys.path[:] = {path!r}; from driver.grammar_process import main; main()"
-RECEIVED_AT_ONCE = 1 << 18
+FIRST_PATIENCE, WORKER_PATIENCE = 40.0, 10.0
+"""Seconds for the first process to build the tokenizer, and for another to be forked from it."""
 SHORTAGES = {errno.EMFILE, errno.ENFILE, errno.EAGAIN, errno.ENOMEM, errno.ENOBUFS}
-
-
-class WorkerLost(Exception):
-    """The worker has ended."""
-
-
-class Answer(NamedTuple):
-    """What a worker says of a matcher; ``how`` is GO, COMPLETE or ERROR."""
-
-    number: int
-    how: int
-    seconds: float
-    """Processor time that it took."""
-    grown: int
-    """KiB by which the worker is larger than ever before."""
-    body: bytes
-
-
-class Worker:
-    """A line to one worker, which never waits unless it is told to. One thread uses it; another may ``hang_up``."""
-
-    def __init__(self, connection: socket.socket, when_closed: Callable[["Worker"], None]) -> None:
-        connection.setblocking(False)
-        self._connection = connection
-        self._when_closed = when_closed
-        self._unsent = bytearray()
-        self._received = bytearray()
-        self.process_id: int | None = None
-        """None until it is ready."""
-
-    def fileno(self) -> int:
-        """Readable when an answer is there."""
-        return self._connection.fileno()
-
-    def send(self, number: int, kind: int, body: bytes = b"") -> bool:
-        """Whether a frame is on its way, or will be once the worker reads; otherwise ``receive`` will raise."""
-        self._unsent += FRAME.pack(len(body), number, kind) + body
-        return self._flush()
-
-    def receive(self) -> list[Answer]:
-        """The answers that are there; raises WorkerLost once there will be none."""
-        self._flush()
-        try:
-            while data := self._connection.recv(RECEIVED_AT_ONCE):
-                self._received += data
-        except BlockingIOError:
-            return list(self._answers())
-        except OSError:
-            data = b""
-        if answers := list(self._answers()):
-            return answers  # the next call finds the end again
-        raise WorkerLost
-
-    def next_answer(self, timeout: float) -> Answer:
-        """Wait for the answer to the one frame that was sent; raises WorkerLost, and TimeoutError after so many seconds."""
-        while not (answers := self.receive()):
-            if not self._has_come(timeout, select.POLLIN | (select.POLLOUT if self._unsent else 0)):
-                raise TimeoutError
-        return answers[0]
-
-    def wait_ready(self) -> bool:
-        """Whether it has started; waits for that."""
-        with suppress(WorkerLost):
-            while self.process_id is None:
-                self._has_come(None, select.POLLIN)
-                self.receive()
-        return self.process_id is not None
-
-    def hang_up(self) -> None:
-        """Have the worker end; from another thread, too."""
-        with suppress(OSError):  # it may be closed meanwhile
-            self._connection.shutdown(socket.SHUT_RDWR)
-
-    def close(self) -> None:
-        """End the worker; a second time changes nothing."""
-        self._connection.close()
-        self._when_closed(self)
-
-    def _has_come(self, timeout: float | None, events: int) -> bool:
-        poll = select.poll()
-        poll.register(self._connection, events)
-        return bool(poll.poll(None if timeout is None else 1000 * timeout))
-
-    def _flush(self) -> bool:
-        try:
-            while self._unsent:
-                del self._unsent[: self._connection.send(self._unsent, socket.MSG_NOSIGNAL)]
-        except BlockingIOError:
-            return True
-        except OSError:
-            self._unsent.clear()
-            return False
-        return True
-
-    def _answers(self) -> Iterator[Answer]:
-        while len(self._received) >= ANSWER.size:
-            length, number, how, spent, grown = ANSWER.unpack_from(self._received)
-            end = ANSWER.size + length
-            if len(self._received) < end:
-                return
-            body = bytes(self._received[ANSWER.size : end])
-            del self._received[:end]
-            if how == READY:
-                self.process_id = number
-            else:
-                yield Answer(number, how, spent / 1e6, grown, body)
 
 
 class WorkerSource:
@@ -141,7 +38,7 @@ class WorkerSource:
         """A new worker; waits for it, for seconds where it is the first. Raises Overloaded and other DriverErrors."""
         with self._lock, _shortages_are_overload():
             worker = self._fork(limits)
-        if worker.wait_ready():
+        if worker.wait_ready(WORKER_PATIENCE):
             return worker
         worker.close()
         self._check_going()
@@ -220,7 +117,7 @@ class _FirstProcess:
             self._requests.close()
             raise
         self._tell(definition)
-        if self._requests.recv(1) != bytes([READY]):
+        if not self._is_ready():
             self.stop()
             raise InternalError("the process that compiles grammars cannot start; the daemon's log says why")
         self._requests.setblocking(False)
@@ -245,6 +142,14 @@ class _FirstProcess:
         self._requests.close()
         self._process.kill()
         self._process.wait()
+
+    def _is_ready(self) -> bool:
+        self._requests.settimeout(FIRST_PATIENCE)
+        try:
+            return self._requests.recv(1) == bytes([READY])
+        except OSError as error:
+            logger.error("the process that compiles grammars is not ready: %s", error)
+            return False
 
     def _tell(self, definition: TokenizerDefinition) -> None:
         assert self._process.stdin is not None
