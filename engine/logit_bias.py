@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
+from engine.models.config import MAX_EOS_TOKEN_IDS
 from engine.sampler import REMOVED
 from engine.sampling_params import MAX_BAD_WORD_TOKENS, MAX_BAD_WORDS, MAX_STOP_TOKEN_IDS
 from engine.sequence import Sequence
@@ -23,8 +24,8 @@ NOT_ALLOWED = 1e6 * REMOVED
 
 MAX_BANS = 2 * MAX_BAD_WORDS
 """Bad words of several tokens, each with and without the space before it."""
-MAX_HIDDEN = MAX_STOP_TOKEN_IDS + 32
-"""Ids that end a sequence: its own, and more than any model has of its own."""
+MAX_HIDDEN = MAX_STOP_TOKEN_IDS + MAX_EOS_TOKEN_IDS
+"""Ids that end a sequence: its own, and the model's."""
 RECENT = MAX_BAD_WORD_TOKENS - 1
 ANY = -1
 """In front of a ban's prefix: whatever token."""

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from fakes import EOS, VOCAB_SIZE, FakeTokenizer
 
+from caching.prefix_cache import page_keys
 from driver.errors import Overloaded
 from driver.messages import Admit
 from driver.open_requests import OpenRequest, OpenRequests
@@ -17,7 +18,7 @@ from engine.config import ServingLimits
 from engine.sampling_params import MAX_SEED
 from engine.sequence import Sequence
 
-LIMITS = ServingLimits(max_model_len=32, vocab_size=VOCAB_SIZE, eos_token_ids=(EOS,))
+LIMITS = ServingLimits(max_model_len=32, vocab_size=VOCAB_SIZE, eos_token_ids=(EOS,), page_size=4)
 
 
 class Stage:
@@ -236,3 +237,22 @@ def test_a_request_aborted_in_the_queue_is_not_prepared() -> None:
 
     assert isinstance(sample, ReturnSample) and sample.finish_reason == "abort"
     assert stage.thread.join(timeout=30) and len(stage.open_requests) == 0
+
+
+def test_a_prompt_is_hashed_before_it_is_admitted(stage: Stage) -> None:
+    """Each sample has the keys of the prompt's full pages, in a list of its own."""
+    stage.submit(prompt=list(range(11)), params={"n": 2})
+
+    admit = stage.outcomes.get(timeout=30)
+
+    assert isinstance(admit, Admit)
+    first, second = admit.sequences
+    assert first.salt is not None and first.page_keys == page_keys(first.salt, range(11), 4)
+    assert second.page_keys == first.page_keys and second.page_keys is not first.page_keys
+
+
+def test_a_request_that_shares_nothing_is_not_hashed(stage: Stage) -> None:
+    """It has no salt, so nothing of it is kept."""
+    sequence = stage.sequence(prompt=list(range(11)), params={"enable_prefix_caching": False})
+
+    assert sequence.salt is None and sequence.page_keys == []
