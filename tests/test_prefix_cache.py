@@ -1,6 +1,6 @@
 """Kept pages: found by what they hold, given away in the order in which they came back."""
 
-from caching.page_manager import Found, HBMPageManager
+from caching.page_manager import NOTHING_FOUND, HBMPageManager
 from caching.prefix_cache import page_keys
 
 
@@ -94,7 +94,7 @@ def test_a_second_look_goes_on_from_the_first() -> None:
     """Pages of a chain that were given away, kept, taken or let go since are counted as a whole search would."""
     pages, keys = HBMPageManager(9), page_keys(b"", range(24), 4)
     kept = build_kept(pages, keys[:4])
-    looks = [pages.recount(keys, 6, Found())]
+    looks = [pages.recount(keys, 6, NOTHING_FOUND)]
     pages.share(kept[:3])
     looks.append(pages.recount(keys, 6, looks[-1]))
     pages.free(reversed(kept[1:3]))
