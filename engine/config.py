@@ -31,9 +31,9 @@ class Hosts:
 class EngineConfig:
     """What an operator may set; raises ConfigurationError where a value cannot work. Lengths are in tokens.
 
-    None lets the engine choose: ``model`` the one we ship, ``max_num_seqs`` 64 or ``max_num_batched_tokens``, ``max_model_len`` the model's own, ``page_size`` 16, and 128 on
-    a TPU, ``num_pages`` what ``hbm_utilization`` of the memory holds, that 0.9 of an accelerator's and 0.4 of a host's,
-    and ``dtype`` float32 on CPU and bfloat16 elsewhere.
+    None lets the engine choose: ``model`` the one we ship, ``max_num_seqs`` 64, or ``max_num_batched_tokens`` where that is
+    less, ``max_model_len`` the model's own, ``page_size`` 16, and 128 on a TPU, ``num_pages`` what ``hbm_utilization`` of the
+    memory holds, that 0.9 of an accelerator's and 0.4 of a host's, and ``dtype`` float32 on CPU and bfloat16 elsewhere.
     """
 
     model: Path | None = setting(None, "MODEL_DIR", "a Hugging Face directory (default: a small one of ours)")
