@@ -96,7 +96,7 @@ def anyone_listens(address: str) -> bool:
 def _admits_us(address: str) -> bool:
     """Whether some process accepts our connections at a checked address."""
     try:
-        _connect(address).close()
+        connected(address).close()
     except OSError:
         return False
     return True
@@ -127,7 +127,7 @@ def _set_mode(path: Path, mode: int) -> None:
 def is_forbidden(address: str) -> bool:
     """Whether our user is kept from a checked address by the modes of files."""
     try:
-        _connect(address).close()
+        connected(address).close()
     except PermissionError:
         return True
     except OSError:
