@@ -16,7 +16,7 @@ from driver.messages import Admit, Opened
 from driver.open_requests import OpenRequest, OpenRequests
 from driver.parameters import sampling_params
 from driver.request import ActiveRequest, RequestError, ReturnSample, TokenizerRequest, Usage
-from driver.resumption import take_up
+from driver.resumption import read_again, take_up
 from driver.stage import Stage
 from driver.tokenization import answer_tokenizer, chat_token_ids, check_fits, check_in_vocabulary, text_token_ids
 from driver.tokenizer import Tokenizer
@@ -136,12 +136,14 @@ class PrepareInputs:
             return
         params = sampling_params(request.request.params)
         sequences = self._sequences(request, params)
-        resumed = take_up(sequences, request.request.resume_token_ids)
+        outputs = take_up(sequences, request.request.resume_token_ids)
         prompt = sequences[0].prompt_token_ids
-        whole = {output.request_id for output in resumed if output.finish_reason is not None}
+        prompt_tail = prompt[-PROMPT_TAIL:]
+        whole = {output.request_id for output in outputs if output.finish_reason is not None}
+        resumed = read_again(outputs, params, prompt_tail, self._tokenizer)
         admit = Admit(
             [sequence for sequence in sequences if sequence.request_id not in whole],
-            Opened(request, sequences, prompt[-PROMPT_TAIL:], len(prompt), params, resumed),
+            Opened(request, sequences, prompt_tail, len(prompt), params, resumed),
         )
         if params.structured_outputs is None or not admit.sequences:
             self._post(admit)
