@@ -1,12 +1,20 @@
 """Who owns which page, and what is in those that nobody owns. Numbers only: the memory is PagedAttentionCache's."""
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
 from caching.prefix_cache import PrefixCache
 
 SINK_PAGE = 0
 """Rows and tokens that are only padding write here; it is never handed out."""
+
+
+class Found(NamedTuple):
+    """How far a chain of keys was found: pages that hold its beginning, and how many of them, from the first on, are owned."""
+
+    held: int = 0
+    owned: int = 0
 
 
 class HBMPageManager:
@@ -68,6 +76,28 @@ class HBMPageManager:
         """The pages that hold the longest beginning of this chain of keys; to be shared before anything is allocated."""
         return self._cache.find(keys)
 
+    def recount(self, keys: Sequence[bytes], count: int, last: Found) -> Found:
+        """What ``find`` would find of the first ``count`` keys, going on from what was found last.
+
+        It costs what has changed since, and may be wrong where a chain has lost a page in its midst: pages that nobody
+        owns are given away from a chain's end on, as a rule, and who owns a page of it owns those before.
+        """
+        held, owned = min(last.held, count), last.owned
+        while held and self._cache.holder(keys[held - 1]) is None:
+            held -= 1
+        while held < count and self._cache.holder(keys[held]) is not None:
+            held += 1
+        owned = min(owned, held)
+        while owned and not self._is_owned(keys[owned - 1]):
+            owned -= 1
+        while owned < held and self._is_owned(keys[owned]):
+            owned += 1
+        return Found(held, owned)
+
+    def _is_owned(self, key: bytes) -> bool:
+        page = self._cache.holder(key)
+        return page is not None and self._owners[page] > 0
+
     def num_unowned(self, pages: Iterable[int]) -> int:
         """How many of these cached or owned pages ``share`` would take from those that can be allocated."""
         return sum(not self._owners[page] for page in pages)
@@ -109,6 +139,11 @@ class HBMPageManager:
         for page in pages:
             if page in self._cache and self._cache.forget(page):
                 self._free.append(page)
+
+    def forget_keys(self, keys: Iterable[bytes]) -> None:
+        """What these keys stand for is not to be found any more, whoever owns the pages."""
+        holders = [self._cache.holder(key) for key in keys]
+        self.forget([page for page in holders if page is not None])
 
     def forget_all(self) -> None:
         """Nothing is to be found any more: the memory was dropped, or the weights that filled it."""

@@ -50,6 +50,10 @@ class PrefixCache:
         """Pages that hold something and have no owner."""
         return len(self._unowned)
 
+    def holder(self, key: bytes) -> int | None:
+        """The page that holds what the key stands for, if there is one."""
+        return self._page_of.get(key)
+
     def find(self, keys: Iterable[bytes]) -> list[int]:
         """The pages of the longest run of keys from the first on."""
         found = []

@@ -3,30 +3,15 @@
 import time
 from collections.abc import Callable, Collection
 
-import msgspec
-
 from driver.errors import Overloaded
 from driver.fair_share import Share, share
 from driver.open_requests import OpenRequest
-from driver.request import ActiveRequest
 from engine.config import EngineStats
 
-BYTES_PER_TOKEN = 4
-"""Of text, as a rule of thumb: before it is tokenised nobody knows, and a limit of load need not be exact."""
 RATE_WINDOW = 5.0
 """Seconds over which the rate is taken by which what waits becomes less."""
 LEAST_DELAY, MOST_DELAY = 0.5, 60.0
 """Seconds; the rate may change, so nobody is told to stay away for long."""
-
-
-def estimated_tokens(request: ActiveRequest) -> int:
-    """What the prompt will have, about, and the output that it goes on with."""
-    resumed = sum(map(len, request.resume_token_ids))
-    if isinstance(request.prompt, list):
-        return resumed + len(request.prompt)
-    texts = [request.prompt] if isinstance(request.prompt, str) else [m.get("content") for m in request.messages or []]
-    tools = len(msgspec.msgpack.encode(request.tools)) if request.tools else 0
-    return resumed + (tools + sum(len(text) for text in texts if isinstance(text, str))) // BYTES_PER_TOKEN + 1
 
 
 class LoadLimit:

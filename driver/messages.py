@@ -9,7 +9,6 @@ import msgspec
 
 from driver.open_requests import OpenRequest
 from driver.request import ReturnChannel
-from driver.stop_regex import StopRegex
 from engine.sampling_params import SamplingParams
 from engine.sequence import Sequence, SequenceOutput
 
@@ -26,7 +25,6 @@ class Opened(msgspec.Struct, frozen=True):
     prompt_tail: list[int]
     num_prompt_tokens: int
     params: SamplingParams
-    stop_regexes: list[StopRegex] = []
     resumed: list[SequenceOutput] = []
 
 

@@ -6,13 +6,14 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from driver.bounded_queue import BoundedQueue, QueueClosed
-from driver.errors import InternalError, InvalidRequest
+from driver.errors import DriverError, InternalError, InvalidRequest
 from driver.messages import Ended, Finished, Landed, Opened, Summary
 from driver.open_requests import OpenRequest, OpenRequests
 from driver.request import ReturnSample, Usage
 from driver.request_metrics import RequestMetrics, SampleTimes
 from driver.sample_logprobs import SampleLogprobs
 from driver.sample_text import SampleText
+from driver.stage import Stage
 from driver.tokenizer import Tokenizer
 from engine.sequence import SequenceOutput
 
@@ -20,6 +21,7 @@ from engine.sequence import SequenceOutput
 class ProcessSummary:
     """Detokenises, looks for stop strings, counts and delivers. Its thread alone knows the text of a request.
 
+    Whatever one request's output raises ends that request alone; the engine is told to let go of its sequences.
     A sequence is known from Opened to its last sample; outputs that come later are a step's run-ahead, and dropped.
     ``post`` puts a Finished where the execution thread finds it.
     """
@@ -41,23 +43,32 @@ class ProcessSummary:
         self._clock = clock
         self._replies: dict[str, _Reply] = {}
         """By sequence."""
+        self.stage = Stage("process summary", self._handle, self._fail, _source)
 
     def run(self) -> None:
         """Delivers until ``summaries`` is closed."""
         with suppress(QueueClosed):
             while True:
-                self._handle(self._summaries.get())
+                match self._summaries.get():
+                    case Opened() as opened:
+                        self.stage.work(opened)
+                    case Landed(outputs=outputs):
+                        self._land(outputs)
+                    case Ended(sequence_id=sequence_id, finish_reason=finish_reason):
+                        self._land([SequenceOutput(sequence_id, [], finish_reason)])
 
-    def _handle(self, summary: Summary) -> None:
-        match summary:
-            case Opened():
-                self._open(summary)
-            case Landed(outputs=outputs):
-                now = self._clock()
-                for output in outputs:
-                    self._deliver(output, now)
-            case Ended(sequence_id=sequence_id, finish_reason=finish_reason):
-                self._deliver(SequenceOutput(sequence_id, [], finish_reason), self._clock())
+    def _land(self, outputs: list[SequenceOutput]) -> None:
+        now = self._clock()
+        for output in outputs:
+            reply = self._replies.get(output.request_id)
+            if reply is not None:
+                self.stage.work(_Landing(reply, output, now))
+
+    def _handle(self, item: "Opened | _Landing") -> None:
+        if isinstance(item, Opened):
+            self._open(item)
+        else:
+            self._deliver(item.reply, item.output, item.now)
 
     def _open(self, opened: Opened) -> None:
         usage = _OpenUsage(opened.num_prompt_tokens, opened.request.num_samples)
@@ -80,12 +91,10 @@ class ProcessSummary:
             )
             self._put(reply, output, end, self._clock())
 
-    def _deliver(self, output: SequenceOutput, now: float) -> None:
-        reply = self._replies.get(output.request_id)
-        if reply is None:
-            return
+    def _deliver(self, reply: "_Reply", output: SequenceOutput, now: float) -> None:
         if output.error is not None:
-            self._fail(reply.opened.request, output, now)
+            kind = InternalError if output.internal else InvalidRequest
+            self._end(reply.opened.request, kind(output.error), now, ended=output.request_id)
             return
         sample = reply.sample(output)
         if sample.token_ids:
@@ -107,16 +116,29 @@ class ProcessSummary:
         else:
             reply.opened.request.request.channel.put(sample)
 
-    def _fail(self, request: OpenRequest, output: SequenceOutput, now: float) -> None:
-        """End a request, of which one sample has come to an error; the engine is told to let go of the others."""
+    def _fail(self, item: "Opened | _Landing", error: DriverError) -> None:
+        self._end(_opened(item).request, error, self._clock())
+
+    def _end(self, request: OpenRequest, error: DriverError, now: float, ended: str | None = None) -> None:
+        """End a request, of which one sample has come to an error; the engine is told to let go of what has not ended."""
+        replies = [self._replies.pop(sequence_id, None) for sequence_id in request.sequence_ids]
         for sequence_id in request.sequence_ids:
-            reply = self._replies.pop(sequence_id, None)
-            if reply is not None:
-                reply.times.finish("error", now)
-                if sequence_id != output.request_id:
-                    self._post(Finished(sequence_id))
-        kind = InternalError if output.internal else InvalidRequest
-        self._open_requests.fail(request, kind(output.error or ""))
+            if sequence_id != ended:
+                self._post(Finished(sequence_id))
+        try:
+            for reply in replies:
+                if reply is not None:
+                    reply.times.finish("error", now)
+        finally:
+            self._open_requests.fail(request, error)
+
+
+def _opened(item: "Opened | _Landing") -> Opened:
+    return item if isinstance(item, Opened) else item.reply.opened
+
+
+def _source(item: "Opened | _Landing") -> tuple[str, str]:
+    return _opened(item).request.source
 
 
 @dataclass
@@ -156,3 +178,12 @@ class _Reply:
             finish_reason=finish_reason,
             usage=None if self.usage.num_open else Usage(self.usage.prompt_tokens, self.usage.completion_tokens),
         )
+
+
+@dataclass(frozen=True, slots=True)
+class _Landing:
+    """One output, on its way to whom it is for."""
+
+    reply: _Reply
+    output: SequenceOutput
+    now: float

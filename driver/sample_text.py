@@ -9,7 +9,7 @@ from engine.sequence import SequenceOutput
 
 
 class SampleText:
-    """Detokenises, and looks for stop strings, stop patterns and loops, from token ``min_tokens`` on."""
+    """Detokenises, and looks for stop strings and loops, from token ``min_tokens`` on."""
 
     def __init__(self, opened: Opened, tokenizer: Tokenizer) -> None:
         params = opened.params
@@ -23,7 +23,7 @@ class SampleText:
                 special=not params.skip_special_tokens,
                 spaces=params.spaces_between_special_tokens,
             )
-        self._stops = StopStrings(params.stops, opened.stop_regexes, include=params.include_stop_str_in_output)
+        self._stops = StopStrings(params.stops, include=params.include_stop_str_in_output)
         loops = params.repetition_detection
         self._loops = None if loops is None else RepetitionDetector(loops)
 

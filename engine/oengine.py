@@ -212,9 +212,8 @@ class oEngine:
             return []
         rows = [row for row, token_id in enumerate(result.token_ids) if token_id == NO_TOKEN]
         spoilt = [plan.sequences[row] for row in rows]
-        pages = [page for sequence in spoilt for page in sequence.pages]
         outputs = self._fail(spoilt, NOT_FINITE)
-        self._pages.forget(pages)
+        self._scheduler.prefixes.forget(spoilt)
         self._failed_rows += len(outputs)
         for output in outputs:
             about = {"request_id": output.request_id}

@@ -21,7 +21,7 @@ class RunningSequences:
         self._by_client: Counter[str] = Counter()
         self._by_priority: Counter[int] = Counter()
         self.growth = 0
-        """Tokens that all of them may yet generate: to their ``max_tokens``."""
+        """Tokens that all of them are expected to generate yet."""
 
     def __len__(self) -> int:
         return len(self._sequences)
@@ -30,9 +30,9 @@ class RunningSequences:
         return iter(self._sequences.values())
 
     @property
-    def full(self) -> bool:
-        """Whether every slot is taken."""
-        return not self._slots
+    def num_free(self) -> int:
+        """Slots that nobody has."""
+        return len(self._slots)
 
     def get(self, request_id: str) -> Sequence | None:
         """The sequence of that id, if it runs."""
@@ -44,7 +44,7 @@ class RunningSequences:
         self._sequences[sequence.request_id] = sequence
         self._by_client[sequence.client] += 1
         self._by_priority[sequence.params.priority] += 1
-        self.growth += growth_of(sequence)
+        self.growth += sequence.expected_growth
 
     def remove(self, sequence: Sequence) -> None:
         """Take its slot back."""
@@ -53,7 +53,12 @@ class RunningSequences:
         sequence.slot = -1
         _take_one(self._by_client, sequence.client)
         _take_one(self._by_priority, sequence.params.priority)
-        self.growth -= growth_of(sequence)
+        self.growth -= sequence.expected_growth
+
+    def expect(self, sequence: Sequence, growth: int) -> None:
+        """From now on it is expected to generate so many tokens yet."""
+        self.growth += growth - sequence.expected_growth
+        sequence.expected_growth = growth
 
     @property
     def highest_priority(self) -> int:
@@ -85,18 +90,13 @@ class RunningSequences:
         assert self._by_priority == Counter(sequence.params.priority for sequence in self), (
             "a priority's count is wrong"
         )
-        assert self.growth == sum(map(growth_of, self)), "the growth is wrong"
+        assert self.growth == sum(sequence.expected_growth for sequence in self), "the growth is wrong"
 
 
 def _take_one(counter: Counter[Any], key: object) -> None:
     counter[key] -= 1
     if not counter[key]:
         del counter[key]
-
-
-def growth_of(sequence: Sequence) -> int:
-    """Tokens that it may yet generate."""
-    return sequence.max_tokens - len(sequence.output_token_ids)
 
 
 def _importance(sequence: Sequence) -> tuple[int, int]:

@@ -30,18 +30,23 @@ from collections import Counter
 from collections.abc import Mapping
 
 from caching.metadata import pages_for
-from caching.page_manager import HBMPageManager
+from caching.page_manager import Found, HBMPageManager
+from engine.backfill import Backfill
 from engine.chunks import Chunks
 from engine.growth_reserve import GrowthReserve
 from engine.plan import NextIterationPlan, StepResult
 from engine.preemption import Cause, Preemption
-from engine.running_sequences import RunningSequences, growth_of
+from engine.running_sequences import RunningSequences
 from engine.sequence import Sequence, SequenceOutput, SequenceStatus, TokenLogprobs
 from engine.shared_prefixes import SharedPrefixes
 from engine.waiting_queue import OUTPUT_WEIGHT, WaitingQueue
 
 CHARGED_AT_ONCE = 16
 """Generated tokens after which a client is charged for them: seldom, as each charge has a price, and long before the end."""
+
+
+LOOKED_AT = 128
+"""Sequences that may be passed by in one plan, each for some microseconds: one request may have half as many samples."""
 
 
 class InferenceScheduler:
@@ -108,12 +113,15 @@ class InferenceScheduler:
         self._arrivals += 1
         sequence.arrival = self._arrivals
         sequence.num_charged_tokens = len(sequence.output_token_ids)
+        if not self._running and not self._waiting:
+            self._waiting.forget()
         self._waiting.add(sequence)
 
     def finish(self, request_id: str) -> bool:
         """End a sequence now, in whatever state, and free what it holds; False if it is not here (any more)."""
         sequence = self._running.get(request_id)
         if sequence is not None:
+            self._reserve.learn(len(sequence.output_token_ids))
             self._release(sequence)
         else:
             sequence = self._waiting.remove(request_id)
@@ -175,7 +183,8 @@ class InferenceScheduler:
             reason = "stop"
         if reason is None or not self.finish(sequence.request_id):
             return None
-        return SequenceOutput(sequence.request_id, [], reason, error=error)
+        internal = sequence.constraint.internal
+        return SequenceOutput(sequence.request_id, [], reason, error=error, internal=internal)
 
     def lose_cache(self) -> None:
         """The memory behind the pages is lost, and no step is in flight: everything is computed anew."""
@@ -189,6 +198,7 @@ class InferenceScheduler:
         self._pages.check_integrity(page for sequence in self._running for page in sequence.pages)
         self._running.check_integrity()
         assert all(not s.pages and s.slot < 0 for s in self._waiting), "a waiting sequence holds something"
+        assert not self._waiting.num_passed_by, "somebody who was passed by has not come back"
         assert self._waiting.num_tokens == sum(s.num_tokens for s in self._waiting), "waiting tokens are miscounted"
         assert self._victim is None or self._running.get(self._victim.request_id), "the victim has gone"
         self.prefixes.check_integrity({sequence.request_id for sequence in self._running})
@@ -231,65 +241,85 @@ class InferenceScheduler:
         return granted
 
     def _admit(self, plan: NextIterationPlan, chunks: Chunks, left_for_long: int) -> None:
+        """Start those whose turn it is, and pass by those who cannot start in this step."""
+        backfill = Backfill()
         while chunks.room > 0 or plan.num_decodes == self._budget:  # whoever decodes may have to yield
             sequence = self._waiting.head()
-            if sequence is None or not sequence.may_sample:
-                return
-            shared = self.prefixes.find(sequence)
-            if shared is None:
-                return
-            left = sequence.num_tokens - len(shared) * self.page_size
-            is_long = left > self._long
-            if is_long and left_for_long <= 0:
-                return
-            if self._running.full or not self._take_pages(sequence, shared):
-                if self._make_room(sequence, chunks):
-                    continue
-                if self._fair and sequence.has_begun:
-                    self._let_pass(plan, chunks, sequence)
-                return
-            self._start(plan, sequence, len(shared))
-            granted = self._grant(chunks, sequence, left_for_long if is_long else left)
-            left_for_long -= granted if is_long else 0
+            if sequence is None or self._waiting.num_passed_by == LOOKED_AT or not backfill.may_start(sequence):
+                break
+            found = self.prefixes.look(sequence) if sequence.may_sample else None
+            is_long = found is not None and sequence.num_tokens - found.held * self.page_size > self._long
+            if found is None:
+                self._waiting.pass_by(sequence)
+            elif is_long and left_for_long <= 0:
+                backfill.pass_for_step(sequence, self._needed(sequence, found))
+                self._waiting.pass_by(sequence)
+            elif self._running.num_free > backfill.slots and self._take_pages(sequence, found, backfill.pages):
+                backfill.started()
+                self._start(plan, sequence)
+                granted = self._grant(chunks, sequence, left_for_long if is_long else self._budget)
+                left_for_long -= granted if is_long else 0
+            elif not backfill.give_up_reservation() and (backfill.lacks_pages or not self._make_room(sequence, chunks)):
+                if self._fair and sequence.has_begun and self._let_pass(plan, chunks, sequence, backfill):
+                    break
+                if not self._running.num_free or self._awaits_victim:
+                    break
+                backfill.pass_for_pages(sequence)
+                self._waiting.pass_by(sequence)
+        self._waiting.come_back()
 
-    def _let_pass(self, plan: NextIterationPlan, chunks: Chunks, head: Sequence) -> None:
+    def _let_pass(self, plan: NextIterationPlan, chunks: Chunks, head: Sequence, backfill: Backfill) -> bool:
         """A preempted head has no room: one of a client that runs nothing goes before it, where head's runs too much.
 
-        The one that yields to it does so only if that is enough: otherwise both would come back, time and again.
+        The one that yields to it does so only if that is enough: otherwise both would come back, time and again. Whether
+        one has been chosen to yield.
         """
         newcomer = self._waiting.newcomer()
-        if newcomer is None or newcomer.has_begun or not newcomer.may_sample:
-            return
-        victim, shared = self._running.over_its_share(newcomer.client), self.prefixes.find(newcomer)
+        if backfill.lacks_pages or newcomer is None or newcomer.has_begun or not newcomer.may_sample:
+            return False
+        victim = self._running.over_its_share(newcomer.client)
         if victim is None or victim.client != head.client or victim.params.priority < newcomer.params.priority:
-            return
-        if shared is None or not self._fits(newcomer, shared, self._pages.num_exclusive(victim.pages)):
-            return
+            return False
+        found = self.prefixes.look(newcomer)
+        if found is None or not self._fits(newcomer, found, self._pages.num_exclusive(victim.pages)):
+            return False
         gone = self._preempt_once_landed(victim, Cause.FAIRNESS, planned=victim in chunks.counts)
-        if gone and self._take_pages(newcomer, shared):
-            self._start(plan, newcomer, len(shared))
+        if gone and self._take_pages(newcomer, newcomer.found):
+            self._start(plan, newcomer)
             self._grant(chunks, newcomer, self._long)
+        return True
 
-    def _fits(self, sequence: Sequence, shared: list[int], freed: int = 0) -> bool:
-        """Whether there are pages for all it has to prefill beside these, and a reserve, once so many more are freed."""
-        needed = pages_for(sequence.num_tokens, self.page_size) - len(shared)
+    def _fits(self, sequence: Sequence, found: Found, freed: int = 0) -> bool:
+        """Whether there are pages for all it has to prefill beside those found, and a reserve, once so many more are freed."""
         reserve = 0
         if self._running:
-            growth = self._running.growth + growth_of(sequence)
+            growth = self._running.growth + self._growth(sequence)
             reserve = self._reserve.pages(growth, len(self._running) + 1, self.page_size)
-        return self._pages.can_alloc(needed + reserve + self._pages.num_unowned(shared) - freed)
+        return self._pages.can_alloc(self._needed(sequence, found) + reserve - freed)
 
-    def _take_pages(self, sequence: Sequence, shared: list[int]) -> bool:
-        """Whether it now has pages for all it has to prefill, these among them."""
-        if not self._fits(sequence, shared):
+    def _needed(self, sequence: Sequence, found: Found) -> int:
+        """Pages that nobody owns and that it takes to begin, those found among them."""
+        return pages_for(sequence.num_tokens, self.page_size) - found.owned
+
+    def _take_pages(self, sequence: Sequence, found: Found, left: int = 0) -> bool:
+        """Whether it now has pages for all it has to prefill, those that hold its beginning among them, and has left so many."""
+        if not self._fits(sequence, found, -left):
+            return False
+        shared = self.prefixes.find(sequence)
+        if shared is None or not self._fits(sequence, sequence.found, -left):
             return False
         self._pages.share(shared)
         sequence.pages = shared + self._pages.alloc(pages_for(sequence.num_tokens, self.page_size) - len(shared))
         return True
 
-    def _start(self, plan: NextIterationPlan, sequence: Sequence, num_shared: int) -> None:
+    def _growth(self, sequence: Sequence) -> int:
+        return self._reserve.growth(len(sequence.output_token_ids), sequence.max_tokens)
+
+    def _start(self, plan: NextIterationPlan, sequence: Sequence) -> None:
         """A waiting sequence has its pages: give it a slot."""
+        num_shared = sequence.found.held
         self._waiting.take(sequence)
+        sequence.expected_growth = self._growth(sequence)
         self._running.add(sequence)
         sequence.status = SequenceStatus.RUNNING
         sequence.num_computed_tokens = num_shared * self.page_size
@@ -352,10 +382,13 @@ class InferenceScheduler:
             sequence.request_id, sequence.client, cause, sequence.num_tokens, len(sequence.pages)
         )  # fmt: skip
         self._release(sequence)
+        if sequence.constraint is not None:
+            sequence.constraint.suspend()
         sequence.status = SequenceStatus.WAITING
         sequence.num_computed_tokens = 0
         # What yields to its equal is not to come before it; nor before whom that one passes, which is older.
         head = self._waiting.head() if cause is Cause.FAIRNESS else None
+        self._waiting.come_back()
         to_equal = head is not None and not head.has_begun and head.params.priority == sequence.params.priority
         self._waiting.add_preempted(sequence, before_all=not to_equal)
         if cause is Cause.PAGES:
@@ -366,9 +399,9 @@ class InferenceScheduler:
     def _land(self, sequence: Sequence, token_id: int) -> str | None:
         """Add a token; the reason if it is the last."""
         sequence.output_token_ids.append(token_id)
-        self._running.growth -= 1
         if len(sequence.output_token_ids) - sequence.num_charged_tokens >= CHARGED_AT_ONCE:
             self._charge_output(sequence)
+            self._running.expect(sequence, self._growth(sequence))
         reason = None
         if token_id in sequence.stop_token_ids:
             reason = "stop"

@@ -5,6 +5,7 @@ from enum import Enum, auto
 
 import msgspec
 
+from caching.page_manager import Found
 from caching.prefix_cache import page_keys
 from engine.sampling_params import SamplingParams
 from engine.token_constraint import TokenConstraint
@@ -39,8 +40,8 @@ class Sequence:
     """Who asked: the scheduler is fair between clients."""
     user: str = ""
     """Of that client: its users take turns."""
-    salt: bytes = b""
-    """Sequences share the pages of what they begin with alike, if their salts are alike."""
+    salt: bytes | None = b""
+    """Sequences share the pages of what they begin with alike, if their salts are alike; without one it shares none."""
     constraint: TokenConstraint | None = None
     """What its output has to follow. It has a mask whenever ``awaits_mask`` is false and nothing is in flight."""
 
@@ -63,9 +64,15 @@ class Sequence:
     slot: int = -1
     pages: list[int] = field(default_factory=list)
     page_keys: list[bytes] = field(default_factory=list)
-    """Of its known full pages, as far as somebody asked: see ``page_keys_to``."""
+    """Of its known full pages, as far as somebody asked: the prompt's come with it; see ``page_keys_to``."""
+    found: Found = field(default_factory=Found)
+    """What was found of them when somebody last looked."""
+    num_passed: int = 0
+    """Sequences that got a slot before it as it lacked the pages, though it was its turn."""
     arrival: int = 0
     """Its place in the order in which the scheduler heard of sequences."""
+    expected_growth: int = 0
+    """Tokens that it was expected to generate yet, when somebody last looked."""
     num_charged_tokens: int = 0
     """Output tokens for which its client has been charged."""
     max_computed_tokens: int = field(init=False)
@@ -80,13 +87,14 @@ class Sequence:
         return len(self.prompt_token_ids) + len(self.output_token_ids)
 
     def page_keys_to(self, count: int, page_size: int) -> list[bytes]:
-        """Keys of its first ``count`` pages, of which all tokens are known."""
+        """Keys of its full pages, of the first ``count`` at least, of which all tokens are known. It has a salt."""
+        assert self.salt is not None, "a sequence without a salt shares no pages"
         keys, prompt = self.page_keys, self.prompt_token_ids
         if len(keys) < count:
             start, end = len(keys) * page_size, count * page_size
             after = self.output_token_ids[max(0, start - len(prompt)) : max(0, end - len(prompt))]
             keys += page_keys(keys[-1] if keys else self.salt, prompt[start:end] + after, page_size)
-        return keys[:count]
+        return keys
 
     @property
     def num_total_tokens(self) -> int:

@@ -7,6 +7,9 @@
   Language Models" (2024): what deficit round robin promises, without a quantum to choose and a round to walk. A client
   that comes back begins where the others are, so that nobody saves up turns by being idle.
 
+Who cannot start although it is its turn may be passed by (``pass_by``): then the turn is the next one's, until
+``come_back`` puts all that were passed by where they were.
+
 Every operation costs O(log clients), however many wait, most times.
 """
 
@@ -15,6 +18,7 @@ import itertools
 from bisect import insort
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping
+from typing import NamedTuple
 
 from engine.sequence import Sequence
 from engine.user_turns import UserTurns
@@ -24,6 +28,8 @@ OUTPUT_WEIGHT = 2
 
 REMEMBERED = 1024
 """Clients without anything waiting whose lead is remembered: those that were charged last."""
+REMEMBERED_LEVELS = 16
+"""Priorities that nobody waits at whose clients' leads are remembered: those that were left last."""
 
 
 class WaitingQueue:
@@ -34,7 +40,11 @@ class WaitingQueue:
         self._fair = fair
         self._sequences: dict[str, Sequence] = {}
         self._levels: dict[int, _Level] = {}
+        """By priority, where somebody waits."""
+        self._left: OrderedDict[int, _Level] = OrderedDict()
+        """Where nobody does any more, those left last at the end."""
         self._priorities: list[int] = []
+        self._passed_by: list[tuple[Sequence, _Place]] = []
         self.num_tokens = 0
         """Known tokens of all that wait."""
 
@@ -69,30 +79,46 @@ class WaitingQueue:
         """Whose turn it would be, had nobody been preempted; None where all that wait there were."""
         return self._levels[self._priorities[0]].newcomer() if self._priorities else None
 
+    def pass_by(self, sequence: Sequence) -> None:
+        """Whose turn it is, ``head``, cannot start now: it is the next one's turn."""
+        level = self._levels[sequence.params.priority]
+        self._passed_by.append((sequence, level.place(self._client(sequence), sequence)))
+        self._leave(sequence)
+
+    def come_back(self) -> None:
+        """Those that were passed by are where they were."""
+        for sequence, place in reversed(self._passed_by):
+            self._level(sequence).put_back(self._client(sequence), sequence, place)
+        self._passed_by.clear()
+
+    @property
+    def num_passed_by(self) -> int:
+        """Those that have not come back."""
+        return len(self._passed_by)
+
     def take(self, sequence: Sequence) -> None:
         """It is the turn of this one, ``head`` or ``newcomer``: take it out."""
-        self._levels[sequence.params.priority].begin(sequence)
+        self._levels[sequence.params.priority].begin(self._client(sequence), sequence)
         self.remove(sequence.request_id)
 
     def remove(self, request_id: str) -> Sequence | None:
-        """Take one out; None if it is not here."""
+        """Take one out that is not passed by; None if it is not here."""
         sequence = self._sequences.pop(request_id, None)
-        if sequence is None:
-            return None
-        self.num_tokens -= sequence.num_tokens
-        priority = sequence.params.priority
-        level = self._levels[priority]
-        level.remove(self._client(sequence), sequence)
-        if not level:
-            del self._levels[priority]
-            self._priorities.remove(priority)
+        if sequence is not None:
+            self.num_tokens -= sequence.num_tokens
+            self._leave(sequence)
         return sequence
+
+    def forget(self) -> None:
+        """Nobody waits, and nobody is ahead of others any more."""
+        assert not self._sequences, "somebody waits"
+        self._left.clear()
 
     def charge(self, sequence: Sequence, tokens: int) -> None:
         """The sequence's client was given so many tokens, among those of its priority."""
-        level = self._levels.get(sequence.params.priority)
+        client, priority = self._client(sequence), sequence.params.priority
+        level = self._levels.get(priority, self._left.get(priority))
         if level is not None:
-            client = self._client(sequence)
             level.charge(client, tokens / self._weights.get(client, 1.0))
 
     def _client(self, sequence: Sequence) -> str:
@@ -103,12 +129,32 @@ class WaitingQueue:
         self.num_tokens += sequence.num_tokens
 
     def _level(self, sequence: Sequence) -> "_Level":
+        """The one that it is about to wait at."""
         priority = sequence.params.priority
         level = self._levels.get(priority)
         if level is None:
-            level = self._levels[priority] = _Level()
+            level = self._levels[priority] = self._left.pop(priority, _Level())
             insort(self._priorities, priority)
         return level
+
+    def _leave(self, sequence: Sequence) -> None:
+        priority = sequence.params.priority
+        level = self._levels[priority]
+        level.remove(self._client(sequence), sequence)
+        if not level:
+            self._left[priority] = self._levels.pop(priority)
+            self._priorities.remove(priority)
+            if len(self._left) > REMEMBERED_LEVELS:
+                self._left.popitem(last=False)
+
+
+class _Place(NamedTuple):
+    """Where somebody waits who is passed by."""
+
+    preempted: bool
+    """Before all of its priority."""
+    counter: float
+    """Its client's."""
 
 
 class _Level:
@@ -158,10 +204,26 @@ class _Level:
         if not own:
             del self._clients[client]
 
-    def begin(self, head: Sequence) -> None:
+    def place(self, client: str, sequence: Sequence) -> _Place:
+        """Where it waits, first of all or first of its client's."""
+        return _Place(sequence.request_id in self._preempted, self._counters.get(client, 0.0))
+
+    def put_back(self, client: str, sequence: Sequence, place: _Place) -> None:
+        """It waits there again."""
+        if place.preempted:
+            self.add_preempted(sequence)
+            return
+        own = self._clients.get(client)
+        if own is None:
+            own = self._clients[client] = UserTurns()
+            counter = self._counters.setdefault(client, place.counter)
+            heapq.heappush(self._heap, (counter, -next(self._turns), client))  # before its equals, as it was
+        own.add(sequence, first=True)
+
+    def begin(self, client: str, sequence: Sequence) -> None:
         """It is this one's turn: who comes new from now on begins where its client was."""
-        if head.request_id not in self._preempted:
-            self._reached = self._counters[self._next_client()]
+        if sequence.request_id not in self._preempted:
+            self._reached = max(self._reached, self._counters[client])
 
     def charge(self, client: str, tokens: float) -> None:
         self._count(client, max(self._counters.get(client, 0.0), self._reached) + tokens)

@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Generic, Self, TypeVar
 
-from ipc.addresses import checked_address
+from ipc.addresses import client_address
 from ipc.call import Call, Put
 from ipc.completion import Message
 from ipc.connection import Connection
@@ -34,7 +34,7 @@ class BaseClient(ABC, Generic[AnyStream]):
         resume_timeout: float = 300.0,
         key: Path | str | None = None,
     ) -> None:
-        self._address = checked_address(address, has_key=key is not None)
+        self._address = client_address(address, has_key=key is not None)
         self._timeout = timeout
         self._key = key
         own = None if key is None else client_key(Path(key))

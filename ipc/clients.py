@@ -13,10 +13,10 @@ from functools import partial
 import msgspec
 
 from driver.errors import DriverError, Overloaded
-from driver.load_limit import estimated_tokens
 from driver.request import ActiveRequest, ReturnSample, TokenizerRequest
 from ipc import frames as wire
 from ipc.driver import Driver
+from ipc.isolation import Work, isolating
 from ipc.ledger import Ledger
 from ipc.messages import (
     PING_INTERVAL,
@@ -53,8 +53,6 @@ MAX_BACKLOG_BYTES = 64 << 20
 """What may wait for one client to read it, in memory, about. Beyond that, the stream of which most waits is cut off."""
 MAX_UNSENT = 1000
 """Answers held for a client that asks and does not read. One that asks for more is cut off."""
-RETRY_INTERVAL = 0.05
-"""Seconds after which it is tried again to send to a client whose connection was full."""
 
 
 @dataclass(eq=False)
@@ -73,7 +71,7 @@ class _Client:
 
 
 class Clients:
-    """Answers clients, each for itself: what one does wrong, only that one hears of. Times are in seconds.
+    """Answers clients, each for itself: what one does wrong, or comes to grief by, only that one hears of. Times are in seconds.
 
     ``current`` has a tenant's limits as they are by now, None if its key has been revoked.
     """
@@ -95,24 +93,14 @@ class Clients:
         self._clients: dict[bytes, _Client] = {}
         self._full: set[bytes] = set()
         self._judged_at = 0.0
+        self._stage = isolating("sockets", self._break_off)
 
     def __len__(self) -> int:
         return len(self._clients)
 
     def hear(self, identity: bytes, frames: list[bytes], now: float, tenant: Tenant = EVERYBODY) -> None:
         """Takes one message of one client, whatever it may hold, and answers it."""
-        client = self._clients.get(identity)
-        if client is not None:
-            if client.tenant.name != tenant.name:  # one that took the name of a connection that was lost
-                self._drop(identity, "the connection ended")
-            client.tenant, client.heard_at = tenant, now
-        message = wire.read(frames, decode_client_message)
-        if isinstance(message, Error):
-            self._send(identity, message)
-        else:
-            self._answer(identity, message, now, tenant)
-        if identity in self._full:
-            self._flush(identity, now)
+        self._stage.work(Work(identity, tenant.name, partial(self._hear, identity, frames, now, tenant), frames=frames))
 
     def deliver(self, reply: Reply, sample: ReturnSample, now: float) -> None:
         """Passes on what the driver has for a request, as far as its client reads, unless that is gone."""
@@ -124,16 +112,55 @@ class Clients:
         stream = client.streams.get(reply.request_id)
         if stream is None or stream.reply is not reply:
             return
-        sent = stream.put(sample, partial(self._post, reply.identity), now)
-        self._conclude(reply.identity, client, stream, sent, now)
-        self._cut_off_longest(reply.identity, client)
+        deliver = partial(self._deliver, client, stream, sample, now)
+        self._stage.work(Work(reply.identity, client.tenant.name, deliver, reply.request_id))
+
+    def _hear(self, identity: bytes, frames: list[bytes], now: float, tenant: Tenant) -> None:
+        client = self._clients.get(identity)
+        if client is not None:
+            if client.tenant.name != tenant.name:  # one that took the name of a connection that was lost
+                self._drop(identity, "the connection ended")
+            client.tenant, client.heard_at = tenant, now
+        message = wire.read(frames, decode_client_message)
+        if isinstance(message, Error):
+            self._send(identity, message)
+        else:
+            self._answer(identity, message, now, tenant, len(frames[0]))
+        if identity in self._full:
+            self._flush(identity, now)
+
+    def has_room(self, identity: bytes, now: float) -> None:
+        """Sends what has been waiting for room in the connection of a client."""
+        client = self._clients.get(identity)
+        if client is not None and identity in self._full:
+            self._stage.work(Work(identity, client.tenant.name, partial(self._flush, identity, now)))
+
+    def lost(self, identity: bytes) -> None:
+        """Aborts what a client had open whose connection is over."""
+        self._drop(identity, "the connection ended")
+
+    def _deliver(self, client: _Client, stream: Stream, sample: ReturnSample, now: float) -> None:
+        identity = stream.reply.identity
+        sent = stream.put(sample, partial(self._post, identity), now)
+        self._conclude(identity, client, stream, sent, now)
+        self._cut_off_longest(identity, client)
+
+    def _break_off(self, identity: bytes, request_id: str | None, error: DriverError) -> None:
+        """Ends a request, or without an id a connection, of which something has raised."""
+        client = self._clients.get(identity)
+        self._refuse(identity, request_id, error.code, str(error))
+        if request_id is None:
+            self._drop(identity, str(error))
+        elif client is not None and request_id in client.streams:
+            client.streams.pop(request_id).drop()
+            self._driver.abort(_driver_id(identity, request_id))
 
     @property
     def patience(self) -> float:
         """Seconds from one ``look`` to the next."""
         if not self._clients:
             return math.inf
-        return RETRY_INTERVAL if self._full else PING_INTERVAL
+        return PING_INTERVAL
 
     def look(self, now: float) -> None:
         """Sees who is silent, who has not read for long, and who has room again.
@@ -143,20 +170,27 @@ class Clients:
         absent = now - self._judged_at > 2 * PING_INTERVAL
         self._judged_at = now
         self._ledger.forget(now)
-        for identity in list(self._full):
-            self._flush(identity, now)
         for identity, client in list(self._clients.items()):
-            if absent:
-                client.heard_at = now
-            self._cut_off_revoked(identity, client)
-            self._cut_off_stuck(identity, client, now, absent=absent)
-            if now - client.heard_at > SILENCE_LIMIT:
-                self._drop(identity, f"silent for {SILENCE_LIMIT:g} s")
-            elif now - max(client.heard_at, client.pinged_at) >= PING_INTERVAL:
-                client.pinged_at = now
-                self._sign_of_life(identity, Ping())
+            self._stage.work(
+                Work(identity, client.tenant.name, partial(self._look_after, identity, client, now, absent=absent))
+            )
 
-    def _answer(self, identity: bytes, message: ClientMessage, now: float, tenant: Tenant) -> None:
+    def _look_after(self, identity: bytes, client: _Client, now: float, *, absent: bool) -> None:
+        if identity in self._full:
+            self._flush(identity, now)
+        if identity not in self._clients:
+            return
+        if absent:
+            client.heard_at = now
+        self._cut_off_revoked(identity, client)
+        self._cut_off_stuck(identity, client, now, absent=absent)
+        if now - client.heard_at > SILENCE_LIMIT:
+            self._drop(identity, f"silent for {SILENCE_LIMIT:g} s")
+        elif now - max(client.heard_at, client.pinged_at) >= PING_INTERVAL:
+            client.pinged_at = now
+            self._sign_of_life(identity, Ping())
+
+    def _answer(self, identity: bytes, message: ClientMessage, now: float, tenant: Tenant, num_bytes: int) -> None:
         if isinstance(message, Hello):
             self._greet(identity, message, now, tenant)
             return
@@ -167,7 +201,7 @@ class Clients:
             return
         match message:
             case Generate() | Tokenize() | Detokenize():
-                self._take(identity, client, message, now)
+                self._take(identity, client, message, now, num_bytes)
             case TokenizerInfo(request_id=request_id):
                 self._send(identity, TokenizerInfoReply(request_id, self._driver.tokenizer_info))
             case Abort(request_id=request_id) if request_id in client.streams:
@@ -188,7 +222,7 @@ class Clients:
         self._clients[identity] = _Client(tenant, now, now)
         self._send(identity, msgspec.structs.replace(self._welcome, client_id=identity.hex()))
 
-    def _take(self, identity: bytes, client: _Client, message: Question, now: float) -> None:
+    def _take(self, identity: bytes, client: _Client, message: Question, now: float, num_bytes: int) -> None:
         """Owes the client an end of this, unless the driver refuses it."""
         request_id = message.request_id
         if request_id in client.streams:
@@ -202,26 +236,28 @@ class Clients:
         reply = Reply(self._outbox, identity, request_id, stream=not isinstance(message, Generate) or message.stream)
         client.streams[request_id] = Stream(reply, client.backlog)
         try:
-            num_prompt_tokens = self._submit(message, reply, client.tenant)
-        except DriverError as error:
+            num_prompt_tokens = self._submit(message, reply, client.tenant, num_bytes)
+        except BaseException as error:
             del client.streams[request_id]
+            if not isinstance(error, DriverError):
+                raise
             retry_after = error.retry_after_s if isinstance(error, Overloaded) else None
             self._send(identity, Error(request_id, error.code, str(error), retry_after))
         else:
             self._ledger.open(client.tenant, reply, num_prompt_tokens, now)
 
-    def _submit(self, message: Question, reply: Reply, tenant: Tenant) -> int:
+    def _submit(self, message: Question, reply: Reply, tenant: Tenant, num_bytes: int) -> int:
         """How many tokens of prompt the driver has taken, about."""
         fields = {name: getattr(message, name) for name in message.__struct_fields__}
         fields |= {"request_id": _driver_id(reply.identity, reply.request_id), "channel": reply}
-        client = tenant.name or reply.identity.hex()
+        fields |= {"client": tenant.name or reply.identity.hex(), "num_bytes": num_bytes}
         if not isinstance(message, Generate):
-            self._driver.submit_tokenizer_request(TokenizerRequest(**fields, client=client))
+            self._driver.submit_tokenizer_request(TokenizerRequest(**fields))
             return 0
         del fields["stream"]
-        request = ActiveRequest(**fields, client=client, tenant=tenant.name)
+        request = ActiveRequest(**fields, tenant=tenant.name)
         self._driver.submit_request(request)
-        return estimated_tokens(request)
+        return request.estimated_tokens
 
     def _flush(self, identity: bytes, now: float) -> None:
         """Send what has been waiting for room in the connection of a client."""

@@ -14,6 +14,8 @@ from typing import Any
 import msgspec
 import zmq
 
+from driver.errors import shortened
+from engine.request_limits import MAX_DEPTH
 from ipc.bell import Bell
 from ipc.call import Call, Put
 from ipc.completion import Message
@@ -204,7 +206,14 @@ class Connection:
 
     def _attend(self, session: Session, now: float) -> None:
         for answer, num_bytes in session.receive(now):
-            self._hear(answer, num_bytes, now)
+            try:
+                self._hear(answer, num_bytes, now)
+            except Exception:
+                logger.exception("an answer to request %r could not be taken", answer.request_id)
+                if (call := self._open.pop(answer.request_id or "", None)) is not None:
+                    call.put(
+                        RequestFailed("internal", "this program failed with an answer of the daemon: its log says more")
+                    )
         if session.welcome is not None and session.lost is None:
             self._send_waiting(session, session.welcome, now)
         self._give_up(session, now)
@@ -249,8 +258,11 @@ class Connection:
     def _lose(self, call: Call, why: OdriverError, now: float) -> bool:
         """End a call, or have it wait to be resumed; whether it waits."""
         resumption = call.resumption
-        if resumption is None or not resumption.outlasts(why):
+        if resumption is None:
             call.put(why)
+            return False
+        if not resumption.outlasts(why):
+            call.put(resumption.verdict(why))
             return False
         call.deadline = resumption.interrupt(why, now) + (self._resume_timeout or 0.0)
         call.not_before = now + resumption.delay()
@@ -328,13 +340,20 @@ class Connection:
 
 
 def _frame(message: Generate | Tokenize | Detokenize | TokenizerInfo) -> bytes:
-    """Raises RequestFailed for numbers that no message holds, such as come out of JSON."""
+    """Raises RequestFailed for what no message holds: numbers and nesting as may come out of JSON, and what is no data."""
     try:
         return encode(message)
     except OverflowError as error:
-        raise RequestFailed(
-            "invalid_request", "a number is too large: integers are from -2**63 to 2**64 - 1"
-        ) from error
+        why = "a number is too large: integers are from -2**63 to 2**64 - 1"
+        raise RequestFailed("invalid_request", why) from error
+    except UnicodeEncodeError as error:
+        why = f"a text holds half a surrogate pair at character {error.start}, which is no text"
+        raise RequestFailed("invalid_request", why) from error
+    except RecursionError as error:
+        why = f"it is nested too deeply: maps and lists may be {MAX_DEPTH} deep"
+        raise RequestFailed("invalid_request", why) from error
+    except (TypeError, ValueError) as error:
+        raise RequestFailed("invalid_request", f"no message can hold this: {shortened(str(error))}") from error
 
 
 def _problem(call: Call, welcome: Welcome) -> OdriverError | None:

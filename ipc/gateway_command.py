@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from ipc import settings
-from ipc.addresses import checked_address
+from ipc.addresses import client_address
 from ipc.arguments import count, port, seconds
 from ipc.config import LOG_FORMATS, LOG_LEVELS
 
@@ -60,4 +60,4 @@ def run(options: dict[str, Any]) -> int:
     if options.get("host") == "localhost":
         options["host"] = "127.0.0.1"
     addresses = options.pop("connect", None) or [settings.held({})["bind"].value]
-    return server.run([checked_address(address, has_key=key is not None) for address in addresses], **options)
+    return server.run([client_address(address, has_key=key is not None) for address in addresses], **options)

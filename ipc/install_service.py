@@ -9,13 +9,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ipc.addresses import checked_address, is_local
+from ipc import owned_files
+from ipc.addresses import SERVICE, checked_address, is_local
 from ipc.errors import OdriverError
-from ipc.service_unit import CONFIG, UNIT, render
+from ipc.service_unit import CONFIG, UNIT, USER, USERS, render
 from ipc.settings import SETTINGS, Held, configs
 
-SERVICE_DEFAULTS: dict[str, Any] = {"bind": "tcp://127.0.0.1:5555", "metrics_port": 8001}
-"""What a service is to have where nothing else is said: a private socket of its own user would be of use to nobody else."""
+SERVICE_DEFAULTS: dict[str, Any] = {"bind": SERVICE, "socket_access": "group", "metrics_port": 8001}
+"""What a service is to have where nothing else is said: a socket that members of its group may use, and nobody else."""
 KEYS = Path("/var/lib/odriver/keys")
 """Those of a service that other machines reach, where nothing else is said."""
 
@@ -24,8 +25,10 @@ class InstallFailed(OdriverError):
     """The service cannot be installed so; the message says what to do."""
 
 
-def install(given: Mapping[str, Any], *, show: bool, unit: Path = UNIT, config: Path = CONFIG) -> None:
-    """Write both files, for a service with these settings by name, or print them.
+def install(
+    given: Mapping[str, Any], *, show: bool, unit: Path = UNIT, config: Path = CONFIG, users: Path = USERS
+) -> None:
+    """Write the files, for a service with these settings by name, or print them.
 
     A configuration that is there is left as it is. Raises InstallFailed, and ConfigurationError or AddressError for what cannot work.
     """
@@ -43,16 +46,19 @@ def install(given: Mapping[str, Any], *, show: bool, unit: Path = UNIT, config: 
     one_host = settings.get("coordinator_address") is None
     text = render(command, reads, loopback_only=loopback_only and one_host)
     if show:
-        print(f"# {config}\n{_toml(settings)}\n# {unit}\n{text}", end="")
+        print(f"# {config}\n{_toml(settings)}\n# {users}\n{USER}\n# {unit}\n{text}", end="")
         return
     if config.exists() and any(value is not None for value in given.values()):
         raise InstallFailed(f"{config} is there already: write the settings there, or remove it")
     if not config.exists():
         _write(config, _toml(settings))
+    _write(users, USER)
     _write(unit, text)
     for path in reads:
         _warn_if_unreadable(path)
-    print(f"now: systemctl daemon-reload && systemctl enable --now {unit.name}")
+    print(f"now: systemd-sysusers {users.name} && systemctl daemon-reload && systemctl enable --now {unit.name}")
+    if settings["bind"] == SERVICE:
+        print("then, for each user that is to use it: usermod -aG odriver NAME")
     if not loopback_only:
         print(f"then, for each client: odriver keys new NAME && systemctl reload {unit.name}")
 
@@ -77,8 +83,7 @@ def _toml(settings: Mapping[str, Any]) -> str:
 
 def _write(path: Path, text: str) -> None:
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text, encoding="utf-8")
+        owned_files.replace(path, text)
     except OSError as error:
         raise InstallFailed(f"cannot write {path}: {error.strerror}; try with sudo, or with --print") from error
     print(f"wrote {path}")

@@ -4,6 +4,11 @@ from pathlib import Path
 
 CONFIG = Path("/etc/odriver/config.toml")
 UNIT = Path("/etc/systemd/system/odriver.service")
+USERS = Path("/etc/sysusers.d/odriver.conf")
+USER = """\
+# oDriver's user, who owns nothing else, and its group, whose members may use the service's socket.
+u odriver - "oDriver" /var/lib/odriver
+"""
 
 _TEMPLATE = """\
 # oDriver as a service, written by `odriver install-service`. Its settings are in {config}.
@@ -22,6 +27,7 @@ ExecReload=kill -HUP $MAINPID
 KillMode=mixed
 Restart=on-failure
 RestartSec=2s
+# An exit in order, such as after `odriver drain`, is for good: whoever may ask for that has the service end.
 # 78 is a configuration that cannot work: starting again would not help.
 RestartPreventExitStatus=78
 # The start, of which the compiler takes most, extends this with each step that it makes.
@@ -32,19 +38,23 @@ WatchdogSec=60s
 Environment=PYTHONFAULTHANDLER=1
 
 # What the compilers make, XLA's and the one of the CPU kernels, stays in /var/cache/odriver.
+# The user and group `odriver` are systemd-sysusers', or, if it has made none, there while the service runs.
 DynamicUser=yes
+User=odriver
 CacheDirectory=odriver
 CacheDirectoryMode=0700
 StateDirectory=odriver
 StateDirectoryMode=0700
 RuntimeDirectory=odriver
-RuntimeDirectoryMode=0700
+# Members of the group may use the sockets in there; control is for this user and root.
+RuntimeDirectoryMode=0750
 ConfigurationDirectory=odriver
 Environment=XDG_CACHE_HOME=%C/odriver XDG_STATE_HOME=%S/odriver XDG_RUNTIME_DIR=%t/odriver HOME=%S/odriver
 
 MemoryMax=90%
 MemorySwapMax=0
-OOMPolicy=stop
+# Where memory is short the processes of grammars go first, and others take their place.
+OOMPolicy=continue
 TasksMax=4096
 LimitNOFILE=65536
 LimitCORE=0

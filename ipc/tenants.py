@@ -1,5 +1,6 @@
 """Who asks, and how much of it they may: no socket, thread or clock in this file."""
 
+import os
 from dataclasses import dataclass
 
 from ipc.keys import Limits
@@ -9,19 +10,36 @@ MINUTE = 60.0
 
 @dataclass(frozen=True)
 class Tenant:
-    """The bearer of a key, or everybody, where no keys are asked for."""
+    """The bearer of a key, or whoever comes, where no keys are asked for."""
 
     name: str
     limits: Limits | None = None
     """None is no limit at all."""
+    user: int | None = None
+    """Whose process it is, by the kernel's word, which it has of ``ipc://`` alone."""
 
     @property
     def may_control(self) -> bool:
-        """Whether the control socket is for them."""
+        """Whether the daemon does what they want of it: with a key for that, or as its own user or root."""
+        return self.limits.control if self.limits is not None else self.user in (0, os.geteuid())
+
+    @property
+    def may_look(self) -> bool:
+        """Whether they are told how the daemon is."""
         return self.limits is None or self.limits.control
 
 
 EVERYBODY = Tenant("")
+
+
+def of_user(user: int | None) -> Tenant:
+    """Who comes without a key: users are tenants, but the daemon's own, who has no need to be kept from anything.
+
+    Where the kernel does not say who it is, all are one.
+    """
+    if user is None:
+        return EVERYBODY
+    return Tenant("" if user == os.geteuid() else f"uid {user}", user=user)
 
 
 class Quota:

@@ -1,5 +1,6 @@
 """How the daemon starts and ends, in this process and with a fake driver."""
 
+import math
 import os
 import signal
 import socket
@@ -21,7 +22,7 @@ from ipc.client import Client, RequestFailed
 from ipc.config import DaemonConfig
 from ipc.configuration import Configuration, ReadConfig
 from ipc.control_client import ControlClient
-from ipc.daemon import FAULT, STOPPED, Daemon
+from ipc.daemon import FAULT, LONGEST_DRAIN, SHUTDOWN_TIMEOUT, STOPPED, Daemon
 from ipc.errors import AddressInUse, ConnectFailed
 from ipc.loading import Loaded
 
@@ -154,6 +155,63 @@ def test_what_is_not_done_in_time_is_told_why(address: str, news: News, drain_ti
 
     assert code == STOPPED
     assert (told.result().code, told.result().message) == ("stopped", "the daemon was stopped by SIGTERM")
+
+
+@pytest.mark.parametrize(
+    ("asked", "configured", "seconds"),
+    [(math.inf, 30.0, LONGEST_DRAIN), (1e305, 30.0, LONGEST_DRAIN), (None, math.inf, LONGEST_DRAIN), (5.5, 1e305, 5.5)],
+)
+def test_a_drain_however_long_lets_what_is_open_finish(
+    address: str, news: News, asked: float | None, configured: float, seconds: float
+) -> None:
+    """The exit code is 0, as it is an operator's will, and systemd is told of a number of microseconds."""
+    driver = FakeDriver()
+
+    def talk() -> list[str]:
+        news.until("READY=1")
+        with Client(address) as client, ControlClient(address) as control:
+            stream = client.generate([1])
+            request = driver.take()
+            with pytest.raises(RequestFailed, match="timeout_s"):
+                control.drain(math.nan)
+            control.drain(asked)
+            heard = news.until("STATUS=finishing what is open")
+            driver.say(request, "done", [4])
+            driver.finish(request)
+            assert "".join(piece.text for piece in stream) == "done"
+            return heard
+
+    with ThreadPoolExecutor(1) as thread:
+        heard = thread.submit(talk)
+        code = build_daemon(address, driver, drain_timeout=configured).run()
+
+    assert code == STOPPED
+    assert f"EXTEND_TIMEOUT_USEC={round((seconds + SHUTDOWN_TIMEOUT) * 1e6)}" in heard.result()
+
+
+def test_requests_are_not_told_of_a_start_when_it_is_over(
+    address: str, news: News, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Should the main thread fail, whose fault it is; the exit is one that asks for a restart."""
+    driver = FakeDriver()
+    daemon = build_daemon(address, driver)
+    monkeypatch.setattr(daemon, "reload", lambda: 1 / 0)
+
+    def talk() -> str:
+        news.until("READY=1")
+        with Client(address) as client, pytest.raises(RequestFailed) as failure:
+            stream = client.generate([1])
+            driver.take()
+            send_signal(signal.SIGHUP)
+            next(stream)
+        return failure.value.message
+
+    with ThreadPoolExecutor(1) as thread:
+        told = thread.submit(talk)
+        with pytest.raises(ZeroDivisionError):
+            daemon.run()
+
+    assert told.result() == "the daemon failed"
 
 
 def test_a_reload_reads_the_keys_again(address: str, news: News, tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from ipc.gateway import memory, pace
 from ipc.gateway.connection_limit import ConnectionLimit
 from ipc.gateway.memory import Full, Memory
 from ipc.gateway.pace import BODY_RATE, BODY_TIMEOUT, SEND_BYTES, SEND_PERIODS, BodyPace, SendPace
-from ipc.gateway.peers import TrustedProxies, peer_of
+from ipc.gateway.peer_addresses import TrustedProxies, peer_of
 
 HEAD = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
 

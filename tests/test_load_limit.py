@@ -3,26 +3,28 @@
 import itertools
 import random
 from contextlib import suppress
+from typing import Any
 
 import pytest
 
 from driver.errors import Overloaded
 from driver.fair_share import most
-from driver.load_limit import LoadLimit, estimated_tokens
+from driver.load_limit import LoadLimit
 from driver.open_requests import OpenRequest
 from driver.request import ActiveRequest, QueueChannel, ReturnSample, TokenizerRequest, Usage
 from driver.tokenizer_limit import TokenizerLimit
 from engine.config import EngineStats
 
 
-def build_request(prompt: str | list[int], client: str = "", user: str = "") -> ActiveRequest:
-    """A request for this prompt."""
-    return ActiveRequest(request_id="a", channel=QueueChannel(), prompt=prompt, client=client, user=user)
+def build_request(**fields: Any) -> ActiveRequest:
+    """A request with these fields."""
+    return ActiveRequest(request_id="a", channel=QueueChannel(), **fields)
 
 
 def build_waiting(num_tokens: int = 1, client: str = "", user: str = "") -> OpenRequest:
     """A request that waits, with a prompt of so many tokens."""
-    return OpenRequest(build_request([1], client, user), "a#1", num_prompt_tokens=num_tokens)
+    request = build_request(prompt=[1], client=client, user=user)
+    return OpenRequest(request, "a#1", num_prompt_tokens=num_tokens)
 
 
 def fill(limit: LoadLimit, waiting: list[OpenRequest], client: str, user: str = "", num_tokens: int = 1) -> int:
@@ -38,14 +40,13 @@ def fill(limit: LoadLimit, waiting: list[OpenRequest], client: str, user: str = 
 
 
 def test_a_prompt_is_counted_or_estimated_before_it_is_tokenised() -> None:
-    """Token ids exactly; of a text or of messages, a token for each four characters."""
-    chat = ActiveRequest(request_id="a", channel=QueueChannel(), messages=[{"role": "user", "content": "x" * 40}])
+    """Token ids exactly; of a text, or of the message that a conversation came in, a token for each four characters."""
+    chat = build_request(messages=[{"role": "user", "content": "x"}], tools=[{"x": "y"}], num_bytes=40)
+    resumed = build_request(prompt="y" * 8, resume_token_ids=[[1, 2], [3]], num_bytes=1000)
 
-    assert [estimated_tokens(request) for request in (build_request([1, 2, 3]), build_request("y" * 8), chat)] == [
-        3,
-        3,
-        11,
-    ]
+    requests = [build_request(prompt=[1, 2, 3]), build_request(prompt="y" * 8), chat, resumed]
+
+    assert [request.estimated_tokens for request in requests] == [3, 3, 11, 6]
 
 
 def test_beyond_either_bound_a_request_is_refused() -> None:

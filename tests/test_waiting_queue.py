@@ -188,3 +188,18 @@ def test_who_comes_and_goes_leaves_nothing_behind() -> None:
     (level,) = waiting._levels.values()
     assert len(level._heap) < 3 * REMEMBERED
     assert serve(waiting, 2) == ["a", "b"]
+
+
+def test_users_have_the_turns_again_of_those_that_were_passed_by() -> None:
+    """Who is passed by comes back in front of its user's others, and its user in front of the client's."""
+    waiting = WaitingQueue()
+    for name in ("a1", "a2", "b1", "c1"):
+        waiting.add(build_sequence(name, user=name[0]))
+
+    for name in ("a1", "b1"):
+        head = waiting.head()
+        assert head is not None and head.request_id == name
+        waiting.pass_by(head)
+    waiting.come_back()
+
+    assert serve(waiting, 4) == ["a1", "b1", "c1", "a2"]

@@ -11,7 +11,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from ipc.gateway.callers import Caller, Callers
 from ipc.gateway.memory import Memory
-from ipc.gateway.peers import peer_of
+from ipc.gateway.peer_addresses import peer_of
 from ipc.openai_requests import BodyError
 
 

@@ -18,6 +18,7 @@ from ipc.openai_requests import BodyError
 JSON = "application/json"
 RETRY_AFTER = 1.0
 """Seconds after which to come again, where the daemon does not say."""
+FAULT = "the gateway failed: its log says more"
 
 _encoder = msgspec.json.Encoder()
 
@@ -65,7 +66,7 @@ def failure(error: Exception) -> tuple[int, ErrorAnswer, float | None]:
             why = "a number in the body is too large" if isinstance(error, OverflowError) else "it is nested too deeply"
             return 400, error_answer(f"the body is not what it should be: {why}", 400, "invalid_request"), None
         case _:
-            return 500, error_answer("the gateway failed: its log says more", 500, "internal"), None
+            return 500, error_answer(FAULT, 500, "internal"), None
     return status, error_answer(str(error), status, code), retry_after
 
 
@@ -87,6 +88,8 @@ async def answer_nobody(request: Request, error: Exception) -> Response:
 
 OF_BODIES = (BodyError, OverflowError, RecursionError)
 """The last two are for schemas and the like, which hold anything: what JSON has and no message can bear."""
-HANDLERS = dict.fromkeys((*OF_BODIES, OdriverError, HTTPException, Exception), answer_failure) | dict.fromkeys(
+HANDLERS = dict.fromkeys((*OF_BODIES, OdriverError, HTTPException), answer_failure) | dict.fromkeys(
     (Disconnected, ClientDisconnect), answer_nobody
 )
+FAULT_ANSWER = json_answer(error_answer(FAULT, 500, "internal"), 500)
+"""To whatever else is raised."""

@@ -10,7 +10,7 @@ from starlette.routing import Route
 
 from ipc.gateway import openapi, page_files
 from ipc.gateway.admission import Admission
-from ipc.gateway.answers import HANDLERS
+from ipc.gateway.answers import FAULT_ANSWER, HANDLERS
 from ipc.gateway.callers import Callers
 from ipc.gateway.daemons import Daemons
 from ipc.gateway.memory import Memory
@@ -29,7 +29,7 @@ def make_app(daemons: Daemons, callers: Callers) -> Starlette:
 
     app = Starlette(
         routes=[*map(_route, OPERATIONS), Route("/openapi.json", openapi.show), *page_files.ROUTES],
-        middleware=[Middleware(RequestIds)],
+        middleware=[Middleware(RequestIds, FAULT_ANSWER)],
         exception_handlers=HANDLERS,
         lifespan=lifespan,
     )

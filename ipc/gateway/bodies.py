@@ -4,7 +4,7 @@ from typing import TypeVar
 
 from starlette.requests import Request
 
-from ipc.frames import MAX_MESSAGE_BYTES
+from engine.request_limits import MAX_MESSAGE_BYTES
 from ipc.gateway.answers import JSON
 from ipc.gateway.memory import held_by
 from ipc.openai_format import decoded

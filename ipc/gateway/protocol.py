@@ -10,7 +10,7 @@ from ipc.gateway import pace
 from ipc.gateway.answers import encoded
 from ipc.gateway.connection_limit import ConnectionLimit
 from ipc.gateway.pace import BodyPace, SendPace
-from ipc.gateway.peers import peer_of
+from ipc.gateway.peer_addresses import peer_of
 from ipc.openai_format import error_answer
 
 MAX_HEAD_BYTES = 1 << 16

@@ -20,13 +20,14 @@ from rich.console import Console
 from starlette.applications import Starlette
 
 from engine.errors import ConfigurationError
+from ipc import open_files
 from ipc.addresses import is_loopback
 from ipc.errors import AddressError, AddressInUse
 from ipc.gateway.app import make_app
 from ipc.gateway.callers import Callers
 from ipc.gateway.connection_limit import MAX_CONNECTIONS, RESERVED_FILES, ConnectionLimit
 from ipc.gateway.daemons import Daemon, Daemons
-from ipc.gateway.peers import TrustedProxies
+from ipc.gateway.peer_addresses import TrustedProxies
 from ipc.gateway.protocol import Protocol
 from ipc.logs import configure_logging
 from ipc.systemd import notify
@@ -61,6 +62,7 @@ def run(
     """
     console = Console(stderr=True)
     configure_logging(console, logging.getLevelNamesMapping()[log_level.upper()], log_format)
+    open_files.raise_limit()
     _check_reach(host, api_keys, tls)
     proxies = [proxy.strip() for proxy in trusted_proxies.split(",") if proxy.strip()]
     limit = _connection_limit(max_connections, proxies)

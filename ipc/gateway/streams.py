@@ -5,10 +5,9 @@ from collections.abc import AsyncIterator
 
 from ipc.async_client import AsyncStream
 from ipc.completion import Completion, Piece, whole
-from ipc.errors import OdriverError
 from ipc.gateway.memory import Held
 
-News = tuple[int, Piece] | OdriverError | None
+News = tuple[int, Piece] | Exception | None
 
 
 async def gathered(streams: list[AsyncStream], held: Held) -> list[Completion]:
@@ -34,7 +33,7 @@ async def merged(streams: list[AsyncStream]) -> AsyncIterator[tuple[int, Piece]]
         num_open = len(streams)
         while num_open:
             news = await queue.get()
-            if isinstance(news, OdriverError):
+            if isinstance(news, Exception):
                 raise news
             if news is None:
                 num_open -= 1
@@ -59,7 +58,7 @@ async def _pour(number: int, stream: AsyncStream, queue: asyncio.Queue[News]) ->
         async with stream:
             async for piece in stream:
                 await queue.put((number, piece))
-    except OdriverError as error:
+    except Exception as error:  # noqa: BLE001  # raised by who waits for the queue
         await queue.put(error)
     else:
         await queue.put(None)

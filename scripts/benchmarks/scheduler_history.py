@@ -1,8 +1,9 @@
 """A model checker for the scheduler: random histories of it, and what has to hold after each of their steps.
 
 The scheduler is driven as the engine drives it, with several plans in flight, by requests that come, are aborted and run
-out of time at random, some of them in a flood of one client's; steps fail, and take the memory with them. Beside it stands a model of the pages: each token written is remembered by the whole of what came
-before it, so that a page with two writers, one that is handed out while it is read, or one that is shared with somebody
+out of time at random, some of them in a flood of one client's, some with a constraint whose masks are late, some without
+max_tokens; steps fail, and take the memory with them. Beside it stands a model of the pages: each token written is
+remembered by the whole of what came before it, so that a page with two writers, one that is handed out while it is read, or one that is shared with somebody
 whose tokens differ is found where it is read. The next token is a function of all tokens before it, as in a greedy model:
 what a request gives does not depend on its neighbours, and a prefix may be shared by whoever has the same.
 """
@@ -13,8 +14,10 @@ from dataclasses import dataclass, field
 from random import Random
 
 import msgspec
+import numpy as np
 
 from caching.page_manager import HBMPageManager
+from engine.backfill import MOST_PASSED
 from engine.growth_reserve import GrowthReserve
 from engine.plan import NextIterationPlan, StepResult
 from engine.sampling_params import SamplingParams
@@ -29,11 +32,51 @@ STEMS = 3
 LONGEST_PROMPT, LONGEST_OUTPUT, MOST_SEQUENCES = 20, 12, 6
 WEIGHTS = {"a": 1.0, "b": 3.0, "c": 1.0}
 FLOOD = 40
-MOST_GIVEN = 2 * (LONGEST_PROMPT + LONGEST_OUTPUT + OUTPUT_WEIGHT * LONGEST_OUTPUT * MOST_SEQUENCES)
-"""Tokens, for its weight, that one client may be given while another of the same priority waits: twice what may be charged
-to that one at once, which is how far ahead of all others it can be (Sheng et al. 2024, theorem 4.4, has the same form)."""
+CHARGED_AT_MOST = LONGEST_PROMPT + LONGEST_OUTPUT + OUTPUT_WEIGHT * LONGEST_OUTPUT * MOST_SEQUENCES
+MOST_GIVEN = 2 * CHARGED_AT_MOST + MOST_PASSED * LONGEST_PROMPT
+"""Tokens, for its weight, that one client may be given while another of the same priority waits that could start: twice what
+may be charged to that one at once, which is how far ahead of all others it can be (Sheng et al. 2024, theorem 4.4, has the
+same form), and what may pass one that lacks pages."""
 PATIENCE = 50
 """Plans that a sequence may take for each token of all sequences, at the very most."""
+
+
+class LateConstraint:
+    """Allows every token, in its own time; what it is told has to be its sequence's output, each token once."""
+
+    mask = np.zeros(1, np.int32)
+    error: str | None = None
+    internal = False
+
+    def __init__(self, length: int | None) -> None:
+        self._length = length
+        self.told: list[int] = []
+        self.closed = False
+
+    @property
+    def complete(self) -> bool:
+        """Whether the output is as long as it is to be."""
+        return len(self.told) == self._length
+
+    def advance(self, token_id: int) -> None:
+        """One more token has landed."""
+        self.told.append(token_id)
+
+    def hear(self) -> bool:
+        """The history says itself when an answer has come."""
+        raise NotImplementedError
+
+    def fileno(self) -> int:
+        """Nobody waits for it."""
+        raise NotImplementedError
+
+    def suspend(self) -> None:
+        """The sequence has been preempted."""
+        assert not self.closed, "an ended sequence was preempted"
+
+    def close(self) -> None:
+        """The sequence has ended."""
+        self.closed = True
 
 
 @dataclass
@@ -45,13 +88,17 @@ class Life:
     """The prompt, and what a model would give after it, were there no end token."""
     histories: list[int]
     """What stands for the token at each place and all before it."""
+    length: int | None = None
+    """Tokens after which its constraint is complete."""
     received: list[int] = field(default_factory=list)
     reason: str | None = None
+    num_passed: int = 0
+    """Times that another of its client and priority got a slot before it, though it could have started but for pages."""
 
     @property
     def expected(self) -> list[int]:
         """The output when nobody ends it early."""
-        output = self.tokens[len(self.sequence.prompt_token_ids) :]
+        output = self.tokens[len(self.sequence.prompt_token_ids) :][: self.length]
         return output[: output.index(EOS) + 1] if EOS in output else output
 
 
@@ -67,12 +114,14 @@ class SchedulerHistory:
         self._budget = max_num_seqs + random.randint(0, 12)
         self._run_ahead = random.randint(0, 3)
         self._fair = random.random() < 0.8
+        long = random.choice((None, 1, 3, self._budget))
+        self._long = long or max(1, self._budget // 2)
         self._scheduler = InferenceScheduler(
             self._pages,
             page_size=self._page_size,
             max_num_seqs=max_num_seqs,
             max_num_batched_tokens=self._budget,
-            long_prefill_token_threshold=random.choice((None, 1, 3, self._budget)),
+            long_prefill_token_threshold=long,
             priority_preemption_threshold=random.randint(1, 12),
             client_weights=WEIGHTS,
             reserve=GrowthReserve(self._pages.num_total, least=random.choice((0.0, 0.1, 1.0))),
@@ -92,7 +141,8 @@ class SchedulerHistory:
 
     def step(self) -> None:
         """One thing at random happens, and everything still holds."""
-        self._random.choice((*[self._plan, self._land] * 4, *[self._add, self._finish_one] * 2, self._fail_a_step))()
+        often, seldom = [self._plan, self._land, self._answer], [self._add, self._finish_one]
+        self._random.choice((*often * 4, *seldom * 2, self._fail_a_step))()
         self._check()
 
     def end(self) -> None:
@@ -100,9 +150,12 @@ class SchedulerHistory:
         patience = PATIENCE * (1 + sum(len(life.tokens) for life in self._alive.values()))
         while self._alive or self._in_flight:
             planned = len(self._in_flight) <= self._run_ahead and self._plan()
-            assert planned or self._in_flight, "work is left, but nothing can be planned and nothing will land"
-            if not planned:
+            if not planned and not self._in_flight:
+                assert self._answer(), "work is left, but nothing can be planned and nothing will land"
+            elif not planned:
                 self._land()
+            if self._random.random() < 0.5:
+                self._answer()
             self._check()
             patience -= 1
             assert patience, f"{sorted(self._alive)} never end"
@@ -111,6 +164,15 @@ class SchedulerHistory:
             whole = life.expected
             wanted = whole if life.reason is not None else whole[: len(life.received)]
             assert life.received == life.sequence.output_token_ids == wanted, "a token is lost, doubled or another's"
+            self._check_constraint(life)
+
+    def _check_constraint(self, life: Life) -> None:
+        constraint = life.sequence.constraint
+        if constraint is None:
+            return
+        assert isinstance(constraint, LateConstraint) and constraint.closed
+        unsaid = [*constraint.told, life.received[-1]] if life.reason and life.reason != "complete" else constraint.told
+        assert unsaid == life.received, "a constraint was not told what its sequence gave"
 
     def _flood(self) -> None:
         client = self._random.choice(list(WEIGHTS))
@@ -121,18 +183,46 @@ class SchedulerHistory:
         """A request of one to three samples."""
         random, capacity = self._random, self._pages.num_total * self._page_size
         prompt = _prompt(random, min(LONGEST_PROMPT, capacity - 1))
-        max_tokens = random.randint(1, min(LONGEST_OUTPUT, capacity - len(prompt)))
+        room = capacity - len(prompt)
+        max_tokens = room if random.random() < 0.3 else random.randint(1, min(LONGEST_OUTPUT, room))
         params = msgspec.structs.replace(PARAMS, priority=random.choice((0, 0, 0, 5, -20)) if client is None else 0)
-        client, salt = client or random.choice(list(WEIGHTS)), random.choice((b"", b"", b"private"))
+        client, salt = client or random.choice(list(WEIGHTS)), random.choice((b"", b"", b"private", None))
         for _ in range(random.choice((1, 1, 2, 3))):
             number = str(len(self._alive) + len(self._ended))
+            length = random.choice((None, random.randint(1, LONGEST_OUTPUT)))
+            constraint = LateConstraint(length) if random.random() < 0.2 else None
             sequence = Sequence(
-                number, prompt, params, frozenset({EOS}), max_tokens, seed=0, client=client, salt=salt
+                number, prompt, params, frozenset({EOS}), max_tokens, 0, client=client, salt=salt, constraint=constraint
             )  # fmt: skip
-            self._alive[number] = _life(sequence)
+            life = self._alive[number] = _life(sequence, length if constraint else None)
+            if random.random() < 0.2:
+                self._take_up(life)
             self._queues.setdefault((client, params.priority), deque()).append(number)
             self._given.setdefault((client, params.priority), dict.fromkeys(WEIGHTS, 0.0))
             self._scheduler.add(sequence)
+
+    def _take_up(self, life: Life) -> None:
+        """It was cut off behind its first tokens, and goes on; its constraint is told of them now."""
+        sequence = life.sequence
+        life.received = life.expected[: self._random.randint(0, len(life.expected) - 1)]
+        sequence.output_token_ids = list(life.received)
+        for token_id in life.received if sequence.constraint is not None else ():
+            sequence.constraint.advance(token_id)
+            sequence.awaits_mask = True
+
+    def _answer(self) -> bool:
+        """One of the constraints that were told a token answers; whether there is one."""
+        awaited = [life for life in self._alive.values() if life.sequence.awaits_mask]
+        if not awaited:
+            return False
+        life = self._random.choice(awaited)
+        output = self._scheduler.resume(life.sequence)
+        assert (output is not None) == life.sequence.constraint.complete
+        if output is not None:
+            assert output.finish_reason == "stop" and not output.token_ids
+            life.reason = "complete"
+            self._bury(output.request_id)
+        return True
 
     def _finish_one(self) -> None:
         """Aborted, out of time, or ended by a stop string: the scheduler is told the same."""
@@ -206,22 +296,49 @@ class SchedulerHistory:
             assert start + count <= len(sequence.pages) * self._page_size, "a token has no page"
 
     def _check_order(self, plan: NextIterationPlan) -> None:
-        """Of one client and one priority, those that came first get a slot first; whoever lost it, before them."""
+        """Of one client and one priority, those that came first get a slot first; whoever lost it, before them.
+
+        Who could not start is passed, and who lacked nothing but pages, not often.
+        """
         for sequence in plan.released:
             if sequence.request_id in self._alive:
                 self._queue(sequence).appendleft(sequence.request_id)
         for sequence in plan.admitted:
-            assert self._queue(sequence).popleft() == sequence.request_id, "somebody overtook in the queue"
-            self._check_turn(sequence)
+            queue = self._queue(sequence)
+            for request_id in list(queue)[: queue.index(sequence.request_id)]:
+                self._check_passed(self._alive[request_id], plan)
+            queue.remove(sequence.request_id)
+            self._check_turn(sequence, plan)
 
-    def _check_turn(self, sequence: Sequence) -> None:
-        """Nobody waits while another client is given more and more."""
+    def _check_passed(self, life: Life, plan: NextIterationPlan) -> None:
+        if self._may_start(life.sequence, plan):
+            life.num_passed += 1
+            assert life.num_passed <= MOST_PASSED, "somebody is overtaken in the queue time and again"
+
+    def _may_start(self, sequence: Sequence, plan: NextIterationPlan) -> bool:
+        """Whether it surely needs nothing but a slot and pages: no mask, nobody's prefix, no part of a step for long prompts."""
+        return not (
+            sequence.awaits_mask
+            or sequence.num_tokens > self._long
+            or any(self._computes_for(life.sequence, sequence, plan) for life in self._alive.values())
+        )
+
+    def _computes_for(self, other: Sequence, sequence: Sequence, plan: NextIterationPlan) -> bool:
+        """Whether the other computes a prompt whose first page is the sequence's too, in this plan or later."""
+        computes = other.slot >= 0 and (other.prefilling or other in plan.sequences[plan.num_decodes :])
+        first = sequence.prompt_token_ids[: self._page_size]
+        alike = sequence.salt == other.salt is not None and other.prompt_token_ids[: self._page_size] == first
+        return computes and alike
+
+    def _check_turn(self, sequence: Sequence, plan: NextIterationPlan) -> None:
+        """Nobody who could start waits while another client is given more and more."""
         client, priority = sequence.client, sequence.params.priority
         self._given[client, priority] = dict.fromkeys(WEIGHTS, 0.0)
         for (other, level), given in self._given.items():
             if level == priority and other != client:
                 more = len(sequence.prompt_token_ids) / WEIGHTS[client]
-                given[client] = given[client] + more if self._queues[other, level] else 0.0
+                waits = any(self._may_start(self._alive[one].sequence, plan) for one in self._queues[other, level])
+                given[client] = given[client] + more if waits else 0.0
                 assert not self._fair or given[client] <= MOST_GIVEN, f"{other} waits while {client} is served"
 
     def _queue(self, sequence: Sequence) -> deque[str]:
@@ -258,9 +375,10 @@ def _prompt(random: Random, longest: int) -> list[int]:
     return prompt
 
 
-def _life(sequence: Sequence) -> Life:
+def _life(sequence: Sequence, length: int | None) -> Life:
     tokens, histories = list(sequence.prompt_token_ids), []
-    history = zlib.crc32(sequence.salt)  # the same in every process, unlike hash
+    salt = sequence.request_id.encode() if sequence.salt is None else sequence.salt
+    history = zlib.crc32(salt)  # the same in every process, unlike hash
     for token in tokens:
         history = hash((history, token))
         histories.append(history)
@@ -268,4 +386,4 @@ def _life(sequence: Sequence) -> Life:
         tokens.append(history % VOCABULARY)
         history = hash((history, tokens[-1]))
         histories.append(history)
-    return Life(sequence, tokens, histories)
+    return Life(sequence, tokens, histories, length)
