@@ -11,11 +11,12 @@ import msgspec
 from driver.bounded_queue import QueueClosed
 from driver.detokenizer import PROMPT_TAIL
 from driver.errors import DriverError, InvalidRequest, Overloaded
+from driver.fair_share import Holder
 from driver.messages import Admit, Opened
 from driver.open_requests import OpenRequest, OpenRequests
 from driver.parameters import sampling_params
 from driver.request import ActiveRequest, RequestError, ReturnSample, TokenizerRequest, Usage
-from driver.resumption import take_up
+from driver.resumption import read_again, take_up
 from driver.stage import Stage
 from driver.tokenization import answer_tokenizer, chat_token_ids, check_fits, check_in_vocabulary, text_token_ids
 from driver.tokenizer import Tokenizer
@@ -69,14 +70,14 @@ class PrepareInputs:
         if isinstance(request, TokenizerRequest):
             self._asked[request.request_id] = request
         try:
-            self._queue_of(request).put_nowait(_client(request), request)
+            self._queue_of(request).put_nowait(_holder(request), request)
         except Full as full:
             self._asked.pop(request.request_id, None)
             raise Overloaded("too many requests wait to be prepared: try again later") from full
 
     def withdraw(self, request: OpenRequest) -> bool:
         """Ends an aborted request that no thread has begun with; False if one has."""
-        removed = self._queue_of(request).remove(_client(request), request)
+        removed = self._queue_of(request).remove(_holder(request), request)
         if removed:
             self._open_requests.close(request, _aborted(request.request_id))
         return removed
@@ -84,7 +85,7 @@ class PrepareInputs:
     def withdraw_tokenizer_request(self, request_id: str) -> bool:
         """The same, for what asks the tokenizer."""
         request = self._asked.pop(request_id, None)
-        if request is None or not self._queue_of(request).remove(_client(request), request):
+        if request is None or not self._queue_of(request).remove(_holder(request), request):
             return False
         request.channel.put(_aborted(request_id))
         return True
@@ -106,16 +107,17 @@ class PrepareInputs:
     def _run(self, queue: "TurnQueue[Asked]") -> None:
         with suppress(QueueClosed):
             while True:
-                client, request = queue.get()
+                request = queue.get()
                 try:
                     self.stage.work(request)
                 finally:
-                    queue.done(client)
+                    queue.done(_holder(request))
 
     def _handle(self, request: Asked) -> None:
         try:
             if isinstance(request, TokenizerRequest):
-                self._answer(request)
+                self._asked.pop(request.request_id, None)
+                request.channel.put(answer_tokenizer(request, self._tokenizer, self._limits))
             else:
                 self._prepare(request)
         except InvalidRequest as error:
@@ -128,22 +130,20 @@ class PrepareInputs:
             why = RequestError(error.code, str(error))
             request.channel.put(ReturnSample(request_id=request.request_id, error=why))
 
-    def _answer(self, request: TokenizerRequest) -> None:
-        self._asked.pop(request.request_id, None)
-        request.channel.put(answer_tokenizer(request, self._tokenizer, self._limits))
-
     def _prepare(self, request: OpenRequest) -> None:
         if request.aborted:
             self._open_requests.close(request, _aborted(request.request_id))
             return
         params = sampling_params(request.request.params)
         sequences = self._sequences(request, params)
-        resumed = take_up(sequences, request.request.resume_token_ids)
+        outputs = take_up(sequences, request.request.resume_token_ids)
         prompt = sequences[0].prompt_token_ids
-        whole = {output.request_id for output in resumed if output.finish_reason is not None}
+        prompt_tail = prompt[-PROMPT_TAIL:]
+        whole = {output.request_id for output in outputs if output.finish_reason is not None}
+        resumed = read_again(outputs, params, prompt_tail, self._tokenizer)
         admit = Admit(
             [sequence for sequence in sequences if sequence.request_id not in whole],
-            Opened(request, sequences, prompt[-PROMPT_TAIL:], len(prompt), params, resumed),
+            Opened(request, sequences, prompt_tail, len(prompt), params, resumed),
         )
         if params.structured_outputs is None or not admit.sequences:
             self._post(admit)
@@ -181,14 +181,22 @@ class PrepareInputs:
             )
             sequences.append(sequence)
             params = msgspec.structs.replace(params, prompt_logprobs=None)
+        self._hash_prompt(sequences)
         return sequences
 
-    def _salt(self, request: OpenRequest, params: SamplingParams) -> bytes:
-        """What separates its pages from others': its tenant and its salt, or its own name, which is used only once."""
-        names = [request.request.tenant, params.cache_salt]
-        if not (params.enable_prefix_caching and self._limits.enable_prefix_caching):
-            names.append(request.sequence_id)
-        return msgspec.json.encode(names)
+    def _hash_prompt(self, sequences: list[Sequence]) -> None:
+        """Here, and not on the execution thread, where others wait for each of the thousands of pages of a long one."""
+        first, page_size = sequences[0], self._limits.page_size
+        if page_size is not None and first.salt is not None:
+            keys = first.page_keys_to(len(first.prompt_token_ids) // page_size, page_size)
+            for sequence in sequences[1:]:
+                sequence.page_keys = list(keys)
+
+    def _salt(self, request: OpenRequest, params: SamplingParams) -> bytes | None:
+        """What separates its pages from others': its tenant and its salt; None where it shares none."""
+        if not params.enable_prefix_caching or self._limits.page_size is None:
+            return None
+        return msgspec.json.encode([request.request.tenant, params.cache_salt])
 
     def _check_token_ids(
         self, params: SamplingParams, stop_token_ids: frozenset[int], bad_words: tuple[tuple[int, ...], ...]
@@ -260,12 +268,12 @@ class PrepareInputs:
         return room if params.max_tokens is None else params.max_tokens
 
 
-def _client(request: Asked) -> str:
-    return request.request.client if isinstance(request, OpenRequest) else request.client
+def _holder(request: Asked) -> Holder:
+    return (request.client, request.user) if isinstance(request, TokenizerRequest) else request.holder
 
 
 def _source(request: Asked) -> tuple[str, str]:
-    return _client(request), request.request_id
+    return (request.client, request.request_id) if isinstance(request, TokenizerRequest) else request.source
 
 
 def _aborted(request_id: str) -> ReturnSample:

@@ -11,6 +11,7 @@ from driver.messages import Ended, Finished, Landed, Opened, Summary
 from driver.open_requests import OpenRequest, OpenRequests
 from driver.request import ReturnSample, Usage
 from driver.request_metrics import RequestMetrics, SampleTimes
+from driver.resumption import Resumed
 from driver.sample_logprobs import SampleLogprobs
 from driver.sample_text import SampleText
 from driver.stage import Stage
@@ -72,16 +73,18 @@ class ProcessSummary:
 
     def _open(self, opened: Opened) -> None:
         usage = _OpenUsage(opened.num_prompt_tokens, opened.request.num_samples)
+        texts = {resumed.output.request_id: resumed.text for resumed in opened.resumed}
         for index, sequence_id in enumerate(opened.request.sequence_ids):
             times = SampleTimes(self._metrics, opened, opened.sequences[index])
-            self._replies[sequence_id] = _Reply(index, opened, usage, times, self._tokenizer)
-        for output in opened.resumed:
-            if output.token_ids:
-                self._resume(self._replies[output.request_id], output)
+            text = texts.get(sequence_id) or SampleText(opened.params, opened.prompt_tail, self._tokenizer)
+            self._replies[sequence_id] = _Reply(index, opened, usage, times, text, self._tokenizer)
+        for resumed in opened.resumed:
+            self._resume(self._replies[resumed.output.request_id], resumed)
 
-    def _resume(self, reply: "_Reply", output: SequenceOutput) -> None:
-        """Read again what the client has; all there is to say of it is whether it was the end."""
-        sample = reply.sample(output)
+    def _resume(self, reply: "_Reply", resumed: Resumed) -> None:
+        """All there is to say of what the client has is whether it was the end."""
+        output = resumed.output
+        sample = reply.sample(output, resumed.read)
         if sample.finish_reason is not None:
             end = ReturnSample(
                 request_id=sample.request_id,
@@ -155,17 +158,28 @@ class _OpenUsage:
 class _Reply:
     """What one client has been told so far of one sample."""
 
-    def __init__(self, index: int, opened: Opened, usage: _OpenUsage, times: SampleTimes, tokenizer: Tokenizer) -> None:
+    def __init__(
+        self,
+        index: int,
+        opened: Opened,
+        usage: _OpenUsage,
+        times: SampleTimes,
+        text: SampleText,
+        tokenizer: Tokenizer,
+    ) -> None:
         self.opened = opened
         self.times = times
         self._index = index
         self.usage = usage
-        self._words = SampleText(opened, tokenizer)
+        self._text = text
         self._logprobs = SampleLogprobs(index, opened.params, tokenizer)
 
-    def sample(self, output: SequenceOutput) -> ReturnSample:
-        """What this output adds; the sample's last if it ends the sequence or what it says ends it."""
-        text, num_read, finish_reason = self._words.read(output)
+    def sample(self, output: SequenceOutput, read: tuple[str, int, str | None] | None = None) -> ReturnSample:
+        """What this output adds; the sample's last if it ends the sequence or what it says ends it.
+
+        ``read`` is what its text has given, if that has been read already.
+        """
+        text, num_read, finish_reason = read or self._text.read(output)
         self.usage.completion_tokens += num_read
         self.usage.num_open -= finish_reason is not None
         return ReturnSample(

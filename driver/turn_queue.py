@@ -1,4 +1,4 @@
-"""A queue in which clients take turns, so that none waits behind what another has queued."""
+"""A queue in which clients take turns, and each client's users, so that none waits behind what another has queued."""
 
 import threading
 from collections import deque
@@ -6,24 +6,25 @@ from queue import Full
 from typing import Generic, TypeVar
 
 from driver.bounded_queue import QueueClosed
+from driver.fair_share import Holder
 
 Item = TypeVar("Item")
 
 
 class TurnQueue(Generic[Item]):
-    """First in, first out for each client, one at a time; of clients, who waited longest since its last turn is next.
+    """First in, first out for each user; of clients, and of a client's users, who waited longest for a turn is next.
 
     Whoever gets an item says ``done`` when it has been worked on, and only then another thread gets the client's next: so
-    a client's items keep their order, and it holds one of the threads at most. Any thread may call any method. After
-    ``close()`` both ends raise QueueClosed, waiting or not.
+    a user's items keep their order, and a client holds one of the threads at most, however many users it names. Any thread
+    may call any method. After ``close()`` both ends raise QueueClosed, waiting or not.
     """
 
     def __init__(self, capacity: int) -> None:
         self._capacity = capacity
         self._size = 0
-        self._ready: dict[str, deque[Item]] = {}
+        self._ready: dict[str, _Users[Item]] = {}
         """By client, next turn first: what it has queued, which is never nothing."""
-        self._busy: dict[str, deque[Item]] = {}
+        self._busy: dict[str, _Users[Item]] = {}
         """The same of those of which an item is being worked on; it may be nothing."""
         self._changed = threading.Condition()
         self._closed = False
@@ -31,48 +32,50 @@ class TurnQueue(Generic[Item]):
     def __len__(self) -> int:
         return self._size
 
-    def put_nowait(self, client: str, item: Item) -> None:
-        """Queues the item behind the client's own, or raises ``queue.Full`` at once."""
+    def put_nowait(self, holder: Holder, item: Item) -> None:
+        """Queues the item behind its holder's own, or raises ``queue.Full`` at once."""
+        client, user = holder
         with self._changed:
             if self._closed:
                 raise QueueClosed
             if self._size >= self._capacity:
                 raise Full
-            line = self._busy.get(client)
-            if line is None:
-                line = self._ready.setdefault(client, deque())
+            queued = self._busy.get(client)
+            if queued is None:
+                queued = self._ready.setdefault(client, _Users())
                 self._changed.notify()
-            line.append(item)
+            queued.put(user, item)
             self._size += 1
 
-    def get(self) -> tuple[str, Item]:
-        """The next item and its client, waiting while there is none."""
+    def get(self) -> Item:
+        """The next item, waiting while there is none."""
         with self._changed:
             self._changed.wait_for(lambda: self._closed or self._ready)
             if self._closed:
                 raise QueueClosed
             client = next(iter(self._ready))
-            line = self._busy[client] = self._ready.pop(client)
+            queued = self._busy[client] = self._ready.pop(client)
             self._size -= 1
-            return client, line.popleft()
+            return queued.get()
 
-    def done(self, client: str) -> None:
-        """The client may have its next turn, after all who wait for theirs."""
+    def done(self, holder: Holder) -> None:
+        """Its client may have the next turn, after all who wait for theirs."""
+        client, _ = holder
         with self._changed:
-            line = self._busy.pop(client, None)
-            if line:
-                self._ready[client] = line
+            queued = self._busy.pop(client, None)
+            if queued:
+                self._ready[client] = queued
                 self._changed.notify()
 
-    def remove(self, client: str, item: Item) -> bool:
+    def remove(self, holder: Holder, item: Item) -> bool:
         """Takes an item out that nobody has got; False if it is not there."""
+        client, user = holder
         with self._changed:
-            line = self._busy.get(client) or self._ready.get(client)
-            if line is None or not any(queued is item for queued in line):
+            queued = self._busy.get(client) or self._ready.get(client)
+            if not queued or not queued.remove(user, item):
                 return False
-            line.remove(item)
             self._size -= 1
-            if not line:
+            if not queued:
                 self._ready.pop(client, None)
             return True
 
@@ -84,3 +87,34 @@ class TurnQueue(Generic[Item]):
             self._busy.clear()
             self._size = 0
             self._changed.notify_all()
+
+
+class _Users(Generic[Item]):
+    """What one client has queued."""
+
+    def __init__(self) -> None:
+        self._items: dict[str, deque[Item]] = {}
+        """By user, next turn first; nobody has nothing."""
+
+    def __bool__(self) -> bool:
+        return bool(self._items)
+
+    def put(self, user: str, item: Item) -> None:
+        self._items.setdefault(user, deque()).append(item)
+
+    def get(self) -> Item:
+        user = next(iter(self._items))
+        items = self._items.pop(user)
+        item = items.popleft()
+        if items:
+            self._items[user] = items
+        return item
+
+    def remove(self, user: str, item: Item) -> bool:
+        items = self._items.get(user, deque())
+        if item not in items:
+            return False
+        items.remove(item)
+        if not items:
+            del self._items[user]
+        return True

@@ -41,10 +41,12 @@ def fill(limit: LoadLimit, waiting: list[OpenRequest], client: str, user: str = 
 
 def test_a_prompt_is_counted_or_estimated_before_it_is_tokenised() -> None:
     """Token ids exactly; of a text, or of the message that a conversation came in, a token for each four characters."""
-    chat = build_request(messages=[{"role": "user", "content": "x"}], tools=[{"x": "y"}], num_bytes=40)
-    resumed = build_request(prompt="y" * 8, resume_token_ids=[[1, 2], [3]], num_bytes=1000)
+    chat = ActiveRequest(request_id="a", channel=QueueChannel(), messages=[{"role": "user"}], num_bytes=40)
+    resumed = ActiveRequest(
+        request_id="a", channel=QueueChannel(), prompt="y" * 8, resume_token_ids=[[1, 2], [3]], num_bytes=1000
+    )
 
-    requests = [build_request(prompt=[1, 2, 3]), build_request(prompt="y" * 8), chat, resumed]
+    requests = [build_request([1, 2, 3]), build_request("y" * 8), chat, resumed]
 
     assert [request.estimated_tokens for request in requests] == [3, 3, 11, 6]
 
