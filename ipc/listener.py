@@ -180,8 +180,7 @@ class Listener:
             return
         first, *rest = self._router.recv_multipart(zmq.NOBLOCK, copy=False)
         if self._authority is None:
-            _, user, *_ = str(rest[0].get("Peer-Address")).split(":")  # HOST:USER:GROUP:PROCESS
-            tenant: Tenant | None = Tenant("", user=int(user))
+            tenant: Tenant | None = Tenant("", user=_user_of(rest[0]))
         else:
             tenant = self._authority.tenant(str(rest[0].get("User-Id")))
         if tenant is None:
@@ -210,6 +209,15 @@ class Listener:
             yield router
         finally:
             router.close()
+
+
+def _user_of(frame: zmq.Frame) -> int | None:
+    """Whose process has sent it over ``ipc://``; None of one that was gone before libzmq could ask the kernel."""
+    try:
+        _, user, *_ = str(frame.get("Peer-Address")).split(":")  # HOST:USER:GROUP:PROCESS
+    except zmq.ZMQError:
+        return None
+    return int(user)
 
 
 def _bind(router: "zmq.Socket[bytes]", address: str) -> None:
