@@ -5,7 +5,6 @@
 
 import threading
 from collections import deque
-from collections.abc import Callable
 from queue import Full
 from typing import Generic, TypeVar
 
@@ -19,11 +18,8 @@ class QueueClosed(Exception):
 class BoundedQueue(Generic[Item]):
     """First in, first out, for any number of threads. After ``close()`` both ends raise QueueClosed, waiting or not."""
 
-    def __init__(self, capacity: int, weigh: Callable[[Item], int] = lambda _: 1) -> None:
+    def __init__(self, capacity: int) -> None:
         self._capacity = capacity
-        self._weigh = weigh
-        self.weight = 0
-        """What ``weigh`` says of all that is queued."""
         self._items: deque[Item] = deque()
         self._changed = threading.Condition()
         self._closed = False
@@ -50,7 +46,6 @@ class BoundedQueue(Generic[Item]):
             self._changed.wait_for(lambda: self._closed or self._items)
             self._check_open()
             item = self._items.popleft()
-            self.weight -= self._weigh(item)
             self._changed.notify_all()
             return item
 
@@ -59,13 +54,11 @@ class BoundedQueue(Generic[Item]):
         with self._changed:
             self._closed = True
             self._items.clear()
-            self.weight = 0
             self._changed.notify_all()
 
     def _append(self, item: Item) -> None:
         self._check_open()
         self._items.append(item)
-        self.weight += self._weigh(item)
         self._changed.notify_all()
 
     def _check_open(self) -> None:

@@ -7,6 +7,8 @@ import jinja2
 import msgspec
 
 from driver.errors import InvalidRequest
+from driver.json_form import check_json
+from engine.request_limits import MAX_TOOL_CALLS
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
 _FIELDS = {
@@ -122,6 +124,8 @@ def _check_text(where: str, name: str, text: Any) -> None:
 def _checked_calls(where: str, calls: Any) -> list[dict[str, Any]]:
     if not isinstance(calls, list):
         raise InvalidRequest(f"{where}: tool_calls must be a list, not {type(calls).__name__}")
+    if len(calls) > MAX_TOOL_CALLS:
+        raise InvalidRequest(f"{where}: tool_calls may be {MAX_TOOL_CALLS}, not {len(calls)}")
     return [_checked_call(f"{where}.tool_calls[{position}]", call) for position, call in enumerate(calls)]
 
 
@@ -132,9 +136,12 @@ def _checked_call(where: str, call: Any) -> dict[str, Any]:
     arguments = function.get("arguments", {})
     if isinstance(arguments, str):
         try:
+            check_json(arguments.encode())
             arguments = msgspec.json.decode(arguments or "{}")
-        except (msgspec.DecodeError, UnicodeEncodeError, RecursionError) as error:
+        except (msgspec.DecodeError, UnicodeEncodeError) as error:
             raise InvalidRequest(f"{where}: its arguments are no JSON: {error}") from error
+        except ValueError as error:
+            raise InvalidRequest(f"{where}: its arguments cannot be read: {error}") from error
     if not isinstance(arguments, dict):
         raise InvalidRequest(f"{where}: its arguments must be a JSON object, not {type(arguments).__name__}")
     return {"type": "function", **call, "function": {**function, "arguments": arguments}}

@@ -12,11 +12,24 @@ DriverError
 
 from typing import ClassVar
 
+from engine.request_limits import MAX_ERROR_LENGTH
+
+
+def shortened(text: str) -> str:
+    """The text, or its first and last words where it is longer than MAX_ERROR_LENGTH, as it may quote a message."""
+    if len(text) <= MAX_ERROR_LENGTH:
+        return text
+    end = MAX_ERROR_LENGTH // 4
+    return f"{text[: MAX_ERROR_LENGTH - end - 3]}...{text[-end:]}"
+
 
 class DriverError(Exception):
-    """A request's end other than by tokens; ``str(error)`` is for a person to read."""
+    """A request's end other than by tokens; ``str(error)`` is for a person to read, and shortened."""
 
     code: ClassVar[str]
+
+    def __init__(self, message: str) -> None:
+        super().__init__(shortened(message))
 
 
 class InvalidRequest(DriverError):

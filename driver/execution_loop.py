@@ -2,13 +2,15 @@
 
 import queue
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from typing import Protocol
+
+import msgspec
 
 from driver.bounded_queue import BoundedQueue, QueueClosed
 from driver.deadlines import Deadlines
-from driver.errors import InvalidRequest
+from driver.errors import DriverError, InvalidRequest
 from driver.histogram import Histogram
 from driver.messages import (
     Abort,
@@ -26,6 +28,7 @@ from driver.messages import (
 )
 from driver.open_requests import OpenRequest
 from driver.request import RequestError, ReturnSample, Usage
+from driver.stage import Stage
 from engine.config import EngineStats, ServingLimits
 from engine.profiler import Profiler, ProfilerError
 from engine.sequence import Sequence, SequenceOutput
@@ -70,6 +73,8 @@ class Engine(Protocol):
         """Compiles nothing more."""
 
 
+COMMAND_PATIENCE = 600.0
+"""Seconds that an operator's command may take, such as to write a long trace, before they count as no progress."""
 ITERATION_TOKENS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
 """Buckets of vLLM's histogram of that name."""
 
@@ -77,7 +82,8 @@ ITERATION_TOKENS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 163
 class ExecutionLoop:
     """Hears messages, steps the engine, hands tokens on. It waits for a message if and only if the engine is idle.
 
-    A ``timeout_s``, counted from when the request came, is looked at before each step.
+    A ``timeout_s``, counted from when the request came, is looked at before each step. Whatever one message raises ends
+    the request that it is about; what a step raises, or a command to the engine as a whole, ends the loop.
 
     It may also wait in ``summaries.put``, when the summary thread is that far behind: the device pauses rather than
     tokens piling up. The summary thread never waits for this one (the inbox is unbounded), so neither can they for
@@ -90,6 +96,7 @@ class ExecutionLoop:
         self.inbox: queue.SimpleQueue[Inbound] = queue.SimpleQueue()
         self.stats = engine.stats()
         """The latest snapshot; this thread replaces it, whole, and anyone may read it."""
+        self.stage: Stage[_Item] = Stage("execution loop", self._handle, self._fail, _source)
         self._engine = engine
         self.iteration_tokens = Histogram(ITERATION_TOKENS)
         """Tokens of each step; this thread counts."""
@@ -98,11 +105,14 @@ class ExecutionLoop:
         self._clock = clock
         self._summaries = summaries
         self._progressed_at: float | None = None
-        """When a step last landed, or when the work began; None while there is none."""
+        """When a step last landed, or when the work began; None while there is none. Ahead of now, for a command."""
 
     @property
     def seconds_since_progress(self) -> float:
-        """For how long there has been work and no step has landed; 0 when idle. It grows while this thread hangs, too."""
+        """For how long there has been work and no step has landed; 0 when idle. It grows while this thread hangs, too.
+
+        A command, which computes nothing, counts from when it has taken COMMAND_PATIENCE.
+        """
         progressed_at = self._progressed_at
         return 0.0 if progressed_at is None else max(0.0, self._clock() - progressed_at)
 
@@ -113,7 +123,7 @@ class ExecutionLoop:
             with suppress(QueueClosed):
                 while self._hear():
                     for sequence_id in self._deadlines.overdue(self._clock()):
-                        self._end(sequence_id, "timeout")
+                        self.stage.work(_Overdue(sequence_id))
                     if self._engine.has_work:
                         self._step()
         finally:
@@ -130,59 +140,96 @@ class ExecutionLoop:
                 message = self.inbox.get(block=idle)
                 if idle:
                     idle, self._progressed_at = False, self._clock()
-                if isinstance(message, Stop):
-                    return False
-                self._handle(message)
+                match message:
+                    case Stop():
+                        return False
+                    case Compiled():
+                        self._engine.adopt()
+                        self.stats = self._engine.stats()
+                    case Sleep() | Wake():
+                        self.stage.work(_Obeyed(message, self._obey(message)))
+                    case _:
+                        self.stage.work(message)
         return True
 
-    def _handle(self, message: Admit | Abort | Finished | Sleep | Wake | Profile | Compiled) -> None:
-        match message:
+    def _handle(self, item: "_Item") -> None:
+        match item:
             case Admit():
-                self._admit(message)
+                self._admit(item)
             case Abort(request=request):
                 self._abort(request)
             case Finished(sequence_id=sequence_id):
                 self._deadlines.discard(sequence_id)
                 self._engine.finish(sequence_id)
-            case Sleep() | Wake() | Profile():
-                answer = self._obey(message)
-                self.stats = self._engine.stats()  # first, so that whoever has the answer finds it so
-                message.channel.put(answer)
-            case Compiled():
-                self._engine.adopt()
+            case _Overdue(sequence_id=sequence_id):
+                self._end(sequence_id, "timeout")
+            case Profile():
+                item.channel.put(self._profiled(item))
+            case _Obeyed(command=command, answer=answer):
+                command.channel.put(answer)
         self.stats = self._engine.stats()
 
-    def _obey(self, command: Sleep | Wake | Profile) -> ReturnSample:
-        match command:
-            case Sleep(cancelled=True):
-                return _refused(command.request_id, "the daemon was woken before it slept")
-            case Sleep():
-                self._engine.sleep()
-                return _done(command.request_id, "asleep")
-            case Wake():
-                self._engine.wake()
-                return _done(command.request_id, "awake")
-            case Profile():
-                return self._profiled(command)
+    def _fail(self, item: "_Item", error: DriverError) -> None:
+        """End the request that an item is about, by way of the summary thread, which knows whether it has ended already."""
+        match item:
+            case Admit(sequences=sequences, opened=opened):
+                self._fail_sequences(opened.request.sequence_ids, error)
+                for sequence in sequences:
+                    self._engine.finish(sequence.request_id)
+                    if sequence.constraint is not None:
+                        sequence.constraint.close()
+            case Abort(request=request):
+                self._fail_sequences(request.sequence_ids, error)
+            case Finished(sequence_id=sequence_id) | _Overdue(sequence_id=sequence_id):
+                self._fail_sequences([sequence_id], error)
+            case Profile(request_id=request_id, channel=channel):
+                channel.put(_refused(request_id, error))
+            case _Obeyed():
+                """Its channel was told, and raised."""
+
+    def _fail_sequences(self, sequence_ids: list[str], error: DriverError) -> None:
+        why = str(error)
+        self._summaries.put(
+            Landed([SequenceOutput(sequence_id, [], "error", error=why, internal=True) for sequence_id in sequence_ids])
+        )
+
+    def _obey(self, command: Sleep | Wake) -> ReturnSample:
+        """What that raises is the engine's own fault, and no request's."""
+        if isinstance(command, Sleep) and command.cancelled:
+            return _refused(command.request_id, InvalidRequest("the daemon was woken before it slept"))
+        with self._computing_nothing():
+            self._engine.sleep() if isinstance(command, Sleep) else self._engine.wake()
+        self.stats = self._engine.stats()  # first, so that whoever has the answer finds it so
+        return _done(command.request_id, "asleep" if isinstance(command, Sleep) else "awake")
+
+    @contextmanager
+    def _computing_nothing(self) -> Iterator[None]:
+        """No step lands meanwhile, and none should."""
+        self._progressed_at = self._clock() + COMMAND_PATIENCE
+        try:
+            yield
+        finally:
+            self._progressed_at = self._clock()
 
     def _profiled(self, asked: Profile) -> ReturnSample:
         """Between two steps, so that a trace has whole ones; no step is made while it is written."""
         try:
             if asked.directory is None:
-                directory = self._profiler.stop()
+                with self._computing_nothing():
+                    directory = self._profiler.stop()
             else:
                 directory = asked.directory
                 self._profiler.start(directory)
         except ProfilerError as refusal:
-            return _refused(asked.request_id, str(refusal))
+            return _refused(asked.request_id, InvalidRequest(str(refusal)))
         return _done(asked.request_id, directory)
 
     def _admit(self, message: Admit) -> None:
         request, params = message.opened.request, message.opened.params
+        self._summaries.put(message.opened)  # first, so that there is somebody to tell of what goes wrong with it
         for sequence in message.sequences:
             self._engine.add(sequence)
             self._deadlines.add(sequence, request.received_at, params.timeout_s, params.queue_timeout_s)
-        self._summaries.put(message.opened)
         if request.aborted:
             self._abort(request)
 
@@ -215,5 +262,36 @@ def _done(request_id: str, text: str) -> ReturnSample:
     return ReturnSample(request_id=request_id, text=text, finish_reason="stop", usage=Usage(0, 0))
 
 
-def _refused(request_id: str, why: str) -> ReturnSample:
-    return ReturnSample(request_id=request_id, error=RequestError(InvalidRequest.code, why))
+def _refused(request_id: str, error: DriverError) -> ReturnSample:
+    return ReturnSample(request_id=request_id, error=RequestError(error.code, str(error)))
+
+
+class _Overdue(msgspec.Struct, frozen=True):
+    """The time of this sequence is up."""
+
+    sequence_id: str
+
+
+class _Obeyed(msgspec.Struct, frozen=True):
+    """A command to the engine as a whole has been carried out."""
+
+    command: Sleep | Wake
+    answer: ReturnSample
+
+
+_Item = Admit | Abort | Finished | Profile | _Overdue | _Obeyed
+
+
+def _source(item: _Item) -> tuple[str, str]:
+    """Where there is no request to ask, the id names its client."""
+    match item:
+        case Admit(opened=opened):
+            return opened.request.source
+        case Abort(request=request):
+            return request.source
+        case Finished(sequence_id=sequence_id) | _Overdue(sequence_id=sequence_id):
+            return sequence_id, sequence_id
+        case Profile(request_id=request_id):
+            return request_id, request_id
+        case _Obeyed(command=command):
+            return command.request_id, command.request_id

@@ -8,8 +8,10 @@ import msgspec
 
 from driver.errors import InvalidRequest
 from driver.grammar_protocol import GrammarJob
+from driver.json_form import check_json
 from driver.json_schema import without_additional_properties
-from engine.structured_outputs import MAX_GRAMMAR_BYTES, StructuredOutputsParams
+from engine.request_limits import MAX_GRAMMAR_BYTES
+from engine.structured_outputs import StructuredOutputsParams
 
 _TEMPERATURE = re.compile(r"\[[^\[\]\"/]*\btemperature\s*=")
 
@@ -44,16 +46,18 @@ def _schema(params: StructuredOutputsParams) -> str:
     """As text, which llguidance takes in whatever nesting it has and refuses where that is too deep."""
     given: Any = {"type": "object"} if params.json is None else params.json
     try:
+        if isinstance(given, str):
+            check_json(given.encode())
         schema = msgspec.json.decode(given) if isinstance(given, str) else given
         if not isinstance(schema, dict | bool):
             raise _refused(params, f"a JSON schema is an object, not {type(schema).__name__}")
         if params.disable_additional_properties:
             schema = without_additional_properties(schema)
         return msgspec.json.encode(schema).decode()
-    except RecursionError as error:
-        raise _refused(params, "it is nested too deeply") from error
     except (msgspec.DecodeError, UnicodeEncodeError) as error:
         raise _refused(params, f"this is no JSON: {error}") from error
+    except ValueError as error:
+        raise _refused(params, str(error)) from error
 
 
 def _json_options(params: StructuredOutputsParams) -> dict[str, str | bool]:

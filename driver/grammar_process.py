@@ -1,151 +1,172 @@
-"""The processes that grammars run in: one for each sequence, so that none can hold up, crash or starve the daemon.
+"""The processes that grammars run in: a few workers, so that no grammar can hold up, crash or starve the daemon.
 
 llguidance bounds most of what a grammar costs, but not all of it: a few kilobytes of nested rules overflow its stack, and
-some intersections of regular expressions take it minutes. So a grammar is compiled and followed in a process of its own,
-within limits that the system enforces, and what goes wrong there is the end of that request alone.
+some intersections of regular expressions take it minutes. So grammars are compiled and followed in processes of their
+own, within limits that the system enforces: a worker whose time is up is ended by its alarm. The daemon finds the grammar
+that was in work then, and has the matchers of the others begin anew elsewhere (driver/grammar_followers.py).
 
-The first process builds the tokenizer, once. For each message it forks a child, which compiles, and forks again until
-there is a process for each sequence (driver/grammar_protocol.py has what they say). Who finds the other end of its socket
-closed exits, and who is too busy to look is ended by its own alarm, so nobody outlives the daemon.
+The first process builds the tokenizer, once, and forks the workers; driver/grammar_protocol.py has what they say. It has
+nothing else to do than to look at its socket, so it ends at once when the daemon does, and the kernel ends its children
+with it. They leave by ``os._exit``: a forked interpreter that unwinds copies the memory that it shares.
 """
 
+import ctypes
+import functools
 import os
 import resource
 import signal
 import socket
 import sys
-from collections.abc import Iterator
+import time
+import traceback
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from typing import BinaryIO, NoReturn
 
 import msgspec
-from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
+from driver.grammar_matcher import Grammar, GrammarError, Matcher, Vocabulary
 from driver.grammar_protocol import (
-    COMPILE_SECONDS,
+    ANSWER,
+    BEGIN,
     COMPLETE,
+    END,
     ERROR,
+    FRAME,
     GO,
-    MAX_MESSAGE,
-    MAX_SEQUENCES,
     MEMORY_BYTES,
     READY,
-    TOKEN_SECONDS,
-    GrammarJob,
+    TOKEN,
+    TOKENS_AT_ONCE,
     TokenizerDefinition,
-    unpack_tokens,
+    WorkerLimits,
+    unpack_beginning,
 )
 
-MAX_ERROR = 500
-"""Characters of llguidance's words to pass on: they quote lines of the grammar, which may be long."""
-NO_TOKEN = "no token of this model can come next"
+NICENESS = 10
+MOST_KILLABLE = b"1000"
+"""In oom_score_adj: where memory is short, these processes go before any other."""
+PR_SET_PDEATHSIG = 1
+MAX_LIMITS = 256
+"""Bytes of an encoded WorkerLimits at most."""
+GRAMMARS_KEPT = 32
+"""Compiled grammars that a worker keeps for whoever begins one next."""
 
 
-class GrammarError(Exception):
-    """The grammar cannot be compiled, or followed any further; the message is for the client."""
+def main() -> NoReturn:
+    """Be the first of all these processes, and in its children a worker."""
+    with _ending_the_process():
+        _restrict()
+        signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for the children
+        vocabulary = Vocabulary(msgspec.msgpack.decode(sys.stdin.buffer.read(), type=TokenizerDefinition))
+        requests = socket.socket(fileno=int(sys.argv[1]))
+        requests.send(bytes([READY]))
+        _fork_workers(requests, vocabulary)
+    raise AssertionError("unreachable")
 
 
-class Vocabulary:
-    """The tokenizer, and masks as the daemon wants them: i32 words of 32 tokens each, lowest bit first."""
-
-    def __init__(self, definition: TokenizerDefinition) -> None:
-        vocab_size, eos = definition.vocab_size, list(definition.eos_token_ids)
-        # Of a model without an end, the tokenizer's is never shown.
-        self.tokenizer = LLTokenizer(definition.tokenizer, n_vocab=vocab_size, eos_token=eos or None)
-        self._bytes = -(-vocab_size // 32) * 4
-        self._going_on = (1 << vocab_size) - 1 & ~sum(1 << token_id for token_id in {*self.tokenizer.eos_tokens})
-        self._known = (1 << vocab_size) - 1 if eos else self._going_on
-
-    def mask_of(self, matcher: LLMatcher, *, hide_eos: bool) -> tuple[bytes, bool]:
-        """The tokens that may be next, and whether one of them goes on with the text."""
-        mask = int.from_bytes(matcher.compute_bitmask(), "little") & self._known
-        _check(matcher)
-        going_on = mask & self._going_on
-        shown = going_on if hide_eos and going_on else mask
-        return shown.to_bytes(self._bytes, "little"), bool(going_on)
-
-
-class Grammar:
-    """A grammar and how far into it a sequence is."""
-
-    def __init__(self, vocabulary: Vocabulary, job: GrammarJob) -> None:
-        self._vocabulary = vocabulary
-        self._hide_eos = job.hide_eos
-        limits = LLParserLimits(verbose_errors=False)
-        self._matcher = LLMatcher(vocabulary.tokenizer, _definition(job), log_level=0, limits=limits)
-        _check(self._matcher)
-        self.first_mask, _ = vocabulary.mask_of(self._matcher, hide_eos=job.hide_eos)
-        if not any(self.first_mask):
-            raise GrammarError("it allows no text but the empty one")
-
-    def advance(self, token_ids: list[int]) -> bytes | None:
-        """The mask after more tokens; None where the text is complete and nothing but its end may follow."""
-        self._matcher.consume_tokens(token_ids)
-        _check(self._matcher)
-        if self._matcher.is_stopped():
-            return None
-        mask, goes_on = self._vocabulary.mask_of(self._matcher, hide_eos=self._hide_eos)
-        if not goes_on and not self._matcher.is_accepting():
-            raise GrammarError(NO_TOKEN)
-        return mask if goes_on else None
-
-
-def main() -> None:
-    """Be the first of all these processes, and in its children a grammar."""
+def _restrict() -> None:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for the children
-    vocabulary = Vocabulary(msgspec.msgpack.decode(sys.stdin.buffer.read(), type=TokenizerDefinition))
-    # Who is gone while a grammar is made, or before there is any, wants nothing more; there is nobody to be told.
-    with suppress(BrokenPipeError, ConnectionResetError), socket.socket(fileno=int(sys.argv[1])) as requests:
-        requests.send(READY)
-        while connections := [
-            socket.socket(fileno=number) for number in socket.recv_fds(requests, 1, MAX_SEQUENCES)[1]
-        ]:
-            if os.fork() == 0:
-                requests.close()
-                _be_grammar(connections, vocabulary)
-                return
-            _close(connections)
+    os.nice(NICENESS)
+    with suppress(OSError), open("/proc/self/oom_score_adj", "wb") as file:  # a container may have none of that
+        file.write(MOST_KILLABLE)
 
 
-def _be_grammar(connections: list[socket.socket], vocabulary: Vocabulary) -> None:
-    first = connections[0]
-    job = first.recv(MAX_MESSAGE)
-    if not job:
-        return
+@contextmanager
+def _ending_the_process() -> Iterator[None]:
+    """Whatever happens within is the end of this process, on the spot."""
+    code = 1
     try:
-        with _time_limit(COMPILE_SECONDS):
-            grammar = Grammar(vocabulary, msgspec.msgpack.decode(job, type=GrammarJob))
-    except (GrammarError, ValueError) as error:
-        first.send(ERROR + str(error).encode())
-        return
-    first.send(GO + grammar.first_mask)
-    _follow(_one_for_each(connections), grammar)
+        yield
+        code = 0
+    except (BrokenPipeError, ConnectionResetError, EOFError):
+        code = 0  # the daemon is gone or wants nothing more
+    finally:
+        if code:
+            traceback.print_exc()
+            sys.stderr.flush()
+        os._exit(code)
 
 
-def _one_for_each(connections: list[socket.socket]) -> socket.socket:
-    """In as many processes as there are connections, one of them in each."""
-    while len(connections) > 1:
-        mine = connections.pop()
-        if os.fork() == 0:
-            _close(connections)
-            return mine
-        mine.close()
-    return connections[0]
+def _fork_workers(requests: socket.socket, vocabulary: Vocabulary) -> None:
+    first = os.getpid()
+    while True:
+        message, descriptors, _, _ = socket.recv_fds(requests, MAX_LIMITS, 1)
+        if not message:
+            return
+        for descriptor in descriptors:  # none, where this process may have no more: the daemon sees it closed
+            with socket.socket(fileno=descriptor) as connection, suppress(OSError):
+                if os.fork() == 0:
+                    with _ending_the_process():
+                        _die_with(first)
+                        requests.close()
+                        limits = msgspec.msgpack.decode(message, type=WorkerLimits)
+                        _Worker(connection, vocabulary, limits).serve()
 
 
-def _follow(connection: socket.socket, grammar: Grammar) -> None:
-    while message := connection.recv(MAX_MESSAGE):
-        connection.send(_answer(grammar, unpack_tokens(message)))
+def _die_with(parent: int) -> None:
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        raise EOFError("the first process has ended")
 
 
-def _answer(grammar: Grammar, token_ids: list[int]) -> bytes:
-    try:
-        with _time_limit(TOKEN_SECONDS):
-            mask = grammar.advance(token_ids)
-    except GrammarError as error:
-        return ERROR + str(error).encode()
-    return COMPLETE if mask is None else GO + mask
+class _Worker:
+    """Answers frames, one after the other."""
+
+    def __init__(self, connection: socket.socket, vocabulary: Vocabulary, limits: WorkerLimits) -> None:
+        self._connection = connection
+        self._limits = limits
+        self._compiled = functools.lru_cache(GRAMMARS_KEPT)(functools.partial(Grammar, vocabulary))
+        self._matchers: dict[int, Matcher] = {}
+
+    def serve(self) -> None:
+        """Until the daemon closes the socket; raises EOFError or an OSError then."""
+        frames = self._connection.makefile("rb")
+        self._connection.sendall(ANSWER.pack(0, os.getpid(), READY, 0, 0))
+        while True:
+            length, number, kind = FRAME.unpack(_read(frames, FRAME.size))
+            body = _read(frames, length)
+            if kind == END:
+                self._matchers.pop(number, None)
+            else:
+                self._answer(number, self._begin if kind == BEGIN else self._advance, body)
+
+    def _answer(self, number: int, work: Callable[[int, bytes], bytes | None], body: bytes) -> None:
+        began, size = time.process_time(), _peak_size()
+        try:
+            mask = work(number, body)
+            how, answer = (COMPLETE, b"") if mask is None else (GO, mask)
+        except GrammarError as error:
+            how, answer = ERROR, str(error).encode(errors="replace")
+        spent, grown = round(1e6 * (time.process_time() - began)), _peak_size() - size
+        self._connection.sendall(ANSWER.pack(len(answer), number, how, spent, grown) + answer)
+
+    def _begin(self, number: int, body: bytes) -> bytes | None:
+        job, token_ids = unpack_beginning(body)
+        with _time_limit(self._limits.compile_seconds):
+            grammar = self._compiled(job)
+            self._matchers[number] = grammar.begin()
+        return self._follow(number, token_ids) if token_ids else grammar.first_mask
+
+    def _advance(self, number: int, body: bytes) -> bytes | None:
+        return self._follow(number, [token_id for (token_id,) in TOKEN.iter_unpack(body)])
+
+    def _follow(self, number: int, token_ids: list[int]) -> bytes | None:
+        with _time_limit(self._limits.token_seconds * (1 + len(token_ids) // TOKENS_AT_ONCE)):
+            return self._matchers[number].advance(token_ids)
+
+
+def _read(frames: BinaryIO, length: int) -> bytes:
+    data = frames.read(length)
+    if len(data) < length:
+        raise EOFError("the daemon is gone")
+    return data
+
+
+def _peak_size() -> int:
+    """KiB of memory that this process had in use at most."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
 
 @contextmanager
@@ -156,21 +177,3 @@ def _time_limit(seconds: float) -> Iterator[None]:
         yield
     finally:
         signal.setitimer(signal.ITIMER_PROF, 0)
-
-
-def _close(connections: list[socket.socket]) -> None:
-    for connection in connections:
-        connection.close()
-
-
-def _definition(job: GrammarJob) -> str:
-    if job.kind == "json":
-        return LLMatcher.grammar_from_json_schema(job.source, overrides=job.options)  # type: ignore[arg-type]
-    return LLMatcher.grammar_from_regex(job.source) if job.kind == "regex" else LLMatcher.grammar_from_lark(job.source)
-
-
-def _check(matcher: LLMatcher) -> None:
-    if not matcher.is_error():
-        return
-    error = matcher.get_error().replace("<non-verbose/>", "").strip()
-    raise GrammarError(NO_TOKEN if error == "NoExtensionBias" else error[:MAX_ERROR])

@@ -1,221 +1,145 @@
 """From structured outputs, as a client asks for them, to the constraints of its sequences."""
 
-import socket
-import subprocess
-import sys
 import threading
-from contextlib import suppress
+from collections import OrderedDict
 
 import msgspec
 import numpy as np
-from numpy.typing import NDArray
 
-from driver.errors import DriverStopped, InternalError, InvalidRequest
+from driver.errors import DriverStopped, Overloaded
+from driver.grammar_allowance import TOO_HARD, Allowance
+from driver.grammar_constraint import CompiledGrammar, GrammarConstraint
+from driver.grammar_followers import Followers
 from driver.grammar_jobs import grammar_job
-from driver.grammar_protocol import (
-    COMPILE_SECONDS,
-    COMPLETE,
-    ERROR,
-    MAX_MESSAGE,
-    MEMORY_BYTES,
-    READY,
-    TOKEN_SECONDS,
-    TOKENS_AT_ONCE,
-    TokenizerDefinition,
-    pack_tokens,
-)
+from driver.grammar_protocol import BEGIN, END, ERROR, MEMORY_BYTES, TokenizerDefinition, WorkerLimits, pack_beginning
+from driver.grammar_worker import Answer, Worker, WorkerLost
+from driver.grammar_worker_source import WorkerSource
 from driver.tokenizer import Tokenizer
 from engine.config import ServingLimits
 from engine.structured_outputs import StructuredOutputsParams
 
-SEND_BUFFER = 1 << 20
-PROGRAM = "import sys; sys.path[:] = {path!r}; from driver.grammar_process import main; main()"
+COMPILE_SECONDS = 5.0
+TIERS = tuple(WorkerLimits(seconds, seconds) for seconds in (0.02, 0.3, COMPILE_SECONDS))
+"""Of workers that compile. A grammar is tried in one after the other: most are done in a moment, and wait for no others."""
+LAST = len(TIERS) - 1
+PATIENCE = (2.0, 4.0, 18.0)
+"""Seconds, on the clock: these processes go behind others, so a busy machine may give them little of its time."""
+TOO_BUSY = "the machine is too busy to compile a grammar: try again later"
+HEAVY_SECONDS = 0.05
+"""Of processor time to compile, from which on a grammar is followed among heavy ones: there it is compiled again."""
+MAX_GRAMMARS = 128
+"""Compiled grammars that are known. Each is as large as its text and a mask."""
+TOO_HARD_TO_COMPILE = (
+    f"it cannot be compiled within {COMPILE_SECONDS:g} seconds, {MEMORY_BYTES >> 30} GiB and a moderate depth of "
+    "nesting: make it simpler"
+)
+
+
+class GrammarRefused(Exception):
+    """The grammar is wrong, or too hard; the message is for the client."""
 
 
 class Grammars:
-    """Compiles grammars, in processes of which the first starts when it is needed. Any thread may call any method."""
+    """Compiles grammars in other processes, and knows what it has compiled. Any thread may call any method."""
 
     def __init__(self, tokenizer: Tokenizer, limits: ServingLimits) -> None:
-        self._tokenizer = tokenizer
-        self._limits = limits
-        self._lock = threading.Lock()  # one process is enough, however many want it at once
-        self._process: _FirstProcess | None = None
-        self._constraints: set[GrammarConstraint] = set()
-        self._stopped = False
+        self._source = WorkerSource(
+            lambda: TokenizerDefinition(tokenizer.definition(), limits.vocab_size, limits.eos_token_ids)
+        )
+        self._followers = Followers(self._source)
+        self._idle: list[list[Worker]] = [[] for _ in TIERS]
+        self._lock = threading.Lock()  # of what is compiled
+        self._compiled: OrderedDict[bytes, CompiledGrammar] = OrderedDict()
+        self.num_compiled = 0
+        """How many times a grammar has been compiled for good."""
 
-    def compile(
-        self, params: StructuredOutputsParams, *, hide_eos: bool = False, count: int = 1
-    ) -> list["GrammarConstraint"]:
-        """So many constraints of one grammar, each at its start. Waits for seconds at most; raises a DriverError.
+    @staticmethod
+    def job(params: StructuredOutputsParams, *, hide_eos: bool = False) -> bytes:
+        """The grammar's name, in full. Raises InvalidRequest. ``hide_eos`` forbids the end wherever the text may go on."""
+        return msgspec.msgpack.encode(grammar_job(params, hide_eos=hide_eos))
 
-        ``hide_eos`` forbids the end of the text wherever it may go on.
+    def find(self, job: bytes) -> CompiledGrammar | None:
+        """The grammar, if it is compiled."""
+        with self._lock:
+            if job in self._compiled:
+                self._compiled.move_to_end(job)
+            return self._compiled.get(job)
+
+    def compile(self, job: bytes, tier: int) -> CompiledGrammar | None:
+        """Compile it; None if that takes a higher tier.
+
+        Raises GrammarRefused, in the LAST tier also for what takes too long, and DriverErrors: Overloaded, for one.
         """
-        job = msgspec.msgpack.encode(grammar_job(params, hide_eos=hide_eos))
-        constraints = self._new_constraints(count)
-        try:
-            mask = self._mask(constraints[0].ask(job), f"structured_outputs.{params.form}")
-        except BaseException:
-            for constraint in constraints:
-                constraint.close()
-            raise
-        for constraint in constraints:
-            constraint.mask = mask
-        return constraints
+        answer = self._ask(pack_beginning(job, b""), tier)
+        if answer is None:
+            if tier == LAST:
+                raise GrammarRefused(TOO_HARD_TO_COMPILE)
+            return None
+        if answer.how == ERROR:
+            raise GrammarRefused(answer.body.decode())
+        heavy = answer.seconds > HEAVY_SECONDS
+        grammar = CompiledGrammar(job, np.frombuffer(answer.body, np.int32), heavy)
+        with self._lock:
+            self.num_compiled += 1
+            self._compiled[job] = grammar
+            while len(self._compiled) > MAX_GRAMMARS:
+                self._compiled.popitem(last=False)
+        return grammar
+
+    def constraint(
+        self, grammar: CompiledGrammar, allowance: Allowance, token_ids: list[int], tier: int
+    ) -> GrammarConstraint | None:
+        """One for a sequence that has these tokens, at rest. None, GrammarRefused and DriverErrors are as of ``compile``."""
+        self._followers.prepare(heavy=allowance.heavy)
+        constraint = GrammarConstraint(grammar, self._followers, allowance, token_ids)
+        if token_ids:
+            answer = self._ask(constraint.beginning, tier)
+            if answer is None:
+                if tier == LAST:
+                    raise GrammarRefused(TOO_HARD)
+                return None
+            constraint.take(answer)
+        return constraint
 
     def stop(self) -> None:
         """Ends all of the processes; who waits for one hears that it is gone."""
-        with self._lock:
-            self._stopped = True
-            for constraint in list(self._constraints):
-                constraint.hang_up()
-            if self._process is not None:
-                self._process.stop()
-                self._process = None
+        self._source.stop()
 
     def close(self) -> None:
         """After ``stop``, when no other thread has a constraint in use: closes what is left of them."""
-        for constraint in list(self._constraints):
-            constraint.close()
+        self._source.close()
+        self._followers.close()
 
-    def _mask(self, answer: bytes, name: str) -> NDArray[np.int32]:
-        if answer.startswith(ERROR):
-            raise InvalidRequest(f"{name}: {answer[1:].decode()}")
-        if answer:
-            return np.frombuffer(answer, np.int32, offset=1)
-        if self._stopped:
-            raise DriverStopped("the driver is stopped")
-        limits = f"{COMPILE_SECONDS:g} seconds, {MEMORY_BYTES >> 30} GiB and a moderate depth of nesting"
-        raise InvalidRequest(f"{name} cannot be compiled within {limits}: make it simpler")
-
-    def _new_constraints(self, count: int) -> list["GrammarConstraint"]:
-        with self._lock:
-            if self._stopped:
-                raise DriverStopped("the driver is stopped")
-            if self._process is not None and self._process.has_ended:
-                self._process.stop()
-                self._process = None
-            if self._process is None:
-                self._process = _FirstProcess(
-                    TokenizerDefinition(
-                        self._tokenizer.definition(), self._limits.vocab_size, self._limits.eos_token_ids
-                    )
-                )
-            constraints = [GrammarConstraint(ours, self._constraints) for ours in self._process.new_grammar(count)]
-            self._constraints.update(constraints)
-        return constraints
-
-
-class _FirstProcess:
-    """The process that those of all grammars are forked from. It has the import path of this one."""
-
-    def __init__(self, definition: TokenizerDefinition) -> None:
-        self._requests, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        with theirs:
-            self._process = subprocess.Popen(
-                [sys.executable, "-c", PROGRAM.format(path=sys.path), str(theirs.fileno())],
-                stdin=subprocess.PIPE,
-                pass_fds=[theirs.fileno()],
-                start_new_session=True,  # Ctrl-C is the daemon's to handle
-            )
-        self._tell(definition)
-        if self._requests.recv(1) != READY:
-            self.stop()
-            raise InternalError("the process that compiles grammars cannot start; the daemon's log says why")
-
-    @property
-    def has_ended(self) -> bool:
-        return self._process.poll() is not None
-
-    def new_grammar(self, count: int) -> list[socket.socket]:
-        """Our ends of so many sequences' sockets; raises InternalError if the process has just ended."""
-        pairs = [socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET) for _ in range(count)]
-        theirs = [their for _, their in pairs]
+    def _ask(self, beginning: bytes, tier: int) -> Answer | None:
+        """What a worker says of a matcher that begins so; None if it ended in the middle, or had too little time."""
+        worker = self._worker(tier)
         try:
-            socket.send_fds(self._requests, [b"g"], [their.fileno() for their in theirs])
-        except ConnectionError as error:
-            for ours, _ in pairs:
-                ours.close()
-            raise InternalError("the process that compiles grammars has ended; try again") from error
-        finally:
-            for their in theirs:
-                their.close()
-        return [ours for ours, _ in pairs]
+            worker.send(0, BEGIN, beginning)
+            answer = worker.next_answer(PATIENCE[tier])
+            worker.send(0, END)
+        except WorkerLost:
+            worker.close()
+            if self._source.stopped:
+                raise DriverStopped("the driver is stopped") from None
+            return None
+        except TimeoutError as error:
+            worker.close()
+            if tier == LAST:
+                raise Overloaded(TOO_BUSY) from error
+            return None
+        self._idle[tier].append(worker)
+        return answer
 
-    def stop(self) -> None:
-        """End it; its children end with their sockets."""
-        self._requests.close()
-        self._process.terminate()
-        self._process.wait()
-
-    def _tell(self, definition: TokenizerDefinition) -> None:
-        assert self._process.stdin is not None
-        with suppress(BrokenPipeError), self._process.stdin as stdin:
-            stdin.write(msgspec.msgpack.encode(definition))
-
-
-class GrammarConstraint:
-    """The TokenConstraint of one sequence: a socket, behind which its grammar is followed. One thread uses it."""
-
-    def __init__(self, connection: socket.socket, registry: "set[GrammarConstraint]") -> None:
-        self.mask: NDArray[np.int32] = np.empty(0, np.int32)
-        self.complete = False
-        self.error: str | None = None
-        self._connection = connection
-        self._connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER)
-        self._registry = registry
-
-    def ask(self, job: bytes) -> bytes:
-        """Wait for the answer to a grammar; empty if there is nobody to give it."""
-        try:
-            self._connection.send(job)
-            return self._connection.recv(MAX_MESSAGE)
-        except ConnectionError:
-            return b""
-
-    def advance(self, token_id: int) -> None:
-        """One more token; returns at once. If nobody is there to read it, ``hear`` will tell."""
-        self._tell([token_id])
-
-    def replay(self, token_ids: list[int]) -> None:
-        """Tokens that an earlier request has got; waits for all answers but the last, which is heard as any other's."""
-        last = (len(token_ids) - 1) // TOKENS_AT_ONCE * TOKENS_AT_ONCE
-        for start in range(0, last, TOKENS_AT_ONCE):
-            self.ask(pack_tokens(token_ids[start : start + TOKENS_AT_ONCE]))
-        self._tell(token_ids[last:])
-
-    def hear(self) -> bool:
-        """Whether the answer to the last token has come; returns at once."""
-        try:
-            answer = self._connection.recv(MAX_MESSAGE, socket.MSG_DONTWAIT)
-        except BlockingIOError:
-            return False
-        except ConnectionError:
-            answer = b""
-        if not answer:
-            limits = f"{TOKEN_SECONDS:g} second or {MEMORY_BYTES >> 30} GiB"
-            self.error = f"structured_outputs: it takes more than {limits} to tell what may come next: make it simpler"
-        elif answer.startswith(ERROR):
-            self.error = f"structured_outputs: {answer[1:].decode()}"
-        elif answer.startswith(COMPLETE):
-            self.complete = True
-        else:
-            self.mask = np.frombuffer(answer, np.int32, offset=1)
-        return True
-
-    def fileno(self) -> int:
-        """Readable when the answer is there."""
-        return self._connection.fileno()
-
-    def _tell(self, token_ids: list[int]) -> None:
-        with suppress(ConnectionError):
-            self._connection.send(pack_tokens(token_ids), socket.MSG_DONTWAIT)
-
-    def hang_up(self) -> None:
-        """End the process behind it; from another thread, too."""
-        with suppress(OSError):  # it may be closed meanwhile
-            self._connection.shutdown(socket.SHUT_RDWR)
-
-    def close(self) -> None:
-        """End the process behind it; a second time changes nothing."""
-        self._connection.close()
-        self._registry.discard(self)
+    def _worker(self, tier: int) -> Worker:
+        """One for this thread alone; it may have been idle."""
+        while True:
+            try:
+                worker = self._idle[tier].pop()
+            except IndexError:
+                return self._source.worker(TIERS[tier])
+            try:
+                worker.receive()
+            except WorkerLost:
+                worker.close()
+            else:
+                return worker

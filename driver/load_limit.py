@@ -1,34 +1,25 @@
-"""How much may wait, and when to come again where it is too much."""
+"""How much may wait, whose it may be, and when to come again where it is too much."""
 
 import time
-from collections.abc import Callable
-
-import msgspec
+from collections.abc import Callable, Collection
 
 from driver.errors import Overloaded
-from driver.request import ActiveRequest
+from driver.fair_share import Share, share
+from driver.open_requests import OpenRequest
 from engine.config import EngineStats
 
-BYTES_PER_TOKEN = 4
-"""Of text, as a rule of thumb: before it is tokenised nobody knows, and a limit of load need not be exact."""
 RATE_WINDOW = 5.0
 """Seconds over which the rate is taken by which what waits becomes less."""
 LEAST_DELAY, MOST_DELAY = 0.5, 60.0
 """Seconds; the rate may change, so nobody is told to stay away for long."""
 
 
-def estimated_tokens(request: ActiveRequest) -> int:
-    """What the prompt will have, about, and the output that it goes on with."""
-    resumed = sum(map(len, request.resume_token_ids))
-    if isinstance(request.prompt, list):
-        return resumed + len(request.prompt)
-    texts = [request.prompt] if isinstance(request.prompt, str) else [m.get("content") for m in request.messages or []]
-    tools = len(msgspec.msgpack.encode(request.tools)) if request.tools else 0
-    return resumed + (tools + sum(len(text) for text in texts if isinstance(text, str))) // BYTES_PER_TOKEN + 1
-
-
 class LoadLimit:
-    """Refuses requests while ``max_requests`` wait, or ``max_tokens`` of their prompts; the caller's thread uses it."""
+    """Refuses requests while ``max_requests`` wait, or ``max_tokens`` of their prompts; the caller's thread uses it.
+
+    A request waits until its first token; one with several samples counts once. Who has more than their part of what
+    waits is refused before the others (driver/fair_share.py).
+    """
 
     def __init__(self, max_requests: int, max_tokens: int, clock: Callable[[], float] = time.monotonic) -> None:
         self._max_requests = max_requests
@@ -37,19 +28,29 @@ class LoadLimit:
         self._now = self._before = (clock(), 0)
         """When we looked, and how many tokens had been computed by then: lately, and a window before that."""
 
-    def check(self, request: ActiveRequest, waiting: int, tokens: int, stats: EngineStats) -> None:
-        """Raises Overloaded where so many requests with so many tokens wait that this one is one too many.
+    def check(self, new: OpenRequest, waiting: Collection[OpenRequest], stats: EngineStats) -> None:
+        """Raises Overloaded where those wait already and this one is one too many.
 
-        Alone, a request may be as long as it likes.
+        Where nothing else waits a request may be as long as it likes, and the first of a client as long as there is room.
         """
-        if waiting >= self._max_requests:
-            why = f"{self._max_requests:,} requests wait already"
-        elif waiting and tokens + estimated_tokens(request) > self._max_tokens:
-            why = f"prompts of {tokens:,} tokens wait already, and {self._max_tokens:,} may"
-        else:
+        tokens = sum([request.num_prompt_tokens for request in waiting])
+        requests = share(self._max_requests, 1, new.holder, [(request.holder, 1) for request in waiting])
+        if not requests.fits:
+            raise self._overloaded(_too_many(requests, "requests"), tokens, stats)
+        if not waiting:
             return
+        held = [(request.holder, request.num_prompt_tokens) for request in waiting]
+        prompts = share(self._max_tokens, new.num_prompt_tokens, new.holder, held)
+        is_first_with_room = not prompts.own and tokens + new.num_prompt_tokens <= self._max_tokens
+        if not (prompts.fits or is_first_with_room):
+            why = f"prompts of {tokens:,} tokens wait already, and {self._max_tokens:,} may"
+            if tokens + new.num_prompt_tokens <= self._max_tokens:
+                why = f"your prompts of {prompts.own:,} tokens wait already, and others' too: {prompts.part:,} is your part"
+            raise self._overloaded(why, tokens, stats)
+
+    def _overloaded(self, why: str, tokens: int, stats: EngineStats) -> Overloaded:
         delay = self._delay(tokens, stats)
-        raise Overloaded(f"{why}: try again in {delay:.1f} s", retry_after_s=delay)
+        return Overloaded(f"{why}: try again in {delay:.1f} s", retry_after_s=delay)
 
     def _delay(self, tokens: int, stats: EngineStats) -> float:
         """Until about half of the prompts that wait have been read, at the rate of the last seconds."""
@@ -58,3 +59,9 @@ class LoadLimit:
             self._before, self._now = self._now, (now, computed)
         rate = (computed - self._before[1]) / max(now - self._before[0], 1e-3)
         return round(min(MOST_DELAY, max(LEAST_DELAY, tokens / 2 / max(rate, 1.0))), 1)
+
+
+def _too_many(requests: Share, what: str) -> str:
+    if requests.own == requests.total or requests.own < requests.part:
+        return f"{requests.total:,} {what} wait already"
+    return f"{requests.own:,} {what} of yours wait already, and others' too: {requests.part:,} is your part"

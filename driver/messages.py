@@ -9,7 +9,7 @@ import msgspec
 
 from driver.open_requests import OpenRequest
 from driver.request import ReturnChannel
-from driver.stop_regex import StopRegex
+from driver.resumption import Resumed
 from engine.sampling_params import SamplingParams
 from engine.sequence import Sequence, SequenceOutput
 
@@ -17,7 +17,7 @@ from engine.sequence import Sequence, SequenceOutput
 class Opened(msgspec.Struct, frozen=True):
     """Outputs of this request's sequences may follow. ``prompt_tail`` are the last prompt tokens, for the detokenizer.
 
-    ``resumed`` are the outputs that the client has already, with their finish reason where they are whole.
+    ``resumed`` are the samples of which the client has something already.
     """
 
     request: OpenRequest
@@ -26,8 +26,7 @@ class Opened(msgspec.Struct, frozen=True):
     prompt_tail: list[int]
     num_prompt_tokens: int
     params: SamplingParams
-    stop_regexes: list[StopRegex] = []
-    resumed: list[SequenceOutput] = []
+    resumed: list[Resumed] = []
 
 
 class Admit(msgspec.Struct, frozen=True):

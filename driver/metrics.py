@@ -68,6 +68,10 @@ class DriverMetrics(Collector):
         )
         sleeping = {"awake": not status.asleep, "weights_offloaded": 0, "discard_all": 0}
         yield self._by_label("vllm:engine_sleep_state", "1 where it holds", "sleep_state", sleeping, GaugeMetricFamily)
+        yield self._by_label(
+            "odriver_stage_busy_seconds", "With one item, or its work without progress", "stage", status.stages,
+            GaugeMetricFamily,
+        )  # fmt: skip
         states = {state: status.state == state for state in STATES}
         yield self._by_label("odriver_state", "1 where it holds", "state", states, GaugeMetricFamily)
         config = GaugeMetricFamily(

@@ -3,12 +3,14 @@
 The life of a request
 ---------------------
 1. ``submit_request``, on the caller's thread (the socket thread, in the daemon, which must never wait), enters the
-   request in the table of open requests and in the bounded queue of prepare inputs, or raises at once: DuplicateRequest,
-   Overloaded, DriverStopped. A request that was refused so has had its answer; every other gets exactly one last sample.
-2. The **prepare inputs** thread checks parameters, applies the chat template, tokenises, checks lengths, and posts
-   Admit(sequence) to the execution thread's inbox. A client's mistake goes to that client's channel, and ends there.
-   Where structured outputs are asked for, the Admit goes by one of the **compile grammars** threads, which has a process
-   of its own compile the grammar and gives the sequence its constraint, the line to that process.
+   request in the table of open requests and in a bounded queue of prepare inputs, where clients take turns, or raises at
+   once: DuplicateRequest, Overloaded, DriverStopped. A request that was refused so has had its answer; every other gets
+   exactly one last sample.
+2. One of the **prepare inputs** threads checks parameters, applies the chat template, refuses what cannot fit, tokenises,
+   checks lengths, and posts Admit(sequence) to the execution thread's inbox. A client's mistake goes to that client's
+   channel, and ends there.
+   Where structured outputs are asked for, the Admit goes by one of the **compile grammars** threads, which has another
+   process compile the grammar, unless it is known, and gives each sequence its constraint.
 3. The **execution loop** thread, the only one that touches the engine, adds the sequence, tells the summary thread that
    the request is Opened, and steps the engine. What a step lands goes to the summary thread as Landed(outputs).
 4. The **process summary** thread detokenises, looks for stop strings and puts samples into the request's channel. A stop
@@ -16,10 +18,11 @@ The life of a request
 5. The end, by token, length, stop string or abort, is the last sample. The id is free again just before it is delivered.
 
 A request that goes on with what an earlier one gave (``resume_token_ids``) differs in three places: prepare inputs makes
-that the sequence's output from the beginning, the grammar's process is told it, and the summary thread reads it
-again, without delivering it, before anything new.
+that the sequence's output from the beginning and reads it again as a text, its constraint has the mask behind it, and the
+summary thread goes on with that text, without delivering it, before anything new.
 
-An abort is a flag on the open request and then an Abort in the inbox: the execution thread either knows the sequence
+An abort ends a request that is queued still at once. Of any other it is a flag on the open request and then an Abort in
+the inbox: the execution thread either knows the sequence
 and finishes it, or will see the flag when the Admit comes by, or the request has ended and nothing happens. Abort and
 tokens reach the summary thread through one queue, so no token follows the last sample.
 
@@ -28,8 +31,14 @@ Who may wait for whom
 Prepare waits for requests, the compile threads for grammars, the summary thread for summaries, the execution thread for
 a message when the engine is idle: each for work, and no work means no CPU. Under load, the execution thread alone may
 wait for another's progress, in a full summary queue; the summary thread and prepare inputs say what they have to say into
-the inbox, which takes any number, and into channels, which must not block. A grammar's process answers or is ended by
-its alarm. So there is no circle to deadlock in.
+the inbox, which takes any number, and into channels, which must not block. A process of grammars answers or is ended
+by its alarm. So there is no circle to deadlock in.
+
+What goes wrong with a request
+------------------------------
+Whatever the content of one request raises in a stage ends that request with "internal" and a traceback in the log, and
+the stage goes on (driver/stage.py). Only a run of such ends, of several clients and with no success between, is taken
+for a fault of the stage, and its thread dies of it.
 
 What goes wrong on the device
 -----------------------------
@@ -52,9 +61,10 @@ from collections.abc import Callable, Mapping
 import msgspec
 
 from driver.bounded_queue import BoundedQueue, QueueClosed
-from driver.compile_grammars import NUM_THREADS, CompileGrammars
+from driver.compile_grammars import CompileGrammars
 from driver.errors import Asleep, Draining, DriverError, DriverStopped, InternalError, Overloaded
 from driver.execution_loop import Engine, ExecutionLoop
+from driver.fair_share import most
 from driver.grammars import Grammars
 from driver.histogram import Histogram
 from driver.load_limit import LoadLimit
@@ -67,6 +77,7 @@ from driver.request_log import RequestLog
 from driver.request_metrics import RequestMetrics
 from driver.safe_thread import SafeThread
 from driver.tokenizer import Tokenizer
+from driver.tokenizer_limit import TokenizerLimit
 from engine.config import MAX_QUEUED_REQUESTS, MAX_QUEUED_TOKENS, EngineStats
 
 logger = logging.getLogger(__name__)
@@ -87,6 +98,9 @@ class DriverStatus(EngineStats, frozen=True):
     """Of each client that has any open: how many, and how many of them have no token yet."""
     seconds_since_progress: float = 0.0
     """For how long the engine has had work and has landed no step; 0 when it is idle. Health is this, not a heartbeat."""
+    stages: dict[str, float] = msgspec.field(default_factory=dict)
+    """Of each stage: for how many seconds it has been busy with what has been longest in its hands; 0 while it waits.
+    That of the execution stage is ``seconds_since_progress``."""
     uptime_seconds: float = 0.0
     state: str = "serving"
     """One of STATES."""
@@ -102,8 +116,9 @@ class DriverStatus(EngineStats, frozen=True):
 class oDriver:
     """Serves requests with ``engine``, which is its own from ``start`` on. Any thread may call any method.
 
-    ``max_queued_requests`` may be open without running, with prompts of ``max_queued_tokens`` together; then ``submit_request`` raises Overloaded. ``on_failure`` is
-    called once, on the dying thread, after one of the driver's threads died and every open request heard of it.
+    ``max_queued_requests`` may be open without a token, with prompts of ``max_queued_tokens`` together; then
+    ``submit_request`` raises Overloaded, first for clients with more than their part of them. ``on_failure`` is called
+    once, on the dying thread, after one of the driver's threads died and every open request heard of it.
     """
 
     def __init__(
@@ -118,6 +133,8 @@ class oDriver:
         self.tokenizer_info = tokenizer.info()
         """What a tokenizer_config.json would say."""
         self._load_limit = LoadLimit(max_queued_requests, max_queued_tokens)
+        self._tokenizer_limit = TokenizerLimit(max_queued_requests)
+        most_queued = most(max_queued_requests)
         self._on_failure = on_failure
         self._log = RequestLog()
         self._open_requests = OpenRequests(self._log.ended)
@@ -125,15 +142,15 @@ class oDriver:
         self._execution = ExecutionLoop(engine, self._summaries)
         post = self._execution.inbox.put
         self._grammars = Grammars(tokenizer, engine.limits)
-        self._compile = CompileGrammars(self._grammars, self._open_requests, post, max_queued_requests)
+        self._compile = CompileGrammars(self._grammars, self._open_requests, post)
         self._prepare = PrepareInputs(
-            tokenizer, engine.limits, self._open_requests, post, max_queued_requests, self._compile.submit
+            tokenizer, engine.limits, self._open_requests, post, 2 * most_queued, self._compile.submit
         )
         self.request_metrics = RequestMetrics(engine.limits.max_model_len)
         self._summary = ProcessSummary(tokenizer, self._open_requests, self._summaries, post, self.request_metrics)
         self._threads = [
-            SafeThread("prepare inputs", self._prepare.run, self._thread_died),
-            *[SafeThread("compile grammars", self._compile.run, self._thread_died) for _ in range(NUM_THREADS)],
+            *[SafeThread("prepare inputs", run, self._thread_died) for run in self._prepare.runs],
+            *[SafeThread("compile grammars", run, self._thread_died) for run in self._compile.runs],
             SafeThread("execution loop", self._execution.run, self._thread_died),
             SafeThread("process summary", self._summary.run, self._thread_died),
         ]
@@ -156,10 +173,8 @@ class oDriver:
         try:
             if self._refusal is not None:
                 raise self._refusal
-            stats, waiting = self._execution.stats, len(self._open_requests) - 1
-            tokens = stats.waiting_tokens + self._prepare.num_queued_tokens
-            # With several samples a request, more sequences may run than requests are open.
-            self._load_limit.check(request, max(waiting - stats.running, stats.waiting), tokens, stats)
+            waiting = [other for other in self._open_requests.waiting() if other is not added]
+            self._load_limit.check(added, waiting, self._execution.stats)
             self._prepare.submit(added)
         except (Overloaded, Asleep, Draining, QueueClosed) as refusal:
             if not self._open_requests.withdraw(added):
@@ -168,11 +183,14 @@ class oDriver:
                 raise DriverStopped(str(self._why_stopped)) from None
             self._log.refused(request, refusal)
             raise
+        except BaseException:
+            self._open_requests.withdraw(added)
+            raise
 
     def submit_tokenizer_request(self, request: TokenizerRequest) -> None:
         """Takes the request or raises Overloaded or DriverStopped, at once; who drains or sleeps answers it, too."""
         try:
-            self._prepare.submit(request)
+            self._tokenizer_limit.submit(request, self._prepare.submit)
         except QueueClosed:
             raise DriverStopped(str(self._why_stopped)) from None
 
@@ -180,9 +198,10 @@ class oDriver:
         """Ends the request with finish reason "abort" and what text it has; False if it is unknown or has ended."""
         request = self._open_requests.find(request_id)
         if request is None:
-            return False
+            return self._prepare.withdraw_tokenizer_request(request_id)
         request.aborted = True
-        self._execution.inbox.put(Abort(request))
+        if not self._prepare.withdraw(request):
+            self._execution.inbox.put(Abort(request))
         return True
 
     def status(self) -> DriverStatus:
@@ -193,6 +212,7 @@ class oDriver:
             open_requests=len(self._open_requests),
             requests_by_client=self._open_requests.by_client(),
             seconds_since_progress=self.seconds_since_progress,
+            stages=self.stages(),
             uptime_seconds=time.monotonic() - self._started_at,
             state=self._state(),
         )
@@ -226,6 +246,20 @@ class oDriver:
         """For how long the engine has had work and has landed no step; 0 when it is idle."""
         return self._execution.seconds_since_progress
 
+    def stages(self) -> dict[str, float]:
+        """For how many seconds each stage has been busy with one item, or its work without progress; 0 while it waits."""
+        return {
+            "prepare": self._prepare.stage.seconds_busy,
+            "compile": self._compile.stage.seconds_busy,
+            "execution": self.seconds_since_progress,
+            "summary": self._summary.stage.seconds_busy,
+        }
+
+    def stuck_requests(self, limit: float) -> list[str]:
+        """The ids of the requests that have been in a stage's hands for more than so many seconds."""
+        stages = (self._prepare.stage, self._compile.stage, self._execution.stage, self._summary.stage)
+        return [request_id for stage in stages for request_id in stage.stuck(limit)]
+
     @property
     def failed(self) -> Mapping[str, int]:
         """How many requests ended with an error, by its code."""
@@ -252,6 +286,11 @@ class oDriver:
         (in a step of the device) is left behind, logged, and can reach no client any more.
         """
         if not self._end(DriverStopped(reason), timeout):
+            self._ended.wait(timeout)
+
+    def fail(self, reason: str, timeout: float = 10.0) -> None:
+        """Ends as ``stop`` does, by a fault: open requests, one of which may be its cause, hear "internal"."""
+        if not self._end(InternalError(reason), timeout):
             self._ended.wait(timeout)
 
     def _check_going(self) -> None:

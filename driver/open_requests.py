@@ -7,6 +7,7 @@ that more than one thread may race on is one dict operation.
 """
 
 import itertools
+import logging
 import time
 from collections import deque
 from collections.abc import Callable
@@ -14,7 +15,10 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 
 from driver.errors import DriverError, DuplicateRequest
+from driver.fair_share import Holder
 from driver.request import ActiveRequest, RequestError, ReturnSample
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(eq=False, slots=True)
@@ -29,6 +33,8 @@ class OpenRequest:
     request: ActiveRequest
     sequence_id: str
     aborted: bool = False
+    num_prompt_tokens: int = 0
+    """About, before it is tokenised."""
     num_samples: int = 1
     """How many sequences it is served by; prepare inputs says so before they are admitted."""
     received_at: float = field(default_factory=time.monotonic)
@@ -40,6 +46,16 @@ class OpenRequest:
     def request_id(self) -> str:
         """The id that the client knows."""
         return self.request.request_id
+
+    @property
+    def holder(self) -> Holder:
+        """Whose it is: its client, and that client's user."""
+        return self.request.client, self.request.user
+
+    @property
+    def source(self) -> tuple[str, str]:
+        """Whose it is, and its id."""
+        return self.request.client, self.request.request_id
 
     @property
     def sequence_ids(self) -> list[str]:
@@ -72,13 +88,19 @@ class OpenRequests:
             counts[client] = num_open + 1, num_waiting + (request.first_token_at is None)
         return counts
 
+    def waiting(self) -> list[OpenRequest]:
+        """Those that have no token yet."""
+        return [request for request in list(self._owed.values()) if request.first_token_at is None]
+
     def find(self, request_id: str) -> OpenRequest | None:
         """The open request of that id, if there is one."""
         return self._by_request_id.get(request_id)
 
     def add(self, request: ActiveRequest) -> OpenRequest:
         """Opens the request; raises DuplicateRequest if its id is in use."""
-        added = OpenRequest(request, sequence_id=f"{request.request_id}#{next(self._serials)}")
+        added = OpenRequest(
+            request, f"{request.request_id}#{next(self._serials)}", num_prompt_tokens=request.estimated_tokens
+        )
         if self._by_request_id.setdefault(request.request_id, added) is not added:
             raise DuplicateRequest(f"request id {request.request_id!r} is in use until its last sample")
         self._owed[added.sequence_id] = added
@@ -97,11 +119,16 @@ class OpenRequests:
 
     def close(self, request: OpenRequest, last: ReturnSample) -> None:
         """Delivers the last sample, unless somebody else has."""
-        if self._remove(request):
+        if not self._remove(request):
+            return
+        try:
             if self._on_end is not None:
                 self._on_end(request, last)
-            request.request.channel.put(last)
-            self._tell()
+        finally:  # whatever it raises, and the channel: nobody else will tell the client, or those who wait for the last
+            try:
+                request.request.channel.put(last)
+            finally:
+                self._tell()
 
     def fail(self, request: OpenRequest, error: DriverError) -> None:
         """Closes the request with an error."""
@@ -111,7 +138,10 @@ class OpenRequests:
     def fail_all(self, error: DriverError) -> None:
         """Closes every open request with the same error."""
         for request in list(self._owed.values()):
-            self.fail(request, error)
+            try:
+                self.fail(request, error)
+            except Exception:
+                logger.exception("request %r could not be told its end", request.request_id)
 
     def _remove(self, request: OpenRequest) -> bool:
         """Frees the request's id. True for one caller only: the one who now owes the client its end."""

@@ -1,35 +1,49 @@
 """The first stage: from what a client asked to a Sequence that the engine can serve, or to a refusal that says why."""
 
-import difflib
-import queue
+import math
+import secrets
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Any
+from functools import partial
+from queue import Full
 
 import msgspec
-import numpy as np
 
-from driver.bounded_queue import BoundedQueue, QueueClosed
+from driver.bounded_queue import QueueClosed
 from driver.detokenizer import PROMPT_TAIL
-from driver.errors import InvalidRequest, Overloaded
-from driver.load_limit import estimated_tokens
+from driver.errors import DriverError, InvalidRequest, Overloaded
+from driver.fair_share import Holder
 from driver.messages import Admit, Opened
 from driver.open_requests import OpenRequest, OpenRequests
+from driver.parameters import sampling_params
 from driver.request import ActiveRequest, RequestError, ReturnSample, TokenizerRequest, Usage
-from driver.resumption import take_up
-from driver.stop_regex import StopRegex
-from driver.tokenization import answer_tokenizer, chat_token_ids, check_in_vocabulary
+from driver.resumption import read_again, take_up
+from driver.stage import Stage
+from driver.tokenization import answer_tokenizer, chat_token_ids, check_fits, check_in_vocabulary, text_token_ids
 from driver.tokenizer import Tokenizer
+from driver.turn_queue import TurnQueue
 from engine.config import ServingLimits
-from engine.sampling_params import MAX_BAD_WORD_TOKENS, MAX_SEED, SamplingParams
+from engine.request_limits import MAX_BAD_WORD_TOKENS, MAX_PROMPT_LOGPROBS, MAX_SEED
+from engine.sampling_params import SamplingParams
 from engine.sequence import Sequence
+
+LANES = ((2048, 2), (32_768, 1), (math.inf, 1))
+"""The tokens, about, below which a prompt takes this lane, and its threads.
+
+Tokenising takes milliseconds in the first lane, tenths of seconds in the second, and many seconds in the last, in which
+a text has up to four megabytes; it leaves the interpreter to other threads.
+"""
+
+Asked = OpenRequest | TokenizerRequest
 
 
 class PrepareInputs:
-    """Checks, tokenises and admits, one request at a time. Its thread is the only one that encodes or draws seeds.
+    """Checks, tokenises and admits, on threads of which each calls one of ``runs``.
 
-    A client's mistake ends that client's request alone. ``post`` puts an Admit where the execution thread finds it,
-    ``compile_grammar`` one that asks for structured outputs where that is done first.
+    Clients take turns (see TurnQueue), and long prompts have a lane and a thread of their own: so neither many requests of
+    a client nor a text of megabytes holds up the others. What a request raises ends that request alone. ``post`` puts an
+    Admit where the execution thread finds it, ``compile_grammar`` one that asks for structured outputs where that is done
+    first.
     """
 
     def __init__(
@@ -46,66 +60,96 @@ class PrepareInputs:
         self._open_requests = open_requests
         self._post = post
         self._compile_grammar = compile_grammar
-        self._queue: BoundedQueue[OpenRequest | TokenizerRequest] = BoundedQueue(max_queued, _weight)
-        self._seeds = np.random.default_rng()
+        self._lanes: list[TurnQueue[Asked]] = [TurnQueue(max_queued) for _ in LANES]
+        self._asked: dict[str, TokenizerRequest] = {}
+        """Tokenizer requests that are queued, by their id."""
+        self.stage = Stage("prepare inputs", self._handle, self._fail, _source)
+        self.runs = [
+            partial(self._run, lane)
+            for lane, (_, num_threads) in zip(self._lanes, LANES, strict=True)
+            for _ in range(num_threads)
+        ]
+        """Each prepares requests until the queues are closed."""
 
-    def submit(self, request: OpenRequest | TokenizerRequest) -> None:
+    def submit(self, request: Asked) -> None:
         """Queues the request, from any thread; raises Overloaded when full, QueueClosed when closed, at once."""
+        if isinstance(request, TokenizerRequest):
+            self._asked[request.request_id] = request
         try:
-            self._queue.put_nowait(request)
-        except queue.Full as full:
+            self._lane_of(request).put_nowait(_holder(request), request)
+        except Full as full:
+            self._asked.pop(request.request_id, None)
             raise Overloaded("too many requests wait to be prepared: try again later") from full
+
+    def withdraw(self, request: OpenRequest) -> bool:
+        """Ends an aborted request that no thread has begun with; False if one has."""
+        removed = self._lane_of(request).remove(_holder(request), request)
+        if removed:
+            self._open_requests.close(request, _aborted(request.request_id))
+        return removed
+
+    def withdraw_tokenizer_request(self, request_id: str) -> bool:
+        """The same, for what asks the tokenizer."""
+        request = self._asked.pop(request_id, None)
+        if request is None or not self._lane_of(request).remove(_holder(request), request):
+            return False
+        request.channel.put(_aborted(request_id))
+        return True
 
     @property
     def num_queued(self) -> int:
         """Requests that wait to be prepared."""
-        return len(self._queue)
-
-    @property
-    def num_queued_tokens(self) -> int:
-        """Tokens of their prompts, about."""
-        return self._queue.weight
+        return sum(map(len, self._lanes))
 
     def close(self) -> None:
-        """Ends ``run``; what is queued is dropped."""
-        self._queue.close()
+        """Ends all ``runs``; what is queued is dropped."""
+        for lane in self._lanes:
+            lane.close()
 
-    def run(self) -> None:
-        """Prepares requests until the queue is closed."""
+    def _lane_of(self, request: Asked) -> "TurnQueue[Asked]":
+        size = request.num_prompt_tokens if isinstance(request, OpenRequest) else request.estimated_tokens
+        return next(lane for lane, (below, _) in zip(self._lanes, LANES, strict=True) if size < below)
+
+    def _run(self, lane: "TurnQueue[Asked]") -> None:
         with suppress(QueueClosed):
             while True:
-                request = self._queue.get()
-                if isinstance(request, TokenizerRequest):
-                    self._answer(request)
-                else:
-                    self._prepare(request)
+                request = lane.get()
+                try:
+                    self.stage.work(request)
+                finally:
+                    lane.done(_holder(request))
 
-    def _answer(self, request: TokenizerRequest) -> None:
+    def _handle(self, request: Asked) -> None:
         try:
-            sample = answer_tokenizer(request, self._tokenizer, self._limits.vocab_size)
+            if isinstance(request, TokenizerRequest):
+                self._asked.pop(request.request_id, None)
+                request.channel.put(answer_tokenizer(request, self._tokenizer, self._limits))
+            else:
+                self._prepare(request)
         except InvalidRequest as error:
-            refusal = RequestError(error.code, str(error))
-            sample = ReturnSample(request_id=request.request_id, error=refusal)
-        request.channel.put(sample)
+            self._fail(request, error)
+
+    def _fail(self, request: Asked, error: DriverError) -> None:
+        if isinstance(request, OpenRequest):
+            self._open_requests.fail(request, error)
+        else:
+            why = RequestError(error.code, str(error))
+            request.channel.put(ReturnSample(request_id=request.request_id, error=why))
 
     def _prepare(self, request: OpenRequest) -> None:
         if request.aborted:
-            unread = ReturnSample(request_id=request.request_id, finish_reason="abort", usage=Usage(0, 0))
-            self._open_requests.close(request, unread)
+            self._open_requests.close(request, _aborted(request.request_id))
             return
-        try:
-            params = sampling_params(request.request.params)
-            stop_regexes = [_stop_regex(pattern) for pattern in params.stop_regexes]
-            sequences = self._sequences(request, params)
-            resumed = take_up(sequences, request.request.resume_token_ids)
-        except InvalidRequest as error:
-            self._open_requests.fail(request, error)
-            return
+        params = sampling_params(request.request.params)
+        sequences = self._sequences(request, params)
+        outputs = take_up(sequences, request.request.resume_token_ids)
         prompt = sequences[0].prompt_token_ids
-        whole = {output.request_id for output in resumed if output.finish_reason is not None}
+        prompt_tail = prompt[-PROMPT_TAIL:]
+        whole = {output.request_id for output in outputs if output.finish_reason is not None}
+        resumed = read_again(outputs, params, prompt_tail, self._tokenizer)
         admit = Admit(
             [sequence for sequence in sequences if sequence.request_id not in whole],
-            Opened(request, sequences, prompt[-PROMPT_TAIL:], len(prompt), params, stop_regexes, resumed),
+            Opened(request, sequences, prompt_tail, len(prompt), params, resumed),
         )
         if params.structured_outputs is None or not admit.sequences:
             self._post(admit)
@@ -115,6 +159,7 @@ class PrepareInputs:
     def _sequences(self, request: OpenRequest, params: SamplingParams) -> list[Sequence]:
         """One for each sample, alike but for the seed; the first alone looks at the prompt's log-probabilities."""
         prompt_token_ids = self._prompt_token_ids(request.request)
+        _check_prompt_logprobs(params.prompt_logprobs, len(prompt_token_ids))
         max_tokens = self._max_tokens(len(prompt_token_ids), params)
         stop_token_ids = frozenset(params.stop_token_ids).union(() if params.ignore_eos else self._limits.eos_token_ids)
         bad_words = self._bad_word_token_ids(params.bad_words)
@@ -123,7 +168,7 @@ class PrepareInputs:
             self._check_in_vocabulary(f"resume_token_ids[{index}]", token_ids)
         if any(request.request.resume_token_ids[:1]):  # they came with the first token, or before
             params = msgspec.structs.replace(params, prompt_logprobs=None)
-        seed = int(self._seeds.integers(MAX_SEED, endpoint=True)) if params.seed is None else params.seed
+        seed = secrets.randbelow(MAX_SEED + 1) if params.seed is None else params.seed
         request.num_samples = params.n
         salt = self._salt(request, params)
         sequences = []
@@ -137,6 +182,7 @@ class PrepareInputs:
                 seed=(seed + index) % (MAX_SEED + 1),
                 bad_word_token_ids=bad_words,
                 client=request.request.client,
+                user=request.request.user,
                 salt=salt,
             )
             sequences.append(sequence)
@@ -194,11 +240,14 @@ class PrepareInputs:
             raise InvalidRequest("a request has either a prompt or messages: give exactly one of them")
         if request.messages is None and (request.tools or request.chat_template_kwargs):
             raise InvalidRequest("tools and chat_template_kwargs are for the chat template: send messages")
+        most = self._limits.max_model_len
         if request.messages is not None:
-            token_ids = chat_token_ids(request, self._tokenizer)
+            token_ids = chat_token_ids(request, self._tokenizer, most)
         elif isinstance(request.prompt, str):
-            token_ids = self._tokenizer.encode(request.prompt) if request.prompt else []
+            text, encode = request.prompt, self._tokenizer.encode
+            token_ids = text_token_ids("the prompt", text, encode, self._tokenizer, most) if text else []
         elif isinstance(request.prompt, list):
+            check_fits("the prompt", len(request.prompt), most)
             token_ids = list(request.prompt)
         else:
             raise InvalidRequest(f"prompt must be a string or a list of token ids, not {type(request.prompt).__name__}")
@@ -211,8 +260,9 @@ class PrepareInputs:
         check_in_vocabulary(name, token_ids, self._limits.vocab_size)
 
     def _max_tokens(self, num_prompt_tokens: int, params: SamplingParams) -> int:
-        room = self._limits.max_model_len - num_prompt_tokens
-        holds = f"a request may hold {self._limits.max_model_len} tokens here, prompt and output together"
+        most = self._limits.max_model_len
+        room = most - num_prompt_tokens
+        holds = f"a request may hold {most} tokens here, prompt and output together"
         if room < 1:
             raise InvalidRequest(f"the prompt has {num_prompt_tokens} tokens, but {holds}: shorten it")
         for name, asked in (("max_tokens", params.max_tokens), ("min_tokens", params.min_tokens)):
@@ -224,36 +274,22 @@ class PrepareInputs:
         return room if params.max_tokens is None else params.max_tokens
 
 
-def _weight(queued: OpenRequest | TokenizerRequest) -> int:
-    """In tokens, about; what generates none is for nobody to wait behind."""
-    return 0 if isinstance(queued, TokenizerRequest) else estimated_tokens(queued.request)
+def _holder(request: Asked) -> Holder:
+    return (request.client, request.user) if isinstance(request, TokenizerRequest) else request.holder
 
 
-def sampling_params(params: dict[str, Any]) -> SamplingParams:
-    """The checked parameters; raises InvalidRequest naming the one that is unknown, of a wrong type or out of range."""
-    names = SamplingParams.__struct_fields__
-    for name in params:
-        if name not in names:
-            near = difflib.get_close_matches(str(name), names, n=1)
-            hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(names)}"
-            raise InvalidRequest(f"unknown parameter {name!r}: {hint}")
-    try:
-        return msgspec.convert(params, SamplingParams, strict=True)
-    except msgspec.ValidationError as error:
-        raise InvalidRequest(_in_plain_words(str(error))) from error
+def _source(request: Asked) -> tuple[str, str]:
+    return (request.client, request.request_id) if isinstance(request, TokenizerRequest) else request.source
 
 
-def _in_plain_words(message: str) -> str:
-    """``Expected `int`, got `str` - at `$.seed` `` becomes ``seed: expected int, got str``."""
-    what, _, path = message.partition(" - at `")
-    name = path.rstrip("`").replace("$.", "")
-    if not path or what.startswith(name):  # one of our own, which names what it is about
-        return what
-    return f"{name}: {what[0].lower()}{what[1:]}".replace("`", "").replace("array", "list")
+def _aborted(request_id: str) -> ReturnSample:
+    """The end of a request of which nothing has been read."""
+    return ReturnSample(request_id=request_id, finish_reason="abort", usage=Usage(0, 0))
 
 
-def _stop_regex(pattern: str) -> StopRegex:
-    try:
-        return StopRegex(pattern)
-    except ValueError as error:
-        raise InvalidRequest(f"stop_regex: {error}") from error
+def _check_prompt_logprobs(count: int | None, num_prompt_tokens: int) -> None:
+    if count is not None and num_prompt_tokens * (count + 1) > MAX_PROMPT_LOGPROBS:
+        raise InvalidRequest(
+            f"prompt_logprobs: {count + 1} for each of {num_prompt_tokens} tokens are more than {MAX_PROMPT_LOGPROBS}:"
+            " ask for fewer, or shorten the prompt"
+        )

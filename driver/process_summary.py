@@ -6,13 +6,15 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from driver.bounded_queue import BoundedQueue, QueueClosed
-from driver.errors import InternalError, InvalidRequest
+from driver.errors import DriverError, InternalError, InvalidRequest
 from driver.messages import Ended, Finished, Landed, Opened, Summary
 from driver.open_requests import OpenRequest, OpenRequests
 from driver.request import ReturnSample, Usage
 from driver.request_metrics import RequestMetrics, SampleTimes
+from driver.resumption import Resumed
 from driver.sample_logprobs import SampleLogprobs
 from driver.sample_text import SampleText
+from driver.stage import Stage
 from driver.tokenizer import Tokenizer
 from engine.sequence import SequenceOutput
 
@@ -20,6 +22,7 @@ from engine.sequence import SequenceOutput
 class ProcessSummary:
     """Detokenises, looks for stop strings, counts and delivers. Its thread alone knows the text of a request.
 
+    Whatever one request's output raises ends that request alone; the engine is told to let go of its sequences.
     A sequence is known from Opened to its last sample; outputs that come later are a step's run-ahead, and dropped.
     ``post`` puts a Finished where the execution thread finds it.
     """
@@ -41,36 +44,47 @@ class ProcessSummary:
         self._clock = clock
         self._replies: dict[str, _Reply] = {}
         """By sequence."""
+        self.stage = Stage("process summary", self._handle, self._fail, _source)
 
     def run(self) -> None:
         """Delivers until ``summaries`` is closed."""
         with suppress(QueueClosed):
             while True:
-                self._handle(self._summaries.get())
+                match self._summaries.get():
+                    case Opened() as opened:
+                        self.stage.work(opened)
+                    case Landed(outputs=outputs):
+                        self._land(outputs)
+                    case Ended(sequence_id=sequence_id, finish_reason=finish_reason):
+                        self._land([SequenceOutput(sequence_id, [], finish_reason)])
 
-    def _handle(self, summary: Summary) -> None:
-        match summary:
-            case Opened():
-                self._open(summary)
-            case Landed(outputs=outputs):
-                now = self._clock()
-                for output in outputs:
-                    self._deliver(output, now)
-            case Ended(sequence_id=sequence_id, finish_reason=finish_reason):
-                self._deliver(SequenceOutput(sequence_id, [], finish_reason), self._clock())
+    def _land(self, outputs: list[SequenceOutput]) -> None:
+        now = self._clock()
+        for output in outputs:
+            reply = self._replies.get(output.request_id)
+            if reply is not None:
+                self.stage.work(_Landing(reply, output, now))
+
+    def _handle(self, item: "Opened | _Landing") -> None:
+        if isinstance(item, Opened):
+            self._open(item)
+        else:
+            self._deliver(item.reply, item.output, item.now)
 
     def _open(self, opened: Opened) -> None:
         usage = _OpenUsage(opened.num_prompt_tokens, opened.request.num_samples)
+        texts = {resumed.output.request_id: resumed.text for resumed in opened.resumed}
         for index, sequence_id in enumerate(opened.request.sequence_ids):
             times = SampleTimes(self._metrics, opened, opened.sequences[index])
-            self._replies[sequence_id] = _Reply(index, opened, usage, times, self._tokenizer)
-        for output in opened.resumed:
-            if output.token_ids:
-                self._resume(self._replies[output.request_id], output)
+            text = texts.get(sequence_id) or SampleText(opened.params, opened.prompt_tail, self._tokenizer)
+            self._replies[sequence_id] = _Reply(index, opened, usage, times, text, self._tokenizer)
+        for resumed in opened.resumed:
+            self._resume(self._replies[resumed.output.request_id], resumed)
 
-    def _resume(self, reply: "_Reply", output: SequenceOutput) -> None:
-        """Read again what the client has; all there is to say of it is whether it was the end."""
-        sample = reply.sample(output)
+    def _resume(self, reply: "_Reply", resumed: Resumed) -> None:
+        """All there is to say of what the client has is whether it was the end."""
+        output = resumed.output
+        sample = reply.sample(output, resumed.read)
         if sample.finish_reason is not None:
             end = ReturnSample(
                 request_id=sample.request_id,
@@ -80,12 +94,10 @@ class ProcessSummary:
             )
             self._put(reply, output, end, self._clock())
 
-    def _deliver(self, output: SequenceOutput, now: float) -> None:
-        reply = self._replies.get(output.request_id)
-        if reply is None:
-            return
+    def _deliver(self, reply: "_Reply", output: SequenceOutput, now: float) -> None:
         if output.error is not None:
-            self._fail(reply.opened.request, output, now)
+            kind = InternalError if output.internal else InvalidRequest
+            self._end(reply.opened.request, kind(output.error), now, ended=output.request_id)
             return
         sample = reply.sample(output)
         if sample.token_ids:
@@ -107,16 +119,29 @@ class ProcessSummary:
         else:
             reply.opened.request.request.channel.put(sample)
 
-    def _fail(self, request: OpenRequest, output: SequenceOutput, now: float) -> None:
-        """End a request, of which one sample has come to an error; the engine is told to let go of the others."""
+    def _fail(self, item: "Opened | _Landing", error: DriverError) -> None:
+        self._end(_opened(item).request, error, self._clock())
+
+    def _end(self, request: OpenRequest, error: DriverError, now: float, ended: str | None = None) -> None:
+        """End a request, of which one sample has come to an error; the engine is told to let go of what has not ended."""
+        replies = [self._replies.pop(sequence_id, None) for sequence_id in request.sequence_ids]
         for sequence_id in request.sequence_ids:
-            reply = self._replies.pop(sequence_id, None)
-            if reply is not None:
-                reply.times.finish("error", now)
-                if sequence_id != output.request_id:
-                    self._post(Finished(sequence_id))
-        kind = InternalError if output.internal else InvalidRequest
-        self._open_requests.fail(request, kind(output.error or ""))
+            if sequence_id != ended:
+                self._post(Finished(sequence_id))
+        try:
+            for reply in replies:
+                if reply is not None:
+                    reply.times.finish("error", now)
+        finally:
+            self._open_requests.fail(request, error)
+
+
+def _opened(item: "Opened | _Landing") -> Opened:
+    return item if isinstance(item, Opened) else item.reply.opened
+
+
+def _source(item: "Opened | _Landing") -> tuple[str, str]:
+    return _opened(item).request.source
 
 
 @dataclass
@@ -133,17 +158,28 @@ class _OpenUsage:
 class _Reply:
     """What one client has been told so far of one sample."""
 
-    def __init__(self, index: int, opened: Opened, usage: _OpenUsage, times: SampleTimes, tokenizer: Tokenizer) -> None:
+    def __init__(
+        self,
+        index: int,
+        opened: Opened,
+        usage: _OpenUsage,
+        times: SampleTimes,
+        text: SampleText,
+        tokenizer: Tokenizer,
+    ) -> None:
         self.opened = opened
         self.times = times
         self._index = index
         self.usage = usage
-        self._words = SampleText(opened, tokenizer)
+        self._text = text
         self._logprobs = SampleLogprobs(index, opened.params, tokenizer)
 
-    def sample(self, output: SequenceOutput) -> ReturnSample:
-        """What this output adds; the sample's last if it ends the sequence or what it says ends it."""
-        text, num_read, finish_reason = self._words.read(output)
+    def sample(self, output: SequenceOutput, read: tuple[str, int, str | None] | None = None) -> ReturnSample:
+        """What this output adds; the sample's last if it ends the sequence or what it says ends it.
+
+        ``read`` is what its text has given, if that has been read already.
+        """
+        text, num_read, finish_reason = read or self._text.read(output)
         self.usage.completion_tokens += num_read
         self.usage.num_open -= finish_reason is not None
         return ReturnSample(
@@ -156,3 +192,12 @@ class _Reply:
             finish_reason=finish_reason,
             usage=None if self.usage.num_open else Usage(self.usage.prompt_tokens, self.usage.completion_tokens),
         )
+
+
+@dataclass(frozen=True, slots=True)
+class _Landing:
+    """One output, on its way to whom it is for."""
+
+    reply: _Reply
+    output: SequenceOutput
+    now: float

@@ -7,6 +7,9 @@ from typing import Any, Protocol
 
 import msgspec
 
+BYTES_PER_TOKEN = 4
+"""Of text, as a rule of thumb: before it is tokenised nobody knows, and a limit of load need not be exact."""
+
 
 class Usage(msgspec.Struct, frozen=True):
     """Tokens read and tokens generated; a token that ended the request counts as generated."""
@@ -86,11 +89,13 @@ class ActiveRequest:
     """One request as a client put it, with exactly one of ``prompt`` (text or token ids) and ``messages``.
 
     ``request_id`` is free again once the last sample has been delivered. ``params`` are the fields of SamplingParams
-    by name, unchecked. ``client`` is who asks: the scheduler is fair between clients. Pages of what prompts have in common
+    by name, unchecked. ``client`` is who asks: the scheduler is fair between clients, and within a client's share between
+    its users; ``user`` is the client's word for them. Pages of what prompts have in common
     are shared within one ``tenant`` only. ``messages``, ``tools`` and ``chat_template_kwargs`` are for the model's chat
     template; driver/chat.py says what they may be.
     ``resume_token_ids``, if any, are for each of the ``n`` samples the output that the client has already: generation
-    goes on behind it as if it had never been interrupted, and only what is new comes into the channel.
+    goes on behind it as if it had never been interrupted, and only what is new comes into the channel. ``num_bytes`` is the
+    size of the message that it came in, by which a conversation is weighed before it is tokenised.
     """
 
     request_id: str
@@ -101,8 +106,19 @@ class ActiveRequest:
     chat_template_kwargs: dict[str, Any] = field(default_factory=dict)
     params: dict[str, Any] = field(default_factory=dict)
     client: str = ""
+    user: str = ""
     tenant: str = ""
     resume_token_ids: list[list[int]] = field(default_factory=list)
+    num_bytes: int = 0
+
+    @property
+    def estimated_tokens(self) -> int:
+        """What the prompt will have, about, and the output that it goes on with."""
+        resumed = sum(map(len, self.resume_token_ids))
+        if isinstance(self.prompt, list):
+            return resumed + len(self.prompt)
+        size = len(self.prompt) if isinstance(self.prompt, str) else self.num_bytes
+        return resumed + size // BYTES_PER_TOKEN + 1
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -121,3 +137,11 @@ class TokenizerRequest:
     chat_template_kwargs: dict[str, Any] = field(default_factory=dict)
     add_special_tokens: bool = True
     token_ids: list[int] | None = None
+    client: str = ""
+    user: str = ""
+    num_bytes: int = 0
+
+    @property
+    def estimated_tokens(self) -> int:
+        """How much work it is, about."""
+        return self.num_bytes // BYTES_PER_TOKEN

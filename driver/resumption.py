@@ -1,7 +1,32 @@
 """Going on with outputs that a client has from an earlier request, which was cut off."""
 
+import msgspec
+
 from driver.errors import InvalidRequest
+from driver.sample_text import SampleText
+from driver.tokenizer import Tokenizer
+from engine.sampling_params import SamplingParams
 from engine.sequence import Sequence, SequenceOutput
+
+
+class Resumed(msgspec.Struct, frozen=True):
+    """A sample of which the client has something: its output, its text so far, and what reading the one into the other gave."""
+
+    output: SequenceOutput
+    text: SampleText
+    read: tuple[str, int, str | None]
+
+
+def read_again(
+    outputs: list[SequenceOutput], params: SamplingParams, prompt_tail: list[int], tokenizer: Tokenizer
+) -> list[Resumed]:
+    """Those that are not empty, as texts. It is done where requests are prepared, as it may be a million tokens."""
+    resumed = []
+    for output in outputs:
+        if output.token_ids:
+            text = SampleText(params, prompt_tail, tokenizer)
+            resumed.append(Resumed(output, text, text.read(output)))
+    return resumed
 
 
 def take_up(sequences: list[Sequence], resume_token_ids: list[list[int]]) -> list[SequenceOutput]:

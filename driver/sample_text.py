@@ -1,29 +1,28 @@
 """The text of one sample, and what ends it by what it says."""
 
 from driver.detokenizer import Detokenizer
-from driver.messages import Opened
 from driver.repetition import RepetitionDetector
 from driver.stop_strings import StopStrings
 from driver.tokenizer import Tokenizer
+from engine.sampling_params import SamplingParams
 from engine.sequence import SequenceOutput
 
 
 class SampleText:
-    """Detokenises, and looks for stop strings, stop patterns and loops, from token ``min_tokens`` on."""
+    """Detokenises, and looks for stop strings and loops, from token ``min_tokens`` on."""
 
-    def __init__(self, opened: Opened, tokenizer: Tokenizer) -> None:
-        params = opened.params
+    def __init__(self, params: SamplingParams, prompt_tail: list[int], tokenizer: Tokenizer) -> None:
         self._params = params
         self._num_tokens = 0
         self._detokenizer = None
         if params.detokenize:
             self._detokenizer = Detokenizer(
                 tokenizer,
-                opened.prompt_tail,
+                prompt_tail,
                 special=not params.skip_special_tokens,
                 spaces=params.spaces_between_special_tokens,
             )
-        self._stops = StopStrings(params.stops, opened.stop_regexes, include=params.include_stop_str_in_output)
+        self._stops = StopStrings(params.stops, include=params.include_stop_str_in_output)
         loops = params.repetition_detection
         self._loops = None if loops is None else RepetitionDetector(loops)
 

@@ -1,42 +1,34 @@
-"""Finding stop strings, and what stop patterns match, in text that comes in pieces, without ever showing a part of one."""
+"""Finding stop strings in text that comes in pieces, without ever showing a part of one."""
 
-from collections.abc import Sequence
-
-from driver.stop_regex import StopRegex, StopRegexSearch
+from functools import lru_cache
 
 
 class StopStrings:
     """Passes text on, up to the stop that is complete first; of two complete at once, the longer.
 
     With ``include`` up to its end, or else up to its start. The cut is the same however the text is divided into pieces.
+    A character costs a step or two for each stop, whatever the text and the stops are.
     """
 
-    def __init__(self, stops: list[str], regexes: Sequence[StopRegex] = (), *, include: bool = False) -> None:
-        self._stops = stops
-        self._longest = max(map(len, stops), default=0)
-        self._searches = [StopRegexSearch(regex) for regex in regexes]
+    def __init__(self, stops: list[str], *, include: bool = False) -> None:
+        self._stops = [_Stop(stop) for stop in stops]
         self._include = include
         self._held = ""
-        self._shown = 0
-        """Characters passed on, of those that were searched."""
         self.matched = False
 
     def add(self, piece: str) -> str:
         """The text that can be shown; held back is the longest suffix that a stop could begin with."""
+        if not self._stops:
+            return piece
         text = self._held + piece
-        found = [(start + len(stop), start) for stop in self._stops if (start := text.find(stop)) >= 0]
-        for search in self._searches:
-            match = search.add(piece)
-            if match is not None:
-                found.append((match[0] - self._shown, match[1] - self._shown))
-        if found:
-            self.matched = True
-            self._held = ""
-            end, start = min(found)
-            return text[: end if self._include else start]
-        shown = len(text) - self._num_held(text)
+        for end, character in enumerate(piece, start=len(self._held) + 1):
+            longest = max([stop.add(character) for stop in self._stops])
+            if longest:
+                self.matched = True
+                self._held = ""
+                return text[: end if self._include else end - longest]
+        shown = len(text) - max(stop.num_begun for stop in self._stops)
         self._held = text[shown:]
-        self._shown += shown
         return text[:shown]
 
     def flush(self) -> str:
@@ -44,10 +36,32 @@ class StopStrings:
         held, self._held = self._held, ""
         return held
 
-    def _num_held(self, text: str) -> int:
-        end = self._shown + len(text)
-        held = max((end - search.held_from for search in self._searches), default=0)
-        for length in range(min(self._longest - 1, len(text)), held, -1):
-            if text.endswith(tuple(stop[:length] for stop in self._stops if len(stop) > length)):
-                return length
-        return held
+
+class _Stop:
+    """How much of one string the text ends with: the automaton of Knuth, Morris and Pratt."""
+
+    def __init__(self, string: str) -> None:
+        self._string = string
+        self._shorter = _shorter(string)
+        self.num_begun = 0
+        """Characters at the end of the text that are the string's first, as many as there are."""
+
+    def add(self, character: str) -> int:
+        """Reads one more character of the text; the string's length if it is complete with it, or else 0."""
+        begun = self.num_begun
+        while begun and self._string[begun] != character:
+            begun = self._shorter[begun]
+        self.num_begun = begun + (self._string[begun] == character)
+        return self.num_begun if self.num_begun == len(self._string) else 0
+
+
+@lru_cache(maxsize=256)
+def _shorter(string: str) -> list[int]:
+    """For each number of the string's first characters, how many of the first they end with, short of all."""
+    shorter, length = [0, 0], 0
+    for character in string[1:]:
+        while length and string[length] != character:
+            length = shorter[length]
+        length += string[length] == character
+        shorter.append(length)
+    return shorter

@@ -5,15 +5,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-import jinja2
-
-from driver.chat import Chat, check_encodable, check_template
-from driver.errors import InvalidRequest
+from driver.chat import Chat
+from driver.chat_template import hold_to_budget, rendered
+from driver.least_tokens import LeastTokens
 from engine.errors import ConfigurationError
 
 
 class Tokenizer(Protocol):
-    """What the driver asks of a tokenizer; prepare inputs encodes, summary processing decodes."""
+    """What the driver asks of a tokenizer, on several threads at once; texts are such as UTF-8 can carry."""
 
     def encode(self, text: str) -> list[int]:
         """The ids of a prompt, with the special tokens that the model expects around one."""
@@ -21,8 +20,11 @@ class Tokenizer(Protocol):
     def encode_word(self, text: str) -> list[int]:
         """The ids of a piece of text, with no special tokens around it."""
 
-    def apply_chat_template(self, chat: Chat) -> list[int]:
-        """The ids of a conversation, up to where the assistant speaks; raises InvalidRequest naming the problem."""
+    def least_tokens(self, text: str) -> int:
+        """No more than ``encode_word`` gives ids, or 0 where that is not known; for much less work."""
+
+    def render(self, chat: Chat) -> str:
+        """A conversation's text, up to where the assistant speaks, for ``encode_word``; raises InvalidRequest."""
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """The text of the ids, special tokens left out or as they are spelt, U+FFFD for bytes that are no UTF-8."""
@@ -41,38 +43,37 @@ class Tokenizer(Protocol):
 
 
 class HuggingFaceTokenizer:
-    """A fast tokenizer of the transformers library, from a local directory."""
+    """A fast tokenizer of the transformers library, from a local directory.
+
+    Its Rust backend encodes and decodes on any thread, as long as nobody sets anything of it; transformers' own ``encode``
+    sets truncation and padding at each call.
+    """
 
     def __init__(self, directory: Path) -> None:
         self._tokenizer = _load(directory)
         self._backend = self._tokenizer.backend_tokenizer
+        self._backend.no_truncation()
+        self._backend.no_padding()
+        self._least_tokens = LeastTokens(self._backend.to_str())
+        hold_to_budget(self._tokenizer)
         added = self._backend.get_added_tokens_decoder()
         self._special = frozenset(token_id for token_id, token in added.items() if token.special)
 
     def encode(self, text: str) -> list[int]:
-        """The ids of a prompt; raises InvalidRequest for text that UTF-8 cannot carry."""
-        check_encodable("the prompt", text)
-        return list(self._tokenizer.encode(text))
+        """The ids of a prompt, with the special tokens that the model expects around one."""
+        return list(self._backend.encode(text).ids)
 
     def encode_word(self, text: str) -> list[int]:
-        """The ids of a piece of text; raises InvalidRequest for text that UTF-8 cannot carry."""
-        check_encodable("a bad word", text)
-        return list(self._tokenizer.encode(text, add_special_tokens=False))
+        """The ids of a piece of text, with no special tokens around it."""
+        return list(self._backend.encode(text, add_special_tokens=False).ids)
 
-    def apply_chat_template(self, chat: Chat) -> list[int]:
-        """The ids of a conversation; raises InvalidRequest where the template refuses it, or would ignore a part of it."""
-        if self._tokenizer.chat_template is None:
-            raise InvalidRequest("this model has no chat template: send a prompt instead of messages")
-        tools = chat.tools or None
-        try:
-            check_template(self._tokenizer.get_chat_template(tools=tools), chat)
-            token_ids = self._tokenizer.apply_chat_template(
-                chat.messages, tools, return_dict=False, **{"add_generation_prompt": True} | chat.template_kwargs
-            )
-        except (jinja2.TemplateError, LookupError, TypeError, ValueError) as error:
-            # A template is a program, and these messages are its input.
-            raise InvalidRequest(f"the chat template of this model refuses these messages: {error}") from error
-        return list(token_ids)
+    def least_tokens(self, text: str) -> int:
+        """By the bytes of the text."""
+        return self._least_tokens.at_least(text)
+
+    def render(self, chat: Chat) -> str:
+        """By the chat template; raises InvalidRequest where it refuses it, or would ignore a part of it."""
+        return rendered(self._tokenizer, chat)
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """The text of the ids, without the clean-up of spaces that transformers may add: it would look ahead."""

@@ -13,14 +13,11 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
+from engine.logit_floors import NOT_ALLOWED, REMOVED
 from engine.models.config import MAX_EOS_TOKEN_IDS
-from engine.sampler import REMOVED
-from engine.sampling_params import MAX_BAD_WORD_TOKENS, MAX_BAD_WORDS, MAX_STOP_TOKEN_IDS
+from engine.request_limits import MAX_BAD_WORD_TOKENS, MAX_BAD_WORDS, MAX_STOP_TOKEN_IDS
 from engine.sequence import Sequence
 from engine.vocabulary import WHOLE, Vocabulary
-
-NOT_ALLOWED = 1e6 * REMOVED
-"""Below what is banned: where allowed_token_ids are all banned after some token, it is one of them that is drawn."""
 
 MAX_BANS = 2 * MAX_BAD_WORDS
 """Bad words of several tokens, each with and without the space before it."""

@@ -6,7 +6,7 @@ import numpy as np
 from jax import Array
 from numpy.typing import NDArray
 
-from engine.sampling_params import MAX_LOGPROBS
+from engine.request_limits import MAX_LOGPROBS
 from engine.sequence import TokenLogprobs
 from engine.vocabulary import WHOLE, Vocabulary
 

@@ -16,13 +16,19 @@ class Profiler:
         self._directory: str | None = None
 
     def start(self, directory: str) -> None:
-        """Begin; raises ProfilerError where a trace is under way or the directory cannot be written."""
+        """Begin; raises ProfilerError where a trace is under way, or the directory is there already or cannot be made.
+
+        One that is new has nothing in it that leads elsewhere.
+        """
         if self._directory is not None:
             raise ProfilerError(f"a profile for {self._directory} is running already: stop it first")
         try:
-            Path(directory).mkdir(parents=True, exist_ok=True)
+            Path(directory).parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            Path(directory).mkdir(mode=0o700)
             jax.profiler.start_trace(directory)
-        except (OSError, RuntimeError, ValueError) as error:  # ValueError: no path at all
+        except FileExistsError as error:
+            raise ProfilerError(f"{error.filename} is there already: choose another name") from error
+        except (OSError, RuntimeError) as error:
             raise ProfilerError(f"cannot profile into {directory}: {error}") from error
         self._directory = directory
 

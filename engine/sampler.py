@@ -19,8 +19,8 @@ from engine.vocabulary import WHOLE, Vocabulary
 NO_TOKEN = -1
 """In place of a token id: the row's logits hold NaN or infinity, and it has no next token."""
 
-REMOVED = -1e30
-"""Logit of a token that may not be drawn."""
+WEIGHTLESS = np.float32(-87)
+"""Logit, relative to the best, from which on a token weighs nothing: exp would give numbers that some devices take for 0."""
 
 BLOCK = VOCABULARY_BLOCK
 """Tokens that are looked at together, first for the best or for their sum and then one by one."""
@@ -57,19 +57,18 @@ def sample(
     drawn = best = argmax(logits, vocabulary)
     if variant is not SamplingVariant.GREEDY:
         logits = jnp.where(finite[:, None], logits, np.float32(0))  # a search for a cut would have no end among NaN
-        drawn = jnp.where(
-            rows.temperature <= 0, best, _draw(weigh(logits, rows, variant, vocabulary), rows, key, vocabulary)
-        )
+        drawn = _draw(weigh(logits, rows, variant, vocabulary), rows, key, vocabulary)
+        drawn = jnp.where(_are_greedy(rows), best, drawn)
     return jnp.where(finite, drawn, NO_TOKEN)
 
 
 def weigh(logits: Array, rows: SamplingRows, variant: SamplingVariant, vocabulary: Vocabulary = WHOLE) -> Array:
     """How likely each token is to be drawn, f32[rows, vocab], the best 1 and what is cut 0; undefined for greedy rows."""
-    greedy = rows.temperature <= 0
+    greedy = _are_greedy(rows)
     # From the best on down, so that no temperature, however small, makes it infinite or puts it below what is removed.
     below = logits - vocabulary.max(logits)[:, None]
     scaled = below / jnp.where(greedy, np.float32(1), rows.temperature)[:, None]
-    weights = jnp.exp(scaled)
+    weights = jnp.where(scaled > WEIGHTLESS, jnp.exp(scaled), np.float32(0))
     if variant is SamplingVariant.TRUNCATED:
         top_k, top_p = jnp.where(greedy, 0, rows.top_k), jnp.where(greedy, np.float32(1), rows.top_p)
         weights = jnp.where(keeps(scaled, top_k, top_p, rows.min_p, vocabulary), weights, np.float32(0))
@@ -99,8 +98,27 @@ def _draw(weights: Array, rows: SamplingRows, key: Array, vocabulary: Vocabulary
 
     numbers = jax.vmap(uniform)(rows.seeds, rows.positions)
     blocks = _blocks(weights, 0.0)
-    block = _choose(vocabulary.gather(jnp.sum(blocks, axis=-1)), numbers[:, 0])
-    return block * BLOCK + _choose(vocabulary.take(blocks, block), numbers[:, 1])
+    block = choose(vocabulary.gather(jnp.sum(blocks, axis=-1)), numbers[:, 0])
+    return block * BLOCK + choose(vocabulary.take(blocks, block), numbers[:, 1])
+
+
+def choose(weights: Array, numbers: Array) -> Array:
+    """i32[rows] the place in f32[rows, n] that a share of f32[rows], from 0 to 1, of the row's weights lies in.
+
+    Its weight is above 0 if any is: a sum up to a place may be less than that up to an earlier one, or differ from it
+    where nothing is added, as XLA does not add up in order.
+    """
+    sums, places = jnp.cumsum(weights, axis=-1), jnp.arange(weights.shape[-1], dtype=jnp.int32)[None, :]
+    weighs = weights > 0
+    passes = weighs & (sums > numbers[:, None] * sums[:, -1:])
+    first = jnp.min(jnp.where(passes, places, np.int32(weights.shape[-1])), axis=-1)
+    last = jnp.max(jnp.where(weighs, places, np.int32(0)), axis=-1)
+    return jnp.minimum(first, last)
+
+
+def _are_greedy(rows: SamplingRows) -> Array:
+    """bool[rows]. Numbers that some devices take for 0 are, so that none divides by them."""
+    return rows.temperature < np.finfo(np.float32).tiny
 
 
 def _are_finite(logits: Array, vocabulary: Vocabulary) -> Array:
@@ -117,9 +135,3 @@ def _blocks(x: Array, padding: float) -> Array:
     """f32[rows, vocab] as [rows, blocks, BLOCK]."""
     rows, vocab = x.shape
     return jnp.pad(x, ((0, 0), (0, -vocab % BLOCK)), constant_values=padding).reshape(rows, -1, BLOCK)
-
-
-def _choose(weights: Array, numbers: Array) -> Array:
-    """i32[rows] the first place that a share of f32[rows] of the weights f32[rows, n] lies before; its weight is not 0."""
-    before = jnp.cumsum(weights, axis=-1)
-    return jnp.sum((before <= numbers[:, None] * before[:, -1:]).astype(jnp.int32), axis=-1)

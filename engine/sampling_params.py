@@ -4,21 +4,23 @@ import math
 
 import msgspec
 
+from engine.request_limits import (
+    MAX_ALLOWED_TOKEN_IDS,
+    MAX_BAD_WORDS,
+    MAX_LOGIT_BIASES,
+    MAX_LOGPROBS,
+    MAX_N,
+    MAX_PATTERN_COUNT,
+    MAX_PATTERN_SIZE,
+    MAX_PRIORITY,
+    MAX_SALT,
+    MAX_SEED,
+    MAX_STOP_LENGTH,
+    MAX_STOP_TOKEN_IDS,
+    MAX_STOPS,
+    MAX_TIMEOUT,
+)
 from engine.structured_outputs import StructuredOutputsParams
-
-MAX_SEED = 2**32 - 1
-MAX_N = 64
-MAX_LOGPROBS = 20
-MAX_STOPS = 16
-MAX_STOP_LENGTH = 256
-MAX_STOP_TOKEN_IDS = 128
-MAX_BAD_WORDS = 128
-MAX_BAD_WORD_TOKENS = 16
-MAX_PATTERN_SIZE = 1024
-MAX_PATTERN_COUNT = 1000
-MAX_TIMEOUT = 86400.0
-MAX_PRIORITY = 2**31 - 1
-MAX_SALT = 256
 
 
 class RepetitionDetection(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -41,11 +43,12 @@ class SamplingParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
     """Parameters of one request; constructing it checks ranges and raises ValueError naming the parameter.
 
     ``max_tokens`` None means until the context is full. ``temperature`` 0 is greedy. ``top_k`` 0 or -1
-    keeps every token. ``seed`` None draws one at admission; sample i of ``n`` has the i-th after it. ``stop`` strings and
-    what ``stop_regex`` matches end the text before them, or after them with ``include_stop_str_in_output``, once there
-    are ``min_tokens`` tokens. A lower ``priority`` is served first. ``timeout_s`` is for all of the request, ``queue_timeout_s``
-    until its first step. Requests share computed pages of prompts that begin alike where their ``cache_salt`` is the same,
-    and without ``enable_prefix_caching`` with no other request. What it means in tokens (ids in the vocabulary, words to ids) is checked where that is known.
+    keeps every token. ``seed`` None draws one at admission; sample i of ``n`` has the i-th after it. ``stop`` strings
+    end the text before them, or after them with ``include_stop_str_in_output``, once there are ``min_tokens`` tokens. A
+    lower ``priority`` is served first. ``timeout_s`` is for all of the request, ``queue_timeout_s`` until its first step.
+    Requests share computed pages of prompts that begin alike where their ``cache_salt`` is the same, and without
+    ``enable_prefix_caching`` with no other request. What it means in tokens (ids in the vocabulary, words to ids) is
+    checked where that is known.
     """
 
     n: int = 1
@@ -63,7 +66,6 @@ class SamplingParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
     bad_words: list[str] = []
     seed: int | None = None
     stop: str | list[str] = []
-    stop_regex: str | list[str] = []
     stop_token_ids: list[int] = []
     include_stop_str_in_output: bool = False
     ignore_eos: bool = False
@@ -98,11 +100,6 @@ class SamplingParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
         """The stop strings, one given as a bare string included."""
         return [self.stop] if isinstance(self.stop, str) else self.stop
 
-    @property
-    def stop_regexes(self) -> list[str]:
-        """The stop patterns, one given as a bare string included."""
-        return [self.stop_regex] if isinstance(self.stop_regex, str) else self.stop_regex
-
     def _check_lengths(self) -> None:
         most = self.max_tokens
         _require(most is None or most >= 1, "max_tokens", "at least 1", most)
@@ -124,19 +121,23 @@ class SamplingParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
         _require(self.seed is None or 0 <= self.seed <= MAX_SEED, "seed", f"from 0 to {MAX_SEED}", self.seed)
 
     def _check_tokens(self) -> None:
+        count = len(self.logit_bias)
+        _require(count <= MAX_LOGIT_BIASES, "logit_bias", f"at most {MAX_LOGIT_BIASES} ids", count)
         for token_id, bias in self.logit_bias.items():
             _require(-100 <= bias <= 100, f"logit_bias[{token_id}]", "from -100 to 100", bias)
         allowed = self.allowed_token_ids
         _require(allowed is None or len(allowed) > 0, "allowed_token_ids", "at least one token id", allowed)
+        count = 0 if allowed is None else len(allowed)
+        most = f"at most {MAX_ALLOWED_TOKEN_IDS} ids"
+        _require(count <= MAX_ALLOWED_TOKEN_IDS, "allowed_token_ids", most, count)
         _check_strings("bad_words", self.bad_words, MAX_BAD_WORDS)
         count = len(self.stop_token_ids)
         _require(count <= MAX_STOP_TOKEN_IDS, "stop_token_ids", f"at most {MAX_STOP_TOKEN_IDS} ids", count)
 
     def _check_stops(self) -> None:
         _check_strings("stop", self.stops, MAX_STOPS)
-        _check_strings("stop_regex", self.stop_regexes, MAX_STOPS)
-        for name, given in (("stop", self.stops), ("stop_regex", self.stop_regexes)):
-            _require(self.detokenize or not given, name, "left out where detokenize is false: there is no text", given)
+        left_out = "left out where detokenize is false: there is no text"
+        _require(self.detokenize or not self.stops, "stop", left_out, self.stops)
 
 
 def _check_strings(name: str, strings: list[str], most: int) -> None:

@@ -187,7 +187,8 @@ class InferenceScheduler:
             reason = "stop"
         if reason is None or not self.finish(sequence.request_id):
             return None
-        return SequenceOutput(sequence.request_id, [], reason, error=error)
+        internal = sequence.constraint.internal
+        return SequenceOutput(sequence.request_id, [], reason, error=error, internal=internal)
 
     def lose_cache(self) -> None:
         """The memory behind the pages is lost, and no step is in flight: everything is computed anew."""
@@ -385,6 +386,8 @@ class InferenceScheduler:
             sequence.request_id, sequence.client, cause, sequence.num_tokens, len(sequence.pages)
         )  # fmt: skip
         self._release(sequence)
+        if sequence.constraint is not None:
+            sequence.constraint.suspend()
         sequence.status = SequenceStatus.WAITING
         sequence.num_computed_tokens = 0
         # What yields to its equal is not to come before it; nor before whom that one passes, which is older.

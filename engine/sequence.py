@@ -38,6 +38,8 @@ class Sequence:
     """Tokens that may not follow each other, of ``params.bad_words``."""
     client: str = ""
     """Who asked: the scheduler is fair between clients."""
+    user: str = ""
+    """Of that client: its users take turns."""
     salt: bytes | None = b""
     """Sequences share the pages of what they begin with alike, if their salts are alike; without one it shares none."""
     constraint: TokenConstraint | None = None

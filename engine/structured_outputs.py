@@ -4,10 +4,10 @@ from typing import Any
 
 import msgspec
 
+from engine.request_limits import MAX_CHOICES
+
 FORMS = ("json", "json_object", "regex", "choice", "grammar")
 JSON_OPTIONS = ("disable_any_whitespace", "disable_additional_properties", "whitespace_pattern")
-MAX_GRAMMAR_BYTES = 1 << 16
-MAX_CHOICES = 4096
 
 
 class StructuredOutputsParams(

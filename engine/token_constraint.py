@@ -34,5 +34,12 @@ class TokenConstraint(Protocol):
     def fileno(self) -> int:
         """Readable where an answer has come that was not heard yet."""
 
+    @property
+    def internal(self) -> bool:
+        """Whether the error is not the request's own fault."""
+
+    def suspend(self) -> None:
+        """The sequence waits again: it may be long until the next token. Mask, and an answer that is awaited, are kept."""
+
     def close(self) -> None:
         """The sequence has ended; a second time changes nothing."""

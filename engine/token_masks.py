@@ -6,6 +6,7 @@ import numpy as np
 from jax import Array
 from numpy.typing import NDArray
 
+from engine.logit_floors import MASKED_OUT
 from engine.plan import NextIterationPlan
 from engine.vocabulary import WHOLE, Vocabulary
 
@@ -28,14 +29,10 @@ def pack_masks(plan: NextIterationPlan, rows: int, vocab_size: int) -> NDArray[n
 
 
 def mask_logits(logits: Array, masks: Array, vocabulary: Vocabulary = WHOLE) -> Array:
-    """f32[rows, vocab] logits, the least number that there is where the i32[rows, words] masks have no bit.
-
-    Not minus infinity, which the sampler takes for a fault of the model. It is below what other parameters give a token
-    that they rule out, so that among those a constraint has the last word.
-    """
+    """f32[rows, vocab] logits, MASKED_OUT where the i32[rows, words] masks have no bit."""
     if vocabulary.axis is not None:  # a device's part of the vocabulary is whole words
         words = logits.shape[1] // WORD_BITS
         masks = jax.lax.dynamic_slice_in_dim(masks, vocabulary.first(words), words, axis=1)
     bits = masks[:, :, None] >> jnp.arange(WORD_BITS, dtype=jnp.int32)[None, None, :] & jnp.int32(1)
     allowed = bits.reshape(masks.shape[0], -1)[:, : logits.shape[1]]
-    return jnp.where(allowed > 0, logits, np.finfo(np.float32).min)
+    return jnp.where(allowed > 0, logits, MASKED_OUT)

@@ -32,7 +32,8 @@ def keeps(scaled: Array, top_k: Array, top_p: Array, min_p: Array, vocabulary: V
             known, cut, _bisect(below, jnp.where(known, vocab, top_k), jnp.where(known, 1, top_p), vocabulary)
         ),
     )
-    return below >= jnp.maximum(cut, jnp.log(min_p))[:, None]
+    floor = jnp.minimum(jnp.maximum(cut, jnp.log(min_p)), np.float32(0))  # the best is kept, however small top_p is
+    return below >= floor[:, None]
 
 
 def _cut_among_top(below: Array, top_k: Array, top_p: Array, vocabulary: Vocabulary) -> tuple[Array, Array]:

@@ -2,8 +2,8 @@
 
 - A lower ``priority`` comes first, as in vLLM.
 - Of one priority, those come first that had a slot already and were preempted, in the order in which they arrived.
-- Then it is the turn of the client that has been given the fewest tokens for its weight, and of that client's sequences
-  in the order in which they arrived. This is the virtual token counter of Sheng et al., "Fairness in Serving Large
+- Then it is the turn of the client that has been given the fewest tokens for its weight, of that client's users in turn,
+  and of a user's sequences in the order in which they arrived. This is the virtual token counter of Sheng et al., "Fairness in Serving Large
   Language Models" (2024): what deficit round robin promises, without a quantum to choose and a round to walk. A client
   that comes back begins where the others are, so that nobody saves up turns by being idle.
 
@@ -21,6 +21,7 @@ from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 from engine.sequence import Sequence
+from engine.user_turns import UserTurns
 
 OUTPUT_WEIGHT = 2
 """What a generated token counts, beside one of a prompt: the paper's figure."""
@@ -161,7 +162,7 @@ class _Level:
 
     def __init__(self) -> None:
         self._preempted: OrderedDict[str, Sequence] = OrderedDict()
-        self._clients: dict[str, OrderedDict[str, Sequence]] = {}
+        self._clients: dict[str, UserTurns] = {}
         self._counters: dict[str, float] = {}
         """Tokens given for the weight; of clients that wait, and of others that are ahead of them."""
         self._heap: list[tuple[float, int, str]] = []
@@ -176,11 +177,9 @@ class _Level:
     def add(self, client: str, sequence: Sequence, *, first: bool = False) -> None:
         own = self._clients.get(client)
         if own is None:
-            own = self._clients[client] = OrderedDict()
+            own = self._clients[client] = UserTurns()
             self._count(client, max(self._counters.get(client, 0.0), self._reached))
-        own[sequence.request_id] = sequence
-        if first:
-            own.move_to_end(sequence.request_id, last=False)
+        own.add(sequence, first=first)
 
     def add_preempted(self, sequence: Sequence) -> None:
         self._preempted[sequence.request_id] = sequence
@@ -195,13 +194,13 @@ class _Level:
         return self._first(self._next_client()) if self._clients else None
 
     def _first(self, client: str) -> Sequence:
-        return next(iter(self._clients[client].values()))
+        return self._clients[client].first()
 
     def remove(self, client: str, sequence: Sequence) -> None:
         if self._preempted.pop(sequence.request_id, None) is not None:
             return
         own = self._clients[client]
-        del own[sequence.request_id]
+        own.remove(sequence)
         if not own:
             del self._clients[client]
 
@@ -216,11 +215,10 @@ class _Level:
             return
         own = self._clients.get(client)
         if own is None:
-            own = self._clients[client] = OrderedDict()
+            own = self._clients[client] = UserTurns()
             counter = self._counters.setdefault(client, place.counter)
             heapq.heappush(self._heap, (counter, -next(self._turns), client))  # before its equals, as it was
-        own[sequence.request_id] = sequence
-        own.move_to_end(sequence.request_id, last=False)
+        own.add(sequence, first=True)
 
     def begin(self, client: str, sequence: Sequence) -> None:
         """It is this one's turn: who comes new from now on begins where its client was."""

@@ -15,6 +15,7 @@ class _AnyToken:
 
     complete = False
     error = None
+    internal = False
 
     def __init__(self, vocab_size: int) -> None:
         self.mask = np.full(mask_words(vocab_size), -1, np.int32)
@@ -26,6 +27,8 @@ class _AnyToken:
 
     def fileno(self) -> int:
         raise AssertionError("nobody has to wait for it")
+
+    def suspend(self) -> None: ...
 
     def close(self) -> None: ...
 

@@ -102,7 +102,7 @@ def _is_refused(lock: Path) -> bool:
     if not lock.exists():
         return False
     try:
-        os.close(os.open(lock, os.O_CREAT | os.O_RDWR))
+        os.close(os.open(lock, os.O_CREAT | os.O_RDWR | os.O_NOFOLLOW))
     except OSError:
         return True
     return False

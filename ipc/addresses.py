@@ -5,6 +5,7 @@ alone who have one: there everything is encrypted.
 """
 
 import fcntl
+import logging
 import os
 import re
 import socket
@@ -16,11 +17,16 @@ from pathlib import Path
 
 from ipc.errors import AddressError, AddressInUse
 
+logger = logging.getLogger(__name__)
+
 CONTROL_SUFFIX = ".control"
 LONGEST_PATH = 107 - len(CONTROL_SUFFIX)
 """Bytes of a Unix socket's path: ``sun_path`` less its closing NUL, and less what the control socket adds."""
 LAST_PORT = 65534
 """The control socket has the next."""
+
+SERVICE = "ipc:///run/odriver/odriver.sock"
+"""Where the service listens that `odriver install-service` makes, for the members of its group."""
 
 _FORMS = "ipc:///path/to.sock or tcp://HOST:PORT"
 _TCP = re.compile(r"tcp://(?P<host>\[[^]]+\]|[^:\[\]]+):(?P<port>[0-9]{1,5})")
@@ -45,6 +51,18 @@ def checked_address(address: str | None, *, has_key: bool = False) -> str:
     return _checked_tcp(address, has_key=has_key)
 
 
+def client_address(address: str | None, *, has_key: bool = False) -> str:
+    """As ``checked_address``, for a client: for None, too, the service's address, if the user has no daemon of theirs.
+
+    The service has to be there, and the user in its group.
+    """
+    checked = checked_address(address, has_key=has_key)
+    if address is None and not anyone_listens(checked) and _admits_us(SERVICE):
+        logger.info("no daemon of this user listens at %s: the service is asked, at %s", checked, SERVICE)
+        return SERVICE
+    return checked
+
+
 def is_local(address: str) -> bool:
     """Whether a checked address can be reached from this machine alone."""
     match = _TCP.fullmatch(address)
@@ -57,15 +75,64 @@ def control_address(address: str) -> str:
     return address + CONTROL_SUFFIX if match is None else f"tcp://{match['host']}:{int(match['port']) + 1}"
 
 
+def host_and_port(address: str) -> tuple[str, int]:
+    """Those of a checked ``tcp://`` address."""
+    match = _TCP.fullmatch(address)
+    assert match is not None, address
+    return match["host"].strip("[]"), int(match["port"])
+
+
 def anyone_listens(address: str) -> bool:
     """Whether some process accepts connections at a checked address; it may be no daemon of ours."""
     try:
-        _connect(address).close()
+        connected(address).close()
     except (FileNotFoundError, NotADirectoryError, ConnectionRefusedError):
         return False
     except OSError:
         return True
     return True
+
+
+def _admits_us(address: str) -> bool:
+    """Whether some process accepts our connections at a checked address."""
+    try:
+        connected(address).close()
+    except OSError:
+        return False
+    return True
+
+
+def keep_private(address: str) -> None:
+    """Have nobody but our user, and root, connect to the ``ipc://`` socket that we have bound there."""
+    _set_mode(Path(address.removeprefix("ipc://")), 0o600)
+
+
+def open_to_group(address: str) -> None:
+    """Have our group connect, too, to work and control at a checked address, if these are socket files."""
+    if address.startswith("ipc://"):
+        for path in (address, control_address(address)):
+            _set_mode(Path(path.removeprefix("ipc://")), 0o660)
+
+
+def _set_mode(path: Path, mode: int) -> None:
+    """Of the socket itself: whatever another user may have put in its place since is left as it is."""
+    descriptor = os.open(path, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        if stat.S_ISSOCK(os.fstat(descriptor).st_mode):
+            os.chmod(f"/proc/self/fd/{descriptor}", mode)
+    finally:
+        os.close(descriptor)
+
+
+def is_forbidden(address: str) -> bool:
+    """Whether our user is kept from a checked address by the modes of files."""
+    try:
+        connected(address).close()
+    except PermissionError:
+        return True
+    except OSError:
+        pass
+    return False
 
 
 @contextmanager
@@ -147,10 +214,10 @@ def is_loopback(host: str) -> bool:
         return False
 
 
-def _connect(address: str) -> socket.socket:
-    match = _TCP.fullmatch(address)
-    if match is not None:
-        return socket.create_connection((match["host"].strip("[]"), int(match["port"])), timeout=1)
+def connected(address: str) -> socket.socket:
+    """A plain connection to a checked address; raises OSError where there is none within a second."""
+    if address.startswith("tcp://"):
+        return socket.create_connection(host_and_port(address), timeout=1)
     connection = socket.socket(socket.AF_UNIX)
     try:
         connection.settimeout(1)

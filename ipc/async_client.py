@@ -118,7 +118,8 @@ class AsyncClient(BaseClient["AsyncStream"]):
 
     def _stream(self, **question: Any) -> "AsyncStream":
         outcomes, put = self._new_queue()
-        return AsyncStream(self, self._connection, self._connection.generate(put, **question), outcomes)
+        call = self._connection.generate(put, user=self._user, **question)
+        return AsyncStream(self, self._connection, call, outcomes)
 
     async def _outcome_of(self, ask: Callable[[Put], Call]) -> Outcome:
         """Ask for one thing and wait for it; raises the OdriverError that comes in its place."""
@@ -165,6 +166,7 @@ class AsyncStream:
         if isinstance(outcome, OdriverError):
             raise outcome
         if isinstance(outcome, Token | Done):
+            self._connection.taken(self._call)
             return piece_of(outcome)
         raise StopAsyncIteration
 

@@ -1,13 +1,14 @@
 """What ``Client`` and ``AsyncClient`` have in common: a connection, and how it is asked. They differ in how one waits."""
 
+import copy
 import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Self, TypeVar
 
-from ipc.addresses import checked_address
+from ipc.addresses import client_address
 from ipc.call import Call, Put
 from ipc.completion import Message
 from ipc.connection import Connection
@@ -33,12 +34,22 @@ class BaseClient(ABC, Generic[AnyStream]):
         resume_timeout: float = 300.0,
         key: Path | str | None = None,
     ) -> None:
-        self._address = checked_address(address, has_key=key is not None)
+        self._address = client_address(address, has_key=key is not None)
         self._timeout = timeout
         self._key = key
         own = None if key is None else client_key(Path(key))
         self._connection = Connection(self._address, timeout, resume_timeout if resume else None, own)
         self._finalizer = weakref.finalize(self, self._connection.close)
+        self._user = ""
+
+    def on_behalf_of(self, user: str) -> Self:
+        """A client over the same connection, which lives as long as this one, that asks for one of many users.
+
+        The daemon has them take turns, and together they have the share of one client.
+        """
+        other = copy.copy(self)
+        other._user = user
+        return other
 
     @property
     def welcome(self) -> Welcome:
@@ -83,12 +94,16 @@ class BaseClient(ABC, Generic[AnyStream]):
         add_special_tokens: bool,
     ) -> Callable[[Put], Call]:
         def message(request_id: str) -> Tokenize:
-            return Tokenize(request_id, prompt, messages, tools or [], chat_template_kwargs or {}, add_special_tokens)
+            return Tokenize(
+                request_id, prompt, messages, tools or [], chat_template_kwargs or {}, add_special_tokens, self._user
+            )
 
         return partial(self._connection.ask, message_of=message)
 
     def _detokenizing(self, token_ids: list[int]) -> Callable[[Put], Call]:
-        return partial(self._connection.ask, message_of=lambda request_id: Detokenize(request_id, token_ids))
+        return partial(
+            self._connection.ask, message_of=lambda request_id: Detokenize(request_id, token_ids, self._user)
+        )
 
     def _asked(self, ask: Callable[[ControlClient], Answer]) -> Answer:
         """What the daemon's control socket answers."""

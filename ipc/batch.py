@@ -1,6 +1,7 @@
 """``odriver batch``: a file of requests, answered into a file of results, and when it is run again only what is missing."""
 
 import asyncio
+import logging
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -14,11 +15,14 @@ from ipc.async_client import AsyncClient
 from ipc.batch_lines import Line, read_lines
 from ipc.batch_output import SUCCESS, BatchOutput
 from ipc.completion import whole
-from ipc.errors import BatchError, RequestFailed
+from ipc.errors import BatchError, OdriverError, RequestFailed
+from ipc.escaping import one_line
 from ipc.logs import configure_logging
 from ipc.openai_format import STATUS, body_of, error_answer
 from ipc.openai_requests import BodyError, Question
 from ipc.resumption import FULL
+
+logger = logging.getLogger(__name__)
 
 MAX_CONCURRENCY = 128
 """Requests that are open at once, if nothing else is said: some more than a daemon runs at once."""
@@ -42,7 +46,7 @@ def run(source: Path, target: Path, address: str, **options: Any) -> int:
             asyncio.run(answer(missing, output, address, advance, **options))
     failed = sum(not succeeded for succeeded in output.results.values())
     told = f"{len(output.results):,} of {len(names):,} requests are in {target}, {failed:,} of them failed"
-    console.print(told, soft_wrap=True, highlight=False)
+    console.print(one_line(told), soft_wrap=True, highlight=False, markup=False, emoji=False)
     return 1 if failed else 0
 
 
@@ -94,6 +98,11 @@ async def _result(client: AsyncClient, line: Line) -> dict[str, Any]:
     except RequestFailed as error:
         status = STATUS.get(error.code, 500)
         body = _error_body(error.message, status, error.code)
+    except OdriverError:
+        raise  # it is about the daemon, and not about this line
+    except Exception:
+        logger.exception("the request %r failed", line.custom_id)
+        status, body = 500, _error_body("this program failed: what it printed says more", 500, "internal")
     name = f"batch_req_{line.custom_id}"
     response = {"status_code": status, "request_id": name, "body": body}
     return {"id": name, "custom_id": line.custom_id, "response": response, "error": None}

@@ -1,6 +1,7 @@
 """``odriver bench``: a load against a running daemon, shown as a table and saved as JSON."""
 
 import json
+import re
 import time
 from collections.abc import Sequence
 from datetime import datetime
@@ -13,6 +14,7 @@ from rich.table import Table
 
 from ipc.client import Client
 from ipc.load import Load, send
+from ipc.plain import plain
 from ipc.timeline import Timeline, load_figures
 
 _GROUPS = {
@@ -76,12 +78,13 @@ def describe(client: Client, load: Load) -> dict[str, Any]:
 
 def default_name(result: dict[str, Any]) -> str:
     """The name of a file to save to, where none is given."""
-    return f"odriver-{result['request_rate']}qps-{result['model_id']}-{result['date']}.json"
+    model = re.sub(r"[^\w.-]", "-", result["model_id"])  # the daemon says it, and no word of its is a path here
+    return f"odriver-{result['request_rate']}qps-{model}-{result['date']}.json"
 
 
 def show(result: dict[str, Any], timelines: Sequence[Timeline], console: Console) -> None:
     """Print the figures, and why requests failed."""
-    table = Table(title=f"oDriver, {result['model_id']}", title_justify="left", show_header=False)
+    table = Table(title=plain(f"oDriver, {result['model_id']}", "table.title"), title_justify="left", show_header=False)
     table.add_column(style="bold")
     table.add_column(justify="right")
     table.add_row("requests completed", f"{result['completed']:,} of {result['num_prompts']:,}")
@@ -94,7 +97,7 @@ def show(result: dict[str, Any], timelines: Sequence[Timeline], console: Console
     console.print(_latencies(result))
     for error in sorted({timeline.error for timeline in timelines if timeline.error}):
         count = sum(timeline.error == error for timeline in timelines)
-        console.print(f"{count} failed: {error}", style="red", markup=False, highlight=False)
+        console.print(plain(f"{count} failed: {error}", "red"))
 
 
 def _latencies(result: dict[str, Any]) -> Table:

@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 from ipc.errors import OdriverError
 from ipc.messages import Done, Token, TokenizerInfoReply, Welcome
+from ipc.read_ahead import Unread
 from ipc.resumption import Resumption
 
 Outcome = Token | Done | TokenizerInfoReply | Welcome | OdriverError | None
@@ -16,7 +17,13 @@ class Call:
     """Outcomes come in order, and there is always a last: an answer that ends it, an error, or None."""
 
     def __init__(
-        self, request_id: str, frame: bytes, put: Put, deadline: float, resumption: Resumption | None = None
+        self,
+        request_id: str,
+        frame: bytes,
+        put: Put,
+        deadline: float,
+        unread: Unread | None = None,
+        resumption: Resumption | None = None,
     ) -> None:
         self.request_id = request_id
         self.frame = frame
@@ -25,7 +32,9 @@ class Call:
         """When to give up, as long as there is no daemon to send it to."""
         self.not_before = 0.0
         """When to send it, the earliest."""
-        self.num_unacknowledged = 0
-        """Tokens that have come since the daemon was last given credit for some."""
+        self.unread = unread
+        """What has come of a stream, whose pieces are taken one by one with ``Connection.taken``; None of an answer."""
+        self.num_taken = 0
+        """Pieces of it that have been taken; its reader alone counts."""
         self.resumption = resumption
         """Where it is to be resumed, should it be lost."""

@@ -5,6 +5,7 @@ from contextlib import suppress
 
 from ipc.client import Client, Message
 from ipc.errors import RequestFailed
+from ipc.escaping import one_line, write
 
 LEAVE = "/exit"
 
@@ -15,7 +16,7 @@ def converse(client: Client) -> None:
     if interactive:
         with suppress(ImportError):
             import readline  # noqa: F401 - input() then edits lines and knows the last ones
-        print(f"This is {client.welcome.model}. {LEAVE} or Ctrl-D leaves, Ctrl-C stops a reply.")
+        write(f"This is {client.welcome.model}. {LEAVE} or Ctrl-D leaves, Ctrl-C stops a reply.")
     history: list[Message] = []
     while (said := _ask("> " if interactive else "")) is not None:
         if said.strip():
@@ -42,11 +43,11 @@ def _answered(client: Client, history: list[Message], before: list[Message]) -> 
         with client.chat(history) as pieces:
             for piece in pieces:
                 reply += piece.text
-                print(piece.text, end="", flush=True)
+                write(piece.text, end="")
     except KeyboardInterrupt:
         print(" [stopped]", end="")
     except RequestFailed as error:
-        print(f"odriver: {error}", file=sys.stderr)
+        print(f"odriver: {one_line(str(error))}", file=sys.stderr)
         return before
     print()
     return [*history, {"role": "assistant", "content": reply}]

@@ -14,6 +14,7 @@ from ipc import complete, connecting, gateway_command, keys_command, operate, pl
 from ipc.arguments import count
 from ipc.client import Client
 from ipc.errors import OdriverError
+from ipc.escaping import LONGEST_LINE, cut, visible
 
 FAILED = 1
 INTERRUPTED = 130
@@ -26,12 +27,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     run = options.pop("run")
     try:
         return int(run(options))
-    except OdriverError as error:
-        print(f"odriver: {error}", file=sys.stderr)
-        return FAILED
-    except ConfigurationError as error:
-        print(f"odriver: {error}", file=sys.stderr)
-        return os.EX_CONFIG
+    except (OdriverError, ConfigurationError) as error:
+        print(f"odriver: {visible(cut(str(error), LONGEST_LINE))}", file=sys.stderr)
+        return FAILED if isinstance(error, OdriverError) else os.EX_CONFIG
     except KeyboardInterrupt:
         return INTERRUPTED
     except BrokenPipeError:

@@ -151,7 +151,8 @@ class Client(BaseClient["Stream"]):
 
     def _stream(self, **question: Any) -> "Stream":
         outcomes: SimpleQueue[Outcome] = SimpleQueue()
-        return Stream(self, self._connection, self._connection.generate(outcomes.put, **question), outcomes)
+        call = self._connection.generate(outcomes.put, user=self._user, **question)
+        return Stream(self, self._connection, call, outcomes)
 
 
 class Stream:
@@ -176,6 +177,7 @@ class Stream:
         if isinstance(outcome, OdriverError):
             raise outcome
         if isinstance(outcome, Token | Done):
+            self._connection.taken(self._call)
             return piece_of(outcome)
         raise StopIteration
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import msgspec
 
-from engine.sampling_params import (
+from engine.request_limits import (
     MAX_BAD_WORD_TOKENS,
     MAX_BAD_WORDS,
     MAX_LOGPROBS,
@@ -18,6 +18,7 @@ from engine.sampling_params import (
     MAX_STOPS,
     MAX_TIMEOUT,
 )
+from ipc import escaping
 from ipc.client import Client
 
 
@@ -35,14 +36,14 @@ def show(client: Client, prompt: str, params: dict[str, Any], *, json: bool) -> 
     """Print a completion: as it comes, or, where it is more than one text, when it is whole."""
     if json or "logprobs" in params or "prompt_logprobs" in params:
         whole = client.complete(prompt, **params)
-        print(msgspec.json.format(msgspec.json.encode(whole)).decode())
+        escaping.write(escaping.visible_json(msgspec.json.format(msgspec.json.encode(whole)).decode()))
     elif params.get("n", 1) > 1:
         for choice in client.complete(prompt, **params).choices:
-            print(f"[{choice.index}] {choice.text}")
+            escaping.write(f"[{choice.index}] {choice.text}")
     else:
         with client.generate(prompt, **params) as pieces:
             for piece in pieces:
-                print(piece.text, end="", flush=True)
+                escaping.write(piece.text, end="")
         print()
 
 
@@ -124,13 +125,6 @@ def _add_stops(parser: argparse.ArgumentParser) -> None:
         action="append",
         metavar="S",
         help=f"before this text, 1 to {MAX_STOP_LENGTH} characters; up to {MAX_STOPS} times",
-    )
-    add(
-        "--stop-regex",
-        action="append",
-        metavar="S",
-        help=f"before what this matches, 1 to {MAX_STOP_LENGTH} characters, without anchors, lookaround and "
-        f"backreferences; up to {MAX_STOPS} times",
     )
     add(
         "--stop-token-ids",

@@ -1,11 +1,12 @@
 """Which daemon a command means, and who it says that it is."""
 
 import argparse
+import sys
 from pathlib import Path
 from typing import Any
 
 from ipc import settings
-from ipc.addresses import anyone_listens, checked_address
+from ipc.addresses import SERVICE, anyone_listens, client_address, is_forbidden
 from ipc.errors import ConnectFailed
 
 
@@ -19,7 +20,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def take(options: dict[str, Any]) -> tuple[str, Path | None]:
     """Address and key, taken out of the options; unlike a program, a command does not wait for a daemon to come."""
     key = options.pop("key", None)
-    address = checked_address(options.pop("connect", None) or settings.held({})["bind"].value, has_key=key is not None)
+    asked = options.pop("connect", None) or settings.held({})["bind"].value
+    address = client_address(asked, has_key=key is not None)
+    if asked is None and address == SERVICE:
+        print(f"odriver: no daemon of yours runs, and the service answers, at {SERVICE}", file=sys.stderr)
+    if is_forbidden(address):
+        raise ConnectFailed(
+            f"{address} is not for this user: join its group (for the service: `sudo usermod -aG odriver NAME`, and log "
+            "in again), or use sudo"
+        )
     if not anyone_listens(address):
         raise ConnectFailed.nobody(address)
     return address, key

@@ -14,13 +14,14 @@ from typing import Any
 import msgspec
 import zmq
 
+from driver.errors import shortened
+from engine.request_limits import MAX_DEPTH
 from ipc.bell import Bell
 from ipc.call import Call, Put
 from ipc.completion import Message
 from ipc.errors import ConnectFailed, ConnectionLost, OdriverError, RequestFailed, ResumeFailed
 from ipc.keys import ClientKey
 from ipc.messages import (
-    CREDITS,
     Abort,
     Credit,
     Detokenize,
@@ -34,6 +35,7 @@ from ipc.messages import (
     Welcome,
     encode,
 )
+from ipc.read_ahead import CREDIT_STEP, ReadAhead, Unread
 from ipc.resumption import Resumption, with_seed
 from ipc.session import Answer, Session
 
@@ -49,6 +51,9 @@ class Connection:
     Connects when there is a call and no connection, again too after one was lost, and then takes up to ``timeout``
     seconds; calls that were open when it was lost have failed. With a ``resume_timeout``, completions have not: they
     wait so many seconds for a daemon, and it goes on with them. None of the methods waits but ``close``.
+
+    The daemon is given credit for what has come, and from MAX_READ_AHEAD_BYTES untaken bytes on for what has been
+    ``taken``, until there are fewer again.
     """
 
     def __init__(self, address: str, timeout: float, resume_timeout: float | None, key: ClientKey | None) -> None:
@@ -70,6 +75,7 @@ class Connection:
         self._waiting: dict[str, Call] = {}
         """Calls to send once there is a daemon, and after them those that it owes an answer."""
         self._open: dict[str, Call] = {}
+        self._read_ahead = ReadAhead(self._give_credit)
         self._context = zmq.Context()
         self._poller = zmq.Poller()
         self._poller.register(self._bell.fileno(), zmq.POLLIN)
@@ -105,15 +111,18 @@ class Connection:
         chat_template_kwargs: dict[str, Any] | None = None,
         params: dict[str, Any],
         stream: bool = True,
+        user: str = "",
     ) -> Call:
-        """Ask for a completion; Tokens are put, and then Done."""
+        """Ask for a completion; Tokens are put, and then Done. Each is to be ``taken``, or the call aborted."""
         request_id = self._new_request_id()
-        generate = Generate(request_id, prompt, messages, tools or [], chat_template_kwargs or {}, params, stream)
+        generate = Generate(
+            request_id, prompt, messages, tools or [], chat_template_kwargs or {}, params, stream, user=user
+        )
         if self._resume_timeout is None:
-            return self._call(request_id, _frame(generate), put)
+            return self._call(request_id, _frame(generate), put, Unread(request_id))
         # Streamed in any case, as what has come need not come again.
         frame = _frame(msgspec.structs.replace(generate, params=with_seed(params), stream=True))
-        return self._call(request_id, frame, put, Resumption(frame, time.monotonic()))
+        return self._call(request_id, frame, put, Unread(request_id), Resumption(frame, time.monotonic()))
 
     def ask(self, put: Put, message_of: Callable[[str], Tokenize | Detokenize | TokenizerInfo]) -> Call:
         """Ask what is answered at once, given the request id; the answer is put."""
@@ -123,18 +132,36 @@ class Connection:
     def _new_request_id(self) -> str:
         return str(next(self._serials))
 
-    def _call(self, request_id: str, frame: bytes, put: Put, resumption: Resumption | None = None) -> Call:
+    def _call(
+        self,
+        request_id: str,
+        frame: bytes,
+        put: Put,
+        unread: Unread | None = None,
+        resumption: Resumption | None = None,
+    ) -> Call:
         if os.getpid() != self._process:
             raise ConnectionLost("this client was made before the process forked: make another one in the child")
         patience = self._timeout
         if resumption is not None and self._welcome is not None:  # it waits for the daemon's return like its elders
             patience = self._resume_timeout or 0.0
-        call = Call(request_id, frame, put, time.monotonic() + patience, resumption)
+        call = Call(request_id, frame, put, time.monotonic() + patience, unread, resumption)
         self._inbox.append(partial(self._begin, call))
         self._bell.ring()
         if self._ended:  # perhaps too late for the thread to have found it
             call.put(ConnectionLost("this client is closed"))
         return call
+
+    def taken(self, call: Call) -> None:
+        """The reader of a stream has taken what was put first, and has not been taken yet.
+
+        The thread is woken where it waits for that to give credit, and otherwise finds it when it next comes by.
+        """
+        assert call.unread is not None
+        call.num_taken += 1
+        self._inbox.append(partial(self._read_ahead.take, call.unread))
+        if self._read_ahead.withholds and call.num_taken % CREDIT_STEP == 0:
+            self._bell.ring()
 
     def abort(self, call: Call) -> None:
         """Ask no more: the daemon stops working on it, and nothing more is heard of it."""
@@ -178,8 +205,15 @@ class Connection:
         return max(0, math.ceil(1000 * min(due - now, LONGEST_WAIT)))
 
     def _attend(self, session: Session, now: float) -> None:
-        for answer in session.receive(now):
-            self._hear(answer, now)
+        for answer, num_bytes in session.receive(now):
+            try:
+                self._hear(answer, num_bytes, now)
+            except Exception:
+                logger.exception("an answer to request %r could not be taken", answer.request_id)
+                if (call := self._open.pop(answer.request_id or "", None)) is not None:
+                    call.put(
+                        RequestFailed("internal", "this program failed with an answer of the daemon: its log says more")
+                    )
         if session.welcome is not None and session.lost is None:
             self._send_waiting(session, session.welcome, now)
         self._give_up(session, now)
@@ -187,32 +221,33 @@ class Connection:
         if session.lost is not None or (session.welcome is None and not self._waiting):
             self._drop(session)
 
-    def _hear(self, answer: Answer, now: float) -> None:
+    def _hear(self, answer: Answer, num_bytes: int, now: float) -> None:
         call = self._open.get(answer.request_id or "")
         if call is None:
             return  # aborted
-        if isinstance(answer, Token):
-            self._acknowledge(call)
-        else:
+        if not isinstance(answer, Token):
             del self._open[call.request_id]
         if isinstance(answer, Error):
             self._refused(call, RequestFailed(answer.code, answer.message, answer.retry_after_s), now)
         elif isinstance(answer, Token | Done):
-            new = answer if call.resumption is None else call.resumption.take(answer)
-            if new is not None:
-                call.put(new)
+            self._hand_on(call, answer, num_bytes)
         elif isinstance(answer, TokenizerInfoReply):
             call.put(answer)
+        if call.unread is not None and not isinstance(answer, Token):
+            self._read_ahead.end(call.unread)
 
-    def _acknowledge(self, call: Call) -> None:
-        """Give credit for what has come, half of all at a time, so that the rest is on its way meanwhile.
+    def _hand_on(self, call: Call, answer: Token | Done, num_bytes: int) -> None:
+        new = answer if call.resumption is None else call.resumption.take(answer)
+        if call.unread is not None and new is None:
+            self._read_ahead.skip(call.unread)
+        elif call.unread is not None:
+            self._read_ahead.arrive(call.unread, num_bytes)
+        if new is not None:
+            call.put(new)
 
-        It counts as read when it is here: how much of it waits for the caller is a matter of the caller's memory.
-        """
-        call.num_unacknowledged += 1
-        if call.num_unacknowledged == CREDITS // 2 and self._session is not None:
-            self._session.send(encode(Credit(call.request_id, call.num_unacknowledged)))
-            call.num_unacknowledged = 0
+    def _give_credit(self, request_id: str, count: int) -> None:
+        if self._session is not None:
+            self._session.send(encode(Credit(request_id, count)))
 
     def _refused(self, call: Call, error: RequestFailed, now: float) -> None:
         waits = self._lose(call, error, now)
@@ -223,8 +258,11 @@ class Connection:
     def _lose(self, call: Call, why: OdriverError, now: float) -> bool:
         """End a call, or have it wait to be resumed; whether it waits."""
         resumption = call.resumption
-        if resumption is None or not resumption.outlasts(why):
+        if resumption is None:
             call.put(why)
+            return False
+        if not resumption.outlasts(why):
+            call.put(resumption.verdict(why))
             return False
         call.deadline = resumption.interrupt(why, now) + (self._resume_timeout or 0.0)
         call.not_before = now + resumption.delay()
@@ -245,7 +283,8 @@ class Connection:
                 call.put(welcome)
             else:
                 self._open[call.request_id] = call
-                call.num_unacknowledged = 0
+                if call.unread is not None:
+                    self._read_ahead.begin(call.unread)
                 session.send(call.frame)
 
     def _give_up(self, session: Session, now: float) -> None:
@@ -282,6 +321,8 @@ class Connection:
         self._waiting[call.request_id] = call
 
     def _abort(self, call: Call) -> None:
+        if call.unread is not None:
+            self._read_ahead.drop(call.unread)
         self._waiting.pop(call.request_id, None)
         if self._open.pop(call.request_id, None) is not None and self._session is not None:
             self._session.send(encode(Abort(call.request_id)))
@@ -299,13 +340,20 @@ class Connection:
 
 
 def _frame(message: Generate | Tokenize | Detokenize | TokenizerInfo) -> bytes:
-    """Raises RequestFailed for numbers that no message holds, such as come out of JSON."""
+    """Raises RequestFailed for what no message holds: numbers and nesting as may come out of JSON, and what is no data."""
     try:
         return encode(message)
     except OverflowError as error:
-        raise RequestFailed(
-            "invalid_request", "a number is too large: integers are from -2**63 to 2**64 - 1"
-        ) from error
+        why = "a number is too large: integers are from -2**63 to 2**64 - 1"
+        raise RequestFailed("invalid_request", why) from error
+    except UnicodeEncodeError as error:
+        why = f"a text holds half a surrogate pair at character {error.start}, which is no text"
+        raise RequestFailed("invalid_request", why) from error
+    except RecursionError as error:
+        why = f"it is nested too deeply: maps and lists may be {MAX_DEPTH} deep"
+        raise RequestFailed("invalid_request", why) from error
+    except (TypeError, ValueError) as error:
+        raise RequestFailed("invalid_request", f"no message can hold this: {shortened(str(error))}") from error
 
 
 def _problem(call: Call, welcome: Welcome) -> OdriverError | None:

@@ -6,14 +6,18 @@ There is no socket, thread or clock in this file. Whatever takes time answers la
 import logging
 import math
 from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
 
 import msgspec
 
-from driver.errors import DriverError
+from driver.errors import DriverError, InvalidRequest
 from driver.request import ReturnSample
 from ipc import frames as wire
 from ipc.clients import Send, unsupported
 from ipc.driver import Driver
+from ipc.isolation import Work, isolating
 from ipc.logs import OURS
 from ipc.messages import (
     PROTOCOL_VERSION,
@@ -46,7 +50,11 @@ Command = AbortRequest | Drain | Sleep | Wake | LogLevel | Profile
 
 
 class Control:
-    """Answers each message for itself. ``drain``, given seconds or None, has the daemon end when its work is done."""
+    """Answers each message for itself.
+
+    ``drain``, given seconds or None, has the daemon end when its work is done; ``profiles`` is the directory that has
+    those that are asked for, None where there is none.
+    """
 
     def __init__(
         self,
@@ -55,16 +63,21 @@ class Control:
         num_clients: Callable[[], int],
         metrics: Callable[[], str],
         drain: Callable[[float | None], None],
+        socket_stages: Callable[[], dict[str, float]],
         outbox: Outbox,
         send: Send,
+        profiles: Path | None,
     ) -> None:
         self._driver = driver
         self._welcome = welcome
         self._num_clients = num_clients
         self._metrics = metrics
         self._drain = drain
+        self._socket_stages = socket_stages
         self._outbox = outbox
         self._send = send
+        self._profiles = profiles
+        self._stage = isolating("control", self._break_off)
 
     @property
     def patience(self) -> float:
@@ -74,22 +87,38 @@ class Control:
     def hear(self, identity: bytes, frames: list[bytes], now: float, tenant: Tenant = EVERYBODY) -> None:
         """Takes one message, whatever it may hold, and answers it."""
         del now
+        self._stage.work(Work(identity, tenant.name, partial(self._hear, identity, frames, tenant), frames=frames))
+
+    def deliver(self, reply: Reply, sample: ReturnSample, now: float) -> None:
+        """Passes on what has come of a command."""
+        del now
+        self._stage.work(Work(reply.identity, "", partial(self._deliver, reply, sample), reply.request_id))
+
+    def look(self, now: float) -> None:
+        """There is nobody to look after."""
+
+    def _hear(self, identity: bytes, frames: list[bytes], tenant: Tenant) -> None:
         message = wire.read(frames, decode_control_message)
         answer = message if isinstance(message, Error) else self._answer(identity, message, tenant)
         if answer is not None:
             self._send(identity, answer)
 
-    def deliver(self, reply: Reply, sample: ReturnSample, now: float) -> None:
-        """Passes on what has come of a command."""
-        del now
+    def has_room(self, identity: bytes, now: float) -> None:
+        """Nothing waits for it."""
+
+    def lost(self, identity: bytes) -> None:
+        """Nothing was kept of it."""
+
+    def _deliver(self, reply: Reply, sample: ReturnSample) -> None:
         error = sample.error
         if error is None:
             self._send(reply.identity, Ok(reply.request_id, sample.text))
         else:
             self._send(reply.identity, Error(reply.request_id, error.code, error.message))
 
-    def look(self, now: float) -> None:
-        """There is nobody to look after."""
+    def _break_off(self, identity: bytes, request_id: str | None, error: DriverError) -> None:
+        """Tells who asked that it has come to nothing."""
+        self._send(identity, Error(request_id, error.code, str(error)))
 
     def _answer(self, identity: bytes, message: ControlMessage, tenant: Tenant) -> ServerMessage | None:
         """The answer, or None where it comes later, or there is none to give."""
@@ -100,11 +129,9 @@ class Control:
                 return Pong()
             case Pong():
                 return None
-        if not tenant.may_control:
-            not_yours = (
-                f"key {tenant.name} may not control the daemon; `odriver keys new NAME --control` makes one that may"
-            )
-            return Error(message.request_id, "forbidden", not_yours)
+        may = tenant.may_look if isinstance(message, Status | Metrics) else tenant.may_control
+        if not may:
+            return Error(message.request_id, "forbidden", _not_yours(tenant))
         match message:
             case Status(request_id=request_id):
                 return StatusReply(request_id, self._status())
@@ -140,13 +167,33 @@ class Control:
                 self._driver.sleep(_name(reply), reply)
             case Wake():
                 self._driver.wake(_name(reply), reply)
-            case Profile(directory=directory):
+            case Profile(name=name):
+                directory = None if name is None else self._profile(name)
                 self._driver.profile(_name(reply), directory, reply)
         return None
 
+    def _profile(self, name: str) -> str:
+        """The directory for a profile of that name; raises InvalidRequest where there is none for any."""
+        if self._profiles is None:
+            raise InvalidRequest("this daemon has no directory for profiles: start it with --profile-directory DIR")
+        return str(self._profiles / name)
+
     def _status(self) -> dict[str, object]:
-        snapshot: dict[str, object] = msgspec.to_builtins(self._driver.status())
+        snapshot: dict[str, Any] = msgspec.to_builtins(self._driver.status())
+        snapshot["stages"] |= self._socket_stages()
         return {"model": self._welcome.model, "clients": self._num_clients(), **snapshot}
+
+
+def _not_yours(tenant: Tenant) -> str:
+    """Why somebody may not control the daemon, and what to do."""
+    if tenant.limits is not None:
+        return f"key {tenant.name} may not control the daemon; `odriver keys new NAME --control` makes one that may"
+    if tenant.user is not None:
+        return f"user {tenant.user} may not control the daemon: its own user may, and root (sudo), and who has a key for it"
+    return (
+        "over TCP this takes a key, as any user of this machine could ask for it: start the daemon with --keys DIR, "
+        "or at ipc:///path/to.sock, where its own user and root may"
+    )
 
 
 def _name(reply: Reply) -> str:

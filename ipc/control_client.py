@@ -13,7 +13,7 @@ from typing import Any, Self
 
 import zmq
 
-from ipc.addresses import checked_address, control_address
+from ipc.addresses import client_address, control_address
 from ipc.errors import ConnectFailed, ConnectionLost, RequestFailed
 from ipc.keys import client_key
 from ipc.messages import (
@@ -44,7 +44,7 @@ class ControlClient:
     """
 
     def __init__(self, address: str | None = None, timeout: float = 10.0, *, key: Path | str | None = None) -> None:
-        checked = control_address(checked_address(address, has_key=key is not None))
+        checked = control_address(client_address(address, has_key=key is not None))
         own = None if key is None else client_key(Path(key))
         self._serials = itertools.count(1)
         self._context = zmq.Context()
@@ -94,9 +94,12 @@ class ControlClient:
         """Have the daemon log what is at least as grave: "debug", "info", "warning" or "error"."""
         return self._command(LogLevel(self._new_request_id(), level))  # type: ignore[arg-type]  # it is checked there
 
-    def start_profile(self, directory: str) -> str:
-        """Have the daemon trace what its device and host do, for a directory that it can write; the directory."""
-        return self._command(Profile(self._new_request_id(), directory))
+    def start_profile(self, name: str) -> str:
+        """Have the daemon trace what its device and host do; where it will write that, in a new directory of this name.
+
+        Of up to 64 letters, digits, '.', '_' and '-'.
+        """
+        return self._command(Profile(self._new_request_id(), name))
 
     def stop_profile(self) -> str:
         """Have the daemon write the trace it began; the directory it is in. It computes nothing meanwhile."""
@@ -121,7 +124,7 @@ class ControlClient:
         self._session.send(encode(command))
         while self._session.lost is None:
             now = time.monotonic()
-            for answer in self._session.receive(now):
+            for answer, _ in self._session.receive(now):
                 if isinstance(answer, Error):
                     raise RequestFailed(answer.code, answer.message)
                 if isinstance(answer, Ok | StatusReply | MetricsReply):

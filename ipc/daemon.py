@@ -6,7 +6,8 @@ early waits instead of being refused. READY follows when the model is loaded and
 SIGTERM and SIGINT drain it, as ``odriver drain`` does: no new work, what is open is finished, exit 0. What is not done in
 time, or when a second signal comes, is told why. A signal during that ends the process on the spot.
 SIGHUP reads the configuration and the keys again and takes over what needs no restart.
-Should a thread of driver or sockets die, the open requests are told as well, and the exit code asks for a restart.
+Should a thread of driver or sockets die, or a stage hang, the open requests are told as well, and the exit code asks for
+a restart.
 """
 
 import faulthandler
@@ -26,10 +27,11 @@ from rich.console import Console
 from engine.config import EngineConfig
 from engine.errors import ConfigurationError, DevicesUnavailable, HostsError
 from engine.progress import Progress
-from ipc import accelerators, terminal
-from ipc.addresses import checked_address, default_address, is_local
+from ipc import accelerators, open_files, terminal
+from ipc.addresses import checked_address, default_address, is_local, open_to_group
 from ipc.auth import Authority
 from ipc.bell import Bell
+from ipc.config import default_profile_directory
 from ipc.configuration import Configuration
 from ipc.errors import AddressError, KeyFileError
 from ipc.exposition import Exposition
@@ -55,6 +57,8 @@ SHUTDOWN_TIMEOUT = 4.5
 """Seconds for all of the shutdown; then the process ends as it is, showing where it hung."""
 START_PATIENCE = 600.0
 """Seconds that one function may take to compile, or one stage to begin, before systemd gives up on the start."""
+LONGEST_DRAIN = 7 * 86400.0
+"""Seconds that a drain takes at most; who gives it more, or for ever, means as long as it needs."""
 LONGEST_WAIT = 3600.0
 """Seconds after which the main thread looks around anyway: a poll's timeout may not be infinite."""
 
@@ -74,9 +78,19 @@ class Daemon:
         self._authority = None if directory is None else Authority(directory)
         self._console = console
         self._load = load
-        self._server = Server(self._address, self._fail, self._ask_to_drain, self._authority)
+        profiles = settings.profile_directory or default_profile_directory()
+        self._server = Server(
+            self._address, self._fail, self._ask_to_drain, self._authority, profiles and profiles.absolute()
+        )
         self._exposition = Exposition()
         self._exposition.gauge("odriver_clients", "Clients that are connected", lambda: self._server.num_clients)
+        restarts = "Processes of the sockets that died and were followed by another"
+        self._exposition.counter("odriver_socket_restarts", restarts, lambda: self._server.num_restarts)
+        self._exposition.gauge(
+            "odriver_sockets_busy_seconds",
+            "Since a socket thread was called and has not come by",
+            lambda: max(self._server.stages().values()),
+        )
         self._metrics: MetricsServer | None = None
         if settings.metrics_port is not None:
             host, port = settings.metrics_host, settings.metrics_port
@@ -98,14 +112,16 @@ class Daemon:
     def run(self) -> int:
         """Serve, and return the exit code. Raises ConfigurationError and AddressError where it cannot start."""
         why = "the daemon could not start"
+        code = FAULT
         with _handling_signals(self._on_signal, self._bell, at_terminal=self._console.is_terminal):
             try:
                 self.startup()
+                why = "the daemon failed"
                 code, why = self.main_loop()
             except Interrupted:
                 code, why = self._ends.get()
             finally:
-                self.shutdown(why)
+                self.shutdown(why, fault=code == FAULT)
         if self._loaded is not None:
             self._loaded.leave(code, why)
         logger.info("stopped: %s", why)
@@ -115,6 +131,8 @@ class Daemon:
         """Take the address, load, start the threads, and say READY."""
         self._starting, began = True, time.monotonic()
         self._server.start()
+        if self._configuration.daemon.socket_access == "group":
+            open_to_group(self._address)
         if self._metrics is not None:
             self._metrics.start()
         with terminal.start_up(self._console) as display:
@@ -127,7 +145,7 @@ class Daemon:
         self._starting = False
         notify("STATUS=serving")
         notify("READY=1")
-        self._watchdog = Watchdog(lambda: self._seconds_stalled(loaded.driver), self._fail)
+        self._watchdog = Watchdog(self._stages, self._hung, self._fail)
         self._watchdog.start()
         facts = {"address": self._address}
         if self._metrics is not None:
@@ -158,6 +176,9 @@ class Daemon:
         """Take no new work, and end when what is open has; what is not done by then is told why."""
         assert self._driver is not None
         timeout = self._configuration.daemon.drain_timeout if timeout is None else timeout
+        timeout = min(timeout, LONGEST_DRAIN)
+        if self._stalled() is not None:  # and what is stuck does not finish
+            timeout = 0.0
         self._give_up_at = min(self._give_up_at, time.monotonic() + timeout)
         extend_timeout(timeout + SHUTDOWN_TIMEOUT)
         notify("STATUS=finishing what is open")
@@ -172,15 +193,16 @@ class Daemon:
             self._authority.reload()
         notify("READY=1")
 
-    def shutdown(self, why: str) -> None:
-        """Tell open requests why, and close."""
+    def shutdown(self, why: str, *, fault: bool = False) -> None:
+        """Tell open requests why, and whether that is a fault, which may be theirs; and close."""
         self._starting, self._stopping = False, True
         faulthandler.dump_traceback_later(SHUTDOWN_TIMEOUT, exit=True)
         if self._watchdog is not None:
             self._watchdog.stop()
         notify("STOPPING=1")
         if self._driver is not None:
-            self._driver.stop(why, timeout=DRIVER_TIMEOUT)
+            end = self._driver.fail if fault else self._driver.stop
+            end(why, timeout=DRIVER_TIMEOUT)
         self._server.stop()
         if self._metrics is not None:
             self._metrics.stop()
@@ -192,12 +214,29 @@ class Daemon:
             return "starting"
         if self._give_up_at < math.inf:
             return "draining"
-        stalled = self._seconds_stalled(self._driver)
-        return f"nothing has got done for {stalled:.0f} s" if stalled > PROGRESS_LIMIT else None
+        return self._stalled()
 
-    def _seconds_stalled(self, driver: StartableDriver) -> float:
-        """For how long no step has landed though there is work, or a socket thread has not come by though it was called."""
-        return max(driver.seconds_since_progress, self._server.seconds_unheard())
+    def _stalled(self) -> str | None:
+        """What has been busy with one thing for too long, if anything has."""
+        stages = self._stages()
+        stage = max(stages, key=stages.__getitem__)
+        if stages[stage] <= PROGRESS_LIMIT:
+            return None
+        return f"nothing has got done in the {stage} stage for {stages[stage]:.0f} s"
+
+    def _stages(self) -> dict[str, float]:
+        """For how many seconds each stage of the driver, and each socket thread, has been busy with one thing."""
+        assert self._driver is not None
+        return {**self._driver.stages(), **self._server.stages()}
+
+    def _hung(self, stage: str, seconds: float) -> None:
+        """End, so that whoever started this starts it anew; with what all threads are at, for who is to mend it."""
+        assert self._driver is not None
+        why = f"nothing has got done in the {stage} stage for {seconds:.0f} s: the daemon ends, to be started anew"
+        logger.error("%s; requests in the hands of a stage: %r", why, self._driver.stuck_requests(PROGRESS_LIMIT))
+        faulthandler.dump_traceback(all_threads=True)
+        faulthandler.dump_traceback_later(2 * SHUTDOWN_TIMEOUT, exit=True)  # should the main thread hang as well
+        self._fail(why)
 
     def _fail(self, why: str) -> None:
         self._end(FAULT, why)
@@ -230,8 +269,12 @@ class Daemon:
 
 def serve(flags: Mapping[str, Any]) -> NoReturn:
     """Be a daemon with these options of ``odriver serve``: runs it, logs why it ends, and ends this process."""
+    os.umask(
+        0o077
+    )  # what a daemon makes is its user's alone, and so are its sockets from the moment that they are there
     console = Console(stderr=True)
     configure_logging(console)
+    open_files.raise_limit()
     code = _run(flags, console)
     logging.shutdown()
     # Python would wait for its threads, and one may be in a compilation or a step that nothing can interrupt.

@@ -28,7 +28,7 @@ from ipc.errors import OdriverError
 from ipc.settings import configs, held
 
 MIN_FILES = 1024
-"""Each client is a connection, and so is each grammar."""
+"""Each client is a connection; the daemon has some tens besides."""
 MIN_CACHE_BYTES = 2**30
 GPU_PLUGINS = ("jax-cuda12-plugin", "jax-cuda13-plugin")
 PATIENCE = 5.0
@@ -56,7 +56,7 @@ def examine(flags: Mapping[str, Any]) -> list[Finding]:
 def _machine() -> Iterator[Finding]:
     yield versions(importlib.metadata.requires("odriver") or [])
     yield accelerator(accelerators.devices())
-    yield open_files(resource.getrlimit(resource.RLIMIT_NOFILE)[0])
+    yield open_files(*resource.getrlimit(resource.RLIMIT_NOFILE))
     yield compiler()
     yield cache()
 
@@ -109,11 +109,13 @@ def _is_installed(name: str) -> bool:
     return True
 
 
-def open_files(limit: int) -> Finding:
-    """Whether enough clients can connect."""
-    if limit < MIN_FILES:
-        return Finding("open files", "warning", f"{limit} at most", f"ulimit -n {MIN_FILES}, or more")
-    return Finding("open files", "good", f"{limit} at most")
+def open_files(soft: int, hard: int) -> Finding:
+    """Whether enough clients can connect, once a start has raised the soft limit to the hard one."""
+    most = "any number" if hard == resource.RLIM_INFINITY else f"{hard} at most"
+    found = most if soft == hard else f"{most}: a start raises the limit of this shell, which is {soft}"
+    if hard != resource.RLIM_INFINITY and hard < MIN_FILES:
+        return Finding("open files", "warning", found, f"ulimit -Hn {MIN_FILES}, or more")
+    return Finding("open files", "good", found)
 
 
 def compiler() -> Finding:

@@ -4,6 +4,7 @@ The main thread hears signals and process 0, and another builds the part and exe
 is over ends the process on the spot: there is nobody to be told but process 0, and a step may hang.
 """
 
+import faulthandler
 import logging
 import os
 import signal
@@ -42,7 +43,7 @@ class Follower:
         self._member: Member | None = None
         self._signalled = False
         self._busy_since: float | None = None
-        self._watchdog = Watchdog(self._seconds_stalled, lambda why: _end(FAULT, why))
+        self._watchdog = Watchdog(self._stages, self._hung, lambda why: _end(FAULT, why))
 
     def run(self) -> NoReturn:
         """Follow process 0 to the end, and end. Raises ConfigurationError, DevicesUnavailable and HostsError before."""
@@ -74,10 +75,14 @@ class Follower:
         self._busy_since = time.monotonic()
         return command
 
-    def _seconds_stalled(self) -> float:
+    def _stages(self) -> dict[str, float]:
         """For how long it has been at one command."""
         since = self._busy_since
-        return 0.0 if since is None else time.monotonic() - since
+        return {"execution": 0.0 if since is None else time.monotonic() - since}
+
+    def _hung(self, stage: str, seconds: float) -> None:
+        faulthandler.dump_traceback(all_threads=True)
+        _end(FAULT, f"nothing has got done in the {stage} stage for {seconds:.0f} s")
 
     def _died(self, name: str, error: BaseException) -> None:
         del name

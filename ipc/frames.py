@@ -3,10 +3,8 @@
 from collections.abc import Callable
 from typing import TypeVar
 
+from engine.request_limits import MAX_MESSAGE_BYTES
 from ipc.messages import Error, MessageError, peek_request_id
-
-MAX_MESSAGE_BYTES = 4 * 2**20
-"""The longest message taken: a million token ids fit. What is longer is refused by name."""
 
 Message = TypeVar("Message")
 

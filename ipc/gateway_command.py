@@ -5,8 +5,8 @@ from pathlib import Path
 from typing import Any
 
 from ipc import settings
-from ipc.addresses import checked_address
-from ipc.arguments import port, seconds
+from ipc.addresses import client_address
+from ipc.arguments import count, port, seconds
 from ipc.config import LOG_FORMATS, LOG_LEVELS
 
 
@@ -36,6 +36,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         choices=("qwen3", "deepseek_r1"),
         help="how the models think aloud (default: as their chat templates tell)",
     )
+    add(
+        "--trusted-proxies",
+        metavar="CIDR,...",
+        help="addresses or networks of proxies in front, whose X-Forwarded-For says who asks (default: none)",
+    )
+    add(
+        "--max-connections",
+        type=count,
+        metavar="N",
+        help="connections that may be open at once, half of them from one address (default: 4096)",
+    )
     add("--drain-timeout", type=seconds, metavar="S", help="seconds to finish what is open in (default: 30)")
     add("--log-level", choices=LOG_LEVELS, help="the least that is logged (default: info, a line for each request)")
     add("--log-format", choices=LOG_FORMATS, help="of the log on stderr (default: text)")
@@ -49,4 +60,4 @@ def run(options: dict[str, Any]) -> int:
     if options.get("host") == "localhost":
         options["host"] = "127.0.0.1"
     addresses = options.pop("connect", None) or [settings.held({})["bind"].value]
-    return server.run([checked_address(address, has_key=key is not None) for address in addresses], **options)
+    return server.run([client_address(address, has_key=key is not None) for address in addresses], **options)

@@ -9,13 +9,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ipc.addresses import checked_address, is_local
+from ipc import gateway_unit, owned_files
+from ipc.addresses import SERVICE, checked_address, is_local
 from ipc.errors import OdriverError
-from ipc.service_unit import CONFIG, UNIT, render
+from ipc.service_unit import CONFIG, UNIT, USER, USERS, render
 from ipc.settings import SETTINGS, Held, configs
 
-SERVICE_DEFAULTS: dict[str, Any] = {"bind": "tcp://127.0.0.1:5555", "metrics_port": 8001}
-"""What a service is to have where nothing else is said: a private socket of its own user would be of use to nobody else."""
+SERVICE_DEFAULTS: dict[str, Any] = {"bind": SERVICE, "socket_access": "group", "metrics_port": 8001}
+"""What a service is to have where nothing else is said: a socket that members of its group may use, and nobody else."""
 KEYS = Path("/var/lib/odriver/keys")
 """Those of a service that other machines reach, where nothing else is said."""
 
@@ -24,9 +25,12 @@ class InstallFailed(OdriverError):
     """The service cannot be installed so; the message says what to do."""
 
 
-def install(given: Mapping[str, Any], *, show: bool, unit: Path = UNIT, config: Path = CONFIG) -> None:
-    """Write both files, for a service with these settings by name, or print them.
+def install(
+    given: Mapping[str, Any], *, show: bool, unit: Path = UNIT, config: Path = CONFIG, users: Path = USERS
+) -> None:
+    """Write the files, for a service with these settings by name and a gateway in front of it, or print them.
 
+    The gateway's unit goes beside the service's.
     A configuration that is there is left as it is. Raises InstallFailed, and ConfigurationError or AddressError for what cannot work.
     """
     settings = SERVICE_DEFAULTS | {name: value for name, value in given.items() if value is not None}
@@ -42,17 +46,24 @@ def install(given: Mapping[str, Any], *, show: bool, unit: Path = UNIT, config: 
     reads = [*environment, *filter(None, [settings.get("model")])]
     one_host = settings.get("coordinator_address") is None
     text = render(command, reads, loopback_only=loopback_only and one_host)
+    gateway, gateway_text = unit.with_name(gateway_unit.NAME), gateway_unit.render(command, environment)
     if show:
-        print(f"# {config}\n{_toml(settings)}\n# {unit}\n{text}", end="")
+        files = {config: _toml(settings), users: USER, unit: text, gateway: gateway_text}
+        print("\n".join(f"# {path}\n{content}" for path, content in files.items()), end="")
         return
     if config.exists() and any(value is not None for value in given.values()):
         raise InstallFailed(f"{config} is there already: write the settings there, or remove it")
     if not config.exists():
         _write(config, _toml(settings))
+    _write(users, USER)
     _write(unit, text)
+    _write(gateway, gateway_text)
     for path in reads:
         _warn_if_unreadable(path)
-    print(f"now: systemctl daemon-reload && systemctl enable --now {unit.name}")
+    print(f"now: systemd-sysusers {users.name} && systemctl daemon-reload && systemctl enable --now {unit.name}")
+    print(f"then, for OpenAI's API at port 8000: systemctl enable --now {gateway.name}")
+    if settings["bind"] == SERVICE:
+        print("then, for each user that is to use it: usermod -aG odriver NAME")
     if not loopback_only:
         print(f"then, for each client: odriver keys new NAME && systemctl reload {unit.name}")
 
@@ -77,8 +88,7 @@ def _toml(settings: Mapping[str, Any]) -> str:
 
 def _write(path: Path, text: str) -> None:
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text, encoding="utf-8")
+        owned_files.replace(path, text)
     except OSError as error:
         raise InstallFailed(f"cannot write {path}: {error.strerror}; try with sudo, or with --print") from error
     print(f"wrote {path}")

@@ -15,6 +15,7 @@ import msgspec
 import zmq
 from msgspec import Meta, Struct
 
+from ipc import owned_files
 from ipc.errors import KeyFileError
 
 Z85 = Annotated[str, Meta(pattern=r"^[0-9a-zA-Z.\-:+=^!/*?&<>()\[\]{}@%$#]{40}$")]
@@ -57,7 +58,7 @@ def default_directory() -> Path:
 def server_key(directory: Path) -> ServerKey:
     """The daemon's pair, made now if there is none. Raises KeyFileError."""
     path = directory / "server.toml"
-    if not path.exists():
+    if not os.path.lexists(path):
         public, secret = _new_pair()
         _make_directory(directory)
         _write(path, {"public": public, "secret": secret})
@@ -71,7 +72,12 @@ def client_key(path: Path) -> ClientKey:
 
 def authorized(directory: Path) -> dict[str, Limits]:
     """Who may connect, by name. Raises KeyFileError where a file is no key."""
-    found = {path.stem: _read(path, Limits) for path in sorted((directory / "clients").glob("*.toml"))}
+    clients = directory / "clients"
+    try:
+        paths = [clients / name for name in owned_files.names(clients) if name.endswith(".toml")]
+    except OSError as error:
+        raise KeyFileError(f"cannot read the directory {clients}: {error.strerror}") from error
+    found = {path.stem: _read(path, Limits) for path in paths}
     names: dict[str, str] = {}
     for name, limits in found.items():
         if names.setdefault(limits.public, name) != name:
@@ -83,7 +89,7 @@ def new(directory: Path, name: str, out: Path, **limits: int | bool) -> None:
     """Make a key: authorise its public half, and write the client's file. Raises KeyFileError where either is there."""
     authorised = _path(directory, name)
     for path in (authorised, out):
-        if path.exists():
+        if os.path.lexists(path):
             raise KeyFileError(f"{path} exists: choose another name, or revoke that key and remove the file")
     server = server_key(directory)
     public, secret = _new_pair()
@@ -95,9 +101,11 @@ def new(directory: Path, name: str, out: Path, **limits: int | bool) -> None:
 def revoke(directory: Path, name: str) -> None:
     """Authorise this key no longer. Raises KeyFileError if there is none of that name."""
     try:
-        _path(directory, name).unlink()
+        owned_files.remove(_path(directory, name))
     except FileNotFoundError:
         raise KeyFileError(f"there is no key {name} in {directory}: see `odriver keys list`") from None
+    except OSError as error:
+        raise KeyFileError(f"cannot remove the key {name} of {directory}: {error.strerror}") from error
 
 
 def _path(directory: Path, name: str) -> Path:
@@ -113,9 +121,8 @@ def _new_pair() -> tuple[str, str]:
 
 def _make_directory(directory: Path) -> None:
     try:
-        if not directory.exists():
-            directory.mkdir(mode=0o700, parents=True)
-            _hand_over(directory)
+        with owned_files.opened_directory(directory, make=0o700):
+            return
     except OSError as error:
         raise KeyFileError(f"cannot make the directory {directory}: {error.strerror}") from error
 
@@ -123,33 +130,30 @@ def _make_directory(directory: Path) -> None:
 def _write(path: Path, fields: dict[str, str | int | bool]) -> None:
     lines = [f"{name} = {msgspec.json.encode(value).decode()}\n" for name, value in fields.items()]  # as in TOML
     try:
-        with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as file:
-            file.writelines(lines)
-        _hand_over(path)
+        owned_files.create(path, "".join(lines))
     except OSError as error:
         raise KeyFileError(f"cannot write {path}: {error.strerror}") from error
-
-
-def _hand_over(path: Path) -> None:
-    """What root makes among another user's files, such as those of the service, is that user's to read."""
-    if os.geteuid() == 0:
-        owner = path.parent.stat()
-        os.chown(path, owner.st_uid, owner.st_gid)
 
 
 File = TypeVar("File")
 
 
 def _read_secret(path: Path, kind: type[File]) -> File:
-    found = _read(path, kind)
-    if stat.S_IMODE(path.stat().st_mode) & 0o077:
+    found, mode = _decoded(path, kind)
+    if mode & 0o077:
         raise KeyFileError(f"others may read the secret key in {path}: chmod 600 it, or make a new one")
     return found
 
 
 def _read(path: Path, kind: type[File]) -> File:
+    return _decoded(path, kind)[0]
+
+
+def _decoded(path: Path, kind: type[File]) -> tuple[File, int]:
+    """A key, and who may read its file."""
     try:
-        return msgspec.toml.decode(path.read_bytes(), type=kind)
+        text, about = owned_files.read(path)
+        return msgspec.toml.decode(text, type=kind), stat.S_IMODE(about.st_mode)
     except OSError as error:
         raise KeyFileError(f"cannot read the key {path}: {error.strerror}") from error
     except (msgspec.DecodeError, UnicodeDecodeError) as error:

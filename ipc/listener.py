@@ -1,47 +1,38 @@
-"""A thread that owns one ROUTER, which clients connect to, and hears a bell, which other threads ring.
+"""A thread that answers the clients of one socket. It hears a bell, which other threads ring.
 
-The thread is the only one that touches the socket. Driver threads leave samples in the outbox; whatever has gathered
-there for one request when the thread comes by leaves as one message. Nobody waits for a client: what cannot be sent at
-once is not sent.
+The socket is in a process of its own, to which the thread has a link (``peers``); the thread is the only one that uses it.
+Driver threads leave samples in the outbox; whatever has gathered there for one request when the thread comes by leaves as
+one message. Nobody waits for a client: what cannot be sent at once is not sent.
 """
 
-import errno
 import math
-import os
+import select
 import time
-from collections.abc import Callable, Iterator
-from concurrent.futures import Future
-from contextlib import contextmanager
+from collections.abc import Callable
+from concurrent.futures import Future, wait
 from typing import Protocol
-
-import zmq
 
 from driver.request import ReturnSample
 from driver.safe_thread import SafeThread
-from ipc.addresses import reserved
+from engine.request_limits import MAX_MESSAGE_BYTES
 from ipc.auth import Authority
 from ipc.bell import Bell
-from ipc.errors import AddressError, AddressInUse
-from ipc.frames import MAX_MESSAGE_BYTES
+from ipc.binding import listening
+from ipc.errors import AddressError
 from ipc.messages import Error, ServerMessage, encode
 from ipc.outbox import Outbox, Reply
+from ipc.peers import Event, HasRoom, Lost, Peers, Refused, Said
+from ipc.socket_process import Configuration
+from ipc.spawner import Spawner
 from ipc.stream import Sent
-from ipc.tenants import EVERYBODY, Tenant
+from ipc.tenants import Tenant, of_user
 
 HARD_MAX_MESSAGE_BYTES = 4 * MAX_MESSAGE_BYTES
 """From here on libzmq does not even read the message, but hangs up."""
-RECEIVE_HIGH_WATER = 16
-"""Messages of one client held unread; beyond them it waits in its own memory, not in ours."""
-SEND_HIGH_WATER = 1000
-"""Messages held for a client that does not read, beside what its stream's credits allow."""
-LINGER = 1000
-"""Milliseconds that the last messages have to leave when the socket closes."""
-KEEPALIVE = {zmq.TCP_KEEPALIVE: 1, zmq.TCP_KEEPALIVE_IDLE: 30, zmq.TCP_KEEPALIVE_INTVL: 10, zmq.TCP_KEEPALIVE_CNT: 3}
-"""Of TCP connections: seconds of silence until the kernel asks, between its questions, and how many go unanswered."""
 MESSAGES_PER_TURN = 64
 """Messages taken before the outbox gets its turn again."""
-
-Context = zmq.Context["zmq.Socket[bytes]"]
+RELOAD_PATIENCE = 1.0
+"""Seconds that new keys have to reach the socket's process."""
 
 
 class Rules(Protocol):
@@ -49,6 +40,12 @@ class Rules(Protocol):
 
     def hear(self, identity: bytes, frames: list[bytes], now: float, tenant: Tenant) -> None:
         """Takes one message, from this tenant."""
+
+    def has_room(self, identity: bytes, now: float) -> None:
+        """A connection that was full is not any more."""
+
+    def lost(self, identity: bytes) -> None:
+        """A connection is over."""
 
     def deliver(self, reply: Reply, sample: ReturnSample, now: float) -> None:
         """Takes what a driver has said."""
@@ -65,34 +62,43 @@ class Listener:
     """Listens at one checked address, from ``start`` on, and answers from ``open`` on, those first who have been waiting.
 
     ``start`` raises AddressError where it cannot. ``stop`` sends what is left in the outbox and gives the address back.
-    ``on_failure`` is called, on the dying thread, should the thread die. With an ``authority``, which has been started for
-    the context, only its tenants get in.
+    ``on_failure`` is called, on the dying thread, should the thread die; the socket's process may die, and is followed by
+    another. With an ``authority`` only its tenants get in. Connections that are silent for ``silence_limit`` seconds are
+    closed.
     """
 
     def __init__(
         self,
         name: str,
-        context: Context,
+        spawner: Spawner,
         address: str,
         on_failure: Callable[[str], None],
         authority: Authority | None,
+        silence_limit: float | None = None,
     ) -> None:
         self.outbox = Outbox(bell := Bell())
+        self._name = name
         self._bell = bell
-        self._context = context
+        self._spawner = spawner
         self._address = address
         self._authority = authority
+        self._silence_limit = silence_limit
         self._on_failure = on_failure
         self._rules: Rules | None = None
+        self._is_open = False
         self._stopping = False
         self._looked_at = 0.0
         self._called_at: float | None = None
         """When ``seconds_unheard`` called, until the thread comes by."""
+        self._reload: Future[None] | None = None
+        """Keys to be told to the process, until it has them."""
         self._bound: Future[None] = Future()
         self._thread = SafeThread(name, self._run, self._died)
 
     def start(self) -> None:
         """Bind and begin to listen."""
+        if self._authority is not None:
+            self._authority.on_reload(self._reload_keys)
         self._thread.start()
         self._bound.result()
 
@@ -101,14 +107,19 @@ class Listener:
         self._rules = rules
         self._bell.ring()
 
+    @property
+    def num_restarts(self) -> int:
+        """Processes of the socket that have died, and were followed by another."""
+        return self._peers.num_deaths if self._bound.done() and self._bound.exception() is None else 0
+
     def seconds_unheard(self) -> float:
-        """For how long the thread has not come by though it was called, by this method; it calls again."""
-        now, called_at = time.monotonic(), self._called_at
-        if called_at is not None:
-            return now - called_at
-        self._called_at = now
+        """For how long the thread, or the process, has not come by though it was called, by this method; it calls again."""
+        now = time.monotonic()
+        waiting_since = [at for at in (self._called_at, self._peers.called_at) if at is not None]
+        if self._called_at is None:
+            self._called_at = now
         self._bell.ring()
-        return 0.0
+        return now - min(waiting_since, default=now)
 
     def stop(self) -> None:
         """Answer what has arrived, send what there is and close; a second time changes nothing."""
@@ -118,23 +129,29 @@ class Listener:
 
     def send(self, identity: bytes, message: ServerMessage) -> Sent:
         """Send one message to one client, now or not at all; only the thread itself may."""
-        try:
-            self._router.send_multipart([identity, encode(message)], zmq.NOBLOCK)
-        except zmq.Again:
-            return Sent.FULL
-        except zmq.ZMQError as error:
-            if error.errno != errno.EHOSTUNREACH:
-                raise
-            return Sent.GONE
-        return Sent.AWAY
+        return self._peers.send(identity, encode(message))
 
     def _run(self) -> None:
         try:
-            with reserved(self._address), self._bound_router() as self._router:
+            with listening(self._address) as end:
+                self._peers = Peers(self._name, self._spawner, end, self._configuration())
                 self._bound.set_result(None)
-                self._serve()
+                try:
+                    self._serve()
+                finally:
+                    end.close()
+                    self._peers.stop()
         except AddressError as error:
             self._bound.set_exception(error)
+
+    def _configuration(self) -> Configuration:
+        return {
+            "address": self._address,
+            "max_message_bytes": HARD_MAX_MESSAGE_BYTES,
+            "silence_limit": self._silence_limit,
+            "secret": self._authority.secret if self._authority is not None else None,
+            "keys": self._authority.keys() if self._authority is not None else [],
+        }
 
     def _died(self, name: str, error: BaseException) -> None:
         if not self._bound.done():
@@ -143,79 +160,71 @@ class Listener:
             self._on_failure(f"the {name} thread died of {type(error).__name__}: {error}")
 
     def _serve(self) -> None:
-        poller = zmq.Poller()
-        poller.register(self._bell.fileno(), zmq.POLLIN)
         while not self._stopping:
-            self._wait(poller)
-            if self._rules is not None:
-                poller.register(self._router, zmq.POLLIN)
-                self._turn(self._rules)
-        if self._rules is not None:
-            self._turn(self._rules)  # what came in between the last turn and the call of stop
+            self._peers.attend(time.monotonic())
+            self._turn()
+            self._wait()
+        self._peers.attend(time.monotonic())
+        self._turn()  # what came in between the last turn and the call of stop
 
-    def _wait(self, poller: zmq.Poller) -> None:
-        patience = None  # for ever, while there is nothing to look after
-        if self._rules is not None and self._rules.patience < math.inf:
-            patience = max(0, math.ceil(1000 * (self._looked_at + self._rules.patience - time.monotonic())))
-        if self._bell.fileno() in dict(poller.poll(patience)):
+    def _wait(self) -> None:
+        """Flush, and wait for something to do."""
+        poll = select.poll()
+        poll.register(self._bell, select.POLLIN)
+        self._peers.flush_and_poll(poll)
+        due_at = self._peers.due_at
+        if self._rules is not None:
+            due_at = min(due_at, self._looked_at + self._rules.patience)
+        patience = None if due_at == math.inf else max(0, math.ceil(1000 * (due_at - time.monotonic())))
+        if any(descriptor == self._bell.fileno() for descriptor, _ in poll.poll(patience)):
             self._bell.clear()
 
-    def _turn(self, rules: Rules) -> None:
-        self._called_at = None
+    def _turn(self) -> None:
         now = time.monotonic()
+        if self._called_at is not None:
+            self._called_at = None
+            self._peers.call(now)
+        if self._reload is not None and self._authority is not None:
+            reload, self._reload = self._reload, None
+            self._peers.authorise(self._authority.keys(), reload)
         for _ in range(MESSAGES_PER_TURN):
-            try:
-                self._receive(rules, now)
-            except zmq.Again:
+            event = self._peers.next()
+            if event is None:
                 break
+            if self._rules is not None:  # without, nobody has been read
+                self._hear(self._rules, event, now)
+        if self._rules is not None:
+            self._answer(self._rules, now)
+
+    def _answer(self, rules: Rules, now: float) -> None:
+        if not self._is_open:
+            self._is_open = True
+            self._peers.open()
         for reply, sample in self.outbox.take():
             rules.deliver(reply, sample, now)
         if now >= self._looked_at + rules.patience:
             self._looked_at = now
             rules.look(now)
 
-    def _receive(self, rules: Rules, now: float) -> None:
-        if self._authority is None:
-            identity, *frames = self._router.recv_multipart(zmq.NOBLOCK)
-            rules.hear(identity, frames, now, EVERYBODY)
-            return
-        first, *rest = self._router.recv_multipart(zmq.NOBLOCK, copy=False)
-        tenant = self._authority.tenant(str(rest[0].get("User-Id")))
-        if tenant is None:
-            self.send(first.bytes, Error(None, "forbidden", "this key is not authorised any more"))
-            return
-        rules.hear(first.bytes, [frame.bytes for frame in rest], now, tenant)
+    def _hear(self, rules: Rules, event: Event, now: float) -> None:
+        match event:
+            case Said(peer, frames):
+                tenant = of_user(peer.user) if self._authority is None else self._authority.tenant(peer.key or "")
+                if tenant is None:
+                    self.send(peer.identity, Error(None, "forbidden", "this key is not authorised any more"))
+                else:
+                    rules.hear(peer.identity, frames, now, tenant)
+            case HasRoom(peer):
+                rules.has_room(peer.identity, now)
+            case Lost(peer):
+                rules.lost(peer.identity)
+            case Refused(peer, code, why):
+                self.send(peer.identity, Error(None, code, why))
+                self._peers.close(peer)
 
-    @contextmanager
-    def _bound_router(self) -> Iterator["zmq.Socket[bytes]"]:
-        router = self._context.socket(zmq.ROUTER)
-        try:
-            # Before binding: libzmq ends the session of a peer that has gone by what the listener copied then, at first
-            # for ever. One that goes while we close, with messages unsent, would have context.term wait for ever.
-            router.setsockopt(zmq.LINGER, LINGER)
-            router.setsockopt(zmq.ROUTER_MANDATORY, 1)
-            router.setsockopt(zmq.MAXMSGSIZE, HARD_MAX_MESSAGE_BYTES)
-            router.setsockopt(zmq.RCVHWM, RECEIVE_HIGH_WATER)
-            router.setsockopt(zmq.SNDHWM, SEND_HIGH_WATER)
-            router.setsockopt(zmq.IPV6, 1 if "[" in self._address else 0)
-            # The kernel closes what leads to a machine that is gone; a peer that is merely frozen it takes for alive.
-            for option, value in KEEPALIVE.items():
-                router.setsockopt(option, value)
-            if self._authority is not None:
-                self._authority.secure(router)
-            _bind(router, self._address)
-            yield router
-        finally:
-            router.close()
-
-
-def _bind(router: "zmq.Socket[bytes]", address: str) -> None:
-    umask = os.umask(0o077)  # nobody else may connect to an ipc:// socket, wherever it lies
-    try:
-        router.bind(address)
-    except zmq.ZMQError as error:
-        if error.errno == errno.EADDRINUSE:
-            raise AddressInUse(f"address in use: another program listens at {address}") from error
-        raise AddressError(f"cannot listen at {address}: {error.strerror}") from error
-    finally:
-        os.umask(umask)
+    def _reload_keys(self) -> None:
+        """Have the process know the keys by now; waits until it does, for so long at most."""
+        reload: Future[None] = Future()
+        self._reload = reload
+        self._bell.ring()
+        wait([reload], RELOAD_PATIENCE)

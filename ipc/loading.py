@@ -32,12 +32,17 @@ class StartableDriver(Driver, Protocol):
     def drain(self, when_done: Callable[[], None]) -> None:
         """Take no new work; say when all that was open has ended."""
 
-    @property
-    def seconds_since_progress(self) -> float:
-        """For how long there has been work and nothing was done; 0 when idle."""
+    def stages(self) -> dict[str, float]:
+        """For how many seconds each stage has been busy with one thing; 0 when idle."""
+
+    def stuck_requests(self, limit: float) -> list[str]:
+        """The requests that have been in a stage's hands for more seconds than that."""
 
     def stop(self, reason: str, timeout: float) -> None:
         """End, and tell every open request why; gives up on what takes longer than the timeout, in seconds."""
+
+    def fail(self, reason: str, timeout: float) -> None:
+        """The same by a fault, of which an open request may be the cause."""
 
 
 @dataclass(frozen=True)

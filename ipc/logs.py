@@ -1,14 +1,24 @@
-"""The daemon's log: coloured on a terminal, plain lines elsewhere, or JSON. All of it goes to stderr."""
+"""The daemon's log: coloured on a terminal, plain lines elsewhere, or JSON. All of it goes to stderr.
+
+What is logged may be anybody's words, so the formatters here, and nothing else, see to it that a record is one line with
+nothing in it that a terminal obeys, and not too long. Only a traceback has more lines: they are indented, so that none of
+them passes for a record.
+"""
 
 import json
 import logging
 import os
+from collections.abc import Mapping
 from datetime import UTC, datetime
 
 from rich.console import Console
 from rich.logging import RichHandler
 
+from ipc.escaping import LONGEST_FIELD, LONGEST_LINE, cut, one_line, visible_json
+
 OURS = ("caching", "engine", "driver", "ipc")
+TRACEBACK_LINES = 100
+"""Of a traceback's beginning, and of its end, that are logged."""
 _USUAL = {*vars(logging.makeLogRecord({})), "message", "asctime"}
 
 
@@ -25,13 +35,29 @@ def configure_logging(console: Console, level: int = logging.INFO, log_format: s
 def _handler(console: Console, log_format: str) -> logging.Handler:
     if log_format == "text" and console.is_terminal:
         coloured = RichHandler(console=console, show_path=False, rich_tracebacks=False)
-        coloured.setFormatter(logging.Formatter("%(message)s"))
+        coloured.setFormatter(TextFormatter("%(message)s"))
         return coloured
     plain = logging.StreamHandler(console.file)
     date = "" if "JOURNAL_STREAM" in os.environ else "%(asctime)s "  # the journal dates its lines
-    text = logging.Formatter(date + "%(levelname)s %(name)s: %(message)s")
+    text = TextFormatter(date + "%(levelname)s %(name)s: %(message)s")
     plain.setFormatter(JsonFormatter() if log_format == "json" else text)
     return plain
+
+
+class TextFormatter(logging.Formatter):
+    """A line for people, and the traceback where there is one."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """The line; what is hidden in it is spelt out."""
+        record.message = one_line(_message(record))
+        if self.usesTime():
+            record.asctime = self.formatTime(record, self.datefmt)
+        lines = [self.formatMessage(record)]
+        if record.exc_info:
+            lines += _traceback(self.formatException(record.exc_info))
+        if record.stack_info:
+            lines += _traceback(record.stack_info)
+        return "\n  ".join(lines)
 
 
 class JsonFormatter(logging.Formatter):
@@ -43,9 +69,29 @@ class JsonFormatter(logging.Formatter):
             "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
             "level": record.levelname.lower(),
             "logger": record.name,
-            "message": record.getMessage(),
+            "message": cut(_message(record), LONGEST_LINE),
         }
-        line |= {name: value for name, value in vars(record).items() if name not in _USUAL}
+        line |= {name: _field(value) for name, value in vars(record).items() if name not in _USUAL}
         if record.exc_info:
-            line["exception"] = self.formatException(record.exc_info)
-        return json.dumps(line, default=str, ensure_ascii=False)
+            line["exception"] = "\n".join(_traceback(self.formatException(record.exc_info)))
+        return visible_json(json.dumps(line, default=lambda value: _field(str(value)), ensure_ascii=False))
+
+
+def _message(record: logging.LogRecord) -> str:
+    """What is said, each field of it cut."""
+    args = record.args
+    if isinstance(args, Mapping):
+        return str(record.msg) % {name: _field(value) for name, value in args.items()}
+    return str(record.msg) % tuple(map(_field, args)) if args else str(record.msg)
+
+
+def _field(value: object) -> object:
+    return cut(value) if isinstance(value, str) else value
+
+
+def _traceback(text: str) -> list[str]:
+    lines = text.splitlines()
+    left_out = len(lines) - 2 * TRACEBACK_LINES
+    if left_out > 0:
+        lines[TRACEBACK_LINES:-TRACEBACK_LINES] = [f"... ({left_out:,} more lines)"]
+    return [one_line(line, LONGEST_FIELD) for line in lines]

@@ -5,7 +5,12 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta, Struct
 
-PROTOCOL_VERSION = 3
+from driver.errors import shortened
+from engine.request_limits import MAX_MESSAGES, MAX_N, MAX_REQUEST_ID_LENGTH, MAX_TARGET_LENGTH, MAX_TOOLS
+from ipc.escaping import cut, visible
+from ipc.form import NO_MESSAGE, check_message
+
+PROTOCOL_VERSION = 4
 
 PING_INTERVAL = 5.0
 """Seconds of silence after which either side pings the other."""
@@ -15,11 +20,21 @@ SILENCE_LIMIT = 30.0
 CREDITS = 32
 """Messages of one request that may be on their way to a client that has not said that it read any."""
 
-RequestId = Annotated[str, Meta(min_length=1, max_length=128)]
+RequestId = Annotated[str, Meta(min_length=1, max_length=MAX_REQUEST_ID_LENGTH, pattern=r"\A[ -~]*\Z")]
+"""Printable characters of ASCII: it goes into logs and onto terminals as it is."""
+Messages = Annotated[list[dict[str, Any]], Meta(max_length=MAX_MESSAGES)]
+Tools = Annotated[list[dict[str, Any]], Meta(max_length=MAX_TOOLS)]
+
+User = Annotated[str, Meta(max_length=128)]
+ProfileName = Annotated[str, Meta(pattern=r"\A[A-Za-z0-9][A-Za-z0-9._-]{0,63}\Z")]
+"""Of a directory in the one that the daemon has for them: no path, and nothing hidden."""
 
 
 class MessageError(Exception):
     """A frame that is no message of this protocol; the text says why."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(shortened(message))
 
 
 class Hello(Struct, tag="hello", tag_field="type", frozen=True):
@@ -28,42 +43,48 @@ class Hello(Struct, tag="hello", tag_field="type", frozen=True):
     version: int
 
 
-class Generate(Struct, tag="generate", tag_field="type", frozen=True, forbid_unknown_fields=True):
+class Generate(Struct, tag="generate", tag_field="type", frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """Asks for a completion of ``prompt`` (text or token ids) or of chat ``messages``; ``params`` as SamplingParams.
 
     ``tools`` are functions that the model may call, as OpenAI has them, and ``chat_template_kwargs`` switches of the chat
     template.
     Without ``stream`` all of it comes at its end. ``resume_token_ids``, if any, are for each of ``n`` samples what an
     earlier request, with the same ``seed``, gave before it was cut off: only what follows comes, ``usage`` counts
-    all, and a sample that is whole already gets its ``finish_reason`` again and nothing else.
+    all, and a sample that is whole already gets its ``finish_reason`` again and nothing else. ``user`` says for which of
+    its own users a client asks: they take turns, and share what the client may have.
     """
 
     request_id: RequestId
     prompt: str | list[int] | None = None
-    messages: list[dict[str, Any]] | None = None
-    tools: list[dict[str, Any]] = []
+    messages: Messages | None = None
+    tools: Tools = []
     chat_template_kwargs: dict[str, Any] = {}
     params: dict[str, Any] = {}
     stream: bool = True
-    resume_token_ids: list[list[int]] = []
+    resume_token_ids: Annotated[list[list[int]], Meta(max_length=MAX_N)] = []
+    user: User = ""
 
 
-class Tokenize(Struct, tag="tokenize", tag_field="type", frozen=True, forbid_unknown_fields=True):
+class Tokenize(Struct, tag="tokenize", tag_field="type", frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """Asks for the token ids that a prompt, or chat messages, would have; they come with Done."""
 
     request_id: RequestId
     prompt: str | None = None
-    messages: list[dict[str, Any]] | None = None
-    tools: list[dict[str, Any]] = []
+    messages: Messages | None = None
+    tools: Tools = []
     chat_template_kwargs: dict[str, Any] = {}
     add_special_tokens: bool = True
+    user: User = ""
 
 
-class Detokenize(Struct, tag="detokenize", tag_field="type", frozen=True, forbid_unknown_fields=True):
+class Detokenize(
+    Struct, tag="detokenize", tag_field="type", frozen=True, forbid_unknown_fields=True, omit_defaults=True
+):
     """Asks for the text of token ids, special ones as they are spelt; it comes with Done."""
 
     request_id: RequestId
     token_ids: list[int]
+    user: User = ""
 
 
 class TokenizerInfo(Struct, tag="tokenizer_info", tag_field="type", frozen=True, forbid_unknown_fields=True):
@@ -109,7 +130,7 @@ class AbortRequest(Struct, tag="abort_request", tag_field="type", frozen=True, f
     """Ends any client's open request, ``target``: the client's id, a colon, and the client's own request id."""
 
     request_id: RequestId
-    target: str
+    target: Annotated[str, Meta(max_length=MAX_TARGET_LENGTH)]
 
 
 class Drain(Struct, tag="drain", tag_field="type", frozen=True, forbid_unknown_fields=True):
@@ -139,10 +160,10 @@ class LogLevel(Struct, tag="log_level", tag_field="type", frozen=True, forbid_un
 
 
 class Profile(Struct, tag="profile", tag_field="type", frozen=True, forbid_unknown_fields=True):
-    """Begins a trace of the daemon, for a directory as the daemon sees it; without one, ends and writes it."""
+    """Begins a trace of the daemon, under a name that no other has; without one, ends and writes it."""
 
     request_id: RequestId
-    directory: str | None = None
+    name: ProfileName | None = None
 
 
 class Usage(Struct, frozen=True):
@@ -218,6 +239,10 @@ class Error(Struct, tag="error", tag_field="type", frozen=True, forbid_unknown_f
     message: str
     retry_after_s: float | None = None
 
+    def __post_init__(self) -> None:
+        """Quotes no more than can be read: what was wrong may be megabytes."""
+        msgspec.structs.force_setattr(self, "message", visible(cut(self.message)))
+
 
 class StatusReply(Struct, tag="status_reply", tag_field="type", frozen=True, forbid_unknown_fields=True):
     """The daemon's numbers, by name."""
@@ -264,9 +289,6 @@ _control_decoder: msgspec.msgpack.Decoder[ControlMessage] = msgspec.msgpack.Deco
 _server_decoder: msgspec.msgpack.Decoder[ServerMessage] = msgspec.msgpack.Decoder(ServerMessage)
 _envelope_decoder = msgspec.msgpack.Decoder(_Envelope)
 
-_NOT_A_MESSAGE = (ValueError, RecursionError)
-"""What msgspec raises over rubbish: its own errors and bad UTF-8, and the second for lists nested a hundred thousand deep."""
-
 
 def encode(message: ClientMessage | ControlMessage | ServerMessage) -> bytes:
     """One frame. Raises TypeError, ValueError or OverflowError where a field holds what msgpack cannot."""
@@ -274,10 +296,11 @@ def encode(message: ClientMessage | ControlMessage | ServerMessage) -> bytes:
 
 
 def decode_client_message(frame: bytes) -> ClientMessage:
-    """What a client said; raises MessageError for anything else."""
+    """What a client said; raises MessageError for anything else, and for what is beyond a limit of form."""
     try:
+        check_message(frame)
         return _client_decoder.decode(frame)
-    except _NOT_A_MESSAGE as error:
+    except NO_MESSAGE as error:
         raise MessageError(str(error)) from error
 
 
@@ -285,7 +308,7 @@ def decode_control_message(frame: bytes) -> ControlMessage:
     """What was said to the control socket; raises MessageError for anything else."""
     try:
         return _control_decoder.decode(frame)
-    except _NOT_A_MESSAGE as error:
+    except NO_MESSAGE as error:
         raise MessageError(str(error)) from error
 
 
@@ -293,7 +316,7 @@ def decode_server_message(frame: bytes) -> ServerMessage:
     """What the daemon said; raises MessageError for anything else."""
     try:
         return _server_decoder.decode(frame)
-    except _NOT_A_MESSAGE as error:
+    except NO_MESSAGE as error:
         raise MessageError(str(error)) from error
 
 
@@ -301,5 +324,5 @@ def peek_request_id(frame: bytes) -> str | None:
     """The request id in a frame that may otherwise be no message, None where there is none to be read."""
     try:
         return _envelope_decoder.decode(frame).request_id
-    except _NOT_A_MESSAGE:
+    except NO_MESSAGE:
         return None

@@ -5,8 +5,11 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from driver.errors import shortened
+from driver.json_form import check_json
 from engine.sampling_params import SamplingParams
 from ipc.completion import Completion
+from ipc.escaping import cut, visible
 from ipc.openai_answers import ErrorAnswer, ErrorDetail, chat_completion, text_completion
 from ipc.openai_requests import BodyError, ChatCompletionRequest, CompletionRequest, Question
 
@@ -69,10 +72,11 @@ def decoded(body: dict[str, Any] | bytes, kind: type[Body]) -> Body:
     """A body of that kind, from JSON or from what JSON has been read to; raises BodyError, which names the field."""
     try:
         if isinstance(body, bytes):
+            check_json(body)
             return msgspec.json.decode(body, type=kind)
         return msgspec.convert(body, kind, str_keys=True)
     except (ValueError, RecursionError) as error:
-        raise _body_error(str(error)) from error
+        raise _body_error(shortened(str(error))) from error
 
 
 def body_of(completion: Completion, asked: Question, model: str, name: str) -> dict[str, Any]:
@@ -85,7 +89,7 @@ def body_of(completion: Completion, asked: Question, model: str, name: str) -> d
 def error_answer(message: str, status: int, code: str, param: str | None = None) -> ErrorAnswer:
     """An answer that is none."""
     kind = TYPES.get(status, "invalid_request_error" if status < 500 else "server_error")
-    return ErrorAnswer(ErrorDetail(message, kind, param, code))
+    return ErrorAnswer(ErrorDetail(visible(cut(message)), kind, param and visible(cut(param)), code))
 
 
 def _body_error(said: str) -> BodyError:

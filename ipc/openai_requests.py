@@ -5,11 +5,13 @@ taken and not read: ``user``, ``metadata``, ``store``, ``service_tier``, ``safet
 A null is as good as a field that is not there.
 """
 
-from typing import Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 import msgspec
-from msgspec import Struct
+from msgspec import Meta, Struct
 
+from driver.errors import shortened
+from engine.request_limits import MAX_MESSAGES, MAX_PROMPTS, MAX_TOOLS
 from engine.sampling_params import RepetitionDetection, SamplingParams
 from engine.structured_outputs import StructuredOutputsParams
 from ipc.openai_messages import ChatMessage
@@ -17,9 +19,6 @@ from ipc.openai_tools import Function, NamedTool, Tool, ToolChoice, ToolUse
 
 DEFAULT_MAX_TOKENS = 16
 """Of a text's completion, where the body does not say."""
-
-MAX_PROMPTS = 1024
-"""In one body."""
 
 Prompt = str | list[int]
 
@@ -33,8 +32,8 @@ class BodyError(Exception):
     def __init__(
         self, message: str, param: str | None = None, status: int = 400, code: str = "invalid_request"
     ) -> None:
-        super().__init__(message)
-        self.param = param
+        super().__init__(shortened(message))
+        self.param = None if param is None else shortened(param)
         self.status = status
         self.code = code
 
@@ -91,7 +90,6 @@ class Sampling(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     repetition_penalty: float | None = None
     allowed_token_ids: list[int] | None = None
     bad_words: list[str] | None = None
-    stop_regex: str | list[str] | None = None
     stop_token_ids: list[int] | None = None
     include_stop_str_in_output: bool | None = None
     ignore_eos: bool | None = None
@@ -152,11 +150,11 @@ class _Request(Sampling, frozen=True, forbid_unknown_fields=True, kw_only=True):
 class ChatCompletionRequest(_Request, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """The body of ``/v1/chat/completions``."""
 
-    messages: list[ChatMessage]
+    messages: Annotated[list[ChatMessage], Meta(max_length=MAX_MESSAGES)]
     max_completion_tokens: int | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = None
-    tools: list[Tool] | None = None
+    tools: Annotated[list[Tool], Meta(max_length=MAX_TOOLS)] | None = None
     tool_choice: ToolChoice | None = None
     parallel_tool_calls: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
@@ -208,7 +206,11 @@ class CompletionRequest(_Request, frozen=True, forbid_unknown_fields=True, kw_on
         params = {"max_tokens": DEFAULT_MAX_TOKENS} | self._params()
         if self.logprobs is not None:
             params["logprobs"] = self.logprobs
-        return [Question(prompt, None, dict(params)) for prompt in self.prompts()]
+        prompts, n = self.prompts(), self.n or 1
+        if len(prompts) * n > MAX_PROMPTS:
+            why = f"a body may ask for {MAX_PROMPTS} completions, not {len(prompts)} prompts times n, which is {n}"
+            raise BodyError(why, "prompt")
+        return [Question(prompt, None, dict(params)) for prompt in prompts]
 
     def prompts(self) -> list[Prompt]:
         """One or many; raises BodyError where they are not all of a kind."""
@@ -218,8 +220,6 @@ class CompletionRequest(_Request, frozen=True, forbid_unknown_fields=True, kw_on
         if given and all(isinstance(one, int) for one in given):
             return [[one for one in given if isinstance(one, int)]]
         prompts = [one for one in given if not isinstance(one, int)]
-        if len(given) > MAX_PROMPTS:
-            raise BodyError(f"prompt may be a list of {MAX_PROMPTS} prompts, not {len(given)}", "prompt")
         if not given or len({type(one) for one in given}) > 1:
             raise BodyError("prompt must be a text, token ids, or a list of either that is not empty", "prompt")
         return prompts

@@ -2,14 +2,15 @@
 
 import argparse
 import json
+import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from ipc import connecting
 from ipc.arguments import seconds
 from ipc.config import LOG_LEVELS
 from ipc.control_client import ControlClient
+from ipc.escaping import write
 
 
 class Command(NamedTuple):
@@ -67,7 +68,9 @@ def _abort_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _drain_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--timeout", type=float, metavar="S", help="seconds to finish in (default: the daemon's)")
+    parser.add_argument(
+        "--timeout", type=float, metavar="S", help="seconds to finish in, or inf (default: the daemon's)"
+    )
 
 
 def _level_arguments(parser: argparse.ArgumentParser) -> None:
@@ -77,21 +80,21 @@ def _level_arguments(parser: argparse.ArgumentParser) -> None:
 def _profile_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("action", choices=["start", "stop"], help="begin a trace, or end it and write it")
     parser.add_argument(
-        "directory",
+        "name",
         nargs="?",
-        type=Path,
-        default=Path("odriver-profile"),
-        metavar="DIR",
-        help="with start: where to write it, for xprof or TensorBoard (default: odriver-profile)",
+        default=None,
+        metavar="NAME",
+        help="with start: of the directory that it is written to, for xprof or TensorBoard, among the daemon's "
+        "--profile-directory (default: date and time)",
     )
 
 
 def _profile(control: ControlClient, options: dict[str, Any]) -> None:
     if options["action"] == "start":
-        directory = control.start_profile(str(options["directory"].absolute()))
-        print(f"profiling; `odriver profile stop` writes {directory}")
+        directory = control.start_profile(options["name"] or time.strftime("%Y%m%d-%H%M%S"))
+        write(f"profiling; `odriver profile stop` writes {directory}")
     else:
-        print(control.stop_profile())
+        write(control.stop_profile())
 
 
 COMMANDS = [
@@ -100,26 +103,26 @@ COMMANDS = [
     Command(
         "abort",
         _abort_arguments,
-        lambda control, options: print(control.abort(options["request_id"])),
+        lambda control, options: write(control.abort(options["request_id"])),
         "end one request, of whatever client",
     ),
     Command(
         "drain",
         _drain_arguments,
-        lambda control, options: print(control.drain(options.get("timeout"))),
+        lambda control, options: write(control.drain(options.get("timeout"))),
         "have the daemon finish what it has, take nothing new, and end",
     ),
     Command(
         "sleep",
         _no_arguments,
-        lambda control, _: print(control.sleep()),
+        lambda control, _: write(control.sleep()),
         "have the daemon finish what it has, and give back the memory of its pages until it is woken",
     ),
-    Command("wake", _no_arguments, lambda control, _: print(control.wake()), "have a sleeping daemon serve again"),
+    Command("wake", _no_arguments, lambda control, _: write(control.wake()), "have a sleeping daemon serve again"),
     Command(
         "log-level",
         _level_arguments,
-        lambda control, options: print(control.set_log_level(options["level"])),
+        lambda control, options: write(control.set_log_level(options["level"])),
         "change what the daemon logs, until it ends",
     ),
     Command("profile", _profile_arguments, _profile, "have the daemon trace what its device and host do"),

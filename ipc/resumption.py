@@ -11,8 +11,8 @@ from typing import Any
 
 import msgspec
 
-from engine.sampling_params import MAX_SEED
-from ipc.errors import OdriverError, RequestFailed
+from engine.request_limits import MAX_SEED
+from ipc.errors import ConnectionLost, OdriverError, RequestFailed
 from ipc.messages import Done, Generate, Token, Welcome, decode_client_message
 
 FIRST_DELAY, LONGEST_DELAY = 0.1, 2.0
@@ -24,9 +24,9 @@ GOING = ("stopped", "draining", "asleep")
 """Codes of a daemon that ends or pauses; it or its successor will serve again."""
 FULL = ("overloaded", "quota_exceeded")
 """Codes of one that has no room: a new request is its caller's to repeat, one that was taken once is ours."""
-MAX_LOSSES, MAX_FAULTS = 8, 1
-"""How often in a row, with nothing new between, a daemon may go away with the request, or end it by a fault of its own:
-it may be the request that does it, and does it to others too."""
+MAX_LOSSES, MAX_FAULTS = 3, 2
+"""How often in a row, without a new token between, a daemon goes away with the request, or ends it by a fault of its own,
+until it is given up: it may be the request that does it, and does it to others too."""
 
 
 def with_seed(params: dict[str, Any]) -> dict[str, Any]:
@@ -59,7 +59,9 @@ class Resumption:
         index = answer.index
         if index in self._ended and isinstance(answer, Token):
             return None
-        self._interrupted_at, self._delay, self._losses, self._faults = None, FIRST_DELAY, 0, 0
+        self._interrupted_at, self._delay = None, FIRST_DELAY
+        if answer.token_ids:
+            self._losses = self._faults = 0
         self._token_ids[index] += answer.token_ids
         if answer.finish_reason is not None:
             self._ended.add(index)
@@ -73,10 +75,19 @@ class Resumption:
     def outlasts(self, error: OdriverError) -> bool:
         """Whether that is no answer yet, and not the request's own doing either, as far as one can tell."""
         if not isinstance(error, RequestFailed):
-            return self._losses < MAX_LOSSES
+            return self._losses + 1 < MAX_LOSSES
         if error.code in FULL:
             return self._interrupted_at is not None
-        return error.code in GOING or (error.code == "internal" and self._faults < MAX_FAULTS)
+        return error.code in GOING or (error.code == "internal" and self._faults + 1 < MAX_FAULTS)
+
+    def verdict(self, error: OdriverError) -> OdriverError:
+        """What the caller hears of one that it does not outlast: the error, and why it was not asked for again."""
+        if self._losses + 1 < MAX_LOSSES or isinstance(error, RequestFailed):
+            return error
+        return ConnectionLost(
+            f"{error}; {MAX_LOSSES} daemons in a row went away with this request, with no new token between: it is given"
+            " up, as it may be the cause"
+        )
 
     def interrupt(self, why: OdriverError, now: float) -> float:
         """It was lost; since when that keeps anything new from coming."""

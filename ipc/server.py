@@ -1,19 +1,25 @@
-"""The daemon's two sockets: one for work, and one for control, which is answered however much work there is."""
+"""The daemon's two sockets: one for work, and one for control, which is answered however much work there is.
+
+Each has a process of its own, which faces the clients (``socket_process``), and a thread here, which answers them.
+"""
 
 from collections.abc import Callable
-
-import zmq
+from pathlib import Path
 
 from engine.config import ServingLimits
+from engine.request_limits import MAX_MESSAGE_BYTES
 from ipc.addresses import control_address
 from ipc.auth import Authority
 from ipc.clients import Clients
 from ipc.control import Control
 from ipc.driver import Driver
-from ipc.frames import MAX_MESSAGE_BYTES
 from ipc.listener import Listener
 from ipc.messages import CREDITS, PROTOCOL_VERSION, SILENCE_LIMIT, Welcome
+from ipc.spawner import Spawner
 from ipc.tenants import Tenant
+
+SILENCE_OF_CONNECTIONS = 2 * SILENCE_LIMIT
+"""Seconds after which a silent connection is closed; the work of its client has been aborted before."""
 
 
 class Server:
@@ -23,7 +29,8 @@ class Server:
     answered from ``open`` on. ``stop`` sends what the driver has left in the outbox and gives the addresses back.
     ``on_failure`` is called, on the dying thread, should a thread die; ``on_drain``, on the control thread, when a client
     wants the daemon to end once its work is done, in so many seconds at most or, if None, as many as it has by default.
-    Only the tenants of an ``authority`` get in, everybody if there is none.
+    Only the tenants of an ``authority`` get in, everybody if there is none. ``profiles`` is the directory for what
+    ``profile`` writes.
     """
 
     def __init__(
@@ -32,28 +39,33 @@ class Server:
         on_failure: Callable[[str], None],
         on_drain: Callable[[float | None], None],
         authority: Authority | None = None,
+        profiles: Path | None = None,
     ) -> None:
         self._on_drain = on_drain
         self._authority = authority
-        self._context = zmq.Context()
+        self._profiles = profiles
+        self._spawner = Spawner()
         self._num_clients: Callable[[], int] = lambda: 0
-        self._work = Listener("sockets", self._context, address, on_failure, authority)
-        self._control = Listener("control", self._context, control_address(address), on_failure, authority)
+        self._work = Listener("sockets", self._spawner, address, on_failure, authority, SILENCE_OF_CONNECTIONS)
+        self._control = Listener("control", self._spawner, control_address(address), on_failure, authority)
 
     @property
     def num_clients(self) -> int:
         """Clients that have said hello, and are there."""
         return self._num_clients()
 
-    def seconds_unheard(self) -> float:
-        """For how long one of the threads has not come by though it was called, by this method; it calls again."""
-        return max(self._work.seconds_unheard(), self._control.seconds_unheard())
+    @property
+    def num_restarts(self) -> int:
+        """Processes of the sockets that have died, and were followed by another."""
+        return self._work.num_restarts + self._control.num_restarts
+
+    def stages(self) -> dict[str, float]:
+        """For how long each of the threads has not come by though it was called, by this method; it calls again."""
+        return {"sockets": self._work.seconds_unheard(), "control": self._control.seconds_unheard()}
 
     def start(self) -> None:
         """Bind and begin to listen."""
         try:
-            if self._authority is not None:
-                self._authority.start(self._context)
             self._work.start()
             self._control.start()
         except BaseException:
@@ -75,17 +87,25 @@ class Server:
         clients = Clients(driver, welcome, self._work.outbox, self._work.send, self._current)
         self._work.open(clients)
         self._num_clients = lambda: len(clients)
-        control = self._control
-        rules = Control(driver, welcome, self._num_clients, metrics, self._on_drain, control.outbox, control.send)
-        control.open(rules)
+        self._control.open(
+            Control(
+                driver,
+                welcome,
+                self._num_clients,
+                metrics,
+                self._on_drain,
+                self.stages,
+                self._control.outbox,
+                self._control.send,
+                self._profiles,
+            )
+        )
 
     def stop(self) -> None:
         """Answer what has arrived, send what there is and close; a second time changes nothing."""
         self._work.stop()
         self._control.stop()
-        if self._authority is not None:
-            self._authority.stop()
-        self._context.term()
+        self._spawner.stop()
 
     def _current(self, tenant: Tenant) -> Tenant | None:
         """A tenant as of the last reload of the keys; None if the key has been revoked."""

@@ -9,7 +9,7 @@ import msgspec
 
 from driver.request import ReturnSample
 from ipc.messages import CREDITS, Done, Error, Logprob, ServerMessage, Token, Usage
-from ipc.outbox import Reply, joined
+from ipc.outbox import Reply, joined, num_bytes, parts
 
 
 class Sent(Enum):
@@ -22,18 +22,35 @@ class Sent(Enum):
     """There is no such client any more."""
 
 
+FREE_END_BYTES = 1 << 20
+"""What waits of a stream at its end, in memory, leaves without credit if it is no more."""
+MAX_PART_BYTES = 1 << 18
+"""Of what waits, in memory, about, that one message takes."""
+
+
+class Backlog:
+    """What waits for one client, of all its streams: bytes in memory, about."""
+
+    def __init__(self) -> None:
+        self.num_bytes = 0
+
+
 class Stream:
     """Samples on their way to one request's client.
 
     Each that is sent costs a credit, and without credit samples are joined instead of sent. The end costs none, and
-    takes with it what waits. ``stuck_since`` is the time of the last progress while something waits, else infinity.
+    takes with it what waits, unless that is long. ``stuck_since`` is the time of the last progress while something
+    waits, else infinity.
     """
 
-    def __init__(self, reply: Reply) -> None:
+    def __init__(self, reply: Reply, backlog: Backlog) -> None:
         self.reply = reply
         self.stuck_since = math.inf
         self.ended = False
         """Whether its last message is away."""
+        self.num_bytes = 0
+        """Of what waits, in memory, about."""
+        self._backlog = backlog
         self._credit = CREDITS
         self._waiting: list[ReturnSample] = []
 
@@ -51,29 +68,40 @@ class Stream:
     def put(self, sample: ReturnSample, send: Callable[[ServerMessage], Sent], now: float) -> Sent:
         """Send this, after what waits, as far as may be."""
         self._waiting.append(sample)
+        self._weigh(num_bytes(sample))
         return self.flush(send, now)
 
     def flush(self, send: Callable[[ServerMessage], Sent], now: float) -> Sent:
         """Send what waits, as far as may be."""
         ends = bool(self._waiting) and self._waiting[-1].is_last
-        samples = _sendable(self._waiting) if ends or self._credit else self._waiting
+        is_free = ends and self.num_bytes <= FREE_END_BYTES
+        samples = _sendable(self._waiting) if is_free or self._credit else self._waiting
         sent = Sent.AWAY
-        while samples and (ends or self._credit):
+        while samples and (is_free or self._credit > 0):
             sent = send(_message(self.reply.request_id, samples[0]))
             if sent is not Sent.AWAY:
                 break
-            del samples[0]
+            self._weigh(-num_bytes(samples.pop(0)))
             self._credit -= 1
             self.stuck_since = now
         self._waiting, self.ended = samples, ends and not samples
         self.stuck_since = min(self.stuck_since, now) if samples else math.inf
         return sent
 
+    def drop(self) -> None:
+        """Nothing that waits will be sent."""
+        self._waiting = []
+        self._weigh(-self.num_bytes)
+
+    def _weigh(self, change: int) -> None:
+        self.num_bytes += change
+        self._backlog.num_bytes += change
+
 
 def _sendable(waiting: list[ReturnSample]) -> list[ReturnSample]:
     """One for each message: an error goes behind the text that waited for it, and what says nothing goes nowhere."""
     samples = []
-    for sample in joined(waiting):
+    for sample in [part for whole in joined(waiting) for part in parts(whole, MAX_PART_BYTES)]:
         if sample.error is not None:
             samples.append(msgspec.structs.replace(sample, error=None))
             samples.append(ReturnSample(request_id=sample.request_id, error=sample.error))

@@ -7,6 +7,9 @@ import time
 
 logger = logging.getLogger(__name__)
 
+LONGEST_EXTENSION = 30 * 86400.0
+"""Seconds that systemd can be asked for at once: what it is told has to be a number."""
+
 
 def notify(*assignments: str) -> None:
     """Send assignments, such as ``READY=1`` or ``STATUS=loading weights``, as one message; without a listener, nothing."""
@@ -28,7 +31,7 @@ def notify_reloading() -> None:
 
 def extend_timeout(seconds: float) -> None:
     """Starting or stopping goes on, and will be done or heard of again within so many seconds."""
-    notify(f"EXTEND_TIMEOUT_USEC={round(seconds * 1e6)}")
+    notify(f"EXTEND_TIMEOUT_USEC={round(1e6 * min(LONGEST_EXTENSION, seconds))}")
 
 
 def watchdog_interval() -> float | None:

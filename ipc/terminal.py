@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING, Protocol, Self
 
 from rich.console import Console
 from rich.filesize import decimal
-from rich.markup import escape
 from rich.progress import BarColumn, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
 from rich.progress import Progress as Bars
 from rich.table import Table
+from rich.text import Text
 
 from engine.progress import Progress
+from ipc.plain import plain
 from ipc.settings import Held
 
 if TYPE_CHECKING:
@@ -59,7 +60,7 @@ def show_ready(console: Console, facts: Mapping[str, str]) -> None:
         return
     table = _table("oDriver is ready")
     for name, fact in facts.items():
-        table.add_row(name, fact)
+        table.add_row(name, plain(fact))
     console.print(table)
 
 
@@ -68,7 +69,7 @@ def show_status(status: Mapping[str, object]) -> None:
     table = _table("oDriver")
     for name, value in status.items():
         label = name.removeprefix("num_").replace("_", " ")
-        table.add_row(label, f"{value:,.4g}" if isinstance(value, float) else str(value))
+        table.add_row(plain(label), plain(f"{value:,.4g}" if isinstance(value, float) else value))
     Console().print(table)
 
 
@@ -78,7 +79,8 @@ def show_settings(found: Mapping[str, Held]) -> None:
     for heading in ("", "value", "from"):
         table.add_column(heading, overflow="fold")
     for name, (value, whence) in found.items():
-        table.add_row(name, "" if value is None else str(value), whence, style="dim" if whence == "default" else None)
+        style = "dim" if whence == "default" else None
+        table.add_row(name, plain("" if value is None else value), plain(whence), style=style)
     Console().print(table)
 
 
@@ -89,7 +91,7 @@ def show_keys(found: Mapping[str, "Limits"]) -> None:
         table.add_column(heading, overflow="fold")
     for name, limits in found.items():
         counts = ["" if count is None else f"{count:,}" for count in (limits.max_requests, limits.tokens_per_minute)]
-        table.add_row(name, *counts, "yes" if limits.control else "", escape(limits.public))
+        table.add_row(plain(name), *counts, "yes" if limits.control else "", plain(limits.public))
     Console().print(table)
 
 
@@ -100,7 +102,7 @@ def show_findings(findings: Sequence["Finding"]) -> None:
     for heading in ("", "", "found", "what to do"):
         table.add_column(heading, overflow="fold")
     for check, state, found, advice in findings:
-        table.add_row(marks[state], check, escape(found), escape(advice))
+        table.add_row(marks[state], check, plain(found), plain(advice))
     Console().print(table)
 
 
@@ -132,7 +134,7 @@ def _plan_steps(plan: "ChipPlan") -> Table:
         table.add_row(
             f"{step.size:,}", f"{step.compile_seconds:.1f}", decimal(step.scratch_bytes), ", ".join(layer) or "none",
             ", ".join(besides) or "none",
-            "\n".join(map(escape, (*step.copies, *step.gathers))) or ("none" if step.readable else "not known"),
+            _lines(*step.copies, *step.gathers) or ("none" if step.readable else "not known"),
         )  # fmt: skip
     return table
 
@@ -141,7 +143,7 @@ def _plan_samplers(plan: "ChipPlan") -> Table:
     table = _numbers("Between logits and tokens, for most rows", "", "rows", "seconds", "scratch", "gathers of logits")
     largest = {one.name: one for one in sorted(plan.functions, key=lambda one: one.size) if one.name != "step"}
     for one in largest.values():
-        gathers = "\n".join(map(escape, one.gathers)) or ("none" if one.readable else "not known")
+        gathers = _lines(*one.gathers) or ("none" if one.readable else "not known")
         table.add_row(one.name, f"{one.size}", f"{one.compile_seconds:.1f}", decimal(one.scratch_bytes), gathers)
     return table
 
@@ -160,15 +162,19 @@ def _plan_decode(plan: "ChipPlan") -> Table:
     return table
 
 
+def _lines(*texts: str) -> Text:
+    return Text("\n").join(map(plain, texts))
+
+
 def _numbers(title: str, *headings: str) -> Table:
-    table = Table(title=title, title_justify="left")
+    table = Table(title=Text(title, "table.title"), title_justify="left")
     for heading in headings:
         table.add_column(heading, justify="right")
     return table
 
 
 def _table(title: str) -> Table:
-    table = Table(title=title, title_justify="left", show_header=False)
+    table = Table(title=Text(title, "table.title"), title_justify="left", show_header=False)
     table.add_column(style="bold")
     table.add_column(overflow="fold")
     return table

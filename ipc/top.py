@@ -11,6 +11,8 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from ipc.plain import plain
+
 Status = Mapping[str, Any]
 """As ``Client.status`` has it."""
 MOST_CLIENTS = 10
@@ -41,7 +43,7 @@ def view(before: Status, now: Status, seconds: float) -> RenderableType:
     table = Table.grid(padding=(0, 2))
     table.add_column(style="bold")
     table.add_column()
-    table.add_row("model", f"{now['model']}, up {_duration(now['uptime_seconds'])}, {now['clients']} clients")
+    table.add_row("model", plain(f"{now['model']}, up {_duration(now['uptime_seconds'])}, {now['clients']} clients"))
     table.add_row(
         "tokens a second",
         f"{rate('generated_tokens'):,.1f} generated, {rate('prompt_tokens'):,.1f} of prompts, in {rate('steps'):,.1f} steps",
@@ -76,7 +78,7 @@ def _clients(now: Status) -> list[RenderableType]:
     table.add_column("open", justify="right")
     table.add_column("without a token yet", justify="right")
     for client, (num_open, num_waiting) in most[:MOST_CLIENTS]:
-        table.add_row(client or "(local)", str(num_open), str(num_waiting))
+        table.add_row(plain(client or "(local)"), str(num_open), str(num_waiting))
     return [Text(), table]
 
 
@@ -85,8 +87,9 @@ def _warnings(now: Status) -> list[Text]:
     warnings = []
     if now["compilations_after_ready"]:
         warnings.append(f"{now['compilations_after_ready']} compilations after READY: nobody planned them")
-    if now["seconds_since_progress"] > 1:
-        warnings.append(f"no step has landed for {now['seconds_since_progress']:.0f} s")
+    for stage, seconds in now["stages"].items():
+        if seconds > 1:
+            warnings.append(f"nothing has got done in the {stage} stage for {seconds:.0f} s")
     return [Text(warning, style="red") for warning in warnings]
 
 

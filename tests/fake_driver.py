@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from queue import SimpleQueue
 
 import msgspec
@@ -9,9 +10,9 @@ import msgspec
 from driver.errors import Draining, DriverError
 from driver.request import ActiveRequest, RequestError, ReturnSample, TokenizerRequest, Usage
 from engine.config import ServingLimits
+from engine.request_limits import MAX_MESSAGE_BYTES
 from ipc.auth import Authority
 from ipc.driver import Driver
-from ipc.frames import MAX_MESSAGE_BYTES
 from ipc.messages import CREDITS, PROTOCOL_VERSION, SILENCE_LIMIT, Welcome
 from ipc.server import Server
 
@@ -29,6 +30,7 @@ class FakeStatus(msgspec.Struct):
     open_requests: int
     state: str
     seconds_since_progress: float
+    stages: dict[str, float]
 
 
 class FakeDriver:
@@ -84,7 +86,14 @@ class FakeDriver:
         return True
 
     def status(self) -> msgspec.Struct:
-        return FakeStatus(len(self.open), self.state, self.seconds_since_progress)
+        return FakeStatus(len(self.open), self.state, self.seconds_since_progress, self.stages())
+
+    def stages(self) -> dict[str, float]:
+        return {"prepare": 0.0, "execution": self.seconds_since_progress}
+
+    def stuck_requests(self, limit: float) -> list[str]:
+        del limit
+        return []
 
     def take(self) -> ActiveRequest:
         """The next request that is held open, when it has come."""
@@ -111,8 +120,15 @@ class FakeDriver:
 
     def stop(self, why: str, timeout: float = 0.0) -> None:
         del timeout
+        self._end("stopped", why)
+
+    def fail(self, why: str, timeout: float = 0.0) -> None:
+        del timeout
+        self._end("internal", why)
+
+    def _end(self, code: str, why: str) -> None:
         for request in self.open.values():
-            error = RequestError("stopped", why)
+            error = RequestError(code, why)
             request.channel.put(ReturnSample(request_id=request.request_id, error=error))
         self.open.clear()
 
@@ -124,10 +140,11 @@ def serving(
     model: str = "parrot",
     authority: Authority | None = None,
     metrics: Callable[[], str] = str,
+    profiles: Path | None = None,
 ) -> Iterator[Server]:
     """A server for the time of a with statement; it has not failed at its end."""
     failures: SimpleQueue[str] = SimpleQueue()
-    server = Server(address, on_failure=failures.put, on_drain=lambda timeout: None, authority=authority)
+    server = Server(address, failures.put, lambda timeout: None, authority, profiles)
     server.start()
     server.open(driver, model=model, limits=LIMITS, metrics=metrics)
     try:

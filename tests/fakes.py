@@ -23,10 +23,11 @@ class FakeTokenizer:
     def encode_word(self, text: str) -> list[int]:
         return self.encode(text)
 
-    def apply_chat_template(self, chat: Chat) -> list[int]:
-        return self.encode(
-            "".join(f"{message['role']}: {message['content']}\n" for message in chat.messages) + "assistant: "
-        )
+    def least_tokens(self, text: str) -> int:
+        return len(text.encode())
+
+    def render(self, chat: Chat) -> str:
+        return "".join(f"{message['role']}: {message['content']}\n" for message in chat.messages) + "assistant: "
 
     def decode(self, token_ids: Tokens[int], *, skip_special_tokens: bool = True) -> str:
         end = b"" if skip_special_tokens else b"<end>"

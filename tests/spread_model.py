@@ -29,7 +29,7 @@ REQUESTS = (
 class _Constraint:
     """Allows every third token, and after each another third."""
 
-    complete, error = False, None
+    complete, error, internal = False, None, False
 
     def __init__(self) -> None:
         self._turn = 0
@@ -45,6 +45,8 @@ class _Constraint:
 
     def hear(self) -> bool:
         return True
+
+    def suspend(self) -> None: ...
 
     def close(self) -> None: ...
 

@@ -85,6 +85,7 @@ def test_many_tasks_share_a_client(address: str) -> None:
         "open_requests": 0,
         "state": "serving",
         "seconds_since_progress": 0.0,
+        "stages": {"prepare": 0.0, "execution": 0.0, "sockets": 0.0, "control": 0.0},
     }
 
 
@@ -204,7 +205,7 @@ def test_connecting_again_finds_who_is_there(address: str) -> None:
     """As long as a daemon stays it says the same, and the next one speaks for itself."""
 
     async def use() -> None:
-        client = AsyncClient(address, timeout=0.1)
+        client = AsyncClient(address, timeout=1.0)
         for model in ("parrot", "owl"):
             with serving(address, FakeDriver(), model=model):
                 welcome = await client.connect()

@@ -4,7 +4,7 @@ import msgspec
 import pytest
 
 from caching.page_manager import HBMPageManager
-from driver.prepare_inputs import sampling_params
+from driver.parameters import sampling_params
 from ipc.client import Piece
 from ipc.messages import Usage
 from scripts.benchmarks import soak

@@ -2,6 +2,8 @@
 
 import json
 import os
+import pty
+import re
 import signal
 import subprocess
 import sys
@@ -35,8 +37,8 @@ FLAGS = {
     "--logit-bias 5=2.5 --logit-bias 7=-100 --allowed-token-ids 1,5 --bad-words a --bad-words b": {
         "logit_bias": {5: 2.5, 7: -100.0}, "allowed_token_ids": [1, 5], "bad_words": ["a", "b"],
     },
-    "--stop x --stop y --stop-regex a+ --stop-token-ids 3,4 --include-stop-str-in-output --ignore-eos": {
-        "stop": ["x", "y"], "stop_regex": ["a+"], "stop_token_ids": [3, 4], "include_stop_str_in_output": True,
+    "--stop x --stop y --stop-token-ids 3,4 --include-stop-str-in-output --ignore-eos": {
+        "stop": ["x", "y"], "stop_token_ids": [3, 4], "include_stop_str_in_output": True,
         "ignore_eos": True,
     },
     "--repetition-detection 8 --n 2": {"repetition_detection": {"max_pattern_size": 8}, "n": 2},
@@ -256,6 +258,7 @@ def test_status_as_json_is_the_dict(address: str) -> None:
         "open_requests": 0,
         "state": "serving",
         "seconds_since_progress": 0.0,
+        "stages": {"prepare": 0.0, "execution": 0.0, "sockets": 0.0, "control": 0.0},
     }
 
 
@@ -320,3 +323,52 @@ def say(chat: "subprocess.Popen[str]", text: str) -> None:
     assert chat.stdin is not None
     chat.stdin.write(text + "\n")
     chat.stdin.flush()
+
+
+OBEYED = "a\x1b[31mX\x1b]0;pwned\x07\x9b2J\u202eb"
+"""What a model may say, and a terminal would do."""
+
+
+def on_terminal(*arguments: str, stdin: str = "") -> str:
+    """What the command has a terminal show."""
+    leader, follower = pty.openpty()
+    with subprocess.Popen([*ODRIVER, *arguments], env=ENVIRONMENT, stdin=subprocess.PIPE, stdout=follower) as process:
+        process.communicate(stdin.encode(), timeout=PATIENCE)
+    os.close(follower)
+    shown = os.read(leader, 65536).decode()
+    os.close(leader)
+    return shown.replace("\r\n", "\n")
+
+
+@pytest.mark.usefixtures("driver")
+def test_no_model_moves_a_terminals_cursor(address: str) -> None:
+    """What it says that a terminal would obey is spelt out there; what is piped is what it said."""
+    spelt = r"a\x1b[31mX\x1b]0;pwned\x07\x9b2J\u202eb"
+    connect = ("--connect", address)
+
+    assert on_terminal("complete", OBEYED, *connect) == f"{spelt}\n"
+    assert on_terminal("complete", OBEYED, *connect, "--n", "2") == f"[0] {spelt}\n"
+    assert on_terminal("chat", *connect, stdin=OBEYED) == f"{spelt}\n"
+    assert odriver("complete", OBEYED, *connect).stdout == f"{OBEYED}\n"
+    as_json = on_terminal("complete", OBEYED, *connect, "--json")
+    assert json.loads(as_json)["choices"][0]["text"] == OBEYED
+    assert not re.search("[\x1b\x07\x9b\u202e]", as_json)
+
+
+def test_an_error_is_said_in_what_can_be_seen(driver: FakeDriver, address: str) -> None:
+    """However long it is, and whatever is in it."""
+    driver.refusal = Overloaded(f"{OBEYED}{'x' * 1_000_000}: come again")
+
+    refused = odriver("complete", "x", "--connect", address)
+
+    assert refused.stderr.startswith(r"odriver: a\x1b[31mX") and refused.stderr.endswith(": come again\n")
+    assert "\x1b" not in refused.stderr and len(refused.stderr) < 1000
+
+
+def test_a_models_name_is_no_markup(driver: FakeDriver, address: str) -> None:
+    """Nor anything else that is shown in a table."""
+    with serving(f"{address}2", driver, model="[bold]x[/bold]\x1b[2J [/nothing] :smile:"):
+        shown = odriver("status", "--connect", f"{address}2")
+
+    assert shown.returncode == 0, shown.stderr
+    assert r"[bold]x[/bold]\x1b[2J [/nothing] :smile:" in shown.stdout

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 import zmq
@@ -16,9 +17,9 @@ from fakes import FakeEngine, FakeTokenizer
 from driver import request as driver_request
 from driver.errors import Overloaded
 from driver.odriver import oDriver
+from engine.request_limits import MAX_MESSAGE_BYTES
 from ipc import session
 from ipc.client import Client, ConnectFailed, ConnectionLost, Logprob, Piece, RequestFailed, Usage
-from ipc.frames import MAX_MESSAGE_BYTES
 from ipc.messages import PROTOCOL_VERSION, Error, Hello, Ping, decode_client_message, encode
 from ipc.server import Server
 
@@ -105,6 +106,7 @@ def test_status_is_a_dict(client: Client) -> None:
         "open_requests": 0,
         "state": "serving",
         "seconds_since_progress": 0.0,
+        "stages": {"prepare": 0.0, "execution": 0.0, "sockets": 0.0, "control": 0.0},
     }
 
 
@@ -263,11 +265,21 @@ def test_a_prompt_of_a_wrong_type_is_an_invalid_request(client: Client, prompt: 
 
 
 def test_what_cannot_be_encoded_is_an_error_of_the_caller(client: Client) -> None:
-    """It never leaves the process."""
-    with pytest.raises(TypeError):
-        client.generate("x", temperature=object())
-    with pytest.raises(UnicodeEncodeError):
-        client.generate("half a pair: \ud800")
+    """It never leaves the process, and is refused as the daemon would refuse it."""
+    nested: list[Any] = []
+    for _ in range(3000):
+        nested = [nested]
+    for question, why in (
+        ({"temperature": object()}, "no message can hold this: Encoding objects of type object is unsupported"),
+        ({"seed": 2**64}, "a number is too large"),
+        ({"stop": "\ud800"}, "half a surrogate pair at character 0"),
+        ({"stop": nested}, "it is nested too deeply: maps and lists may be 64 deep"),
+    ):
+        with pytest.raises(RequestFailed, match=why) as failure:
+            client.generate("x", **question)
+        assert failure.value.code == "invalid_request"
+    with pytest.raises(RequestFailed, match="half a surrogate pair at character 13"):
+        client.tokenize("half a pair: \ud800")
 
 
 def test_without_a_daemon_connecting_fails_in_words(address: str) -> None:

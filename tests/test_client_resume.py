@@ -16,12 +16,12 @@ from driver import request as driver_request
 from driver.errors import DriverStopped, Overloaded
 from driver.odriver import oDriver
 from driver.request import ActiveRequest, RequestError, ReturnSample
+from engine.request_limits import MAX_MESSAGE_BYTES
 from engine.sequence import SequenceOutput
 from ipc import resumption
 from ipc.async_client import AsyncClient
 from ipc.client import Client, ConnectionLost, Piece, RequestFailed, ResumeFailed, Usage
 from ipc.messages import Done, Error, Generate, Token, encode
-from ipc.server import MAX_MESSAGE_BYTES
 
 
 @pytest.fixture
@@ -185,18 +185,31 @@ def test_a_fault_of_the_daemon_is_outlived_once(client: Client, address: str) ->
             next(stream)
 
 
-def test_a_request_with_which_daemons_go_is_given_up(
-    client: Client, address: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Should it be what kills them, it does so a few times and not for ever."""
-    monkeypatch.setattr(resumption, "MAX_LOSSES", 2)
+def test_a_request_with_which_daemons_go_is_given_up(client: Client, address: str) -> None:
+    """Should it be what kills them, it does so three times and not for ever, and the caller hears that."""
     stream = client.generate([1])
     for _ in range(3):
         with serving(address, driver := FakeDriver()):
             driver.take()
 
-    with pytest.raises(ConnectionLost, match="went away"):
+    with pytest.raises(ConnectionLost, match="went away; 3 daemons in a row went away with this request"):
         next(stream)
+
+
+def test_only_a_token_shows_that_it_is_not_the_request(client: Client, address: str) -> None:
+    """What it says of its prompt comes again each time; with a token between, daemons may go on going."""
+    stream = client.generate([1], prompt_logprobs=0)
+    for round_ in range(4):
+        with serving(address, driver := FakeDriver()):
+            request = driver.take()
+            logprobs = [None, {1: driver_request.Logprob(-0.5, 1)}]
+            request.channel.put(ReturnSample(request_id=request.request_id, prompt_logprobs=logprobs))
+            if round_ == 1:
+                driver.say(request, "on", [5])
+            next(stream)
+
+    with pytest.raises(ConnectionLost, match="3 daemons in a row"):
+        list(stream)
 
 
 def test_what_waits_can_be_left(client: Client, address: str) -> None:
@@ -242,8 +255,10 @@ def test_an_output_too_long_to_be_sent_back_is_refused(client: Client, address: 
     """By the daemon's limit, before it is sent."""
     with serving(address, driver := FakeDriver()):
         stream = client.generate([1])
-        driver.say(driver.take(), "", [2**30] * (MAX_MESSAGE_BYTES // 5))
-        next(stream)
+        num_tokens = MAX_MESSAGE_BYTES // 5
+        driver.say(driver.take(), "", [2**30] * num_tokens)
+        while num_tokens > 0:  # it comes in parts
+            num_tokens -= len(next(stream).token_ids)
     with serving(address, FakeDriver()), pytest.raises(RequestFailed, match="a message may have"):
         next(stream)
 
@@ -306,8 +321,9 @@ def serve_in_turn(address: str) -> None:
         driver.stop("it is no more")
 
 
-def test_daemons_come_and_go_and_every_text_is_whole(address: str) -> None:
+def test_daemons_come_and_go_and_every_text_is_whole(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """For the client of threads and for that of tasks; half characters are cut and healed."""
+    monkeypatch.setattr(resumption, "MAX_LOSSES", len(STEPS) + 1)  # who waits through all of them has no token between
 
     async def ask_all() -> list[str]:
         async with AsyncClient(address, PATIENCE, resume=True, resume_timeout=PATIENCE) as client:

@@ -24,11 +24,13 @@ class Constraint:
     def __init__(self, *, length=99, fails_at=None, at_once=False):
         self.mask = np.full(1, -1, np.int32)
         self.complete, self.error, self.closed = False, None, False
+        self.internal, self.suspended = False, False
         self.tokens = []
         self._length, self._fails_at, self._at_once = length, fails_at, at_once
         self._answers, self._line = os.pipe()
 
     def advance(self, token_id):
+        self.suspended = False
         self.tokens.append(token_id)
         if self._at_once:
             self.answer()
@@ -47,6 +49,9 @@ class Constraint:
 
     def fileno(self):
         return self._answers
+
+    def suspend(self):
+        self.suspended = True
 
     def close(self):
         if not self.closed:
@@ -135,7 +140,7 @@ def test_who_is_preempted_before_the_answer_is_admitted_after_it():
     scheduler.add(new)
     while not scheduler.preemptions:
         land(scheduler, scheduler.plan())
-    assert new.awaits_mask and new.status is SequenceStatus.WAITING
+    assert new.awaits_mask and new.status is SequenceStatus.WAITING and new.constraint.suspended
     while old.status is not SequenceStatus.FINISHED:
         land(scheduler, scheduler.plan())
 

@@ -1,12 +1,15 @@
 """The control socket: commands to a daemon, however much work it has."""
 
+import json
 import logging
 import os
+import socket
 import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 from fake_driver import PATIENCE, WELCOME, FakeDriver, serving
@@ -20,9 +23,11 @@ from ipc.addresses import control_address
 from ipc.client import Client
 from ipc.control_client import ControlClient
 from ipc.errors import AddressInUse, ConnectFailed, RequestFailed
+from ipc.keys import Limits
 from ipc.logs import OURS
 from ipc.messages import PROTOCOL_VERSION, Error, Generate, Hello, Ping, Pong, Status, StatusReply
 from ipc.server import Server
+from ipc.tenants import EVERYBODY, Tenant
 
 ROOT = Path(__file__).parent.parent
 
@@ -86,8 +91,12 @@ def test_status_is_the_drivers_and_the_sockets(address: str) -> None:
         reply = client.ask(Status("s"))
 
     assert reply == StatusReply(
-        "s", {"model": "parrot", "clients": 0, "open_requests": 0, "state": "serving", "seconds_since_progress": 0.0}
-    )
+        "s",
+        {
+            "model": "parrot", "clients": 0, "open_requests": 0, "state": "serving", "seconds_since_progress": 0.0,
+            "stages": {"prepare": 0.0, "execution": 0.0, "sockets": 0.0, "control": 0.0},
+        },
+    )  # fmt: skip
 
 
 def test_a_flood_of_work_delays_no_status(address: str) -> None:
@@ -143,6 +152,87 @@ def test_an_operator_aborts_anybodys_request(address: str) -> None:
 
         assert client.hear().finish_reason == "abort"
         assert missing.value.code == "not_found"
+
+
+COMMANDS: list[Callable[[ControlClient], str]] = [
+    lambda control: control.abort("a"),
+    lambda control: control.drain(),
+    lambda control: control.sleep(),
+    lambda control: control.wake(),
+    lambda control: control.set_log_level("debug"),
+    lambda control: control.start_profile("a"),
+    lambda control: control.stop_profile(),
+]
+"""Whatever changes anything."""
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_nobody_steers_a_daemon_over_tcp_without_a_key(command: Callable[[ControlClient], str]) -> None:
+    """Any user of the machine could; it is said what to do. What is only looked at is there for all."""
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        address = f"tcp://127.0.0.1:{probe.getsockname()[1]}"
+    with serving(address, driver := FakeDriver(), profiles=Path("/nowhere")), ControlClient(address) as control:
+        with pytest.raises(RequestFailed, match=r"takes a key.*--keys DIR, or at ipc://") as refused:
+            command(control)
+
+        assert refused.value.code == "forbidden"
+        assert control.status()["state"] == "serving" and control.metrics() == ""
+    assert not driver.submitted
+
+
+ANOTHER = """
+import json, os, sys
+from ipc.control_client import ControlClient
+from ipc.errors import RequestFailed
+said = []
+os.setgroups([])
+os.setresgid(4321, 4321, 4321)
+os.setresuid(4321, 4321, 4321)  # now, as that user may not even read Python
+with ControlClient(sys.argv[1]) as control:
+    state = control.status()["state"], control.metrics()
+    for command, *given in (["abort", "a"], ["drain"], ["sleep"], ["wake"], ["set_log_level", "debug"],
+                            ["start_profile", "a"], ["stop_profile"]):
+        try:
+            getattr(control, command)(*given)
+        except RequestFailed as refused:
+            said.append((refused.code, str(refused)))
+print(json.dumps([state, said]))
+"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can be another user")
+def test_another_user_of_the_socket_looks_and_does_not_touch(driver: oDriver) -> None:
+    """The kernel says who it is; the daemon's own user and root may do all."""
+    with TemporaryDirectory() as directory, serving(address := f"ipc://{directory}/o.sock", driver):
+        os.chmod(directory, 0o755)
+        for each in (address, control_address(address)):
+            os.chmod(each.removeprefix("ipc://"), 0o666)
+        another = subprocess.run(
+            [sys.executable, "-c", ANOTHER, address],
+            env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True, timeout=PATIENCE,
+        )  # fmt: skip
+        with ControlClient(address) as control:
+            assert control.set_log_level("info") == "logging info and above"
+
+    assert another.returncode == 0, another.stderr
+    state, said = json.loads(another.stdout)
+    assert state == ["serving", ""] and len(said) == len(COMMANDS)
+    for code, message in said:
+        assert code == "forbidden" and message.startswith("user 4321 may not control the daemon: its own user may")
+
+
+@pytest.mark.parametrize(
+    ("tenant", "may"),
+    [
+        (Tenant("", user=0), True), (Tenant("", user=os.geteuid()), True), (Tenant("", user=65534), False),
+        (EVERYBODY, False), (Tenant("a", Limits("k")), False), (Tenant("a", Limits("k", control=True)), True),
+        (Tenant("a", Limits("k"), user=0), False),
+    ],
+)  # fmt: skip
+def test_control_is_for_the_daemons_user_for_root_and_for_keys_made_for_it(tenant: Tenant, may: bool) -> None:
+    """Where keys are asked for, the key alone counts."""
+    assert tenant.may_control is may
+    assert tenant.may_look is (may or tenant.limits is None)
 
 
 def test_the_log_level_is_changed_while_serving(address: str) -> None:

@@ -90,6 +90,28 @@ def assert_idle(client: Client) -> None:
     assert status["compilations_after_ready"] == 0
 
 
+def test_a_hang_up_while_all_is_imported_ends_no_start(environment: dict[str, str]) -> None:
+    """From the command's first line on: there is nothing yet that would have to be read again."""
+    code = """
+import os, signal, sys
+class Hup:
+    def find_spec(self, name, *_):
+        if name in ("ipc.cli", "ipc.daemon", "jax"):
+            print(name, flush=True)
+            os.kill(os.getpid(), signal.SIGHUP)
+sys.meta_path.insert(0, Hup())
+sys.argv = ["odriver", "serve", "--bind", "tcp://nowhere"]
+from ipc.main import main
+sys.exit(main())
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=PATIENCE
+    )
+
+    assert done.stdout.split()[:2] == ["ipc.cli", "ipc.daemon"]
+    assert done.returncode == MISCONFIGURED, done.stderr
+
+
 def test_a_completion_streams(client: Client) -> None:
     """The pieces come with their token ids, and the last one with the count of all."""
     pieces = list(client.generate("Once upon a time", max_tokens=20, temperature=0, ignore_eos=True))

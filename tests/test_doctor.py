@@ -125,7 +125,10 @@ def test_memory_and_files_may_be_tight() -> None:
     assert doctor.memory(8, 10, on_cpu=True).state == "warning"
     assert doctor.memory(11, 10, on_cpu=True).state == "bad"
     assert doctor.memory(11, 10, on_cpu=False).state == "good"
-    assert doctor.open_files(256)[1:] == ("warning", "256 at most", "ulimit -n 1024, or more")
+    assert doctor.open_files(256, 256)[1:] == ("warning", "256 at most", "ulimit -Hn 1024, or more")
+    raised = "2048 at most: a start raises the limit of this shell, which is 256"
+    assert doctor.open_files(256, 2048)[1:] == ("good", raised, "")
+    assert doctor.open_files(-1, -1)[1:] == ("good", "any number", "")
 
 
 def test_an_address_may_be_ours_or_taken_by_a_stranger(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,15 +1,18 @@
 """Flow control: what a client that reads slowly, or not at all, costs itself and nobody else."""
 
+import itertools
 from collections import deque
+from pathlib import Path
 
 import pytest
 from fake_driver import PATIENCE, WELCOME, FakeDriver, serving
 from raw_client import RawClient
 
-from driver.request import ActiveRequest, ReturnSample, Usage
+from driver.request import ActiveRequest, Logprob, ReturnSample, Usage
+from ipc import clients, outbox, read_ahead
 from ipc.bell import Bell
 from ipc.client import Client
-from ipc.clients import RETRY_INTERVAL, Clients
+from ipc.clients import Clients
 from ipc.messages import (
     CREDITS,
     PING_INTERVAL,
@@ -85,6 +88,11 @@ def text_of(messages: list[ServerMessage]) -> str:
     return "".join(message.text for message in messages)
 
 
+def token_ids_of(messages: list[ServerMessage]) -> list[int]:
+    """The tokens of a completion."""
+    return [token_id for message in messages for token_id in message.token_ids]
+
+
 def test_a_stream_has_so_many_messages_on_the_way_and_the_rest_becomes_one() -> None:
     """Without credit text is joined; with some of it, what has gathered leaves as one message."""
     wire = Wire()
@@ -141,25 +149,120 @@ def test_the_samples_of_one_request_all_end() -> None:
     assert [type(message) for message in messages] == [Token] * 39 + [Done]
 
 
-def test_a_stream_of_which_nothing_is_read_is_cut_off_alone() -> None:
-    """With an error, after SILENCE_LIMIT; another stream of the same client, that is read, goes on."""
+def test_a_client_that_reads_nothing_of_what_waits_is_cut_off() -> None:
+    """Each of its streams, with an error, after SILENCE_LIMIT; the client itself is not lost."""
     wire = Wire()
-    unread, read = wire.open("unread"), wire.open("read")
-    wire.say(unread, CREDITS + 1)
-    wire.say(read, CREDITS)
+    for name in ("a", "b"):
+        wire.say(wire.open(name), CREDITS + 1)
     wire.read()
 
     for now in range(5, int(SILENCE_LIMIT) + 10, 5):
-        wire.hear(Credit("read", 1), now)
-        wire.say(read, 1, now)
+        wire.hear(Pong(), now)
         wire.clients.look(now)
 
-    *tokens, cut_off = [message for message in wire.read() if message.request_id == "unread"] or [None]
-    assert isinstance(cut_off, Error)
-    assert (cut_off.code, tokens) == ("slow_reader", [])
-    assert wire.driver.aborted.get_nowait().endswith(":unread")
-    assert wire.driver.aborted.empty()
+    assert [(message.request_id, message.code) for message in wire.read()] == [
+        ("a", "slow_reader"),
+        ("b", "slow_reader"),
+    ]
+    assert {wire.driver.aborted.get_nowait()[-1] for _ in "ab"} == {"a", "b"}
     assert len(wire.clients) == 1
+
+
+@pytest.mark.parametrize("left", ["read", "waited for", "ended"])
+def test_a_stream_waits_while_its_client_reads_others(left: str) -> None:
+    """Whether there is something to read of them or nothing yet, and SILENCE_LIMIT counts from the end of the last."""
+    wire = Wire()
+    unread, other = wire.open("unread"), wire.open("other")
+    wire.say(unread, CREDITS + 1)
+    if left == "read":
+        wire.say(other, CREDITS)
+    wire.read()
+
+    for now in range(5, 3 * int(SILENCE_LIMIT), 5):
+        if left == "read":
+            wire.hear(Credit("other", 1), now)
+            wire.say(other, 2, now)
+        wire.hear(Pong(), now)
+        wire.clients.look(now)
+    if left == "ended":
+        wire.driver.finish(other)
+        wire.deliver(now)
+        wire.clients.look(now + 1.0)
+
+    assert wire.driver.aborted.empty()
+
+
+def test_credit_for_a_stream_that_has_ended_tells_that_its_client_reads() -> None:
+    """Who is busy with what has come whole may leave the others for later."""
+    wire = Wire()
+    wire.say(wire.open("unread"), CREDITS + 1)
+    for now in range(5, 3 * int(SILENCE_LIMIT), 5):
+        wire.hear(Credit("ended", 16), now)
+        wire.clients.look(now)
+
+    assert wire.driver.aborted.empty()
+
+
+def test_no_more_than_a_bound_waits_for_one_client(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The stream of which most waits is cut off at once, and others of its client are served on."""
+    monkeypatch.setattr(clients, "MAX_BACKLOG_BYTES", 10_000)
+    wire = Wire()
+    unread, other = wire.open("unread"), wire.open("other")
+    wire.say(other, CREDITS + 1)
+    wire.say(unread, CREDITS)
+    wire.read()
+
+    while wire.driver.aborted.empty():
+        wire.driver.say(unread, "x" * 1000, [1])
+        wire.deliver()
+    wire.driver.finish(other)
+    wire.deliver()
+
+    cut_off, done = wire.read()
+    assert isinstance(cut_off, Error)
+    assert (cut_off.request_id, cut_off.code) == ("unread", "slow_reader")
+    assert isinstance(done, Done)
+    assert wire.driver.aborted.get_nowait().endswith(":unread")
+
+
+def test_a_long_end_takes_credit_and_comes_in_parts() -> None:
+    """What a reader who does not read is sent at the end is bounded too; who reads gets each token once, in order."""
+    wire = Wire()
+    request = wire.open()
+    logprobs = [dict.fromkeys(range(20), Logprob(-1.0, 1))]
+    wire.say(request, CREDITS)
+    wire.read()
+    for number in range(1000):
+        sample = ReturnSample(request_id="a", text="x", token_ids=[number], logprobs=logprobs)
+        request.channel.put(sample)
+    wire.driver.finish(request)
+    wire.deliver()
+    assert wire.read() == []
+
+    messages: list[ServerMessage] = []
+    while not messages or not isinstance(messages[-1], Done):
+        wire.hear(Credit("a", 1))
+        messages += wire.read()
+
+    assert len(messages) > 10
+    assert token_ids_of(messages) == list(range(1000))
+    assert sum(len(message.logprobs) for message in messages) == 1000
+    assert "".join(message.text for message in messages) == "x" * 1000
+
+
+def test_a_long_answer_that_is_to_come_at_once_comes_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that the daemon holds a bounded part of it; no token is lost."""
+    monkeypatch.setattr(outbox, "MAX_HELD_BYTES", 1000)
+    wire = Wire()
+    wire.hear(Generate("a", prompt=[1], stream=False))
+    request = wire.driver.take()
+    wire.say(request, 100)
+    wire.driver.finish(request)
+    wire.deliver()
+
+    *tokens, done = wire.read()
+    assert 1 < len(tokens) < 10
+    assert token_ids_of([*tokens, done]) == list(range(100))
 
 
 def test_a_stream_that_is_read_a_little_is_not_cut_off() -> None:
@@ -177,21 +280,19 @@ def test_a_stream_that_is_read_a_little_is_not_cut_off() -> None:
     assert wire.driver.aborted.empty()
 
 
-def test_a_full_connection_loses_nothing_and_is_tried_again() -> None:
-    """What has no room waits, answers too, in order; it is looked at often until it has left."""
+def test_a_full_connection_loses_nothing_and_goes_on_when_it_has_room() -> None:
+    """What has no room waits, answers too, in order."""
     wire = Wire(room=4)
     first, second = wire.open("1"), wire.open("2")
     wire.say(first, 3)
     wire.say(second, 3)
     wire.hear(Generate("1", prompt="in use"))
     wire.hear(Ping())
-    assert wire.clients.patience == RETRY_INTERVAL
 
     messages = wire.read()
-    wire.clients.look(now=1.0)
+    wire.clients.has_room(b"c", now=1.0)
     messages += wire.read()
 
-    assert wire.clients.patience == PING_INTERVAL
     assert text_of([message for message in messages if message.request_id == "1" and isinstance(message, Token)]) == (
         "0 1 2 "
     )
@@ -269,3 +370,45 @@ def test_a_client_that_is_gone_is_found_out_by_a_ping() -> None:
 
     assert wire.driver.aborted.get_nowait().endswith(":a")
     assert len(wire.clients) == 0
+
+
+def test_a_hundred_streams_are_read_one_after_the_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Though together they are a multiple of what the client reads ahead: each to its end, and none is cut off."""
+    monkeypatch.setattr(read_ahead, "MAX_READ_AHEAD_BYTES", 20_000)
+    address, driver = f"ipc://{tmp_path}/o.sock", FakeDriver()
+    with serving(address, driver), Client(address, timeout=PATIENCE) as client:
+        streams = [client.generate([number]) for number in range(100)]
+        requests = [driver.take() for _ in streams]
+        for number in range(4 * CREDITS):
+            for request in requests:
+                driver.say(request, f"{number} ", [number])
+        for request in requests[50:]:
+            driver.finish(request)
+
+        for number, stream in enumerate(streams):
+            token_ids = [token_id for piece in itertools.islice(stream, 1) for token_id in piece.token_ids]
+            if number < 50:
+                driver.finish(requests[number])
+            token_ids += [token_id for piece in stream for token_id in piece.token_ids]
+            assert token_ids == list(range(4 * CREDITS))
+    assert driver.aborted.empty()
+
+
+def test_what_a_reader_does_not_take_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beyond the bound no credit is given, and what follows waits at the daemon; a stream that is dropped counts no more."""
+    monkeypatch.setattr(read_ahead, "MAX_READ_AHEAD_BYTES", 10_000)
+    address, driver = f"ipc://{tmp_path}/o.sock", FakeDriver()
+    with serving(address, driver), Client(address, timeout=PATIENCE) as client:
+        ahead = client._connection._read_ahead
+        stopped = client.generate([1])
+        request = driver.take()
+        for number in range(40 * CREDITS):
+            driver.say(request, "x" * 1000, [number])
+            client.complete("in between")  # what was said has come, as far as it may
+
+        assert 10_000 <= ahead.num_bytes <= 10_000 + 1100 * (CREDITS + CREDITS // 2)
+        first = [next(stopped).token_ids[0] for _ in range(CREDITS)]
+        stopped.close()
+        client.tokenize("in between")
+        assert first == list(range(CREDITS))
+        assert ahead.num_bytes == 0

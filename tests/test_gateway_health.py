@@ -6,6 +6,7 @@ import httpx
 import pytest
 from fake_driver import FakeDriver, serving
 from gateways import TEXT, chat, gateway
+from prometheus_client.parser import text_string_to_metric_families
 
 from ipc.gateway.metrics import merged
 
@@ -82,18 +83,33 @@ def test_one_daemons_metrics_are_passed_on_as_they_are(address: str) -> None:
 
 def test_metrics_of_several_are_one_text() -> None:
     """A family stands together, with its help and type once, whichever daemon has it."""
-    texts = {name: f'# HELP a x\n# TYPE a counter\na_total{{k="v"}} {value}\n' for name, value in (("m", 1), ("n", 2))}
+    texts = {
+        name: f'# HELP a_total x\n# TYPE a_total counter\na_total{{k="v"}} {value}.0\n'
+        for name, value in (("m", 1), ("n", 2))
+    }
     texts["n"] += "# HELP b y\n# TYPE b gauge\nb 3\n"
 
     assert merged(texts).splitlines() == [
-        "# HELP a x",
-        "# TYPE a counter",
-        'a_total{daemon="m",k="v"} 1',
-        'a_total{daemon="n",k="v"} 2',
+        "# HELP a_total x",
+        "# TYPE a_total counter",
+        'a_total{daemon="m",k="v"} 1.0',
+        'a_total{daemon="n",k="v"} 2.0',
         "# HELP b y",
         "# TYPE b gauge",
-        'b{daemon="n"} 3',
+        'b{daemon="n"} 3.0',
     ]
+
+
+def test_an_address_is_a_label_whatever_it_is_made_of() -> None:
+    """Quotes, backslashes and newlines make no label and no sample of their own, and no label of a daemon's is lost."""
+    address = 'ipc:///tmp/a"} 7\nup{x="\\o.sock'
+    texts = {address: 'up{k="a, \\"b\\" } 1"} 1.0\n', "tcp://127.0.0.1:1": "up 2.0\n"}
+
+    (family,) = text_string_to_metric_families(merged(texts))
+
+    assert [(sample.labels, sample.value) for sample in family.samples] == [
+        ({"daemon": address, "k": 'a, "b" } 1'}, 1.0), ({"daemon": "tcp://127.0.0.1:1"}, 2.0),
+    ]  # fmt: skip
 
 
 @pytest.mark.usefixtures("driver")

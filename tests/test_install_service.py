@@ -1,6 +1,5 @@
 """The service that systemd runs."""
 
-import os
 import re
 import shutil
 import subprocess
@@ -10,11 +9,13 @@ from pathlib import Path
 import pytest
 
 from engine.errors import ConfigurationError
-from ipc import cli, install_service, keys
+from ipc import cli, gateway_unit, install_service
+from ipc.gateway.connection_limit import MAX_CONNECTIONS, RESERVED_FILES
 from ipc.install_service import InstallFailed, install
-from ipc.service_unit import render
+from ipc.service_unit import USER, render
 
 SHIPPED = Path(__file__).parent.parent / "scripts" / "odriver.service"
+SHIPPED_GATEWAY = SHIPPED.with_name("odriver-gateway.service")
 
 
 @pytest.fixture
@@ -30,15 +31,18 @@ def command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_the_unit_that_we_ship_is_the_one_that_is_written() -> None:
-    """For an environment in /opt/odriver."""
+    """For an environment in /opt/odriver; and so is the gateway's."""
     assert SHIPPED.read_text() == render(Path("/opt/odriver/.venv/bin/odriver"), [], loopback_only=True)
+    assert SHIPPED_GATEWAY.read_text() == gateway_unit.render(Path("/opt/odriver/.venv/bin/odriver"), [])
 
 
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="there is no systemd-analyze")
-def test_systemd_finds_nothing_wrong_with_the_unit_and_little_exposed(command: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["odriver.service", "odriver-gateway.service"])
+def test_systemd_finds_nothing_wrong_with_the_unit_and_little_exposed(command: Path, tmp_path: Path, name: str) -> None:
     """Not a word from `verify`, and an exposure below 3 of 10."""
-    unit = tmp_path / "odriver.service"
-    unit.write_text(render(command, [Path("/home/me/models")], loopback_only=False))
+    unit, reads = tmp_path / name, [Path("/home/me/models")]
+    is_gateway = name == gateway_unit.NAME
+    unit.write_text(gateway_unit.render(command, reads) if is_gateway else render(command, reads, loopback_only=False))
 
     verified = subprocess.run(["systemd-analyze", "verify", str(unit)], capture_output=True, text=True)
     security = subprocess.run(
@@ -46,26 +50,48 @@ def test_systemd_finds_nothing_wrong_with_the_unit_and_little_exposed(command: P
     )
 
     assert (verified.returncode, verified.stderr) == (0, "")
-    exposure = re.search(r"Overall exposure level for odriver.service: ([0-9.]+)", security.stdout)
+    exposure = re.search(rf"Overall exposure level for {name}: ([0-9.]+)", security.stdout)
     assert exposure is not None and float(exposure[1]) < 3.0
+
+
+def test_the_gateway_has_a_unit_beside_the_services(command: Path, tmp_path: Path) -> None:
+    """It is kept in as the daemon is, talks to this machine alone, and has files for all of its connections."""
+    install({}, show=False, unit=tmp_path / "odriver.service", config=tmp_path / "c", users=tmp_path / "o.conf")
+
+    unit, service = (tmp_path / name for name in ("odriver-gateway.service", "odriver.service"))
+    assert f'ExecStart="{str(command).replace("%", "%%")}" gateway\n' in unit.read_text()
+    hardening = re.compile(
+        r"^(?:Protect|Restrict|NoNew|Capability|SystemCall|Lock|UMask|IPAddress)\w+=.*$", re.MULTILINE
+    )
+    assert hardening.findall(unit.read_text()) == hardening.findall(service.read_text())
+    files = re.search(r"LimitNOFILE=(\d+)", unit.read_text())
+    assert files is not None and int(files[1]) > MAX_CONNECTIONS + RESERVED_FILES
 
 
 def test_installing_writes_a_unit_and_its_configuration(
     command: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The settings given are in the file, with an address that others can reach, and the unit has none of them."""
-    unit, config = tmp_path / "units" / "odriver.service", tmp_path / "etc" / "config.toml"
+    """The settings given are in the file, with a socket that its group may use, and the unit has none of them."""
+    unit, config, users = tmp_path / "units" / "odriver.service", tmp_path / "etc" / "config.toml", tmp_path / "o.conf"
 
-    install({"model": Path("models/x"), "max_num_seqs": 4}, show=False, unit=unit, config=config)
+    install({"model": Path("models/x"), "max_num_seqs": 4}, show=False, unit=unit, config=config, users=users)
 
     assert tomllib.loads(config.read_text()) == {
-        "bind": "tcp://127.0.0.1:5555", "metrics_port": 8001, "model": str(Path.cwd() / "models/x"), "max_num_seqs": 4,
+        "bind": "ipc:///run/odriver/odriver.sock", "socket_access": "group", "metrics_port": 8001,
+        "model": str(Path.cwd() / "models/x"), "max_num_seqs": 4,
     }  # fmt: skip
+    assert 'u odriver - "oDriver" /var/lib/odriver\n' in users.read_text()
+    assert "RuntimeDirectoryMode=0750\n" in unit.read_text()
+    assert [path.stat().st_mode & 0o777 for path in (unit, config, config.parent)] == [0o644, 0o644, 0o755]
     assert (
         f'ExecStart="{str(command).replace("%", "%%")}" serve --config /etc/odriver/config.toml\n' in unit.read_text()
     )
     assert "IPAddressDeny=any" in unit.read_text()
-    assert capsys.readouterr().out.endswith("now: systemctl daemon-reload && systemctl enable --now odriver.service\n")
+    assert capsys.readouterr().out.endswith(
+        "now: systemd-sysusers o.conf && systemctl daemon-reload && systemctl enable --now odriver.service\n"
+        "then, for OpenAI's API at port 8000: systemctl enable --now odriver-gateway.service\n"
+        "then, for each user that is to use it: usermod -aG odriver NAME\n"
+    )
 
 
 @pytest.mark.usefixtures("command")
@@ -75,9 +101,9 @@ def test_a_configuration_that_is_there_is_left_alone(tmp_path: Path) -> None:
     config.write_text("page_size = 32\n")
 
     with pytest.raises(InstallFailed, match="is there already"):
-        install({"page_size": 8}, show=False, unit=unit, config=config)
+        install({"page_size": 8}, show=False, unit=unit, config=config, users=tmp_path / "o.conf")
     assert not unit.exists()
-    install({"model": None}, show=False, unit=unit, config=config)
+    install({"model": None}, show=False, unit=unit, config=config, users=tmp_path / "o.conf")
 
     assert unit.exists()
     assert config.read_text() == "page_size = 32\n"
@@ -88,7 +114,7 @@ def test_a_service_for_other_machines_has_keys(tmp_path: Path, capsys: pytest.Ca
     """Where its own user can write, and no rule that keeps other machines out."""
     unit, config = tmp_path / "odriver.service", tmp_path / "config.toml"
 
-    install({"bind": "tcp://0.0.0.0:5555"}, show=False, unit=unit, config=config)
+    install({"bind": "tcp://0.0.0.0:5555"}, show=False, unit=unit, config=config, users=tmp_path / "o.conf")
 
     assert tomllib.loads(config.read_text())["keys"] == "/var/lib/odriver/keys"
     assert "IPAddressDeny" not in unit.read_text()
@@ -100,7 +126,10 @@ def test_printing_writes_nothing(capsys: pytest.CaptureFixture[str]) -> None:
     """Both files go to stdout, of settings that can work."""
     assert cli.main(["install-service", "--print", "--bind", "ipc:///run/x.sock", "--no-staged-readiness"]) == 0
     printed = capsys.readouterr().out
-    assert 'bind = "ipc:///run/x.sock"\nmetrics_port = 8001\nstaged_readiness = false\n' in printed
+    assert (
+        'bind = "ipc:///run/x.sock"\nsocket_access = "group"\nmetrics_port = 8001\nstaged_readiness = false\n'
+        in printed
+    )
     assert "DynamicUser=yes" in printed
 
     with pytest.raises(ConfigurationError, match="page_size"):
@@ -124,7 +153,7 @@ def test_what_the_service_could_not_read_is_said(tmp_path: Path, capsys: pytest.
     (tmp_path / "private").chmod(0o700)
     hidden_at = next(one for one in reversed(hidden.parents) if not one.stat().st_mode & 0o001)
 
-    install({"model": hidden}, show=False, unit=tmp_path / "u", config=tmp_path / "c")
+    install({"model": hidden}, show=False, unit=tmp_path / "u", config=tmp_path / "c", users=tmp_path / "o")
 
     assert f"the service cannot enter {hidden_at}: chmod o+x it, or move {hidden}" in capsys.readouterr().err
 
@@ -137,15 +166,27 @@ def test_an_environment_without_the_command_is_an_error(tmp_path: Path, monkeypa
         install({}, show=True)
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root makes files for others")
-def test_keys_that_root_makes_for_a_service_are_the_services_to_read(tmp_path: Path) -> None:
-    """A file belongs to whom its directory belongs to; the client's own is where root wants it."""
-    directory = tmp_path / "keys"
-    directory.mkdir()
-    os.chown(directory, 4321, 4321)
+def test_a_file_is_put_in_the_place_of_a_link_and_not_where_it_leads(command: Path, tmp_path: Path) -> None:
+    """As `systemctl link` makes of a unit, into somebody's home."""
+    del command
+    victim, unit = tmp_path / "victim", tmp_path / "odriver.service"
+    victim.write_text("as it was")
+    unit.symlink_to(victim)
 
-    keys.new(directory, "alice", tmp_path / "alice.key")
+    install({}, show=False, unit=unit, config=tmp_path / "config.toml", users=tmp_path / "o.conf")
 
-    made = [directory / "server.toml", directory / "clients", directory / "clients" / "alice.toml"]
-    assert [path.stat().st_uid for path in made] == [4321] * 3
-    assert (tmp_path / "alice.key").stat().st_uid == 0
+    assert victim.read_text() == "as it was" and not unit.is_symlink()
+
+
+@pytest.mark.skipif(shutil.which("systemd-sysusers") is None, reason="there is no systemd-sysusers")
+def test_systemd_makes_the_user_of_what_is_written(tmp_path: Path) -> None:
+    """With a group of the same name, which others may join."""
+    (tmp_path / "etc").mkdir()
+    conf = tmp_path / "odriver.conf"
+    conf.write_text(USER)
+
+    made = subprocess.run(["systemd-sysusers", f"--root={tmp_path}", str(conf)], capture_output=True, text=True)
+
+    assert made.returncode == 0, made.stderr
+    _, _, uid, gid, *_ = (tmp_path / "etc" / "passwd").read_text().split(":")
+    assert uid == gid and f"odriver:!*:{gid}:" in (tmp_path / "etc" / "group").read_text().replace(":x:", ":!*:")

@@ -4,12 +4,33 @@ import os
 import re
 import socket
 import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
-from ipc.addresses import anyone_listens, checked_address, control_address, default_address, reserved
+from ipc import addresses
+from ipc.addresses import (
+    anyone_listens,
+    checked_address,
+    client_address,
+    control_address,
+    default_address,
+    keep_private,
+    open_to_group,
+    reserved,
+)
 from ipc.errors import AddressError, AddressInUse
+
+
+@contextmanager
+def listening(address: str) -> Iterator[None]:
+    """Somebody who accepts connections there."""
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(address.removeprefix("ipc://"))
+        listener.listen()
+        yield
 
 
 @pytest.fixture
@@ -175,3 +196,53 @@ def test_a_directory_that_does_not_exist_is_an_address_error(tmp_path: Path) -> 
     """A directory that the operator named is not made up."""
     with pytest.raises(AddressError, match="No such file"), reserved(f"ipc://{tmp_path}/missing/o.sock"):
         pass
+
+
+@pytest.fixture
+def service(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Where a service would listen."""
+    address = f"ipc://{tmp_path_factory.mktemp('service')}/o.sock"
+    monkeypatch.setattr(addresses, "SERVICE", address)
+    return address
+
+
+def test_who_has_no_daemon_asks_the_service(runtime: Path, service: str) -> None:
+    """If it is there; their own comes first, and so does what they name."""
+    assert client_address(None) == default_address()
+    with listening(service):
+        assert client_address(None) == service
+        assert client_address(default_address()) == default_address()
+        assert checked_address(None) == default_address()
+        (runtime / "odriver").mkdir(mode=0o700)
+        with listening(default_address()):
+            assert client_address(None) == default_address()
+
+
+@pytest.mark.usefixtures("runtime")
+def test_a_service_that_is_not_for_us_is_not_asked(service: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who is not in its group cannot connect."""
+
+    def refuse(address: str) -> socket.socket:
+        raise PermissionError if address == service else FileNotFoundError
+
+    monkeypatch.setattr(addresses, "_connect", refuse)
+
+    assert client_address(None) == default_address()
+
+
+def test_sockets_are_opened_to_their_group(tmp_path: Path) -> None:
+    """Those of work and control; what lies there that is none, or leads elsewhere, is left as it is."""
+    address, file = f"ipc://{tmp_path}/o.sock", tmp_path / "file"
+    file.touch(mode=0o600)
+    with listening(address), listening(control_address(address)):
+        open_to_group(address)
+        assert [path.stat().st_mode & 0o777 for path in tmp_path.glob("o.sock*")] == [0o660] * 2
+        keep_private(address)
+        assert (tmp_path / "o.sock").stat().st_mode & 0o777 == 0o600
+    (tmp_path / "o.sock").unlink()
+    (tmp_path / "o.sock").symlink_to(file)
+
+    open_to_group(address)
+    open_to_group("tcp://127.0.0.1:5555")
+
+    assert file.stat().st_mode & 0o777 == 0o600

@@ -12,10 +12,10 @@ from raw_client import RawClient
 
 from driver.errors import DriverStopped, Overloaded
 from driver.request import ReturnSample, Usage
+from engine.request_limits import MAX_MESSAGE_BYTES
 from ipc.bell import Bell
 from ipc.clients import Clients, Send
 from ipc.errors import AddressError, AddressInUse
-from ipc.frames import MAX_MESSAGE_BYTES
 from ipc.listener import HARD_MAX_MESSAGE_BYTES
 from ipc.messages import (
     PROTOCOL_VERSION,
@@ -524,13 +524,32 @@ def test_a_server_that_was_never_opened_stops(address: str) -> None:
         client.greet()
 
 
+def test_what_a_message_raises_ends_its_request(address: str, driver: FakeDriver) -> None:
+    """By our fault, as far as its client hears; it may ask again by the same id, and others hear nothing of it."""
+    with serving(address, driver), RawClient(address) as client, RawClient(address) as other:
+        client.greet()
+        other.greet()
+        driver.refusal = ZeroDivisionError("a bug")  # type: ignore[assignment]
+        error = client.ask(Generate("good", prompt="x"))
+        driver.refusal = None
+        assert_served(client)
+        assert_served(other)
+
+    assert isinstance(error, Error) and (error.request_id, error.code) == ("good", "internal")
+    assert "a bug" not in error.message
+
+
 def test_a_fault_of_ours_is_told_to_the_daemon(address: str, driver: FakeDriver) -> None:
     """A dead socket thread is not a quiet one."""
+
+    class Bug(BaseException):
+        """What is nobody's request's doing."""
+
     failures: SimpleQueue[str] = SimpleQueue()
     server = Server(address, on_failure=failures.put, on_drain=lambda timeout: None)
     server.start()
     server.open(driver, model="parrot", limits=LIMITS)
-    driver.refusal = ZeroDivisionError("a bug")  # type: ignore[assignment]
+    driver.refusal = Bug("a bug")  # type: ignore[assignment]
     with RawClient(address) as client:
         client.greet()
         client.say(Generate("a", prompt="x"))

@@ -1,27 +1,54 @@
 """LoadLimit: how much may wait, and what those are told who come then."""
 
+import itertools
+import random
+from contextlib import suppress
+from typing import Any
+
 import pytest
 
 from driver.errors import Overloaded
-from driver.load_limit import LoadLimit, estimated_tokens
-from driver.request import ActiveRequest, QueueChannel
+from driver.fair_share import most
+from driver.load_limit import LoadLimit
+from driver.open_requests import OpenRequest
+from driver.request import ActiveRequest, QueueChannel, ReturnSample, TokenizerRequest, Usage
+from driver.tokenizer_limit import TokenizerLimit
 from engine.config import EngineStats
 
 
-def build_request(prompt: str | list[int]) -> ActiveRequest:
-    """A request for this prompt."""
-    return ActiveRequest(request_id="a", channel=QueueChannel(), prompt=prompt)
+def build_request(**fields: Any) -> ActiveRequest:
+    """A request with these fields."""
+    return ActiveRequest(request_id="a", channel=QueueChannel(), **fields)
+
+
+def build_waiting(num_tokens: int = 1, client: str = "", user: str = "") -> OpenRequest:
+    """A request that waits, with a prompt of so many tokens."""
+    request = build_request(prompt=[1], client=client, user=user)
+    return OpenRequest(request, "a#1", num_prompt_tokens=num_tokens)
+
+
+def fill(limit: LoadLimit, waiting: list[OpenRequest], client: str, user: str = "", num_tokens: int = 1) -> int:
+    """Have this one submit requests until one is refused; how many were taken."""
+    for count in itertools.count():
+        new = build_waiting(num_tokens, client, user)
+        try:
+            limit.check(new, waiting, EngineStats())
+        except Overloaded:
+            return count
+        waiting.append(new)
+    raise AssertionError
 
 
 def test_a_prompt_is_counted_or_estimated_before_it_is_tokenised() -> None:
-    """Token ids exactly; of a text or of messages, a token for each four characters."""
-    chat = ActiveRequest(request_id="a", channel=QueueChannel(), messages=[{"role": "user", "content": "x" * 40}])
+    """Token ids exactly; of a text, or of the message that a conversation came in, a token for each four characters."""
+    chat = ActiveRequest(request_id="a", channel=QueueChannel(), messages=[{"role": "user"}], num_bytes=40)
+    resumed = ActiveRequest(
+        request_id="a", channel=QueueChannel(), prompt="y" * 8, resume_token_ids=[[1, 2], [3]], num_bytes=1000
+    )
 
-    assert [estimated_tokens(request) for request in (build_request([1, 2, 3]), build_request("y" * 8), chat)] == [
-        3,
-        3,
-        11,
-    ]
+    requests = [build_request(prompt=[1, 2, 3]), build_request(prompt="y" * 8), chat, resumed]
+
+    assert [request.estimated_tokens for request in requests] == [3, 3, 11, 6]
 
 
 def test_beyond_either_bound_a_request_is_refused() -> None:
@@ -29,12 +56,94 @@ def test_beyond_either_bound_a_request_is_refused() -> None:
     limit = LoadLimit(3, 100)
     stats = EngineStats()
 
-    limit.check(build_request([1] * 500), 0, 0, stats)
-    limit.check(build_request([1] * 10), 2, 90, stats)
+    limit.check(build_waiting(500), [], stats)
+    limit.check(build_waiting(10), [build_waiting(45), build_waiting(45)], stats)
     with pytest.raises(Overloaded, match="3 requests wait already: try again in"):
-        limit.check(build_request([1]), 3, 3, stats)
+        limit.check(build_waiting(), [build_waiting()] * 3, stats)
     with pytest.raises(Overloaded, match="prompts of 95 tokens wait already, and 100 may"):
-        limit.check(build_request([1] * 10), 1, 95, stats)
+        limit.check(build_waiting(10), [build_waiting(95)], stats)
+
+
+@pytest.mark.parametrize("what", ["requests", "tokens"])
+def test_who_is_alone_may_fill_the_room_and_others_still_get_in(what: str) -> None:
+    """An eighth more is for those who have less than their part; then nobody gets in."""
+    limit = LoadLimit(64, 10**6) if what == "requests" else LoadLimit(10**6, 64)
+    waiting: list[OpenRequest] = []
+
+    assert fill(limit, waiting, "hog") == 64
+    assert fill(limit, waiting, "late") == 8
+    assert fill(limit, waiting, "later") == 0
+
+
+def test_in_the_fuller_half_nobody_takes_more_than_their_part() -> None:
+    """A client that has it is refused, by name of its number, while one that has nothing gets in."""
+    limit, waiting = LoadLimit(64, 10**6), [build_waiting(client=str(number)) for number in range(3)]
+
+    assert fill(limit, waiting, "hog") == 29  # up to half of the room it is whoever comes first
+    with pytest.raises(Overloaded, match="29 requests of yours wait already, and others' too: 16 is your part"):
+        limit.check(build_waiting(client="hog"), waiting, EngineStats())
+    assert fill(limit, waiting, "late") == 64 // 5
+
+
+def test_a_client_gains_nothing_by_inventing_users() -> None:
+    """Its users share its part: with as many as it likes it has no more than an eighth above that."""
+    limit, waiting = LoadLimit(64, 10**6), []
+    assert fill(limit, waiting, "other") == 64
+    waiting[32:] = []
+
+    taken = [fill(limit, waiting, "hog", str(number)) for number in range(100)]
+
+    assert sum(taken) == 36
+    assert fill(limit, waiting, "late") > 0
+
+
+def test_users_of_one_client_do_not_lock_each_other_out() -> None:
+    """Those behind one gateway: one fills the room, and the others still get in."""
+    limit, waiting = LoadLimit(64, 10**6), []
+
+    assert fill(limit, waiting, "gateway", "hog") == 64
+    assert fill(limit, waiting, "gateway", "late") > 0
+
+
+def test_the_first_prompt_of_a_client_may_be_longer_than_its_part() -> None:
+    """Where there is room for it: it would otherwise wait for a room that others keep half full."""
+    limit, waiting = LoadLimit(64, 1000), [build_waiting(300, "a"), build_waiting(100, "b")]
+
+    limit.check(build_waiting(600, "c"), waiting, EngineStats())
+    with pytest.raises(Overloaded, match="your prompts of 300 tokens wait already, and others' too: 500 is your part"):
+        limit.check(build_waiting(600, "a"), waiting, EngineStats())
+
+
+def test_whatever_is_asked_the_room_has_a_bound() -> None:
+    """Random clients and users: never more than an eighth above it, and never less than it if anybody asks for more."""
+    draw = random.Random(3)
+    for size in (1, 2, 7, 64):
+        limit, waiting = LoadLimit(size, 10**6), []
+        for _ in range(40 * size):
+            fill(limit, waiting, str(draw.randrange(size + 1)), str(draw.randrange(3)))
+            assert size // 2 <= len(waiting) <= most(size)
+            waiting = [request for request in waiting if draw.random() < 0.9]
+
+
+def test_tokenizer_requests_have_a_room_of_their_own() -> None:
+    """By the same parts, and they count until they are answered, or could not be queued."""
+    limit, queued = TokenizerLimit(8), []
+
+    def ask(client: str) -> int:
+        count = 0
+        with suppress(Overloaded):
+            while True:
+                request = TokenizerRequest(request_id="a", channel=QueueChannel(), prompt="x", client=client)
+                limit.submit(request, queued.append)
+                count += 1
+        return count
+
+    assert (ask("hog"), ask("late"), ask("hog")) == (8, 1, 0)
+    for request in queued[:8]:
+        request.channel.put(ReturnSample(request_id="a", finish_reason="stop", usage=Usage(1, 0)))
+    with pytest.raises(ZeroDivisionError):
+        limit.submit(queued[0], lambda _: 1 // 0)
+    assert ask("hog") >= 3
 
 
 def test_the_hint_is_the_time_for_half_of_what_waits() -> None:
@@ -44,7 +153,7 @@ def test_the_hint_is_the_time_for_half_of_what_waits() -> None:
 
     def hint(tokens: int, computed: int) -> float | None:
         with pytest.raises(Overloaded) as refusal:
-            limit.check(build_request([1]), 1, tokens, EngineStats(prompt_tokens=computed))
+            limit.check(build_waiting(), [build_waiting(tokens)], EngineStats(prompt_tokens=computed))
         return refusal.value.retry_after_s
 
     now = 10.0

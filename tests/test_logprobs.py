@@ -13,7 +13,8 @@ from engine.mesh import one_device
 from engine.models.families import read_model_config
 from engine.models.rope import rotate
 from engine.models.weights import load_decoder
-from engine.sampling_params import MAX_LOGPROBS, SamplingParams
+from engine.request_limits import MAX_LOGPROBS
+from engine.sampling_params import SamplingParams
 from engine.sequence import Sequence
 
 SETTINGS = {

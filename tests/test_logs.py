@@ -3,7 +3,9 @@
 import io
 import json
 import logging
+import re
 
+import pytest
 from rich.console import Console
 
 from ipc.logs import configure_logging
@@ -39,3 +41,59 @@ def test_the_level_may_change_while_running() -> None:
 
     assert len(out.getvalue().splitlines()) == 1
     assert out.getvalue().endswith("DEBUG engine.x: seen\n")
+
+
+FORGED = "x\n2026-01-01 ERROR ipc.daemon: FORGED\x1b[31m\x9b2J\u2028\u202e\ud800"
+
+
+@pytest.mark.parametrize("log_format", ["text", "json", "terminal"])
+def test_a_record_is_a_line_whoever_chose_its_words(log_format: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing of a request's id or of an error's text begins a line, or is obeyed by a terminal."""
+    monkeypatch.delenv("JOURNAL_STREAM", raising=False)
+    out = io.StringIO()
+    console = Console(file=out, force_terminal=log_format == "terminal", width=1000, color_system=None)
+    configure_logging(console, logging.INFO, log_format.replace("terminal", "text"))
+
+    logging.getLogger("driver.x").info("request %s: %s", FORGED, ValueError(FORGED), extra={"client": FORGED})
+    logging.getLogger("driver.x").info(FORGED)
+    logging.getLogger("driver.x").info("%(a)s %(b)d", {"a": FORGED, "b": 3})
+
+    lines = out.getvalue().removesuffix("\n").split("\n")
+    assert len(lines) == 3 and all("FORGED" in line for line in lines)
+    assert not re.search("[\x00-\x09\x0b-\x1f\x7f-\x9f\u2028\u202e\ud800]", out.getvalue())
+    if log_format == "json":
+        assert json.loads(lines[0])["client"] == FORGED and json.loads(lines[1])["message"] == FORGED
+
+
+@pytest.mark.parametrize("log_format", ["text", "json"])
+def test_a_line_is_cut(log_format: str) -> None:
+    """A field to hundreds of characters and a line to thousands, with the end of each still there."""
+    out = io.StringIO()
+    configure_logging(Console(file=out), logging.INFO, log_format)
+
+    logging.getLogger("driver.x").info("request %s: the end", "x" * 10_000_000, extra={"error": "y" * 10_000_000})
+    logging.getLogger("driver.x").info("z" * 10_000_000)
+
+    first, second = out.getvalue().splitlines()
+    assert "x[... 9,999,500 characters ...]x" in first and "the end" in first and len(first) < 1500
+    assert "z[... 9,996,000 characters ...]z" in second and len(second) < 4500
+
+
+@pytest.mark.parametrize("log_format", ["text", "json"])
+def test_a_traceback_forges_no_record(log_format: str) -> None:
+    """Its lines are its own, indented and cut, as an exception may quote a request, and there are not too many."""
+    out = io.StringIO()
+    configure_logging(Console(file=out), logging.INFO, log_format)
+
+    for words in ("x\nERROR ipc.daemon: FORGED\x1b[31m\u2028", "y" * 10_000_000, "\n" * 10_000):
+        try:
+            raise ValueError(words)
+        except ValueError:
+            logging.getLogger("ipc.x").exception("no")
+
+    assert "\x1b" not in out.getvalue() and "\u2028" not in out.getvalue()
+    assert len(out.getvalue()) < 10_000
+    records = [line for line in out.getvalue().split("\n") if line and not line.startswith("  ")]
+    assert len(records) == 3
+    assert sum("ERROR ipc.daemon: FORGED" in record for record in records) == (log_format == "json")
+    assert "ValueError: x" in out.getvalue()

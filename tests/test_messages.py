@@ -60,7 +60,7 @@ CONTROL_MESSAGES = [
     Sleep("g"),
     Wake("h"),
     LogLevel("i", "debug"),
-    Profile("j", directory="/var/trace"),
+    Profile("j", name="trace-1"),
     Profile("k"),
     Ping(),
     Pong(),

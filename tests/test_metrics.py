@@ -1,13 +1,17 @@
 """What Prometheus is shown."""
 
 import logging
+import socket
+import time
 import urllib.request
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from urllib.error import HTTPError
 
 import msgspec
 import pytest
+from fake_driver import PATIENCE
 from fakes import FakeEngine
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
@@ -21,9 +25,10 @@ from driver.request import ActiveRequest, QueueChannel
 from driver.request_metrics import RequestMetrics, SampleTimes
 from engine.sampling_params import SamplingParams
 from engine.sequence import Sequence
+from ipc import metrics_server
 from ipc.errors import AddressInUse
 from ipc.exposition import Exposition
-from ipc.metrics_server import MetricsServer
+from ipc.metrics_server import MAX_CONNECTIONS, MetricsServer
 
 ASKED_FOR = Path(__file__).with_name("vllm_metrics.txt")
 LABELS = {"model_name": "parrot", "engine": "0"}
@@ -215,3 +220,79 @@ def test_a_port_that_is_taken_is_an_error_in_plain_words(server: MetricsServer) 
 
     with pytest.raises(AddressInUse, match=f"another program listens at http://127.0.0.1:{port}, for metrics"):
         MetricsServer("127.0.0.1", port, lambda: None, Exposition()).start()
+
+
+def connected(server: MetricsServer) -> socket.socket:
+    """A connection on which nothing is said yet."""
+    connection = socket.create_connection(("127.0.0.1", int(server.url.rpartition(":")[2])))
+    connection.settimeout(PATIENCE)
+    return connection
+
+
+def hung_up_on(connection: socket.socket) -> bool:
+    """Whether there is nothing but an end to be heard."""
+    try:
+        return connection.recv(1) == b""
+    except ConnectionResetError:
+        return True
+
+
+def test_who_says_a_byte_now_and_then_is_hung_up_on(server: MetricsServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What counts is when the whole request is there, not when something last came."""
+    monkeypatch.setattr(metrics_server, "DEADLINE", 0.2)
+
+    with connected(server) as slow, pytest.raises(OSError):
+        while True:
+            slow.sendall(b"G")
+            time.sleep(0.01)
+
+
+def test_who_does_not_read_the_answer_is_hung_up_on(
+    server: MetricsServer, exposition: Exposition, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However much of it there is."""
+    monkeypatch.setattr(metrics_server, "DEADLINE", 0.2)
+    for number in range(300):
+        exposition.gauge(f"g{number}", "x" * 100_000, lambda: 0.0)
+
+    with connected(server) as deaf:
+        deaf.sendall(b"GET /metrics HTTP/1.1\r\n\r\n")
+        while server._open or not deaf.recv(1, socket.MSG_PEEK):
+            time.sleep(0.01)
+
+
+def test_a_scrape_is_answered_beside_more_connections_than_there_may_be(server: MetricsServer) -> None:
+    """Those that have been open for longest are hung up on, and that is none of who asks in order."""
+    idle = [connected(server) for _ in range(2 * MAX_CONNECTIONS)]
+    try:
+        for _ in range(3):
+            assert get(f"{server.url}/health") == (200, "")
+        assert all(map(hung_up_on, idle[:MAX_CONNECTIONS]))
+    finally:
+        for connection in idle:
+            connection.close()
+
+
+@pytest.mark.parametrize(
+    ("said", "status"),
+    [
+        (b"POST /metrics HTTP/1.1\r\n\r\n", b"405"),
+        (b"GET\r\n\r\n", b"405"),
+        (b"\r\n\r\n", b"405"),
+        (b"GET /\xff HTTP/1.1\r\n\r\n", b"404"),
+        (b"GET /health HTTP/1.1\r\n" + b"a: b\r\n" * 200 + b"\r\n", b"400"),
+        (b"HEAD /health?x=y HTTP/1.0\r\nHost: x\r\n\r\n", b"200"),
+        (b"GET /health HTTP/1.1\r\na: " + b"b" * 20_000, b""),
+    ],
+)
+def test_whatever_is_asked_is_answered_or_hung_up_on(server: MetricsServer, said: bytes, status: bytes) -> None:
+    """And the next one is served."""
+    with connected(server) as connection:
+        connection.sendall(said)
+        answer = b""
+        with suppress(ConnectionResetError):
+            while part := connection.recv(4096):
+                answer += part
+
+    assert answer[9:12] == status
+    assert get(f"{server.url}/health") == (200, "")

@@ -113,7 +113,7 @@ class LateRunner:
 class AnyToken:
     """A constraint that forbids nothing and answers at once, so its row misses the step that its token is in flight in."""
 
-    complete, error = False, None
+    complete, error, internal = False, None, False
 
     def __init__(self, vocab_size=VOCAB_SIZE):
         self.mask = np.full(mask_words(vocab_size), -1, np.int32)
@@ -122,6 +122,8 @@ class AnyToken:
 
     def hear(self):
         return True
+
+    def suspend(self): ...
 
     def close(self): ...
 

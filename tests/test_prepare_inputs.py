@@ -1,6 +1,7 @@
 """From what a client asked to a Sequence, or to a refusal that says why."""
 
 import queue
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -12,10 +13,10 @@ from driver.errors import Overloaded
 from driver.messages import Admit
 from driver.open_requests import OpenRequest, OpenRequests
 from driver.prepare_inputs import PrepareInputs
-from driver.request import ActiveRequest, ReturnSample
+from driver.request import ActiveRequest, ReturnSample, TokenizerRequest
 from driver.safe_thread import SafeThread
 from engine.config import ServingLimits
-from engine.sampling_params import MAX_SEED
+from engine.request_limits import MAX_PROMPT_LOGPROBS, MAX_SEED
 from engine.sequence import Sequence
 
 LIMITS = ServingLimits(max_model_len=32, vocab_size=VOCAB_SIZE, eos_token_ids=(EOS,), page_size=4)
@@ -24,16 +25,31 @@ LIMITS = ServingLimits(max_model_len=32, vocab_size=VOCAB_SIZE, eos_token_ids=(E
 class Stage:
     """A running PrepareInputs; Admits and samples both end up in ``outcomes``."""
 
-    def __init__(self, *, max_queued: int = 8, started: bool = True) -> None:
+    def __init__(self, *, max_queued: int = 8, started: bool = True, tokenizer: FakeTokenizer | None = None) -> None:
         self.outcomes: queue.SimpleQueue[Admit | ReturnSample] = queue.SimpleQueue()
         self.to_compile: queue.SimpleQueue[Admit] = queue.SimpleQueue()
         self.open_requests = OpenRequests()
         self.stage = PrepareInputs(
-            FakeTokenizer(), LIMITS, self.open_requests, self.outcomes.put, max_queued, self.to_compile.put
+            tokenizer or FakeTokenizer(),
+            LIMITS,
+            self.open_requests,
+            self.outcomes.put,
+            max_queued,
+            self.to_compile.put,
         )
-        self.thread = SafeThread("prepare", self.stage.run, on_death=lambda *_: None)
+        self.threads = [SafeThread("prepare", run, on_death=lambda *_: None) for run in self.stage.runs]
         if started:
-            self.thread.start()
+            self.start()
+
+    def start(self) -> None:
+        """Starts its threads."""
+        for thread in self.threads:
+            thread.start()
+
+    def stop(self) -> None:
+        """Ends its threads, of which none has died."""
+        self.stage.close()
+        assert all(thread.join(timeout=30) and thread.error is None for thread in self.threads)
 
     def submit(self, request_id: str = "a", **fields: Any) -> OpenRequest:
         """Queues a request."""
@@ -57,13 +73,42 @@ class Stage:
         return outcome.error.message
 
 
+class HoldingTokenizer(FakeTokenizer):
+    """Texts that begin with "hold" it encodes when it is let; of how long they are it says nothing before."""
+
+    def __init__(self) -> None:
+        self.held: queue.SimpleQueue[str] = queue.SimpleQueue()
+        self.let_go = threading.Semaphore(0)
+
+    def least_tokens(self, text: str) -> int:
+        del text
+        return 0
+
+    def encode(self, text: str) -> list[int]:
+        if text.startswith("hold"):
+            self.held.put(text)
+            assert self.let_go.acquire(timeout=30)
+        if text == "break":
+            raise RuntimeError("cannot encode")
+        return super().encode(text)[:9]
+
+
+@pytest.fixture
+def holding() -> Iterator[tuple[Stage, HoldingTokenizer]]:
+    """A stage whose tokenizer holds texts, not started; all are let go at the end."""
+    tokenizer = HoldingTokenizer()
+    stage = Stage(started=False, tokenizer=tokenizer)
+    yield stage, tokenizer
+    tokenizer.let_go.release(100)
+    stage.stop()
+
+
 @pytest.fixture
 def stage() -> Iterator[Stage]:
     """A stage that is stopped after the test."""
     running = Stage()
     yield running
-    running.stage.close()
-    assert running.thread.join(timeout=30) and running.thread.error is None
+    running.stop()
 
 
 def test_text_becomes_a_sequence(stage: Stage) -> None:
@@ -135,7 +180,9 @@ def test_a_seed_is_drawn_for_who_gives_none(stage: Stage) -> None:
         ({"messages": []}, "at least one message"),
         ({"prompt": 5}, "prompt must be a string or a list of token ids, not int"),
         ({"prompt": "x" * 32}, "the prompt has 32 tokens, but a request may hold 32 tokens here"),
-        ({"prompt": "x" * 99}, "the prompt has 99 tokens"),
+        ({"prompt": "x" * 99}, "the prompt has at least 99 tokens, but a request may hold 32 tokens here"),
+        ({"prompt": [1] * 33}, "the prompt has 33 tokens"),
+        ({"messages": [{"role": "user", "content": "x" * 99}]}, "the prompt has at least 117 tokens"),
         ({"prompt": [1, VOCAB_SIZE]}, "prompt[1] must be a token id from 0 to 256, not 257"),
         ({"prompt": [-1]}, "prompt[0] must be a token id from 0 to 256, not -1"),
         ({"prompt": [True]}, "prompt[0] must be a token id from 0 to 256, not True"),
@@ -155,6 +202,7 @@ def test_a_bad_prompt_is_refused(stage: Stage, fields: dict[str, Any], complaint
         ({"grammar": "x"}, "unknown parameter 'grammar': there are n, max_tokens"),
         ({"logit_biases": {}}, "unknown parameter 'logit_biases': did you mean 'logit_bias'?"),
         ({3: 4}, "unknown parameter 3"),
+        ({"stop_regex": "a"}, "unknown parameter 'stop_regex'"),
         ({"max_tokens": 0}, "max_tokens must be at least 1, not 0"),
         ({"max_tokens": -5}, "max_tokens must be at least 1, not -5"),
         ({"max_tokens": "3"}, "max_tokens: expected int | null, got str"),
@@ -192,12 +240,7 @@ def test_a_bad_prompt_is_refused(stage: Stage, fields: dict[str, Any], complaint
         ({"logprobs": 21}, "logprobs must be from 0 to 20, not 21"),
         ({"prompt_logprobs": -1}, "prompt_logprobs must be from 0 to 20, not -1"),
         ({"timeout_s": 0}, "timeout_s must be above 0 and at most 86400 seconds, not 0"),
-        ({"stop_regex": "(a"}, "stop_regex: '(a' is no regular expression: missing )"),
-        ({"stop_regex": "a*"}, "stop_regex: 'a*' matches the empty text"),
-        ({"stop_regex": "^a"}, "stop_regex: '^a' has at, which a stop_regex cannot have"),
-        ({"stop_regex": r"(a)\1"}, "has groupref, which a stop_regex cannot have"),
-        ({"stop_regex": "((a{99}){99}){99}"}, "is too large: an automaton for it has more than 512 states"),
-        ({"stop_regex": "a", "detokenize": False}, "stop_regex must be left out where detokenize is false"),
+        ({"stop": "a", "detokenize": False}, "stop must be left out where detokenize is false"),
         ({"repetition_detection": {"max_pattern_size": 0}}, "repetition_detection.max_pattern_size must be from 1 to"),
         (
             {"repetition_detection": {"max_pattern_size": 2, "min_pattern_size": 3}},
@@ -231,12 +274,102 @@ def test_a_request_aborted_in_the_queue_is_not_prepared() -> None:
     stage = Stage(started=False)
     stage.submit(prompt="x").aborted = True
 
-    stage.thread.start()
+    stage.start()
     sample = stage.outcomes.get(timeout=30)
-    stage.stage.close()
+    stage.stop()
 
     assert isinstance(sample, ReturnSample) and sample.finish_reason == "abort"
-    assert stage.thread.join(timeout=30) and len(stage.open_requests) == 0
+    assert len(stage.open_requests) == 0
+
+
+def admitted(stage: Stage, count: int) -> list[str]:
+    """The ids of the next requests to be admitted."""
+    outcomes = [stage.outcomes.get(timeout=30) for _ in range(count)]
+    assert all(isinstance(outcome, Admit) for outcome in outcomes)
+    return [outcome.opened.request.request_id for outcome in outcomes if isinstance(outcome, Admit)]
+
+
+def test_a_giant_prompt_holds_up_nobody(holding: tuple[Stage, HoldingTokenizer]) -> None:
+    """While texts of megabytes are encoded, shorter ones of the same client and of others go by; those likewise."""
+    stage, tokenizer = holding
+    stage.start()
+    for name in ("a", "b"):
+        stage.submit(f"giant {name}", prompt="hold" * 40_000, client=name)
+    tokenizer.held.get(timeout=30)
+    stage.submit("long c", prompt="x" * 10_000, client="c")
+
+    assert admitted(stage, 1) == ["long c"]
+    stage.submit("long a", prompt="hold" * 3000, client="a")
+    tokenizer.held.get(timeout=30)
+    stage.submit("short a", prompt="x", client="a")
+    stage.submit("short d", prompt="x", client="d")
+    assert set(admitted(stage, 2)) == {"short a", "short d"}
+    tokenizer.let_go.release(3)
+    assert set(admitted(stage, 3)) == {"giant a", "giant b", "long a"}
+
+
+def test_many_requests_of_a_client_hold_up_no_other(holding: tuple[Stage, HoldingTokenizer]) -> None:
+    """They take turns, and of one client one is prepared at a time, in the order of arrival."""
+    stage, tokenizer = holding
+    for number in range(4):
+        stage.submit(f"a{number}", prompt=f"hold {number}", client="a")
+    stage.submit("b0", prompt="x", client="b")
+    stage.start()
+
+    assert admitted(stage, 1) == ["b0"]
+    tokenizer.let_go.release(4)
+    assert admitted(stage, 4) == ["a0", "a1", "a2", "a3"]
+
+
+def test_an_abort_in_the_queue_is_honoured_at_once(holding: tuple[Stage, HoldingTokenizer]) -> None:
+    """Without a thread to come by: of a request, and of what asks the tokenizer; not of what is in a thread's hands."""
+    stage, tokenizer = holding
+    held = stage.submit("held", prompt="hold", client="a")
+    stage.start()
+    tokenizer.held.get(timeout=30)
+    queued = stage.submit("queued", prompt="hold", client="a")
+    asked = TokenizerRequest(request_id="asked", channel=stage.outcomes, prompt="hold", client="a")
+    stage.stage.submit(asked)
+
+    withdrawn = [stage.stage.withdraw(queued), stage.stage.withdraw_tokenizer_request("asked")]
+
+    assert withdrawn == [True, True] and stage.stage.num_queued == 0
+    ends = [stage.outcomes.get_nowait(), stage.outcomes.get_nowait()]
+    assert [end.finish_reason for end in ends if isinstance(end, ReturnSample)] == ["abort", "abort"]
+    assert not stage.stage.withdraw(held) and not stage.stage.withdraw_tokenizer_request("asked")
+
+
+def test_what_one_request_raises_ends_that_request_alone(holding: tuple[Stage, HoldingTokenizer]) -> None:
+    """It hears "internal", as does who asks the tokenizer, and the next one is admitted."""
+    stage, _ = holding
+    stage.start()
+    stage.submit("a", prompt="break")
+    stage.stage.submit(TokenizerRequest(request_id="b", channel=stage.outcomes, prompt="break"))
+
+    ends = [stage.outcomes.get(timeout=30), stage.outcomes.get(timeout=30)]
+    stage.submit("c", prompt="x")
+
+    assert [end.error.code for end in ends if isinstance(end, ReturnSample) and end.error] == ["internal"] * 2
+    assert admitted(stage, 1) == ["c"]
+
+
+def test_many_log_probabilities_of_a_long_prompt_are_refused() -> None:
+    """Their number is the prompt's length times one more than are asked for of each."""
+    limits = ServingLimits(max_model_len=20_000, vocab_size=VOCAB_SIZE, eos_token_ids=(EOS,))
+    outcomes: queue.SimpleQueue[Admit | ReturnSample] = queue.SimpleQueue()
+    requests = OpenRequests()
+    prepare = PrepareInputs(FakeTokenizer(), limits, requests, outcomes.put, 8, outcomes.put)
+    most = MAX_PROMPT_LOGPROBS // 21
+
+    for name, length in (("fits", most), ("too many", most + 1)):
+        asked = ActiveRequest(
+            request_id=name, channel=outcomes, prompt=[1] * length, params={"prompt_logprobs": 20, "max_tokens": 1}
+        )
+        prepare.stage.work(requests.add(asked))
+
+    admit, refusal = outcomes.get_nowait(), outcomes.get_nowait()
+    assert isinstance(admit, Admit) and isinstance(refusal, ReturnSample) and refusal.error is not None
+    assert f"21 for each of {most + 1} tokens are more than {MAX_PROMPT_LOGPROBS}" in refusal.error.message
 
 
 def test_a_prompt_is_hashed_before_it_is_admitted(stage: Stage) -> None:

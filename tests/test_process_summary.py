@@ -14,7 +14,6 @@ from driver.process_summary import ProcessSummary
 from driver.request import ActiveRequest, Logprob, QueueChannel, RequestError, ReturnSample, Usage
 from driver.request_metrics import RequestMetrics
 from driver.safe_thread import SafeThread
-from driver.stop_regex import StopRegex
 from engine.sampling_params import RepetitionDetection, SamplingParams
 from engine.sequence import Sequence, SequenceOutput, TokenLogprobs
 
@@ -36,12 +35,11 @@ class Stage:
         request = self.open_requests.add(ActiveRequest(request_id=request_id, channel=self.heard))
         asked = SamplingParams(stop=list(stops), **params)
         request.num_samples = asked.n
-        regexes = [StopRegex(pattern) for pattern in asked.stop_regexes]
         sequences = [
             Sequence(sequence_id, list(prompt.encode()), asked, frozenset(), max_tokens=50, seed=0)
             for sequence_id in request.sequence_ids
         ]
-        self.summaries.put(Opened(request, sequences, list(prompt.encode()), len(prompt), asked, regexes))
+        self.summaries.put(Opened(request, sequences, list(prompt.encode()), len(prompt), asked))
         return request.sequence_id
 
     def land(self, sequence_id: str, tokens: bytes | list[int], finish_reason: str | None = None) -> None:
@@ -179,22 +177,9 @@ def test_include_stop_str_in_output_shows_what_ended_it(stage: Stage, include: b
     assert stage.next().text == ("hi<end>" if include else "hi")
 
 
-def test_a_stop_regex_ends_the_request_where_a_match_is_complete(stage: Stage) -> None:
-    """What may become a match is held back; the text ends before it."""
-    sequence = stage.open(stop_regex=[r"\d+\.", "zz"])
-
-    stage.land(sequence, b"a1")
-    stage.land(sequence, b"2b3")
-    stage.land(sequence, b"4.5")
-
-    assert [stage.next().text for _ in range(2)] == ["a", "12b"]
-    assert stage.heard.get(timeout=30) == Finished(sequence)
-    assert (last := stage.next()).finish_reason == "stop" and last.text == "" and last.token_ids == list(b"4.")
-
-
 def test_min_tokens_holds_back_every_kind_of_stop(stage: Stage) -> None:
-    """Stop strings, patterns and loops are not looked for before min_tokens tokens."""
-    stage.land(stage.open(stops=("a",), stop_regex="a", min_tokens=3), b"aaxa", "length")
+    """Stop strings and loops are not looked for before min_tokens tokens."""
+    stage.land(stage.open(stops=("a",), min_tokens=3), b"aaxa", "length")
     loop = RepetitionDetection(max_pattern_size=1)
     stage.land(stage.open("b", repetition_detection=loop, min_tokens=5), b"aaaaaa")
 

@@ -13,8 +13,8 @@ from raw_client import PATIENCE
 
 from driver.errors import DriverError
 from driver.request import ActiveRequest
+from engine.request_limits import MAX_MESSAGE_BYTES
 from ipc.addresses import control_address
-from ipc.frames import MAX_MESSAGE_BYTES
 from ipc.messages import (
     CREDITS,
     PING_INTERVAL,
@@ -54,13 +54,15 @@ def frames(conversation: str) -> Iterator[tuple[str, bytes]]:
 
 
 @pytest.mark.parametrize(("socket", "conversation"), CONVERSATIONS)
-def test_the_conversations_are_what_a_server_says(tmp_path: Path, socket: str, conversation: str) -> None:
-    """Byte by byte, for a client that calls itself "demo"."""
+def test_the_conversations_are_what_a_server_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, socket: str, conversation: str
+) -> None:
+    """Byte by byte, for a client that the daemon calls "64656d6f"."""
     address = f"ipc://{tmp_path}/o.sock"
+    monkeypatch.setattr("ipc.peers.new_identity", lambda: bytes.fromhex("64656d6f"))
     with serving(address, TalkingDriver()):
         context = zmq.Context()
         dealer = context.socket(zmq.DEALER)
-        dealer.setsockopt(zmq.ROUTING_ID, b"demo")
         dealer.connect(address if socket == "work" else control_address(address))
         for speaker, frame in frames(conversation):
             if speaker == "C":

@@ -115,7 +115,6 @@ def asker() -> Iterator[Asker]:
         ("one END two", {"stop": ["END", "D t"]}),
         ("one END two", {"stop": "END", "include_stop_str_in_output": True}),
         ("one END two", {"stop": "END", "min_tokens": 9, "max_tokens": 30}),
-        ("ab12 c345 d", {"stop_regex": "[0-9]{3}"}),
         ("abcab", {"repetition_detection": {"max_pattern_size": 4, "min_count": 2}}),
         ("no text", {"detokenize": False, "stop_token_ids": [ord("x")]}),
         ("abc", {"n": 3}),

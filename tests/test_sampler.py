@@ -11,9 +11,12 @@ from engine import sampler
 from engine.sampler import SamplingRows, SamplingVariant, argmax
 from engine.truncation import TOP
 
+VOCABULARIES = {"Llama 3": 128_256, "Qwen 2": 152_064}
+
 KEY = jax.random.key(0)
 sample = jax.jit(sampler.sample, static_argnums=3)
 weigh = jax.jit(sampler.weigh, static_argnums=2)
+choose = jax.jit(jax.vmap(sampler.choose, in_axes=(None, 1)))
 
 
 def build_rows(count, *, temperature=1.0, top_k=0, top_p=1.0, min_p=0.0, seeds=None, positions=None):
@@ -127,6 +130,54 @@ def test_the_smallest_temperatures_draw_the_best_token(variant):
     ids = sample(logits, build_rows(60, temperature=temperature, **truncation), KEY, variant)
 
     assert ids.tolist() == jnp.argmax(logits, axis=-1).tolist()
+
+
+def numbers_near_boundaries(weights):
+    """Of the numbers that a uniform draw can be, those where a sum up to some place of f32[rows, n] is the share; f32[rows, m]."""
+    sums = np.asarray(jax.jit(lambda weights: jnp.cumsum(weights, axis=-1))(weights), np.float64)
+    steps = np.round(sums / sums[:, -1:] * 2**23)[..., None] + np.arange(-2, 3)
+    return (np.clip(steps, 0, 2**23 - 1) / 2**23).reshape(len(weights), -1).astype(np.float32)
+
+
+@pytest.mark.parametrize("vocab", VOCABULARIES.values(), ids=VOCABULARIES)
+@pytest.mark.parametrize("share_of_zeros", [0.3, 0.7, 0.99])
+def test_what_is_drawn_has_a_weight(vocab, share_of_zeros):
+    """However a sum over many places rounds: also the numbers that lie as close to a boundary as a draw can."""
+    rng, blocks = np.random.default_rng(vocab), -(-vocab // sampler.BLOCK)
+    weights = np.exp(rng.normal(0, 3, (8, blocks))).astype(np.float32)
+    weights[rng.random(weights.shape) < share_of_zeros] = 0
+    weights[:, -1], weights[:, blocks // 2] = 0, 1
+    weights[0], weights[1] = np.eye(2, blocks, dtype=np.float32)[0], np.eye(1, blocks, blocks - 1, dtype=np.float32)[0]
+
+    places = np.asarray(choose(weights, numbers_near_boundaries(weights)))
+
+    assert (weights[np.arange(8), places] > 0).all()
+
+
+def test_a_draw_next_to_a_boundary_is_among_the_top_k():
+    """Of 128,256 tokens and top_k=20, one seed and position once drew a token that top_k had cut."""
+    logits = jnp.asarray(
+        (np.random.default_rng(1).normal(size=(45, VOCABULARIES["Llama 3"]))[44:] * 3).astype(np.float32)
+    )
+    rows = build_rows(1, top_k=20, seeds=1, positions=2607)
+
+    drawn = int(sample(logits, rows, KEY, SamplingVariant.TRUNCATED)[0])
+
+    assert drawn in jax.lax.top_k(logits[0], 20)[1].tolist()
+
+
+@pytest.mark.parametrize("place", [0, 127, 128, 299])
+@pytest.mark.parametrize(
+    "truncation", [{"top_k": 1}, {"top_p": 1e-46}, {"top_p": 1e-7}, {"min_p": 1}, {"temperature": 1e-40}]
+)
+def test_a_token_that_alone_has_a_weight_is_drawn(place, truncation):
+    """Wherever it lies, and however narrow the parameters are."""
+    logits = build_logits(vocab=300).at[:, place].set(20)
+    rows = build_rows(50, seeds=np.arange(50), **truncation)
+
+    drawn = sample(jnp.repeat(logits, 50, axis=0), rows, KEY, SamplingVariant.TRUNCATED)
+
+    assert set(drawn.tolist()) == {place}
 
 
 @pytest.mark.parametrize("variant", [SamplingVariant.TEMPERATURE, SamplingVariant.TRUNCATED])

@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from queue import SimpleQueue
 
 import pytest
 from fake_driver import PATIENCE, FakeDriver, FakeStatus, serving
@@ -111,9 +112,9 @@ def test_a_whole_life_is_told(notices: Notices, tmp_path: Path, monkeypatch: pyt
 def test_the_watchdog_hears_nothing_while_nothing_gets_done(notices: Notices, monkeypatch: pytest.MonkeyPatch) -> None:
     """A thread that still runs is not enough; when steps land again, it is told again."""
     monkeypatch.setenv("WATCHDOG_USEC", str(round(INTERVAL * 1e6)))
-    stalled = iter([0.0, INTERVAL, 100.0, 0.0])
+    stalled = iter([0.0, INTERVAL, 50.0, 0.0])
     failures: list[str] = []
-    watchdog = Watchdog(lambda: next(stalled), failures.append)
+    watchdog = Watchdog(lambda: {"control": 0.0, "summary": next(stalled)}, pytest.fail, failures.append, Ticks())
 
     watchdog.start()
     notices.until("WATCHDOG=1")
@@ -124,6 +125,55 @@ def test_the_watchdog_hears_nothing_while_nothing_gets_done(notices: Notices, mo
 
     assert notices.waiting() == []
     assert failures == ["the watchdog thread died of StopIteration: "]
+
+
+class Ticks:
+    """A clock by which every look is in time, but those after which the whole process was ``frozen`` for a while."""
+
+    def __init__(self, frozen_after: int = 0, frozen: float = 0.0) -> None:
+        self._now, self._count, self._frozen_after, self._frozen = 100.0, 0, frozen_after, frozen
+
+    def __call__(self) -> float:
+        self._count += 1
+        self._now += INTERVAL / 2 + (self._frozen if self._count == self._frozen_after + 1 else 0.0)
+        return self._now
+
+
+@pytest.mark.parametrize(
+    ("busy", "hung"),
+    [
+        ([{"summary": 59.0}, {"summary": 60.0}], ("summary", 60.0)),
+        ([{"prepare": 299.0, "summary": 59.0}, {"prepare": 300.0}], ("prepare", 300.0)),
+        ([{"control": 1.0}, {"execution": 61.0, "prepare": 200.0}], ("execution", 61.0)),
+    ],
+)
+def test_a_stage_that_hangs_is_told_once(
+    monkeypatch: pytest.MonkeyPatch, busy: list[dict[str, float]], hung: tuple[str, float]
+) -> None:
+    """Of a minute with one thing, or of five where a long text may be all that is the matter; then nobody looks on."""
+    monkeypatch.setenv("WATCHDOG_USEC", str(round(INTERVAL * 1e6)))
+    told: SimpleQueue[tuple[str, float]] = SimpleQueue()
+    looks = iter(busy)
+    watchdog = Watchdog(lambda: next(looks), lambda *what: told.put(what), pytest.fail, Ticks())
+
+    watchdog.start()
+
+    assert told.get(timeout=PATIENCE) == hung
+    watchdog.stop()
+    assert told.empty() and next(looks, None) is None
+
+
+def test_a_freeze_of_the_whole_process_is_no_stages_fault(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was in its hands all the while counts from the thaw."""
+    monkeypatch.setenv("WATCHDOG_USEC", str(round(INTERVAL * 1e6)))
+    looks = iter([{"summary": 0.0}, {"summary": 1000.0}, {"summary": 1000.0 + INTERVAL}])
+    failures: SimpleQueue[str] = SimpleQueue()
+    watchdog = Watchdog(lambda: next(looks), pytest.fail, failures.put, Ticks(frozen_after=1, frozen=1000.0))
+
+    watchdog.start()
+
+    assert failures.get(timeout=PATIENCE) == "the watchdog thread died of StopIteration: "
+    watchdog.stop()
 
 
 @pytest.mark.parametrize(
@@ -198,7 +248,7 @@ def test_a_daemon_without_progress_is_not_healthy(tmp_path: Path) -> None:
         thread.submit(look)
         daemon.run()
 
-    assert heard == ["starting", None, "nothing has got done for 61 s"]
+    assert heard == ["starting", None, "nothing has got done in the execution stage for 61 s"]
 
 
 def test_a_socket_thread_that_hangs_is_noticed(tmp_path: Path) -> None:
@@ -216,11 +266,11 @@ def test_a_socket_thread_that_hangs_is_noticed(tmp_path: Path) -> None:
         with ControlClient(address) as control:
             asked = thread.submit(control.status)
             assert hanging.wait(PATIENCE)
-            server.seconds_unheard()
-            silences = [server.seconds_unheard() for _ in range(3)]
+            server.stages()
+            silences = [server.stages()["control"] for _ in range(3)]
             released.set()
             asked.result()
-        while server.seconds_unheard() > 0:
+        while server.stages()["control"] > 0:
             time.sleep(INTERVAL)
 
     assert silences == sorted(silences) and silences[0] > 0

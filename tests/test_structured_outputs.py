@@ -1,6 +1,7 @@
 """Structured outputs from request to text: real threads, processes and engine, and models with random weights."""
 
 import json
+import os
 import random
 import re
 from collections.abc import Iterator
@@ -9,6 +10,7 @@ from queue import SimpleQueue
 from typing import Any
 
 import jsonschema
+import psutil
 import pytest
 from checkpoints import build_checkpoint
 from random_grammars import random_regex, random_schema
@@ -259,6 +261,41 @@ def test_a_form_that_breaks_its_process_ends_alone(served: Served) -> None:
 
     assert "cannot be compiled within 5 seconds" in served.refusal({"grammar": deep})
     assert whole(going_on)[1] in ("stop", "length")
+
+
+def test_samples_share_a_grammar_that_is_compiled_once(served: Served) -> None:
+    """However many there are, and whoever asks for it again."""
+    before = served.driver._grammars.num_compiled
+
+    channels = [served.submit({"regex": "[a-y]{3}"}, n=64, temperature=1) for _ in range(2)]
+
+    for channel in channels:
+        samples = [channel.get(timeout=60)]
+        while sum(sample.finish_reason is not None for sample in samples) < 64:
+            samples.append(channel.get(timeout=60))
+        texts = ["".join(sample.text for sample in samples if sample.index == index) for index in range(64)]
+        assert all(re.fullmatch("[a-y]{3}", text) for text in texts), samples[-1].error
+    assert served.driver._grammars.num_compiled == before + 1
+
+
+def test_processes_that_are_killed_change_no_text(served: Served) -> None:
+    """Whoever kills them: each request that was followed in one has the text that it has undisturbed."""
+    forms = [{"regex": "[a-z ]{60}"}, {"json": {"type": "array", "minItems": 40}}, {"regex": "([0-9]{3} ){20}"}] * 2
+
+    def ask(index: int) -> "SimpleQueue[ReturnSample]":
+        return served.submit(forms[index], seed=index, temperature=index % 2, max_tokens=60)
+
+    undisturbed = [whole(ask(index)) for index in range(len(forms))]
+    channels = [ask(index) for index in range(len(forms))]
+    killed = 0
+    while killed < 3 and any(channel.qsize() < 50 for channel in channels):
+        seen = sum(channel.qsize() for channel in channels)
+        for process in psutil.Process().children(recursive=True):
+            if seen > 12 * killed + 12 and process.ppid() != os.getpid():
+                process.kill()
+        killed += seen > 12 * killed + 12
+
+    assert [whole(channel) for channel in channels] == undisturbed and killed
 
 
 def test_a_form_that_gets_too_hard_is_an_error_there(served: Served) -> None:

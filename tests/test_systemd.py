@@ -1,5 +1,6 @@
 """The service under a real systemd, with all of its hardening: minutes, and for root on a machine that has systemd."""
 
+import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -7,11 +8,14 @@ from pathlib import Path
 import pytest
 from systemd_machine import PATIENCE, Machine, possible
 
-from ipc.service_unit import render
+from ipc.addresses import SERVICE
+from ipc.service_unit import USER, USERS, render
 
 pytestmark = [pytest.mark.exhaustive]
 
-CONFIG = 'bind = "tcp://127.0.0.1:5555"\nmax_num_seqs = 4\nmax_num_batched_tokens = 16\nmax_model_len = 64\n'
+CONFIG = (
+    f'bind = "{SERVICE}"\nsocket_access = "group"\nmax_num_seqs = 4\nmax_num_batched_tokens = 16\nmax_model_len = 64\n'
+)
 WATCHDOG = 5
 
 
@@ -58,6 +62,35 @@ def test_the_service_lives_as_its_unit_says(machine: Machine) -> None:
 
     assert machine.run("systemctl", "stop", "odriver").returncode == 0
     assert (machine.show("ActiveState"), machine.show("Result")) == ("inactive", "success")
+
+
+def test_the_socket_is_for_the_group_and_control_for_root(machine: Machine) -> None:
+    """A member asks and may not steer, anybody else does not get in; what root drains ends in order, and for good."""
+    machine.run("mkdir", "-p", str(USERS.parent))
+    assert machine.run("sh", "-c", f"echo '{USER}' > {USERS} && systemd-sysusers {USERS.name}").returncode == 0
+    for name, groups in (("member", "odriver"), ("stranger", "")):
+        assert machine.run("useradd", "--groups", groups, name).returncode == 0
+    assert machine.run("systemctl", "start", "odriver").returncode == 0, machine.run(
+        "journalctl", "-u", "odriver"
+    ).stdout
+    assert machine.run("id", "-u", "odriver").stdout.strip() == machine.show("UID")
+
+    def as_user(name: str, *command: str) -> "subprocess.CompletedProcess[str]":
+        return machine.run(
+            "setpriv", f"--reuid={name}", f"--regid={name}", "--init-groups", "/opt/odriver/odriver", *command
+        )
+
+    assert as_user("member", "complete", "Once", "--max-tokens", "2").returncode == 0
+    assert "serving" in as_user("member", "status").stdout
+    assert "may not control the daemon" in as_user("member", "drain").stderr
+    assert "usermod -aG odriver" in as_user("stranger", "status").stderr
+    assert machine.run("/opt/odriver/odriver", "drain", "--timeout", "inf").returncode == 0
+
+    deadline = time.monotonic() + PATIENCE
+    while machine.show("ActiveState") != "inactive":
+        assert time.monotonic() < deadline, machine.show("ActiveState")
+        time.sleep(0.5)
+    assert (machine.show("Result"), machine.show("NRestarts")) == ("success", "0")
 
 
 def test_a_configuration_that_cannot_work_is_not_tried_again(machine: Machine) -> None:

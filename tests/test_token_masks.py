@@ -4,6 +4,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from engine.logit_floors import MASKED_OUT
 from engine.plan import NextIterationPlan
 from engine.sampling_params import SamplingParams
 from engine.sequence import Sequence
@@ -38,7 +39,7 @@ def test_a_constrained_row_keeps_the_logits_of_its_tokens_alone(vocab_size):
     masks = pack_masks(build_plan(None, Fixed(allowed, vocab_size), None), 4, vocab_size)
     masked = np.asarray(mask_logits(jnp.asarray(logits), jnp.asarray(masks)))
 
-    assert np.flatnonzero(masked[1] > np.finfo(np.float32).min).tolist() == allowed
+    assert np.flatnonzero(masked[1] > MASKED_OUT).tolist() == allowed
     assert np.array_equal(masked[1][allowed], logits[1][allowed])
     assert np.array_equal(masked[[0, 2, 3]], logits[[0, 2, 3]])
 

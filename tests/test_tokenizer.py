@@ -10,6 +10,7 @@ from tokenizer_files import CHAT_TEMPLATE, TOOL_TEMPLATE, build_byte_level, writ
 
 from driver.chat import checked_chat
 from driver.errors import InvalidRequest
+from driver.tokenization import text_token_ids
 from driver.tokenizer import HuggingFaceTokenizer
 from engine.errors import ConfigurationError
 
@@ -54,12 +55,10 @@ def test_special_tokens_are_no_text(tokenizer: HuggingFaceTokenizer) -> None:
 
 
 def test_a_chat_goes_through_the_template(tokenizer: HuggingFaceTokenizer) -> None:
-    """The ids of a conversation are those of the rendered template, up to where the assistant speaks."""
+    """A conversation is the rendered template, up to where the assistant speaks."""
     chat = checked_chat([message("user", "hi"), message("assistant", "ho"), message("user", "?")])
 
-    token_ids = tokenizer.apply_chat_template(chat)
-
-    assert token_ids == tokenizer.encode("<|user|>hi<|end|><|assistant|>ho<|end|><|user|>?<|end|><|assistant|>")
+    assert tokenizer.render(chat) == "<|user|>hi<|end|><|assistant|>ho<|end|><|user|>?<|end|><|assistant|>"
 
 
 def test_a_chat_may_end_otherwise(tokenizer: HuggingFaceTokenizer) -> None:
@@ -69,9 +68,9 @@ def test_a_chat_may_end_otherwise(tokenizer: HuggingFaceTokenizer) -> None:
 
     for switches, text in (({}, chat), ({"continue_final_message": True}, open_end)):
         checked = checked_chat(messages, template_kwargs={"add_generation_prompt": False, **switches})
-        assert tokenizer.apply_chat_template(checked) == tokenizer.encode(text)
+        assert tokenizer.render(checked) == text
     with pytest.raises(InvalidRequest, match="refuses these messages"):
-        tokenizer.apply_chat_template(checked_chat(messages, template_kwargs={"continue_final_message": True}))
+        tokenizer.render(checked_chat(messages, template_kwargs={"continue_final_message": True}))
     assert tokenizer.info()["chat_template"] == CHAT_TEMPLATE
 
 
@@ -100,7 +99,7 @@ def test_a_chat_may_end_otherwise(tokenizer: HuggingFaceTokenizer) -> None:
 def test_bad_messages_are_the_clients(tokenizer: HuggingFaceTokenizer, messages: Any, complaint: str) -> None:
     """Messages that are none, or that the template refuses or would not show, are refused by name."""
     with pytest.raises(InvalidRequest) as error:
-        tokenizer.apply_chat_template(checked_chat(messages))
+        tokenizer.render(checked_chat(messages))
 
     assert complaint in str(error.value)
 
@@ -120,7 +119,7 @@ def test_what_the_template_would_ignore_is_refused(
 ) -> None:
     """Tools and switches that a template has no word of, and what is not its own to be told."""
     with pytest.raises(InvalidRequest) as error:
-        tokenizer.apply_chat_template(checked_chat([message()], tools, template_kwargs))
+        tokenizer.render(checked_chat([message()], tools, template_kwargs))
 
     assert complaint in str(error.value)
 
@@ -132,17 +131,17 @@ def test_tools_and_calls_reach_the_template(tmp_path: Path) -> None:
     call = {"id": "1", "type": "function", "function": {"name": "add", "arguments": '{"a": 1}'}}
     messages = [message(), calling([call]), message("tool", "7") | {"tool_call_id": "1"}]
 
-    token_ids = tokenizer.apply_chat_template(checked_chat(messages, tools, {"enable_thinking": False}))
+    text = tokenizer.render(checked_chat(messages, tools, {"enable_thinking": False}))
 
     rendered = 'add<|user|>hi<|end|><|assistant|><tool_call>\n{"name": "add", "arguments": {"a": 1}}\n'
     rendered += "</tool_call><|end|><|tool|>7<|end|><|assistant|><think>\n\n</think>\n\n"
-    assert tokenizer.decode(token_ids, skip_special_tokens=False) == rendered
+    assert text == rendered
 
 
 def test_half_a_surrogate_pair_is_the_clients(tokenizer: HuggingFaceTokenizer) -> None:
     """A prompt that no UTF-8 can carry is refused, with the place."""
     with pytest.raises(InvalidRequest, match="character 2"):
-        tokenizer.encode("ab\ud83d")
+        text_token_ids("the prompt", "ab\ud83d", tokenizer.encode, tokenizer, most=9)
 
 
 def test_a_model_without_chat_template_refuses_messages(tmp_path: Path) -> None:
@@ -150,7 +149,7 @@ def test_a_model_without_chat_template_refuses_messages(tmp_path: Path) -> None:
     tokenizer = HuggingFaceTokenizer(write_tokenizer(tmp_path, build_byte_level(), chat_template=None))
 
     with pytest.raises(InvalidRequest, match="no chat template: send a prompt"):
-        tokenizer.apply_chat_template(checked_chat([message()]))
+        tokenizer.render(checked_chat([message()]))
 
 
 def test_a_directory_without_tokenizer_is_a_configuration_error(tmp_path: Path) -> None:

@@ -50,10 +50,19 @@ def test_rates_are_of_what_happened_in_between() -> None:
 
 def test_what_should_not_be_is_said() -> None:
     """A compilation while serving, and a step that does not land."""
-    text = shown(build_status(), build_status(compilations_after_ready=1, seconds_since_progress=9.0))
+    text = shown(build_status(), build_status(compilations_after_ready=1, stages={"prepare": 0.0, "execution": 9.0}))
 
     assert "1 compilations after READY" in text
-    assert "no step has landed for 9 s" in text
+    assert "nothing has got done in the execution stage for 9 s" in text
+
+
+def test_no_name_is_markup() -> None:
+    """Neither a model's nor a client's, and neither moves the cursor."""
+    text = shown(
+        build_status(), build_status(model="[bold]m\x1b[2J", requests_by_client={"[red]c\n\x1b]0;x\x07": (1, 0)})
+    )
+
+    assert r"[bold]m\x1b[2J" in text and r"[red]c\n\x1b]0;x\x07" in text and "\x1b" not in text
 
 
 def test_once_prints_and_ends() -> None:

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine import truncation
-from engine.sampler import REMOVED
+from engine.logit_floors import REMOVED
 from engine.truncation import keeps
 
 VOCAB = 40

@@ -7,10 +7,10 @@ from engine.sequence import Sequence
 from engine.waiting_queue import REMEMBERED, REMEMBERED_LEVELS, WaitingQueue
 
 
-def build_sequence(request_id: str, client: str = "", priority: int = 0, prompt: int = 10) -> Sequence:
+def build_sequence(request_id: str, client: str = "", priority: int = 0, prompt: int = 10, user: str = "") -> Sequence:
     """One of that client."""
     params = SamplingParams(priority=priority)
-    return Sequence(request_id, [1] * prompt, params, frozenset(), max_tokens=4, seed=0, client=client)
+    return Sequence(request_id, [1] * prompt, params, frozenset(), max_tokens=4, seed=0, client=client, user=user)
 
 
 def pop(waiting: WaitingQueue) -> Sequence:
@@ -67,6 +67,32 @@ def test_a_flood_does_not_delay_who_comes_later() -> None:
 
     assert served[0] == "new 0"
     assert sum(name.startswith("new") for name in served) == 5
+
+
+def test_the_users_of_a_client_take_turns_in_its_share() -> None:
+    """One floods and another comes later; a client that has many users gets no more than one that has none."""
+    waiting = WaitingQueue()
+    for number in range(8):
+        waiting.add(build_sequence(f"hog {number}", "gateway", user="hog"))
+        waiting.add(build_sequence(f"alone {number}", "alone"))
+    for number in range(2):
+        waiting.add(build_sequence(f"late {number}", "gateway", user="late"))
+
+    served = serve(waiting, 8)
+
+    assert [name.split()[0] for name in served] == ["hog", "alone", "late", "alone"] * 2
+
+
+def test_a_user_whose_sequence_comes_back_has_its_turn_again() -> None:
+    """It goes before its client's others, and what leaves the queue otherwise costs nobody a turn."""
+    waiting = WaitingQueue()
+    for name in ("a 0", "a 1", "b 0", "b 1"):
+        waiting.add(build_sequence(name, user=name[0]))
+    first = pop(waiting)
+    waiting.remove("a 1")
+    waiting.add_preempted(first, before_all=False)
+
+    assert serve(waiting, 3) == ["a 0", "b 0", "b 1"]
 
 
 def test_weights_are_shares() -> None:
@@ -162,6 +188,21 @@ def test_who_comes_and_goes_leaves_nothing_behind() -> None:
     (level,) = waiting._levels.values()
     assert len(level._heap) < 3 * REMEMBERED
     assert serve(waiting, 2) == ["a", "b"]
+
+
+def test_users_have_the_turns_again_of_those_that_were_passed_by() -> None:
+    """Who is passed by comes back in front of its user's others, and its user in front of the client's."""
+    waiting = WaitingQueue()
+    for name in ("a1", "a2", "b1", "c1"):
+        waiting.add(build_sequence(name, user=name[0]))
+
+    for name in ("a1", "b1"):
+        head = waiting.head()
+        assert head is not None and head.request_id == name
+        waiting.pass_by(head)
+    waiting.come_back()
+
+    assert serve(waiting, 4) == ["a1", "b1", "c1", "a2"]
 
 
 def test_who_is_passed_by_comes_back_to_the_same_place() -> None:

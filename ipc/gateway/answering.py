@@ -6,7 +6,8 @@ from typing import Any
 import msgspec
 from msgspec import UNSET
 
-from engine.structured_outputs import MAX_GRAMMAR_BYTES, StructuredOutputsParams
+from engine.request_limits import MAX_GRAMMAR_BYTES
+from engine.structured_outputs import StructuredOutputsParams
 from ipc.async_client import AsyncClient
 from ipc.completion import Choice
 from ipc.gateway.daemons import Daemon

@@ -6,17 +6,19 @@ import msgspec
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
 
 from ipc.errors import ConnectFailed, ConnectionLost, OdriverError, RequestFailed
-from ipc.gateway.bodies import JSON
 from ipc.gateway.disconnect import Disconnected
 from ipc.gateway.request_id import HUNG_UP
 from ipc.openai_answers import ErrorAnswer
 from ipc.openai_format import STATUS, error_answer
 from ipc.openai_requests import BodyError
 
+JSON = "application/json"
 RETRY_AFTER = 1.0
 """Seconds after which to come again, where the daemon does not say."""
+FAULT = "the gateway failed: its log says more"
 
 _encoder = msgspec.json.Encoder()
 
@@ -28,7 +30,18 @@ def encoded(answer: msgspec.Struct) -> bytes:
 
 def json_answer(answer: msgspec.Struct, status: int = 200, headers: dict[str, str] | None = None) -> Response:
     """A body of JSON."""
-    return Response(encoded(answer), status, headers, JSON)
+    return _Whole(encoded(answer), status, headers, JSON)
+
+
+class _Whole(Response):
+    """An answer that has ended when all of it is away, so that until then it counts as held."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """As ASGI has it."""
+        del scope, receive
+        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+        await send({"type": "http.response.body", "body": self.body, "more_body": True})
+        await send({"type": "http.response.body", "body": b"", "more_body": False})  # which waits for room
 
 
 def failure(error: Exception) -> tuple[int, ErrorAnswer, float | None]:
@@ -53,7 +66,7 @@ def failure(error: Exception) -> tuple[int, ErrorAnswer, float | None]:
             why = "a number in the body is too large" if isinstance(error, OverflowError) else "it is nested too deeply"
             return 400, error_answer(f"the body is not what it should be: {why}", 400, "invalid_request"), None
         case _:
-            return 500, error_answer("the gateway failed: its log says more", 500, "internal"), None
+            return 500, error_answer(FAULT, 500, "internal"), None
     return status, error_answer(str(error), status, code), retry_after
 
 
@@ -75,6 +88,8 @@ async def answer_nobody(request: Request, error: Exception) -> Response:
 
 OF_BODIES = (BodyError, OverflowError, RecursionError)
 """The last two are for schemas and the like, which hold anything: what JSON has and no message can bear."""
-HANDLERS = dict.fromkeys((*OF_BODIES, OdriverError, HTTPException, Exception), answer_failure) | dict.fromkeys(
+HANDLERS = dict.fromkeys((*OF_BODIES, OdriverError, HTTPException), answer_failure) | dict.fromkeys(
     (Disconnected, ClientDisconnect), answer_nobody
 )
+FAULT_ANSWER = json_answer(error_answer(FAULT, 500, "internal"), 500)
+"""To whatever else is raised."""

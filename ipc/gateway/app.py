@@ -10,9 +10,10 @@ from starlette.routing import Route
 
 from ipc.gateway import openapi, page_files
 from ipc.gateway.admission import Admission
-from ipc.gateway.answers import HANDLERS
+from ipc.gateway.answers import FAULT_ANSWER, HANDLERS
 from ipc.gateway.callers import Callers
 from ipc.gateway.daemons import Daemons
+from ipc.gateway.memory import Memory
 from ipc.gateway.operations import OPERATIONS, Operation
 from ipc.gateway.request_id import RequestIds
 
@@ -28,11 +29,12 @@ def make_app(daemons: Daemons, callers: Callers) -> Starlette:
 
     app = Starlette(
         routes=[*map(_route, OPERATIONS), Route("/openapi.json", openapi.show), *page_files.ROUTES],
-        middleware=[Middleware(RequestIds)],
+        middleware=[Middleware(RequestIds, FAULT_ANSWER)],
         exception_handlers=HANDLERS,
         lifespan=lifespan,
     )
     app.state.daemons, app.state.callers = daemons, callers
+    app.state.memory = Memory()
     app.state.started_at = int(time.time())
     return app
 

@@ -17,6 +17,7 @@ from ipc.errors import ConnectFailed
 from ipc.gateway.admission import caller_of
 from ipc.gateway.callers import Caller
 from ipc.gateway.dialect import Dialect, dialect_of
+from ipc.gateway.peer_addresses import peer_of_request
 from ipc.messages import Welcome
 from ipc.openai_format import check_model
 from ipc.openai_requests import BodyError
@@ -123,7 +124,7 @@ class Daemon:
 
 
 class Reached(NamedTuple):
-    """A daemon, and a caller's connection to it."""
+    """A daemon, and a caller's connection to it, for one of those who share that: a caller, or else a peer's address."""
 
     daemon: Daemon
     client: AsyncClient
@@ -192,7 +193,8 @@ async def daemon_for(request: Request, model: str | None) -> Reached:
     """Who is to answer this request; raises as ``Daemons.serving``, and ConnectFailed where the caller's key is refused."""
     daemons: Daemons = request.app.state.daemons
     daemon = await daemons.serving(model)
-    client = daemon.client_of(caller_of(request))
+    caller = caller_of(request)
+    client = daemon.client_of(caller)
     if client is not daemon.client:
         await client.connect()
-    return Reached(daemon, client)
+    return Reached(daemon, client.on_behalf_of(caller.name or peer_of_request(request)))

@@ -5,15 +5,18 @@ dead. With the first event or comment it is too late for a status, and an error 
 """
 
 import asyncio
+import logging
 from collections.abc import AsyncGenerator
 from contextlib import aclosing, suppress
 
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from ipc.errors import ConnectionLost, OdriverError
-from ipc.gateway.answers import encoded, failure
+from ipc.errors import ConnectionLost, OdriverError, RequestFailed
+from ipc.gateway.answers import FAULT, encoded, failure
 from ipc.gateway.disconnect import Disconnected, unless_disconnected
+
+logger = logging.getLogger(__name__)
 
 PING_INTERVAL = 10.0
 """Seconds without an event after which there is a comment."""
@@ -58,11 +61,18 @@ class EventStream(Response):
                 async for events in all_events:
                     self._spoke_at = clock()
                     await self._say(send, events)
+        except Disconnected:
+            raise
         except (OdriverError, asyncio.CancelledError) as error:
             if not self._started:
                 raise
             ended = ConnectionLost("the gateway ends") if isinstance(error, asyncio.CancelledError) else error
             await self._say(send, event(encoded(failure(ended)[1])))
+        except Exception:
+            if not self._started:
+                raise
+            logger.exception("a stream has failed")
+            await self._say(send, event(encoded(failure(RequestFailed("internal", FAULT))[1])))
         await self._say(send, self._done)
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 

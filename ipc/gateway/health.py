@@ -57,7 +57,8 @@ async def _health(daemon: Daemon) -> DaemonHealth:
         return DaemonHealth(daemon.model, UNKNOWN, str(error))
     except OdriverError as error:
         return DaemonHealth(daemon.model, "unreachable", str(error))
-    stalled = status["seconds_since_progress"]
-    if stalled > PROGRESS_LIMIT:
-        return DaemonHealth(status["model"], "stalled", f"nothing has got done for {stalled:.0f} s")
+    stage, seconds = max(status["stages"].items(), key=lambda stage: stage[1])
+    if seconds > PROGRESS_LIMIT:
+        detail = f"nothing has got done in the {stage} stage for {seconds:.0f} s"
+        return DaemonHealth(status["model"], "stalled", detail)
     return DaemonHealth(status["model"], status["state"])

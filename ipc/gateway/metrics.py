@@ -1,15 +1,18 @@
 """``/metrics``: what Prometheus would be told by the daemons."""
 
 import asyncio
-import re
+from collections.abc import Iterable
 
+from prometheus_client import generate_latest
+from prometheus_client.core import Metric
+from prometheus_client.parser import text_string_to_metric_families
+from prometheus_client.registry import Collector
 from starlette.requests import Request
 from starlette.responses import Response
 
 from ipc.gateway.daemons import Daemons
 
 TEXT = "text/plain; version=0.0.4; charset=utf-8"
-_SAMPLE = re.compile(r"(?P<name>[a-zA-Z_:][a-zA-Z0-9_:]*)(?:\{(?P<labels>.*)\})?(?P<value> .*)")
 
 
 async def show(request: Request) -> Response:
@@ -25,21 +28,21 @@ async def show(request: Request) -> Response:
 
 def merged(texts: dict[str, str]) -> str:
     """Prometheus's text format of several as that of one: each family once, each sample with the label ``daemon``."""
-    families: dict[str, list[str]] = {}
-    for daemon, text in texts.items():
-        head: list[str] = []
-        for line in text.splitlines():
-            if line.startswith("# HELP"):
-                head = families.setdefault(line.split(" ", 3)[2], [])
-            if not line.startswith("#"):
-                head.append(_labelled(line, daemon))
-            elif line not in head:
-                head.append(line)
-    return "".join(f"{line}\n" for lines in families.values() for line in lines)
+    return generate_latest(_Merged(texts)).decode()
 
 
-def _labelled(sample: str, daemon: str) -> str:
-    match = _SAMPLE.fullmatch(sample)
-    assert match is not None, sample
-    labels = ",".join(filter(None, (f'daemon="{daemon}"', match["labels"])))
-    return f"{match['name']}{{{labels}}}{match['value']}"
+class _Merged(Collector):
+    """The families of all, by whose they are."""
+
+    def __init__(self, texts: dict[str, str]) -> None:
+        self._texts = texts
+
+    def collect(self) -> Iterable[Metric]:
+        """Each once, as whoever has it first describes it."""
+        families: dict[str, Metric] = {}
+        for daemon, text in self._texts.items():
+            for family in text_string_to_metric_families(text):
+                known = families.setdefault(family.name, Metric(family.name, family.documentation, family.type))
+                for sample in family.samples:
+                    known.samples.append(sample._replace(labels={**sample.labels, "daemon": daemon}))
+        return families.values()

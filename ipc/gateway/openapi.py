@@ -8,8 +8,8 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from engine import sampling_params as limits
-from ipc.gateway.bodies import JSON
+from engine import request_limits as limits
+from ipc.gateway.answers import JSON
 from ipc.gateway.health import Health
 from ipc.gateway.operations import OPERATIONS, Operation
 from ipc.openai_answers import ErrorAnswer

@@ -18,10 +18,14 @@ _USABLE = re.compile(r"[\x21-\x7e]{1,128}")
 
 
 class RequestIds:
-    """Around an app: calls each request as its client does, by ``X-Request-Id``, or else somehow, and says so in the answer."""
+    """Around an app: calls each request as its client does, by ``X-Request-Id``, or else somehow, and says so in the answer.
 
-    def __init__(self, app: ASGIApp) -> None:
+    What the app raises is logged under that name and answered by ``fault``.
+    """
+
+    def __init__(self, app: ASGIApp, fault: ASGIApp) -> None:
         self._app = app
+        self._fault = fault
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """As ASGI has it."""
@@ -42,6 +46,10 @@ class RequestIds:
 
         try:
             await self._app(scope, receive, send_with_name)
+        except Exception:
+            logger.exception("request %s failed", name, extra={"request_id": name})
+            if status == HUNG_UP:  # nothing was answered yet; else the connection is cut, as only that says so
+                await self._fault(scope, receive, send_with_name)
         finally:
             _log(scope, name, status, time.monotonic() - began)
 

@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Struct
 
+from engine.request_limits import MAX_MESSAGES, MAX_TOOLS
 from ipc.openai_requests import BodyError, Question, Sampling, tool_use
 from ipc.openai_tools import Function, FunctionName, ToolUse
 
@@ -82,13 +83,13 @@ class ResponseStreamOptions(Struct, frozen=True, forbid_unknown_fields=True):
 class ResponseRequest(Sampling, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """The body of ``/v1/responses``."""
 
-    input: str | list[InputItem]
+    input: str | Annotated[list[InputItem], Meta(max_length=MAX_MESSAGES)]
     instructions: str | None = None
     max_output_tokens: int | None = None
     top_logprobs: int | None = None
     include: list[str] | None = None
     text: TextConfig | None = None
-    tools: list[FunctionTool] | None = None
+    tools: Annotated[list[FunctionTool], Meta(max_length=MAX_TOOLS)] | None = None
     tool_choice: Literal["none", "auto", "required"] | NamedFunctionTool | None = None
     parallel_tool_calls: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None

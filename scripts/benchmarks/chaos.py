@@ -26,7 +26,7 @@ KINDS: dict[str, dict[str, Any]] = {
     "greedy": {"temperature": 0},
     "drawn": {"temperature": 1, "top_p": 0.95},
     "penalised": {"temperature": 0.7, "presence_penalty": 1, "frequency_penalty": 0.5, "repetition_penalty": 1.2},
-    "stopped": {"ignore_eos": False, "stop": ["And so", " the end of it"], "stop_regex": "[A-Z][a-z]+ found a b"},
+    "stopped": {"ignore_eos": False, "stop": ["And so", " the end of it", " found a b"]},
     "half characters": {"temperature": 5},
     "regex": {"structured_outputs": {"regex": "([a-z]{1,9} ){20}[a-z]+\\."}},
     "samples": {"n": 3, "logprobs": 1},

@@ -40,7 +40,6 @@ PARAMETERS: dict[str, Callable[[np.random.Generator], Any]] = {
     "bad_words": lambda rng: [" the", str(rng.integers(10))],
     "seed": lambda rng: int(rng.integers(2**32)),
     "stop": lambda rng: [str(rng.integers(10)), " the"],
-    "stop_regex": lambda _: "[0-9]{3}",
     "stop_token_ids": lambda rng: rng.integers(100, size=3).tolist(),
     "include_stop_str_in_output": lambda rng: bool(rng.integers(2)),
     "ignore_eos": lambda rng: bool(rng.integers(2)),

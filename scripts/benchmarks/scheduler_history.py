@@ -46,6 +46,7 @@ class LateConstraint:
 
     mask = np.zeros(1, np.int32)
     error: str | None = None
+    internal = False
 
     def __init__(self, length: int | None) -> None:
         self._length = length
@@ -68,6 +69,10 @@ class LateConstraint:
     def fileno(self) -> int:
         """Nobody waits for it."""
         raise NotImplementedError
+
+    def suspend(self) -> None:
+        """The sequence has been preempted."""
+        assert not self.closed, "an ended sequence was preempted"
 
     def close(self) -> None:
         """The sequence has ended."""

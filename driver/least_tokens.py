@@ -1,0 +1,115 @@
+"""How many tokens a text has at the least, without tokenising it: text that cannot fit is refused for milliseconds' work.
+
+A token of n bytes takes n of the text's bytes, so each byte of the text costs one part in n of a token at the least, where n is
+the length of the longest token that has such a byte. The bound is the sum over the bytes. It holds for a tokenizer in
+which each byte of what it sees ends up in exactly one token: byte-level BPE, and BPE or Unigram that fall back to bytes. What
+it sees is the text after Unicode normalization, which may shorten it, and without the whitespace around added tokens that
+strip it. Of any other kind of tokenizer, and of other normalizers, nothing is known: the bound is 0.
+"""
+
+import json
+import re
+import unicodedata
+from collections.abc import Iterable
+from typing import Any, Literal
+
+import numpy as np
+
+_BYTE_TOKEN = re.compile(r"<0x([0-9A-F]{2})>")
+_KEEPS_ALL = frozenset(["ByteLevel", "Digits", "FixedLength", "Metaspace", "Punctuation", "Split", "UnicodeScripts"])
+"""Pre-tokenizers that divide text and drop none of it, unless their behavior is to remove what they divide at."""
+
+
+_FORMS: tuple[Literal["NFC", "NFD", "NFKC", "NFKD"], ...] = ("NFC", "NFD", "NFKC", "NFKD")
+
+
+class LeastTokens:
+    """``at_least(text)`` is never more than the tokenizer of this tokenizer.json has tokens for the text.
+
+    Any thread may ask.
+    """
+
+    def __init__(self, tokenizer_json: str) -> None:
+        definition = json.loads(tokenizer_json)
+        kinds = [step["type"] for step in _steps(definition["normalizer"], "normalizers")]
+        self._forms = [form for form in _FORMS if form in kinds]
+        self._strips = any(token["lstrip"] or token["rstrip"] for token in definition["added_tokens"])
+        self._cost = 1 / _longest(definition) if _loses_nothing(definition) else np.zeros(256)
+
+    def at_least(self, text: str) -> int:
+        """The bound; raises UnicodeEncodeError for text that UTF-8 cannot carry."""
+        seen = text
+        for form in self._forms:
+            seen = unicodedata.normalize(form, seen)
+        if self._strips:
+            seen = "".join(seen.split())
+        counts = np.bincount(np.frombuffer(seen.encode(), np.uint8), minlength=256)
+        return int(np.ceil(counts @ self._cost - 1e-6))
+
+
+def _loses_nothing(definition: dict[str, Any]) -> bool:
+    """Whether each byte of what the tokenizer sees is in one of its tokens."""
+    model = definition["model"]
+    pre_tokenizers = list(_steps(definition["pre_tokenizer"], "pretokenizers"))
+    if not all(step["type"] in _KEEPS_ALL and step.get("behavior") != "Removed" for step in pre_tokenizers):
+        return False
+    if not all(_keeps_length(step) for step in _steps(definition["normalizer"], "normalizers")):
+        return False
+    vocabulary = _tokens(definition)
+    if model.get("byte_fallback"):
+        return all(f"<0x{byte:02X}>" in vocabulary for byte in range(256))
+    return model["type"] == "BPE" and _is_byte_level(definition) and vocabulary.issuperset(_letters())
+
+
+def _keeps_length(normalizer: dict[str, Any]) -> bool:
+    """Whether it takes no byte away; Unicode normalization does, and is done."""
+    match normalizer:
+        case {"type": "Replace", "pattern": {"String": " "}, "content": "\u2581"} | {"type": "Prepend"}:
+            return True
+    return normalizer["type"] in _FORMS
+
+
+def _longest(definition: dict[str, Any]) -> "np.ndarray[tuple[int], np.dtype[np.float64]]":
+    """For each byte, the bytes of the longest token that has it; infinity for a byte that no token has."""
+    longest = np.zeros(256)
+    letters = _letters() if _is_byte_level(definition) else {}
+    added = {token["content"] for token in definition["added_tokens"]}
+    for token in _tokens(definition) | added:
+        if letters and token not in added:
+            spelt = bytes(letters[letter] for letter in token if letter in letters)
+        else:
+            spelt = token.encode(errors="replace") + (b" " if "\u2581" in token else b"")
+        if byte := _BYTE_TOKEN.fullmatch(token):
+            spelt += bytes([int(byte[1], 16)])
+        distinct = list(set(spelt))
+        longest[distinct] = np.maximum(longest[distinct], len(spelt))
+    longest[longest == 0] = np.inf
+    return longest
+
+
+def _tokens(definition: dict[str, Any]) -> set[str]:
+    vocabulary = definition["model"]["vocab"]
+    return {token if isinstance(token, str) else token[0] for token in vocabulary}
+
+
+def _is_byte_level(definition: dict[str, Any]) -> bool:
+    """Whether the model sees a letter for each byte."""
+    return any(step["type"] == "ByteLevel" for step in _steps(definition["pre_tokenizer"], "pretokenizers"))
+
+
+def _steps(step: dict[str, Any] | None, inside: str) -> Iterable[dict[str, Any]]:
+    """A normalizer or a pre-tokenizer, or those of which it is a sequence."""
+    if step is None:
+        return
+    if step["type"] == "Sequence":
+        for part in step[inside]:
+            yield from _steps(part, inside)
+    else:
+        yield step
+
+
+def _letters() -> dict[str, int]:
+    """GPT-2's letter for each byte: itself where that can be seen, or else the next one from U+0100 on."""
+    seen = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    unseen = [byte for byte in range(256) if byte not in seen]
+    return {chr(byte): byte for byte in seen} | {chr(0x100 + place): byte for place, byte in enumerate(unseen)}

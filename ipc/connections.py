@@ -1,0 +1,123 @@
+"""Which connections a socket's process has, whose they are, and which it will not have: no socket, thread or clock in here.
+
+libzmq names a connection by its routing id, which the peer may choose and the next one choose again. So a connection is
+known by a serial of ours, given at its handshake, which libzmq then says with every message of it, and by nothing else.
+"""
+
+import itertools
+from collections import Counter, deque
+
+SHARE_OF_PEER, SHARE_OF_OWNER = 2, 4
+"""Of the connections that there may be, one user or machine has at most half at any stage, and one key, user or machine
+at most a quarter of those that are served; the others of that half are told so."""
+
+
+class Connection:
+    """One that has said something. ``refusal`` is an error's code and words if it is not served."""
+
+    def __init__(self, serial: int, routing_id: bytes, owner: str, refusal: tuple[str, str] | None) -> None:
+        self.serial = serial
+        self.routing_id = routing_id
+        self.owner = owner
+        self.refusal = refusal
+        self.num_taken = 0
+        """Messages that have found room in it, of which the daemon has not been told."""
+        self.held: deque[bytes] = deque()
+        """Messages that have not."""
+
+
+class Accepted:
+    """A file descriptor on which libzmq has accepted somebody, at ``since``; a connection, once it has said something."""
+
+    def __init__(self, descriptor: int, peer: str, last_serial: int, now: float) -> None:
+        self.descriptor = descriptor
+        self.peer = peer
+        """Its user or its machine, by the kernel's word."""
+        self.last_serial = last_serial
+        """The last that was given before: those of this descriptor come later."""
+        self.heard_at = now
+        self.ends_at: float | None = None
+        """When it is to be closed."""
+        self.connection: Connection | None = None
+
+
+class Connections:
+    """At most so many at once. Times are in seconds, and the caller's.
+
+    Events have to come in the order in which they happened: before a handshake, and before the first message of a
+    connection, all acceptances and disconnections that libzmq has reported by then.
+    """
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._serials = itertools.count(1)
+        self._last_serial = 0
+        self._accepted: dict[int, Accepted] = {}
+        self._by_serial: dict[int, tuple[Connection, Accepted]] = {}
+        self._num_of_peer: Counter[str] = Counter()
+        self._num_of_owner: Counter[str] = Counter()
+
+    def __len__(self) -> int:
+        return len(self._accepted)
+
+    def accept(self, descriptor: int, peer: str, now: float) -> bool:
+        """Somebody connects; False if that is one too many, and it is to be closed at once."""
+        self._accepted[descriptor] = Accepted(descriptor, peer, self._last_serial, now)
+        self._num_of_peer[peer] += 1
+        return len(self._accepted) <= self._limit and self._num_of_peer[peer] <= self._limit // SHARE_OF_PEER
+
+    def disconnect(self, descriptor: int) -> Connection | None:
+        """It has ended; what it was, if it had said something."""
+        accepted = self._accepted.pop(descriptor, None)
+        if accepted is None:
+            return None
+        _take_one(self._num_of_peer, accepted.peer)
+        if accepted.connection is None:
+            return None
+        del self._by_serial[accepted.connection.serial]
+        _take_one(self._num_of_owner, accepted.connection.owner)
+        return accepted.connection
+
+    def new_serial(self) -> int:
+        """For a connection whose handshake is under way."""
+        self._last_serial = next(self._serials)
+        return self._last_serial
+
+    def get(self, serial: int) -> tuple[Connection, Accepted] | None:
+        """One that has said something, and is there."""
+        return self._by_serial.get(serial)
+
+    def add(
+        self, serial: int, descriptor: int, routing_id: bytes, key: str, *, has_name: bool
+    ) -> tuple[Connection, Accepted] | None:
+        """It says something for the first time; None if it has ended, and these are words that it left.
+
+        It is its key's, or its user's or machine's if that is empty.
+        """
+        accepted = self._accepted.get(descriptor)
+        if accepted is None or accepted.connection is not None or serial <= accepted.last_serial:
+            return None
+        owner = f"key {key}" if key else accepted.peer
+        connection = Connection(serial, routing_id, owner, self._refusal(owner, has_name=has_name))
+        accepted.connection = connection
+        self._num_of_owner[owner] += 1
+        self._by_serial[serial] = connection, accepted
+        return connection, accepted
+
+    def all(self) -> list[Accepted]:
+        """Whether they have said something or not."""
+        return list(self._accepted.values())
+
+    def _refusal(self, owner: str, *, has_name: bool) -> tuple[str, str] | None:
+        most = self._limit // SHARE_OF_OWNER
+        if has_name:
+            return "invalid_request", "a connection may not choose its name: leave ZMQ_ROUTING_ID as it is"
+        if self._num_of_owner[owner] >= most:
+            return "overloaded", f"you have {most} connections to this socket, which is all that one may: close some"
+        return None
+
+
+def _take_one(counter: Counter[str], key: str) -> None:
+    counter[key] -= 1
+    if not counter[key]:
+        del counter[key]

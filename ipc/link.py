@@ -1,0 +1,110 @@
+"""Records between the daemon and the process of one of its sockets: a stream of bytes on which neither end ever waits."""
+
+import socket
+import struct
+from enum import IntEnum
+
+_HEADER = struct.Struct("<IBQ")
+"""Bytes of the body, kind, and the serial of the connection that it is about."""
+_CHUNK = 256 * 1024
+"""Bytes sent or received by one system call."""
+
+Record = tuple[int, int, bytes]
+"""Kind, serial and body."""
+
+
+class LinkLost(Exception):
+    """The other end is gone."""
+
+
+class Kind(IntEnum):
+    """What a record says. Serial and body are 0 and empty where nothing is said of them."""
+
+    CONFIGURE = 1
+    """To the process, as the first: its Configuration, in JSON."""
+    OPEN = 2
+    """To the process: read what clients say."""
+    MESSAGE = 3
+    """Either way: one frame of the connection ``serial``."""
+    CLOSE = 4
+    """To the process: end this connection once it has had time to read what it was sent."""
+    KEYS = 5
+    """To the process: the keys that may connect, in JSON; answered by the same kind when they do."""
+    BEAT = 6
+    """To the process; answered by the same kind."""
+    STOP = 7
+    """To the process: let the last messages leave, and end."""
+    OPENED = 8
+    """From the process: a connection has said something; who it is, in JSON."""
+    PARTS = 9
+    """From the process: a message of several frames, which is none; the body is their number in decimal."""
+    TAKEN = 10
+    """From the process: so many messages, in decimal, have found room in the connection since the last of these."""
+    GONE = 11
+    """From the process: this connection has ended, and its serial is never used again."""
+
+
+class Link:
+    """One end of a stream socket. One thread uses it."""
+
+    def __init__(self, end: socket.socket) -> None:
+        end.setblocking(False)
+        self._end = end
+        self._unsent = bytearray()
+        self._received = bytearray()
+
+    def fileno(self) -> int:
+        """A file descriptor that is readable when there is something to ``receive``, or nobody any more."""
+        return self._end.fileno()
+
+    @property
+    def unsent(self) -> int:
+        """Bytes that wait for ``flush``."""
+        return len(self._unsent)
+
+    def put(self, kind: Kind, serial: int = 0, body: bytes = b"") -> None:
+        """Add a record to what ``flush`` sends."""
+        self._unsent += _HEADER.pack(len(body), kind, serial)
+        self._unsent += body
+
+    def flush(self) -> None:
+        """Send as much as there is room for. That nobody is there to have it shows in ``receive``."""
+        while self._unsent:
+            try:
+                with memoryview(self._unsent) as unsent, unsent[:_CHUNK] as chunk:
+                    sent = self._end.send(chunk)
+            except BlockingIOError:
+                return
+            except OSError:
+                self._unsent.clear()
+                return
+            del self._unsent[:sent]
+
+    def receive(self) -> list[Record]:
+        """The records that are here in full, perhaps none. Raises LinkLost once the other end is gone."""
+        try:
+            data = self._end.recv(_CHUNK)
+        except BlockingIOError:
+            return []
+        except OSError as error:
+            raise LinkLost from error
+        if not data:
+            raise LinkLost
+        self._received += data
+        return self._complete()
+
+    def close(self) -> None:
+        """Close this end; a second time changes nothing."""
+        self._end.close()
+
+    def _complete(self) -> list[Record]:
+        records, begin, end = [], 0, len(self._received)
+        while begin + _HEADER.size <= end:
+            length, kind, serial = _HEADER.unpack_from(self._received, begin)
+            body = begin + _HEADER.size
+            if body + length > end:
+                break
+            records.append((kind, serial, bytes(self._received[body : body + length])))
+            begin = body + length
+        del self._received[:begin]
+        return records

@@ -1,0 +1,17 @@
+"""How many files this process may have open: each client is one."""
+
+import logging
+import resource
+
+logger = logging.getLogger(__name__)
+
+
+def raise_limit() -> None:
+    """Take all that the system allows: a shell's default is low for the sake of programs that know no better."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == hard:
+        return
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    except (OSError, ValueError) as error:  # a kernel has a limit of its own below one that is called infinite
+        logger.warning("the limit of open files stays at %d: %s", soft, error)

@@ -1,0 +1,143 @@
+"""Files in directories that may be another user's, as those of a service are when root makes its keys.
+
+Whoever owns a directory may at any moment put a symbolic link in the place of what is in it. So root walks to a directory
+one component at a time, each opened by its parent's descriptor, and follows only links that are root's own; a file is
+made anew, and given to the owner of its directory while it is open and under no name that could be another file's by then.
+For any other user links are as everywhere.
+"""
+
+import errno
+import os
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+_DIRECTORY = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC
+_NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+MAX_LINKS = 40
+"""Symbolic links in a path, as Linux has it."""
+
+
+@contextmanager
+def opened_directory(path: Path, *, make: int | None = None) -> Iterator[int]:
+    """A descriptor (O_PATH) of a directory. Raises OSError.
+
+    Where it is missing it is made with the mode ``make``, if any, for its parent's owner, and so are its parents.
+    """
+    descriptor = _walk(path, make=make)
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def create(path: Path, text: str) -> None:
+    """Make a file that its owner alone may read, and has its directory's owner. Raises OSError, also if it is there."""
+    with (
+        opened_directory(path.parent) as directory,
+        os.fdopen(os.open(path.name, _NEW, 0o600, dir_fd=directory), "w", encoding="utf-8") as file,
+    ):
+        _hand_over(file.fileno(), directory)
+        file.write(text)
+
+
+def replace(path: Path, text: str) -> None:
+    """Make a file that all may read in place of what is there: of a link itself, and not of what it leads to."""
+    with opened_directory(path.parent, make=0o755) as directory:
+        new = f".{path.name}.{os.getpid()}"
+        with suppress(FileNotFoundError):
+            os.unlink(new, dir_fd=directory)
+        with os.fdopen(os.open(new, _NEW, 0o644, dir_fd=directory), "w", encoding="utf-8") as file:
+            os.fchmod(file.fileno(), 0o644)
+            file.write(text)
+        os.replace(new, path.name, src_dir_fd=directory, dst_dir_fd=directory)
+
+
+def read(path: Path, max_links: int = MAX_LINKS) -> tuple[bytes, os.stat_result]:
+    """A file's content, and whose it is and who may read it. Raises OSError."""
+    with opened_directory(path.parent) as directory:
+        try:
+            descriptor = os.open(path.name, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | _nofollow(), dir_fd=directory)
+        except OSError:
+            target = _roots_link(directory, path.name)
+            if target is None or not max_links:
+                raise
+            return read(path.parent / target, max_links - 1)
+        with os.fdopen(descriptor, "rb") as file:
+            found = os.fstat(descriptor)
+            if not stat.S_ISREG(found.st_mode):
+                raise OSError(errno.EINVAL, "it is no file", str(path))
+            return file.read(), found
+
+
+def names(path: Path) -> list[str]:
+    """What is in a directory, in order; nothing where there is none. Raises OSError."""
+    try:
+        with opened_directory(path) as directory:
+            readable = os.open(".", os.O_RDONLY | os.O_CLOEXEC, dir_fd=directory)
+        try:
+            return sorted(os.listdir(readable))
+        finally:
+            os.close(readable)
+    except FileNotFoundError:
+        return []
+
+
+def remove(path: Path) -> None:
+    """Take a file away. Raises OSError."""
+    with opened_directory(path.parent) as directory:
+        os.unlink(path.name, dir_fd=directory)
+
+
+def _nofollow() -> int:
+    return os.O_NOFOLLOW if os.geteuid() == 0 else 0
+
+
+def _walk(path: Path, *, make: int | None, max_links: int = MAX_LINKS) -> int:
+    parts = Path(os.path.abspath(path)).parts
+    descriptor = os.open("/", _DIRECTORY)
+    for index, name in enumerate(parts[1:], start=1):
+        parent = descriptor
+        try:
+            descriptor = _enter(parent, name, make=make)
+        except OSError:
+            target = _roots_link(parent, name)
+            if target is None or not max_links:
+                raise
+            resolved = Path(*parts[:index], target, *parts[index + 1 :])
+            return _walk(resolved, make=make, max_links=max_links - 1)
+        finally:
+            os.close(parent)
+    return descriptor
+
+
+def _enter(parent: int, name: str, *, make: int | None) -> int:
+    try:
+        return os.open(name, _DIRECTORY | _nofollow(), dir_fd=parent)
+    except FileNotFoundError:
+        if make is None:
+            raise
+    os.mkdir(name, 0o700, dir_fd=parent)
+    made = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=parent)
+    _hand_over(made, parent)
+    os.fchmod(made, make)
+    return made
+
+
+def _roots_link(parent: int, name: str) -> str | None:
+    """Where a link of root's leads, in a directory where nobody else could have put it; None for anything else."""
+    try:
+        found, directory = os.stat(name, dir_fd=parent, follow_symlinks=False), os.fstat(parent)
+        if stat.S_ISLNK(found.st_mode) and found.st_uid == directory.st_uid == 0:
+            return os.readlink(name, dir_fd=parent)
+    except OSError:
+        pass
+    return None
+
+
+def _hand_over(descriptor: int, directory: int) -> None:
+    """What root makes among another user's files is that user's to read."""
+    if os.geteuid() == 0:
+        owner = os.fstat(directory)
+        os.fchown(descriptor, owner.st_uid, owner.st_gid)

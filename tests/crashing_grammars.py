@@ -1,0 +1,27 @@
+"""A first process of grammars whose workers break at certain tokens, as a fault of what follows grammars would have it."""
+
+import os
+
+from driver import grammar_process
+from driver.grammar_matcher import Matcher
+
+ALLOCATION = 1 << 28
+
+
+def main(dies: int, spins: int, swells: int) -> None:
+    """Be that process: a matcher that is told the first token ends, at the second it comes to no end, at the third it
+    has no memory left."""
+    advance = Matcher.advance
+
+    def break_or_advance(self: Matcher, token_ids: list[int]) -> bytes | None:
+        if dies in token_ids:
+            os.abort()
+        while spins in token_ids:
+            pass
+        eaten = []
+        while swells in token_ids:
+            eaten.append(bytes(ALLOCATION))
+        return advance(self, token_ids)
+
+    Matcher.advance = break_or_advance  # type: ignore[method-assign]
+    grammar_process.main()

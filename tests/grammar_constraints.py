@@ -1,0 +1,73 @@
+"""Constraints of real grammars, for tests: how they begin, and what one does with them."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import numpy as np
+import psutil
+
+from driver.grammar_allowance import Allowance
+from driver.grammar_constraint import GrammarConstraint
+from driver.grammars import LAST, Grammars
+from driver.tokenizer import HuggingFaceTokenizer
+from engine.awaited_masks import select
+from engine.config import ServingLimits
+from engine.structured_outputs import StructuredOutputsParams
+
+PATIENCE = 60
+LIMITS = ServingLimits(max_model_len=64, vocab_size=410, eos_token_ids=(0,))
+ENDLESS = "start: R\nR: " + " & ".join(f"/.*a.{{{n}}}b.*/" for n in range(40))
+"""Would take minutes to compile."""
+
+
+@contextmanager
+def running(tokenizer: HuggingFaceTokenizer, limits: ServingLimits = LIMITS) -> Iterator[Grammars]:
+    """Grammars that are ended in the end."""
+    grammars = Grammars(tokenizer, limits)
+    yield grammars
+    grammars.stop()
+    grammars.close()
+
+
+def begin(
+    grammars: Grammars, count: int = 1, *, heavy: bool = False, token_ids: tuple[int, ...] = (), **form: str
+) -> list[GrammarConstraint]:
+    """So many samples of one request for a form."""
+    job = grammars.job(StructuredOutputsParams(**form))
+    grammar = grammars.find(job) or grammars.compile(job, 0) or grammars.compile(job, LAST)
+    assert grammar is not None
+    allowance = Allowance(heavy=heavy)
+    constraints = [grammars.constraint(grammar, allowance, list(token_ids), LAST) for _ in range(count)]
+    return [constraint for constraint in constraints if constraint is not None]
+
+
+def allowed(constraint: GrammarConstraint) -> list[int]:
+    """The tokens that its mask has."""
+    return np.flatnonzero(np.unpackbits(np.array(constraint.mask).view(np.uint8), bitorder="little")).tolist()
+
+
+def hear(constraint: GrammarConstraint) -> None:
+    """Wait for the answer, as the engine does: a while at a time."""
+    for _ in range(20 * PATIENCE):
+        if constraint.hear():
+            return
+        select.select([constraint], [], [], 0.05)
+    raise AssertionError("there is no answer")
+
+
+def advance(constraint: GrammarConstraint, *token_ids: int) -> None:
+    """Some tokens, each with its answer."""
+    for token_id in token_ids:
+        constraint.advance(token_id)
+        hear(constraint)
+
+
+def follower_of(constraint: GrammarConstraint) -> int:
+    """The id of the process behind it."""
+    assert constraint._follower is not None and constraint._follower.process_id is not None
+    return constraint._follower.process_id
+
+
+def children() -> list[psutil.Process]:
+    """All processes that descend from this one."""
+    return psutil.Process().children(recursive=True)

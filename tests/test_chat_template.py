@@ -1,0 +1,72 @@
+"""A chat template is a program whose input the client chooses: it runs under a budget."""
+
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tokenizer_files import build_byte_level, write_tokenizer
+from transformers import AutoTokenizer
+
+from driver.chat import checked_chat
+from driver.errors import InvalidRequest
+from driver.tokenizer import HuggingFaceTokenizer
+
+QUADRATIC = (
+    "{% set ns = namespace(same=0) %}{% for a in messages %}{% for b in messages %}"
+    "{% if a.content == b.content %}{% set ns.same = ns.same + 1 %}{% endif %}{% endfor %}{% endfor %}{{ ns.same }}"
+)
+SILENT = "{% macro f(n) %}{% if n > 0 %}{{ f(n - 1) }}{{ f(n - 1) }}{% endif %}{% endmacro %}{{ f(40) }}"
+HUGE = "{% for number in range(1000) %}{{ messages[0].content }}{% endfor %}"
+HUGE_INSIDE = "{% set text %}" + HUGE + "{% endset %}{{ text | length }}"
+ENDLESS = "{% macro f(n) %}{{ f(n + 1) }}{% endmacro %}{{ f(0) }}"
+DIVIDING = "{{ 1 // (messages | length - 1) }}"
+CALLING = "{{ messages[0].content.nonsense() }}"
+
+
+def build_tokenizer(directory: Path, template: str) -> HuggingFaceTokenizer:
+    """One with this template."""
+    return HuggingFaceTokenizer(write_tokenizer(directory, build_byte_level(), template))
+
+
+def user(content: str) -> dict[str, Any]:
+    """What a user says."""
+    return {"role": "user", "content": content}
+
+
+@pytest.mark.parametrize(
+    ("template", "messages", "complaint"),
+    [
+        (QUADRATIC, [user("x")] * 4096, "takes more than 1 s of a processor for these messages"),
+        (SILENT, [user("x")], "takes more than 1 s of a processor for these messages"),
+        (HUGE, [user("x" * 10_000)], "makes more than 8388608 characters of these messages"),
+        (HUGE_INSIDE, [user("x" * 10_000)], "makes more than 8388608 characters of these messages"),
+        (ENDLESS, [user("x")], "refuses these messages: maximum recursion depth exceeded"),
+        (DIVIDING, [user("x")], "refuses these messages: integer division or modulo by zero"),
+        (CALLING, [user("x")], "refuses these messages: 'str object' has no attribute 'nonsense'"),
+    ],
+    ids=["slow", "slow without a word", "long", "long in a variable", "endless", "wrong", "wrong in words"],
+)
+def test_a_template_comes_to_its_end(
+    tmp_path: Path, template: str, messages: list[dict[str, Any]], complaint: str
+) -> None:
+    """By itself, or at the end of its budget; it is the request that hears of it, and the next one is rendered."""
+    tokenizer = build_tokenizer(tmp_path, template + "{% if quick is defined %}{% endif %}")
+
+    with pytest.raises(InvalidRequest) as refusal:
+        tokenizer.render(checked_chat(messages))
+
+    assert complaint in str(refusal.value) and len(str(refusal.value)) <= 500
+
+
+def test_a_budget_is_one_rendering_s(tmp_path: Path) -> None:
+    """Many renderings, on several threads at once, have each their own, and what transformers renders itself has none."""
+    tokenizer = build_tokenizer(tmp_path, HUGE.replace("1000", "100"))
+    chats = [checked_chat([user(letter * 60_000)]) for letter in "abcdefgh"]
+
+    with ThreadPoolExecutor(4) as pool:
+        texts = list(pool.map(tokenizer.render, chats))
+
+    assert [text[:1] for text in texts] == list("abcdefgh") and {len(text) for text in texts} == {6_000_000}
+    theirs = AutoTokenizer.from_pretrained(tmp_path).apply_chat_template([user("x" * 100_000)], tokenize=False)
+    assert len(theirs) == 10_000_000

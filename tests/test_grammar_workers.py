@@ -1,0 +1,274 @@
+"""The processes that grammars run in: what their end means for whom, what they cost, and that they end."""
+
+import errno
+import os
+import select
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+from grammar_constraints import ENDLESS, PATIENCE, advance, allowed, begin, children, follower_of, hear, running
+from tokenizer_files import build_byte_level, write_tokenizer
+
+from driver import grammar_constraint
+from driver.errors import DriverError, DriverStopped, Overloaded
+from driver.grammars import LAST, Grammars
+from driver.tokenizer import HuggingFaceTokenizer
+from engine.structured_outputs import StructuredOutputsParams
+
+ROOT = Path(__file__).parent.parent
+SHORTAGES = [errno.EMFILE, errno.ENFILE, errno.EAGAIN, errno.ENOMEM]
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> HuggingFaceTokenizer:
+    """As a model directory has it."""
+    return HuggingFaceTokenizer(write_tokenizer(tmp_path_factory.mktemp("tokenizer"), build_byte_level()))
+
+
+@pytest.fixture
+def grammars(tokenizer: HuggingFaceTokenizer) -> Iterator[Grammars]:
+    """Grammars that are ended with the test."""
+    with running(tokenizer) as grammars:
+        yield grammars
+
+
+@pytest.fixture
+def a(tokenizer: HuggingFaceTokenizer) -> int:
+    """The token of an a."""
+    return tokenizer.encode("a")[0]
+
+
+@pytest.fixture
+def b(tokenizer: HuggingFaceTokenizer) -> int:
+    """The token of a b."""
+    return tokenizer.encode("b")[0]
+
+
+@pytest.mark.parametrize("victim", ["workers", "first process"])
+def test_who_followed_in_a_process_that_is_killed_goes_on_in_another(grammars, a, b, victim):
+    """With or without an answer outstanding, and all as if nothing had been."""
+    constraints = [begin(grammars, regex=f"(ab){{{9 + index}}}")[0] for index in range(6)]
+    for constraint in constraints:
+        advance(constraint, a)
+    for constraint in constraints[:3]:
+        constraint.advance(b)
+    first = psutil.Process().children()
+
+    for process in first if victim == "first process" else first[0].children():
+        process.kill()
+    for constraint in constraints[3:]:
+        constraint.advance(b)
+
+    for constraint in constraints:
+        hear(constraint)
+        assert constraint.error is None and allowed(constraint) == [a]
+        advance(constraint, a)
+        assert allowed(constraint) == [b]
+
+
+@pytest.mark.parametrize("letter", "xyz")
+@pytest.mark.parametrize("heavy", [False, True])
+def test_what_breaks_its_worker_ends_its_own_request_and_nobody_elses(
+    tokenizer, a, b, letter, heavy, monkeypatch, capfd
+):
+    """Crash, no end or no memory: each sample of that request ends, and all that were followed beside it go on."""
+    x, y, z = (tokenizer.encode(text)[0] for text in "xyz")
+    program = f"import sys; sys.path[:] = {{path!r}}; from crashing_grammars import main; main({x}, {y}, {z})"
+    monkeypatch.setattr("driver.grammar_worker_source.PROGRAM", program)
+    with running(tokenizer) as grammars:
+        guilty = begin(grammars, 4, heavy=heavy, regex="(ab)+[xyz]*")
+        innocent = [begin(grammars, heavy=heavy, regex=f"(ab){{{9 + index}}}")[0] for index in range(6)]
+        for constraint in [*guilty, *innocent]:
+            advance(constraint, a, b)
+
+        for constraint in guilty[:3]:
+            constraint.advance(tokenizer.encode(letter)[0])
+        for constraint in innocent:
+            constraint.advance(a)
+        for constraint in [*guilty[:3], *innocent]:
+            hear(constraint)
+        guilty[3].suspend()
+        advance(guilty[3], a)
+
+        why = {constraint.error for constraint in guilty}
+        assert len(why) == 1 and "make it simpler" in str(why.pop())
+        for constraint in innocent:
+            assert constraint.error is None and not constraint.internal and allowed(constraint) == [b]
+            advance(constraint, b)
+            assert allowed(constraint) == [a]
+    capfd.readouterr()  # what the broken ones have to say
+
+
+def test_a_grammar_that_ends_a_quick_worker_goes_among_the_heavy(grammars, a, b):
+    """It has a second chance there, and the quick ones are spared it."""
+    suspect, quick = begin(grammars, regex="(ab)+")[0], begin(grammars, regex="(ab)+")[0]
+    advance(suspect, a)
+    os.kill(follower_of(suspect), signal.SIGSTOP)
+    suspect.advance(b)
+    os.kill(follower_of(suspect), signal.SIGKILL)
+    hear(suspect)
+
+    advance(suspect, a)
+    advance(quick, a)
+
+    assert allowed(suspect) == allowed(quick) == [b] and follower_of(suspect) != follower_of(quick)
+    assert suspect.allowance.heavy and not quick.allowance.heavy
+
+
+def test_what_is_slow_goes_among_the_heavy_and_may_not_go_on_for_ever(grammars, a, b):
+    """Measured by processor time beyond a little a token; it is right there, too."""
+    slow, quick = begin(grammars, regex="(ab)+")[0], begin(grammars, regex="(ab)+")[0]
+    for constraint in (slow, quick):
+        advance(constraint, a)
+
+    slow.allowance.charge(0.2, 0)
+    for constraint in (slow, quick):
+        advance(constraint, b, a)
+    assert follower_of(slow) != follower_of(quick) and allowed(slow) == allowed(quick) == [b]
+    slow.allowance.charge(1e9, 0)
+    advance(slow, b, a)
+
+    assert slow.error is not None and quick.error is None
+
+
+def test_a_worker_that_does_not_read_holds_nobody_up(grammars, a, b):
+    """Telling it of tokens returns at once, and more than a socket holds is told when it goes on."""
+    (constraint,) = begin(grammars, heavy=True, regex="(ab)+")
+    advance(constraint, a)
+    others = begin(grammars, 40, heavy=True, regex="|".join(f"x{number:05}" for number in range(7000)) + "|(ab)+")
+
+    os.kill(follower_of(constraint), signal.SIGSTOP)
+    for other in others:
+        other.advance(a)
+    assert not any(other.hear() for other in others)
+    os.kill(follower_of(constraint), signal.SIGCONT)
+
+    for other in others:
+        hear(other)
+        assert allowed(other) == [b]
+        other.close()
+
+
+@pytest.mark.parametrize("number", SHORTAGES)
+@pytest.mark.parametrize("call", ["socket.socketpair", "subprocess.Popen"])
+def test_what_the_system_has_no_more_of_is_overload(grammars, monkeypatch, number, call):
+    """Nothing half-made is left, and the next request is served."""
+    files = len(os.listdir("/proc/self/fd"))
+
+    with monkeypatch.context() as patch, pytest.raises(Overloaded, match="try again later"):
+        patch.setattr(f"driver.grammar_worker_source.{call}", refusing(number))
+        begin(grammars, regex="a")
+
+    assert len(os.listdir("/proc/self/fd")) == files and not children()
+    assert begin(grammars, regex="a")
+
+
+def refusing(number: int):
+    """A call that always fails so."""
+
+    def refuse(*_, **__):
+        raise OSError(number, os.strerror(number))
+
+    return refuse
+
+
+def test_a_worker_for_a_sequence_that_runs_is_waited_for(grammars, a, b, monkeypatch):
+    """Where none can be had its mask is late; should that take too long, the error is not the client's."""
+    (constraint,) = begin(grammars, regex="(ab)+")
+    advance(constraint, a)
+
+    with monkeypatch.context() as patch:
+        patch.setattr("driver.grammar_worker_source.socket.socketpair", refusing(errno.EMFILE))
+        os.kill(follower_of(constraint), signal.SIGKILL)
+        select.select([constraint], [], [], PATIENCE)
+        constraint.advance(b)
+        assert not constraint.hear() and not constraint.hear()
+    hear(constraint)
+    assert a in allowed(constraint)
+
+    with monkeypatch.context() as patch:
+        patch.setattr("driver.grammar_worker_source.socket.socketpair", refusing(errno.EMFILE))
+        patch.setattr(grammar_constraint, "WORKER_PATIENCE", 0)
+        os.kill(follower_of(constraint), signal.SIGKILL)
+        constraint.advance(a)
+        hear(constraint)
+    assert constraint.error is not None and constraint.internal
+
+
+def test_stopped_nothing_is_compiled_and_what_is_followed_ends(grammars, a, b, monkeypatch):
+    """Who waits for an answer hears that there will be none."""
+    monkeypatch.setattr(grammar_constraint, "WORKER_PATIENCE", 0)
+    (constraint,) = begin(grammars, regex="(ab)+")
+    advance(constraint, a)
+
+    grammars.stop()
+    constraint.advance(b)
+
+    hear(constraint)
+    assert constraint.error is not None
+    with pytest.raises(DriverStopped):
+        begin(grammars, regex="b")
+    assert not psutil.Process().children()
+
+
+def test_who_waits_for_a_grammar_hears_of_the_end(grammars):
+    """A thread that has one compiled is not left waiting."""
+    begin(grammars, regex="a")
+    before, ends = len(children()), []
+
+    def compile_endless() -> None:
+        try:
+            grammars.compile(grammars.job(StructuredOutputsParams(grammar=ENDLESS)), LAST)
+        except DriverError as error:
+            ends.append(type(error))
+
+    thread = threading.Thread(target=compile_endless)
+    thread.start()
+    while len(children()) == before:
+        assert thread.is_alive()
+    grammars.stop()
+    thread.join(PATIENCE)
+
+    assert ends == [DriverStopped]
+
+
+def test_processes_are_few_and_modest_and_end_with_the_daemon_however_it_ends(tmp_path):
+    """Killed, it can close nothing itself (an ancestor left children behind): also one in the midst of work goes."""
+    write_tokenizer(tmp_path / "tokenizer", build_byte_level())
+    program = f"""
+import os, sys, threading
+sys.path.insert(0, {str(ROOT / "tests")!r})
+from pathlib import Path
+from driver.grammars import LAST, Grammars
+from driver.tokenizer import HuggingFaceTokenizer
+from engine.structured_outputs import StructuredOutputsParams
+from grammar_constraints import *
+
+grammars = Grammars(HuggingFaceTokenizer(Path({str(tmp_path / "tokenizer")!r})), LIMITS)
+constraints = begin(grammars, 500, regex="a+")
+for constraint in constraints:
+    constraint.advance(3)
+endless = grammars.job(StructuredOutputsParams(grammar=ENDLESS))
+threading.Thread(target=grammars.compile, args=(endless, LAST), daemon=True).start()
+hear(constraints[-1])
+while len(children()) < 5:
+    pass
+facts = {{(p.nice(), Path(f"/proc/{{p.pid}}/oom_score_adj").read_text().strip()) for p in children()}}
+print(len(children()), facts, flush=True)
+os.kill(os.getpid(), 9)
+"""
+    ours, theirs = os.pipe()  # all who descend from the program hold the other end
+    with os.fdopen(ours, "rb") as ours_file:
+        command = [sys.executable, "-c", program]
+        done = subprocess.run(command, env={**os.environ, "PYTHONPATH": str(ROOT)}, stdout=theirs, check=False)
+        os.close(theirs)
+
+        assert done.returncode == -signal.SIGKILL
+        assert select.select([ours_file], [], [], PATIENCE)[0]
+        assert ours_file.read() == b"5 {(10, '1000')}\n"
