@@ -8,7 +8,6 @@ where there is none, XLA's own operations serve.
 import ctypes
 import hashlib
 import os
-import platform
 import shutil
 import subprocess
 from functools import cache
@@ -17,8 +16,10 @@ from pathlib import Path
 import jax
 import jaxlib.version
 
+from caching.instruction_set import compiler_flags, processor
+
 COMPILERS = ("c++", "g++", "clang++")
-FLAGS = ("-std=c++17", "-O3", "-march=native", "-ffp-contract=fast", "-shared", "-fPIC", "-w")
+FLAGS = ("-std=c++17", "-O3", "-ffp-contract=fast", "-shared", "-fPIC", "-w")
 HEADERS = Path(__file__).parent / "cpu"
 
 
@@ -35,7 +36,7 @@ def cache_home() -> Path:
 def load(source: Path) -> ctypes.CDLL:
     """The library made of a source file, compiled if that has not been done on a machine like this one.
 
-    Raises KernelsUnavailable.
+    Raises KernelsUnavailable and UnknownInstructions.
     """
     compiler = _compiler()
     library = cache_home() / "kernels" / f"{source.stem}-{_fingerprint(compiler, source)}.so"
@@ -61,26 +62,19 @@ def _compiler() -> str:
 def _fingerprint(compiler: str, source: Path) -> str:
     """What a library depends on: the source, what compiles it, what it is linked into, and the processor."""
     parts = [source.read_bytes(), *(header.read_bytes() for header in sorted(HEADERS.glob("*.h")))]
-    parts += [" ".join(FLAGS).encode(), compiler.encode(), jaxlib.version.__version__.encode(), _processor().encode()]
+    texts = [*FLAGS, *compiler_flags(), compiler, jaxlib.version.__version__, processor()]
+    parts += [text.encode() for text in texts]
     digest = hashlib.sha256()
     for part in parts:
         digest.update(len(part).to_bytes(8, "little") + part)
     return digest.hexdigest()[:16]
 
 
-def _processor() -> str:
-    """The instructions this processor has; what ``-march=native`` looks at."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return platform.machine()
-    return platform.machine() + next((line for line in lines if line.startswith(("flags", "Features"))), "")
-
-
 def _compile(compiler: str, source: Path, library: Path) -> None:
     library.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     unfinished = library.with_suffix(f".{os.getpid()}")
-    command = [compiler, *FLAGS, f"-I{jax.ffi.include_dir()}", f"-I{HEADERS}", str(source), "-o", str(unfinished)]
+    flags = (*FLAGS, *compiler_flags())
+    command = [compiler, *flags, f"-I{jax.ffi.include_dir()}", f"-I{HEADERS}", str(source), "-o", str(unfinished)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         unfinished.unlink(missing_ok=True)

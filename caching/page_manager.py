@@ -17,6 +17,9 @@ class Found(NamedTuple):
     owned: int = 0
 
 
+NOTHING_FOUND = Found()
+
+
 class HBMPageManager:
     """Hands out pages 1..num_pages-1, counts their owners, takes them back when the last one lets go.
 

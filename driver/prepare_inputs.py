@@ -187,14 +187,22 @@ class PrepareInputs:
             )
             sequences.append(sequence)
             params = msgspec.structs.replace(params, prompt_logprobs=None)
+        self._hash_prompt(sequences)
         return sequences
 
-    def _salt(self, request: OpenRequest, params: SamplingParams) -> bytes:
-        """What separates its pages from others': its tenant and its salt, or its own name, which is used only once."""
-        names = [request.request.tenant, params.cache_salt]
-        if not (params.enable_prefix_caching and self._limits.enable_prefix_caching):
-            names.append(request.sequence_id)
-        return msgspec.json.encode(names)
+    def _hash_prompt(self, sequences: list[Sequence]) -> None:
+        """Here, and not on the execution thread, where others wait for each of the thousands of pages of a long one."""
+        first, page_size = sequences[0], self._limits.page_size
+        if page_size is not None and first.salt is not None:
+            keys = first.page_keys_to(len(first.prompt_token_ids) // page_size, page_size)
+            for sequence in sequences[1:]:
+                sequence.page_keys = list(keys)
+
+    def _salt(self, request: OpenRequest, params: SamplingParams) -> bytes | None:
+        """What separates its pages from others': its tenant and its salt; None where it shares none."""
+        if not params.enable_prefix_caching or self._limits.page_size is None:
+            return None
+        return msgspec.json.encode([request.request.tenant, params.cache_salt])
 
     def _check_token_ids(
         self, params: SamplingParams, stop_token_ids: frozenset[int], bad_words: tuple[tuple[int, ...], ...]

@@ -14,6 +14,7 @@ from jax.sharding import PartitionSpec
 from caching import attention, cpu_attention
 from caching.attention import PageTable
 from caching.cpu_kernels import KernelsUnavailable, load
+from caching.instruction_set import UnknownInstructions
 from caching.metadata import PagedAttentionCacheMetaData
 from caching.page_dtype import stored_head_dim
 from caching.paged_attention_cache import PagedAttentionCache
@@ -254,6 +255,8 @@ def choose_backend(
         _compile_at_once()
         linear.panel_width()
         width = cpu_attention.vector_width()
+    except UnknownInstructions as error:
+        raise ConfigurationError(str(error)) from None
     except KernelsUnavailable as unavailable:
         return replace(xla, description=f"{xla.description}: {unavailable}")
     misfit = _cpu_misfit(page_size, head_dim, kv_dtype, width)

@@ -142,7 +142,8 @@ def _engine(config: EngineConfig, compiled: _Compiled, tell: Callable[[Command],
         priority_preemption_threshold=config.priority_preemption_threshold,
         client_weights=config.weights,
     )
-    limits = ServingLimits(shapes.max_model_len, model.vocab_size, model.eos_token_ids, config.enable_prefix_caching)
+    shared = shapes.cache.page_size if config.enable_prefix_caching else None
+    limits = ServingLimits(shapes.max_model_len, model.vocab_size, model.eos_token_ids, shared)
     engine = oEngine(
         scheduler,
         runner,

@@ -12,6 +12,7 @@ from engine.setting import setting
 QUANTIZATIONS = ("int8",)
 KV_CACHE_DTYPES = ("auto", "bfloat16", "float32", "int8", "fp8", "fp8_e4m3", "fp8_e5m2")
 ATTENTION_BACKENDS = ("auto", "pallas", "jax", "xla")
+MAX_NUM_SEQS = 64
 MAX_QUEUED_REQUESTS = 1024
 MAX_QUEUED_TOKENS = 2**20
 
@@ -30,13 +31,15 @@ class Hosts:
 class EngineConfig:
     """What an operator may set; raises ConfigurationError where a value cannot work. Lengths are in tokens.
 
-    None lets the engine choose: ``model`` the one we ship, ``max_model_len`` the model's own, ``page_size`` 16, and 128 on
-    a TPU, ``num_pages`` what ``hbm_utilization`` of the memory holds, that 0.9 of an accelerator's and 0.4 of a host's,
-    and ``dtype`` float32 on CPU and bfloat16 elsewhere.
+    None lets the engine choose: ``model`` the one we ship, ``max_num_seqs`` 64, or ``max_num_batched_tokens`` where that is
+    less, ``max_model_len`` the model's own, ``page_size`` 16, and 128 on a TPU, ``num_pages`` what ``hbm_utilization`` of the
+    memory holds, that 0.9 of an accelerator's and 0.4 of a host's, and ``dtype`` float32 on CPU and bfloat16 elsewhere.
     """
 
     model: Path | None = setting(None, "MODEL_DIR", "a Hugging Face directory (default: a small one of ours)")
-    max_num_seqs: int = setting(64, "N", "sequences that run at once")
+    max_num_seqs: int = setting(
+        None, "N", f"sequences that run at once (default: {MAX_NUM_SEQS}, or max_num_batched_tokens if that is less)"
+    )
     max_model_len: int | None = setting(None, "N", "tokens of a prompt and its output (default: the model's limit)")
     max_num_batched_tokens: int = setting(512, "N", "tokens computed in one step")
     page_size: int | None = setting(None, "N", "tokens in one page of the cache (default: 16; 128 on a TPU)")
@@ -77,7 +80,9 @@ class EngineConfig:
     )
     client_weights: str = setting("", "NAME=W,...", "shares of the service, by client; those not named have 1")
     max_queued_requests: int = setting(
-        MAX_QUEUED_REQUESTS, "N", "requests that may wait; one more is refused, and told when to come again"
+        MAX_QUEUED_REQUESTS,
+        "N",
+        "requests that may wait for a token; one more is refused, first of who has most, and told when to come again",
     )
     max_queued_tokens: int = setting(MAX_QUEUED_TOKENS, "N", "tokens that the prompts of those who wait may have")
     seed: int = setting(0, "N", "mixed into every draw: the same one, and the same seed of a request, draw the same")
@@ -100,6 +105,8 @@ class EngineConfig:
             return None
 
     def __post_init__(self) -> None:
+        if self.max_num_seqs is None:
+            object.__setattr__(self, "max_num_seqs", max(1, min(MAX_NUM_SEQS, self.max_num_batched_tokens)))
         for name in (
             "max_num_seqs",
             "max_model_len",
@@ -172,8 +179,8 @@ class ServingLimits(msgspec.Struct, frozen=True):
     """Tokens one sequence may hold, prompt and output together: the model's, the operator's or the pool's limit."""
     vocab_size: int
     eos_token_ids: tuple[int, ...]
-    enable_prefix_caching: bool = True
-    """Whether requests may share computed pages."""
+    page_size: int | None = None
+    """Tokens in a page of the cache, by which prompts are hashed; None where requests share no computed pages."""
 
 
 class EngineStats(msgspec.Struct, frozen=True):

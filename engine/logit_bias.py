@@ -14,14 +14,15 @@ import numpy as np
 from jax import Array
 
 from engine.logit_floors import NOT_ALLOWED, REMOVED
+from engine.models.config import MAX_EOS_TOKEN_IDS
 from engine.request_limits import MAX_BAD_WORD_TOKENS, MAX_BAD_WORDS, MAX_STOP_TOKEN_IDS
 from engine.sequence import Sequence
 from engine.vocabulary import WHOLE, Vocabulary
 
 MAX_BANS = 2 * MAX_BAD_WORDS
 """Bad words of several tokens, each with and without the space before it."""
-MAX_HIDDEN = MAX_STOP_TOKEN_IDS + 32
-"""Ids that end a sequence: its own, and more than any model has of its own."""
+MAX_HIDDEN = MAX_STOP_TOKEN_IDS + MAX_EOS_TOKEN_IDS
+"""Ids that end a sequence: its own, and the model's."""
 RECENT = MAX_BAD_WORD_TOKENS - 1
 ANY = -1
 """In front of a ban's prefix: whatever token."""

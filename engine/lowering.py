@@ -10,20 +10,25 @@ from typing import Any
 import jax
 import numpy as np
 from jax import Array
-from jax.sharding import Mesh, NamedSharding
+from jax.sharding import Mesh, NamedSharding, Sharding
 from jax.stages import Compiled, Lowered
 
 _TURN = Lock()
 
+CPU_OPTIONS = {"xla_cpu_experimental_ynn_fusion_type": ""}
+"""XLA:CPU hands reductions of 4,096 numbers and more, and what is around them, to YNNPACK, which adds up in another order
+and has an exp of its own: a row's numbers would depend on how many rows there are beside it."""
+
 
 def lower(function: Callable[..., Any], *arguments: Any, donate: int | tuple[int, ...] = ()) -> Lowered:
-    """``jax.jit(function, donate_argnums=donate).lower(*arguments)``, on any thread.
+    """``jax.jit(function, donate_argnums=donate).lower(*arguments)``, on any thread; on a CPU with CPU_OPTIONS.
 
     Functions that threads trace beside each other come out in ways that depend on who was first, and a later start
     would look for other entries of the compilation cache. Compiling, which takes longest, may go on beside it.
     """
+    options = CPU_OPTIONS if _platform_of(arguments) == "cpu" else None
     with _TURN, _compiling_for(arguments):
-        return jax.jit(function, donate_argnums=donate).lower(*arguments)
+        return jax.jit(function, donate_argnums=donate, compiler_options=options).lower(*arguments)
 
 
 @dataclass(frozen=True)
@@ -57,10 +62,21 @@ def hear_nothing(compilation: Compilation) -> None:
 
 def _compiling_for(arguments: tuple[Any, ...]) -> AbstractContextManager[None]:
     """Where arguments lie on a chip that is not there: Pallas asks what chip it lowers for, and would look at this machine."""
-    first = jax.tree.leaves(arguments)[0]
-    sharding = first.sharding if isinstance(first, jax.ShapeDtypeStruct | Array) else None
-    device = next(iter(sharding.device_set)) if sharding is not None else None
-    if sharding is None or device is None or device.platform == jax.default_backend():
+    sharding = _sharding_of(arguments)
+    if sharding is None or _platform_of(arguments) == jax.default_backend():
         return nullcontext()
+    device = next(iter(sharding.device_set))
     mesh: Any = sharding.mesh if isinstance(sharding, NamedSharding) else Mesh(np.array([device]), ("chip",))
     return jax.sharding.use_abstract_mesh(mesh.abstract_mesh)
+
+
+def _platform_of(arguments: tuple[Any, ...]) -> str:
+    """What a function of them is compiled for."""
+    sharding = _sharding_of(arguments)
+    return jax.default_backend() if sharding is None else next(iter(sharding.device_set)).platform
+
+
+def _sharding_of(arguments: tuple[Any, ...]) -> Sharding | None:
+    """Where they lie, if that is said."""
+    first = jax.tree.leaves(arguments)[0]
+    return first.sharding if isinstance(first, jax.ShapeDtypeStruct | Array) else None

@@ -1,7 +1,7 @@
 """Which tokens the next step computes.
 
 The rules, all of them in this file and in the owners it is made of (who waits: ``waiting_queue``, who runs:
-``running_sequences``, what is kept free: ``growth_reserve``): ``add``, ``finish``, ``plan``, ``update``, ``resume`` and
+``running_sequences``, what is kept free: ``growth_reserve``, who goes first for once: ``backfill``): ``add``, ``finish``, ``plan``, ``update``, ``resume`` and
 ``lose_cache`` are the only doors, and the scheduler owns every Sequence between them, its slot and its pages. It is a
 pure machine: no thread, clock, queue or device array, so that a test is three lines and any history can be replayed.
 
@@ -14,11 +14,15 @@ pure machine: no thread, clock, queue or device array, so that a test is three l
 - A sequence with a constraint is planned again only when its last token has landed and the constraint has answered what
   may come next (``resume``); its neighbours don't wait for it. Preempted, it keeps its constraint, which follows the
   tokens that have landed.
-- A sequence is admitted when pages for all it has to prefill are free beside what those who run may need to grow: a prompt
-  once begun never waits for pages in the middle.
+- A sequence is admitted when pages for all it has to prefill are free beside what those who run are expected to grow: a
+  prompt once begun never waits for pages in the middle. What outputs that ended came to is what is expected of others.
+- A sequence whose turn it is and that cannot start now is passed by those that can, up to ``LOOKED_AT`` in a plan: its
+  mask is late, another computes its beginning, long prompts' part of the step is used up, or there are no pages. Its turn
+  comes again in the next plan. Those that pass leave what preempted ones and the first long prompt need, or are counted:
+  one that was passed by ``MOST_PASSED`` who took what it needs, always its equals in priority, is not passed any more.
 - A full page is kept for whoever begins with the same tokens, from the plan on that computes it: steps run in order, and
   a step writes before it reads. The last known token is always computed, as a step samples from it. Who begins with a page
-  that another is computing still waits for that.
+  that another is computing still waits for that. A sequence without a salt shares no pages, and is not hashed.
 - A decoding sequence that finds no page waits for somebody whose last token is in flight. If there is nobody, it takes
   the pages of the least important one, which waits again in front of the others and later goes on, from the pages that
   are kept still. Other reasons to be preempted are in ``preemption``. While such a victim has a token in flight it cannot

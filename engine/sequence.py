@@ -5,7 +5,7 @@ from enum import Enum, auto
 
 import msgspec
 
-from caching.page_manager import Found
+from caching.page_manager import NOTHING_FOUND, Found
 from caching.prefix_cache import page_keys
 from engine.sampling_params import SamplingParams
 from engine.token_constraint import TokenConstraint
@@ -65,7 +65,7 @@ class Sequence:
     pages: list[int] = field(default_factory=list)
     page_keys: list[bytes] = field(default_factory=list)
     """Of its known full pages, as far as somebody asked: the prompt's come with it; see ``page_keys_to``."""
-    found: Found = field(default_factory=Found)
+    found: Found = NOTHING_FOUND
     """What was found of them when somebody last looked."""
     num_passed: int = 0
     """Sequences that got a slot before it as it lacked the pages, though it was its turn."""

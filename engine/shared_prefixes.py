@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 
-from caching.page_manager import Found, HBMPageManager
+from caching.page_manager import NOTHING_FOUND, Found, HBMPageManager
 from engine.sequence import Sequence
 
 
@@ -25,7 +25,7 @@ class SharedPrefixes:
     def look(self, sequence: Sequence) -> Found | None:
         """About what ``find`` would find, for as little as has changed since the last look: most of those who wait go on waiting."""
         if not self._may_share(sequence):
-            return Found()
+            return NOTHING_FOUND
         keys, count = self._keys(sequence)
         found = sequence.found = self._pages.recount(keys, count, sequence.found)
         if found.held < count and keys[found.held] in self._computing:

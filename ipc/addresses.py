@@ -85,7 +85,7 @@ def host_and_port(address: str) -> tuple[str, int]:
 def anyone_listens(address: str) -> bool:
     """Whether some process accepts connections at a checked address; it may be no daemon of ours."""
     try:
-        _connect(address).close()
+        connected(address).close()
     except (FileNotFoundError, NotADirectoryError, ConnectionRefusedError):
         return False
     except OSError:
@@ -96,7 +96,7 @@ def anyone_listens(address: str) -> bool:
 def _admits_us(address: str) -> bool:
     """Whether some process accepts our connections at a checked address."""
     try:
-        _connect(address).close()
+        connected(address).close()
     except OSError:
         return False
     return True
@@ -127,7 +127,7 @@ def _set_mode(path: Path, mode: int) -> None:
 def is_forbidden(address: str) -> bool:
     """Whether our user is kept from a checked address by the modes of files."""
     try:
-        _connect(address).close()
+        connected(address).close()
     except PermissionError:
         return True
     except OSError:
@@ -214,7 +214,8 @@ def is_loopback(host: str) -> bool:
         return False
 
 
-def _connect(address: str) -> socket.socket:
+def connected(address: str) -> socket.socket:
+    """A plain connection to a checked address; raises OSError where there is none within a second."""
     if address.startswith("tcp://"):
         return socket.create_connection(host_and_port(address), timeout=1)
     connection = socket.socket(socket.AF_UNIX)

@@ -71,6 +71,16 @@ class Completion(msgspec.Struct, frozen=True):
         return self.choices[0].logprobs
 
 
+_TOKEN_BYTES, _LOGPROB_BYTES = 40, 250
+"""What a token, and an entry of its log-probabilities, take in memory, about."""
+
+
+def num_bytes(piece: Piece) -> int:
+    """What a piece takes in memory, about."""
+    entries = sum([len(token) for token in (*piece.logprobs, *piece.prompt_logprobs) if token is not None])
+    return len(piece.text) + _TOKEN_BYTES * len(piece.token_ids) + _LOGPROB_BYTES * entries
+
+
 def piece_of(answer: Token | Done) -> Piece:
     """A daemon's message as the caller's piece."""
     return Piece(

@@ -6,7 +6,7 @@ from typing import Any
 
 from ipc import settings
 from ipc.addresses import client_address
-from ipc.arguments import port, seconds
+from ipc.arguments import count, port, seconds
 from ipc.config import LOG_FORMATS, LOG_LEVELS
 
 
@@ -35,6 +35,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--reasoning-parser",
         choices=("qwen3", "deepseek_r1"),
         help="how the models think aloud (default: as their chat templates tell)",
+    )
+    add(
+        "--trusted-proxies",
+        metavar="CIDR,...",
+        help="addresses or networks of proxies in front, whose X-Forwarded-For says who asks (default: none)",
+    )
+    add(
+        "--max-connections",
+        type=count,
+        metavar="N",
+        help="connections that may be open at once, half of them from one address (default: 4096)",
     )
     add("--drain-timeout", type=seconds, metavar="S", help="seconds to finish what is open in (default: 30)")
     add("--log-level", choices=LOG_LEVELS, help="the least that is logged (default: info, a line for each request)")

@@ -7,6 +7,7 @@ import zmq
 from zmq.utils.monitor import recv_monitor_message
 
 from ipc.errors import ConnectFailed
+from ipc.greeting import mechanism
 from ipc.keys import ClientKey
 from ipc.messages import (
     PING_INTERVAL,
@@ -34,6 +35,8 @@ LINGER = 1000
 
 RECEIVE_HIGH_WATER = 1000
 """Messages that wait for a thread that does not read; what is beyond waits at the daemon, as text that grows."""
+GREETING_PATIENCE = 0.2
+"""Seconds that a daemon has to say whether it asks for keys."""
 LONGEST_KNOCK = 1000
 """Milliseconds between attempts to reach a daemon; the first follow each other sooner."""
 
@@ -161,11 +164,16 @@ class Session:
                 f"the daemon at {self._address} does not know this key: it was revoked, or it has to reload (SIGHUP)"
             )
         elif value == zmq.PROTOCOL_ERROR_ZMTP_MECHANISM_MISMATCH and self._key is None:
-            self.lost = f"the daemon at {self._address} asks for a key: give yours with --key FILE"
+            self.lost = self._asks_for_key()
         elif value == zmq.PROTOCOL_ERROR_ZMTP_MECHANISM_MISMATCH:
             self.lost = f"the daemon at {self._address} takes no keys: connect without one"
+        elif self._key is None and mechanism(self._address, GREETING_PATIENCE) == "CURVE":
+            self.lost = self._asks_for_key()
         elif self._key is not None:
             self._doubt = f"what answers at {self._address} is not the daemon that this key was made for"
+
+    def _asks_for_key(self) -> str:
+        return f"the daemon at {self._address} asks for a key: give yours with --key FILE"
 
     def _decoded(self, frame: bytes) -> ServerMessage | None:
         try:

@@ -19,12 +19,15 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from caching import instruction_set
 from engine.config import EngineConfig
 from engine.errors import ConfigurationError
 from ipc.config import DaemonConfig
 
 PREFIX = "ODRIVER_"
 CONFIG_VARIABLE = PREFIX + "CONFIG"
+NO_SETTINGS = (CONFIG_VARIABLE, instruction_set.VARIABLE)
+"""Variables that begin like those of settings."""
 
 
 @dataclass(frozen=True)
@@ -144,8 +147,8 @@ def _read(path: Path) -> dict[str, Held]:
 
 def _variables() -> dict[str, Held]:
     by_variable = {setting.variable: setting for setting in SETTINGS.values()}
-    written = {name: value for name, value in os.environ.items() if name.startswith(PREFIX) and value}
-    written.pop(CONFIG_VARIABLE, None)
+    ours = {name: value for name, value in os.environ.items() if name.startswith(PREFIX) and value}
+    written = {name: value for name, value in ours.items() if name not in NO_SETTINGS}
     for name in written:
         _check_known(name, by_variable, "the environment")
     return {

@@ -4,6 +4,7 @@ import socket
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from fake_driver import PATIENCE
 
 from ipc.gateway.app import make_app
 from ipc.gateway.callers import Callers
+from ipc.gateway.connection_limit import ConnectionLimit
 from ipc.gateway.daemons import Daemon, Daemons
 from ipc.gateway.protocol import Protocol
 
@@ -22,11 +24,26 @@ CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 
 @contextmanager
 def gateway(
-    *addresses: str, timeout: float = PATIENCE, callers: Callers | None = None, key: Path | None = None, **parsers: str
+    *addresses: str,
+    timeout: float = PATIENCE,
+    callers: Callers | None = None,
+    key: Path | None = None,
+    limit: ConnectionLimit | None = None,
+    proxies: tuple[str, ...] = (),
+    **parsers: str,
 ) -> Iterator[httpx.Client]:
     """A client of a gateway to the daemons at these addresses, for the time of a with statement; they have ``timeout`` to answer."""
     app = make_app(Daemons([Daemon(address, key, timeout, **parsers) for address in addresses]), callers or Callers())
-    server = uvicorn.Server(uvicorn.Config(app, log_config=None, http=Protocol, lifespan="on", ws="none"))
+    config = uvicorn.Config(
+        app,
+        log_config=None,
+        http=partial(Protocol, limit=limit),
+        lifespan="on",
+        ws="none",
+        proxy_headers=bool(proxies),
+        forwarded_allow_ips=list(proxies),
+    )
+    server = uvicorn.Server(config)
     with socket.create_server(("127.0.0.1", 0)) as listening:
         thread = threading.Thread(target=server.run, args=([listening],))
         thread.start()

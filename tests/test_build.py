@@ -253,6 +253,14 @@ def test_a_setting_out_of_range_is_named(directory, name, value):
         build_config(directory, **{name: value})
 
 
+@pytest.mark.parametrize(("batched", "sequences"), [(512, 64), (8, 8)])
+def test_as_many_sequences_run_as_a_step_has_tokens(batched, sequences):
+    """Where nobody says how many, and 64 at most; more than tokens are refused."""
+    assert EngineConfig(max_num_batched_tokens=batched).max_num_seqs == sequences
+    with pytest.raises(ConfigurationError, match="max_num_batched_tokens must be at least max_num_seqs"):
+        EngineConfig(max_num_batched_tokens=batched, max_num_seqs=batched + 1)
+
+
 def test_a_compilation_in_service_is_counted():
     """The counter moves when something new is compiled, so that a 0 means something."""
     before = num_compilations()

@@ -8,7 +8,9 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 from fake_driver import LIMITS, PATIENCE, FakeDriver, serving
@@ -368,6 +370,87 @@ def test_a_shutdown_that_hangs_is_ended_and_shows_where(address: str, news: News
 
     assert code == FAULT
     assert "in stop" in stderr
+
+
+HANGING = """
+import sys, threading
+sys.path.insert(0, "tests")
+from fakes import FakeEngine, FakeTokenizer
+from driver.odriver import oDriver
+from ipc import daemon, watchdog
+from test_daemon import build_daemon
+daemon.PROGRESS_LIMIT = watchdog.PROGRESS_LIMIT = watchdog.PREPARE_LIMIT = float(sys.argv[2])
+daemon.DRIVER_TIMEOUT = 0.1
+class HangingTokenizer(FakeTokenizer):
+    def encode(self, text):
+        if text == "hang":
+            print("hangs", flush=True)
+            threading.Event().wait()
+        return super().encode(text)
+sys.exit(build_daemon(sys.argv[1], oDriver(FakeEngine(max_model_len=10**9), HangingTokenizer())).run())
+"""
+
+
+@contextmanager
+def hanging(address: str, news: News, limit: float) -> Iterator[subprocess.Popen[str]]:
+    """A daemon that hangs at a word, and notices after so many seconds."""
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-c", HANGING, address, str(limit)]
+    pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    with subprocess.Popen(command, cwd=ROOT, env=environment, **pipes) as process:
+        news.until("READY=1")
+        yield process
+
+
+def test_a_stage_that_hangs_ends_the_daemon(address: str, news: News) -> None:
+    """With tracebacks of all threads, an exit code that asks for a restart, and a word to every open request."""
+    with hanging(address, news, 1.0) as process, Client(address) as client:
+        running, stuck = client.generate("abc"), client.generate("hang")
+        next(running)
+        for stream in (running, stuck):
+            with pytest.raises(RequestFailed, match="nothing has got done in the prepare stage") as failed:
+                list(stream)
+            assert failed.value.code == "internal"
+        stderr = process.communicate(timeout=PATIENCE)[1]
+
+    assert process.returncode == FAULT
+    assert "in encode" in stderr and "requests in the hands of a stage: [" in stderr
+
+
+def test_a_daemon_with_a_stage_that_hangs_can_be_told_to_stop(address: str, news: News) -> None:
+    """Before anybody knows that it hangs: it drains, at a second signal ends, tells who is open, and exits in order."""
+    with hanging(address, news, 3600.0) as process, Client(address) as client:
+        stuck = client.generate("hang")
+        assert process.stdout is not None and process.stdout.readline() == "hangs\n"
+        process.terminate()
+        news.until("STATUS=finishing what is open")
+        process.terminate()
+        with pytest.raises(RequestFailed) as failed:
+            list(stuck)
+        process.communicate(timeout=PATIENCE)
+
+    assert (failed.value.code, process.returncode) == ("stopped", STOPPED)
+
+
+def test_a_daemon_that_is_stalled_does_not_drain(address: str, news: News) -> None:
+    """What hangs would not finish."""
+    driver = FakeDriver()
+
+    def stall() -> None:
+        news.until("READY=1")
+        with Client(address) as client:
+            stream = client.generate("hold")
+            driver.take()
+            driver.seconds_since_progress = 61.0
+            send_signal()
+            with pytest.raises(RequestFailed) as told:
+                list(stream)
+            assert told.value.code == "stopped"
+
+    with ThreadPoolExecutor(1) as thread:
+        stalled = thread.submit(stall)
+        assert build_daemon(address, driver, drain_timeout=3600).run() == STOPPED
+        stalled.result()
 
 
 def test_a_busy_tpu_is_named_with_who_has_it(tmp_path: Path, address: str) -> None:

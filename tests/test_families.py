@@ -8,8 +8,11 @@ import pytest
 from checkpoints import LLAMA, LLAMA3_ROPE, MISTRAL, QWEN2, QWEN3, SIZES
 
 from engine.errors import ConfigurationError
-from engine.models.config import ModelConfig, RopeConfig
+from engine.logit_bias import bias_of
+from engine.models.config import MAX_EOS_TOKEN_IDS, ModelConfig, RopeConfig
 from engine.models.families import read_model_config
+from engine.sampling_params import MAX_STOP_TOKEN_IDS, SamplingParams
+from engine.sequence import Sequence
 
 CONFIGS = {"llama": LLAMA, "mistral": MISTRAL, "qwen2": QWEN2, "qwen3": QWEN3}
 
@@ -192,6 +195,7 @@ def test_the_checkpoints_dtype_is_read_in_both_spellings(tmp_path: Path, key: st
     ("generation", "eos_token_id", "expected"),
     [
         ({"eos_token_id": [5, 6]}, 2, (5, 6)),
+        ({"eos_token_id": [5, 6, 5]}, 2, (5, 6)),
         ({"eos_token_id": 5}, 2, (5,)),
         ({"eos_token_id": 0}, 2, (0,)),
         ({"temperature": 0.6}, [2, 3], (2, 3)),
@@ -211,6 +215,23 @@ def test_eos_ids_come_from_the_generation_config_first(
     config = read_model_config(directory)
 
     assert config.eos_token_ids == expected
+
+
+@pytest.mark.parametrize(
+    ("ids", "reason"), [(list(range(33)), "33 ids, and 32 are most"), ([5, -1], "-1, which is no token")]
+)
+def test_eos_ids_that_cannot_be_served_are_refused(tmp_path: Path, ids: list[int], reason: str) -> None:
+    """Too many for what min_tokens hides, or none of a vocabulary."""
+    with pytest.raises(ConfigurationError, match=f"eos_token_id has {reason}"):
+        read_model_config(build_model(tmp_path, eos_token_id=ids))
+
+
+def test_as_many_stop_ids_as_a_model_and_a_request_may_have_are_hidden() -> None:
+    """With min_tokens, the largest number of each."""
+    stops = frozenset(range(MAX_STOP_TOKEN_IDS + MAX_EOS_TOKEN_IDS))
+    sequence = Sequence("a", [1], SamplingParams(min_tokens=2), stops, 4, seed=0)
+
+    assert set(bias_of(sequence, 500).hidden_ids.tolist()) == stops
 
 
 def test_a_config_that_transformers_wrote_reads_the_same(tmp_path: Path) -> None:

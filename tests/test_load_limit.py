@@ -3,6 +3,7 @@
 import itertools
 import random
 from contextlib import suppress
+from typing import Any
 
 import pytest
 
@@ -15,14 +16,15 @@ from driver.tokenizer_limit import TokenizerLimit
 from engine.config import EngineStats
 
 
-def build_request(prompt: str | list[int], client: str = "", user: str = "") -> ActiveRequest:
-    """A request for this prompt."""
-    return ActiveRequest(request_id="a", channel=QueueChannel(), prompt=prompt, client=client, user=user)
+def build_request(**fields: Any) -> ActiveRequest:
+    """A request with these fields."""
+    return ActiveRequest(request_id="a", channel=QueueChannel(), **fields)
 
 
 def build_waiting(num_tokens: int = 1, client: str = "", user: str = "") -> OpenRequest:
     """A request that waits, with a prompt of so many tokens."""
-    return OpenRequest(build_request([1], client, user), "a#1", num_prompt_tokens=num_tokens)
+    request = build_request(prompt=[1], client=client, user=user)
+    return OpenRequest(request, "a#1", num_prompt_tokens=num_tokens)
 
 
 def fill(limit: LoadLimit, waiting: list[OpenRequest], client: str, user: str = "", num_tokens: int = 1) -> int:
@@ -44,7 +46,7 @@ def test_a_prompt_is_counted_or_estimated_before_it_is_tokenised() -> None:
         request_id="a", channel=QueueChannel(), prompt="y" * 8, resume_token_ids=[[1, 2], [3]], num_bytes=1000
     )
 
-    requests = [build_request([1, 2, 3]), build_request("y" * 8), chat, resumed]
+    requests = [build_request(prompt=[1, 2, 3]), build_request(prompt="y" * 8), chat, resumed]
 
     assert [request.estimated_tokens for request in requests] == [3, 3, 11, 6]
 

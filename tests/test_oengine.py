@@ -188,6 +188,22 @@ def test_pages_given_to_another_are_written_by_nobody_else():
     assert run(engine, [successor]) == {"successor": completion(successor)}
 
 
+def test_what_an_aborted_sequence_leaves_is_forgotten_when_its_logits_were_not_finite():
+    """It gave up its pages while its step was in flight; nobody who begins alike finds what it has spoilt."""
+    engine = build_engine()
+    engine.add(build_sequence("aborted", [3] * 8))
+    engine._runner.fault = "nan"
+    while not engine._scheduler.num_running:
+        engine.step()
+    engine.finish("aborted")
+    assert engine.stats().pages_cached == 2
+
+    while engine.has_work:
+        assert engine.step() == []
+
+    assert engine._runner.spoilt == ["aborted"] and engine.stats().pages_cached == 0
+
+
 prompts = st.lists(st.integers(0, VOCAB_SIZE - 1), min_size=1, max_size=30)
 events = st.one_of(
     st.tuples(st.just("add"), prompts, st.integers(1, 30), st.booleans(), st.booleans()),

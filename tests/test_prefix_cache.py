@@ -1,6 +1,6 @@
 """Kept pages: found by what they hold, given away in the order in which they came back."""
 
-from caching.page_manager import HBMPageManager
+from caching.page_manager import NOTHING_FOUND, HBMPageManager
 from caching.prefix_cache import page_keys
 
 
@@ -85,6 +85,35 @@ def test_nothing_is_found_after_the_memory_was_lost() -> None:
     pages.share(kept[:1])
 
     pages.forget_all()
+
+    assert pages.find(keys) == [] and pages.num_cached == 0
+    pages.check_integrity(kept[:1])
+
+
+def test_a_second_look_goes_on_from_the_first() -> None:
+    """Pages of a chain that were given away, kept, taken or let go since are counted as a whole search would."""
+    pages, keys = HBMPageManager(9), page_keys(b"", range(24), 4)
+    kept = build_kept(pages, keys[:4])
+    looks = [pages.recount(keys, 6, NOTHING_FOUND)]
+    pages.share(kept[:3])
+    looks.append(pages.recount(keys, 6, looks[-1]))
+    pages.free(reversed(kept[1:3]))
+    owned = pages.alloc(5)
+    pages.keep(owned[0], keys[3])
+    looks.append(pages.recount(keys, 6, looks[-1]))
+    looks.append(pages.recount(keys, 1, looks[-1]))
+
+    assert looks == [(4, 0), (4, 3), (4, 1), (1, 1)]
+    assert pages.find(keys[:6]) == [*kept[:3], owned[0]]
+
+
+def test_what_keys_stand_for_can_be_forgotten() -> None:
+    """Whoever owns the pages, and those that hold nothing are left alone."""
+    pages, keys = HBMPageManager(9), page_keys(b"", range(16), 4)
+    kept = build_kept(pages, keys[:3])
+    pages.share(kept[:1])
+
+    pages.forget_keys(keys)
 
     assert pages.find(keys) == [] and pages.num_cached == 0
     pages.check_integrity(kept[:1])

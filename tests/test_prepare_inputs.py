@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from fakes import EOS, VOCAB_SIZE, FakeTokenizer
 
+from caching.prefix_cache import page_keys
 from driver.errors import Overloaded
 from driver.messages import Admit
 from driver.open_requests import OpenRequest, OpenRequests
@@ -18,7 +19,7 @@ from engine.config import ServingLimits
 from engine.request_limits import MAX_PROMPT_LOGPROBS, MAX_SEED
 from engine.sequence import Sequence
 
-LIMITS = ServingLimits(max_model_len=32, vocab_size=VOCAB_SIZE, eos_token_ids=(EOS,))
+LIMITS = ServingLimits(max_model_len=32, vocab_size=VOCAB_SIZE, eos_token_ids=(EOS,), page_size=4)
 
 
 class Stage:
@@ -369,3 +370,22 @@ def test_many_log_probabilities_of_a_long_prompt_are_refused() -> None:
     admit, refusal = outcomes.get_nowait(), outcomes.get_nowait()
     assert isinstance(admit, Admit) and isinstance(refusal, ReturnSample) and refusal.error is not None
     assert f"21 for each of {most + 1} tokens are more than {MAX_PROMPT_LOGPROBS}" in refusal.error.message
+
+
+def test_a_prompt_is_hashed_before_it_is_admitted(stage: Stage) -> None:
+    """Each sample has the keys of the prompt's full pages, in a list of its own."""
+    stage.submit(prompt=list(range(11)), params={"n": 2})
+
+    admit = stage.outcomes.get(timeout=30)
+
+    assert isinstance(admit, Admit)
+    first, second = admit.sequences
+    assert first.salt is not None and first.page_keys == page_keys(first.salt, range(11), 4)
+    assert second.page_keys == first.page_keys and second.page_keys is not first.page_keys
+
+
+def test_a_request_that_shares_nothing_is_not_hashed(stage: Stage) -> None:
+    """It has no salt, so nothing of it is kept."""
+    sequence = stage.sequence(prompt=list(range(11)), params={"enable_prefix_caching": False})
+
+    assert sequence.salt is None and sequence.page_keys == []

@@ -5,11 +5,12 @@ from collections import deque
 import pytest
 
 from caching.page_manager import HBMPageManager
+from engine.backfill import MOST_PASSED
 from engine.growth_reserve import GrowthReserve
 from engine.plan import StepResult
 from engine.preemption import Cause, Preemption, PreemptionLog
 from engine.sampling_params import SamplingParams
-from engine.scheduler import InferenceScheduler
+from engine.scheduler import LOOKED_AT, InferenceScheduler
 from engine.sequence import Sequence, SequenceStatus
 
 EOS = 0
@@ -515,3 +516,166 @@ def test_admission_keeps_pages_for_what_those_who_run_may_generate():
         run_to_end(scheduler)
 
     assert careful.preemptions.total() == 0 and careless.preemptions.total() > 5
+
+
+class Unanswered:
+    """A constraint that has been told a token and has not answered."""
+
+    error, complete = None, False
+
+    def advance(self, token_id): ...
+
+    def close(self): ...
+
+
+def build_late(request_id, **settings):
+    """A sequence that was cut off behind its first token and goes on, as soon as its constraint says how."""
+    sequence = build_sequence(request_id, **settings)
+    sequence.constraint, sequence.awaits_mask, sequence.output_token_ids = Unanswered(), True, [5]
+    return sequence
+
+
+def names(plan):
+    """Who is in a step, and begins in it."""
+    return [sequence.request_id for sequence in plan.admitted]
+
+
+def test_a_sequence_whose_mask_is_late_is_passed_and_comes_first_once_it_is_there():
+    """Those behind it start at once; when there is room again it is its turn."""
+    scheduler, _ = build_scheduler(max_num_seqs=3)
+    late = build_late("late")
+    scheduler.add(late)
+    for number in range(4):
+        scheduler.add(build_sequence(f"other {number}", max_tokens=2))
+
+    plan = scheduler.plan()
+    assert names(plan) == ["other 0", "other 1", "other 2"]
+    land(scheduler, plan)
+    land(scheduler, scheduler.plan())
+    scheduler.resume(late)
+
+    assert names(scheduler.plan()) == ["late", "other 3"]
+
+
+@pytest.mark.parametrize("siblings", [2, 64])
+def test_short_prompts_pass_those_that_wait_for_a_prefix(siblings):
+    """Samples of one long prompt wait for the first to compute it; what comes behind them starts in the next step."""
+    scheduler, _ = build_scheduler(num_pages=400, max_num_seqs=64, budget=64)
+    for sibling in build_siblings(siblings, prompt=640):
+        scheduler.add(sibling)
+    first = scheduler.plan()
+    scheduler.add(build_sequence("short"))
+
+    assert names(first) == ["s0"] and names(scheduler.plan()) == ["short"]
+
+
+def test_short_prompts_pass_a_long_one_for_which_the_step_has_no_part():
+    """The second long prompt waits for the first; short ones get what is left of the step."""
+    scheduler, _ = build_scheduler(budget=16)
+    scheduler.add(build_sequence("decoding", max_tokens=30))
+    land(scheduler, scheduler.plan())
+    for name, prompt in (("long", 40), ("long too", 40), ("short", 3), ("short too", 3)):
+        scheduler.add(build_sequence(name, prompt=prompt))
+
+    plan = scheduler.plan()
+
+    assert names(plan) == ["long", "short", "short too"] and plan.counts == [1, 8, 3, 3]
+
+
+def test_those_who_pass_a_long_prompt_leave_it_a_slot():
+    """While one long prompt is computed short ones take the slots; the next long one begins when that one is done."""
+    scheduler, _ = build_scheduler(num_pages=2000, max_num_seqs=8, budget=64)
+    scheduler.add(build_sequence("decoding", max_tokens=400))
+    land(scheduler, scheduler.plan())
+    for name in ("long", "long too"):
+        scheduler.add(build_sequence(name, prompt=3200))
+    for number in range(400):
+        scheduler.add(build_sequence(f"short {number}", max_tokens=3 + number % 5))
+
+    started = []
+    for _ in range(3200 // 32):
+        plan = scheduler.plan()
+        started += names(plan)
+        land(scheduler, plan)
+
+    assert started[0] == "long" and names(plan)[0] == "long too" and len(started) > 60
+
+
+def test_a_large_prompt_is_passed_for_want_of_pages_only_so_often():
+    """A stream of small ones takes what is free for a while; then it ebbs until the large one has started."""
+    scheduler, _ = build_scheduler(num_pages=20, max_num_seqs=8, budget=64)
+    scheduler.add(build_sequence("there", prompt=20, max_tokens=50))
+    land(scheduler, scheduler.plan())
+    scheduler.add(build_sequence("large", prompt=52))
+
+    started = []
+    for number in range(200):
+        scheduler.add(build_sequence(f"small {number}", max_tokens=3))
+        plan = scheduler.plan()
+        started += names(plan)
+        land(scheduler, plan)
+
+    assert started[MOST_PASSED] == "large" and len(started) > 2 * MOST_PASSED
+
+
+def test_nobody_takes_the_pages_that_a_more_important_one_waits_for():
+    """One of a lower priority is passed by its equals, not by others."""
+    scheduler, _ = build_scheduler(num_pages=20, max_num_seqs=8, budget=64)
+    scheduler.add(build_sequence("there", prompt=20, max_tokens=50, priority=-5))
+    land(scheduler, scheduler.plan())
+    scheduler.add(build_sequence("large", prompt=52, priority=-5))
+    scheduler.add(build_sequence("small", priority=-5))
+    scheduler.add(build_sequence("another", priority=0))
+
+    assert names(scheduler.plan()) == ["small"]
+
+
+def test_no_more_than_some_are_looked_at_in_one_plan():
+    """However many masks are late, a plan stays cheap."""
+    scheduler, _ = build_scheduler()
+    for number in range(LOOKED_AT):
+        scheduler.add(build_late(f"late {number}"))
+    scheduler.add(build_sequence("behind"))
+
+    assert scheduler.plan() is None
+    scheduler.finish("late 7")
+    assert names(scheduler.plan()) == ["behind"]
+
+
+def test_a_sequence_without_a_salt_is_not_hashed_and_shares_nothing():
+    """Neither its twin nor another finds its pages, and none are kept."""
+    scheduler, pages = build_scheduler(budget=32)
+    for name in ("a", "b"):
+        sequence = build_sequence(name, prompt=9)
+        sequence.salt = None
+        scheduler.add(sequence)
+
+    plan = scheduler.plan()
+    land(scheduler, plan)
+    run_to_end(scheduler)
+
+    assert plan.starts == [0, 0] and pages.num_cached == 0
+    assert not any(sequence.page_keys for sequence in plan.sequences)
+
+
+def test_what_was_found_of_a_waiting_prompt_is_remembered(monkeypatch):
+    """A prompt of 200 pages that has no room is looked up once; then each plan looks at what has changed, which is little."""
+    scheduler, pages = build_scheduler(num_pages=210, budget=1000)
+    scheduler.add(build_sequence("first", prompt=801, max_tokens=1, salt=b"same"))
+    land(scheduler, scheduler.plan())
+    scheduler.add(build_sequence("decoding", max_tokens=600))
+    for _ in range(40):
+        land(scheduler, scheduler.plan())
+    scheduler.add(build_sequence("waiting", prompt=801, salt=b"same"))
+    lookups = []
+    monkeypatch.setattr(
+        pages.cache, "holder", lambda key, holder=pages.cache.holder: lookups.append(key) or holder(key)
+    )
+
+    counts = []
+    for _ in range(20):
+        land(scheduler, scheduler.plan())
+        counts.append(len(lookups))
+        lookups.clear()
+
+    assert scheduler.num_waiting == 1 and counts[0] > 190 and max(counts[1:]) < 20

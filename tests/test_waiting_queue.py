@@ -4,7 +4,7 @@ import pytest
 
 from engine.sampling_params import SamplingParams
 from engine.sequence import Sequence
-from engine.waiting_queue import REMEMBERED, WaitingQueue
+from engine.waiting_queue import REMEMBERED, REMEMBERED_LEVELS, WaitingQueue
 
 
 def build_sequence(request_id: str, client: str = "", priority: int = 0, prompt: int = 10, user: str = "") -> Sequence:
@@ -203,3 +203,67 @@ def test_users_have_the_turns_again_of_those_that_were_passed_by() -> None:
     waiting.come_back()
 
     assert serve(waiting, 4) == ["a1", "b1", "c1", "a2"]
+
+
+def test_who_is_passed_by_comes_back_to_the_same_place() -> None:
+    """Of all priorities and clients, equals in turns included, in the order in which it was before."""
+    waiting, again = WaitingQueue(), WaitingQueue()
+    for queue in (waiting, again):
+        for number, (client, priority) in enumerate((("a", 0), ("b", 0), ("a", 0), ("c", -1), ("b", 5), ("c", 0))):
+            queue.add(build_sequence(str(number), client, priority))
+        queue.add_preempted(build_sequence("preempted", "b"), before_all=True)
+
+    passed = []
+    while (head := waiting.head()) is not None:
+        waiting.pass_by(head)
+        passed.append(head.request_id)
+    assert waiting.num_passed_by == len(waiting) == 7
+    waiting.come_back()
+
+    assert passed[:3] == ["3", "preempted", "0"]
+    assert serve(waiting, 7) == serve(again, 7)
+
+
+def test_the_next_one_s_turn_costs_who_was_passed_by_nothing() -> None:
+    """Its client is as far behind as it was, and whoever comes new begins where those are that were served."""
+    waiting = WaitingQueue()
+    for number in range(9):
+        waiting.add(build_sequence(f"b{number}", "b"))
+    waiting.add(build_sequence("a0", "a"))
+    serve(waiting, 1)
+    assert waiting.head().client == "a"
+    waiting.pass_by(waiting.head())
+    served = serve(waiting, 4)
+    waiting.come_back()
+    waiting.add(build_sequence("c0", "c"))
+
+    assert served == ["b1", "b2", "b3", "b4"]
+    assert serve(waiting, 3) == ["a0", "c0", "b5"]
+
+
+def test_what_a_client_was_given_counts_when_the_queue_was_empty_meanwhile() -> None:
+    """It generates on while nobody waits; then its next request comes behind another's, until all is forgotten."""
+    waiting = WaitingQueue()
+    waiting.add(build_sequence("a0", "a"))
+    first = pop(waiting)
+    waiting.charge(first, 500)
+
+    waiting.add(build_sequence("a1", "a"))
+    for number in range(3):
+        waiting.add(build_sequence(f"b{number}", "b"))
+    assert serve(waiting, 4) == ["b0", "b1", "b2", "a1"]
+    waiting.forget()
+    waiting.add(build_sequence("a2", "a"))
+    waiting.add(build_sequence("b3", "b"))
+
+    assert serve(waiting, 2) == ["a2", "b3"]
+
+
+def test_priorities_that_are_gone_are_forgotten() -> None:
+    """However many there were, some of the latest are remembered."""
+    waiting = WaitingQueue()
+    for number in range(1000):
+        waiting.add(build_sequence(str(number), priority=number))
+        waiting.charge(pop(waiting), 1)
+
+    assert not waiting._levels and len(waiting._left) == REMEMBERED_LEVELS

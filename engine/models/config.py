@@ -7,6 +7,9 @@ VOCABULARY_BLOCK = 128
 """Tokens that the sampler looks at together. A device has whole ones, so that draws do not depend on how many devices
 there are."""
 
+MAX_EOS_TOKEN_IDS = 32
+"""Ids that may end a model's output; no known model has a quarter as many."""
+
 
 @dataclass(frozen=True)
 class RopeConfig:

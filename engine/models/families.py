@@ -13,7 +13,7 @@ import msgspec
 
 from engine.errors import ConfigurationError
 from engine.models.checkpoint import read_json, weight_files
-from engine.models.config import ModelConfig, RopeConfig
+from engine.models.config import MAX_EOS_TOKEN_IDS, ModelConfig, RopeConfig
 
 Count = Annotated[int, msgspec.Meta(ge=1)]
 Positive = Annotated[float, msgspec.Meta(gt=0)]
@@ -271,4 +271,7 @@ def _eos_token_ids(directory: Path, fields: _Fields) -> tuple[int, ...]:
     eos = fields.eos_token_id if generation.eos_token_id is None else generation.eos_token_id
     if eos is None:
         return ()
-    return tuple(eos) if isinstance(eos, list) else (eos,)
+    ids = tuple(dict.fromkeys(eos if isinstance(eos, list) else [eos]))
+    _require(min(ids, default=0) >= 0, f"eos_token_id has {min(ids, default=0)}, which is no token")
+    _require(len(ids) <= MAX_EOS_TOKEN_IDS, f"eos_token_id has {len(ids)} ids, and {MAX_EOS_TOKEN_IDS} are most")
+    return ids

@@ -96,14 +96,13 @@ def dense(
     """
     if isinstance(kernel, PackedKernel):
         out = kernel.out
-        flat = _packed_product(x, kernel[...], math.prod(out))
+        flat = _packed_product(x, kernel[...], math.prod(out), scale)
     else:
         weight = kernel[...]
         out = kernel.out if isinstance(kernel, FlatKernel) else weight.shape[1:]
         matrix = weight.reshape(weight.shape[0], -1).astype(x.dtype)
         flat = jnp.matmul(x, matrix, preferred_element_type=np.float32)  # asked for less, XLA:TPU would turn the kernel
-    if scale is not None:
-        flat = flat * scale[...].reshape((1,) * (x.ndim - 1) + (-1,))
+        flat = _times(flat, scale)
     flat = flat.astype(x.dtype)
     whole = (flat if axis is None else jax.lax.psum(flat, axis)).reshape(*x.shape[:-1], *out)
     return whole if bias is None else whole + bias[...].astype(whole.dtype).reshape((1,) * (x.ndim - 1) + out)
@@ -117,18 +116,16 @@ def look_up(table: nnx.Param[Array], token_ids: Array, axis: str | None = None, 
     if isinstance(table, PackedKernel):
         width = weight.shape[2]
         rows = weight[token_ids // width, :, token_ids % width].astype(np.float32)
-    else:
-        rows = _rows(weight, token_ids)
-    return _scaled(rows, scale, token_ids)
+        # Scaled apart from what is added next, as in the kernel.
+        return jax.lax.optimization_barrier(_scaled(rows, scale, token_ids))
+    return _scaled(_rows(weight, token_ids), scale, token_ids)
 
 
 def logits(hidden: Array, table: nnx.Param[Array], scale: Scale | None = None) -> Array:
     """f[..., hidden] times a table [vocab, hidden] -> f32[..., vocab]."""
     if isinstance(table, PackedKernel):
-        product = _packed_product(hidden, table[...], math.prod(table.out))
-    else:
-        product = jnp.matmul(hidden, table[...].astype(hidden.dtype).T, preferred_element_type=np.float32)
-    return product if scale is None else product * scale[...].reshape((1,) * (hidden.ndim - 1) + (-1,))
+        return _packed_product(hidden, table[...], math.prod(table.out), scale)
+    return _times(jnp.matmul(hidden, table[...].astype(hidden.dtype).T, preferred_element_type=np.float32), scale)
 
 
 def _look_up_among(part: Array, scale: Scale | None, token_ids: Array, vocabulary: Vocabulary) -> Array:
@@ -161,6 +158,13 @@ def _panels(rows: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     return np.ascontiguousarray(padded.reshape(-1, width, padded.shape[1]).transpose(0, 2, 1))
 
 
-def _packed_product(x: Array, panels: Array, out: int) -> Array:
+def _times(product: Array, scale: Scale | None) -> Array:
+    """f32[..., out], each output by its scale."""
+    return product if scale is None else product * scale[...].reshape((1,) * (product.ndim - 1) + (-1,))
+
+
+def _packed_product(x: Array, panels: Array, out: int, scale: Scale | None) -> Array:
     call = jax.ffi.ffi_call("odriver_linear", jax.ShapeDtypeStruct((*x.shape[:-1], out), np.float32))
-    return call(x.astype(np.float32), panels)
+    scales = jnp.zeros(0, np.float32) if scale is None else scale[...].reshape(-1)
+    product: Array = call(x.astype(np.float32), panels, scales)
+    return product

@@ -10,6 +10,8 @@ from starlette.requests import Request
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from ipc.gateway.callers import Caller, Callers
+from ipc.gateway.memory import Memory
+from ipc.gateway.peer_addresses import peer_of
 from ipc.openai_requests import BodyError
 
 
@@ -27,10 +29,14 @@ class Admission:
         callers: Callers = scope["app"].state.callers
         headers = Headers(scope=scope)
         if callers.everybody is not None:
-            _check_host(headers.get("host", ""))
+            _check_host(headers.get("host"))
         caller = callers.identified(headers.get("authorization"))
         scope["state"]["caller"] = caller
-        with _open(caller) if scope["method"] == "POST" else nullcontext():
+        memory: Memory = scope["app"].state.memory
+        client = scope.get("client")
+        peer = caller.name or peer_of(client[0] if client else "")
+        with _open(caller) if scope["method"] == "POST" else nullcontext(), memory.hold(peer) as held:
+            scope["state"]["held"] = held
             await self._app(scope, receive, send)
 
 
@@ -49,12 +55,14 @@ def _open(caller: Caller) -> Iterator[None]:
         caller.end()
 
 
-def _check_host(host: str) -> None:
-    """Raises BodyError for a name of somebody's, which a page in this machine's browser may have made its own.
+def _check_host(host: str | None) -> None:
+    """Raises BodyError for no name, as HTTP/1.0 allows it, and for one of somebody's, which a page in this machine's browser may have made its own.
 
     A browser lets a page read what comes from the host that it came from, whatever address that name has by now (DNS
     rebinding), and without API keys whoever reaches this address may ask.
     """
+    if host is None:
+        raise BodyError("there must be a Host header: without API keys this is served to localhost alone")
     name = host.rpartition(":")[0] if not host.endswith("]") and ":" in host else host
     try:
         ip_address(name.strip("[]"))

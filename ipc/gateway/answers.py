@@ -6,15 +6,16 @@ import msgspec
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
 
 from ipc.errors import ConnectFailed, ConnectionLost, OdriverError, RequestFailed
-from ipc.gateway.bodies import JSON
 from ipc.gateway.disconnect import Disconnected
 from ipc.gateway.request_id import HUNG_UP
 from ipc.openai_answers import ErrorAnswer
 from ipc.openai_format import STATUS, error_answer
 from ipc.openai_requests import BodyError
 
+JSON = "application/json"
 RETRY_AFTER = 1.0
 """Seconds after which to come again, where the daemon does not say."""
 FAULT = "the gateway failed: its log says more"
@@ -29,7 +30,18 @@ def encoded(answer: msgspec.Struct) -> bytes:
 
 def json_answer(answer: msgspec.Struct, status: int = 200, headers: dict[str, str] | None = None) -> Response:
     """A body of JSON."""
-    return Response(encoded(answer), status, headers, JSON)
+    return _Whole(encoded(answer), status, headers, JSON)
+
+
+class _Whole(Response):
+    """An answer that has ended when all of it is away, so that until then it counts as held."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """As ASGI has it."""
+        del scope, receive
+        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+        await send({"type": "http.response.body", "body": self.body, "more_body": True})
+        await send({"type": "http.response.body", "body": b"", "more_body": False})  # which waits for room
 
 
 def failure(error: Exception) -> tuple[int, ErrorAnswer, float | None]:

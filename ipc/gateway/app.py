@@ -13,6 +13,7 @@ from ipc.gateway.admission import Admission
 from ipc.gateway.answers import FAULT_ANSWER, HANDLERS
 from ipc.gateway.callers import Callers
 from ipc.gateway.daemons import Daemons
+from ipc.gateway.memory import Memory
 from ipc.gateway.operations import OPERATIONS, Operation
 from ipc.gateway.request_id import RequestIds
 
@@ -33,6 +34,7 @@ def make_app(daemons: Daemons, callers: Callers) -> Starlette:
         lifespan=lifespan,
     )
     app.state.daemons, app.state.callers = daemons, callers
+    app.state.memory = Memory()
     app.state.started_at = int(time.time())
     return app
 

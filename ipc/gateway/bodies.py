@@ -5,12 +5,13 @@ from typing import TypeVar
 from starlette.requests import Request
 
 from engine.request_limits import MAX_MESSAGE_BYTES
+from ipc.gateway.answers import JSON
+from ipc.gateway.memory import held_by
 from ipc.openai_format import decoded
 from ipc.openai_requests import BodyError
 
 Body = TypeVar("Body")
 
-JSON = "application/json"
 MAX_BODY_BYTES = 2 * MAX_MESSAGE_BYTES
 """No more is read of a body; what it comes to in the daemon's protocol has a limit of its own."""
 
@@ -21,13 +22,17 @@ async def read(request: Request, kind: type[Body]) -> Body:
     if content_type.partition(";")[0].strip().lower() != JSON:
         said = f"not {content_type!r}" if content_type else "which the request does not say"
         raise BodyError(f"the content type must be {JSON}, {said}", status=415, code="unsupported_media_type")
+    coding = request.headers.get("content-encoding", "identity").strip().lower()
+    if coding != "identity":
+        raise BodyError(f"a body is taken as it is, not as {coding!r}", status=415, code="unsupported_media_type")
     return decoded(await _bytes(request), kind)
 
 
 async def _bytes(request: Request) -> bytes:
-    parts, size = [], 0
+    parts, size, held = [], 0, held_by(request)
     _check_size(int(request.headers.get("content-length", 0)))
     async for part in request.stream():
+        held.add(len(part))
         parts.append(part)
         size += len(part)
         _check_size(size)

@@ -15,6 +15,7 @@ from ipc.gateway.chat_chunks import ChatChunks
 from ipc.gateway.daemons import daemon_for
 from ipc.gateway.disconnect import unless_disconnected
 from ipc.gateway.event_stream import EventStream, event
+from ipc.gateway.memory import held_by
 from ipc.gateway.request_id import request_id_of
 from ipc.gateway.streams import gathered
 from ipc.openai_answers import chat_completion
@@ -42,7 +43,7 @@ async def create(request: Request) -> Response:
     if body.stream:
         chunks = ChatChunks(name, model, created, params, answering, with_usage=body.includes_usage)
         return EventStream(_events(stream, chunks, with_usage=body.includes_usage))
-    (completion,) = await unless_disconnected(request.receive, gathered([stream]))
+    (completion,) = await unless_disconnected(request.receive, gathered([stream], held_by(request)))
     answer = chat_completion(completion, params, name, model, answering.message)
     return json_answer(msgspec.structs.replace(answer, created=created))
 

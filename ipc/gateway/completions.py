@@ -16,6 +16,7 @@ from ipc.gateway.daemons import daemon_for
 from ipc.gateway.disconnect import unless_disconnected
 from ipc.gateway.echo import Echo, echoed
 from ipc.gateway.event_stream import EventStream, event
+from ipc.gateway.memory import held_by
 from ipc.gateway.request_id import request_id_of
 from ipc.gateway.streams import gathered, merged
 from ipc.gateway.text_chunks import TextChunks
@@ -38,7 +39,7 @@ async def create(request: Request) -> Response:
     if body.stream:
         chunks = TextChunks(name, model, created, questions[0].params, with_usage=body.includes_usage)
         return EventStream(_events(streams, chunks, body, echoes))
-    completions = await unless_disconnected(request.receive, gathered(streams))
+    completions = await unless_disconnected(request.receive, gathered(streams, held_by(request)))
     answers = [_answer(one, name, model, asked) for one, asked in zip(completions, questions, strict=True)]
     if echoes:
         answers = [echo.before(*one) for echo, one in zip(echoes, zip(completions, answers, strict=True), strict=True)]

@@ -17,7 +17,7 @@ from ipc.errors import ConnectFailed
 from ipc.gateway.admission import caller_of
 from ipc.gateway.callers import Caller
 from ipc.gateway.dialect import Dialect, dialect_of
-from ipc.gateway.peers import peer_of_request
+from ipc.gateway.peer_addresses import peer_of_request
 from ipc.messages import Welcome
 from ipc.openai_format import check_model
 from ipc.openai_requests import BodyError

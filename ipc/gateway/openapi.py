@@ -9,7 +9,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from engine import request_limits as limits
-from ipc.gateway.bodies import JSON
+from ipc.gateway.answers import JSON
 from ipc.gateway.health import Health
 from ipc.gateway.operations import OPERATIONS, Operation
 from ipc.openai_answers import ErrorAnswer

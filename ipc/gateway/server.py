@@ -5,6 +5,7 @@ import errno
 import logging
 import math
 import os
+import resource
 import signal
 import socket
 from collections.abc import Callable
@@ -24,7 +25,9 @@ from ipc.addresses import is_loopback
 from ipc.errors import AddressError, AddressInUse
 from ipc.gateway.app import make_app
 from ipc.gateway.callers import Callers
+from ipc.gateway.connection_limit import MAX_CONNECTIONS, RESERVED_FILES, ConnectionLimit
 from ipc.gateway.daemons import Daemon, Daemons
+from ipc.gateway.peer_addresses import TrustedProxies
 from ipc.gateway.protocol import Protocol
 from ipc.logs import configure_logging
 from ipc.systemd import notify
@@ -44,6 +47,8 @@ def run(
     port: int = 8000,
     key: Path | None = None,
     api_keys: Path | None = None,
+    trusted_proxies: str = "",
+    max_connections: int = MAX_CONNECTIONS,
     drain_timeout: float = DRAIN_TIMEOUT,
     log_level: str = "info",
     log_format: str = "text",
@@ -51,11 +56,16 @@ def run(
     reasoning_parser: str | None = None,
     **tls: Any,
 ) -> int:
-    """Serve these daemons at that address; the exit code. SIGTERM and SIGINT let what is open finish; a second forces."""
+    """Serve these daemons at that address; the exit code. SIGTERM and SIGINT let what is open finish; a second forces.
+
+    ``trusted_proxies`` are addresses or networks, with commas between, whose X-Forwarded-For is believed.
+    """
     console = Console(stderr=True)
     configure_logging(console, logging.getLevelNamesMapping()[log_level.upper()], log_format)
     open_files.raise_limit()
     _check_reach(host, api_keys, tls)
+    proxies = [proxy.strip() for proxy in trusted_proxies.split(",") if proxy.strip()]
+    limit = _connection_limit(max_connections, proxies)
     callers = Callers(api_keys, key)
     daemon_at = partial(Daemon, key=key, tool_call_parser=tool_call_parser, reasoning_parser=reasoning_parser)
     app = make_app(Daemons([daemon_at(address) for address in addresses]), callers)
@@ -63,7 +73,7 @@ def run(
         scheme = "https" if tls.get("ssl_certfile") else "http"
         at = f"[{host}]" if ":" in host else host
         url = f"{scheme}://{at}:{listening.getsockname()[1]}"
-        server = _Server(_config(app, drain_timeout, tls), url, callers.reload)
+        server = _Server(_config(app, drain_timeout, proxies, limit, tls), url, callers.reload)
         for number in (signal.SIGTERM, signal.SIGINT):  # which uvicorn raises again when it has ended in order
             signal.signal(number, server.end)
         server.run([listening])
@@ -109,12 +119,29 @@ def _check_reach(host: str, api_keys: Path | None, tls: dict[str, Any]) -> None:
         logger.warning("API keys and all that is said travel unencrypted: give --ssl-certfile and --ssl-keyfile")
 
 
-def _config(app: Starlette, drain_timeout: float, tls: dict[str, Any]) -> uvicorn.Config:
+def _connection_limit(most: int, proxies: list[str]) -> ConnectionLimit:
+    """As many as there may be open files for; raises ConfigurationError."""
+    files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if files != resource.RLIM_INFINITY and most > files - RESERVED_FILES:
+        most = max(1, files - RESERVED_FILES)
+        logger.warning("%d connections may be open at once, as %d files may (ulimit -n)", most, files)
+    try:
+        trusted = TrustedProxies(proxies)
+    except ValueError as error:
+        raise ConfigurationError(f"--trusted-proxies: {error}") from error
+    return ConnectionLimit(most, trusted.__contains__)
+
+
+def _config(
+    app: Starlette, drain_timeout: float, proxies: list[str], limit: ConnectionLimit, tls: dict[str, Any]
+) -> uvicorn.Config:
     return uvicorn.Config(
         app,
         log_config=None,
         access_log=False,  # ours has the request's name
-        http=Protocol,
+        http=partial(Protocol, limit=limit),  # type: ignore[arg-type]
+        proxy_headers=bool(proxies),
+        forwarded_allow_ips=proxies,
         lifespan="on",
         ws="none",
         server_header=False,

@@ -5,13 +5,14 @@ from collections.abc import AsyncIterator
 
 from ipc.async_client import AsyncStream
 from ipc.completion import Completion, Piece, whole
+from ipc.gateway.memory import Held
 
 News = tuple[int, Piece] | Exception | None
 
 
-async def gathered(streams: list[AsyncStream]) -> list[Completion]:
-    """All of them, whole; when one fails the others are aborted."""
-    tasks = [asyncio.create_task(_gathered(stream)) for stream in streams]
+async def gathered(streams: list[AsyncStream], held: Held) -> list[Completion]:
+    """All of them, whole, as ``held`` has room for; when one fails the others are aborted."""
+    tasks = [asyncio.create_task(_gathered(stream, held)) for stream in streams]
     try:
         return await asyncio.gather(*tasks)
     finally:
@@ -26,7 +27,7 @@ async def merged(streams: list[AsyncStream]) -> AsyncIterator[tuple[int, Piece]]
             async for piece in only:
                 yield 0, piece
         return
-    queue: asyncio.Queue[News] = asyncio.Queue()
+    queue: asyncio.Queue[News] = asyncio.Queue(maxsize=1)  # who does not read makes the streams wait
     tasks = [asyncio.create_task(_pour(number, stream, queue)) for number, stream in enumerate(streams)]
     try:
         num_open = len(streams)
@@ -43,17 +44,21 @@ async def merged(streams: list[AsyncStream]) -> AsyncIterator[tuple[int, Piece]]
             task.cancel()
 
 
-async def _gathered(stream: AsyncStream) -> Completion:
+async def _gathered(stream: AsyncStream, held: Held) -> Completion:
+    pieces = []
     async with stream:
-        return whole([piece async for piece in stream])
+        async for piece in stream:
+            held.add_piece(piece)
+            pieces.append(piece)
+    return whole(pieces)
 
 
 async def _pour(number: int, stream: AsyncStream, queue: asyncio.Queue[News]) -> None:
     try:
         async with stream:
             async for piece in stream:
-                queue.put_nowait((number, piece))
+                await queue.put((number, piece))
     except Exception as error:  # noqa: BLE001  # raised by who waits for the queue
-        queue.put_nowait(error)
+        await queue.put(error)
     else:
-        queue.put_nowait(None)
+        await queue.put(None)

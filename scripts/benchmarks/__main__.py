@@ -17,10 +17,11 @@ from scripts.benchmarks.child import ChildFailed
 from scripts.benchmarks.daemon import DaemonFailed
 from scripts.benchmarks.fairness import measure_fairness
 from scripts.benchmarks.figure import Figure
-from scripts.benchmarks.fuzz import FRAMES, measure_fuzz
+from scripts.benchmarks.fuzz import FRAMES, REQUESTS, measure_fuzz
 from scripts.benchmarks.gateway import GatewayLeaks, gateway_to, measure_gateway
 from scripts.benchmarks.grammar import measure_grammar
 from scripts.benchmarks.host import measure_host, measure_streams
+from scripts.benchmarks.hostile.measure import SECONDS, HostileFailed, measure_hostile
 from scripts.benchmarks.limits import limit_figures, measure_limits
 from scripts.benchmarks.machine import busy, describe_machine
 from scripts.benchmarks.models import SIZES, model_directory, models_directory, size_of
@@ -68,6 +69,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for figure in options.measure(options):
             figures.append(figure)
             console.print(f"  {figure.benchmark}: {figure.name}: {figure.value:,.4g} {figure.unit}", highlight=False)
+    except HostileFailed as error:
+        show(figures, console)
+        print(f"scripts/bench: {error}", file=sys.stderr)
+        return 1
     except (ChaosFailed, ChildFailed, ConfigurationError, DaemonFailed, GatewayLeaks, SoakFailed) as error:
         print(f"scripts/bench: {error}", file=sys.stderr)
         return 1
@@ -115,7 +120,12 @@ def _parser() -> argparse.ArgumentParser:
         ("grammar", _grammar, "what one row that follows a schema costs 63 others"),
         ("startup", _startup, "from the process's start to READY, with an empty compilation cache and a full one"),
         ("chaos", _chaos, "daemon, clients and batches killed at random points, and that nobody can tell"),
-        ("fuzz", _fuzz, "a million frames that are almost messages, and that they harm nobody"),
+        (
+            "fuzz",
+            _fuzz,
+            "a million frames that are almost messages, requests of whatever can be said, and that they harm nobody",
+        ),
+        ("hostile", _hostile, "whatever one client could do to all others, and that nothing of it gets through"),
         ("limits", _limits, "how fast this machine reads memory and multiplies matrices"),
         ("soak", _soak, "10,000 requests on a pool that is too small, with aborts, kills and faults: nothing is lost"),
         ("fairness", _fairness, "what a client's short prompts wait for beside another's flood of long ones"),
@@ -154,7 +164,12 @@ def _add_arguments(command: argparse.ArgumentParser, name: str) -> None:
         return
     if name == "fuzz":
         add("--frames", type=int, default=FRAMES, metavar="N", help=f"how many (default: {FRAMES:,})")
+        add("--requests", type=int, default=REQUESTS, metavar="N", help=f"generated ones (default: {REQUESTS:,})")
         add("--seed", type=int, default=0, metavar="N", help="draws them (default: 0)")
+        return
+    if name == "hostile":
+        add("--seconds", type=float, default=SECONDS, metavar="F", help=f"of each attack (default: {SECONDS:g})")
+        add("--only", default="", metavar="TEXT", help="attacks with this in their names (default: all)")
         return
     if name == "tpu":
         add("--tokens", type=int, default=TOKENS, metavar="N", help=f"that each sequence holds (default: {TOKENS:,})")
@@ -245,7 +260,11 @@ def _chaos(options: argparse.Namespace) -> Iterator[Figure]:
 
 
 def _fuzz(options: argparse.Namespace) -> Iterator[Figure]:
-    yield from measure_fuzz(options.frames, options.seed)
+    yield from measure_fuzz(options.frames, options.requests, options.seed)
+
+
+def _hostile(options: argparse.Namespace) -> Iterator[Figure]:
+    yield from measure_hostile(options.seconds, options.only)
 
 
 def _limits(options: argparse.Namespace) -> Iterator[Figure]:

@@ -20,6 +20,11 @@ SERVE = "import sys; from ipc.cli import main; sys.exit(main())"
 STOP_TIMEOUT = 10.0
 
 
+def environment() -> dict[str, str]:
+    """Of a process of this checkout, which no configuration of this machine is to reach."""
+    return {**os.environ, "PYTHONPATH": str(ROOT), "ODRIVER_CONFIG": os.devnull}
+
+
 class DaemonFailed(Exception):
     """The daemon ended before it was ready; the message ends with its log."""
 
@@ -47,13 +52,7 @@ class Daemon:
         began = time.monotonic()
         self._process = subprocess.Popen(
             [*self._command, "--bind", self.address],
-            env={
-                **os.environ,
-                "PYTHONPATH": str(ROOT),
-                "ODRIVER_CONFIG": os.devnull,
-                "NOTIFY_SOCKET": self._notices.getsockname(),
-                **self._environment,
-            },
+            env={**environment(), "NOTIFY_SOCKET": self._notices.getsockname(), **self._environment},
             stdin=subprocess.DEVNULL,
             stdout=self._log,
             stderr=self._log,
@@ -85,6 +84,16 @@ class Daemon:
     def pid(self) -> int:
         """Its process."""
         return self._process.pid
+
+    @property
+    def process(self) -> "subprocess.Popen[bytes]":
+        """For whoever is to see how it ends."""
+        return self._process
+
+    @property
+    def log(self) -> str:
+        """The file that it logs to."""
+        return self._log.name
 
     def client(self) -> Client:
         """A client in this process, for questions; what is measured is asked from another one."""

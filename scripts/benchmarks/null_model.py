@@ -87,7 +87,7 @@ def null_engine(max_num_seqs: int) -> oEngine:
     scheduler = InferenceScheduler(pages, page_size=PAGE_SIZE, max_num_seqs=max_num_seqs, max_num_batched_tokens=budget)
     allocate = functools.partial(PagedAttentionCache.allocate, metadata)
     runner = eSurgeRunner(NullExecutionManager(shapes), shapes, allocate, seed=0, mesh=one_device())  # type: ignore[arg-type]
-    return oEngine(scheduler, runner, pages, ServingLimits(CONTEXT, VOCABULARY, ()), run_ahead=1)
+    return oEngine(scheduler, runner, pages, ServingLimits(CONTEXT, VOCABULARY, (), PAGE_SIZE), run_ahead=1)
 
 
 def step_times(rows: int, waiting: int, steps: int) -> list[float]:

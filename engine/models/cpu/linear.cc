@@ -1,5 +1,8 @@
-// x[rows, depth] @ kernel -> out[rows, width], for kernels packed as panels[count, depth, kPanelWidth]: the columns
-// kPanelWidth at a time, each panel contiguous, so that a step reads the weights once and in order.
+// x[rows, depth] @ kernel * scales[width] -> out[rows, width], for kernels packed as panels[count, depth, kPanelWidth]:
+// the columns kPanelWidth at a time, each panel contiguous, so that a step reads the weights once and in order.
+//
+// It is here that int8's are scaled (scales is empty for others), as XLA would make one operation of that and of what is
+// added next for some numbers of rows and not for others.
 
 #include <vector>
 
@@ -51,8 +54,14 @@ void multiply(const float* x, const Stored* panel, float* out, int64_t rows, int
   }
 }
 
+void scale(const float* scales, float* out, int64_t rows, int64_t width, int64_t columns) {
+  for (int64_t row = 0; row < rows; ++row)
+    for (int64_t column = 0; column < columns; ++column) out[row * width + column] *= scales[column];
+}
+
 template <typename Stored>
-void multiply(const float* x, const Stored* panels, float* out, int64_t rows, int64_t depth, int64_t width) {
+void multiply(const float* x, const Stored* panels, const float* scales, float* out, int64_t rows, int64_t depth,
+              int64_t width) {
   const int64_t count = (width + kPanelWidth - 1) / kPanelWidth;
   const int64_t together = rows <= kWideRows ? 2 : 1;  // with few rows, enough sums to hide what each addition waits
   const int64_t blocks = (rows * depth * int64_t(sizeof(float)) + kBlockBytes - 1) / kBlockBytes;
@@ -67,21 +76,23 @@ void multiply(const float* x, const Stored* panels, float* out, int64_t rows, in
         multiply<2>(x + begin * depth, from, to, some, depth, width, columns);
       else
         multiply<1>(x + begin * depth, from, to, some, depth, width, columns);
+      if (scales) scale(scales + first, to, some, width, columns);
     });
   }
 }
 
-ffi::Error linear(ffi::Buffer<ffi::F32> x, ffi::AnyBuffer panels,
+ffi::Error linear(ffi::Buffer<ffi::F32> x, ffi::AnyBuffer panels, ffi::Buffer<ffi::F32> scales,
                   ffi::ResultBuffer<ffi::F32> out) {
   const int64_t depth = x.dimensions().back(), width = out->dimensions().back();
   const int64_t rows = x.element_count() / depth;
   const void* from = panels.untyped_data();
+  const float* by = scales.element_count() ? scales.typed_data() : nullptr;
   if (panels.element_type() == ffi::F32)
-    multiply(x.typed_data(), static_cast<const float*>(from), out->typed_data(), rows, depth, width);
+    multiply(x.typed_data(), static_cast<const float*>(from), by, out->typed_data(), rows, depth, width);
   else if (panels.element_type() == ffi::S8)
-    multiply(x.typed_data(), static_cast<const int8_t*>(from), out->typed_data(), rows, depth, width);
+    multiply(x.typed_data(), static_cast<const int8_t*>(from), by, out->typed_data(), rows, depth, width);
   else
-    multiply(x.typed_data(), static_cast<const uint16_t*>(from), out->typed_data(), rows, depth, width);
+    multiply(x.typed_data(), static_cast<const uint16_t*>(from), by, out->typed_data(), rows, depth, width);
   return ffi::Error::Success();
 }
 
@@ -89,6 +100,7 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(odriver_linear, linear,
                               ffi::Ffi::Bind()
                                   .Arg<ffi::Buffer<ffi::F32>>()
                                   .Arg<ffi::AnyBuffer>()
+                                  .Arg<ffi::Buffer<ffi::F32>>()
                                   .Ret<ffi::Buffer<ffi::F32>>());
 
 }  // namespace odriver

@@ -21,6 +21,20 @@ def peer_of(host: str) -> str:
     return str(ip_network((int(address), IPV6_PREFIX), strict=False))
 
 
+class TrustedProxies:
+    """Those whose word is taken for whom they ask for; raises ValueError for what is neither address nor network."""
+
+    def __init__(self, networks: list[str]) -> None:
+        self._networks = [ip_network(network, strict=False) for network in networks]
+
+    def __contains__(self, host: str) -> bool:
+        try:
+            address = ip_address(host)
+        except ValueError:
+            return False
+        return any(address in network for network in self._networks)
+
+
 def peer_of_request(request: Request) -> str:
     """Of who asks, or of whom a trusted proxy says that it asks for."""
     return peer_of(request.client.host) if request.client is not None else ""

@@ -1,0 +1,90 @@
+"""How many connections there may be, and which of them go first.
+
+A connection that waits for its peer, between two requests or for the rest of one, goes when another needs its place,
+the one first that has waited longest. One whose request is being answered stays; where all are, the new one is refused.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from typing import Protocol
+
+MAX_CONNECTIONS = 4096
+"""If nothing else is said and there are files enough."""
+RESERVED_FILES = 64
+"""Open files that are for other things than connections: the daemons, the log, what is about to be refused."""
+
+
+class Connection(Protocol):
+    """What can be ended for another's sake."""
+
+    @property
+    def host(self) -> str:
+        """The address that it comes from."""
+
+    @property
+    def peer(self) -> str:
+        """Whose address that is."""
+
+    def give_way(self) -> None:
+        """End at once."""
+
+
+class ConnectionLimit:
+    """At most ``most`` connections, and half as many of one peer, but for those that are ``trusted`` to speak for many."""
+
+    def __init__(self, most: int = MAX_CONNECTIONS, trusted: Callable[[str], bool] | None = None) -> None:
+        self._most = most
+        self._most_of_one = max(1, most // 2)
+        self._trusted = trusted or (lambda _: False)
+        self._peers: Counter[str] = Counter()
+        self._waiting: dict[Connection, None] = {}
+        """Those that may give way, those first that have waited longest."""
+        self._working: set[Connection] = set()
+
+    def __len__(self) -> int:
+        return len(self._waiting) + len(self._working)
+
+    def admit(self, connection: Connection) -> bool:
+        """Whether there is a place for one more, which waits then; another may have given way for it."""
+        peer = connection.peer
+        if not self._trusted(connection.host) and self._peers[peer] >= self._most_of_one:
+            return self._give_way(other for other in self._waiting if other.peer == peer) and self._add(connection)
+        if len(self) >= self._most:
+            return self._give_way(iter(self._waiting)) and self._add(connection)
+        return self._add(connection)
+
+    def wait(self, connection: Connection) -> None:
+        """It waits for its peer."""
+        if connection in self._working:
+            self._working.remove(connection)
+            self._waiting[connection] = None
+
+    def work(self, connection: Connection) -> None:
+        """Its peer waits for us."""
+        if connection in self._waiting:
+            del self._waiting[connection]
+            self._working.add(connection)
+
+    def remove(self, connection: Connection) -> None:
+        """It has ended, or was never admitted."""
+        if connection not in self._waiting and connection not in self._working:
+            return
+        self._waiting.pop(connection, None)
+        self._working.discard(connection)
+        self._peers[connection.peer] -= 1
+        if not self._peers[connection.peer]:
+            del self._peers[connection.peer]
+
+    def _add(self, connection: Connection) -> bool:
+        self._waiting[connection] = None
+        self._peers[connection.peer] += 1
+        return True
+
+    def _give_way(self, waiting: Iterator[Connection]) -> bool:
+        """Whether one of these, which are in order, has."""
+        oldest = next(waiting, None)
+        if oldest is None:
+            return False
+        self.remove(oldest)
+        oldest.give_way()
+        return True

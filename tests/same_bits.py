@@ -1,0 +1,206 @@
+"""Run by test_same_bits.py, for each instruction set: how many rows differ in any bit from what they are alone, as JSON.
+
+same_bits.py DIRECTORY CASE...
+"""
+
+import json
+import sys
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from checkpoints import build_checkpoint
+from flax import nnx
+
+from engine.backend import choose_backend
+from engine.logprobs import compute_logprobs
+from engine.lowering import lower
+from engine.mesh import one_device
+from engine.model_io import StepLayout
+from engine.model_step import ModelStep
+from engine.models import linear
+from engine.models.decoder import RMSNorm
+from engine.models.families import read_model_config
+from engine.models.weights import load_decoder
+from engine.penalties import Penalties, apply_penalties
+from engine.sampler import SamplingRows, SamplingVariant, sample, weigh
+
+SEQUENCES, LENGTH, PAGE, PAGES = 4, 40, 16, 3
+BUCKETS = (1, 2, 3, 4, 16, 64)
+SIZES = {
+    "hidden_size": 256,
+    "intermediate_size": 320,
+    "num_hidden_layers": 2,
+    "vocab_size": 1100,
+    "num_key_value_heads": 2,
+    "head_dim": 32,
+}
+WIDE, VOCABULARY = 2048, 5000
+ROWS = 16
+"""Of which the functions get 1, 2, 5 and 16 at once."""
+
+
+class Steps:
+    """A model's steps, compiled as they are asked for."""
+
+    def __init__(self, directory: Path, variant: str, dtype: str, *, quantized: bool) -> None:
+        build_checkpoint(directory, variant, **SIZES)
+        model = read_model_config(directory)
+        backend = choose_backend(PAGE, model.head_dim, np.dtype(jnp.dtype(dtype)))
+        assert backend.description == "oDriver's CPU kernels"
+        activations = np.dtype(np.float32) if quantized else None
+        decoder = load_decoder(
+            directory,
+            model,
+            np.dtype(jnp.dtype(dtype)),
+            mesh=one_device(),
+            arrange=partial(backend.arrange, activations=activations),
+            progress=lambda done, total: None,
+        )
+        backend.prepare(decoder)
+        one_page = backend.one_page(model, PAGE, np.dtype(jnp.dtype(dtype)))
+        self.pool = replace(one_page, num_pages=1 + SEQUENCES * PAGES)
+        self.backend, self.step = backend, ModelStep(decoder, backend, self.pool, SEQUENCES, one_device())
+        self.tokens = np.random.default_rng(0).integers(0, model.vocab_size, (SEQUENCES, LENGTH))
+        self.compiled = {}
+
+    def run(self, schedule):
+        """Of each token the hidden state, and the logits where a step has them, by sequence and place."""
+        cache, hidden, logits = self.backend.allocate(self.pool), {}, {}
+        for plan in schedule:
+            total = sum(count for _, _, count in plan)
+            tokens = next(bucket for bucket in BUCKETS if bucket >= total)
+            layout = StepLayout(tokens, min(tokens, SEQUENCES), PAGES)
+            if tokens not in self.compiled:
+                self.compiled[tokens] = self.step.lower(layout).compile()
+            last = jnp.zeros(SEQUENCES + 1, jnp.int32)
+            packed = self._pack(layout, plan)
+            cache, of_rows, of_tokens, _ = self.compiled[tokens](self.step.weights, cache, last, packed)
+            at = 0
+            for row, (sequence, start, count) in enumerate(plan):
+                for place in range(count):
+                    hidden[sequence, start + place] = np.asarray(of_tokens)[at + place].tobytes()
+                at += count
+                logits[sequence, start + count - 1] = np.asarray(of_rows)[row].tobytes()
+        return hidden, logits
+
+    def _pack(self, layout, plan):
+        packed, at = np.zeros(layout.size, np.int32), 0
+        layout.view(packed, "slots")[:] = SEQUENCES
+        layout.view(packed, "num_seqs")[0] = len(plan)
+        for row, (sequence, start, count) in enumerate(plan):
+            layout.view(packed, "token_ids")[at : at + count] = self.tokens[sequence, start : start + count]
+            layout.view(packed, "positions")[at : at + count] = np.arange(start, start + count)
+            layout.view(packed, "kv_lens")[row] = start + count
+            layout.view(packed, "page_indices")[row] = 1 + sequence * PAGES + np.arange(PAGES)
+            at += count
+            layout.view(packed, "cu_q_lens")[row + 1 :] = at
+        return packed
+
+
+def one_by_one():
+    """Each sequence alone, token by token."""
+    return [[(sequence, place, 1)] for sequence in range(SEQUENCES) for place in range(LENGTH)]
+
+
+def random_schedule(seed):
+    """Steps of random rows and chunks, those of a single token first, until all is computed."""
+    rng, done, schedule = np.random.default_rng(seed), [0] * SEQUENCES, []
+    while min(done) < LENGTH:
+        left = [sequence for sequence in range(SEQUENCES) if done[sequence] < LENGTH]
+        longest, plan = int(rng.choice([1, 5, LENGTH])), []
+        for sequence in rng.permutation(left)[: rng.integers(1, len(left) + 1)].tolist():
+            room = BUCKETS[-1] - sum(count for _, _, count in plan)
+            count = min(int(rng.integers(1, longest + 1)), LENGTH - done[sequence], room)
+            if count:
+                plan.append((sequence, done[sequence], count))
+                done[sequence] += count
+        schedule.append(sorted(plan, key=lambda chunk: chunk[2] > 1))
+    return schedule
+
+
+def model_differs(directory: Path, variant: str, dtype: str = "float32", *, quantized: bool = False) -> int:
+    """Tokens and rows of a model, in random company and chunks."""
+    steps = Steps(directory, variant, dtype, quantized=quantized)
+    alone = steps.run(one_by_one())
+    schedules = [[[(0, 0, LENGTH)]], *map(random_schedule, range(4))]
+    return sum(
+        those[place] != values
+        for schedule in schedules
+        for those, found in zip(alone, steps.run(schedule), strict=True)
+        for place, values in found.items()
+    )
+
+
+def rows_differ(function, *columns) -> int:
+    """Rows of what a function gives for ROWS rows, 1, 2, 5 and all at once."""
+
+    def results(count):
+        compiled, found = None, []
+        for begin in range(0, ROWS - count + 1, count):
+            arguments = jax.tree.map(lambda column: jnp.asarray(column[begin : begin + count]), columns)  # noqa: B023
+            compiled = compiled or lower(function, *arguments).compile()
+            found += [np.asarray(row).tobytes() for row in compiled(*arguments)]
+        return found
+
+    alone = results(1)
+    return sum(one != alone[row] for count in (2, 5, ROWS) for row, one in enumerate(results(count)))
+
+
+def function_differs(name: str) -> int:
+    """Rows of one of the step's functions over wide rows."""
+    rng = np.random.default_rng(1)
+    logits = (rng.normal(size=(ROWS, VOCABULARY)) * np.linspace(0.1, 4, ROWS)[:, None]).astype(np.float32)
+    rows = SamplingRows(
+        temperature=rng.uniform(0.3, 2, ROWS).astype(np.float32),
+        top_k=np.resize([0, 9, 300], ROWS).astype(np.int32),
+        top_p=np.resize([0.9, 1, 0.5, 0.99], ROWS).astype(np.float32),
+        min_p=np.resize([0, 0, 0, 0, 0.01], ROWS).astype(np.float32),
+        seeds=np.arange(ROWS, dtype=np.uint32),
+        positions=np.arange(ROWS, dtype=np.int32),
+    )
+    key = jax.random.key(0)
+    if name == "norm":
+        norm = RMSNorm(WIDE, 1e-6)
+        norm.scale = nnx.Param(jnp.asarray(rng.normal(size=WIDE), jnp.float32))
+        x, added = rng.normal(size=(2, ROWS, WIDE)).astype(np.float32)
+        return rows_differ(lambda x, added: norm(x + added), x, added)
+    if name == "logprobs":
+        return rows_differ(compute_logprobs, logits, np.arange(ROWS, dtype=np.int32))
+    if name == "penalties":
+        state = Penalties(
+            counts=rng.integers(0, 9, (ROWS, VOCABULARY)).astype(np.int32),
+            num_tokens=np.full(ROWS, 9, np.int32),
+            **{kind: rng.uniform(0.5, 2, ROWS).astype(np.float32) for kind in ("presence", "frequency", "repetition")},
+        )
+
+        state = jax.tree.map(jnp.asarray, state)
+
+        def penalized(logits, slots):
+            few = jnp.full_like(slots, 9)
+            return apply_penalties(logits, state, slots, jnp.zeros(ROWS, jnp.int32), few)[1]
+
+        return rows_differ(penalized, logits, np.arange(ROWS, dtype=np.int32))
+    variant = SamplingVariant(name.removesuffix(" weights"))
+    if name.endswith(" weights"):
+        return rows_differ(partial(weigh, variant=variant), logits, rows)
+    return rows_differ(lambda logits, rows: sample(logits, rows, key, variant), logits, rows)
+
+
+def main() -> None:
+    """Print what differs in each case."""
+    directory, found = Path(sys.argv[1]), {"panel width": linear.panel_width()}
+    for name in sys.argv[2:]:
+        if name.startswith("model "):
+            _, variant, dtype, *rest = name.split()
+            found[name] = model_differs(directory / name, variant, dtype, quantized=bool(rest))
+        else:
+            found[name] = function_differs(name)
+    print(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,105 @@
+"""Which connections the process of a socket has, and whose they are."""
+
+from ipc.connections import SHARE_OF_OWNER, SHARE_OF_PEER, Connections
+
+ALICE, BOB = "uid 1000", "uid 1001"
+
+
+def build_connections(limit: int = 100) -> Connections:
+    """So many may be there at once."""
+    return Connections(limit)
+
+
+def connect(connections: Connections, descriptor: int, peer: str = ALICE) -> int:
+    """Somebody is accepted and shakes hands; the serial given."""
+    assert connections.accept(descriptor, peer, now=0.0)
+    return connections.new_serial()
+
+
+def test_a_connection_is_whoever_was_accepted_at_its_descriptor() -> None:
+    """By its key if it has one, and else by the user or the machine that the kernel names."""
+    connections = build_connections()
+    first, second = connect(connections, 7, ALICE), connect(connections, 8, BOB)
+
+    met = connections.add(first, 7, b"\0abcd", "", has_name=False)
+    keyed = connections.add(second, 8, b"\0abce", "KEY", has_name=False)
+
+    assert met is not None
+    assert keyed is not None
+    assert (met[0].owner, keyed[0].owner) == (ALICE, "key KEY")
+    assert connections.get(first) == met
+
+
+def test_late_words_of_a_connection_that_has_gone_are_nobodys() -> None:
+    """Not those of the one that got its descriptor, though both have the same routing id and come from one machine."""
+    connections = build_connections()
+    gone = connect(connections, 7)
+    connections.disconnect(7)
+    assert connections.add(gone, 7, b"same", "", has_name=False) is None
+
+    here = connect(connections, 7)
+
+    assert connections.add(gone, 7, b"same", "", has_name=False) is None
+    assert connections.add(here, 7, b"same", "", has_name=False) is not None
+    assert connections.get(gone) is None
+
+
+def test_the_next_with_a_routing_id_is_another() -> None:
+    """It has a serial of its own, and the one before it has none any more."""
+    connections = build_connections()
+    first = connect(connections, 7)
+    connections.add(first, 7, b"same", "", has_name=False)
+
+    ended = connections.disconnect(7)
+    second = connect(connections, 9)
+    connections.add(second, 9, b"same", "", has_name=False)
+
+    assert ended is not None
+    assert ended.serial == first
+    assert connections.get(first) is None
+    assert connections.get(second) is not None
+
+
+def test_a_connection_that_chooses_its_name_is_refused() -> None:
+    """In words."""
+    connections = build_connections()
+
+    met = connections.add(connect(connections, 7), 7, b"demo", "", has_name=True)
+
+    assert met is not None
+    assert met[0].refusal is not None
+    assert met[0].refusal[0] == "invalid_request"
+
+
+def test_one_owner_has_a_share_of_the_connections_and_others_have_theirs() -> None:
+    """One too many is refused in words, and has room again when another has gone."""
+    limit = 40
+    connections = build_connections(limit)
+
+    def refusal(descriptor: int, peer: str) -> str | None:
+        met = connections.add(connect(connections, descriptor, peer), descriptor, b"\0abcd", "", has_name=False)
+        assert met is not None
+        return met[0].refusal and met[0].refusal[0]
+
+    refusals = [refusal(descriptor, ALICE) for descriptor in range(limit // SHARE_OF_OWNER)]
+
+    assert set(refusals) == {None}
+    assert refusal(100, ALICE) == "overloaded"
+    assert refusal(101, BOB) is None
+    connections.disconnect(0)
+    connections.disconnect(100)
+    assert refusal(102, ALICE) is None
+
+
+def test_nobody_takes_all_descriptors_whatever_they_say() -> None:
+    """One user or machine has half of them at most, also with connections that never say anything."""
+    limit = 40
+    connections = build_connections(limit)
+
+    accepted = [connections.accept(descriptor, ALICE, 0.0) for descriptor in range(limit)]
+
+    assert accepted.count(True) == limit // SHARE_OF_PEER
+    for descriptor in range(limit):
+        connections.disconnect(descriptor)
+    assert connections.accept(0, ALICE, 0.0)
+    assert len(connections) == 1

@@ -1,0 +1,87 @@
+"""On a CPU a row is the same to the bit, whoever is beside it and however its prompt was cut, on every instruction set."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import jax
+import pytest
+
+from caching import instruction_set
+from caching.cpu_kernels import KernelsUnavailable
+from caching.instruction_set import UnknownInstructions, available, compiler_flags
+from engine.backend import choose_backend
+from engine.errors import ConfigurationError
+from engine.lowering import lower
+from engine.models import linear
+
+ROOT = Path(__file__).parent.parent
+MAX_ISA = {"avx2": "AVX2", "avx512": "AVX512"}
+PANEL_WIDTH = {"avx2": 16, "avx512": 32}
+MODELS = ["model qwen3 float32", "model llama2 float32 int8", "model llama_linear bfloat16"]
+FUNCTIONS = ["norm", "logprobs", "penalties", "temperature weights", "truncated weights", "temperature", "truncated"]
+
+try:
+    linear.panel_width()
+except KernelsUnavailable as unavailable:
+    pytest.skip(str(unavailable), allow_module_level=True)
+
+
+@pytest.mark.parametrize("isa", [isa for isa in MAX_ISA if isa in available()])
+def test_a_row_is_the_same_to_the_bit_alone_and_in_any_company(tmp_path: Path, isa: str) -> None:
+    """Hidden states and logits of models, prompts at once and in chunks; and each function of a step over wide rows.
+
+    In a process whose kernels, and XLA, are held to an instruction set, with several threads to cut work between.
+    """
+    environment = {
+        **os.environ,
+        "PYTHONPATH": str(ROOT),
+        instruction_set.VARIABLE: isa,
+        "XLA_FLAGS": f"--xla_cpu_max_isa={MAX_ISA[isa]}",
+        "NPROC": "4",
+    }
+
+    program = [sys.executable, Path(__file__).parent / "same_bits.py", tmp_path, *MODELS, *FUNCTIONS]
+    run = subprocess.run(program, env=environment, capture_output=True, text=True)
+
+    assert run.returncode == 0, run.stderr
+    found = json.loads(run.stdout)
+    assert found.pop("panel width") == PANEL_WIDTH[isa]
+    assert found == dict.fromkeys([*MODELS, *FUNCTIONS], 0)
+
+
+def test_no_library_takes_sums_over_from_xla() -> None:
+    """What is compiled for a CPU has no fusion of another library's, whose sums depend on how many rows there are."""
+    rows = jax.ShapeDtypeStruct((64, 512), "float32")
+
+    compiled = lower(lambda x: jax.numpy.exp(x) / jax.numpy.sum(x * x, axis=-1, keepdims=True), rows).compile()
+
+    assert "kCustom" not in compiled.as_text()
+
+
+def test_instructions_that_are_not_there_are_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A name that nothing has, and a set that this processor lacks."""
+    monkeypatch.setenv(instruction_set.VARIABLE, "avx1024")
+    with pytest.raises(UnknownInstructions, match="ODRIVER_CPU_ISA must be avx2 or avx512, not 'avx1024'"):
+        compiler_flags()
+    monkeypatch.setattr(instruction_set, "processor", lambda: "x86_64 flags : fpu sse2")
+    for isa in MAX_ISA:
+        monkeypatch.setenv(instruction_set.VARIABLE, isa)
+        with pytest.raises(UnknownInstructions, match="this processor does not have"):
+            compiler_flags()
+    monkeypatch.delenv(instruction_set.VARIABLE)
+
+    assert compiler_flags() == ("-march=native",)
+
+
+def test_a_daemon_does_not_start_with_instructions_that_are_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is an error of the configuration, and no reason to serve by XLA alone."""
+    from caching import cpu_kernels
+
+    cpu_kernels.load.cache_clear()
+    monkeypatch.setenv(instruction_set.VARIABLE, "sse")
+
+    with pytest.raises(ConfigurationError, match="ODRIVER_CPU_ISA must be"):
+        choose_backend(16, 64, jax.numpy.dtype("float32"))

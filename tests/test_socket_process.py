@@ -1,0 +1,181 @@
+"""The processes of the sockets: they may die, and what clients choose in them means nothing."""
+
+import os
+import signal
+import socket
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import zmq
+from fake_driver import PATIENCE, FakeDriver, serving
+from fakes import FakeEngine, FakeTokenizer
+from raw_client import RawClient
+
+from driver.odriver import oDriver
+from ipc.addresses import control_address
+from ipc.client import Client
+from ipc.control_client import ControlClient
+from ipc.link import Kind, Link, LinkLost
+from ipc.messages import PROTOCOL_VERSION, Generate, Hello, Ping, Pong, encode
+from ipc.tenants import of_user
+
+
+def processes() -> list[int]:
+    """Those of the sockets that this process serves, and before them the one that forks them."""
+    children = [
+        int(child) for task in Path("/proc/self/task").iterdir() for child in (task / "children").read_text().split()
+    ]
+    forks = [child for child in children if Path(f"/proc/{child}/comm").read_text() == "odriver-sockets\n"]
+    return [
+        *forks,
+        *(int(child) for fork in forks for child in Path(f"/proc/{fork}/task/{fork}/children").read_text().split()),
+    ]
+
+
+def until(happens: Callable[[], bool]) -> None:
+    """Wait for something; it is a fault if it does not happen."""
+    deadline = time.monotonic() + PATIENCE
+    while not happens():
+        assert time.monotonic() < deadline, "it does not happen"
+        time.sleep(0.01)
+
+
+@pytest.mark.parametrize("victim", ["sockets", "fork server"])
+def test_a_stream_goes_on_when_the_sockets_processes_are_killed(address: str, victim: str) -> None:
+    """With resume, to the same text; driver and server live on, and the deaths are counted."""
+    driver = oDriver(FakeEngine(max_model_len=4096), FakeTokenizer())
+    driver.start()
+    prompt = "a parrot says "
+    with serving(address, driver) as server, Client(address, resume=True, timeout=PATIENCE) as client:
+        stream = client.generate(prompt, max_tokens=4000)
+        text = next(stream).text
+
+        fork_server, *sockets = processes()
+        for process in sockets if victim == "sockets" else [fork_server]:
+            os.kill(process, signal.SIGKILL)
+        text += "".join(piece.text for piece in stream)
+
+        until(lambda: server.num_restarts >= 2)
+        with ControlClient(address, timeout=PATIENCE) as control:
+            assert control.status()["running"] == 0
+        driver.stop("done")
+    assert text == (prompt * 300)[:4000]
+
+
+def test_what_a_client_had_open_is_aborted_when_its_sockets_process_dies(address: str, driver: FakeDriver) -> None:
+    """The client knows nothing of it, and begins anew; its name is another."""
+    with RawClient(address) as client:
+        first = client.greet()
+        client.say(Generate("a", prompt=[1]))
+        request = driver.take()
+
+        for process in processes()[1:]:
+            os.kill(process, signal.SIGKILL)
+
+        assert driver.aborted.get(timeout=PATIENCE) == request.request_id
+        with RawClient(address) as again:
+            assert again.greet().client_id != first.client_id
+
+
+def test_a_process_that_hangs_is_followed_by_another(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once somebody has asked for it in vain for long enough."""
+    monkeypatch.setattr("ipc.peers.SILENCE_LIMIT", 0.05)
+    with serving(address, FakeDriver()) as server:
+        with RawClient(address) as client:
+            client.greet()
+        for process in processes()[1:]:
+            os.kill(process, signal.SIGSTOP)
+
+        until(lambda: server.seconds_unheard() >= 0 and server.num_restarts >= 2)
+
+        with RawClient(address) as client:
+            client.greet()
+
+
+def named(address: str, name: bytes) -> tuple["zmq.Context[zmq.Socket[bytes]]", "zmq.Socket[bytes]"]:
+    """A client that calls itself so, and has said hello."""
+    context = zmq.Context()
+    dealer = context.socket(zmq.DEALER)
+    dealer.setsockopt(zmq.ROUTING_ID, name)
+    dealer.connect(address)
+    dealer.send(encode(Hello(PROTOCOL_VERSION)))
+    return context, dealer
+
+
+@pytest.mark.parametrize("name", [b"demo", b"\xff\xfe", b"\0", b"\0\0\0\0\0\0", b"x" * 255])
+@pytest.mark.parametrize("place", ["work", "control"])
+def test_a_client_may_not_choose_its_name(address: str, driver: FakeDriver, name: bytes, place: str) -> None:
+    """Whatever bytes it has: it is told, and closed; everybody else goes on."""
+    del driver
+    at = address if place == "work" else control_address(address)
+    with RawClient(address) as client:
+        client.greet()
+        context, dealer = named(at, name)
+
+        assert dealer.poll(1000 * PATIENCE)
+        assert b"may not choose its name" in dealer.recv()
+
+        assert client.ask(Ping()) == Pong()
+        context.destroy(linger=0)
+
+
+def test_a_name_like_libzmqs_own_is_no_elses(address: str, driver: FakeDriver) -> None:
+    """Clients that connect under one that looks like it have names of ours, each its own, and so have all the others."""
+    del driver
+    others = [named(address, b"\0" + bytes([number]) * 4) for number in range(20)]
+    with RawClient(address) as client:
+        names = {client.greet().client_id}
+    for context, dealer in others:
+        assert dealer.poll(1000 * PATIENCE)
+        dealer.recv()
+        context.destroy(linger=0)
+    with RawClient(address) as client:
+        names.add(client.greet().client_id)
+
+    assert len(names) == 2
+
+
+def test_users_without_keys_are_tenants() -> None:
+    """But the daemon's own, and those of whom the kernel says nothing; its own and root control it."""
+    own, root, other, nobody = of_user(os.geteuid()), of_user(0), of_user(54321), of_user(None)
+
+    assert (own.name, other.name, nobody.name) == ("", "uid 54321", "")
+    assert (own.may_control, root.may_control, other.may_control, nobody.may_control) == (True, True, False, False)
+
+
+# The link.
+
+
+def test_records_arrive_as_they_were_put() -> None:
+    """Of any size, in order, however they are cut on the way."""
+    here, there = (Link(end) for end in socket.socketpair())
+    bodies = [b"", b"x", b"y" * 3_000_000, b"z"]
+    for serial, body in enumerate(bodies):
+        here.put(Kind.MESSAGE, serial, body)
+    received = []
+    while len(received) < len(bodies):
+        here.flush()
+        received += there.receive()
+
+    assert received == [(Kind.MESSAGE, serial, body) for serial, body in enumerate(bodies)]
+    assert here.unsent == 0
+    here.close()
+    there.close()
+
+
+def test_a_link_without_another_end_is_lost() -> None:
+    """Once all that it said has been received; what is put then is dropped."""
+    here, there = (Link(end) for end in socket.socketpair())
+    there.put(Kind.STOP)
+    there.flush()
+    there.close()
+
+    assert here.receive() == [(Kind.STOP, 0, b"")]
+    here.put(Kind.BEAT)
+    here.flush()
+    assert here.unsent == 0
+    with pytest.raises(LinkLost):
+        here.receive()
+    here.close()
