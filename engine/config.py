@@ -80,7 +80,9 @@ class EngineConfig:
     )
     client_weights: str = setting("", "NAME=W,...", "shares of the service, by client; those not named have 1")
     max_queued_requests: int = setting(
-        MAX_QUEUED_REQUESTS, "N", "requests that may wait; one more is refused, and told when to come again"
+        MAX_QUEUED_REQUESTS,
+        "N",
+        "requests that may wait for a token; one more is refused, first of who has most, and told when to come again",
     )
     max_queued_tokens: int = setting(MAX_QUEUED_TOKENS, "N", "tokens that the prompts of those who wait may have")
     seed: int = setting(0, "N", "mixed into every draw: the same one, and the same seed of a request, draw the same")

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ipc import owned_files
+from ipc import gateway_unit, owned_files
 from ipc.addresses import SERVICE, checked_address, is_local
 from ipc.errors import OdriverError
 from ipc.service_unit import CONFIG, UNIT, USER, USERS, render
@@ -28,8 +28,9 @@ class InstallFailed(OdriverError):
 def install(
     given: Mapping[str, Any], *, show: bool, unit: Path = UNIT, config: Path = CONFIG, users: Path = USERS
 ) -> None:
-    """Write the files, for a service with these settings by name, or print them.
+    """Write the files, for a service with these settings by name and a gateway in front of it, or print them.
 
+    The gateway's unit goes beside the service's.
     A configuration that is there is left as it is. Raises InstallFailed, and ConfigurationError or AddressError for what cannot work.
     """
     settings = SERVICE_DEFAULTS | {name: value for name, value in given.items() if value is not None}
@@ -45,8 +46,10 @@ def install(
     reads = [*environment, *filter(None, [settings.get("model")])]
     one_host = settings.get("coordinator_address") is None
     text = render(command, reads, loopback_only=loopback_only and one_host)
+    gateway, gateway_text = unit.with_name(gateway_unit.NAME), gateway_unit.render(command, environment)
     if show:
-        print(f"# {config}\n{_toml(settings)}\n# {users}\n{USER}\n# {unit}\n{text}", end="")
+        files = {config: _toml(settings), users: USER, unit: text, gateway: gateway_text}
+        print("\n".join(f"# {path}\n{content}" for path, content in files.items()), end="")
         return
     if config.exists() and any(value is not None for value in given.values()):
         raise InstallFailed(f"{config} is there already: write the settings there, or remove it")
@@ -54,9 +57,11 @@ def install(
         _write(config, _toml(settings))
     _write(users, USER)
     _write(unit, text)
+    _write(gateway, gateway_text)
     for path in reads:
         _warn_if_unreadable(path)
     print(f"now: systemd-sysusers {users.name} && systemctl daemon-reload && systemctl enable --now {unit.name}")
+    print(f"then, for OpenAI's API at port 8000: systemctl enable --now {gateway.name}")
     if settings["bind"] == SERVICE:
         print("then, for each user that is to use it: usermod -aG odriver NAME")
     if not loopback_only:

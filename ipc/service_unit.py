@@ -1,5 +1,6 @@
 """The systemd unit that runs the daemon, for one environment."""
 
+from collections.abc import Iterable
 from pathlib import Path
 
 CONFIG = Path("/etc/odriver/config.toml")
@@ -63,16 +64,24 @@ LimitMEMLOCK=infinity
 
 # MemoryDenyWriteExecute is left out: compiled steps are code that is written and then run.
 # ProcSubset is left out: /proc/cpuinfo and /proc/meminfo are read. PrivateDevices is left out: there are accelerators.
+{sandbox}DevicePolicy=closed
+DeviceAllow=char-accel rw
+DeviceAllow=char-vfio rw
+DeviceAllow=char-nvidia* rw
+{kernel}
+[Install]
+WantedBy=multi-user.target
+"""
+
+_SANDBOX = """\
 NoNewPrivileges=yes
 CapabilityBoundingSet=
 AmbientCapabilities=
 ProtectSystem=strict
 ProtectHome={protect_home}
 PrivateTmp=yes
-DevicePolicy=closed
-DeviceAllow=char-accel rw
-DeviceAllow=char-vfio rw
-DeviceAllow=char-nvidia* rw
+"""
+_KERNEL = """\
 ProtectKernelTunables=yes
 ProtectKernelModules=yes
 ProtectKernelLogs=yes
@@ -92,11 +101,7 @@ SystemCallArchitectures=native
 SystemCallFilter=@system-service
 SystemCallFilter=~@privileged
 SystemCallErrorNumber=EPERM
-
-[Install]
-WantedBy=multi-user.target
 """
-
 _LOOPBACK_ONLY = """\
 # Nothing listens beyond this machine; link-local is where a TPU VM is told what it is.
 IPAddressDeny=any
@@ -111,16 +116,21 @@ def render(command: Path, reads: list[Path], *, loopback_only: bool) -> str:
 
     Home directories are out of its sight, unless something that it reads is in one.
     """
-    at_home = any(path.is_relative_to(home) for path in (command, *reads) for home in _HOMES)
     return _TEMPLATE.format(
-        command=_quoted(command),
-        config=_quoted(CONFIG),
-        protect_home="read-only" if at_home else "yes",
-        addresses=_LOOPBACK_ONLY if loopback_only else "",
+        command=quoted(command), config=quoted(CONFIG), **hardening((command, *reads), loopback_only=loopback_only)
     )
 
 
-def _quoted(path: Path) -> str:
+def hardening(reads: Iterable[Path], *, loopback_only: bool) -> dict[str, str]:
+    """The lines that keep a service to itself, by their names in a template: what it sees of files, and of the rest."""
+    at_home = any(path.is_relative_to(home) for path in reads for home in _HOMES)
+    return {
+        "sandbox": _SANDBOX.format(protect_home="read-only" if at_home else "yes"),
+        "kernel": _KERNEL.format(addresses=_LOOPBACK_ONLY if loopback_only else ""),
+    }
+
+
+def quoted(path: Path) -> str:
     """As systemd reads a word of a command line; ``%`` begins a specifier there, ``$`` a variable."""
     escaped = str(path).replace("\\", "\\\\").replace('"', '\\"').replace("%", "%%").replace("$", "$$")
     return f'"{escaped}"' if any(character in escaped for character in " '\"\\") else escaped

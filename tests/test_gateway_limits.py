@@ -237,7 +237,7 @@ def test_a_whole_answer_that_is_not_read_is_not_kept(
 
 def test_who_reads_gets_a_long_answer(http: httpx.Client, driver: FakeDriver, monkeypatch: pytest.MonkeyPatch) -> None:
     """However short the time is that who does not read has."""
-    monkeypatch.setattr(pace, "SEND_TIMEOUT", 0.5)
+    monkeypatch.setattr(pace, "SEND_TIMEOUT", 5.0)
     connection = connect(http, post(b'{"prompt": "hold", "logprobs": 1}'))
     request = driver.take()
     for _ in range(20):

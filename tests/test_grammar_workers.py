@@ -17,7 +17,7 @@ from tokenizer_files import build_byte_level, write_tokenizer
 
 from driver import grammar_constraint
 from driver.errors import DriverError, DriverStopped, Overloaded
-from driver.grammars import Grammars
+from driver.grammars import LAST, Grammars
 from driver.tokenizer import HuggingFaceTokenizer
 from engine.structured_outputs import StructuredOutputsParams
 
@@ -224,7 +224,7 @@ def test_who_waits_for_a_grammar_hears_of_the_end(grammars):
 
     def compile_endless() -> None:
         try:
-            grammars.compile(grammars.job(StructuredOutputsParams(grammar=ENDLESS)), thorough=True)
+            grammars.compile(grammars.job(StructuredOutputsParams(grammar=ENDLESS)), LAST)
         except DriverError as error:
             ends.append(type(error))
 
@@ -245,7 +245,7 @@ def test_processes_are_few_and_modest_and_end_with_the_daemon_however_it_ends(tm
 import os, sys, threading
 sys.path.insert(0, {str(ROOT / "tests")!r})
 from pathlib import Path
-from driver.grammars import Grammars
+from driver.grammars import LAST, Grammars
 from driver.tokenizer import HuggingFaceTokenizer
 from engine.structured_outputs import StructuredOutputsParams
 from grammar_constraints import *
@@ -255,7 +255,7 @@ constraints = begin(grammars, 500, regex="a+")
 for constraint in constraints:
     constraint.advance(3)
 endless = grammars.job(StructuredOutputsParams(grammar=ENDLESS))
-threading.Thread(target=grammars.compile, args=(endless,), kwargs={{"thorough": True}}, daemon=True).start()
+threading.Thread(target=grammars.compile, args=(endless, LAST), daemon=True).start()
 hear(constraints[-1])
 while len(children()) < 5:
     pass

@@ -9,11 +9,13 @@ from pathlib import Path
 import pytest
 
 from engine.errors import ConfigurationError
-from ipc import cli, install_service
+from ipc import cli, gateway_unit, install_service
+from ipc.gateway.connection_limit import MAX_CONNECTIONS, RESERVED_FILES
 from ipc.install_service import InstallFailed, install
 from ipc.service_unit import USER, render
 
 SHIPPED = Path(__file__).parent.parent / "scripts" / "odriver.service"
+SHIPPED_GATEWAY = SHIPPED.with_name("odriver-gateway.service")
 
 
 @pytest.fixture
@@ -29,15 +31,18 @@ def command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_the_unit_that_we_ship_is_the_one_that_is_written() -> None:
-    """For an environment in /opt/odriver."""
+    """For an environment in /opt/odriver; and so is the gateway's."""
     assert SHIPPED.read_text() == render(Path("/opt/odriver/.venv/bin/odriver"), [], loopback_only=True)
+    assert SHIPPED_GATEWAY.read_text() == gateway_unit.render(Path("/opt/odriver/.venv/bin/odriver"), [])
 
 
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="there is no systemd-analyze")
-def test_systemd_finds_nothing_wrong_with_the_unit_and_little_exposed(command: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["odriver.service", "odriver-gateway.service"])
+def test_systemd_finds_nothing_wrong_with_the_unit_and_little_exposed(command: Path, tmp_path: Path, name: str) -> None:
     """Not a word from `verify`, and an exposure below 3 of 10."""
-    unit = tmp_path / "odriver.service"
-    unit.write_text(render(command, [Path("/home/me/models")], loopback_only=False))
+    unit, reads = tmp_path / name, [Path("/home/me/models")]
+    is_gateway = name == gateway_unit.NAME
+    unit.write_text(gateway_unit.render(command, reads) if is_gateway else render(command, reads, loopback_only=False))
 
     verified = subprocess.run(["systemd-analyze", "verify", str(unit)], capture_output=True, text=True)
     security = subprocess.run(
@@ -45,8 +50,22 @@ def test_systemd_finds_nothing_wrong_with_the_unit_and_little_exposed(command: P
     )
 
     assert (verified.returncode, verified.stderr) == (0, "")
-    exposure = re.search(r"Overall exposure level for odriver.service: ([0-9.]+)", security.stdout)
+    exposure = re.search(rf"Overall exposure level for {name}: ([0-9.]+)", security.stdout)
     assert exposure is not None and float(exposure[1]) < 3.0
+
+
+def test_the_gateway_has_a_unit_beside_the_services(command: Path, tmp_path: Path) -> None:
+    """It is kept in as the daemon is, talks to this machine alone, and has files for all of its connections."""
+    install({}, show=False, unit=tmp_path / "odriver.service", config=tmp_path / "c", users=tmp_path / "o.conf")
+
+    unit, service = (tmp_path / name for name in ("odriver-gateway.service", "odriver.service"))
+    assert f'ExecStart="{str(command).replace("%", "%%")}" gateway\n' in unit.read_text()
+    hardening = re.compile(
+        r"^(?:Protect|Restrict|NoNew|Capability|SystemCall|Lock|UMask|IPAddress)\w+=.*$", re.MULTILINE
+    )
+    assert hardening.findall(unit.read_text()) == hardening.findall(service.read_text())
+    files = re.search(r"LimitNOFILE=(\d+)", unit.read_text())
+    assert files is not None and int(files[1]) > MAX_CONNECTIONS + RESERVED_FILES
 
 
 def test_installing_writes_a_unit_and_its_configuration(
@@ -70,6 +89,7 @@ def test_installing_writes_a_unit_and_its_configuration(
     assert "IPAddressDeny=any" in unit.read_text()
     assert capsys.readouterr().out.endswith(
         "now: systemd-sysusers o.conf && systemctl daemon-reload && systemctl enable --now odriver.service\n"
+        "then, for OpenAI's API at port 8000: systemctl enable --now odriver-gateway.service\n"
         "then, for each user that is to use it: usermod -aG odriver NAME\n"
     )
 

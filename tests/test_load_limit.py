@@ -46,7 +46,7 @@ def test_a_prompt_is_counted_or_estimated_before_it_is_tokenised() -> None:
         request_id="a", channel=QueueChannel(), prompt="y" * 8, resume_token_ids=[[1, 2], [3]], num_bytes=1000
     )
 
-    requests = [build_request([1, 2, 3]), build_request("y" * 8), chat, resumed]
+    requests = [build_request(prompt=[1, 2, 3]), build_request(prompt="y" * 8), chat, resumed]
 
     assert [request.estimated_tokens for request in requests] == [3, 3, 11, 6]
 
