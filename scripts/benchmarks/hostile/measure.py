@@ -55,7 +55,7 @@ def measure_hostile(seconds: float = SECONDS, only: str = "") -> Iterator[Figure
 
 
 class Siege:
-    """A stand and its honest clients, both new after an attack that got through."""
+    """A stand and its honest clients, both new after an attack that has ended one of them or left something behind."""
 
     def __init__(self, seconds: float, *, keyed: bool) -> None:
         self.through: list[str] = []
@@ -88,9 +88,11 @@ class Siege:
             wrong.append(
                 f"a small request took {took:.2f} s beside it, and {usual:.3f} s beside as many ordinary clients"
             )
-        wrong += filter(None, [self._left_behind(before)])
+        if left := self._left_behind(before):
+            wrong.append(left)
         if wrong:
             self.through.append(f"{attack.target}: {attack.name}: {'; '.join(wrong)}")
+        if left or not report.latencies:
             self._stack.close()
             self._begin()
         others = {"ordinary clients": [MILLISECONDS * usual]}

@@ -38,7 +38,7 @@ TEMPLATE = (
 PATIENCE = 60.0
 REST = 20.0
 """Seconds in which all that an attack had is to be gone."""
-MORE_MEGABYTES, MORE_FILES = 64.0, 8
+MORE_MEGABYTES, MORE_FILES = 128.0, 8
 """That may be held after an attack: malloc keeps what may be wanted again."""
 
 
