@@ -1,6 +1,7 @@
 """Every attack, beside honest clients: what each cost them, and which of them got through."""
 
 import math
+import sys
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -91,7 +92,7 @@ class Siege:
         if left := self._left_behind(before):
             wrong.append(left)
         if wrong:
-            self.through.append(f"{attack.target}: {attack.name}: {'; '.join(wrong)}")
+            self._note(f"{attack.target}: {attack.name}: {'; '.join(wrong)}")
         if left or not report.latencies:
             self._stack.close()
             self._begin()
@@ -103,7 +104,11 @@ class Siege:
         """What ends the daemon, or is to."""
         for target, (name, run) in ENDINGS.items():
             if target in self._stand.doors and (wrong := run(self._stand)):
-                self.through.append(f"{target}: {name}: {wrong}")
+                self._note(f"{target}: {name}: {wrong}")
+
+    def _note(self, through: str) -> None:
+        self.through.append(through)
+        print(f"scripts/bench: got through: {through}", file=sys.stderr)
 
     def _begin(self) -> None:
         with ExitStack() as stack:
