@@ -17,7 +17,7 @@ from scripts.benchmarks.child import ChildFailed
 from scripts.benchmarks.daemon import DaemonFailed
 from scripts.benchmarks.fairness import measure_fairness
 from scripts.benchmarks.figure import Figure
-from scripts.benchmarks.fuzz import FRAMES, REQUESTS, measure_fuzz
+from scripts.benchmarks.fuzz import FRAMES, REQUESTS, FuzzFailed, measure_fuzz
 from scripts.benchmarks.gateway import GatewayLeaks, gateway_to, measure_gateway
 from scripts.benchmarks.grammar import measure_grammar
 from scripts.benchmarks.host import measure_host, measure_streams
@@ -73,7 +73,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         show(figures, console)
         print(f"scripts/bench: {error}", file=sys.stderr)
         return 1
-    except (ChaosFailed, ChildFailed, ConfigurationError, DaemonFailed, GatewayLeaks, SoakFailed) as error:
+    except (ChaosFailed, ChildFailed, ConfigurationError, DaemonFailed, FuzzFailed, GatewayLeaks, SoakFailed) as error:
         print(f"scripts/bench: {error}", file=sys.stderr)
         return 1
     show(figures, console)

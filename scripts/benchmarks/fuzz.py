@@ -93,6 +93,10 @@ def decode_mutated(count: int, seed: int) -> int:
     return understood
 
 
+class FuzzFailed(Exception):
+    """Somebody was not answered, or not as before; the message says who."""
+
+
 class BadPeer:
     """A connection that sends mutated frames, of one part or several, and asks now and then whether it is answered."""
 
@@ -182,7 +186,7 @@ def measure_fuzz(count: int, requests: int, seed: int) -> Iterator[Figure]:
     """Frames and requests a second, and what must be 0: whoever is unanswered, failures of good peers; and what the
     daemon has grown.
 
-    Raises ChildFailed if it ends.
+    Raises ChildFailed if it ends, and at the end FuzzFailed where one of them is not 0.
     """
     began = time.perf_counter()
     decode_mutated(count, seed)
@@ -209,6 +213,10 @@ def measure_fuzz(count: int, requests: int, seed: int) -> Iterator[Figure]:
     yield figure("fuzz", "answers to a good peer meanwhile", "", [good.answers])
     yield figure("fuzz", "of them wrong or none", "", [good.failures], more_is_better=False)
     yield figure("fuzz", "memory that the daemon has grown by", "MB", [grown], more_is_better=False)
+    if unanswered or lost or good.failures:
+        raise FuzzFailed(
+            f"{unanswered} batches and {lost} requests were not answered, and {good.failures} good ones wrongly"
+        )
 
 
 def _halves(requests: int) -> tuple[int, int]:
