@@ -121,6 +121,26 @@ def test_a_grammar_that_ends_a_quick_worker_goes_among_the_heavy(grammars, a, b)
     assert suspect.allowance.heavy and not quick.allowance.heavy
 
 
+def test_kills_from_outside_are_nobodys_fault_until_there_are_many(grammars, a, b):
+    """Though always at the same place; when they come to no end it ends, as the system kills for want of memory, too."""
+    (constraint,) = begin(grammars, heavy=True, regex="(ab)+")
+    advance(constraint, a)
+
+    def kill(times: int) -> None:
+        for _ in range(times):
+            os.kill(follower_of(constraint), signal.SIGSTOP)
+            constraint.advance(b)
+            os.kill(follower_of(constraint), signal.SIGKILL)
+            hear(constraint)
+            if constraint.error is None:
+                advance(constraint, a)
+
+    kill(7)
+    assert constraint.error is None and allowed(constraint) == [b]
+    kill(1)
+    assert constraint.error is not None
+
+
 def test_what_is_slow_goes_among_the_heavy_and_may_not_go_on_for_ever(grammars, a, b):
     """Measured by processor time beyond a little a token; it is right there, too."""
     slow, quick = begin(grammars, regex="(ab)+")[0], begin(grammars, regex="(ab)+")[0]
