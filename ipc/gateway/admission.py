@@ -2,12 +2,12 @@
 
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from ipaddress import ip_address
 
 from starlette.datastructures import Headers
 from starlette.requests import Request
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ipc.gateway.callers import Caller, Callers
 from ipc.gateway.memory import Memory
@@ -35,9 +35,17 @@ class Admission:
         memory: Memory = scope["app"].state.memory
         client = scope.get("client")
         peer = caller.name or peer_of(client[0] if client else "")
-        with _open(caller) if scope["method"] == "POST" else nullcontext(), memory.hold(peer) as held:
+        with ExitStack() as opened, memory.hold(peer) as held:
+            if scope["method"] == "POST":
+                opened.enter_context(_open(caller))
+
+            async def send_and_end(message: Message) -> None:
+                if message["type"] == "http.response.body" and not message.get("more_body", False):
+                    opened.close()  # before, as whoever has all of an answer may ask again
+                await send(message)
+
             scope["state"]["held"] = held
-            await self._app(scope, receive, send)
+            await self._app(scope, receive, send_and_end)
 
 
 def caller_of(request: Request) -> Caller:

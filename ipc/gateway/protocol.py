@@ -47,7 +47,8 @@ class Protocol(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """As asyncio has it."""
         super().connection_made(transport)
-        transport.set_write_buffer_limits(high=0)  # so that we hear of whatever cannot be sent at once
+        # So that we hear of whatever cannot be sent at once; with high=0 asyncio's TLS would pause for nothing.
+        transport.set_write_buffer_limits(high=1, low=0)
         self.host = self.client[0] if self.client else ""
         self.peer = peer_of(self.host)
         if self._limit.admit(self):

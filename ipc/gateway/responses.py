@@ -13,6 +13,7 @@ from ipc.gateway.bodies import read
 from ipc.gateway.daemons import daemon_for
 from ipc.gateway.disconnect import unless_disconnected
 from ipc.gateway.event_stream import EventStream
+from ipc.gateway.memory import Held, held_by
 from ipc.gateway.request_id import request_id_of
 from ipc.gateway.response_answers import ResponseAnswer, ResponseObject
 from ipc.gateway.response_items import Event, ResponseEvent
@@ -37,18 +38,22 @@ async def create(request: Request) -> Response:
         **answering.params(asked.params),
     )
     answer = ResponseAnswer(body, answering, request_id_of(request), client.welcome.model)
-    events = _events(stream, answer, client)
+    events = _events(stream, answer, client, None if body.stream else held_by(request))
     if body.stream:
         return EventStream(_encoded(events), done=b"")
     await unless_disconnected(request.receive, _drain(events))
     return json_answer(answer.response())
 
 
-async def _events(stream: AsyncStream, answer: ResponseAnswer, client: AsyncClient) -> AsyncGenerator[list[Event]]:
-    """Those of each piece; the first is waited for, as it may be a refusal."""
+async def _events(
+    stream: AsyncStream, answer: ResponseAnswer, client: AsyncClient, held: Held | None
+) -> AsyncGenerator[list[Event]]:
+    """Those of each piece, which is ``held`` if they are to leave whole; the first is waited for: it may be a refusal."""
     began = False
     async with stream:
         async for piece in stream:
+            if held is not None:
+                held.add_piece(piece)
             events = [] if began else list(answer.begin())
             began = True
             events += answer.take(piece)
