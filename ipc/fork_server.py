@@ -87,6 +87,7 @@ class ForkServer:
                 *(end for _, end in self._reports.values()),
             ):
                 unneeded.close()
+            reseed()
             socket_process.run(Link(link), listening)
             code = os.EX_OK
         finally:  # whatever it is: this process is not to go on as the fork server
@@ -112,6 +113,12 @@ class ForkServer:
 def _wake_up(number: int, frame: FrameType | None) -> None:
     """The wakeup descriptor says it all."""
     del number, frame
+
+
+def reseed() -> None:
+    """Have libzmq begin to count its routing ids anywhere: it draws that from libc's rand(), which every fork inherits as
+    it was. A client who could tell the count could have libzmq abort this process, and the next one, and the next."""
+    ctypes.CDLL(None).srand(ctypes.c_uint(int.from_bytes(os.urandom(4), "little")))
 
 
 def _die_with(parent: int) -> None:

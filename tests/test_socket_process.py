@@ -3,6 +3,8 @@
 import os
 import signal
 import socket
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -135,6 +137,32 @@ def test_a_name_like_libzmqs_own_is_no_elses(address: str, driver: FakeDriver) -
         names.add(client.greet().client_id)
 
     assert len(names) == 2
+
+
+FIRST_ROUTING_IDS = """
+import os
+import zmq
+from ipc import fork_server
+for _ in range(3):
+    if os.fork() == 0:
+        fork_server.reseed()
+        context = zmq.Context()
+        router, dealer = context.socket(zmq.ROUTER), context.socket(zmq.DEALER)
+        router.bind("inproc://ids")
+        dealer.connect("inproc://ids")
+        dealer.send(b"")
+        print(router.recv().hex(), flush=True)
+        os._exit(0)
+    os.wait()
+"""
+
+
+def test_each_process_counts_routing_ids_from_somewhere_else() -> None:
+    """What a client may have learnt of one is of no use against the next, though one program forks them all."""
+    command = [sys.executable, "-c", FIRST_ROUTING_IDS]
+    ids = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, check=True).stdout.split()
+
+    assert len(set(ids)) == 3
 
 
 def test_users_without_keys_are_tenants() -> None:
