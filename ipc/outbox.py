@@ -101,9 +101,12 @@ def _one(pieces: list[ReturnSample]) -> ReturnSample:
 
 
 def parts(sample: ReturnSample, max_bytes: int) -> list[ReturnSample]:
-    """A sample as several of about so many bytes, cut between tokens; its text and its end come with the last."""
+    """A sample as several of about so many bytes, cut between tokens; its text and its end come with the last.
+
+    Without log-probabilities it is a few bytes a token on the wire, and stays whole: so an answer of the tokenizer does.
+    """
     count = min(len(sample.token_ids), math.ceil(num_bytes(sample) / max_bytes))
-    if count <= 1:
+    if count <= 1 or not sample.logprobs:
         return [sample]
     step = math.ceil(len(sample.token_ids) / count)
     starts = range(0, len(sample.token_ids), step)

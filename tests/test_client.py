@@ -584,3 +584,9 @@ print(client.complete("parent").text)
     assert "forked" in said
     assert said.endswith("|child")
     assert parent == "parent"
+
+
+def test_a_long_text_s_token_ids_come_whole(address: str) -> None:
+    """However many they are, they are one answer."""
+    with serving(address, FakeDriver()), Client(address) as client:
+        assert client.tokenize("word " * 50_000) == [4] * 50_000
