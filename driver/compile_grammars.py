@@ -9,14 +9,14 @@ from typing import NamedTuple
 from driver.errors import DriverError, InvalidRequest, Overloaded
 from driver.grammar_allowance import Allowance
 from driver.grammar_constraint import FORM, CompiledGrammar, GrammarConstraint
-from driver.grammars import PATIENCE, TOO_BUSY, GrammarRefused, Grammars
+from driver.grammars import LAST, PATIENCE, TIERS, TOO_BUSY, GrammarRefused, Grammars
 from driver.messages import Admit
 from driver.open_requests import OpenRequest, OpenRequests
 from driver.stage import Stage
 from driver.turns import Turns
 
-NUM_THREADS = {False: 2, True: 1}
-"""Grammars compiled at a time, by whether that is thorough."""
+NUM_THREADS = (1,) * len(TIERS)
+"""Grammars compiled at a time, by tier."""
 
 
 class _Wanted(NamedTuple):
@@ -25,7 +25,7 @@ class _Wanted(NamedTuple):
     admit: Admit
     job: bytes = b""
     """The grammar's name, once somebody has looked."""
-    thorough: bool = False
+    tier: int = 0
 
     @property
     def request(self) -> OpenRequest:
@@ -44,8 +44,7 @@ class CompileGrammars:
         self._grammars = grammars
         self._open_requests = open_requests
         self._post = post
-        self._turns: dict[bool, Turns[_Wanted]] = {False: Turns(), True: Turns()}
-        """By whether they are thorough."""
+        self._turns: list[Turns[_Wanted]] = [Turns() for _ in TIERS]
         self._lock = threading.Lock()
         self._waiting: dict[bytes, list[_Wanted]] = {}
         """By a grammar that is being compiled: who wants it besides the one that had it compiled."""
@@ -55,8 +54,8 @@ class CompileGrammars:
     def runs(self) -> list[Callable[[], None]]:
         """What each of the threads is to run, until ``close``."""
         return [
-            partial(self.stage.run, self._turns[thorough].get)
-            for thorough, count in NUM_THREADS.items()
+            partial(self.stage.run, turns.get)
+            for turns, count in zip(self._turns, NUM_THREADS, strict=True)
             for _ in range(count)
         ]
 
@@ -66,11 +65,11 @@ class CompileGrammars:
 
     def close(self) -> None:
         """Ends ``runs`` in all threads; what is queued is dropped."""
-        for turns in self._turns.values():
+        for turns in self._turns:
             turns.close()
 
     def _queue(self, wanted: _Wanted) -> None:
-        self._turns[wanted.thorough].put(wanted.request.request.client, wanted)
+        self._turns[wanted.tier].put(wanted.request.request.client, wanted)
 
     def _fail(self, wanted: _Wanted, error: DriverError) -> None:
         self._open_requests.fail(wanted.request, error)
@@ -78,13 +77,13 @@ class CompileGrammars:
     def _handle(self, wanted: _Wanted) -> None:
         if wanted.request.aborted:  # the execution thread ends it as soon as it sees it
             self._post(wanted.admit)
-            if wanted.thorough:  # it was to be compiled for others, too
+            if wanted.tier:  # it was to be compiled for others, too
                 self._release(wanted.job)
             return
         try:
             wanted = self._named(wanted)
             grammar = self._grammars.find(wanted.job)
-            if grammar is None and (wanted.thorough or self._is_first(wanted)):
+            if grammar is None and (wanted.tier or self._is_first(wanted)):
                 grammar = self._compile(wanted)
             if grammar is not None:
                 self._admit(wanted, grammar)
@@ -111,9 +110,9 @@ class CompileGrammars:
         return False
 
     def _compile(self, wanted: _Wanted) -> CompiledGrammar | None:
-        """The grammar; None if that takes a thorough worker, for which it is queued then."""
+        """The grammar; None if that takes a higher tier, for which it is queued then."""
         try:
-            grammar = self._grammars.compile(wanted.job, thorough=wanted.thorough)
+            grammar = self._grammars.compile(wanted.job, wanted.tier)
         except GrammarRefused as refusal:
             with self._lock:
                 others = self._waiting.pop(wanted.job, [])
@@ -124,7 +123,7 @@ class CompileGrammars:
             self._release(wanted.job)
             raise
         if grammar is None:
-            self._queue(wanted._replace(thorough=True))
+            self._queue(wanted._replace(tier=wanted.tier + 1))
         else:
             self._release(wanted.job)
         return grammar
@@ -137,21 +136,21 @@ class CompileGrammars:
             self._queue(other)
 
     def _admit(self, wanted: _Wanted, grammar: CompiledGrammar) -> None:
-        """Give all samples their constraints; what tokens they have already may take a thorough worker, too."""
+        """Give all samples their constraints; what tokens they have already may take a higher tier, too."""
         allowance = Allowance(heavy=grammar.heavy)
         constraints: list[GrammarConstraint] = []
-        give_up_at = time.monotonic() + PATIENCE[wanted.thorough]
+        give_up_at = time.monotonic() + PATIENCE[wanted.tier]
         for sequence in wanted.admit.sequences:
             tokens, constraint = sequence.output_token_ids, None
             if time.monotonic() < give_up_at:
                 try:
-                    constraint = self._grammars.constraint(grammar, allowance, tokens, thorough=wanted.thorough)
+                    constraint = self._grammars.constraint(grammar, allowance, tokens, wanted.tier)
                 except GrammarRefused as refusal:
                     raise _refused(wanted, refusal) from None
-            elif wanted.thorough:
+            elif wanted.tier == LAST:
                 raise Overloaded(TOO_BUSY)
             if constraint is None:
-                self._queue(wanted._replace(thorough=True))
+                self._queue(wanted._replace(tier=wanted.tier + 1))
                 return
             constraints.append(constraint)
         for sequence, constraint in zip(wanted.admit.sequences, constraints, strict=True):

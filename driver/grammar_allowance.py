@@ -9,8 +9,9 @@ HEAVY_SECONDS = 0.1
 MOST_SECONDS = 60.0
 """A debt with which it ends."""
 HEAVY_KIBIBYTES = 128 << 10
-MOST_DEATHS = 8
-"""Workers that may end while they work for a request, each time at another place: something else may have ended them."""
+MOST_DEATHS, MOST_ACCIDENTS = 2, 8
+"""Workers that may end while they work for a request: by themselves, and by SIGKILL, which is another's, but may be the
+system's for want of memory."""
 TOKEN_SECONDS = 1.0
 """Of processor time, for one token."""
 TOO_HARD = (
@@ -27,14 +28,12 @@ class Allowance:
         """Whether it is followed beside other heavy ones, for good."""
         self._debt = 0.0
         self._kibibytes = 0
-        self._deaths = 0
-        self._died_at: object = None
-        self._dies_again = False
+        self._deaths = self._accidents = 0
 
     @property
     def spent(self) -> bool:
         """Whether it has had all that it may have."""
-        return self._debt > MOST_SECONDS or self._deaths >= MOST_DEATHS or self._dies_again
+        return self._debt > MOST_SECONDS or self._deaths >= MOST_DEATHS or self._accidents >= MOST_ACCIDENTS
 
     def charge(self, seconds: float, kibibytes: int) -> None:
         """An answer has taken so much time, and has made a worker so much larger than it ever was."""
@@ -43,9 +42,9 @@ class Allowance:
         if self._debt > HEAVY_SECONDS or self._kibibytes > HEAVY_KIBIBYTES:
             self.heavy = True
 
-    def blame(self, place: object) -> None:
-        """A worker has ended while it was at this place in one of the texts: twice at the same one is no accident."""
-        self._deaths += 1
-        self._dies_again |= self._died_at == place
-        self._died_at = place
-        self.heavy = True
+    def blame(self, *, accident: bool) -> None:
+        """A worker has ended in the middle of it."""
+        if accident:
+            self._accidents += 1
+        else:
+            self._deaths += 1

@@ -51,11 +51,6 @@ class GrammarConstraint:
         """When it has found no worker."""
 
     @property
-    def num_tokens(self) -> int:
-        """Of the text so far."""
-        return len(self._tokens)
-
-    @property
     def beginning(self) -> bytes:
         """What its matcher can be made of anew."""
         return pack_beginning(self._job, self._tokens.tobytes())
@@ -113,6 +108,8 @@ class GrammarConstraint:
         self._follower = None
 
     def _begin(self) -> None:
+        if not self._followers.is_judged(self.allowance):
+            return
         if self.allowance.spent:
             self._fail(f"{FORM}: {TOO_HARD}")
             return

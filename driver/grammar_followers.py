@@ -3,17 +3,20 @@
 Each has the matchers of many sequences, and answers one after the other. What one grammar can do to the others is
 bounded: one that is measured slow, or large, is followed among its like; and where a worker ends, which can only be known
 by its socket, the oldest frame without an answer is what it was at. The request of that frame is heavy from then on, and
-ends if it happens there again. The matchers of all others begin anew in another worker, from the tokens that their constraints
+ends if it happens again, unless a SIGKILL shows that it was another's doing. The matchers of all others begin anew in another worker, from the tokens that their constraints
 know, and nobody is told but by a mask that is late.
 """
 
 import itertools
 import logging
 import os
+import signal
 import threading
+import time
 from collections import deque
+from collections.abc import Callable
 from contextlib import suppress
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from driver.grammar_allowance import TOKEN_SECONDS, Allowance
 from driver.grammar_protocol import ADVANCE, BEGIN, END, WorkerLimits
@@ -28,14 +31,22 @@ LIMITS = {False: WorkerLimits(0.3, 0.3), True: WorkerLimits(6.0, TOKEN_SECONDS)}
 """Likewise: a quick worker must not be held up for long by what turns out not to be quick."""
 
 
+VERDICT_PATIENCE = 1.0
+"""Seconds in which it should be known what has ended a worker."""
+
+CASE_LIFETIME = 60.0
+"""Seconds after which a request that does not ask has ended."""
+
+
+class _Death(NamedTuple):
+    process_id: int
+    at: float
+
+
 class Followed(Protocol):
     """What a worker's answers are for."""
 
     allowance: Allowance
-
-    @property
-    def num_tokens(self) -> int:
-        """How far its text is."""
 
     def answered(self, answer: Answer) -> None:
         """To the one frame that is without an answer."""
@@ -56,6 +67,7 @@ class Followers:
         self._preparing = threading.Lock()
         self._prepared: dict[bool, deque[Worker]] = {False: deque(), True: deque()}
         self._numbers = itertools.count(1)
+        self._suspects: dict[Allowance, list[_Death]] = {}
         self._nothing = os.eventfd(0, os.EFD_CLOEXEC)
 
     def prepare(self, *, heavy: bool) -> None:
@@ -63,6 +75,24 @@ class Followers:
         with self._preparing:
             if not self._followers[heavy] and not self._prepared[heavy]:
                 self._prepared[heavy].append(self._source.worker(LIMITS[heavy]))
+
+    def suspect(self, allowance: Allowance, process_id: int) -> None:
+        """That worker has ended while it worked for this one."""
+        allowance.heavy, now = True, time.monotonic()
+        forgotten = [suspect for suspect, (*_, last) in self._suspects.items() if now - last.at > CASE_LIFETIME]
+        for suspect in forgotten:  # nobody follows it any more
+            del self._suspects[suspect]
+        self._suspects.setdefault(allowance, []).append(_Death(process_id, now))
+
+    def is_judged(self, allowance: Allowance) -> bool:
+        """Whether it has been found out of all workers that ended under it what ended them, or that nobody will know."""
+        for death in self._suspects.pop(allowance, []):
+            by = self._source.ended_by(death.process_id)
+            if by is None and time.monotonic() - death.at < VERDICT_PATIENCE:
+                self._suspects.setdefault(allowance, []).append(death)
+            else:
+                allowance.blame(accident=by in (None, signal.SIGKILL))
+        return allowance not in self._suspects
 
     def begin(self, followed: Followed, beginning: bytes) -> "Follower | None":
         """Where a matcher begins, by the next answer; None where there is no worker at the moment."""
@@ -83,25 +113,28 @@ class Followers:
         followers = self._followers[heavy]
         with suppress(IndexError):
             while True:
-                followers.append(Follower(self._prepared[heavy].popleft(), followers, heavy=heavy))
+                followers.append(Follower(self._prepared[heavy].popleft(), followers, self.suspect, heavy=heavy))
         if len(followers) < NUM_WORKERS[heavy] and all(map(len, followers)):
             worker = self._source.worker_at_once(LIMITS[heavy])
             if worker is not None:
-                followers.append(Follower(worker, followers, heavy=heavy))
+                followers.append(Follower(worker, followers, self.suspect, heavy=heavy))
         return min(followers, key=len, default=None)
 
 
 class Follower:
     """One of the workers, and whose matchers it has."""
 
-    def __init__(self, worker: Worker, registry: "list[Follower]", *, heavy: bool) -> None:
+    def __init__(
+        self, worker: Worker, registry: "list[Follower]", suspect: Callable[[Allowance, int], None], *, heavy: bool
+    ) -> None:
         self._worker = worker
         self._heavy = heavy
         self._registry = registry
+        self._suspect = suspect
         self._numbers: dict[Followed, int] = {}
         self._followed: dict[int, Followed] = {}
-        self._asked: dict[int, tuple[int, Allowance, int]] = {}
-        """Frames without an answer, by the number of a matcher, in the worker's order: kind, who pays, and how far it is."""
+        self._asked: dict[int, tuple[int, Allowance]] = {}
+        """Frames without an answer, by the number of a matcher, in the worker's order: kind, and who pays."""
 
     def __len__(self) -> int:
         return len(self._followed)
@@ -116,7 +149,7 @@ class Follower:
         """Send a frame that has an answer; returns at once."""
         number = self._numbers[followed]
         if self._worker.send(number, kind, body):
-            self._asked[number] = kind, followed.allowance, followed.num_tokens
+            self._asked[number] = kind, followed.allowance
 
     def end(self, followed: Followed) -> None:
         """Its matcher is needed no more."""
@@ -132,7 +165,7 @@ class Follower:
             self._lose()
             return
         for answer in answers:
-            kind, allowance, _ = self._asked.pop(answer.number)
+            kind, allowance = self._asked.pop(answer.number)
             # Who begins anew, for another's fault, is not to pay for that.
             allowance.charge(answer.seconds if kind == ADVANCE else 0.0, answer.grown)
             followed = self._followed.get(answer.number)
@@ -157,8 +190,8 @@ class Follower:
                 "process %d, which followed %d texts with a grammar, has ended: they go on in another",
                 self._worker.process_id, len(self),
             )  # fmt: skip
-            for number, (_, allowance, num_tokens) in itertools.islice(self._asked.items(), 1):
-                allowance.blame((self._followed.get(number), num_tokens))
+            for _, allowance in itertools.islice(self._asked.values(), 1):
+                self._suspect(allowance, self._worker.process_id)
         self._worker.close()
         for followed in list(self._followed.values()):
             followed.lost()

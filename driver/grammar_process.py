@@ -31,6 +31,7 @@ from driver.grammar_protocol import (
     BEGIN,
     COMPLETE,
     END,
+    ENDING,
     ERROR,
     FRAME,
     GO,
@@ -57,10 +58,10 @@ def main() -> NoReturn:
     """Be the first of all these processes, and in its children a worker."""
     with _ending_the_process():
         _restrict()
-        signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for the children
         vocabulary = Vocabulary(msgspec.msgpack.decode(sys.stdin.buffer.read(), type=TokenizerDefinition))
         requests = socket.socket(fileno=int(sys.argv[1]))
         requests.send(bytes([READY]))
+        signal.signal(signal.SIGCHLD, lambda *_: _report_ends(requests))
         _fork_workers(requests, vocabulary)
     raise AssertionError("unreachable")
 
@@ -103,6 +104,15 @@ def _fork_workers(requests: socket.socket, vocabulary: Vocabulary) -> None:
                         requests.close()
                         limits = msgspec.msgpack.decode(message, type=WorkerLimits)
                         _Worker(connection, vocabulary, limits).serve()
+
+
+def _report_ends(requests: socket.socket) -> None:
+    """Wait for no child, but say of each that has ended how; what the daemon does not read it can do without."""
+    with suppress(ChildProcessError, OSError):
+        while (ended := os.waitpid(-1, os.WNOHANG))[0]:
+            process_id, status = ended
+            by = os.WTERMSIG(status) if os.WIFSIGNALED(status) else 0
+            requests.send(ENDING.pack(process_id, by), socket.MSG_DONTWAIT)
 
 
 def _die_with(parent: int) -> None:

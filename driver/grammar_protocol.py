@@ -1,7 +1,7 @@
 """What the daemon and the processes of grammars say to each other.
 
 The first process is told a TokenizerDefinition on its stdin, and says READY. Each message on its socket after that is a
-WorkerLimits, with one descriptor: the socket of a worker to be forked.
+WorkerLimits, with one descriptor: the socket of a worker to be forked. It says an ENDING of each worker that has ended.
 
 A worker says READY, too, and then answers frames. BEGIN brings a grammar and the tokens that a new matcher has behind it,
 ADVANCE one more token: both are answered by GO, COMPLETE or ERROR, in the order in which they came, with what the answer
@@ -24,6 +24,8 @@ ANSWER = struct.Struct("<IIBII")
 kibibytes by which the worker has become larger than ever before."""
 _JOB = struct.Struct("<I")
 TOKEN = struct.Struct("<I")
+ENDING = struct.Struct("<Ii")
+"""A worker's process id, and the signal that ended it, or 0."""
 
 MEMORY_BYTES = 4 << 30
 """Of address space that a worker may have, tokenizer and libraries included."""

@@ -13,7 +13,7 @@ from contextlib import contextmanager, suppress
 import msgspec
 
 from driver.errors import DriverStopped, InternalError, Overloaded
-from driver.grammar_protocol import READY, TokenizerDefinition, WorkerLimits
+from driver.grammar_protocol import ENDING, READY, TokenizerDefinition, WorkerLimits
 from driver.grammar_worker import Worker
 
 logger = logging.getLogger(__name__)
@@ -21,6 +21,8 @@ logger = logging.getLogger(__name__)
 PROGRAM = "import sys; sys.path[:] = {path!r}; from driver.grammar_process import main; main()"
 FIRST_PATIENCE, WORKER_PATIENCE = 40.0, 10.0
 """Seconds for the first process to build the tokenizer, and for another to be forked from it."""
+MAX_ENDINGS = 256
+"""Ends of workers to remember: they are asked for at once, or never."""
 SHORTAGES = {errno.EMFILE, errno.ENFILE, errno.EAGAIN, errno.ENOMEM, errno.ENOBUFS}
 
 
@@ -32,6 +34,8 @@ class WorkerSource:
         self._lock = threading.Lock()  # of the first process, which may take seconds to start
         self._first: _FirstProcess | None = None
         self._workers: set[Worker] = set()
+        self._ended_by: dict[int, int] = {}
+        """Signals, or 0, by process id of workers that have ended; under the lock."""
         self.stopped = False
 
     def worker(self, limits: WorkerLimits) -> Worker:
@@ -56,6 +60,19 @@ class WorkerSource:
                 threading.Thread(target=self._revive, name="start grammars", daemon=True).start()
         finally:
             self._lock.release()
+        return None
+
+    def ended_by(self, process_id: int) -> int | None:
+        """The signal that ended a worker, 0 for an end of its own; None if that is not known (yet)."""
+        if self._lock.acquire(blocking=False):
+            try:
+                if self._first is not None:
+                    self._ended_by.update(self._first.endings())
+                while len(self._ended_by) > MAX_ENDINGS:
+                    del self._ended_by[next(iter(self._ended_by))]
+                return self._ended_by.get(process_id)
+            finally:
+                self._lock.release()
         return None
 
     def stop(self) -> None:
@@ -136,6 +153,12 @@ class _FirstProcess:
                 ours.close()
                 raise
         return ours
+
+    def endings(self) -> Iterator[tuple[int, int]]:
+        """Of the workers that have ended since the last call: process id, and signal or 0."""
+        with suppress(OSError):
+            while message := self._requests.recv(ENDING.size):
+                yield ENDING.unpack(message)
 
     def stop(self) -> None:
         """End it, and with it its children."""

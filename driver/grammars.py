@@ -19,10 +19,10 @@ from engine.config import ServingLimits
 from engine.structured_outputs import StructuredOutputsParams
 
 COMPILE_SECONDS = 5.0
-LIMITS = {False: WorkerLimits(0.2, 0.2), True: WorkerLimits(COMPILE_SECONDS, COMPILE_SECONDS)}
-"""Of the workers that compile, by whether they are thorough: most grammars are done in a moment, and are to wait for no
-others."""
-PATIENCE = {False: 3.0, True: 18.0}
+TIERS = tuple(WorkerLimits(seconds, seconds) for seconds in (0.02, 0.3, COMPILE_SECONDS))
+"""Of workers that compile. A grammar is tried in one after the other: most are done in a moment, and wait for no others."""
+LAST = len(TIERS) - 1
+PATIENCE = (2.0, 4.0, 18.0)
 """Seconds, on the clock: these processes go behind others, so a busy machine may give them little of its time."""
 TOO_BUSY = "the machine is too busy to compile a grammar: try again later"
 HEAVY_SECONDS = 0.05
@@ -47,7 +47,7 @@ class Grammars:
             lambda: TokenizerDefinition(tokenizer.definition(), limits.vocab_size, limits.eos_token_ids)
         )
         self._followers = Followers(self._source)
-        self._idle: dict[bool, list[Worker]] = {False: [], True: []}
+        self._idle: list[list[Worker]] = [[] for _ in TIERS]
         self._lock = threading.Lock()  # of what is compiled
         self._compiled: OrderedDict[bytes, CompiledGrammar] = OrderedDict()
         self.num_compiled = 0
@@ -65,14 +65,14 @@ class Grammars:
                 self._compiled.move_to_end(job)
             return self._compiled.get(job)
 
-    def compile(self, job: bytes, *, thorough: bool) -> CompiledGrammar | None:
-        """Compile it; None if that takes longer than is right for all to wait for.
+    def compile(self, job: bytes, tier: int) -> CompiledGrammar | None:
+        """Compile it; None if that takes a higher tier.
 
-        ``thorough`` takes seconds, and then raises GrammarRefused. Raises DriverErrors, too: Overloaded, for one.
+        Raises GrammarRefused, in the LAST tier also for what takes too long, and DriverErrors: Overloaded, for one.
         """
-        answer = self._ask(pack_beginning(job, b""), thorough=thorough)
+        answer = self._ask(pack_beginning(job, b""), tier)
         if answer is None:
-            if thorough:
+            if tier == LAST:
                 raise GrammarRefused(TOO_HARD_TO_COMPILE)
             return None
         if answer.how == ERROR:
@@ -87,15 +87,15 @@ class Grammars:
         return grammar
 
     def constraint(
-        self, grammar: CompiledGrammar, allowance: Allowance, token_ids: list[int], *, thorough: bool
+        self, grammar: CompiledGrammar, allowance: Allowance, token_ids: list[int], tier: int
     ) -> GrammarConstraint | None:
         """One for a sequence that has these tokens, at rest. None, GrammarRefused and DriverErrors are as of ``compile``."""
         self._followers.prepare(heavy=allowance.heavy)
         constraint = GrammarConstraint(grammar, self._followers, allowance, token_ids)
         if token_ids:
-            answer = self._ask(constraint.beginning, thorough=thorough)
+            answer = self._ask(constraint.beginning, tier)
             if answer is None:
-                if thorough:
+                if tier == LAST:
                     raise GrammarRefused(TOO_HARD)
                 return None
             constraint.take(answer)
@@ -110,12 +110,12 @@ class Grammars:
         self._source.close()
         self._followers.close()
 
-    def _ask(self, beginning: bytes, *, thorough: bool) -> Answer | None:
+    def _ask(self, beginning: bytes, tier: int) -> Answer | None:
         """What a worker says of a matcher that begins so; None if it ended in the middle, or had too little time."""
-        worker = self._worker(thorough=thorough)
+        worker = self._worker(tier)
         try:
             worker.send(0, BEGIN, beginning)
-            answer = worker.next_answer(PATIENCE[thorough])
+            answer = worker.next_answer(PATIENCE[tier])
             worker.send(0, END)
         except WorkerLost:
             worker.close()
@@ -124,19 +124,19 @@ class Grammars:
             return None
         except TimeoutError as error:
             worker.close()
-            if thorough:
+            if tier == LAST:
                 raise Overloaded(TOO_BUSY) from error
             return None
-        self._idle[thorough].append(worker)
+        self._idle[tier].append(worker)
         return answer
 
-    def _worker(self, *, thorough: bool) -> Worker:
+    def _worker(self, tier: int) -> Worker:
         """One for this thread alone; it may have been idle."""
         while True:
             try:
-                worker = self._idle[thorough].pop()
+                worker = self._idle[tier].pop()
             except IndexError:
-                return self._source.worker(LIMITS[thorough])
+                return self._source.worker(TIERS[tier])
             try:
                 worker.receive()
             except WorkerLost:

@@ -18,8 +18,8 @@ The life of a request
 5. The end, by token, length, stop string or abort, is the last sample. The id is free again just before it is delivered.
 
 A request that goes on with what an earlier one gave (``resume_token_ids``) differs in three places: prepare inputs makes
-that the sequence's output from the beginning, its constraint has the mask behind it, and the summary thread reads it
-again, without delivering it, before anything new.
+that the sequence's output from the beginning and reads it again as a text, its constraint has the mask behind it, and the
+summary thread goes on with that text, without delivering it, before anything new.
 
 An abort ends a request that is queued still at once. Of any other it is a flag on the open request and then an Abort in
 the inbox: the execution thread either knows the sequence

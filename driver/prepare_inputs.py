@@ -1,5 +1,6 @@
 """The first stage: from what a client asked to a Sequence that the engine can serve, or to a refusal that says why."""
 
+import math
 import secrets
 from collections.abc import Callable
 from contextlib import suppress
@@ -26,10 +27,12 @@ from engine.request_limits import MAX_BAD_WORD_TOKENS, MAX_PROMPT_LOGPROBS, MAX_
 from engine.sampling_params import SamplingParams
 from engine.sequence import Sequence
 
-NUM_THREADS = 2
-"""For each of the two queues. Tokenising leaves the interpreter to others, so more than one are of use."""
-LONG_PROMPT = 16_384
-"""Tokens, about, from which on a prompt waits in a queue of its own: for those before it takes milliseconds."""
+LANES = ((2048, 2), (32_768, 1), (math.inf, 1))
+"""The tokens, about, below which a prompt takes this lane, and its threads.
+
+Tokenising takes milliseconds in the first lane, tenths of seconds in the second, and many seconds in the last, in which
+a text has up to four megabytes; it leaves the interpreter to other threads.
+"""
 
 Asked = OpenRequest | TokenizerRequest
 
@@ -37,7 +40,7 @@ Asked = OpenRequest | TokenizerRequest
 class PrepareInputs:
     """Checks, tokenises and admits, on threads of which each calls one of ``runs``.
 
-    Clients take turns (see TurnQueue), and long prompts have a queue and threads of their own: so neither many requests of
+    Clients take turns (see TurnQueue), and long prompts have a lane and a thread of their own: so neither many requests of
     a client nor a text of megabytes holds up the others. What a request raises ends that request alone. ``post`` puts an
     Admit where the execution thread finds it, ``compile_grammar`` one that asks for structured outputs where that is done
     first.
@@ -57,12 +60,15 @@ class PrepareInputs:
         self._open_requests = open_requests
         self._post = post
         self._compile_grammar = compile_grammar
-        self._short: TurnQueue[Asked] = TurnQueue(max_queued)
-        self._long: TurnQueue[Asked] = TurnQueue(max_queued)
+        self._lanes: list[TurnQueue[Asked]] = [TurnQueue(max_queued) for _ in LANES]
         self._asked: dict[str, TokenizerRequest] = {}
         """Tokenizer requests that are queued, by their id."""
         self.stage = Stage("prepare inputs", self._handle, self._fail, _source)
-        self.runs = [partial(self._run, queue) for queue in (self._short, self._long) for _ in range(NUM_THREADS)]
+        self.runs = [
+            partial(self._run, lane)
+            for lane, (_, num_threads) in zip(self._lanes, LANES, strict=True)
+            for _ in range(num_threads)
+        ]
         """Each prepares requests until the queues are closed."""
 
     def submit(self, request: Asked) -> None:
@@ -70,14 +76,14 @@ class PrepareInputs:
         if isinstance(request, TokenizerRequest):
             self._asked[request.request_id] = request
         try:
-            self._queue_of(request).put_nowait(_holder(request), request)
+            self._lane_of(request).put_nowait(_holder(request), request)
         except Full as full:
             self._asked.pop(request.request_id, None)
             raise Overloaded("too many requests wait to be prepared: try again later") from full
 
     def withdraw(self, request: OpenRequest) -> bool:
         """Ends an aborted request that no thread has begun with; False if one has."""
-        removed = self._queue_of(request).remove(_holder(request), request)
+        removed = self._lane_of(request).remove(_holder(request), request)
         if removed:
             self._open_requests.close(request, _aborted(request.request_id))
         return removed
@@ -85,7 +91,7 @@ class PrepareInputs:
     def withdraw_tokenizer_request(self, request_id: str) -> bool:
         """The same, for what asks the tokenizer."""
         request = self._asked.pop(request_id, None)
-        if request is None or not self._queue_of(request).remove(_holder(request), request):
+        if request is None or not self._lane_of(request).remove(_holder(request), request):
             return False
         request.channel.put(_aborted(request_id))
         return True
@@ -93,25 +99,25 @@ class PrepareInputs:
     @property
     def num_queued(self) -> int:
         """Requests that wait to be prepared."""
-        return len(self._short) + len(self._long)
+        return sum(map(len, self._lanes))
 
     def close(self) -> None:
         """Ends all ``runs``; what is queued is dropped."""
-        self._short.close()
-        self._long.close()
+        for lane in self._lanes:
+            lane.close()
 
-    def _queue_of(self, request: Asked) -> "TurnQueue[Asked]":
+    def _lane_of(self, request: Asked) -> "TurnQueue[Asked]":
         size = request.num_prompt_tokens if isinstance(request, OpenRequest) else request.estimated_tokens
-        return self._long if size >= LONG_PROMPT else self._short
+        return next(lane for lane, (below, _) in zip(self._lanes, LANES, strict=True) if size < below)
 
-    def _run(self, queue: "TurnQueue[Asked]") -> None:
+    def _run(self, lane: "TurnQueue[Asked]") -> None:
         with suppress(QueueClosed):
             while True:
-                request = queue.get()
+                request = lane.get()
                 try:
                     self.stage.work(request)
                 finally:
-                    queue.done(_holder(request))
+                    lane.done(_holder(request))
 
     def _handle(self, request: Asked) -> None:
         try:

@@ -10,6 +10,9 @@ from driver.chat_template import hold_to_budget, rendered
 from driver.least_tokens import LeastTokens
 from engine.errors import ConfigurationError
 
+MAX_UNINTERRUPTED = 1024
+"""Tokens that are decoded while all other threads wait, which takes less than a millisecond; more are decoded as a batch."""
+
 
 class Tokenizer(Protocol):
     """What the driver asks of a tokenizer, on several threads at once; texts are such as UTF-8 can carry."""
@@ -61,15 +64,20 @@ class HuggingFaceTokenizer:
 
     def encode(self, text: str) -> list[int]:
         """The ids of a prompt, with the special tokens that the model expects around one."""
-        return list(self._backend.encode(text).ids)
+        return self._ids(text, add_special_tokens=True)
 
     def encode_word(self, text: str) -> list[int]:
         """The ids of a piece of text, with no special tokens around it."""
-        return list(self._backend.encode(text, add_special_tokens=False).ids)
+        return self._ids(text, add_special_tokens=False)
 
     def least_tokens(self, text: str) -> int:
         """By the bytes of the text."""
         return self._least_tokens.at_least(text)
+
+    def _ids(self, text: str, *, add_special_tokens: bool) -> list[int]:
+        """As a batch of one: ``encode`` holds the interpreter until it is done, for seconds if the text is long."""
+        [encoding] = self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
+        return list(encoding.ids)
 
     def render(self, chat: Chat) -> str:
         """By the chat template; raises InvalidRequest where it refuses it, or would ignore a part of it."""
@@ -77,6 +85,8 @@ class HuggingFaceTokenizer:
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """The text of the ids, without the clean-up of spaces that transformers may add: it would look ahead."""
+        if len(token_ids) > MAX_UNINTERRUPTED:
+            return str(self._backend.decode_batch([list(token_ids)], skip_special_tokens=skip_special_tokens)[0])
         return str(self._backend.decode(list(token_ids), skip_special_tokens=skip_special_tokens))
 
     def is_visible(self, token_id: int) -> bool:
@@ -106,6 +116,8 @@ def _load(directory: Path) -> Any:
         raise ConfigurationError(f"{directory} has no tokenizer.json: a model directory needs a fast tokenizer's files")
     # At import transformers would warn that PyTorch is missing, which we never use.
     os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
+    # Our batches have one text; threads for more would be warned of at each fork.
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     from transformers import AutoTokenizer
 
     try:

@@ -29,7 +29,11 @@ def execute_commands(executor: StepExecutor, hear: Callable[[], Command]) -> Non
 
 
 def check_alike(step: int, ours: np.ndarray, theirs: np.ndarray) -> None:
-    """Raises HostsError, which says where the tokens of a step differ."""
+    """Raises HostsError, which says where the tokens of a step differ.
+
+    All hosts run the same program over the same batch, and draw from sums that each device has from all: their tokens are
+    equal whatever the rounding, unlike those of one request in two batches.
+    """
     if not np.array_equal(ours, theirs):
         row = int(np.flatnonzero(ours != theirs)[0])
         raise HostsError(

@@ -7,6 +7,7 @@ from jax import Array
 from numpy.typing import NDArray
 
 from engine.request_limits import MAX_LOGPROBS
+from engine.row_blocks import highest, in_blocks, total
 from engine.sequence import TokenLogprobs
 from engine.vocabulary import WHOLE, Vocabulary
 
@@ -19,9 +20,9 @@ def compute_logprobs(
     One array, so that it comes to the host as one copy: the tokens' logprob bits and ranks, then ids and bits of the
     MAX_LOGPROBS likeliest, or the whole of a smaller vocabulary, which may be padded to more than ``vocab_size``.
     """
-    highest = vocabulary.max(logits)[:, None]
-    weights = jnp.sum(jnp.exp(logits - highest), axis=-1, keepdims=True)
-    normalizer = highest + jnp.log(vocabulary.total(weights))
+    best = vocabulary.max(highest(in_blocks(logits, -jnp.inf)))[:, None]
+    weights = jnp.sum(total(in_blocks(jnp.exp(logits - best), 0.0)), axis=-1, keepdims=True)
+    normalizer = best + jnp.log(vocabulary.total(weights))
     chosen = vocabulary.take(logits, token_ids)[:, None]
     rank = 1 + vocabulary.total(jnp.sum((logits > chosen).astype(jnp.int32), axis=-1, keepdims=True))
     top, top_ids = vocabulary.top(logits, min(MAX_LOGPROBS, vocab_size or MAX_LOGPROBS))

@@ -17,7 +17,10 @@ _TURN = Lock()
 
 CPU_OPTIONS = {"xla_cpu_experimental_ynn_fusion_type": ""}
 """XLA:CPU hands reductions of 4,096 numbers and more, and what is around them, to YNNPACK, which adds up in another order
-and has an exp of its own: a row's numbers would depend on how many rows there are beside it."""
+and has an exp of its own: a row's numbers would depend on how many rows there are beside it. XLA's own loops go row by row.
+
+What they may do is to contract a product with the sum that follows, where both are in one loop, which depends on the number
+of rows: a step has no such pair between its kernels."""
 
 
 def lower(function: Callable[..., Any], *arguments: Any, donate: int | tuple[int, ...] = ()) -> Lowered:
@@ -73,7 +76,10 @@ def _compiling_for(arguments: tuple[Any, ...]) -> AbstractContextManager[None]:
 def _platform_of(arguments: tuple[Any, ...]) -> str:
     """What a function of them is compiled for."""
     sharding = _sharding_of(arguments)
-    return jax.default_backend() if sharding is None else next(iter(sharding.device_set)).platform
+    if sharding is None:
+        return jax.default_backend()
+    device: Any = next(iter(sharding.device_set))
+    return str(device.platform)
 
 
 def _sharding_of(arguments: tuple[Any, ...]) -> Sharding | None:

@@ -4,10 +4,11 @@ What a step that fails takes with it
 ------------------------------------
 Whoever was in it ends with an error; on whose behalf the device failed nobody knows. Its cache was donated and is gone or
 spoilt, and so is what the steps dispatched after it made of it: these are dropped unread, all that is on the device but
-weights is made anew, and every other sequence that ran is computed again from its tokens, to the same end, as draws
-depend on seed and position alone. Steps in flight before it land as ever. Where MAX_FAILURES_IN_A_ROW steps fail and none
-lands between them, the fault will not go away: ``step`` raises DeviceError. On several hosts it does so at the first, as
-only the process whose step has failed knows of it.
+weights is made anew, and every other sequence that ran is computed again from its tokens. It draws with the same numbers,
+as those depend on seed and position alone, from logits that are the same up to rounding (on a CPU to the bit). Steps in
+flight before it land as ever. Where MAX_FAILURES_IN_A_ROW steps fail and none lands between them, the fault will not go
+away: ``step`` raises DeviceError. On several hosts it does so at the first, as only the process whose step has failed
+knows of it.
 
 A row whose logits hold NaN or infinity ends its own sequence with an error, and nothing else: no row reads another's
 logits, nor what a page holds behind its owner's last token.

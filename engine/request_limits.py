@@ -19,6 +19,8 @@ MAX_NAME_LENGTH = 128
 """Characters in the name of a parameter, of a switch of the chat template, or of a function."""
 MAX_TARGET_LENGTH = 1024
 """Characters in the name of another client's request."""
+MAX_NAMES = 256
+"""Fields of a message, parameters, switches; each may be there once."""
 MAX_MESSAGES = 4096
 """Turns of a conversation."""
 MAX_TOOLS = 512

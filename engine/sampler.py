@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from engine.models.config import VOCABULARY_BLOCK
+from engine.row_blocks import BLOCK, highest, in_blocks, total
 from engine.truncation import keeps
 from engine.vocabulary import WHOLE, Vocabulary
 
@@ -21,9 +21,6 @@ NO_TOKEN = -1
 
 WEIGHTLESS = np.float32(-87)
 """Logit, relative to the best, from which on a token weighs nothing: exp would give numbers that some devices take for 0."""
-
-BLOCK = VOCABULARY_BLOCK
-"""Tokens that are looked at together, first for the best or for their sum and then one by one."""
 
 
 class SamplingVariant(Enum):
@@ -66,7 +63,7 @@ def weigh(logits: Array, rows: SamplingRows, variant: SamplingVariant, vocabular
     """How likely each token is to be drawn, f32[rows, vocab], the best 1 and what is cut 0; undefined for greedy rows."""
     greedy = _are_greedy(rows)
     # From the best on down, so that no temperature, however small, makes it infinite or puts it below what is removed.
-    below = logits - vocabulary.max(logits)[:, None]
+    below = logits - vocabulary.max(highest(in_blocks(logits, -jnp.inf)))[:, None]
     scaled = below / jnp.where(greedy, np.float32(1), rows.temperature)[:, None]
     weights = jnp.where(scaled > WEIGHTLESS, jnp.exp(scaled), np.float32(0))
     if variant is SamplingVariant.TRUNCATED:
@@ -80,8 +77,8 @@ def argmax(x: Array, vocabulary: Vocabulary = WHOLE) -> Array:
 
     XLA:CPU walks an argmax element by element but vectorises a maximum: look for the block with the highest first.
     """
-    blocks = _blocks(x, -jnp.inf)
-    block = jnp.argmax(vocabulary.gather(jnp.max(blocks, axis=-1)), axis=-1).astype(jnp.int32)
+    blocks = in_blocks(x, -jnp.inf)
+    block = jnp.argmax(vocabulary.gather(highest(blocks)), axis=-1).astype(jnp.int32)
     inside = jnp.argmax(vocabulary.take(blocks, block), axis=-1).astype(jnp.int32)
     return block * BLOCK + inside
 
@@ -97,8 +94,8 @@ def _draw(weights: Array, rows: SamplingRows, key: Array, vocabulary: Vocabulary
         return jax.random.uniform(jax.random.fold_in(jax.random.fold_in(key, seed), position), (2,))
 
     numbers = jax.vmap(uniform)(rows.seeds, rows.positions)
-    blocks = _blocks(weights, 0.0)
-    block = choose(vocabulary.gather(jnp.sum(blocks, axis=-1)), numbers[:, 0])
+    blocks = in_blocks(weights, 0.0)
+    block = choose(vocabulary.gather(total(blocks)), numbers[:, 0])
     return block * BLOCK + choose(vocabulary.take(blocks, block), numbers[:, 1])
 
 
@@ -127,11 +124,5 @@ def _are_finite(logits: Array, vocabulary: Vocabulary) -> Array:
     A maximum would not tell, as XLA:CPU's may pass over NaN; and it takes a sum over the same place in all blocks, which
     it can vectorise, half the time of a search for NaN.
     """
-    sums = jnp.sum(_blocks(logits * np.float32(0), 0.0), axis=1)
+    sums = jnp.sum(in_blocks(logits * np.float32(0), 0.0), axis=1)
     return jnp.isfinite(vocabulary.total(jnp.sum(sums, axis=-1)))
-
-
-def _blocks(x: Array, padding: float) -> Array:
-    """f32[rows, vocab] as [rows, blocks, BLOCK]."""
-    rows, vocab = x.shape
-    return jnp.pad(x, ((0, 0), (0, -vocab % BLOCK)), constant_values=padding).reshape(rows, -1, BLOCK)

@@ -233,7 +233,7 @@ class InferenceScheduler:
         if may_admit:
             self._admit(plan, chunks, left_for_long)
         if not plan.num_decodes:
-            for sequence in [*chunks.counts, *long]:
+            for sequence in [*chunks.counts, *(s for s in long if s.slot >= 0)]:  # who yielded meanwhile has none
                 self._grant(chunks, sequence, self._budget)
         chunks.add_to(plan)
 

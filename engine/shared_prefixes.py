@@ -27,6 +27,8 @@ class SharedPrefixes:
         if not self._may_share(sequence):
             return NOTHING_FOUND
         keys, count = self._keys(sequence)
+        if count and keys[count - 1] in self._computing:  # and so is all before it that is not held
+            return None
         found = sequence.found = self._pages.recount(keys, count, sequence.found)
         if found.held < count and keys[found.held] in self._computing:
             return None

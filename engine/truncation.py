@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
+from engine.row_blocks import highest, in_blocks, total
 from engine.vocabulary import WHOLE, Vocabulary
 
 TOP = 64
@@ -22,7 +23,8 @@ def keeps(scaled: Array, top_k: Array, top_p: Array, min_p: Array, vocabulary: V
     Tokens equal to the last one kept are kept too. top_k 0 is all of them. top-p weighs what top-k has left; min-p is
     relative to the best.
     """
-    below, vocab = scaled - vocabulary.max(scaled)[:, None], vocabulary.length(scaled)
+    below = scaled - vocabulary.max(highest(in_blocks(scaled, -jnp.inf)))[:, None]
+    vocab = vocabulary.length(scaled)
     top_k = jnp.where(top_k > 0, jnp.minimum(top_k, vocab), vocab)
     known, cut = _cut_among_top(below, top_k, top_p, vocabulary)
     cut = jax.lax.cond(
@@ -47,9 +49,8 @@ def _cut_among_top(below: Array, top_k: Array, top_p: Array, vocabulary: Vocabul
     # Tokens equal to the last one in sight may be out of sight.
     certain = everything | (counts & (kth > top[:, -1:])) if size < vocab else jnp.ones_like(everything)
     weights = jnp.where(everything | (top >= kth), jnp.exp(top), np.float32(0))
-    all_weights = vocabulary.total(jnp.sum(jnp.exp(below), axis=-1, keepdims=True))
-    total = jnp.where(everything, all_weights, jnp.sum(weights, axis=-1, keepdims=True))
-    enough = top_p[:, None] * total
+    all_weights = vocabulary.total(jnp.sum(total(in_blocks(jnp.exp(below), 0.0)), axis=-1, keepdims=True))
+    enough = top_p[:, None] * jnp.where(everything, all_weights, jnp.sum(weights, axis=-1, keepdims=True))
     before = jnp.cumsum(weights, axis=-1) - weights
     kept = (before < enough) & (weights > 0)
     crossing = jnp.min(jnp.where(kept, top, jnp.inf), axis=-1, keepdims=True)
@@ -96,8 +97,9 @@ def _last_kept(keys: Array, weights: Array, low: Array, enough: Array, vocabular
 
 
 def _total(weights: Array, vocabulary: Vocabulary) -> Array:
-    """The sum; as a product, which XLA:CPU computes several times faster than a reduction."""
-    return vocabulary.total(weights @ jnp.ones_like(weights))
+    """The sum of f32[vocab]; without the barrier XLA:CPU would add up in one reduction, which it does not vectorise."""
+    by_place = jax.lax.optimization_barrier(jnp.sum(in_blocks(weights[None], 0.0)[0], axis=0))
+    return vocabulary.total(jnp.sum(by_place))
 
 
 def _keys(below: Array) -> Array:

@@ -137,7 +137,9 @@ class Clients:
 
     def lost(self, identity: bytes) -> None:
         """Aborts what a client had open whose connection is over."""
-        self._drop(identity, "the connection ended")
+        client = self._clients.get(identity)
+        if client is not None:
+            self._stage.work(Work(identity, client.tenant.name, partial(self._drop, identity, "the connection ended")))
 
     def _deliver(self, client: _Client, stream: Stream, sample: ReturnSample, now: float) -> None:
         identity = stream.reply.identity

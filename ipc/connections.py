@@ -5,7 +5,7 @@ known by a serial of ours, given at its handshake, which libzmq then says with e
 """
 
 import itertools
-from collections import Counter, deque
+from collections import Counter, defaultdict, deque
 
 SHARE_OF_PEER, SHARE_OF_OWNER = 2, 4
 """Of the connections that there may be, one user or machine has at most half at any stage, and one key, user or machine
@@ -54,17 +54,27 @@ class Connections:
         self._last_serial = 0
         self._accepted: dict[int, Accepted] = {}
         self._by_serial: dict[int, tuple[Connection, Accepted]] = {}
+        self._silent: defaultdict[str, dict[int, Accepted]] = defaultdict(dict)
+        """Those who have said nothing yet, by peer, the oldest first."""
         self._num_of_peer: Counter[str] = Counter()
         self._num_of_owner: Counter[str] = Counter()
 
     def __len__(self) -> int:
         return len(self._accepted)
 
-    def accept(self, descriptor: int, peer: str, now: float) -> bool:
-        """Somebody connects; False if that is one too many, and it is to be closed at once."""
-        self._accepted[descriptor] = Accepted(descriptor, peer, self._last_serial, now)
+    def accept(self, descriptor: int, peer: str, now: float) -> Accepted | None:
+        """Somebody connects; if that is one too many, who is to be closed at once: of those who have said nothing yet the
+        oldest, so that whoever does say something gets in, and else the new one."""
+        accepted = self._accepted[descriptor] = Accepted(descriptor, peer, self._last_serial, now)
+        self._silent[peer][descriptor] = accepted
         self._num_of_peer[peer] += 1
-        return len(self._accepted) <= self._limit and self._num_of_peer[peer] <= self._limit // SHARE_OF_PEER
+        suspects = [peer]
+        if self._num_of_peer[peer] <= self._limit // SHARE_OF_PEER:
+            if len(self._accepted) <= self._limit:
+                return None
+            suspects = [name for name, _ in self._num_of_peer.most_common() if self._silent[name]]
+        silent = self._silent[suspects[0]]
+        return silent.pop(next(iter(silent)))
 
     def disconnect(self, descriptor: int) -> Connection | None:
         """It has ended; what it was, if it had said something."""
@@ -72,6 +82,9 @@ class Connections:
         if accepted is None:
             return None
         _take_one(self._num_of_peer, accepted.peer)
+        self._silent[accepted.peer].pop(descriptor, None)
+        if accepted.peer not in self._num_of_peer:
+            del self._silent[accepted.peer]
         if accepted.connection is None:
             return None
         del self._by_serial[accepted.connection.serial]
@@ -100,6 +113,7 @@ class Connections:
         owner = f"key {key}" if key else accepted.peer
         connection = Connection(serial, routing_id, owner, self._refusal(owner, has_name=has_name))
         accepted.connection = connection
+        self._silent[accepted.peer].pop(descriptor, None)
         self._num_of_owner[owner] += 1
         self._by_serial[serial] = connection, accepted
         return connection, accepted

@@ -84,6 +84,8 @@ class Daemon:
         )
         self._exposition = Exposition()
         self._exposition.gauge("odriver_clients", "Clients that are connected", lambda: self._server.num_clients)
+        restarts = "Processes of the sockets that died and were followed by another"
+        self._exposition.counter("odriver_socket_restarts", restarts, lambda: self._server.num_restarts)
         self._exposition.gauge(
             "odriver_sockets_busy_seconds",
             "Since a socket thread was called and has not come by",

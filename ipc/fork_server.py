@@ -19,7 +19,7 @@ from ipc import socket_process
 from ipc.link import Link
 
 NUM_DESCRIPTORS = 3
-_PR_SET_PDEATHSIG = 1
+_PR_SET_PDEATHSIG, _PR_SET_NAME = 1, 15
 _IGNORED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 """Meant for the daemon, which drains and then ends us; a terminal or a service manager may send them to all."""
 
@@ -126,7 +126,6 @@ def main(control: int) -> None:
     for number in _IGNORED:
         signal.signal(number, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # a secret key would be in it
-    with open("/proc/self/comm", "w") as name:
-        name.write("odriver-sockets")
+    ctypes.CDLL(None).prctl(_PR_SET_NAME, b"odriver-sockets")
     ForkServer(socket.socket(fileno=control)).run()
     sys.exit()

@@ -4,55 +4,52 @@ The fields that may hold anything (``messages``, ``tools``, ``chat_template_kwar
 others, ipc/messages.py says how long they may be.
 """
 
-from collections.abc import Iterator
 from contextlib import suppress
 
 import msgspec
-from msgspec import Raw, Struct
+from msgspec import Raw
 
-from engine.request_limits import MAX_DEPTH, MAX_NAME_LENGTH, MAX_VALUES
+from engine.request_limits import MAX_DEPTH, MAX_NAME_LENGTH, MAX_NAMES, MAX_VALUES
 
 NO_MESSAGE = (ValueError, RecursionError)
 """What msgspec raises over rubbish: its own errors and bad UTF-8, and the second for lists nested thousands deep."""
 
-_NIL = Raw(b"\xc0")
 _IDS = {"allowed_token_ids": list[int], "stop_token_ids": list[int], "logit_bias": dict[int, float]}
 """Parameters that hold token ids, which are many and small; what they must be says how many there may be of them."""
-
-
-class _Anything(Struct):
-    """The fields that may hold anything, as they are on the wire."""
-
-    messages: Raw = _NIL
-    tools: Raw = _NIL
-    chat_template_kwargs: dict[str, Raw] | None = None
-    params: dict[str, Raw] | None = None
-
-
-_decoder = msgspec.msgpack.Decoder(_Anything)
+_decoder = msgspec.msgpack.Decoder(dict[str, Raw])
 
 
 def check_message(frame: bytes) -> None:
     """Raises ValueError that says what is too deep, too many or too long, or that this is no message at all."""
+    fields, left = _named("the message", frame), MAX_VALUES
+    for name in ("messages", "tools"):
+        if name in fields:
+            left -= _num_values(name, bytes(fields[name]), MAX_DEPTH - 1, left)
+    for name in ("chat_template_kwargs", "params"):
+        for inner, value in _named(name, bytes(fields.get(name, b""))).items():
+            if len(inner) > MAX_NAME_LENGTH:
+                raise ValueError(f"{name}: a name may have {MAX_NAME_LENGTH} characters, not {len(inner)}")
+            if name != "params" or not _are_ids(inner, value):
+                left -= _num_values(f"{name}.{inner}", bytes(value), MAX_DEPTH - 2, left)
+
+
+def _named(where: str, data: bytes) -> dict[str, Raw]:
+    """What is in a map, as it is on the wire; nothing if it is none, which is for others to say.
+
+    Each name is there once: of two alike, all but the last would be built without having been looked at.
+    """
+    if not data or not (0x80 <= data[0] < 0x90 or data[0] in (0xDE, 0xDF)):
+        return {}
+    count = _num_inside(data, data[0], 1)[0] // 2
+    if count > MAX_NAMES:
+        raise ValueError(f"{where}: it may have {MAX_NAMES} names, not {count}")
     try:
-        fields = _decoder.decode(frame)
+        named = _decoder.decode(data)
     except RecursionError:
-        raise ValueError(_too_deep("the message")) from None
-    left = MAX_VALUES
-    for name, depth, value in _values(fields):
-        left -= _num_values(name, bytes(value), MAX_DEPTH - depth, left)
-
-
-def _values(fields: _Anything) -> Iterator[tuple[str, int, Raw]]:
-    """What is to be looked at: where it is, in how many maps, and the bytes."""
-    yield "messages", 1, fields.messages
-    yield "tools", 1, fields.tools
-    for field, named in (("chat_template_kwargs", fields.chat_template_kwargs), ("params", fields.params)):
-        for name, value in (named or {}).items():
-            if len(name) > MAX_NAME_LENGTH:
-                raise ValueError(f"{field}: a name may have {MAX_NAME_LENGTH} characters, not {len(name)}")
-            if field != "params" or not _are_ids(name, value):
-                yield f"{field}.{name}", 2, value
+        raise ValueError(_too_deep(where)) from None
+    if len(named) < count:
+        raise ValueError(f"{where}: a name is given twice")
+    return named
 
 
 def _are_ids(name: str, value: Raw) -> bool:

@@ -1,7 +1,8 @@
 """Going on with a completion that was cut off: what has come of it, and how to ask for the rest.
 
 A draw depends on seed and place alone, so the same request with the same seed, and with the tokens that are there as the
-beginning of its output, gets the tokens it would have got. What has come is kept here, message by message.
+beginning of its output, gets the tokens it would have got, up to rounding (README, "The same tokens again"). What has come
+is kept here, message by message.
 """
 
 import random

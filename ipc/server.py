@@ -1,4 +1,7 @@
-"""The daemon's two sockets: one for work, and one for control, which is answered however much work there is."""
+"""The daemon's two sockets: one for work, and one for control, which is answered however much work there is.
+
+Each has a process of its own, which faces the clients (``socket_process``), and a thread here, which answers them.
+"""
 
 from collections.abc import Callable
 from pathlib import Path

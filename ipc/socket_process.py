@@ -292,8 +292,9 @@ class SocketProcess:
             self._disconnected(descriptor)
             if news["event"] == zmq.EVENT_ACCEPTED:
                 peer = _peer(descriptor)
-                if peer is not None and not self._connections.accept(descriptor, peer, now):
-                    _shut(descriptor, peer)
+                excess = None if peer is None else self._connections.accept(descriptor, peer, now)
+                if excess is not None:
+                    _shut(excess.descriptor, excess.peer)
 
     def _disconnected(self, descriptor: int) -> None:
         connection = self._connections.disconnect(descriptor)

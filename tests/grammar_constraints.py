@@ -8,7 +8,7 @@ import psutil
 
 from driver.grammar_allowance import Allowance
 from driver.grammar_constraint import GrammarConstraint
-from driver.grammars import Grammars
+from driver.grammars import LAST, Grammars
 from driver.tokenizer import HuggingFaceTokenizer
 from engine.awaited_masks import select
 from engine.config import ServingLimits
@@ -34,10 +34,10 @@ def begin(
 ) -> list[GrammarConstraint]:
     """So many samples of one request for a form."""
     job = grammars.job(StructuredOutputsParams(**form))
-    grammar = grammars.find(job) or grammars.compile(job, thorough=False) or grammars.compile(job, thorough=True)
+    grammar = grammars.find(job) or grammars.compile(job, 0) or grammars.compile(job, LAST)
     assert grammar is not None
     allowance = Allowance(heavy=heavy)
-    constraints = [grammars.constraint(grammar, allowance, list(token_ids), thorough=True) for _ in range(count)]
+    constraints = [grammars.constraint(grammar, allowance, list(token_ids), LAST) for _ in range(count)]
     return [constraint for constraint in constraints if constraint is not None]
 
 

@@ -11,7 +11,7 @@ from driver import compile_grammars
 from driver.compile_grammars import CompileGrammars
 from driver.errors import Overloaded
 from driver.grammar_constraint import CompiledGrammar
-from driver.grammars import GrammarRefused
+from driver.grammars import LAST, GrammarRefused
 from driver.messages import Admit, Opened
 from driver.open_requests import OpenRequests
 from driver.request import ActiveRequest
@@ -24,8 +24,8 @@ PATIENCE = 30
 
 
 class FakeGrammars:
-    """Compiles what the test lets it: a grammar that begins with ``slow`` takes a thorough worker, ``wrong`` is refused,
-    ``broken`` raises, ``short`` finds no process, and ``gated`` waits for the gate."""
+    """Compiles what the test lets it: a grammar that begins with ``slow`` takes the last tier, ``wrong`` is refused,
+    ``broken`` raises, ``short`` finds no process, and ``gated`` waits for the gate, where it is compiled for good."""
 
     def __init__(self) -> None:
         self.log: queue.SimpleQueue[str] = queue.SimpleQueue()
@@ -39,12 +39,12 @@ class FakeGrammars:
     def find(self, job):
         return self.compiled.get(job)
 
-    def compile(self, job, *, thorough):
+    def compile(self, job, tier):
         text = job.decode()
-        self.log.put(f"{text} thoroughly" if thorough else text)
-        if "gated" in text:
+        self.log.put(text)
+        if "gated" in text and (tier == LAST or "slow" not in text):
             assert self.gate.acquire(timeout=PATIENCE)
-        if "slow" in text and not thorough:
+        if "slow" in text and tier < LAST:
             return None
         if "wrong" in text:
             raise GrammarRefused("it is wrong")
@@ -52,10 +52,10 @@ class FakeGrammars:
             raise Overloaded("no process")
         if "broken" in text:
             raise RuntimeError("cannot compile")
-        return self.compiled.setdefault(job, CompiledGrammar(job, np.zeros(1, np.int32), heavy=thorough))
+        return self.compiled.setdefault(job, CompiledGrammar(job, np.zeros(1, np.int32), heavy=tier == LAST))
 
-    def constraint(self, grammar, allowance, token_ids, *, thorough):
-        return None if token_ids and not thorough else (grammar.job, allowance, token_ids)
+    def constraint(self, grammar, allowance, token_ids, tier):
+        return None if token_ids and tier < LAST else (grammar.job, allowance, token_ids)
 
     def next(self) -> str:
         """What is compiled next."""
@@ -93,7 +93,7 @@ class Stage:
 @pytest.fixture
 def stage(monkeypatch: pytest.MonkeyPatch) -> Iterator[Stage]:
     """With one thread of each kind, which all join in the end."""
-    monkeypatch.setattr(compile_grammars, "NUM_THREADS", {False: 1, True: 1})
+    monkeypatch.setattr(compile_grammars, "NUM_THREADS", (1, 1, 1))
     stage = Stage()
     yield stage
     stage.stage.close()
@@ -105,7 +105,7 @@ def stage(monkeypatch: pytest.MonkeyPatch) -> Iterator[Stage]:
 @pytest.fixture
 def crowd(monkeypatch: pytest.MonkeyPatch) -> Iterator[Stage]:
     """With several threads of each kind."""
-    monkeypatch.setattr(compile_grammars, "NUM_THREADS", {False: 3, True: 2})
+    monkeypatch.setattr(compile_grammars, "NUM_THREADS", (3, 2, 2))
     stage = Stage()
     yield stage
     stage.stage.close()
@@ -139,11 +139,10 @@ def test_clients_take_turns(stage):
 
 
 def test_what_is_quick_waits_for_nothing_slow(stage):
-    """What takes a thorough worker leaves the others' way after a moment; and it is heavy."""
+    """What takes a higher tier leaves the others' way after a moment; and it is heavy."""
     for number in range(5):
         stage.submit(f"slow {number}", f"slow gated {number}")
     stage.submit("quick", "q", client="b")
-    stage.grammars.gate.release(5)  # the quick worker gives up on each
     assert stage.next() == "quick"
     stage.grammars.gate.release(5)
 
@@ -160,9 +159,8 @@ def test_what_several_ask_for_at_once_is_compiled_once(crowd, regex):
     crowd.grammars.gate.release(2)
 
     assert sorted(crowd.next() for _ in range(20)) == sorted(map(str, range(20)))
-    assert [crowd.grammars.next() for _ in range(1 + ("slow" in regex))] == [regex, f"{regex} thoroughly"][
-        : 1 + ("slow" in regex)
-    ]
+    tiers = 3 if "slow" in regex else 1
+    assert [crowd.grammars.next() for _ in range(tiers)] == [regex] * tiers
     assert crowd.grammars.log.empty()
 
 
@@ -205,7 +203,7 @@ def test_an_abort_of_the_one_that_others_wait_for_leaves_them_served(crowd):
     assert {crowd.next(), crowd.next()} == {"first", "second"}
 
 
-def test_tokens_that_take_too_long_to_tell_again_are_told_a_thorough_worker(stage):
+def test_tokens_that_take_too_long_to_tell_again_are_told_in_a_higher_tier(stage):
     """The constraint then knows what comes behind them, and the engine is to look."""
     stage.submit("going on", "x", tokens=(1, 2))
 

@@ -12,7 +12,7 @@ def build_connections(limit: int = 100) -> Connections:
 
 def connect(connections: Connections, descriptor: int, peer: str = ALICE) -> int:
     """Somebody is accepted and shakes hands; the serial given."""
-    assert connections.accept(descriptor, peer, now=0.0)
+    assert connections.accept(descriptor, peer, now=0.0) is None
     return connections.new_serial()
 
 
@@ -92,14 +92,39 @@ def test_one_owner_has_a_share_of_the_connections_and_others_have_theirs() -> No
 
 
 def test_nobody_takes_all_descriptors_whatever_they_say() -> None:
-    """One user or machine has half of them at most, also with connections that never say anything."""
-    limit = 40
+    """One user or machine has half of them; of those who say nothing the oldest goes, and else the new one."""
+    limit = 8
     connections = build_connections(limit)
+    half = limit // SHARE_OF_PEER
+    for descriptor in range(half):
+        serial = connect(connections, descriptor)
+        if descriptor != 1:
+            connections.add(serial, descriptor, b"\0abcd", "", has_name=False)
 
-    accepted = [connections.accept(descriptor, ALICE, 0.0) for descriptor in range(limit)]
+    closed = [connections.accept(descriptor, ALICE, 0.0) for descriptor in (10, 11)]
 
-    assert accepted.count(True) == limit // SHARE_OF_PEER
-    for descriptor in range(limit):
+    assert [accepted and accepted.descriptor for accepted in closed] == [1, 10]
+    for descriptor in (1, 10):
         connections.disconnect(descriptor)
-    assert connections.accept(0, ALICE, 0.0)
-    assert len(connections) == 1
+    assert connections.add(connections.new_serial(), 11, b"\0abcd", "", has_name=False) is not None
+    full = connections.accept(12, ALICE, 0.0)
+    assert full is not None
+    assert full.descriptor == 12
+
+
+def test_when_all_descriptors_are_taken_who_has_most_gives_one() -> None:
+    """Of theirs that have said nothing, so that another user gets in."""
+    connections = build_connections(8)
+    for descriptor in range(4):
+        connect(connections, descriptor, ALICE)
+    for descriptor in range(4, 7):
+        connect(connections, descriptor, BOB)
+    connect(connections, 7, "uid 1002")
+
+    closed = connections.accept(8, "uid 1003", 0.0)
+
+    assert closed is not None
+    assert closed.descriptor == 0
+    for descriptor in range(9):
+        connections.disconnect(descriptor)
+    assert len(connections) == 0

@@ -17,7 +17,7 @@ from tokenizer_files import build_byte_level, write_tokenizer
 
 from driver import grammar_constraint
 from driver.errors import DriverError, DriverStopped, Overloaded
-from driver.grammars import Grammars
+from driver.grammars import LAST, Grammars
 from driver.tokenizer import HuggingFaceTokenizer
 from engine.structured_outputs import StructuredOutputsParams
 
@@ -119,6 +119,26 @@ def test_a_grammar_that_ends_a_quick_worker_goes_among_the_heavy(grammars, a, b)
 
     assert allowed(suspect) == allowed(quick) == [b] and follower_of(suspect) != follower_of(quick)
     assert suspect.allowance.heavy and not quick.allowance.heavy
+
+
+def test_kills_from_outside_are_nobodys_fault_until_there_are_many(grammars, a, b):
+    """Though always at the same place; when they come to no end it ends, as the system kills for want of memory, too."""
+    (constraint,) = begin(grammars, heavy=True, regex="(ab)+")
+    advance(constraint, a)
+
+    def kill(times: int) -> None:
+        for _ in range(times):
+            os.kill(follower_of(constraint), signal.SIGSTOP)
+            constraint.advance(b)
+            os.kill(follower_of(constraint), signal.SIGKILL)
+            hear(constraint)
+            if constraint.error is None:
+                advance(constraint, a)
+
+    kill(7)
+    assert constraint.error is None and allowed(constraint) == [b]
+    kill(1)
+    assert constraint.error is not None
 
 
 def test_what_is_slow_goes_among_the_heavy_and_may_not_go_on_for_ever(grammars, a, b):
@@ -224,7 +244,7 @@ def test_who_waits_for_a_grammar_hears_of_the_end(grammars):
 
     def compile_endless() -> None:
         try:
-            grammars.compile(grammars.job(StructuredOutputsParams(grammar=ENDLESS)), thorough=True)
+            grammars.compile(grammars.job(StructuredOutputsParams(grammar=ENDLESS)), LAST)
         except DriverError as error:
             ends.append(type(error))
 
@@ -245,7 +265,7 @@ def test_processes_are_few_and_modest_and_end_with_the_daemon_however_it_ends(tm
 import os, sys, threading
 sys.path.insert(0, {str(ROOT / "tests")!r})
 from pathlib import Path
-from driver.grammars import Grammars
+from driver.grammars import LAST, Grammars
 from driver.tokenizer import HuggingFaceTokenizer
 from engine.structured_outputs import StructuredOutputsParams
 from grammar_constraints import *
@@ -255,7 +275,7 @@ constraints = begin(grammars, 500, regex="a+")
 for constraint in constraints:
     constraint.advance(3)
 endless = grammars.job(StructuredOutputsParams(grammar=ENDLESS))
-threading.Thread(target=grammars.compile, args=(endless,), kwargs={{"thorough": True}}, daemon=True).start()
+threading.Thread(target=grammars.compile, args=(endless, LAST), daemon=True).start()
 hear(constraints[-1])
 while len(children()) < 5:
     pass

@@ -8,7 +8,7 @@ from tokenizer_files import build_byte_level, write_tokenizer
 
 from driver.errors import InternalError
 from driver.grammar_jobs import grammar_job
-from driver.grammars import GrammarRefused, Grammars
+from driver.grammars import LAST, GrammarRefused, Grammars
 from driver.json_schema import without_additional_properties
 from driver.tokenizer import HuggingFaceTokenizer
 from engine.config import ServingLimits
@@ -114,12 +114,12 @@ def test_a_tokenizer_that_cannot_be_followed_is_our_error(tokenizer, monkeypatch
 
 @pytest.mark.exhaustive
 def test_a_grammar_that_takes_too_long_is_refused(grammars):
-    """An intersection that would take minutes; the quick worker has no time for it at all."""
+    """An intersection that would take minutes; lower tiers have no time for it at all."""
     job = grammars.job(StructuredOutputsParams(grammar=ENDLESS))
 
-    assert grammars.compile(job, thorough=False) is None
+    assert grammars.compile(job, 0) is grammars.compile(job, 1) is None
     with pytest.raises(GrammarRefused, match="cannot be compiled within 5 seconds"):
-        grammars.compile(job, thorough=True)
+        grammars.compile(job, LAST)
 
 
 def test_a_search_for_what_is_not_honoured_takes_no_time():

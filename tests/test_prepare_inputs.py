@@ -12,7 +12,7 @@ from caching.prefix_cache import page_keys
 from driver.errors import Overloaded
 from driver.messages import Admit
 from driver.open_requests import OpenRequest, OpenRequests
-from driver.prepare_inputs import NUM_THREADS, PrepareInputs
+from driver.prepare_inputs import PrepareInputs
 from driver.request import ActiveRequest, ReturnSample, TokenizerRequest
 from driver.safe_thread import SafeThread
 from engine.config import ServingLimits
@@ -290,20 +290,22 @@ def admitted(stage: Stage, count: int) -> list[str]:
 
 
 def test_a_giant_prompt_holds_up_nobody(holding: tuple[Stage, HoldingTokenizer]) -> None:
-    """While texts of a hundred thousand characters are encoded, short ones of the same client and of others go by."""
+    """While texts of megabytes are encoded, shorter ones of the same client and of others go by; those likewise."""
     stage, tokenizer = holding
     stage.start()
-    for name in ("a", "b", "c"):
-        stage.submit(f"giant {name}", prompt="hold" * 30_000, client=name)
-    for _ in range(NUM_THREADS):
-        tokenizer.held.get(timeout=30)
+    for name in ("a", "b"):
+        stage.submit(f"giant {name}", prompt="hold" * 40_000, client=name)
+    tokenizer.held.get(timeout=30)
+    stage.submit("long c", prompt="x" * 10_000, client="c")
 
+    assert admitted(stage, 1) == ["long c"]
+    stage.submit("long a", prompt="hold" * 3000, client="a")
+    tokenizer.held.get(timeout=30)
     stage.submit("short a", prompt="x", client="a")
     stage.submit("short d", prompt="x", client="d")
-
     assert set(admitted(stage, 2)) == {"short a", "short d"}
     tokenizer.let_go.release(3)
-    assert set(admitted(stage, 3)) == {"giant a", "giant b", "giant c"}
+    assert set(admitted(stage, 3)) == {"giant a", "giant b", "long a"}
 
 
 def test_many_requests_of_a_client_hold_up_no_other(holding: tuple[Stage, HoldingTokenizer]) -> None:

@@ -31,13 +31,14 @@ CONVERSATIONS = re.findall(r"^```hex (work|control)\n(.*?)^```$", DOCUMENT, flag
 
 class OneNumber(msgspec.Struct):
     open_requests: int
+    stages: dict[str, float]
 
 
 class TalkingDriver(FakeDriver):
     """What is held begins with one word, and there is one number to tell."""
 
     def status(self) -> msgspec.Struct:
-        return OneNumber(len(self.open))
+        return OneNumber(len(self.open), {})
 
     def submit_request(self, request: ActiveRequest) -> None:
         super().submit_request(request)

@@ -40,6 +40,11 @@ def nested(depth: int) -> list[Any]:
     return [nested(depth - 1)] if depth > 1 else []
 
 
+def many(count: int) -> dict[str, int]:
+    """So many names."""
+    return {f"x{number}": number for number in range(count)}
+
+
 def calling(count: int, arguments: str = "{}") -> dict[str, Any]:
     """A chat in which so many calls were made at once."""
     call = {**CALL, "function": {"name": "f", "arguments": arguments}}
@@ -165,6 +170,9 @@ def test_at_a_limit_a_request_passes_and_beyond_it_is_refused(
         ({"tools": [TOOL] * 512}, {"tools": [TOOL] * 513}, "length <= 512"),
         ({"resume_token_ids": [[]] * 64}, {"resume_token_ids": [[]] * 65}, "length <= 64"),
         ({"params": {"p" * 128: 1}}, {"params": {"p" * 129: 1}}, "params: a name may have 128 characters, not 129"),
+        ({"params": many(256)}, {"params": many(257)}, "params: it may have 256 names, not 257"),
+        ({"chat_template_kwargs": many(256)}, {"chat_template_kwargs": many(257)}, "may have 256 names, not 257"),
+        ({}, many(253), "the message: it may have 256 names, not 257"),
         ({"params": {"x": nested(62)}}, {"params": {"x": nested(63)}}, "params.x: it is nested too deeply"),
         ({"tools": [{"x": nested(61)}]}, {"tools": [{"x": nested(62)}]}, "tools: it is nested too deeply"),
         ({"messages": [{"x": nested(61)}]}, {"messages": [{"x": nested(900)}]}, "messages: it is nested too deeply"),
@@ -179,6 +187,17 @@ def test_a_frame_has_its_limits(at: dict[str, Any], beyond: dict[str, Any], word
         decode_client_message(frame(**beyond))
 
     assert words in str(refusal.value) and len(str(refusal.value)) <= limits.MAX_ERROR_LENGTH
+
+
+def test_a_name_is_there_once() -> None:
+    """What is there twice would hide the first of both from those who look."""
+    once = frame(params={"x": 1, "y": 1})
+    twice = [once.replace(b"\xa1y", b"\xa1x"), once.replace(b"\xa8messages", b"\xa5tools")]
+
+    decode_client_message(once)
+    for malformed in twice:
+        with pytest.raises(MessageError, match=r"(params|the message): a name is given twice"):
+            decode_client_message(malformed)
 
 
 def frame(**fields: Any) -> bytes:

@@ -8,6 +8,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from engine import sampler
+from engine.row_blocks import BLOCK
 from engine.sampler import SamplingRows, SamplingVariant, argmax
 from engine.truncation import TOP
 
@@ -143,7 +144,7 @@ def numbers_near_boundaries(weights):
 @pytest.mark.parametrize("share_of_zeros", [0.3, 0.7, 0.99])
 def test_what_is_drawn_has_a_weight(vocab, share_of_zeros):
     """However a sum over many places rounds: also the numbers that lie as close to a boundary as a draw can."""
-    rng, blocks = np.random.default_rng(vocab), -(-vocab // sampler.BLOCK)
+    rng, blocks = np.random.default_rng(vocab), -(-vocab // BLOCK)
     weights = np.exp(rng.normal(0, 3, (8, blocks))).astype(np.float32)
     weights[rng.random(weights.shape) < share_of_zeros] = 0
     weights[:, -1], weights[:, blocks // 2] = 0, 1

@@ -679,3 +679,26 @@ def test_what_was_found_of_a_waiting_prompt_is_remembered(monkeypatch):
         lookups.clear()
 
     assert scheduler.num_waiting == 1 and counts[0] > 190 and max(counts[1:]) < 20
+
+
+def test_a_long_prompt_that_has_just_yielded_is_not_in_the_step():
+    """Two long prompts run, of which one was held for a while; the other, which has no part of the step, yields its slot.
+
+    As nobody decodes, long prompts get what is left of the step, but not the one that has no pages any more."""
+    scheduler, _ = build_scheduler(max_num_seqs=2, budget=8)
+    scheduler.add(build_sequence("ending", prompt=1, max_tokens=2, client="flood"))
+    scheduler.add(build_sequence("held", prompt=16, client="flood"))
+    land(scheduler, scheduler.plan())
+    scheduler.add(build_sequence("short", client="other"))
+    land(scheduler, scheduler.plan())  # "held" is to make room for it when its chunk has landed
+    scheduler.finish("short")
+    yields = build_sequence("yields", prompt=24, client="other")
+    scheduler.add(yields)
+    land(scheduler, scheduler.plan())
+    scheduler.add(build_sequence("urgent", prompt=1, priority=-10))
+
+    plan = scheduler.plan()
+
+    scheduler.check_integrity()
+    assert yields.status is SequenceStatus.WAITING and yields not in plan.sequences
+    assert [sequence.request_id for sequence in plan.sequences] == ["held", "urgent"]

@@ -2,11 +2,13 @@
 
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
 from tokenizer_files import CHAT_TEMPLATE, TOOL_TEMPLATE, build_byte_level, write_tokenizer
+from transformers import AutoTokenizer
 
 from driver.chat import checked_chat
 from driver.errors import InvalidRequest
@@ -175,3 +177,31 @@ def test_loading_prints_nothing(directory: Path) -> None:
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
 
     assert run.stdout + run.stderr == ""
+
+
+def test_a_long_text_leaves_the_interpreter_to_others(tokenizer: HuggingFaceTokenizer) -> None:
+    """Other threads go on while it is encoded, and while its token ids are decoded."""
+    text, turns, ended = "fox " * 200_000, [], threading.Event()
+
+    def count() -> None:
+        while not ended.wait(0.001):
+            turns.append(1)
+
+    counting = threading.Thread(target=count)
+    counting.start()
+    token_ids = tokenizer.encode(text)
+    while_encoding = len(turns)
+    decoded = tokenizer.decode(token_ids)
+    ended.set()
+    counting.join()
+
+    assert decoded == text and while_encoding > 10
+
+
+def test_encoding_is_transformers_own(tokenizer: HuggingFaceTokenizer, directory: Path) -> None:
+    """Special tokens in the text and around it included, and whatever truncation or padding the files ask for."""
+    theirs = AutoTokenizer.from_pretrained(directory)
+
+    for text in ("", "the fox", "<|user|>hi<|end|>", " \n\tx", "今日は<|end|>", "😀" * 50):
+        assert tokenizer.encode(text) == theirs.encode(text)
+        assert tokenizer.encode_word(text) == theirs.encode(text, add_special_tokens=False)

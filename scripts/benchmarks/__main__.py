@@ -17,7 +17,7 @@ from scripts.benchmarks.child import ChildFailed
 from scripts.benchmarks.daemon import DaemonFailed
 from scripts.benchmarks.fairness import measure_fairness
 from scripts.benchmarks.figure import Figure
-from scripts.benchmarks.fuzz import FRAMES, measure_fuzz
+from scripts.benchmarks.fuzz import FRAMES, REQUESTS, FuzzFailed, measure_fuzz
 from scripts.benchmarks.gateway import GatewayLeaks, gateway_to, measure_gateway
 from scripts.benchmarks.grammar import measure_grammar
 from scripts.benchmarks.host import measure_host, measure_streams
@@ -73,7 +73,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         show(figures, console)
         print(f"scripts/bench: {error}", file=sys.stderr)
         return 1
-    except (ChaosFailed, ChildFailed, ConfigurationError, DaemonFailed, GatewayLeaks, SoakFailed) as error:
+    except (ChaosFailed, ChildFailed, ConfigurationError, DaemonFailed, FuzzFailed, GatewayLeaks, SoakFailed) as error:
         print(f"scripts/bench: {error}", file=sys.stderr)
         return 1
     show(figures, console)
@@ -120,7 +120,11 @@ def _parser() -> argparse.ArgumentParser:
         ("grammar", _grammar, "what one row that follows a schema costs 63 others"),
         ("startup", _startup, "from the process's start to READY, with an empty compilation cache and a full one"),
         ("chaos", _chaos, "daemon, clients and batches killed at random points, and that nobody can tell"),
-        ("fuzz", _fuzz, "a million frames that are almost messages, and that they harm nobody"),
+        (
+            "fuzz",
+            _fuzz,
+            "a million frames that are almost messages, requests of whatever can be said, and that they harm nobody",
+        ),
         ("hostile", _hostile, "whatever one client could do to all others, and that nothing of it gets through"),
         ("limits", _limits, "how fast this machine reads memory and multiplies matrices"),
         ("soak", _soak, "10,000 requests on a pool that is too small, with aborts, kills and faults: nothing is lost"),
@@ -160,6 +164,7 @@ def _add_arguments(command: argparse.ArgumentParser, name: str) -> None:
         return
     if name == "fuzz":
         add("--frames", type=int, default=FRAMES, metavar="N", help=f"how many (default: {FRAMES:,})")
+        add("--requests", type=int, default=REQUESTS, metavar="N", help=f"generated ones (default: {REQUESTS:,})")
         add("--seed", type=int, default=0, metavar="N", help="draws them (default: 0)")
         return
     if name == "hostile":
@@ -255,7 +260,7 @@ def _chaos(options: argparse.Namespace) -> Iterator[Figure]:
 
 
 def _fuzz(options: argparse.Namespace) -> Iterator[Figure]:
-    yield from measure_fuzz(options.frames, options.seed)
+    yield from measure_fuzz(options.frames, options.requests, options.seed)
 
 
 def _hostile(options: argparse.Namespace) -> Iterator[Figure]:

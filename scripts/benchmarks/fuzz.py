@@ -21,11 +21,13 @@ from ipc.addresses import control_address
 from ipc.client import Client
 from ipc.errors import OdriverError
 from ipc.messages import PROTOCOL_VERSION, Abort, Credit, Generate, Hello, LogLevel, MessageError, Ping, Pong, Status
-from scripts.benchmarks.child import Child
+from scripts.benchmarks.child import Child, ChildFailed
 from scripts.benchmarks.figure import Figure, figure
+from scripts.benchmarks.generated import ask_by_http, ask_by_zeromq
 from scripts.benchmarks.host import NULL_DAEMON
+from scripts.processes import odriver
 
-FRAMES, BATCH = 10**6, 200
+FRAMES, BATCH, REQUESTS = 10**6, 200, 10**5
 PATIENCE_MS = 30_000
 """Milliseconds after which a peer is taken for neither answered nor cut off."""
 ROWS = 8
@@ -89,6 +91,10 @@ def decode_mutated(count: int, seed: int) -> int:
             except MessageError:
                 pass
     return understood
+
+
+class FuzzFailed(Exception):
+    """Somebody was not answered, or not as before; the message says who."""
 
 
 class BadPeer:
@@ -176,8 +182,12 @@ class GoodPeer:
         return [token_id for piece in pieces for token_id in piece.token_ids]
 
 
-def measure_fuzz(count: int, seed: int) -> Iterator[Figure]:
-    """Frames a second, and what must be 0: batches unanswered, failures of good peers; and what the daemon has grown."""
+def measure_fuzz(count: int, requests: int, seed: int) -> Iterator[Figure]:
+    """Frames and requests a second, and what must be 0: whoever is unanswered, failures of good peers; and what the
+    daemon has grown.
+
+    Raises ChildFailed if it ends, and at the end FuzzFailed where one of them is not 0.
+    """
     began = time.perf_counter()
     decode_mutated(count, seed)
     yield figure("fuzz", f"{count:,} frames to the decoders", "frames/s", [count / (time.perf_counter() - began)])
@@ -193,8 +203,35 @@ def measure_fuzz(count: int, seed: int) -> Iterator[Figure]:
                 rate = count / (time.perf_counter() - began)
             grown = (process.memory_info().rss - before) / MEGABYTE
             daemon.ask({}, float)  # it lives
+            rates, lost = _ask_generated(address, requests, seed)
+            daemon.ask({}, float)  # it lives on
     yield figure("fuzz", f"{count:,} frames to the sockets", "frames/s", [rate])
+    for way, asked, per_second in zip(("ZeroMQ", "HTTP"), _halves(requests), rates, strict=True):
+        yield figure("fuzz", f"{asked:,} generated requests by {way}", "req/s", [per_second])
+    yield figure("fuzz", "of them without an end", "", [lost], more_is_better=False)
     yield figure("fuzz", "batches unanswered", "", [unanswered], more_is_better=False)
     yield figure("fuzz", "answers to a good peer meanwhile", "", [good.answers])
     yield figure("fuzz", "of them wrong or none", "", [good.failures], more_is_better=False)
     yield figure("fuzz", "memory that the daemon has grown by", "MB", [grown], more_is_better=False)
+    if unanswered or lost or good.failures:
+        raise FuzzFailed(
+            f"{unanswered} batches and {lost} requests were not answered, and {good.failures} good ones wrongly"
+        )
+
+
+def _halves(requests: int) -> tuple[int, int]:
+    return requests - requests // 2, requests // 2
+
+
+def _ask_generated(address: str, requests: int, seed: int) -> tuple[list[float], int]:
+    """Half of them by ZeroMQ and half through a gateway: how many a second of each, and how many had no end."""
+    rates, lost = [], 0
+    with odriver("gateway", "--connect", address, "--port", "0", "--log-level", "error") as web:
+        url = web.status.removeprefix("http://")
+        for ask, at, count in zip((ask_by_zeromq, ask_by_http), (address, url), _halves(requests), strict=True):
+            began = time.perf_counter()
+            lost += ask(at, count, seed)
+            rates.append(count / (time.perf_counter() - began))
+        if web.process.poll() is not None:
+            raise ChildFailed(f"the gateway ended with exit code {web.process.returncode}")
+    return rates, lost

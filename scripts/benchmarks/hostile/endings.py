@@ -6,6 +6,8 @@ import signal
 import subprocess
 import sys
 import time
+from functools import partial
+from pathlib import Path
 
 import psutil
 
@@ -15,11 +17,11 @@ from scripts.benchmarks.daemon import environment
 from scripts.benchmarks.hostile.grammars import FORM
 from scripts.benchmarks.hostile.peer import Peer, generate
 from scripts.benchmarks.hostile.registry import DAEMON, KEYED
-from scripts.benchmarks.hostile.stand import LIMITED, Stand
+from scripts.benchmarks.hostile.stand import LIMITED, Stand, until
 
 PROMPT, TOKENS = "Once upon a time", 800
-HANG_UPS = (0.15, 0.3, 0.6, 1.0, 1.5)
-"""Seconds after the start of a process."""
+HANG_UPS = (0.0, 0.1, 0.3, 0.6, 1.0)
+"""Seconds after a process has got to our first line: before, it is Python's to die of a signal."""
 GRACE = 5.0
 """Seconds in which whoever a dead daemon leaves behind has to be gone."""
 
@@ -58,6 +60,8 @@ def hang_up_on_start() -> str:
             env=environment(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
         )  # fmt: skip
         try:
+            if left := until(partial(_dies_of_hang_up, process.pid), GRACE):
+                return left
             time.sleep(after)
             process.send_signal(signal.SIGHUP)
             time.sleep(0.1)
@@ -67,6 +71,14 @@ def hang_up_on_start() -> str:
             process.kill()
             process.wait()
     return ""
+
+
+def _dies_of_hang_up(pid: int) -> str:
+    """Whether the process neither ignores SIGHUP nor has something to do for it, in words."""
+    lines = Path(f"/proc/{pid}/status").read_text(encoding="utf-8").splitlines()
+    masks = [int(line.split()[1], 16) for line in lines if line.startswith(("SigIgn:", "SigCgt:"))]
+    bears = any(mask >> (signal.SIGHUP - 1) & 1 for mask in masks)
+    return "" if bears else "SIGHUP ends a daemon that starts"
 
 
 ENDINGS = {DAEMON: ("M5: a drain without end", drain_without_end), KEYED: ("M7: children of a killed daemon", orphans)}

@@ -1,6 +1,7 @@
 """Every attack, beside honest clients: what each cost them, and which of them got through."""
 
 import math
+import sys
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -55,7 +56,7 @@ def measure_hostile(seconds: float = SECONDS, only: str = "") -> Iterator[Figure
 
 
 class Siege:
-    """A stand and its honest clients, both new after an attack that got through."""
+    """A stand and its honest clients, both new after an attack that has ended one of them or left something behind."""
 
     def __init__(self, seconds: float, *, keyed: bool) -> None:
         self.through: list[str] = []
@@ -88,9 +89,11 @@ class Siege:
             wrong.append(
                 f"a small request took {took:.2f} s beside it, and {usual:.3f} s beside as many ordinary clients"
             )
-        wrong += filter(None, [self._left_behind(before)])
+        if left := self._left_behind(before):
+            wrong.append(left)
         if wrong:
-            self.through.append(f"{attack.target}: {attack.name}: {'; '.join(wrong)}")
+            self._note(f"{attack.target}: {attack.name}: {'; '.join(wrong)}")
+        if left or not report.latencies:
             self._stack.close()
             self._begin()
         others = {"ordinary clients": [MILLISECONDS * usual]}
@@ -101,7 +104,11 @@ class Siege:
         """What ends the daemon, or is to."""
         for target, (name, run) in ENDINGS.items():
             if target in self._stand.doors and (wrong := run(self._stand)):
-                self.through.append(f"{target}: {name}: {wrong}")
+                self._note(f"{target}: {name}: {wrong}")
+
+    def _note(self, through: str) -> None:
+        self.through.append(through)
+        print(f"scripts/bench: got through: {through}", file=sys.stderr)
 
     def _begin(self) -> None:
         with ExitStack() as stack:

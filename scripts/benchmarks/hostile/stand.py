@@ -38,7 +38,7 @@ TEMPLATE = (
 PATIENCE = 60.0
 REST = 20.0
 """Seconds in which all that an attack had is to be gone."""
-MORE_MEGABYTES, MORE_FILES = 64.0, 8
+MORE_MEGABYTES, MORE_FILES = 128.0, 8
 """That may be held after an attack: malloc keeps what may be wanted again."""
 
 
@@ -118,7 +118,7 @@ class Stand:
 
     def rest(self, before: Held) -> str:
         """Wait until what an attack had is gone; what is not, if anything, when the time is over."""
-        return _until(lambda: self._left(before), REST)
+        return until(lambda: self._left(before), REST)
 
     def _left(self, before: Held) -> str:
         status, held = self.control.status(), self.held()
@@ -142,7 +142,7 @@ class Stand:
         stack.callback(self._gateway.wait)
         stack.callback(self._gateway.kill)
         self.doors[GATEWAY] = Door(door.address, url=url, logs=[*door.logs, str(log)])
-        if _until(lambda: "" if _answers(url) else "nobody", PATIENCE):
+        if until(lambda: "" if _answers(url) else "nobody", PATIENCE):
             raise OSError(f"the gateway does not answer: {log.read_text(encoding='utf-8')}")
 
 
@@ -170,9 +170,9 @@ def _answers(url: str) -> bool:
     return True
 
 
-def _until(missing: Callable[[], str], seconds: float) -> str:
+def until(missing: Callable[[], str], seconds: float) -> str:
     """Wait until nothing is missing; what is when the time is over."""
-    until = time.monotonic() + seconds
-    while (left := missing()) and time.monotonic() < until:
-        time.sleep(0.25)
+    deadline = time.monotonic() + seconds
+    while (left := missing()) and time.monotonic() < deadline:
+        time.sleep(0.05)
     return left
