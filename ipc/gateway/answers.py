@@ -16,6 +16,8 @@ from ipc.openai_format import STATUS, error_answer
 from ipc.openai_requests import BodyError
 
 JSON = "application/json"
+PART_BYTES = 1 << 18
+"""Of an answer, that are given to the connection at once."""
 RETRY_AFTER = 1.0
 """Seconds after which to come again, where the daemon does not say."""
 FAULT = "the gateway failed: its log says more"
@@ -34,13 +36,15 @@ def json_answer(answer: msgspec.Struct, status: int = 200, headers: dict[str, st
 
 
 class _Whole(Response):
-    """An answer that has ended when all of it is away, so that until then it counts as held."""
+    """An answer that leaves in parts, as its reader has room, and has ended when all of it is away: so long it is held."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """As ASGI has it."""
         del scope, receive
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
-        await send({"type": "http.response.body", "body": self.body, "more_body": True})
+        for start in range(0, len(self.body), PART_BYTES):
+            part = bytes(self.body[start : start + PART_BYTES])
+            await send({"type": "http.response.body", "body": part, "more_body": True})
         await send({"type": "http.response.body", "body": b"", "more_body": False})  # which waits for room
 
 
