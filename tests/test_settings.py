@@ -83,7 +83,7 @@ def test_settings_are_shown_as_a_table(monkeypatch: pytest.MonkeyPatch, capsys: 
 
     rows = capsys.readouterr().out.splitlines()
     assert any(all(word in row for word in ("page_size", "32", "ODRIVER_PAGE_SIZE")) for row in rows)
-    assert any("max_num_seqs" in row and "64" in row and "default" in row for row in rows)
+    assert any("max_num_batched_tokens" in row and "512" in row and "default" in row for row in rows)
 
 
 @pytest.mark.parametrize(
