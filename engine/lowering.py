@@ -76,7 +76,10 @@ def _compiling_for(arguments: tuple[Any, ...]) -> AbstractContextManager[None]:
 def _platform_of(arguments: tuple[Any, ...]) -> str:
     """What a function of them is compiled for."""
     sharding = _sharding_of(arguments)
-    return jax.default_backend() if sharding is None else next(iter(sharding.device_set)).platform
+    if sharding is None:
+        return jax.default_backend()
+    device: Any = next(iter(sharding.device_set))
+    return str(device.platform)
 
 
 def _sharding_of(arguments: tuple[Any, ...]) -> Sharding | None:

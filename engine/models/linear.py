@@ -117,7 +117,8 @@ def look_up(table: nnx.Param[Array], token_ids: Array, axis: str | None = None, 
         width = weight.shape[2]
         rows = weight[token_ids // width, :, token_ids % width].astype(np.float32)
         # Scaled apart from what is added next, as in the kernel.
-        return jax.lax.optimization_barrier(_scaled(rows, scale, token_ids))
+        apart: Array = jax.lax.optimization_barrier(_scaled(rows, scale, token_ids))
+        return apart
     return _scaled(_rows(weight, token_ids), scale, token_ids)
 
 
