@@ -129,3 +129,10 @@ def test_a_wrong_variable_is_an_error(monkeypatch: pytest.MonkeyPatch, name: str
         settings.held({})
 
     assert str(error.value).startswith(complaint)
+
+
+def test_what_the_kernels_are_built_for_is_no_setting(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The variable that chooses their instructions begins like those of settings, and is not taken for an unknown one."""
+    monkeypatch.setenv("ODRIVER_CPU_ISA", "avx2")
+
+    assert held() == {}
