@@ -7,13 +7,14 @@ from functools import partial
 from typing import NamedTuple
 
 from driver.errors import DriverError, InvalidRequest, Overloaded
+from driver.fair_share import Holder
 from driver.grammar_allowance import Allowance
 from driver.grammar_constraint import FORM, CompiledGrammar, GrammarConstraint
 from driver.grammars import LAST, PATIENCE, TIERS, TOO_BUSY, GrammarRefused, Grammars
 from driver.messages import Admit
 from driver.open_requests import OpenRequest, OpenRequests
 from driver.stage import Stage
-from driver.turns import Turns
+from driver.turn_queue import TurnQueue
 
 NUM_THREADS = (1,) * len(TIERS)
 """Grammars compiled at a time, by tier."""
@@ -35,16 +36,18 @@ class _Wanted(NamedTuple):
 class CompileGrammars:
     """Gives sequences their constraints and then admits them. Threads ``run`` it, and wait for other processes.
 
-    Clients take turns. Each grammar is tried for a moment, and what takes longer has turns of its own, so that what is
+    Clients take turns (see TurnQueue). Each grammar is tried for a moment, and what takes longer has turns of its own, so that what is
     quick never waits for what is not. A grammar that several wait for is compiled once; one that cannot be compiled ends
-    the requests that ask for it alone.
+    the requests that ask for it alone. At most ``max_queued`` wait, which is as many as may be open without a token.
     """
 
-    def __init__(self, grammars: Grammars, open_requests: OpenRequests, post: Callable[[Admit], None]) -> None:
+    def __init__(
+        self, grammars: Grammars, open_requests: OpenRequests, post: Callable[[Admit], None], max_queued: int
+    ) -> None:
         self._grammars = grammars
         self._open_requests = open_requests
         self._post = post
-        self._turns: list[Turns[_Wanted]] = [Turns() for _ in TIERS]
+        self._lanes: list[TurnQueue[_Wanted]] = [TurnQueue(max_queued, _holder) for _ in TIERS]
         self._lock = threading.Lock()
         self._waiting: dict[bytes, list[_Wanted]] = {}
         """By a grammar that is being compiled: who wants it besides the one that had it compiled."""
@@ -54,8 +57,8 @@ class CompileGrammars:
     def runs(self) -> list[Callable[[], None]]:
         """What each of the threads is to run, until ``close``."""
         return [
-            partial(self.stage.run, turns.get)
-            for turns, count in zip(self._turns, NUM_THREADS, strict=True)
+            partial(lane.run, self.stage.work)
+            for lane, count in zip(self._lanes, NUM_THREADS, strict=True)
             for _ in range(count)
         ]
 
@@ -65,11 +68,11 @@ class CompileGrammars:
 
     def close(self) -> None:
         """Ends ``runs`` in all threads; what is queued is dropped."""
-        for turns in self._turns:
-            turns.close()
+        for lane in self._lanes:
+            lane.close()
 
     def _queue(self, wanted: _Wanted) -> None:
-        self._turns[wanted.tier].put(wanted.request.request.client, wanted)
+        self._lanes[wanted.tier].put_nowait(wanted)
 
     def _fail(self, wanted: _Wanted, error: DriverError) -> None:
         self._open_requests.fail(wanted.request, error)
@@ -157,6 +160,10 @@ class CompileGrammars:
             sequence.constraint = constraint
             sequence.awaits_mask = bool(sequence.output_token_ids)  # it is there, or the end is: whoever looks will see
         self._post(wanted.admit)
+
+
+def _holder(wanted: _Wanted) -> Holder:
+    return wanted.request.holder
 
 
 def _source(wanted: _Wanted) -> tuple[str, str]:

@@ -142,7 +142,7 @@ class oDriver:
         self._execution = ExecutionLoop(engine, self._summaries)
         post = self._execution.inbox.put
         self._grammars = Grammars(tokenizer, engine.limits)
-        self._compile = CompileGrammars(self._grammars, self._open_requests, post)
+        self._compile = CompileGrammars(self._grammars, self._open_requests, post, most_queued)
         self._prepare = PrepareInputs(
             tokenizer, engine.limits, self._open_requests, post, 2 * most_queued, self._compile.submit
         )

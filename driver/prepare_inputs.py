@@ -3,13 +3,11 @@
 import math
 import secrets
 from collections.abc import Callable
-from contextlib import suppress
 from functools import partial
 from queue import Full
 
 import msgspec
 
-from driver.bounded_queue import QueueClosed
 from driver.detokenizer import PROMPT_TAIL
 from driver.errors import DriverError, InvalidRequest, Overloaded
 from driver.fair_share import Holder
@@ -60,12 +58,12 @@ class PrepareInputs:
         self._open_requests = open_requests
         self._post = post
         self._compile_grammar = compile_grammar
-        self._lanes: list[TurnQueue[Asked]] = [TurnQueue(max_queued) for _ in LANES]
+        self._lanes: list[TurnQueue[Asked]] = [TurnQueue(max_queued, _holder) for _ in LANES]
         self._asked: dict[str, TokenizerRequest] = {}
         """Tokenizer requests that are queued, by their id."""
         self.stage = Stage("prepare inputs", self._handle, self._fail, _source)
         self.runs = [
-            partial(self._run, lane)
+            partial(lane.run, self.stage.work)
             for lane, (_, num_threads) in zip(self._lanes, LANES, strict=True)
             for _ in range(num_threads)
         ]
@@ -76,14 +74,14 @@ class PrepareInputs:
         if isinstance(request, TokenizerRequest):
             self._asked[request.request_id] = request
         try:
-            self._lane_of(request).put_nowait(_holder(request), request)
+            self._lane_of(request).put_nowait(request)
         except Full as full:
             self._asked.pop(request.request_id, None)
             raise Overloaded("too many requests wait to be prepared: try again later") from full
 
     def withdraw(self, request: OpenRequest) -> bool:
         """Ends an aborted request that no thread has begun with; False if one has."""
-        removed = self._lane_of(request).remove(_holder(request), request)
+        removed = self._lane_of(request).remove(request)
         if removed:
             self._open_requests.close(request, _aborted(request.request_id))
         return removed
@@ -91,7 +89,7 @@ class PrepareInputs:
     def withdraw_tokenizer_request(self, request_id: str) -> bool:
         """The same, for what asks the tokenizer."""
         request = self._asked.pop(request_id, None)
-        if request is None or not self._lane_of(request).remove(_holder(request), request):
+        if request is None or not self._lane_of(request).remove(request):
             return False
         request.channel.put(_aborted(request_id))
         return True
@@ -109,15 +107,6 @@ class PrepareInputs:
     def _lane_of(self, request: Asked) -> "TurnQueue[Asked]":
         size = request.num_prompt_tokens if isinstance(request, OpenRequest) else request.estimated_tokens
         return next(lane for lane, (below, _) in zip(self._lanes, LANES, strict=True) if size < below)
-
-    def _run(self, lane: "TurnQueue[Asked]") -> None:
-        with suppress(QueueClosed):
-            while True:
-                request = lane.get()
-                try:
-                    self.stage.work(request)
-                finally:
-                    lane.done(_holder(request))
 
     def _handle(self, request: Asked) -> None:
         try:

@@ -2,6 +2,8 @@
 
 import threading
 from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
 from queue import Full
 from typing import Generic, TypeVar
 
@@ -16,11 +18,12 @@ class TurnQueue(Generic[Item]):
 
     Whoever gets an item says ``done`` when it has been worked on, and only then another thread gets the client's next: so
     a user's items keep their order, and a client holds one of the threads at most, however many users it names. Any thread
-    may call any method. After ``close()`` both ends raise QueueClosed, waiting or not.
+    may call any method. After ``close()`` both ends raise QueueClosed, waiting or not. ``holder_of`` says whose an item is.
     """
 
-    def __init__(self, capacity: int) -> None:
+    def __init__(self, capacity: int, holder_of: Callable[[Item], Holder]) -> None:
         self._capacity = capacity
+        self._holder_of = holder_of
         self._size = 0
         self._ready: dict[str, _Users[Item]] = {}
         """By client, next turn first: what it has queued, which is never nothing."""
@@ -32,9 +35,19 @@ class TurnQueue(Generic[Item]):
     def __len__(self) -> int:
         return self._size
 
-    def put_nowait(self, holder: Holder, item: Item) -> None:
+    def run(self, work: Callable[[Item], None]) -> None:
+        """Works on one item after the other, as their turns come, until the queue is closed."""
+        with suppress(QueueClosed):
+            while True:
+                item = self.get()
+                try:
+                    work(item)
+                finally:
+                    self.done(item)
+
+    def put_nowait(self, item: Item) -> None:
         """Queues the item behind its holder's own, or raises ``queue.Full`` at once."""
-        client, user = holder
+        client, user = self._holder_of(item)
         with self._changed:
             if self._closed:
                 raise QueueClosed
@@ -58,18 +71,18 @@ class TurnQueue(Generic[Item]):
             self._size -= 1
             return queued.get()
 
-    def done(self, holder: Holder) -> None:
+    def done(self, item: Item) -> None:
         """Its client may have the next turn, after all who wait for theirs."""
-        client, _ = holder
+        client, _ = self._holder_of(item)
         with self._changed:
             queued = self._busy.pop(client, None)
             if queued:
                 self._ready[client] = queued
                 self._changed.notify()
 
-    def remove(self, holder: Holder, item: Item) -> bool:
+    def remove(self, item: Item) -> bool:
         """Takes an item out that nobody has got; False if it is not there."""
-        client, user = holder
+        client, user = self._holder_of(item)
         with self._changed:
             queued = self._busy.get(client) or self._ready.get(client)
             if not queued or not queued.remove(user, item):
