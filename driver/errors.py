@@ -15,12 +15,13 @@ from typing import ClassVar
 from engine.request_limits import MAX_ERROR_LENGTH
 
 
-def shortened(text: str) -> str:
-    """The text, or its first and last words where it is longer than MAX_ERROR_LENGTH, as it may quote a message."""
-    if len(text) <= MAX_ERROR_LENGTH:
+def shortened(text: str, longest: int = MAX_ERROR_LENGTH) -> str:
+    """The text, or so many characters of it: of its beginning, which says what it is, and of its end; it may quote a message."""
+    left_out = len(text) - longest
+    if left_out <= 0:
         return text
-    end = MAX_ERROR_LENGTH // 4
-    return f"{text[: MAX_ERROR_LENGTH - end - 3]}...{text[-end:]}"
+    end = longest // 4
+    return f"{text[: longest - end]}[... {left_out:,} characters ...]{text[-end:]}"
 
 
 class DriverError(Exception):

@@ -9,12 +9,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
+from driver.errors import shortened
 from engine.errors import ConfigurationError
 from ipc import complete, connecting, gateway_command, keys_command, operate, plan_command, settings, structured_outputs
 from ipc.arguments import count
 from ipc.client import Client
 from ipc.errors import OdriverError
-from ipc.escaping import LONGEST_LINE, cut, visible
+from ipc.escaping import LONGEST_LINE, visible
 
 FAILED = 1
 INTERRUPTED = 130
@@ -28,7 +29,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         return int(run(options))
     except (OdriverError, ConfigurationError) as error:
-        print(f"odriver: {visible(cut(str(error), LONGEST_LINE))}", file=sys.stderr)
+        print(f"odriver: {visible(shortened(str(error), LONGEST_LINE))}", file=sys.stderr)
         return FAILED if isinstance(error, OdriverError) else os.EX_CONFIG
     except KeyboardInterrupt:
         return INTERRUPTED

@@ -7,13 +7,13 @@ another order than they have. Whoever chooses a request id, a path or a model's 
 import re
 import sys
 
-LONGEST_FIELD = 500
-"""Characters of one field: a name or an error's text, in a log line or in what a client is told."""
+from driver.errors import shortened
+
 LONGEST_LINE = 4000
 """Characters of a log line."""
 
 _LONGEST_NOTE = 50
-"""Characters that ``cut`` puts in place of those it takes out, at most."""
+"""Characters that ``shortened`` puts in place of those it takes out, at most."""
 
 _HIDDEN = "\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff"
 """C0 and C1 controls, separators of lines and paragraphs, bidirectional overrides, and halves of characters."""
@@ -23,7 +23,7 @@ _IN_TEXT = re.compile(f"(?![\n\t])[{_HIDDEN}]")
 
 def one_line(text: str, longest: int = LONGEST_LINE) -> str:
     """The text as one line, cut to about so many characters."""
-    return cut(_IN_A_LINE.sub(_spelt, cut(text, longest)), longest + _LONGEST_NOTE)
+    return shortened(_IN_A_LINE.sub(_spelt, shortened(text, longest)), longest + _LONGEST_NOTE)
 
 
 def visible(text: str) -> str:
@@ -34,15 +34,6 @@ def visible(text: str) -> str:
 def visible_json(text: str) -> str:
     """JSON that says the same: it spells out C0 by itself, and the others may be spelt as in any of its strings."""
     return _IN_TEXT.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
-
-
-def cut(text: str, longest: int = LONGEST_FIELD) -> str:
-    """The text, or so many characters of it: those of its beginning, which says what it is, and some of its end."""
-    left_out = len(text) - longest
-    if left_out <= 0:
-        return text
-    end = longest // 4
-    return f"{text[: longest - end]}[... {left_out:,} characters ...]{text[-end:]}"
 
 
 def write(text: str, end: str = "\n") -> None:

@@ -14,7 +14,9 @@ from datetime import UTC, datetime
 from rich.console import Console
 from rich.logging import RichHandler
 
-from ipc.escaping import LONGEST_FIELD, LONGEST_LINE, cut, one_line, visible_json
+from driver.errors import shortened
+from engine.request_limits import MAX_ERROR_LENGTH
+from ipc.escaping import LONGEST_LINE, one_line, visible_json
 
 OURS = ("caching", "engine", "driver", "ipc")
 TRACEBACK_LINES = 100
@@ -69,7 +71,7 @@ class JsonFormatter(logging.Formatter):
             "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
             "level": record.levelname.lower(),
             "logger": record.name,
-            "message": cut(_message(record), LONGEST_LINE),
+            "message": shortened(_message(record), LONGEST_LINE),
         }
         line |= {name: _field(value) for name, value in vars(record).items() if name not in _USUAL}
         if record.exc_info:
@@ -86,7 +88,7 @@ def _message(record: logging.LogRecord) -> str:
 
 
 def _field(value: object) -> object:
-    return cut(value) if isinstance(value, str) else value
+    return shortened(value) if isinstance(value, str) else value
 
 
 def _traceback(text: str) -> list[str]:
@@ -94,4 +96,4 @@ def _traceback(text: str) -> list[str]:
     left_out = len(lines) - 2 * TRACEBACK_LINES
     if left_out > 0:
         lines[TRACEBACK_LINES:-TRACEBACK_LINES] = [f"... ({left_out:,} more lines)"]
-    return [one_line(line, LONGEST_FIELD) for line in lines]
+    return [one_line(line, MAX_ERROR_LENGTH) for line in lines]

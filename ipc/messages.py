@@ -7,7 +7,7 @@ from msgspec import Meta, Struct
 
 from driver.errors import shortened
 from engine.request_limits import MAX_MESSAGES, MAX_N, MAX_REQUEST_ID_LENGTH, MAX_TARGET_LENGTH, MAX_TOOLS
-from ipc.escaping import cut, visible
+from ipc.escaping import visible
 from ipc.form import NO_MESSAGE, check_message
 
 PROTOCOL_VERSION = 4
@@ -241,7 +241,7 @@ class Error(Struct, tag="error", tag_field="type", frozen=True, forbid_unknown_f
 
     def __post_init__(self) -> None:
         """Quotes no more than can be read: what was wrong may be megabytes."""
-        msgspec.structs.force_setattr(self, "message", visible(cut(self.message)))
+        msgspec.structs.force_setattr(self, "message", visible(shortened(self.message)))
 
 
 class StatusReply(Struct, tag="status_reply", tag_field="type", frozen=True, forbid_unknown_fields=True):

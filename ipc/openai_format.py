@@ -9,7 +9,7 @@ from driver.errors import shortened
 from driver.json_form import check_json
 from engine.sampling_params import SamplingParams
 from ipc.completion import Completion
-from ipc.escaping import cut, visible
+from ipc.escaping import visible
 from ipc.openai_answers import ErrorAnswer, ErrorDetail, chat_completion, text_completion
 from ipc.openai_requests import BodyError, ChatCompletionRequest, CompletionRequest, Question
 
@@ -89,7 +89,7 @@ def body_of(completion: Completion, asked: Question, model: str, name: str) -> d
 def error_answer(message: str, status: int, code: str, param: str | None = None) -> ErrorAnswer:
     """An answer that is none."""
     kind = TYPES.get(status, "invalid_request_error" if status < 500 else "server_error")
-    return ErrorAnswer(ErrorDetail(visible(cut(message)), kind, param and visible(cut(param)), code))
+    return ErrorAnswer(ErrorDetail(visible(shortened(message)), kind, param and visible(shortened(param)), code))
 
 
 def _body_error(said: str) -> BodyError:

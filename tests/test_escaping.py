@@ -2,8 +2,9 @@
 
 import pytest
 
+from driver.errors import shortened
 from ipc import escaping
-from ipc.escaping import cut, one_line, visible, visible_json
+from ipc.escaping import one_line, visible, visible_json
 
 HOSTILE = "a\x1b[31mX\x1b]0;pwned\x07\r\x9b1m\x7f\u2028\u202eb\ud800"
 
@@ -30,10 +31,10 @@ def test_json_says_the_same_with_everything_hidden_spelt_out() -> None:
 @pytest.mark.parametrize("text", ["x" * 10_000_000, "\x1b" * 10_000_000, "x" * 501, "\x00" * 500])
 def test_what_is_long_is_cut_to_its_beginning_and_end(text: str) -> None:
     """With a note between of what is left out, however much longer it is spelt out."""
-    for shown in (cut(text), one_line(text, 500)):
+    for shown in (shortened(text), one_line(text, 500)):
         assert len(shown) <= 500 + 2 * escaping._LONGEST_NOTE
         assert ("characters ...]" in shown) == (len(text) > 500 or shown[0] == "\\")
-    assert cut("a" * 600 + "what to do").endswith("what to do")
+    assert shortened("a" * 600 + "what to do").endswith("what to do")
 
 
 def test_only_a_terminal_is_given_other_than_the_models_characters(
