@@ -38,8 +38,10 @@ TEMPLATE = (
 PATIENCE = 60.0
 REST = 20.0
 """Seconds in which all that an attack had is to be gone."""
-MORE_MEGABYTES, MORE_FILES = 128.0, 8
-"""That may be held after an attack: malloc keeps what may be wanted again."""
+MORE_MEGABYTES, MORE_FILES = 128.0, 48
+"""That may be held after an attack: malloc keeps what may be wanted again, and the few processes that grammars are compiled
+and followed in are made when they are first needed, and stay.
+"""
 
 
 class Held(NamedTuple):
