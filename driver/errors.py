@@ -16,12 +16,12 @@ from engine.request_limits import MAX_ERROR_LENGTH
 
 
 def shortened(text: str, longest: int = MAX_ERROR_LENGTH) -> str:
-    """The text, or so many characters of it: of its beginning, which says what it is, and of its end; it may quote a message."""
-    left_out = len(text) - longest
-    if left_out <= 0:
+    """The text in so many characters: of its beginning, which says what it is, and of its end; it may quote a message."""
+    if len(text) <= longest:
         return text
+    note = f"[... {len(text):,} characters in all ...]"
     end = longest // 4
-    return f"{text[: longest - end]}[... {left_out:,} characters ...]{text[-end:]}"
+    return text[: longest - end - len(note)] + note + text[-end:]
 
 
 class DriverError(Exception):

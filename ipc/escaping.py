@@ -12,9 +12,6 @@ from driver.errors import shortened
 LONGEST_LINE = 4000
 """Characters of a log line."""
 
-_LONGEST_NOTE = 50
-"""Characters that ``shortened`` puts in place of those it takes out, at most."""
-
 _HIDDEN = "\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff"
 """C0 and C1 controls, separators of lines and paragraphs, bidirectional overrides, and halves of characters."""
 _IN_A_LINE = re.compile(f"[{_HIDDEN}]")
@@ -22,8 +19,8 @@ _IN_TEXT = re.compile(f"(?![\n\t])[{_HIDDEN}]")
 
 
 def one_line(text: str, longest: int = LONGEST_LINE) -> str:
-    """The text as one line, cut to about so many characters."""
-    return shortened(_IN_A_LINE.sub(_spelt, shortened(text, longest)), longest + _LONGEST_NOTE)
+    """The text as one line, in so many characters."""
+    return shortened(_IN_A_LINE.sub(_spelt, shortened(text, longest)), longest)
 
 
 def visible(text: str) -> str:
