@@ -68,6 +68,18 @@ def follower_of(constraint: GrammarConstraint) -> int:
     return constraint._follower.process_id
 
 
+def first_processes() -> list[psutil.Process]:
+    """Those that the processes of grammars are forked from; this one may have other children, of tests before."""
+    return [child for child in psutil.Process().children() if "grammar" in "".join(_command(child))]
+
+
 def children() -> list[psutil.Process]:
-    """All processes that descend from this one."""
-    return psutil.Process().children(recursive=True)
+    """All processes of grammars that descend from this one."""
+    return [process for first in first_processes() for process in (first, *first.children(recursive=True))]
+
+
+def _command(process: psutil.Process) -> list[str]:
+    try:
+        return process.cmdline()
+    except psutil.Error:  # it has just ended
+        return []

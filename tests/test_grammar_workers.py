@@ -10,9 +10,19 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 
-import psutil
 import pytest
-from grammar_constraints import ENDLESS, PATIENCE, advance, allowed, begin, children, follower_of, hear, running
+from grammar_constraints import (
+    ENDLESS,
+    PATIENCE,
+    advance,
+    allowed,
+    begin,
+    children,
+    first_processes,
+    follower_of,
+    hear,
+    running,
+)
 from tokenizer_files import build_byte_level, write_tokenizer
 
 from driver import grammar_constraint
@@ -58,7 +68,7 @@ def test_who_followed_in_a_process_that_is_killed_goes_on_in_another(grammars, a
         advance(constraint, a)
     for constraint in constraints[:3]:
         constraint.advance(b)
-    first = psutil.Process().children()
+    first = first_processes()
 
     for process in first if victim == "first process" else first[0].children():
         process.kill()
@@ -234,7 +244,7 @@ def test_stopped_nothing_is_compiled_and_what_is_followed_ends(grammars, a, b, m
     assert constraint.error is not None
     with pytest.raises(DriverStopped):
         begin(grammars, regex="b")
-    assert not psutil.Process().children()
+    assert not children()
 
 
 def test_who_waits_for_a_grammar_hears_of_the_end(grammars):

@@ -225,7 +225,7 @@ def test_a_service_that_is_not_for_us_is_not_asked(service: str, monkeypatch: py
     def refuse(address: str) -> socket.socket:
         raise PermissionError if address == service else FileNotFoundError
 
-    monkeypatch.setattr(addresses, "_connect", refuse)
+    monkeypatch.setattr(addresses, "connected", refuse)
 
     assert client_address(None) == default_address()
 

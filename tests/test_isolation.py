@@ -121,7 +121,7 @@ GRAMMAR = {"params": {"structured_outputs": {"choice": ["a"]}}}
         (driver.prepare_inputs, "sampling_params", {}),
         (FakeTokenizer, "encode", {}),
         (FakeTokenizer, "encode_word", {"params": {"bad_words": ["x"]}}),
-        (FakeTokenizer, "apply_chat_template", CHAT_TEMPLATE),
+        (FakeTokenizer, "render", CHAT_TEMPLATE),
         (PrepareInputs, "_salt", {}),
         (driver.prepare_inputs, "Sequence", {}),
         (driver.prepare_inputs, "take_up", {}),
@@ -192,7 +192,7 @@ def test_a_deadline_that_raises_ends_its_request(broken: Break, served: oDriver)
 def test_a_tokenizer_request_that_raises_ends_alone(broken: Break, served: oDriver, name: str) -> None:
     """As one for a text does."""
     asked = {"prompt": "x", "messages": [{"role": "user", "content": "x"}], "token_ids": [1]}[name]
-    broken(FakeTokenizer, {"prompt": "encode", "messages": "apply_chat_template", "token_ids": "decode"}[name])
+    broken(FakeTokenizer, {"prompt": "encode", "messages": "render", "token_ids": "decode"}[name])
     poison, after = Listener(), Listener()
 
     served.submit_tokenizer_request(TokenizerRequest(request_id="poison", channel=poison, **{name: asked}))
