@@ -52,17 +52,19 @@ def shapes(door: Door) -> None:
             raise GotThrough("a new client is not welcomed")
 
 
-@attack("M12: another's name", DAEMON, KEYED, clients=2)
-def another(door: Door) -> None:
-    """Whoever has a name first keeps nobody else out, and is not heard in their place."""
-    with Peer(door, name=b"somebody") as squatter, Peer(door, name=b"somebody", key="poor") as late:
-        if not late.welcome:
-            raise GotThrough("who comes second by a name is not welcomed")
-        late.say(generate("mine", stream=True, max_tokens=5))
+@attack("M12: a name of one's own", DAEMON, KEYED, clients=2)
+def own_name(door: Door) -> None:
+    """Nobody has one, so nobody is kept out by one, or heard in another's place."""
+    with Peer(door, name=b"somebody") as squatter, Peer(door, key="poor") as other:
+        if squatter.welcome:
+            raise GotThrough("a connection has chosen its name")
+        if not other.welcome:
+            raise GotThrough("a new client is not welcomed")
+        other.say(generate("mine", stream=True, max_tokens=5))
         squatter.say({"type": "abort", "request_id": "mine"})
-        for heard in late.heard(PATIENCE):
+        for heard in other.heard(PATIENCE):
             if heard["type"] == "done":
                 if heard["finish_reason"] == "abort":
-                    raise GotThrough("another connection of the same name has aborted a request")
+                    raise GotThrough("another connection has aborted a request")
                 return
-        raise GotThrough("who comes second by a name is not answered")
+        raise GotThrough("a request beside a connection that names itself is not answered")
