@@ -55,7 +55,7 @@ def shapes(door: Door) -> None:
 @attack("M12: a name of one's own", DAEMON, KEYED, clients=2)
 def own_name(door: Door) -> None:
     """Nobody has one, so nobody is kept out by one, or heard in another's place."""
-    with Peer(door, name=b"somebody") as squatter, Peer(door, key="poor") as other:
+    with Peer(door, name=b"somebody") as squatter, Peer(door) as other:
         if squatter.welcome.get("type") == "welcome":
             raise GotThrough("a connection has chosen its name")
         if other.welcome.get("type") != "welcome":

@@ -102,9 +102,9 @@ def odd_bodies(door: Door) -> None:
             post(door, path, body)
 
 
-@attack("hanging up in the middle", GATEWAY, clients=16)
+@attack("hanging up in the middle", GATEWAY, clients=64)
 def hang_up(door: Door) -> None:
-    """What was asked for is to end with it."""
+    """What was asked for is to end with it; until then it is the work of more than 64 clients that ask for one sample."""
     body = {"prompt": "Once", "max_tokens": 900, "ignore_eos": True, "n": 8, "stream": True}
     with held(door.url, 16, http_request(COMPLETIONS, body)):
         time.sleep(0.3)
