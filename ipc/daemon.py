@@ -269,9 +269,8 @@ class Daemon:
 
 def serve(flags: Mapping[str, Any]) -> NoReturn:
     """Be a daemon with these options of ``odriver serve``: runs it, logs why it ends, and ends this process."""
-    os.umask(
-        0o077
-    )  # what a daemon makes is its user's alone, and so are its sockets from the moment that they are there
+    # What a daemon makes is its user's alone, and so are its sockets from the moment that they are there.
+    os.umask(0o077)
     console = Console(stderr=True)
     configure_logging(console)
     open_files.raise_limit()

@@ -48,9 +48,8 @@ class ForkServer:
                     self._wake.recv(4096)
                     self._reap()
                 elif descriptor in self._reports:
-                    self._poll.unregister(
-                        descriptor
-                    )  # the report is then closed when there is nothing to report any more
+                    # The report is then closed when there is nothing to report any more.
+                    self._poll.unregister(descriptor)
                     os.kill(self._reports[descriptor][0], signal.SIGKILL)
                 elif descriptor == self._control.fileno() and not self._fork():
                     return
