@@ -11,13 +11,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from xla_flags import xla_flags
 
 # A shell starts its background jobs with SIGINT ignored, and processes that a test starts would inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 os.environ["ODRIVER_CONFIG"] = os.devnull  # not what this machine's own daemon is configured with
 os.environ["JAX_PLATFORMS"] = "cpu"
-os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=2"
+os.environ["XLA_FLAGS"] = xla_flags(devices=2)
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
 
 import jax  # noqa: E402

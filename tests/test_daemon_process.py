@@ -15,6 +15,7 @@ import httpx
 import psutil
 import pytest
 from raw_client import RawClient
+from xla_flags import xla_flags
 
 from ipc.client import Client, Completion, RequestFailed
 from ipc.control_client import ControlClient
@@ -36,7 +37,7 @@ FLAGS = f"--max-num-seqs 8 --max-num-batched-tokens 32 --max-model-len {MAX_MODE
 def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """One device, and a compilation cache that only these tests share."""
     cache = tmp_path_factory.mktemp("cache")
-    return {**os.environ, "PYTHONPATH": str(ROOT), "XDG_CACHE_HOME": str(cache), "XLA_FLAGS": ""}
+    return {**os.environ, "PYTHONPATH": str(ROOT), "XDG_CACHE_HOME": str(cache), "XLA_FLAGS": xla_flags()}
 
 
 class Process:

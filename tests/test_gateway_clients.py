@@ -17,6 +17,7 @@ from fake_driver import PATIENCE, FakeDriver
 from gateways import gateway
 from openai.types.chat import ChatCompletionMessageParam
 from pydantic import BaseModel, Field
+from xla_flags import xla_flags
 
 from driver.errors import Overloaded
 from ipc.gateway.callers import Callers
@@ -43,7 +44,7 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     address = f"ipc://{directory}/o.sock"
     with pytest.MonkeyPatch.context() as environment:
         environment.setenv("XDG_CACHE_HOME", str(directory))
-        environment.setenv("XLA_FLAGS", "")
+        environment.setenv("XLA_FLAGS", xla_flags())
         with (
             odriver("serve", "--bind", address, *FLAGS),
             odriver("gateway", "--connect", address, "--port", "0") as web,

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import jax
 import pytest
+from xla_flags import MAX_ISA
 
 from caching import instruction_set
 from caching.cpu_kernels import KernelsUnavailable
@@ -18,7 +19,6 @@ from engine.lowering import lower
 from engine.models import linear
 
 ROOT = Path(__file__).parent.parent
-MAX_ISA = {"avx2": "AVX2", "avx512": "AVX512"}
 PANEL_WIDTH = {"avx2": 16, "avx512": 32}
 MODELS = ["model qwen3 float32", "model llama2 float32 int8", "model llama_linear bfloat16"]
 FUNCTIONS = ["norm", "logprobs", "penalties", "temperature weights", "truncated weights", "temperature", "truncated"]

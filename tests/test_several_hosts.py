@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from checkpoints import build_checkpoint
 from tokenizer_files import build_byte_fallback, write_tokenizer
+from xla_flags import xla_flags
 
 from engine.commands import Joined, Landed, Leave, decode_answer, decode_command, encode
 from engine.config import EngineConfig
@@ -52,7 +53,7 @@ class Process:
             **os.environ,
             "PYTHONPATH": str(ROOT),
             "XDG_CACHE_HOME": str(directory.parent / "cache"),
-            "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}",
+            "XLA_FLAGS": xla_flags(devices),
         }
         command = [*ODRIVER, "serve", str(directory.parent / "model"), "--bind", self.address, *SIZES.split(), *flags]
         with self._log.open("w") as log:

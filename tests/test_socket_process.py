@@ -24,15 +24,15 @@ from ipc.messages import PROTOCOL_VERSION, Generate, Hello, Ping, Pong, encode
 from ipc.tenants import of_user
 
 
-def processes() -> list[int]:
-    """Those of the sockets that this process serves, and before them the one that forks them."""
+def processes() -> tuple[list[int], list[int]]:
+    """The programs that fork for daemons of this process, of which another test may have left one, and the processes that
+    they have forked."""
     children = [
         int(child) for task in Path("/proc/self/task").iterdir() for child in (task / "children").read_text().split()
     ]
     forks = [child for child in children if Path(f"/proc/{child}/comm").read_text() == "odriver-sockets\n"]
-    return [
-        *forks,
-        *(int(child) for fork in forks for child in Path(f"/proc/{fork}/task/{fork}/children").read_text().split()),
+    return forks, [
+        int(child) for fork in forks for child in Path(f"/proc/{fork}/task/{fork}/children").read_text().split()
     ]
 
 
@@ -54,8 +54,8 @@ def test_a_stream_goes_on_when_the_sockets_processes_are_killed(address: str, vi
         stream = client.generate(prompt, max_tokens=4000)
         text = next(stream).text
 
-        fork_server, *sockets = processes()
-        for process in sockets if victim == "sockets" else [fork_server]:
+        fork_servers, sockets = processes()
+        for process in sockets if victim == "sockets" else fork_servers:
             os.kill(process, signal.SIGKILL)
         text += "".join(piece.text for piece in stream)
 
@@ -73,7 +73,8 @@ def test_what_a_client_had_open_is_aborted_when_its_sockets_process_dies(address
         client.say(Generate("a", prompt=[1]))
         request = driver.take()
 
-        for process in processes()[1:]:
+        _, sockets = processes()
+        for process in sockets:
             os.kill(process, signal.SIGKILL)
 
         assert driver.aborted.get(timeout=PATIENCE) == request.request_id
@@ -87,7 +88,8 @@ def test_a_process_that_hangs_is_followed_by_another(address: str, monkeypatch: 
     with serving(address, FakeDriver()) as server:
         with RawClient(address) as client:
             client.greet()
-        for process in processes()[1:]:
+        _, sockets = processes()
+        for process in sockets:
             os.kill(process, signal.SIGSTOP)
 
         until(lambda: bool(server.stages()) and server.num_restarts >= 2)

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from checkpoints import VARIANTS, build_checkpoint, random_tensors
 from flax import nnx
+from xla_flags import xla_flags
 
 from engine.backend import xla_backend
 from engine.build import spread_over_devices
@@ -47,7 +48,7 @@ def test_tokens_do_not_depend_on_the_number_of_devices(tmp_path: Path) -> None:
     environment = {
         **os.environ,
         "PYTHONPATH": str(ROOT),
-        "XLA_FLAGS": "--xla_force_host_platform_device_count=8",
+        "XLA_FLAGS": xla_flags(devices=8),
         "XDG_CACHE_HOME": str(tmp_path),
     }
 

@@ -1,0 +1,16 @@
+"""What XLA_FLAGS are in tests and in processes that they start."""
+
+import os
+
+from caching import instruction_set
+
+MAX_ISA = {"avx2": "AVX2", "avx512": "AVX512"}
+"""What XLA calls the instructions, by the value of ODRIVER_CPU_ISA."""
+
+
+def xla_flags(devices: int = 1) -> str:
+    """As many CPU devices, and the instructions to which ODRIVER_CPU_ISA holds our kernels, for XLA too."""
+    flags = [f"--xla_force_host_platform_device_count={devices}"]
+    if isa := os.environ.get(instruction_set.VARIABLE):
+        flags.append(f"--xla_cpu_max_isa={MAX_ISA[isa]}")
+    return " ".join(flags)
