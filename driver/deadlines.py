@@ -2,7 +2,7 @@
 
 import math
 
-from engine.sequence import Sequence
+from engine.scheduling.sequence import Sequence
 
 
 class Deadlines:

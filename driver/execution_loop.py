@@ -8,11 +8,14 @@ from typing import Protocol
 
 import msgspec
 
-from driver.bounded_queue import BoundedQueue, QueueClosed
 from driver.deadlines import Deadlines
 from driver.errors import DriverError, InvalidRequest
-from driver.histogram import Histogram
-from driver.messages import (
+from driver.metrics.histogram import Histogram
+from driver.open_requests import OpenRequest
+from driver.request import RequestError, ReturnSample, Usage
+from driver.stages.bounded_queue import BoundedQueue, QueueClosed
+from driver.stages.stage import Stage
+from driver.thread_messages import (
     Abort,
     Admit,
     Compiled,
@@ -26,12 +29,9 @@ from driver.messages import (
     Summary,
     Wake,
 )
-from driver.open_requests import OpenRequest
-from driver.request import RequestError, ReturnSample, Usage
-from driver.stage import Stage
 from engine.config import EngineStats, ServingLimits
 from engine.profiler import Profiler, ProfilerError
-from engine.sequence import Sequence, SequenceOutput
+from engine.scheduling.sequence import Sequence, SequenceOutput
 
 
 class Engine(Protocol):

@@ -4,8 +4,8 @@ import time
 from collections.abc import Callable, Collection
 
 from driver.errors import Overloaded
-from driver.fair_share import Share, share
 from driver.open_requests import OpenRequest
+from driver.stages.fair_share import Share, share
 from engine.config import EngineStats
 
 RATE_WINDOW = 5.0
@@ -18,7 +18,7 @@ class LoadLimit:
     """Refuses requests while ``max_requests`` wait, or ``max_tokens`` of their prompts; the caller's thread uses it.
 
     A request waits until its first token; one with several samples counts once. Who has more than their part of what
-    waits is refused before the others (driver/fair_share.py).
+    waits is refused before the others (driver/stages/fair_share.py).
     """
 
     def __init__(self, max_requests: int, max_tokens: int, clock: Callable[[], float] = time.monotonic) -> None:

@@ -37,7 +37,7 @@ by its alarm. So there is no circle to deadlock in.
 What goes wrong with a request
 ------------------------------
 Whatever the content of one request raises in a stage ends that request with "internal" and a traceback in the log, and
-the stage goes on (driver/stage.py). Only a run of such ends, of several clients and with no success between, is taken
+the stage goes on (driver/stages/stage.py). Only a run of such ends, of several clients and with no success between, is taken
 for a fault of the stage, and its thread dies of it.
 
 What goes wrong on the device
@@ -60,24 +60,24 @@ from collections.abc import Callable, Mapping
 
 import msgspec
 
-from driver.bounded_queue import BoundedQueue, QueueClosed
-from driver.compile_grammars import CompileGrammars
 from driver.errors import Asleep, Draining, DriverError, DriverStopped, InternalError, Overloaded
 from driver.execution_loop import Engine, ExecutionLoop
-from driver.fair_share import most
-from driver.grammars import Grammars
-from driver.histogram import Histogram
+from driver.grammars.compile_grammars import CompileGrammars
+from driver.grammars.grammar_store import Grammars
 from driver.load_limit import LoadLimit
-from driver.messages import Abort, Profile, Sleep, Stop, Summary, Wake
+from driver.metrics.histogram import Histogram
+from driver.metrics.request_log import RequestLog
+from driver.metrics.request_metrics import RequestMetrics
 from driver.open_requests import OpenRequests
 from driver.prepare_inputs import PrepareInputs
 from driver.process_summary import ProcessSummary
 from driver.request import ActiveRequest, ReturnChannel, TokenizerRequest
-from driver.request_log import RequestLog
-from driver.request_metrics import RequestMetrics
-from driver.safe_thread import SafeThread
-from driver.tokenizer import Tokenizer
-from driver.tokenizer_limit import TokenizerLimit
+from driver.stages.bounded_queue import BoundedQueue, QueueClosed
+from driver.stages.fair_share import most
+from driver.stages.safe_thread import SafeThread
+from driver.text.tokenizer import Tokenizer
+from driver.text.tokenizer_limit import TokenizerLimit
+from driver.thread_messages import Abort, Profile, Sleep, Stop, Summary, Wake
 from engine.config import MAX_QUEUED_REQUESTS, MAX_QUEUED_TOKENS, EngineStats
 
 logger = logging.getLogger(__name__)

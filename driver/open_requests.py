@@ -15,8 +15,8 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 
 from driver.errors import DriverError, DuplicateRequest
-from driver.fair_share import Holder
 from driver.request import ActiveRequest, RequestError, ReturnSample
+from driver.stages.fair_share import Holder
 
 logger = logging.getLogger(__name__)
 

@@ -8,22 +8,22 @@ from queue import Full
 
 import msgspec
 
-from driver.detokenizer import PROMPT_TAIL
 from driver.errors import DriverError, InvalidRequest, Overloaded
-from driver.fair_share import Holder
-from driver.messages import Admit, Opened
 from driver.open_requests import OpenRequest, OpenRequests
-from driver.parameters import sampling_params
 from driver.request import ActiveRequest, RequestError, ReturnSample, TokenizerRequest, Usage
+from driver.request_parameters import sampling_params
 from driver.resumption import read_again, take_up
-from driver.stage import Stage
-from driver.tokenization import answer_tokenizer, chat_token_ids, check_fits, check_in_vocabulary, text_token_ids
-from driver.tokenizer import Tokenizer
-from driver.turn_queue import TurnQueue
+from driver.stages.fair_share import Holder
+from driver.stages.stage import Stage
+from driver.stages.turn_queue import TurnQueue
+from driver.text.detokenizer import PROMPT_TAIL
+from driver.text.tokenization import answer_tokenizer, chat_token_ids, check_fits, check_in_vocabulary, text_token_ids
+from driver.text.tokenizer import Tokenizer
+from driver.thread_messages import Admit, Opened
 from engine.config import ServingLimits
 from engine.request_limits import MAX_BAD_WORD_TOKENS, MAX_PROMPT_LOGPROBS, MAX_SEED
 from engine.sampling_params import SamplingParams
-from engine.sequence import Sequence
+from engine.scheduling.sequence import Sequence
 
 LANES = ((2048, 2), (32_768, 1), (math.inf, 1))
 """The tokens, about, below which a prompt takes this lane, and its threads.

@@ -5,18 +5,18 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 
-from driver.bounded_queue import BoundedQueue, QueueClosed
 from driver.errors import DriverError, InternalError, InvalidRequest
-from driver.messages import Ended, Finished, Landed, Opened, Summary
+from driver.metrics.request_metrics import RequestMetrics, SampleTimes
 from driver.open_requests import OpenRequest, OpenRequests
 from driver.request import ReturnSample, Usage
-from driver.request_metrics import RequestMetrics, SampleTimes
 from driver.resumption import Resumed
-from driver.sample_logprobs import SampleLogprobs
-from driver.sample_text import SampleText
-from driver.stage import Stage
-from driver.tokenizer import Tokenizer
-from engine.sequence import SequenceOutput
+from driver.stages.bounded_queue import BoundedQueue, QueueClosed
+from driver.stages.stage import Stage
+from driver.text.sample_logprobs import SampleLogprobs
+from driver.text.sample_text import SampleText
+from driver.text.tokenizer import Tokenizer
+from driver.thread_messages import Ended, Finished, Landed, Opened, Summary
+from engine.scheduling.sequence import SequenceOutput
 
 
 class ProcessSummary:

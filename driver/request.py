@@ -92,7 +92,7 @@ class ActiveRequest:
     by name, unchecked. ``client`` is who asks: the scheduler is fair between clients, and within a client's share between
     its users; ``user`` is the client's word for them. Pages of what prompts have in common
     are shared within one ``tenant`` only. ``messages``, ``tools`` and ``chat_template_kwargs`` are for the model's chat
-    template; driver/chat.py says what they may be.
+    template; driver/text/conversation.py says what they may be.
     ``resume_token_ids``, if any, are for each of the ``n`` samples the output that the client has already: generation
     goes on behind it as if it had never been interrupted, and only what is new comes into the channel. ``num_bytes`` is the
     size of the message that it came in, by which a conversation is weighed before it is tokenised.

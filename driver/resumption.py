@@ -3,10 +3,10 @@
 import msgspec
 
 from driver.errors import InvalidRequest
-from driver.sample_text import SampleText
-from driver.tokenizer import Tokenizer
+from driver.text.sample_text import SampleText
+from driver.text.tokenizer import Tokenizer
 from engine.sampling_params import SamplingParams
-from engine.sequence import Sequence, SequenceOutput
+from engine.scheduling.sequence import Sequence, SequenceOutput
 
 
 class Resumed(msgspec.Struct, frozen=True):

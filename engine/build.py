@@ -17,14 +17,10 @@ from caching.metadata import PagedAttentionCacheMetaData, pages_for
 from caching.page_dtype import NAMES
 from caching.page_manager import HBMPageManager
 from caching.paged_attention_cache import PagedAttentionCache
-from engine.backend import Backend, choose_backend, default_page_size
-from engine.commands import Command
 from engine.config import EngineConfig, ServingLimits
 from engine.device_errors import DeviceError, acquire_devices, device_errors
 from engine.errors import ConfigurationError
-from engine.execution_manager import ExecutionManager, StepShapes
-from engine.hosts import least_of_all
-from engine.memory import CachePlanner, memory_budget
+from engine.hosts.processes import least_of_all
 from engine.mesh import DeviceMesh
 from engine.models.config import ModelConfig
 from engine.models.decoder import Decoder
@@ -33,10 +29,14 @@ from engine.models.sharding import most_devices, spread
 from engine.models.weights import load_decoder, parameter_bytes
 from engine.oengine import MAX_FAILURES_IN_A_ROW, oEngine
 from engine.progress import Progress
-from engine.runner import eSurgeRunner, tell_nobody
-from engine.scheduler import InferenceScheduler
+from engine.scheduling.scheduler import InferenceScheduler
 from engine.staged_compilation import StagedCompilation
-from engine.step_executor import StepExecutor
+from engine.step.backend import Backend, choose_backend, default_page_size
+from engine.step.commands import Command
+from engine.step.execution_manager import ExecutionManager, StepShapes
+from engine.step.page_budget import CachePlanner, memory_budget
+from engine.step.runner import eSurgeRunner, tell_nobody
+from engine.step.step_executor import StepExecutor
 from engine.warm_up import warm_up
 
 logger = logging.getLogger(__name__)
@@ -62,7 +62,7 @@ class _Compiled:
 
 
 def build_engine(config: EngineConfig, report: Report, tell: Callable[[Command], None] = tell_nobody) -> oEngine:
-    """An engine ready to step, which tells other processes what to do with it (engine/hosts.py).
+    """An engine ready to step, which tells other processes what to do with it (engine/hosts/processes.py).
 
     Raises ConfigurationError where the model or the machine cannot do what is asked, and DevicesUnavailable.
     """

@@ -197,7 +197,7 @@ class EngineStats(msgspec.Struct, frozen=True):
     generated_tokens: int = 0
     preemptions: int = 0
     preemptions_by_cause: dict[str, int] = {}
-    """See engine/preemption.py."""
+    """See engine/scheduling/preemption.py."""
     waiting_tokens: int = 0
     """Known tokens of those that wait."""
     prefix_cache_queries: int = 0
@@ -215,7 +215,7 @@ class EngineStats(msgspec.Struct, frozen=True):
     failed_rows: int = 0
     """Requests that ended with an error because their own logits held NaN or infinity."""
     step_gap_seconds_sum: float = 0.0
-    """For how long the device stood idle between steps though there was work; see engine/step_gap.py."""
+    """For how long the device stood idle between steps though there was work; see engine/step/step_gap.py."""
     step_gap_seconds_count: int = 0
     """Steps that followed another without a rest."""
     compilations_after_ready: int = 0

@@ -20,17 +20,17 @@ from collections import deque
 from collections.abc import Callable
 
 from caching.page_manager import HBMPageManager
-from engine.awaited_masks import AwaitedMasks
-from engine.compilations import counted_apart, num_compilations
 from engine.config import EngineStats, ServingLimits
 from engine.device_errors import DeviceError
-from engine.plan import NextIterationPlan, StepResult
-from engine.preemption import PreemptionLog
-from engine.runner import PendingStep, eSurgeRunner
-from engine.sampler import NO_TOKEN
-from engine.scheduler import InferenceScheduler
-from engine.sequence import Sequence, SequenceOutput
+from engine.sampling.sampler import NO_TOKEN
+from engine.scheduling.awaited_masks import AwaitedMasks
+from engine.scheduling.plan import NextIterationPlan, StepResult
+from engine.scheduling.preemption import PreemptionLog
+from engine.scheduling.scheduler import InferenceScheduler
+from engine.scheduling.sequence import Sequence, SequenceOutput
 from engine.staged_compilation import StagedCompilation
+from engine.step.compilations import counted_apart, num_compilations
+from engine.step.runner import PendingStep, eSurgeRunner
 
 logger = logging.getLogger(__name__)
 

@@ -7,7 +7,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from queue import SimpleQueue
 
-from engine.compilations import counted_apart
+from engine.step.compilations import counted_apart
 
 logger = logging.getLogger(__name__)
 

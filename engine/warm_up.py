@@ -5,9 +5,9 @@ import numpy as np
 from engine.device_errors import DeviceError
 from engine.errors import ConfigurationError
 from engine.oengine import NOT_FINITE, oEngine
+from engine.sampling.token_masks import mask_words
 from engine.sampling_params import SamplingParams
-from engine.sequence import Sequence
-from engine.token_masks import mask_words
+from engine.scheduling.sequence import Sequence
 
 
 class _AnyToken:

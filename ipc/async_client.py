@@ -17,13 +17,13 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from ipc.base_client import BaseClient
-from ipc.call import Call, Outcome, Put
-from ipc.completion import Completion, Message, Piece, piece_of, whole
-from ipc.connection import Connection
+from ipc.connection.base_client import BaseClient
+from ipc.connection.call import Call, Outcome, Put
+from ipc.connection.socket_thread import Connection
 from ipc.control_client import ControlClient
 from ipc.errors import OdriverError
-from ipc.messages import Done, Token, TokenizerInfo, TokenizerInfoReply, Welcome
+from ipc.wire.completion import Completion, Message, Piece, piece_of, whole
+from ipc.wire.messages import Done, Token, TokenizerInfo, TokenizerInfoReply, Welcome
 
 Outcomes = asyncio.Queue[Outcome]
 

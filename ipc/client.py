@@ -16,10 +16,9 @@ from queue import SimpleQueue
 from types import TracebackType
 from typing import Any, Self
 
-from ipc.base_client import BaseClient
-from ipc.call import Call, Outcome, Put
-from ipc.completion import Choice, Completion, Message, Piece, TokenLogprobs, piece_of, whole
-from ipc.connection import Connection
+from ipc.connection.base_client import BaseClient
+from ipc.connection.call import Call, Outcome, Put
+from ipc.connection.socket_thread import Connection
 from ipc.control_client import ControlClient
 from ipc.errors import (
     AddressError,
@@ -30,7 +29,8 @@ from ipc.errors import (
     RequestFailed,
     ResumeFailed,
 )
-from ipc.messages import (
+from ipc.wire.completion import Choice, Completion, Message, Piece, TokenLogprobs, piece_of, whole
+from ipc.wire.messages import (
     Done,
     Logprob,
     Token,

@@ -13,10 +13,11 @@ from typing import Any, Self
 
 import zmq
 
-from ipc.addresses import client_address, control_address
+from ipc.connection.session import Session
 from ipc.errors import ConnectFailed, ConnectionLost, RequestFailed
-from ipc.keys import client_key
-from ipc.messages import (
+from ipc.wire.addresses import client_address, control_address
+from ipc.wire.keys import client_key
+from ipc.wire.messages import (
     AbortRequest,
     ControlMessage,
     Drain,
@@ -32,7 +33,6 @@ from ipc.messages import (
     Wake,
     encode,
 )
-from ipc.session import Session
 
 
 class ControlClient:

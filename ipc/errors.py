@@ -53,7 +53,7 @@ class ResumeFailed(ConnectionLost):
 
 
 class RequestFailed(OdriverError):
-    """The daemon refused or gave up one request; ``code`` is one of those that ``ipc.messages.Error`` lists.
+    """The daemon refused or gave up one request; ``code`` is one of those that ``ipc.wire.messages.Error`` lists.
 
     ``retry_after_s`` is when to come again, in seconds, where it was overloaded.
     """

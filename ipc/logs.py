@@ -16,7 +16,7 @@ from rich.logging import RichHandler
 
 from driver.errors import shortened
 from engine.request_limits import MAX_ERROR_LENGTH
-from ipc.escaping import LONGEST_LINE, one_line, visible_json
+from ipc.wire.escaping import LONGEST_LINE, one_line, visible_json
 
 OURS = ("caching", "engine", "driver", "ipc")
 TRACEBACK_LINES = 100

@@ -15,6 +15,6 @@ def main() -> int:
     """
     if sys.argv[1:2] and sys.argv[1] in SERVERS and not sys.stderr.isatty():
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    from ipc import cli
+    from ipc.commands import cli
 
     return cli.main()

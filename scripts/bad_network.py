@@ -24,11 +24,13 @@ from pathlib import Path
 from driver.errors import DriverStopped
 from driver.request import ActiveRequest, ReturnSample, Usage
 from engine.config import EngineStats, ServingLimits
-from ipc import clients, keys, session
-from ipc.auth import Authority
 from ipc.client import Client
+from ipc.connection import session
 from ipc.errors import ConnectionLost
-from ipc.server import Server
+from ipc.server import client_table as clients
+from ipc.server.zmq_server import Server
+from ipc.sockets.auth import Authority
+from ipc.wire import keys
 
 DAEMON, CLIENT = "10.77.0.1", "10.77.0.2"
 ADDRESS = f"tcp://{DAEMON}:7777"

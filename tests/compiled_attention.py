@@ -5,13 +5,13 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import DTypeLike
 
-from caching.attention import PageTable
+from caching.attention.xla_attention import PageTable
 from caching.metadata import PagedAttentionCacheMetaData
-from caching.tpu_chip import CHIPS
-from caching.tpu_kernels import TPUKernel
-from engine.lowering import lower
+from caching.tpu.tpu_chip import CHIPS
+from caching.tpu.tpu_kernels import TPUKernel
 from engine.mesh import DeviceMesh
-from engine.topology import chips_of
+from engine.planner.topology import chips_of
+from engine.step.lowering import lower
 
 
 def assert_compiles_in_place(

@@ -2,8 +2,8 @@
 
 import os
 
-from driver import grammar_process
-from driver.grammar_matcher import Matcher
+from driver.grammars import grammar_process
+from driver.grammars.grammar_matcher import Matcher
 
 ALLOCATION = 1 << 28
 

@@ -11,10 +11,10 @@ from driver.errors import Draining, DriverError
 from driver.request import ActiveRequest, RequestError, ReturnSample, TokenizerRequest, Usage
 from engine.config import ServingLimits
 from engine.request_limits import MAX_MESSAGE_BYTES
-from ipc.auth import Authority
-from ipc.driver import Driver
-from ipc.messages import CREDITS, PROTOCOL_VERSION, SILENCE_LIMIT, Welcome
-from ipc.server import Server
+from ipc.server.driver_protocol import Driver
+from ipc.server.zmq_server import Server
+from ipc.sockets.auth import Authority
+from ipc.wire.messages import CREDITS, PROTOCOL_VERSION, SILENCE_LIMIT, Welcome
 
 PATIENCE = 60
 """Seconds after which a test takes something for never going to happen."""

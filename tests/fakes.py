@@ -6,9 +6,9 @@ from collections.abc import Callable
 from collections.abc import Sequence as Tokens
 from typing import Any
 
-from driver.chat import Chat
+from driver.text.conversation import Chat
 from engine.config import EngineStats, ServingLimits
-from engine.sequence import Sequence, SequenceOutput, SequenceStatus
+from engine.scheduling.sequence import Sequence, SequenceOutput, SequenceStatus
 
 EOS = 256
 VOCAB_SIZE = 257

@@ -13,11 +13,11 @@ import msgspec
 import uvicorn
 from fake_driver import PATIENCE
 
+from ipc.gateway.access.callers import Callers
+from ipc.gateway.access.connection_limit import ConnectionLimit
 from ipc.gateway.app import make_app
-from ipc.gateway.callers import Callers
-from ipc.gateway.connection_limit import ConnectionLimit
 from ipc.gateway.daemons import Daemon, Daemons
-from ipc.gateway.protocol import Protocol
+from ipc.gateway.http_protocol import Protocol
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 

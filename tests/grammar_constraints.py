@@ -6,12 +6,12 @@ from contextlib import contextmanager
 import numpy as np
 import psutil
 
-from driver.grammar_allowance import Allowance
-from driver.grammar_constraint import GrammarConstraint
-from driver.grammars import LAST, Grammars
-from driver.tokenizer import HuggingFaceTokenizer
-from engine.awaited_masks import select
+from driver.grammars.grammar_allowance import Allowance
+from driver.grammars.grammar_constraint import GrammarConstraint
+from driver.grammars.grammar_store import LAST, Grammars
+from driver.text.tokenizer import HuggingFaceTokenizer
 from engine.config import ServingLimits
+from engine.scheduling.awaited_masks import select
 from engine.structured_outputs import StructuredOutputsParams
 
 PATIENCE = 60

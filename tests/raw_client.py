@@ -5,7 +5,7 @@ from typing import Self
 
 import zmq
 
-from ipc.messages import (
+from ipc.wire.messages import (
     PROTOCOL_VERSION,
     ClientMessage,
     Hello,

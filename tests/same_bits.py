@@ -15,18 +15,18 @@ import numpy as np
 from checkpoints import build_checkpoint
 from flax import nnx
 
-from engine.backend import choose_backend
-from engine.logprobs import compute_logprobs
-from engine.lowering import lower
 from engine.mesh import one_device
-from engine.model_io import StepLayout
-from engine.model_step import ModelStep
 from engine.models import linear
 from engine.models.decoder import RMSNorm
 from engine.models.families import read_model_config
 from engine.models.weights import load_decoder
-from engine.penalties import Penalties, apply_penalties
-from engine.sampler import SamplingRows, SamplingVariant, sample, weigh
+from engine.sampling.logprobs import compute_logprobs
+from engine.sampling.penalties import Penalties, apply_penalties
+from engine.sampling.sampler import SamplingRows, SamplingVariant, sample, weigh
+from engine.step.backend import choose_backend
+from engine.step.lowering import lower
+from engine.step.model_io import StepLayout
+from engine.step.model_step import ModelStep
 
 SEQUENCES, LENGTH, PAGE, PAGES = 4, 40, 16, 3
 BUCKETS = (1, 2, 3, 4, 16, 64)

@@ -12,7 +12,7 @@ import numpy as np
 from engine.build import build_engine
 from engine.config import EngineConfig
 from engine.sampling_params import SamplingParams
-from engine.sequence import Sequence
+from engine.scheduling.sequence import Sequence
 
 REQUESTS = (
     SamplingParams(temperature=0, max_tokens=12, logprobs=3, prompt_logprobs=2),

@@ -45,7 +45,7 @@ exec env -i container=other PATH=$PATH {systemd} --system --unit=basic.target
 _COMMAND = """\
 #!/bin/sh
 export LD_LIBRARY_PATH=/opt/base/lib PYTHONHOME=/opt/base PYTHONPATH=/opt/source:/opt/packages PYTHONDONTWRITEBYTECODE=1
-exec /opt/base/bin/{python} -c 'import sys; from ipc.cli import main; sys.exit(main())' "$@"
+exec /opt/base/bin/{python} -c 'import sys; from ipc.commands.cli import main; sys.exit(main())' "$@"
 """
 
 

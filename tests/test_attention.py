@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from jax.experimental.pallas.ops.tpu.ragged_paged_attention import ref_ragged_paged_attention as kernel_twin
 
-from caching.attention import (
+from caching.attention.xla_attention import (
     PageTable,
     locate,
     paged_attention,

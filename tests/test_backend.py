@@ -7,11 +7,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from caching import cpu_attention, cpu_kernels
+from caching import cpu_kernels
+from caching.attention import cpu_attention
 from caching.cpu_kernels import KernelsUnavailable
-from engine.backend import choose_backend, xla_backend
 from engine.errors import ConfigurationError
 from engine.models import linear
+from engine.step.backend import choose_backend, xla_backend
 
 FLOAT32 = np.dtype(np.float32)
 XLA = xla_backend(FLOAT32)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from ipc.timeline import Timeline
+from ipc.benchmark.timeline import Timeline
 from scripts.benchmarks.fairness import measure_fairness
 from scripts.benchmarks.workload import Prompts
 

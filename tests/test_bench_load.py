@@ -12,8 +12,8 @@ import pytest
 from fake_driver import PATIENCE, FakeDriver, serving
 
 from driver.errors import Overloaded
+from ipc.benchmark.workload import Load, LoadError, send
 from ipc.client import Client
-from ipc.load import Load, LoadError, send
 
 ROOT = Path(__file__).parent.parent
 NAMES = ("ttft", "tpot", "itl", "e2el")
@@ -151,7 +151,7 @@ def test_a_request_that_fails_fails_alone(address, driver):
 
 def bench(address, *arguments):
     """The command, run to its end."""
-    command = [sys.executable, "-c", "import sys; from ipc.cli import main; sys.exit(main())", "bench"]
+    command = [sys.executable, "-c", "import sys; from ipc.commands.cli import main; sys.exit(main())", "bench"]
     return subprocess.run(
         [*command, "--connect", address, *arguments],
         env={**os.environ, "PYTHONPATH": str(ROOT)},
@@ -208,7 +208,7 @@ def test_odriver_bench_refuses_a_load_that_makes_no_sense(address):
 
 def test_the_load_generator_loads_no_jax():
     """It may run beside the daemon that it measures."""
-    code = "import sys, ipc.bench; print([name for name in ('jax', 'transformers', 'flax') if name in sys.modules])"
+    code = "import sys, ipc.commands.bench; print([name for name in ('jax', 'transformers', 'flax') if name in sys.modules])"
 
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE)
 

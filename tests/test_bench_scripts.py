@@ -12,8 +12,8 @@ from engine.mesh import one_device
 from engine.models.families import read_model_config
 from engine.models.weights import load_decoder
 from engine.sampling_params import SamplingParams
-from engine.sequence import Sequence
-from ipc.timeline import Timeline
+from engine.scheduling.sequence import Sequence
+from ipc.benchmark.timeline import Timeline
 from scripts.benchmarks import __main__ as command
 from scripts.benchmarks import host
 from scripts.benchmarks.figure import figure, ratio

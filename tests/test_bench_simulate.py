@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from engine.plan import NextIterationPlan
 from engine.sampling_params import SamplingParams
-from engine.sequence import Sequence
+from engine.scheduling.plan import NextIterationPlan
+from engine.scheduling.sequence import Sequence
 from scripts.benchmarks.accelerator import Accelerator, CostModel, Transformer
 from scripts.benchmarks.plan_cost import measure_plan_cost
 from scripts.benchmarks.policies import POLICIES, SHIPPED

@@ -2,7 +2,7 @@
 
 import pytest
 
-from ipc.timeline import Timeline, completed, decode_rate, load_figures, percentile, throughput
+from ipc.benchmark.timeline import Timeline, completed, decode_rate, load_figures, percentile, throughput
 
 
 def build_timeline(*arrivals, sent_at=0.0, prompt_tokens=10, error=None):

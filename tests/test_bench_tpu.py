@@ -2,9 +2,9 @@
 
 import pytest
 
-from engine.chip_plan import ChipPlan, DecodeStep
-from engine.compiled_function import CompiledFunction, Exchange
-from ipc.terminal import show_plan
+from engine.planner.chip_plan import ChipPlan, DecodeStep
+from engine.planner.compiled_function import CompiledFunction, Exchange
+from ipc.service.terminal import show_plan
 from scripts.benchmarks.tpu import tpu_figures
 
 STEP = CompiledFunction(

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from driver.bounded_queue import BoundedQueue, QueueClosed
+from driver.stages.bounded_queue import BoundedQueue, QueueClosed
 
 
 def in_thread(call: Callable[[], object]) -> "queue.SimpleQueue[object]":

@@ -10,17 +10,18 @@ import pytest
 from checkpoints import VARIANTS, build_checkpoint, random_tensors, write_tensors
 from jax.errors import JaxRuntimeError
 
-from engine import build, memory
-from engine.backend import choose_backend, xla_backend
+from engine import build
 from engine.build import build_engine, describe
-from engine.compilations import num_compilations
 from engine.config import EngineConfig
 from engine.errors import ConfigurationError, DevicesUnavailable
-from engine.execution_manager import ExecutionManager
 from engine.models.families import read_model_config
 from engine.models.weights import parameter_bytes
 from engine.sampling_params import SamplingParams
-from engine.sequence import Sequence
+from engine.scheduling.sequence import Sequence
+from engine.step import page_budget as memory
+from engine.step.backend import choose_backend, xla_backend
+from engine.step.compilations import num_compilations
+from engine.step.execution_manager import ExecutionManager
 
 
 @pytest.fixture(scope="module")

@@ -8,9 +8,9 @@ import pytest
 from tokenizer_files import build_byte_level, write_tokenizer
 from transformers import AutoTokenizer
 
-from driver.chat import checked_chat
 from driver.errors import InvalidRequest
-from driver.tokenizer import HuggingFaceTokenizer
+from driver.text.conversation import checked_chat
+from driver.text.tokenizer import HuggingFaceTokenizer
 
 QUADRATIC = (
     "{% set ns = namespace(same=0) %}{% for a in messages %}{% for b in messages %}"

@@ -10,22 +10,22 @@ import msgspec
 import numpy as np
 import pytest
 
-from caching.tpu_chip import CHIPS
-from caching.tpu_kernels import JAX, PALLAS
-from engine.backend import tpu_backend
-from engine.chip_fit import ChipFit
-from engine.chip_plan import ChipPlan, Roofline, batch_sizes
-from engine.chip_planner import pages_read
-from engine.compiled_function import CompiledFunction, CompiledProgram, Exchange, LargeArrays
+from caching.tpu.tpu_chip import CHIPS
+from caching.tpu.tpu_kernels import JAX, PALLAS
 from engine.config import EngineConfig
 from engine.errors import ConfigurationError
-from engine.execution_manager import StepShapes
-from engine.hlo_traffic import Collective, Moved
-from engine.ici import exchange_seconds
-from engine.lowering import Compilation
 from engine.models.families import read_config_file
 from engine.models.sharding import spread
-from ipc.cli import main
+from engine.planner.chip_fit import ChipFit
+from engine.planner.chip_plan import ChipPlan, Roofline, batch_sizes
+from engine.planner.chip_planner import pages_read
+from engine.planner.compiled_function import CompiledFunction, CompiledProgram, Exchange, LargeArrays
+from engine.planner.hlo_traffic import Collective, Moved
+from engine.planner.ici import exchange_seconds
+from engine.step.backend import tpu_backend
+from engine.step.execution_manager import StepShapes
+from engine.step.lowering import Compilation
+from ipc.commands.cli import main
 
 CONFIGS, PROGRAMS = Path(__file__).parent / "configs", Path(__file__).parent / "programs"
 V5E, V6E = CHIPS["TPU v5 lite"], CHIPS["TPU v6 lite"]

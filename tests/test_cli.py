@@ -16,10 +16,10 @@ from fake_driver import PATIENCE, FakeDriver, serving
 
 from driver.errors import Overloaded
 from engine.sampling_params import SamplingParams
-from ipc import structured_outputs
+from ipc.commands import format_flags as structured_outputs
 
 ROOT = Path(__file__).parent.parent
-ODRIVER = [sys.executable, "-c", "import sys; from ipc.cli import main; sys.exit(main())"]
+ODRIVER = [sys.executable, "-c", "import sys; from ipc.commands.cli import main; sys.exit(main())"]
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT)}
 
 

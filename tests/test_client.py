@@ -18,10 +18,10 @@ from driver import request as driver_request
 from driver.errors import Overloaded
 from driver.odriver import oDriver
 from engine.request_limits import MAX_MESSAGE_BYTES
-from ipc import session
 from ipc.client import Client, ConnectFailed, ConnectionLost, Logprob, Piece, RequestFailed, Usage
-from ipc.messages import PROTOCOL_VERSION, Error, Hello, Ping, decode_client_message, encode
-from ipc.server import Server
+from ipc.connection import session
+from ipc.server.zmq_server import Server
+from ipc.wire.messages import PROTOCOL_VERSION, Error, Hello, Ping, decode_client_message, encode
 
 ROOT = Path(__file__).parent.parent
 

@@ -17,11 +17,11 @@ from driver.errors import DriverStopped, Overloaded
 from driver.odriver import oDriver
 from driver.request import ActiveRequest, RequestError, ReturnSample
 from engine.request_limits import MAX_MESSAGE_BYTES
-from engine.sequence import SequenceOutput
-from ipc import resumption
+from engine.scheduling.sequence import SequenceOutput
 from ipc.async_client import AsyncClient
 from ipc.client import Client, ConnectionLost, Piece, RequestFailed, ResumeFailed, Usage
-from ipc.messages import Done, Error, Generate, Token, encode
+from ipc.connection import retry as resumption
+from ipc.wire.messages import Done, Error, Generate, Token, encode
 
 
 @pytest.fixture
@@ -142,7 +142,9 @@ def test_a_daemon_that_stops_is_outlived(client: Client, address: str, caplog: p
             assert late.result(PATIENCE).text == "toolate"
             assert (cut.result(PATIENCE).text, request.resume_token_ids) == ("cut", [[1]])
     told = [
-        record.message for record in caplog.records if record.name == "ipc.connection" and record.levelname == "WARNING"
+        record.message
+        for record in caplog.records
+        if record.name == "ipc.connection.socket_thread" and record.levelname == "WARNING"
     ]
     assert [message.partition(": ")[0] for message in told] == ["it drains", f"the daemon at {address} went away"]
 

@@ -7,17 +7,17 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from driver import compile_grammars
-from driver.compile_grammars import CompileGrammars
 from driver.errors import Overloaded
-from driver.grammar_constraint import CompiledGrammar
-from driver.grammars import LAST, GrammarRefused
-from driver.messages import Admit, Opened
+from driver.grammars import compile_grammars
+from driver.grammars.compile_grammars import CompileGrammars
+from driver.grammars.grammar_constraint import CompiledGrammar
+from driver.grammars.grammar_store import LAST, GrammarRefused
 from driver.open_requests import OpenRequests
 from driver.request import ActiveRequest
-from driver.safe_thread import SafeThread
+from driver.stages.safe_thread import SafeThread
+from driver.thread_messages import Admit, Opened
 from engine.sampling_params import SamplingParams
-from engine.sequence import Sequence
+from engine.scheduling.sequence import Sequence
 from engine.structured_outputs import StructuredOutputsParams
 
 PATIENCE = 30

@@ -1,6 +1,6 @@
 """Which connections the process of a socket has, and whose they are."""
 
-from ipc.connections import SHARE_OF_OWNER, SHARE_OF_PEER, Connections
+from ipc.sockets.connection_table import SHARE_OF_OWNER, SHARE_OF_PEER, Connections
 
 ALICE, BOB = "uid 1000", "uid 1001"
 

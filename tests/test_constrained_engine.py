@@ -10,12 +10,12 @@ from test_oengine import LateRunner, next_token
 from test_scheduler import build_scheduler, build_sequence, land
 
 from caching.page_manager import HBMPageManager
-from engine import awaited_masks
-from engine.awaited_masks import AwaitedMasks
 from engine.config import ServingLimits
 from engine.oengine import oEngine
-from engine.scheduler import InferenceScheduler
-from engine.sequence import SequenceStatus
+from engine.scheduling import awaited_masks
+from engine.scheduling.awaited_masks import AwaitedMasks
+from engine.scheduling.scheduler import InferenceScheduler
+from engine.scheduling.sequence import SequenceStatus
 
 
 class Constraint:

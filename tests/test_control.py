@@ -19,15 +19,15 @@ from raw_client import RawClient
 from driver.errors import Asleep, Draining, DriverError
 from driver.odriver import oDriver
 from driver.request import ActiveRequest, QueueChannel
-from ipc.addresses import control_address
 from ipc.client import Client
 from ipc.control_client import ControlClient
 from ipc.errors import AddressInUse, ConnectFailed, RequestFailed
-from ipc.keys import Limits
 from ipc.logs import OURS
-from ipc.messages import PROTOCOL_VERSION, Error, Generate, Hello, Ping, Pong, Status, StatusReply
-from ipc.server import Server
-from ipc.tenants import EVERYBODY, Tenant
+from ipc.server.zmq_server import Server
+from ipc.sockets.tenants import EVERYBODY, Tenant
+from ipc.wire.addresses import control_address
+from ipc.wire.keys import Limits
+from ipc.wire.messages import PROTOCOL_VERSION, Error, Generate, Hello, Ping, Pong, Status, StatusReply
 
 ROOT = Path(__file__).parent.parent
 
@@ -333,7 +333,7 @@ def test_a_driver_that_drains_neither_sleeps_nor_wakes(driver: oDriver, control:
 
 def odriver(*arguments: str) -> subprocess.CompletedProcess[str]:
     """The command, run to its end."""
-    code = "import sys; from ipc.cli import main; sys.exit(main())"
+    code = "import sys; from ipc.commands.cli import main; sys.exit(main())"
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     return subprocess.run(
         [sys.executable, "-c", code, *arguments], env=environment, capture_output=True, text=True, timeout=PATIENCE

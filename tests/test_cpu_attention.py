@@ -5,8 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from caching import cpu_attention
-from caching.attention import PageTable, ref_ragged_paged_attention
+from caching.attention import cpu_attention
+from caching.attention.xla_attention import PageTable, ref_ragged_paged_attention
 from caching.cpu_kernels import KernelsUnavailable
 from engine.models.rope import rotate
 

@@ -19,14 +19,14 @@ from rich.console import Console
 from engine.config import EngineConfig
 from engine.errors import ConfigurationError
 from engine.progress import Progress
-from ipc import keys
 from ipc.client import Client, RequestFailed
-from ipc.config import DaemonConfig
-from ipc.configuration import Configuration, ReadConfig
 from ipc.control_client import ControlClient
-from ipc.daemon import FAULT, LONGEST_DRAIN, SHUTDOWN_TIMEOUT, STOPPED, Daemon
 from ipc.errors import AddressInUse, ConnectFailed
-from ipc.loading import Loaded
+from ipc.service.daemon import FAULT, LONGEST_DRAIN, SHUTDOWN_TIMEOUT, STOPPED, Daemon
+from ipc.service.daemon_config import DaemonConfig
+from ipc.service.live_configuration import Configuration, ReadConfig
+from ipc.service.start_up import Loaded
+from ipc.wire import keys
 
 ROOT = Path(__file__).parent.parent
 
@@ -338,7 +338,7 @@ def run_stuck(news: News, address: str, shutdown_timeout: float, again: bool) ->
 import sys, threading
 sys.path.insert(0, "tests")
 from fake_driver import FakeDriver
-from ipc import daemon
+from ipc.service import daemon
 from test_daemon import build_daemon
 class StuckDriver(FakeDriver):
     def stop(self, why, timeout):
@@ -377,7 +377,7 @@ import sys, threading
 sys.path.insert(0, "tests")
 from fakes import FakeEngine, FakeTokenizer
 from driver.odriver import oDriver
-from ipc import daemon, watchdog
+from ipc.service import daemon, watchdog
 from test_daemon import build_daemon
 daemon.PROGRESS_LIMIT = watchdog.PROGRESS_LIMIT = watchdog.PREPARE_LIMIT = float(sys.argv[2])
 daemon.DRIVER_TIMEOUT = 0.1
@@ -461,7 +461,7 @@ def test_a_busy_tpu_is_named_with_who_has_it(tmp_path: Path, address: str) -> No
 import sys
 from pathlib import Path
 import jax
-from ipc import accelerators, daemon
+from ipc.service import accelerators, daemon
 def devices():
     raise RuntimeError("Unable to initialize backend 'tpu': ABORTED: in use. (set JAX_PLATFORMS='' to choose another)")
 jax.devices = devices

@@ -19,13 +19,13 @@ from xla_flags import xla_flags
 
 from ipc.client import Client, Completion, RequestFailed
 from ipc.control_client import ControlClient
-from ipc.daemon import MISCONFIGURED, STOPPED
-from ipc.messages import Error, Generate, Hello
+from ipc.service.daemon import MISCONFIGURED, STOPPED
+from ipc.wire.messages import Error, Generate, Hello
 from scripts.benchmarks.chaos import measure_chaos
 from scripts.benchmarks.random_requests import send_random
 
 ROOT = Path(__file__).parent.parent
-ODRIVER = [sys.executable, "-c", "import sys; from ipc.cli import main; sys.exit(main())"]
+ODRIVER = [sys.executable, "-c", "import sys; from ipc.commands.cli import main; sys.exit(main())"]
 PATIENCE = 300
 """Seconds after which a daemon is taken for never getting ready, or never ending."""
 MAX_MODEL_LEN = 128
@@ -97,7 +97,7 @@ def test_a_hang_up_while_all_is_imported_ends_no_start(environment: dict[str, st
 import os, signal, sys
 class Hup:
     def find_spec(self, name, *_):
-        if name in ("ipc.cli", "ipc.daemon", "jax"):
+        if name in ("ipc.commands.cli", "ipc.service.daemon", "jax"):
             print(name, flush=True)
             os.kill(os.getpid(), signal.SIGHUP)
 sys.meta_path.insert(0, Hup())
@@ -109,7 +109,7 @@ sys.exit(main())
         [sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=PATIENCE
     )
 
-    assert done.stdout.split()[:2] == ["ipc.cli", "ipc.daemon"]
+    assert done.stdout.split()[:2] == ["ipc.commands.cli", "ipc.service.daemon"]
     assert done.returncode == MISCONFIGURED, done.stderr
 
 

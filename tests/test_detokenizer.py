@@ -11,8 +11,8 @@ from tokenizer_files import BYTE_0, build_byte_fallback, build_byte_level, write
 from tokenizers import AddedToken, models, pre_tokenizers
 from tokenizers import Tokenizer as Backend
 
-from driver.detokenizer import MAX_HELD, MAX_WINDOW, PROMPT_TAIL, REPLACEMENT, Detokenizer
-from driver.tokenizer import HuggingFaceTokenizer, Tokenizer
+from driver.text.detokenizer import MAX_HELD, MAX_WINDOW, PROMPT_TAIL, REPLACEMENT, Detokenizer
+from driver.text.tokenizer import HuggingFaceTokenizer, Tokenizer
 
 DEMO = Path(__file__).parent.parent / "engine" / "models" / "demo"
 KINDS = ["bytes", "byte_level", "byte_fallback"] + ["demo"] * (DEMO / "tokenizer.json").is_file()

@@ -14,8 +14,10 @@ from pathlib import Path
 import pytest
 from fake_driver import FakeDriver, serving
 
-from ipc import accelerators, cli, doctor, keys
-from ipc.doctor import Finding
+from ipc.commands import cli, doctor
+from ipc.commands.doctor import Finding
+from ipc.service import accelerators
+from ipc.wire import keys
 
 
 @contextmanager

@@ -9,7 +9,7 @@ from checkpoints import build_checkpoint
 from engine.build import build_engine
 from engine.config import EngineConfig
 from engine.sampling_params import SamplingParams
-from engine.sequence import Sequence
+from engine.scheduling.sequence import Sequence
 
 NUM_PAGES = 15
 """Enough for one sequence at its longest, too few for all at once."""

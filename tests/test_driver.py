@@ -12,7 +12,7 @@ from fakes import EOS, FakeEngine, FakeTokenizer
 from driver.errors import DriverStopped, DuplicateRequest, Overloaded
 from driver.odriver import oDriver
 from driver.request import ActiveRequest, ReturnSample, Usage
-from engine.sequence import SequenceStatus
+from engine.scheduling.sequence import SequenceStatus
 
 
 class Listener:

@@ -8,7 +8,7 @@ from test_driver import build_driver, submit, text_of
 
 from driver.odriver import oDriver
 from driver.request import Usage
-from engine.sequence import SequenceStatus
+from engine.scheduling.sequence import SequenceStatus
 
 
 class HeldTokenizer(FakeTokenizer):

@@ -3,8 +3,8 @@
 import pytest
 
 from driver.errors import shortened
-from ipc import escaping
-from ipc.escaping import one_line, visible, visible_json
+from ipc.wire import escaping
+from ipc.wire.escaping import one_line, visible, visible_json
 
 HOSTILE = "a\x1b[31mX\x1b]0;pwned\x07\r\x9b1m\x7f\u2028\u202eb\ud800"
 

@@ -8,14 +8,14 @@ from typing import Any
 
 from fakes import FakeEngine
 
-from driver.bounded_queue import BoundedQueue
 from driver.execution_loop import ExecutionLoop
-from driver.messages import Abort, Admit, Ended, Finished, Inbound, Landed, Opened, Stop, Summary
 from driver.open_requests import OpenRequest
 from driver.request import ActiveRequest, QueueChannel
-from driver.safe_thread import SafeThread
+from driver.stages.bounded_queue import BoundedQueue
+from driver.stages.safe_thread import SafeThread
+from driver.thread_messages import Abort, Admit, Ended, Finished, Inbound, Landed, Opened, Stop, Summary
 from engine.sampling_params import SamplingParams
-from engine.sequence import Sequence, SequenceOutput
+from engine.scheduling.sequence import Sequence, SequenceOutput
 
 
 class ScriptedInbox:

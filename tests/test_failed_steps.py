@@ -10,19 +10,19 @@ from test_oengine import AnyToken
 
 from caching.metadata import PagedAttentionCacheMetaData
 from caching.page_manager import HBMPageManager
-from engine.backend import choose_backend, xla_backend
-from engine.compilations import num_compilations
 from engine.config import ServingLimits
 from engine.device_errors import DeviceError
-from engine.execution_manager import ExecutionManager, StepShapes
 from engine.mesh import one_device
 from engine.models.families import read_model_config
 from engine.models.weights import load_decoder
 from engine.oengine import oEngine
-from engine.runner import eSurgeRunner
 from engine.sampling_params import SamplingParams
-from engine.scheduler import InferenceScheduler
-from engine.sequence import Sequence
+from engine.scheduling.scheduler import InferenceScheduler
+from engine.scheduling.sequence import Sequence
+from engine.step.backend import choose_backend, xla_backend
+from engine.step.compilations import num_compilations
+from engine.step.execution_manager import ExecutionManager, StepShapes
+from engine.step.runner import eSurgeRunner
 
 MAX_NUM_SEQS, BUDGET, MAX_MODEL_LEN, NUM_PAGES = 4, 6, 64, 65
 POISON = 7

@@ -8,11 +8,11 @@ import pytest
 from checkpoints import LLAMA, LLAMA3_ROPE, MISTRAL, QWEN2, QWEN3, SIZES
 
 from engine.errors import ConfigurationError
-from engine.logit_bias import bias_of
 from engine.models.config import MAX_EOS_TOKEN_IDS, ModelConfig, RopeConfig
 from engine.models.families import read_model_config
+from engine.sampling.logit_bias import bias_of
 from engine.sampling_params import MAX_STOP_TOKEN_IDS, SamplingParams
-from engine.sequence import Sequence
+from engine.scheduling.sequence import Sequence
 
 CONFIGS = {"llama": LLAMA, "mistral": MISTRAL, "qwen2": QWEN2, "qwen3": QWEN3}
 

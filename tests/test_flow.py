@@ -9,11 +9,15 @@ from fake_driver import PATIENCE, WELCOME, FakeDriver, serving
 from raw_client import RawClient
 
 from driver.request import ActiveRequest, Logprob, ReturnSample, Usage
-from ipc import clients, outbox, read_ahead
-from ipc.bell import Bell
 from ipc.client import Client
-from ipc.clients import Clients
-from ipc.messages import (
+from ipc.connection import read_ahead
+from ipc.server import client_table as clients
+from ipc.server import outbox
+from ipc.server.client_table import Clients
+from ipc.server.outbox import Outbox
+from ipc.server.stream import Sent
+from ipc.wire.bell import Bell
+from ipc.wire.messages import (
     CREDITS,
     PING_INTERVAL,
     PROTOCOL_VERSION,
@@ -30,11 +34,9 @@ from ipc.messages import (
     Token,
     encode,
 )
-from ipc.messages import (
+from ipc.wire.messages import (
     Usage as WireUsage,
 )
-from ipc.outbox import Outbox
-from ipc.stream import Sent
 
 
 class Wire:

@@ -10,15 +10,15 @@ import pytest
 from fake_driver import FakeDriver, serving
 from gateways import CHAT, TEXT, chat, gateway
 
-from ipc import keys
-from ipc.auth import Authority
-from ipc.cli import main
+from ipc.commands.cli import main
 from ipc.errors import KeyFileError
-from ipc.gateway import protocol
-from ipc.gateway.api_keys import ApiKey
+from ipc.gateway import http_protocol as protocol
+from ipc.gateway.access.api_keys import ApiKey
+from ipc.gateway.access.callers import Caller, Callers, TooMany, Unauthorized
 from ipc.gateway.bodies import MAX_BODY_BYTES
-from ipc.gateway.callers import Caller, Callers, TooMany, Unauthorized
-from ipc.gateway.protocol import MAX_HEAD_BYTES
+from ipc.gateway.http_protocol import MAX_HEAD_BYTES
+from ipc.sockets.auth import Authority
+from ipc.wire import keys
 
 ALICE, BOB = "sk-alice-0123456789", "sk-bob-0123456789ab"
 FILE = f"""

@@ -20,7 +20,7 @@ from pydantic import BaseModel, Field
 from xla_flags import xla_flags
 
 from driver.errors import Overloaded
-from ipc.gateway.callers import Callers
+from ipc.gateway.access.callers import Callers
 from scripts.processes import odriver
 
 README = (Path(__file__).parent.parent / "README.md").read_text(encoding="utf-8")

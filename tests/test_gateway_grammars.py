@@ -7,12 +7,12 @@ from llguidance import LLMatcher, LLTokenizer
 from tokenizer_files import build_byte_level
 from tokenizers import AddedToken, Tokenizer
 
-from ipc.gateway.answering import Answering
-from ipc.gateway.dialect import Dialect
-from ipc.gateway.reasoning import REASONING_FORMATS
-from ipc.gateway.tool_formats import HERMES, LLAMA3_JSON, MISTRAL, MISTRAL_ARGS, ToolFormat
-from ipc.openai_requests import BodyError
-from ipc.openai_tools import Function, ToolUse
+from ipc.gateway.endpoints.answering import Answering
+from ipc.gateway.output.dialect import Dialect
+from ipc.gateway.output.reasoning import REASONING_FORMATS
+from ipc.gateway.output.tool_formats import HERMES, LLAMA3_JSON, MISTRAL, MISTRAL_ARGS, ToolFormat
+from ipc.openai.chat_tools import Function, ToolUse
+from ipc.openai.request_bodies import BodyError
 
 MARKS = ["<tool_call>", "</tool_call>", "<think>", "</think>", "[TOOL_CALLS]", "[ARGS]"]
 NUMBER = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}

@@ -8,7 +8,7 @@ from fake_driver import FakeDriver, serving
 from gateways import TEXT, chat, gateway
 from prometheus_client.parser import text_string_to_metric_families
 
-from ipc.gateway.metrics import merged
+from ipc.gateway.endpoints.metrics import merged
 
 
 @pytest.fixture

@@ -11,11 +11,12 @@ from fake_driver import PATIENCE, FakeDriver
 from gateways import CHAT, TEXT, chat, gateway
 
 from driver.request import Logprob, ReturnSample
-from ipc.gateway import memory, pace
-from ipc.gateway.connection_limit import ConnectionLimit
-from ipc.gateway.memory import Full, Memory
-from ipc.gateway.pace import BODY_RATE, BODY_TIMEOUT, SEND_BYTES, SEND_PERIODS, BodyPace, SendPace
-from ipc.gateway.peer_addresses import TrustedProxies, peer_of
+from ipc.gateway.access import memory_limit as memory
+from ipc.gateway.access import pace
+from ipc.gateway.access.connection_limit import ConnectionLimit
+from ipc.gateway.access.memory_limit import Full, Memory
+from ipc.gateway.access.pace import BODY_RATE, BODY_TIMEOUT, SEND_BYTES, SEND_PERIODS, BodyPace, SendPace
+from ipc.gateway.access.peer_addresses import TrustedProxies, peer_of
 
 HEAD = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
 

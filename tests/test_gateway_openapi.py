@@ -10,7 +10,7 @@ from fake_driver import FakeDriver
 from gateways import CHAT, TEXT, chat, events, gateway
 
 from ipc.gateway.openapi import document
-from ipc.openai_requests import ChatCompletionRequest
+from ipc.openai.request_bodies import ChatCompletionRequest
 
 
 @pytest.fixture

@@ -7,11 +7,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ipc import gateway_command
-from ipc.gateway.output_events import CallArguments, CallBegins, Content, OutputEvent, Reasoning, joined
-from ipc.gateway.reasoning import REASONING_FORMATS, ReasoningParser, reasoning_format_of
-from ipc.gateway.tool_call_parser import ToolCallParser
-from ipc.gateway.tool_formats import (
+from ipc.commands import gateway_command
+from ipc.gateway.output.output_events import CallArguments, CallBegins, Content, OutputEvent, Reasoning, joined
+from ipc.gateway.output.reasoning import REASONING_FORMATS, ReasoningParser, reasoning_format_of
+from ipc.gateway.output.tool_call_parser import ToolCallParser
+from ipc.gateway.output.tool_formats import (
     HERMES,
     LLAMA3_JSON,
     MISTRAL,

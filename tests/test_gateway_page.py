@@ -12,7 +12,7 @@ from fake_driver import PATIENCE, FakeDriver, serving
 from gateways import gateway
 
 from driver.errors import Overloaded
-from ipc.gateway.callers import Callers
+from ipc.gateway.access.callers import Callers
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page

@@ -16,7 +16,7 @@ from fake_driver import FakeDriver
 from gateways import CHAT, TEXT, chat, events
 from test_cli import ENVIRONMENT, ODRIVER
 
-from ipc.cli import main
+from ipc.commands.cli import main
 
 
 @contextmanager

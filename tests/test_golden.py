@@ -16,20 +16,20 @@ from checkpoints import VARIANTS, build_checkpoint
 from tpu_twins import pallas_twin
 
 from caching.page_manager import HBMPageManager
-from caching.tpu_chip import CHIPS
-from caching.tpu_kernels import PALLAS
-from engine.backend import RotatedByXLA, choose_backend, tpu_backend, xla_backend
+from caching.tpu.tpu_chip import CHIPS
+from caching.tpu.tpu_kernels import PALLAS
 from engine.config import ServingLimits
-from engine.execution_manager import ExecutionManager, StepShapes
 from engine.mesh import DeviceMesh
 from engine.models.families import read_model_config
 from engine.models.sharding import spread
 from engine.models.weights import load_decoder
 from engine.oengine import oEngine
-from engine.runner import eSurgeRunner
 from engine.sampling_params import SamplingParams
-from engine.scheduler import InferenceScheduler
-from engine.sequence import Sequence
+from engine.scheduling.scheduler import InferenceScheduler
+from engine.scheduling.sequence import Sequence
+from engine.step.backend import RotatedByXLA, choose_backend, tpu_backend, xla_backend
+from engine.step.execution_manager import ExecutionManager, StepShapes
+from engine.step.runner import eSurgeRunner
 
 GOLDENS = Path(__file__).parent / "goldens"
 CHUNK, MAX_NUM_SEQS, MAX_MODEL_LEN, NUM_PAGES = 8, 4, 52, 65

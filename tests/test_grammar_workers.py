@@ -25,10 +25,10 @@ from grammar_constraints import (
 )
 from tokenizer_files import build_byte_level, write_tokenizer
 
-from driver import grammar_constraint
 from driver.errors import DriverError, DriverStopped, Overloaded
-from driver.grammars import LAST, Grammars
-from driver.tokenizer import HuggingFaceTokenizer
+from driver.grammars import grammar_constraint
+from driver.grammars.grammar_store import LAST, Grammars
+from driver.text.tokenizer import HuggingFaceTokenizer
 from engine.structured_outputs import StructuredOutputsParams
 
 ROOT = Path(__file__).parent.parent
@@ -90,7 +90,7 @@ def test_what_breaks_its_worker_ends_its_own_request_and_nobody_elses(
     """Crash, no end or no memory: each sample of that request ends, and all that were followed beside it go on."""
     x, y, z = (tokenizer.encode(text)[0] for text in "xyz")
     program = f"import sys; sys.path[:] = {{path!r}}; from crashing_grammars import main; main({x}, {y}, {z})"
-    monkeypatch.setattr("driver.grammar_worker_source.PROGRAM", program)
+    monkeypatch.setattr("driver.grammars.grammar_worker_source.PROGRAM", program)
     with running(tokenizer) as grammars:
         guilty = begin(grammars, 4, heavy=heavy, regex="(ab)+[xyz]*")
         innocent = [begin(grammars, heavy=heavy, regex=f"(ab){{{9 + index}}}")[0] for index in range(6)]
@@ -192,7 +192,7 @@ def test_what_the_system_has_no_more_of_is_overload(grammars, monkeypatch, numbe
     files = len(os.listdir("/proc/self/fd"))
 
     with monkeypatch.context() as patch, pytest.raises(Overloaded, match="try again later"):
-        patch.setattr(f"driver.grammar_worker_source.{call}", refusing(number))
+        patch.setattr(f"driver.grammars.grammar_worker_source.{call}", refusing(number))
         begin(grammars, regex="a")
 
     assert len(os.listdir("/proc/self/fd")) == files and not children()
@@ -214,7 +214,7 @@ def test_a_worker_for_a_sequence_that_runs_is_waited_for(grammars, a, b, monkeyp
     advance(constraint, a)
 
     with monkeypatch.context() as patch:
-        patch.setattr("driver.grammar_worker_source.socket.socketpair", refusing(errno.EMFILE))
+        patch.setattr("driver.grammars.grammar_worker_source.socket.socketpair", refusing(errno.EMFILE))
         os.kill(follower_of(constraint), signal.SIGKILL)
         select.select([constraint], [], [], PATIENCE)
         constraint.advance(b)
@@ -223,7 +223,7 @@ def test_a_worker_for_a_sequence_that_runs_is_waited_for(grammars, a, b, monkeyp
     assert a in allowed(constraint)
 
     with monkeypatch.context() as patch:
-        patch.setattr("driver.grammar_worker_source.socket.socketpair", refusing(errno.EMFILE))
+        patch.setattr("driver.grammars.grammar_worker_source.socket.socketpair", refusing(errno.EMFILE))
         patch.setattr(grammar_constraint, "WORKER_PATIENCE", 0)
         os.kill(follower_of(constraint), signal.SIGKILL)
         constraint.advance(a)
@@ -275,8 +275,8 @@ def test_processes_are_few_and_modest_and_end_with_the_daemon_however_it_ends(tm
 import os, sys, threading
 sys.path.insert(0, {str(ROOT / "tests")!r})
 from pathlib import Path
-from driver.grammars import LAST, Grammars
-from driver.tokenizer import HuggingFaceTokenizer
+from driver.grammars.grammar_store import LAST, Grammars
+from driver.text.tokenizer import HuggingFaceTokenizer
 from engine.structured_outputs import StructuredOutputsParams
 from grammar_constraints import *
 

@@ -7,10 +7,10 @@ from grammar_constraints import ENDLESS, advance, allowed, begin, hear, running
 from tokenizer_files import build_byte_level, write_tokenizer
 
 from driver.errors import InternalError
-from driver.grammar_jobs import grammar_job
-from driver.grammars import LAST, GrammarRefused, Grammars
-from driver.json_schema import without_additional_properties
-from driver.tokenizer import HuggingFaceTokenizer
+from driver.grammars.grammar_jobs import grammar_job
+from driver.grammars.grammar_store import LAST, GrammarRefused, Grammars
+from driver.grammars.json_schema import without_additional_properties
+from driver.text.tokenizer import HuggingFaceTokenizer
 from engine.config import ServingLimits
 from engine.structured_outputs import StructuredOutputsParams
 

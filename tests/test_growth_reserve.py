@@ -3,11 +3,11 @@
 import pytest
 
 from caching.page_manager import HBMPageManager
-from engine.growth_reserve import LONGEST, PRIOR, REMEMBERED, GrowthReserve
-from engine.plan import StepResult
 from engine.sampling_params import SamplingParams
-from engine.scheduler import InferenceScheduler
-from engine.sequence import Sequence
+from engine.scheduling.growth_reserve import LONGEST, PRIOR, REMEMBERED, GrowthReserve
+from engine.scheduling.plan import StepResult
+from engine.scheduling.scheduler import InferenceScheduler
+from engine.scheduling.sequence import Sequence
 
 CONTEXT, PAGE_SIZE, PROMPT, ROWS = 131_072, 128, 100, 64
 EOS, TOKEN = 0, 1

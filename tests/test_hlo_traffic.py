@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from engine.hlo import parse_program
-from engine.hlo_traffic import Moved, count_traffic
+from engine.planner.hlo import parse_program
+from engine.planner.hlo_traffic import Moved, count_traffic
 
 PROGRAMS = Path(__file__).parent / "programs"
 ROW = "{1,0:T(8,128)}"

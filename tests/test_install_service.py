@@ -9,10 +9,11 @@ from pathlib import Path
 import pytest
 
 from engine.errors import ConfigurationError
-from ipc import cli, gateway_unit, install_service
-from ipc.gateway.connection_limit import MAX_CONNECTIONS, RESERVED_FILES
-from ipc.install_service import InstallFailed, install
-from ipc.service_unit import USER, render
+from ipc.commands import cli, install_service
+from ipc.commands.install_service import InstallFailed, install
+from ipc.gateway.access.connection_limit import MAX_CONNECTIONS, RESERVED_FILES
+from ipc.service import gateway_unit
+from ipc.service.service_unit import USER, render
 
 SHIPPED = Path(__file__).parent.parent / "scripts" / "odriver.service"
 SHIPPED_GATEWAY = SHIPPED.with_name("odriver-gateway.service")

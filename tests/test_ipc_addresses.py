@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from ipc import addresses
-from ipc.addresses import (
+from ipc.errors import AddressError, AddressInUse
+from ipc.wire import addresses
+from ipc.wire.addresses import (
     anyone_listens,
     checked_address,
     client_address,
@@ -21,7 +22,6 @@ from ipc.addresses import (
     open_to_group,
     reserved,
 )
-from ipc.errors import AddressError, AddressInUse
 
 
 @contextmanager

@@ -13,11 +13,14 @@ from raw_client import RawClient
 from driver.errors import DriverStopped, Overloaded
 from driver.request import ReturnSample, Usage
 from engine.request_limits import MAX_MESSAGE_BYTES
-from ipc.bell import Bell
-from ipc.clients import Clients, Send
 from ipc.errors import AddressError, AddressInUse
-from ipc.listener import HARD_MAX_MESSAGE_BYTES
-from ipc.messages import (
+from ipc.server.client_table import Clients, Send
+from ipc.server.listener import HARD_MAX_MESSAGE_BYTES
+from ipc.server.outbox import Outbox, Reply
+from ipc.server.stream import Sent
+from ipc.server.zmq_server import Server
+from ipc.wire.bell import Bell
+from ipc.wire.messages import (
     PROTOCOL_VERSION,
     SILENCE_LIMIT,
     Abort,
@@ -33,12 +36,9 @@ from ipc.messages import (
     Welcome,
     encode,
 )
-from ipc.messages import (
+from ipc.wire.messages import (
     Usage as WireUsage,
 )
-from ipc.outbox import Outbox, Reply
-from ipc.server import Server
-from ipc.stream import Sent
 
 
 @pytest.fixture

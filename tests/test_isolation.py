@@ -18,26 +18,27 @@ from test_driver import Listener, error_of
 
 import driver.prepare_inputs
 import driver.process_summary
-import ipc.clients
-import ipc.gateway.completions
-import ipc.stream
+import ipc.gateway.endpoints.completions
+import ipc.server.client_table
+import ipc.server.stream
 from driver.deadlines import Deadlines
-from driver.detokenizer import Detokenizer
-from driver.grammars import Grammars
+from driver.grammars.grammar_store import Grammars
+from driver.metrics.request_log import RequestLog
+from driver.metrics.request_metrics import SampleTimes
 from driver.odriver import oDriver
 from driver.prepare_inputs import PrepareInputs
 from driver.request import ActiveRequest, ReturnSample, TokenizerRequest
-from driver.request_log import RequestLog
-from driver.request_metrics import SampleTimes
-from driver.sample_logprobs import SampleLogprobs
-from driver.sample_text import SampleText
-from driver.stage import MAX_FAILURES, Stage
-from driver.stop_strings import StopStrings
-from ipc.addresses import control_address
-from ipc.control import Control
-from ipc.gateway.chat_chunks import ChatChunks
-from ipc.gateway.text_chunks import TextChunks
-from ipc.messages import (
+from driver.stages.stage import MAX_FAILURES, Stage
+from driver.text.detokenizer import Detokenizer
+from driver.text.sample_logprobs import SampleLogprobs
+from driver.text.sample_text import SampleText
+from driver.text.stop_strings import StopStrings
+from ipc.gateway.endpoints.chat_chunks import ChatChunks
+from ipc.gateway.endpoints.text_chunks import TextChunks
+from ipc.server.control import Control
+from ipc.server.stream import Stream
+from ipc.wire.addresses import control_address
+from ipc.wire.messages import (
     Abort,
     Credit,
     Detokenize,
@@ -49,7 +50,6 @@ from ipc.messages import (
     Tokenize,
     TokenizerInfo,
 )
-from ipc.stream import Stream
 
 Break = Callable[[Any, str], None]
 
@@ -265,12 +265,12 @@ def test_a_stage_that_fails_everybody_is_broken(monkeypatch: pytest.MonkeyPatch)
         (FakeDriver, "submit_request", Generate("poison", prompt="x")),
         (FakeDriver, "submit_tokenizer_request", Tokenize("poison", prompt="x")),
         (FakeDriver, "submit_tokenizer_request", Detokenize("poison", token_ids=[1])),
-        (ipc.clients, "TokenizerInfoReply", TokenizerInfo("poison")),
-        (ipc.clients, "ActiveRequest", Generate("poison", prompt="x")),
-        (ipc.clients, "Reply", Generate("poison", prompt="x")),
+        (ipc.server.client_table, "TokenizerInfoReply", TokenizerInfo("poison")),
+        (ipc.server.client_table, "ActiveRequest", Generate("poison", prompt="x")),
+        (ipc.server.client_table, "Reply", Generate("poison", prompt="x")),
         (Stream, "put", Generate("poison", prompt="x")),
-        (ipc.stream, "_message", Generate("poison", prompt="x")),
-        (ipc.stream, "joined", Generate("poison", prompt="x")),
+        (ipc.server.stream, "_message", Generate("poison", prompt="x")),
+        (ipc.server.stream, "joined", Generate("poison", prompt="x")),
     ],
     ids=lambda value: getattr(value, "__name__", None) or (value if isinstance(value, str) else ""),
 )
@@ -362,7 +362,7 @@ def test_a_handler_that_raises_is_a_clean_500(
 ) -> None:
     """In OpenAI's shape, without what was raised, which the log has; the next, by the same connection, is served."""
     with monkeypatch.context() as patch:
-        patch.setattr(ipc.gateway.completions, name, raising)
+        patch.setattr(ipc.gateway.endpoints.completions, name, raising)
         answer = http.post(TEXT, json={"prompt": "x"}, headers={"X-Request-Id": "poison"})
 
     assert (answer.status_code, answer.headers["X-Request-Id"]) == (500, "poison")

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from fake_driver import PATIENCE, FakeDriver, serving
 
-from ipc import keys
-from ipc.auth import Authority
-from ipc.messages import CREDITS
+from ipc.sockets.auth import Authority
+from ipc.wire import keys
+from ipc.wire.messages import CREDITS
 
 EXAMPLE = Path(__file__).parent.parent / "scripts" / "examples" / "client.mjs"
 PACKAGES = ("zeromq", "@msgpack/msgpack")

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from tokenizer_files import CORPUS, SPECIAL, build_byte_fallback, build_byte_level
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
 
-from driver.least_tokens import LeastTokens
+from driver.text.least_tokens import LeastTokens
 
 DEMO = Path(__file__).parent.parent / "engine" / "models" / "demo" / "tokenizer.json"
 TOKENIZERS = {

@@ -4,14 +4,14 @@ import pytest
 from fake_driver import WELCOME, FakeDriver
 
 from driver.request import ActiveRequest, RequestError, ReturnSample, Usage
-from ipc.bell import Bell
-from ipc.clients import Clients
-from ipc.keys import Limits
-from ipc.ledger import Ledger
-from ipc.messages import PROTOCOL_VERSION, Abort, Error, Generate, Hello, ServerMessage, encode
-from ipc.outbox import Outbox, Reply
-from ipc.stream import Sent
-from ipc.tenants import MINUTE, Tenant
+from ipc.server.client_table import Clients
+from ipc.server.ledger import Ledger
+from ipc.server.outbox import Outbox, Reply
+from ipc.server.stream import Sent
+from ipc.sockets.tenants import MINUTE, Tenant
+from ipc.wire.bell import Bell
+from ipc.wire.keys import Limits
+from ipc.wire.messages import PROTOCOL_VERSION, Abort, Error, Generate, Hello, ServerMessage, encode
 
 
 def build_tenant(tokens_per_minute: int | None = 600, max_requests: int | None = None) -> Tenant:

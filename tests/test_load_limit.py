@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 from driver.errors import Overloaded
-from driver.fair_share import most
 from driver.load_limit import LoadLimit
 from driver.open_requests import OpenRequest
 from driver.request import ActiveRequest, QueueChannel, ReturnSample, TokenizerRequest, Usage
-from driver.tokenizer_limit import TokenizerLimit
+from driver.stages.fair_share import most
+from driver.text.tokenizer_limit import TokenizerLimit
 from engine.config import EngineStats
 
 

@@ -8,14 +8,14 @@ from checkpoints import build_checkpoint
 
 from engine.build import build_engine
 from engine.config import EngineConfig
-from engine.logprobs import compute_logprobs, unpack_logprobs
 from engine.mesh import one_device
 from engine.models.families import read_model_config
 from engine.models.rope import rotate
 from engine.models.weights import load_decoder
 from engine.request_limits import MAX_LOGPROBS
+from engine.sampling.logprobs import compute_logprobs, unpack_logprobs
 from engine.sampling_params import SamplingParams
-from engine.sequence import Sequence
+from engine.scheduling.sequence import Sequence
 
 SETTINGS = {
     "chunks": {"max_num_batched_tokens": 7},

@@ -43,7 +43,7 @@ def test_the_level_may_change_while_running() -> None:
     assert out.getvalue().endswith("DEBUG engine.x: seen\n")
 
 
-FORGED = "x\n2026-01-01 ERROR ipc.daemon: FORGED\x1b[31m\x9b2J\u2028\u202e\ud800"
+FORGED = "x\n2026-01-01 ERROR ipc.service.daemon: FORGED\x1b[31m\x9b2J\u2028\u202e\ud800"
 
 
 @pytest.mark.parametrize("log_format", ["text", "json", "terminal"])
@@ -85,7 +85,7 @@ def test_a_traceback_forges_no_record(log_format: str) -> None:
     out = io.StringIO()
     configure_logging(Console(file=out), logging.INFO, log_format)
 
-    for words in ("x\nERROR ipc.daemon: FORGED\x1b[31m\u2028", "y" * 10_000_000, "\n" * 10_000):
+    for words in ("x\nERROR ipc.service.daemon: FORGED\x1b[31m\u2028", "y" * 10_000_000, "\n" * 10_000):
         try:
             raise ValueError(words)
         except ValueError:
@@ -95,5 +95,5 @@ def test_a_traceback_forges_no_record(log_format: str) -> None:
     assert len(out.getvalue()) < 10_000
     records = [line for line in out.getvalue().split("\n") if line and not line.startswith("  ")]
     assert len(records) == 3
-    assert sum("ERROR ipc.daemon: FORGED" in record for record in records) == (log_format == "json")
+    assert sum("ERROR ipc.service.daemon: FORGED" in record for record in records) == (log_format == "json")
     assert "ValueError: x" in out.getvalue()

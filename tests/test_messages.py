@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ipc.messages import (
+from ipc.wire.messages import (
     PROTOCOL_VERSION,
     Abort,
     AbortRequest,

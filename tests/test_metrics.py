@@ -17,18 +17,18 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 from test_driver import build_driver, error_of, submit
 
-from driver.messages import Opened
-from driver.metrics import DriverMetrics
+from driver.metrics.driver_metrics import DriverMetrics
+from driver.metrics.request_metrics import RequestMetrics, SampleTimes
 from driver.odriver import DriverStatus, oDriver
 from driver.open_requests import OpenRequest
 from driver.request import ActiveRequest, QueueChannel
-from driver.request_metrics import RequestMetrics, SampleTimes
+from driver.thread_messages import Opened
 from engine.sampling_params import SamplingParams
-from engine.sequence import Sequence
-from ipc import metrics_server
+from engine.scheduling.sequence import Sequence
 from ipc.errors import AddressInUse
-from ipc.exposition import Exposition
-from ipc.metrics_server import MAX_CONNECTIONS, MetricsServer
+from ipc.service import metrics_server
+from ipc.service.exposition import Exposition
+from ipc.service.metrics_server import MAX_CONNECTIONS, MetricsServer
 
 ASKED_FOR = Path(__file__).with_name("vllm_metrics.txt")
 LABELS = {"model_name": "parrot", "engine": "0"}

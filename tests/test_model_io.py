@@ -3,11 +3,11 @@
 import jax.numpy as jnp
 import numpy as np
 
-from engine.model_io import FROM_SLOT, ModelIOProcessor, StepLayout
-from engine.plan import NextIterationPlan
-from engine.sampler import SamplingVariant
+from engine.sampling.sampler import SamplingVariant
 from engine.sampling_params import SamplingParams
-from engine.sequence import Sequence
+from engine.scheduling.plan import NextIterationPlan
+from engine.scheduling.sequence import Sequence
+from engine.step.model_io import FROM_SLOT, ModelIOProcessor, StepLayout
 
 
 def build_sequence(number, *, prompt=6, computed=0, slot=0, **params):

@@ -12,16 +12,16 @@ from caching.metadata import pages_for
 from caching.page_manager import HBMPageManager
 from engine.config import ServingLimits
 from engine.device_errors import DeviceError
-from engine.model_io import FROM_SLOT, ModelIOProcessor, StepLayout
 from engine.oengine import oEngine
-from engine.plan import StepResult
-from engine.runner import PendingStep
-from engine.sampler import NO_TOKEN
+from engine.sampling.sampler import NO_TOKEN
+from engine.sampling.token_masks import mask_words
 from engine.sampling_params import SamplingParams
-from engine.scheduler import InferenceScheduler
-from engine.sequence import Sequence
-from engine.step_gap import StepGaps
-from engine.token_masks import mask_words
+from engine.scheduling.plan import StepResult
+from engine.scheduling.scheduler import InferenceScheduler
+from engine.scheduling.sequence import Sequence
+from engine.step.model_io import FROM_SLOT, ModelIOProcessor, StepLayout
+from engine.step.runner import PendingStep
+from engine.step.step_gap import StepGaps
 
 VOCAB_SIZE, EOS = 16, 0
 

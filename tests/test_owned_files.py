@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from ipc import keys, owned_files
 from ipc.errors import KeyFileError
+from ipc.wire import keys, owned_files
 
 OTHER = 4321
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root makes files for others")

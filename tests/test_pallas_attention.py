@@ -12,12 +12,13 @@ from hypothesis import strategies as st
 from jax.experimental.pallas import tpu as pltpu
 from tpu_twins import plain_twin
 
-from caching import attention, pallas_writes
-from caching.attention import PageTable
-from caching.pallas_attention import PallasAttention, holds_table, stored_heads
-from caching.tpu_attention import TPUAttention
-from caching.tpu_chip import CHIPS
-from caching.tpu_kernels import PALLAS
+from caching.attention import xla_attention as attention
+from caching.attention.xla_attention import PageTable
+from caching.tpu import pallas_writes
+from caching.tpu.jax_attention import TPUAttention
+from caching.tpu.pallas_attention import PallasAttention, holds_table, stored_heads
+from caching.tpu.tpu_chip import CHIPS
+from caching.tpu.tpu_kernels import PALLAS
 
 V5E = CHIPS["TPU v5 lite"]
 SLOW = replace(V5E, hbm_bandwidth=1e9)

@@ -10,14 +10,14 @@ from fakes import EOS, VOCAB_SIZE, FakeTokenizer
 
 from caching.prefix_cache import page_keys
 from driver.errors import Overloaded
-from driver.messages import Admit
 from driver.open_requests import OpenRequest, OpenRequests
 from driver.prepare_inputs import PrepareInputs
 from driver.request import ActiveRequest, ReturnSample, TokenizerRequest
-from driver.safe_thread import SafeThread
+from driver.stages.safe_thread import SafeThread
+from driver.thread_messages import Admit
 from engine.config import ServingLimits
 from engine.request_limits import MAX_PROMPT_LOGPROBS, MAX_SEED
-from engine.sequence import Sequence
+from engine.scheduling.sequence import Sequence
 
 LIMITS = ServingLimits(max_model_len=32, vocab_size=VOCAB_SIZE, eos_token_ids=(EOS,), page_size=4)
 

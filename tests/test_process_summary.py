@@ -7,15 +7,15 @@ from typing import Any
 import pytest
 from fakes import EOS, FakeTokenizer
 
-from driver.bounded_queue import BoundedQueue
-from driver.messages import Ended, Finished, Landed, Opened, Summary
+from driver.metrics.request_metrics import RequestMetrics
 from driver.open_requests import OpenRequests
 from driver.process_summary import ProcessSummary
 from driver.request import ActiveRequest, Logprob, QueueChannel, RequestError, ReturnSample, Usage
-from driver.request_metrics import RequestMetrics
-from driver.safe_thread import SafeThread
+from driver.stages.bounded_queue import BoundedQueue
+from driver.stages.safe_thread import SafeThread
+from driver.thread_messages import Ended, Finished, Landed, Opened, Summary
 from engine.sampling_params import RepetitionDetection, SamplingParams
-from engine.sequence import Sequence, SequenceOutput, TokenLogprobs
+from engine.scheduling.sequence import Sequence, SequenceOutput, TokenLogprobs
 
 
 class Stage:

@@ -15,8 +15,8 @@ from driver.odriver import oDriver
 from driver.request import QueueChannel
 from engine.profiler import Profiler, ProfilerError
 from ipc.client import Client, RequestFailed
-from ipc.config import default_profile_directory
 from ipc.control_client import ControlClient
+from ipc.service.daemon_config import default_profile_directory
 
 ROOT = Path(__file__).parent.parent
 
@@ -177,7 +177,13 @@ def test_a_driver_that_has_stopped_profiles_no_more(driver):
 
 def odriver_profile(address, *arguments):
     """The command, run to its end."""
-    command = [sys.executable, "-c", "import sys; from ipc.cli import main; sys.exit(main())", "profile", *arguments]
+    command = [
+        sys.executable,
+        "-c",
+        "import sys; from ipc.commands.cli import main; sys.exit(main())",
+        "profile",
+        *arguments,
+    ]
     return subprocess.run(
         [*command, "--connect", address],
         env={**os.environ, "PYTHONPATH": str(ROOT)},

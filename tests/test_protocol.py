@@ -14,8 +14,8 @@ from raw_client import PATIENCE
 from driver.errors import DriverError
 from driver.request import ActiveRequest
 from engine.request_limits import MAX_MESSAGE_BYTES
-from ipc.addresses import control_address
-from ipc.messages import (
+from ipc.wire.addresses import control_address
+from ipc.wire.messages import (
     CREDITS,
     PING_INTERVAL,
     PROTOCOL_VERSION,
@@ -60,7 +60,7 @@ def test_the_conversations_are_what_a_server_says(
 ) -> None:
     """Byte by byte, for a client that the daemon calls "64656d6f"."""
     address = f"ipc://{tmp_path}/o.sock"
-    monkeypatch.setattr("ipc.peers.new_identity", lambda: bytes.fromhex("64656d6f"))
+    monkeypatch.setattr("ipc.sockets.peers.new_identity", lambda: bytes.fromhex("64656d6f"))
     with serving(address, TalkingDriver()):
         context = zmq.Context()
         dealer = context.socket(zmq.DEALER)

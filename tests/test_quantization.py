@@ -13,7 +13,6 @@ from flax import nnx
 from transformers import AutoTokenizer
 
 from caching.page_dtype import quantize
-from engine.backend import choose_backend, xla_backend
 from engine.build import DEMO_MODEL, build_engine
 from engine.config import EngineConfig
 from engine.mesh import DeviceMesh
@@ -22,7 +21,8 @@ from engine.models.families import read_model_config
 from engine.models.sharding import spread
 from engine.models.weights import abstract_decoder, load_decoder, parameter_bytes
 from engine.sampling_params import SamplingParams
-from engine.sequence import Sequence
+from engine.scheduling.sequence import Sequence
+from engine.step.backend import choose_backend, xla_backend
 
 FLOAT32 = np.dtype(np.float32)
 STORY = """Once upon a time, there was a giraffe named Barney who lived in a cottage under a tall oak tree. He had a good \

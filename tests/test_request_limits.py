@@ -14,10 +14,10 @@ from gateways import CHAT, TEXT, chat, gateway
 from raw_client import RawClient
 
 from driver.errors import InvalidRequest
-from driver.json_form import check_json
 from driver.odriver import oDriver
+from driver.text.json_form import check_json
 from engine import request_limits as limits
-from ipc.messages import (
+from ipc.wire.messages import (
     AbortRequest,
     Done,
     Error,

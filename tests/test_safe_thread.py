@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from driver.safe_thread import SafeThread
+from driver.stages.safe_thread import SafeThread
 
 
 def test_a_death_is_logged_kept_and_told(caplog: pytest.LogCaptureFixture) -> None:

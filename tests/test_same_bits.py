@@ -13,10 +13,10 @@ from xla_flags import MAX_ISA
 from caching import instruction_set
 from caching.cpu_kernels import KernelsUnavailable
 from caching.instruction_set import UnknownInstructions, available, compiler_flags
-from engine.backend import choose_backend
 from engine.errors import ConfigurationError
-from engine.lowering import lower
 from engine.models import linear
+from engine.step.backend import choose_backend
+from engine.step.lowering import lower
 
 ROOT = Path(__file__).parent.parent
 PANEL_WIDTH = {"avx2": 16, "avx512": 32}

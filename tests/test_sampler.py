@@ -7,10 +7,10 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from engine import sampler
-from engine.row_blocks import BLOCK
-from engine.sampler import SamplingRows, SamplingVariant, argmax
-from engine.truncation import TOP
+from engine.sampling import sampler
+from engine.sampling.row_blocks import BLOCK
+from engine.sampling.sampler import SamplingRows, SamplingVariant, argmax
+from engine.sampling.truncation import TOP
 
 VOCABULARIES = {"Llama 3": 128_256, "Qwen 2": 152_064}
 

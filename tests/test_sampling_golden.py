@@ -12,11 +12,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from engine.logit_bias import apply_bias, bias_of, neutral_bias
-from engine.penalties import apply_penalties, neutral_penalties, penalties_of
-from engine.sampler import SamplingRows, SamplingVariant, weigh
+from engine.sampling.logit_bias import apply_bias, bias_of, neutral_bias
+from engine.sampling.penalties import apply_penalties, neutral_penalties, penalties_of
+from engine.sampling.sampler import SamplingRows, SamplingVariant, weigh
 from engine.sampling_params import SamplingParams
-from engine.sequence import Sequence
+from engine.scheduling.sequence import Sequence
 
 GOLDEN = json.loads((Path(__file__).parent / "goldens" / "sampling.json").read_text())
 CASES, END = GOLDEN["cases"], GOLDEN["end"]

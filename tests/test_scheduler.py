@@ -5,13 +5,13 @@ from collections import deque
 import pytest
 
 from caching.page_manager import HBMPageManager
-from engine.backfill import MOST_PASSED
-from engine.growth_reserve import GrowthReserve
-from engine.plan import StepResult
-from engine.preemption import Cause, Preemption, PreemptionLog
 from engine.sampling_params import SamplingParams
-from engine.scheduler import LOOKED_AT, InferenceScheduler
-from engine.sequence import Sequence, SequenceStatus
+from engine.scheduling.backfill import MOST_PASSED
+from engine.scheduling.growth_reserve import GrowthReserve
+from engine.scheduling.plan import StepResult
+from engine.scheduling.preemption import Cause, Preemption, PreemptionLog
+from engine.scheduling.scheduler import LOOKED_AT, InferenceScheduler
+from engine.scheduling.sequence import Sequence, SequenceStatus
 
 EOS = 0
 
@@ -461,7 +461,7 @@ def test_the_log_says_before_whom_the_preempted_wait(caplog):
     """Who yields to another client waits before its own client's others, and in a famine before all."""
     events = [Preemption(cause, "flood", cause, num_tokens=9, num_pages=3) for cause in (Cause.FAIRNESS, Cause.PAGES)]
 
-    with caplog.at_level("INFO", "engine.preemption"):
+    with caplog.at_level("INFO", "engine.scheduling.preemption"):
         PreemptionLog(39, 4).tell(events, num_running=1, now=0.0)
 
     assert "waits in front of its client's others" in caplog.messages[0]

@@ -15,19 +15,19 @@ import pytest
 import zmq
 from fake_driver import PATIENCE, WELCOME, FakeDriver, serving
 
-from ipc import keys
-from ipc.addresses import checked_address, control_address
-from ipc.auth import Authority
-from ipc.bell import Bell
 from ipc.client import Client
-from ipc.clients import Clients
 from ipc.control_client import ControlClient
 from ipc.errors import AddressError, ConnectFailed, ConnectionLost, KeyFileError, OdriverError, RequestFailed
-from ipc.keys import Limits
-from ipc.messages import PROTOCOL_VERSION, Error, Generate, Hello, encode
-from ipc.outbox import Outbox
-from ipc.stream import Sent
-from ipc.tenants import MINUTE, Quota, Tenant
+from ipc.server.client_table import Clients
+from ipc.server.outbox import Outbox
+from ipc.server.stream import Sent
+from ipc.sockets.auth import Authority
+from ipc.sockets.tenants import MINUTE, Quota, Tenant
+from ipc.wire import keys
+from ipc.wire.addresses import checked_address, control_address
+from ipc.wire.bell import Bell
+from ipc.wire.keys import Limits
+from ipc.wire.messages import PROTOCOL_VERSION, Error, Generate, Hello, encode
 
 ROOT = Path(__file__).parent.parent
 
@@ -306,7 +306,7 @@ def test_an_address_for_other_machines_takes_a_key(bind: str) -> None:
 
 def odriver(config: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     """The command, run to its end, with its configuration in a directory."""
-    code = "import sys; from ipc.cli import main; sys.exit(main())"
+    code = "import sys; from ipc.commands.cli import main; sys.exit(main())"
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "XDG_CONFIG_HOME": str(config), "COLUMNS": "200"}
     command = [sys.executable, "-c", code, *arguments]
     return subprocess.run(command, env=environment, cwd=config, capture_output=True, text=True, timeout=PATIENCE)

@@ -5,8 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.sampling_params import SamplingParams
-from engine.sequence import Sequence
-from engine.sequence_buffer import SequenceBuffer
+from engine.scheduling.sequence import Sequence
+from engine.step.sequence_buffer import SequenceBuffer
 
 MAX_NUM_SEQS, MAX_MODEL_LEN, PAGES_PER_SEQ = 4, 12, 6
 

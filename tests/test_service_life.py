@@ -20,12 +20,12 @@ from test_daemon import build_daemon, send_signal
 from engine.config import EngineConfig
 from engine.errors import ConfigurationError
 from engine.progress import Progress
-from ipc.config import DaemonConfig
-from ipc.configuration import Configuration
 from ipc.control_client import ControlClient
-from ipc.daemon import SHUTDOWN_TIMEOUT
-from ipc.systemd import watchdog_interval
-from ipc.watchdog import Watchdog
+from ipc.service.daemon import SHUTDOWN_TIMEOUT
+from ipc.service.daemon_config import DaemonConfig
+from ipc.service.live_configuration import Configuration
+from ipc.service.systemd import watchdog_interval
+from ipc.service.watchdog import Watchdog
 
 INTERVAL = 0.02
 """Seconds in which the watchdog wants to hear something."""
@@ -213,7 +213,9 @@ def test_a_reload_takes_over_what_needs_no_restart() -> None:
     configuration.apply()
 
     configuration.reload()
-    assert out.getvalue().endswith("ERROR ipc.configuration: nothing is reloaded: unknown setting 'max_seqs'\n")
+    assert out.getvalue().endswith(
+        "ERROR ipc.service.live_configuration: nothing is reloaded: unknown setting 'max_seqs'\n"
+    )
 
     configured.append((EngineConfig(page_size=32), DaemonConfig(log_level="debug")))
     configuration.reload()

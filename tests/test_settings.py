@@ -9,9 +9,10 @@ import pytest
 
 from engine.config import EngineConfig
 from engine.errors import ConfigurationError
-from ipc import cli, settings
-from ipc.config import DaemonConfig
-from ipc.settings import SETTINGS, Held
+from ipc.commands import cli
+from ipc.service import settings
+from ipc.service.daemon_config import DaemonConfig
+from ipc.service.settings import SETTINGS, Held
 
 
 @pytest.fixture(autouse=True)

@@ -16,21 +16,21 @@ from checkpoints import build_checkpoint
 from tokenizer_files import build_byte_fallback, write_tokenizer
 from xla_flags import xla_flags
 
-from engine.commands import Joined, Landed, Leave, decode_answer, decode_command, encode
 from engine.config import EngineConfig
 from engine.errors import ConfigurationError, HostsError
-from engine.follower import check_alike
-from engine.logit_bias import neutral_bias
-from engine.penalties import neutral_penalties
-from engine.sampler import SamplingVariant
-from engine.sampling_metadata import Need
-from engine.step_description import StepDescription
+from engine.hosts.follower import check_alike
+from engine.sampling.logit_bias import neutral_bias
+from engine.sampling.penalties import neutral_penalties
+from engine.sampling.sampler import SamplingVariant
+from engine.sampling.sampling_metadata import Need
+from engine.step.commands import Joined, Landed, Leave, decode_answer, decode_command, encode
+from engine.step.step_description import StepDescription
 from ipc.client import Client, RequestFailed
 from ipc.control_client import ControlClient
-from ipc.daemon import FAULT, STOPPED
+from ipc.service.daemon import FAULT, STOPPED
 
 ROOT = Path(__file__).parent.parent
-ODRIVER = [sys.executable, "-c", "import sys; from ipc.cli import main; sys.exit(main())"]
+ODRIVER = [sys.executable, "-c", "import sys; from ipc.commands.cli import main; sys.exit(main())"]
 PATIENCE = 300
 """Seconds after which a process is taken for never getting ready, or never ending."""
 SIZES = "--max-num-seqs 2 --max-num-batched-tokens 2 --max-model-len 40 --page-size 4 --num-pages 30"

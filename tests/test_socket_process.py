@@ -16,12 +16,12 @@ from fakes import FakeEngine, FakeTokenizer
 from raw_client import RawClient
 
 from driver.odriver import oDriver
-from ipc.addresses import control_address
 from ipc.client import Client
 from ipc.control_client import ControlClient
-from ipc.link import Kind, Link, LinkLost
-from ipc.messages import PROTOCOL_VERSION, Generate, Hello, Ping, Pong, encode
-from ipc.tenants import of_user
+from ipc.sockets.link import Kind, Link, LinkLost
+from ipc.sockets.tenants import of_user
+from ipc.wire.addresses import control_address
+from ipc.wire.messages import PROTOCOL_VERSION, Generate, Hello, Ping, Pong, encode
 
 
 def processes() -> tuple[list[int], list[int]]:
@@ -84,7 +84,7 @@ def test_what_a_client_had_open_is_aborted_when_its_sockets_process_dies(address
 
 def test_a_process_that_hangs_is_followed_by_another(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Once somebody has asked for it in vain for long enough."""
-    monkeypatch.setattr("ipc.peers.SILENCE_LIMIT", 0.05)
+    monkeypatch.setattr("ipc.sockets.peers.SILENCE_LIMIT", 0.05)
     with serving(address, FakeDriver()) as server:
         with RawClient(address) as client:
             client.greet()
@@ -144,7 +144,7 @@ def test_a_name_like_libzmqs_own_is_no_elses(address: str, driver: FakeDriver) -
 FIRST_ROUTING_IDS = """
 import os
 import zmq
-from ipc import fork_server
+from ipc.sockets import fork_server
 for _ in range(3):
     if os.fork() == 0:
         fork_server.reseed()

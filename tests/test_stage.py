@@ -6,9 +6,9 @@ import threading
 
 import pytest
 
-from driver.bounded_queue import BoundedQueue, QueueClosed
 from driver.errors import InternalError
-from driver.stage import MAX_FAILURES, MIN_CLIENTS, Stage
+from driver.stages.bounded_queue import BoundedQueue, QueueClosed
+from driver.stages.stage import MAX_FAILURES, MIN_CLIENTS, Stage
 
 Item = tuple[str, str]
 

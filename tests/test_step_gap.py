@@ -1,8 +1,8 @@
 """The gap between steps: on a made-up clock to exact numbers, and through the real engine and runner."""
 
 from engine.sampling_params import SamplingParams
-from engine.sequence import Sequence
-from engine.step_gap import StepGaps
+from engine.scheduling.sequence import Sequence
+from engine.step.step_gap import StepGaps
 from scripts.benchmarks.null_model import TOKEN, null_engine
 
 

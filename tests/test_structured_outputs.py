@@ -18,7 +18,7 @@ from tokenizer_files import build_byte_fallback, build_byte_level, write_tokeniz
 
 from driver.odriver import oDriver
 from driver.request import ActiveRequest, ReturnSample
-from driver.tokenizer import HuggingFaceTokenizer
+from driver.text.tokenizer import HuggingFaceTokenizer
 from engine.build import build_engine
 from engine.config import EngineConfig
 

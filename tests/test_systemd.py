@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from systemd_machine import PATIENCE, Machine, possible
 
-from ipc.addresses import SERVICE
-from ipc.service_unit import USER, USERS, render
+from ipc.service.service_unit import USER, USERS, render
+from ipc.wire.addresses import SERVICE
 
 pytestmark = [pytest.mark.exhaustive]
 

@@ -15,19 +15,19 @@ from checkpoints import VARIANTS, build_checkpoint, random_tensors
 from flax import nnx
 from xla_flags import xla_flags
 
-from engine.backend import xla_backend
 from engine.build import spread_over_devices
 from engine.config import EngineConfig
 from engine.errors import ConfigurationError
-from engine.execution_manager import StepShapes
 from engine.mesh import DeviceMesh
-from engine.model_io import StepLayout
-from engine.model_step import ModelStep
 from engine.models.config import ModelConfig
 from engine.models.families import read_model_config
 from engine.models.sharding import SPECS, most_devices, spec_of, spread
 from engine.models.weights import abstract_decoder, load_decoder, parameter_bytes
-from engine.sampling_functions import SamplingFunctions
+from engine.step.backend import xla_backend
+from engine.step.execution_manager import StepShapes
+from engine.step.model_io import StepLayout
+from engine.step.model_step import ModelStep
+from engine.step.sampling_functions import SamplingFunctions
 
 ROOT = Path(__file__).parent.parent
 XLA = xla_backend(np.dtype(np.float32))

@@ -4,11 +4,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from engine.logit_floors import MASKED_OUT
-from engine.plan import NextIterationPlan
+from engine.sampling.logit_floors import MASKED_OUT
+from engine.sampling.token_masks import mask_logits, pack_masks
 from engine.sampling_params import SamplingParams
-from engine.sequence import Sequence
-from engine.token_masks import mask_logits, pack_masks
+from engine.scheduling.plan import NextIterationPlan
+from engine.scheduling.sequence import Sequence
 
 
 class Fixed:

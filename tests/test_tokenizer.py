@@ -10,10 +10,10 @@ import pytest
 from tokenizer_files import CHAT_TEMPLATE, TOOL_TEMPLATE, build_byte_level, write_tokenizer
 from transformers import AutoTokenizer
 
-from driver.chat import checked_chat
 from driver.errors import InvalidRequest
-from driver.tokenization import text_token_ids
-from driver.tokenizer import HuggingFaceTokenizer
+from driver.text.conversation import checked_chat
+from driver.text.tokenization import text_token_ids
+from driver.text.tokenizer import HuggingFaceTokenizer
 from engine.errors import ConfigurationError
 
 
@@ -172,7 +172,9 @@ def test_a_broken_tokenizer_file_is_a_configuration_error(tmp_path: Path, conten
 
 def test_loading_prints_nothing(directory: Path) -> None:
     """A daemon that needs no PyTorch is not told that it is missing."""
-    code = f"from pathlib import Path; from driver.tokenizer import *; HuggingFaceTokenizer(Path({str(directory)!r}))"
+    code = (
+        f"from pathlib import Path; from driver.text.tokenizer import *; HuggingFaceTokenizer(Path({str(directory)!r}))"
+    )
 
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
 

@@ -10,17 +10,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tpu_twins import plain_twin
 
-from caching import attention
-from caching.attention import PageTable
+from caching.attention import xla_attention as attention
+from caching.attention.xla_attention import PageTable
 from caching.page_dtype import as_read, as_stored, rounded
-from caching.pallas_attention import PallasAttention
-from caching.tpu_attention import TPUAttention, block_pages, holds_table, stored_heads
-from caching.tpu_chip import CHIPS
-from caching.tpu_kernels import JAX
-from engine import backend, build
-from engine.backend import RotatedByXLA, choose_backend, default_page_size, tpu_backend, tpu_kernel, xla_backend
+from caching.tpu.jax_attention import TPUAttention, block_pages, holds_table, stored_heads
+from caching.tpu.pallas_attention import PallasAttention
+from caching.tpu.tpu_chip import CHIPS
+from caching.tpu.tpu_kernels import JAX
+from engine import build
 from engine.config import EngineConfig
 from engine.errors import ConfigurationError
+from engine.step import backend
+from engine.step.backend import RotatedByXLA, choose_backend, default_page_size, tpu_backend, tpu_kernel, xla_backend
 
 V5E = CHIPS["TPU v5 lite"]
 BFLOAT16 = np.dtype(jnp.bfloat16)

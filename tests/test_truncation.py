@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine import truncation
-from engine.logit_floors import REMOVED
-from engine.truncation import keeps
+from engine.sampling import truncation
+from engine.sampling.logit_floors import REMOVED
+from engine.sampling.truncation import keeps
 
 VOCAB = 40
 

@@ -5,8 +5,8 @@ import threading
 
 import pytest
 
-from driver.bounded_queue import QueueClosed
-from driver.turn_queue import TurnQueue
+from driver.stages.bounded_queue import QueueClosed
+from driver.stages.turn_queue import TurnQueue
 
 
 def build_queue(*queued: str, capacity: int = 8) -> TurnQueue[str]:

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.experimental.pallas.ops.tpu.ragged_paged_attention import ref_ragged_paged_attention
 
-from caching import attention
+from caching.attention import xla_attention as attention
 
 BLOCK_SIZES = {"num_kv_pages_per_block", "num_queries_per_block", "vmem_limit_bytes"}
 

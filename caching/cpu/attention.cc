@@ -1,4 +1,4 @@
-// Ragged paged attention that reads the pages where they lie (caching/cpu_attention.py says what the arguments are).
+// Ragged paged attention that reads the pages where they lie (caching/attention/cpu_attention.py says what the arguments are).
 //
 // A page of one head holds its keys as [head_dim, page_size] and its values as [page_size, head_dim]: both are then the
 // right side of a plain product, scores = q @ keys and out = weights @ values. One task is one kv head of a few queries

@@ -15,12 +15,12 @@ import numpy as np
 from flax import nnx
 from jax import Array
 
-from engine.logit_floors import NO_TOKEN_LOGIT
 from engine.mesh import TP
 from engine.models.config import ModelConfig
 from engine.models.linear import Scale, dense, flatten, logits, look_up, pack, pack_table, scale_of
 from engine.models.rope import Rotation, inverse_frequencies, rotation
 from engine.models.sharding import part_of
+from engine.sampling.logit_floors import NO_TOKEN_LOGIT
 from engine.vocabulary import Vocabulary
 
 LayerCache = Array | None

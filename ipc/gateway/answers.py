@@ -11,9 +11,9 @@ from starlette.types import Receive, Scope, Send
 from ipc.errors import ConnectFailed, ConnectionLost, OdriverError, RequestFailed
 from ipc.gateway.disconnect import Disconnected
 from ipc.gateway.request_id import HUNG_UP
-from ipc.openai_answers import ErrorAnswer
-from ipc.openai_format import STATUS, error_answer
-from ipc.openai_requests import BodyError
+from ipc.openai.answer_bodies import ErrorAnswer
+from ipc.openai.request_bodies import BodyError
+from ipc.openai.translation import STATUS, error_answer
 
 JSON = "application/json"
 PART_BYTES = 1 << 18

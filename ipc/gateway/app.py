@@ -8,12 +8,13 @@ from starlette.applications import Starlette
 from starlette.middleware import Middleware
 from starlette.routing import Route
 
-from ipc.gateway import openapi, page_files
-from ipc.gateway.admission import Admission
+from ipc.gateway import openapi
+from ipc.gateway.access.admission import Admission
+from ipc.gateway.access.callers import Callers
+from ipc.gateway.access.memory_limit import Memory
 from ipc.gateway.answers import FAULT_ANSWER, HANDLERS
-from ipc.gateway.callers import Callers
 from ipc.gateway.daemons import Daemons
-from ipc.gateway.memory import Memory
+from ipc.gateway.endpoints import page_files
 from ipc.gateway.operations import OPERATIONS, Operation
 from ipc.gateway.request_id import RequestIds
 

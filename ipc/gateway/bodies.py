@@ -5,10 +5,10 @@ from typing import TypeVar
 from starlette.requests import Request
 
 from engine.request_limits import MAX_MESSAGE_BYTES
+from ipc.gateway.access.memory_limit import held_by
 from ipc.gateway.answers import JSON
-from ipc.gateway.memory import held_by
-from ipc.openai_format import decoded
-from ipc.openai_requests import BodyError
+from ipc.openai.request_bodies import BodyError
+from ipc.openai.translation import decoded
 
 Body = TypeVar("Body")
 

@@ -14,13 +14,13 @@ from starlette.requests import Request
 
 from ipc.async_client import AsyncClient
 from ipc.errors import ConnectFailed
-from ipc.gateway.admission import caller_of
-from ipc.gateway.callers import Caller
-from ipc.gateway.dialect import Dialect, dialect_of
-from ipc.gateway.peer_addresses import peer_of_request
-from ipc.messages import Welcome
-from ipc.openai_format import check_model
-from ipc.openai_requests import BodyError
+from ipc.gateway.access.admission import caller_of
+from ipc.gateway.access.callers import Caller
+from ipc.gateway.access.peer_addresses import peer_of_request
+from ipc.gateway.output.dialect import Dialect, dialect_of
+from ipc.openai.request_bodies import BodyError
+from ipc.openai.translation import check_model
+from ipc.wire.messages import Welcome
 
 Answer = TypeVar("Answer")
 

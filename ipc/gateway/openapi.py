@@ -10,9 +10,9 @@ from starlette.responses import Response
 
 from engine import request_limits as limits
 from ipc.gateway.answers import JSON
-from ipc.gateway.health import Health
+from ipc.gateway.endpoints.health import Health
 from ipc.gateway.operations import OPERATIONS, Operation
-from ipc.openai_answers import ErrorAnswer
+from ipc.openai.answer_bodies import ErrorAnswer
 
 EVENTS = "text/event-stream"
 _TEMPLATE = "#/components/schemas/{name}"

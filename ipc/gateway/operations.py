@@ -7,13 +7,13 @@ from msgspec import Struct
 from starlette.requests import Request
 from starlette.responses import Response
 
-from ipc.gateway import chat_completions, completions, health, metrics, models, responses, tokens
-from ipc.gateway.chat_chunks import ChatChunk
+from ipc.gateway.endpoints import chat_completions, completions, health, metrics, models, responses, tokens
+from ipc.gateway.endpoints.chat_chunks import ChatChunk
+from ipc.gateway.endpoints.response_requests import ResponseRequest
+from ipc.gateway.endpoints.text_chunks import TextChunk
 from ipc.gateway.refused import refuse_embeddings
-from ipc.gateway.response_requests import ResponseRequest
-from ipc.gateway.text_chunks import TextChunk
-from ipc.openai_answers import ChatCompletion, TextCompletion
-from ipc.openai_requests import ChatCompletionRequest, CompletionRequest
+from ipc.openai.answer_bodies import ChatCompletion, TextCompletion
+from ipc.openai.request_bodies import ChatCompletionRequest, CompletionRequest
 
 
 class Operation(NamedTuple):

@@ -4,8 +4,8 @@ import asyncio
 from collections.abc import AsyncIterator
 
 from ipc.async_client import AsyncStream
-from ipc.completion import Completion, Piece, whole
-from ipc.gateway.memory import Held
+from ipc.gateway.access.memory_limit import Held
+from ipc.wire.completion import Completion, Piece, whole
 
 News = tuple[int, Piece] | Exception | None
 

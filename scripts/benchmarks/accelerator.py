@@ -6,7 +6,7 @@ roofline, so every second here is a lower bound; what policies do to each other 
 
 from dataclasses import dataclass
 
-from engine.plan import NextIterationPlan
+from engine.scheduling.plan import NextIterationPlan
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,8 +8,8 @@ import msgspec
 import uvloop
 
 from ipc.async_client import AsyncClient
+from ipc.benchmark.timeline import Timeline
 from ipc.errors import OdriverError
-from ipc.timeline import Timeline
 from scripts.benchmarks.child import answer_all
 from scripts.benchmarks.client import PATIENCE
 from scripts.benchmarks.workload import Workload

@@ -7,11 +7,11 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from ipc.batch_lines import Line, read_lines
-from ipc.batch_output import SUCCESS, BatchOutput
+from ipc.batch.batch_lines import Line, read_lines
+from ipc.batch.batch_output import SUCCESS, BatchOutput
 from ipc.client import Client
-from ipc.completion import whole
-from ipc.openai_format import body_of
+from ipc.openai.translation import body_of
+from ipc.wire.completion import whole
 
 THREADS = 16
 PATIENCE = 600.0

@@ -4,9 +4,9 @@ import sys
 
 import msgspec
 
+from ipc.benchmark.timeline import Timeline
+from ipc.benchmark.workload import send
 from ipc.client import Client
-from ipc.load import send
-from ipc.timeline import Timeline
 from scripts.benchmarks.child import answer_all
 from scripts.benchmarks.workload import Workload
 

@@ -16,7 +16,7 @@ from typing import Self
 from ipc.client import Client
 
 ROOT = Path(__file__).resolve().parents[2]
-SERVE = "import sys; from ipc.cli import main; sys.exit(main())"
+SERVE = "import sys; from ipc.commands.cli import main; sys.exit(main())"
 STOP_TIMEOUT = 10.0
 
 

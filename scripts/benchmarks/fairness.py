@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
-from ipc.timeline import Timeline, percentile
+from ipc.benchmark.timeline import Timeline, percentile
 from scripts.benchmarks.figure import Figure, figure
 from scripts.benchmarks.workload import Prompts, System, Workload, checked
 

@@ -11,9 +11,9 @@ from typing import Any
 from jax.errors import JaxRuntimeError
 
 from engine import build
-from engine.execution_manager import ExecutionManager
-from engine.model_io import StepLayout
-from ipc.cli import main
+from engine.step.execution_manager import ExecutionManager
+from engine.step.model_io import StepLayout
+from ipc.commands.cli import main
 
 
 def faulty_daemon(every: int) -> str:

@@ -16,11 +16,22 @@ import msgspec
 import psutil
 import zmq
 
-from ipc import messages
-from ipc.addresses import control_address
 from ipc.client import Client
 from ipc.errors import OdriverError
-from ipc.messages import PROTOCOL_VERSION, Abort, Credit, Generate, Hello, LogLevel, MessageError, Ping, Pong, Status
+from ipc.wire import messages
+from ipc.wire.addresses import control_address
+from ipc.wire.messages import (
+    PROTOCOL_VERSION,
+    Abort,
+    Credit,
+    Generate,
+    Hello,
+    LogLevel,
+    MessageError,
+    Ping,
+    Pong,
+    Status,
+)
 from scripts.benchmarks.child import Child, ChildFailed
 from scripts.benchmarks.figure import Figure, figure
 from scripts.benchmarks.generated import ask_by_http, ask_by_zeromq

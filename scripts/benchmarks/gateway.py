@@ -13,8 +13,8 @@ from typing import NamedTuple
 import numpy as np
 import psutil
 
+from ipc.benchmark.timeline import Timeline, percentile, throughput
 from ipc.client import Client
-from ipc.timeline import Timeline, percentile, throughput
 from scripts.benchmarks.child import Child
 from scripts.benchmarks.daemon import Daemon
 from scripts.benchmarks.figure import Figure, figure

@@ -16,11 +16,11 @@ import zmq
 from msgspec import inspect
 
 from engine.sampling_params import SamplingParams
-from ipc import messages
-from ipc.gateway.response_requests import ResponseRequest
-from ipc.gateway.tokens import DetokenizeRequest, TokenizeRequest
-from ipc.messages import PROTOCOL_VERSION
-from ipc.openai_requests import ChatCompletionRequest, CompletionRequest
+from ipc.gateway.endpoints.response_requests import ResponseRequest
+from ipc.gateway.endpoints.tokens import DetokenizeRequest, TokenizeRequest
+from ipc.openai.request_bodies import ChatCompletionRequest, CompletionRequest
+from ipc.wire import messages
+from ipc.wire.messages import PROTOCOL_VERSION
 
 AT_ONCE = 64
 PATIENCE = 60.0

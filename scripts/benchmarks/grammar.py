@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from ipc.timeline import Timeline, decode_rate, percentile
+from ipc.benchmark.timeline import Timeline, decode_rate, percentile
 from scripts.benchmarks.figure import Figure, figure
 from scripts.benchmarks.workload import Prompts, System, Workload, checked
 

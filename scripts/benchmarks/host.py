@@ -3,7 +3,7 @@
 import tempfile
 from collections.abc import Iterator
 
-from ipc.timeline import Timeline, percentile, throughput
+from ipc.benchmark.timeline import Timeline, percentile, throughput
 from scripts.benchmarks.child import Child
 from scripts.benchmarks.figure import Figure, figure
 from scripts.benchmarks.workload import Workload

@@ -7,7 +7,7 @@ import time
 import msgspec
 import uvloop
 
-from ipc.timeline import Timeline
+from ipc.benchmark.timeline import Timeline
 from scripts.benchmarks.child import answer_all
 from scripts.benchmarks.http_stream import HttpFailed, post
 from scripts.benchmarks.workload import Workload

@@ -7,9 +7,9 @@ import resource
 import sys
 
 from driver.odriver import oDriver
-from driver.tokenizer import HuggingFaceTokenizer
+from driver.text.tokenizer import HuggingFaceTokenizer
 from engine.build import DEMO_MODEL
-from ipc.server import Server
+from ipc.server.zmq_server import Server
 from scripts.benchmarks.child import answer_all
 from scripts.benchmarks.null_model import null_engine
 

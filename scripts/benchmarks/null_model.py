@@ -22,19 +22,19 @@ from caching.page_manager import HBMPageManager
 from caching.paged_attention_cache import PagedAttentionCache
 from driver.odriver import oDriver
 from driver.request import ActiveRequest, ReturnSample
-from driver.tokenizer import HuggingFaceTokenizer
+from driver.text.tokenizer import HuggingFaceTokenizer
 from engine.build import DEMO_MODEL
 from engine.config import ServingLimits
-from engine.execution_manager import StepShapes
 from engine.mesh import one_device
-from engine.model_io import StepLayout
 from engine.oengine import oEngine
-from engine.runner import eSurgeRunner
-from engine.sampler import SamplingVariant
-from engine.sampling_functions import SamplingFunctions
+from engine.sampling.sampler import SamplingVariant
 from engine.sampling_params import SamplingParams
-from engine.scheduler import InferenceScheduler
-from engine.sequence import Sequence
+from engine.scheduling.scheduler import InferenceScheduler
+from engine.scheduling.sequence import Sequence
+from engine.step.execution_manager import StepShapes
+from engine.step.model_io import StepLayout
+from engine.step.runner import eSurgeRunner
+from engine.step.sampling_functions import SamplingFunctions
 from scripts.benchmarks.child import answer_all
 
 LAYERS, ARRAYS_PER_LAYER = 12, 6

@@ -6,10 +6,10 @@ import time
 from collections.abc import Iterator
 
 from caching.page_manager import HBMPageManager
-from engine.plan import StepResult
 from engine.sampling_params import SamplingParams
-from engine.scheduler import InferenceScheduler
-from engine.sequence import Sequence
+from engine.scheduling.plan import StepResult
+from engine.scheduling.scheduler import InferenceScheduler
+from engine.scheduling.sequence import Sequence
 from scripts.benchmarks.figure import Figure, figure
 
 WAITING = (100, 1_000, 10_000, 100_000)

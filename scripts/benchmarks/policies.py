@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 
 from caching.page_manager import HBMPageManager
-from engine.growth_reserve import GrowthReserve
-from engine.scheduler import InferenceScheduler
+from engine.scheduling.growth_reserve import GrowthReserve
+from engine.scheduling.scheduler import InferenceScheduler
 
 PAGE_SIZE, MAX_NUM_SEQS, BUDGET = 16, 512, 4096
 

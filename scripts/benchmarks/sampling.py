@@ -12,12 +12,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from engine.logit_bias import neutral_bias
 from engine.mesh import one_device
-from engine.model_io import StepLayout
-from engine.penalties import neutral_penalties
-from engine.sampler import SamplingVariant
-from engine.sampling_functions import SamplingFunctions
+from engine.sampling.logit_bias import neutral_bias
+from engine.sampling.penalties import neutral_penalties
+from engine.sampling.sampler import SamplingVariant
+from engine.step.model_io import StepLayout
+from engine.step.sampling_functions import SamplingFunctions
 from scripts.benchmarks.child import answer_all, ask_once
 from scripts.benchmarks.figure import Figure, figure
 

@@ -17,13 +17,13 @@ import msgspec
 import numpy as np
 
 from caching.page_manager import HBMPageManager
-from engine.backfill import MOST_PASSED
-from engine.growth_reserve import GrowthReserve
-from engine.plan import NextIterationPlan, StepResult
 from engine.sampling_params import SamplingParams
-from engine.scheduler import InferenceScheduler
-from engine.sequence import Sequence
-from engine.waiting_queue import OUTPUT_WEIGHT
+from engine.scheduling.backfill import MOST_PASSED
+from engine.scheduling.growth_reserve import GrowthReserve
+from engine.scheduling.plan import NextIterationPlan, StepResult
+from engine.scheduling.scheduler import InferenceScheduler
+from engine.scheduling.sequence import Sequence
+from engine.scheduling.waiting_queue import OUTPUT_WEIGHT
 
 VOCABULARY, EOS = 11, 0
 PARAMS = SamplingParams(temperature=0)

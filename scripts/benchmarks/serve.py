@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
-from ipc.timeline import Timeline, decode_rate, percentile, throughput
+from ipc.benchmark.timeline import Timeline, decode_rate, percentile, throughput
 from scripts.benchmarks.figure import Figure, figure
 from scripts.benchmarks.limits import Limits
 from scripts.benchmarks.models import Size

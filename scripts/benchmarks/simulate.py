@@ -10,7 +10,7 @@ from multiprocessing import get_context
 
 import numpy as np
 
-from ipc.timeline import percentile
+from ipc.benchmark.timeline import percentile
 from scripts.benchmarks.accelerator import Accelerator, CostModel, Transformer
 from scripts.benchmarks.figure import Figure, figure
 from scripts.benchmarks.policies import PAGE_SIZE, POLICIES, SHIPPED, Policy

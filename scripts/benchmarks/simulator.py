@@ -10,10 +10,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from engine.plan import NextIterationPlan, StepResult
 from engine.sampling_params import SamplingParams
-from engine.scheduler import InferenceScheduler
-from engine.sequence import Sequence
+from engine.scheduling.plan import NextIterationPlan, StepResult
+from engine.scheduling.scheduler import InferenceScheduler
+from engine.scheduling.sequence import Sequence
 from scripts.benchmarks.traces import Trace
 
 RUN_AHEAD = 1

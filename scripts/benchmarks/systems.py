@@ -4,8 +4,8 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
+from ipc.benchmark.timeline import Timeline
 from ipc.client import Client
-from ipc.timeline import Timeline
 from scripts.benchmarks.child import Child
 from scripts.benchmarks.daemon import Daemon
 from scripts.benchmarks.workload import System, Workload

@@ -46,7 +46,7 @@ class Generate:
 
     @torch.inference_mode()
     def run(self, prompts: list[list[int]], max_tokens: int) -> list[dict[str, Any]]:
-        """Timelines, in the fields of ipc.timeline.Timeline."""
+        """Timelines, in the fields of ipc.benchmark.timeline.Timeline."""
         stamp, began = Stamp(), time.monotonic()
         input_ids = torch.tensor(prompts)
         self._model.generate(
@@ -72,7 +72,7 @@ class ContinuousBatching:
         self._manager.start()
 
     def run(self, prompts: list[list[int]], max_tokens: int) -> list[dict[str, Any]]:
-        """Timelines, in the fields of ipc.timeline.Timeline."""
+        """Timelines, in the fields of ipc.benchmark.timeline.Timeline."""
         began = time.monotonic()
         waited_for = set(self._manager.add_requests(prompts, max_new_tokens=max_tokens, record_timestamps=True))
         timelines = []

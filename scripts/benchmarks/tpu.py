@@ -5,9 +5,9 @@ from pathlib import Path
 
 import jax
 
-from engine.chip_plan import ChipPlan
-from engine.chip_planner import plan_chips
 from engine.config import EngineConfig
+from engine.planner.chip_plan import ChipPlan
+from engine.planner.chip_planner import plan_chips
 from scripts.benchmarks.figure import Figure, figure
 
 CONFIGS = Path(__file__).parents[2] / "tests" / "configs"

@@ -5,7 +5,7 @@ from typing import Any, Protocol
 import msgspec
 import numpy as np
 
-from ipc.timeline import Timeline
+from ipc.benchmark.timeline import Timeline
 
 
 class Workload(msgspec.Struct, frozen=True):

@@ -7,7 +7,7 @@ from typing import Any
 from scripts.benchmarks.hostile.peer import Peer, connected, generate, held, post
 from scripts.benchmarks.hostile.registry import DAEMON, GATEWAY, KEYED, Door, GotThrough, attack
 
-FORGED = "2026-11-21 00:00:00,000 ERROR ipc.daemon: FORGED"
+FORGED = "2026-11-21 00:00:00,000 ERROR ipc.service.daemon: FORGED"
 WORDS = [f"x{end}{FORGED}\x1b[31m\x9b2J" for end in ("\n", "\r", "\u2028", "\x0b", "\x85", "\r\n")]
 COMMANDS: list[dict[str, Any]] = [
     {"type": "drain", "timeout_s": 0.0},

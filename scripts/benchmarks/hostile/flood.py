@@ -4,7 +4,7 @@ import socket
 import time
 from contextlib import ExitStack, suppress
 
-from ipc.messages import PROTOCOL_VERSION
+from ipc.wire.messages import PROTOCOL_VERSION
 from scripts.benchmarks.hostile.peer import Peer, generate, peers
 from scripts.benchmarks.hostile.registry import DAEMON, KEYED, Door, attack
 

@@ -2,7 +2,7 @@
 
 import time
 
-from ipc.messages import PROTOCOL_VERSION
+from ipc.wire.messages import PROTOCOL_VERSION
 from scripts.benchmarks.hostile.peer import Peer, generate, refused
 from scripts.benchmarks.hostile.registry import KEYED, Door, GotThrough, attack
 

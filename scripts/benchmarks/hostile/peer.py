@@ -13,9 +13,9 @@ from typing import Any, Self
 import msgspec
 import zmq
 
-from ipc.addresses import control_address
-from ipc.keys import client_key
-from ipc.messages import PROTOCOL_VERSION
+from ipc.wire.addresses import control_address
+from ipc.wire.keys import client_key
+from ipc.wire.messages import PROTOCOL_VERSION
 from scripts.benchmarks.hostile.registry import Door, GotThrough
 
 PATIENCE = 10.0

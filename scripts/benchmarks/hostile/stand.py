@@ -16,8 +16,8 @@ from typing import NamedTuple, Self
 import psutil
 
 from engine.build import DEMO_MODEL
-from ipc import keys
 from ipc.client import Client
+from ipc.wire import keys
 from scripts.benchmarks.daemon import Daemon, environment
 from scripts.benchmarks.hostile.keyed import POOR
 from scripts.benchmarks.hostile.peer import connected

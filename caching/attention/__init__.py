@@ -1,0 +1,1 @@
+"""Attention over pages: what it computes, and the backends that compute it."""

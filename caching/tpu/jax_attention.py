@@ -1,0 +1,152 @@
+"""Ragged paged attention on a TPU, by the Pallas kernel that jax ships.
+
+A layer's pages are ``[num_pages, page_size, 2 * kv_heads, head_dim]``, key and value of a head side by side. Heads are
+padded with zeros to what the kernel can tile (``stored_heads``), in the pages and, on the way in, in q, k and v.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+from jax.experimental.pallas.ops.tpu import ragged_paged_attention as kernel
+
+from caching.attention.xla_attention import PageTable, locate
+from caching.metadata import PagedAttentionCacheMetaData
+from caching.page_dtype import is_scaled, rounded
+from caching.paged_attention_cache import PagedAttentionCache
+from caching.tpu.tpu_chip import Chip
+
+LANES, SUBLANES = 128, 8
+"""A vector register holds so many numbers of 32 bits."""
+
+LATENCY = 1.3e-6
+"""Seconds that one block of keys and values should take to arrive: several times what a transfer takes to begin."""
+
+MAX_BLOCK_PAGES = 16
+"""Transfers of one block: each keeps its address in a scalar register, of which there are 32."""
+
+QUERY_BLOCK = 32
+"""Queries that are computed together; jax's own tables have 32 in most places, at most 64."""
+
+VMEM_LIMIT_BYTES = 64 * 2**20
+"""Of the 128 MiB that a v5e or v6e has; the compiler's own limit of 16 MiB is too little for wide heads."""
+
+SCALAR_MEMORY_BYTES = 2**20
+OWN_SCALARS_BYTES = 2**14
+"""What a step's table must leave of the scalar memory for the kernel itself; compiled for v5e and v6e it takes 3 kB."""
+
+Kernel = Callable[..., Array]
+"""``ragged_paged_attention`` of jax, or a twin of the same signature."""
+
+
+def stored_heads(kv_heads: int, head_dim: int, dtype: np.dtype) -> tuple[int, int]:
+    """The kv_heads and head_dim of pages that the kernel can read.
+
+    Rows of whole registers; and keys and values of all heads, as many to a register's 32 bits as there go, must be 1, 2,
+    4 or whole registers of them.
+    """
+    packed = max(1, 4 // dtype.itemsize)
+    words = -(-2 * kv_heads // packed)
+    words = 1 << (words - 1).bit_length() if words <= SUBLANES else -(-words // SUBLANES) * SUBLANES
+    return max(1, words * packed // 2), -(-head_dim // LANES) * LANES
+
+
+def holds_table(rows: int, pages_per_seq: int) -> bool:
+    """Whether the kernel has room for the page table and the lengths of so many rows, 4 bytes an entry."""
+    padded = -(-pages_per_seq // LANES) * LANES
+    return 4 * rows * (padded + 2) <= SCALAR_MEMORY_BYTES - OWN_SCALARS_BYTES
+
+
+def allocate(metadata: PagedAttentionCacheMetaData) -> PagedAttentionCache:
+    """Zeroed pages on the default device. Raises jax.errors.JaxRuntimeError where they do not fit."""
+    page = (metadata.page_size, 2 * metadata.num_kv_heads, metadata.head_dim)
+    return PagedAttentionCache(tuple(jnp.zeros((pages, *page), metadata.dtype) for pages in metadata.array_pages))
+
+
+def write_pages(kv_pages: Array, k: Array, v: Array, pages: Array, offsets: Array) -> Array:
+    """Put k and v [T, kv_heads, head_dim] into ``kv_pages`` at i32[T] pages and offsets, in place when donated."""
+    page_size, *token = kv_pages.shape[1:]
+    new = rounded(jnp.stack([k, v], axis=2).reshape(k.shape[0], *token), kv_pages.dtype)
+    flat = kv_pages.reshape(-1, *token)
+    return flat.at[pages * page_size + offsets].set(new, mode="promise_in_bounds").reshape(kv_pages.shape)
+
+
+@dataclass(frozen=True)
+class TPUAttention:
+    """Attention over pages on one kind of chip."""
+
+    chip: Chip
+    kernel: Kernel = kernel.ragged_paged_attention
+
+    def __call__(
+        self,
+        kv_pages: Array,
+        q: Array,
+        k: Array,
+        v: Array,
+        table: PageTable,
+        *,
+        sm_scale: float,
+        sliding_window: int | None,
+    ) -> tuple[Array, Array]:
+        """Write k and v [T, kv_heads, head_dim] of the step into their pages, then attend with q[T, heads, head_dim].
+
+        Returns the pages, in place, and the like of q; queries of padding are undefined.
+        """
+        _, page_size, combined, head_dim = kv_pages.shape
+        heads, (tokens, kv_heads, narrow) = q.shape[1], k.shape
+        grouped = _padded(q.reshape(tokens, kv_heads, heads // kv_heads, narrow), combined // 2, head_dim)
+        k, v = _padded(k, combined // 2, head_dim), _padded(v, combined // 2, head_dim)
+        kv_pages = write_pages(kv_pages, k, v, *locate(table, tokens, page_size))
+        as_queries = {} if kv_pages.dtype == q.dtype else {"k_scale": 1.0, "v_scale": 1.0}  # what it converts at
+        out = self.kernel(
+            grouped.reshape(tokens, -1, head_dim),
+            kv_pages,
+            table.kv_lens,
+            table.page_indices,
+            table.cu_q_lens,
+            table.num_seqs,
+            sm_scale=sm_scale,
+            sliding_window=sliding_window,
+            num_kv_pages_per_block=block_pages(self.chip, kv_pages, table.page_indices.shape[1]),
+            num_queries_per_block=min(tokens, QUERY_BLOCK),
+            vmem_limit_bytes=VMEM_LIMIT_BYTES,
+            **as_queries,
+        )
+        return kv_pages, out.reshape(grouped.shape)[:, :kv_heads, :, :narrow].reshape(q.shape)
+
+
+def block_pages(chip: Chip, kv_pages: Array | jax.ShapeDtypeStruct, pages_per_seq: int) -> int:
+    """Pages that the kernel reads at once: as few as keep the memory busy, for it reads whole blocks of short rows too."""
+    bytes_per_page = math.prod(kv_pages.shape[1:]) * kv_pages.dtype.itemsize
+    enough = -(-int(chip.hbm_bandwidth * LATENCY) // bytes_per_page)
+    return min(enough, MAX_BLOCK_PAGES, pages_per_seq)
+
+
+def tokens_read(chip: Chip, page: PagedAttentionCacheMetaData, pages_per_seq: int, tokens: int) -> int:
+    """Tokens of which the kernel reads keys and values for a row that has so many: whole blocks."""
+    pool = jax.ShapeDtypeStruct((1, page.page_size, 2 * page.num_kv_heads, page.head_dim), page.dtype)
+    block = block_pages(chip, pool, pages_per_seq) * page.page_size
+    return -(-tokens // block) * block
+
+
+def tokens_written(page: PagedAttentionCacheMetaData) -> float:
+    """Tokens that are moved for one that is written: XLA puts key and value together, reads and scatters them."""
+    del page
+    return 3
+
+
+def misfit(page_size: int, dtype: np.dtype) -> str | None:
+    """Why the kernel cannot read such pages: it has one scale for all of them."""
+    del page_size
+    return f"kv_cache_dtype {dtype} has a scale for each token" if is_scaled(dtype) else None
+
+
+def _padded(x: Array, kv_heads: int, head_dim: int) -> Array:
+    """x[T, kv_heads, ..., head_dim] with heads and dimensions of zeros behind its own."""
+    between = ((0, 0),) * (x.ndim - 3)
+    return jnp.pad(x, ((0, 0), (0, kv_heads - x.shape[1]), *between, (0, head_dim - x.shape[-1])))

@@ -1,0 +1,321 @@
+"""The second part of our TPU attention kernel: queries attend to the pages of their row.
+
+A span is some queries of one row that are computed together: one for decoding rows, a tile of them for others. Each reads
+the pages that its queries may see, and no others, block by block with a running softmax (Milakov and Gimelshein 2018; Dao
+et al. 2022); while one block is computed with, the next one, be it of the next span, is on its way.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import tpu as pltpu
+
+from caching.tpu.pallas_geometry import Geometry, Ref, Table, as_tokens, as_words, bits_before
+
+UNROLLED_HEADS = 8
+"""Up to so many heads of a decoding row are computed beside each other; more take the compiler too long."""
+
+MASKED = -1e30
+"""Score of a key that a query may not see; finite, so that a span that sees nothing in a block yields numbers."""
+
+
+@dataclass(frozen=True)
+class Scoring:
+    """How scores are made of queries and keys."""
+
+    sm_scale: float
+    sliding_window: int | None
+    soft_cap: float | None
+
+
+class Span(NamedTuple):
+    """Queries that are computed together. All i32 scalars."""
+
+    row: Array
+    token: Array
+    """The first of them, among the step's."""
+    queries: Array
+    position: Array
+    """Of the first one in its row."""
+    first_page: Array
+    """Of the row's, the first that they may see."""
+    past_page: Array
+
+
+class Scratch(NamedTuple):
+    """On-chip memory of the queries of a span, their result so far, and blocks of pages."""
+
+    kv: Ref
+    """[2, block_pages, kv_heads, page_size, width]"""
+    kv_arrived: Ref
+    """[2] semaphores, one for each block"""
+    q: Ref
+    """[2, tile, kv_heads, group, head_width] as they come, of this span and the next."""
+    q_arrived: Ref
+    rows: Ref
+    """[kv_heads, tile * group, head_width] as they are multiplied."""
+    high: Ref
+    """f32[kv_heads, tile * group, 1] the largest score so far."""
+    total: Ref
+    """Like ``high``: the sum of exponentials."""
+    weighted: Ref
+    """f32[kv_heads, tile * group, head_width] the sum of values by exponentials."""
+    out: Ref
+    """[tile, kv_heads, group, head_width] on their way to memory."""
+    out_left: Ref
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Rows ``begin`` to ``past`` of a step, and spans of up to ``tile`` of their queries."""
+
+    geometry: Geometry
+    scoring: Scoring
+    table: Table
+    pages: Ref
+    q: Ref
+    """[T, kv_heads, group, head_width]"""
+    out: Ref
+    """Like q."""
+    sinks: Ref | None
+    """f32[kv_heads, tile * group, 1]"""
+    tile: int
+    begin: Array
+    past: Array
+
+    def attend(self) -> None:
+        """Compute all spans, one after the other."""
+        geometry, size = self.geometry, self.tile * self.geometry.group
+        kv_heads, width = geometry.kv_heads, geometry.head_width
+        a_tile = (self.tile, kv_heads, geometry.group, width)
+        pl.run_scoped(
+            lambda *refs: self._attend(Scratch(*refs)),
+            pltpu.VMEM((2, geometry.block_pages, kv_heads, geometry.page_size, geometry.width), geometry.dtype),
+            pltpu.SemaphoreType.DMA((2,)),
+            pltpu.VMEM((2, *a_tile), self.q.dtype),
+            pltpu.SemaphoreType.DMA((2,)),
+            pltpu.VMEM((kv_heads, size, width), self.q.dtype),
+            pltpu.VMEM((kv_heads, size, 1), jnp.float32),
+            pltpu.VMEM((kv_heads, size, 1), jnp.float32),
+            pltpu.VMEM((kv_heads, size, width), jnp.float32),
+            pltpu.VMEM(a_tile, self.out.dtype),
+            pltpu.SemaphoreType.DMA,
+        )
+
+    def _attend(self, scratch: Scratch) -> None:
+        @pl.when(self.begin < self.past)
+        def _() -> None:
+            span = self._span(self.begin, jnp.int32(0))
+            self._fetch_queries(scratch, span, jnp.int32(0))
+            self._fetch(scratch, span, jnp.int32(0), jnp.int32(0))
+
+        def one_row(row: Array, state: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
+            after: tuple[Array, Array, Array] = jax.lax.fori_loop(
+                0, self._spans(row), lambda index, state: self._one_span(scratch, row, index, state), state
+            )
+            return after
+
+        start = (jnp.int32(0), jnp.int32(0), jnp.int32(0))
+        _, _, pending = jax.lax.fori_loop(self.begin, self.past, one_row, start)
+        self._await_results(scratch, pending)
+
+    def _spans(self, row: Array) -> Array:
+        spans: Array = (self.table.cu_q_lens[row + 1] - self.table.cu_q_lens[row] + (self.tile - 1)) // self.tile
+        return spans
+
+    def _span(self, row: Array, index: Array) -> Span:
+        first, past = self.table.cu_q_lens[row], self.table.cu_q_lens[row + 1]
+        token = first + index * self.tile
+        queries = jnp.minimum(past - token, self.tile)
+        position = self.table.kv_lens[row] - past + token
+        window, page_size = self.scoring.sliding_window, self.geometry.page_size
+        seen_from = jnp.int32(0) if window is None else jnp.maximum(position - (window - 1), 0)
+        past_page = (position + queries + (page_size - 1)) // page_size
+        return Span(row, token, queries, position, seen_from // page_size, past_page)
+
+    def _after(self, span: Span, index: Array) -> tuple[Span, Array]:
+        """The next span, and whether there is one."""
+        ends = index + 1 == self._spans(span.row)
+        row = jnp.where(ends, span.row + 1, span.row)
+        return self._span(jnp.minimum(row, self.past - 1), jnp.where(ends, 0, index + 1)), row < self.past
+
+    def _one_span(
+        self, scratch: Scratch, row: Array, index: Array, state: tuple[Array, Array, Array]
+    ) -> tuple[Array, Array, Array]:
+        """State: where the next block will be, where the queries, and how many results of the last span are on their way."""
+        slot, place, pending = state
+        span = self._span(row, index)
+        following, exists = self._after(span, index)
+        blocks = self._blocks(span)
+        scratch.high[...] = jnp.full(scratch.high.shape, MASKED, jnp.float32) if self.sinks is None else self.sinks[...]
+        scratch.total[...] = jnp.full(scratch.total.shape, 0 if self.sinks is None else 1, jnp.float32)
+        scratch.weighted[...] = jnp.zeros(scratch.weighted.shape, jnp.float32)
+        self._take_queries(scratch, span, place)
+
+        def one_block(block: Array, slot: Array) -> Array:
+            last = block + 1 == blocks
+
+            @pl.when(jnp.logical_not(last))
+            def _() -> None:
+                self._fetch(scratch, span, block + 1, 1 - slot)
+
+            @pl.when(last & exists)
+            def _() -> None:
+                self._fetch_queries(scratch, following, 1 - place)
+                self._fetch(scratch, following, jnp.int32(0), 1 - slot)
+
+            self._await_fetched(scratch, span, block, slot)
+            start = (span.first_page + block * self.geometry.block_pages) * self.geometry.page_size
+            self._clear(scratch, slot, span.position + span.queries - start)
+            jax.lax.fori_loop(
+                0,
+                self.geometry.kv_heads,
+                lambda head, _: self._accumulate(scratch, slot, head, span, start),
+                None,
+                unroll=self.tile == 1 and self.geometry.kv_heads <= UNROLLED_HEADS,
+            )
+            return 1 - slot
+
+        slot = jax.lax.fori_loop(0, blocks, one_block, slot)
+        self._await_results(scratch, pending)
+        self._give_results(scratch, span)
+        return slot, 1 - place, span.queries
+
+    def _blocks(self, span: Span) -> Array:
+        size = self.geometry.block_pages
+        return (span.past_page - span.first_page + (size - 1)) // size
+
+    def _fetch(self, scratch: Scratch, span: Span, block: Array, slot: Array) -> None:
+        self._for_each_copy(scratch, span, block, slot, lambda copy: copy.start())
+
+    def _await_fetched(self, scratch: Scratch, span: Span, block: Array, slot: Array) -> None:
+        self._for_each_copy(scratch, span, block, slot, lambda copy: copy.wait())
+
+    def _for_each_copy(
+        self, scratch: Scratch, span: Span, block: Array, slot: Array, act: Callable[[Ref], None]
+    ) -> None:
+        """The transfers of a block: whole pages, and of the span's last page those pieces that have tokens."""
+        geometry = self.geometry
+        first, last = span.first_page + block * geometry.block_pages, span.past_page - 1
+
+        def copy(page: Array, begin: Array | int, tokens: int) -> Ref:
+            entry = self.table.page_indices[span.row * geometry.pages_per_seq + page]
+            place = scratch.kv.at[slot, page - first, :, pl.ds(begin, tokens), :]
+            source = self.pages.at[entry, :, pl.ds(begin, tokens), :]
+            return pltpu.make_async_copy(source, place, scratch.kv_arrived.at[slot])
+
+        @pl.loop(first, jnp.minimum(first + geometry.block_pages, last))
+        def _(page: Array) -> None:
+            act(copy(page, 0, geometry.page_size))
+
+        @pl.when(last < first + geometry.block_pages)
+        def _() -> None:
+            in_page = span.position + span.queries - last * geometry.page_size
+
+            @pl.loop(0, (in_page + (geometry.piece - 1)) // geometry.piece)
+            def _(piece: Array) -> None:
+                act(copy(last, pl.multiple_of(piece * geometry.piece, geometry.piece), geometry.piece))
+
+    def _first_fetched(self, span: Span) -> Array:
+        """A tile begins where its span does, or earlier where it would reach behind the step's last token."""
+        return jnp.minimum(span.token, self.geometry.tokens - self.tile)
+
+    def _queries(self, scratch: Scratch, span: Span, place: Array) -> Ref:
+        source = self.q.at[pl.ds(self._first_fetched(span), self.tile)]
+        return pltpu.make_async_copy(source, scratch.q.at[place], scratch.q_arrived.at[place])
+
+    def _fetch_queries(self, scratch: Scratch, span: Span, place: Array) -> None:
+        self._queries(scratch, span, place).start()
+
+    def _take_queries(self, scratch: Scratch, span: Span, place: Array) -> None:
+        self._queries(scratch, span, place).wait()
+        for head in range(self.geometry.kv_heads):
+            scratch.rows[head] = scratch.q[place, :, head].reshape(scratch.rows.shape[1:])
+
+    def _clear(self, scratch: Scratch, slot: Array, valid: Array) -> None:
+        """Make what lies behind the first ``valid`` tokens of a block 0.
+
+        There is what its last owner left, perhaps NaN, which a weight of 0 does not make 0.
+        """
+        geometry = self.geometry
+        in_page = geometry.page_size // geometry.granule
+
+        def place(granule: Array) -> tuple[Array, Ref]:
+            return granule // in_page, pl.ds(
+                pl.multiple_of(granule % in_page * geometry.granule, geometry.granule), geometry.granule
+            )
+
+        @pl.when(valid < geometry.block)
+        def _() -> None:
+            partly = valid // geometry.granule
+            page, tokens = place(partly)
+            for head in range(geometry.kv_heads):
+                words = as_words(scratch.kv[slot, page, head, tokens, :])
+                kept = words & bits_before(geometry, words.shape, valid % geometry.granule)
+                scratch.kv[slot, page, head, tokens, :] = as_tokens(kept, geometry.dtype)
+
+            @pl.loop(partly + 1, geometry.block // geometry.granule)
+            def _(granule: Array) -> None:
+                page, tokens = place(granule)
+                shape = (geometry.kv_heads, geometry.granule, geometry.width)
+                scratch.kv[slot, page, :, tokens, :] = jnp.zeros(shape, geometry.dtype)
+
+    def _accumulate(self, scratch: Scratch, slot: Array, head: Array, span: Span, start: Array) -> None:
+        """A block of one head, whose first token is the row's ``start``-th."""
+        geometry, q = self.geometry, scratch.rows[head]
+        kv = scratch.kv[slot, :, head].reshape(geometry.block, geometry.width).astype(q.dtype)
+        keys, values = (kv[:, : geometry.head_width], kv[:, -geometry.head_width :]) if geometry.halved else (kv, kv)
+        scores = jnp.where(self._seen(span, start), self._scores(q, keys), np.float32(MASKED))
+        high, total, weighted = scratch.high[head], scratch.total[head], scratch.weighted[head]
+        higher = jnp.maximum(high, jnp.max(scores, axis=-1, keepdims=True))
+        weights, shrink = jnp.exp(scores - higher), jnp.exp(high - higher)
+        added = _matmul(weights.astype(q.dtype), values, contract=0)
+        scratch.high[head] = higher
+        scratch.total[head] = total * shrink + jnp.sum(weights, axis=-1, keepdims=True)
+        scratch.weighted[head] = weighted * shrink + added
+
+    def _scores(self, q: Array, keys: Array) -> Array:
+        scores = _matmul(q, keys, contract=1) * np.float32(self.scoring.sm_scale)
+        cap = self.scoring.soft_cap
+        return scores if cap is None else np.float32(cap) * jnp.tanh(scores * np.float32(1 / cap))
+
+    def _seen(self, span: Span, start: Array) -> Array:
+        """bool[tile * group, block] which keys each query may see."""
+        shape = (self.tile * self.geometry.group, self.geometry.block)
+        query = span.position - (span.token - self._first_fetched(span))
+        query += jax.lax.broadcasted_iota(jnp.int32, shape, 0) // self.geometry.group
+        key = start + jax.lax.broadcasted_iota(jnp.int32, shape, 1)
+        seen = key <= query
+        return seen if self.scoring.sliding_window is None else seen & (key > query - self.scoring.sliding_window)
+
+    def _give_results(self, scratch: Scratch, span: Span) -> None:
+        for head in range(self.geometry.kv_heads):
+            result = scratch.weighted[head] / jnp.maximum(scratch.total[head], np.float32(1e-30))
+            shape = (self.tile, self.geometry.group, self.geometry.head_width)
+            scratch.out[:, head] = result.astype(self.out.dtype).reshape(shape)
+
+        @pl.loop(0, span.queries)
+        def _(query: Array) -> None:
+            place = span.token - self._first_fetched(span) + query
+            self._result(scratch, place, span.token + query).start()
+
+    def _result(self, scratch: Scratch, place: Array, token: Array) -> Ref:
+        return pltpu.make_async_copy(scratch.out.at[place], self.out.at[token], scratch.out_left)
+
+    def _await_results(self, scratch: Scratch, pending: Array) -> None:
+        @pl.loop(0, pending)
+        def _(query: Array) -> None:
+            self._result(scratch, query, query).wait()
+
+
+def _matmul(a: Array, b: Array, *, contract: int) -> Array:
+    """a[m, k] by b, over its dimension ``contract``, to f32."""
+    exact = jax.lax.Precision.HIGHEST if a.dtype == jnp.float32 else None
+    dimensions = (((1,), (contract,)), ((), ()))
+    return jax.lax.dot_general(a, b, dimensions, precision=exact, preferred_element_type=jnp.float32)

@@ -1,0 +1,1 @@
+"""Structured outputs: grammars are compiled and followed by processes of their own."""

@@ -1,0 +1,135 @@
+"""The daemon's numbers as Prometheus reads them: vLLM's names, types, labels and buckets, and ``odriver_`` for our own.
+
+Names as in vllm/v1/metrics/loggers.py of late 2026, with those of before that dashboards still ask for. Nothing is
+computed until somebody asks: numbers come from the driver's snapshots and from histograms that one thread each writes.
+"""
+
+from collections.abc import Iterable, Mapping
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from driver.metrics.histogram import Histogram
+from driver.metrics.request_metrics import RequestMetrics
+from driver.odriver import STATES, DriverStatus, oDriver
+
+_LABELS = ("model_name", "engine")
+
+_FORMER_NAMES = {"inter_token_latency_seconds": "time_per_output_token_seconds"}
+"""What vLLM called it before."""
+
+
+class DriverMetrics(Collector):
+    """Reads a driver when it is asked; any thread may ask. ``cache_config`` are facts for ``vllm:cache_config_info``."""
+
+    def __init__(self, driver: oDriver, model: str, cache_config: Mapping[str, str]) -> None:
+        self._driver = driver
+        self._values = (model, "0")
+        self._cache_config = {**cache_config, "engine": "0"}
+
+    def collect(self) -> Iterable[Metric]:
+        """All there is."""
+        status, requests = self._driver.status(), self._driver.request_metrics
+        yield from self._gauges(status)
+        yield from self._counters(status, requests)
+        cached, prompts = requests.prompt_tokens_cached, requests.prompt_tokens
+        sources = {"local_compute": prompts - cached, "local_cache_hit": cached, "external_kv_transfer": 0}
+        yield self._by_label("vllm:prompt_tokens_by_source", "Prompt tokens by where they came from", "source", sources)
+        causes = status.preemptions_by_cause
+        yield self._by_label("odriver_preemptions_by_cause", "Preemptions by why", "cause", causes)
+        yield self._by_label("vllm:request_success", "Requests that ended", "finished_reason", requests.finished)
+        yield self._by_label("odriver_requests_failed", "Requests that got an error", "code", dict(self._driver.failed))
+        yield self._histogram("iteration_tokens_total", self._driver.iteration_tokens)
+        for name, histogram in requests.histograms().items():
+            yield self._histogram(name, histogram)
+            if name in _FORMER_NAMES:
+                yield self._histogram(_FORMER_NAMES[name], histogram)
+
+    def _gauges(self, status: DriverStatus) -> Iterable[Metric]:
+        waiting, used = status.waiting + status.queued_requests, status.pages_owned / max(1, status.pages_total)
+        for name, meaning, value in (
+            ("vllm:num_requests_running", "Sequences that take part in steps", status.running),
+            ("vllm:num_requests_waiting", "Sequences that wait for a step, and requests to be prepared", waiting),
+            ("vllm:kv_cache_usage_perc", "Share of pages in use by sequences; 1 is all", used),
+            ("vllm:gpu_cache_usage_perc", "The former name of vllm:kv_cache_usage_perc", used),
+            ("odriver_waiting_tokens", "Known tokens of the sequences that wait", status.waiting_tokens),
+            ("odriver_open_requests", "Requests that are owed an end", status.open_requests),
+            ("odriver_pages_total", "Pages in the cache", status.pages_total),
+            ("odriver_pages_free", "Pages that hold nothing", status.pages_free),
+            ("odriver_pages_cached", "Pages that no sequence uses and that hold a prefix", status.pages_cached),
+            ("odriver_seconds_since_progress", "Since a step landed, while there is work", status.seconds_since_progress),
+            ("odriver_uptime_seconds", "Since the driver was made", status.uptime_seconds),
+            ("odriver_staged_compilations_left", "Functions that readiness did not wait for", status.staged_compilations_left),
+        ):  # fmt: skip
+            yield self._alone(GaugeMetricFamily, name, meaning, value)
+        waiting_for = {"capacity": waiting, "deferred": 0}
+        yield self._by_label(
+            "vllm:num_requests_waiting_by_reason", "By why they wait", "reason", waiting_for, GaugeMetricFamily
+        )
+        sleeping = {"awake": not status.asleep, "weights_offloaded": 0, "discard_all": 0}
+        yield self._by_label("vllm:engine_sleep_state", "1 where it holds", "sleep_state", sleeping, GaugeMetricFamily)
+        yield self._by_label(
+            "odriver_stage_busy_seconds", "With one item, or its work without progress", "stage", status.stages,
+            GaugeMetricFamily,
+        )  # fmt: skip
+        states = {state: status.state == state for state in STATES}
+        yield self._by_label("odriver_state", "1 where it holds", "state", states, GaugeMetricFamily)
+        config = GaugeMetricFamily(
+            "vllm:cache_config_info", "How the cache is laid out", labels=list(self._cache_config)
+        )
+        config.add_metric(list(self._cache_config.values()), 1)
+        yield config
+
+    def _counters(self, status: DriverStatus, requests: RequestMetrics) -> Iterable[Metric]:
+        for name, meaning, value in (
+            ("vllm:num_preemptions", "Times that a sequence lost its pages to another", status.preemptions),
+            ("vllm:prompt_tokens", "Tokens of the prompts that were answered", requests.prompt_tokens),
+            ("vllm:prompt_tokens_cached", "Of them, those found in the prefix cache", requests.prompt_tokens_cached),
+            ("vllm:generation_tokens", "Tokens generated", status.generated_tokens),
+            ("vllm:prefix_cache_queries", "Tokens looked up in the prefix cache", status.prefix_cache_queries),
+            ("vllm:prefix_cache_hits", "Tokens found in the prefix cache", status.prefix_cache_hits),
+            ("vllm:corrupted_requests", "Requests whose logits held NaN or infinity", status.failed_rows),
+            ("odriver_page_evictions", "Kept pages that were given away", status.page_evictions),
+            ("odriver_page_lifetime_seconds", "Of those, since they were filled", status.page_lifetime_seconds_sum),
+            ("odriver_page_idle_seconds", "Of those, since nobody used them", status.page_idle_seconds_sum),
+            ("odriver_steps", "Steps that landed", status.steps),
+            ("odriver_failed_steps", "Steps that the device could not do", status.failed_steps),
+            ("odriver_failed_rows", "Requests that ended as their logits held NaN or infinity", status.failed_rows),
+            ("odriver_prompt_tokens_computed", "Prompt tokens computed, again after preemption too", status.prompt_tokens),
+            ("odriver_step_gap_seconds", "The device idle between steps though there was work", status.step_gap_seconds_sum),
+            ("odriver_step_gaps", "Steps that followed another without a rest", status.step_gap_seconds_count),
+            ("odriver_compilations_after_ready", "Compilations that nobody planned", status.compilations_after_ready),
+            ("odriver_staged_compilations", "Functions compiled while serving", status.staged_compilations),
+        ):  # fmt: skip
+            yield self._alone(CounterMetricFamily, name, meaning, value)
+
+    def _alone(
+        self, family: type[CounterMetricFamily] | type[GaugeMetricFamily], name: str, meaning: str, value: float
+    ) -> Metric:
+        metric = family(name, meaning, labels=_LABELS)
+        metric.add_metric(self._values, value)
+        return metric
+
+    def _by_label(
+        self,
+        name: str,
+        meaning: str,
+        label: str,
+        values: Mapping[str, float],
+        family: type[CounterMetricFamily] | type[GaugeMetricFamily] = CounterMetricFamily,
+    ) -> Metric:
+        metric = family(name, meaning, labels=(*_LABELS, label))
+        for value, count in values.items():
+            metric.add_metric((*self._values, value), count)
+        return metric
+
+    def _histogram(self, name: str, histogram: Histogram) -> Metric:
+        unit = "seconds" if name.endswith("seconds") else "tokens" if "tokens" in name else "samples"
+        family = HistogramMetricFamily(f"vllm:{name}", f"As in vLLM, in {unit}", labels=_LABELS)
+        buckets = [(_number(bound), count) for bound, count in histogram.cumulative()]
+        family.add_metric(self._values, buckets, histogram.sum)
+        return family
+
+
+def _number(bound: float) -> str:
+    return "+Inf" if bound == float("inf") else repr(float(bound))

@@ -1,0 +1,142 @@
+"""What the summary thread counts and times of requests. Names of histograms, their meaning and their buckets are vLLM's.
+
+With ``n`` above 1 each sample counts as a request, as in vLLM.
+"""
+
+from collections import deque
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from driver.metrics.histogram import Histogram
+from driver.thread_messages import Opened
+from engine.scheduling.sequence import Sequence
+
+FINISH_REASONS = ("stop", "length", "abort", "error", "repetition", "timeout")
+
+_TTFT = (.001, .005, .01, .02, .04, .06, .08, .1, .25, .5, .75, 1, 2.5, 5, 7.5, 10, 20, 40, 80, 160, 640, 2560)  # fmt: skip
+_PER_TOKEN = (.01, .025, .05, .075, .1, .15, .2, .3, .4, .5, .75, 1, 2.5, 5, 7.5, 10, 20, 40, 80)  # fmt: skip
+_PER_REQUEST = (.3, .5, .8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480, 960, 1920, 7680)  # fmt: skip
+_SAMPLES = (1, 2, 5, 10, 20)
+RECENT = 256
+"""Samples that percentiles are of."""
+
+
+class Latencies(NamedTuple):
+    """Seconds from a request's arrival to the first token, from a token to the next on average, and to the end."""
+
+    ttft: float
+    tpot: float
+    e2e: float
+
+
+class RequestMetrics:
+    """Histograms in seconds or tokens, and counts since the start. The summary thread writes, any may read."""
+
+    def __init__(self, max_model_len: int) -> None:
+        tokens = tuple(_one_two_five(max_model_len))
+        self.time_to_first_token_seconds = Histogram(_TTFT)
+        self.inter_token_latency_seconds = Histogram(_PER_TOKEN)
+        self.request_time_per_output_token_seconds = Histogram(_PER_TOKEN)
+        self.e2e_request_latency_seconds = Histogram(_PER_REQUEST)
+        self.request_queue_time_seconds = Histogram(_PER_REQUEST)
+        self.request_inference_time_seconds = Histogram(_PER_REQUEST)
+        self.request_prefill_time_seconds = Histogram(_PER_REQUEST)
+        self.request_decode_time_seconds = Histogram(_PER_REQUEST)
+        self.request_prompt_tokens = Histogram(tokens)
+        self.request_prefill_kv_computed_tokens = Histogram(tokens)
+        self.request_generation_tokens = Histogram(tokens)
+        self.request_params_max_tokens = Histogram(tokens)
+        self.request_params_n = Histogram(_SAMPLES)
+        self.request_max_num_generation_tokens = Histogram(tokens)
+        self.prompt_tokens = 0
+        """Of requests that have been given their first token; of them, from the prefix cache:"""
+        self.prompt_tokens_cached = 0
+        self.finished = dict.fromkeys(FINISH_REASONS, 0)
+        self._recent: deque[Latencies] = deque(maxlen=RECENT)
+
+    def note(self, latencies: "Latencies") -> None:
+        """One more that ended and had tokens."""
+        self._recent.append(latencies)
+
+    def percentiles(self) -> dict[str, float]:
+        """Of those that ended last, in seconds: ``ttft_seconds_p50`` and so on; nothing where none has ended."""
+        recent = list(self._recent)
+        return {
+            f"{name}_seconds_p{percent}": values[round(percent / 100 * (len(values) - 1))]
+            for name, *unsorted in zip(Latencies._fields, *recent, strict=True)
+            for values in [sorted(unsorted)]
+            if values
+            for percent in (50, 99)
+        }
+
+    def histograms(self) -> dict[str, Histogram]:
+        """By name."""
+        return {name: value for name, value in vars(self).items() if isinstance(value, Histogram)}
+
+
+class SampleTimes:
+    """The times of one sample of a request, in seconds of the caller's clock."""
+
+    def __init__(self, metrics: RequestMetrics, opened: Opened, sequence: Sequence) -> None:
+        self._metrics = metrics
+        self._opened = opened
+        self._sequence = sequence
+        self._received_at = opened.request.received_at
+        self.num_tokens = 0
+        self._first_at: float | None = None
+        self._last_at = 0.0
+
+    def land(self, count: int, now: float) -> None:
+        """So many tokens came."""
+        self.num_tokens += count
+        if self._first_at is None:
+            self._first_at = now
+            self._metrics.time_to_first_token_seconds.observe(now - self._received_at)
+            self._metrics.prompt_tokens += self._opened.num_prompt_tokens
+            self._metrics.prompt_tokens_cached += self._num_cached
+            request = self._opened.request
+            request.first_token_at = request.first_token_at or now
+            request.scheduled_at = request.scheduled_at or self._sequence.scheduled_at
+        else:
+            self._metrics.inter_token_latency_seconds.observe(now - self._last_at)
+        self._last_at = now
+
+    def finish(self, reason: str, now: float) -> None:
+        """The sample has ended."""
+        metrics = self._metrics
+        metrics.finished[reason] += 1
+        metrics.e2e_request_latency_seconds.observe(now - self._received_at)
+        metrics.request_prompt_tokens.observe(self._opened.num_prompt_tokens)
+        metrics.request_prefill_kv_computed_tokens.observe(self._opened.num_prompt_tokens - self._num_cached)
+        metrics.request_generation_tokens.observe(self.num_tokens)
+        if self._opened.params.max_tokens is not None:
+            metrics.request_params_max_tokens.observe(self._opened.params.max_tokens)
+        scheduled_at = self._sequence.scheduled_at
+        metrics.request_queue_time_seconds.observe((scheduled_at or now) - self._received_at)
+        if scheduled_at is not None and self._first_at is not None:
+            self._finish_phases(scheduled_at, self._first_at)
+
+    @property
+    def _num_cached(self) -> int:
+        """Prompt tokens that were found in the prefix cache; a resumed one may have found output there too."""
+        return min(self._sequence.num_cached_tokens, self._opened.num_prompt_tokens)
+
+    def _finish_phases(self, scheduled_at: float, first_at: float) -> None:
+        metrics, decode = self._metrics, self._last_at - first_at
+        metrics.request_inference_time_seconds.observe(self._last_at - scheduled_at)
+        metrics.request_prefill_time_seconds.observe(first_at - scheduled_at)
+        metrics.request_decode_time_seconds.observe(decode)
+        per_token = decode / max(1, self.num_tokens - 1)
+        metrics.request_time_per_output_token_seconds.observe(per_token)
+        metrics.note(Latencies(first_at - self._received_at, per_token, self._last_at - self._received_at))
+
+
+def _one_two_five(most: int) -> Iterator[int]:
+    """1, 2, 5, 10, 20, 50 and so on, up to ``most``."""
+    scale = 1
+    while True:
+        for mantissa in (1, 2, 5):
+            if mantissa * scale > most:
+                return
+            yield mantissa * scale
+        scale *= 10

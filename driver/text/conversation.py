@@ -1,0 +1,153 @@
+"""A conversation as a chat template takes it: messages, the functions that the model may call, and the template's own switches."""
+
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import jinja2
+import msgspec
+
+from driver.errors import InvalidRequest
+from driver.text.json_form import check_json
+from engine.request_limits import MAX_TOOL_CALLS
+
+ROLES = ("system", "developer", "user", "assistant", "tool")
+_FIELDS = {
+    "assistant": {"reasoning_content", "tool_calls"},
+    "tool": {"name", "tool_call_id"},
+}
+"""What messages of a role may have beside role and content."""
+ENDS = frozenset(["add_generation_prompt", "continue_final_message"])
+"""Switches that every template has: whether the assistant is to speak next (it is), or goes on with the last message."""
+_RESERVED = frozenset(
+    [
+        "chat_template",
+        "conversation",
+        "documents",
+        "max_length",
+        "messages",
+        "padding",
+        "return_assistant_tokens_mask",
+        "return_dict",
+        "return_tensors",
+        "sanitize_control_tokens",
+        "tokenize",
+        "tokenizer_kwargs",
+        "tools",
+        "truncation",
+    ]
+)
+"""Arguments of transformers' apply_chat_template (version 5), which are not the template's own."""
+
+
+class Chat(NamedTuple):
+    """What has been checked: ``messages`` with the arguments of calls as objects, ``tools`` as OpenAI has them."""
+
+    messages: list[dict[str, Any]]
+    tools: list[dict[str, Any]]
+    template_kwargs: dict[str, Any]
+
+
+def checked_chat(
+    messages: Any, tools: list[dict[str, Any]] | None = None, template_kwargs: dict[str, Any] | None = None
+) -> Chat:
+    """Raises InvalidRequest that names what is not as it must be, and where.
+
+    A message has a ``role`` and a text as its ``content``. An assistant's may have ``reasoning_content``, and
+    ``tool_calls`` (``{"function": {"name": ..., "arguments": a JSON object or its text}}``) in place of its content; a
+    tool's, which answers a call, ``tool_call_id`` and ``name``.
+    """
+    if not isinstance(messages, list) or not messages:
+        raise InvalidRequest("messages must be a list of at least one message")
+    for position, tool in enumerate(tools or []):
+        _check_tool(f"tools[{position}]", tool)
+    return Chat(
+        [_checked_message(f"messages[{position}]", message) for position, message in enumerate(messages)],
+        tools or [],
+        template_kwargs or {},
+    )
+
+
+def check_template(template: str, chat: Chat) -> None:
+    """Raises InvalidRequest where the template would ignore a part of the conversation."""
+    names, strings = _words(template)
+    if chat.tools and "tools" not in names:
+        raise InvalidRequest("the chat template of this model knows no tools: ask without them, or serve another model")
+    if any("tool_calls" in message for message in chat.messages) and "tool_calls" not in names | strings:
+        raise InvalidRequest("the chat template of this model knows no tool_calls: send what was called as text")
+    for name in chat.template_kwargs.keys() - ENDS:
+        if name in _RESERVED or name not in names:
+            raise InvalidRequest(f"chat_template_kwargs: the chat template of this model has no {name!r}")
+
+
+def check_encodable(what: str, text: str) -> None:
+    """Raises InvalidRequest for text that UTF-8 cannot carry."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise InvalidRequest(
+            f"{what} holds half a surrogate pair at character {error.start}, which is no text"
+        ) from error
+
+
+@lru_cache(maxsize=8)
+def _words(template: str) -> tuple[frozenset[str], frozenset[str]]:
+    """The names and the strings of a template's own code, without what it writes."""
+    words = [(kind, word) for _, kind, word in jinja2.Environment().lex(template)]
+    names = frozenset(word for kind, word in words if kind == "name")
+    return names, frozenset(word[1:-1] for kind, word in words if kind == "string")
+
+
+def _checked_message(where: str, message: Any) -> dict[str, Any]:
+    if not isinstance(message, dict) or "role" not in message:
+        raise InvalidRequest(f"{where} must have role and content")
+    role, calls = message["role"], message.get("tool_calls")
+    if role not in ROLES:
+        raise InvalidRequest(f"{where}: role must be one of {', '.join(ROLES)}, not {role!r}")
+    if unknown := message.keys() - {"role", "content"} - _FIELDS.get(role, set()):
+        raise InvalidRequest(f"{where}: a message of role {role} has no {min(map(str, unknown))!r}")
+    checked = {name: value for name, value in message.items() if name != "tool_calls"}
+    if calls and checked.get("content") is None:
+        checked["content"] = ""
+    if "content" not in checked:
+        raise InvalidRequest(f"{where} must have role and content")
+    for name, text in checked.items():
+        _check_text(where, name, text)
+    return {**checked, "tool_calls": _checked_calls(where, calls)} if calls else checked
+
+
+def _check_text(where: str, name: str, text: Any) -> None:
+    if not isinstance(text, str):
+        raise InvalidRequest(f"{where}: {name} must be a string, not {type(text).__name__}")
+    check_encodable(where, text)
+
+
+def _checked_calls(where: str, calls: Any) -> list[dict[str, Any]]:
+    if not isinstance(calls, list):
+        raise InvalidRequest(f"{where}: tool_calls must be a list, not {type(calls).__name__}")
+    if len(calls) > MAX_TOOL_CALLS:
+        raise InvalidRequest(f"{where}: tool_calls may be {MAX_TOOL_CALLS}, not {len(calls)}")
+    return [_checked_call(f"{where}.tool_calls[{position}]", call) for position, call in enumerate(calls)]
+
+
+def _checked_call(where: str, call: Any) -> dict[str, Any]:
+    function = call.get("function") if isinstance(call, dict) else None
+    if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+        raise InvalidRequest(f"{where} must have a function with a name and arguments")
+    arguments = function.get("arguments", {})
+    if isinstance(arguments, str):
+        try:
+            check_json(arguments.encode())
+            arguments = msgspec.json.decode(arguments or "{}")
+        except (msgspec.DecodeError, UnicodeEncodeError) as error:
+            raise InvalidRequest(f"{where}: its arguments are no JSON: {error}") from error
+        except ValueError as error:
+            raise InvalidRequest(f"{where}: its arguments cannot be read: {error}") from error
+    if not isinstance(arguments, dict):
+        raise InvalidRequest(f"{where}: its arguments must be a JSON object, not {type(arguments).__name__}")
+    return {"type": "function", **call, "function": {**function, "arguments": arguments}}
+
+
+def _check_tool(where: str, tool: dict[str, Any]) -> None:
+    function = tool.get("function")
+    if tool.get("type") != "function" or not isinstance(function, dict) or not isinstance(function.get("name"), str):
+        raise InvalidRequest(f"{where} must be of type function, with a function that has a name")

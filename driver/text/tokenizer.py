@@ -1,0 +1,129 @@
+"""Text to token ids and back, by the tokenizer files of a model directory."""
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+from driver.text.chat_template import hold_to_budget, rendered
+from driver.text.conversation import Chat
+from driver.text.least_tokens import LeastTokens
+from engine.errors import ConfigurationError
+
+MAX_UNINTERRUPTED = 1024
+"""Tokens that are decoded while all other threads wait, which takes less than a millisecond; more are decoded as a batch."""
+
+
+class Tokenizer(Protocol):
+    """What the driver asks of a tokenizer, on several threads at once; texts are such as UTF-8 can carry."""
+
+    def encode(self, text: str) -> list[int]:
+        """The ids of a prompt, with the special tokens that the model expects around one."""
+
+    def encode_word(self, text: str) -> list[int]:
+        """The ids of a piece of text, with no special tokens around it."""
+
+    def least_tokens(self, text: str) -> int:
+        """No more than ``encode_word`` gives ids, or 0 where that is not known; for much less work."""
+
+    def render(self, chat: Chat) -> str:
+        """A conversation's text, up to where the assistant speaks, for ``encode_word``; raises InvalidRequest."""
+
+    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+        """The text of the ids, special tokens left out or as they are spelt, U+FFFD for bytes that are no UTF-8."""
+
+    def is_visible(self, token_id: int) -> bool:
+        """Whether the id takes part in text at all; special and unassigned ones do not."""
+
+    def is_special(self, token_id: int) -> bool:
+        """Whether the id is a special token's, which can be spelt but is no text."""
+
+    def definition(self) -> str:
+        """What a tokenizer.json would say of it."""
+
+    def info(self) -> dict[str, Any]:
+        """What a tokenizer_config.json would say of it."""
+
+
+class HuggingFaceTokenizer:
+    """A fast tokenizer of the transformers library, from a local directory.
+
+    Its Rust backend encodes and decodes on any thread, as long as nobody sets anything of it; transformers' own ``encode``
+    sets truncation and padding at each call.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self._tokenizer = _load(directory)
+        self._backend = self._tokenizer.backend_tokenizer
+        self._backend.no_truncation()
+        self._backend.no_padding()
+        self._least_tokens = LeastTokens(self._backend.to_str())
+        hold_to_budget(self._tokenizer)
+        added = self._backend.get_added_tokens_decoder()
+        self._special = frozenset(token_id for token_id, token in added.items() if token.special)
+
+    def encode(self, text: str) -> list[int]:
+        """The ids of a prompt, with the special tokens that the model expects around one."""
+        return self._ids(text, add_special_tokens=True)
+
+    def encode_word(self, text: str) -> list[int]:
+        """The ids of a piece of text, with no special tokens around it."""
+        return self._ids(text, add_special_tokens=False)
+
+    def least_tokens(self, text: str) -> int:
+        """By the bytes of the text."""
+        return self._least_tokens.at_least(text)
+
+    def _ids(self, text: str, *, add_special_tokens: bool) -> list[int]:
+        """As a batch of one: ``encode`` holds the interpreter until it is done, for seconds if the text is long."""
+        [encoding] = self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
+        return list(encoding.ids)
+
+    def render(self, chat: Chat) -> str:
+        """By the chat template; raises InvalidRequest where it refuses it, or would ignore a part of it."""
+        return rendered(self._tokenizer, chat)
+
+    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+        """The text of the ids, without the clean-up of spaces that transformers may add: it would look ahead."""
+        if len(token_ids) > MAX_UNINTERRUPTED:
+            return str(self._backend.decode_batch([list(token_ids)], skip_special_tokens=skip_special_tokens)[0])
+        return str(self._backend.decode(list(token_ids), skip_special_tokens=skip_special_tokens))
+
+    def is_visible(self, token_id: int) -> bool:
+        """Whether the vocabulary has the id, and not as a special token."""
+        return token_id not in self._special and self._backend.id_to_token(token_id) is not None
+
+    def is_special(self, token_id: int) -> bool:
+        """Whether the id is that of an added token that is marked special."""
+        return token_id in self._special
+
+    def definition(self) -> str:
+        """What tokenizer.json says, and of the tokens that other files add."""
+        return str(self._backend.to_str())
+
+    def info(self) -> dict[str, Any]:
+        """Class, special tokens and chat template, by the names of tokenizer_config.json."""
+        tokenizer = self._tokenizer
+        return {
+            "tokenizer_class": type(tokenizer).__name__,
+            "chat_template": tokenizer.chat_template,
+            **{name: str(token) for name, token in tokenizer.special_tokens_map.items() if isinstance(token, str)},
+        }
+
+
+def _load(directory: Path) -> Any:
+    if not (directory / "tokenizer.json").is_file():
+        raise ConfigurationError(f"{directory} has no tokenizer.json: a model directory needs a fast tokenizer's files")
+    # At import transformers would warn that PyTorch is missing, which we never use.
+    os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
+    # Our batches have one text; threads for more would be warned of at each fork.
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    from transformers import AutoTokenizer
+
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(directory, local_files_only=True)
+    except Exception as error:  # the tokenizers library raises bare Exception for a file it can't read
+        raise ConfigurationError(f"the tokenizer files in {directory} cannot be read: {error}") from error
+    if not tokenizer.is_fast:
+        raise ConfigurationError(f"{directory} holds a slow tokenizer: convert it to a tokenizer.json first")
+    return tokenizer

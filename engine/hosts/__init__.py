@@ -1,0 +1,1 @@
+"""An engine that runs in several processes, one on each host."""

@@ -1,0 +1,233 @@
+"""The processes that one engine runs in, one on each host: process 0 plans, and all execute the same steps in the same order.
+
+``jax.distributed`` makes their devices one. What process 0 tells the others goes by a TCP connection to each, which takes
+15 us a step where a broadcast between devices takes milliseconds (two processes on two cores). It also says at once who
+has gone: the kernel closes the connections of a process that dies, and a host that does not answer is given up after
+some HOST_PATIENCE seconds.
+"""
+
+import logging
+import os
+import secrets
+import socket
+import threading
+import zlib
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from multiprocessing import AuthenticationError
+from multiprocessing.connection import Client, Connection, Listener, wait
+
+import jax
+import numpy as np
+
+from engine.config import Hosts
+from engine.device_errors import acquire_devices
+from engine.errors import ConfigurationError, HostsError
+from engine.step.commands import (
+    Answer,
+    AskToStop,
+    Command,
+    Joined,
+    Leave,
+    Left,
+    decode_answer,
+    decode_command,
+    encode,
+)
+
+logger = logging.getLogger(__name__)
+
+HOST_PATIENCE = 20
+"""Seconds without a sign of life, after which a host is taken for dead."""
+LEAVING_PATIENCE = 1.0
+"""Seconds that the others have to leave in when they are told to."""
+TOKEN_BYTES = 16
+FAULT = 1
+"""The exit code of a process that is to be started again."""
+
+
+class Leader:
+    """Process 0's connections. Any thread may ``tell``; ``lost`` and ``asked_to_stop`` are called on a thread of its own."""
+
+    def __init__(
+        self, others: Mapping[int, Connection], lost: Callable[[str], None], asked_to_stop: Callable[[str], None]
+    ) -> None:
+        self._others = others
+        self._lost = lost
+        self._asked_to_stop = asked_to_stop
+        self._turn = threading.Lock()  # for the one message that another thread than the execution loop's says: Leave
+        self._leaving = False
+        self._thread = threading.Thread(target=self._watch, name="hosts", daemon=True)
+        self._thread.start()
+
+    def tell(self, command: Command) -> None:
+        """Have every other process do the same. Raises HostsError where one has gone."""
+        frame = encode(command)
+        with self._turn:
+            for process_id, connection in self._others.items():
+                try:
+                    connection.send_bytes(frame)
+                except OSError as error:
+                    raise HostsError(f"process {process_id} has gone ({error})") from error
+
+    def leave(self, code: int, why: str) -> None:
+        """Have the others end with this exit code, and wait a little for it."""
+        self._leaving = True
+        frame = encode(Leave(code, why))
+        if self._turn.acquire(timeout=LEAVING_PATIENCE):  # or a step is being told to one who does not listen
+            for connection in self._others.values():
+                try:
+                    connection.send_bytes(frame)
+                except OSError:
+                    logger.debug("a process has gone before it was told to")
+            self._turn.release()
+        self._thread.join(LEAVING_PATIENCE)
+
+    def _watch(self) -> None:
+        there = {connection: process_id for process_id, connection in self._others.items()}
+        while there:
+            for connection in wait(list(there)):
+                assert isinstance(connection, Connection)
+                answer = _hear(connection)
+                if answer is None:
+                    self._heed(there.pop(connection), Left("it has died, or its host has"))
+                else:
+                    self._heed(there[connection], answer)
+
+    def _heed(self, process_id: int, answer: Answer) -> None:
+        match answer:
+            case Left(why=why) if not self._leaving:
+                self._leaving = True  # what follows is no news
+                logger.error("process %d has gone: %s", process_id, why)
+                self._lost(f"process {process_id} has gone: {why}")
+            case AskToStop(why=why):
+                self._asked_to_stop(f"process {process_id}: {why}")
+
+
+class Member:
+    """Another process's connection to process 0."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+
+    def listen(self) -> Command:
+        """The next command, waiting for it; where process 0 has gone that is to leave."""
+        try:
+            return decode_command(self._connection.recv_bytes())
+        except (EOFError, OSError):
+            return Leave(FAULT, "process 0 has gone: it has died, or its host has")
+
+    def say(self, answer: Answer) -> None:
+        """Tell process 0, if it is there to hear it."""
+        try:
+            self._connection.send_bytes(encode(answer))
+        except OSError as error:
+            logger.warning("process 0 does not hear %s: %s", answer, error)
+
+
+def lead(
+    hosts: Hosts, facts: Mapping[str, str], lost: Callable[[str], None], asked_to_stop: Callable[[str], None]
+) -> Leader:
+    """Be process 0, and return when all others have come. Raises as ``_join`` does."""
+    _join(hosts, facts)
+    token = secrets.token_bytes(TOKEN_BYTES)
+    others: dict[int, Connection] = {}
+    with Listener(("", 0), backlog=hosts.num_processes, authkey=token) as listener:
+        _broadcast((listener.address[1], *token))
+        while len(others) < hosts.num_processes - 1:
+            try:
+                connection = listener.accept()
+            except (AuthenticationError, EOFError, OSError) as stranger:
+                logger.warning("somebody else came to the port of the other processes: %s", stranger)
+                continue
+            joined = _hear(connection)
+            assert isinstance(joined, Joined)
+            others[joined.process_id] = _keep_alive(connection)
+    logger.info("process 0 of %d: all others are there", hosts.num_processes)
+    return Leader(others, lost, asked_to_stop)
+
+
+def follow(hosts: Hosts, facts: Mapping[str, str]) -> Member:
+    """Be another process than 0, and return when that is there. Raises as ``_join`` does."""
+    _join(hosts, facts)
+    port, *token = _broadcast((0,) * (1 + TOKEN_BYTES))
+    connection = Client((hosts.coordinator_address.rpartition(":")[0].strip("[]"), port), authkey=bytes(token))
+    member = Member(_keep_alive(connection))
+    member.say(Joined(hosts.process_id))
+    return member
+
+
+def least_of_all(number: int) -> int:
+    """The smallest of the numbers that the processes have of something; each has to ask."""
+    if jax.process_count() == 1:
+        return number
+    return min(high << 30 | low for high, low in _gather((number >> 30, number & (1 << 30) - 1)))
+
+
+def _join(hosts: Hosts, facts: Mapping[str, str]) -> None:
+    """Make the devices of all processes one. Raises HostsError where the others do not come, DevicesUnavailable, and
+    ConfigurationError where they differ in ``facts``: what has to be the same, by what to call it.
+    """
+    logger.info(
+        "process %d of %d: waiting for the others at %s",
+        hosts.process_id, hosts.num_processes, hosts.coordinator_address,
+    )  # fmt: skip
+    jax.config.update("jax_cpu_collectives_implementation", "gloo")
+    jax.config.update("jax_enable_preemption_service", False)  # it would take SIGTERM from the daemon
+    background = ThreadPoolExecutor(1)  # signals are heard meanwhile
+    try:
+        background.submit(
+            jax.distributed.initialize, hosts.coordinator_address, hosts.num_processes, hosts.process_id
+        ).result()
+    except RuntimeError as error:
+        words = str(error).partition("\n")[0]
+        raise HostsError(
+            f"the {hosts.num_processes} processes did not find each other at {hosts.coordinator_address} ({words})"
+        ) from error
+    finally:
+        background.shutdown(wait=False)
+    acquire_devices()
+    _check_alike(facts)
+
+
+def _check_alike(facts: Mapping[str, str]) -> None:
+    sums = _gather([zlib.crc32(fact.encode()) >> 1 for fact in facts.values()])
+    for process_id, theirs in enumerate(sums):
+        differing = [name for name, mine, other in zip(facts, sums[0], theirs, strict=True) if mine != other]
+        if differing:
+            raise ConfigurationError(
+                f"process {process_id} differs from process 0 in {', '.join(differing)}: start all with the same"
+            )
+
+
+def _gather(numbers: "tuple[int, ...] | list[int]") -> list[list[int]]:
+    """Every process's numbers, each below 2^31, by its id."""
+    from jax.experimental.multihost_utils import process_allgather
+
+    gathered = np.asarray(process_allgather(np.array(numbers, np.int32)))
+    return [list(map(int, row)) for row in gathered.reshape(jax.process_count(), -1)]
+
+
+def _broadcast(numbers: tuple[int, ...]) -> list[int]:
+    """Process 0's numbers."""
+    return _gather(numbers)[0]
+
+
+def _hear(connection: Connection) -> Answer | None:
+    """None where there is nobody any more."""
+    try:
+        return decode_answer(connection.recv_bytes())
+    except (EOFError, OSError):
+        return None
+
+
+def _keep_alive(connection: Connection) -> Connection:
+    """Send what is said at once, and notice when a host does not answer."""
+    with socket.socket(fileno=os.dup(connection.fileno())) as tcp:
+        tcp.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        tcp.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        tcp.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, HOST_PATIENCE // 2)
+        tcp.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, HOST_PATIENCE // 4)
+        tcp.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 2)
+        tcp.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 1000 * HOST_PATIENCE)
+    return connection

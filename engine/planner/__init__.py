@@ -1,0 +1,1 @@
+"""What serving on chips that are not there would be like. No daemon imports it."""

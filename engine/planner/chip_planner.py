@@ -1,0 +1,152 @@
+"""Finds out what serving on TPUs would be like, without one: libtpu compiles all that the daemon would."""
+
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from jax import Device
+
+from caching.metadata import PagedAttentionCacheMetaData, pages_for
+from caching.tpu.tpu_chip import CHIPS, Chip
+from caching.tpu.tpu_kernels import TPUKernel
+from engine.build import asked_context, check_page_table, fitting_context
+from engine.config import EngineConfig
+from engine.errors import ConfigurationError
+from engine.mesh import DeviceMesh
+from engine.models.config import ModelConfig
+from engine.models.families import read_config_file
+from engine.models.sharding import most_devices, spread
+from engine.models.weights import abstract_decoder
+from engine.planner.chip_fit import ChipFit
+from engine.planner.chip_plan import ChipPlan, DecodeStep, Roofline, batch_sizes
+from engine.planner.compiled_function import CompiledProgram, LargeArrays
+from engine.planner.hlo_traffic import Moved, Traffic
+from engine.planner.ici import exchanges_seconds
+from engine.planner.topology import chips_of
+from engine.progress import Progress
+from engine.sampling.sampler import SamplingVariant
+from engine.step.backend import SMALLEST_ACCELERATOR_STEP
+from engine.step.execution_manager import ExecutionManager, StepShapes
+from engine.step.lowering import Compilation
+
+Report = Callable[[Progress], None]
+
+
+def plan_chips(config: EngineConfig, path: Path, topology: str, tokens_a_sequence: int, report: Report) -> ChipPlan:
+    """Compile what a daemon would for chips of a topology. ``path`` is a config.json; no weights are needed.
+
+    Raises ConfigurationError, with the arithmetic, where the model does not fit.
+    """
+    devices = chips_of(topology)
+    chip = _known(devices[0])
+    model = _split(config, read_config_file(path), len(devices))
+    fit = ChipFit(config, model, chip, np.dtype(config.dtype or jnp.bfloat16))
+    fit.check(len(devices))
+    cache = fit.planner()
+    mesh = DeviceMesh(tuple(devices[: model.tensor_parallel_size]))
+    shapes = _shapes(config, model, cache.plan())
+    check_page_table(config, fit.backend, shapes.pages_per_seq)
+    begun = time.perf_counter()
+    programs = _compile(fit, mesh, shapes, report)
+    seconds = time.perf_counter() - begun
+    cache.count_scratch(max(one.report.scratch_bytes for one in programs))
+    shapes = _shapes(config, model, cache.plan())
+    tokens = min(tokens_a_sequence, shapes.max_model_len)
+    return ChipPlan(
+        model=str(path),
+        topology=topology,
+        chip=devices[0].device_kind,
+        chips=len(devices),
+        tensor_parallel_size=mesh.size,
+        hbm=chip.hbm_bytes,
+        budget=fit.budget,
+        weights=fit.weights,
+        scratch=cache.reserved,
+        pages=shapes.cache.num_bytes,
+        num_pages=shapes.cache.num_pages,
+        page_size=shapes.cache.page_size,
+        context_tokens=shapes.cache.num_usable_tokens,
+        max_model_len=shapes.max_model_len,
+        tokens_a_sequence=tokens,
+        functions=[one.report for one in programs],
+        compile_seconds=seconds,
+        decode=_decode(fit, programs, shapes, tokens),
+    )
+
+
+def pages_read(kernel: TPUKernel, chip: Chip, shapes: StepShapes, tokens: int) -> int:
+    """Bytes that attention reads of one layer's pages for a sequence of so many tokens."""
+    cache = shapes.cache
+    read = kernel.tokens_read(chip, cache, shapes.pages_per_seq, tokens)
+    return read * cache.bytes_per_page // (cache.num_layers * cache.page_size)
+
+
+def _known(device: Device) -> Chip:
+    if device.device_kind not in CHIPS:
+        raise ConfigurationError(f"nothing is known of {device.device_kind}: known are {', '.join(CHIPS)}")
+    return CHIPS[device.device_kind]
+
+
+def _split(config: EngineConfig, model: ModelConfig, chips: int) -> ModelConfig:
+    asked = config.tensor_parallel_size
+    if asked is not None and asked > chips:
+        raise ConfigurationError(
+            f"tensor_parallel_size {asked} is more than the {chips} chips of the topology: lower it"
+        )
+    return spread(model, asked or most_devices(model, chips))
+
+
+def _shapes(config: EngineConfig, model: ModelConfig, cache: PagedAttentionCacheMetaData) -> StepShapes:
+    context = fitting_context(config, asked_context(config, model), cache)
+    return StepShapes(config.max_num_seqs, config.max_num_batched_tokens, context, cache, SMALLEST_ACCELERATOR_STEP)
+
+
+def _compile(fit: ChipFit, mesh: DeviceMesh, shapes: StepShapes, report: Report) -> list[CompiledProgram]:
+    """All that a daemon compiles before it is READY, in the order in which it is done."""
+    backend, model = fit.backend, fit.model
+    arrange = partial(backend.arrange, activations=fit.dtype if fit.config.quantization else None)
+    decoder = abstract_decoder(model, fit.dtype, mesh=mesh, arrange=arrange)
+    logits = jax.ShapeDtypeStruct((shapes.max_num_seqs, model.padded_vocab_size), jnp.float32)
+    pages = jax.tree.leaves(backend.abstract_cache(shapes.cache, mesh))
+    arrays = LargeArrays(tuple(jax.tree.leaves(nnx.state(decoder))), tuple(pages), logits, model.num_layers)
+    programs: list[CompiledProgram] = []
+
+    def hear(compilation: Compilation) -> None:
+        programs.append(CompiledProgram(compilation, arrays))
+
+    manager = ExecutionManager(decoder, shapes, backend, mesh, hear=hear)
+    manager.compile(report, staged=fit.config.staged_readiness)
+    return programs
+
+
+def _decode(fit: ChipFit, programs: list[CompiledProgram], shapes: StepShapes, tokens: int) -> list[DecodeStep]:
+    """Of as many sequences as there are pages for, each in the smallest bucket that holds them, and the greedy sampler."""
+    roofline, read = (
+        Roofline(fit.chip, fit.model, fit.stored_dtype, fit.kv_dtype, fit.weights),
+        pages_read(fit.kernel, fit.chip, shapes, tokens),
+    )
+    pages = pages_for(tokens, shapes.cache.page_size)
+    found = []
+    for sequences in batch_sizes(shapes.max_num_seqs):
+        if sequences * pages <= shapes.cache.num_usable_pages:
+            step = _smallest(programs, "step", sequences).traffic(sequences * read)
+            sampler = _smallest(programs, SamplingVariant.GREEDY.value, sequences).traffic(0)
+            found.append(_step(roofline, sequences, tokens, step, sampler))
+    return found
+
+
+def _step(roofline: Roofline, sequences: int, tokens: int, *traffic: Traffic) -> DecodeStep:
+    collectives = [one for each in traffic for one in each.collectives]
+    seconds = exchanges_seconds(collectives, roofline.chip, roofline.model.tensor_parallel_size)
+    return roofline.step(sequences, tokens, sum((each.moved for each in traffic), Moved()), seconds)
+
+
+def _smallest(programs: list[CompiledProgram], name: str, rows: int) -> CompiledProgram:
+    """The function that such a step would run in."""
+    found = [one for one in programs if one.report.name == name and one.report.size >= rows and one.report.readable]
+    return min(found, key=lambda one: one.report.size)

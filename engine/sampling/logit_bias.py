@@ -1,0 +1,145 @@
+"""What is added to, or struck from, a row's logits: logit_bias, allowed_token_ids, bad_words and min_tokens.
+
+The device keeps a row of it for every slot, written when a sequence that needs one gets its slot. The last row, the dump
+slot's, changes nothing and belongs to rows that need nothing. The tokens that bad words of several tokens are recognised
+by are kept on the device too, since the last of them may not have landed when the next step is planned.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from engine.models.config import MAX_EOS_TOKEN_IDS
+from engine.request_limits import MAX_BAD_WORD_TOKENS, MAX_BAD_WORDS, MAX_STOP_TOKEN_IDS
+from engine.sampling.logit_floors import NOT_ALLOWED, REMOVED
+from engine.scheduling.sequence import Sequence
+from engine.vocabulary import WHOLE, Vocabulary
+
+MAX_BANS = 2 * MAX_BAD_WORDS
+"""Bad words of several tokens, each with and without the space before it."""
+MAX_HIDDEN = MAX_STOP_TOKEN_IDS + MAX_EOS_TOKEN_IDS
+"""Ids that end a sequence: its own, and the model's."""
+RECENT = MAX_BAD_WORD_TOKENS - 1
+ANY = -1
+"""In front of a ban's prefix: whatever token."""
+NONE = -2
+"""No token: in front of the first one generated."""
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class LogitBias:
+    """For one sequence, in numpy; on the device with a leading axis over slots, the dump slot last. Ids past the vocabulary are none."""
+
+    values: Any
+    """f32[vocab], added."""
+    num_tokens: Any
+    """i32[] tokens of the sequence that ``recent`` knows of."""
+    recent: Any
+    """i32[RECENT] the last tokens generated, the newest last."""
+    banned_ids: Any
+    """i32[MAX_BANS], each struck after ..."""
+    banned_after: Any
+    """i32[MAX_BANS, RECENT] ... these tokens."""
+    hidden_ids: Any
+    """i32[MAX_HIDDEN], struck while the sequence has less than ..."""
+    hidden_until: Any
+    """i32[] ... so many tokens."""
+
+
+def needs_bias(sequence: Sequence) -> bool:
+    """Whether a sequence's logits are to be changed in any of these ways."""
+    params = sequence.params
+    return bool(
+        params.logit_bias or params.allowed_token_ids is not None or sequence.bad_word_token_ids or params.min_tokens
+    )
+
+
+def neutral_bias(vocab_size: int) -> LogitBias:
+    """Changes nothing."""
+    return LogitBias(
+        values=np.zeros(vocab_size, np.float32),
+        num_tokens=np.zeros((), np.int32),
+        recent=np.full(RECENT, NONE, np.int32),
+        banned_ids=np.full(MAX_BANS, vocab_size, np.int32),
+        banned_after=np.full((MAX_BANS, RECENT), ANY, np.int32),
+        hidden_ids=np.full(MAX_HIDDEN, vocab_size, np.int32),
+        hidden_until=np.zeros((), np.int32),
+    )
+
+
+def bias_of(sequence: Sequence, vocab_size: int) -> LogitBias:
+    """A sequence's, as of the tokens it has; none may be in flight."""
+    row = neutral_bias(vocab_size)
+    params, output = sequence.params, sequence.output_token_ids[-RECENT:]
+    row.num_tokens[...] = sequence.num_tokens
+    if output:
+        row.recent[-len(output) :] = output
+    if params.allowed_token_ids is not None:
+        row.values[:] = NOT_ALLOWED
+        row.values[params.allowed_token_ids] = 0
+    if params.logit_bias:
+        row.values[list(params.logit_bias)] += np.fromiter(params.logit_bias.values(), np.float32)
+    _ban(row, sequence.bad_word_token_ids)
+    if params.min_tokens:
+        hidden = list(sequence.stop_token_ids)
+        row.hidden_ids[: len(hidden)] = hidden
+        row.hidden_until[...] = len(sequence.prompt_token_ids) + params.min_tokens
+    return row
+
+
+def _ban(row: LogitBias, words: tuple[tuple[int, ...], ...]) -> None:
+    longer = 0
+    for *prefix, last in words:
+        if prefix:
+            row.banned_ids[longer] = last
+            row.banned_after[longer, -len(prefix) :] = prefix
+            longer += 1
+        elif row.values[last] > REMOVED:
+            row.values[last] = REMOVED
+
+
+def apply_bias(
+    logits: Array,
+    state: LogitBias,
+    slots: Array,
+    last_token: Array,
+    num_tokens: Array,
+    vocabulary: Vocabulary = WHOLE,
+) -> tuple[LogitBias, Array]:
+    """The state with each row's newest token, and the changed logits f32[rows, vocab].
+
+    ``slots`` i32[rows] are dump slots for rows that need nothing; ``last_token`` i32[slots] is what each slot sampled last, a
+    token of the state's sequence if that has more than it knew; ``num_tokens`` i32[rows] are those before the one to draw.
+    """
+    recent = state.recent[slots]
+    newer = jnp.concatenate([recent[:, 1:], last_token[slots][:, None]], axis=1)
+    recent = jnp.where((num_tokens > state.num_tokens[slots])[:, None], newer, recent)
+    after = state.banned_after[slots]
+    meets = jnp.all((after == ANY) | (after == recent[:, None, :]), axis=-1)
+    part = logits.shape[-1]
+    vocab_size = np.int32(vocabulary.length(logits))
+    banned = jnp.where(meets, state.banned_ids[slots], vocab_size)
+    hides = num_tokens < state.hidden_until[slots]
+    hidden = jnp.where(hides[:, None], state.hidden_ids[slots], vocab_size)
+    rows = jnp.arange(logits.shape[0], dtype=jnp.int32)[:, None]
+    biased = logits + state.values[slots]
+    # Min, so that what is not allowed stays below what is banned.
+    struck = vocabulary.place(jnp.concatenate([banned, hidden], axis=1), part)
+    biased = biased.at[rows, struck].min(REMOVED, mode="drop")
+    return (
+        LogitBias(
+            values=state.values,
+            num_tokens=state.num_tokens.at[slots].set(num_tokens),
+            recent=state.recent.at[slots].set(recent),
+            banned_ids=state.banned_ids,
+            banned_after=state.banned_after,
+            hidden_ids=state.hidden_ids,
+            hidden_until=state.hidden_until,
+        ),
+        biased,
+    )

@@ -1,0 +1,47 @@
+"""Log-probabilities: of tokens drawn, of prompt tokens, and the likeliest beside them, from raw logits."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+from numpy.typing import NDArray
+
+from engine.request_limits import MAX_LOGPROBS
+from engine.sampling.row_blocks import highest, in_blocks, total
+from engine.scheduling.sequence import TokenLogprobs
+from engine.vocabulary import WHOLE, Vocabulary
+
+
+def compute_logprobs(
+    logits: Array, token_ids: Array, vocabulary: Vocabulary = WHOLE, vocab_size: int | None = None
+) -> Array:
+    """i32[rows, 2 + 2 * likeliest] for logits f32[rows, vocab] and i32[rows] tokens, to be read by ``unpack_logprobs``.
+
+    One array, so that it comes to the host as one copy: the tokens' logprob bits and ranks, then ids and bits of the
+    MAX_LOGPROBS likeliest, or the whole of a smaller vocabulary, which may be padded to more than ``vocab_size``.
+    """
+    best = vocabulary.max(highest(in_blocks(logits, -jnp.inf)))[:, None]
+    weights = jnp.sum(total(in_blocks(jnp.exp(logits - best), 0.0)), axis=-1, keepdims=True)
+    normalizer = best + jnp.log(vocabulary.total(weights))
+    chosen = vocabulary.take(logits, token_ids)[:, None]
+    rank = 1 + vocabulary.total(jnp.sum((logits > chosen).astype(jnp.int32), axis=-1, keepdims=True))
+    top, top_ids = vocabulary.top(logits, min(MAX_LOGPROBS, vocab_size or MAX_LOGPROBS))
+    return jnp.concatenate(
+        [_bits(chosen - normalizer), rank, top_ids.astype(jnp.int32), _bits(top - normalizer)], axis=1
+    )
+
+
+def unpack_logprobs(row: NDArray[np.int32], token_id: int, count: int) -> TokenLogprobs:
+    """One row of ``compute_logprobs`` for the token that it was asked for, with the ``count`` likeliest."""
+    width = (len(row) - 2) // 2
+    count = min(count, width)
+    top = row[2 + width : 2 + width + count].view(np.float32)
+    return TokenLogprobs(
+        token_ids=[token_id, *row[2 : 2 + count].tolist()],
+        logprobs=[float(row[:1].view(np.float32)[0]), *top.tolist()],
+        ranks=[int(row[1]), *range(1, count + 1)],
+    )
+
+
+def _bits(values: Array) -> Array:
+    return jax.lax.bitcast_convert_type(values, jnp.int32)

@@ -1,0 +1,101 @@
+"""Presence, frequency and repetition penalties.
+
+The device counts the tokens of each slot that has penalties, so that a token that has not landed yet counts as well. A
+row of counts is written when a sequence gets its slot, again after preemption. The last row is the dump slot's and
+penalises nothing.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from engine.scheduling.sequence import Sequence
+from engine.vocabulary import WHOLE, Vocabulary
+
+IN_PROMPT = 1
+GENERATED = 2
+"""What a token adds to its count: the prompt's once, those generated each time."""
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Penalties:
+    """For one sequence, in numpy; on the device with a leading axis over slots, the dump slot last."""
+
+    counts: Any
+    """i32[vocab] IN_PROMPT if the prompt has the token, and GENERATED each time it was generated."""
+    num_tokens: Any
+    """i32[] tokens of the sequence that are counted."""
+    presence: Any
+    frequency: Any
+    repetition: Any
+    """f32[] each."""
+
+
+def needs_penalties(sequence: Sequence) -> bool:
+    """Whether a sequence's tokens are to be counted."""
+    params = sequence.params
+    return bool(params.presence_penalty or params.frequency_penalty or params.repetition_penalty != 1)
+
+
+def neutral_penalties(vocab_size: int) -> Penalties:
+    """Penalises nothing."""
+    return _penalties(np.zeros(vocab_size, np.int32), 0, 0.0, 0.0, 1.0)
+
+
+def penalties_of(sequence: Sequence, vocab_size: int) -> Penalties:
+    """A sequence's, as of the tokens it has; none may be in flight."""
+    counts = GENERATED * np.bincount(sequence.output_token_ids, minlength=vocab_size).astype(np.int32)
+    counts[sequence.prompt_token_ids] += IN_PROMPT
+    params = sequence.params
+    return _penalties(
+        counts, sequence.num_tokens, params.presence_penalty, params.frequency_penalty, params.repetition_penalty
+    )
+
+
+def apply_penalties(
+    logits: Array,
+    state: Penalties,
+    slots: Array,
+    last_token: Array,
+    num_tokens: Array,
+    vocabulary: Vocabulary = WHOLE,
+) -> tuple[Penalties, Array]:
+    """The state with each row's newest token counted, and the penalised logits f32[rows, vocab].
+
+    Arguments as ``apply_bias`` has them. Repetition divides what is above 0 and multiplies what is below (Keskar et al.
+    2019), then frequency takes off for each time a token was generated and presence once, as OpenAI's API has it.
+    """
+    fed = num_tokens > state.num_tokens[slots]
+    token = vocabulary.place(last_token[slots], logits.shape[-1])
+    counts = state.counts.at[slots, token].add(GENERATED * fed.astype(jnp.int32), mode="drop")
+    row = counts[slots]
+    repetition = jnp.where(row > 0, state.repetition[slots][:, None], np.float32(1))
+    logits = jnp.where(logits > 0, logits / repetition, logits * repetition)
+    times = (row // GENERATED).astype(jnp.float32)
+    logits -= state.frequency[slots][:, None] * times
+    logits -= state.presence[slots][:, None] * (times > 0).astype(jnp.float32)
+    return (
+        Penalties(
+            counts=counts,
+            num_tokens=state.num_tokens.at[slots].set(num_tokens),
+            presence=state.presence,
+            frequency=state.frequency,
+            repetition=state.repetition,
+        ),
+        logits,
+    )
+
+
+def _penalties(counts: np.ndarray, num_tokens: int, presence: float, frequency: float, repetition: float) -> Penalties:
+    return Penalties(
+        counts=counts,
+        num_tokens=np.array(num_tokens, np.int32),
+        presence=np.array(presence, np.float32),
+        frequency=np.array(frequency, np.float32),
+        repetition=np.array(repetition, np.float32),
+    )

@@ -1,0 +1,76 @@
+"""One step, as the scheduler wants it: which sequences, which of their tokens, in which order."""
+
+from dataclasses import dataclass, field
+
+from engine.scheduling.sequence import Sequence, TokenLogprobs
+
+
+@dataclass(eq=False, slots=True)
+class NextIterationPlan:
+    """Rows of one step. Decoding rows of one token each come first, then chunks of prompts.
+
+    Row i computes ``counts[i]`` tokens of ``sequences[i]`` from token ``starts[i]`` on, and samples its next token
+    where ``samples[i]``: a decoding row always, a chunk only when it is its prompt's last. A decoding row's own token
+    is the one its slot sampled last, which may still be on the device; a chunk's tokens are known here.
+    """
+
+    sequences: list[Sequence] = field(default_factory=list)
+    starts: list[int] = field(default_factory=list)
+    counts: list[int] = field(default_factory=list)
+    samples: list[bool] = field(default_factory=list)
+    constrained: list[int] = field(default_factory=list)
+    """Rows that sample what their sequence's constraint allows."""
+    num_decodes: int = 0
+    num_tokens: int = 0
+    released: list[Sequence] = field(default_factory=list)
+    """Sequences that have lost their slot since the last plan; they come before ``admitted``."""
+    admitted: list[Sequence] = field(default_factory=list)
+    """Sequences that have been given a slot in this plan."""
+    grown: list[Sequence] = field(default_factory=list)
+    """Decoding sequences that have been given a page in this plan."""
+
+    @property
+    def num_rows(self) -> int:
+        """Rows that are not padding."""
+        return len(self.sequences)
+
+    def add_decode(self, sequence: Sequence) -> None:
+        """One more row: the next token of a decoding sequence. All of these come before any ``add``, and there are many."""
+        if sequence.constraint is not None:
+            self.constrained.append(len(self.sequences))
+        self.sequences.append(sequence)
+        self.starts.append(sequence.num_computed_tokens)
+        sequence.num_computed_tokens += 1
+        sequence.num_in_flight += 1
+
+    def end_decodes(self) -> None:
+        """Those that were added so far are the decoding rows."""
+        self.num_decodes = self.num_tokens = count = len(self.sequences)
+        self.counts = [1] * count
+        self.samples = [True] * count
+
+    def add(self, sequence: Sequence, count: int) -> None:
+        """One more row: the next ``count`` tokens of a sequence, which from now on count as computed."""
+        samples = sequence.num_computed_tokens + count == sequence.num_total_tokens
+        if samples and sequence.constraint is not None:
+            self.constrained.append(self.num_rows)
+        self.sequences.append(sequence)
+        self.starts.append(sequence.num_computed_tokens)
+        self.counts.append(count)
+        self.samples.append(samples)
+        self.num_tokens += count
+        sequence.num_computed_tokens += count
+        sequence.num_in_flight += samples
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """What a step gave: of row i, ``token_ids[i]``, which means nothing where the row does not sample.
+
+    ``logprobs`` are of the tokens of rows that asked for them; ``prompt_logprobs`` are, by row, the index of a prompt
+    token, and the log-probabilities from it on.
+    """
+
+    token_ids: list[int]
+    logprobs: dict[int, TokenLogprobs] = field(default_factory=dict)
+    prompt_logprobs: dict[int, tuple[int, list[TokenLogprobs]]] = field(default_factory=dict)

@@ -1,0 +1,147 @@
+"""The model's part of a step: from the packed integers of a bucket to the logits of each row's last token."""
+
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from jax import Array
+from jax.sharding import NamedSharding, PartitionSpec, Sharding
+from jax.stages import Compiled, Lowered
+
+from caching.attention.xla_attention import PageTable
+from caching.metadata import PagedAttentionCacheMetaData
+from caching.paged_attention_cache import PagedAttentionCache
+from engine.mesh import COPY, LOGITS, DeviceMesh
+from engine.models.decoder import Decoder, Place, without_padding
+from engine.models.linear import logits as to_logits
+from engine.models.linear import look_up
+from engine.models.rope import Rotation
+from engine.sampling.logprobs import compute_logprobs
+from engine.step.backend import CACHE, Backend, RotaryAttention
+from engine.step.lowering import lower
+from engine.step.model_io import FROM_SLOT, ModelInputBatch, StepLayout
+from engine.vocabulary import Vocabulary
+
+
+class ModelStep:
+    """Traces the steps of a decoder; its weights, and the cache, may be shapes alone."""
+
+    def __init__(
+        self, decoder: Decoder, backend: Backend, pool: PagedAttentionCacheMetaData, max_num_seqs: int, mesh: DeviceMesh
+    ) -> None:
+        self._decoder = decoder
+        self._graph, state = nnx.split(decoder)
+        self.weights: list[Array]
+        self.weights, self._structure = jax.tree.flatten(state)
+        self._attention = backend.attention
+        self._num_pages = pool.num_pages
+        self._scale = decoder.config.head_dim**-0.5
+        self._mesh = mesh
+        weights = [_shape(leaf) for leaf in self.weights]
+        last_token = jax.ShapeDtypeStruct((max_num_seqs + 1,), np.int32)
+        self._state = (weights, backend.abstract_cache(pool, mesh), mesh.shapes(last_token))
+        self._specs = ([_spec(leaf.sharding) for leaf in weights], CACHE, COPY, COPY)
+
+    def lower(self, layout: StepLayout) -> Lowered:
+        """The step of a bucket: (weights, cache, last_token, packed) -> (cache, logits f32[rows, vocab], hidden f[T, hidden],
+        what the sampler reads); the cache is donated. Logits are split over the devices by their vocabulary.
+        """
+
+        def step(
+            weights: list[Array], cache: PagedAttentionCache, last_token: Array, packed: Array
+        ) -> tuple[PagedAttentionCache, Array, Array, Array]:
+            decoder = nnx.merge(self._graph, jax.tree.unflatten(self._structure, weights))
+            cache, hidden, last = self._run(decoder, cache, last_token, layout.unpack(packed))
+            padding = ((0, layout.rows - layout.model_rows), (0, 0))
+            return cache, jnp.pad(decoder.logits(last), padding), hidden, packed[: layout.sampling_size]
+
+        packed = self._mesh.shapes(jax.ShapeDtypeStruct((layout.size,), np.int32))
+        on_each = self._mesh.on_each(step, self._specs, (CACHE, LOGITS, COPY, COPY))
+        return lower(on_each, *self._state, packed, donate=1)
+
+    def lower_prompt_logprobs(self, count: int) -> Lowered:
+        """(head, hidden f[count, hidden], i32[count] token ids) -> ``compute_logprobs`` of the logits of the hidden states."""
+        decoder = self._decoder
+
+        def compute(head: list[Array], hidden: Array, token_ids: Array) -> Array:
+            params = [param.replace(array) for param, array in zip(decoder.head_and_scale, head, strict=True)]
+            logits = without_padding(to_logits(hidden, *params), decoder.config)
+            return compute_logprobs(logits, token_ids, Vocabulary(self._mesh.axis), decoder.config.vocab_size)
+
+        head = [_shape(param.get_value()) for param in decoder.head_and_scale]
+        one = jax.eval_shape(
+            look_up, decoder.embedding, jax.ShapeDtypeStruct((1,), np.int32), scale=decoder.embedding_scale
+        )
+        hidden = jax.ShapeDtypeStruct((count, *one.shape[1:]), one.dtype)
+        token_ids = jax.ShapeDtypeStruct((count,), np.int32)
+        on_each = self._mesh.on_each(compute, ([_spec(array.sharding) for array in head], COPY, COPY), COPY)
+        return lower(on_each, head, *self._mesh.shapes((hidden, token_ids)))
+
+    def _run(
+        self, decoder: Decoder, cache: PagedAttentionCache, last_token: Array, batch: ModelInputBatch
+    ) -> tuple[PagedAttentionCache, Array, Array]:
+        """The cache, the hidden states of all tokens, and those of each row's last."""
+        token_ids, table = _with_last_tokens(batch, last_token), batch.table
+
+        def attend(
+            kv_pages: Array | None, place: Place, q: Array, k: Array, v: Array, rotation: Rotation, window: int | None
+        ) -> tuple[Array | None, Array]:
+            assert kv_pages is not None
+            own = table if isinstance(place, int) else _pages_of(table, place * self._num_pages)
+            written: tuple[Array, Array] = _attend(
+                self._attention, kv_pages, q, k, v, rotation, own, self._scale, window
+            )
+            return written
+
+        layers, hidden = decoder(token_ids, batch.positions, cache.layers, attend)
+        last = hidden[jnp.maximum(table.cu_q_lens[1:] - 1, 0)]
+        return PagedAttentionCache(tuple(layers)), hidden, last  # type: ignore[arg-type]
+
+
+@partial(jax.jit, static_argnames=("attention", "scale", "window"))
+def _attend(
+    attention: RotaryAttention,
+    kv_pages: Array,
+    q: Array,
+    k: Array,
+    v: Array,
+    rotation: Rotation,
+    table: PageTable,
+    scale: float,
+    window: int | None,
+) -> tuple[Array, Array]:
+    """One layer's attention; compiled into its caller, but traced once for all layers alike."""
+    return attention(kv_pages, q, k, v, *rotation, table, sm_scale=scale, sliding_window=window)
+
+
+def _pages_of(table: PageTable, first: Array) -> PageTable:
+    """The table of the layer whose pages begin at i32[] first."""
+    return replace(table, page_indices=table.page_indices + first)
+
+
+def _with_last_tokens(batch: ModelInputBatch, last_token: Array) -> Array:
+    """The step's token ids, those of decoding rows filled in from their slots."""
+    rows = batch.slots.shape[0]
+    head = batch.token_ids[:rows]
+    head = jnp.where(head == FROM_SLOT, last_token[batch.slots], head)
+    return jnp.concatenate([head, batch.token_ids[rows:]])
+
+
+def _shape(leaf: Array) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=leaf.sharding)
+
+
+def _spec(sharding: Sharding) -> PartitionSpec:
+    return sharding.spec if isinstance(sharding, NamedSharding) else COPY
+
+
+def scratch_bytes(compiled: Compiled) -> int:
+    """What a compiled step takes beside weights and pages while it runs; 0 where the compiler does not say."""
+    sizes: Any = compiled.memory_analysis()
+    if sizes is None:
+        return 0
+    return int(sizes.temp_size_in_bytes + sizes.output_size_in_bytes - sizes.alias_size_in_bytes)

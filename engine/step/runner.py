@@ -1,0 +1,154 @@
+"""Plans become steps of the device, and what it makes of them results."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import cast
+
+import numpy as np
+from jax import Array
+
+from caching.paged_attention_cache import PagedAttentionCache
+from engine.device_errors import DeviceError, device_errors
+from engine.mesh import DeviceMesh
+from engine.sampling.logprobs import unpack_logprobs
+from engine.sampling.sampling_metadata import PromptLogprobs
+from engine.scheduling.plan import NextIterationPlan, StepResult
+from engine.scheduling.sequence import TokenLogprobs
+from engine.step.commands import AllocateCache, Command, DropCache, Landed
+from engine.step.execution_manager import ExecutionManager, StepShapes
+from engine.step.model_io import ModelIOProcessor
+from engine.step.step_description import describe_step
+from engine.step.step_executor import StepExecutor
+from engine.step.step_gap import Result, StepGaps
+
+
+def tell_nobody(command: Command) -> None:
+    """There is no other process."""
+    del command
+
+
+@dataclass(frozen=True)
+class PendingStep:
+    """A step the device has been given, and where its results will be."""
+
+    plan: NextIterationPlan
+    token_ids: Array | None = None
+    """i32[rows]"""
+    logprobs: Array | None = None
+    """[rows] of ``compute_logprobs``, where a row asked for them."""
+    prompt_logprobs: list[PromptLogprobs] = field(default_factory=list)
+    prompt_blocks: list[Array] = field(default_factory=list)
+    """PROMPT_BLOCK rows of ``compute_logprobs`` each, for all ``prompt_logprobs`` one after the other."""
+    failure: DeviceError | None = None
+    """What the device said, where it did not even begin."""
+
+
+class eSurgeRunner:
+    """Runs plans. ``dispatch`` returns before the device is done; ``collect`` waits for it.
+
+    ``tell`` has other processes do to their devices, in the same order, what is done here (engine/hosts/processes.py).
+    """
+
+    def __init__(
+        self,
+        manager: ExecutionManager,
+        shapes: StepShapes,
+        allocate: Callable[[], PagedAttentionCache],
+        seed: int,
+        mesh: DeviceMesh,
+        tell: Callable[[Command], None] = tell_nobody,
+    ) -> None:
+        self.gaps = StepGaps()
+        self._manager = manager
+        self._tell = tell
+        self._executor = StepExecutor(manager, shapes, allocate, seed, mesh)
+        self._io = ModelIOProcessor(
+            max_num_seqs=shapes.max_num_seqs,
+            max_model_len=shapes.max_model_len,
+            pages_per_seq=shapes.pages_per_seq,
+        )
+
+    def drop_cache(self) -> None:
+        """Give the pages' memory back, with all that is in it. No step may be in flight."""
+        self._tell(DropCache())
+        self._executor.drop_cache()
+
+    def allocate_cache(self) -> None:
+        """Take the pages' memory again, if it was given back."""
+        self._tell(AllocateCache())
+        self._executor.allocate_cache()
+
+    def dispatch(self, plan: NextIterationPlan) -> PendingStep:
+        """Send a plan to the device. Steps run in the order they are dispatched.
+
+        One that has a ``failure`` will fail when it is collected; nothing may be dispatched after it before ``reset``.
+        """
+        try:
+            with device_errors():
+                return self._dispatch(plan)
+        except DeviceError as error:
+            return PendingStep(plan, failure=error)
+
+    def collect(self, step: PendingStep) -> StepResult:
+        """Wait for a step and return what its rows sampled, with the log-probabilities that were asked for.
+
+        Raises DeviceError; then steps dispatched after it are worth nothing, and ``reset`` has to follow.
+        """
+        if step.failure is not None:
+            raise step.failure
+        with device_errors():
+            assert step.token_ids is not None
+            drawn = np.asarray(step.token_ids)
+            self._tell(Landed(drawn))
+            ids: list[int] = drawn[: step.plan.num_rows].tolist()
+            self.gaps.look()
+            return StepResult(ids, _logprobs(step, ids), _prompt_logprobs(step))
+
+    def reset(self) -> None:
+        """As ``StepExecutor.reset``. No sequence may have a slot."""
+        self._executor.reset()
+        self.gaps.rest()
+
+    def _dispatch(self, plan: NextIterationPlan) -> PendingStep:
+        self.gaps.look()
+        layout = self._manager.layout_for(plan.num_tokens)
+        packed, metadata = self._io.prepare(plan, layout)
+        step = describe_step(plan, layout, packed, metadata, self._manager.sampling.vocab_size)
+        self._tell(step)
+        self.gaps.look()
+        executed = self._executor.execute(step)
+        self.gaps.dispatched(cast(Result, executed.token_ids))  # jax's types leave is_ready out
+        return PendingStep(
+            plan, executed.token_ids, executed.logprobs, metadata.prompt_logprobs, executed.prompt_blocks
+        )
+
+
+def _logprobs(step: PendingStep, ids: list[int]) -> dict[int, TokenLogprobs]:
+    """By row, where a row samples and asked for them."""
+    if step.logprobs is None:
+        return {}
+    table = np.asarray(step.logprobs)
+    return {
+        row: unpack_logprobs(table[row], ids[row], sequence.params.logprobs)
+        for row, (sequence, samples) in enumerate(zip(step.plan.sequences, step.plan.samples, strict=True))
+        if samples and sequence.params.logprobs is not None
+    }
+
+
+def _prompt_logprobs(step: PendingStep) -> dict[int, tuple[int, list[TokenLogprobs]]]:
+    """By row, the first prompt token that the step has any of, and theirs."""
+    if not step.prompt_blocks:
+        return {}
+    table = np.concatenate([np.asarray(block) for block in step.prompt_blocks])
+    found, at = {}, 0
+    for one in step.prompt_logprobs:
+        sequence = step.plan.sequences[one.row]
+        count = sequence.params.prompt_logprobs or 0
+        tokens = sequence.prompt_token_ids[one.first : one.first + one.count]
+        rows = table[at : at + one.count]
+        found[one.row] = (
+            one.first,
+            [unpack_logprobs(row, token, count) for row, token in zip(rows, tokens, strict=True)],
+        )
+        at += one.count
+    return found

@@ -1,0 +1,105 @@
+"""What the device has to be told about each running sequence, in numpy rows kept dense from 0."""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from engine.sampling.sampling_metadata import needs_of
+from engine.scheduling.sequence import Sequence
+
+
+class SequenceBuffer:
+    """Columns over rows; row order means nothing, ``slots`` says where a row's state lies on the device.
+
+    ``add`` writes every column of the row it takes, so that a reused row inherits nothing: tokens and pages past
+    ``num_tokens`` and ``num_pages`` are never read. Rows 0..num_rows-1 are in use, save between ``remove`` and
+    ``condense``.
+    """
+
+    def __init__(self, max_num_seqs: int, max_model_len: int, pages_per_seq: int) -> None:
+        self.token_ids = np.zeros((max_num_seqs, max_model_len), np.int32)
+        """Tokens known when the row was added: those its chunks compute."""
+        self.num_tokens = np.zeros(max_num_seqs, np.int32)
+        self.page_indices = np.zeros((max_num_seqs, pages_per_seq), np.int32)
+        self.num_pages = np.zeros(max_num_seqs, np.int32)
+        self.slots = np.zeros(max_num_seqs, np.int32)
+        self.temperature = np.zeros(max_num_seqs, np.float32)
+        self.top_k = np.zeros(max_num_seqs, np.int32)
+        self.top_p = np.zeros(max_num_seqs, np.float32)
+        self.min_p = np.zeros(max_num_seqs, np.float32)
+        self.seeds = np.zeros(max_num_seqs, np.uint32)
+        self.needs = np.zeros(max_num_seqs, np.int32)
+        """Need flags: what the sampler is to do for the row."""
+        self._sequences: list[Sequence | None] = []
+        self._rows: dict[Sequence, int] = {}
+
+    @property
+    def num_rows(self) -> int:
+        """Rows in use, and holes that ``condense`` has not closed yet."""
+        return len(self._sequences)
+
+    def row_of(self, sequence: Sequence) -> int:
+        """The row a sequence has now."""
+        return self._rows[sequence]
+
+    def rows_of(self, sequences: list[Sequence]) -> NDArray[np.intp]:
+        """The rows of several sequences, in their order."""
+        return np.fromiter(map(self._rows.__getitem__, sequences), np.intp, len(sequences))
+
+    def add(self, sequence: Sequence) -> int:
+        """Take the next row for a sequence that has just been given its slot."""
+        row = len(self._sequences)
+        self._sequences.append(sequence)
+        self._rows[sequence] = row
+        prompt = len(sequence.prompt_token_ids)
+        self.token_ids[row, :prompt] = sequence.prompt_token_ids
+        self.token_ids[row, prompt : sequence.num_tokens] = sequence.output_token_ids
+        self.num_tokens[row] = sequence.num_tokens
+        self.num_pages[row] = len(sequence.pages)
+        self.page_indices[row, : len(sequence.pages)] = sequence.pages
+        self.slots[row] = sequence.slot
+        params = sequence.params
+        self.temperature[row] = params.temperature
+        self.top_k[row] = max(params.top_k, 0)
+        self.top_p[row] = params.top_p
+        self.min_p[row] = params.min_p
+        self.seeds[row] = sequence.seed
+        self.needs[row] = needs_of(sequence)
+        return row
+
+    def add_pages(self, sequences: list[Sequence]) -> None:
+        """Append the one page that each of these has got since it was last looked at."""
+        rows = self.rows_of(sequences)
+        self.page_indices[rows, self.num_pages[rows]] = [sequence.pages[-1] for sequence in sequences]
+        self.num_pages[rows] += 1
+
+    def remove(self, sequence: Sequence) -> None:
+        """Leave a hole where a sequence was; ``condense`` closes it."""
+        self._sequences[self._rows.pop(sequence)] = None
+
+    def swap(self, left: int, right: int) -> None:
+        """Exchange two rows, tokens and pages only as far as they are in use."""
+        tokens = max(self.num_tokens[left], self.num_tokens[right])
+        pages = max(self.num_pages[left], self.num_pages[right])
+        for column, width in ((self.token_ids, tokens), (self.page_indices, pages)):
+            column[[left, right], :width] = column[[right, left], :width]
+        for scalars in (
+            self.num_tokens, self.num_pages, self.slots, self.temperature, self.top_k, self.top_p, self.min_p, self.seeds,
+            self.needs,
+        ):  # fmt: skip
+            scalars[[left, right]] = scalars[[right, left]]
+        sequences = self._sequences
+        sequences[left], sequences[right] = sequences[right], sequences[left]
+        for row in (left, right):
+            sequence = sequences[row]
+            if sequence is not None:
+                self._rows[sequence] = row
+
+    def condense(self) -> None:
+        """Close the holes with rows from the end, so that the rows in use are 0..num_rows-1 again."""
+        for hole in [row for row, sequence in enumerate(self._sequences) if sequence is None]:
+            while self._sequences and self._sequences[-1] is None:
+                self._sequences.pop()
+            if hole >= len(self._sequences):
+                return
+            self.swap(hole, len(self._sequences) - 1)
+            self._sequences.pop()

@@ -1,0 +1,1 @@
+"""A load against a running daemon."""

@@ -1,0 +1,148 @@
+"""``odriver batch``: a file of requests, answered into a file of results, and when it is run again only what is missing."""
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+from ipc.async_client import AsyncClient
+from ipc.batch.batch_lines import Line, read_lines
+from ipc.batch.batch_output import SUCCESS, BatchOutput
+from ipc.connection.retry import FULL
+from ipc.errors import BatchError, OdriverError, RequestFailed
+from ipc.logs import configure_logging
+from ipc.openai.request_bodies import BodyError, Question
+from ipc.openai.translation import STATUS, body_of, error_answer
+from ipc.wire.completion import whole
+from ipc.wire.escaping import one_line
+
+logger = logging.getLogger(__name__)
+
+MAX_CONCURRENCY = 128
+"""Requests that are open at once, if nothing else is said: some more than a daemon runs at once."""
+SYNC_INTERVAL = 1.0
+"""Seconds whose results a crash of the machine may cost; one of the process or the daemon costs none."""
+OVERLOADED_DELAY = 1.0
+"""Seconds before a request is sent again that the daemon has no room for, where it does not say."""
+
+
+def run(source: Path, target: Path, address: str, **options: Any) -> int:
+    """Answer what ``target`` has no answer to, with a bar on the terminal; the exit code, 1 if any request failed."""
+    console = Console(stderr=True)
+    configure_logging(console)
+    names = {line.custom_id for line in read_lines(source)}
+    with BatchOutput(target) as output:
+        strange = next((name for name in output.results if name not in names), None)
+        if strange is not None:
+            raise BatchError(f"{target} has a result of {strange!r}, which {source} has not: choose another file")
+        with _bar(console, len(names), len(output.results)) as advance:
+            missing = (line for line in read_lines(source) if line.custom_id not in output.results)
+            asyncio.run(answer(missing, output, address, advance, **options))
+    failed = sum(not succeeded for succeeded in output.results.values())
+    told = f"{len(output.results):,} of {len(names):,} requests are in {target}, {failed:,} of them failed"
+    console.print(one_line(told), soft_wrap=True, highlight=False, markup=False, emoji=False)
+    return 1 if failed else 0
+
+
+async def answer(
+    lines: Iterable[Line],
+    output: BatchOutput,
+    address: str,
+    advance: Callable[[], None],
+    *,
+    max_concurrency: int = MAX_CONCURRENCY,
+    resume_timeout: float = 300.0,
+    key: Path | None = None,
+) -> None:
+    """Have all lines answered, so many at once; raises ConnectionLost if the daemon goes and does not come back in time."""
+    left = iter(lines)
+
+    async def work(client: AsyncClient) -> None:
+        for line in left:
+            output.append(await _result(client, line))
+            advance()
+
+    async def sync_regularly() -> None:
+        while True:
+            await asyncio.sleep(SYNC_INTERVAL)
+            await asyncio.to_thread(output.sync)
+
+    async with AsyncClient(address, resume=True, resume_timeout=resume_timeout, key=key) as client:
+        syncing = asyncio.create_task(sync_regularly())
+        try:
+            async with asyncio.TaskGroup() as workers:
+                for _ in range(max_concurrency):
+                    workers.create_task(work(client))
+        except ExceptionGroup as failures:  # of tasks that all failed alike, as nothing else ends one
+            raise failures.exceptions[0] from None
+        finally:
+            syncing.cancel()
+            with suppress(asyncio.CancelledError):
+                await syncing
+
+
+async def _result(client: AsyncClient, line: Line) -> dict[str, Any]:
+    """The line of the output: the answer, or why there is none."""
+    model = client.welcome.model
+    try:
+        asked = line.question(model)
+        status, body = SUCCESS, await _body(client, asked, line, model)
+    except BodyError as error:
+        status, body = error.status, _error_body(str(error), error.status, error.code, error.param)
+    except RequestFailed as error:
+        status = STATUS.get(error.code, 500)
+        body = _error_body(error.message, status, error.code)
+    except OdriverError:
+        raise  # it is about the daemon, and not about this line
+    except Exception:
+        logger.exception("the request %r failed", line.custom_id)
+        status, body = 500, _error_body("this program failed: what it printed says more", 500, "internal")
+    name = f"batch_req_{line.custom_id}"
+    response = {"status_code": status, "request_id": name, "body": body}
+    return {"id": name, "custom_id": line.custom_id, "response": response, "error": None}
+
+
+def _error_body(message: str, status: int, code: str, param: str | None = None) -> dict[str, Any]:
+    body: dict[str, Any] = msgspec.to_builtins(error_answer(message, status, code, param))
+    return body
+
+
+async def _body(client: AsyncClient, asked: Question, line: Line, model: str) -> dict[str, Any]:
+    while True:
+        try:
+            if asked.messages is not None:
+                stream = client.chat(asked.messages, chat_template_kwargs=asked.chat_template_kwargs, **asked.params)
+            else:
+                assert asked.prompt is not None
+                stream = client.generate(asked.prompt, **asked.params)
+            async with stream:
+                return body_of(whole([piece async for piece in stream]), asked, model, line.custom_id)
+        except RequestFailed as error:
+            if error.code not in FULL:
+                raise
+            delay = error.retry_after_s or OVERLOADED_DELAY
+        await asyncio.sleep(delay)
+
+
+@contextmanager
+def _bar(console: Console, total: int, done: int) -> Iterator[Callable[[], None]]:
+    """A bar that is advanced by what this yields; what is logged meanwhile stands above it."""
+    bar = Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+        console=console,
+        transient=True,
+        disable=not console.is_terminal,
+    )
+    with bar:
+        task = bar.add_task("requests", total=total, completed=done)
+        yield lambda: bar.update(task, advance=1)

@@ -1,0 +1,124 @@
+"""``odriver bench``: a load against a running daemon, shown as a table and saved as JSON."""
+
+import json
+import re
+import time
+from collections.abc import Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.table import Table
+
+from ipc.benchmark.timeline import Timeline, load_figures
+from ipc.benchmark.workload import Load, send
+from ipc.client import Client
+from ipc.wire.plain import plain
+
+_GROUPS = {
+    "ttft": "time to first token",
+    "tpot": "time per output token, but the first",
+    "itl": "inter-token latency",
+    "e2el": "end-to-end latency",
+}
+_STATISTICS = ("mean", "median", "std", "p99")
+
+
+def run(client: Client, load: Load, path: Path | None, *, save: bool) -> int:
+    """Put the load on the daemon, show the figures, and save them; the exit code, 1 if any request failed."""
+    result, timelines = measure(client, load, Console(stderr=True))
+    show(result, timelines, Console())
+    if save:
+        path = path or Path(default_name(result))
+        path.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
+    return 1 if result["failed"] else 0
+
+
+def measure(client: Client, load: Load, console: Console) -> tuple[dict[str, Any], list[Timeline]]:
+    """The figures, and what became of each request; a bar on the console meanwhile.
+
+    Raises RequestFailed, before anything is measured, where the daemon can't serve such a request.
+    """
+    prompts = load.prompts(client.welcome.vocab_size)
+    client.complete(prompts[0], **load.params())
+    with _bar(console) as bar:
+        task = bar.add_task("requests", total=load.num_prompts, tokens=0)
+
+        def count(timeline: Timeline) -> None:
+            bar.update(task, advance=1, tokens=bar.tasks[task].fields["tokens"] + timeline.tokens)
+
+        began = time.monotonic()
+        timelines = send(
+            client,
+            prompts,
+            load.params(),
+            times=load.send_times(),
+            max_concurrency=load.max_concurrency,
+            on_end=count,
+        )
+        duration = time.monotonic() - began
+    return describe(client, load) | load_figures(timelines, duration), timelines
+
+
+def describe(client: Client, load: Load) -> dict[str, Any]:
+    """What was asked of whom, named as ``vllm bench serve`` names it."""
+    return {
+        "date": datetime.now().astimezone().strftime("%Y%m%d-%H%M%S"),
+        "backend": "odriver",
+        "model_id": client.welcome.model,
+        "num_prompts": load.num_prompts,
+        "request_rate": load.request_rate if load.request_rate < float("inf") else "inf",
+        "burstiness": load.burstiness,
+        "max_concurrency": load.max_concurrency,
+        "seed": load.seed,
+    }
+
+
+def default_name(result: dict[str, Any]) -> str:
+    """The name of a file to save to, where none is given."""
+    model = re.sub(r"[^\w.-]", "-", result["model_id"])  # the daemon says it, and no word of its is a path here
+    return f"odriver-{result['request_rate']}qps-{model}-{result['date']}.json"
+
+
+def show(result: dict[str, Any], timelines: Sequence[Timeline], console: Console) -> None:
+    """Print the figures, and why requests failed."""
+    table = Table(title=plain(f"oDriver, {result['model_id']}", "table.title"), title_justify="left", show_header=False)
+    table.add_column(style="bold")
+    table.add_column(justify="right")
+    table.add_row("requests completed", f"{result['completed']:,} of {result['num_prompts']:,}")
+    table.add_row("duration", f"{result['duration']:.2f} s")
+    table.add_row("tokens in, out", f"{result['total_input_tokens']:,}, {result['total_output_tokens']:,}")
+    table.add_row("requests a second", f"{result['request_throughput']:.2f}")
+    table.add_row("tokens out a second", f"{result['output_throughput']:,.1f}")
+    table.add_row("tokens in and out a second", f"{result['total_token_throughput']:,.1f}")
+    console.print(table)
+    console.print(_latencies(result))
+    for error in sorted({timeline.error for timeline in timelines if timeline.error}):
+        count = sum(timeline.error == error for timeline in timelines)
+        console.print(plain(f"{count} failed: {error}", "red"))
+
+
+def _latencies(result: dict[str, Any]) -> Table:
+    table = Table(title="milliseconds", title_justify="left")
+    table.add_column("")
+    for statistic in _STATISTICS:
+        table.add_column(statistic, justify="right")
+    for name, words in _GROUPS.items():
+        table.add_row(words, *(f"{result[f'{statistic}_{name}_ms']:,.2f}" for statistic in _STATISTICS))
+    return table
+
+
+def _bar(console: Console) -> Progress:
+    return Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[tokens]:,} tokens"),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+        console=console,
+        transient=True,
+        disable=not console.is_terminal,
+    )

@@ -1,0 +1,58 @@
+"""``odriver keys``: who may connect to a daemon that asks for keys."""
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from ipc.commands.arguments import count
+from ipc.service import settings
+from ipc.wire import keys
+
+RELOAD = "a running daemon learns of it from SIGHUP: systemctl reload odriver, or kill -HUP its process"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Of new, list and revoke."""
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    for name, run, what in (
+        ("new", _new, "make a key, and authorise it"),
+        ("list", _list, "show the keys that are authorised"),
+        ("revoke", _revoke, "authorise a key no longer"),
+    ):
+        command = commands.add_parser(
+            name, help=what, description=what, allow_abbrev=False, argument_default=argparse.SUPPRESS
+        )
+        add = command.add_argument
+        if name != "list":
+            add("name", metavar="NAME", help="whose it is: the daemon's log and its quotas call them so")
+        if name == "new":
+            add("--out", type=Path, metavar="FILE", help="the client's file (default: NAME.key)")
+            add("--max-requests", type=count, metavar="N", help="requests open at once (default: no limit)")
+            add("--tokens-per-minute", type=count, metavar="N", help="read and generated (default: no limit)")
+            add("--control", action="store_true", help="may use status, abort, drain, sleep, wake and the like")
+        add("--keys", type=Path, metavar="DIR", default=None, help="where the daemon has them, unless configured")
+        command.set_defaults(keys_command=run)
+
+
+def run(options: dict[str, Any]) -> int:
+    """One of them; the exit code."""
+    directory = options.pop("keys") or settings.held({})["keys"].value or keys.default_directory()
+    options.pop("keys_command")(directory, **options)
+    return 0
+
+
+def _new(directory: Path, name: str, out: Path | None = None, **limits: int | bool) -> None:
+    out = out or Path(f"{name}.key")
+    keys.new(directory, name, out, **limits)
+    print(f"{out} is the key of {name}: give it to them alone; {RELOAD}")
+
+
+def _list(directory: Path) -> None:
+    from ipc.service import terminal
+
+    terminal.show_keys(keys.authorized(directory))
+
+
+def _revoke(directory: Path, name: str) -> None:
+    keys.revoke(directory, name)
+    print(f"{name} may connect no more; {RELOAD}")

@@ -1,0 +1,70 @@
+"""``odriver plan``: what a model would be like on a TPU that is not there."""
+
+import argparse
+import os
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from engine.config import ATTENTION_BACKENDS, KV_CACHE_DTYPES, QUANTIZATIONS
+from ipc.commands.arguments import count
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The model, the topology, and the settings of ``serve`` that a step's shape depends on."""
+    add = parser.add_argument
+    add("model", type=Path, metavar="MODEL", help="a Hugging Face directory, or a config.json alone")
+    add("--topology", required=True, metavar="NAME", help="chips, and how they are wired: v5e:2x4 and the like")
+    add(
+        "--tp",
+        "--tensor-parallel-size",
+        type=count,
+        dest="tensor_parallel_size",
+        metavar="N",
+        help="chips to split the model over (default: all that it divides over)",
+    )
+    add("--max-num-seqs", type=count, metavar="N", help="sequences that run at once (default: 64)")
+    add(
+        "--max-model-len",
+        type=count,
+        metavar="N",
+        help="tokens of a prompt and its output (default: the model's limit)",
+    )
+    add("--max-num-batched-tokens", type=count, metavar="N", help="tokens computed in one step (default: 512)")
+    add("--page-size", type=count, metavar="N", help="tokens in one page (default: 128)")
+    add("--quantization", choices=QUANTIZATIONS, help="of the weights (default: none)")
+    add("--kv-cache-dtype", choices=KV_CACHE_DTYPES, help="of keys and values in the cache (default: auto, bfloat16)")
+    kernels = [name for name in ATTENTION_BACKENDS if name != "xla"]
+    add("--attention-backend", choices=kernels, help="what computes attention (default: auto, what moves fewest bytes)")
+    add("--hbm-utilization", type=float, metavar="F", help="share of the memory that may be used (default: 0.9)")
+    add(
+        "--tokens",
+        type=count,
+        default=1024,
+        metavar="N",
+        help="that each sequence holds in the figures (default: 1024)",
+    )
+    add("--staged-readiness", action="store_true", help="compile only what staged readiness waits for")
+    add("--json", action="store_true", default=False, help="as JSON instead of tables")
+
+
+def run(options: dict[str, Any]) -> int:
+    """Compile, and print what came of it. Raises ConfigurationError where that cannot be, or the model does not fit."""
+    os.environ["JAX_PLATFORMS"] = "cpu"  # whatever this machine has is not what is planned for
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # jaxlib writes out why it cannot read a program, stack and all
+    from rich.console import Console
+
+    from engine.config import EngineConfig
+    from engine.planner.chip_planner import plan_chips
+    from ipc.service import terminal
+
+    as_json, topology, tokens, model = (options.pop(name) for name in ("json", "topology", "tokens", "model"))
+    path = model / "config.json" if model.is_dir() else model
+    with terminal.start_up(Console(stderr=True)) as shown:
+        plan = plan_chips(EngineConfig(**options), path, topology, tokens, shown.show)
+    if as_json:
+        print(msgspec.json.format(msgspec.json.encode(plan)).decode())
+    else:
+        terminal.show_plan(plan)
+    return 0

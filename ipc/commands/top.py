@@ -1,0 +1,105 @@
+"""``odriver top``: what a daemon is doing, in a terminal, as it goes."""
+
+import math
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from rich.bar import Bar
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from ipc.wire.plain import plain
+
+Status = Mapping[str, Any]
+"""As ``Client.status`` has it."""
+MOST_CLIENTS = 10
+"""Clients that are listed."""
+
+
+def run(status: Callable[[], Status], interval: float, *, once: bool, console: Console) -> None:
+    """Show how the daemon is, every ``interval`` seconds until Ctrl-C, or once."""
+    before, began = status(), time.monotonic()
+    time.sleep(interval)
+    now, at = status(), time.monotonic()
+    if once:
+        console.print(view(before, now, at - began))
+        return
+    with Live(view(before, now, at - began), console=console, screen=True, auto_refresh=False) as live:
+        while True:
+            time.sleep(interval)
+            before, began, now, at = now, at, status(), time.monotonic()
+            live.update(view(before, now, at - began), refresh=True)
+
+
+def view(before: Status, now: Status, seconds: float) -> RenderableType:
+    """Of two looks at a daemon, so many seconds apart."""
+
+    def rate(name: str) -> float:
+        return float(now[name] - before[name]) / seconds
+
+    table = Table.grid(padding=(0, 2))
+    table.add_column(style="bold")
+    table.add_column()
+    table.add_row("model", plain(f"{now['model']}, up {_duration(now['uptime_seconds'])}, {now['clients']} clients"))
+    table.add_row(
+        "tokens a second",
+        f"{rate('generated_tokens'):,.1f} generated, {rate('prompt_tokens'):,.1f} of prompts, in {rate('steps'):,.1f} steps",
+    )
+    table.add_row(
+        "rows", f"{now['running']} running, {now['waiting']} waiting, {now['queued_requests']} to be prepared"
+    )
+    table.add_row("pages", _pages(now))
+    for name, words in (("ttft", "first token"), ("tpot", "each further"), ("e2e", "whole request")):
+        middle, most = now[f"{name}_seconds_p50"], now[f"{name}_seconds_p99"]
+        table.add_row(words, f"{_milliseconds(middle)} median, {_milliseconds(most)} p99")
+    gaps = max(1, now["step_gap_seconds_count"] - before["step_gap_seconds_count"])
+    table.add_row("step gap", f"{_milliseconds(rate('step_gap_seconds_sum') * seconds / gaps)} mean")
+    table.add_row("since the start", f"{now['generated_tokens']:,} tokens, {now['preemptions']:,} preemptions")
+    return Group(table, *_clients(now), *_warnings(now))
+
+
+def _pages(now: Status) -> RenderableType:
+    used, cached, total = now["pages_owned"], now["pages_cached"], max(1, now["pages_total"])
+    grid = Table.grid(padding=(0, 1))
+    grid.add_row(Bar(total, 0, used, width=20), f"{used / total:.0%} of {total:,} in use, {cached / total:.0%} cached")
+    return grid
+
+
+def _clients(now: Status) -> list[RenderableType]:
+    """Those with the most open requests."""
+    most = sorted(now["requests_by_client"].items(), key=lambda one: one[1], reverse=True)
+    if not most:
+        return []
+    table = Table(box=None, padding=(0, 2), title_justify="left")
+    table.add_column("client", overflow="fold")
+    table.add_column("open", justify="right")
+    table.add_column("without a token yet", justify="right")
+    for client, (num_open, num_waiting) in most[:MOST_CLIENTS]:
+        table.add_row(plain(client or "(local)"), str(num_open), str(num_waiting))
+    return [Text(), table]
+
+
+def _warnings(now: Status) -> list[Text]:
+    """What should not be."""
+    warnings = []
+    if now["compilations_after_ready"]:
+        warnings.append(f"{now['compilations_after_ready']} compilations after READY: nobody planned them")
+    for stage, seconds in now["stages"].items():
+        if seconds > 1:
+            warnings.append(f"nothing has got done in the {stage} stage for {seconds:.0f} s")
+    return [Text(warning, style="red") for warning in warnings]
+
+
+def _milliseconds(seconds: float) -> str:
+    return f"{1000 * seconds:,.1f} ms"
+
+
+def _duration(seconds: float) -> str:
+    """``5 s``, ``3 min``, ``2 h`` or ``9 d``."""
+    for unit, length in (("d", 86400), ("h", 3600), ("min", 60)):
+        if seconds >= length:
+            return f"{math.floor(seconds / length)} {unit}"
+    return f"{seconds:.0f} s"

@@ -1,0 +1,1 @@
+"""A client's connection to a daemon."""

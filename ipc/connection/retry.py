@@ -1,0 +1,133 @@
+"""Going on with a completion that was cut off: what has come of it, and how to ask for the rest.
+
+A draw depends on seed and place alone, so the same request with the same seed, and with the tokens that are there as the
+beginning of its output, gets the tokens it would have got, up to rounding (README, "The same tokens again"). What has come
+is kept here, message by message.
+"""
+
+import random
+import secrets
+from collections import defaultdict
+from typing import Any
+
+import msgspec
+
+from engine.request_limits import MAX_SEED
+from ipc.errors import ConnectionLost, OdriverError, RequestFailed
+from ipc.wire.messages import Done, Generate, Token, Welcome, decode_client_message
+
+FIRST_DELAY, LONGEST_DELAY = 0.1, 2.0
+"""Seconds before a daemon is asked again: twice as many each time that nothing new has come, and a random part of that."""
+NO_TIME = 1e-3
+"""A timeout of a request that has no time left: the daemon ends it, in order, with reason "timeout"."""
+
+GOING = ("stopped", "draining", "asleep")
+"""Codes of a daemon that ends or pauses; it or its successor will serve again."""
+FULL = ("overloaded", "quota_exceeded")
+"""Codes of one that has no room: a new request is its caller's to repeat, one that was taken once is ours."""
+MAX_LOSSES, MAX_FAULTS = 3, 2
+"""How often in a row, without a new token between, a daemon goes away with the request, or ends it by a fault of its own,
+until it is given up: it may be the request that does it, and does it to others too."""
+
+
+def with_seed(params: dict[str, Any]) -> dict[str, Any]:
+    """The parameters, with a seed that is drawn now if they have none."""
+    return {**params, "seed": secrets.randbelow(MAX_SEED + 1)} if params.get("seed") is None else params
+
+
+class Resumption:
+    """One completion, from the first time that it is asked for. Times are in seconds, and the caller's."""
+
+    def __init__(self, frame: bytes, now: float) -> None:
+        self.why: OdriverError | None = None
+        """How it was lost the last time."""
+        self._interrupted_at: float | None = None
+        self._frame = frame
+        """The request as it was sent: what it was made of is the caller's, who may change it."""
+        self._began = now
+        self._delay = FIRST_DELAY
+        self._losses = self._faults = 0
+        self._server: tuple[str, int] | None = None
+        """Model and vocabulary of the daemon that it began with."""
+        self._token_ids: defaultdict[int, list[int]] = defaultdict(list)
+        self._ended: set[int] = set()
+        self._num_prompt_logprobs = 0
+        self._come_again = 0
+        """Log-probabilities of the prompt that are known and will come again."""
+
+    def take(self, answer: Token | Done) -> Token | Done | None:
+        """What of a message is new; None where nothing is, as with the end, told again, of a sample that had ended."""
+        index = answer.index
+        if index in self._ended and isinstance(answer, Token):
+            return None
+        self._interrupted_at, self._delay = None, FIRST_DELAY
+        if answer.token_ids:
+            self._losses = self._faults = 0
+        self._token_ids[index] += answer.token_ids
+        if answer.finish_reason is not None:
+            self._ended.add(index)
+        known = min(self._come_again, len(answer.prompt_logprobs))
+        if known:
+            self._come_again -= known
+            answer = msgspec.structs.replace(answer, prompt_logprobs=answer.prompt_logprobs[known:])
+        self._num_prompt_logprobs += len(answer.prompt_logprobs)
+        return answer
+
+    def outlasts(self, error: OdriverError) -> bool:
+        """Whether that is no answer yet, and not the request's own doing either, as far as one can tell."""
+        if not isinstance(error, RequestFailed):
+            return self._losses + 1 < MAX_LOSSES
+        if error.code in FULL:
+            return self._interrupted_at is not None
+        return error.code in GOING or (error.code == "internal" and self._faults + 1 < MAX_FAULTS)
+
+    def verdict(self, error: OdriverError) -> OdriverError:
+        """What the caller hears of one that it does not outlast: the error, and why it was not asked for again."""
+        if self._losses + 1 < MAX_LOSSES or isinstance(error, RequestFailed):
+            return error
+        return ConnectionLost(
+            f"{error}; {MAX_LOSSES} daemons in a row went away with this request, with no new token between: it is given"
+            " up, as it may be the cause"
+        )
+
+    def interrupt(self, why: OdriverError, now: float) -> float:
+        """It was lost; since when that keeps anything new from coming."""
+        self.why = why
+        self._losses += not isinstance(why, RequestFailed)
+        self._faults += isinstance(why, RequestFailed) and why.code == "internal"
+        if self._interrupted_at is None:
+            self._interrupted_at = now
+        return self._interrupted_at
+
+    def delay(self) -> float:
+        """Seconds to wait before asking a daemon that is there; as long as one said that would be in vain, at least."""
+        longest, self._delay = self._delay, min(2 * self._delay, LONGEST_DELAY)
+        hint = self.why.retry_after_s if isinstance(self.why, RequestFailed) else None
+        return (hint or 0.0) + longest * random.uniform(0.5, 1)
+
+    def rest(self, now: float) -> Generate:
+        """The request for what has not come."""
+        request = decode_client_message(self._frame)
+        assert isinstance(request, Generate)
+        params, token_ids = request.params, []
+        if self._token_ids:
+            token_ids = [self._token_ids[index] for index in range(params.get("n", 1))]
+        self._come_again = 0 if any(token_ids[:1]) else self._num_prompt_logprobs
+        if self._token_ids:
+            params.pop("queue_timeout_s", None)  # which was until its first step
+        for name in ("timeout_s", "queue_timeout_s"):
+            if isinstance(params.get(name), int | float):
+                params[name] = max(NO_TIME, params[name] - (now - self._began))
+        return msgspec.structs.replace(request, params=params, resume_token_ids=token_ids)
+
+    def mismatch(self, welcome: Welcome) -> str | None:
+        """What keeps this daemon from going on with what another one, or this, began."""
+        server = welcome.model, welcome.vocab_size
+        if self._server is not None and self._server != server:
+            model, vocab_size = self._server
+            return (
+                f"the daemon now serves {welcome.model} ({welcome.vocab_size} tokens), and not {model} ({vocab_size}) any"
+                " more: what that began cannot be gone on with"
+            )
+        self._server = server
+        return None

@@ -1,0 +1,190 @@
+"""One connection of a client to a daemon, from hello until it is lost."""
+
+import math
+from collections.abc import Iterator
+
+import zmq
+from zmq.utils.monitor import recv_monitor_message
+
+from ipc.errors import ConnectFailed
+from ipc.wire.greeting import mechanism
+from ipc.wire.keys import ClientKey
+from ipc.wire.messages import (
+    PING_INTERVAL,
+    PROTOCOL_VERSION,
+    SILENCE_LIMIT,
+    Done,
+    Error,
+    Hello,
+    MessageError,
+    MetricsReply,
+    Ok,
+    Ping,
+    Pong,
+    ServerMessage,
+    StatusReply,
+    Token,
+    TokenizerInfoReply,
+    Welcome,
+    decode_server_message,
+    encode,
+)
+
+LINGER = 1000
+"""Milliseconds that the last aborts have to leave when the socket closes."""
+
+RECEIVE_HIGH_WATER = 1000
+"""Messages that wait for a thread that does not read; what is beyond waits at the daemon, as text that grows."""
+GREETING_PATIENCE = 0.2
+"""Seconds that a daemon has to say whether it asks for keys."""
+LONGEST_KNOCK = 1000
+"""Milliseconds between attempts to reach a daemon; the first follow each other sooner."""
+
+_EVENTS = (
+    zmq.EVENT_HANDSHAKE_SUCCEEDED
+    | zmq.EVENT_DISCONNECTED
+    | zmq.EVENT_HANDSHAKE_FAILED_AUTH
+    | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
+    | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
+)
+_HELLO = encode(Hello(PROTOCOL_VERSION))
+_PING = encode(Ping())
+_PONG = encode(Pong())
+
+Answer = Token | Done | Error | TokenizerInfoReply | StatusReply | MetricsReply | Ok
+"""What the daemon says to what it was asked."""
+
+
+class Session:
+    """A DEALER that says hello when it gets through, pings, and notices when nobody is there any more.
+
+    It is never used again once ``lost``; until ``welcome`` it keeps knocking. One thread makes, uses and closes it.
+    Times are in seconds, and the caller's.
+    """
+
+    def __init__(
+        self, context: "zmq.Context[zmq.Socket[bytes]]", address: str, poller: zmq.Poller, key: ClientKey | None = None
+    ) -> None:
+        self.welcome: Welcome | None = None
+        self.reached = False
+        """Whether something speaks ZeroMQ at the address."""
+        self.lost: str | None = None
+        """Why it is over."""
+        self.next_ping = math.inf
+        """When ``keep_alive`` is to be called again."""
+        self._address = address
+        self._key = key
+        self._doubt: str | None = None
+        """What may be wrong with whoever answers there."""
+        self._poller = poller
+        self._heard_at = math.inf
+        self._dealer = context.socket(zmq.DEALER)
+        # Not zmq.IMMEDIATE: with it, libzmq drops what a daemon said last, if it is unread when the connection ends.
+        self._dealer.setsockopt(zmq.SNDHWM, 0)  # what one asks for is in one's own memory anyway
+        self._dealer.setsockopt(zmq.RCVHWM, RECEIVE_HIGH_WATER)
+        self._dealer.setsockopt(zmq.IPV6, 1 if "[" in address else 0)
+        self._dealer.setsockopt(zmq.RECONNECT_IVL_MAX, LONGEST_KNOCK)
+        if key is not None:
+            self._dealer.setsockopt(zmq.CURVE_PUBLICKEY, key.public.encode())
+            self._dealer.setsockopt(zmq.CURVE_SECRETKEY, key.secret.encode())
+            self._dealer.setsockopt(zmq.CURVE_SERVERKEY, key.server.encode())
+        self._monitor = self._dealer.get_monitor_socket(_EVENTS)
+        self._dealer.connect(address)
+        poller.register(self._dealer, zmq.POLLIN)
+        poller.register(self._monitor, zmq.POLLIN)
+
+    def send(self, frame: bytes) -> None:
+        """Send one message to the daemon. After a disconnection nobody answers it before that has been noticed here."""
+        self._dealer.send(frame, zmq.NOBLOCK)
+
+    def receive(self, now: float) -> Iterator[tuple[Answer, int]]:
+        """All that has arrived for calls, each with its bytes; what has arrived for the connection itself is dealt with."""
+        gone = self._watch()
+        while self.lost is None:
+            try:
+                frame = self._dealer.recv(zmq.NOBLOCK)
+            except zmq.Again:
+                break
+            self._heard_at = now
+            message = self._decoded(frame)
+            if isinstance(message, Answer):
+                yield message, len(frame)
+            elif isinstance(message, Ping):
+                self.send(_PONG)
+        if gone and self.welcome is not None and self.lost is None:  # only now: its last words were still to be read
+            self.lost = f"the daemon at {self._address} went away"
+
+    def keep_alive(self, now: float) -> None:
+        """Ping if it is time, and see whether the last ones were answered; what has arrived is to be received first.
+
+        If it has long been time, it is we who were frozen or starved, and the daemon's silence does not count.
+        """
+        if now - self.next_ping > PING_INTERVAL:
+            self._heard_at = now
+        if now - self._heard_at > SILENCE_LIMIT:
+            self.lost = f"the daemon at {self._address} has not answered for {SILENCE_LIMIT:g} s"
+        elif now >= self.next_ping:
+            self.send(_PING)
+            self.next_ping = now + PING_INTERVAL
+
+    def failure(self) -> ConnectFailed:
+        """Why nobody has said welcome by now."""
+        if self._doubt is not None:
+            return ConnectFailed(self._doubt)
+        return ConnectFailed.silent(self._address) if self.reached else ConnectFailed.nobody(self._address)
+
+    def close(self) -> None:
+        """Let what is queued leave, if there is somebody to have it, and go."""
+        self._poller.unregister(self._dealer)
+        self._poller.unregister(self._monitor)
+        self._dealer.disable_monitor()
+        self._monitor.close(0)
+        self._dealer.close(0 if self.lost else LINGER)
+
+    def _watch(self) -> bool:
+        """Whether the daemon went away; says hello each time that one is reached."""
+        gone = False
+        while self._monitor.poll(0):
+            news = recv_monitor_message(self._monitor)
+            match news["event"]:
+                case zmq.EVENT_HANDSHAKE_SUCCEEDED:
+                    self.reached = True
+                    self.send(_HELLO)
+                case zmq.EVENT_DISCONNECTED:
+                    self.reached = False
+                    gone = True
+                case failure:
+                    self._hear_of(failure, news["value"])
+        return gone
+
+    def _hear_of(self, failure: int, value: int) -> None:
+        """CURVE has failed. A wrong daemon cannot be told from one that ends just then, so for that one is waited."""
+        if failure == zmq.EVENT_HANDSHAKE_FAILED_AUTH:
+            self.lost = (
+                f"the daemon at {self._address} does not know this key: it was revoked, or it has to reload (SIGHUP)"
+            )
+        elif value == zmq.PROTOCOL_ERROR_ZMTP_MECHANISM_MISMATCH and self._key is None:
+            self.lost = self._asks_for_key()
+        elif value == zmq.PROTOCOL_ERROR_ZMTP_MECHANISM_MISMATCH:
+            self.lost = f"the daemon at {self._address} takes no keys: connect without one"
+        elif self._key is None and mechanism(self._address, GREETING_PATIENCE) == "CURVE":
+            self.lost = self._asks_for_key()
+        elif self._key is not None:
+            self._doubt = f"what answers at {self._address} is not the daemon that this key was made for"
+
+    def _asks_for_key(self) -> str:
+        return f"the daemon at {self._address} asks for a key: give yours with --key FILE"
+
+    def _decoded(self, frame: bytes) -> ServerMessage | None:
+        try:
+            message = decode_server_message(frame)
+        except MessageError as error:
+            self.lost = f"what answers at {self._address} is no daemon of this version: {error}"
+            return None
+        if isinstance(message, Welcome):
+            self.welcome = message
+            self.next_ping = self._heard_at + PING_INTERVAL
+        elif isinstance(message, Error) and message.request_id is None:
+            self.lost = f"the daemon at {self._address} ended the connection: {message.message}"
+            return None
+        return message

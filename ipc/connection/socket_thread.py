@@ -1,0 +1,365 @@
+"""The thread behind a client: it owns the socket; callers tell it what to do, and it puts answers where they wait."""
+
+import itertools
+import logging
+import math
+import os
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import msgspec
+import zmq
+
+from driver.errors import shortened
+from engine.request_limits import MAX_DEPTH
+from ipc.connection.call import Call, Put
+from ipc.connection.read_ahead import CREDIT_STEP, ReadAhead, Unread
+from ipc.connection.retry import Resumption, with_seed
+from ipc.connection.session import Answer, Session
+from ipc.errors import ConnectFailed, ConnectionLost, OdriverError, RequestFailed, ResumeFailed
+from ipc.wire.bell import Bell
+from ipc.wire.completion import Message
+from ipc.wire.keys import ClientKey
+from ipc.wire.messages import (
+    Abort,
+    Credit,
+    Detokenize,
+    Done,
+    Error,
+    Generate,
+    Token,
+    Tokenize,
+    TokenizerInfo,
+    TokenizerInfoReply,
+    Welcome,
+    encode,
+)
+
+logger = logging.getLogger(__name__)
+
+LONGEST_WAIT = 3600.0
+"""Seconds after which the thread looks around anyway: a timeout may be infinite, a poll's may not."""
+
+
+class Connection:
+    """Any number of calls at once over one socket, from any number of threads.
+
+    Connects when there is a call and no connection, again too after one was lost, and then takes up to ``timeout``
+    seconds; calls that were open when it was lost have failed. With a ``resume_timeout``, completions have not: they
+    wait so many seconds for a daemon, and it goes on with them. None of the methods waits but ``close``.
+
+    The daemon is given credit for what has come, and from MAX_READ_AHEAD_BYTES untaken bytes on for what has been
+    ``taken``, until there are fewer again.
+    """
+
+    def __init__(self, address: str, timeout: float, resume_timeout: float | None, key: ClientKey | None) -> None:
+        self._address = address
+        self._key = key
+        self._welcome: Welcome | None = None
+        self._timeout = timeout
+        self._resume_timeout = resume_timeout
+        self._process = os.getpid()
+        self._serials = itertools.count(1)
+        self._bell = Bell()
+        self._inbox: deque[Callable[[], None]] = deque()
+        """What callers want the thread to do."""
+        self._closing = False
+        self._ended = False
+        self._session: Session | None = None
+        self._turned_away_by: Session | None = None
+        """The session in which a daemon that ends has last turned a request away."""
+        self._waiting: dict[str, Call] = {}
+        """Calls to send once there is a daemon, and after them those that it owes an answer."""
+        self._open: dict[str, Call] = {}
+        self._read_ahead = ReadAhead(self._give_credit)
+        self._context = zmq.Context()
+        self._poller = zmq.Poller()
+        self._poller.register(self._bell.fileno(), zmq.POLLIN)
+        self._thread = threading.Thread(target=self._run, name="odriver client", daemon=True)
+        self._thread.start()
+
+    @property
+    def welcome(self) -> Welcome:
+        """What the daemon said when it was last connected to; raises ConnectFailed if it never was."""
+        if self._welcome is None:
+            raise ConnectFailed(f"this client has not been connected to {self._address} yet")
+        return self._welcome
+
+    @property
+    def is_up(self) -> bool:
+        """Whether a daemon is connected, as far as the thread has noticed; ``welcome`` is then its word."""
+        session = self._session
+        if session is None or session.lost is not None or self._ended:
+            return False
+        return session.welcome is self._welcome is not None
+
+    def connect(self, put: Put) -> Call:
+        """Ask for no more than to be connected; Welcome is put."""
+        return self._call(self._new_request_id(), b"", put)
+
+    def generate(
+        self,
+        put: Put,
+        *,
+        prompt: str | list[int] | None = None,
+        messages: list[Message] | None = None,
+        tools: list[dict[str, Any]] | None = None,
+        chat_template_kwargs: dict[str, Any] | None = None,
+        params: dict[str, Any],
+        stream: bool = True,
+        user: str = "",
+    ) -> Call:
+        """Ask for a completion; Tokens are put, and then Done. Each is to be ``taken``, or the call aborted."""
+        request_id = self._new_request_id()
+        generate = Generate(
+            request_id, prompt, messages, tools or [], chat_template_kwargs or {}, params, stream, user=user
+        )
+        if self._resume_timeout is None:
+            return self._call(request_id, _frame(generate), put, Unread(request_id))
+        # Streamed in any case, as what has come need not come again.
+        frame = _frame(msgspec.structs.replace(generate, params=with_seed(params), stream=True))
+        return self._call(request_id, frame, put, Unread(request_id), Resumption(frame, time.monotonic()))
+
+    def ask(self, put: Put, message_of: Callable[[str], Tokenize | Detokenize | TokenizerInfo]) -> Call:
+        """Ask what is answered at once, given the request id; the answer is put."""
+        request_id = self._new_request_id()
+        return self._call(request_id, _frame(message_of(request_id)), put)
+
+    def _new_request_id(self) -> str:
+        return str(next(self._serials))
+
+    def _call(
+        self,
+        request_id: str,
+        frame: bytes,
+        put: Put,
+        unread: Unread | None = None,
+        resumption: Resumption | None = None,
+    ) -> Call:
+        if os.getpid() != self._process:
+            raise ConnectionLost("this client was made before the process forked: make another one in the child")
+        patience = self._timeout
+        if resumption is not None and self._welcome is not None:  # it waits for the daemon's return like its elders
+            patience = self._resume_timeout or 0.0
+        call = Call(request_id, frame, put, time.monotonic() + patience, unread, resumption)
+        self._inbox.append(partial(self._begin, call))
+        self._bell.ring()
+        if self._ended:  # perhaps too late for the thread to have found it
+            call.put(ConnectionLost("this client is closed"))
+        return call
+
+    def taken(self, call: Call) -> None:
+        """The reader of a stream has taken what was put first, and has not been taken yet.
+
+        The thread is woken where it waits for that to give credit, and otherwise finds it when it next comes by.
+        """
+        assert call.unread is not None
+        call.num_taken += 1
+        self._inbox.append(partial(self._read_ahead.take, call.unread))
+        if self._read_ahead.withholds and call.num_taken % CREDIT_STEP == 0:
+            self._bell.ring()
+
+    def abort(self, call: Call) -> None:
+        """Ask no more: the daemon stops working on it, and nothing more is heard of it."""
+        call.put(None)
+        self._inbox.append(partial(self._abort, call))
+        self._bell.ring()
+
+    def close(self) -> None:
+        """End every call with ConnectionLost, the thread and the connection; a second time changes nothing."""
+        if os.getpid() != self._process:
+            return  # the thread and the sockets are the parent's
+        self._closing = True
+        self._bell.ring()
+        if threading.current_thread() is not self._thread:
+            self._thread.join()
+
+    def _run(self) -> None:
+        try:
+            while not self._closing:
+                self._turn()
+        finally:
+            self._end()
+
+    def _turn(self) -> None:
+        if self._bell.fileno() in dict(self._poller.poll(self._patience())):
+            self._bell.clear()
+        while self._inbox:
+            self._inbox.popleft()()
+        if self._waiting and self._session is None:
+            self._session = Session(self._context, self._address, self._poller, self._key)
+        if self._session is not None:
+            self._attend(self._session, time.monotonic())
+
+    def _patience(self) -> int | None:
+        """Milliseconds until there is something to do of which no socket and no bell will tell."""
+        if self._session is None:
+            return 0 if self._waiting else None
+        now, due = time.monotonic(), self._session.next_ping
+        for call in self._waiting.values():
+            due = min(due, call.deadline, call.not_before if call.not_before > now else math.inf)
+        return max(0, math.ceil(1000 * min(due - now, LONGEST_WAIT)))
+
+    def _attend(self, session: Session, now: float) -> None:
+        for answer, num_bytes in session.receive(now):
+            try:
+                self._hear(answer, num_bytes, now)
+            except Exception:
+                logger.exception("an answer to request %r could not be taken", answer.request_id)
+                if (call := self._open.pop(answer.request_id or "", None)) is not None:
+                    call.put(
+                        RequestFailed("internal", "this program failed with an answer of the daemon: its log says more")
+                    )
+        if session.welcome is not None and session.lost is None:
+            self._send_waiting(session, session.welcome, now)
+        self._give_up(session, now)
+        session.keep_alive(now)
+        if session.lost is not None or (session.welcome is None and not self._waiting):
+            self._drop(session)
+
+    def _hear(self, answer: Answer, num_bytes: int, now: float) -> None:
+        call = self._open.get(answer.request_id or "")
+        if call is None:
+            return  # aborted
+        if not isinstance(answer, Token):
+            del self._open[call.request_id]
+        if isinstance(answer, Error):
+            self._refused(call, RequestFailed(answer.code, answer.message, answer.retry_after_s), now)
+        elif isinstance(answer, Token | Done):
+            self._hand_on(call, answer, num_bytes)
+        elif isinstance(answer, TokenizerInfoReply):
+            call.put(answer)
+        if call.unread is not None and not isinstance(answer, Token):
+            self._read_ahead.end(call.unread)
+
+    def _hand_on(self, call: Call, answer: Token | Done, num_bytes: int) -> None:
+        new = answer if call.resumption is None else call.resumption.take(answer)
+        if call.unread is not None and new is None:
+            self._read_ahead.skip(call.unread)
+        elif call.unread is not None:
+            self._read_ahead.arrive(call.unread, num_bytes)
+        if new is not None:
+            call.put(new)
+
+    def _give_credit(self, request_id: str, count: int) -> None:
+        if self._session is not None:
+            self._session.send(encode(Credit(request_id, count)))
+
+    def _refused(self, call: Call, error: RequestFailed, now: float) -> None:
+        waits = self._lose(call, error, now)
+        if waits and self._turned_away_by is not self._session:  # once for all of them, however often they ask
+            self._turned_away_by = self._session
+            self._tell_that_some_wait(str(error))
+
+    def _lose(self, call: Call, why: OdriverError, now: float) -> bool:
+        """End a call, or have it wait to be resumed; whether it waits."""
+        resumption = call.resumption
+        if resumption is None:
+            call.put(why)
+            return False
+        if not resumption.outlasts(why):
+            call.put(resumption.verdict(why))
+            return False
+        call.deadline = resumption.interrupt(why, now) + (self._resume_timeout or 0.0)
+        call.not_before = now + resumption.delay()
+        call.frame = encode(resumption.rest(now))
+        self._waiting[call.request_id] = call
+        return True
+
+    def _send_waiting(self, session: Session, welcome: Welcome, now: float) -> None:
+        if self._welcome is not welcome and (resumed := self._num_interrupted()):
+            logger.info("connected to %s: %d requests are resumed", self._address, resumed)
+        self._welcome = welcome
+        for call in [call for call in self._waiting.values() if call.not_before <= now]:
+            del self._waiting[call.request_id]
+            problem = _problem(call, welcome)
+            if problem is not None:
+                call.put(problem)
+            elif not call.frame:
+                call.put(welcome)
+            else:
+                self._open[call.request_id] = call
+                if call.unread is not None:
+                    self._read_ahead.begin(call.unread)
+                session.send(call.frame)
+
+    def _give_up(self, session: Session, now: float) -> None:
+        for call in [call for call in self._waiting.values() if call.deadline <= now]:
+            del self._waiting[call.request_id]
+            why = call.resumption and call.resumption.why
+            call.put(
+                ConnectionLost(f"{why}; within {self._resume_timeout:g} s it could not be resumed")
+                if why
+                else session.failure()
+            )
+
+    def _drop(self, session: Session) -> None:
+        why, now = session.lost or "", time.monotonic()
+        for call in self._open.values():
+            self._lose(call, ConnectionLost(why), now)
+        self._open.clear()
+        self._tell_that_some_wait(why)
+        if session.welcome is None:
+            for call in self._waiting.values():
+                call.put(ConnectFailed(why))
+            self._waiting.clear()
+        session.close()
+        self._session = None
+
+    def _tell_that_some_wait(self, why: str) -> None:
+        if waiting := self._num_interrupted():
+            logger.warning("%s: %d requests wait up to %g s to be resumed", why, waiting, self._resume_timeout)
+
+    def _num_interrupted(self) -> int:
+        return sum(call.resumption is not None and call.resumption.why is not None for call in self._waiting.values())
+
+    def _begin(self, call: Call) -> None:
+        self._waiting[call.request_id] = call
+
+    def _abort(self, call: Call) -> None:
+        if call.unread is not None:
+            self._read_ahead.drop(call.unread)
+        self._waiting.pop(call.request_id, None)
+        if self._open.pop(call.request_id, None) is not None and self._session is not None:
+            self._session.send(encode(Abort(call.request_id)))
+
+    def _end(self) -> None:
+        self._ended = True  # before the inbox is looked at a last time: see call()
+        while self._inbox:
+            self._inbox.popleft()()
+        for call in [*self._waiting.values(), *self._open.values()]:
+            self._abort(call)
+            call.put(ConnectionLost("this client was closed"))
+        if self._session is not None:
+            self._session.close()
+        self._context.term()
+
+
+def _frame(message: Generate | Tokenize | Detokenize | TokenizerInfo) -> bytes:
+    """Raises RequestFailed for what no message holds: numbers and nesting as may come out of JSON, and what is no data."""
+    try:
+        return encode(message)
+    except OverflowError as error:
+        why = "a number is too large: integers are from -2**63 to 2**64 - 1"
+        raise RequestFailed("invalid_request", why) from error
+    except UnicodeEncodeError as error:
+        why = f"a text holds half a surrogate pair at character {error.start}, which is no text"
+        raise RequestFailed("invalid_request", why) from error
+    except RecursionError as error:
+        why = f"it is nested too deeply: maps and lists may be {MAX_DEPTH} deep"
+        raise RequestFailed("invalid_request", why) from error
+    except (TypeError, ValueError) as error:
+        raise RequestFailed("invalid_request", f"no message can hold this: {shortened(str(error))}") from error
+
+
+def _problem(call: Call, welcome: Welcome) -> OdriverError | None:
+    """What keeps a call from being sent to this daemon."""
+    limit = welcome.max_message_bytes
+    if len(call.frame) > limit:
+        return RequestFailed("message_too_long", f"a message may have {limit} bytes, not {len(call.frame)}")
+    mismatch = call.resumption and call.resumption.mismatch(welcome)
+    return ResumeFailed(mismatch) if mismatch else None

@@ -1,0 +1,133 @@
+"""Who asks, and how much of it they may."""
+
+import hashlib
+import hmac
+import logging
+from pathlib import Path
+from typing import Any
+
+from ipc.async_client import AsyncClient, AsyncStream
+from ipc.errors import KeyFileError
+from ipc.gateway.access.api_keys import ApiKey, digest, read_api_keys
+from ipc.openai.request_bodies import BodyError
+
+logger = logging.getLogger(__name__)
+
+MINUTE = 60.0
+
+
+class Unauthorized(BodyError):
+    """No API key, or one that is not known."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message, status=401, code="invalid_api_key")
+        self.headers = {"WWW-Authenticate": "Bearer"}
+
+
+class TooMany(BodyError):
+    """More than a key may; ``retry_after`` is in how many seconds to come again."""
+
+    def __init__(self, message: str, retry_after: float) -> None:
+        super().__init__(message, status=429, code="rate_limit_exceeded")
+        self.retry_after = retry_after
+
+
+class Caller:
+    """Somebody who asks, and what they have used; ``key`` is what the daemons know them by. Times are in seconds."""
+
+    def __init__(self, name: str, limits: ApiKey | None, key: Path | None) -> None:
+        self.name = name
+        self.limits = limits
+        self.key = key
+        self._num_open = 0
+        self._allowance = float(limits.requests_per_minute or 0) if limits else 0.0
+        self._at = 0.0
+
+    def begin(self, now: float) -> None:
+        """One more request is open; raises TooMany."""
+        limits = self.limits
+        if limits is not None and limits.max_requests is not None and self._num_open >= limits.max_requests:
+            raise TooMany(f"{self.name} may have {limits.max_requests} requests open at once: wait for one to end", 1.0)
+        if limits is not None and limits.requests_per_minute is not None:
+            self._spend(limits.requests_per_minute, now)
+        self._num_open += 1
+
+    def end(self) -> None:
+        """One is open no more."""
+        self._num_open -= 1
+
+    def client(self, address: str, timeout: float) -> AsyncClient:
+        """A connection of their own: a daemon is fair between connections, as it is between keys."""
+        if self.limits is None or self.limits.key is not None:
+            return AsyncClient(address, timeout, key=self.key)
+        return SaltingClient(address, timeout, key=self.key, name=self.name)
+
+    def _spend(self, per_minute: int, now: float) -> None:
+        self._allowance = min(per_minute, self._allowance + (now - self._at) * per_minute / MINUTE)
+        self._at = now
+        if self._allowance < 1:
+            wait = (1 - self._allowance) * MINUTE / per_minute
+            raise TooMany(f"{self.name} may ask {per_minute} times a minute: try again in {wait:.0f} s", wait)
+        self._allowance -= 1
+
+
+class SaltingClient(AsyncClient):
+    """For those whom the daemon does not know by name: computed pages of prompts are shared among their own alone."""
+
+    def __init__(self, address: str, timeout: float, *, key: Path | None, name: str) -> None:
+        super().__init__(address, timeout, key=key)
+        self._name = name.encode()
+
+    def _stream(self, **question: Any) -> AsyncStream:
+        params = question.pop("params")
+        salt = hmac.new(self._name, str(params.get("cache_salt", "")).encode(), hashlib.sha256).hexdigest()
+        return super()._stream(params={**params, "cache_salt": salt}, **question)
+
+
+class Callers:
+    """Those of a file, or everybody, as one, where there is none. Raises KeyFileError.
+
+    ``key`` is the gateway's own for the daemons, which those ask with who have none.
+    """
+
+    def __init__(self, path: Path | None = None, key: Path | None = None) -> None:
+        self.everybody = Caller("", None, key) if path is None else None
+        """Who asks where there are no API keys."""
+        self._path = path
+        self._key = key
+        self._by_digest = {} if path is None else self._read(path)
+
+    def identified(self, authorization: str | None) -> Caller:
+        """Whose header that is; raises Unauthorized."""
+        if self.everybody is not None:
+            return self.everybody
+        scheme, _, api_key = (authorization or "").partition(" ")
+        if scheme.lower() != "bearer" or not api_key:
+            raise Unauthorized("this gateway asks for an API key: send it as `Authorization: Bearer KEY`")
+        caller = self._by_digest.get(digest(api_key.strip()))
+        if caller is None:
+            raise Unauthorized("this API key is not known here, or not any more")
+        return caller
+
+    def reload(self) -> None:
+        """Read the file again; of one that is wrong, nothing. Who is as before has used what they have used."""
+        if self._path is None:
+            return
+        try:
+            found = self._read(self._path)
+        except KeyFileError as error:
+            logger.error("the API keys are not reloaded: %s", error)
+            return
+        for name, caller in found.items():
+            before = self._by_digest.get(name)
+            if before is not None and (before.name, before.limits) == (caller.name, caller.limits):
+                found[name] = before
+        self._by_digest = found
+        logger.info("%d API keys are known", len(found))
+
+    def _read(self, path: Path) -> dict[bytes, Caller]:
+        found = {}
+        for name, entry in read_api_keys(path).items():
+            key = self._key if entry.key is None else path.parent / entry.key
+            found[digest(entry.api_key)] = Caller(name, entry, key)
+        return found

@@ -1,0 +1,1 @@
+"""What the gateway answers, an address a file."""

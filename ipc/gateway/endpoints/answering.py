@@ -1,0 +1,147 @@
+"""How the samples of one chat are to be written, and how they are read."""
+
+import uuid
+from typing import Any
+
+import msgspec
+from msgspec import UNSET
+
+from engine.request_limits import MAX_GRAMMAR_BYTES
+from engine.structured_outputs import StructuredOutputsParams
+from ipc.async_client import AsyncClient
+from ipc.gateway.daemons import Daemon
+from ipc.gateway.output.dialect import Dialect
+from ipc.gateway.output.lark import ANYTHING, SPACE, form_of, literal, one_of
+from ipc.gateway.output.output_parser import OutputParser, whole_output
+from ipc.gateway.output.reasoning import ReasoningFormat, ReasoningParser
+from ipc.gateway.output.tool_call_parser import ToolCallParser
+from ipc.gateway.output.tool_formats import TOOL_FORMATS, ToolFormat
+from ipc.gateway.output.tool_grammar import call_rules
+from ipc.openai.answer_bodies import AssistantMessage
+from ipc.openai.chat_tools import FunctionCall, ToolCall, ToolUse
+from ipc.openai.request_bodies import BodyError, Question
+from ipc.wire.completion import Choice
+
+NO_CALL = r"/([^{\s]|\s+[^{\s])(?s:.*)|\s*/"
+"""What is said where an object would be a call."""
+
+
+class Answering:
+    """For a model of this dialect, behind a prompt that ends so (Dialect.opening), with what may be called.
+
+    Raises BodyError where the model has no known way to call.
+    """
+
+    def __init__(
+        self, dialect: Dialect, opened: bool | None, tool_use: ToolUse | None, *, hides_reasoning: bool = False
+    ) -> None:
+        self._token_ids = dialect.token_ids
+        self._thinking = dialect.reasoning_format if opened is not False else None
+        self._opened = opened
+        self._hides_reasoning = hides_reasoning
+        self._tools = None if tool_use is None else (_known(dialect.tool_format), tool_use)
+
+    def parser(self) -> OutputParser:
+        """One for a sample."""
+        reasoning = None if self._thinking is None else ReasoningParser(self._thinking, self._opened)
+        tool_calls = None
+        if self._tools is not None:
+            row, use = self._tools
+            tool_calls = ToolCallParser(row, {function.name for function in use.callable}, parallel=use.parallel)
+        return OutputParser(reasoning, tool_calls, hides_reasoning=self._hides_reasoning)
+
+    def message(self, choice: Choice) -> tuple[AssistantMessage, str]:
+        """A whole sample, and why it ended."""
+        output = whole_output(self.parser(), choice.text, choice.finish_reason)
+        calls = [ToolCall(self.new_call_id(), FunctionCall(*call)) for call in output.calls]
+        thought = output.reasoning or UNSET
+        content = output.content or (None if calls or output.reasoning else "")
+        return AssistantMessage(content, "assistant", calls or UNSET, thought, thought), output.finish_reason
+
+    def new_call_id(self) -> str:
+        """For one more call; the chat template of Mistral's models refuses others than of nine letters."""
+        short = self._tools is not None and self._tools[0].short_ids
+        return uuid.uuid4().hex[:9] if short else f"call_{uuid.uuid4().hex}"
+
+    def params(self, params: dict[str, Any]) -> dict[str, Any]:
+        """SamplingParams by which samples are written as they are to be read; raises BodyError."""
+        given = dict(params)
+        if self._tools is not None and self._tools[0].special:
+            given["skip_special_tokens"] = False
+        asked = given.get("structured_outputs")
+        rules = self._rules(asked)
+        if rules is None:
+            return given
+        grammar = "\n".join(rules)
+        if len(grammar.encode()) > MAX_GRAMMAR_BYTES:
+            what = "structured_outputs" if self._tools is None else "tools"
+            raise BodyError(f"{what}: their schemas are too large: {MAX_GRAMMAR_BYTES} bytes are taken", what)
+        return given | {"structured_outputs": {"grammar": grammar}}
+
+    def _rules(self, asked: dict[str, Any] | None) -> list[str] | None:
+        """The grammar, where one is needed: thoughts, and then content of the form that is asked for, or calls."""
+        said = None if asked is None else f"said: {_form(asked)}"
+        if self._tools is not None and (self._tools[1].forced or self._tools[1].strict or asked):
+            row, use = self._tools
+            start, said = self._start(row, use, said)
+            rules = call_rules(row, use.callable, self._token_ids, parallel=use.parallel)
+            rules += [] if said is None else [said]
+        elif said is not None and self._thinking is not None:
+            start, rules = "said", [said]
+        else:
+            return None
+        if self._thinking is None:
+            return [f"start: {start}", *rules]
+        return [f"start: {self._thoughts(self._thinking)} {one_of([start])}", *rules, *self._thought(self._thinking)]
+
+    def _start(self, row: ToolFormat, use: ToolUse, said: str | None) -> tuple[str, str | None]:
+        """What an answer is, calls or what is ``said``, and the rule of the latter."""
+        if use.forced:
+            return "calls", None
+        if said is not None:
+            return "said | calls", said
+        if row.bare:
+            return "said | calls", f"said: {NO_CALL}"
+        if row.marker in self._token_ids:
+            return "said calls?", f"said: {ANYTHING}"
+        raise BodyError(f"strict is not supported by this model, in which {row.marker} is no token", "tools")
+
+    def _thoughts(self, row: ReasoningFormat) -> str:
+        start = literal(row.start, self._token_ids)
+        if self._opened:
+            return "thought"
+        return f"{start}? thought" if row.always else f"({start} thought)?"
+
+    def _thought(self, row: ReasoningFormat) -> list[str]:
+        """Up to its end and the space behind it."""
+        if row.end in self._token_ids:
+            return [f"thought: {ANYTHING} {literal(row.end, self._token_ids)} {SPACE}"]
+        end = row.end.replace("/", r"\/")
+        return [f"thought: thoughts {SPACE}", f"thoughts[lazy]: /(?s:.*){end}/"]
+
+
+def _known(tool_format: ToolFormat | None) -> ToolFormat:
+    if tool_format is None:
+        raise BodyError(
+            "the chat template of this model does not tell how it calls tools: if it can, start the gateway with"
+            f" --tool-call-parser, which may be {', '.join(TOOL_FORMATS)}",
+            "tools",
+        )
+    return tool_format
+
+
+def _form(asked: dict[str, Any]) -> str:
+    try:
+        params = msgspec.convert(asked, StructuredOutputsParams)
+        return f"%lark {{\n{params.grammar}\n}}" if params.grammar is not None else form_of(params)
+    except ValueError as error:
+        raise BodyError(str(error), "structured_outputs") from error
+
+
+async def answering_of(
+    daemon: Daemon, client: AsyncClient, asked: Question, tool_use: ToolUse | None, *, hides_reasoning: bool
+) -> Answering:
+    """For this question; raises BodyError, and what asking the daemon may."""
+    dialect = await daemon.dialect()
+    opened = await dialect.opening(client, asked.chat_template_kwargs)
+    return Answering(dialect, opened, tool_use, hides_reasoning=hides_reasoning)

@@ -1,0 +1,105 @@
+"""A prompt that is to stand before its completion, as ``echo`` asks for."""
+
+from typing import Any
+
+import msgspec
+
+from ipc.async_client import AsyncClient
+from ipc.gateway.endpoints.text_chunks import TextChunk, TextChunks
+from ipc.openai.answer_bodies import PromptLogprobs, TextChoice, TextCompletion, TextLogprobs, text_logprobs, usage
+from ipc.openai.request_bodies import BodyError, CompletionRequest, Question
+from ipc.wire.completion import Completion, Piece
+from ipc.wire.messages import Usage
+
+
+class Echo:
+    """The text of a prompt, and with log-probabilities that of its first token, which has none."""
+
+    def __init__(self, text: str, first: str | None, *, alone: bool) -> None:
+        self.text = text
+        self._first = first
+        self._alone = alone
+        """Whether nothing is to come behind it: the one token that was asked for in its place is left out."""
+        self._prompt_logprobs: PromptLogprobs = []
+        self._held: list[Piece] = []
+        self._said: set[int] = set()
+
+    def before(self, whole: Completion, answer: TextCompletion) -> TextCompletion:
+        """The answer with the prompt before each sample."""
+        self._prompt_logprobs = whole.prompt_logprobs
+        choices = [self._before(choice) for choice in answer.choices]
+        cost = usage(Usage(answer.usage.prompt_tokens, 0)) if self._alone else answer.usage
+        return msgspec.structs.replace(answer, choices=choices, usage=cost)
+
+    def chunks(self, chunks: TextChunks, piece: Piece, first_index: int) -> list[TextChunk]:
+        """Those of a piece, with the prompt before the first of each sample, and none before its logprobs are known."""
+        self._held.append(piece)
+        self._prompt_logprobs += piece.prompt_logprobs
+        if self._first is not None and not self._prompt_logprobs:
+            return []
+        held, self._held = self._held, []
+        return [chunk for one in held for chunk in self._chunks(chunks, one, first_index)]
+
+    def cost(self, cost: Usage) -> Usage:
+        """What was asked for of it."""
+        return Usage(cost.prompt_tokens, 0) if self._alone else cost
+
+    def _chunks(self, chunks: TextChunks, piece: Piece, first_index: int) -> list[TextChunk]:
+        said = []
+        piece = msgspec.structs.replace(piece, prompt_logprobs=[])
+        if piece.index not in self._said:
+            self._said.add(piece.index)
+            said.append(chunks.echo(first_index + piece.index, self.text, self._logprobs()))
+        if self._alone:
+            piece = msgspec.structs.replace(piece, text="", token_ids=[], logprobs=[])
+        return [*said, *chunks.take(piece, first_index)]
+
+    def _before(self, choice: TextChoice) -> TextChoice:
+        text, logprobs = self.text, self._logprobs()
+        if not self._alone:
+            text += choice.text
+            if logprobs is not None and choice.logprobs is not None:
+                logprobs = _joined(logprobs, choice.logprobs, len(self.text))
+        return msgspec.structs.replace(
+            choice, text=text, logprobs=logprobs, token_ids=msgspec.UNSET, prompt_logprobs=msgspec.UNSET
+        )
+
+    def _logprobs(self) -> TextLogprobs | None:
+        if self._first is None:
+            return None
+        return text_logprobs([token for token in self._prompt_logprobs if token is not None], first=self._first)
+
+
+async def echoed(client: AsyncClient, asked: Question, body: CompletionRequest) -> tuple[Question, Echo]:
+    """What to ask for in place of this, and the echo; raises BodyError where that cannot be told."""
+    if body.detokenize is False or body.prompt_logprobs is not None:
+        name = "detokenize" if body.detokenize is False else "prompt_logprobs"
+        raise BodyError(f"{name} does not go with echo", name)
+    prompt, params = asked.prompt, dict(asked.params)
+    assert prompt is not None
+    alone = params["max_tokens"] == 0
+    if alone:
+        params["max_tokens"] = 1
+    first = None
+    if body.logprobs is not None:
+        params["prompt_logprobs"] = body.logprobs
+        if isinstance(prompt, str):
+            token_ids = await client.tokenize(prompt)
+            return asked._replace(prompt=token_ids, params=params), Echo(
+                prompt, await _first(client, token_ids), alone=alone
+            )
+        first = await _first(client, prompt)
+    text = prompt if isinstance(prompt, str) else await client.detokenize(prompt)
+    return asked._replace(params=params), Echo(text, first, alone=alone)
+
+
+async def _first(client: AsyncClient, token_ids: list[int]) -> str:
+    return await client.detokenize(token_ids[:1])
+
+
+def _joined(prompt: TextLogprobs, output: TextLogprobs, length: int) -> TextLogprobs:
+    columns: dict[str, Any] = {
+        name: getattr(prompt, name) + getattr(output, name) for name in ("tokens", "token_logprobs", "top_logprobs")
+    }
+    offsets = prompt.text_offset + [length + offset for offset in output.text_offset]
+    return TextLogprobs(**columns, text_offset=offsets)

@@ -1,0 +1,64 @@
+"""``/health`` and ``/ready``: whether the daemons get on with what they have, and whether they take more."""
+
+import asyncio
+from collections.abc import Callable
+from typing import Literal
+
+from msgspec import Struct
+from starlette.requests import Request
+from starlette.responses import Response
+
+from ipc.errors import OdriverError, RequestFailed
+from ipc.gateway.answers import RETRY_AFTER, json_answer
+from ipc.gateway.daemons import Daemon, Daemons
+from ipc.service.watchdog import PROGRESS_LIMIT
+
+UNKNOWN = "connected"
+"""The state of a daemon that does not tell it the gateway's key."""
+
+
+class DaemonHealth(Struct, frozen=True):
+    """How one is: "serving", "draining", "asleep" and the like, "stalled" or "unreachable", and more of that in words."""
+
+    model: str | None
+    state: str
+    detail: str | None = None
+
+
+class Health(Struct, frozen=True):
+    """How all are."""
+
+    status: Literal["ok", "unavailable"]
+    daemons: list[DaemonHealth]
+
+
+async def health(request: Request) -> Response:
+    """200 while a daemon makes progress, or is idle; one that drains or sleeps is in health."""
+    return await _answer(request, lambda state: state not in ("stalled", "unreachable"))
+
+
+async def ready(request: Request) -> Response:
+    """200 while a daemon takes requests."""
+    return await _answer(request, lambda state: state in ("serving", UNKNOWN))
+
+
+async def _answer(request: Request, suffices: Callable[[str], bool]) -> Response:
+    daemons: Daemons = request.app.state.daemons
+    found = await asyncio.gather(*(_health(daemon) for daemon in daemons))
+    if any(suffices(one.state) for one in found):
+        return json_answer(Health("ok", list(found)))
+    return json_answer(Health("unavailable", list(found)), 503, {"Retry-After": f"{RETRY_AFTER:.0f}"})
+
+
+async def _health(daemon: Daemon) -> DaemonHealth:
+    try:
+        status = await daemon.status()
+    except RequestFailed as error:
+        return DaemonHealth(daemon.model, UNKNOWN, str(error))
+    except OdriverError as error:
+        return DaemonHealth(daemon.model, "unreachable", str(error))
+    stage, seconds = max(status["stages"].items(), key=lambda stage: stage[1])
+    if seconds > PROGRESS_LIMIT:
+        detail = f"nothing has got done in the {stage} stage for {seconds:.0f} s"
+        return DaemonHealth(status["model"], "stalled", detail)
+    return DaemonHealth(status["model"], status["state"])

@@ -1,0 +1,135 @@
+"""What the Responses API answers: a response, whole or as the events of a stream."""
+
+import time
+from collections.abc import Iterator
+from typing import Any, Literal
+
+import msgspec
+from msgspec import Struct
+
+from ipc.gateway.endpoints.answering import Answering
+from ipc.gateway.endpoints.response_items import Event, OutputItems
+from ipc.gateway.endpoints.response_requests import FunctionTool, NamedFunctionTool, ResponseRequest, TextFormat
+from ipc.gateway.output.output_events import Content, OutputEvent, Reasoning
+from ipc.openai.answer_bodies import chat_logprobs
+from ipc.wire.completion import Piece
+from ipc.wire.messages import Usage
+
+INCOMPLETE = {"length": "max_output_tokens", "timeout": "timeout", "abort": "abort"}
+"""Why a response is not complete, by finish reason; OpenAI knows the first."""
+
+
+class ResponseObject(Struct, frozen=True, kw_only=True):
+    """A response, as it is by now: ``status`` is in_progress, completed or incomplete."""
+
+    id: str
+    created_at: int
+    model: str
+    object: Literal["response"] = "response"
+    status: str
+    error: None = None
+    incomplete_details: dict[str, str] | None
+    instructions: str | None
+    output: list[dict[str, Any]]
+    usage: dict[str, Any] | None
+    max_output_tokens: int | None
+    temperature: float
+    top_p: float
+    top_logprobs: int
+    text: dict[str, Any]
+    tools: list[FunctionTool]
+    tool_choice: Literal["none", "auto", "required"] | NamedFunctionTool
+    parallel_tool_calls: bool
+    truncation: Literal["disabled"] = "disabled"
+    background: Literal[False] = False
+    store: Literal[False] = False
+    previous_response_id: None = None
+    metadata: dict[str, str]
+    user: str | None
+
+
+class ResponseAnswer:
+    """Makes one response of the pieces of its only sample."""
+
+    def __init__(self, body: ResponseRequest, answering: Answering, name: str, model: str) -> None:
+        self._body = body
+        self._parser = answering.parser()
+        self._output = OutputItems(answering.new_call_id)
+        self._head: dict[str, Any] = {"id": f"resp_{name}", "created_at": int(time.time()), "model": model}
+        self._num_events = 0
+        self._status = "in_progress"
+        self._details: dict[str, str] | None = None
+        self._usage: dict[str, Any] | None = None
+        self._logprobs: list[Any] = []
+        """Of tokens of which nothing has been told."""
+        self.reasoning = ""
+
+    def begin(self) -> Iterator[Event]:
+        """What a stream begins with."""
+        for name in ("created", "in_progress"):
+            yield self._numbered({"type": f"response.{name}", "response": self.response()})
+
+    def take(self, piece: Piece) -> Iterator[Event]:
+        """What a piece of the completion comes to."""
+        self._logprobs += self._shown(piece)
+        events = self._parser.feed(piece.text)
+        if piece.finish_reason is not None:
+            events += self._parser.end()
+        for event in events:
+            yield from map(self._numbered, self._take(event))
+        if piece.finish_reason in INCOMPLETE:
+            self._status, self._details = "incomplete", {"reason": INCOMPLETE[piece.finish_reason]}
+        elif piece.finish_reason is not None:
+            self._status = "completed"
+        if piece.finish_reason is not None:
+            yield from map(self._numbered, self._output.end(self._status))
+
+    def finish(self, cost: Usage, num_reasoning_tokens: int) -> Event:
+        """What a stream ends with."""
+        self._usage = {
+            "input_tokens": cost.prompt_tokens,
+            "input_tokens_details": {"cached_tokens": 0, "cache_write_tokens": 0},
+            "output_tokens": cost.completion_tokens,
+            "output_tokens_details": {"reasoning_tokens": num_reasoning_tokens},
+            "total_tokens": cost.prompt_tokens + cost.completion_tokens,
+        }
+        return self._numbered({"type": f"response.{self._status}", "response": self.response()})
+
+    def response(self) -> ResponseObject:
+        """As it is by now."""
+        body = self._body
+        form = msgspec.to_builtins((body.text and body.text.format) or TextFormat())
+        return ResponseObject(
+            **self._head,
+            status=self._status,
+            incomplete_details=self._details,
+            instructions=body.instructions,
+            output=list(self._output.items),
+            usage=self._usage,
+            max_output_tokens=body.max_output_tokens,
+            temperature=1.0 if body.temperature is None else body.temperature,
+            top_p=1.0 if body.top_p is None else body.top_p,
+            top_logprobs=body.top_logprobs or 0,
+            text={"format": {name: value for name, value in form.items() if value is not None}},
+            tools=body.tools or [],
+            tool_choice=body.tool_choice or "auto",
+            parallel_tool_calls=body.parallel_tool_calls is not False,
+            metadata=body.metadata or {},
+            user=body.user,
+        )
+
+    def _take(self, event: OutputEvent) -> Iterator[Event]:
+        if isinstance(event, Reasoning):
+            self.reasoning += event.text
+        logprobs, self._logprobs = self._logprobs, []
+        return self._output.take(event, logprobs if isinstance(event, Content) else [])
+
+    def _shown(self, piece: Piece) -> list[Any]:
+        if not piece.logprobs:
+            return []
+        logprobs: list[Any] = msgspec.to_builtins(chat_logprobs(piece.logprobs, self._body.top_logprobs or 0).content)
+        return logprobs
+
+    def _numbered(self, event: Event) -> Event:
+        self._num_events += 1
+        return {**event, "sequence_number": self._num_events - 1}

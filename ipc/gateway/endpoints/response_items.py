@@ -1,0 +1,118 @@
+"""The items that a response is made of, as they are written, and the events that tell of it."""
+
+import uuid
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from msgspec import Struct
+
+from ipc.gateway.output.output_events import CallArguments, CallBegins, Content, OutputEvent, Reasoning
+
+Event = dict[str, Any]
+"""As the Responses API has them, but for their ``sequence_number``."""
+
+
+class ResponseEvent(Struct, frozen=True):
+    """What the data of all events have."""
+
+    type: str
+    sequence_number: int
+
+
+class _Kind(Struct, frozen=True):
+    """What items of a type begin as, and how their events are called."""
+
+    prefix: str
+    item: dict[str, Any]
+    part: dict[str, Any] | None
+    name: str
+
+
+_MESSAGE = _Kind(
+    "msg",
+    {"type": "message", "role": "assistant", "content": []},
+    {"type": "output_text", "text": "", "annotations": [], "logprobs": []},
+    "output_text",
+)
+_REASONING = _Kind(
+    "rs",
+    {"type": "reasoning", "summary": [], "content": []},
+    {"type": "reasoning_text", "text": ""},
+    "reasoning_text",
+)
+_CALL = _Kind("fc", {"type": "function_call", "arguments": ""}, None, "function_call_arguments")
+
+
+class _Item:
+    """The one that is being written, at its place in the output."""
+
+    def __init__(self, kind: _Kind, index: int, **fields: Any) -> None:
+        self.kind = kind
+        self.fields = {"id": f"{kind.prefix}_{uuid.uuid4().hex}", **kind.item, **fields, "status": "in_progress"}
+        self._at = {"output_index": index}
+        self._place = {"item_id": self.fields["id"], **self._at} | ({"content_index": 0} if kind.part else {})
+        self._texts: list[str] = []
+        self._logprobs: list[Any] = []
+
+    def added(self) -> Iterator[Event]:
+        yield {"type": "response.output_item.added", **self._at, "item": self.fields}
+        if self.kind.part is not None:
+            yield {"type": "response.content_part.added", **self._place, "part": self.kind.part}
+
+    def delta(self, text: str, logprobs: list[Any]) -> Event:
+        self._texts.append(text)
+        self._logprobs += logprobs
+        return {"type": f"response.{self.kind.name}.delta", **self._place, "delta": text, **self._beside(logprobs)}
+
+    def done(self, status: str) -> Iterator[Event]:
+        text = {"arguments" if self.kind is _CALL else "text": "".join(self._texts)}
+        whole: dict[str, Any] = text
+        name = {"name": self.fields["name"]} if self.kind is _CALL else {}
+        yield {"type": f"response.{self.kind.name}.done", **self._place, **text, **name, **self._beside(self._logprobs)}
+        if self.kind.part is not None:
+            part = {**self.kind.part, **text, **self._beside(self._logprobs)}
+            yield {"type": "response.content_part.done", **self._place, "part": part}
+            whole = {"content": [part]}
+        self.fields = {**self.fields, **whole, "status": status}
+        yield {"type": "response.output_item.done", **self._at, "item": self.fields}
+
+    def _beside(self, logprobs: list[Any]) -> dict[str, Any]:
+        return {"logprobs": logprobs} if self.kind is _MESSAGE else {}
+
+
+class OutputItems:
+    """Writes the output of a response, item by item; ``new_call_id`` names one more call."""
+
+    def __init__(self, new_call_id: Callable[[], str]) -> None:
+        self.items: list[dict[str, Any]] = []
+        """Those that are done."""
+        self._new_call_id = new_call_id
+        self._item: _Item | None = None
+
+    def take(self, event: OutputEvent, logprobs: list[Any]) -> Iterator[Event]:
+        """What changes by an event of a sample, and with it log-probabilities of tokens, where it is content."""
+        kind = _kind(event)
+        if self._item is None or self._item.kind is not kind or isinstance(event, CallBegins):
+            yield from self.end()
+            fields = {"call_id": self._new_call_id(), "name": event.name} if isinstance(event, CallBegins) else {}
+            self._item = _Item(kind, len(self.items), **fields)
+            yield from self._item.added()
+        if not isinstance(event, CallBegins):
+            yield self._item.delta(event.text, logprobs)
+
+    def end(self, status: str = "completed") -> Iterator[Event]:
+        """The item that is being written is done."""
+        if self._item is not None:
+            yield from self._item.done(status)
+            self.items.append(self._item.fields)
+            self._item = None
+
+
+def _kind(event: OutputEvent) -> _Kind:
+    match event:
+        case Content():
+            return _MESSAGE
+        case Reasoning():
+            return _REASONING
+        case CallBegins() | CallArguments():
+            return _CALL

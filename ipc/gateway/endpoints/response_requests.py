@@ -1,0 +1,191 @@
+"""What OpenAI's Responses API is asked: the bodies that are taken, and what they ask our client.
+
+Fields of SamplingParams that a chat may have may be here too. A gateway keeps nothing: ``store`` is taken and not read, and
+what would need it, ``previous_response_id`` and ``conversation``, is refused.
+"""
+
+from typing import Annotated, Any, Literal
+
+from msgspec import Meta, Struct
+
+from engine.request_limits import MAX_MESSAGES, MAX_TOOLS
+from ipc.openai.chat_tools import Function, FunctionName, ToolUse
+from ipc.openai.request_bodies import BodyError, Question, Sampling, tool_use
+
+Never = Annotated[list[Any], Meta(max_length=0)]
+LOGPROBS = "message.output_text.logprobs"
+
+
+class Part(Struct, frozen=True, forbid_unknown_fields=True):
+    """A text among those of an item."""
+
+    text: str
+    type: Literal["input_text", "output_text", "reasoning_text", "summary_text", "text"] = "input_text"
+    annotations: Never | None = None
+    logprobs: list[Any] | None = None
+
+
+class InputItem(Struct, frozen=True, forbid_unknown_fields=True):
+    """A turn of the conversation, as it is said or as it was answered: ``type`` says which of the fields it has."""
+
+    type: Literal["message", "function_call", "function_call_output", "reasoning"] = "message"
+    id: str | None = None
+    status: str | None = None
+    role: Literal["system", "developer", "user", "assistant"] | None = None
+    content: str | list[Part] | None = None
+    name: str | None = None
+    arguments: str | None = None
+    call_id: str | None = None
+    output: str | list[Part] | None = None
+    summary: list[Part] | None = None
+    encrypted_content: None = None
+
+
+class FunctionTool(Struct, frozen=True, forbid_unknown_fields=True):
+    """What may be called."""
+
+    name: FunctionName
+    type: Literal["function"] = "function"
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class NamedFunctionTool(Struct, frozen=True, forbid_unknown_fields=True):
+    """The one that is to be called."""
+
+    name: str
+    type: Literal["function"] = "function"
+
+
+class TextFormat(Struct, frozen=True, forbid_unknown_fields=True):
+    """The form of what is said."""
+
+    type: Literal["text", "json_object", "json_schema"] = "text"
+    name: str | None = None
+    schema: dict[str, Any] | None = None
+    description: str | None = None
+    strict: bool | None = None
+
+
+class TextConfig(Struct, frozen=True, forbid_unknown_fields=True):
+    """Of what is said."""
+
+    format: TextFormat | None = None
+
+
+class ResponseStreamOptions(Struct, frozen=True, forbid_unknown_fields=True):
+    """Without obfuscation a stream has no padding; here it never has."""
+
+    include_obfuscation: bool | None = None
+
+
+class ResponseRequest(Sampling, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """The body of ``/v1/responses``."""
+
+    input: str | Annotated[list[InputItem], Meta(max_length=MAX_MESSAGES)]
+    instructions: str | None = None
+    max_output_tokens: int | None = None
+    top_logprobs: int | None = None
+    include: list[str] | None = None
+    text: TextConfig | None = None
+    tools: Annotated[list[FunctionTool], Meta(max_length=MAX_TOOLS)] | None = None
+    tool_choice: Literal["none", "auto", "required"] | NamedFunctionTool | None = None
+    parallel_tool_calls: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    stream_options: ResponseStreamOptions | None = None
+    truncation: Literal["disabled"] | None = None
+    background: Literal[False] | None = None
+    previous_response_id: str | None = None
+    conversation: str | dict[str, Any] | None = None
+
+    def question(self) -> Question:
+        """What to ask our client; raises BodyError."""
+        for name in ("previous_response_id", "conversation"):
+            if getattr(self, name) is not None:
+                raise BodyError(f"{name}: nothing is kept here: send the whole conversation as the input", name)
+        params = self._shared_params()
+        if self.max_output_tokens is not None:
+            params["max_tokens"] = self.max_output_tokens
+        if self.shows_logprobs:
+            params["logprobs"] = self.top_logprobs or 0
+        form = self._form()
+        if form is not None:
+            params["structured_outputs"] = form
+        use = self.tool_use()
+        return Question(None, self._messages(), params, use.told() if use else None, self.chat_template_kwargs)
+
+    @property
+    def shows_logprobs(self) -> bool:
+        """Whether texts come with the log-probabilities of their tokens; raises BodyError for what else is asked for."""
+        for name in self.include or []:
+            if name != LOGPROBS:
+                raise BodyError(f"include: there is {LOGPROBS} here, and no {name!r}", "include")
+        if self.top_logprobs and not self.include:
+            raise BodyError(f"top_logprobs needs include: [{LOGPROBS!r}]", "top_logprobs")
+        return bool(self.include)
+
+    def tool_use(self) -> ToolUse | None:
+        """What may be called; None where nothing may."""
+        named = self.tool_choice.name if isinstance(self.tool_choice, NamedFunctionTool) else None
+        functions = [Function(tool.name, tool.description, tool.parameters, tool.strict) for tool in self.tools or []]
+        return tool_use(functions, str(self.tool_choice or "auto"), named, self.parallel_tool_calls)
+
+    def _form(self) -> dict[str, Any] | None:
+        form = TextFormat() if self.text is None or self.text.format is None else self.text.format
+        if form.type == "json_schema" and form.schema is None:
+            raise BodyError("text.format of type json_schema needs a schema", "text.format")
+        return {"text": None, "json_object": {"json_object": True}, "json_schema": {"json": form.schema}}[form.type]
+
+    def _messages(self) -> list[dict[str, Any]]:
+        """As our client takes them; what an assistant says, calls and has thought, one after the other, is one turn."""
+        items = [InputItem(role="user", content=self.input)] if isinstance(self.input, str) else self.input
+        messages: list[dict[str, Any]] = []
+        if self.instructions is not None:
+            messages.append({"role": "system", "content": self.instructions})
+        for position, item in enumerate(items):
+            message = _message(f"input[{position}]", item)
+            if message["role"] == "assistant" and messages and _goes_on(messages[-1], message):
+                calls = messages[-1].get("tool_calls", []) + message.pop("tool_calls", [])
+                messages[-1] |= message | ({"tool_calls": calls} if calls else {})
+            else:
+                messages.append(message)
+        return [{"content": "", **message} for message in messages]
+
+
+NEEDED = {
+    "message": ("role", "content"),
+    "function_call": ("name", "arguments", "call_id"),
+    "function_call_output": ("call_id", "output"),
+    "reasoning": (),
+}
+"""Fields that an item of a type must have."""
+
+
+def _message(where: str, item: InputItem) -> dict[str, Any]:
+    for name in NEEDED[item.type]:
+        if getattr(item, name) is None:
+            raise BodyError(f"{where}: an item of type {item.type} needs {name}", f"{where}.{name}")
+    match item.type:
+        case "message":
+            return {"role": item.role, "content": _text(item.content)}
+        case "function_call":
+            function = {"name": item.name, "arguments": item.arguments}
+            return {
+                "role": "assistant",
+                "tool_calls": [{"id": item.call_id, "type": "function", "function": function}],
+            }
+        case "function_call_output":
+            return {"role": "tool", "tool_call_id": item.call_id, "content": _text(item.output)}
+        case "reasoning":
+            return {"role": "assistant", "reasoning_content": _text(item.content or item.summary)}
+
+
+def _text(parts: str | list[Part] | None) -> str:
+    return parts if isinstance(parts, str) else "".join(part.text for part in parts or [])
+
+
+def _goes_on(turn: dict[str, Any], message: dict[str, Any]) -> bool:
+    """Whether that is still of the same turn: thoughts come first in one, and calls last."""
+    said = "content" in turn or "tool_calls" in turn
+    return turn["role"] == "assistant" and "reasoning_content" not in message and not ("content" in message and said)

@@ -1,0 +1,74 @@
+"""``/v1/responses``: OpenAI's newer API of conversations. Nothing is kept: an answer's next turn brings all before it."""
+
+from collections.abc import AsyncGenerator
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from ipc.async_client import AsyncClient, AsyncStream
+from ipc.gateway.access.memory_limit import Held, held_by
+from ipc.gateway.answers import json_answer
+from ipc.gateway.bodies import read
+from ipc.gateway.daemons import daemon_for
+from ipc.gateway.disconnect import unless_disconnected
+from ipc.gateway.endpoints.answering import answering_of
+from ipc.gateway.endpoints.response_answers import ResponseAnswer, ResponseObject
+from ipc.gateway.endpoints.response_items import Event, ResponseEvent
+from ipc.gateway.endpoints.response_requests import ResponseRequest
+from ipc.gateway.event_stream import EventStream
+from ipc.gateway.request_id import request_id_of
+
+__all__ = ["ResponseEvent", "ResponseObject", "create"]
+
+_encoder = msgspec.json.Encoder()
+
+
+async def create(request: Request) -> Response:
+    """Continue a conversation."""
+    body = await read(request, ResponseRequest)
+    asked = body.question()
+    assert asked.messages is not None
+    daemon, client = await daemon_for(request, body.model)
+    answering = await answering_of(daemon, client, asked, body.tool_use(), hides_reasoning=False)
+    stream = client.chat(
+        asked.messages,
+        tools=asked.tools,
+        chat_template_kwargs=asked.chat_template_kwargs,
+        **answering.params(asked.params),
+    )
+    answer = ResponseAnswer(body, answering, request_id_of(request), client.welcome.model)
+    events = _events(stream, answer, client, None if body.stream else held_by(request))
+    if body.stream:
+        return EventStream(_encoded(events), done=b"")
+    await unless_disconnected(request.receive, _drain(events))
+    return json_answer(answer.response())
+
+
+async def _events(
+    stream: AsyncStream, answer: ResponseAnswer, client: AsyncClient, held: Held | None
+) -> AsyncGenerator[list[Event]]:
+    """Those of each piece, which is ``held`` if they are to leave whole; the first is waited for: it may be a refusal."""
+    began = False
+    async with stream:
+        async for piece in stream:
+            if held is not None:
+                held.add_piece(piece)
+            events = [] if began else list(answer.begin())
+            began = True
+            events += answer.take(piece)
+            if piece.usage is not None:
+                thought = await client.tokenize(answer.reasoning, add_special_tokens=False) if answer.reasoning else []
+                events.append(answer.finish(piece.usage, len(thought)))
+            yield events
+
+
+async def _encoded(all_events: AsyncGenerator[list[Event]]) -> AsyncGenerator[bytes]:
+    async for events in all_events:
+        if events:
+            yield b"".join(f"event: {one['type']}\ndata: ".encode() + _encoder.encode(one) + b"\n\n" for one in events)
+
+
+async def _drain(all_events: AsyncGenerator[list[Event]]) -> None:
+    async for _ in all_events:
+        pass

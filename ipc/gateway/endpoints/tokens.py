@@ -1,0 +1,94 @@
+"""``/tokenize``, ``/detokenize`` and ``/tokenizer_info``, as vLLM has them."""
+
+from typing import Any
+
+import msgspec
+from msgspec import UNSET, Struct, UnsetType
+from starlette.requests import Request
+from starlette.responses import Response
+
+from ipc.gateway.answers import json_answer
+from ipc.gateway.bodies import read
+from ipc.gateway.daemons import daemon_for
+from ipc.openai.chat_messages import ChatMessage
+from ipc.openai.request_bodies import BodyError, template_switches
+
+
+class TokenizeRequest(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """One of ``prompt`` and ``messages``. ``add_special_tokens`` is for a prompt, and what follows it for messages."""
+
+    model: str | None = None
+    prompt: str | None = None
+    messages: list[ChatMessage] | None = None
+    add_special_tokens: bool | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    tools: list[dict[str, Any]] | None = None
+
+
+class Tokens(Struct, frozen=True):
+    """The ids, and how many a prompt and its output may have together."""
+
+    count: int
+    max_model_len: int
+    tokens: list[int]
+
+
+class TokenizerConfig(Struct, frozen=True):
+    """What there is to know of a tokenizer, by the names of tokenizer_config.json."""
+
+    tokenizer_class: str
+    chat_template: Any
+    model_max_length: int
+    bos_token: str | UnsetType = UNSET
+    eos_token: str | UnsetType = UNSET
+    pad_token: str | UnsetType = UNSET
+    unk_token: str | UnsetType = UNSET
+    sep_token: str | UnsetType = UNSET
+    cls_token: str | UnsetType = UNSET
+    mask_token: str | UnsetType = UNSET
+
+
+class DetokenizeRequest(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Token ids."""
+
+    tokens: list[int]
+    model: str | None = None
+
+
+class Text(Struct, frozen=True):
+    """What they say, special tokens as they are spelt."""
+
+    prompt: str
+
+
+async def tokenize(request: Request) -> Response:
+    """The token ids of a prompt or a conversation."""
+    body = await read(request, TokenizeRequest)
+    if body.messages is not None and body.add_special_tokens:
+        raise BodyError("add_special_tokens is for a prompt: a chat template has its own", "add_special_tokens")
+    switches = template_switches(body.chat_template_kwargs, body.add_generation_prompt, body.continue_final_message)
+    client = (await daemon_for(request, body.model)).client
+    token_ids = await client.tokenize(
+        body.prompt,
+        messages=None if body.messages is None else [message.told() for message in body.messages],
+        tools=body.tools,
+        chat_template_kwargs=switches,
+        add_special_tokens=body.add_special_tokens is not False,
+    )
+    return json_answer(Tokens(len(token_ids), client.welcome.max_model_len, token_ids))
+
+
+async def detokenize(request: Request) -> Response:
+    """The text of token ids."""
+    body = await read(request, DetokenizeRequest)
+    client = (await daemon_for(request, body.model)).client
+    return json_answer(Text(await client.detokenize(body.tokens)))
+
+
+async def info(request: Request) -> Response:
+    """What the tokenizer is."""
+    client = (await daemon_for(request, request.query_params.get("model"))).client
+    found = {**await client.tokenizer_info(), "model_max_length": client.welcome.max_model_len}
+    return json_answer(msgspec.convert(found, TokenizerConfig))

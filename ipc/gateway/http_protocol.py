@@ -1,0 +1,207 @@
+"""HTTP/1.1 on a connection, by uvicorn, which would wait for its peer for ever, and take a head of any length."""
+
+import asyncio
+from http import HTTPStatus
+from typing import Any
+
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from ipc.gateway.access import pace
+from ipc.gateway.access.connection_limit import ConnectionLimit
+from ipc.gateway.access.pace import BodyPace, SendPace
+from ipc.gateway.access.peer_addresses import peer_of
+from ipc.gateway.answers import encoded
+from ipc.openai.translation import error_answer
+
+MAX_HEAD_BYTES = 1 << 16
+"""Of the first line and the headers; more are refused."""
+HEAD_TIMEOUT = 30.0
+"""Seconds that they have to arrive, from the beginning of the connection or from their first byte."""
+
+
+class BadHead(Exception):
+    """A head that is refused; its text is the answer."""
+
+
+class Protocol(HttpToolsProtocol):
+    """Closes a connection whose peer does not begin a request in order, send the rest of it, or read its answer.
+
+    With a ``limit``, which all connections share, one that is too many is refused, or another gives way to it.
+    """
+
+    def __init__(self, *arguments: Any, limit: ConnectionLimit | None = None, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self.host = self.peer = ""
+        self._limit = ConnectionLimit() if limit is None else limit
+        self._head_bytes = self._header_bytes = 0
+        self._has_host = False
+        self._in_head = True
+        self._head_ended = False
+        """Whether one has ended, or what came behind it, with the data that came last."""
+        self._why_bad = ""
+        self._body: BodyPace | None = None
+        """Of the body that has not come whole."""
+        self._arrival: asyncio.TimerHandle | None = None
+        self._departure: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """As asyncio has it."""
+        super().connection_made(transport)
+        # So that we hear of whatever cannot be sent at once; with high=0 asyncio's TLS would pause for nothing.
+        transport.set_write_buffer_limits(high=1, low=0)
+        self.host = self.client[0] if self.client else ""
+        self.peer = peer_of(self.host)
+        if self._limit.admit(self):
+            self._wait_for_head()
+        else:
+            self._refuse(503, "overloaded", "too many connections are open: try again later")
+
+    def data_received(self, data: bytes) -> None:
+        """As asyncio has it."""
+        if self.transport.is_closing():
+            return
+        if self._in_head and self._arrival is None:
+            self._wait_for_head()
+        if self._body is not None:
+            self._body.receive(len(data))
+        self._head_bytes += len(data)
+        self._head_ended = False
+        super().data_received(data)
+        if self._body is not None and self._arrival is None and not self.transport.is_closing():
+            self._wait_for_body(self._body)
+        if self._head_ended:
+            self._head_bytes = 0  # though some of the next may have come with it
+        elif self._in_head and self._head_bytes > MAX_HEAD_BYTES and not self.transport.is_closing():
+            self.send_400_response(f"headers may have {MAX_HEAD_BYTES} bytes")
+
+    def on_message_begin(self) -> None:
+        """As httptools has it."""
+        self._header_bytes, self._has_host = 0, False
+        super().on_message_begin()
+
+    def on_url(self, url: bytes) -> None:
+        """As httptools has it; raises BadHead."""
+        self._count(len(url))
+        super().on_url(url)
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """As httptools has it; raises BadHead."""
+        self._count(len(name) + len(value) + len(": \r\n"))
+        if name.lower() == b"host":
+            if self._has_host:
+                self._spoil("there may be one Host header")
+            self._has_host = True
+        super().on_header(name, value)
+
+    def on_headers_complete(self) -> None:
+        """As httptools has it; raises BadHead."""
+        if not self._has_host and self.parser.get_http_version() != "1.0":
+            self._spoil("there must be a Host header")
+        self._in_head, self._head_ended = False, True
+        self._wait_no_more()
+        self._body = BodyPace(self.loop.time())
+        super().on_headers_complete()
+
+    def on_message_complete(self) -> None:
+        """As httptools has it."""
+        self._in_head = self._head_ended = True
+        self._body = None
+        self._wait_no_more()
+        self._limit.work(self)
+        super().on_message_complete()
+
+    def on_response_complete(self) -> None:
+        """As uvicorn has it."""
+        if not self.pipeline or self._body is not None:
+            self._limit.wait(self)
+        super().on_response_complete()
+
+    def send_400_response(self, msg: str) -> None:
+        """As uvicorn has it, which says less."""
+        self._refuse(400, "invalid_request", self._why_bad or msg)
+
+    def pause_writing(self) -> None:
+        """As asyncio has it."""
+        super().pause_writing()
+        self._watch_departure()
+
+    def resume_writing(self) -> None:
+        """As asyncio has it."""
+        super().resume_writing()
+        self._watch_departure_no_more()
+
+    def give_way(self) -> None:
+        """End at once: another connection has its place."""
+        if self._body is None or self.cycle.response_started:
+            self.transport.abort()
+        else:
+            self._refuse(503, "overloaded", "too many connections are open, and this request did not come: try again")
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """As asyncio has it."""
+        self._limit.remove(self)
+        self._wait_no_more()
+        self._watch_departure_no_more()
+        super().connection_lost(exc)
+
+    def _count(self, num_bytes: int) -> None:
+        self._header_bytes += num_bytes
+        if self._header_bytes > MAX_HEAD_BYTES:
+            self._spoil(f"headers may have {MAX_HEAD_BYTES} bytes")
+
+    def _spoil(self, why: str) -> None:
+        self._why_bad = why
+        raise BadHead(why)
+
+    def _refuse(self, status: int, code: str, why: str) -> None:
+        """Answers what has not become a request of the app's, and closes."""
+        body = encoded(error_answer(why, status, code))
+        head = (
+            f"HTTP/1.1 {status} {HTTPStatus(status).phrase}\r\ncontent-type: application/json\r\n"
+            f"content-length: {len(body)}\r\nconnection: close\r\n\r\n"
+        )
+        self.transport.write(head.encode() + body)
+        self._close()
+
+    def _close(self) -> None:
+        self._wait_no_more()
+        self.transport.close()
+
+    def _wait_for_head(self) -> None:
+        self._arrival = self.loop.call_later(HEAD_TIMEOUT, self._close)
+
+    def _wait_for_body(self, body: BodyPace) -> None:
+        self._arrival = self.loop.call_at(body.deadline(), self._look_at_body, body)
+
+    def _look_at_body(self, body: BodyPace) -> None:
+        now = self.loop.time()
+        if self.pipeline or self.flow.read_paused:  # it is we who do not read
+            self._body = body = BodyPace(now)
+        if now < body.deadline():
+            self._wait_for_body(body)
+        elif self.cycle.response_started:
+            self._close()
+        else:
+            self._refuse(408, "timeout", "the rest of the body did not come in time")
+
+    def _wait_no_more(self) -> None:
+        if self._arrival is not None:
+            self._arrival.cancel()
+            self._arrival = None
+
+    def _watch_departure(self) -> None:
+        """End the connection should its peer not read, also where nothing more is to be sent, or it is to be closed."""
+        self._watch_departure_no_more()
+        sending = SendPace(self.transport.get_write_buffer_size())
+        self._departure = self.loop.call_later(pace.SEND_TIMEOUT, self._look_at_departure, sending)
+
+    def _look_at_departure(self, sending: SendPace) -> None:
+        if sending.is_too_slow(self.transport.get_write_buffer_size()):
+            self.transport.abort()
+        else:
+            self._departure = self.loop.call_later(pace.SEND_TIMEOUT, self._look_at_departure, sending)
+
+    def _watch_departure_no_more(self) -> None:
+        if self._departure is not None:
+            self._departure.cancel()
+            self._departure = None

@@ -1,0 +1,1 @@
+"""A chat's text read as thoughts, content and calls."""

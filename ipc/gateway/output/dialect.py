@@ -1,0 +1,71 @@
+"""How a daemon's model writes its thoughts and its calls of functions."""
+
+from typing import Any
+
+import msgspec
+
+from ipc.async_client import AsyncClient
+from ipc.errors import RequestFailed
+from ipc.gateway.output.reasoning import REASONING_FORMATS, ReasoningFormat, reasoning_format_of
+from ipc.gateway.output.tool_formats import ToolFormat, tool_format_of
+
+TAIL = 16
+"""Tokens at a prompt's end that tell whether it leaves the model thinking."""
+MAX_PROMPTS = 64
+"""Ways to fill in the chat template of which it is remembered how they end."""
+
+
+class Dialect:
+    """What a model's tokenizer and chat template tell of it, and what the operator has said instead.
+
+    ``token_ids`` has those of the formats' marks that are one token.
+    """
+
+    def __init__(
+        self,
+        tool_format: ToolFormat | None,
+        reasoning_format: ReasoningFormat | None,
+        token_ids: dict[str, int],
+    ) -> None:
+        self.tool_format = tool_format
+        self.reasoning_format = reasoning_format
+        self.token_ids = token_ids
+        self._openings: dict[bytes, bool | None] = {}
+
+    async def opening(self, client: AsyncClient, chat_template_kwargs: dict[str, Any] | None) -> bool | None:
+        """How prompts end: inside of the marks of thinking, behind them, or neither (None)."""
+        if self.reasoning_format is None:
+            return None
+        key = msgspec.msgpack.encode(chat_template_kwargs)
+        if key not in self._openings:
+            if len(self._openings) == MAX_PROMPTS:
+                self._openings.clear()
+            self._openings[key] = await _opening(client, self.reasoning_format, chat_template_kwargs)
+        return self._openings[key]
+
+
+async def dialect_of(client: AsyncClient, tool_call_parser: str | None, reasoning_parser: str | None) -> Dialect:
+    """The dialect of a daemon's model; the parsers, by vLLM's names, are what its chat template is not asked for then."""
+    template = (await client.tokenizer_info()).get("chat_template") or ""
+    if isinstance(template, dict):  # several, by name
+        template = "\n".join(template.values())
+    tools = tool_format_of(template, tool_call_parser)
+    thinks = REASONING_FORMATS[reasoning_parser] if reasoning_parser else reasoning_format_of(template)
+    marks = (*(tools.tokens if tools else ()), *((thinks.start, thinks.end) if thinks else ()))
+    found = {mark: await client.tokenize(mark, add_special_tokens=False) for mark in marks}
+    return Dialect(tools, thinks, {mark: token_ids[0] for mark, token_ids in found.items() if len(token_ids) == 1})
+
+
+async def _opening(
+    client: AsyncClient, row: ReasoningFormat, chat_template_kwargs: dict[str, Any] | None
+) -> bool | None:
+    """As seen where the shortest conversation ends."""
+    probe = [{"role": "user", "content": "?"}]
+    try:
+        token_ids = await client.tokenize(messages=probe, chat_template_kwargs=chat_template_kwargs)
+    except RequestFailed as error:
+        if error.code != "invalid_request":
+            raise
+        return None  # that template wants more, or the request itself is wrong and will be refused
+    tail = (await client.detokenize(token_ids[-TAIL:])).rstrip()
+    return True if tail.endswith(row.start) else False if tail.endswith(row.end) else None

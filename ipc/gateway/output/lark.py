@@ -1,0 +1,54 @@
+"""Grammars in llguidance's Lark notation: what a text may be, put together from what its parts may be."""
+
+import json
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from driver.grammars.json_schema import without_additional_properties
+from engine.structured_outputs import StructuredOutputsParams
+
+SPACED = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+"""JSON as chat templates write it, and models that have read them."""
+ANYTHING = "/(?s:.*)/"
+SPACE = r"/\s*/"
+
+
+def literal(text: str, token_ids: Mapping[str, int]) -> str:
+    """This text. What of it is a token of its own is that token: its letters would be another text to the model."""
+    marks = "|".join(map(re.escape, sorted(token_ids, key=len, reverse=True)))
+    pieces = re.split(f"({marks})", text) if marks else [text]
+    return " ".join(_token_or_text(piece, token_ids) for piece in pieces if piece)
+
+
+def _token_or_text(piece: str, token_ids: Mapping[str, int]) -> str:
+    return f"<[{token_ids[piece]}]>" if piece in token_ids else json.dumps(piece, ensure_ascii=False)
+
+
+def one_of(alternatives: Iterable[str]) -> str:
+    """Any of these."""
+    return "(" + " | ".join(alternatives) + ")"
+
+
+def json_of(schema: Mapping[str, Any], options: Mapping[str, Any]) -> str:
+    """JSON of this schema, with llguidance's options for it."""
+    return "%json " + json.dumps({**schema, "x-guidance": options})
+
+
+def form_of(params: StructuredOutputsParams) -> str:
+    """A text of this form, of any but a grammar; what is wrong with it is found when it is compiled."""
+    if params.choice is not None:
+        return one_of(json.dumps(choice, ensure_ascii=False) for choice in params.choice)
+    if params.regex is not None:
+        return "/" + re.sub(r"(\\.)|/", lambda found: found[1] or r"\/", params.regex).replace("\n", r"\n") + "/"
+    schema: Any = {"type": "object"} if params.json is None else params.json
+    if isinstance(schema, str):
+        schema = json.loads(schema)
+    if not isinstance(schema, dict):
+        raise ValueError(f"structured_outputs.json: a JSON schema is an object, not {type(schema).__name__}")
+    if params.disable_additional_properties:
+        schema = without_additional_properties(schema)
+    options: dict[str, Any] = {"whitespace_flexible": False} if params.disable_any_whitespace else {}
+    if params.whitespace_pattern is not None:
+        options["whitespace_pattern"] = params.whitespace_pattern
+    return json_of(schema, options)

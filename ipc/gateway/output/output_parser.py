@@ -1,0 +1,75 @@
+"""One sample of an answer, read as what it is: thoughts, content and calls."""
+
+from typing import NamedTuple
+
+from ipc.gateway.output.output_events import CallArguments, CallBegins, Content, OutputEvent, Reasoning, joined
+from ipc.gateway.output.reasoning import ReasoningParser
+from ipc.gateway.output.tool_call_parser import ToolCallParser
+
+
+class OutputParser:
+    """Thoughts are looked for first, and calls in what is said after them; without parsers all is content.
+
+    With ``hides_reasoning`` nobody hears of the thoughts.
+    """
+
+    def __init__(
+        self,
+        reasoning: ReasoningParser | None = None,
+        tool_calls: ToolCallParser | None = None,
+        *,
+        hides_reasoning: bool = False,
+    ) -> None:
+        self._reasoning = reasoning
+        self._tool_calls = tool_calls
+        self._hides_reasoning = hides_reasoning
+
+    def feed(self, text: str) -> list[OutputEvent]:
+        """What more of the text settles."""
+        events: list[OutputEvent] = [Content(text)] if self._reasoning is None else self._reasoning.feed(text)
+        return self._called(events)
+
+    def end(self) -> list[OutputEvent]:
+        """What is left when there is no more."""
+        rest = self._called([] if self._reasoning is None else self._reasoning.end())
+        return rest if self._tool_calls is None else joined([*rest, *self._tool_calls.end()])
+
+    def finish_reason(self, reason: str) -> str:
+        """OpenAI's word: an answer that has ended in order with calls has ended with ``tool_calls``."""
+        called = self._tool_calls is not None and self._tool_calls.num_calls
+        return "tool_calls" if called and reason == "stop" else reason
+
+    def _called(self, events: list[OutputEvent]) -> list[OutputEvent]:
+        if self._hides_reasoning:
+            events = [event for event in events if not isinstance(event, Reasoning)]
+        if self._tool_calls is None:
+            return joined(events)
+        found: list[OutputEvent] = []
+        for event in events:
+            found += self._tool_calls.feed(event.text) if isinstance(event, Content) else [event]
+        return joined(found)
+
+
+class Output(NamedTuple):
+    """A sample that has come as a whole; ``calls`` are names and arguments."""
+
+    content: str
+    reasoning: str
+    calls: list[tuple[str, str]]
+    finish_reason: str
+
+
+def whole_output(parser: OutputParser, text: str, reason: str) -> Output:
+    """All of a sample at once, by a parser that has read nothing yet."""
+    events = [*parser.feed(text), *parser.end()]
+    calls = [event.name for event in events if isinstance(event, CallBegins)]
+    return Output(
+        "".join(event.text for event in events if isinstance(event, Content)),
+        "".join(event.text for event in events if isinstance(event, Reasoning)),
+        [(name, _arguments(events, index)) for index, name in enumerate(calls)],
+        parser.finish_reason(reason),
+    )
+
+
+def _arguments(events: list[OutputEvent], index: int) -> str:
+    return "".join(event.text for event in events if isinstance(event, CallArguments) and event.index == index)

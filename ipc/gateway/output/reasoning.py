@@ -1,0 +1,92 @@
+"""What a model thinks, told apart from what it says: ``<think>...</think>``, in a text that comes in pieces."""
+
+from typing import Literal, NamedTuple
+
+from ipc.gateway.output.markers import before
+from ipc.gateway.output.output_events import Content, OutputEvent, Reasoning, joined
+
+
+class ReasoningFormat(NamedTuple):
+    """How a family of models thinks aloud: between ``start`` and ``end``.
+
+    With ``always`` an answer begins with thinking even where neither the prompt nor the model says ``start``.
+    """
+
+    start: str
+    end: str
+    always: bool
+
+
+REASONING_FORMATS = {
+    "qwen3": ReasoningFormat("<think>", "</think>", always=False),
+    "deepseek_r1": ReasoningFormat("<think>", "</think>", always=True),
+}
+"""By vLLM's names of them."""
+
+
+def reasoning_format_of(chat_template: str) -> ReasoningFormat | None:
+    """The format of a model, as far as its chat template tells: one that knows thinking has both marks."""
+    row = REASONING_FORMATS["qwen3"]
+    return row if row.start in chat_template and row.end in chat_template else None
+
+
+class ReasoningParser:
+    """Splits one answer. However its text is cut into pieces, the events, joined, are the same.
+
+    ``opened`` says how the prompt ends: True inside of the marks (the template says ``start``), False behind ``end`` (the
+    template forbids to think), None with neither. The whitespace round the marks belongs to nobody. Thinking that does
+    not end is thinking to the last.
+    """
+
+    def __init__(self, row: ReasoningFormat, opened: bool | None) -> None:
+        self._row = row
+        self._thinks = row.always if opened is None else opened
+        """Whether it does from its first word on, without saying so."""
+        self._place: Literal["begin", "thought", "pause", "content"] = "content" if opened is False else "begin"
+        self._nothing_yet = True
+        self._text = ""
+        """What is not settled."""
+
+    def feed(self, text: str) -> list[OutputEvent]:
+        """What more of the text settles."""
+        return self._read(text, at_end=False)
+
+    def end(self) -> list[OutputEvent]:
+        """What is left when there is no more."""
+        return self._read("", at_end=True)
+
+    def _read(self, text: str, *, at_end: bool) -> list[OutputEvent]:
+        """The places follow each other in this order."""
+        self._text += text
+        if self._place == "begin":
+            self._begin(at_end)
+        thought = self._think(at_end) if self._place == "thought" else ""
+        if self._place == "pause":
+            self._text = self._text.lstrip()
+            self._place = "content" if self._text else "pause"
+        said = self._take(len(self._text)) if self._place == "content" else ""
+        return joined([Reasoning(thought), Content(said)])
+
+    def _begin(self, at_end: bool) -> None:
+        said, start = self._text.lstrip(), self._row.start
+        if said.startswith(start):
+            self._text = said[len(start) :]
+            self._place = "thought"
+        elif at_end or not start.startswith(said):
+            self._place = "thought" if self._thinks else "content"
+
+    def _think(self, at_end: bool) -> str:
+        end = self._row.end
+        if self._nothing_yet:
+            self._text = self._text.lstrip()
+        if end in self._text:
+            thought, _, self._text = self._text.partition(end)
+            self._place = "pause"
+            return thought.rstrip()
+        settled = len(self._text) if at_end else len(before(self._text, end))
+        self._nothing_yet = self._nothing_yet and not settled
+        return self._take(settled)
+
+    def _take(self, length: int) -> str:
+        taken, self._text = self._text[:length], self._text[length:]
+        return taken

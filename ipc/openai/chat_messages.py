@@ -1,0 +1,50 @@
+"""The turns of a conversation as OpenAI's chat API has them."""
+
+from typing import Annotated, Any, Literal
+
+from msgspec import Meta, Struct
+
+from ipc.openai.chat_tools import ToolCall
+
+
+class TextPart(Struct, frozen=True, forbid_unknown_fields=True):
+    """A part of a message's content."""
+
+    text: str
+    type: Literal["text"] = "text"
+
+
+class ChatMessage(Struct, frozen=True, forbid_unknown_fields=True):
+    """A turn of a conversation, as it is said or as it was answered.
+
+    What an assistant has thought is its ``reasoning_content``, for which vLLM says ``reasoning``. Answers of OpenAI have more
+    fields, which clients send back: they must be empty.
+    """
+
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: str | list[TextPart] | None = None
+    name: str | None = None
+    tool_calls: list[ToolCall] | None = None
+    tool_call_id: str | None = None
+    reasoning_content: str | None = None
+    reasoning: str | None = None
+    refusal: None = None
+    annotations: Annotated[list[Any], Meta(max_length=0)] | None = None
+    audio: None = None
+    function_call: None = None
+
+    def told(self) -> dict[str, Any]:
+        """As our client takes it."""
+        said: dict[str, Any] = {
+            "role": self.role,
+            "content": _text(self.content),
+            "name": self.name,
+            "tool_call_id": self.tool_call_id,
+            "reasoning_content": self.reasoning_content or self.reasoning,
+            "tool_calls": [call.told() for call in self.tool_calls or []] or None,
+        }
+        return {name: value for name, value in said.items() if value is not None}
+
+
+def _text(content: str | list[TextPart] | None) -> str | None:
+    return "".join(part.text for part in content) if isinstance(content, list) else content

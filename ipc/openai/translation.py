@@ -1,0 +1,103 @@
+"""Requests and answers as OpenAI's API has them, and as ours has them."""
+
+import re
+from typing import Any, TypeVar
+
+import msgspec
+
+from driver.errors import shortened
+from driver.text.json_form import check_json
+from engine.sampling_params import SamplingParams
+from ipc.openai.answer_bodies import ErrorAnswer, ErrorDetail, chat_completion, text_completion
+from ipc.openai.request_bodies import BodyError, ChatCompletionRequest, CompletionRequest, Question
+from ipc.wire.completion import Completion
+from ipc.wire.escaping import visible
+
+CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
+STATUS = {
+    "invalid_request": 400,
+    "message_too_long": 413,
+    "forbidden": 403,
+    "quota_exceeded": 429,
+    "overloaded": 503,
+    "draining": 503,
+    "asleep": 503,
+    "stopped": 503,
+}
+"""HTTP's codes for those of the daemon; any other is 500."""
+TYPES = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 429: "rate_limit_error"}
+"""OpenAI's words for HTTP's codes; others are invalid_request_error below 500, and server_error."""
+
+_UNKNOWN = re.compile(r"Object contains unknown field `(?P<name>.*?)`(?: - at `\$\.?(?P<path>.*)`)?")
+_WRONG = re.compile(r"(?P<what>.*) - at (?P<key>`key` in )?`\$\.?(?P<path>.*)`", re.DOTALL)
+
+Body = TypeVar("Body")
+
+
+def question_of(url: str, body: dict[str, Any], model: str) -> Question:
+    """The body of a request to one of their addresses that is answered whole; raises BodyError."""
+    if url not in (CHAT, TEXT):
+        raise BodyError(f"url must be {CHAT} or {TEXT}, not {url!r}")
+    request = decoded(body, ChatCompletionRequest) if url == CHAT else decoded(body, CompletionRequest)
+    check_model(request.model, model)
+    if request.stream:
+        raise BodyError("stream must be false, or left out: a batch's answers are whole", "stream")
+    if isinstance(request, ChatCompletionRequest):
+        if request.tools:
+            raise BodyError("tools must be left out: calls are told from text by odriver gateway alone", "tools")
+        return request.question()
+    questions = request.questions()
+    if len(questions) > 1 or request.echo:
+        raise BodyError("in a batch there is one prompt a line, and no echo", "prompt")
+    return questions[0]
+
+
+def check_model(asked: str | None, served: str) -> None:
+    """Raises BodyError where another model is asked for than is served."""
+    if asked is not None and asked != served:
+        raise BodyError(f"{served} is served here, and not {asked!r}", "model", 404, "model_not_found")
+
+
+def question(prompt: Any, messages: Any, params: dict[str, Any]) -> Question:
+    """One of ours; raises BodyError where there is not one of both, or a name that nobody knows."""
+    if (prompt is None) == (messages is None):
+        raise BodyError("a request has either a prompt or messages: give exactly one of them")
+    for name in params:
+        if name not in SamplingParams.__struct_fields__:
+            raise BodyError(f"unknown parameter {name!r}", name)
+    return Question(prompt, messages, params)
+
+
+def decoded(body: dict[str, Any] | bytes, kind: type[Body]) -> Body:
+    """A body of that kind, from JSON or from what JSON has been read to; raises BodyError, which names the field."""
+    try:
+        if isinstance(body, bytes):
+            check_json(body)
+            return msgspec.json.decode(body, type=kind)
+        return msgspec.convert(body, kind, str_keys=True)
+    except (ValueError, RecursionError) as error:
+        raise _body_error(shortened(str(error))) from error
+
+
+def body_of(completion: Completion, asked: Question, model: str, name: str) -> dict[str, Any]:
+    """The answer, less the time when it was made: the same tokens make the same body."""
+    answer = chat_completion if asked.messages is not None else text_completion
+    body: dict[str, Any] = msgspec.to_builtins(answer(completion, asked.params, name, model), str_keys=True)
+    return body
+
+
+def error_answer(message: str, status: int, code: str, param: str | None = None) -> ErrorAnswer:
+    """An answer that is none."""
+    kind = TYPES.get(status, "invalid_request_error" if status < 500 else "server_error")
+    return ErrorAnswer(ErrorDetail(visible(shortened(message)), kind, param and visible(shortened(param)), code))
+
+
+def _body_error(said: str) -> BodyError:
+    """What msgspec has against a body, in words that name the field first."""
+    if (unknown := _UNKNOWN.fullmatch(said)) is not None:
+        name = ".".join(filter(None, (unknown["path"], unknown["name"])))
+        return BodyError(f"unknown parameter {name!r}", name)
+    if (wrong := _WRONG.fullmatch(said)) is not None:
+        where = f"a key of {wrong['path']}" if wrong["key"] else wrong["path"] or "the body"
+        return BodyError(f"{where}: {wrong['what'][:1].lower()}{wrong['what'][1:]}", wrong["path"] or None)
+    return BodyError(f"the body is not what it should be: {said}")

@@ -1,0 +1,363 @@
+"""The clients that have said hello, what each has open, and what is answered to everything a client may say.
+
+All rules of the work socket's server side are here and in ``stream.py``; there is no socket, thread or clock in this file.
+"""
+
+import logging
+import math
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+
+import msgspec
+
+from driver.errors import DriverError, Overloaded
+from driver.request import ActiveRequest, ReturnSample, TokenizerRequest
+from ipc.server.driver_protocol import Driver
+from ipc.server.isolation import Work, isolating
+from ipc.server.ledger import Ledger
+from ipc.server.outbox import Outbox, Reply
+from ipc.server.stream import Backlog, Sent, Stream
+from ipc.sockets.tenants import EVERYBODY, Tenant
+from ipc.wire import frames as wire
+from ipc.wire.messages import (
+    PING_INTERVAL,
+    PROTOCOL_VERSION,
+    SILENCE_LIMIT,
+    Abort,
+    ClientMessage,
+    Credit,
+    Detokenize,
+    Error,
+    Generate,
+    Hello,
+    Ping,
+    Pong,
+    ServerMessage,
+    Tokenize,
+    TokenizerInfo,
+    TokenizerInfoReply,
+    Welcome,
+    decode_client_message,
+)
+
+logger = logging.getLogger(__name__)
+
+Question = Generate | Tokenize | Detokenize
+"""What a client is owed an end of."""
+Send = Callable[[bytes, ServerMessage], Sent]
+"""Sends to one client without waiting."""
+
+MAX_BACKLOG_BYTES = 64 << 20
+"""What may wait for one client to read it, in memory, about. Beyond that, the stream of which most waits is cut off."""
+MAX_UNSENT = 1000
+"""Answers held for a client that asks and does not read. One that asks for more is cut off."""
+
+
+@dataclass(eq=False)
+class _Client:
+    tenant: Tenant
+    heard_at: float
+    pinged_at: float
+    streams: dict[str, Stream] = field(default_factory=dict)
+    """By the client's request id: what it is owed an end of."""
+    backlog: Backlog = field(default_factory=Backlog)
+    """What waits of the streams."""
+    progressed_at: float = -math.inf
+    """When it last gave credit, whatever for, or a stream of it ended."""
+    unsent: deque[ServerMessage] = field(default_factory=deque)
+    """Other answers, that its connection had no room for."""
+
+
+class Clients:
+    """Answers clients, each for itself: what one does wrong, or comes to grief by, only that one hears of. Times are in seconds.
+
+    ``current`` has a tenant's limits as they are by now, None if its key has been revoked.
+    """
+
+    def __init__(
+        self,
+        driver: Driver,
+        welcome: Welcome,
+        outbox: Outbox,
+        send: Send,
+        current: Callable[[Tenant], Tenant | None] = lambda tenant: tenant,
+    ) -> None:
+        self._driver = driver
+        self._welcome = welcome
+        self._outbox = outbox
+        self._post = send
+        self._current = current
+        self._ledger = Ledger()
+        self._clients: dict[bytes, _Client] = {}
+        self._full: set[bytes] = set()
+        self._judged_at = 0.0
+        self._stage = isolating("sockets", self._break_off)
+
+    def __len__(self) -> int:
+        return len(self._clients)
+
+    def hear(self, identity: bytes, frames: list[bytes], now: float, tenant: Tenant = EVERYBODY) -> None:
+        """Takes one message of one client, whatever it may hold, and answers it."""
+        self._stage.work(Work(identity, tenant.name, partial(self._hear, identity, frames, now, tenant), frames=frames))
+
+    def deliver(self, reply: Reply, sample: ReturnSample, now: float) -> None:
+        """Passes on what the driver has for a request, as far as its client reads, unless that is gone."""
+        if sample.is_last:
+            self._ledger.close(reply, sample.usage)
+        client = self._clients.get(reply.identity)
+        if client is None:
+            return
+        stream = client.streams.get(reply.request_id)
+        if stream is None or stream.reply is not reply:
+            return
+        deliver = partial(self._deliver, client, stream, sample, now)
+        self._stage.work(Work(reply.identity, client.tenant.name, deliver, reply.request_id))
+
+    def _hear(self, identity: bytes, frames: list[bytes], now: float, tenant: Tenant) -> None:
+        client = self._clients.get(identity)
+        if client is not None:
+            if client.tenant.name != tenant.name:  # one that took the name of a connection that was lost
+                self._drop(identity, "the connection ended")
+            client.tenant, client.heard_at = tenant, now
+        message = wire.read(frames, decode_client_message)
+        if isinstance(message, Error):
+            self._send(identity, message)
+        else:
+            self._answer(identity, message, now, tenant, len(frames[0]))
+        if identity in self._full:
+            self._flush(identity, now)
+
+    def has_room(self, identity: bytes, now: float) -> None:
+        """Sends what has been waiting for room in the connection of a client."""
+        client = self._clients.get(identity)
+        if client is not None and identity in self._full:
+            self._stage.work(Work(identity, client.tenant.name, partial(self._flush, identity, now)))
+
+    def lost(self, identity: bytes) -> None:
+        """Aborts what a client had open whose connection is over."""
+        client = self._clients.get(identity)
+        if client is not None:
+            self._stage.work(Work(identity, client.tenant.name, partial(self._drop, identity, "the connection ended")))
+
+    def _deliver(self, client: _Client, stream: Stream, sample: ReturnSample, now: float) -> None:
+        identity = stream.reply.identity
+        sent = stream.put(sample, partial(self._post, identity), now)
+        self._conclude(identity, client, stream, sent, now)
+        self._cut_off_longest(identity, client)
+
+    def _break_off(self, identity: bytes, request_id: str | None, error: DriverError) -> None:
+        """Ends a request, or without an id a connection, of which something has raised."""
+        client = self._clients.get(identity)
+        self._refuse(identity, request_id, error.code, str(error))
+        if request_id is None:
+            self._drop(identity, str(error))
+        elif client is not None and request_id in client.streams:
+            client.streams.pop(request_id).drop()
+            self._driver.abort(_driver_id(identity, request_id))
+
+    @property
+    def patience(self) -> float:
+        """Seconds from one ``look`` to the next."""
+        if not self._clients:
+            return math.inf
+        return PING_INTERVAL
+
+    def look(self, now: float) -> None:
+        """Sees who is silent, who has not read for long, and who has room again.
+
+        If it comes far too late, it is we who were frozen or starved, and nobody's silence counts from before.
+        """
+        absent = now - self._judged_at > 2 * PING_INTERVAL
+        self._judged_at = now
+        self._ledger.forget(now)
+        for identity, client in list(self._clients.items()):
+            self._stage.work(
+                Work(identity, client.tenant.name, partial(self._look_after, identity, client, now, absent=absent))
+            )
+
+    def _look_after(self, identity: bytes, client: _Client, now: float, *, absent: bool) -> None:
+        if identity in self._full:
+            self._flush(identity, now)
+        if identity not in self._clients:
+            return
+        if absent:
+            client.heard_at = now
+        self._cut_off_revoked(identity, client)
+        self._cut_off_stuck(identity, client, now, absent=absent)
+        if now - client.heard_at > SILENCE_LIMIT:
+            self._drop(identity, f"silent for {SILENCE_LIMIT:g} s")
+        elif now - max(client.heard_at, client.pinged_at) >= PING_INTERVAL:
+            client.pinged_at = now
+            self._sign_of_life(identity, Ping())
+
+    def _answer(self, identity: bytes, message: ClientMessage, now: float, tenant: Tenant, num_bytes: int) -> None:
+        if isinstance(message, Hello):
+            self._greet(identity, message, now, tenant)
+            return
+        client = self._clients.get(identity)
+        if client is None:
+            request_id = None if isinstance(message, Ping | Pong) else message.request_id
+            self._refuse(identity, request_id, "invalid_request", "say hello first: this connection is new or was lost")
+            return
+        match message:
+            case Generate() | Tokenize() | Detokenize():
+                self._take(identity, client, message, now, num_bytes)
+            case TokenizerInfo(request_id=request_id):
+                self._send(identity, TokenizerInfoReply(request_id, self._driver.tokenizer_info))
+            case Abort(request_id=request_id) if request_id in client.streams:
+                self._driver.abort(_driver_id(identity, request_id))
+            case Credit(request_id=request_id, count=count):
+                client.progressed_at = now
+                if request_id in client.streams:
+                    client.streams[request_id].grant(count, now)
+                    self._flush_stream(identity, client, client.streams[request_id], now)
+            case Ping():
+                self._sign_of_life(identity, Pong())
+
+    def _greet(self, identity: bytes, hello: Hello, now: float, tenant: Tenant) -> None:
+        self._drop(identity, "said hello again")
+        if hello.version != PROTOCOL_VERSION:
+            self._send(identity, unsupported(hello))
+            return
+        self._clients[identity] = _Client(tenant, now, now)
+        self._send(identity, msgspec.structs.replace(self._welcome, client_id=identity.hex()))
+
+    def _take(self, identity: bytes, client: _Client, message: Question, now: float, num_bytes: int) -> None:
+        """Owes the client an end of this, unless the driver refuses it."""
+        request_id = message.request_id
+        if request_id in client.streams:
+            in_use = f"request id {request_id!r} is in use until its last message"
+            self._refuse(identity, request_id, "duplicate_request", in_use)
+            return
+        over = self._ledger.refusal(client.tenant, now)
+        if over is not None:
+            self._send(identity, Error(request_id, "quota_exceeded", *over))
+            return
+        reply = Reply(self._outbox, identity, request_id, stream=not isinstance(message, Generate) or message.stream)
+        client.streams[request_id] = Stream(reply, client.backlog)
+        try:
+            num_prompt_tokens = self._submit(message, reply, client.tenant, num_bytes)
+        except BaseException as error:
+            del client.streams[request_id]
+            if not isinstance(error, DriverError):
+                raise
+            retry_after = error.retry_after_s if isinstance(error, Overloaded) else None
+            self._send(identity, Error(request_id, error.code, str(error), retry_after))
+        else:
+            self._ledger.open(client.tenant, reply, num_prompt_tokens, now)
+
+    def _submit(self, message: Question, reply: Reply, tenant: Tenant, num_bytes: int) -> int:
+        """How many tokens of prompt the driver has taken, about."""
+        fields = {name: getattr(message, name) for name in message.__struct_fields__}
+        fields |= {"request_id": _driver_id(reply.identity, reply.request_id), "channel": reply}
+        fields |= {"client": tenant.name or reply.identity.hex(), "num_bytes": num_bytes}
+        if not isinstance(message, Generate):
+            self._driver.submit_tokenizer_request(TokenizerRequest(**fields))
+            return 0
+        del fields["stream"]
+        request = ActiveRequest(**fields, tenant=tenant.name)
+        self._driver.submit_request(request)
+        return request.estimated_tokens
+
+    def _flush(self, identity: bytes, now: float) -> None:
+        """Send what has been waiting for room in the connection of a client."""
+        client = self._clients[identity]
+        self._full.discard(identity)
+        while client.unsent and identity not in self._full:
+            self._send(identity, client.unsent.popleft())
+        for stream in list(client.streams.values()):
+            if identity not in self._full and stream.is_stuck:
+                self._flush_stream(identity, client, stream, now)
+
+    def _flush_stream(self, identity: bytes, client: _Client, stream: Stream, now: float) -> None:
+        self._conclude(identity, client, stream, stream.flush(partial(self._post, identity), now), now)
+
+    def _conclude(self, identity: bytes, client: _Client, stream: Stream, sent: Sent, now: float) -> None:
+        """What sending a stream's messages has come to."""
+        if stream.ended:
+            client.progressed_at = now
+            del client.streams[stream.reply.request_id]
+        if sent is Sent.FULL:
+            self._full.add(identity)
+        elif sent is Sent.GONE:
+            self._drop(identity, "the connection ended")
+
+    def _cut_off_revoked(self, identity: bytes, client: _Client) -> None:
+        if self._current(client.tenant) is None:
+            self._refuse(identity, None, "forbidden", "this key is not authorised any more")
+            self._drop(identity, "its key was revoked")
+
+    def _cut_off_stuck(self, identity: bytes, client: _Client, now: float, *, absent: bool) -> None:
+        """End the streams of a client that has something to read of each, and has read nothing for SILENCE_LIMIT.
+
+        One that reads a stream, or waits for what is to come of one, may leave the others for later.
+        """
+        if absent:
+            client.progressed_at = now
+        last_progress = max([client.progressed_at, *(stream.stuck_since for stream in client.streams.values())])
+        if client.streams and now - last_progress > SILENCE_LIMIT:
+            unread = f"cut off: nothing was read for {SILENCE_LIMIT:g} s; read, and send credit"
+            for request_id in list(client.streams):
+                self._cut_off(identity, client, request_id, unread)
+
+    def _cut_off_longest(self, identity: bytes, client: _Client) -> None:
+        """End the stream of which most waits, of a client for which too much does."""
+        while client.backlog.num_bytes > MAX_BACKLOG_BYTES and client.streams:
+            request_id = max(client.streams, key=lambda name: client.streams[name].num_bytes)
+            longest = (
+                f"cut off: more than {MAX_BACKLOG_BYTES >> 20} MiB wait to be read, most of them of this; read faster"
+            )
+            self._cut_off(identity, client, request_id, longest)
+
+    def _cut_off(self, identity: bytes, client: _Client, request_id: str, why: str) -> None:
+        client.streams.pop(request_id).drop()
+        self._driver.abort(_driver_id(identity, request_id))
+        self._refuse(identity, request_id, "slow_reader", why)
+
+    def _refuse(self, identity: bytes, request_id: str | None, code: str, why: str) -> None:
+        self._send(identity, Error(request_id, code, why))
+
+    def _send(self, identity: bytes, message: ServerMessage) -> None:
+        """Sends an answer, now or when there is room; a stranger's is not kept."""
+        sent, client = self._post(identity, message), self._clients.get(identity)
+        if sent is Sent.GONE:
+            self._drop(identity, "the connection ended")
+        elif sent is Sent.FULL and client is not None:
+            self._full.add(identity)
+            client.unsent.append(message)
+            if len(client.unsent) > MAX_UNSENT:
+                self._drop(identity, "it asks and does not read")
+
+    def _sign_of_life(self, identity: bytes, message: Ping | Pong) -> None:
+        """To a connection that is full there is no need of one."""
+        if self._post(identity, message) is Sent.GONE:
+            self._drop(identity, "the connection ended")
+
+    def _drop(self, identity: bytes, why: str) -> None:
+        client = self._clients.pop(identity, None)
+        self._full.discard(identity)
+        if client is None:
+            return
+        if client.streams:
+            logger.info(
+                "client %s is gone (%s): %d requests are aborted",
+                identity.hex(),
+                why,
+                len(client.streams),
+                extra={"client": identity.hex()},
+            )
+        for request_id in client.streams:
+            self._driver.abort(_driver_id(identity, request_id))
+
+
+def unsupported(hello: Hello) -> Error:
+    """What one is told who speaks another version."""
+    words = f"this daemon speaks version {PROTOCOL_VERSION} of the protocol, not {hello.version}"
+    return Error(None, "unsupported_version", words)
+
+
+def _driver_id(identity: bytes, request_id: str) -> str:
+    """What the driver calls a request: two clients may use the same ids."""
+    return f"{identity.hex()}:{request_id}"

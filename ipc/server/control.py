@@ -1,0 +1,201 @@
+"""What is answered on the control socket, which never waits behind work: it has a thread of its own, and no state.
+
+There is no socket, thread or clock in this file. Whatever takes time answers later, through the outbox.
+"""
+
+import logging
+import math
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from driver.errors import DriverError, InvalidRequest
+from driver.request import ReturnSample
+from ipc.logs import OURS
+from ipc.server.client_table import Send, unsupported
+from ipc.server.driver_protocol import Driver
+from ipc.server.isolation import Work, isolating
+from ipc.server.outbox import Outbox, Reply
+from ipc.sockets.tenants import EVERYBODY, Tenant
+from ipc.wire import frames as wire
+from ipc.wire.messages import (
+    PROTOCOL_VERSION,
+    AbortRequest,
+    ControlMessage,
+    Drain,
+    Error,
+    Hello,
+    LogLevel,
+    Metrics,
+    MetricsReply,
+    Ok,
+    Ping,
+    Pong,
+    Profile,
+    ServerMessage,
+    Sleep,
+    Status,
+    StatusReply,
+    Wake,
+    Welcome,
+    decode_control_message,
+)
+
+logger = logging.getLogger(__name__)
+
+Command = AbortRequest | Drain | Sleep | Wake | LogLevel | Profile
+
+
+class Control:
+    """Answers each message for itself.
+
+    ``drain``, given seconds or None, has the daemon end when its work is done; ``profiles`` is the directory that has
+    those that are asked for, None where there is none.
+    """
+
+    def __init__(
+        self,
+        driver: Driver,
+        welcome: Welcome,
+        num_clients: Callable[[], int],
+        metrics: Callable[[], str],
+        drain: Callable[[float | None], None],
+        socket_stages: Callable[[], dict[str, float]],
+        outbox: Outbox,
+        send: Send,
+        profiles: Path | None,
+    ) -> None:
+        self._driver = driver
+        self._welcome = welcome
+        self._num_clients = num_clients
+        self._metrics = metrics
+        self._drain = drain
+        self._socket_stages = socket_stages
+        self._outbox = outbox
+        self._send = send
+        self._profiles = profiles
+        self._stage = isolating("control", self._break_off)
+
+    @property
+    def patience(self) -> float:
+        """There is nobody to look after."""
+        return math.inf
+
+    def hear(self, identity: bytes, frames: list[bytes], now: float, tenant: Tenant = EVERYBODY) -> None:
+        """Takes one message, whatever it may hold, and answers it."""
+        del now
+        self._stage.work(Work(identity, tenant.name, partial(self._hear, identity, frames, tenant), frames=frames))
+
+    def deliver(self, reply: Reply, sample: ReturnSample, now: float) -> None:
+        """Passes on what has come of a command."""
+        del now
+        self._stage.work(Work(reply.identity, "", partial(self._deliver, reply, sample), reply.request_id))
+
+    def look(self, now: float) -> None:
+        """There is nobody to look after."""
+
+    def _hear(self, identity: bytes, frames: list[bytes], tenant: Tenant) -> None:
+        message = wire.read(frames, decode_control_message)
+        answer = message if isinstance(message, Error) else self._answer(identity, message, tenant)
+        if answer is not None:
+            self._send(identity, answer)
+
+    def has_room(self, identity: bytes, now: float) -> None:
+        """Nothing waits for it."""
+
+    def lost(self, identity: bytes) -> None:
+        """Nothing was kept of it."""
+
+    def _deliver(self, reply: Reply, sample: ReturnSample) -> None:
+        error = sample.error
+        if error is None:
+            self._send(reply.identity, Ok(reply.request_id, sample.text))
+        else:
+            self._send(reply.identity, Error(reply.request_id, error.code, error.message))
+
+    def _break_off(self, identity: bytes, request_id: str | None, error: DriverError) -> None:
+        """Tells who asked that it has come to nothing."""
+        self._send(identity, Error(request_id, error.code, str(error)))
+
+    def _answer(self, identity: bytes, message: ControlMessage, tenant: Tenant) -> ServerMessage | None:
+        """The answer, or None where it comes later, or there is none to give."""
+        match message:
+            case Hello():
+                return self._greet(identity, message)
+            case Ping():
+                return Pong()
+            case Pong():
+                return None
+        may = tenant.may_look if isinstance(message, Status | Metrics) else tenant.may_control
+        if not may:
+            return Error(message.request_id, "forbidden", _not_yours(tenant))
+        match message:
+            case Status(request_id=request_id):
+                return StatusReply(request_id, self._status())
+            case Metrics(request_id=request_id):
+                return MetricsReply(request_id, self._metrics())
+        try:
+            return self._do(Reply(self._outbox, identity, message.request_id), message)
+        except DriverError as error:
+            return Error(message.request_id, error.code, str(error))
+
+    def _greet(self, identity: bytes, hello: Hello) -> ServerMessage:
+        if hello.version != PROTOCOL_VERSION:
+            return unsupported(hello)
+        return msgspec.structs.replace(self._welcome, client_id=identity.hex())
+
+    def _do(self, reply: Reply, command: Command) -> ServerMessage | None:
+        request_id = reply.request_id
+        match command:
+            case AbortRequest(target=target):
+                if not self._driver.abort(target):
+                    return Error(
+                        request_id, "not_found", f"no request {target!r} is open; the log names those that are"
+                    )
+                return Ok(request_id, f"{target} is aborted")
+            case Drain(timeout_s=timeout):
+                self._drain(timeout)
+                return Ok(request_id, "draining: nothing new is taken, and the daemon ends when what is open is done")
+            case LogLevel(level=level):
+                for name in OURS:
+                    logging.getLogger(name).setLevel(level.upper())
+                return Ok(request_id, f"logging {level} and above")
+            case Sleep():
+                self._driver.sleep(_name(reply), reply)
+            case Wake():
+                self._driver.wake(_name(reply), reply)
+            case Profile(name=name):
+                directory = None if name is None else self._profile(name)
+                self._driver.profile(_name(reply), directory, reply)
+        return None
+
+    def _profile(self, name: str) -> str:
+        """The directory for a profile of that name; raises InvalidRequest where there is none for any."""
+        if self._profiles is None:
+            raise InvalidRequest("this daemon has no directory for profiles: start it with --profile-directory DIR")
+        return str(self._profiles / name)
+
+    def _status(self) -> dict[str, object]:
+        snapshot: dict[str, Any] = msgspec.to_builtins(self._driver.status())
+        snapshot["stages"] |= self._socket_stages()
+        return {"model": self._welcome.model, "clients": self._num_clients(), **snapshot}
+
+
+def _not_yours(tenant: Tenant) -> str:
+    """Why somebody may not control the daemon, and what to do."""
+    if tenant.limits is not None:
+        return f"key {tenant.name} may not control the daemon; `odriver keys new NAME --control` makes one that may"
+    if tenant.user is not None:
+        return f"user {tenant.user} may not control the daemon: its own user may, and root (sudo), and who has a key for it"
+    return (
+        "over TCP this takes a key, as any user of this machine could ask for it: start the daemon with --keys DIR, "
+        "or at ipc:///path/to.sock, where its own user and root may"
+    )
+
+
+def _name(reply: Reply) -> str:
+    """What the driver calls a command."""
+    return f"{reply.identity.hex()}:{reply.request_id}"

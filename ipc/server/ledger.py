@@ -1,0 +1,88 @@
+"""What the tenants' requests cost, charged when the work is done: no socket, thread or clock in this file.
+
+A prompt is charged when its request is taken, by an estimate that its last sample corrects, and output as the driver
+makes it, read or not: a client that hangs up pays for what is done until the abort has ended the work.
+"""
+
+from dataclasses import dataclass, field
+
+from driver.request import Usage
+from ipc.server.outbox import Reply
+from ipc.sockets.tenants import Quota, Tenant
+
+
+@dataclass
+class _Charge:
+    """For one request, in tokens."""
+
+    prompt: int
+    output: int = 0
+
+
+@dataclass
+class _Account:
+    """Of one tenant, as it was when it last asked."""
+
+    tenant: Tenant
+    quota: Quota
+    charges: dict[Reply, _Charge] = field(default_factory=dict)
+    """For each request whose last sample has not come."""
+
+    def charge_output(self) -> None:
+        """What has been made since."""
+        for reply, charge in self.charges.items():
+            self.quota.spend(reply.num_tokens - charge.output)
+            charge.output = reply.num_tokens
+
+
+class Ledger:
+    """The accounts of tenants with limits, by name, whatever connections they have; times are in seconds.
+
+    An account is forgotten when nothing of it is open and all that was used has drained away.
+    """
+
+    def __init__(self) -> None:
+        self._accounts: dict[str, _Account] = {}
+        self._open: dict[Reply, _Account] = {}
+
+    def __len__(self) -> int:
+        return len(self._accounts)
+
+    def refusal(self, tenant: Tenant, now: float) -> tuple[str, float | None] | None:
+        """Why a tenant may have no more requests now, by its limits of now, and in how many seconds it may."""
+        account = self._accounts.get(tenant.name)
+        if account is None:
+            return None
+        account.tenant = tenant
+        account.charge_output()
+        return account.quota.refusal(tenant, len(account.charges), now)
+
+    def open(self, tenant: Tenant, reply: Reply, num_prompt_tokens: int, now: float) -> None:
+        """A request has been taken, with a prompt of so many tokens, about."""
+        if tenant.limits is None:
+            return
+        account = self._accounts.get(tenant.name)
+        if account is None:
+            account = self._accounts[tenant.name] = _Account(tenant, Quota(now))
+        self._open[reply] = account
+        account.charges[reply] = _Charge(num_prompt_tokens)
+        account.quota.spend(num_prompt_tokens)
+
+    def close(self, reply: Reply, usage: Usage | None) -> None:
+        """The last sample has come; without usage, as with an error, the charge stays as it is."""
+        account = self._open.pop(reply, None)
+        if account is None:
+            return
+        account.charge_output()
+        charge = account.charges.pop(reply)
+        if usage is not None:
+            cost = usage.prompt_tokens + usage.completion_tokens
+            account.quota.spend(cost - charge.prompt - charge.output)
+
+    def forget(self, now: float) -> None:
+        """Drop the accounts that are as if they were new."""
+        self._accounts = {
+            name: account
+            for name, account in self._accounts.items()
+            if account.charges or not account.quota.has_drained(account.tenant, now)
+        }

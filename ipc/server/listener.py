@@ -1,0 +1,230 @@
+"""A thread that answers the clients of one socket. It hears a bell, which other threads ring.
+
+The socket is in a process of its own, to which the thread has a link (``peers``); the thread is the only one that uses it.
+Driver threads leave samples in the outbox; whatever has gathered there for one request when the thread comes by leaves as
+one message. Nobody waits for a client: what cannot be sent at once is not sent.
+"""
+
+import math
+import select
+import time
+from collections.abc import Callable
+from concurrent.futures import Future, wait
+from typing import Protocol
+
+from driver.request import ReturnSample
+from driver.stages.safe_thread import SafeThread
+from engine.request_limits import MAX_MESSAGE_BYTES
+from ipc.errors import AddressError
+from ipc.server.outbox import Outbox, Reply
+from ipc.server.stream import Sent
+from ipc.sockets.auth import Authority
+from ipc.sockets.binding import listening
+from ipc.sockets.peers import Event, HasRoom, Lost, Peers, Refused, Said
+from ipc.sockets.socket_process import Configuration
+from ipc.sockets.spawner import Spawner
+from ipc.sockets.tenants import Tenant, of_user
+from ipc.wire.bell import Bell
+from ipc.wire.messages import Error, ServerMessage, encode
+
+HARD_MAX_MESSAGE_BYTES = 4 * MAX_MESSAGE_BYTES
+"""From here on libzmq does not even read the message, but hangs up."""
+MESSAGES_PER_TURN = 64
+"""Messages taken before the outbox gets its turn again."""
+RELOAD_PATIENCE = 1.0
+"""Seconds that new keys have to reach the socket's process."""
+
+
+class Rules(Protocol):
+    """What is answered. The listener's thread alone calls it; ``now`` is in seconds."""
+
+    def hear(self, identity: bytes, frames: list[bytes], now: float, tenant: Tenant) -> None:
+        """Takes one message, from this tenant."""
+
+    def has_room(self, identity: bytes, now: float) -> None:
+        """A connection that was full is not any more."""
+
+    def lost(self, identity: bytes) -> None:
+        """A connection is over."""
+
+    def deliver(self, reply: Reply, sample: ReturnSample, now: float) -> None:
+        """Takes what a driver has said."""
+
+    @property
+    def patience(self) -> float:
+        """Seconds from one ``look`` to the next; infinity where there is nothing to look after."""
+
+    def look(self, now: float) -> None:
+        """Sees to what time brings."""
+
+
+class Listener:
+    """Listens at one checked address, from ``start`` on, and answers from ``open`` on, those first who have been waiting.
+
+    ``start`` raises AddressError where it cannot. ``stop`` sends what is left in the outbox and gives the address back.
+    ``on_failure`` is called, on the dying thread, should the thread die; the socket's process may die, and is followed by
+    another. With an ``authority`` only its tenants get in. Connections that are silent for ``silence_limit`` seconds are
+    closed.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        spawner: Spawner,
+        address: str,
+        on_failure: Callable[[str], None],
+        authority: Authority | None,
+        silence_limit: float | None = None,
+    ) -> None:
+        self.outbox = Outbox(bell := Bell())
+        self._name = name
+        self._bell = bell
+        self._spawner = spawner
+        self._address = address
+        self._authority = authority
+        self._silence_limit = silence_limit
+        self._on_failure = on_failure
+        self._rules: Rules | None = None
+        self._is_open = False
+        self._stopping = False
+        self._looked_at = 0.0
+        self._called_at: float | None = None
+        """When ``seconds_unheard`` called, until the thread comes by."""
+        self._reload: Future[None] | None = None
+        """Keys to be told to the process, until it has them."""
+        self._bound: Future[None] = Future()
+        self._thread = SafeThread(name, self._run, self._died)
+
+    def start(self) -> None:
+        """Bind and begin to listen."""
+        if self._authority is not None:
+            self._authority.on_reload(self._reload_keys)
+        self._thread.start()
+        self._bound.result()
+
+    def open(self, rules: Rules) -> None:
+        """Begin to answer."""
+        self._rules = rules
+        self._bell.ring()
+
+    @property
+    def num_restarts(self) -> int:
+        """Processes of the socket that have died, and were followed by another."""
+        return self._peers.num_deaths if self._bound.done() and self._bound.exception() is None else 0
+
+    def seconds_unheard(self) -> float:
+        """For how long the thread, or the process, has not come by though it was called, by this method; it calls again."""
+        now = time.monotonic()
+        waiting_since = [at for at in (self._called_at, self._peers.called_at) if at is not None]
+        if self._called_at is None:
+            self._called_at = now
+        self._bell.ring()
+        return now - min(waiting_since, default=now)
+
+    def stop(self) -> None:
+        """Answer what has arrived, send what there is and close; a second time changes nothing."""
+        self._stopping = True
+        self._bell.ring()
+        self._thread.join()
+
+    def send(self, identity: bytes, message: ServerMessage) -> Sent:
+        """Send one message to one client, now or not at all; only the thread itself may."""
+        return self._peers.send(identity, encode(message))
+
+    def _run(self) -> None:
+        try:
+            with listening(self._address) as end:
+                self._peers = Peers(self._name, self._spawner, end, self._configuration())
+                self._bound.set_result(None)
+                try:
+                    self._serve()
+                finally:
+                    end.close()
+                    self._peers.stop()
+        except AddressError as error:
+            self._bound.set_exception(error)
+
+    def _configuration(self) -> Configuration:
+        return {
+            "address": self._address,
+            "max_message_bytes": HARD_MAX_MESSAGE_BYTES,
+            "silence_limit": self._silence_limit,
+            "secret": self._authority.secret if self._authority is not None else None,
+            "keys": self._authority.keys() if self._authority is not None else [],
+        }
+
+    def _died(self, name: str, error: BaseException) -> None:
+        if not self._bound.done():
+            self._bound.set_exception(error)
+        else:
+            self._on_failure(f"the {name} thread died of {type(error).__name__}: {error}")
+
+    def _serve(self) -> None:
+        while not self._stopping:
+            self._peers.attend(time.monotonic())
+            self._turn()
+            self._wait()
+        self._peers.attend(time.monotonic())
+        self._turn()  # what came in between the last turn and the call of stop
+
+    def _wait(self) -> None:
+        """Flush, and wait for something to do."""
+        poll = select.poll()
+        poll.register(self._bell, select.POLLIN)
+        self._peers.flush_and_poll(poll)
+        due_at = self._peers.due_at
+        if self._rules is not None:
+            due_at = min(due_at, self._looked_at + self._rules.patience)
+        patience = None if due_at == math.inf else max(0, math.ceil(1000 * (due_at - time.monotonic())))
+        if any(descriptor == self._bell.fileno() for descriptor, _ in poll.poll(patience)):
+            self._bell.clear()
+
+    def _turn(self) -> None:
+        now = time.monotonic()
+        if self._called_at is not None:
+            self._called_at = None
+            self._peers.call(now)
+        if self._reload is not None and self._authority is not None:
+            reload, self._reload = self._reload, None
+            self._peers.authorise(self._authority.keys(), reload)
+        for _ in range(MESSAGES_PER_TURN):
+            event = self._peers.next()
+            if event is None:
+                break
+            if self._rules is not None:  # without, nobody has been read
+                self._hear(self._rules, event, now)
+        if self._rules is not None:
+            self._answer(self._rules, now)
+
+    def _answer(self, rules: Rules, now: float) -> None:
+        if not self._is_open:
+            self._is_open = True
+            self._peers.open()
+        for reply, sample in self.outbox.take():
+            rules.deliver(reply, sample, now)
+        if now >= self._looked_at + rules.patience:
+            self._looked_at = now
+            rules.look(now)
+
+    def _hear(self, rules: Rules, event: Event, now: float) -> None:
+        match event:
+            case Said(peer, frames):
+                tenant = of_user(peer.user) if self._authority is None else self._authority.tenant(peer.key or "")
+                if tenant is None:
+                    self.send(peer.identity, Error(None, "forbidden", "this key is not authorised any more"))
+                else:
+                    rules.hear(peer.identity, frames, now, tenant)
+            case HasRoom(peer):
+                rules.has_room(peer.identity, now)
+            case Lost(peer):
+                rules.lost(peer.identity)
+            case Refused(peer, code, why):
+                self.send(peer.identity, Error(None, code, why))
+                self._peers.close(peer)
+
+    def _reload_keys(self) -> None:
+        """Have the process know the keys by now; waits until it does, for so long at most."""
+        reload: Future[None] = Future()
+        self._reload = reload
+        self._bell.ring()
+        wait([reload], RELOAD_PATIENCE)

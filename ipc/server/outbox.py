@@ -1,0 +1,126 @@
+"""What the driver's threads have for the clients, until the socket thread takes it."""
+
+import math
+from collections import deque
+
+import msgspec
+
+from driver.request import ReturnSample
+from ipc.wire.bell import Bell
+
+MAX_HELD_BYTES = 1 << 20
+"""Of an answer that is to come at once; a longer one is read in parts, as its client has room for them."""
+_TOKEN_BYTES, _LOGPROB_BYTES = 40, 250
+"""What a token, and an entry of its log-probabilities, take in memory, about."""
+
+
+class Reply:
+    """The way back of one request: a driver's ReturnChannel that ends at one client's request id.
+
+    Without ``stream`` all samples leave as one, with the last, unless they are long: then so much leaves at a time.
+    """
+
+    def __init__(self, outbox: "Outbox", identity: bytes, request_id: str, *, stream: bool = True) -> None:
+        self.identity = identity
+        self.request_id = request_id
+        self.num_tokens = 0
+        """Of output that the driver has made; the thread that puts counts."""
+        self._outbox = outbox
+        self._stream = stream
+        self._held: list[ReturnSample] = []
+        self._num_held_bytes = 0
+
+    def put(self, sample: ReturnSample) -> None:
+        """Takes one sample, on any thread, without waiting."""
+        self.num_tokens += len(sample.token_ids)
+        if self._stream:
+            self._outbox.put(self, sample)
+            return
+        self._held.append(sample)
+        self._num_held_bytes += num_bytes(sample)
+        if sample.is_last or self._num_held_bytes >= MAX_HELD_BYTES:
+            held, self._held, self._num_held_bytes = self._held, [], 0
+            for sample in joined(held):
+                self._outbox.put(self, sample)
+
+
+class Outbox:
+    """Samples on their way out. Any thread puts, the socket thread takes all there is."""
+
+    def __init__(self, bell: Bell) -> None:
+        self._bell = bell
+        self._samples: deque[tuple[Reply, ReturnSample]] = deque()
+
+    def put(self, reply: Reply, sample: ReturnSample) -> None:
+        """Keeps the sample and wakes the socket thread."""
+        self._samples.append((reply, sample))
+        self._bell.ring()
+
+    def take(self) -> list[tuple[Reply, ReturnSample]]:
+        """What has gathered for each request that has any, in the order of their first: one sample for each output."""
+        waiting: dict[Reply, list[ReturnSample]] = {}
+        for _ in range(len(self._samples)):
+            reply, sample = self._samples.popleft()
+            waiting.setdefault(reply, []).append(sample)
+        return [(reply, sample) for reply, samples in waiting.items() for sample in joined(samples)]
+
+
+def num_bytes(sample: ReturnSample) -> int:
+    """What a sample takes in memory, about: that of several is that of all as one."""
+    logprobs = [*sample.logprobs, *sample.prompt_logprobs] if sample.logprobs or sample.prompt_logprobs else ()
+    entries = sum([len(token) for token in logprobs if token is not None])
+    return len(sample.text) + _TOKEN_BYTES * len(sample.token_ids) + _LOGPROB_BYTES * entries
+
+
+def joined(samples: list[ReturnSample]) -> list[ReturnSample]:
+    """One sample for each output, the one with the last of them last."""
+    if len(samples) <= 1:
+        return samples
+    outputs: dict[int, list[ReturnSample]] = {}
+    for sample in samples:
+        outputs.setdefault(sample.index, []).append(sample)
+    outputs[samples[-1].index] = outputs.pop(samples[-1].index)
+    return [_one(pieces) for pieces in outputs.values()]
+
+
+def _one(pieces: list[ReturnSample]) -> ReturnSample:
+    last = pieces[-1]
+    if len(pieces) == 1:
+        return last
+    return ReturnSample(
+        request_id=last.request_id,
+        index=last.index,
+        text="".join([piece.text for piece in pieces]),
+        token_ids=[token_id for piece in pieces for token_id in piece.token_ids],
+        logprobs=[logprob for piece in pieces for logprob in piece.logprobs],
+        prompt_logprobs=[logprob for piece in pieces for logprob in piece.prompt_logprobs],
+        finish_reason=last.finish_reason,
+        usage=last.usage,
+        error=last.error,
+    )
+
+
+def parts(sample: ReturnSample, max_bytes: int) -> list[ReturnSample]:
+    """A sample as several of about so many bytes, cut between tokens; its text and its end come with the last.
+
+    Without log-probabilities it is a few bytes a token on the wire, and stays whole: so an answer of the tokenizer does.
+    """
+    count = min(len(sample.token_ids), math.ceil(num_bytes(sample) / max_bytes))
+    if count <= 1 or not sample.logprobs:
+        return [sample]
+    step = math.ceil(len(sample.token_ids) / count)
+    starts = range(0, len(sample.token_ids), step)
+    cut = [
+        ReturnSample(
+            request_id=sample.request_id,
+            index=sample.index,
+            token_ids=sample.token_ids[start : start + step],
+            logprobs=sample.logprobs[start : start + step],
+            prompt_logprobs=[] if start else sample.prompt_logprobs,
+        )
+        for start in starts
+    ]
+    cut[-1] = msgspec.structs.replace(
+        cut[-1], text=sample.text, finish_reason=sample.finish_reason, usage=sample.usage, error=sample.error
+    )
+    return cut

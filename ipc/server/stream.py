@@ -1,0 +1,129 @@
+"""What one request's client is sent, and what waits until it has read that: the flow control of the protocol."""
+
+import math
+from collections.abc import Callable
+from enum import Enum, auto
+from typing import Any
+
+import msgspec
+
+from driver.request import ReturnSample
+from ipc.server.outbox import Reply, joined, num_bytes, parts
+from ipc.wire.messages import CREDITS, Done, Error, Logprob, ServerMessage, Token, Usage
+
+
+class Sent(Enum):
+    """How sending fared; nothing is ever waited for."""
+
+    AWAY = auto()
+    FULL = auto()
+    """The connection holds as much as it may: the client does not read, or its network is slow. Nothing was sent."""
+    GONE = auto()
+    """There is no such client any more."""
+
+
+FREE_END_BYTES = 1 << 20
+"""What waits of a stream at its end, in memory, leaves without credit if it is no more."""
+MAX_PART_BYTES = 1 << 18
+"""Of what waits, in memory, about, that one message takes."""
+
+
+class Backlog:
+    """What waits for one client, of all its streams: bytes in memory, about."""
+
+    def __init__(self) -> None:
+        self.num_bytes = 0
+
+
+class Stream:
+    """Samples on their way to one request's client.
+
+    Each that is sent costs a credit, and without credit samples are joined instead of sent. The end costs none, and
+    takes with it what waits, unless that is long. ``stuck_since`` is the time of the last progress while something
+    waits, else infinity.
+    """
+
+    def __init__(self, reply: Reply, backlog: Backlog) -> None:
+        self.reply = reply
+        self.stuck_since = math.inf
+        self.ended = False
+        """Whether its last message is away."""
+        self.num_bytes = 0
+        """Of what waits, in memory, about."""
+        self._backlog = backlog
+        self._credit = CREDITS
+        self._waiting: list[ReturnSample] = []
+
+    @property
+    def is_stuck(self) -> bool:
+        """Whether something waits."""
+        return self.stuck_since < math.inf
+
+    def grant(self, count: int, now: float) -> None:
+        """The client has read so many messages."""
+        self._credit = min(CREDITS, self._credit + count)
+        if self._waiting:
+            self.stuck_since = now
+
+    def put(self, sample: ReturnSample, send: Callable[[ServerMessage], Sent], now: float) -> Sent:
+        """Send this, after what waits, as far as may be."""
+        self._waiting.append(sample)
+        self._weigh(num_bytes(sample))
+        return self.flush(send, now)
+
+    def flush(self, send: Callable[[ServerMessage], Sent], now: float) -> Sent:
+        """Send what waits, as far as may be."""
+        ends = bool(self._waiting) and self._waiting[-1].is_last
+        is_free = ends and self.num_bytes <= FREE_END_BYTES
+        samples = _sendable(self._waiting) if is_free or self._credit else self._waiting
+        sent = Sent.AWAY
+        while samples and (is_free or self._credit > 0):
+            sent = send(_message(self.reply.request_id, samples[0]))
+            if sent is not Sent.AWAY:
+                break
+            self._weigh(-num_bytes(samples.pop(0)))
+            self._credit -= 1
+            self.stuck_since = now
+        self._waiting, self.ended = samples, ends and not samples
+        self.stuck_since = min(self.stuck_since, now) if samples else math.inf
+        return sent
+
+    def drop(self) -> None:
+        """Nothing that waits will be sent."""
+        self._waiting = []
+        self._weigh(-self.num_bytes)
+
+    def _weigh(self, change: int) -> None:
+        self.num_bytes += change
+        self._backlog.num_bytes += change
+
+
+def _sendable(waiting: list[ReturnSample]) -> list[ReturnSample]:
+    """One for each message: an error goes behind the text that waited for it, and what says nothing goes nowhere."""
+    samples = []
+    for sample in [part for whole in joined(waiting) for part in parts(whole, MAX_PART_BYTES)]:
+        if sample.error is not None:
+            samples.append(msgspec.structs.replace(sample, error=None))
+            samples.append(ReturnSample(request_id=sample.request_id, error=sample.error))
+        else:
+            samples.append(sample)
+    return [s for s in samples if s.is_last or s.text or s.token_ids or s.prompt_logprobs or s.finish_reason]
+
+
+def _message(request_id: str, sample: ReturnSample) -> ServerMessage:
+    if sample.error is not None:
+        return Error(request_id, sample.error.code, sample.error.message)
+    text, token_ids, index, reason = sample.text, sample.token_ids, sample.index, sample.finish_reason
+    logprobs, prompt_logprobs = _wired(sample.logprobs), _wired(sample.prompt_logprobs)
+    if reason is not None and sample.usage is not None:
+        usage = Usage(sample.usage.prompt_tokens, sample.usage.completion_tokens)
+        return Done(request_id, text, token_ids, reason, usage, index, logprobs, prompt_logprobs)
+    return Token(request_id, text, token_ids, index, reason, logprobs, prompt_logprobs)
+
+
+def _wired(logprobs: list[Any]) -> list[Any]:
+    """The driver's log-probabilities as the wire's."""
+    return [
+        tokens and {id_: Logprob(at.logprob, at.rank, at.decoded_token) for id_, at in tokens.items()}
+        for tokens in logprobs
+    ]

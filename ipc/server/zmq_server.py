@@ -1,0 +1,114 @@
+"""The daemon's two sockets: one for work, and one for control, which is answered however much work there is.
+
+Each has a process of its own, which faces the clients (``socket_process``), and a thread here, which answers them.
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+
+from engine.config import ServingLimits
+from engine.request_limits import MAX_MESSAGE_BYTES
+from ipc.server.client_table import Clients
+from ipc.server.control import Control
+from ipc.server.driver_protocol import Driver
+from ipc.server.listener import Listener
+from ipc.sockets.auth import Authority
+from ipc.sockets.spawner import Spawner
+from ipc.sockets.tenants import Tenant
+from ipc.wire.addresses import control_address
+from ipc.wire.messages import CREDITS, PROTOCOL_VERSION, SILENCE_LIMIT, Welcome
+
+SILENCE_OF_CONNECTIONS = 2 * SILENCE_LIMIT
+"""Seconds after which a silent connection is closed; the work of its client has been aborted before."""
+
+
+class Server:
+    """Serves a driver to clients, work at ``address`` and control at ``control_address(address)``.
+
+    ``start`` takes the addresses and raises AddressError where it cannot; clients may connect from then on, and are
+    answered from ``open`` on. ``stop`` sends what the driver has left in the outbox and gives the addresses back.
+    ``on_failure`` is called, on the dying thread, should a thread die; ``on_drain``, on the control thread, when a client
+    wants the daemon to end once its work is done, in so many seconds at most or, if None, as many as it has by default.
+    Only the tenants of an ``authority`` get in, everybody if there is none. ``profiles`` is the directory for what
+    ``profile`` writes.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        on_failure: Callable[[str], None],
+        on_drain: Callable[[float | None], None],
+        authority: Authority | None = None,
+        profiles: Path | None = None,
+    ) -> None:
+        self._on_drain = on_drain
+        self._authority = authority
+        self._profiles = profiles
+        self._spawner = Spawner()
+        self._num_clients: Callable[[], int] = lambda: 0
+        self._work = Listener("sockets", self._spawner, address, on_failure, authority, SILENCE_OF_CONNECTIONS)
+        self._control = Listener("control", self._spawner, control_address(address), on_failure, authority)
+
+    @property
+    def num_clients(self) -> int:
+        """Clients that have said hello, and are there."""
+        return self._num_clients()
+
+    @property
+    def num_restarts(self) -> int:
+        """Processes of the sockets that have died, and were followed by another."""
+        return self._work.num_restarts + self._control.num_restarts
+
+    def stages(self) -> dict[str, float]:
+        """For how long each of the threads has not come by though it was called, by this method; it calls again."""
+        return {"sockets": self._work.seconds_unheard(), "control": self._control.seconds_unheard()}
+
+    def start(self) -> None:
+        """Bind and begin to listen."""
+        try:
+            self._work.start()
+            self._control.start()
+        except BaseException:
+            self.stop()
+            raise
+
+    def open(self, driver: Driver, model: str, limits: ServingLimits, metrics: Callable[[], str] = str) -> None:
+        """Begin to answer, those first who have been waiting; ``metrics`` is what Prometheus would be told."""
+        welcome = Welcome(
+            version=PROTOCOL_VERSION,
+            model=model,
+            max_model_len=limits.max_model_len,
+            vocab_size=limits.vocab_size,
+            max_message_bytes=MAX_MESSAGE_BYTES,
+            credits=CREDITS,
+            silence_limit=SILENCE_LIMIT,
+            client_id="",
+        )
+        clients = Clients(driver, welcome, self._work.outbox, self._work.send, self._current)
+        self._work.open(clients)
+        self._num_clients = lambda: len(clients)
+        self._control.open(
+            Control(
+                driver,
+                welcome,
+                self._num_clients,
+                metrics,
+                self._on_drain,
+                self.stages,
+                self._control.outbox,
+                self._control.send,
+                self._profiles,
+            )
+        )
+
+    def stop(self) -> None:
+        """Answer what has arrived, send what there is and close; a second time changes nothing."""
+        self._work.stop()
+        self._control.stop()
+        self._spawner.stop()
+
+    def _current(self, tenant: Tenant) -> Tenant | None:
+        """A tenant as of the last reload of the keys; None if the key has been revoked."""
+        if self._authority is None or tenant.limits is None:
+            return tenant
+        return self._authority.tenant(tenant.limits.public)

@@ -1,0 +1,333 @@
+"""The daemon: start up, serve until told to stop, shut down.
+
+Start-up takes the address first, so that a second daemon fails before it has loaded anything, and a client that comes
+early waits instead of being refused. READY follows when the model is loaded and every step compiled and run once.
+
+SIGTERM and SIGINT drain it, as ``odriver drain`` does: no new work, what is open is finished, exit 0. What is not done in
+time, or when a second signal comes, is told why. A signal during that ends the process on the spot.
+SIGHUP reads the configuration and the keys again and takes over what needs no restart.
+Should a thread of driver or sockets die, or a stage hang, the open requests are told as well, and the exit code asks for
+a restart.
+"""
+
+import faulthandler
+import logging
+import math
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from queue import SimpleQueue
+from types import FrameType
+from typing import Any, NoReturn
+
+from rich.console import Console
+
+from engine.config import EngineConfig
+from engine.errors import ConfigurationError, DevicesUnavailable, HostsError
+from engine.progress import Progress
+from ipc.errors import AddressError, KeyFileError
+from ipc.logs import configure_logging
+from ipc.server.zmq_server import Server
+from ipc.service import accelerators, open_files, terminal
+from ipc.service.daemon_config import default_profile_directory
+from ipc.service.exposition import Exposition
+from ipc.service.live_configuration import Configuration
+from ipc.service.metrics_server import MetricsServer
+from ipc.service.settings import configs, held
+from ipc.service.start_up import Load, Loaded, StartableDriver, load
+from ipc.service.systemd import extend_timeout, notify, notify_reloading
+from ipc.service.watchdog import PROGRESS_LIMIT, Watchdog
+from ipc.sockets.auth import Authority
+from ipc.wire.addresses import checked_address, default_address, is_local, open_to_group
+from ipc.wire.bell import Bell
+from ipc.wire.keys import default_directory
+
+logger = logging.getLogger(__name__)
+
+STOPPED = os.EX_OK
+FAULT = 1
+MISCONFIGURED = os.EX_CONFIG
+"""Exit codes: after MISCONFIGURED a restart is of no use, after FAULT it may be."""
+
+DRIVER_TIMEOUT = 3.0
+"""Seconds that the driver's threads have to finish what they are at, such as a step of the device."""
+SHUTDOWN_TIMEOUT = 4.5
+"""Seconds for all of the shutdown; then the process ends as it is, showing where it hung."""
+START_PATIENCE = 600.0
+"""Seconds that one function may take to compile, or one stage to begin, before systemd gives up on the start."""
+LONGEST_DRAIN = 7 * 86400.0
+"""Seconds that a drain takes at most; who gives it more, or for ever, means as long as it needs."""
+LONGEST_WAIT = 3600.0
+"""Seconds after which the main thread looks around anyway: a poll's timeout may not be infinite."""
+
+
+class Interrupted(BaseException):
+    """A signal came during start-up."""
+
+
+class Daemon:
+    """One daemon, to be ``run`` once, in the main thread: the one that hears signals."""
+
+    def __init__(self, configuration: Configuration, console: Console, load: Load = load) -> None:
+        self._configuration = configuration
+        settings = configuration.daemon
+        self._address = checked_address(settings.bind, has_key=True)
+        directory = settings.keys or (None if is_local(self._address) else default_directory())
+        self._authority = None if directory is None else Authority(directory)
+        self._console = console
+        self._load = load
+        profiles = settings.profile_directory or default_profile_directory()
+        self._server = Server(
+            self._address, self._fail, self._ask_to_drain, self._authority, profiles and profiles.absolute()
+        )
+        self._exposition = Exposition()
+        self._exposition.gauge("odriver_clients", "Clients that are connected", lambda: self._server.num_clients)
+        restarts = "Processes of the sockets that died and were followed by another"
+        self._exposition.counter("odriver_socket_restarts", restarts, lambda: self._server.num_restarts)
+        self._exposition.gauge(
+            "odriver_sockets_busy_seconds",
+            "Since a socket thread was called and has not come by",
+            lambda: max(self._server.stages().values()),
+        )
+        self._metrics: MetricsServer | None = None
+        if settings.metrics_port is not None:
+            host, port = settings.metrics_host, settings.metrics_port
+            self._metrics = MetricsServer(host, port, self.health, self._exposition)
+        self._driver: StartableDriver | None = None
+        self._loaded: Loaded | None = None
+        self._ends: SimpleQueue[tuple[int, str]] = SimpleQueue()
+        """Exit code and reason, from whoever has one first."""
+        self._bell = Bell()
+        self._drains: SimpleQueue[tuple[float | None, str]] = SimpleQueue()
+        """In how many seconds, None for ``drain_timeout``, and why."""
+        self._give_up_at = math.inf
+        self._watchdog: Watchdog | None = None
+        self._starting = False
+        self._signalled = False
+        self._stopping = False
+        self._reload_asked = False
+
+    def run(self) -> int:
+        """Serve, and return the exit code. Raises ConfigurationError and AddressError where it cannot start."""
+        why = "the daemon could not start"
+        code = FAULT
+        with _handling_signals(self._on_signal, self._bell, at_terminal=self._console.is_terminal):
+            try:
+                self.startup()
+                why = "the daemon failed"
+                code, why = self.main_loop()
+            except Interrupted:
+                code, why = self._ends.get()
+            finally:
+                self.shutdown(why, fault=code == FAULT)
+        if self._loaded is not None:
+            self._loaded.leave(code, why)
+        logger.info("stopped: %s", why)
+        return code
+
+    def startup(self) -> None:
+        """Take the address, load, start the threads, and say READY."""
+        self._starting, began = True, time.monotonic()
+        self._server.start()
+        if self._configuration.daemon.socket_access == "group":
+            open_to_group(self._address)
+        if self._metrics is not None:
+            self._metrics.start()
+        with terminal.start_up(self._console) as display:
+            loaded = self._load(self._configuration.engine, lambda progress: _report(display, progress), self._fail)
+        self._driver, self._loaded = loaded.driver, loaded
+        self._driver.start()
+        if loaded.metrics is not None:
+            self._exposition.add(loaded.metrics)
+        self._server.open(self._driver, loaded.model, loaded.limits, self._exposition.text)
+        self._starting = False
+        notify("STATUS=serving")
+        notify("READY=1")
+        self._watchdog = Watchdog(self._stages, self._hung, self._fail)
+        self._watchdog.start()
+        facts = {"address": self._address}
+        if self._metrics is not None:
+            facts["metrics"] = f"{self._metrics.url}/metrics"
+        facts["started in"] = f"{time.monotonic() - began:.1f} s"
+        connect = "" if self._address == default_address() else f" --connect {self._address}"
+        connect += "" if self._authority is None else " --key NAME.key"
+        facts["try"] = f'odriver complete "Once upon a time"{connect}'
+        terminal.show_ready(self._console, loaded.facts | facts)
+
+    def main_loop(self) -> tuple[int, str]:
+        """Wait for the end; the exit code and the reason."""
+        why = ""
+        while self._ends.empty():
+            left = self._give_up_at - time.monotonic()
+            if left <= 0:
+                return STOPPED, why
+            self._bell.wait(min(left, LONGEST_WAIT))
+            if self._reload_asked:
+                self._reload_asked = False
+                self.reload()
+            while not self._drains.empty():
+                timeout, why = self._drains.get()
+                self._drain(timeout, why)
+        return self._ends.get()
+
+    def _drain(self, timeout: float | None, why: str) -> None:
+        """Take no new work, and end when what is open has; what is not done by then is told why."""
+        assert self._driver is not None
+        timeout = self._configuration.daemon.drain_timeout if timeout is None else timeout
+        timeout = min(timeout, LONGEST_DRAIN)
+        if self._stalled() is not None:  # and what is stuck does not finish
+            timeout = 0.0
+        self._give_up_at = min(self._give_up_at, time.monotonic() + timeout)
+        extend_timeout(timeout + SHUTDOWN_TIMEOUT)
+        notify("STATUS=finishing what is open")
+        logger.info("%s: nothing new is taken, and what is open has %g s to finish", why, timeout)
+        self._driver.drain(lambda: self._end(STOPPED, why))
+
+    def reload(self) -> None:
+        """Read the configuration again."""
+        notify_reloading()
+        self._configuration.reload()
+        if self._authority is not None:
+            self._authority.reload()
+        notify("READY=1")
+
+    def shutdown(self, why: str, *, fault: bool = False) -> None:
+        """Tell open requests why, and whether that is a fault, which may be theirs; and close."""
+        self._starting, self._stopping = False, True
+        faulthandler.dump_traceback_later(SHUTDOWN_TIMEOUT, exit=True)
+        if self._watchdog is not None:
+            self._watchdog.stop()
+        notify("STOPPING=1")
+        if self._driver is not None:
+            end = self._driver.fail if fault else self._driver.stop
+            end(why, timeout=DRIVER_TIMEOUT)
+        self._server.stop()
+        if self._metrics is not None:
+            self._metrics.stop()
+        faulthandler.cancel_dump_traceback_later()
+
+    def health(self) -> str | None:
+        """What is wrong, as far as ``/health`` is concerned."""
+        if self._driver is None or self._starting:
+            return "starting"
+        if self._give_up_at < math.inf:
+            return "draining"
+        return self._stalled()
+
+    def _stalled(self) -> str | None:
+        """What has been busy with one thing for too long, if anything has."""
+        stages = self._stages()
+        stage = max(stages, key=stages.__getitem__)
+        if stages[stage] <= PROGRESS_LIMIT:
+            return None
+        return f"nothing has got done in the {stage} stage for {stages[stage]:.0f} s"
+
+    def _stages(self) -> dict[str, float]:
+        """For how many seconds each stage of the driver, and each socket thread, has been busy with one thing."""
+        assert self._driver is not None
+        return {**self._driver.stages(), **self._server.stages()}
+
+    def _hung(self, stage: str, seconds: float) -> None:
+        """End, so that whoever started this starts it anew; with what all threads are at, for who is to mend it."""
+        assert self._driver is not None
+        why = f"nothing has got done in the {stage} stage for {seconds:.0f} s: the daemon ends, to be started anew"
+        logger.error("%s; requests in the hands of a stage: %r", why, self._driver.stuck_requests(PROGRESS_LIMIT))
+        faulthandler.dump_traceback(all_threads=True)
+        faulthandler.dump_traceback_later(2 * SHUTDOWN_TIMEOUT, exit=True)  # should the main thread hang as well
+        self._fail(why)
+
+    def _fail(self, why: str) -> None:
+        self._end(FAULT, why)
+
+    def _end(self, code: int, why: str) -> None:
+        self._ends.put((code, why))
+        if self._starting:  # which may wait for ever for who has gone
+            os.kill(os.getpid(), signal.SIGTERM)
+        self._bell.ring()
+
+    def _ask_to_drain(self, timeout: float | None) -> None:
+        self._drains.put((timeout, "the daemon was drained by an operator"))
+        self._bell.ring()
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        del frame
+        if number == signal.SIGHUP:
+            self._reload_asked = True
+            return
+        why = f"the daemon was stopped by {signal.Signals(number).name}"
+        if self._stopping:
+            os._exit(128 + number)
+        if self._starting:
+            self._stopping = True
+            self._ends.put((STOPPED, why))
+            raise Interrupted
+        self._drains.put((0.0 if self._signalled else None, why))
+        self._signalled = True
+
+
+def serve(flags: Mapping[str, Any]) -> NoReturn:
+    """Be a daemon with these options of ``odriver serve``: runs it, logs why it ends, and ends this process."""
+    # What a daemon makes is its user's alone, and so are its sockets from the moment that they are there.
+    os.umask(0o077)
+    console = Console(stderr=True)
+    configure_logging(console)
+    open_files.raise_limit()
+    code = _run(flags, console)
+    logging.shutdown()
+    # Python would wait for its threads, and one may be in a compilation or a step that nothing can interrupt.
+    os._exit(code)
+
+
+def _run(flags: Mapping[str, Any], console: Console) -> int:
+    try:
+        configuration = Configuration(lambda: configs(held(flags)), console)
+        configuration.apply()
+        if configuration.engine.process_id:
+            _follow(configuration.engine)
+        return Daemon(configuration, console).run()
+    except (ConfigurationError, AddressError, KeyFileError) as error:
+        logger.error("%s", error)
+        return MISCONFIGURED
+    except DevicesUnavailable as error:
+        obstacle = accelerators.refusal(str(error), accelerators.devices())
+        logger.error("%s. What to do: %s", obstacle.found, obstacle.advice)
+        return FAULT if obstacle.passes else MISCONFIGURED
+    except HostsError as error:
+        logger.error("%s", error)
+        return FAULT
+    except Exception:
+        logger.exception("the daemon failed")
+        return FAULT
+
+
+def _follow(config: EngineConfig) -> NoReturn:
+    from ipc.service.follower_daemon import Follower
+
+    Follower(config).run()
+
+
+def _report(display: terminal.StartUp, progress: Progress) -> None:
+    display.show(progress)
+    extend_timeout(START_PATIENCE)
+    notify(f"STATUS={progress.stage}: {terminal.amount(progress)}")
+
+
+@contextmanager
+def _handling_signals(
+    handle: Callable[[int, FrameType | None], None], bell: Bell, *, at_terminal: bool
+) -> Iterator[None]:
+    """The bell rings for signals too: Python's own waits may miss one that comes as they begin.
+
+    At a terminal SIGHUP says that the terminal is gone, and does what it did.
+    """
+    wakeup = signal.set_wakeup_fd(bell.rope)
+    numbers = (signal.SIGTERM, signal.SIGINT) if at_terminal else (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+    previous = {number: signal.signal(number, handle) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
+        signal.set_wakeup_fd(wakeup)

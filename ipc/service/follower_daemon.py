@@ -1,0 +1,105 @@
+"""A process of a daemon on several hosts that is not process 0: it has its part of the model, and no client of its own.
+
+The main thread hears signals and process 0, and another builds the part and executes what is heard. Whoever finds that it
+is over ends the process on the spot: there is nobody to be told but process 0, and a step may hang.
+"""
+
+import faulthandler
+import logging
+import os
+import signal
+import sys
+import time
+from queue import SimpleQueue
+from types import FrameType
+from typing import NoReturn
+
+from driver.stages.safe_thread import SafeThread
+from engine.build import build_executor
+from engine.config import EngineConfig
+from engine.errors import ConfigurationError
+from engine.hosts.follower import execute_commands
+from engine.hosts.processes import FAULT, Member, follow
+from engine.step.commands import AskToStop, Command, Leave, Left
+from ipc.service.start_up import facts_alike
+from ipc.service.systemd import extend_timeout, notify
+from ipc.service.watchdog import Watchdog
+
+logger = logging.getLogger(__name__)
+
+START_PATIENCE = 600.0
+"""As the daemon's."""
+
+
+class Follower:
+    """One of them, to be ``run`` once, in the main thread."""
+
+    def __init__(self, config: EngineConfig) -> None:
+        assert config.hosts is not None
+        self._config = config
+        self._hosts = config.hosts
+        self._commands: SimpleQueue[Command] = SimpleQueue()
+        self._thread = SafeThread("follower", self._execute, self._died)
+        self._member: Member | None = None
+        self._signalled = False
+        self._busy_since: float | None = None
+        self._watchdog = Watchdog(self._stages, self._hung, lambda why: _end(FAULT, why))
+
+    def run(self) -> NoReturn:
+        """Follow process 0 to the end, and end. Raises ConfigurationError, DevicesUnavailable and HostsError before."""
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, self._on_signal)
+        if not sys.stderr.isatty():  # there it says that the terminal is gone; else that there is something to reload
+            signal.signal(signal.SIGHUP, signal.SIG_IGN)
+        extend_timeout(START_PATIENCE)
+        notify("STATUS=waiting for the other processes")
+        self._member = follow(self._hosts, facts_alike(self._config))
+        self._thread.start()
+        while not isinstance(command := self._member.listen(), Leave):
+            self._commands.put(command)
+        _end(command.code, command.why)
+
+    def _execute(self) -> None:
+        executor = build_executor(self._config, lambda _: extend_timeout(START_PATIENCE))
+        notify("READY=1", "STATUS=following process 0")
+        self._watchdog.start()
+        logger.info(
+            "process %d of %d is ready, and follows process 0 at %s: clients are served there",
+            self._hosts.process_id, self._hosts.num_processes, self._hosts.coordinator_address,
+        )  # fmt: skip
+        execute_commands(executor, self._next)
+
+    def _next(self) -> Command:
+        self._busy_since = None
+        command = self._commands.get()
+        self._busy_since = time.monotonic()
+        return command
+
+    def _stages(self) -> dict[str, float]:
+        """For how long it has been at one command."""
+        since = self._busy_since
+        return {"execution": 0.0 if since is None else time.monotonic() - since}
+
+    def _hung(self, stage: str, seconds: float) -> None:
+        faulthandler.dump_traceback(all_threads=True)
+        _end(FAULT, f"nothing has got done in the {stage} stage for {seconds:.0f} s")
+
+    def _died(self, name: str, error: BaseException) -> None:
+        del name
+        assert self._member is not None
+        self._member.say(Left(str(error)))
+        _end(os.EX_CONFIG if isinstance(error, ConfigurationError) else FAULT, str(error))
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        del frame
+        why = f"it was stopped by {signal.Signals(number).name}"
+        if self._signalled or self._member is None:
+            os._exit(128 + number if self._signalled else os.EX_OK)
+        self._signalled = True
+        self._member.say(AskToStop(why))
+
+
+def _end(code: int, why: str) -> NoReturn:
+    logger.log(logging.ERROR if code else logging.INFO, "stopped: %s", why)
+    logging.shutdown()
+    os._exit(code)

@@ -1,0 +1,132 @@
+"""``/metrics`` for Prometheus and ``/health`` for whoever routes requests, over HTTP and for reading only.
+
+It listens from the start on, so that a port that is taken is found before anything is loaded; until the daemon is READY,
+and while it makes no progress, ``/health`` is 503. Nobody is to hold it up: each connection is for one request, has so many
+seconds in all, and where there are too many the oldest is hung up on, as who asks in order is never long among them.
+"""
+
+import asyncio
+import errno
+import io
+import socket
+import threading
+from collections.abc import Callable
+from email.message import Message
+from http import HTTPStatus
+from http.client import HTTPException, parse_headers
+
+from prometheus_client.exposition import choose_encoder
+
+from ipc.errors import AddressError, AddressInUse
+from ipc.service.exposition import Exposition
+
+DEADLINE = 10.0
+"""Seconds that a request may take to come and its answer to be read."""
+MAX_CONNECTIONS = 64
+"""Open at once."""
+MAX_HEAD_BYTES = 1 << 14
+"""Of a request's first line and headers."""
+BACKLOG = 128
+"""Connections that wait to be accepted."""
+PLAIN = "text/plain; charset=utf-8"
+
+Answer = tuple[HTTPStatus, str, bytes]
+"""Status, media type and body."""
+
+
+class MetricsServer:
+    """Serves from ``start`` to ``stop``. ``health`` says what is wrong, or nothing, on the thread of this server."""
+
+    def __init__(self, host: str, port: int, health: Callable[[], str | None], exposition: Exposition) -> None:
+        self._host, self._port = host, port
+        self._health = health
+        self._registry = exposition.registry
+        self._runner = asyncio.Runner()
+        self._stopping = asyncio.Event()
+        self._listening: socket.socket | None = None
+        self._thread = threading.Thread(target=self._run, name="metrics", daemon=True)
+        self._open: dict[asyncio.StreamWriter, None] = {}
+        """Connections, the oldest first."""
+
+    def start(self) -> None:
+        """Take the port; raises AddressError where that cannot be had."""
+        address = f"http://{self._host}:{self._port}"
+        family = socket.AF_INET6 if ":" in self._host else socket.AF_INET
+        try:
+            self._listening = socket.create_server((self._host, self._port), family=family, backlog=BACKLOG)
+        except OSError as error:
+            if error.errno == errno.EADDRINUSE:
+                raise AddressInUse(f"address in use: another program listens at {address}, for metrics") from error
+            raise AddressError(f"cannot listen at {address} for metrics: {error.strerror or error}") from error
+        self._port = self._listening.getsockname()[1]
+        self._runner.get_loop()
+        self._thread.start()
+
+    @property
+    def url(self) -> str:
+        """Where it listens, with the port that was found free where 0 was asked for."""
+        return f"http://{self._host}:{self._port}"
+
+    def stop(self) -> None:
+        """Give the port back, where it was taken."""
+        if self._listening is not None:
+            self._runner.get_loop().call_soon_threadsafe(self._stopping.set)
+            self._thread.join()
+
+    def _run(self) -> None:
+        with self._runner:
+            self._runner.run(self._serve())
+
+    async def _serve(self) -> None:
+        server = await asyncio.start_server(self._connected, sock=self._listening, limit=MAX_HEAD_BYTES)
+        async with server:
+            await self._stopping.wait()
+
+    async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if len(self._open) == MAX_CONNECTIONS:
+            oldest = next(iter(self._open))
+            del self._open[oldest]
+            oldest.transport.abort()
+        self._open[writer] = None
+        try:
+            async with asyncio.timeout(DEADLINE):
+                writer.write(self._response(await reader.readuntil(b"\r\n\r\n")))
+                writer.close()
+                await writer.wait_closed()
+        except (TimeoutError, OSError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
+            pass  # hung up on, by one of us
+        finally:
+            self._open.pop(writer, None)
+            writer.transport.abort()
+
+    def _response(self, head: bytes) -> bytes:
+        first, _, rest = head.partition(b"\r\n")
+        method, _, target = first.decode("latin-1").rpartition(" ")[0].partition(" ")
+        try:
+            status, media_type, body = self._answer(method, target.partition("?")[0], parse_headers(io.BytesIO(rest)))
+        except HTTPException:
+            status, media_type, body = _text(HTTPStatus.BAD_REQUEST, "there is something wrong with the headers")
+        lines = [
+            f"HTTP/1.1 {status.value} {status.phrase}",
+            f"Content-Type: {media_type}",
+            f"Content-Length: {len(body)}",
+            "Connection: close",
+        ]
+        return "\r\n".join([*lines, "", ""]).encode() + (b"" if method == "HEAD" else body)
+
+    def _answer(self, method: str, path: str, headers: Message) -> Answer:
+        if method not in ("GET", "HEAD"):
+            return _text(HTTPStatus.METHOD_NOT_ALLOWED, "this is for reading only")
+        match path:
+            case "/metrics":
+                encode, media_type = choose_encoder(headers.get("Accept", ""))
+                return HTTPStatus.OK, media_type, encode(self._registry)
+            case "/health":
+                wrong = self._health()
+                return _text(HTTPStatus.OK if wrong is None else HTTPStatus.SERVICE_UNAVAILABLE, wrong or "")
+            case _:
+                return _text(HTTPStatus.NOT_FOUND, "there are /metrics and /health")
+
+
+def _text(status: HTTPStatus, words: str) -> Answer:
+    return status, PLAIN, f"{words}\n".encode() if words else b""

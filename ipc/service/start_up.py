@@ -1,0 +1,148 @@
+"""From an EngineConfig to a driver that can be started: all that takes the daemon time to start."""
+
+import logging
+import os
+import signal
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, fields, replace
+from importlib.metadata import version
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+from prometheus_client.registry import Collector
+
+from engine.config import EngineConfig, ServingLimits
+from engine.errors import ConfigurationError
+from engine.progress import Progress
+from ipc.server.driver_protocol import Driver
+
+if TYPE_CHECKING:
+    from driver.text.tokenizer import Tokenizer
+
+logger = logging.getLogger(__name__)
+
+
+class StartableDriver(Driver, Protocol):
+    """What the daemon asks of a driver, besides what the sockets do."""
+
+    def start(self) -> None:
+        """Begin to serve."""
+
+    def drain(self, when_done: Callable[[], None]) -> None:
+        """Take no new work; say when all that was open has ended."""
+
+    def stages(self) -> dict[str, float]:
+        """For how many seconds each stage has been busy with one thing; 0 when idle."""
+
+    def stuck_requests(self, limit: float) -> list[str]:
+        """The requests that have been in a stage's hands for more seconds than that."""
+
+    def stop(self, reason: str, timeout: float) -> None:
+        """End, and tell every open request why; gives up on what takes longer than the timeout, in seconds."""
+
+    def fail(self, reason: str, timeout: float) -> None:
+        """The same by a fault, of which an open request may be the cause."""
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A driver, and what it serves."""
+
+    driver: StartableDriver
+    model: str
+    limits: ServingLimits
+    facts: dict[str, str]
+    """For people, by name."""
+    metrics: Collector | None = None
+    """What Prometheus is shown of it."""
+    leave: Callable[[int, str], None] = lambda code, why: None  # noqa: ARG005
+    """Has the processes of other hosts end with this exit code, and why."""
+
+
+Load = Callable[[EngineConfig, Callable[[Progress], None], Callable[[str], None]], Loaded]
+"""(config, report, on_failure) -> what is to be served; ``on_failure`` is the driver's."""
+
+
+def load(config: EngineConfig, report: Callable[[Progress], None], on_failure: Callable[[str], None]) -> Loaded:
+    """Load the model and compile every step, and the tokenizer meanwhile. Raises ConfigurationError, DevicesUnavailable
+    and HostsError.
+    """
+    # Seconds' worth of imports: not before it is known that there is an address to serve at.
+    from driver.metrics.driver_metrics import DriverMetrics
+    from driver.odriver import oDriver
+    from engine.build import DEMO_MODEL, build_engine, describe
+    from engine.step.runner import tell_nobody
+
+    directory = config.model or DEMO_MODEL
+    background = ThreadPoolExecutor(1)
+    tokenizer = background.submit(_load_tokenizer, directory)
+    background.shutdown(wait=False)
+
+    def report_unless_in_vain(progress: Progress) -> None:
+        if tokenizer.done():
+            tokenizer.result()  # raises what is wrong with it now, not when everything is compiled
+        report(progress)
+
+    leader = None
+    if config.hosts is not None:
+        from engine.hosts.processes import lead
+
+        report(Progress("waiting for the other hosts", 0, config.hosts.num_processes - 1, "processes"))
+        leader = lead(config.hosts, facts_alike(config), on_failure, _ask_to_stop)
+    try:
+        engine = build_engine(config, report_unless_in_vain, tell_nobody if leader is None else leader.tell)
+    except ConfigurationError as error:
+        if leader is not None:
+            leader.leave(os.EX_CONFIG, str(error))
+        raise
+    facts = describe(config) | {
+        "pages": f"{engine.stats().pages_total:,} of {engine.page_size} tokens",
+        "context": f"{engine.limits.max_model_len:,} tokens",
+    }
+    driver = oDriver(
+        engine,
+        tokenizer.result(),
+        max_queued_requests=config.max_queued_requests,
+        max_queued_tokens=config.max_queued_tokens,
+        on_failure=on_failure,
+    )
+    name = directory.resolve().name
+    cache_config = {
+        "block_size": str(engine.page_size),
+        "num_gpu_blocks": str(engine.stats().pages_total),
+        "cache_dtype": config.kv_cache_dtype,
+        "gpu_memory_utilization": str(config.hbm_utilization or "auto"),
+        "enable_prefix_caching": str(config.enable_prefix_caching),
+    }
+    metrics = DriverMetrics(driver, name, cache_config)
+    loaded = Loaded(driver, name, engine.limits, facts, metrics)
+    return loaded if leader is None else replace(loaded, leave=leader.leave)
+
+
+def facts_alike(config: EngineConfig) -> dict[str, str]:
+    """What has to be the same on all hosts of a daemon, by what to call it."""
+    from engine.build import DEMO_MODEL
+
+    directory = config.model or DEMO_MODEL
+    files = sorted((path.name, path.stat().st_size) for path in directory.glob("*.safetensors*"))
+    settings = {
+        f"--{field.name.replace('_', '-')}": str(getattr(config, field.name))
+        for field in fields(config)
+        if field.name not in ("model", "process_id", "coordinator_address")
+    }
+    versions = {f"the version of {name}": version(name) for name in ("jax", "jaxlib")}
+    config_file = directory / "config.json"
+    written = config_file.read_text() if config_file.is_file() else ""
+    return {**settings, **versions, "config.json": written, "the files of weights": str(files)}
+
+
+def _ask_to_stop(why: str) -> None:
+    logger.info("%s", why)
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+def _load_tokenizer(directory: Path) -> "Tokenizer":
+    from driver.text.tokenizer import HuggingFaceTokenizer
+
+    return HuggingFaceTokenizer(directory)

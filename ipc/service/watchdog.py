@@ -1,0 +1,82 @@
+"""Sees that what there is to do gets done, in every stage: tells systemd so while it does, and has the daemon end if not."""
+
+import logging
+import math
+import threading
+import time
+from collections.abc import Callable, Mapping
+
+from driver.stages.safe_thread import SafeThread
+from ipc.service.systemd import notify, watchdog_interval
+
+logger = logging.getLogger(__name__)
+
+PROGRESS_LIMIT = 60.0
+"""Seconds with one item, or without a step, after which a stage is stalled and its daemon not healthy."""
+PREPARE_LIMIT = 300.0
+"""Seconds that the prepare stage has before it is hung: a long text is minutes of work for a tokenizer on a slow machine."""
+
+
+class Watchdog:
+    """Looks twice an interval, on a thread of its own, from ``start`` to ``stop``.
+
+    ``stages`` says for how many seconds each stage has been busy with one thing. The interval is systemd's WatchdogSec,
+    and where it does not watch twice PROGRESS_LIMIT. While a stage is busy for longer, systemd is told nothing, and
+    restarts the daemon an interval later; before that ``on_hang`` hears of the stage, once, if it has been
+    PROGRESS_LIMIT as well. ``on_failure`` is called, on the dying thread, should the thread die.
+    """
+
+    def __init__(
+        self,
+        stages: Callable[[], Mapping[str, float]],
+        on_hang: Callable[[str, float], None],
+        on_failure: Callable[[str], None],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._interval = watchdog_interval() or 2 * PROGRESS_LIMIT
+        self._stages = stages
+        self._on_hang = on_hang
+        self._on_failure = on_failure
+        self._clock = clock
+        self._looked_at = math.inf
+        self._thawed_at = -math.inf
+        """When it was last found that this whole process had been frozen, which is no stage's fault."""
+        self._stopping = threading.Event()
+        self._thread = SafeThread("watchdog", self._run, self._died)
+
+    def start(self) -> None:
+        """Begin to look, at once."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Say nothing more."""
+        self._stopping.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        while self._look() and not self._stopping.wait(self._interval / 2):
+            pass
+
+    def _look(self) -> bool:
+        """Whether to go on looking."""
+        now = self._clock()
+        if now - self._looked_at > 2 * self._interval:
+            self._thawed_at = now
+        self._looked_at = now
+        over = [(min(busy, now - self._thawed_at), stage) for stage, busy in self._stages().items()]
+        over = [(busy, stage) for busy, stage in over if busy >= self._limit(stage)]
+        if not over:
+            notify("WATCHDOG=1")
+            return True
+        busy, stage = max(over)
+        logger.error("nothing has got done in the %s stage for %.1f s: the watchdog is told nothing", stage, busy)
+        if busy < PROGRESS_LIMIT:
+            return True
+        self._on_hang(stage, busy)
+        return False
+
+    def _limit(self, stage: str) -> float:
+        return max(self._interval, PREPARE_LIMIT) if stage == "prepare" else self._interval
+
+    def _died(self, name: str, error: BaseException) -> None:
+        self._on_failure(f"the {name} thread died of {type(error).__name__}: {error}")

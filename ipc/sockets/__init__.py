@@ -1,0 +1,1 @@
+"""The processes that own the daemon's sockets."""

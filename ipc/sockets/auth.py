@@ -1,0 +1,58 @@
+"""Who may connect by CURVE (ZeroMQ's RFC 26), and as whom."""
+
+import logging
+from collections.abc import Callable
+from pathlib import Path
+
+from ipc.errors import KeyFileError
+from ipc.sockets.tenants import Tenant
+from ipc.wire import keys
+
+logger = logging.getLogger(__name__)
+
+
+class Authority:
+    """The daemon's keys. Raises KeyFileError; any thread may call anything.
+
+    A connection is let in if its key is authorised then; ``tenant`` says whether it still is, and as whom.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._key = keys.server_key(directory)
+        self._tenants = self._read()
+        self._listeners: list[Callable[[], None]] = []
+        if not self._tenants:
+            logger.warning("no key may connect yet: make one with `odriver keys new NAME`, then send the daemon SIGHUP")
+
+    @property
+    def secret(self) -> str:
+        """The daemon's secret key, for its sockets."""
+        return self._key.secret
+
+    def keys(self) -> list[str]:
+        """Those that may connect."""
+        return list(self._tenants)
+
+    def tenant(self, public: str) -> Tenant | None:
+        """Whose key that is; None if it is not authorised (any more)."""
+        return self._tenants.get(public)
+
+    def on_reload(self, tell: Callable[[], None]) -> None:
+        """Call this when there may be other keys; it returns when they are in force."""
+        self._listeners.append(tell)
+
+    def reload(self) -> None:
+        """Read the authorised keys again; of a directory that is wrong, nothing."""
+        try:
+            self._tenants = self._read()
+        except KeyFileError as error:
+            logger.error("the keys are not reloaded: %s", error)
+            return
+        for tell in self._listeners:
+            tell()
+        logger.info("%d keys may connect", len(self._tenants))
+
+    def _read(self) -> dict[str, Tenant]:
+        found = keys.authorized(self._directory)
+        return {limits.public: Tenant(name, limits) for name, limits in found.items()}

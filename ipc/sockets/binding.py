@@ -1,0 +1,49 @@
+"""Listening at a checked address: the daemon does it itself, so that clients find the address whichever process answers."""
+
+import errno
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from ipc.errors import AddressError, AddressInUse
+from ipc.wire.addresses import host_and_port, keep_private, reserved
+
+BACKLOG = 512
+"""Connections that wait to be accepted; while nobody accepts, they wait in the kernel."""
+
+
+@contextmanager
+def listening(address: str) -> Iterator[socket.socket]:
+    """A socket that listens there and that other daemons are kept off; raises AddressError where there can be none."""
+    with reserved(address):
+        try:
+            end = _unix(address) if address.startswith("ipc://") else _tcp(address)
+        except OSError as error:
+            if error.errno == errno.EADDRINUSE:
+                raise AddressInUse(f"address in use: another program listens at {address}") from error
+            raise AddressError(f"cannot listen at {address}: {error.strerror}") from error
+        with end:
+            end.setblocking(False)
+            yield end
+
+
+def _unix(address: str) -> socket.socket:
+    path = Path(address.removeprefix("ipc://"))
+    path.unlink(missing_ok=True)
+    end = socket.socket(socket.AF_UNIX)
+    try:
+        end.bind(str(path))
+        keep_private(address)  # nobody else may connect, wherever it lies; until it listens, nobody can
+        end.listen(BACKLOG)
+    except BaseException:
+        end.close()
+        raise
+    return end
+
+
+def _tcp(address: str) -> socket.socket:
+    host, port = host_and_port(address)
+    family, _, _, _, where = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+    both = family == socket.AF_INET6 and host == "::" and socket.has_dualstack_ipv6()
+    return socket.create_server(where[:2], family=family, backlog=BACKLOG, dualstack_ipv6=both)

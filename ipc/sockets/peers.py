@@ -1,0 +1,278 @@
+"""The connections of one socket, as the daemon has them: who is at the other end, and what is on its way there.
+
+The socket itself is in a process that may die (``socket_process``). Then all of its connections are gone, and there is
+another process at once; its clients come again by themselves. Whom a connection is called here, ``identity``, is drawn by
+lot, and neither chosen by a client nor used again.
+"""
+
+import json
+import logging
+import math
+import secrets
+import select
+import socket
+from collections import deque
+from concurrent.futures import Future
+from dataclasses import dataclass
+
+from ipc.server.stream import Sent
+from ipc.sockets.link import Kind, LinkLost, Record
+from ipc.sockets.socket_process import LINGER, Configuration, Who
+from ipc.sockets.spawner import Spawned, Spawner
+
+logger = logging.getLogger(__name__)
+
+MAX_ON_THE_WAY = 500
+"""Messages on their way into one connection."""
+MAX_UNSENT = 64 * 2**20
+"""Bytes that the process has not taken yet, from which on it is given no more."""
+SHORT_LIFE = 1.0
+"""Seconds: a process that dies younger is followed by the next one later, if the one before it died so young, too."""
+LONGEST_DELAY = 1.0
+"""Seconds from one process's death to the next one's birth, at most."""
+SILENCE_LIMIT = 20.0
+"""Seconds in which a process that was called must answer, or be killed."""
+
+
+@dataclass(eq=False)
+class Peer:
+    """One connection: by whom, with which key or as which user of this machine."""
+
+    identity: bytes
+    serial: int
+    key: str | None
+    user: int | None
+    num_on_the_way: int = 0
+    was_full: bool = False
+
+
+@dataclass(frozen=True)
+class Said:
+    """A message of so many frames; of several frames none is told."""
+
+    peer: Peer
+    frames: list[bytes]
+
+
+@dataclass(frozen=True)
+class HasRoom:
+    """A connection that was full takes messages again."""
+
+    peer: Peer
+
+
+@dataclass(frozen=True)
+class Lost:
+    """A connection is over."""
+
+    peer: Peer
+
+
+@dataclass(frozen=True)
+class Refused:
+    """A new connection is one too many, or wrong: an error's code and words, after which it is to be closed."""
+
+    peer: Peer
+    code: str
+    why: str
+
+
+Event = Said | HasRoom | Lost | Refused
+
+
+class Peers:
+    """One thread uses it. ``listening`` and ``configuration`` are what each process is given. Times are in seconds."""
+
+    def __init__(self, name: str, spawner: Spawner, listening: socket.socket, configuration: Configuration) -> None:
+        self.num_deaths = 0
+        """Processes that have died and were not told to."""
+        self.called_at: float | None = None
+        """When the process was last called, until it answers."""
+        self._name = name
+        self._spawner = spawner
+        self._listening = listening
+        self._configuration = configuration
+        self._is_open = False
+        self._spawned: Spawned | None = None
+        self._born_at = -math.inf
+        self._due_at = 0.0
+        """When the next process is to be made, if there is none."""
+        self._delay = 0.0
+        self._by_serial: dict[int, Peer] = {}
+        self._by_identity: dict[bytes, Peer] = {}
+        self._records: deque[Record] = deque()
+        self._lost: deque[Peer] = deque()
+        self._reloads: deque[Future[None]] = deque()
+        """Of keys that the process has been told, and does not have yet as far as we know."""
+
+    def flush_and_poll(self, poll: "select.poll") -> None:
+        """Say what can be without waiting, and wake up for what there is to hear, or room for the rest."""
+        if self._spawned is not None:
+            link = self._spawned.link
+            link.flush()
+            poll.register(link, select.POLLIN | (select.POLLOUT if link.unsent else 0))
+
+    @property
+    def due_at(self) -> float:
+        """When ``attend`` is to be called though nothing wakes up."""
+        if self._records or self._lost:
+            return 0.0
+        return self._due_at if self._spawned is None else math.inf
+
+    def attend(self, now: float) -> None:
+        """See to it that there is a process, and hear what it has said."""
+        if self._spawned is None and now >= self._due_at:
+            self._spawn(now)
+        if self._spawned is None or self._records:
+            return
+        try:
+            self._records.extend(self._spawned.link.receive())
+        except LinkLost:
+            self._lose(self._spawned, now)
+            return
+        if self.called_at is not None and now > self.called_at + SILENCE_LIMIT and not self._records:
+            logger.error(
+                "the process of the %s socket does not answer for %g s: it is killed", self._name, SILENCE_LIMIT
+            )
+            self.called_at = None
+            self._spawned.kill()
+
+    def next(self) -> Event | None:
+        """What has happened, in order; None if nothing has."""
+        while self._lost or self._records:
+            if self._lost:
+                return Lost(self._lost.popleft())
+            event = self._event(*self._records.popleft())
+            if event is not None:
+                return event
+        return None
+
+    def open(self) -> None:
+        """Have clients read."""
+        self._is_open = True
+        self._put(Kind.OPEN)
+
+    def send(self, identity: bytes, frame: bytes) -> Sent:
+        """Send one message, now or not at all."""
+        peer = self._by_identity.get(identity)
+        if peer is None or self._spawned is None:
+            return Sent.GONE
+        if peer.num_on_the_way >= MAX_ON_THE_WAY or self._spawned.link.unsent > MAX_UNSENT:
+            peer.was_full = True
+            return Sent.FULL
+        peer.num_on_the_way += 1
+        self._spawned.link.put(Kind.MESSAGE, peer.serial, frame)
+        return Sent.AWAY
+
+    def close(self, peer: Peer) -> None:
+        """End a connection once it has had time to read what it was sent."""
+        self._put(Kind.CLOSE, peer.serial)
+
+    def authorise(self, keys: list[str], done: "Future[None]") -> None:
+        """Let these keys connect from now on; ``done`` gets its result when they may."""
+        self._configuration["keys"] = keys
+        self._put(Kind.KEYS, body=json.dumps(keys).encode())
+        self._reloads.append(done)
+
+    def call(self, now: float) -> None:
+        """See whether the process answers, unless that is being waited for."""
+        if self.called_at is None and self._spawned is not None:
+            self.called_at = now
+            self._put(Kind.BEAT)
+
+    def stop(self) -> None:
+        """Let the last messages leave, and end the process."""
+        if self._spawned is None:
+            return
+        self._put(Kind.STOP)
+        poll, link = select.poll(), self._spawned.link
+        try:
+            while True:
+                link.flush()
+                poll.register(link, select.POLLIN | (select.POLLOUT if link.unsent else 0))
+                if not poll.poll(2 * LINGER):
+                    break
+                link.receive()
+        except LinkLost:
+            pass
+        self._spawned.close()
+        self._spawned = None
+
+    def _put(self, kind: Kind, serial: int = 0, body: bytes = b"") -> None:
+        if self._spawned is not None:
+            self._spawned.link.put(kind, serial, body)
+
+    def _event(self, kind: int, serial: int, body: bytes) -> Event | None:
+        if kind == Kind.OPENED:
+            return self._meet(serial, json.loads(body))
+        if kind == Kind.KEYS and self._reloads:
+            self._reloads.popleft().set_result(None)
+        elif kind == Kind.BEAT:
+            self.called_at = None
+        peer = self._by_serial.get(serial)
+        if peer is None:
+            return None
+        match kind:
+            case Kind.MESSAGE:
+                return Said(peer, [body])
+            case Kind.PARTS:
+                return Said(peer, [b""] * int(body))
+            case Kind.GONE:
+                return Lost(self._forget(peer))
+            case Kind.TAKEN:
+                peer.num_on_the_way -= int(body)
+                if peer.was_full:
+                    peer.was_full = False
+                    return HasRoom(peer)
+        return None
+
+    def _meet(self, serial: int, who: Who) -> Event | None:
+        identity = new_identity()
+        peer = self._by_serial[serial] = self._by_identity[identity] = Peer(identity, serial, who["key"], who["uid"])
+        return Refused(peer, *who["refusal"]) if who["refusal"] is not None else None
+
+    def _forget(self, peer: Peer) -> Peer:
+        self._by_serial.pop(peer.serial, None)
+        self._by_identity.pop(peer.identity, None)
+        return peer
+
+    def _spawn(self, now: float) -> None:
+        try:
+            self._spawned = self._spawner.spawn(self._listening)
+        except OSError as error:
+            self._delay = self._due_in()
+            self._due_at = now + self._delay
+            logger.error("no process for the %s socket can be made: %s; it is tried again", self._name, error)
+            return
+        self._born_at = now
+        self._put(Kind.CONFIGURE, body=json.dumps(self._configuration).encode())
+        if self._is_open:
+            self._put(Kind.OPEN)
+        self._spawned.link.flush()
+
+    def _lose(self, dead: Spawned, now: float) -> None:
+        """All of its connections are over, and the next process is made: at once, if this one has lived for long."""
+        self.num_deaths += 1
+        self._delay = 0.0 if now - self._born_at > SHORT_LIFE else self._due_in()
+        self._due_at = now + self._delay
+        self._spawned, self.called_at = None, None
+        self._lost.extend(self._by_serial.values())
+        self._by_serial.clear()
+        self._by_identity.clear()
+        if now >= self._due_at:
+            self._spawn(now)
+        logger.error(
+            "the process of the %s socket %s: its %d connections are lost, and clients that resume come again",
+            self._name, dead.how_it_ended(), len(self._lost),
+        )  # fmt: skip
+        dead.close()
+        while self._reloads:
+            self._reloads.popleft().set_result(None)  # the next one has all keys from the beginning
+
+    def _due_in(self) -> float:
+        return min(LONGEST_DELAY, 2 * self._delay + 0.05)
+
+
+def new_identity() -> bytes:
+    """What a new connection is called."""
+    return secrets.token_bytes(6)

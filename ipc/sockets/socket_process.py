@@ -1,0 +1,370 @@
+"""The process of one socket: it owns the ROUTER that clients connect to, and passes frames between them and the daemon.
+
+A client can have libzmq abort the process that it is in: one that connects under a routing id of the form that libzmq
+itself gives to others, who then collide with it. So libzmq faces clients here, where nothing is lost but connections: no
+weights, no requests, and no rules beyond who may connect, and how often. It is not told what a frame means, and reads
+nothing while the daemon does not. This file and what it imports load in a few milliseconds.
+"""
+
+import json
+import math
+import os
+import resource
+import select
+import socket
+import struct
+import time
+from typing import TypedDict
+
+import zmq
+from zmq.utils import z85
+from zmq.utils.monitor import recv_monitor_message
+
+from ipc.sockets.connection_table import Accepted, Connection, Connections
+from ipc.sockets.link import Kind, Link, LinkLost
+
+RECEIVE_HIGH_WATER = 16
+"""Messages of one client held unread; beyond them it waits in its own memory, not in ours."""
+SEND_HIGH_WATER = 500
+"""Messages held for a client that does not read, beside as many that are on their way here."""
+LINGER = 1000
+"""Milliseconds that the last messages have to leave when the socket closes."""
+KEEPALIVE = {zmq.TCP_KEEPALIVE: 1, zmq.TCP_KEEPALIVE_IDLE: 30, zmq.TCP_KEEPALIVE_INTVL: 10, zmq.TCP_KEEPALIVE_CNT: 3}
+"""Of TCP connections: seconds of silence until the kernel asks, between its questions, and how many go unanswered."""
+UNREAD_LIMIT = 2**20
+"""Bytes that the daemon has not taken yet, from which on nobody is read."""
+MESSAGES_PER_TURN = 64
+"""Messages taken from clients before the daemon's get their turn again."""
+TAKEN_AT_ONCE = 50
+"""Messages that have found room, of which the daemon is told together."""
+MAX_CONNECTIONS = 8192
+SPARE_FILES = 64
+"""File descriptors that are not for connections."""
+HELLO_LIMIT = 10.0
+"""Seconds until a connection must have said something."""
+FAREWELL = 1.0
+"""Seconds that a connection has to read why it is closed."""
+SWEEP_INTERVAL = 2.0
+"""Seconds between looks at who is silent."""
+RETRY_INTERVAL = 0.02
+"""Seconds after which it is tried again to send to a connection that was full."""
+
+_ZAP_ADDRESS = "inproc://zeromq.zap.01"
+_DOMAIN = "odriver"
+_USER = "uid "
+_EVENTS = zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED
+
+
+class Configuration(TypedDict):
+    """What the daemon says first."""
+
+    address: str
+    max_message_bytes: int
+    """Longer messages are not even read, but end their connection."""
+    silence_limit: float | None
+    """Seconds after which a silent connection is closed."""
+    secret: str | None
+    """The daemon's secret key: with it, none but authorised keys may connect."""
+    keys: list[str]
+
+
+class Who(TypedDict):
+    """What the daemon is told of a connection: its key, the user at the other end of an ``ipc://`` socket, by the kernel's
+    word, and, if it is not served, an error's code and words."""
+
+    key: str | None
+    uid: int | None
+    refusal: tuple[str, str] | None
+
+
+def run(link: Link, listening: socket.socket) -> None:
+    """Be the process, until the daemon says stop or is gone."""
+    SocketProcess(link, listening).run()
+
+
+class SocketProcess:
+    """Serves one listening socket at the word of the daemon at the other end of the link."""
+
+    def __init__(self, link: Link, listening: socket.socket) -> None:
+        self._link = link
+        self._listening = listening
+        self._connections = Connections(min(MAX_CONNECTIONS, _raise_open_files_limit() - SPARE_FILES))
+        self._full: set[Connection] = set()
+        self._keys: frozenset[str] | None = None
+        self._is_open = False
+        self._stopping = False
+        self._was_deaf = False
+        """Whether nobody has been read for some of the time since the last sweep."""
+        self._swept_at = time.monotonic()
+        self._context = zmq.Context()
+
+    def run(self) -> None:
+        """Be configured, serve, and let the last messages leave."""
+        try:
+            self._configure(self._first_record())
+            while not self._stopping:
+                self._turn()
+        except LinkLost:
+            return
+        self._monitor.close(0)
+        self._router.disable_monitor()
+        self._router.close(LINGER)
+        self._zap.close(0)
+        self._context.term()
+
+    def _first_record(self) -> Configuration:
+        while not (records := self._link.receive()):
+            select.select([self._link], [], [])
+        (_, _, body), *self._early = records
+        configuration: Configuration = json.loads(body)
+        return configuration
+
+    def _configure(self, configuration: Configuration) -> None:
+        self._silence_limit = configuration["silence_limit"] or math.inf
+        self._zap = self._context.socket(zmq.REP)
+        self._zap.bind(_ZAP_ADDRESS)
+        self._router = self._context.socket(zmq.ROUTER)
+        # Before binding: libzmq ends the session of a peer that has gone by what the listener copied then.
+        self._router.setsockopt(zmq.LINGER, LINGER)
+        self._router.setsockopt(zmq.ROUTER_MANDATORY, 1)
+        self._router.setsockopt(zmq.MAXMSGSIZE, configuration["max_message_bytes"])
+        self._router.setsockopt(zmq.RCVHWM, RECEIVE_HIGH_WATER)
+        self._router.setsockopt(zmq.SNDHWM, SEND_HIGH_WATER)
+        self._router.setsockopt(zmq.HANDSHAKE_IVL, int(1000 * HELLO_LIMIT))
+        self._router.setsockopt(zmq.IPV6, 1 if "[" in configuration["address"] else 0)
+        # The kernel closes what leads to a machine that is gone; a peer that is merely frozen it takes for alive.
+        for option, value in KEEPALIVE.items():
+            self._router.setsockopt(option, value)
+        # With a domain libzmq asks about everybody, and not about those with keys alone.
+        self._router.setsockopt_string(zmq.ZAP_DOMAIN, _DOMAIN)
+        if configuration["secret"] is not None:
+            self._keys = frozenset(configuration["keys"])
+            self._router.setsockopt(zmq.CURVE_SERVER, 1)
+            self._router.setsockopt(zmq.CURVE_SECRETKEY, configuration["secret"].encode())
+        self._router.setsockopt(zmq.USE_FD, self._listening.detach())
+        self._monitor = self._router.get_monitor_socket(_EVENTS)
+        self._router.bind(configuration["address"])
+        self._poller = zmq.Poller()
+        for source in (self._link, self._monitor, self._zap, self._router):
+            self._poller.register(source, zmq.POLLIN)
+
+    def _turn(self) -> None:
+        ready = self._wait()
+        if self._early or self._link.fileno() in ready:
+            for kind, serial, body in self._early or self._link.receive():
+                self._hear_daemon(kind, serial, body)
+            self._early = []
+        now = time.monotonic()
+        if self._monitor in ready:
+            self._watch(now)
+        if self._zap in ready:
+            self._answer_zap(now)
+        if self._full:
+            self._retry()
+        if self._router in ready:
+            for _ in range(MESSAGES_PER_TURN):
+                if not self._receive(now):
+                    break
+        if now >= self._swept_at + SWEEP_INTERVAL:
+            self._sweep(now)
+        self._link.flush()
+
+    def _wait(self) -> set[object]:
+        """Wait for something to do; which sockets there is something to read from."""
+        self._poller.modify(self._link, zmq.POLLIN | (zmq.POLLOUT if self._link.unsent else 0))
+        self._poller.modify(self._router, zmq.POLLIN if self._reads() else 0)
+        timeout = None
+        if self._early:
+            timeout = 0
+        elif self._full:
+            timeout = int(1000 * RETRY_INTERVAL)
+        elif self._connections:
+            timeout = max(0, math.ceil(1000 * (self._swept_at + SWEEP_INTERVAL - time.monotonic())))
+        return {at for at, events in self._poller.poll(timeout) if events & ~zmq.POLLOUT}
+
+    def _reads(self) -> bool:
+        if self._link.unsent > UNREAD_LIMIT:
+            self._was_deaf = True
+            return False
+        return self._is_open
+
+    def _hear_daemon(self, kind: int, serial: int, body: bytes) -> None:
+        now = time.monotonic()
+        match kind:
+            case Kind.MESSAGE:
+                self._send(serial, body)
+            case Kind.CLOSE:
+                if (found := self._connections.get(serial)) is not None:
+                    found[1].ends_at = now + FAREWELL
+            case Kind.KEYS:
+                self._keys = frozenset(json.loads(body))
+                self._link.put(Kind.KEYS)
+            case Kind.BEAT:
+                self._link.put(Kind.BEAT)
+            case Kind.OPEN:
+                self._is_open = self._was_deaf = True
+            case Kind.STOP:
+                self._stopping = True
+
+    # To a client.
+
+    def _send(self, serial: int, frame: bytes) -> None:
+        found = self._connections.get(serial)
+        if found is None:
+            return  # the daemon is told, or was
+        connection, _ = found
+        if connection.held or not self._deliver(connection, frame):
+            connection.held.append(frame)
+            self._full.add(connection)
+
+    def _deliver(self, connection: Connection, frame: bytes) -> bool:
+        """Whether there was room for it. One that has gone has room: its disconnection is about to be reported."""
+        try:
+            self._router.send_multipart([connection.routing_id, frame], zmq.NOBLOCK)
+        except zmq.Again:
+            return False
+        except zmq.ZMQError as error:
+            if error.errno != zmq.EHOSTUNREACH:
+                raise
+        connection.num_taken += 1
+        if connection.num_taken >= TAKEN_AT_ONCE:
+            self._tell_taken(connection)
+        return True
+
+    def _tell_taken(self, connection: Connection) -> None:
+        self._link.put(Kind.TAKEN, connection.serial, str(connection.num_taken).encode())
+        connection.num_taken = 0
+
+    def _retry(self) -> None:
+        for connection in list(self._full):
+            while connection.held and self._deliver(connection, connection.held[0]):
+                connection.held.popleft()
+            if not connection.held:
+                self._full.discard(connection)
+
+    # From a client.
+
+    def _receive(self, now: float) -> bool:
+        """Pass on one message; False if there is none."""
+        try:
+            routing_id = self._router.recv(zmq.NOBLOCK)
+        except zmq.Again:
+            return False
+        frame, num_frames = self._router.recv(copy=False), 1
+        while self._router.getsockopt(zmq.RCVMORE):
+            self._router.recv()
+            num_frames += 1
+        serial_text, _, key = str(frame.get("User-Id")).partition(" ")
+        serial = int(serial_text)
+        found = self._connections.get(serial) or self._new(serial, key, routing_id, frame, now)
+        if found is None:
+            return True
+        connection, accepted = found
+        accepted.heard_at = now
+        if connection.refusal is not None:
+            return True
+        if num_frames == 1:
+            self._link.put(Kind.MESSAGE, serial, frame.bytes)
+        else:
+            self._link.put(Kind.PARTS, serial, str(num_frames).encode())
+        return True
+
+    def _new(
+        self, serial: int, key: str, routing_id: bytes, frame: zmq.Frame, now: float
+    ) -> tuple[Connection, Accepted] | None:
+        self._watch(now)
+        has_name = _is_chosen(routing_id)
+        found = self._connections.add(serial, int(frame.get(zmq.SRCFD)), routing_id, key, has_name=has_name)
+        if found is not None:
+            connection, accepted = found
+            uid = int(accepted.peer.removeprefix(_USER)) if accepted.peer.startswith(_USER) else None
+            who: Who = {"key": key or None, "uid": uid, "refusal": connection.refusal}
+            self._link.put(Kind.OPENED, serial, json.dumps(who).encode())
+        return found
+
+    # Who connects, and who is to go.
+
+    def _watch(self, now: float) -> None:
+        """Take note of all that have come and gone."""
+        while self._monitor.poll(0):
+            news = recv_monitor_message(self._monitor)
+            descriptor = int(news["value"])
+            self._disconnected(descriptor)
+            if news["event"] == zmq.EVENT_ACCEPTED:
+                peer = _peer(descriptor)
+                excess = None if peer is None else self._connections.accept(descriptor, peer, now)
+                if excess is not None:
+                    _shut(excess.descriptor, excess.peer)
+
+    def _disconnected(self, descriptor: int) -> None:
+        connection = self._connections.disconnect(descriptor)
+        if connection is not None:
+            self._full.discard(connection)
+            self._link.put(Kind.GONE, connection.serial)
+
+    def _answer_zap(self, now: float) -> None:
+        """Let in who may, under a name of ours, which libzmq then says with each of its messages."""
+        while True:
+            try:
+                question = self._zap.recv_multipart(zmq.NOBLOCK)
+            except zmq.Again:
+                return
+            self._watch(now)
+            key = "" if self._keys is None else z85.encode(question[6]).decode()
+            allowed = self._keys is None or key in self._keys
+            status = (b"200", b"OK") if allowed else (b"400", b"this key is not authorised")
+            name = f"{self._connections.new_serial()} {key}".encode()
+            self._zap.send_multipart([b"1.0", question[1], *status, name, b""])
+
+    def _sweep(self, now: float) -> None:
+        """Close who says nothing at all, who has been silent for long, and who was told to go.
+
+        If nobody was read for some time, or this comes far too late, it is not they who were silent.
+        """
+        excused = self._was_deaf or now > self._swept_at + 3 * SWEEP_INTERVAL
+        self._swept_at, self._was_deaf = now, not self._is_open
+        self._watch(now)
+        for accepted in self._connections.all():
+            if excused:
+                accepted.heard_at = now
+            limit = HELLO_LIMIT if accepted.connection is None else self._silence_limit
+            if now > min(accepted.heard_at + limit, accepted.ends_at or math.inf):
+                _shut(accepted.descriptor, accepted.peer)
+
+
+def _peer(descriptor: int) -> str | None:
+    """The user or the machine at the other end, by the kernel's word; None if it has gone."""
+    try:
+        with socket.socket(fileno=os.dup(descriptor)) as end:
+            if end.family == socket.AF_UNIX:
+                _, uid, _ = struct.unpack("=iII", end.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+                return f"{_USER}{uid}"
+            host: str = end.getpeername()[0]
+            if end.family == socket.AF_INET6 and "." not in host:
+                return socket.inet_pton(socket.AF_INET6, host)[:8].hex()  # a machine has all that begin so
+            return host
+    except OSError:
+        return None
+
+
+def _shut(descriptor: int, peer: str) -> None:
+    """End a connection that libzmq has: it sees the other end gone. Not if it has gone already, and the number is another's."""
+    if _peer(descriptor) != peer:
+        return
+    try:
+        with socket.socket(fileno=os.dup(descriptor)) as end:
+            end.shutdown(socket.SHUT_RDWR)
+    except OSError:
+        pass  # it has gone just now
+
+
+def _is_chosen(routing_id: bytes) -> bool:
+    """Whether the peer has chosen that itself, as far as it can be told: what libzmq gives has five bytes, the first 0."""
+    return len(routing_id) != 5 or routing_id[0] != 0
+
+
+def _raise_open_files_limit() -> int:
+    """Have as many open files as may be; how many those are."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    return most if most != resource.RLIM_INFINITY else 2**20

@@ -1,0 +1,80 @@
+"""Who asks, and how much of it they may: no socket, thread or clock in this file."""
+
+import os
+from dataclasses import dataclass
+
+from ipc.wire.keys import Limits
+
+MINUTE = 60.0
+
+
+@dataclass(frozen=True)
+class Tenant:
+    """The bearer of a key, or whoever comes, where no keys are asked for."""
+
+    name: str
+    limits: Limits | None = None
+    """None is no limit at all."""
+    user: int | None = None
+    """Whose process it is, by the kernel's word, which it has of ``ipc://`` alone."""
+
+    @property
+    def may_control(self) -> bool:
+        """Whether the daemon does what they want of it: with a key for that, or as its own user or root."""
+        return self.limits.control if self.limits is not None else self.user in (0, os.geteuid())
+
+    @property
+    def may_look(self) -> bool:
+        """Whether they are told how the daemon is."""
+        return self.limits is None or self.limits.control
+
+
+EVERYBODY = Tenant("")
+
+
+def of_user(user: int | None) -> Tenant:
+    """Who comes without a key: users are tenants, but the daemon's own, who has no need to be kept from anything.
+
+    Where the kernel does not say who it is, all are one.
+    """
+    if user is None:
+        return EVERYBODY
+    return Tenant("" if user == os.geteuid() else f"uid {user}", user=user)
+
+
+class Quota:
+    """What one tenant has used of its tokens: it drains away by ``tokens_per_minute``, and may be so much at once.
+
+    Times are in seconds, and the caller's.
+    """
+
+    def __init__(self, now: float = 0.0) -> None:
+        self._used = 0.0
+        self._at = now
+
+    def spend(self, tokens: int) -> None:
+        """Tokens have been read or generated; fewer than none, where they were fewer than was thought."""
+        self._used += tokens
+
+    def has_drained(self, tenant: Tenant, now: float) -> bool:
+        """Whether nothing is left of what was used."""
+        if tenant.limits is None or tenant.limits.tokens_per_minute is None:
+            return True
+        return self._used <= tenant.limits.tokens_per_minute / MINUTE * (now - self._at)
+
+    def refusal(self, tenant: Tenant, num_open: int, now: float) -> tuple[str, float | None] | None:
+        """Why one more request, beside those open, may not be, and in how many seconds it may; None if it may now."""
+        limits = tenant.limits
+        if limits is None:
+            return None
+        if limits.max_requests is not None and num_open >= limits.max_requests:
+            return f"key {tenant.name} may have {limits.max_requests} requests open at once: wait for one to end", None
+        if limits.tokens_per_minute is None:
+            return None
+        rate = limits.tokens_per_minute / MINUTE
+        self._used = max(0.0, self._used - rate * (now - self._at))
+        self._at = now
+        if self._used < limits.tokens_per_minute:
+            return None
+        wait = (self._used - limits.tokens_per_minute) / rate
+        return f"key {tenant.name} has used its {limits.tokens_per_minute} tokens per minute: try again later", wait

@@ -1,0 +1,1 @@
+"""The protocol: messages, their bytes, addresses and keys."""

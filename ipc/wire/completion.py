@@ -1,0 +1,120 @@
+"""What a client gives its caller of a completion: pieces as they come, or the whole."""
+
+from typing import Any
+
+import msgspec
+
+from ipc.wire.messages import Done, Logprob, Token, Usage
+
+Message = dict[str, Any]
+"""One turn of a conversation: ``{"role": "user", "content": "What is 3 + 4?"}``."""
+
+
+TokenLogprobs = dict[int, Logprob]
+"""Log-probabilities by token id, for one place in a text: first the token that is there, then the likeliest."""
+
+
+class Piece(msgspec.Struct, frozen=True):
+    """What is new of a completion. The last piece of a sample has the reason why it ended.
+
+    The last piece of all, and no other, has what the request cost. ``index`` is the sample's, of ``n``. ``logprobs`` has
+    an entry for each token, ``prompt_logprobs`` one for each prompt token, None for the first; both only as asked for.
+    """
+
+    text: str
+    token_ids: list[int]
+    finish_reason: str | None = None
+    usage: Usage | None = None
+    index: int = 0
+    logprobs: list[TokenLogprobs] = []
+    prompt_logprobs: list[TokenLogprobs | None] = []
+
+
+class Choice(msgspec.Struct, frozen=True):
+    """One whole sample."""
+
+    index: int
+    text: str
+    token_ids: list[int]
+    finish_reason: str
+    logprobs: list[TokenLogprobs]
+
+
+class Completion(msgspec.Struct, frozen=True):
+    """A whole completion: its ``n`` samples, what it cost, and the prompt's log-probabilities.
+
+    ``text``, ``token_ids``, ``finish_reason`` and ``logprobs`` are those of the first sample.
+    """
+
+    choices: list[Choice]
+    usage: Usage
+    prompt_logprobs: list[TokenLogprobs | None]
+
+    @property
+    def text(self) -> str:
+        """The first sample's."""
+        return self.choices[0].text
+
+    @property
+    def token_ids(self) -> list[int]:
+        """The first sample's."""
+        return self.choices[0].token_ids
+
+    @property
+    def finish_reason(self) -> str:
+        """The first sample's."""
+        return self.choices[0].finish_reason
+
+    @property
+    def logprobs(self) -> list[TokenLogprobs]:
+        """The first sample's."""
+        return self.choices[0].logprobs
+
+
+_TOKEN_BYTES, _LOGPROB_BYTES = 40, 250
+"""What a token, and an entry of its log-probabilities, take in memory, about."""
+
+
+def num_bytes(piece: Piece) -> int:
+    """What a piece takes in memory, about."""
+    entries = sum([len(token) for token in (*piece.logprobs, *piece.prompt_logprobs) if token is not None])
+    return len(piece.text) + _TOKEN_BYTES * len(piece.token_ids) + _LOGPROB_BYTES * entries
+
+
+def piece_of(answer: Token | Done) -> Piece:
+    """A daemon's message as the caller's piece."""
+    return Piece(
+        answer.text,
+        answer.token_ids,
+        answer.finish_reason,
+        answer.usage if isinstance(answer, Done) else None,
+        answer.index,
+        answer.logprobs,
+        answer.prompt_logprobs,
+    )
+
+
+def whole(pieces: list[Piece]) -> Completion:
+    """All pieces of a completion as one."""
+    usage = pieces[-1].usage
+    assert usage is not None
+    samples: dict[int, list[Piece]] = {}
+    for piece in pieces:
+        samples.setdefault(piece.index, []).append(piece)
+    return Completion(
+        choices=[_choice(index, samples[index]) for index in sorted(samples)],
+        usage=usage,
+        prompt_logprobs=[token for piece in pieces for token in piece.prompt_logprobs],
+    )
+
+
+def _choice(index: int, pieces: list[Piece]) -> Choice:
+    reason = pieces[-1].finish_reason
+    assert reason is not None
+    return Choice(
+        index=index,
+        text="".join([piece.text for piece in pieces]),
+        token_ids=[token_id for piece in pieces for token_id in piece.token_ids],
+        finish_reason=reason,
+        logprobs=[token for piece in pieces for token in piece.logprobs],
+    )

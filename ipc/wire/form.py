@@ -1,0 +1,135 @@
+"""Whether a client's message is of a form that can be read: looked at as bytes, before anything is built of it.
+
+The fields that may hold anything (``messages``, ``tools``, ``chat_template_kwargs``, ``params``) are looked at here; of all
+others, ipc/wire/messages.py says how long they may be.
+"""
+
+from contextlib import suppress
+
+import msgspec
+from msgspec import Raw
+
+from engine.request_limits import MAX_DEPTH, MAX_NAME_LENGTH, MAX_NAMES, MAX_VALUES
+
+NO_MESSAGE = (ValueError, RecursionError)
+"""What msgspec raises over rubbish: its own errors and bad UTF-8, and the second for lists nested thousands deep."""
+
+_IDS = {"allowed_token_ids": list[int], "stop_token_ids": list[int], "logit_bias": dict[int, float]}
+"""Parameters that hold token ids, which are many and small; what they must be says how many there may be of them."""
+_decoder = msgspec.msgpack.Decoder(dict[str, Raw])
+
+
+def check_message(frame: bytes) -> None:
+    """Raises ValueError that says what is too deep, too many or too long, or that this is no message at all."""
+    fields, left = _named("the message", frame), MAX_VALUES
+    for name in ("messages", "tools"):
+        if name in fields:
+            left -= _num_values(name, bytes(fields[name]), MAX_DEPTH - 1, left)
+    for name in ("chat_template_kwargs", "params"):
+        for inner, value in _named(name, bytes(fields.get(name, b""))).items():
+            if len(inner) > MAX_NAME_LENGTH:
+                raise ValueError(f"{name}: a name may have {MAX_NAME_LENGTH} characters, not {len(inner)}")
+            if name != "params" or not _are_ids(inner, value):
+                left -= _num_values(f"{name}.{inner}", bytes(value), MAX_DEPTH - 2, left)
+
+
+def _named(where: str, data: bytes) -> dict[str, Raw]:
+    """What is in a map, as it is on the wire; nothing if it is none, which is for others to say.
+
+    Each name is there once: of two alike, all but the last would be built without having been looked at.
+    """
+    if not data or not (0x80 <= data[0] < 0x90 or data[0] in (0xDE, 0xDF)):
+        return {}
+    count = _num_inside(data, data[0], 1)[0] // 2
+    if count > MAX_NAMES:
+        raise ValueError(f"{where}: it may have {MAX_NAMES} names, not {count}")
+    try:
+        named = _decoder.decode(data)
+    except RecursionError:
+        raise ValueError(_too_deep(where)) from None
+    if len(named) < count:
+        raise ValueError(f"{where}: a name is given twice")
+    return named
+
+
+def _are_ids(name: str, value: Raw) -> bool:
+    kind = _IDS.get(name)
+    if kind is not None:
+        with suppress(*NO_MESSAGE):
+            msgspec.msgpack.decode(value, type=kind)
+            return True
+    return False
+
+
+def _too_deep(name: str) -> str:
+    return f"{name}: it is nested too deeply: maps and lists may be {MAX_DEPTH} deep"
+
+
+def _sizes() -> list[int]:
+    """By its first byte, how many bytes a value has; 0 where they say so themselves, below 0 for maps and lists.
+
+    Of the msgpack specification: https://github.com/msgpack/msgpack/blob/master/spec.md
+    """
+    sizes = [1] * 256
+    sizes[0x80:0xA0] = [-1] * 32
+    sizes[0xA0:0xC0] = range(1, 33)
+    for lead in (*range(0xC4, 0xCA), 0xD9, 0xDA, 0xDB):
+        sizes[lead] = 0
+    for lead, size in {
+        0xCA: 5,
+        0xCB: 9,
+        0xCC: 2,
+        0xCD: 3,
+        0xCE: 5,
+        0xCF: 9,
+        0xD0: 2,
+        0xD1: 3,
+        0xD2: 5,
+        0xD3: 9,
+    }.items():
+        sizes[lead] = size
+    sizes[0xD4:0xD9] = [3, 4, 6, 10, 18]
+    sizes[0xDC:0xE0] = [-1] * 4
+    return sizes
+
+
+_SIZES = _sizes()
+_LENGTHS = {0xC4: (1, 0), 0xC5: (2, 0), 0xC6: (4, 0), 0xC7: (1, 1), 0xC8: (2, 1), 0xC9: (4, 1)}
+_LENGTHS |= {0xD9: (1, 0), 0xDA: (2, 0), 0xDB: (4, 0)}
+"""Of binaries, extensions and strings: the bytes of their length, and of their type."""
+
+
+def _num_values(name: str, data: bytes, depth: int, most: int) -> int:
+    """The values in a well-formed piece of msgpack, keys included; raises ValueError beyond ``most`` or ``depth``."""
+    position, count, left = 0, 0, 1
+    outer: list[int] = []
+    """How many values are left in each map and list around the innermost, in which ``left`` are."""
+    while True:
+        while not left:
+            if not outer:
+                return count
+            left = outer.pop()
+        left, count = left - 1, count + 1
+        if count > most:
+            raise ValueError(f"{name}: a message may have {MAX_VALUES} values in all, besides token ids")
+        lead = data[position]
+        size = _SIZES[lead]
+        if size > 0:
+            position += size
+        elif size == 0:
+            width, kind = _LENGTHS[lead]
+            start = position + 1 + width
+            position = start + kind + int.from_bytes(data[position + 1 : start], "big")
+        else:
+            if len(outer) == depth:
+                raise ValueError(_too_deep(name))
+            outer.append(left)
+            left, position = _num_inside(data, lead, position + 1)
+
+
+def _num_inside(data: bytes, lead: int, position: int) -> tuple[int, int]:
+    """How many values a map or a list has, keys included, and where they begin."""
+    if lead < 0xA0:
+        return (2 * (lead & 0x0F) if lead < 0x90 else lead & 0x0F), position
+    end = position + (2 if lead in (0xDC, 0xDE) else 4)
+    return int.from_bytes(data[position:end], "big") * (2 if lead >= 0xDE else 1), end

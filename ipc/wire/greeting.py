@@ -1,0 +1,28 @@
+"""What a ZeroMQ server says before anything else: by which mechanism it wants to know its clients (ZMTP, RFC 23)."""
+
+from ipc.wire.addresses import connected
+
+_SIGNATURE_AND_VERSION = b"\xff" + bytes(8) + b"\x7f\x03"
+"""As much of our own greeting as it waits for before it says all of its."""
+_LENGTH, _MECHANISM = 64, slice(12, 32)
+
+
+def mechanism(address: str, timeout: float) -> str | None:
+    """NULL or CURVE; None where nobody says so within so many seconds.
+
+    libzmq leaves it to chance which side hears of another mechanism: each hangs up as soon as it has the other's greeting
+    in full, though its own may not be away.
+    """
+    greeting = b""
+    try:
+        with connected(address) as connection:
+            connection.settimeout(timeout)
+            connection.sendall(_SIGNATURE_AND_VERSION)
+            while len(greeting) < _LENGTH:
+                data = connection.recv(_LENGTH - len(greeting))
+                if not data:
+                    return None
+                greeting += data
+    except OSError:
+        return None
+    return greeting[_MECHANISM].rstrip(b"\0").decode(errors="replace")

@@ -1,0 +1,160 @@
+"""Key files: who the daemon is, who may connect to it, and what they may; all TOML, and the secret ones for their owner alone.
+
+In the daemon's directory are ``server.toml``, its own pair, made when it is first needed, and ``clients/NAME.toml`` for each
+client, with its public key and its limits. The secret half of that is in a file that the client is given, together with
+the daemon's public key, by which it knows the daemon.
+"""
+
+import os
+import re
+import stat
+from pathlib import Path
+from typing import Annotated, TypeVar
+
+import msgspec
+import zmq
+from msgspec import Meta, Struct
+
+from ipc.errors import KeyFileError
+from ipc.wire import owned_files
+
+Z85 = Annotated[str, Meta(pattern=r"^[0-9a-zA-Z.\-:+=^!/*?&<>()\[\]{}@%$#]{40}$")]
+"""32 bytes as ZeroMQ's RFC 32 writes them."""
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+
+
+class ServerKey(Struct, frozen=True, forbid_unknown_fields=True):
+    """The daemon's own pair."""
+
+    public: Z85
+    secret: Z85
+
+
+class ClientKey(Struct, frozen=True, forbid_unknown_fields=True):
+    """What a client connects with: its own pair, and the public key of the one daemon that they are for."""
+
+    public: Z85
+    secret: Z85
+    server: Z85
+
+
+class Limits(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """What an authorised key may: requests open at once, tokens read and generated a minute, and the control socket.
+
+    None is no limit.
+    """
+
+    public: Z85
+    max_requests: Annotated[int, Meta(ge=1)] | None = None
+    tokens_per_minute: Annotated[int, Meta(ge=1)] | None = None
+    control: bool = False
+
+
+def default_directory() -> Path:
+    """Where the daemon's keys are if nothing else is said."""
+    return Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config") / "odriver" / "keys"
+
+
+def server_key(directory: Path) -> ServerKey:
+    """The daemon's pair, made now if there is none. Raises KeyFileError."""
+    path = directory / "server.toml"
+    if not os.path.lexists(path):
+        public, secret = _new_pair()
+        _make_directory(directory)
+        _write(path, {"public": public, "secret": secret})
+    return _read_secret(path, ServerKey)
+
+
+def client_key(path: Path) -> ClientKey:
+    """What ``odriver keys new`` has written for a client. Raises KeyFileError."""
+    return _read_secret(path, ClientKey)
+
+
+def authorized(directory: Path) -> dict[str, Limits]:
+    """Who may connect, by name. Raises KeyFileError where a file is no key."""
+    clients = directory / "clients"
+    try:
+        paths = [clients / name for name in owned_files.names(clients) if name.endswith(".toml")]
+    except OSError as error:
+        raise KeyFileError(f"cannot read the directory {clients}: {error.strerror}") from error
+    found = {path.stem: _read(path, Limits) for path in paths}
+    names: dict[str, str] = {}
+    for name, limits in found.items():
+        if names.setdefault(limits.public, name) != name:
+            raise KeyFileError(f"{names[limits.public]} and {name} in {directory} have the same key: revoke one")
+    return found
+
+
+def new(directory: Path, name: str, out: Path, **limits: int | bool) -> None:
+    """Make a key: authorise its public half, and write the client's file. Raises KeyFileError where either is there."""
+    authorised = _path(directory, name)
+    for path in (authorised, out):
+        if os.path.lexists(path):
+            raise KeyFileError(f"{path} exists: choose another name, or revoke that key and remove the file")
+    server = server_key(directory)
+    public, secret = _new_pair()
+    _make_directory(authorised.parent)
+    _write(out, {"public": public, "secret": secret, "server": server.public})
+    _write(authorised, {"public": public, **limits})
+
+
+def revoke(directory: Path, name: str) -> None:
+    """Authorise this key no longer. Raises KeyFileError if there is none of that name."""
+    try:
+        owned_files.remove(_path(directory, name))
+    except FileNotFoundError:
+        raise KeyFileError(f"there is no key {name} in {directory}: see `odriver keys list`") from None
+    except OSError as error:
+        raise KeyFileError(f"cannot remove the key {name} of {directory}: {error.strerror}") from error
+
+
+def _path(directory: Path, name: str) -> Path:
+    if not _NAME.fullmatch(name):
+        raise KeyFileError(f"{name!r} cannot be a name: use up to 64 letters, digits, '.', '_' and '-'")
+    return directory / "clients" / f"{name}.toml"
+
+
+def _new_pair() -> tuple[str, str]:
+    public, secret = zmq.curve_keypair()
+    return public.decode(), secret.decode()
+
+
+def _make_directory(directory: Path) -> None:
+    try:
+        with owned_files.opened_directory(directory, make=0o700):
+            return
+    except OSError as error:
+        raise KeyFileError(f"cannot make the directory {directory}: {error.strerror}") from error
+
+
+def _write(path: Path, fields: dict[str, str | int | bool]) -> None:
+    lines = [f"{name} = {msgspec.json.encode(value).decode()}\n" for name, value in fields.items()]  # as in TOML
+    try:
+        owned_files.create(path, "".join(lines))
+    except OSError as error:
+        raise KeyFileError(f"cannot write {path}: {error.strerror}") from error
+
+
+File = TypeVar("File")
+
+
+def _read_secret(path: Path, kind: type[File]) -> File:
+    found, mode = _decoded(path, kind)
+    if mode & 0o077:
+        raise KeyFileError(f"others may read the secret key in {path}: chmod 600 it, or make a new one")
+    return found
+
+
+def _read(path: Path, kind: type[File]) -> File:
+    return _decoded(path, kind)[0]
+
+
+def _decoded(path: Path, kind: type[File]) -> tuple[File, int]:
+    """A key, and who may read its file."""
+    try:
+        text, about = owned_files.read(path)
+        return msgspec.toml.decode(text, type=kind), stat.S_IMODE(about.st_mode)
+    except OSError as error:
+        raise KeyFileError(f"cannot read the key {path}: {error.strerror}") from error
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise KeyFileError(f"{path} is no key: {error}") from error

@@ -1,0 +1,328 @@
+"""Every message of the wire protocol, and its version. ipc/PROTOCOL.md is the protocol itself."""
+
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta, Struct
+
+from driver.errors import shortened
+from engine.request_limits import MAX_MESSAGES, MAX_N, MAX_REQUEST_ID_LENGTH, MAX_TARGET_LENGTH, MAX_TOOLS
+from ipc.wire.escaping import visible
+from ipc.wire.form import NO_MESSAGE, check_message
+
+PROTOCOL_VERSION = 4
+
+PING_INTERVAL = 5.0
+"""Seconds of silence after which either side pings the other."""
+SILENCE_LIMIT = 30.0
+"""Seconds of silence after which either side takes the other for lost: several pings."""
+
+CREDITS = 32
+"""Messages of one request that may be on their way to a client that has not said that it read any."""
+
+RequestId = Annotated[str, Meta(min_length=1, max_length=MAX_REQUEST_ID_LENGTH, pattern=r"\A[ -~]*\Z")]
+"""Printable characters of ASCII: it goes into logs and onto terminals as it is."""
+Messages = Annotated[list[dict[str, Any]], Meta(max_length=MAX_MESSAGES)]
+Tools = Annotated[list[dict[str, Any]], Meta(max_length=MAX_TOOLS)]
+
+User = Annotated[str, Meta(max_length=128)]
+ProfileName = Annotated[str, Meta(pattern=r"\A[A-Za-z0-9][A-Za-z0-9._-]{0,63}\Z")]
+"""Of a directory in the one that the daemon has for them: no path, and nothing hidden."""
+
+
+class MessageError(Exception):
+    """A frame that is no message of this protocol; the text says why."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(shortened(message))
+
+
+class Hello(Struct, tag="hello", tag_field="type", frozen=True):
+    """Opens a connection. The one message that may hold fields we do not know: it is how versions are told apart."""
+
+    version: int
+
+
+class Generate(Struct, tag="generate", tag_field="type", frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """Asks for a completion of ``prompt`` (text or token ids) or of chat ``messages``; ``params`` as SamplingParams.
+
+    ``tools`` are functions that the model may call, as OpenAI has them, and ``chat_template_kwargs`` switches of the chat
+    template.
+    Without ``stream`` all of it comes at its end. ``resume_token_ids``, if any, are for each of ``n`` samples what an
+    earlier request, with the same ``seed``, gave before it was cut off: only what follows comes, ``usage`` counts
+    all, and a sample that is whole already gets its ``finish_reason`` again and nothing else. ``user`` says for which of
+    its own users a client asks: they take turns, and share what the client may have.
+    """
+
+    request_id: RequestId
+    prompt: str | list[int] | None = None
+    messages: Messages | None = None
+    tools: Tools = []
+    chat_template_kwargs: dict[str, Any] = {}
+    params: dict[str, Any] = {}
+    stream: bool = True
+    resume_token_ids: Annotated[list[list[int]], Meta(max_length=MAX_N)] = []
+    user: User = ""
+
+
+class Tokenize(Struct, tag="tokenize", tag_field="type", frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """Asks for the token ids that a prompt, or chat messages, would have; they come with Done."""
+
+    request_id: RequestId
+    prompt: str | None = None
+    messages: Messages | None = None
+    tools: Tools = []
+    chat_template_kwargs: dict[str, Any] = {}
+    add_special_tokens: bool = True
+    user: User = ""
+
+
+class Detokenize(
+    Struct, tag="detokenize", tag_field="type", frozen=True, forbid_unknown_fields=True, omit_defaults=True
+):
+    """Asks for the text of token ids, special ones as they are spelt; it comes with Done."""
+
+    request_id: RequestId
+    token_ids: list[int]
+    user: User = ""
+
+
+class TokenizerInfo(Struct, tag="tokenizer_info", tag_field="type", frozen=True, forbid_unknown_fields=True):
+    """Asks what the tokenizer is."""
+
+    request_id: RequestId
+
+
+class Abort(Struct, tag="abort", tag_field="type", frozen=True, forbid_unknown_fields=True):
+    """Ends an open request; one that is unknown or done is no error."""
+
+    request_id: RequestId
+
+
+class Credit(Struct, tag="credit", tag_field="type", frozen=True, forbid_unknown_fields=True):
+    """Says that ``count`` more messages of an open request have been read; for one that has ended it means nothing."""
+
+    request_id: RequestId
+    count: Annotated[int, Meta(ge=1, le=CREDITS)]
+
+
+class Ping(Struct, tag="ping", tag_field="type", frozen=True, forbid_unknown_fields=True):
+    """Asks whether the other side is there. Either side may."""
+
+
+class Pong(Struct, tag="pong", tag_field="type", frozen=True, forbid_unknown_fields=True):
+    """Answers ``ping``."""
+
+
+class Status(Struct, tag="status", tag_field="type", frozen=True, forbid_unknown_fields=True):
+    """Asks how the daemon is."""
+
+    request_id: RequestId
+
+
+class Metrics(Struct, tag="metrics", tag_field="type", frozen=True, forbid_unknown_fields=True):
+    """Asks for what Prometheus would be told."""
+
+    request_id: RequestId
+
+
+class AbortRequest(Struct, tag="abort_request", tag_field="type", frozen=True, forbid_unknown_fields=True):
+    """Ends any client's open request, ``target``: the client's id, a colon, and the client's own request id."""
+
+    request_id: RequestId
+    target: Annotated[str, Meta(max_length=MAX_TARGET_LENGTH)]
+
+
+class Drain(Struct, tag="drain", tag_field="type", frozen=True, forbid_unknown_fields=True):
+    """Has the daemon take no new work, finish what it has, for so many seconds at most, and end."""
+
+    request_id: RequestId
+    timeout_s: Annotated[float, Meta(ge=0)] | None = None
+
+
+class Sleep(Struct, tag="sleep", tag_field="type", frozen=True, forbid_unknown_fields=True):
+    """Has the daemon take no new work, finish what it has, and give back the memory of its pages."""
+
+    request_id: RequestId
+
+
+class Wake(Struct, tag="wake", tag_field="type", frozen=True, forbid_unknown_fields=True):
+    """Has a sleeping daemon take that memory again, and serve."""
+
+    request_id: RequestId
+
+
+class LogLevel(Struct, tag="log_level", tag_field="type", frozen=True, forbid_unknown_fields=True):
+    """Has the daemon log what is at least as grave as this."""
+
+    request_id: RequestId
+    level: Literal["debug", "info", "warning", "error"]
+
+
+class Profile(Struct, tag="profile", tag_field="type", frozen=True, forbid_unknown_fields=True):
+    """Begins a trace of the daemon, under a name that no other has; without one, ends and writes it."""
+
+    request_id: RequestId
+    name: ProfileName | None = None
+
+
+class Usage(Struct, frozen=True):
+    """Tokens that a request cost."""
+
+    prompt_tokens: int
+    completion_tokens: int
+
+
+class Logprob(Struct, frozen=True, omit_defaults=True):
+    """One token's log-probability (natural), its rank (1 is the likeliest), and its text, with ``detokenize``."""
+
+    logprob: float
+    rank: int
+    decoded_token: str | None = None
+
+
+class Welcome(Struct, tag="welcome", tag_field="type", frozen=True, forbid_unknown_fields=True):
+    """Answers ``hello``: what is served here. ``max_model_len`` is in tokens, prompt and completion together.
+
+    Token ids go from 0 to ``vocab_size - 1``. ``credits`` is CREDITS, ``silence_limit`` SILENCE_LIMIT, ``client_id`` what the
+    daemon's log and ``abort_request`` call this client.
+    """
+
+    version: int
+    model: str
+    max_model_len: int
+    vocab_size: int
+    max_message_bytes: int
+    credits: int
+    silence_limit: float
+    client_id: str
+
+
+class Token(Struct, tag="token", tag_field="type", frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """A piece of a completion that goes on.
+
+    ``logprobs``, if asked for, has a map for each token id: Logprobs by token id, its own first and then the
+    likeliest; ``prompt_logprobs`` the same for prompt tokens, and nil for the first of them.
+    """
+
+    request_id: str
+    text: str
+    token_ids: list[int]
+    index: int = 0
+    finish_reason: str | None = None
+    logprobs: list[dict[int, Logprob]] = []
+    prompt_logprobs: list[dict[int, Logprob] | None] = []
+
+
+class Done(Struct, tag="done", tag_field="type", frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """The last piece of a completion, and why it ended: stop, length, repetition, timeout or abort."""
+
+    request_id: str
+    text: str
+    token_ids: list[int]
+    finish_reason: str
+    usage: Usage
+    index: int = 0
+    logprobs: list[dict[int, Logprob]] = []
+    prompt_logprobs: list[dict[int, Logprob] | None] = []
+
+
+class Error(Struct, tag="error", tag_field="type", frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """What was wrong, with a request (nothing more will come for it) or with the connection.
+
+    ``code`` is one of those in PROTOCOL.md. A duplicate_request is the one error after which more may come: for the first
+    bearer of the id. ``retry_after_s``, with overloaded and quota_exceeded, is in how many seconds to try again.
+    """
+
+    request_id: str | None
+    code: str
+    message: str
+    retry_after_s: float | None = None
+
+    def __post_init__(self) -> None:
+        """Quotes no more than can be read: what was wrong may be megabytes."""
+        msgspec.structs.force_setattr(self, "message", visible(shortened(self.message)))
+
+
+class StatusReply(Struct, tag="status_reply", tag_field="type", frozen=True, forbid_unknown_fields=True):
+    """The daemon's numbers, by name."""
+
+    request_id: str
+    status: dict[str, Any]
+
+
+class TokenizerInfoReply(Struct, tag="tokenizer_info_reply", tag_field="type", frozen=True, forbid_unknown_fields=True):
+    """What the tokenizer is, by the names of Hugging Face's tokenizer_config.json."""
+
+    request_id: str
+    info: dict[str, Any]
+
+
+class MetricsReply(Struct, tag="metrics_reply", tag_field="type", frozen=True, forbid_unknown_fields=True):
+    """What Prometheus would be told, in its text format."""
+
+    request_id: str
+    text: str
+
+
+class Ok(Struct, tag="ok", tag_field="type", frozen=True, forbid_unknown_fields=True):
+    """What was asked for on the control socket has been done; ``text`` says what, for people."""
+
+    request_id: str
+    text: str
+
+
+ClientMessage = Hello | Generate | Tokenize | Detokenize | TokenizerInfo | Abort | Credit | Ping | Pong
+ControlMessage = Hello | Status | Metrics | AbortRequest | Drain | Sleep | Wake | LogLevel | Profile | Ping | Pong
+ServerMessage = Welcome | Token | Done | Error | TokenizerInfoReply | StatusReply | MetricsReply | Ok | Ping | Pong
+
+
+class _Envelope(Struct):
+    """What a message that cannot be taken as a whole may still tell: whose answer the error is."""
+
+    request_id: RequestId | None = None
+
+
+_encoder = msgspec.msgpack.Encoder()
+_client_decoder: msgspec.msgpack.Decoder[ClientMessage] = msgspec.msgpack.Decoder(ClientMessage)
+_control_decoder: msgspec.msgpack.Decoder[ControlMessage] = msgspec.msgpack.Decoder(ControlMessage)
+_server_decoder: msgspec.msgpack.Decoder[ServerMessage] = msgspec.msgpack.Decoder(ServerMessage)
+_envelope_decoder = msgspec.msgpack.Decoder(_Envelope)
+
+
+def encode(message: ClientMessage | ControlMessage | ServerMessage) -> bytes:
+    """One frame. Raises TypeError, ValueError or OverflowError where a field holds what msgpack cannot."""
+    return _encoder.encode(message)
+
+
+def decode_client_message(frame: bytes) -> ClientMessage:
+    """What a client said; raises MessageError for anything else, and for what is beyond a limit of form."""
+    try:
+        check_message(frame)
+        return _client_decoder.decode(frame)
+    except NO_MESSAGE as error:
+        raise MessageError(str(error)) from error
+
+
+def decode_control_message(frame: bytes) -> ControlMessage:
+    """What was said to the control socket; raises MessageError for anything else."""
+    try:
+        return _control_decoder.decode(frame)
+    except NO_MESSAGE as error:
+        raise MessageError(str(error)) from error
+
+
+def decode_server_message(frame: bytes) -> ServerMessage:
+    """What the daemon said; raises MessageError for anything else."""
+    try:
+        return _server_decoder.decode(frame)
+    except NO_MESSAGE as error:
+        raise MessageError(str(error)) from error
+
+
+def peek_request_id(frame: bytes) -> str | None:
+    """The request id in a frame that may otherwise be no message, None where there is none to be read."""
+    try:
+        return _envelope_decoder.decode(frame).request_id
+    except NO_MESSAGE:
+        return None
