@@ -1,12 +1,12 @@
-"""The one decoder that oDriver serves; families differ only in their ModelConfig.
+"""The one decoder that oDriver serves; families differ only in their ModelSpec.
 
-The decoder knows nothing of pages. Each layer hands its q, k, v to an ``attend`` function together with
-that layer's cache and gets back the cache as it is now and the attended values: paged attention in
-service, plain causal attention in training. Leading axes are free: i32[T] in service, i32[batch, length]
-in training.
+The decoder knows nothing of pages. Each layer gives its q, k, v and its cache to the attention of the
+StepContext, which returns the cache as it is now and the attended values: paged attention in service,
+plain causal attention in training. Leading axes are free: i32[T] in service, i32[batch, length] in
+training.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -15,228 +15,179 @@ import numpy as np
 from flax import nnx
 from jax import Array
 
+from caching.attention.spec import AttentionInputs
 from engine.mesh import TP
-from engine.models.config import ModelConfig
-from engine.models.linear import Scale, dense, flatten, logits, look_up, pack, pack_table, scale_of
-from engine.models.rope import Rotation, inverse_frequencies, rotation
-from engine.models.sharding import part_of
+from engine.models.linear import linear, look_up
+from engine.models.norm import RMSNorm
+from engine.models.partition import Partition
+from engine.models.rope import Rotation, inverse_frequencies, rotate, rotation
+from engine.models.spec import BlockSpec, LayerGroup, SelfAttentionSpec, layer_plan
+from engine.models.step_context import LayerCache, Place, StepContext
+from engine.models.weights.factory import ParameterFactory
+from engine.models.weights.forms import Weight
+from engine.models.weights.parameters import LAYER, TensorRule, tensors
 from engine.vocabulary import NO_TOKEN_LOGIT, Vocabulary
-
-LayerCache = Array | None
-Place = int | Array
-"""Which of the layers that share a cache one is; i32[] while they are gone through by ``lax.scan``."""
-Attend = Callable[[LayerCache, Place, Array, Array, Array, Rotation, int | None], tuple[LayerCache, Array]]
-"""(cache, place, q[..., heads, head_dim], k[..., kv_heads, head_dim], v like k, rotation, window) -> (cache, like q).
-
-It is ``attend`` that turns q and k by the rotation, as a kernel does that in passing."""
-
-
-class RMSNorm(nnx.Module):
-    """Root mean square norm (Zhang and Sennrich 2019), in float32 whatever x is."""
-
-    def __init__(self, size: int, eps: float) -> None:
-        self.scale = nnx.Param(jnp.ones((size,), jnp.float32))
-        self.eps = eps
-
-    def __call__(self, x: Array) -> Array:
-        wide = x.astype(jnp.float32)
-        wide = wide * jax.lax.rsqrt(jnp.mean(jnp.square(wide), axis=-1, keepdims=True) + self.eps)
-        # Scaled in float32 too: a stack of scales that had to be rounded would be, all of it, before every loop.
-        return (wide * self.scale[...].reshape((1,) * (x.ndim - 1) + (-1,))).astype(x.dtype)
 
 
 class Attention(nnx.Module):
     """Rotary self-attention. q, k and v are one kernel, grouped by kv head so that it shards over them."""
 
-    def __init__(self, config: ModelConfig, layer: int, rngs: nnx.Rngs) -> None:
-        grouped = (config.stored_kv_heads, config.group_size + 2, config.head_dim)
-        init = nnx.initializers.normal(0.02)
-        self.qkv_kernel = nnx.Param(init(rngs.params(), (config.hidden_size, *grouped)))
-        self.qkv_bias = nnx.Param(jnp.zeros(grouped)) if config.qkv_bias else None
-        o_init = nnx.initializers.normal(0.02 / (2 * config.num_layers) ** 0.5)
-        self.o_kernel = nnx.Param(o_init(rngs.params(), (config.num_heads * config.head_dim, config.hidden_size)))
-        self.o_bias = nnx.Param(jnp.zeros((config.hidden_size,))) if config.output_bias else None
-        self.q_norm = RMSNorm(config.head_dim, config.rms_norm_eps) if config.qk_norm else None
-        self.k_norm = RMSNorm(config.head_dim, config.rms_norm_eps) if config.qk_norm else None
-        self.qkv_kernel_scale: Scale | None = None
-        self.o_kernel_scale: Scale | None = None
-        self.window = config.window(layer)
-        self.axis = tensor_axis(config)
+    def __init__(self, spec: SelfAttentionSpec, partition: Partition, make: ParameterFactory) -> None:
+        model, kv_heads, replicas = partition.model, partition.stored_kv_heads, partition.kv_replicas
+        hidden, heads = {"hidden": model.hidden_size}, {"heads": spec.num_heads * spec.head_dim}
+        grouped = {"kv_heads": kv_heads, "group": spec.num_heads // kv_heads + 2, "head_dim": spec.head_dim}
+        qkv = _fused("weight", "q", "k", "v"), _fused("bias", "q", "k", "v")
+        self.qkv_kernel = make.kernel("attention.qkv_kernel", hidden, grouped, qkv[0], kv_replicas=replicas)
+        self.qkv_bias = (
+            make.bias("attention.qkv_bias", grouped, qkv[1], kv_replicas=replicas) if spec.qkv_bias else None
+        )
+        self.o_kernel = make.kernel("attention.o_kernel", heads, hidden, _fused("weight", "o"), last=True)
+        self.o_bias = make.bias("attention.o_bias", hidden, _fused("bias", "o")) if spec.output_bias else None
+        self.q_norm, self.k_norm = (
+            RMSNorm(f"attention.{name}", {"head_dim": spec.head_dim}, model.rms_norm_eps, _norm(f"self_attn.{name}"), make)
+            if spec.qk_norm
+            else None
+            for name in ("q_norm", "k_norm")
+        )
+        self.scores, self.axis = spec.scores, make.axis
 
-    def __call__(
-        self, x: Array, rotation: Rotation, cache: LayerCache, place: Place, attend: Attend
-    ) -> tuple[LayerCache, Array]:
-        grouped = dense(x, self.qkv_kernel, self.qkv_bias, scale=self.qkv_kernel_scale)
+    def __call__(self, x: Array, cache: LayerCache, place: Place, step: StepContext) -> tuple[LayerCache, Array]:
+        grouped = linear(x, self.qkv_kernel, self.qkv_bias)
         q = grouped[..., :-2, :].reshape(*x.shape[:-1], -1, grouped.shape[-1])
         k, v = grouped[..., -2, :], grouped[..., -1, :]
         if self.q_norm is not None and self.k_norm is not None:
             q, k = self.q_norm(q), self.k_norm(k)
-        cache, attended = attend(cache, place, q, k, v, rotation, self.window)
+        if step.attention.fuses_rotation:
+            inputs = AttentionInputs(q, k, v, step.rotation)
+        else:
+            inputs = AttentionInputs(rotate(q, *step.rotation), rotate(k, *step.rotation), v)
+        cache, attended = step.attention(self.scores, cache, place, inputs)
         attended = attended.reshape(*x.shape[:-1], -1)
-        return cache, dense(attended, self.o_kernel, self.o_bias, self.axis, self.o_kernel_scale)
-
-
-class GatedMLP(nnx.Module):
-    """SwiGLU (Shazeer 2020); gate and up are one kernel f[hidden, 2, ffn], sharded on its last axis."""
-
-    def __init__(self, config: ModelConfig, rngs: nnx.Rngs) -> None:
-        gate_up = (2, config.intermediate_size)
-        init = nnx.initializers.normal(0.02)
-        self.gate_up_kernel = nnx.Param(init(rngs.params(), (config.hidden_size, *gate_up)))
-        self.gate_up_bias = nnx.Param(jnp.zeros(gate_up)) if config.mlp_bias else None
-        down_init = nnx.initializers.normal(0.02 / (2 * config.num_layers) ** 0.5)
-        self.down_kernel = nnx.Param(down_init(rngs.params(), (config.intermediate_size, config.hidden_size)))
-        self.down_bias = nnx.Param(jnp.zeros((config.hidden_size,))) if config.mlp_bias else None
-        self.gate_up_kernel_scale: Scale | None = None
-        self.down_kernel_scale: Scale | None = None
-        self.axis = tensor_axis(config)
-
-    def __call__(self, x: Array) -> Array:
-        gate_up = dense(x, self.gate_up_kernel, self.gate_up_bias, scale=self.gate_up_kernel_scale)
-        activated = jax.nn.silu(gate_up[..., 0, :]) * gate_up[..., 1, :]
-        return dense(activated, self.down_kernel, self.down_bias, self.axis, self.down_kernel_scale)
+        return cache, linear(attended, self.o_kernel, self.o_bias, self.axis)
 
 
 class DecoderLayer(nnx.Module):
-    """Attention and feed-forward, each behind its norm and added to the residual stream."""
+    """Attention and feed-forward, each between its norms and added to the residual stream."""
 
-    def __init__(self, config: ModelConfig, layer: int, rngs: nnx.Rngs) -> None:
-        self.attention_norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
-        self.attention = Attention(config, layer, rngs)
-        self.mlp_norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
-        self.mlp = GatedMLP(config, rngs)
+    def __init__(self, spec: BlockSpec, partition: Partition, make: ParameterFactory) -> None:
+        hidden, eps, norms = {"hidden": partition.model.hidden_size}, partition.model.rms_norm_eps, spec.norms
 
-    def __call__(
-        self, x: Array, rotation: Rotation, cache: LayerCache, place: Place, attend: Attend
-    ) -> tuple[LayerCache, Array]:
-        cache, attended = self.attention(self.attention_norm(x), rotation, cache, place, attend)
-        x = x + attended
-        return cache, x + self.mlp(self.mlp_norm(x))
+        def norm(name: str, stored: str, wanted: bool) -> RMSNorm | None:
+            return RMSNorm(name, hidden, eps, _norm(stored), make) if wanted else None
+
+        self.attention_norm = norm("attention_norm", "input_layernorm", norms.before)
+        self.attention = Attention(spec.mixer, partition, make)
+        self.attention_post_norm = norm("attention_post_norm", "post_attention_layernorm", norms.after)
+        mlp_norm = "pre_feedforward_layernorm" if norms.after else "post_attention_layernorm"
+        self.mlp_norm = norm("mlp_norm", mlp_norm, norms.before)
+        self.mlp = spec.feed_forward.build(partition.model.hidden_size, make)
+        self.mlp_post_norm = norm("mlp_post_norm", "post_feedforward_layernorm", norms.after)
+
+    def __call__(self, x: Array, cache: LayerCache, place: Place, step: StepContext) -> tuple[LayerCache, Array]:
+        cache, attended = self.attention(_normed(x, self.attention_norm), cache, place, step)
+        x = x + _normed(attended, self.attention_post_norm)
+        return cache, x + _normed(self.mlp(_normed(x, self.mlp_norm)), self.mlp_post_norm)
 
 
 class LayerStack(nnx.Module):
-    """Layers that are alike, each parameter one array of them all: compiled once, and gone through by ``lax.scan``."""
+    """Layers that repeat, compiled once and gone through by ``lax.scan``: of each repeat all blocks of the period.
 
-    def __init__(self, layers: Sequence[DecoderLayer]) -> None:
-        graph = nnx.graphdef(layers[0])
-        stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *(nnx.state(layer) for layer in layers))
-        self.layer = nnx.merge(graph, stacked)
-        self.count = len(layers)
+    Each parameter of a block is one array of all repeats. They begin alike: a stack is made to be loaded, not trained.
+    """
 
-    def __call__(self, x: Array, rotation: Rotation, cache: LayerCache, attend: Attend) -> tuple[LayerCache, Array]:
-        graph, weights = nnx.split(self.layer)
+    def __init__(self, group: LayerGroup, partition: Partition, make: ParameterFactory) -> None:
+        blocks = nnx.List([DecoderLayer(spec, partition, make) for spec in group.period])
+        graph, state = nnx.split(blocks)
+        stacked = jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (group.repeats, *leaf.shape)), state)
+        self.blocks: nnx.List[DecoderLayer] = nnx.merge(graph, stacked)
+        self.repeats = group.repeats
 
-        def one(carry: tuple[LayerCache, Array], each: tuple[Any, Array]) -> tuple[tuple[LayerCache, Array], None]:
-            (cache, x), (weights, place) = carry, each
-            return nnx.merge(graph, weights)(x, rotation, cache, place, attend), None
+    def __call__(self, x: Array, cache: LayerCache, step: StepContext) -> tuple[LayerCache, Array]:
+        graph, weights = nnx.split(self.blocks)
+        period = len(self.blocks)
 
-        places = jnp.arange(self.count, dtype=jnp.int32)
-        return jax.lax.scan(one, (cache, x), (weights, places))[0]
+        def repeat(carry: tuple[LayerCache, Array], each: tuple[Any, Array]) -> tuple[tuple[LayerCache, Array], None]:
+            (cache, x), (weights, first) = carry, each
+            for number, block in enumerate(nnx.merge(graph, weights)):
+                cache, x = block(x, cache, first + np.int32(number), step)
+            return (cache, x), None
+
+        firsts = jnp.arange(0, self.repeats * period, period, dtype=jnp.int32)
+        return jax.lax.scan(repeat, (cache, x), (weights, firsts))[0]
 
 
 class Decoder(nnx.Module):
     """Token ids to the last hidden state, and hidden states to logits."""
 
-    def __init__(self, config: ModelConfig, rngs: nnx.Rngs) -> None:
-        init = nnx.initializers.normal(0.02)
-        vocabulary = (config.padded_vocab_size, config.hidden_size)
-        self.embedding = nnx.Param(init(rngs.params(), vocabulary))
+    def __init__(self, partition: Partition, rngs: nnx.Rngs, *, scans: bool = False) -> None:
+        model = partition.model
+        make = ParameterFactory(rngs, partition.devices, model.num_layers, dict(model.tensors))
+        axes = {"vocabulary": partition.padded_vocab_size, "hidden": model.hidden_size}
+        padding = partition.padded_vocab_size - model.vocab_size
+        self.embedding = make.table("embedding", axes, tensors("model.embed_tokens.weight"), padding=padding)
         self.layers: nnx.List[DecoderLayer | LayerStack] = nnx.List(
-            [DecoderLayer(config, layer, rngs) for layer in range(config.num_layers)]
+            [LayerStack(group, partition, make) for group in layer_plan(model.blocks)]
+            if scans
+            else [DecoderLayer(block, partition, make) for block in model.blocks]
         )
-        self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
-        self.lm_head = None if config.tied_embeddings else nnx.Param(init(rngs.params(), vocabulary))
-        self.embedding_scale: Scale | None = None
-        self.lm_head_scale: Scale | None = None
-        self.config = config
+        self.norm = RMSNorm("norm", {"hidden": model.hidden_size}, model.rms_norm_eps, tensors("model.norm.weight"), make)
+        self.lm_head = (
+            None if model.tied_embeddings else make.table("lm_head", axes, tensors("lm_head.weight"), padding=padding)
+        )
+        self.partition = partition
+        make.require_all_rules_used()
 
     def __call__(
-        self, token_ids: Array, positions: Array, caches: Sequence[LayerCache], attend: Attend
+        self, token_ids: Array, caches: Sequence[LayerCache], step: StepContext
     ) -> tuple[list[LayerCache], Array]:
-        """i32[...] ids and positions, one cache per layer or stack -> caches, normed hidden states [..., hidden]."""
-        turns = rotation(positions, inverse_frequencies(self.config.head_dim, self.config.rope))
-        x = look_up(self.embedding, token_ids, tensor_axis(self.config), self.embedding_scale)
+        """i32[...] ids, one cache per layer or stack -> caches, normed hidden states [..., hidden]."""
+        x = look_up(self.embedding.get_value(), token_ids, self.partition.axis)
+        if self.partition.model.embedding_multiplier is not None:
+            x = x * jnp.asarray(self.partition.model.embedding_multiplier, x.dtype)
         written: list[LayerCache] = []
         for layer, cache in zip(self.layers, caches, strict=True):
             if isinstance(layer, LayerStack):
-                cache, x = layer(x, turns, cache, attend)
+                cache, x = layer(x, cache, step)
             else:
-                cache, x = layer(x, turns, cache, 0, attend)
+                cache, x = layer(x, cache, None, step)
             written.append(cache)
         return written, self.norm(x)
 
+    def rotation(self, positions: Array) -> Rotation:
+        """What rotates queries and keys at i32[...] positions."""
+        model = self.partition.model
+        return rotation(positions, inverse_frequencies(model.attention.head_dim, model.rope))
+
     @property
-    def head_and_scale(self) -> list[Any]:
-        """What hidden states are turned into logits by: a table [vocab, hidden], packed or not, and its scale if it is int8."""
-        table, scale = self.lm_head, self.lm_head_scale
-        if table is None:
-            table, scale = self.embedding, self.embedding_scale
-        return [table] if scale is None else [table, scale]
+    def head(self) -> Weight:
+        """The table [vocab, hidden] that makes logits of hidden states."""
+        return (self.embedding if self.lm_head is None else self.lm_head).get_value()
 
     def logits(self, hidden: Array) -> Array:
         """f[..., hidden] -> f32[..., vocab]; of each device its own part of the padded vocabulary."""
-        return without_padding(logits(hidden, *self.head_and_scale), self.config)
-
-    def pack(self) -> None:
-        """Repack every weight for the CPU's own kernels, one at a time; activations are float32 from then on.
-
-        Raises KernelsUnavailable.
-        """
-        self.embedding = pack_table(self.embedding)
-        if self.lm_head is not None:
-            self.lm_head = pack_table(self.lm_head)
-        self._replace_kernels(lambda _, kernel: pack(kernel))
-
-    def flatten(self) -> None:
-        """Make every kernel a matrix: what a TPU multiplies by where it lies."""
-        devices = self.config.tensor_parallel_size
-        self._replace_kernels(lambda name, kernel: flatten(kernel, part_of(name, kernel.shape, devices)[1:]))
-
-    def quantize(self, activations: np.dtype) -> None:
-        """Make kernels and tables int8, of shapes alone: their numbers and scales are made as they are loaded."""
-        for layer in self.layers:
-            assert isinstance(layer, DecoderLayer), "before they are stacked"
-            for module, name in _kernels(layer):
-                _quantize(module, name, 0, activations)
-        _quantize(self, "embedding", 1, activations)
-        if self.lm_head is not None:
-            _quantize(self, "lm_head", 1, activations)
-
-    def stack(self) -> None:
-        """Make each run of layers that are alike a LayerStack."""
-        layers = iter(list(self.layers))
-        self.layers = nnx.List(
-            [LayerStack([next(layers) for _ in range(count)]) for count in self.config.runs]  # type: ignore[misc]
-        )
-
-    def _replace_kernels(self, made_of: Callable[[str, nnx.Param[Array]], nnx.Param[Any]]) -> None:
-        for layer in self.layers:
-            assert isinstance(layer, DecoderLayer), "before they are stacked"
-            for module, name in _kernels(layer):
-                setattr(module, name, made_of(name, getattr(module, name)))
+        return logits(hidden, self.head, self.partition)
 
 
-def _kernels(layer: DecoderLayer) -> list[tuple[nnx.Module, str]]:
-    """Where a layer's kernels are."""
-    attention, mlp = layer.attention, layer.mlp
-    return [(attention, "qkv_kernel"), (attention, "o_kernel"), (mlp, "gate_up_kernel"), (mlp, "down_kernel")]
-
-
-def _quantize(module: nnx.Module, name: str, axis: int, activations: np.dtype) -> None:
-    weight = getattr(module, name)
-    setattr(module, f"{name}_scale", nnx.data(scale_of(weight, axis, activations)))
-    setattr(module, name, weight.replace(weight[...].astype(np.int8)))
-
-
-def tensor_axis(config: ModelConfig) -> str | None:
-    """The mesh axis that a model is split over; None on one device."""
-    return TP if config.tensor_parallel_size > 1 else None
-
-
-def without_padding(logits: Array, config: ModelConfig) -> Array:
-    """Logits f32[..., part of the vocabulary] of this device, those of ids that are no tokens below all others."""
-    if config.padded_vocab_size == config.vocab_size:
-        return logits
-    count = logits.shape[-1]
+def logits(hidden: Array, head: Weight, partition: Partition) -> Array:
+    """f[..., hidden] -> f32[..., part of the vocabulary] of this device, those of ids that are no tokens below all others."""
+    found, cap = head.logits(hidden), partition.model.logit_soft_cap
+    if cap is not None:
+        found = np.float32(cap) * jnp.tanh(found / np.float32(cap))
+    if partition.padded_vocab_size == partition.model.vocab_size:
+        return found
+    count = found.shape[-1]
     ids = Vocabulary(TP).first(count) + jnp.arange(count, dtype=jnp.int32)
-    return jnp.where((ids < config.vocab_size).reshape((1,) * (logits.ndim - 1) + (-1,)), logits, NO_TOKEN_LOGIT)
+    is_token = (ids < partition.model.vocab_size).reshape((1,) * (found.ndim - 1) + (-1,))
+    return jnp.where(is_token, found, NO_TOKEN_LOGIT)
+
+
+def _normed(x: Array, norm: RMSNorm | None) -> Array:
+    return x if norm is None else norm(x)
+
+
+def _fused(kind: str, *names: str) -> TensorRule:
+    return tensors(*(f"{LAYER}self_attn.{name}_proj.{kind}" for name in names), along="group" if names[1:] else None)
+
+
+def _norm(name: str) -> TensorRule:
+    return tensors(f"{LAYER}{name}.weight")

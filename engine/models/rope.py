@@ -5,13 +5,13 @@ import numpy as np
 from jax import Array
 from numpy.typing import NDArray
 
-from engine.models.config import RopeConfig
+from engine.models.spec import RopeSpec
 
 Rotation = tuple[Array, Array]
 """Cosines and sines, f32[..., 1, head_dim / 2]."""
 
 
-def inverse_frequencies(head_dim: int, rope: RopeConfig) -> NDArray[np.float32]:
+def inverse_frequencies(head_dim: int, rope: RopeSpec) -> NDArray[np.float32]:
     """Radians per position, f32[head_dim / 2]; the scalings are those of transformers' modeling_rope_utils."""
     inverse = 1.0 / rope.theta ** (np.arange(0, head_dim, 2, dtype=np.float64) / head_dim)
     if rope.scaling == "linear":

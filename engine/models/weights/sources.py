@@ -1,10 +1,10 @@
-"""A Hugging Face model directory: its JSON files, and its tensors by name over however many files hold them."""
+"""Where tensors come from: a Hugging Face model directory, or arrays in memory."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import msgspec
 import numpy as np
@@ -15,7 +15,7 @@ from engine.errors import ConfigurationError
 
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
-STORED_DTYPES = ("F32", "F16", "BF16")
+STORED_DTYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 
 Content = TypeVar("Content")
 
@@ -27,25 +27,87 @@ class _Index(msgspec.Struct):
 
 
 @dataclass(frozen=True)
+class TensorInfo:
+    """A tensor as it is stored."""
+
+    shape: tuple[int, ...]
+    dtype: str
+    """float32, float16 or bfloat16."""
+
+
+class TensorSource(Protocol):
+    """Tensors by name, under the names that checkpoints give them."""
+
+    @property
+    def origin(self) -> str:
+        """What an error names."""
+
+    @property
+    def names(self) -> Collection[str]:
+        """Of all tensors."""
+
+    def info(self, name: str) -> TensorInfo:
+        """The shape and dtype of a tensor; raises ConfigurationError where its dtype is not served."""
+
+    def read(self, name: str, index: tuple[slice, ...]) -> NDArray[Any]:
+        """Part of a tensor, in the dtype it is stored in (bfloat16 is that of ml_dtypes)."""
+
+
+@dataclass(frozen=True)
+class Arrays:
+    """A TensorSource of arrays in memory: weights that another program has just computed."""
+
+    arrays: Mapping[str, NDArray[Any]]
+    origin: str = "arrays in memory"
+
+    @property
+    def names(self) -> Collection[str]:
+        """See TensorSource."""
+        return self.arrays.keys()
+
+    def info(self, name: str) -> TensorInfo:
+        """See TensorSource."""
+        array = self.arrays[name]
+        return TensorInfo(array.shape, _served(self.origin, name, array.dtype.name, array.dtype.name))
+
+    def read(self, name: str, index: tuple[slice, ...]) -> NDArray[Any]:
+        """See TensorSource."""
+        return self.arrays[name][index]
+
+
+@dataclass(frozen=True)
 class Checkpoint:
-    """The tensors of an open checkpoint; nothing is read before it is asked for."""
+    """A TensorSource of open safetensors files; nothing is read before it is asked for."""
 
     directory: Path
     files: Mapping[str, Any]
     """By tensor name, the ``safe_open`` file that holds it."""
 
-    def shape(self, name: str) -> tuple[int, ...]:
-        """The shape of a tensor; raises ConfigurationError where it is quantised."""
+    @property
+    def origin(self) -> str:
+        """See TensorSource."""
+        return str(self.directory)
+
+    @property
+    def names(self) -> Collection[str]:
+        """See TensorSource."""
+        return self.files.keys()
+
+    def info(self, name: str) -> TensorInfo:
+        """See TensorSource."""
         tensor = self.files[name].get_slice(name)
-        if tensor.get_dtype() not in STORED_DTYPES:
-            raise ConfigurationError(
-                f"{self.directory}: {name} is stored as {tensor.get_dtype()}; supported are {', '.join(STORED_DTYPES)}"
-            )
-        return tuple(tensor.get_shape())
+        stored = tensor.get_dtype()
+        return TensorInfo(tuple(tensor.get_shape()), _served(self.origin, name, stored, STORED_DTYPES.get(stored)))
 
     def read(self, name: str, index: tuple[slice, ...]) -> NDArray[Any]:
-        """A copy of part of a tensor, in the dtype it is stored in (bfloat16 is that of ml_dtypes)."""
+        """See TensorSource; a copy."""
         return np.asarray(self.files[name].get_slice(name)[index])
+
+
+def _served(origin: str, name: str, stored: str, dtype: str | None) -> str:
+    if dtype not in STORED_DTYPES.values():
+        raise ConfigurationError(f"{origin}: {name} is stored as {stored}; supported are {', '.join(STORED_DTYPES)}")
+    return dtype
 
 
 @contextmanager

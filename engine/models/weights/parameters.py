@@ -1,0 +1,131 @@
+"""A parameter's declaration: its logical axes, and where a checkpoint has it.
+
+All else follows from the axes: how the parameter is split over devices (AXES), stacked over layers, flattened,
+packed and quantised (forms.py), and which part of which tensor each device reads (pieces.py).
+"""
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from enum import Enum, auto
+from typing import Any
+
+from numpy.typing import NDArray
+
+from engine.mesh import TP
+
+AXES: Mapping[str, str | None] = {
+    "vocabulary": TP,
+    "heads": TP,
+    "kv_heads": TP,
+    "ffn": TP,
+    "hidden": None,
+    "group": None,
+    "head_dim": None,
+    "gate_up": None,
+    "experts": None,
+}
+"""The mesh axis that each logical axis is split over; None is whole on every device.
+
+A layer's first products are split by their outputs and its last ones by their inputs, so that two sums over the
+devices, after attention and after the feed-forward, are all that a layer exchanges (Shoeybi et al. 2019).
+"""
+
+LAYER = "model.layers.{layer}."
+"""What the tensors of a layer begin with in most checkpoints."""
+
+
+class Role(Enum):
+    """What a parameter is used for."""
+
+    VECTOR = auto()
+    """[*out]: biases and norm scales, never quantised."""
+    TABLE = auto()
+    """[vocabulary, hidden]: embedding and head."""
+    KERNEL = auto()
+    """[*inputs, *out]: activations multiply from the left."""
+
+
+@dataclass(frozen=True)
+class TensorRule:
+    """Where a checkpoint has a parameter: one tensor, or several side by side along one axis.
+
+    A name may hold ``{layer}`` and, for an axis of the parameter, its name: ``experts.{experts}.w1.weight`` is one
+    tensor for each index of the axis ``experts``. A name that occurs several times is one tensor that holds these
+    parts one after the other: it is cut.
+    """
+
+    tensors: tuple[str, ...]
+    along: str | None = None
+    """The axis along which several tensors lie: each takes one place of it, the first all that the others leave."""
+    stored: str | None = None
+    """The tensor's axes by the parameter's, as ``"experts (gate_up ffn) hidden"``; one stored axis may hold several.
+
+    Where it is None, a kernel is stored as torch has it, ``"(*out) (*inputs)"``, and all else as it is declared.
+    """
+    transform: Callable[[NDArray[Any]], NDArray[Any]] | None = None
+    """Applied to float32 numbers, each by itself."""
+
+
+def tensors(
+    *names: str,
+    along: str | None = None,
+    stored: str | None = None,
+    transform: Callable[[NDArray[Any]], NDArray[Any]] | None = None,
+) -> TensorRule:
+    """A TensorRule with the names as arguments."""
+    return TensorRule(names, along, stored, transform)
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """One parameter as it is declared, for all layers that have it. Hashable: it is metadata of an ``nnx.Param``."""
+
+    name: str
+    """Within its layer, as ``attention.qkv_kernel``: the key by which a family gives it another rule."""
+    role: Role
+    axes: tuple[tuple[str, int], ...]
+    """Names and sizes over all devices; a kernel's inputs come first."""
+    rule: TensorRule
+    inputs: int = 0
+    """How many of the axes a product contracts; several lie as one in the served array."""
+    kv_replicas: int = 1
+    """How often each kv head of the tensors after the first lies here, one copy for each device that needs it."""
+    padding: int = 0
+    """Rows of zeros at the end of a table that the checkpoint does not have."""
+    exact: bool = False
+    """It stays float32, whatever the dtype of the model."""
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Of the axes."""
+        return tuple(name for name, _ in self.axes)
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """Of the axes, over all devices together."""
+        return tuple(size for _, size in self.axes)
+
+    @property
+    def split(self) -> tuple[str | None, ...]:
+        """The mesh axis that each axis is split over."""
+        return tuple(AXES[name] for name in self.names)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Of the served array: [in, *out] for a kernel."""
+        return self.as_served(self.sizes)
+
+    @property
+    def served_split(self) -> tuple[str | None, ...]:
+        """The mesh axis that each axis of the served array is split over; the first of several inputs decides."""
+        return (*self.split[:1], *self.split[max(1, self.inputs) :])
+
+    def as_served(self, sizes: tuple[int, ...]) -> tuple[int, ...]:
+        """The sizes of an array, or of one device's part of it, with the inputs as one."""
+        return (math.prod(sizes[: self.inputs]), *sizes[self.inputs :]) if self.inputs else sizes
+
+    def part(self, devices: int) -> tuple[int, ...]:
+        """The shape of one device's part of the served array."""
+        axes = zip(self.shape, self.served_split, strict=True)
+        return tuple(size // devices if axis == TP else size for size, axis in axes)

@@ -1,0 +1,170 @@
+"""Which part of which tensor a part of a parameter is made of, and how it is read."""
+
+import math
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from itertools import product
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from engine.models.weights.parameters import Parameter, Role
+from engine.models.weights.sources import TensorSource
+
+KV_HEADS = "kv_heads"
+
+
+@dataclass(frozen=True)
+class Piece:
+    """One tensor's place within a parameter."""
+
+    tensor: str
+    groups: tuple[tuple[str, ...], ...]
+    """The parameter's axes that each axis of the tensor holds."""
+    sizes: Mapping[str, int]
+    """Of those axes, in the parameter."""
+    region: Mapping[str, slice | int]
+    """Where it lies within the parameter along the axes that it does not fill."""
+    repeats: int
+    """How often each of its kv heads lies in the parameter, one after the other."""
+    shape: tuple[int, ...]
+    """What it takes of the tensor: all, unless the tensor is cut."""
+    begins: tuple[int, ...]
+    """Where that begins in the tensor."""
+    stored: tuple[int, ...]
+    """The whole tensor's shape."""
+
+
+def pieces(parameter: Parameter, layer: int | None) -> list[Piece]:
+    """What a parameter is made of, in one layer or outside of all."""
+    found: list[Piece] = []
+    for number, template in enumerate(parameter.rule.tensors):
+        for at in _indices(template, dict(parameter.axes)):
+            piece = _piece(parameter, number, template.format(layer=layer, **at), at)
+            found.append(_after([other for other in found if other.tensor == piece.tensor], piece))
+    wholes = {piece.tensor: piece.stored for piece in found}  # as the last piece of each knows
+    return [replace(piece, stored=wholes[piece.tensor]) for piece in found]
+
+
+def _indices(template: str, sizes: Mapping[str, int]) -> Iterator[dict[str, int]]:
+    """All indices along the axes that a tensor's name names."""
+    named = [name for name in re.findall(r"\{(\w+)\}", template) if name != "layer"]
+    for at in product(*(range(sizes[name]) for name in named)):
+        yield dict(zip(named, at, strict=True))
+
+
+def _piece(parameter: Parameter, number: int, tensor: str, at: dict[str, int]) -> Piece:
+    """The rule's tensor of this number, as if it were not cut."""
+    along, count = parameter.rule.along, len(parameter.rule.tensors)
+    sizes = {name: size for name, size in parameter.axes if name not in at}
+    region: dict[str, slice | int] = dict(at)
+    if along is not None:
+        first = sizes[along] - count + 1
+        start, sizes[along] = (first + number - 1, 1) if number else (0, first)
+        region[along] = slice(start, start + sizes[along])
+    groups = _groups(parameter, sizes)
+    repeats = parameter.kv_replicas if number else 1
+    shape = tuple(math.prod(_stored_size(parameter, name, sizes[name], repeats) for name in group) for group in groups)
+    return Piece(tensor, groups, sizes, region, repeats, shape, (0,) * len(groups), shape)
+
+
+def _stored_size(parameter: Parameter, name: str, size: int, repeats: int) -> int:
+    if name == KV_HEADS:
+        return size // repeats
+    return size - parameter.padding if name == "vocabulary" else size
+
+
+def _after(others: list[Piece], piece: Piece) -> Piece:
+    """A piece where the others of the same tensor end, along the tensor's axis that holds the fused one."""
+    if not others:
+        return piece
+    (fused,) = (name for name, at in piece.region.items() if isinstance(at, slice))
+    axis = next(number for number, group in enumerate(piece.groups) if fused in group)
+    begin, end = others[-1].stored[axis], others[-1].stored[axis] + piece.shape[axis]
+    begins, stored = list(piece.begins), list(piece.stored)
+    begins[axis], stored[axis] = begin, end
+    return replace(piece, begins=tuple(begins), stored=tuple(stored))
+
+
+def _groups(parameter: Parameter, sizes: Mapping[str, int]) -> tuple[tuple[str, ...], ...]:
+    """The parameter's axes that each axis of a tensor holds."""
+    if parameter.rule.stored is not None:
+        words = re.findall(r"\(([^)]*)\)|(\w+)", parameter.rule.stored)
+        return tuple(tuple((several or one).split()) for several, one in words)
+    inputs = tuple(name for name in parameter.names[: parameter.inputs] if name in sizes)
+    out = tuple(name for name in parameter.names[parameter.inputs :] if name in sizes)
+    if parameter.role is Role.TABLE:
+        return tuple((name,) for name in out)
+    return (out, inputs) if parameter.role is Role.KERNEL else (out,)
+
+
+def assemble(
+    source: TensorSource, parameter: Parameter, layer: int | None, index: tuple[slice, ...], dtype: np.dtype[Any]
+) -> NDArray[Any]:
+    """The part of a parameter that ``index`` selects, one slice for each of its axes; a fused axis is always whole."""
+    windows = {name: chosen.indices(size)[:2] for (name, size), chosen in zip(parameter.axes, index, strict=True)}
+    part = np.empty([stop - start for start, stop in windows.values()], dtype)
+    for piece in pieces(parameter, layer):
+        region = tuple(piece.region.get(name, slice(None)) for name in parameter.names)
+        part[region] = _read(source, parameter, piece, windows)
+    return part
+
+
+@dataclass(frozen=True)
+class _Extent:
+    """What is read along one axis of a tensor."""
+
+    read: slice
+    kept: int
+    """Of what is read; a part that is all padding reads a row for its shape and keeps none."""
+    wanted: int
+    """What is kept, and the padding."""
+    sizes: Mapping[str, int]
+    """The parameter's axes that what is wanted holds, before kv heads are repeated."""
+    lead: str
+    """The axis of them along which no more is read than is wanted."""
+    within: slice
+    """What is wanted along it, after kv heads are repeated."""
+
+
+def _extent(piece: Piece, axis: int, windows: Mapping[str, tuple[int, int]]) -> _Extent:
+    group, begin, length = piece.groups[axis], piece.begins[axis], piece.shape[axis]
+    lead = next((name for name in group if piece.sizes[name] > 1), group[0])
+    start, stop = (0, piece.sizes[lead]) if lead in piece.region else windows[lead]
+    repeats = piece.repeats if lead == KV_HEADS else 1
+    first, past = start // repeats, -(-stop // repeats)
+    row = math.prod(piece.sizes[name] for name in group if name != lead)
+    end = min(past * row, length)
+    return _Extent(
+        read=slice(begin + min(first * row, end - 1), begin + end),
+        kept=max(0, end - first * row),
+        wanted=(past - first) * row,
+        sizes={name: past - first if name == lead else piece.sizes[name] for name in group},
+        lead=lead,
+        within=slice(start - first * repeats, stop - first * repeats),
+    )
+
+
+def _read(
+    source: TensorSource, parameter: Parameter, piece: Piece, windows: Mapping[str, tuple[int, int]]
+) -> NDArray[Any]:
+    """The part of one tensor that the windows select, its axes in the parameter's order."""
+    extents = [_extent(piece, axis, windows) for axis in range(len(piece.groups))]
+    block = source.read(piece.tensor, tuple(extent.read for extent in extents))
+    if parameter.rule.transform is not None:
+        block = parameter.rule.transform(block.astype(np.float32))
+    if any(extent.kept < extent.wanted for extent in extents):
+        block = block[tuple(slice(extent.kept) for extent in extents)]
+        block = np.pad(block, [(0, extent.wanted - extent.kept) for extent in extents])
+    sizes = {name: size for extent in extents for name, size in extent.sizes.items()}
+    block = block.reshape(*sizes.values())
+    within = {extent.lead: extent.within for extent in extents}
+    for axis, name in enumerate(sizes):
+        if name == KV_HEADS and piece.repeats > 1:
+            block = np.repeat(block, piece.repeats, axis)
+        chosen = within.get(name, slice(None) if name in piece.region else slice(*windows[name]))
+        block = block[(slice(None),) * axis + (chosen,)]
+    order = [name for name in parameter.names if name in sizes]
+    return block.transpose([list(sizes).index(name) for name in order])
