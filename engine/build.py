@@ -114,7 +114,7 @@ def build(
     _use_compilation_cache()
     report(Progress("preparing kernels", 1, 1, "steps"))
     budget = least_of_all(memory_budget(config, served.mesh.num_local))
-    planner = CachePlanner(config, served.model, served.one_page, served.weight_bytes, budget)
+    planner = CachePlanner(config, served.partition, served.one_page, served.weight_bytes, budget)
     check_page_table(config, served.backend, _shapes(served, planner).pages_per_seq)
     decoder = served.load(lambda done, total: report(Progress("loading weights", done, total, "bytes")))
     while True:

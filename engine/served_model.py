@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import jax
@@ -16,11 +15,13 @@ from engine.config import EngineConfig
 from engine.device_errors import acquire_devices
 from engine.errors import ConfigurationError
 from engine.mesh import DeviceMesh
-from engine.models.config import ModelConfig
 from engine.models.decoder import Decoder
-from engine.models.families import read_model_config
-from engine.models.sharding import most_devices, spread
-from engine.models.weights import load_decoder, parameter_bytes
+from engine.models.model_config import read_model_config
+from engine.models.partition import Partition, most_devices, split
+from engine.models.spec import ModelSpec
+from engine.models.weights.forms import Layout, WeightFormat
+from engine.models.weights.sources import open_checkpoint
+from engine.models.weights.store import load_decoder, parameter_bytes
 from engine.step.backend import Backend, choose_backend, default_page_size
 
 
@@ -29,8 +30,8 @@ class ServedModel:
     """What an operator's settings come to for one model on this machine; no weight has been read."""
 
     config: EngineConfig
-    model: ModelConfig
-    """As it is spread over the devices."""
+    partition: Partition
+    """The model, split over the devices."""
     mesh: DeviceMesh
     backend: Backend
     page_size: int
@@ -40,23 +41,33 @@ class ServedModel:
     """Of keys and values in pages."""
 
     @property
+    def model(self) -> ModelSpec:
+        """What is served."""
+        return self.partition.model
+
+    @property
     def weights_dtype(self) -> np.dtype[Any]:
         """Of weights that are not quantized: bfloat16 ones stay so where kernels read them as the float32 they stand for.
 
         That gives the same numbers as float32 weights for half the memory and, at few rows, in half the time.
         """
-        exact = self.config.dtype is None and self.model.dtype == "bfloat16" and self.backend.packs
+        exact = self.config.dtype is None and self.model.dtype == "bfloat16" and self.backend.layout is Layout.PANELS
         return np.dtype(jnp.bfloat16) if exact else self.dtype
+
+    @property
+    def weight_format(self) -> WeightFormat:
+        """How steps read the weights."""
+        return self.backend.weight_format(self.weights_dtype, self.dtype if self.config.quantization else None)
 
     @property
     def weight_bytes(self) -> int:
         """What each device holds of the weights."""
-        return parameter_bytes(self.model, self.weights_dtype, quantized=self.config.quantization is not None)
+        return parameter_bytes(self.partition, self.weight_format)
 
     @property
     def one_page(self) -> PagedAttentionCacheMetaData:
         """A device's pool of a single page."""
-        return self.backend.one_page(self.model, self.page_size, self.kv_dtype)
+        return self.backend.one_page(self.partition, self.page_size, self.kv_dtype)
 
     def allocator(self, pool: PagedAttentionCacheMetaData) -> Callable[[], PagedAttentionCache]:
         """Makes zeroed pages on every device; raises jax.errors.JaxRuntimeError where they do not fit."""
@@ -64,16 +75,8 @@ class ServedModel:
 
     def load(self, progress: Callable[[int, int], None]) -> Decoder:
         """The decoder with its weights, in the form that steps read. Raises as ``load_decoder`` does."""
-        decoder = load_decoder(
-            self.config.directory,
-            self.model,
-            self.weights_dtype,
-            mesh=self.mesh,
-            arrange=partial(self.backend.arrange, activations=self.dtype if self.config.quantization else None),
-            progress=progress,
-        )
-        self.backend.prepare(decoder)
-        return decoder
+        with open_checkpoint(self.config.directory) as checkpoint:
+            return load_decoder(checkpoint, self.partition, self.weight_format, mesh=self.mesh, progress=progress)
 
     def describe(self) -> dict[str, str]:
         """What is served, and on what, for people to read."""
@@ -89,7 +92,7 @@ class ServedModel:
             numbers.append(f"pages in {self.kv_dtype}")
         return {
             "model": str(self.config.directory),
-            "parameters": f"{parameter_bytes(read_model_config(self.config.directory), jnp.float32) // 4:,}",
+            "parameters": f"{parameter_bytes(Partition(self.model), WeightFormat(np.dtype(np.float32))) // 4:,}",
             "dtype": ", ".join(numbers),
             "device": f"{size} x {devices[0].device_kind}{part}{hosts}",
             "operations": self.backend.description,
@@ -103,18 +106,20 @@ def served_model(config: EngineConfig) -> ServedModel:
     """
     model = read_model_config(config.directory)
     acquire_devices()
-    model = spread_over_devices(config, model)
-    devices = model.tensor_parallel_size
+    partition = split_over_devices(config, model)
+    devices = partition.devices
     dtype = np.dtype(jnp.dtype(config.dtype or _default_dtype()))
     kv_dtype = page_dtype(config, dtype)
     page_size = config.page_size or default_page_size()
     backend = choose_backend(
-        page_size, model.head_dim, kv_dtype, devices, model.stored_kv_heads // devices, config.attention_backend
+        page_size, model.attention.head_dim, kv_dtype, devices, partition.kv_heads_each, config.attention_backend
     )
-    return ServedModel(config, model, DeviceMesh(tuple(jax.devices()[:devices])), backend, page_size, dtype, kv_dtype)
+    return ServedModel(
+        config, partition, DeviceMesh(tuple(jax.devices()[:devices])), backend, page_size, dtype, kv_dtype
+    )
 
 
-def spread_over_devices(config: EngineConfig, model: ModelConfig) -> ModelConfig:
+def split_over_devices(config: EngineConfig, model: ModelSpec) -> Partition:
     """A model as this machine's devices serve it. Raises ConfigurationError where it cannot be split as was asked."""
     there, asked = jax.device_count(), config.tensor_parallel_size
     if jax.process_count() > 1:  # none may be left without a part
@@ -122,12 +127,12 @@ def spread_over_devices(config: EngineConfig, model: ModelConfig) -> ModelConfig
             raise ConfigurationError(
                 f"tensor_parallel_size {asked} is not the {there} devices of all hosts: leave it out"
             )
-        return spread(model, there)
+        return split(model, there)
     if asked is not None and asked > there:
         raise ConfigurationError(
             f"tensor_parallel_size {asked} is more than the {there} devices of this machine: lower it"
         )
-    return spread(model, asked or (1 if jax.default_backend() == "cpu" else most_devices(model, there)))
+    return split(model, asked or (1 if jax.default_backend() == "cpu" else most_devices(model, there)))
 
 
 def page_dtype(config: EngineConfig, dtype: np.dtype[Any]) -> np.dtype[Any]:

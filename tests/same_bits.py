@@ -14,12 +14,15 @@ import jax.numpy as jnp
 import numpy as np
 from checkpoints import build_checkpoint
 from flax import nnx
+from loading import load
 
 from engine.mesh import one_device
-from engine.models import linear
-from engine.models.decoder import RMSNorm
-from engine.models.families import read_model_config
-from engine.models.weights import load_decoder
+from engine.models.model_config import read_model_config
+from engine.models.norm import RMSNorm
+from engine.models.partition import Partition
+from engine.models.weights import panels
+from engine.models.weights.factory import ParameterFactory
+from engine.models.weights.parameters import tensors
 from engine.sampling.logprobs import compute_logprobs
 from engine.sampling.penalties import Penalties, apply_penalties
 from engine.sampling.sampler import SamplingRows, SamplingVariant, sample, weigh
@@ -49,19 +52,11 @@ class Steps:
     def __init__(self, directory: Path, variant: str, dtype: str, *, quantized: bool) -> None:
         build_checkpoint(directory, variant, **SIZES)
         model = read_model_config(directory)
-        backend = choose_backend(PAGE, model.head_dim, np.dtype(jnp.dtype(dtype)))
+        backend = choose_backend(PAGE, model.attention.head_dim, np.dtype(jnp.dtype(dtype)))
         assert backend.description == "oDriver's CPU kernels"
         activations = np.dtype(np.float32) if quantized else None
-        decoder = load_decoder(
-            directory,
-            model,
-            np.dtype(jnp.dtype(dtype)),
-            mesh=one_device(),
-            arrange=partial(backend.arrange, activations=activations),
-            progress=lambda done, total: None,
-        )
-        backend.prepare(decoder)
-        one_page = backend.one_page(model, PAGE, np.dtype(jnp.dtype(dtype)))
+        decoder = load(directory, backend.weight_format(np.dtype(jnp.dtype(dtype)), activations))
+        one_page = backend.one_page(Partition(model), PAGE, np.dtype(jnp.dtype(dtype)))
         self.pool = replace(one_page, num_pages=1 + SEQUENCES * PAGES)
         self.backend, self.step = backend, ModelStep(decoder, backend, self.pool, SEQUENCES, one_device())
         self.tokens = np.random.default_rng(0).integers(0, model.vocab_size, (SEQUENCES, LENGTH))
@@ -164,7 +159,8 @@ def function_differs(name: str) -> int:
     )
     key = jax.random.key(0)
     if name == "norm":
-        norm = RMSNorm(WIDE, 1e-6)
+        make = ParameterFactory(nnx.Rngs(0), 1, 1, {})
+        norm = RMSNorm("norm", {"hidden": WIDE}, 1e-6, tensors("norm"), make)
         norm.scale = nnx.Param(jnp.asarray(rng.normal(size=WIDE), jnp.float32))
         x, added = rng.normal(size=(2, ROWS, WIDE)).astype(np.float32)
         return rows_differ(lambda x, added: norm(x + added), x, added)
@@ -192,7 +188,7 @@ def function_differs(name: str) -> int:
 
 def main() -> None:
     """Print what differs in each case."""
-    directory, found = Path(sys.argv[1]), {"panel width": linear.panel_width()}
+    directory, found = Path(sys.argv[1]), {"panel width": panels.panel_width()}
     for name in sys.argv[2:]:
         if name.startswith("model "):
             _, variant, dtype, *rest = name.split()

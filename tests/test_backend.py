@@ -11,7 +11,8 @@ from caching import cpu_kernels
 from caching.attention import cpu_attention
 from caching.cpu_kernels import KernelsUnavailable
 from engine.errors import ConfigurationError
-from engine.models import linear
+from engine.models.weights import panels
+from engine.models.weights.forms import Layout
 from engine.step.backend import choose_backend, xla_backend
 
 FLOAT32 = np.dtype(np.float32)
@@ -21,7 +22,7 @@ XLA = xla_backend(FLOAT32)
 @pytest.fixture
 def fresh():
     """No library has been loaded yet, neither before nor after."""
-    caches = (cpu_kernels.load, cpu_attention.vector_width, linear.panel_width)
+    caches = (cpu_kernels.load, cpu_attention.vector_width, panels.panel_width)
     for cached in caches:
         cached.cache_clear()
     yield
@@ -37,7 +38,7 @@ def test_without_a_compiler_xla_serves_and_says_what_would_help(monkeypatch):
 
     backend = choose_backend(16, 64, FLOAT32)
 
-    assert backend.attention == XLA.attention and not backend.packs
+    assert backend.attention == XLA.attention and backend.layout is Layout.AXES
     assert "no C++ compiler" in backend.description and "g++" in backend.description
 
 
@@ -61,14 +62,14 @@ def test_a_library_is_compiled_once(monkeypatch, tmp_path):
     """The second start finds the library of the first."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     try:
-        cpu_kernels.load(linear.SOURCE)
+        cpu_kernels.load(panels.SOURCE)
     except KernelsUnavailable as unavailable:
         pytest.skip(str(unavailable))
     (library,) = (tmp_path / "odriver" / "kernels").iterdir()
     made = library.stat().st_mtime_ns
     cpu_kernels.load.cache_clear()
 
-    cpu_kernels.load(linear.SOURCE)
+    cpu_kernels.load(panels.SOURCE)
 
     assert library.stat().st_mtime_ns == made
 
@@ -76,13 +77,13 @@ def test_a_library_is_compiled_once(monkeypatch, tmp_path):
 def test_a_shape_the_kernel_does_not_know_is_left_to_xla():
     """Pages or heads that are no whole vectors are attended by XLA, while weights are packed all the same."""
     try:
-        linear.panel_width()
+        panels.panel_width()
     except KernelsUnavailable as unavailable:
         pytest.skip(str(unavailable))
 
     backend = choose_backend(4, 64, FLOAT32)
 
-    assert backend.attention == XLA.attention and backend.packs
+    assert backend.attention == XLA.attention and backend.layout is Layout.PANELS
     assert "page_size 4" in backend.description
 
 
@@ -90,13 +91,13 @@ def test_a_shape_the_kernel_does_not_know_is_left_to_xla():
 def test_pages_the_kernel_does_not_know_are_left_to_xla(kv_dtype):
     """It is said which, and they are attended as what they hold."""
     try:
-        linear.panel_width()
+        panels.panel_width()
     except KernelsUnavailable as unavailable:
         pytest.skip(str(unavailable))
 
     backend = choose_backend(16, 64, np.dtype(kv_dtype))
 
-    assert backend.attention == xla_backend(np.dtype(kv_dtype)).attention and backend.packs
+    assert backend.attention == xla_backend(np.dtype(kv_dtype)).attention and backend.layout is Layout.PANELS
     assert f"pages of {np.dtype(kv_dtype)}" in backend.description
 
 

@@ -6,11 +6,10 @@ from io import StringIO
 import msgspec
 import numpy as np
 import pytest
+from loading import load
 from rich.console import Console
 
-from engine.mesh import one_device
-from engine.models.families import read_model_config
-from engine.models.weights import load_decoder
+from engine.models.model_config import read_model_config
 from engine.sampling_params import SamplingParams
 from engine.scheduling.sequence import Sequence
 from ipc.benchmark.timeline import Timeline
@@ -63,13 +62,13 @@ def directory(tmp_path_factory):
 
 def test_a_benchmark_model_is_one_that_we_serve(directory):
     """Its config, and every weight, are what the loader calls for."""
-    config = read_model_config(directory)
+    model = read_model_config(directory)
 
-    decoder = load_decoder(directory, config, np.float32, mesh=one_device(), progress=lambda done, total: None)
+    decoder = load(directory)
 
     assert size_of(directory) == SIZE
-    assert (config.num_kv_heads, config.vocab_size, config.tied_embeddings) == (2, 300, True)
-    assert np.std(decoder.embedding[...]) == pytest.approx(0.02, rel=0.05)
+    assert (model.attention.num_kv_heads, model.vocab_size, model.tied_embeddings) == (2, 300, True)
+    assert np.std(decoder.embedding.get_value().values) == pytest.approx(0.02, rel=0.05)
     assert {path.name for path in directory.parent.iterdir()} == {"wee"}
 
 

@@ -14,8 +14,9 @@ from engine import build, served_model
 from engine.build import build_engine
 from engine.config import EngineConfig
 from engine.errors import ConfigurationError, DevicesUnavailable
-from engine.models.families import read_model_config
-from engine.models.weights import parameter_bytes
+from engine.models.model_config import read_model_config
+from engine.models.partition import Partition
+from engine.models.weights.forms import Layout
 from engine.sampling_params import SamplingParams
 from engine.scheduling.sequence import Sequence
 from engine.step import page_budget as memory
@@ -78,7 +79,7 @@ def test_an_engine_is_ready_when_it_is_built(directory, settings):
 def test_small_pages_hold_more_tokens_in_the_same_memory(directory):
     """The pool is counted in what pages take: 8 bits are a quarter of float32, but for the scales of int8."""
     config = build_config(directory)
-    model = read_model_config(directory)
+    model = Partition(read_model_config(directory))
     beside = memory._step_scratch(config, model) + memory._sampling_scratch(config, model)
 
     def pages(dtype):
@@ -102,7 +103,7 @@ def test_bfloat16_weights_are_kept_as_stored_and_serve_as_float32(tmp_path):
         return [token for _ in iter(lambda: engine.has_work, False) for out in engine.step() for token in out.token_ids]
 
     assert tokens() == tokens(dtype="float32")
-    if choose_backend(16, 12, np.dtype(np.float32)).packs:
+    if choose_backend(16, 12, np.dtype(np.float32)).layout is Layout.PANELS:
         assert (
             served_model.served_model(build_config(stored)).describe()["dtype"]
             == "float32, weights as stored in bfloat16"
@@ -208,8 +209,8 @@ def test_a_device_that_refuses_every_pool_is_a_mistake_to_be_told(directory, mon
 def test_a_step_that_takes_more_scratch_than_was_guessed_leaves_fewer_pages(directory, monkeypatch, caplog):
     """The pool shrinks by what the compiler says of the step, before anything is run."""
     config = build_config(directory)
-    model = read_model_config(directory)
-    weights, page = parameter_bytes(model, np.float32), 3 * 4 * 4 * 2 * 12 * 4
+    model = Partition(read_model_config(directory))
+    weights, page = served_model.served_model(config).weight_bytes, 3 * 4 * 4 * 2 * 12 * 4
     guess = memory._step_scratch(config, model)
     monkeypatch.setattr(
         build, "memory_budget", lambda *_: weights + guess + memory._sampling_scratch(config, model) + 33 * page

@@ -14,8 +14,8 @@ from caching.tpu.tpu_chip import CHIPS
 from caching.tpu.tpu_kernels import JAX, PALLAS
 from engine.config import EngineConfig
 from engine.errors import ConfigurationError
-from engine.models.families import read_config_file
-from engine.models.sharding import spread
+from engine.models.model_config import read_config_file
+from engine.models.partition import Partition, split
 from engine.planner.chip_fit import ChipFit
 from engine.planner.chip_plan import ChipPlan, Roofline, batch_sizes
 from engine.planner.chip_planner import pages_read
@@ -41,7 +41,7 @@ def write_config(directory, name, **changed):
 
 def test_a_step_must_read_weights_pages_and_logits():
     """Llama-3-8B on a v6e: 15 GB of weights but for the embedding, 128 kB a token of context, 501 kB of logits a sequence."""
-    model = read_config_file(CONFIGS / "Llama-3-8B.json")
+    model = Partition(read_config_file(CONFIGS / "Llama-3-8B.json"))
 
     step = Roofline(V6E, model, BFLOAT16, BFLOAT16, 16_000_000_000).step(
         4, 1000, Moved(20_000_000_000, 500_000_000), 0.001
@@ -57,7 +57,7 @@ def test_a_step_must_read_weights_pages_and_logits():
 
 def test_each_of_several_chips_reads_its_part():
     """On 16 chips a kv head is on two of them: of 8 heads, each chip reads one."""
-    model = spread(read_config_file(CONFIGS / "Llama-3-8B.json"), 16)
+    model = split(read_config_file(CONFIGS / "Llama-3-8B.json"), 16)
 
     step = Roofline(V6E, model, BFLOAT16, BFLOAT16, 1_000_000_000).step(4, 1000, Moved(), 0.0)
 
@@ -68,7 +68,7 @@ def test_each_of_several_chips_reads_its_part():
 @pytest.mark.parametrize(("kernel", "tokens"), [(JAX, 2 * 5 * 128), (PALLAS, 32 * 32)])
 def test_attention_reads_what_its_kernel_moves_at_once(kernel, tokens):
     """Of 1,000 tokens of 8 kv heads on a v6e jax's kernel reads two blocks of five pages of 128, ours quarters of pages."""
-    page = tpu_backend(V6E, kernel).one_page(read_config_file(CONFIGS / "Llama-3-8B.json"), 128, BFLOAT16)
+    page = tpu_backend(V6E, kernel).one_page(Partition(read_config_file(CONFIGS / "Llama-3-8B.json")), 128, BFLOAT16)
 
     assert pages_read(kernel, V6E, StepShapes(64, 512, 8192, page), 1000) == tokens * 2 * 8 * 128 * 2
 
@@ -83,7 +83,7 @@ def test_a_sum_over_chips_takes_its_bytes_and_its_way():
 
 def fit(name, chips, chip=V5E, **settings):
     """A model on so many chips."""
-    return ChipFit(EngineConfig(**settings), spread(read_config_file(CONFIGS / f"{name}.json"), chips), chip, BFLOAT16)
+    return ChipFit(EngineConfig(**settings), split(read_config_file(CONFIGS / f"{name}.json"), chips), chip, BFLOAT16)
 
 
 @pytest.mark.parametrize(

@@ -11,13 +11,11 @@ import pytest
 from checkpoints import VARIANTS, build_checkpoint
 from flax import nnx
 from jax import Array
+from loading import load
 from plain_attention import DenseAttention
 
-from engine.mesh import one_device
 from engine.models.decoder import Decoder
-from engine.models.families import read_model_config
 from engine.models.step_context import StepContext
-from engine.models.weights import load_decoder
 
 GOLDENS = Path(__file__).parent / "goldens"
 TOLERANCE = 1e-4
@@ -31,7 +29,7 @@ def compute_logprobs(decoder: Decoder, sequences: list[list[int]]) -> np.ndarray
 
     @nnx.jit
     def forward(decoder: Decoder, token_ids: Array, positions: Array) -> Array:
-        caches = [None] * decoder.config.num_layers
+        caches = [None] * decoder.partition.model.num_layers
         _, hidden = decoder(token_ids, caches, StepContext(decoder.rotation(positions), DenseAttention()))
         return jax.nn.log_softmax(decoder.logits(hidden), axis=-1)
 
@@ -43,9 +41,7 @@ def test_decoder_agrees_with_transformers(tmp_path: Path, variant: str) -> None:
     """Each family's decoder takes transformers' greedy path, with its log-probabilities."""
     directory = build_checkpoint(tmp_path, variant)
     cases: list[dict[str, Any]] = json.loads((GOLDENS / f"{variant}.json").read_text())["cases"]
-    decoder = load_decoder(
-        directory, read_model_config(directory), jnp.float32, mesh=one_device(), progress=lambda done, total: None
-    )
+    decoder = load(directory)
 
     computed = compute_logprobs(decoder, [case["prompt"] + case["tokens"] for case in cases])
 

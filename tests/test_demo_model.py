@@ -14,8 +14,11 @@ from jinja2 import TemplateError
 from safetensors import safe_open
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-from engine.models.config import ModelConfig
+from caching.attention.spec import AttentionSpec
 from engine.models.decoder import Decoder
+from engine.models.feed_forward import GatedSpec
+from engine.models.partition import Partition
+from engine.models.spec import BlockSpec, ModelSpec, SelfAttentionSpec
 from scripts.demo.cast import Hero, draw_hero
 from scripts.demo.chat import ask_for_story, draw_conversation
 from scripts.demo.corpus import LONG_ROW_LENGTH, ROW_LENGTH, Corpus
@@ -38,19 +41,16 @@ def tokenizer() -> PreTrainedTokenizerFast:
 @pytest.fixture(scope="module")
 def model() -> Decoder:
     """A decoder of a few hundred weights, not trained."""
-    config = ModelConfig(
+    attention = SelfAttentionSpec(num_heads=4, num_kv_heads=2, head_dim=4, scores=AttentionSpec(0.5))
+    spec = ModelSpec(
         vocab_size=11,
         hidden_size=8,
-        intermediate_size=6,
-        num_layers=2,
-        num_heads=4,
-        num_kv_heads=2,
-        head_dim=4,
+        blocks=(BlockSpec(attention, GatedSpec(6)),) * 2,
         max_position=32,
         tied_embeddings=True,
         eos_token_ids=(0,),
     )
-    return Decoder(config, nnx.Rngs(0))
+    return Decoder(Partition(spec), nnx.Rngs(0))
 
 
 def ids_of(tokenizer: PreTrainedTokenizerFast, text: str) -> list[int]:
@@ -318,10 +318,10 @@ class TestExport:
                 weights.get_tensor(f"model.layers.1.{name}.weight")
                 for name in ("self_attn.q_proj", "self_attn.k_proj", "mlp.up_proj")
             )
-        qkv = np.asarray(model.layers[1].attention.qkv_kernel[...])
+        qkv = np.asarray(model.layers[1].attention.qkv_kernel.get_value().values)
         assert np.array_equal(q[3 * 4 + 1], qkv[:, 1, 1, 1])
         assert np.array_equal(k[1 * 4 + 2], qkv[:, 1, 2, 2])
-        assert np.array_equal(up[5], np.asarray(model.layers[1].mlp.gate_up_kernel[...])[:, 1, 5])
+        assert np.array_equal(up[5], np.asarray(model.layers[1].mlp.gate_up_kernel.get_value().values)[:, 1, 5])
 
     def test_samples_are_as_if_alone(self, model):
         """Greedy continuation answers each prompt as if it were alone, and stops at the length."""

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from checkpoints import VARIANTS, build_checkpoint, random_tensors, write_tensors
 from jax.errors import JaxRuntimeError
+from loading import load
 from test_oengine import AnyToken
 
 from caching.metadata import PagedAttentionCacheMetaData
@@ -13,8 +14,7 @@ from caching.page_manager import HBMPageManager
 from engine.config import ServingLimits
 from engine.device_errors import DeviceError
 from engine.mesh import one_device
-from engine.models.families import read_model_config
-from engine.models.weights import load_decoder
+from engine.models.model_config import read_model_config
 from engine.oengine import oEngine
 from engine.sampling_params import SamplingParams
 from engine.scheduling.scheduler import InferenceScheduler
@@ -91,13 +91,13 @@ def compiled(request, tmp_path_factory):
     write_tensors(directory, tensors)
     model = read_model_config(directory)
     metadata = PagedAttentionCacheMetaData(
-        num_layers=model.num_layers, num_pages=NUM_PAGES, page_size=request.param, num_kv_heads=model.num_kv_heads,
-        head_dim=model.head_dim, dtype=np.dtype(np.float32),
+        num_layers=model.num_layers, num_pages=NUM_PAGES, page_size=request.param, num_kv_heads=model.attention.num_kv_heads,
+        head_dim=model.attention.head_dim, dtype=np.dtype(np.float32),
     )  # fmt: skip
     float32 = np.dtype(np.float32)
-    backend = xla_backend(float32) if request.param == 4 else choose_backend(request.param, model.head_dim, float32)
-    decoder = load_decoder(directory, model, np.float32, mesh=one_device(), progress=lambda done, total: None)
-    backend.prepare(decoder)
+    head_dim = model.attention.head_dim
+    backend = xla_backend(float32) if request.param == 4 else choose_backend(request.param, head_dim, float32)
+    decoder = load(directory, backend.weight_format(float32))
     shapes = StepShapes(MAX_NUM_SEQS, BUDGET, MAX_MODEL_LEN, metadata)
     manager = FaultyManager(decoder, shapes, backend, one_device())
     manager.compile(lambda progress: None)

@@ -7,9 +7,11 @@ from typing import Any
 import pytest
 from checkpoints import LLAMA, LLAMA3_ROPE, MISTRAL, QWEN2, QWEN3, SIZES
 
+from caching.attention.spec import AttentionSpec
 from engine.errors import ConfigurationError
-from engine.models.config import ModelConfig, RopeConfig
-from engine.models.families import read_model_config
+from engine.models.feed_forward import GatedSpec
+from engine.models.model_config import read_model_config
+from engine.models.spec import BlockSpec, ModelSpec, RopeSpec, SelfAttentionSpec
 from engine.request_limits import MAX_EOS_TOKEN_IDS
 from engine.sampling.logit_bias import bias_of
 from engine.sampling_params import MAX_STOP_TOKEN_IDS, SamplingParams
@@ -27,21 +29,26 @@ def build_model(directory: Path, family: str = "llama", *, without: tuple[str, .
     return directory
 
 
-def build_config(**overrides: Any) -> ModelConfig:
+def build_spec(
+    *,
+    num_kv_heads: int = 2,
+    head_dim: int = 12,
+    qkv_bias: bool = False,
+    output_bias: bool = False,
+    mlp_bias: bool = False,
+    qk_norm: bool = False,
+    windows: tuple[int | None, ...] = (None,) * 3,
+    **overrides: Any,
+) -> ModelSpec:
     """What the sizes of the tiny checkpoints come down to."""
-    sizes: dict[str, Any] = {
-        "vocab_size": 144,
-        "hidden_size": 48,
-        "intermediate_size": 80,
-        "num_layers": 3,
-        "num_heads": 4,
-        "num_kv_heads": 2,
-        "head_dim": 12,
-        "max_position": 64,
-        "rms_norm_eps": 1e-5,
-        "eos_token_ids": (2,),
-    }
-    return ModelConfig(**{**sizes, **overrides})
+    sizes = {"vocab_size": 144, "hidden_size": 48, "max_position": 64, "rms_norm_eps": 1e-5, "eos_token_ids": (2,)}
+
+    def block(window: int | None) -> BlockSpec:
+        scores = AttentionSpec(head_dim**-0.5, window)
+        mixer = SelfAttentionSpec(4, num_kv_heads, head_dim, scores, qkv_bias, output_bias, qk_norm)
+        return BlockSpec(mixer, GatedSpec(80, mlp_bias))
+
+    return ModelSpec(**{**sizes, "blocks": tuple(map(block, windows)), **overrides})
 
 
 FAMILY_ROWS = [
@@ -52,8 +59,8 @@ FAMILY_ROWS = [
     ("llama", {"tie_word_embeddings": True}, {"tied_embeddings": True}),
     ("llama", {"num_key_value_heads": None}, {"num_kv_heads": 4}),
     ("llama", {"sliding_window": 8, "use_sliding_window": True, "max_window_layers": 0}, {}),
-    ("mistral", {}, {"sliding_windows": (4096,) * 3}),
-    ("mistral", {"sliding_window": 8}, {"sliding_windows": (8,) * 3}),
+    ("mistral", {}, {"windows": (4096,) * 3}),
+    ("mistral", {"sliding_window": 8}, {"windows": (8,) * 3}),
     ("mistral", {"sliding_window": None}, {}),
     ("mistral", {"sliding_window": None, "attention_bias": True}, {}),
     ("qwen2", {}, {"qkv_bias": True}),
@@ -61,7 +68,7 @@ FAMILY_ROWS = [
     (
         "qwen2",
         {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 2},
-        {"qkv_bias": True, "sliding_windows": (None, None, 8)},
+        {"qkv_bias": True, "windows": (None, None, 8)},
     ),
     ("qwen2", {"use_sliding_window": True, "sliding_window": 8}, {"qkv_bias": True}),
     (
@@ -71,7 +78,7 @@ FAMILY_ROWS = [
             "sliding_window": 8,
             "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
         },
-        {"qkv_bias": True, "sliding_windows": (8, None, 8)},
+        {"qkv_bias": True, "windows": (8, None, 8)},
     ),
     ("qwen3", {}, {"qk_norm": True, "head_dim": 16}),
     (
@@ -82,7 +89,7 @@ FAMILY_ROWS = [
             "head_dim": 16,
             "qkv_bias": True,
             "output_bias": True,
-            "sliding_windows": (None, 8, 8),
+            "windows": (None, 8, 8),
         },
     ),
 ]
@@ -97,7 +104,7 @@ def test_each_family_reads_its_keys(
 
     config = read_model_config(directory)
 
-    assert config == build_config(**expected)
+    assert config == build_spec(**expected)
 
 
 @pytest.mark.parametrize(
@@ -120,7 +127,7 @@ def test_a_missing_key_means_what_transformers_assumes(
 
     config = read_model_config(directory)
 
-    assert config == build_config(**expected)
+    assert config == build_spec(**expected)
 
 
 def test_mistral_without_kv_heads_has_eight(tmp_path: Path) -> None:
@@ -129,10 +136,10 @@ def test_mistral_without_kv_heads_has_eight(tmp_path: Path) -> None:
 
     config = read_model_config(directory)
 
-    assert (config.num_heads, config.num_kv_heads) == (16, 8)
+    assert (config.attention.num_heads, config.attention.num_kv_heads) == (16, 8)
 
 
-LLAMA3 = RopeConfig(
+LLAMA3 = RopeSpec(
     theta=5e5, scaling="llama3", factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position=32
 )
 
@@ -140,16 +147,16 @@ LLAMA3 = RopeConfig(
 @pytest.mark.parametrize(
     ("given", "expected"),
     [
-        ({}, RopeConfig()),
-        ({"rope_theta": 1e6}, RopeConfig(theta=1e6)),
-        ({"rope_theta": 1000000, "rope_scaling": None}, RopeConfig(theta=1e6)),
-        ({"rope_parameters": {"rope_type": "default", "rope_theta": 1e6}}, RopeConfig(theta=1e6)),
-        ({"rope_parameters": {"rope_theta": 1e6}, "rope_theta": 5e5}, RopeConfig(theta=1e6)),
+        ({}, RopeSpec()),
+        ({"rope_theta": 1e6}, RopeSpec(theta=1e6)),
+        ({"rope_theta": 1000000, "rope_scaling": None}, RopeSpec(theta=1e6)),
+        ({"rope_parameters": {"rope_type": "default", "rope_theta": 1e6}}, RopeSpec(theta=1e6)),
+        ({"rope_parameters": {"rope_theta": 1e6}, "rope_theta": 5e5}, RopeSpec(theta=1e6)),
         ({"rope_theta": 5e5, "rope_scaling": {"rope_type": "llama3", **LLAMA3_ROPE}}, LLAMA3),
         ({"rope_parameters": {"rope_type": "llama3", "rope_theta": 5e5, **LLAMA3_ROPE}}, LLAMA3),
     ],
 )
-def test_rope_is_read_in_both_spellings(tmp_path: Path, given: dict[str, Any], expected: RopeConfig) -> None:
+def test_rope_is_read_in_both_spellings(tmp_path: Path, given: dict[str, Any], expected: RopeSpec) -> None:
     """rope_theta with rope_scaling (transformers 4) and rope_parameters (5) say the same thing."""
     directory = build_model(tmp_path, **given)
 
@@ -165,7 +172,7 @@ def test_linear_scaling_stretches_the_context(tmp_path: Path, spelling: dict[str
 
     config = read_model_config(directory)
 
-    assert config.rope == RopeConfig(scaling="linear", factor=2.5)
+    assert config.rope == RopeSpec(scaling="linear", factor=2.5)
     assert config.max_position == 160
 
 
@@ -242,14 +249,14 @@ def test_a_config_that_transformers_wrote_reads_the_same(tmp_path: Path) -> None
     sizes = {key: value for key, value in SIZES.items() if key != "bos_token_id"}
     written = {
         "llama": (LlamaConfig(**sizes), {}),
-        "mistral": (MistralConfig(**sizes, sliding_window=8), {"sliding_windows": (8,) * 3}),
+        "mistral": (MistralConfig(**sizes, sliding_window=8), {"windows": (8,) * 3}),
         "qwen2": (
             Qwen2Config(**sizes, use_sliding_window=True, sliding_window=8, max_window_layers=2),
-            {"qkv_bias": True, "sliding_windows": (None, None, 8)},
+            {"qkv_bias": True, "windows": (None, None, 8)},
         ),
         "qwen3": (
             Qwen3Config(**sizes, head_dim=16, rope_parameters={"rope_type": "default", "rope_theta": 1e6}),
-            {"qk_norm": True, "head_dim": 16, "rope": RopeConfig(theta=1e6)},
+            {"qk_norm": True, "head_dim": 16, "rope": RopeSpec(theta=1e6)},
         ),
     }
 
@@ -257,7 +264,7 @@ def test_a_config_that_transformers_wrote_reads_the_same(tmp_path: Path) -> None
         directory = tmp_path / family
         config.save_pretrained(directory)
         (directory / "model.safetensors").touch()
-        assert read_model_config(directory) == build_config(**expected)
+        assert read_model_config(directory) == build_spec(**expected)
 
 
 @pytest.mark.parametrize(

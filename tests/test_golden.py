@@ -13,6 +13,7 @@ import jax
 import numpy as np
 import pytest
 from checkpoints import VARIANTS, build_checkpoint
+from loading import load
 from tpu_twins import PallasTwin
 
 from caching.page_manager import HBMPageManager
@@ -20,9 +21,8 @@ from caching.tpu.tpu_chip import CHIPS
 from caching.tpu.tpu_kernels import PALLAS
 from engine.config import ServingLimits
 from engine.mesh import DeviceMesh
-from engine.models.families import read_model_config
-from engine.models.sharding import spread
-from engine.models.weights import load_decoder
+from engine.models.model_config import read_model_config
+from engine.models.partition import split
 from engine.oengine import oEngine
 from engine.sampling_params import SamplingParams
 from engine.scheduling.scheduler import InferenceScheduler
@@ -92,14 +92,11 @@ def compiled(request, tmp_path_factory):
     variant, page_size, backend, devices = request.param
     mesh = DeviceMesh(tuple(jax.devices()[:devices]))
     directory = build_checkpoint(tmp_path_factory.mktemp(variant), variant)
-    model = spread(read_model_config(directory), devices)
-    backend = backend or choose_backend(page_size, model.head_dim, FLOAT32)
-    metadata = replace(backend.one_page(model, page_size, FLOAT32), num_pages=NUM_PAGES)
+    model = read_model_config(directory)
+    backend = backend or choose_backend(page_size, model.attention.head_dim, FLOAT32)
+    metadata = replace(backend.one_page(split(model, devices), page_size, FLOAT32), num_pages=NUM_PAGES)
     shapes = StepShapes(MAX_NUM_SEQS, CHUNK, MAX_MODEL_LEN, metadata)
-    decoder = load_decoder(
-        directory, model, np.float32, mesh=mesh, arrange=backend.arrange, progress=lambda done, total: None
-    )
-    backend.prepare(decoder)
+    decoder = load(directory, backend.weight_format(FLOAT32), devices)
     manager = RecordingManager(decoder, shapes, backend, mesh)
     manager.num_tokens = model.vocab_size
     manager.compile(lambda progress: None)

@@ -7,18 +7,35 @@ import pytest
 from flax import nnx
 
 from caching.cpu_kernels import KernelsUnavailable
-from engine.models import linear
+from engine.mesh import one_device
+from engine.models.linear import linear, look_up
+from engine.models.weights.forms import Dense, Layout, WeightFormat
+from engine.models.weights.panels import panel_width
+from engine.models.weights.parameters import Parameter, Role, tensors
 
 try:
-    WIDTH = linear.panel_width()
+    WIDTH = panel_width()
 except KernelsUnavailable as unavailable:
     pytest.skip(str(unavailable), allow_module_level=True)
 
 
 def build_kernel(depth, *out, dtype=np.float32):
-    """A random kernel [depth, *out]."""
+    """Random numbers [depth, *out]."""
     rng = np.random.default_rng(depth)
-    return nnx.Param(jnp.asarray(rng.standard_normal((depth, *out), np.float32)).astype(dtype))
+    return jnp.asarray(rng.standard_normal((depth, *out), np.float32)).astype(dtype)
+
+
+def as_weight(numbers, layout, role=Role.KERNEL):
+    """Numbers as a kernel or table is served in a layout."""
+    names = ("hidden", "group", "head_dim", "gate_up") if role is Role.KERNEL else ("vocabulary", "hidden")
+    axes = tuple(zip(names, numbers.shape, strict=False))
+    parameter = Parameter("", role, axes, tensors(""), inputs=1 if role is Role.KERNEL else 0)
+    return Dense.made_of(numbers, parameter, WeightFormat(np.dtype(numbers.dtype), layout), one_device())
+
+
+def pack(numbers):
+    """A kernel in panels."""
+    return nnx.Param(as_weight(numbers, Layout.PANELS))
 
 
 def build_rows(count, depth):
@@ -33,16 +50,16 @@ def test_a_packed_kernel_gives_what_the_plain_one_gives(rows, out):
     kernel, x = build_kernel(70, *out), build_rows(rows, 70)
     bias = nnx.Param(jnp.arange(np.prod(out), dtype=np.float32).reshape(out))
 
-    actual = jax.jit(linear.dense)(x, linear.pack(kernel), bias)
+    actual = jax.jit(linear)(x, pack(kernel), bias)
 
-    expected = np.asarray(x, np.float64) @ np.asarray(kernel[...], np.float64).reshape(70, -1)
+    expected = np.asarray(x, np.float64) @ np.asarray(kernel, np.float64).reshape(70, -1)
     np.testing.assert_allclose(actual, expected.reshape(rows, *out) + np.asarray(bias[...]), atol=1e-4)
 
 
 def test_a_row_is_the_same_to_the_bit_in_any_batch():
     """What a row gets does not depend on how many there are beside it."""
-    kernel, x = linear.pack(build_kernel(300, 100)), build_rows(600, 300)
-    product = jax.jit(linear.dense)
+    kernel, x = pack(build_kernel(300, 100)), build_rows(600, 300)
+    product = jax.jit(linear)
 
     whole = np.asarray(product(x, kernel, None))
 
@@ -53,19 +70,20 @@ def test_a_row_is_the_same_to_the_bit_in_any_batch():
 def test_a_packed_table_is_looked_up_and_makes_logits():
     """The one packed form of a tied embedding serves both of its uses."""
     table = build_kernel(101, 48)
-    packed, ids, hidden = linear.pack_table(table), jnp.asarray([0, 5, 31, 32, 100], jnp.int32), build_rows(5, 48)
+    packed, plain = (as_weight(table, layout, Role.TABLE) for layout in (Layout.PANELS, Layout.AXES))
+    ids, hidden = jnp.asarray([0, 5, 31, 32, 100], jnp.int32), build_rows(5, 48)
 
-    np.testing.assert_array_equal(jax.jit(linear.look_up)(packed, ids), np.asarray(table[...])[np.asarray(ids)])
-    np.testing.assert_allclose(jax.jit(linear.logits)(hidden, packed), linear.logits(hidden, table), atol=1e-4)
+    np.testing.assert_array_equal(jax.jit(look_up)(packed, ids), np.asarray(table)[np.asarray(ids)])
+    np.testing.assert_allclose(jax.jit(Dense.logits)(packed, hidden), plain.logits(hidden), atol=1e-4)
 
 
 @pytest.mark.parametrize("rows", [1, 9, 100])
 def test_bfloat16_weights_are_multiplied_as_float32(rows):
     """Packed in half the bytes, they give to the bit what the same numbers give in float32."""
     kernel, x = build_kernel(64, 99, dtype=jnp.bfloat16), build_rows(rows, 64)
-    wide = nnx.Param(kernel[...].astype(np.float32))
+    wide = kernel.astype(np.float32)
 
-    narrow = jax.jit(linear.dense)(x, linear.pack(kernel), None)
+    narrow = jax.jit(linear)(x, pack(kernel), None)
 
-    assert linear.pack(kernel)[...].dtype == jnp.bfloat16
-    np.testing.assert_array_equal(narrow, jax.jit(linear.dense)(x, linear.pack(wide), None))
+    assert pack(kernel).get_value().values.dtype == jnp.bfloat16
+    np.testing.assert_array_equal(narrow, jax.jit(linear)(x, pack(wide), None))

@@ -5,14 +5,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from checkpoints import build_checkpoint
+from loading import load
 from plain_attention import DenseAttention
 
 from engine.build import build_engine
 from engine.config import EngineConfig
-from engine.mesh import one_device
-from engine.models.families import read_model_config
 from engine.models.step_context import StepContext
-from engine.models.weights import load_decoder
 from engine.request_limits import MAX_LOGPROBS
 from engine.sampling.logprobs import compute_logprobs, unpack_logprobs
 from engine.sampling_params import SamplingParams
@@ -36,12 +34,10 @@ def directory(tmp_path_factory):
 
 def plain_logprobs(directory, token_ids):
     """f32[tokens, vocab] by one forward pass with causal attention, without pages, chunks or a step."""
-    config = read_model_config(directory)
-    decoder = load_decoder(directory, config, np.float32, mesh=one_device(), progress=lambda done, total: None)
-
+    decoder = load(directory)
     positions = jnp.arange(len(token_ids), dtype=jnp.int32)[None]
     step = StepContext(decoder.rotation(positions), DenseAttention())
-    _, hidden = decoder(jnp.asarray([token_ids], jnp.int32), [None] * config.num_layers, step)
+    _, hidden = decoder(jnp.asarray([token_ids], jnp.int32), [None] * decoder.partition.model.num_layers, step)
     return np.asarray(jax.nn.log_softmax(decoder.logits(hidden[0])))
 
 

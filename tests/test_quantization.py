@@ -1,8 +1,6 @@
 """Weights and pages in 8 bits: how they are made, and what the model loses by them."""
 
 import math
-from dataclasses import replace
-from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -10,19 +8,20 @@ import numpy as np
 import pytest
 from checkpoints import build_checkpoint
 from flax import nnx
+from loading import load as load_checkpoint
 from transformers import AutoTokenizer
 
 from caching.page_dtype import quantize
 from engine.build import build_engine
 from engine.config import DEMO_MODEL, EngineConfig
-from engine.mesh import DeviceMesh
-from engine.models import linear
-from engine.models.families import read_model_config
-from engine.models.sharding import spread
-from engine.models.weights import abstract_decoder, load_decoder, parameter_bytes
+from engine.mesh import DeviceMesh, one_device
+from engine.models.linear import linear, look_up
+from engine.models.weights.forms import Dense, Layout, Scaled, WeightFormat
+from engine.models.weights.parameters import Parameter, Role, tensors
+from engine.models.weights.store import abstract_decoder, parameter_bytes
 from engine.sampling_params import SamplingParams
 from engine.scheduling.sequence import Sequence
-from engine.step.backend import choose_backend, xla_backend
+from engine.step.backend import choose_backend
 
 FLOAT32 = np.dtype(np.float32)
 STORY = """Once upon a time, there was a giraffe named Barney who lived in a cottage under a tall oak tree. He had a good \
@@ -33,20 +32,29 @@ beaver. "I am sorry, Nina," said Barney. "I am sorry too," said Nina. Then the b
 paper. And so Barney went home, happy and warm."""
 
 
+def arrays_of(decoder):
+    """The arrays of a decoder, or the shapes of them, by name; scales have their weight's name and _scale."""
+    found = {}
+    for path, variable in nnx.to_flat_state(nnx.state(decoder)):
+        name, weight = ".".join(map(str, path)), variable.get_value()
+        found[name] = weight.values if isinstance(weight, (Dense, Scaled)) else weight
+        if isinstance(weight, Scaled):
+            found[f"{name}_scale"] = weight.scales
+    return found
+
+
 def load(directory, devices=1, *, quantized, **forms):
-    """The parameters of a checkpoint by name, as a backend of these forms has them on so many devices."""
-    model = spread(read_model_config(directory), devices)
+    """The parameters of a checkpoint by name, in this form and on so many devices."""
+    form = WeightFormat(FLOAT32, **forms, activations=FLOAT32 if quantized else None)
+    decoder = load_checkpoint(directory, form, devices)
     mesh = DeviceMesh(tuple(jax.devices()[:devices]))
-    arrange = partial(replace(xla_backend(FLOAT32), **forms).arrange, activations=FLOAT32 if quantized else None)
-    decoder = load_decoder(directory, model, np.float32, mesh=mesh, arrange=arrange, progress=lambda *_: None)
-    abstract = abstract_decoder(model, np.float32, mesh=mesh, arrange=arrange)
-    leaves, foretold = (dict(nnx.to_flat_state(nnx.state(one))) for one in (decoder, abstract))
-    for path, leaf in leaves.items():
-        array, shape = leaf[...], foretold[path].get_value()
-        assert (array.shape, array.dtype, array.sharding) == (shape.shape, shape.dtype, shape.sharding), path
-    each = sum(leaf[...].addressable_shards[0].data.nbytes for leaf in leaves.values())
-    assert each == parameter_bytes(model, np.float32, quantized=quantized)
-    return {".".join(map(str, path)): np.asarray(leaf[...]) for path, leaf in leaves.items()}
+    arrays, foretold = arrays_of(decoder), arrays_of(abstract_decoder(decoder.partition, form, mesh=mesh))
+    for name, array in arrays.items():
+        shape = foretold[name]
+        assert (array.shape, array.dtype, array.sharding) == (shape.shape, shape.dtype, shape.sharding), name
+    each = sum(array.addressable_shards[0].data.nbytes for array in arrays.values())
+    assert each == parameter_bytes(decoder.partition, form)
+    return {name: np.asarray(array) for name, array in arrays.items()}
 
 
 @pytest.mark.parametrize("variant", ["llama2", "llama_linear"])
@@ -68,15 +76,17 @@ def test_weights_are_rounded_to_127_steps_of_an_output(tmp_path, variant):
 
 
 @pytest.mark.parametrize("scans", [False, True])
-@pytest.mark.parametrize("flattens", [False, True])
-def test_several_devices_have_the_numbers_of_one(tmp_path, flattens, scans):
+@pytest.mark.parametrize("layout", [Layout.AXES, Layout.MATRIX])
+def test_several_devices_have_the_numbers_of_one(tmp_path, layout, scans):
     """Scales are those of whole outputs, also where an output's weights are split; each device has those of its own."""
     directory = build_checkpoint(tmp_path, "qwen3_sharded")
 
-    alone, split = (load(directory, devices, quantized=True, flattens=flattens, scans=scans) for devices in (1, 2))
+    alone, split = (load(directory, devices, quantized=True, layout=layout, scans=scans) for devices in (1, 2))
 
     for name, weight in alone.items():
-        whole = ("qkv" not in name and "gate_up" not in name) or not flattens  # else in the order of the devices
+        whole = (
+            "qkv" not in name and "gate_up" not in name
+        ) or layout is Layout.AXES  # else in the order of the devices
         order = (lambda x: x) if whole else (lambda x: np.sort(x, axis=None))
         padded = len(split[name]) > len(weight)  # the vocabulary
         np.testing.assert_array_equal(
@@ -88,30 +98,27 @@ def test_several_devices_have_the_numbers_of_one(tmp_path, flattens, scans):
 @pytest.mark.parametrize("packed", [False, True])
 def test_products_are_those_of_the_numbers_that_the_weights_stand_for(rows, packed):
     """With a bias, and of a table both its rows and its logits; by XLA and by the CPU's own kernel."""
-    if packed and not choose_backend(16, 32, FLOAT32).packs:
+    if packed and choose_backend(16, 32, FLOAT32).layout is not Layout.PANELS:
         pytest.skip("no compiler")
     rng = np.random.default_rng(rows)
     weight, x = (rng.standard_normal(shape).astype(np.float32) for shape in ((70, 3, 21), (rows, 70)))
     table, ids = rng.standard_normal((50, 70)).astype(np.float32), rng.integers(0, 50, rows)
-    kernel, embedding, scales = nnx.Param(jnp.asarray(weight)), nnx.Param(jnp.asarray(table)), []
-    for number, param in enumerate((kernel, embedding)):
-        numbers, scale = quantize(param[...], number)
-        scales.append(linear.scale_of(param, number, FLOAT32).replace(scale))
-        param.set_value(numbers)
-    held = (
-        np.asarray(kernel[...]) * np.asarray(scales[0][...]),
-        np.asarray(embedding[...]) * np.asarray(scales[1])[:, None],
-    )
-    if packed:
-        kernel, embedding = linear.pack(kernel), linear.pack_table(embedding)
+    (numbers, scale), (rounded, row_scale) = quantize(jnp.asarray(weight), 0), quantize(jnp.asarray(table), 1)
+    held = np.asarray(numbers) * np.asarray(scale), np.asarray(rounded) * np.asarray(row_scale)[:, None]
+    form = WeightFormat(FLOAT32, Layout.PANELS if packed else Layout.AXES, activations=FLOAT32)
+    axes = (("hidden", 70), ("group", 3), ("head_dim", 21))
+    kernel_parameter = Parameter("kernel", Role.KERNEL, axes, tensors("kernel"), inputs=1)
+    table_parameter = Parameter("table", Role.TABLE, (("vocabulary", 50), ("hidden", 70)), tensors("table"))
+    kernel = nnx.Param(Scaled.made_of(jnp.asarray(weight), kernel_parameter, form, one_device()))
+    embedding = Scaled.made_of(jnp.asarray(table), table_parameter, form, one_device())
     bias = nnx.Param(jnp.ones((3, 21)))
 
-    product = jax.jit(linear.dense)(jnp.asarray(x), kernel, bias, scale=scales[0])
-    rows_of = jax.jit(linear.look_up)(embedding, jnp.asarray(ids), scale=scales[1])
+    product = jax.jit(linear)(jnp.asarray(x), kernel, bias)
+    rows_of = jax.jit(look_up)(embedding, jnp.asarray(ids))
 
     np.testing.assert_allclose(product, np.einsum("tn,nko->tko", x, held[0]) + 1, atol=1e-4)
     np.testing.assert_allclose(rows_of, held[1][ids], atol=1e-6)
-    np.testing.assert_allclose(jax.jit(linear.logits)(jnp.asarray(x), embedding, scales[1]), x @ held[1].T, atol=1e-4)
+    np.testing.assert_allclose(jax.jit(Scaled.logits)(embedding, jnp.asarray(x)), x @ held[1].T, atol=1e-4)
 
 
 @pytest.fixture(scope="module")

@@ -14,7 +14,7 @@ from caching import instruction_set
 from caching.cpu_kernels import KernelsUnavailable
 from caching.instruction_set import UnknownInstructions, available, compiler_flags
 from engine.errors import ConfigurationError
-from engine.models import linear
+from engine.models.weights import panels
 from engine.step.backend import choose_backend
 from engine.step.lowering import lower
 
@@ -24,7 +24,7 @@ MODELS = ["model qwen3 float32", "model llama2 float32 int8", "model llama_linea
 FUNCTIONS = ["norm", "logprobs", "penalties", "temperature weights", "truncated weights", "temperature", "truncated"]
 
 try:
-    linear.panel_width()
+    panels.panel_width()
 except KernelsUnavailable as unavailable:
     pytest.skip(str(unavailable), allow_module_level=True)
 

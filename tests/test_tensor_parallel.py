@@ -18,11 +18,14 @@ from xla_flags import xla_flags
 from engine.config import EngineConfig
 from engine.errors import ConfigurationError
 from engine.mesh import DeviceMesh
-from engine.models.config import ModelConfig
-from engine.models.families import read_model_config
-from engine.models.sharding import SPECS, most_devices, spec_of, spread
-from engine.models.weights import abstract_decoder, load_decoder, parameter_bytes
-from engine.served_model import spread_over_devices
+from engine.models.model_config import read_model_config
+from engine.models.partition import Partition, most_devices, split
+from engine.models.weights.factory import declared
+from engine.models.weights.forms import Layout, WeightFormat
+from engine.models.weights.parameters import AXES
+from engine.models.weights.sources import open_checkpoint
+from engine.models.weights.store import abstract_decoder, load_decoder, parameter_bytes
+from engine.served_model import split_over_devices
 from engine.step.backend import xla_backend
 from engine.step.execution_manager import StepShapes
 from engine.step.model_io import StepLayout
@@ -30,7 +33,8 @@ from engine.step.model_step import ModelStep
 from engine.step.sampling_functions import SamplingFunctions
 
 ROOT = Path(__file__).parent.parent
-XLA = xla_backend(np.dtype(np.float32))
+FLOAT32 = np.dtype(np.float32)
+XLA = xla_backend(FLOAT32)
 HEADS = {"num_attention_heads": 8, "num_key_value_heads": 4, "intermediate_size": 96, "vocab_size": 700}
 """What 1, 2, 4 and 8 devices divide, with less kv heads than devices and a vocabulary that has to be padded."""
 
@@ -66,29 +70,29 @@ def test_tokens_do_not_depend_on_the_number_of_devices(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("scans", [False, True])
-@pytest.mark.parametrize("flattens", [False, True])
+@pytest.mark.parametrize("layout", [Layout.AXES, Layout.MATRIX])
 @pytest.mark.parametrize("variant", ["llama2", "llama_linear", "qwen3_sharded"])
 def test_every_device_has_its_part_of_the_model(
-    tmp_path: Path, two: DeviceMesh, variant: str, flattens: bool, scans: bool
+    tmp_path: Path, two: DeviceMesh, variant: str, layout: Layout, scans: bool
 ) -> None:
     """Put together, in whatever form a backend reads them, the parts are the tensors of the checkpoint."""
-    model = spread(read_model_config(build_checkpoint(tmp_path, variant)), 2)
-    backend = replace(XLA, flattens=flattens, scans=scans)
+    model = read_model_config(build_checkpoint(tmp_path, variant))
+    partition, form = split(model, 2), WeightFormat(FLOAT32, layout, scans)
     placed: list[int] = []
 
-    decoder = load_decoder(
-        tmp_path, model, np.float32, mesh=two, arrange=backend.arrange, progress=lambda done, _: placed.append(done)
-    )
+    with open_checkpoint(tmp_path) as checkpoint:
+        decoder = load_decoder(checkpoint, partition, form, mesh=two, progress=lambda done, _: placed.append(done))
 
-    abstract = abstract_decoder(model, np.float32, mesh=two, arrange=backend.arrange)
+    abstract = abstract_decoder(partition, form, mesh=two)
     leaves = jax.tree.leaves(jax.tree.map(lambda leaf: leaf, _state(decoder)))
     for leaf, foretold in zip(leaves, jax.tree.leaves(_state(abstract)), strict=True):
         assert (leaf.shape, leaf.dtype, leaf.sharding) == (foretold.shape, foretold.dtype, foretold.sharding)
     tensors = random_tensors(VARIANTS[variant].config, VARIANTS[variant].seed)
-    stack, place = (decoder.layers[-1].layer, -1) if scans else (decoder.layers[-1], None)
-    down = np.asarray(stack.mlp.down_kernel[...] if place is None else stack.mlp.down_kernel[...][place])
+    stack, place = (decoder.layers[-1].blocks[-1], -1) if scans else (decoder.layers[-1], None)
+    down, gate_up = (kernel.get_value().values for kernel in (stack.mlp.down_kernel, stack.mlp.gate_up_kernel))
+    down = np.asarray(down if place is None else down[place])
     np.testing.assert_array_equal(down.T, tensors[f"model.layers.{model.num_layers - 1}.mlp.down_proj.weight"])
-    halves = [np.asarray(shard.data) for shard in stack.mlp.gate_up_kernel[...].addressable_shards]
+    halves = [np.asarray(shard.data) for shard in gate_up.addressable_shards]
     gate = tensors[f"model.layers.{model.num_layers - 1}.mlp.gate_proj.weight"]
     width = len(gate) // 2
     for number, half in enumerate(halves):
@@ -96,7 +100,7 @@ def test_every_device_has_its_part_of_the_model(
         own = own.reshape(own.shape[0], 2, width)[:, 0].T
         np.testing.assert_array_equal(own, gate[number * width : (number + 1) * width])
     each = sum(leaf.addressable_shards[0].data.nbytes for leaf in leaves)
-    assert each == parameter_bytes(model, np.float32)
+    assert each == parameter_bytes(partition, form)
     assert placed == sorted(placed)
 
 
@@ -108,23 +112,18 @@ def test_every_parameter_has_a_rule(tmp_path: Path) -> None:
     """None is copied to all devices because nobody thought of it."""
     for variant in VARIANTS:
         model = read_model_config(build_checkpoint(tmp_path / variant, variant))
-        for path, _ in jax.tree_util.tree_leaves_with_path(_state(_abstract(model))):
-            name = jax.tree_util.keystr(path, simple=True, separator=".").removesuffix(".value")
-            assert sum(bool(re.search(pattern, name)) for pattern, _ in SPECS) == 1, name
-            spec_of(name)
-
-
-def _abstract(model: ModelConfig):
-    return abstract_decoder(model, np.float32, mesh=DeviceMesh((jax.devices()[0],)))
+        decoder = abstract_decoder(Partition(model), WeightFormat(FLOAT32), mesh=DeviceMesh((jax.devices()[0],)))
+        for _, variable in nnx.to_flat_state(_state(decoder)):
+            assert set(declared(variable).names) <= AXES.keys(), declared(variable).name
 
 
 def test_kv_heads_are_repeated_where_devices_are_more(tmp_path: Path) -> None:
     """Each device has the one kv head that its query heads belong to."""
-    model = spread(read_model_config(build_checkpoint(tmp_path, "qwen2", **HEADS)), 8)
+    partition = split(read_model_config(build_checkpoint(tmp_path, "qwen2", **HEADS)), 8)
 
-    assert (model.kv_replicas, model.stored_kv_heads, model.group_size) == (2, 8, 1)
-    assert XLA.one_page(model, 16, np.dtype(np.float32)).num_kv_heads == 1
-    assert model.padded_vocab_size == 1024
+    assert (partition.kv_replicas, partition.stored_kv_heads, partition.kv_heads_each) == (2, 8, 1)
+    assert XLA.one_page(partition, 16, FLOAT32).num_kv_heads == 1
+    assert partition.padded_vocab_size == 1024
 
 
 @pytest.mark.parametrize(
@@ -146,28 +145,28 @@ def test_what_does_not_divide_is_refused_by_name(tmp_path: Path, changed: dict, 
     model = read_model_config(build_checkpoint(tmp_path, "llama2", **changed))
 
     with pytest.raises(ConfigurationError, match=re.escape(f"tensor_parallel_size 4 does not divide {named}")):
-        spread(model, 4)
+        split(model, 4)
 
 
 def test_an_operator_hears_how_many_devices_there_are(tmp_path: Path) -> None:
     """More than the machine has is refused; on a CPU one is the default, for its cores are no devices."""
     model = read_model_config(build_checkpoint(tmp_path, "llama2"))
 
-    assert spread_over_devices(EngineConfig(), model).tensor_parallel_size == 1
-    assert spread_over_devices(EngineConfig(tensor_parallel_size=2), model).tensor_parallel_size == 2
+    assert split_over_devices(EngineConfig(), model).devices == 1
+    assert split_over_devices(EngineConfig(tensor_parallel_size=2), model).devices == 2
     with pytest.raises(ConfigurationError, match="tensor_parallel_size 64 is more than the"):
-        spread_over_devices(EngineConfig(tensor_parallel_size=64), model)
+        split_over_devices(EngineConfig(tensor_parallel_size=64), model)
     assert most_devices(model, 64) == 4
 
 
 @pytest.mark.parametrize("scans", [False, True])
 def test_a_layer_has_two_sums_and_nothing_is_gathered(tmp_path: Path, two: DeviceMesh, scans: bool) -> None:
     """All that devices say to each other in a step is the embedding and two sums a layer."""
-    model = spread(read_model_config(build_checkpoint(tmp_path, "qwen3")), 2)
-    backend = replace(XLA, scans=scans)
-    pool = replace(backend.one_page(model, 4, np.dtype(np.float32)), num_pages=9)
+    model = read_model_config(build_checkpoint(tmp_path, "qwen3"))
+    partition, backend = split(model, 2), replace(XLA, scans=scans)
+    pool = replace(backend.one_page(partition, 4, FLOAT32), num_pages=9)
     shapes = StepShapes(4, 8, 16, pool)
-    decoder = abstract_decoder(model, np.float32, mesh=two, arrange=backend.arrange)
+    decoder = abstract_decoder(partition, backend.weight_format(FLOAT32), mesh=two)
 
     program = ModelStep(decoder, backend, pool, 4, two).lower(shapes.layout(8)).compile().as_text()
 

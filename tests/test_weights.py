@@ -11,34 +11,29 @@ import numpy as np
 import pytest
 from checkpoints import VARIANTS, build_checkpoint, random_tensors, write_tensors
 from flax import nnx
+from loading import FLOAT32, load
 from numpy.typing import NDArray
 
 from engine.errors import ConfigurationError
-from engine.mesh import DeviceMesh, one_device
-from engine.models import weights
-from engine.models.checkpoint import Checkpoint, open_checkpoint
+from engine.mesh import one_device
 from engine.models.decoder import Decoder
-from engine.models.families import read_model_config
-from engine.models.sharding import spread
-from engine.models.weights import load_decoder, parameter_bytes
+from engine.models.model_config import read_model_config
+from engine.models.partition import Partition
+from engine.models.weights import verification
+from engine.models.weights.forms import Layout, WeightFormat
+from engine.models.weights.sources import Arrays, Checkpoint, open_checkpoint
+from engine.models.weights.store import parameter_bytes, put
 
+BFLOAT16 = WeightFormat(jnp.dtype(jnp.bfloat16))
 EMBEDDING, Q_PROJ = "model.embed_tokens.weight", "model.layers.1.self_attn.q_proj.weight"
-
-
-def load(directory: Path, dtype: Any = jnp.float32, **options: Any) -> Decoder:
-    """The decoder of a directory, without watching it load."""
-    return load_decoder(
-        directory, read_model_config(directory), dtype, **{"mesh": one_device(), "progress": _ignore, **options}
-    )
-
-
-def _ignore(done: int, total: int) -> None:
-    del done, total
 
 
 def parameters_of(decoder: Decoder) -> dict[str, jax.Array]:
     """Its parameters by name."""
-    return {".".join(map(str, path)): leaf.get_value() for path, leaf in nnx.to_flat_state(nnx.state(decoder))}
+    return {
+        ".".join(map(str, path)): jax.tree.leaves(leaf.get_value())[0]
+        for path, leaf in nnx.to_flat_state(nnx.state(decoder))
+    }
 
 
 def tensors_of(variant: str = "llama2") -> dict[str, NDArray[np.float32]]:
@@ -62,7 +57,7 @@ def test_q_k_and_v_are_fused_by_kv_head(tmp_path: Path) -> None:
     attention = load(directory).layers[1].attention
 
     prefix = "model.layers.1.self_attn"
-    kernel, bias = np.asarray(attention.qkv_kernel[...]), np.asarray(attention.qkv_bias[...])
+    kernel, bias = np.asarray(attention.qkv_kernel.get_value().values), np.asarray(attention.qkv_bias[...])
     for kv_head in range(2):
         for column, (name, head) in enumerate(
             [("q", 2 * kv_head), ("q", 2 * kv_head + 1), ("k", kv_head), ("v", kv_head)]
@@ -80,7 +75,7 @@ def test_gate_and_up_are_fused_side_by_side(tmp_path: Path) -> None:
 
     for column, name in enumerate(["gate", "up"]):
         weight, bias = (tensors[f"model.layers.0.mlp.{name}_proj.{kind}"] for kind in ("weight", "bias"))
-        np.testing.assert_array_equal(np.asarray(mlp.gate_up_kernel[...])[:, column].T, weight)
+        np.testing.assert_array_equal(np.asarray(mlp.gate_up_kernel.get_value().values)[:, column].T, weight)
         np.testing.assert_array_equal(np.asarray(mlp.gate_up_bias[...])[column], bias)
 
 
@@ -103,7 +98,7 @@ def test_parameters_have_the_dtype_asked_for(tmp_path: Path, stored: str, dtype:
     if stored == "bfloat16":
         weight = (weight.view(np.uint32) & 0xFFFF0000).view(np.float32)
 
-    parameters = parameters_of(load(directory, dtype))
+    parameters = parameters_of(load(directory, WeightFormat(jnp.dtype(dtype))))
 
     for name, value in parameters.items():
         assert value.dtype == ("float32" if name.endswith("scale") else dtype), name
@@ -117,9 +112,9 @@ def test_progress_counts_every_byte(tmp_path: Path, variant: str) -> None:
     directory = build_checkpoint(tmp_path, variant)
     heard: list[tuple[int, int]] = []
 
-    parameters = parameters_of(load(directory, "bfloat16", progress=lambda done, total: heard.append((done, total))))
+    parameters = parameters_of(load(directory, BFLOAT16, progress=lambda done, total: heard.append((done, total))))
 
-    foretold = parameter_bytes(read_model_config(directory), "bfloat16")
+    foretold = parameter_bytes(Partition(read_model_config(directory)), BFLOAT16)
     assert foretold == sum(value.nbytes for value in parameters.values())
     assert [total for _, total in heard] == [foretold] * len(parameters)
     assert [done for done, _ in heard] == np.cumsum([value.nbytes for value in parameters.values()]).tolist()
@@ -136,14 +131,12 @@ def test_each_device_reads_its_own_part(tmp_path: Path, monkeypatch: pytest.Monk
         return part
 
     monkeypatch.setattr(Checkpoint, "read", count)
-    config = spread(read_model_config(directory), 2)
-    mesh = DeviceMesh(tuple(jax.devices()[:2]))
-    load_decoder(directory, config, np.float32, mesh=mesh, progress=_ignore)
+    load(directory, devices=2)
 
     with open_checkpoint(directory) as checkpoint:
-        for name in checkpoint.files:
+        for name in checkpoint.names:
             parts = 2 if name.endswith("norm.weight") else 1  # which both have
-            assert read[name] == parts * np.prod(checkpoint.shape(name))
+            assert read[name] == parts * np.prod(checkpoint.info(name).shape)
 
 
 def rewrite(directory: Path, variant: str = "llama2", **changes: NDArray[np.float32] | None) -> Path:
@@ -210,7 +203,7 @@ def test_a_head_equal_to_its_embedding_is_passed_over(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, block: int
 ) -> None:
     """A tied checkpoint may hold the head that its embedding is, compared in blocks of any size."""
-    monkeypatch.setattr(weights, "COMPARED_ROWS", block)
+    monkeypatch.setattr(verification, "COMPARED_ROWS", block)
     tied = build_checkpoint(tmp_path / "tied", "qwen2")
     doubled = rewrite(tmp_path / "doubled", "qwen2", **{"lm_head.weight": tensors_of("qwen2")[EMBEDDING]})
 
@@ -222,7 +215,7 @@ def test_a_head_unlike_its_embedding_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rows: int, block: int
 ) -> None:
     """A tied checkpoint with a head of its own contradicts itself: the message says which key decides."""
-    monkeypatch.setattr(weights, "COMPARED_ROWS", block)
+    monkeypatch.setattr(verification, "COMPARED_ROWS", block)
     head = tensors_of("qwen2")[EMBEDDING][:rows].copy()
     head[-1, -1] += 1
     directory = rewrite(tmp_path, "qwen2", **{"lm_head.weight": head})
@@ -279,3 +272,29 @@ def test_a_damaged_file_is_named(tmp_path: Path, keep: slice) -> None:
 
     with pytest.raises(ConfigurationError, match=r"model\.safetensors is corrupt, incomplete .* download it again"):
         load(directory)
+
+
+@pytest.mark.parametrize("form", [FLOAT32, WeightFormat(np.dtype(np.float32), Layout.MATRIX, scans=True)])
+def test_other_weights_are_put_into_the_arrays_that_are_served(tmp_path: Path, form: WeightFormat) -> None:
+    """The weights of another source, here arrays in memory, replace those of a decoder, whose arrays are given up."""
+    decoder = load(build_checkpoint(tmp_path / "served"), form)
+    before = jax.tree.leaves(nnx.state(decoder))
+    other = random_tensors(VARIANTS["llama2"].config, seed=99)
+    write_tensors(build_checkpoint(tmp_path / "other"), other)
+
+    put(Arrays(other), decoder, form, mesh=one_device(), progress=lambda done, total: None)
+
+    assert_same(decoder, load(tmp_path / "other", form))
+    assert all(array.is_deleted() for array in before)
+
+
+def test_a_source_that_does_not_fit_leaves_the_served_weights_as_they_are(tmp_path: Path) -> None:
+    """It is refused by name before any array is given up."""
+    directory = build_checkpoint(tmp_path)
+    decoder, tensors = load(directory), tensors_of()
+    del tensors[Q_PROJ]
+
+    with pytest.raises(ConfigurationError, match=f"arrays in memory: {re.escape(Q_PROJ)} is not in"):
+        put(Arrays(tensors), decoder, FLOAT32, mesh=one_device(), progress=lambda done, total: None)
+
+    assert_same(decoder, load(directory))

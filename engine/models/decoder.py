@@ -44,7 +44,9 @@ class Attention(nnx.Module):
         self.o_kernel = make.kernel("attention.o_kernel", heads, hidden, _fused("weight", "o"), last=True)
         self.o_bias = make.bias("attention.o_bias", hidden, _fused("bias", "o")) if spec.output_bias else None
         self.q_norm, self.k_norm = (
-            RMSNorm(f"attention.{name}", {"head_dim": spec.head_dim}, model.rms_norm_eps, _norm(f"self_attn.{name}"), make)
+            RMSNorm(
+                f"attention.{name}", {"head_dim": spec.head_dim}, model.rms_norm_eps, _norm(f"self_attn.{name}"), make
+            )
             if spec.qk_norm
             else None
             for name in ("q_norm", "k_norm")
@@ -96,10 +98,10 @@ class LayerStack(nnx.Module):
     """
 
     def __init__(self, group: LayerGroup, partition: Partition, make: ParameterFactory) -> None:
-        blocks = nnx.List([DecoderLayer(spec, partition, make) for spec in group.period])
-        graph, state = nnx.split(blocks)
+        self.blocks: nnx.List[DecoderLayer] = nnx.List([DecoderLayer(spec, partition, make) for spec in group.period])
+        state = nnx.state(self.blocks)
         stacked = jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (group.repeats, *leaf.shape)), state)
-        self.blocks: nnx.List[DecoderLayer] = nnx.merge(graph, stacked)
+        nnx.update(self.blocks, stacked)
         self.repeats = group.repeats
 
     def __call__(self, x: Array, cache: LayerCache, step: StepContext) -> tuple[LayerCache, Array]:
@@ -108,7 +110,8 @@ class LayerStack(nnx.Module):
 
         def repeat(carry: tuple[LayerCache, Array], each: tuple[Any, Array]) -> tuple[tuple[LayerCache, Array], None]:
             (cache, x), (weights, first) = carry, each
-            for number, block in enumerate(nnx.merge(graph, weights)):
+            blocks: nnx.List[DecoderLayer] = nnx.merge(graph, weights)
+            for number, block in enumerate(blocks):
                 cache, x = block(x, cache, first + np.int32(number), step)
             return (cache, x), None
 
@@ -130,7 +133,9 @@ class Decoder(nnx.Module):
             if scans
             else [DecoderLayer(block, partition, make) for block in model.blocks]
         )
-        self.norm = RMSNorm("norm", {"hidden": model.hidden_size}, model.rms_norm_eps, tensors("model.norm.weight"), make)
+        self.norm = RMSNorm(
+            "norm", {"hidden": model.hidden_size}, model.rms_norm_eps, tensors("model.norm.weight"), make
+        )
         self.lm_head = (
             None if model.tied_embeddings else make.table("lm_head", axes, tensors("lm_head.weight"), padding=padding)
         )

@@ -20,21 +20,25 @@ Count = Annotated[int, msgspec.Meta(ge=1)]
 Positive = Annotated[float, msgspec.Meta(gt=0)]
 
 DTYPES = (None, "float32", "float16", "bfloat16")
-SUPPORTED_VALUES: Mapping[str, tuple[Any, ...]] = MappingProxyType({
-    "hidden_act": ("silu", "swish"),
-    "quantization_config": (None,),
-    "compression_config": (None,),
-    "partial_rotary_factor": (1, None),
-    "dtype": DTYPES,
-    "torch_dtype": DTYPES,
-})
+SUPPORTED_VALUES: Mapping[str, tuple[Any, ...]] = MappingProxyType(
+    {
+        "hidden_act": ("silu", "swish"),
+        "quantization_config": (None,),
+        "compression_config": (None,),
+        "partial_rotary_factor": (1, None),
+        "dtype": DTYPES,
+        "torch_dtype": DTYPES,
+    }
+)
 """Keys under which a checkpoint may ask for something else, and all that there is: the default first."""
 
-_ROPE_KEYS: Mapping[str, tuple[str, ...]] = MappingProxyType({
-    "default": (),
-    "linear": ("factor",),
-    "llama3": ("factor", "low_freq_factor", "high_freq_factor"),
-})
+_ROPE_KEYS: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {
+        "default": (),
+        "linear": ("factor",),
+        "llama3": ("factor", "low_freq_factor", "high_freq_factor"),
+    }
+)
 """The rope types served, and the keys that each needs; they are also RopeSpec's."""
 
 LAYER_TYPES = ("full_attention", "sliding_attention")

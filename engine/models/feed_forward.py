@@ -2,7 +2,6 @@
 
 from dataclasses import dataclass
 from enum import Enum
-from functools import partial
 
 import jax
 from flax import nnx
@@ -10,7 +9,7 @@ from jax import Array
 
 from engine.models.linear import linear
 from engine.models.weights.factory import ParameterFactory
-from engine.models.weights.parameters import LAYER, tensors
+from engine.models.weights.parameters import LAYER, TensorRule, tensors
 
 
 class Activation(Enum):
@@ -44,8 +43,10 @@ class GatedMLP(nnx.Module):
         hidden, ffn = {"hidden": hidden_size}, {"ffn": spec.intermediate_size}
         gate_up = {"gate_up": 2, **ffn}
 
-        def stored(kind: str, *names: str):
-            return tensors(*(f"{LAYER}mlp.{name}_proj.{kind}" for name in names), along="gate_up" if names[1:] else None)
+        def stored(kind: str, *names: str) -> TensorRule:
+            return tensors(
+                *(f"{LAYER}mlp.{name}_proj.{kind}" for name in names), along="gate_up" if names[1:] else None
+            )
 
         self.gate_up_kernel = make.kernel("mlp.gate_up_kernel", hidden, gate_up, stored("weight", "gate", "up"))
         self.gate_up_bias = make.bias("mlp.gate_up_bias", gate_up, stored("bias", "gate", "up")) if spec.bias else None

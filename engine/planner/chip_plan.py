@@ -6,7 +6,7 @@ import msgspec
 import numpy as np
 
 from caching.tpu.tpu_chip import Chip
-from engine.models.config import ModelConfig
+from engine.models.partition import Partition
 from engine.planner.compiled_function import CompiledFunction
 from engine.planner.hlo_traffic import Moved
 
@@ -72,8 +72,8 @@ class Roofline:
     """A chip that does nothing but move and multiply (Williams et al. 2009), and the part of a model that it has."""
 
     chip: Chip
-    model: ModelConfig
-    """As it is split."""
+    partition: Partition
+    """The model, split over the chips."""
     dtype: np.dtype
     kv_dtype: np.dtype
     weight_bytes: int
@@ -98,24 +98,27 @@ class Roofline:
     @property
     def _read_weights(self) -> int:
         """All but the embedding, of which a step reads a row for each token."""
-        table = self.model.padded_vocab_size // self._chips * self.model.hidden_size * self.dtype.itemsize
-        return self.weight_bytes - (0 if self.model.tied_embeddings else table)
+        model = self.partition.model
+        table = self.partition.padded_vocab_size // self._chips * model.hidden_size * self.dtype.itemsize
+        return self.weight_bytes - (0 if model.tied_embeddings else table)
 
     def _bytes_a_sequence(self, tokens: int) -> int:
         """Keys and values, and logits in float32."""
-        key_and_value = 2 * self.model.stored_kv_heads // self._chips * self.model.head_dim * self.kv_dtype.itemsize
-        return self._seen(tokens) * key_and_value + 4 * self.model.vocab_size // self._chips
+        model = self.partition.model
+        key_and_value = 2 * self.partition.kv_heads_each * model.attention.head_dim * self.kv_dtype.itemsize
+        return self._seen(tokens) * key_and_value + 4 * model.vocab_size // self._chips
 
     def _flops_of_attention(self, tokens: int) -> int:
-        return 4 * self.model.num_heads // self._chips * self.model.head_dim * self._seen(tokens)
+        attention = self.partition.model.attention
+        return 4 * attention.num_heads // self._chips * attention.head_dim * self._seen(tokens)
 
     def _seen(self, tokens: int) -> int:
         """Keys that a token sees, in all layers together."""
-        return sum(min(tokens, self.model.window(layer) or tokens) for layer in range(self.model.num_layers))
+        return sum(min(tokens, block.mixer.scores.window or tokens) for block in self.partition.model.blocks)
 
     @property
     def _chips(self) -> int:
-        return self.model.tensor_parallel_size
+        return self.partition.devices
 
 
 def batch_sizes(max_num_seqs: int) -> list[int]:

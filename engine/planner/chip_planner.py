@@ -2,7 +2,6 @@
 
 import time
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 
 import jax
@@ -17,10 +16,10 @@ from caching.tpu.tpu_kernels import TPUKernel
 from engine.config import EngineConfig
 from engine.errors import ConfigurationError
 from engine.mesh import DeviceMesh
-from engine.models.config import ModelConfig
-from engine.models.families import read_config_file
-from engine.models.sharding import most_devices, spread
-from engine.models.weights import abstract_decoder
+from engine.models.model_config import read_config_file
+from engine.models.partition import Partition, most_devices, split
+from engine.models.spec import ModelSpec
+from engine.models.weights.store import abstract_decoder
 from engine.planner.chip_fit import ChipFit
 from engine.planner.chip_plan import ChipPlan, DecodeStep, Roofline, batch_sizes
 from engine.planner.compiled_function import CompiledProgram, LargeArrays
@@ -44,11 +43,11 @@ def plan_chips(config: EngineConfig, path: Path, topology: str, tokens_a_sequenc
     """
     devices = chips_of(topology)
     chip = _known(devices[0])
-    model = _split(config, read_config_file(path), len(devices))
-    fit = ChipFit(config, model, chip, np.dtype(config.dtype or jnp.bfloat16))
+    partition = _partition(config, read_config_file(path), len(devices))
+    fit = ChipFit(config, partition, chip, np.dtype(config.dtype or jnp.bfloat16))
     fit.check(len(devices))
     cache = fit.planner()
-    mesh = DeviceMesh(tuple(devices[: model.tensor_parallel_size]))
+    mesh = DeviceMesh(tuple(devices[: partition.devices]))
     shapes = _shapes(config, cache)
     check_page_table(config, fit.backend, shapes.pages_per_seq)
     begun = time.perf_counter()
@@ -92,13 +91,13 @@ def _known(device: Device) -> Chip:
     return CHIPS[device.device_kind]
 
 
-def _split(config: EngineConfig, model: ModelConfig, chips: int) -> ModelConfig:
+def _partition(config: EngineConfig, model: ModelSpec, chips: int) -> Partition:
     asked = config.tensor_parallel_size
     if asked is not None and asked > chips:
         raise ConfigurationError(
             f"tensor_parallel_size {asked} is more than the {chips} chips of the topology: lower it"
         )
-    return spread(model, asked or most_devices(model, chips))
+    return split(model, asked or most_devices(model, chips))
 
 
 def _shapes(config: EngineConfig, cache: CachePlanner) -> StepShapes:
@@ -108,12 +107,11 @@ def _shapes(config: EngineConfig, cache: CachePlanner) -> StepShapes:
 
 def _compile(fit: ChipFit, mesh: DeviceMesh, shapes: StepShapes, report: Report) -> list[CompiledProgram]:
     """All that a daemon compiles before it is READY, in the order in which it is done."""
-    backend, model = fit.backend, fit.model
-    arrange = partial(backend.arrange, activations=fit.dtype if fit.config.quantization else None)
-    decoder = abstract_decoder(model, fit.dtype, mesh=mesh, arrange=arrange)
-    logits = jax.ShapeDtypeStruct((shapes.max_num_seqs, model.padded_vocab_size), jnp.float32)
+    backend, partition = fit.backend, fit.partition
+    decoder = abstract_decoder(partition, fit.weight_format, mesh=mesh)
+    logits = jax.ShapeDtypeStruct((shapes.max_num_seqs, partition.padded_vocab_size), jnp.float32)
     pages = jax.tree.leaves(backend.abstract_cache(shapes.cache, mesh))
-    arrays = LargeArrays(tuple(jax.tree.leaves(nnx.state(decoder))), tuple(pages), logits, model.num_layers)
+    arrays = LargeArrays(tuple(jax.tree.leaves(nnx.state(decoder))), tuple(pages), logits, partition.model.num_layers)
     programs: list[CompiledProgram] = []
 
     def hear(compilation: Compilation) -> None:
@@ -127,7 +125,7 @@ def _compile(fit: ChipFit, mesh: DeviceMesh, shapes: StepShapes, report: Report)
 def _decode(fit: ChipFit, programs: list[CompiledProgram], shapes: StepShapes, tokens: int) -> list[DecodeStep]:
     """Of as many sequences as there are pages for, each in the smallest bucket that holds them, and the greedy sampler."""
     roofline, read = (
-        Roofline(fit.chip, fit.model, fit.stored_dtype, fit.kv_dtype, fit.weights),
+        Roofline(fit.chip, fit.partition, fit.stored_dtype, fit.kv_dtype, fit.weights),
         pages_read(fit.kernel, fit.chip, shapes, tokens),
     )
     pages = pages_for(tokens, shapes.cache.page_size)
@@ -142,7 +140,7 @@ def _decode(fit: ChipFit, programs: list[CompiledProgram], shapes: StepShapes, t
 
 def _step(roofline: Roofline, sequences: int, tokens: int, *traffic: Traffic) -> DecodeStep:
     collectives = [one for each in traffic for one in each.collectives]
-    seconds = exchanges_seconds(collectives, roofline.chip, roofline.model.tensor_parallel_size)
+    seconds = exchanges_seconds(collectives, roofline.chip, roofline.partition.devices)
     return roofline.step(sequences, tokens, sum((each.moved for each in traffic), Moved()), seconds)
 
 

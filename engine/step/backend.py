@@ -22,9 +22,10 @@ from caching.tpu.tpu_chip import CHIPS, Chip
 from caching.tpu.tpu_kernels import JAX, PALLAS, TPUKernel, by_bytes
 from engine.errors import ConfigurationError
 from engine.mesh import TP, DeviceMesh
-from engine.models import linear
-from engine.models.config import ModelConfig
-from engine.models.decoder import Decoder
+from engine.models.partition import Partition
+from engine.models.spec import layer_plan
+from engine.models.weights import panels
+from engine.models.weights.forms import Layout, WeightFormat
 
 CACHE = PartitionSpec(TP)
 """Each device has pages of its own, for its own kv heads: one behind the other, as if there were as many more."""
@@ -40,14 +41,12 @@ class Backend:
 
     attention: AttentionKernel
     allocate: Callable[[PagedAttentionCacheMetaData], PagedAttentionCache]
-    packs: bool
-    """Weights are packed for the CPU's own matrix products."""
     description: str
     """For people."""
-    flattens: bool = False
-    """Kernels are made matrices."""
+    layout: Layout = Layout.AXES
+    """How its products read weights."""
     scans: bool = False
-    """Layers that are alike are one program, gone through by ``lax.scan``; XLA:CPU would copy their weights first."""
+    """Layers that repeat are one program, gone through by ``lax.scan``; XLA:CPU would copy their weights first."""
     smallest_step: int = 1
     """Tokens below which a step takes no less time: an accelerator waits for the weights to be read."""
     stored_heads: Callable[[int, int, np.dtype], tuple[int, int]] = _with_scales
@@ -55,26 +54,14 @@ class Backend:
     holds_table: Callable[[int, int], bool] = lambda rows, pages_per_seq: True  # noqa: ARG005
     """Whether attention has room for the page table of so many rows, and pages of the longest."""
 
-    def arrange(self, decoder: Decoder, activations: np.dtype | None = None) -> None:
-        """Bring a decoder of shapes, before it is loaded, into the form that its steps read; of int8 if ``activations`` says
-        what it is to compute in.
-        """
-        if self.flattens:
-            decoder.flatten()
-        if activations is not None:
-            decoder.quantize(activations)
-        if self.scans:
-            decoder.stack()
+    def weight_format(self, dtype: np.dtype, activations: np.dtype | None = None) -> WeightFormat:
+        """The form in which its steps read weights of a dtype; int8 where ``activations`` is what they compute in."""
+        return WeightFormat(dtype, self.layout, self.scans, activations)
 
-    def prepare(self, decoder: Decoder) -> None:
-        """Bring a loaded decoder's weights into the form that its steps read."""
-        if self.packs:
-            decoder.pack()
-
-    def one_page(self, model: ModelConfig, page_size: int, dtype: np.dtype) -> PagedAttentionCacheMetaData:
+    def one_page(self, partition: Partition, page_size: int, dtype: np.dtype) -> PagedAttentionCacheMetaData:
         """The shape of a pool for a device's part of a model, of a single page."""
-        own = model.stored_kv_heads // model.tensor_parallel_size
-        kv_heads, head_dim = self.stored_heads(own, model.head_dim, dtype)
+        model = partition.model
+        kv_heads, head_dim = self.stored_heads(partition.kv_heads_each, model.attention.head_dim, dtype)
         return PagedAttentionCacheMetaData(
             num_layers=model.num_layers,
             num_pages=1,
@@ -82,7 +69,7 @@ class Backend:
             num_kv_heads=kv_heads,
             head_dim=head_dim,
             dtype=dtype,
-            stacks=model.runs if self.scans else (),
+            stacks=tuple(group.num_layers for group in layer_plan(model.blocks)) if self.scans else (),
         )
 
     def allocator(self, metadata: PagedAttentionCacheMetaData, mesh: DeviceMesh) -> Callable[[], PagedAttentionCache]:
@@ -97,7 +84,7 @@ class Backend:
 
 def xla_backend(kv_dtype: np.dtype) -> Backend:
     """XLA's operations, which serve on any device, over pages of a dtype."""
-    return Backend(XLAAttention(kv_dtype), PagedAttentionCache.allocate, packs=False, description="XLA's operations")
+    return Backend(XLAAttention(kv_dtype), PagedAttentionCache.allocate, description="XLA's operations")
 
 
 SMALLEST_ACCELERATOR_STEP = 16
@@ -118,9 +105,8 @@ def tpu_backend(chip: Chip, kernel: TPUKernel) -> Backend:
     return Backend(
         kernel.attention(chip),
         kernel.allocate,
-        packs=False,
         description=f"XLA's operations, attention by {kernel.description}",
-        flattens=True,
+        layout=Layout.MATRIX,
         scans=True,
         smallest_step=SMALLEST_ACCELERATOR_STEP,
         stored_heads=kernel.stored_heads,
@@ -150,7 +136,7 @@ def tpu_kernel(
 def _compile_at_once() -> None:
     """The kernels' libraries, each on a core of its own."""
     with ThreadPoolExecutor(2) as pool:
-        list(pool.map(load, (linear.SOURCE, cpu_attention.SOURCE)))
+        list(pool.map(load, (panels.SOURCE, cpu_attention.SOURCE)))
 
 
 def choose_backend(
@@ -183,7 +169,7 @@ def choose_backend(
         return replace(xla, description=f"{xla.description}: oDriver's CPU kernels are for one device")
     try:
         _compile_at_once()
-        linear.panel_width()
+        panels.panel_width()
         width = cpu_attention.vector_width()
     except UnknownInstructions as error:
         raise ConfigurationError(str(error)) from None
@@ -193,8 +179,8 @@ def choose_backend(
     if attention_backend == "xla":
         misfit = "as was asked for"
     if misfit:
-        return replace(xla, packs=True, description=f"oDriver's CPU kernels, attention by XLA: {misfit}")
-    return Backend(CPUAttention(), cpu_attention.allocate, packs=True, description="oDriver's CPU kernels")
+        return replace(xla, layout=Layout.PANELS, description=f"oDriver's CPU kernels, attention by XLA: {misfit}")
+    return Backend(CPUAttention(), cpu_attention.allocate, description="oDriver's CPU kernels", layout=Layout.PANELS)
 
 
 def _cpu_misfit(page_size: int, head_dim: int, kv_dtype: np.dtype, width: int) -> str | None:

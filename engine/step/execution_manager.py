@@ -16,6 +16,7 @@ from caching.metadata import PagedAttentionCacheMetaData, pages_for
 from caching.paged_attention_cache import PagedAttentionCache
 from engine.mesh import DeviceMesh
 from engine.models.decoder import Decoder
+from engine.models.weights.forms import Weight
 from engine.progress import Progress
 from engine.staged_compilation import StagedCompilation
 from engine.step.backend import Backend
@@ -77,12 +78,12 @@ class ExecutionManager:
         self._step = ModelStep(decoder, backend, shapes.cache, shapes.max_num_seqs, mesh)
         self._mesh, self._hear = mesh, hear
         self.weights = self._step.weights
-        self.sampling = SamplingFunctions(shapes.max_num_seqs, decoder.config.vocab_size, mesh, hear)
+        self.sampling = SamplingFunctions(shapes.max_num_seqs, decoder.partition.model.vocab_size, mesh, hear)
         self._layouts = {tokens: shapes.layout(tokens) for tokens in shapes.buckets}
         self._forward: dict[int, Forward] = {}
-        self._head = [param.get_value() for param in decoder.head_and_scale]
+        self._head = decoder.head
         self._take_hidden: dict[int, TakeHidden] = {}
-        self._prompt_logprobs: Callable[[list[Array], Array, NDArray[np.int32]], Array] | None = None
+        self._prompt_logprobs: Callable[[Weight, Array, NDArray[np.int32]], Array] | None = None
         self._scratch: list[int] = []
         self._ready: list[StepLayout] = []
         self._ready_tokens: list[int] = []

@@ -16,10 +16,11 @@ from caching.attention.spec import AttentionInputs, AttentionKernel, AttentionSp
 from caching.metadata import PagedAttentionCacheMetaData
 from caching.paged_attention_cache import PagedAttentionCache
 from engine.mesh import COPY, LOGITS, DeviceMesh
-from engine.models.decoder import Decoder, without_padding
-from engine.models.linear import logits as to_logits
+from engine.models.decoder import Decoder
+from engine.models.decoder import logits as to_logits
 from engine.models.linear import look_up
 from engine.models.step_context import LayerCache, Place, StepContext
+from engine.models.weights.forms import Weight
 from engine.sampling.logprobs import compute_logprobs
 from engine.step.backend import CACHE, Backend
 from engine.step.lowering import lower
@@ -64,20 +65,17 @@ class ModelStep:
 
     def lower_prompt_logprobs(self, count: int) -> Lowered:
         """(head, hidden f[count, hidden], i32[count] token ids) -> ``compute_logprobs`` of the logits of the hidden states."""
-        decoder = self._decoder
+        decoder, partition = self._decoder, self._decoder.partition
 
-        def compute(head: list[Array], hidden: Array, token_ids: Array) -> Array:
-            params = [param.replace(array) for param, array in zip(decoder.head_and_scale, head, strict=True)]
-            logits = without_padding(to_logits(hidden, *params), decoder.config)
-            return compute_logprobs(logits, token_ids, Vocabulary(self._mesh.axis), decoder.config.vocab_size)
+        def compute(head: Weight, hidden: Array, token_ids: Array) -> Array:
+            logits = to_logits(hidden, head, partition)
+            return compute_logprobs(logits, token_ids, Vocabulary(self._mesh.axis), partition.model.vocab_size)
 
-        head = [_shape(param.get_value()) for param in decoder.head_and_scale]
-        one = jax.eval_shape(
-            look_up, decoder.embedding, jax.ShapeDtypeStruct((1,), np.int32), scale=decoder.embedding_scale
-        )
+        head = jax.tree.map(_shape, decoder.head)
+        one = jax.eval_shape(look_up, decoder.embedding.get_value(), jax.ShapeDtypeStruct((1,), np.int32))
         hidden = jax.ShapeDtypeStruct((count, *one.shape[1:]), one.dtype)
         token_ids = jax.ShapeDtypeStruct((count,), np.int32)
-        on_each = self._mesh.on_each(compute, ([_spec(array.sharding) for array in head], COPY, COPY), COPY)
+        on_each = self._mesh.on_each(compute, (jax.tree.map(lambda leaf: _spec(leaf.sharding), head), COPY, COPY), COPY)
         return lower(on_each, head, *self._mesh.shapes((hidden, token_ids)))
 
     def _run(

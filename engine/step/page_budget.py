@@ -10,7 +10,8 @@ import psutil
 from caching.metadata import PagedAttentionCacheMetaData, pages_for
 from engine.config import EngineConfig
 from engine.errors import ConfigurationError
-from engine.models.config import ModelConfig
+from engine.models.partition import Partition
+from engine.models.spec import ModelSpec
 from engine.step.backend import Backend
 
 logger = logging.getLogger(__name__)
@@ -34,19 +35,19 @@ class CachePlanner:
     def __init__(
         self,
         config: EngineConfig,
-        model: ModelConfig,
+        partition: Partition,
         one_page: PagedAttentionCacheMetaData,
         weight_bytes: int,
         budget: int,
     ) -> None:
         self._config = config
-        self._model = model
+        self._partition = partition
         self._one_page = one_page
-        self._asked_context = _asked_context(config, model)
+        self._asked_context = _asked_context(config, partition.model)
         self._needed = config.max_num_seqs * pages_for(self._asked_context, one_page.page_size) + 1
         self._budget = budget
         self._weights = weight_bytes
-        self._scratch = _step_scratch(config, model)
+        self._scratch = _step_scratch(config, partition)
         self._page = one_page.bytes_per_page
 
     @cached_property
@@ -99,7 +100,7 @@ class CachePlanner:
     @property
     def reserved(self) -> int:
         """Bytes kept free for the largest step and the sampler."""
-        return self._scratch + _sampling_scratch(self._config, self._model)
+        return self._scratch + _sampling_scratch(self._config, self._partition)
 
     def _plan(self) -> PagedAttentionCacheMetaData:
         asked, left = self._config.num_pages, max(0, self._budget - self._weights - self.reserved)
@@ -139,7 +140,7 @@ def memory_budget(config: EngineConfig, devices: int = 1) -> int:
     return min(_left_on(device, devices, config.hbm_utilization) for device in jax.local_devices()[:devices])
 
 
-def _asked_context(config: EngineConfig, model: ModelConfig) -> int:
+def _asked_context(config: EngineConfig, model: ModelSpec) -> int:
     """The operator's context or the model's."""
     asked = config.max_model_len
     if asked is not None and asked > model.max_position:
@@ -156,12 +157,13 @@ def _left_on(device: jax.Device, devices: int, utilization: float | None) -> int
     return int(psutil.virtual_memory().available * (utilization or CPU_UTILIZATION)) // devices
 
 
-def _step_scratch(config: EngineConfig, model: ModelConfig) -> int:
+def _step_scratch(config: EngineConfig, partition: Partition) -> int:
     """A generous guess at what the largest compiled step needs besides weights and pages, in float32."""
-    split = 4 * model.intermediate_size + 4 * model.num_heads * model.head_dim
-    return 4 * config.max_num_batched_tokens * (8 * model.hidden_size + split // model.tensor_parallel_size)
+    model, attention = partition.model, partition.model.attention
+    split = 4 * model.intermediate_size + 4 * attention.num_heads * attention.head_dim
+    return 4 * config.max_num_batched_tokens * (8 * model.hidden_size + split // partition.devices)
 
 
-def _sampling_scratch(config: EngineConfig, model: ModelConfig) -> int:
+def _sampling_scratch(config: EngineConfig, partition: Partition) -> int:
     """The same of the sampler's working set, and what it keeps of each slot."""
-    return 4 * config.max_num_seqs * (4 + 2) * model.padded_vocab_size // model.tensor_parallel_size
+    return 4 * config.max_num_seqs * (4 + 2) * partition.padded_vocab_size // partition.devices

@@ -167,8 +167,8 @@ def cache() -> Finding:
 
 
 def _model(config: EngineConfig) -> Iterator[Finding]:
-    from engine.models.checkpoint import open_checkpoint, weight_files
-    from engine.models.families import read_model_config
+    from engine.models.model_config import read_model_config
+    from engine.models.weights.sources import open_checkpoint, weight_files
 
     directory = config.directory
     try:

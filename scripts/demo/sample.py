@@ -23,7 +23,7 @@ def _next_tokens(graph: nnx.GraphDef[Decoder], params: nnx.State[Any, Any], ids:
     model = nnx.merge(graph, params)
     positions = jnp.broadcast_to(jnp.arange(ids.shape[1]), ids.shape)
     step = StepContext(model.rotation(positions), CausalAttention(jnp.zeros_like(ids)))
-    _, hidden = model(ids, [None] * model.config.num_layers, step)
+    _, hidden = model(ids, [None] * model.partition.model.num_layers, step)
     last = jnp.take_along_axis(hidden, lengths[:, None, None] - 1, axis=1)[:, 0]
     return model.logits(last).argmax(axis=-1)
 
@@ -31,7 +31,7 @@ def _next_tokens(graph: nnx.GraphDef[Decoder], params: nnx.State[Any, Any], ids:
 def continue_greedily(model: Decoder, prompts: Sequence[list[int]], length: int) -> list[list[int]]:
     """What follows each prompt, until the model ends it or prompt and answer are ``length`` tokens long."""
     graph, params = nnx.split(model)
-    eos = model.config.eos_token_ids[0]
+    eos = model.partition.model.eos_token_ids[0]
     ids = np.zeros((len(prompts), length), np.int32)
     lengths = np.array([len(prompt) for prompt in prompts], np.int32)
     for row, prompt in enumerate(prompts):

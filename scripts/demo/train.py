@@ -16,8 +16,11 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from transformers import PreTrainedTokenizerFast
 
-from engine.models.config import ModelConfig
+from caching.attention.spec import AttentionSpec
 from engine.models.decoder import Decoder
+from engine.models.feed_forward import GatedSpec
+from engine.models.partition import Partition
+from engine.models.spec import BlockSpec, ModelSpec, SelfAttentionSpec
 from engine.models.step_context import StepContext
 from scripts.demo.attention import CausalAttention
 from scripts.demo.corpus import ROW_LENGTH, Batch, Corpus, sample_texts
@@ -42,23 +45,20 @@ def train_demo_model(directory: Path, steps: int, console: Console) -> None:
     tokenizer = train_tokenizer(sample_texts(SEED, stories=6000, conversations=6000), VOCAB_SIZE)
     directory.mkdir(parents=True, exist_ok=True)
     save_tokenizer(tokenizer, directory)
-    model = Decoder(model_config(tokenizer), nnx.Rngs(SEED))
+    model = Decoder(Partition(model_spec(tokenizer)), nnx.Rngs(SEED))
     console.print(f"{_count(model):,} parameters, {steps} steps, to {directory}")
     _run(model, tokenizer, steps, directory, console)
     for operator in "+-":
         console.print(f"sums a {operator} b up to 20 that are right: {sums_right(model, tokenizer, operator):.1%}")
 
 
-def model_config(tokenizer: PreTrainedTokenizerFast) -> ModelConfig:
+def model_spec(tokenizer: PreTrainedTokenizerFast) -> ModelSpec:
     """Small enough for 8 MB in float32."""
-    return ModelConfig(
+    attention = SelfAttentionSpec(num_heads=6, num_kv_heads=2, head_dim=32, scores=AttentionSpec(32**-0.5))
+    return ModelSpec(
         vocab_size=len(tokenizer),
         hidden_size=192,
-        intermediate_size=384,
-        num_layers=5,
-        num_heads=6,
-        num_kv_heads=2,
-        head_dim=32,
+        blocks=(BlockSpec(attention, GatedSpec(384)),) * 5,
         max_position=MAX_LENGTH,
         rms_norm_eps=1e-5,
         tied_embeddings=True,
@@ -106,7 +106,7 @@ def build_train_step(graph: nnx.GraphDef[Decoder], optimizer: optax.GradientTran
 
     def loss_of(params: Params, batch: Batch) -> Array:
         model = nnx.merge(graph, params)
-        caches = [None] * model.config.num_layers
+        caches = [None] * model.partition.model.num_layers
         attention = CausalAttention(jnp.asarray(batch.segments))
         step = StepContext(model.rotation(jnp.asarray(batch.positions)), attention)
         _, hidden = model(jnp.asarray(batch.inputs), caches, step)

@@ -49,9 +49,7 @@ class ParameterFactory:
 
     def bias(self, name: str, axes: Axes, rule: TensorRule, *, kv_replicas: int = 1) -> nnx.Param[Array]:
         """Zeros [*axes]."""
-        parameter = Parameter(
-            name, Role.VECTOR, tuple(axes.items()), self._rule(name, rule), kv_replicas=kv_replicas
-        )
+        parameter = Parameter(name, Role.VECTOR, tuple(axes.items()), self._rule(name, rule), kv_replicas=kv_replicas)
         return nnx.Param(jnp.zeros(parameter.shape), declared=parameter)
 
     def scale(self, name: str, axes: Axes, rule: TensorRule) -> nnx.Param[Array]:

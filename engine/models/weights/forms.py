@@ -57,8 +57,8 @@ class Leaf:
 
     def nbytes(self, devices: int) -> int:
         """Of one device's part."""
-        splits = sum(axis == TP for axis in self.split)
-        return math.prod(self.shape) * self.dtype.itemsize // devices**splits
+        whole = math.prod(self.shape) * self.dtype.itemsize
+        return whole // devices if TP in self.split else whole
 
     def stacked(self, layers: int) -> "Leaf":
         """Of so many layers."""
@@ -104,7 +104,9 @@ class Dense:
         return jnp.take(self.values, places, axis=0)
 
 
-@partial(jax.tree_util.register_dataclass, data_fields=["values", "scales"], meta_fields=["layout", "out", "activations"])
+@partial(
+    jax.tree_util.register_dataclass, data_fields=["values", "scales"], meta_fields=["layout", "out", "activations"]
+)
 @dataclass(frozen=True)
 class Scaled:
     """int8 numbers, and a scale f32 for each output of a kernel or row of a table."""
@@ -160,11 +162,13 @@ class Scaled:
         return self._scaled(jnp.take(self.values, places, axis=0), places)
 
     def _scaled(self, rows: Array, places: Array) -> Array:
-        return (rows.astype(np.float32) * self.scales[places][..., None]).astype(self.activations)
+        wide: Array = rows.astype(np.float32) * self.scales[places][..., None]
+        return wide.astype(self.activations)
 
     def _times(self, product: Array) -> Array:
         """f32[..., out], each output by its scale."""
-        return product * self.scales.reshape((1,) * (product.ndim - 1) + (-1,))
+        scales: Array = self.scales.reshape((1,) * (product.ndim - 1) + (-1,))
+        return product * scales
 
 
 Weight = Dense | Scaled

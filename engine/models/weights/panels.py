@@ -33,7 +33,8 @@ def as_panels(rows: np.ndarray[Any, Any]) -> Array:
     """
     width = panel_width()
     padded = np.pad(rows, ((0, -len(rows) % width), (0, 0)))
-    return jax.device_put(np.ascontiguousarray(padded.reshape(-1, width, padded.shape[1]).transpose(0, 2, 1)))
+    panels: Array = jax.device_put(np.ascontiguousarray(padded.reshape(-1, width, padded.shape[1]).transpose(0, 2, 1)))
+    return panels
 
 
 def product(x: Array, panels: Array, out: int, scales: Array) -> Array:
@@ -46,4 +47,5 @@ def product(x: Array, panels: Array, out: int, scales: Array) -> Array:
 def rows(panels: Array, places: Array) -> Array:
     """Rows f32[..., in] at i32[...] places of what lies in panels."""
     width = panels.shape[2]
-    return panels[places // width, :, places % width].astype(np.float32)
+    found: Array = panels[places // width, :, places % width]
+    return found.astype(np.float32)

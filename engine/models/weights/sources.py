@@ -105,7 +105,7 @@ class Checkpoint:
 
 
 def _served(origin: str, name: str, stored: str, dtype: str | None) -> str:
-    if dtype not in STORED_DTYPES.values():
+    if dtype is None or dtype not in STORED_DTYPES.values():
         raise ConfigurationError(f"{origin}: {name} is stored as {stored}; supported are {', '.join(STORED_DTYPES)}")
     return dtype
 

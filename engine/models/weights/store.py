@@ -1,6 +1,6 @@
 """The served arrays of a decoder: what they are, what they take, and how a source's tensors are put into them."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -151,7 +151,7 @@ class _Placement:
         stacks = jax.tree.map(self._room, served, leaves)
         for place, layer in enumerate(entry.sources):
             made = self._made(entry.parameter, layer)
-            stacks = jax.tree.map(lambda stack, one, place=np.int32(place): _fill(stack, one, place), stacks, made)
+            stacks = jax.tree.map(partial(_fill, place=np.int32(place)), stacks, made)
         return stacks
 
     def _room(self, served: Any, leaf: Leaf) -> Array:
@@ -177,7 +177,9 @@ class _Placement:
             assert index is not None
             part = assemble(self._source, parameter, layer, index, leaf.dtype)
             sizes = parameter.as_served(part.shape)
-            parts.append(jax.device_put(part.reshape((sizes[0], -1) if len(leaf.shape) < len(sizes) else sizes), device))
+            parts.append(
+                jax.device_put(part.reshape((sizes[0], -1) if len(leaf.shape) < len(sizes) else sizes), device)
+            )
         array = jax.make_array_from_single_device_arrays(leaf.shape, self._mesh.sharding(*leaf.split), parts)
         jax.block_until_ready(array)  # or transfers under way would keep their parameters on the host
         return array
