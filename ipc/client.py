@@ -16,7 +16,7 @@ from queue import SimpleQueue
 from types import TracebackType
 from typing import Any, Self
 
-from ipc.connection.base_client import BaseClient
+from ipc.base_client import BaseClient
 from ipc.connection.call import Call, Outcome, Put
 from ipc.connection.socket_thread import Connection
 from ipc.control_client import ControlClient

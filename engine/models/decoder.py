@@ -22,8 +22,7 @@ from engine.models.linear import Scale, dense, flatten, logits, look_up, pack, p
 from engine.models.rope import Rotation, inverse_frequencies, rotate, rotation
 from engine.models.sharding import part_of
 from engine.models.step_context import LayerCache, Place, StepContext
-from engine.sampling.logit_floors import NO_TOKEN_LOGIT
-from engine.vocabulary import Vocabulary
+from engine.vocabulary import NO_TOKEN_LOGIT, Vocabulary
 
 
 class RMSNorm(nnx.Module):

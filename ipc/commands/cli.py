@@ -165,9 +165,9 @@ def _config(options: dict[str, Any]) -> int:
     if as_json:
         print(json.dumps({name: one._asdict() for name, one in found.items()}, indent=2, default=str))
     else:
-        from ipc.service import terminal
+        from ipc.commands.tables import show_settings
 
-        terminal.show_settings(found)
+        show_settings(found)
     return 0
 
 
@@ -210,9 +210,7 @@ def _doctor(options: dict[str, Any]) -> int:
     if as_json:
         print(json.dumps([finding._asdict() for finding in findings], indent=2))
     else:
-        from ipc.service import terminal
-
-        terminal.show_findings(findings)
+        doctor.show(findings)
     return FAILED if any(finding.state == "bad" for finding in findings) else 0
 
 

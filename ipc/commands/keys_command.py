@@ -48,9 +48,9 @@ def _new(directory: Path, name: str, out: Path | None = None, **limits: int | bo
 
 
 def _list(directory: Path) -> None:
-    from ipc.service import terminal
+    from ipc.commands.tables import show_keys
 
-    terminal.show_keys(keys.authorized(directory))
+    show_keys(keys.authorized(directory))
 
 
 def _revoke(directory: Path, name: str) -> None:

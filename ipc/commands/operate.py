@@ -43,9 +43,9 @@ def _status(control: ControlClient, options: dict[str, Any]) -> None:
     if options["json"]:
         print(json.dumps(status, indent=2))
     else:
-        from ipc.service import terminal
+        from ipc.commands.tables import show_status
 
-        terminal.show_status(status)
+        show_status(status)
 
 
 def _top_arguments(parser: argparse.ArgumentParser) -> None:

@@ -27,9 +27,9 @@ from ipc.gateway.access.peer_addresses import TrustedProxies
 from ipc.gateway.app import make_app
 from ipc.gateway.daemons import Daemon, Daemons
 from ipc.gateway.http_protocol import Protocol
-from ipc.logs import configure_logging
-from ipc.service import open_files
-from ipc.service.systemd import notify
+from ipc.process import open_files
+from ipc.process.logs import configure_logging
+from ipc.process.systemd import notify
 from ipc.wire.addresses import is_loopback
 
 logger = logging.getLogger(__name__)

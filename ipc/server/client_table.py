@@ -18,7 +18,8 @@ from ipc.server.driver_protocol import Driver
 from ipc.server.isolation import Work, isolating
 from ipc.server.ledger import Ledger
 from ipc.server.outbox import Outbox, Reply
-from ipc.server.stream import Backlog, Sent, Stream
+from ipc.server.stream import Backlog, Stream
+from ipc.sockets.peers import Sent
 from ipc.sockets.tenants import EVERYBODY, Tenant
 from ipc.wire import frames as wire
 from ipc.wire.messages import (

@@ -17,10 +17,9 @@ from driver.stages.safe_thread import SafeThread
 from engine.request_limits import MAX_MESSAGE_BYTES
 from ipc.errors import AddressError
 from ipc.server.outbox import Outbox, Reply
-from ipc.server.stream import Sent
 from ipc.sockets.auth import Authority
 from ipc.sockets.binding import listening
-from ipc.sockets.peers import Event, HasRoom, Lost, Peers, Refused, Said
+from ipc.sockets.peers import Event, HasRoom, Lost, Peers, Refused, Said, Sent
 from ipc.sockets.socket_process import Configuration
 from ipc.sockets.spawner import Spawner
 from ipc.sockets.tenants import Tenant, of_user

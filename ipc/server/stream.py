@@ -2,25 +2,14 @@
 
 import math
 from collections.abc import Callable
-from enum import Enum, auto
 from typing import Any
 
 import msgspec
 
 from driver.request import ReturnSample
 from ipc.server.outbox import Reply, joined, num_bytes, parts
+from ipc.sockets.peers import Sent
 from ipc.wire.messages import CREDITS, Done, Error, Logprob, ServerMessage, Token, Usage
-
-
-class Sent(Enum):
-    """How sending fared; nothing is ever waited for."""
-
-    AWAY = auto()
-    FULL = auto()
-    """The connection holds as much as it may: the client does not read, or its network is slow. Nothing was sent."""
-    GONE = auto()
-    """There is no such client any more."""
-
 
 FREE_END_BYTES = 1 << 20
 """What waits of a stream at its end, in memory, leaves without credit if it is no more."""

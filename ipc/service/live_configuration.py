@@ -8,7 +8,7 @@ from rich.console import Console
 
 from engine.config import EngineConfig
 from engine.errors import ConfigurationError
-from ipc.logs import configure_logging
+from ipc.process.logs import configure_logging
 from ipc.service.daemon_config import DaemonConfig
 
 logger = logging.getLogger(__name__)

@@ -14,8 +14,8 @@ import socket
 from collections import deque
 from concurrent.futures import Future
 from dataclasses import dataclass
+from enum import Enum, auto
 
-from ipc.server.stream import Sent
 from ipc.sockets.link import Kind, LinkLost, Record
 from ipc.sockets.socket_process import LINGER, Configuration, Who
 from ipc.sockets.spawner import Spawned, Spawner
@@ -32,6 +32,16 @@ LONGEST_DELAY = 1.0
 """Seconds from one process's death to the next one's birth, at most."""
 SILENCE_LIMIT = 20.0
 """Seconds in which a process that was called must answer, or be killed."""
+
+
+class Sent(Enum):
+    """How sending fared; nothing is ever waited for."""
+
+    AWAY = auto()
+    FULL = auto()
+    """The connection holds as much as it may: the client does not read, or its network is slow. Nothing was sent."""
+    GONE = auto()
+    """There is no such client any more."""
 
 
 @dataclass(eq=False)

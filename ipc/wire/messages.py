@@ -16,6 +16,8 @@ PING_INTERVAL = 5.0
 """Seconds of silence after which either side pings the other."""
 SILENCE_LIMIT = 30.0
 """Seconds of silence after which either side takes the other for lost: several pings."""
+PROGRESS_LIMIT = 60.0
+"""Seconds with one item, or without a step, after which a stage of a daemon is stalled: it is not healthy any more."""
 
 CREDITS = 32
 """Messages of one request that may be on their way to a client that has not said that it read any."""

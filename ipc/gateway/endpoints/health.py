@@ -11,7 +11,7 @@ from starlette.responses import Response
 from ipc.errors import OdriverError, RequestFailed
 from ipc.gateway.answers import RETRY_AFTER, json_answer
 from ipc.gateway.daemons import Daemon, Daemons
-from ipc.service.watchdog import PROGRESS_LIMIT
+from ipc.wire.messages import PROGRESS_LIMIT
 
 UNKNOWN = "connected"
 """The state of a daemon that does not tell it the gateway's key."""
