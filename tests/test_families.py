@@ -270,7 +270,7 @@ def test_a_config_that_transformers_wrote_reads_the_same(tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"model_type": "gemma3"}, "model_type 'gemma3' is not supported; supported are llama .* qwen3"),
+        ({"model_type": "gemma3"}, "model_type 'gemma3' is not supported; supported are gemma2 .* qwen3"),
         ({"model_type": None}, "model_type None is not supported"),
         ({"model_type": ["llama"]}, "model_type"),
         ({"architectures": "LlamaForCausalLM"}, "architectures"),
