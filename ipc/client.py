@@ -16,6 +16,7 @@ from queue import SimpleQueue
 from types import TracebackType
 from typing import Any, Self
 
+from driver.request import Logprob, Usage
 from ipc.base_client import BaseClient
 from ipc.connection.call import Call, Outcome, Put
 from ipc.connection.socket_thread import Connection
@@ -30,15 +31,7 @@ from ipc.errors import (
     ResumeFailed,
 )
 from ipc.wire.completion import Choice, Completion, Message, Piece, TokenLogprobs, piece_of, whole
-from ipc.wire.messages import (
-    Done,
-    Logprob,
-    Token,
-    TokenizerInfo,
-    TokenizerInfoReply,
-    Usage,
-    Welcome,
-)
+from ipc.wire.messages import Done, Token, TokenizerInfo, TokenizerInfoReply, Welcome
 
 __all__ = [
     "AddressError",

@@ -5,12 +5,12 @@ from typing import Literal
 
 from msgspec import UNSET, Struct, UnsetType
 
+from driver.request import Logprob, Usage
 from ipc.openai.chat_tools import ToolCall
-from ipc.wire import messages
 from ipc.wire.completion import Choice, Completion, TokenLogprobs
 
 
-class Usage(Struct, frozen=True):
+class CompletionUsage(Struct, frozen=True):
     """Tokens that a request cost."""
 
     prompt_tokens: int
@@ -50,7 +50,7 @@ class TextLogprobs(Struct, frozen=True):
     text_offset: list[int]
 
 
-PromptLogprobs = list[dict[int, messages.Logprob] | None]
+PromptLogprobs = list[dict[int, Logprob] | None]
 
 
 class AssistantMessage(Struct, frozen=True):
@@ -80,7 +80,7 @@ class ChatCompletion(Struct, frozen=True):
     id: str
     model: str
     choices: list[ChatChoice]
-    usage: Usage
+    usage: CompletionUsage
     created: int | UnsetType = UNSET
     object: Literal["chat.completion"] = "chat.completion"
 
@@ -102,7 +102,7 @@ class TextCompletion(Struct, frozen=True):
     id: str
     model: str
     choices: list[TextChoice]
-    usage: Usage
+    usage: CompletionUsage
     created: int | UnsetType = UNSET
     object: Literal["text_completion"] = "text_completion"
 
@@ -122,9 +122,9 @@ class ErrorAnswer(Struct, frozen=True):
     error: ErrorDetail
 
 
-def usage(cost: messages.Usage) -> Usage:
+def usage(cost: Usage) -> CompletionUsage:
     """The daemon's as theirs."""
-    return Usage(cost.prompt_tokens, cost.completion_tokens, cost.prompt_tokens + cost.completion_tokens)
+    return CompletionUsage(cost.prompt_tokens, cost.completion_tokens, cost.prompt_tokens + cost.completion_tokens)
 
 
 def plain_message(choice: Choice) -> tuple[AssistantMessage, str]:
@@ -205,6 +205,6 @@ def _chat_logprob(token: TokenLogprobs, count: int) -> ChatLogprob:
     return ChatLogprob(*_spelt(own), likeliest)
 
 
-def _spelt(one: messages.Logprob) -> tuple[str, float, list[int]]:
+def _spelt(one: Logprob) -> tuple[str, float, list[int]]:
     text = one.decoded_token or ""
     return text, one.logprob, list(text.encode())

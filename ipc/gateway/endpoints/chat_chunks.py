@@ -4,11 +4,11 @@ from typing import Any, Literal
 
 from msgspec import UNSET, Struct, UnsetType
 
+from driver.request import Usage
 from ipc.gateway.endpoints.answering import Answering
 from ipc.gateway.output.output_events import CallArguments, CallBegins, Content, OutputEvent, Reasoning
 from ipc.gateway.output.output_parser import OutputParser
-from ipc.openai.answer_bodies import ChatLogprobs, PromptLogprobs, Usage, chat_logprobs, usage
-from ipc.wire import messages
+from ipc.openai.answer_bodies import ChatLogprobs, CompletionUsage, PromptLogprobs, chat_logprobs, usage
 from ipc.wire.completion import Piece
 
 
@@ -56,7 +56,7 @@ class ChatChunk(Struct, frozen=True):
     model: str
     created: int
     choices: list[ChatChunkChoice]
-    usage: Usage | UnsetType | None = UNSET
+    usage: CompletionUsage | UnsetType | None = UNSET
     object: Literal["chat.completion.chunk"] = "chat.completion.chunk"
 
 
@@ -88,7 +88,7 @@ class ChatChunks:
         choices += self._choices(piece, [self._delta(event) for event in events], parser)
         return [ChatChunk(*self._head, [choice], self._usage) for choice in choices]
 
-    def total(self, cost: messages.Usage) -> ChatChunk:
+    def total(self, cost: Usage) -> ChatChunk:
         """The last one, of those that asked for the usage."""
         return ChatChunk(*self._head, [], usage(cost))
 

@@ -8,6 +8,7 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
+from driver.request import Usage
 from ipc.async_client import AsyncClient, AsyncStream
 from ipc.gateway.access.memory_limit import held_by
 from ipc.gateway.answers import encoded, json_answer
@@ -22,7 +23,6 @@ from ipc.gateway.streams import gathered, merged
 from ipc.openai.answer_bodies import TextCompletion, text_completion, usage
 from ipc.openai.request_bodies import CompletionRequest, Question
 from ipc.wire.completion import Completion
-from ipc.wire.messages import Usage
 
 
 async def create(request: Request) -> Response:

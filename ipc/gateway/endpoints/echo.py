@@ -4,12 +4,12 @@ from typing import Any
 
 import msgspec
 
+from driver.request import Usage
 from ipc.async_client import AsyncClient
 from ipc.gateway.endpoints.text_chunks import TextChunk, TextChunks
 from ipc.openai.answer_bodies import PromptLogprobs, TextChoice, TextCompletion, TextLogprobs, text_logprobs, usage
 from ipc.openai.request_bodies import BodyError, CompletionRequest, Question
 from ipc.wire.completion import Completion, Piece
-from ipc.wire.messages import Usage
 
 
 class Echo:

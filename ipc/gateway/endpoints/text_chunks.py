@@ -5,8 +5,8 @@ from typing import Any, Literal
 
 from msgspec import UNSET, Struct, UnsetType
 
-from ipc.openai.answer_bodies import PromptLogprobs, TextLogprobs, Usage, text_logprobs, usage
-from ipc.wire import messages
+from driver.request import Usage
+from ipc.openai.answer_bodies import CompletionUsage, PromptLogprobs, TextLogprobs, text_logprobs, usage
 from ipc.wire.completion import Piece
 
 
@@ -28,7 +28,7 @@ class TextChunk(Struct, frozen=True):
     model: str
     created: int
     choices: list[TextChunkChoice]
-    usage: Usage | UnsetType | None = UNSET
+    usage: CompletionUsage | UnsetType | None = UNSET
     object: Literal["text_completion"] = "text_completion"
 
 
@@ -61,6 +61,6 @@ class TextChunks:
         )
         return [TextChunk(*self._head, [choice], self._usage)]
 
-    def total(self, cost: messages.Usage) -> TextChunk:
+    def total(self, cost: Usage) -> TextChunk:
         """The last one, of those that asked for the usage."""
         return TextChunk(*self._head, [], usage(cost))
