@@ -20,7 +20,7 @@ NUM_THREADS = (1,) * len(TIERS)
 """Grammars compiled at a time, by tier."""
 
 
-class _Item(NamedTuple):
+class _GrammarRequest(NamedTuple):
     """A request whose sequences need a grammar."""
 
     admit: Admit
@@ -48,11 +48,15 @@ class CompileGrammars:
         self._compiler = compiler
         self._open_requests = open_requests
         self._post = post
-        self._lanes: list[TurnQueue[_Item]] = [TurnQueue(max_queued, lambda item: item.request.holder) for _ in TIERS]
+        self._lanes: list[TurnQueue[_GrammarRequest]] = [
+            TurnQueue(max_queued, lambda item: item.request.holder) for _ in TIERS
+        ]
         self._lock = threading.Lock()
-        self._waiting: dict[bytes, list[_Item]] = {}
+        self._waiting: dict[bytes, list[_GrammarRequest]] = {}
         """By a grammar that is being compiled: the other requests that need it."""
-        self.stage: Stage[_Item] = Stage("compile grammars", self._handle, self._fail, lambda item: item.request.source)
+        self.stage: Stage[_GrammarRequest] = Stage(
+            "compile grammars", self._handle, self._fail, lambda item: item.request.source
+        )
 
     @property
     def runs(self) -> list[Callable[[], None]]:
@@ -65,20 +69,20 @@ class CompileGrammars:
 
     def submit(self, admit: Admit) -> None:
         """Queues the sequences of a request, to be admitted when its grammar is compiled; never waits."""
-        self._queue(_Item(admit))
+        self._queue(_GrammarRequest(admit))
 
     def close(self) -> None:
         """Ends ``runs`` in all threads and drops what is queued."""
         for lane in self._lanes:
             lane.close()
 
-    def _queue(self, item: _Item) -> None:
+    def _queue(self, item: _GrammarRequest) -> None:
         self._lanes[item.tier].put_nowait(item)
 
-    def _fail(self, item: _Item, error: DriverError) -> None:
+    def _fail(self, item: _GrammarRequest, error: DriverError) -> None:
         self._open_requests.fail(item.request, error)
 
-    def _handle(self, item: _Item) -> None:
+    def _handle(self, item: _GrammarRequest) -> None:
         if item.request.aborted:  # the execution thread ends it as soon as it sees the flag
             self._post(item.admit)
             if item.tier:  # other requests may wait for this grammar
@@ -96,7 +100,7 @@ class CompileGrammars:
         except DriverError as error:
             self._fail(item, error)
 
-    def _is_first(self, item: _Item) -> bool:
+    def _is_first(self, item: _GrammarRequest) -> bool:
         """Whether no other request has its grammar compiled; if one has, this one is queued again afterwards."""
         with self._lock:
             if item.job in self._waiting:
@@ -108,7 +112,7 @@ class CompileGrammars:
         self._queue(item)  # it has just been compiled
         return False
 
-    def _compile(self, item: _Item) -> CompiledGrammar | None:
+    def _compile(self, item: _GrammarRequest) -> CompiledGrammar | None:
         """The grammar; None if that takes a higher tier, for which the request is queued then."""
         try:
             grammar = self._compiler.compile(item.job, item.tier)
@@ -134,7 +138,7 @@ class CompileGrammars:
         for other in others:
             self._queue(other)
 
-    def _admit(self, item: _Item, grammar: CompiledGrammar) -> None:
+    def _admit(self, item: _GrammarRequest, grammar: CompiledGrammar) -> None:
         """Gives all samples their constraints; to read the tokens that they have already may take a higher tier, too."""
         allowance = Allowance(heavy=grammar.heavy)
         constraints: list[GrammarConstraint] = []
@@ -158,7 +162,7 @@ class CompileGrammars:
         self._post(item.admit)
 
 
-def _params(item: _Item) -> StructuredOutputsParams:
+def _params(item: _GrammarRequest) -> StructuredOutputsParams:
     params = item.admit.opened.params.structured_outputs
     assert params is not None
     return params

@@ -16,18 +16,18 @@ from driver.request import RequestError, ReturnSample, Usage
 from driver.stages.queues import BoundedQueue, QueueClosed
 from driver.stages.stage import Stage
 from driver.thread_messages import (
-    Abort,
+    AbortSequences,
     Admit,
     Compiled,
     Ended,
     Finished,
     Inbound,
-    Landed,
-    Profile,
-    Sleep,
+    ProfileEngine,
+    SleepEngine,
+    StepOutputs,
     Stop,
     Summary,
-    Wake,
+    WakeEngine,
 )
 from engine.config import EngineStats, ServingLimits
 from engine.profiler import Profiler, ProfilerError
@@ -146,7 +146,7 @@ class ExecutionLoop:
                     case Compiled():
                         self._engine.adopt()
                         self.stats = self._engine.stats()
-                    case Sleep() | Wake():
+                    case SleepEngine() | WakeEngine():
                         self.stage.work(_Obeyed(message, self._obey(message)))
                     case _:
                         self.stage.work(message)
@@ -156,14 +156,14 @@ class ExecutionLoop:
         match item:
             case Admit():
                 self._admit(item)
-            case Abort(request=request):
+            case AbortSequences(request=request):
                 self._abort(request)
             case Finished(sequence_id=sequence_id):
                 self._deadlines.discard(sequence_id)
                 self._engine.finish(sequence_id)
             case _Overdue(sequence_id=sequence_id):
                 self._end(sequence_id, "timeout")
-            case Profile():
+            case ProfileEngine():
                 item.channel.put(self._profiled(item))
             case _Obeyed(command=command, answer=answer):
                 command.channel.put(answer)
@@ -178,11 +178,11 @@ class ExecutionLoop:
                     self._engine.finish(sequence.request_id)
                     if sequence.constraint is not None:
                         sequence.constraint.close()
-            case Abort(request=request):
+            case AbortSequences(request=request):
                 self._fail_sequences(request.sequence_ids, error)
             case Finished(sequence_id=sequence_id) | _Overdue(sequence_id=sequence_id):
                 self._fail_sequences([sequence_id], error)
-            case Profile(request_id=request_id, channel=channel):
+            case ProfileEngine(request_id=request_id, channel=channel):
                 channel.put(_refused(request_id, error))
             case _Obeyed():
                 """Its channel was told, and raised."""
@@ -190,17 +190,19 @@ class ExecutionLoop:
     def _fail_sequences(self, sequence_ids: list[str], error: DriverError) -> None:
         why = str(error)
         self._summaries.put(
-            Landed([SequenceOutput(sequence_id, [], "error", error=why, internal=True) for sequence_id in sequence_ids])
+            StepOutputs(
+                [SequenceOutput(sequence_id, [], "error", error=why, internal=True) for sequence_id in sequence_ids]
+            )
         )
 
-    def _obey(self, command: Sleep | Wake) -> ReturnSample:
+    def _obey(self, command: SleepEngine | WakeEngine) -> ReturnSample:
         """What that raises is the engine's own fault, and no request's."""
-        if isinstance(command, Sleep) and command.cancelled:
+        if isinstance(command, SleepEngine) and command.cancelled:
             return _refused(command.request_id, InvalidRequest("the daemon was woken before it slept"))
         with self._computing_nothing():
-            self._engine.sleep() if isinstance(command, Sleep) else self._engine.wake()
+            self._engine.sleep() if isinstance(command, SleepEngine) else self._engine.wake()
         self.stats = self._engine.stats()  # first, so that whoever has the answer finds it so
-        return _done(command.request_id, "asleep" if isinstance(command, Sleep) else "awake")
+        return _done(command.request_id, "asleep" if isinstance(command, SleepEngine) else "awake")
 
     @contextmanager
     def _computing_nothing(self) -> Iterator[None]:
@@ -211,7 +213,7 @@ class ExecutionLoop:
         finally:
             self._progressed_at = self._clock()
 
-    def _profiled(self, asked: Profile) -> ReturnSample:
+    def _profiled(self, asked: ProfileEngine) -> ReturnSample:
         """Between two steps, so that a trace has whole ones; no step is made while it is written."""
         try:
             if asked.directory is None:
@@ -255,7 +257,7 @@ class ExecutionLoop:
             for output in outputs:
                 if output.finish_reason is not None:
                     self._deadlines.discard(output.request_id)
-            self._summaries.put(Landed(outputs))
+            self._summaries.put(StepOutputs(outputs))
 
 
 def _done(request_id: str, text: str) -> ReturnSample:
@@ -275,11 +277,11 @@ class _Overdue(msgspec.Struct, frozen=True):
 class _Obeyed(msgspec.Struct, frozen=True):
     """A command to the engine as a whole has been carried out."""
 
-    command: Sleep | Wake
+    command: SleepEngine | WakeEngine
     answer: ReturnSample
 
 
-_Item = Admit | Abort | Finished | Profile | _Overdue | _Obeyed
+_Item = Admit | AbortSequences | Finished | ProfileEngine | _Overdue | _Obeyed
 
 
 def _source(item: _Item) -> tuple[str, str]:
@@ -287,11 +289,11 @@ def _source(item: _Item) -> tuple[str, str]:
     match item:
         case Admit(opened=opened):
             return opened.request.source
-        case Abort(request=request):
+        case AbortSequences(request=request):
             return request.source
         case Finished(sequence_id=sequence_id) | _Overdue(sequence_id=sequence_id):
             return sequence_id, sequence_id
-        case Profile(request_id=request_id):
+        case ProfileEngine(request_id=request_id):
             return request_id, request_id
         case _Obeyed(command=command):
             return command.request_id, command.request_id

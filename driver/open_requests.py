@@ -26,8 +26,8 @@ class OpenRequest:
     """A request from ``submit_request`` to its last sample.
 
     ``sequence_id`` is its first sequence's name inside the engine, never used twice, so that nothing late can be taken for a newer
-    request under the same ``request_id``. ``aborted`` is set once, by ``abort``, *before* it posts Abort: whoever
-    admits the request after that Abort went by sees the flag.
+    request under the same ``request_id``. ``aborted`` is set once, by ``abort``, *before* it posts AbortSequences: whoever
+    admits the request after that AbortSequences went by sees the flag.
     """
 
     request: ActiveRequest

@@ -14,7 +14,7 @@ from driver.stages.queues import BoundedQueue, QueueClosed
 from driver.stages.stage import Stage
 from driver.text.sample_text import SampleLogprobs, SampleText
 from driver.text.tokenizer import Tokenizer
-from driver.thread_messages import Ended, Finished, Landed, Opened, Summary
+from driver.thread_messages import Ended, Finished, Opened, StepOutputs, Summary
 from engine.scheduling.sequence import SequenceOutput
 
 
@@ -52,7 +52,7 @@ class ProcessSummary:
                 match self._summaries.get():
                     case Opened() as opened:
                         self.stage.work(opened)
-                    case Landed(outputs=outputs):
+                    case StepOutputs(outputs=outputs):
                         self._land(outputs)
                     case Ended(sequence_id=sequence_id, finish_reason=finish_reason):
                         self._land([SequenceOutput(sequence_id, [], finish_reason)])

@@ -1,8 +1,8 @@
 """What the driver's threads say to each other, a struct per message.
 
 To the execution thread (its inbox holds any number, so that nobody who tells it something ever waits):
-Admit, Abort, Finished, Sleep, Wake, Profile, Compiled, Stop. To the summary thread (few at a time; only the execution thread puts):
-Opened, Landed, Ended. One queue carries the opening of a request, its tokens and its end, so they cannot overtake each other.
+Admit, AbortSequences, Finished, SleepEngine, WakeEngine, ProfileEngine, Compiled, Stop. To the summary thread (few at a time; only the execution thread puts):
+Opened, StepOutputs, Ended. One queue carries the opening of a request, its tokens and its end, so they cannot overtake each other.
 """
 
 import msgspec
@@ -39,7 +39,7 @@ class Admit(msgspec.Struct, frozen=True):
     opened: Opened
 
 
-class Abort(msgspec.Struct, frozen=True):
+class AbortSequences(msgspec.Struct, frozen=True):
     """The client wants no more of this request."""
 
     request: OpenRequest
@@ -51,7 +51,7 @@ class Finished(msgspec.Struct, frozen=True):
     sequence_id: str
 
 
-class Sleep(msgspec.Struct, eq=False):
+class SleepEngine(msgspec.Struct, eq=False):
     """Give the pages' memory back, as no request is open, unless the driver was woken meanwhile; tell the channel."""
 
     request_id: str
@@ -59,14 +59,14 @@ class Sleep(msgspec.Struct, eq=False):
     cancelled: bool = False
 
 
-class Wake(msgspec.Struct, frozen=True):
+class WakeEngine(msgspec.Struct, frozen=True):
     """Take the pages' memory again; tell the channel."""
 
     request_id: str
     channel: ReturnChannel
 
 
-class Profile(msgspec.Struct, frozen=True):
+class ProfileEngine(msgspec.Struct, frozen=True):
     """Begin a trace for this directory, or end the one under way where there is none; tell the channel."""
 
     request_id: str
@@ -82,18 +82,18 @@ class Stop(msgspec.Struct, frozen=True):
     """End the thread."""
 
 
-class Landed(msgspec.Struct, frozen=True):
+class StepOutputs(msgspec.Struct, frozen=True):
     """Tokens of one step."""
 
     outputs: list[SequenceOutput]
 
 
 class Ended(msgspec.Struct, frozen=True):
-    """The engine has let go of this sequence because of an Abort or a timeout; outputs that still come are late."""
+    """The engine has let go of this sequence because of an AbortSequences or a timeout; outputs that still come are late."""
 
     sequence_id: str
     finish_reason: str
 
 
-Inbound = Admit | Abort | Finished | Sleep | Wake | Profile | Compiled | Stop
-Summary = Opened | Landed | Ended
+Inbound = Admit | AbortSequences | Finished | SleepEngine | WakeEngine | ProfileEngine | Compiled | Stop
+Summary = Opened | StepOutputs | Ended

@@ -19,9 +19,10 @@ from test_driver import build_driver, error_of, submit
 
 from driver.metrics.driver_metrics import DriverMetrics
 from driver.metrics.request_metrics import RequestMetrics, SampleTimes
-from driver.odriver import DriverStatus, oDriver
+from driver.odriver import oDriver
 from driver.open_requests import OpenRequest
 from driver.request import ActiveRequest, QueueChannel
+from driver.status import DriverStatus
 from driver.thread_messages import Opened
 from engine.sampling_params import SamplingParams
 from engine.scheduling.sequence import Sequence

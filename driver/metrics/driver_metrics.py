@@ -10,7 +10,8 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.registry import Collector
 
 from driver.metrics.request_metrics import Histogram, RequestMetrics
-from driver.odriver import STATES, DriverStatus, oDriver
+from driver.odriver import oDriver
+from driver.status import STATES, DriverStatus
 
 _LABELS = ("model_name", "engine")
 
