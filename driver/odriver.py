@@ -76,7 +76,7 @@ from driver.stages.fair_share import most
 from driver.stages.queues import BoundedQueue, QueueClosed
 from driver.stages.safe_thread import SafeThread
 from driver.status import DriverStatus
-from driver.text.tokenizer import Tokenizer
+from driver.text.tokenizer import HuggingFaceTokenizer
 from driver.thread_messages import AbortSequences, ProfileEngine, Stop, Summary
 from engine.config import MAX_QUEUED_REQUESTS, MAX_QUEUED_TOKENS
 
@@ -97,7 +97,7 @@ class oDriver:
     def __init__(
         self,
         engine: Engine,
-        tokenizer: Tokenizer,
+        tokenizer: HuggingFaceTokenizer,
         *,
         max_queued_requests: int = MAX_QUEUED_REQUESTS,
         max_queued_tokens: int = MAX_QUEUED_TOKENS,

@@ -126,9 +126,9 @@ def test_the_phases_of_a_request_add_up() -> None:
     )
     times = SampleTimes(metrics, Opened(request, [sequence], [], 3, params), sequence)
 
-    times.land(1, 101.0)
-    times.land(1, 101.5)
-    times.land(2, 102.0)
+    times.add_tokens(1, 101.0)
+    times.add_tokens(1, 101.5)
+    times.add_tokens(2, 102.0)
     times.finish("stop", 102.125)
 
     assert metrics.percentiles() == {

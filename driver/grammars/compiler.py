@@ -24,7 +24,7 @@ from driver.grammars.protocol import (
 )
 from driver.grammars.workers import Answer, Worker, WorkerLost, Workers
 from driver.text.json_schema import check_json, without_additional_properties
-from driver.text.tokenizer import Tokenizer
+from driver.text.tokenizer import HuggingFaceTokenizer
 from engine.config import ServingLimits
 from engine.request_limits import MAX_GRAMMAR_BYTES
 from engine.structured_outputs import StructuredOutputsParams
@@ -55,7 +55,7 @@ class GrammarRefused(Exception):
 class GrammarCompiler:
     """Compiles grammars in worker processes and remembers the results. Any thread may call any method."""
 
-    def __init__(self, tokenizer: Tokenizer, limits: ServingLimits) -> None:
+    def __init__(self, tokenizer: HuggingFaceTokenizer, limits: ServingLimits) -> None:
         self._workers = Workers(
             lambda: TokenizerDefinition(tokenizer.definition(), limits.vocab_size, limits.eos_token_ids)
         )

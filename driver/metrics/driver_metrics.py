@@ -16,11 +16,11 @@ from driver.status import STATES, DriverStatus
 _LABELS = ("model_name", "engine")
 
 _FORMER_NAMES = {"inter_token_latency_seconds": "time_per_output_token_seconds"}
-"""What vLLM called it before."""
+"""Former names in vLLM."""
 
 
 class DriverMetrics(Collector):
-    """Reads a driver when it is asked; any thread may ask. ``cache_config`` are facts for ``vllm:cache_config_info``."""
+    """Collects a driver's metrics, on any thread. ``cache_config`` are the labels of ``vllm:cache_config_info``."""
 
     def __init__(self, driver: oDriver, model: str, cache_config: Mapping[str, str]) -> None:
         self._driver = driver
@@ -28,7 +28,7 @@ class DriverMetrics(Collector):
         self._cache_config = {**cache_config, "engine": "0"}
 
     def collect(self) -> Iterable[Metric]:
-        """All there is."""
+        """All metrics."""
         status, requests = self._driver.status(), self._driver.request_metrics
         yield from self._gauges(status)
         yield from self._counters(status, requests)

@@ -7,7 +7,7 @@ new of the window's text is the piece. Text that ends in U+FFFD may be half a ch
 
 from collections.abc import Iterable
 
-from driver.text.tokenizer import Tokenizer
+from driver.text.tokenizer import HuggingFaceTokenizer
 
 REPLACEMENT = "\ufffd"
 MAX_HELD = 3
@@ -28,7 +28,7 @@ class Detokenizer:
     """
 
     def __init__(
-        self, tokenizer: Tokenizer, prompt_tail: list[int], *, special: bool = False, spaces: bool = True
+        self, tokenizer: HuggingFaceTokenizer, prompt_tail: list[int], *, special: bool = False, spaces: bool = True
     ) -> None:
         self._tokenizer = tokenizer
         self._skip = not special

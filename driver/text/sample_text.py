@@ -3,7 +3,7 @@
 from driver.request import Logprob
 from driver.text.detokenizer import Detokenizer
 from driver.text.stops import RepetitionDetector, StopStrings
-from driver.text.tokenizer import Tokenizer
+from driver.text.tokenizer import HuggingFaceTokenizer
 from engine.sampling_params import SamplingParams
 from engine.scheduling.sequence import SequenceOutput, TokenLogprobs
 
@@ -11,7 +11,7 @@ from engine.scheduling.sequence import SequenceOutput, TokenLogprobs
 class SampleText:
     """Detokenises, and looks for stop strings and loops, from token ``min_tokens`` on."""
 
-    def __init__(self, params: SamplingParams, prompt_tail: list[int], tokenizer: Tokenizer) -> None:
+    def __init__(self, params: SamplingParams, prompt_tail: list[int], tokenizer: HuggingFaceTokenizer) -> None:
         self._params = params
         self._num_tokens = 0
         self._detokenizer = None
@@ -63,7 +63,7 @@ class SampleText:
 class SampleLogprobs:
     """Those of one sample; those of its prompt go with the first sample of a request alone."""
 
-    def __init__(self, index: int, params: SamplingParams, tokenizer: Tokenizer) -> None:
+    def __init__(self, index: int, params: SamplingParams, tokenizer: HuggingFaceTokenizer) -> None:
         self._tokenizer = tokenizer if params.detokenize else None
         self._owes_first = index == 0 and params.prompt_logprobs is not None
         """Whether the prompt's first token, which has none, is still to be told of."""
