@@ -9,7 +9,7 @@ from driver.thread_messages import SleepEngine, WakeEngine
 
 
 class Availability:
-    """The refusal of new requests, if any. The control thread and the daemon's write it, whole; any thread reads it."""
+    """The refusal of new requests, if any. The control thread and the daemon's write it."""
 
     def __init__(self, open_requests: OpenRequests, post: Callable[[SleepEngine | WakeEngine], None]) -> None:
         self._open_requests = open_requests
@@ -32,12 +32,12 @@ class Availability:
         return "serving"
 
     def drain(self, when_done: Callable[[], None]) -> None:
-        """Refuses new requests for good; calls ``when_done``, on any thread, when every open request has ended."""
+        """Refuses new requests for good; calls ``when_done``, on any thread, when none is open."""
         self._refusal = Draining("the daemon finishes what it has and ends: try again when it has been started anew")
         self._open_requests.when_none(when_done)
 
     def sleep(self, request_id: str, channel: ReturnChannel) -> None:
-        """Refuses new requests, and has the engine sleep once every open one has ended. Raises Draining."""
+        """Refuses new requests; the engine sleeps once no request is open. Raises Draining."""
         self._check_not_draining()
         self._refusal = Asleep("the daemon is asleep: try again when it has been woken, with `odriver wake`")
         self._sleep = message = SleepEngine(request_id, channel)
@@ -49,7 +49,8 @@ class Availability:
         if self._sleep is not None:
             self._sleep.cancelled = True
         self._post(WakeEngine(request_id, channel))
-        self._refusal = None  # at once: every Admit from now on is behind the WakeEngine in the inbox
+        # at once: every Admit from now on is behind the WakeEngine in the inbox
+        self._refusal = None
 
     def _check_not_draining(self) -> None:
         if isinstance(self._refusal, Draining):

@@ -1,4 +1,4 @@
-"""The stage between prepare inputs and the execution loop, for requests with structured outputs: it compiles grammars."""
+"""The stage between prepare inputs and the execution loop that compiles grammars."""
 
 import threading
 import time
@@ -34,12 +34,14 @@ class _GrammarRequest(NamedTuple):
 
 
 class CompileGrammars:
-    """Gives sequences their constraints and then admits them. Its threads ``run`` it, and wait for worker processes.
+    """Gives sequences their constraints and then admits them. Its threads ``run`` it, and wait for
+    worker processes.
 
-    Clients take turns (see TurnQueue). Each grammar is tried for a moment; one that takes longer moves to a lane of a
-    higher tier, so that quick grammars never wait for slow ones. A grammar that several requests need is compiled once;
-    one that cannot be compiled ends only the requests that ask for it. At most ``max_queued`` requests wait, which is as
-    many as may be open without a token.
+    Clients take turns (see TurnQueue). Each grammar is tried for a moment; one that takes longer
+    moves to a lane of a higher tier, so that quick grammars never wait for slow ones. A grammar
+    that several requests need is compiled once; one that cannot be compiled ends only the requests
+    that ask for it. At most ``max_queued`` requests wait, which is as many as may be open without
+    a token.
     """
 
     def __init__(
@@ -68,7 +70,7 @@ class CompileGrammars:
         ]
 
     def submit(self, admit: Admit) -> None:
-        """Queues the sequences of a request, to be admitted when its grammar is compiled; never waits."""
+        """Queues the sequences of a request until their grammar is compiled; never waits."""
         self._queue(_GrammarRequest(admit))
 
     def close(self) -> None:
@@ -101,7 +103,7 @@ class CompileGrammars:
             self._fail(item, error)
 
     def _is_first(self, item: _GrammarRequest) -> bool:
-        """Whether no other request has its grammar compiled; if one has, this one is queued again afterwards."""
+        """Whether no other request has its grammar compiled; otherwise it is queued again later."""
         with self._lock:
             if item.job in self._waiting:
                 self._waiting[item.job].append(item)
@@ -139,7 +141,7 @@ class CompileGrammars:
             self._queue(other)
 
     def _admit(self, item: _GrammarRequest, grammar: CompiledGrammar) -> None:
-        """Gives all samples their constraints; to read the tokens that they have already may take a higher tier, too."""
+        """Gives all samples their constraints; if they have tokens that may take a higher tier."""
         allowance = Allowance(heavy=grammar.heavy)
         constraints: list[GrammarConstraint] = []
         give_up_at = time.monotonic() + PATIENCE[item.tier]
@@ -158,7 +160,8 @@ class CompileGrammars:
             constraints.append(constraint)
         for sequence, constraint in zip(item.admit.sequences, constraints, strict=True):
             sequence.constraint = constraint
-            sequence.awaits_mask = bool(sequence.output_token_ids)  # the mask or the end is there: the engine looks
+            # the mask or the end is there: the engine looks
+            sequence.awaits_mask = bool(sequence.output_token_ids)
         self._post(item.admit)
 
 

@@ -16,7 +16,7 @@ from engine.request_limits import MAX_ERROR_LENGTH
 
 
 def shortened(text: str, longest: int = MAX_ERROR_LENGTH) -> str:
-    """The beginning and the end of a text, at most ``longest`` characters together; it may quote a whole message."""
+    """At most ``longest`` characters of a text, which may quote a message: its two ends."""
     if len(text) <= longest:
         return text
     note = f"[... {len(text):,} characters in all ...]"
@@ -25,7 +25,7 @@ def shortened(text: str, longest: int = MAX_ERROR_LENGTH) -> str:
 
 
 class DriverError(Exception):
-    """Why a request failed or is refused; ``str(error)`` is for a person to read, and shortened."""
+    """Why a request failed or is refused; ``str(error)`` is for a person, and shortened."""
 
     code: ClassVar[str]
 

@@ -58,7 +58,7 @@ class Engine(Protocol):
         """A snapshot."""
 
     def compile_staged(self, notify: Callable[[], None]) -> None:
-        """Starts to compile the staged functions; calls ``notify``, on any thread, to ask for an ``adopt``."""
+        """Starts to compile the staged functions; ``notify`` asks, on any thread, for ``adopt``."""
 
     def adopt(self) -> None:
         """Uses the staged functions; raises the error of their compilation."""
@@ -74,21 +74,22 @@ class Engine(Protocol):
 
 
 COMMAND_PATIENCE = 600.0
-"""Seconds that a command, such as to write a long trace, may take before they count as no progress."""
+"""Seconds that a command, such as to write a trace, may take before that is no progress."""
 ITERATION_TOKENS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
 """Buckets of vLLM's histogram of the same name."""
 
 
 class ExecutionLoop:
-    """Handles messages, steps the engine and sends its tokens on. It waits for a message only if the engine is idle.
+    """Handles messages, steps the engine and sends its tokens on. It waits for a message only if
+    the engine is idle.
 
-    It checks before each step which requests have reached their ``timeout_s``, which counts from their arrival. An
-    exception from one message ends the request of that message; one from a step, or from a command to the whole engine,
-    ends the loop.
+    It checks before each step which requests have reached their ``timeout_s``, which counts from
+    their arrival. An exception from one message ends the request of that message; one from a step,
+    or from a command to the whole engine, ends the loop.
 
-    It also waits in ``summaries.put`` while the summary thread is far behind: the device pauses, so that tokens do not
-    pile up. The summary thread never waits for this one, as the inbox is unbounded, so this is no deadlock; and closing
-    ``summaries`` ends the wait.
+    It also waits in ``summaries.put`` while the summary thread is far behind: the device pauses,
+    so that tokens do not pile up. The summary thread never waits for this one, as the inbox is
+    unbounded, so this is no deadlock; and closing ``summaries`` ends the wait.
     """
 
     def __init__(
@@ -106,11 +107,12 @@ class ExecutionLoop:
         self._clock = clock
         self._summaries = summaries
         self._progressed_at: float | None = None
-        """When the last step ended, or the work began; None while there is no work. Ahead of now during a command."""
+        """When the last step ended or the work began; None without work, ahead in a command."""
 
     @property
     def seconds_since_progress(self) -> float:
-        """For how long there has been work and no step has ended; 0 when idle. It grows while this thread hangs, too.
+        """For how long there has been work and no step has ended; 0 when idle. It grows while this
+        thread hangs, too.
 
         A command, which runs no step, counts only beyond COMMAND_PATIENCE.
         """
@@ -132,7 +134,7 @@ class ExecutionLoop:
             self._engine.close()
 
     def _handle_messages(self) -> bool:
-        """Handles the messages in the inbox, waiting for one if the engine is idle. False after Stop."""
+        """Handles the messages there are; waits for one if the engine is idle. False after Stop."""
         idle = not self._engine.has_work
         if idle:
             self._progressed_at = None
@@ -171,7 +173,7 @@ class ExecutionLoop:
         self.stats = self._engine.stats()
 
     def _fail(self, item: "_Item", error: DriverError) -> None:
-        """Ends the request of an item, by way of the summary thread, which knows whether it has ended already."""
+        """Ends the request of an item by the summary thread, which knows whether it is open."""
         match item:
             case Admit(sequences=sequences, opened=opened):
                 self._fail_sequences(opened.request.sequence_ids, error)
@@ -202,7 +204,8 @@ class ExecutionLoop:
             return error_sample(command.request_id, InvalidRequest("the daemon was woken before it slept"))
         with self._running_no_step():
             self._engine.sleep() if isinstance(command, SleepEngine) else self._engine.wake()
-        self.stats = self._engine.stats()  # first: the client may ask for the state as soon as it has the answer
+        # first: the client may ask for the state as soon as it has the answer
+        self.stats = self._engine.stats()
         return _done(command.request_id, "asleep" if isinstance(command, SleepEngine) else "awake")
 
     @contextmanager
@@ -229,7 +232,8 @@ class ExecutionLoop:
 
     def _admit(self, message: Admit) -> None:
         request, params = message.opened.request, message.opened.params
-        self._summaries.put(message.opened)  # first, so that the summary thread knows the request if adding it fails
+        # first, so that the summary thread knows the request if adding it fails
+        self._summaries.put(message.opened)
         for sequence in message.sequences:
             self._engine.add(sequence)
             self._deadlines.add(sequence, request.received_at, params.timeout_s, params.queue_timeout_s)
@@ -237,7 +241,7 @@ class ExecutionLoop:
             self._abort(request)
 
     def _abort(self, request: OpenRequest) -> None:
-        """A sequence that the engine does not know has ended, or is not admitted yet, and ``_admit`` will see the flag."""
+        """A sequence unknown to the engine has ended, or ``_admit`` will see the flag."""
         for sequence_id in request.sequence_ids:
             self._deadlines.discard(sequence_id)
             self._end(sequence_id, "abort")
@@ -250,7 +254,8 @@ class ExecutionLoop:
     def _step(self) -> None:
         outputs = self._engine.step()
         before = self.stats
-        self.stats = self._engine.stats()  # first: the client may ask for it as soon as it has its last sample
+        # first: the client may ask for it as soon as it has its last sample
+        self.stats = self._engine.stats()
         if self.stats.steps > before.steps:
             self._progressed_at = self._clock()
             self.iteration_tokens.observe(self.stats.tokens - before.tokens)

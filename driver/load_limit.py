@@ -18,10 +18,11 @@ LEAST_DELAY, MOST_DELAY = 0.5, 60.0
 
 
 class LoadLimit:
-    """Refuses requests while ``max_requests`` wait, or ``max_tokens`` of their prompts; the caller's thread uses it.
+    """Refuses requests while ``max_requests`` wait, or ``max_tokens`` of their prompts; the
+    caller's thread uses it.
 
-    A request waits until its first token; one with several samples counts once. A client with more than its part of what
-    waits is refused first (driver/stages/fair_share.py).
+    A request waits until its first token; one with several samples counts once. A client with more
+    than its part of what waits is refused first (driver/stages/fair_share.py).
     """
 
     def __init__(self, max_requests: int, max_tokens: int, clock: Callable[[], float] = time.monotonic) -> None:
@@ -29,12 +30,13 @@ class LoadLimit:
         self._max_tokens = max_tokens
         self._clock = clock
         self._now = self._before = (clock(), 0)
-        """Time and number of computed tokens, at the start of this window and of the one before."""
+        """Time and number of computed tokens at the start of this window and the one before."""
 
     def check(self, new: OpenRequest, waiting: Collection[OpenRequest], stats: EngineStats) -> None:
         """Raises Overloaded if the new request is one too many.
 
-        If nothing waits a request may have any length; the first one of a client may fill the room that is left.
+        If nothing waits a request may have any length; the first one of a client may fill the room
+        that is left.
         """
         tokens = sum([request.num_prompt_tokens for request in waiting])
         requests = share(self._max_requests, 1, new.holder, [(request.holder, 1) for request in waiting])
@@ -71,7 +73,7 @@ def _too_many(requests: Share, what: str) -> str:
 
 
 class TokenizerLimit:
-    """Limits the tokenizer requests without an answer, by fair shares. Any thread may call any method: see OpenRequests."""
+    """Limits tokenizer requests without an answer, by fair shares. For any thread."""
 
     def __init__(self, max_requests: int) -> None:
         self._max_requests = max_requests
@@ -79,7 +81,7 @@ class TokenizerLimit:
         self._waiting: dict[int, Holder] = {}
 
     def submit(self, request: TokenizerRequest, submit: Callable[[TokenizerRequest], None]) -> None:
-        """Submits the request and counts it until it is answered; raises Overloaded if it is one too many."""
+        """Submits the request, which counts until it is answered; raises Overloaded."""
         holder = request.client, request.user
         requests = share(self._max_requests, 1, holder, [(other, 1) for other in list(self._waiting.values())])
         if not requests.fits:

@@ -2,55 +2,55 @@
 
 The life of a request
 ---------------------
-1. ``submit_request`` runs on the caller's thread (in the daemon the socket thread, which must never wait). It adds the
-   request to the table of open requests and to a bounded queue of the prepare stage, in which clients take turns, or it
-   raises at once: DuplicateRequest, Overloaded, Draining, Asleep or DriverStopped. A refused request gets nothing more;
-   every other request gets exactly one last sample.
-2. A **prepare inputs** thread checks the parameters, applies the chat template, refuses what cannot fit, tokenises, checks
-   lengths, and posts Admit(sequences) to the inbox of the execution thread. A client's mistake ends that client's request
-   here.
-   A request with structured outputs first goes to a **compile grammars** thread. It has a worker process compile the
-   grammar, unless it is known, gives each sequence its constraint, and posts the Admit.
-3. The **execution loop** thread, the only one that uses the engine, sends Opened to the summary thread, adds the sequences
-   and steps the engine. It sends the tokens of each step to the summary thread as StepOutputs.
-4. The **process summary** thread detokenises, looks for stop strings and puts samples into the request's channel. When it
-   finds a stop string it posts Finished to the inbox, so that the engine frees the sequence's pages.
-5. The last sample comes with the end: by token, length, stop string or abort. The id is free again just before that.
+1. ``submit_request`` runs on the caller's thread (in the daemon the socket thread, which must
+   never wait). It adds the request to the table of open requests and to a bounded queue of the
+   prepare stage, in which clients take turns, or it raises at once: DuplicateRequest, Overloaded,
+   Draining, Asleep or DriverStopped. A refused request gets nothing more; every other request gets
+   exactly one last sample.
+2. A **prepare inputs** thread checks the parameters, applies the chat template, refuses what
+   cannot fit, tokenises, checks lengths, and posts Admit(sequences) to the inbox of the execution
+   thread. A client's mistake ends that client's request here. A request with structured outputs
+   first goes to a **compile grammars** thread. It has a worker process compile the grammar, unless
+   it is known, gives each sequence its constraint, and posts the Admit.
+3. The **execution loop** thread, the only one that uses the engine, sends Opened to the summary
+   thread, adds the sequences and steps the engine. It sends the tokens of each step to the summary
+   thread as StepOutputs.
+4. The **process summary** thread detokenises, looks for stop strings and puts samples into the
+   request's channel. When it finds a stop string it posts Finished to the inbox, so that the
+   engine frees the sequence's pages.
+5. The last sample comes with the end: by token, length, stop string or abort. The id is free again
+   just before that.
 
-A request that continues an earlier output (``resume_token_ids``) differs in three places. The prepare stage makes those
-tokens the sequence's output and reads them as text; the constraint starts behind them; the summary thread continues that
-text without delivering it again.
+A request that continues an earlier output (``resume_token_ids``) differs in three places. The
+prepare stage makes those tokens the sequence's output and reads them as text; the constraint
+starts behind them; the summary thread continues that text without delivering it again.
 
-An abort ends a request that is still queued at once. For any other it sets a flag on the open request and posts
-AbortSequences to the inbox. The execution thread knows the sequence and finishes it, or sees the flag when the Admit
-comes, or the request has ended already and nothing happens. Aborts and tokens reach the summary thread through one queue,
-so no token follows the last sample.
+An abort ends a request that is still queued at once. For any other it sets a flag on the open
+request and posts AbortSequences to the inbox. The execution thread knows the sequence and finishes
+it, or sees the flag when the Admit comes, or the request has ended already and nothing happens.
+Aborts and tokens reach the summary thread through one queue, so no token follows the last sample.
 
-Which thread waits for which
-----------------------------
-The prepare threads wait for requests, the compile threads for grammars, the summary thread for summaries, and the
-execution thread for a message when the engine is idle: without work no thread uses the processor. Under load only the
-execution thread waits for another, while the summary queue is full. The summary and prepare threads write to the inbox,
-which is unbounded, and to channels, which must not block. A worker process answers or is killed by its alarm. So there is
-no circle of waits, and no deadlock.
+Which thread waits for which ---------------------------- The prepare threads wait for requests,
+the compile threads for grammars, the summary thread for summaries, and the execution thread for a
+message when the engine is idle: without work no thread uses the processor. Under load only the
+execution thread waits for another, while the summary queue is full. The summary and prepare
+threads write to the inbox, which is unbounded, and to channels, which must not block. A worker
+process answers or is killed by its alarm. So there is no circle of waits, and no deadlock.
 
-Errors of a request
--------------------
-An exception that one request causes in a stage ends that request with "internal" and a traceback in the log, and the
-stage continues (driver/stages/stage.py). Only a run of such errors, from several clients and with no success between,
-counts as a fault of the stage, and ends its thread.
+Errors of a request ------------------- An exception that one request causes in a stage ends that
+request with "internal" and a traceback in the log, and the stage continues
+(driver/stages/stage.py). Only a run of such errors, from several clients and with no success
+between, counts as a fault of the stage, and ends its thread.
 
-Errors of the device
---------------------
-When a step fails, or the logits of a row are not finite, the engine returns outputs with an error. The requests in them
-end with "internal" and the reason, all samples of a request together, and the other requests continue
-(engine/oengine.py). A device that fails step after step ends the execution thread.
+Errors of the device -------------------- When a step fails, or the logits of a row are not finite,
+the engine returns outputs with an error. The requests in them end with "internal" and the reason,
+all samples of a request together, and the other requests continue (engine/oengine.py). A device
+that fails step after step ends the execution thread.
 
-The end
--------
-``stop`` closes the bounded queues, which ends every thread that waits in one, posts Stop, joins the threads and ends every
-open request with "stopped". A thread that dies does the same as its last act, with "internal", and calls ``on_failure``.
-The first of several callers does it.
+The end ------- ``stop`` closes the bounded queues, which ends every thread that waits in one,
+posts Stop, joins the threads and ends every open request with "stopped". A thread that dies does
+the same as its last act, with "internal", and calls ``on_failure``. The first of several callers
+does it.
 """
 
 import logging
@@ -83,15 +83,17 @@ from engine.config import MAX_QUEUED_REQUESTS, MAX_QUEUED_TOKENS
 logger = logging.getLogger(__name__)
 
 MAX_SUMMARIES = 16
-"""Messages in the queue of the summary thread: those of some steps, to bridge a short pause of it."""
+"""Messages in the queue of the summary thread: some steps, to bridge a short pause."""
 
 
 class oDriver:
-    """Serves requests with ``engine``, which no other thread may use after ``start``. Any thread may call any method.
+    """Serves requests with ``engine``, which no other thread may use after ``start``. Any thread
+    may call any method.
 
-    ``max_queued_requests`` requests may be open without a token, and their prompts may have ``max_queued_tokens``
-    together; ``submit_request`` raises Overloaded for more, first for clients that have more than their share. After one
-    of the driver's threads has died and every open request has ended, that thread calls ``on_failure``, once.
+    ``max_queued_requests`` requests may be open without a token, and their prompts may have
+    ``max_queued_tokens`` together; ``submit_request`` raises Overloaded for more, first for
+    clients that have more than their share. After one of the driver's threads has died and every
+    open request has ended, that thread calls ``on_failure``, once.
     """
 
     def __init__(
@@ -129,7 +131,8 @@ class oDriver:
         ]
         self._availability = Availability(self._open_requests, post)
         self._why_stopped: DriverError = DriverStopped("the driver is stopped")
-        self._right_to_end = threading.Lock()  # taken once, never given back: the first to end the driver has it
+        # taken once, never given back: the first to end the driver has it
+        self._right_to_end = threading.Lock()
         self._ended = threading.Event()
         self._started_at = time.monotonic()
 
@@ -139,7 +142,7 @@ class oDriver:
             thread.start()
 
     def submit_request(self, request: ActiveRequest) -> None:
-        """Takes the request or raises DuplicateRequest, Overloaded, Asleep, Draining or DriverStopped, at once."""
+        """Takes the request or raises a DriverError other than InternalError, at once."""
         added = self._open_requests.add(request)
         try:
             self._availability.check()
@@ -158,14 +161,14 @@ class oDriver:
             raise
 
     def submit_tokenizer_request(self, request: TokenizerRequest) -> None:
-        """Takes the request or raises Overloaded or DriverStopped, at once; who drains or sleeps answers it, too."""
+        """Takes the request, also when asleep or draining; raises Overloaded or DriverStopped."""
         try:
             self._tokenizer_limit.submit(request, self._prepare.submit)
         except QueueClosed:
             raise DriverStopped(str(self._why_stopped)) from None
 
     def abort(self, request_id: str) -> bool:
-        """Ends the request with finish reason "abort" and what text it has; False if it is unknown or has ended."""
+        """Ends the request with reason "abort" and the text so far; False if it is not open."""
         request = self._open_requests.find(request_id)
         if request is None:
             return self._prepare.withdraw_tokenizer_request(request_id)
@@ -189,11 +192,12 @@ class oDriver:
         return msgspec.structs.replace(status, **self.request_metrics.percentiles())
 
     def drain(self, when_done: Callable[[], None]) -> None:
-        """Refuses new requests; calls ``when_done``, on any thread, when every open request has ended."""
+        """Refuses new requests; calls ``when_done``, on any thread, when none is open."""
         self._availability.drain(when_done)
 
     def sleep(self, request_id: str, channel: ReturnChannel) -> None:
-        """Refuses new requests, frees the pages' memory once every open one has ended, and then answers the channel.
+        """Refuses new requests, frees the pages' memory once every open one has ended, and then
+        answers the channel.
 
         Raises Draining and DriverStopped at once.
         """
@@ -201,7 +205,7 @@ class oDriver:
         self._availability.sleep(request_id, channel)
 
     def wake(self, request_id: str, channel: ReturnChannel) -> None:
-        """Allocates the pages' memory again, if it was freed, answers the channel, and serves. Raises as ``sleep`` does."""
+        """Allocates the memory again, answers the channel, and serves. Raises as ``sleep`` does."""
         self._check_running()
         self._availability.wake(request_id, channel)
 
@@ -211,7 +215,7 @@ class oDriver:
         return self._execution.seconds_since_progress
 
     def stages(self) -> dict[str, float]:
-        """For how many seconds each stage has been busy with one item, or its work without progress; 0 while it waits."""
+        """For how many seconds each stage has been busy with one item; 0 while it waits."""
         return {
             "prepare": self._prepare.stage.seconds_busy,
             "compile": self._compile.stage.seconds_busy,
@@ -220,7 +224,7 @@ class oDriver:
         }
 
     def stuck_requests(self, limit: float) -> list[str]:
-        """The ids of the requests that have been in a stage's hands for more than so many seconds."""
+        """The ids of the requests that a stage has been working on for more than ``limit`` s."""
         stages = (self._prepare.stage, self._compile.stage, self._execution.stage, self._summary.stage)
         return [request_id for stage in stages for request_id in stage.stuck(limit)]
 
@@ -235,9 +239,11 @@ class oDriver:
         return self._execution.iteration_tokens
 
     def profile(self, request_id: str, directory: str | None, channel: ReturnChannel) -> None:
-        """Begins a trace of the process, for this directory, or ends and writes the one under way where it is None.
+        """Begins a trace of the process, for this directory, or ends and writes the one under way
+        where it is None.
 
-        The channel gets one sample: the directory as its text, or an error. Raises DriverStopped at once.
+        The channel gets one sample: the directory as its text, or an error. Raises DriverStopped
+        at once.
         """
         self._check_running()
         self._execution.inbox.put(ProfileEngine(request_id, directory, channel))
@@ -245,14 +251,15 @@ class oDriver:
     def stop(self, reason: str, timeout: float = 10.0) -> None:
         """Ends the threads and gives every open request the error "stopped" with this reason.
 
-        Returns when that is done, by this call or another, or after ``timeout`` seconds: a thread that hangs by then
-        (in a step of the device) is left behind, logged, and can reach no client any more.
+        Returns when that is done, by this call or another, or after ``timeout`` seconds: a thread
+        that hangs by then (in a step of the device) is left behind, logged, and can reach no
+        client any more.
         """
         if not self._end(DriverStopped(reason), timeout):
             self._ended.wait(timeout)
 
     def fail(self, reason: str, timeout: float = 10.0) -> None:
-        """Ends as ``stop`` does, by a fault: open requests, one of which may be its cause, hear "internal"."""
+        """Ends as ``stop`` does, but by a fault: open requests end with "internal"."""
         if not self._end(InternalError(reason), timeout):
             self._ended.wait(timeout)
 

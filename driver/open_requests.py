@@ -1,9 +1,9 @@
 """The requests that have not had their last sample.
 
-Every submitted request gets exactly one last sample, whatever happens. Several threads may deliver it: a prepare thread
-(a refusal), the summary thread (the end), the thread that stops the driver. All of them call ``OpenRequests.close``,
-where a single atomic ``dict.pop`` decides which one delivers. There is no lock: wherever threads may race, the line is
-one dict operation.
+Every submitted request gets exactly one last sample, whatever happens. Several threads may deliver
+it: a prepare thread (a refusal), the summary thread (the end), the thread that stops the driver.
+All of them call ``OpenRequests.close``, where a single atomic ``dict.pop`` decides which one
+delivers. There is no lock: wherever threads may race, the line is one dict operation.
 """
 
 import itertools
@@ -25,9 +25,10 @@ logger = logging.getLogger(__name__)
 class OpenRequest:
     """A request from ``submit_request`` to its last sample.
 
-    ``sequence_id`` is its first sequence's name inside the engine. It is never used twice, so a late output cannot belong to
-    a newer request with the same ``request_id``. ``abort`` sets ``aborted`` *before* it posts AbortSequences: a thread
-    that admits the request after that message sees the flag.
+    ``sequence_id`` is its first sequence's name inside the engine. It is never used twice, so a
+    late output cannot belong to a newer request with the same ``request_id``. ``abort`` sets
+    ``aborted`` *before* it posts AbortSequences: a thread that admits the request after that
+    message sees the flag.
     """
 
     request: ActiveRequest
@@ -39,7 +40,7 @@ class OpenRequest:
     """The number of its sequences; a prepare thread sets it before it admits them."""
     received_at: float = field(default_factory=time.monotonic)
     scheduled_at: float | None = None
-    """When it was first part of a step; the summary thread writes this and the next, with the first token."""
+    """When it was first part of a step; the summary thread writes this and the next."""
     first_token_at: float | None = None
 
     @property
@@ -107,7 +108,7 @@ class OpenRequests:
         return added
 
     def when_none(self, call: Callable[[], None]) -> None:
-        """Calls ``call`` once, on any thread, when no request is open. No request may be added from now on."""
+        """Calls ``call`` once, on any thread, when no request is open. None may be added now."""
         self._when_none.append(call)
         self._call_when_none()
 

@@ -1,4 +1,4 @@
-"""The first stage: turns a request into sequences that the engine can serve, or refuses it and says why."""
+"""The first stage: turns requests into sequences for the engine, or refuses them."""
 
 import math
 import secrets
@@ -27,8 +27,9 @@ from engine.scheduling.sequence import Sequence
 LANES = ((2048, 2), (32_768, 1), (math.inf, 1))
 """Of each lane: it takes prompts of fewer tokens than this, about, on so many threads.
 
-Tokenising takes milliseconds in the first lane, tenths of seconds in the second, and many seconds in the last, where a
-text has up to four megabytes. Other threads run meanwhile: the tokenizer releases the interpreter's lock.
+Tokenising takes milliseconds in the first lane, tenths of seconds in the second, and many seconds
+in the last, where a text has up to four megabytes. Other threads run meanwhile: the tokenizer
+releases the interpreter's lock.
 """
 
 PreparableRequest = OpenRequest | TokenizerRequest
@@ -37,10 +38,11 @@ PreparableRequest = OpenRequest | TokenizerRequest
 class PrepareInputs:
     """Checks, tokenises and admits requests. Each of its threads calls one of ``runs``.
 
-    Clients take turns (see TurnQueue), and long prompts have a lane and a thread of their own: so neither many requests of
-    one client nor a text of megabytes delays the others. An exception from one request ends that request alone. ``post``
-    puts an Admit into the inbox of the execution thread, ``compile_grammar`` one with structured outputs into the queue of
-    the compile stage.
+    Clients take turns (see TurnQueue), and long prompts have a lane and a thread of their own: so
+    neither many requests of one client nor a text of megabytes delays the others. An exception
+    from one request ends that request alone. ``post`` puts an Admit into the inbox of the
+    execution thread, ``compile_grammar`` one with structured outputs into the queue of the compile
+    stage.
     """
 
     def __init__(
@@ -69,7 +71,7 @@ class PrepareInputs:
         """One for each thread: prepares requests until the queues are closed."""
 
     def submit(self, request: PreparableRequest) -> None:
-        """Queues the request, from any thread; raises Overloaded when full, QueueClosed when closed, at once."""
+        """Queues the request at once, from any thread; raises Overloaded or QueueClosed."""
         if isinstance(request, TokenizerRequest):
             self._tokenizer_requests[request.request_id] = request
         try:
@@ -144,7 +146,7 @@ class PrepareInputs:
             self._compile_grammar(admit)
 
     def _sequences(self, request: OpenRequest, params: SamplingParams) -> list[Sequence]:
-        """One for each sample, with seeds that differ; only the first returns the prompt's log-probabilities."""
+        """One for each sample; only the first returns the prompt's log-probabilities."""
         prompt_token_ids = self._prompt_token_ids(request.request)
         _check_prompt_logprobs(params.prompt_logprobs, len(prompt_token_ids))
         max_tokens = self._max_tokens(len(prompt_token_ids), params)
@@ -178,7 +180,7 @@ class PrepareInputs:
         return sequences
 
     def _hash_prompt(self, sequences: list[Sequence]) -> None:
-        """Hashes the pages of the prompt for the prefix cache, so that the execution thread need not."""
+        """Hashes the prompt's pages for the prefix cache, to spare the execution thread."""
         first, page_size = sequences[0], self._limits.page_size
         if page_size is not None and first.salt is not None:
             keys = first.page_keys_to(len(first.prompt_token_ids) // page_size, page_size)
@@ -186,7 +188,7 @@ class PrepareInputs:
                 sequence.page_keys = list(keys)
 
     def _salt(self, request: OpenRequest, params: SamplingParams) -> bytes | None:
-        """The salt of its pages' keys: only requests with the same tenant and salt share pages; None for no sharing."""
+        """The salt of its pages' keys, by tenant and salt; None where it shares no pages."""
         if not params.enable_prefix_caching or self._limits.page_size is None:
             return None
         return msgspec.json.encode([request.request.tenant, params.cache_salt])
@@ -208,7 +210,7 @@ class PrepareInputs:
             )
 
     def _bad_word_token_ids(self, words: list[str]) -> tuple[tuple[int, ...], ...]:
-        """The ids of each word at the start of a text and, where they differ, of the word after a space."""
+        """The ids of each word at the start of a text and, where they differ, after a space."""
         variants: dict[tuple[int, ...], None] = {}
         for word in words:
             bare = tuple(self._tokenizer.encode_word(word.lstrip()))

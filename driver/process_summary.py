@@ -19,11 +19,12 @@ from engine.scheduling.sequence import SequenceOutput
 
 
 class ProcessSummary:
-    """Detokenises, looks for stop strings, measures and delivers. Only its thread knows the text of a request.
+    """Detokenises, looks for stop strings, measures and delivers. Only its thread knows the text
+    of a request.
 
-    An exception from one request's output ends that request alone, and the engine ends its sequences. Outputs of a
-    sequence after its last sample come from steps that were already dispatched, and are dropped. ``post`` puts a Finished
-    into the inbox of the execution thread.
+    An exception from one request's output ends that request alone, and the engine ends its
+    sequences. Outputs of a sequence after its last sample come from steps that were already
+    dispatched, and are dropped. ``post`` puts a Finished into the inbox of the execution thread.
     """
 
     def __init__(
@@ -81,7 +82,7 @@ class ProcessSummary:
             self._resume(self._replies[resumed.output.request_id], resumed)
 
     def _resume(self, reply: "_Reply", resumed: Resumed) -> None:
-        """Reads a sample up to what the client has; delivers nothing, except the end if that was all."""
+        """Reads what the client has; delivers the end, if that is one."""
         output = resumed.output
         sample = reply.sample(output, resumed.read)
         if sample.finish_reason is not None:
@@ -109,7 +110,8 @@ class ProcessSummary:
             reply.times.finish(sample.finish_reason, now)
             reply.usage.longest = max(reply.usage.longest, reply.times.num_tokens)
             if output.finish_reason is None:
-                # Before the client gets the sample: its next request then comes after this in the inbox.
+                # Before the client gets the sample: its next request then comes after this in the
+                # inbox.
                 self._post(Finished(output.request_id))
         if sample.is_last:
             self._metrics.request_params_n.observe(reply.opened.params.n)
@@ -122,7 +124,7 @@ class ProcessSummary:
         self._end(_opened(item).request, error, self._clock())
 
     def _end(self, request: OpenRequest, error: DriverError, now: float, ended: str | None = None) -> None:
-        """Ends a request with an error; ``ended`` is the sequence, if any, that the engine has ended already."""
+        """Ends a request with an error; the engine has ended the sequence ``ended`` already."""
         replies = [self._replies.pop(sequence_id, None) for sequence_id in request.sequence_ids]
         for sequence_id in request.sequence_ids:
             if sequence_id != ended:
@@ -174,7 +176,8 @@ class _Reply:
         self._logprobs = SampleLogprobs(index, opened.params, tokenizer)
 
     def sample(self, output: SequenceOutput, read: tuple[str, int, str | None] | None = None) -> ReturnSample:
-        """What this output adds for the client; it has a finish reason if the sequence or its text ends.
+        """What this output adds for the client; it has a finish reason if the sequence or its text
+        ends.
 
         ``read`` is the result of ``SampleText.read``, if the output has been read already.
         """

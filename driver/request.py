@@ -28,7 +28,7 @@ class RequestError(msgspec.Struct, frozen=True):
 
 
 class Logprob(msgspec.Struct, frozen=True):
-    """One token's log-probability (natural), its rank (1 is the likeliest), and its text where texts are made."""
+    """A token's log-probability (natural), its rank from 1, and its text if asked for."""
 
     logprob: float
     rank: int
@@ -38,11 +38,12 @@ class Logprob(msgspec.Struct, frozen=True):
 class ReturnSample(msgspec.Struct, frozen=True, kw_only=True):
     """New output of one request.
 
-    ``text`` may lag behind ``token_ids``: half a character and a possible start of a stop string are held back.
-    ``index`` says which of the request's ``n`` outputs it belongs to; the last of each has a ``finish_reason`` (stop,
-    length, repetition, timeout, abort). Exactly one sample of a request is its last: it has a ``finish_reason`` and
-    ``usage``, or an ``error``, never both. As in vLLM, ``logprobs`` has for each token a dictionary of Logprobs by token
-    id, its own first and then the likeliest; so has ``prompt_logprobs``, with None for the first token.
+    ``text`` may lag behind ``token_ids``: half a character and a possible start of a stop string
+    are held back. ``index`` says which of the request's ``n`` outputs it belongs to; the last of
+    each has a ``finish_reason`` (stop, length, repetition, timeout, abort). Exactly one sample of
+    a request is its last: it has a ``finish_reason`` and ``usage``, or an ``error``, never both.
+    As in vLLM, ``logprobs`` has for each token a dictionary of Logprobs by token id, its own first
+    and then the likeliest; so has ``prompt_logprobs``, with None for the first token.
     """
 
     request_id: str
@@ -67,14 +68,14 @@ def error_sample(request_id: str, error: DriverError) -> ReturnSample:
 
 
 class ReturnChannel(Protocol):
-    """Takes the samples of a request. The driver's threads call it: it must neither block nor raise."""
+    """Takes the samples of a request on the driver's threads: must not block or raise."""
 
     def put(self, sample: ReturnSample) -> None:
         """Takes one sample; those of one request come in order, one at a time."""
 
 
 class QueueChannel:
-    """A channel to iterate over in this process; the iteration ends after the last sample of its one request."""
+    """A channel to iterate over in this process, up to the last sample of its request."""
 
     def __init__(self) -> None:
         self._samples: SimpleQueue[ReturnSample] = SimpleQueue()
@@ -93,16 +94,18 @@ class QueueChannel:
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class ActiveRequest:
-    """One request of a client, with exactly one of ``prompt`` (text or token ids) and ``messages``.
+    """One request of a client, with exactly one of ``prompt`` (text or token ids) and
+    ``messages``.
 
-    ``request_id`` is free again when the last sample is delivered. ``params`` are fields of SamplingParams by name,
-    unchecked. The scheduler is fair between clients, and within the share of a ``client`` between its users; ``user`` is
-    the client's name for one of them. Requests share the pages of a common prefix within one ``tenant`` only.
-    ``messages``, ``tools`` and ``chat_template_kwargs`` are for the model's chat template; driver/text/conversation.py
-    says what they may be.
-    ``resume_token_ids``, if any, has for each of the ``n`` samples the output that the client has already. Generation
-    continues behind it as if it had never been interrupted, and only new output goes into the channel. ``num_bytes`` is
-    the size of the request's message, by which the length of a conversation is estimated before it is tokenised.
+    ``request_id`` is free again when the last sample is delivered. ``params`` are fields of
+    SamplingParams by name, unchecked. The scheduler is fair between clients, and within the share
+    of a ``client`` between its users; ``user`` is the client's name for one of them. Requests
+    share the pages of a common prefix within one ``tenant`` only. ``messages``, ``tools`` and
+    ``chat_template_kwargs`` are for the model's chat template; driver/text/conversation.py says
+    what they may be. ``resume_token_ids``, if any, has for each of the ``n`` samples the output
+    that the client has already. Generation continues behind it as if it had never been
+    interrupted, and only new output goes into the channel. ``num_bytes`` is the size of the
+    request's message, by which the length of a conversation is estimated before it is tokenised.
     """
 
     request_id: str
@@ -130,10 +133,12 @@ class ActiveRequest:
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class TokenizerRequest:
-    """A request for the token ids of a text or of a conversation, or for the text of ``token_ids``.
+    """A request for the token ids of a text or of a conversation, or for the text of
+    ``token_ids``.
 
-    The channel gets one sample: token ids or a text, with the number of tokens as ``usage.prompt_tokens``; or an error.
-    With ``add_special_tokens`` a text is tokenised as a prompt is, with special tokens around it.
+    The channel gets one sample: token ids or a text, with the number of tokens as
+    ``usage.prompt_tokens``; or an error. With ``add_special_tokens`` a text is tokenised as a
+    prompt is, with special tokens around it.
     """
 
     request_id: str

@@ -10,7 +10,7 @@ from engine.scheduling.sequence import Sequence, SequenceOutput
 
 
 class Resumed(msgspec.Struct, frozen=True):
-    """A resumed sample: the output that the client has, the state of its text, and what ``read`` returned for it."""
+    """A resumed sample: the client's output, its text, and what ``read`` returned for it."""
 
     output: SequenceOutput
     text: SampleText
@@ -20,7 +20,7 @@ class Resumed(msgspec.Struct, frozen=True):
 def read_again(
     outputs: list[SequenceOutput], params: SamplingParams, prompt_tail: list[int], tokenizer: HuggingFaceTokenizer
 ) -> list[Resumed]:
-    """Reads the outputs that are not empty as text, on a prepare thread, as they may have a million tokens."""
+    """Reads the outputs that are not empty as text; they may have a million tokens."""
     resumed = []
     for output in outputs:
         if output.token_ids:
@@ -30,9 +30,11 @@ def read_again(
 
 
 def resume(sequences: list[Sequence], resume_token_ids: list[list[int]]) -> list[SequenceOutput]:
-    """Gives each sequence the output that the client has, and returns these, with a finish reason where one is complete.
+    """Gives each sequence the output that the client has, and returns these, with a finish reason
+    where one is complete.
 
-    The token ids are in the vocabulary. Raises InvalidRequest where they cannot begin an output of these sequences.
+    The token ids are in the vocabulary. Raises InvalidRequest where they cannot begin an output of
+    these sequences.
     """
     if resume_token_ids and len(resume_token_ids) != len(sequences):
         raise InvalidRequest(

@@ -1,8 +1,9 @@
 """The messages between the driver's threads.
 
-The inbox of the execution thread takes Admit, AbortSequences, Finished, SleepEngine, WakeEngine, ProfileEngine, Compiled
-and Stop. It is unbounded, so no sender ever waits. The queue of the summary thread is short, and only the execution thread
-puts into it: Opened, StepOutputs and Ended. One queue carries a request's opening, tokens and end, so their order holds.
+The inbox of the execution thread takes Admit, AbortSequences, Finished, SleepEngine, WakeEngine,
+ProfileEngine, Compiled and Stop. It is unbounded, so no sender ever waits. The queue of the
+summary thread is short, and only the execution thread puts into it: Opened, StepOutputs and Ended.
+One queue carries a request's opening, tokens and end, so their order holds.
 """
 
 import msgspec
@@ -17,13 +18,13 @@ from engine.scheduling.sequence import Sequence, SequenceOutput
 class Opened(msgspec.Struct, frozen=True):
     """A request has been prepared; outputs of its sequences may follow.
 
-    ``prompt_tail`` are the last prompt tokens, for the detokenizer; ``resumed`` are the samples that continue an earlier
-    output.
+    ``prompt_tail`` are the last prompt tokens, for the detokenizer; ``resumed`` are the samples
+    that continue an earlier output.
     """
 
     request: OpenRequest
     sequences: list[Sequence]
-    """One for each sample. The execution thread writes them; the summary thread reads the times that precede an output."""
+    """One for each sample. The execution thread writes them; the summary thread reads times."""
     prompt_tail: list[int]
     num_prompt_tokens: int
     params: SamplingParams
@@ -53,7 +54,7 @@ class Finished(msgspec.Struct, frozen=True):
 
 
 class SleepEngine(msgspec.Struct, eq=False):
-    """Free the pages' memory, as no request is open, unless the driver was woken meanwhile; then answer the channel."""
+    """Free the pages' memory, unless the driver was woken meanwhile; answer the channel."""
 
     request_id: str
     channel: ReturnChannel
@@ -68,7 +69,7 @@ class WakeEngine(msgspec.Struct, frozen=True):
 
 
 class ProfileEngine(msgspec.Struct, frozen=True):
-    """Start a trace into this directory, or write the running one if it is None; then answer the channel."""
+    """Start a trace into this directory, or write the running one; answer the channel."""
 
     request_id: str
     directory: str | None
@@ -90,7 +91,7 @@ class StepOutputs(msgspec.Struct, frozen=True):
 
 
 class Ended(msgspec.Struct, frozen=True):
-    """The engine ended this sequence because of an abort or a timeout; later outputs of it are dropped."""
+    """The engine ended this sequence by abort or timeout; later outputs are dropped."""
 
     sequence_id: str
     finish_reason: str

@@ -1,7 +1,9 @@
-"""The daemon's numbers as Prometheus reads them: vLLM's names, types, labels and buckets, and ``odriver_`` for our own.
+"""The daemon's numbers as Prometheus reads them: vLLM's names, types, labels and buckets, and
+``odriver_`` for our own.
 
-Names as in vllm/v1/metrics/loggers.py of late 2026, with those of before that dashboards still ask for. Nothing is
-computed until somebody asks: numbers come from the driver's snapshots and from histograms that one thread each writes.
+Names as in vllm/v1/metrics/loggers.py of late 2026, with those of before that dashboards still ask
+for. Nothing is computed until somebody asks: numbers come from the driver's snapshots and from
+histograms that one thread each writes.
 """
 
 from collections.abc import Iterable, Mapping
@@ -20,7 +22,7 @@ _FORMER_NAMES = {"inter_token_latency_seconds": "time_per_output_token_seconds"}
 
 
 class DriverMetrics(Collector):
-    """Collects a driver's metrics, on any thread. ``cache_config`` are the labels of ``vllm:cache_config_info``."""
+    """Collects a driver's metrics; ``cache_config`` is for ``vllm:cache_config_info``."""
 
     def __init__(self, driver: oDriver, model: str, cache_config: Mapping[str, str]) -> None:
         self._driver = driver

@@ -14,7 +14,7 @@ from engine.scheduling.sequence import Sequence
 
 
 class Histogram:
-    """Counts values by bucket: observing one costs a bisection and two additions. One thread writes, any may read."""
+    """Counts values by bucket, for a bisection each. One thread writes, any may read."""
 
     def __init__(self, bounds: Iterable[float]) -> None:
         self.bounds = tuple(bounds)
@@ -28,7 +28,7 @@ class Histogram:
         self.sum += value
 
     def cumulative(self) -> list[tuple[float, int]]:
-        """Each bound with the number of values up to it, as Prometheus wants them; the last bound is infinity."""
+        """Each bound, infinity last, with the number of values up to it."""
         return list(zip((*self.bounds, float("inf")), accumulate(list(self.counts)), strict=True))
 
 
@@ -43,7 +43,7 @@ RECENT = 256
 
 
 class Latencies(NamedTuple):
-    """Seconds from a request's arrival to its first token, between tokens on average, and from arrival to the end."""
+    """Seconds from arrival to first token, between tokens on average, from arrival to end."""
 
     ttft: float
     tpot: float
@@ -51,7 +51,7 @@ class Latencies(NamedTuple):
 
 
 class RequestMetrics:
-    """Histograms in seconds or tokens, and counts since the start. The summary thread writes, any may read."""
+    """Histograms and counts since the start. The summary thread writes, any may read."""
 
     def __init__(self, max_model_len: int) -> None:
         tokens = tuple(_one_two_five(max_model_len))
@@ -70,7 +70,7 @@ class RequestMetrics:
         self.request_params_n = Histogram(_SAMPLES)
         self.request_max_num_generation_tokens = Histogram(tokens)
         self.prompt_tokens = 0
-        """Of requests that have had their first token; the next counts those of them from the prefix cache."""
+        """Of requests that have had their first token; the next are those from the cache."""
         self.prompt_tokens_cached = 0
         self.finished = dict.fromkeys(FINISH_REASONS, 0)
         self._recent: deque[Latencies] = deque(maxlen=RECENT)
@@ -80,7 +80,7 @@ class RequestMetrics:
         self._recent.append(latencies)
 
     def percentiles(self) -> dict[str, float]:
-        """Percentiles of the recent samples in seconds, by name: ``ttft_seconds_p50`` and so on; empty without samples."""
+        """Percentiles of recent samples in seconds: ``ttft_seconds_p50`` and so on."""
         recent = list(self._recent)
         return {
             f"{name}_seconds_p{percent}": values[round(percent / 100 * (len(values) - 1))]
@@ -139,7 +139,7 @@ class SampleTimes:
 
     @property
     def _num_cached(self) -> int:
-        """Prompt tokens found in the prefix cache; a resumed request may have found output there too."""
+        """Prompt tokens found in the prefix cache, without resumed output."""
         return min(self._sequence.num_cached_tokens, self._opened.num_prompt_tokens)
 
     def _finish_phases(self, scheduled_at: float, first_at: float) -> None:

@@ -1,8 +1,9 @@
 """Fair shares of a bounded capacity.
 
-The first half of the capacity is for whoever comes first. Beyond it nobody takes more than a part: the capacity divided by
-the clients that hold some of it, and a client's part divided by that client's users, so that a client gains nothing by
-inventing users. A client that is alone may take all. An eighth more is kept for clients that come when it is full.
+The first half of the capacity is for whoever comes first. Beyond it nobody takes more than a part:
+the capacity divided by the clients that hold some of it, and a client's part divided by that
+client's users, so that a client gains nothing by inventing users. A client that is alone may take
+all. An eighth more is kept for clients that come when it is full.
 """
 
 from collections import defaultdict
@@ -26,7 +27,7 @@ class Share(NamedTuple):
 
 
 def share(size: int, amount: int, holder: Holder, held: Iterable[tuple[Holder, int]]) -> Share:
-    """Whether this holder may take ``amount`` more of a capacity of ``size``, of which ``held`` is taken."""
+    """Whether this holder may take ``amount`` more of ``size``, of which ``held`` is taken."""
     by_client: defaultdict[str, int] = defaultdict(int)
     by_user: defaultdict[str, int] = defaultdict(int)
     client, user = holder

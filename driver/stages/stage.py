@@ -1,4 +1,4 @@
-"""A stage of the driver's pipeline: handles items, and ends only the request of an item that fails."""
+"""A stage of the driver's pipeline: an item that fails ends only its own request."""
 
 import logging
 import threading
@@ -12,7 +12,7 @@ from driver.stages.queues import QueueClosed
 logger = logging.getLogger(__name__)
 
 MAX_FAILURES, MIN_CLIENTS = 8, 3
-"""So many failures in a row, of items of so many clients, are a fault of the stage and not of the items."""
+"""So many failures in a row, of so many clients, are a fault of the stage."""
 
 Item = TypeVar("Item")
 
@@ -20,10 +20,11 @@ Item = TypeVar("Item")
 class Stage(Generic[Item]):
     """Calls ``handle`` for one item after another, on any number of threads.
 
-    An Exception that ``handle`` raises for an item is logged with the request's id and given to ``fail``, and the thread
-    continues. ``source`` gives client and request id of an item. QueueClosed passes through, and so does what is not an
-    Exception. After MAX_FAILURES in a row, of at least MIN_CLIENTS clients and with no success between, the exception
-    passes too: the stage itself is broken, and its thread ends.
+    An Exception that ``handle`` raises for an item is logged with the request's id and given to
+    ``fail``, and the thread continues. ``source`` gives client and request id of an item.
+    QueueClosed passes through, and so does what is not an Exception. After MAX_FAILURES in a row,
+    of at least MIN_CLIENTS clients and with no success between, the exception passes too: the
+    stage itself is broken, and its thread ends.
     """
 
     def __init__(
@@ -47,12 +48,12 @@ class Stage(Generic[Item]):
 
     @property
     def seconds_busy(self) -> float:
-        """For how long a thread has been working on its item, the longest of all; 0 while all wait. For any thread."""
+        """For how long a thread has been at its item, the longest of all; 0 while all wait."""
         since = min((since for since, _ in list(self._in_hand.values())), default=None)
         return 0.0 if since is None else max(0.0, self._clock() - since)
 
     def stuck(self, limit: float) -> list[str]:
-        """The ids of the requests whose items have been in work for more than ``limit`` seconds."""
+        """The ids of the requests whose items have been in work for over ``limit`` seconds."""
         now = self._clock()
         return [self._source(item)[1] for since, item in list(self._in_hand.values()) if now - since > limit]
 

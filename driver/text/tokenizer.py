@@ -1,4 +1,4 @@
-"""Text to token ids and back, by the tokenizer files of a model directory, within the limits of a request."""
+"""Text to token ids and back, by the tokenizer files of a model directory."""
 
 import os
 from collections.abc import Callable, Sequence
@@ -13,14 +13,16 @@ from engine.config import ServingLimits
 from engine.errors import ConfigurationError
 
 MAX_UNINTERRUPTED = 1024
-"""Up to so many tokens are decoded with the interpreter's lock held, for less than a millisecond; more without it."""
+"""Up to so many tokens are decoded with the interpreter's lock held, for under 1 ms."""
 
 
 class HuggingFaceTokenizer:
-    """A fast tokenizer of the transformers library, from a local directory. Any thread may call any method.
+    """A fast tokenizer of the transformers library, from a local directory. Any thread may call
+    any method.
 
-    It uses the Rust backend, which encodes and decodes on any thread as long as none changes its settings; transformers'
-    own ``encode`` sets truncation and padding at each call. Texts must be encodable in UTF-8.
+    It uses the Rust backend, which encodes and decodes on any thread as long as none changes its
+    settings; transformers' own ``encode`` sets truncation and padding at each call. Texts must be
+    encodable in UTF-8.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -42,7 +44,7 @@ class HuggingFaceTokenizer:
         return self._ids(text, add_special_tokens=False)
 
     def least_tokens(self, text: str) -> int:
-        """A lower bound on the ids that ``encode_word`` gives, or 0 where there is none; for much less work."""
+        """A lower bound on the number of ids of ``encode_word``, or 0, for much less work."""
         return self._least_tokens.at_least(text)
 
     def _ids(self, text: str, *, add_special_tokens: bool) -> list[int]:
@@ -51,11 +53,12 @@ class HuggingFaceTokenizer:
         return list(encoding.ids)
 
     def render(self, chat: Chat) -> str:
-        """A conversation's text by the chat template, for ``encode_word``; raises InvalidRequest, also for what it would ignore."""
+        """A conversation as text for ``encode_word``, by the chat template; raises InvalidRequest."""
         return rendered(self._tokenizer, chat)
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
-        """The text of the ids, with special tokens left out or as they are spelt, and U+FFFD for bytes that are no UTF-8.
+        """The text of the ids, with special tokens left out or as they are spelt, and U+FFFD for
+        bytes that are no UTF-8.
 
         It omits the clean-up of spaces that transformers may add, which would look ahead.
         """
@@ -96,7 +99,8 @@ def _load(directory: Path) -> Any:
 
     try:
         tokenizer = AutoTokenizer.from_pretrained(directory, local_files_only=True)
-    except Exception as error:  # the tokenizers library raises bare Exception for a file it can't read
+    # the tokenizers library raises bare Exception for a file it can't read
+    except Exception as error:
         raise ConfigurationError(f"the tokenizer files in {directory} cannot be read: {error}") from error
     if not tokenizer.is_fast:
         raise ConfigurationError(f"{directory} holds a slow tokenizer: convert it to a tokenizer.json first")
@@ -133,7 +137,8 @@ def prompt_token_ids(
 ) -> list[int]:
     """The ids of a request's prompt or conversation; raises InvalidRequest.
 
-    The limit ``most`` is for the rendered text of a conversation: a template may leave some of the messages out.
+    The limit ``most`` is for the rendered text of a conversation: a template may leave some of the
+    messages out.
     """
     if request.messages is not None:
         chat = checked_chat(request.messages, request.tools, request.chat_template_kwargs)
@@ -151,7 +156,7 @@ def prompt_token_ids(
 def text_token_ids(
     what: str, text: str, encode: Callable[[str], list[int]], tokenizer: HuggingFaceTokenizer, most: int
 ) -> list[int]:
-    """The ids of a text; raises InvalidRequest, before it tokenises, for a text that must have more than ``most``."""
+    """The ids of a text; refuses one with more than ``most`` before it is tokenised."""
     check_encodable(what, text)
     check_fits(what, tokenizer.least_tokens(text), most, "at least ")
     return encode(text)
