@@ -27,7 +27,7 @@ class RequestError(msgspec.Struct, frozen=True):
     message: str
 
 
-class Logprob(msgspec.Struct, frozen=True):
+class Logprob(msgspec.Struct, frozen=True, omit_defaults=True):
     """A token's log-probability (natural), its rank from 1, and its text if asked for."""
 
     logprob: float
