@@ -53,25 +53,6 @@ def completed(timelines: Iterable[Timeline]) -> list[Timeline]:
     return [timeline for timeline in timelines if timeline.error is None and timeline.arrivals]
 
 
-def throughput(timelines: Sequence[Timeline]) -> float:
-    """Tokens out per second, from the first request sent to the last token received."""
-    span = max(timeline.last_at for timeline in timelines) - min(timeline.sent_at for timeline in timelines)
-    return sum(timeline.tokens for timeline in timelines) / span
-
-
-def decode_rate(timelines: Sequence[Timeline]) -> float:
-    """Tokens per second while all decode: those after everybody's first token and up to anybody's last, over that time.
-
-    Raises ValueError where there is no such time.
-    """
-    begin = max(timeline.first_at for timeline in timelines)
-    end = min(timeline.last_at for timeline in timelines)
-    if end <= begin:
-        raise ValueError("the requests never decoded all at once: ask for more tokens, or for fewer requests")
-    arrivals = [arrival for timeline in timelines for arrival in timeline.arrivals]
-    return sum(count for at, count in arrivals if begin < at <= end) / (end - begin)
-
-
 def percentile(values: Sequence[float], percent: float) -> float:
     """Linear between the two nearest values, as numpy has it; 0 of none."""
     return float(np.percentile(values, percent)) if len(values) else 0.0

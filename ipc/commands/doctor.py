@@ -25,7 +25,7 @@ from ipc.client import Client
 from ipc.errors import OdriverError
 from ipc.process.tables import plain, words_table
 from ipc.service import accelerators
-from ipc.service.daemon_config import DaemonConfig
+from ipc.service.configuration import DaemonConfig
 from ipc.service.settings import configs, held
 from ipc.wire import keys
 from ipc.wire.addresses import anyone_listens, checked_address, is_local

@@ -6,7 +6,7 @@ from typing import Any
 
 from ipc.commands.arguments import count, port, seconds
 from ipc.service import settings
-from ipc.service.daemon_config import LOG_FORMATS, LOG_LEVELS
+from ipc.service.configuration import LOG_FORMATS, LOG_LEVELS
 from ipc.wire.addresses import client_address
 
 

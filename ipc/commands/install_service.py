@@ -10,9 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from ipc.errors import OdriverError
-from ipc.service import gateway_unit
-from ipc.service.service_unit import CONFIG, UNIT, USER, USERS, render
 from ipc.service.settings import SETTINGS, SettingValue, configs
+from ipc.service.systemd_units import CONFIG, GATEWAY, UNIT, USER, USERS, render_daemon, render_gateway
 from ipc.wire import owned_files
 from ipc.wire.addresses import SERVICE, checked_address, is_local
 
@@ -46,8 +45,8 @@ def install(
     environment = [Path(sys.prefix).resolve(), Path(sys.base_prefix).resolve()]
     reads = [*environment, *filter(None, [settings.get("model")])]
     one_host = settings.get("coordinator_address") is None
-    text = render(command, reads, loopback_only=loopback_only and one_host)
-    gateway, gateway_text = unit.with_name(gateway_unit.NAME), gateway_unit.render(command, environment)
+    text = render_daemon(command, reads, loopback_only=loopback_only and one_host)
+    gateway, gateway_text = unit.with_name(GATEWAY), render_gateway(command, environment)
     if show:
         files = {config: _toml(settings), users: USER, unit: text, gateway: gateway_text}
         print("\n".join(f"# {path}\n{content}" for path, content in files.items()), end="")

@@ -33,9 +33,8 @@ from ipc.process.logs import configure_logging
 from ipc.process.systemd import extend_timeout, notify, notify_reloading
 from ipc.server.zmq_server import Server
 from ipc.service import accelerators, terminal
-from ipc.service.daemon_config import default_profile_directory
+from ipc.service.configuration import LiveConfiguration, default_profile_directory
 from ipc.service.exposition import Exposition
-from ipc.service.live_configuration import LiveConfiguration
 from ipc.service.metrics_server import MetricsServer
 from ipc.service.settings import configs, held
 from ipc.service.start_up import Load, Loaded, StartableDriver, load

@@ -22,7 +22,7 @@ import msgspec
 from caching import instruction_set
 from engine.config import EngineConfig
 from engine.errors import ConfigurationError
-from ipc.service.daemon_config import DaemonConfig
+from ipc.service.configuration import DaemonConfig
 
 PREFIX = "ODRIVER_"
 CONFIG_VARIABLE = PREFIX + "CONFIG"

@@ -1,16 +1,28 @@
-"""What an operator may set of the daemon itself; what they may set of the engine is in engine/config.py."""
+"""The daemon's own settings, and the configuration of a running daemon, which a reload reads again.
+
+Those of the engine are in engine/config.py; where a value comes from is in settings.py.
+"""
 
 import logging
 import os
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
+from rich.console import Console
+
+from engine.config import EngineConfig
 from engine.errors import ConfigurationError
 from engine.setting import setting
+from ipc.process.logs import configure_logging
+
+logger = logging.getLogger(__name__)
 
 LOG_LEVELS = ("debug", "info", "warning", "error")
 LOG_FORMATS = ("text", "json")
 SOCKET_ACCESS = ("user", "group")
+RELOADABLE = ("drain_timeout", "log_level", "log_format")
+"""Settings that a reload takes over."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,3 +81,41 @@ def default_profile_directory() -> Path | None:
 
 def _either(choices: tuple[str, ...]) -> str:
     return f"{', '.join(choices[:-1])} or {choices[-1]}"
+
+
+ReadConfig = Callable[[], tuple[EngineConfig, DaemonConfig]]
+"""Reads what is configured by now; raises ConfigurationError."""
+
+
+class LiveConfiguration:
+    """``engine`` as at the start, ``daemon`` as of the last reload. Raises ConfigurationError, but never in a reload."""
+
+    def __init__(self, read: ReadConfig, console: Console) -> None:
+        self._read = read
+        self._console = console
+        self.engine, self.daemon = read()
+
+    def apply(self) -> None:
+        """Do what can be done at once: log as is configured."""
+        configure_logging(self._console, self.daemon.level, self.daemon.log_format)
+
+    def reload(self) -> None:
+        """Take over what has changed and needs no restart, and log the rest; of a configuration that is wrong, nothing."""
+        try:
+            engine, daemon = self._read()
+        except ConfigurationError as error:
+            logger.error("nothing is reloaded: %s", error)
+            return
+        changed = [*_changed(self.engine, engine), *_changed(self.daemon, daemon)]
+        taken = {name: getattr(daemon, name) for name in changed if name in RELOADABLE}
+        self.daemon = replace(self.daemon, **taken)
+        if taken.keys() & {"log_level", "log_format"}:  # or a level that was set over control would be lost
+            self.apply()
+        logger.info("reloaded: %s", ", ".join(taken) or "nothing to take over")
+        left = [name for name in changed if name not in RELOADABLE]
+        if left:
+            logger.warning("what has changed of %s holds after a restart", ", ".join(left))
+
+
+def _changed(before: EngineConfig | DaemonConfig, now: EngineConfig | DaemonConfig) -> list[str]:
+    return [field.name for field in fields(before) if getattr(before, field.name) != getattr(now, field.name)]
