@@ -11,9 +11,8 @@ from pathlib import Path
 
 from rich.console import Console
 
-from engine.config import EngineConfig
+from engine.config import EngineConfig, setting
 from engine.errors import ConfigurationError
-from engine.setting import setting
 from ipc.process.logs import configure_logging
 
 logger = logging.getLogger(__name__)
