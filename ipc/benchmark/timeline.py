@@ -1,7 +1,8 @@
 """When the tokens of a request came, and the figures that follow from many of them.
 
-Figures are named as those of ``vllm bench serve`` and mean the same: TTFT is the time to the first token, TPOT that of
-each further one on average, ITL the time between one piece of an answer and the next, E2EL that of the whole request.
+Figures are named as those of ``vllm bench serve`` and mean the same: TTFT is the time to the first
+token, TPOT that of each further one on average, ITL the time between one piece of an answer and
+the next, E2EL that of the whole request.
 """
 
 from collections.abc import Iterable, Sequence
@@ -17,7 +18,8 @@ class Timeline(msgspec.Struct):
     prompt_tokens: int
     sent_at: float
     arrivals: list[tuple[float, int]] = []
-    """When each piece of the answer came, and with how many tokens; those without any are left out."""
+    """When each piece of the answer came, and with how many tokens; those without any are left
+    out."""
     error: str | None = None
     """Why there was no (whole) answer."""
 
@@ -49,12 +51,12 @@ class Timeline(msgspec.Struct):
 
 
 def completed(timelines: Iterable[Timeline]) -> list[Timeline]:
-    """Those that have an answer."""
+    """Requests that got an answer."""
     return [timeline for timeline in timelines if timeline.error is None and timeline.arrivals]
 
 
 def percentile(values: Sequence[float], percent: float) -> float:
-    """Linear between the two nearest values, as numpy has it; 0 of none."""
+    """Linear interpolation, as numpy does it; 0 of no values."""
     return float(np.percentile(values, percent)) if len(values) else 0.0
 
 

@@ -11,7 +11,7 @@ from ipc.wire.addresses import client_address
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Where the daemons are, and where the gateway is to be."""
+    """Flags for the daemons' addresses and the gateway's own."""
     add = parser.add_argument
     add(
         "--connect",

@@ -14,7 +14,7 @@ from rich.text import Text
 from ipc.process.tables import plain
 
 Status = Mapping[str, Any]
-"""As ``Client.status`` has it."""
+"""As ``Client.status`` returns it."""
 MOST_CLIENTS = 10
 """Clients that are listed."""
 
@@ -35,7 +35,7 @@ def run(status: Callable[[], Status], interval: float, *, once: bool, console: C
 
 
 def view(before: Status, now: Status, seconds: float) -> RenderableType:
-    """Of two looks at a daemon, so many seconds apart."""
+    """The display, from two statuses that are this many seconds apart."""
 
     def rate(name: str) -> float:
         return float(now[name] - before[name]) / seconds

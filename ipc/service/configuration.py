@@ -1,4 +1,5 @@
-"""The daemon's own settings, and the configuration of a running daemon, which a reload reads again.
+"""The daemon's own settings, and the configuration of a running daemon, which a reload reads
+again.
 
 Those of the engine are in engine/config.py; where a value comes from is in settings.py.
 """
@@ -26,7 +27,8 @@ RELOADABLE = ("drain_timeout", "log_level", "log_format")
 
 @dataclass(frozen=True, kw_only=True)
 class DaemonConfig:
-    """Raises ConfigurationError where a value cannot work; ``bind`` is checked when it is used (ipc/wire/addresses.py)."""
+    """Raises ConfigurationError where a value cannot work; ``bind`` is checked when it is used
+    (ipc/wire/addresses.py)."""
 
     bind: str | None = setting(None, "ADDR", "ipc:///path/to.sock or tcp://HOST:PORT (default: a private socket)")
     keys: Path | None = setting(
@@ -71,7 +73,7 @@ class DaemonConfig:
 
 
 def default_profile_directory() -> Path | None:
-    """Where traces are written if nothing else is said; None for a user without a home."""
+    """The default directory of traces; None for a user without a home."""
     try:
         return Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "odriver" / "profiles"
     except RuntimeError:
@@ -83,11 +85,12 @@ def _either(choices: tuple[str, ...]) -> str:
 
 
 ReadConfig = Callable[[], tuple[EngineConfig, DaemonConfig]]
-"""Reads what is configured by now; raises ConfigurationError."""
+"""Reads the present configuration; raises ConfigurationError."""
 
 
 class LiveConfiguration:
-    """``engine`` as at the start, ``daemon`` as of the last reload. Raises ConfigurationError, but never in a reload."""
+    """``engine`` as at the start, ``daemon`` as of the last reload. Raises ConfigurationError, but
+    never in a reload."""
 
     def __init__(self, read: ReadConfig, console: Console) -> None:
         self._read = read
@@ -99,7 +102,8 @@ class LiveConfiguration:
         configure_logging(self._console, self.daemon.level, self.daemon.log_format)
 
     def reload(self) -> None:
-        """Take over what has changed and needs no restart, and log the rest; of a configuration that is wrong, nothing."""
+        """Apply the changes that need no restart, and log the others; a wrong configuration
+        changes nothing."""
         try:
             engine, daemon = self._read()
         except ConfigurationError as error:

@@ -53,13 +53,15 @@ _HOMES = tuple(map(Path, ("/home", "/root", "/run/user")))
 def render_daemon(command: Path, reads: list[Path], *, loopback_only: bool) -> str:
     """The daemon's unit, for the ``odriver`` at this path and a daemon that reads these files.
 
-    Where it can be, the daemon may use no network but loopback. It sees home directories only if it reads something there.
+    Where it can be, the daemon may use no network but loopback. It sees home directories only if
+    it reads something there.
     """
     return _render(UNIT.name, command, reads, loopback_only=loopback_only)
 
 
 def render_gateway(command: Path, reads: list[Path]) -> str:
-    """The gateway's unit, for the ``odriver`` at this path, whose environment is in these directories."""
+    """The gateway's unit, for the ``odriver`` at this path, whose environment is in these
+    directories."""
     return _render(GATEWAY, command, reads, loopback_only=True)
 
 
