@@ -45,7 +45,8 @@ class ConnectFailed(OdriverError):
 
 
 class ConnectionLost(OdriverError):
-    """The connection ended while a request was open; the pieces that came before are all there is."""
+    """The connection ended while a request was open; the pieces that came before are all there
+    is."""
 
 
 class ResumeFailed(ConnectionLost):

@@ -13,7 +13,8 @@ import numpy as np
 
 
 class Timeline(msgspec.Struct):
-    """One request, in seconds of a clock that all processes of a machine share: CLOCK_MONOTONIC."""
+    """One request, in seconds of a clock that all processes of a machine share:
+    CLOCK_MONOTONIC."""
 
     prompt_tokens: int
     sent_at: float

@@ -107,7 +107,7 @@ async def _result(client: AsyncClient, line: Line) -> dict[str, Any]:
         raise  # it is about the daemon, and not about this line
     except Exception:
         logger.exception("the request %r failed", line.custom_id)
-        status, body = 500, _error_body("this program failed: what it printed says more", 500, "internal")
+        status, body = 500, _error_body("this program failed: its log says more", 500, "internal")
     name = f"batch_req_{line.custom_id}"
     response = {"status_code": status, "request_id": name, "body": body}
     return {"id": name, "custom_id": line.custom_id, "response": response, "error": None}

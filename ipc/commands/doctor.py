@@ -123,7 +123,8 @@ def _is_installed(name: str) -> bool:
 
 
 def open_files(soft: int, hard: int) -> Finding:
-    """Whether enough clients can connect, once a start has raised the soft limit to the hard one."""
+    """Whether enough clients can connect, once a start has raised the soft limit to the hard
+    one."""
     most = "any number" if hard == resource.RLIM_INFINITY else f"{hard} at most"
     found = most if soft == hard else f"{most}: a start raises the limit of this shell, which is {soft}"
     if hard != resource.RLIM_INFINITY and hard < MIN_FILES:

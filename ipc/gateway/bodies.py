@@ -24,7 +24,9 @@ async def read(request: Request, kind: type[Body]) -> Body:
         raise BodyError(f"the content type must be {JSON}, {said}", status=415, code="unsupported_media_type")
     coding = request.headers.get("content-encoding", "identity").strip().lower()
     if coding != "identity":
-        raise BodyError(f"a body is taken as it is, not as {coding!r}", status=415, code="unsupported_media_type")
+        raise BodyError(
+            f"a body must not be encoded, not even as {coding!r}", status=415, code="unsupported_media_type"
+        )
     return decoded(await _bytes(request), kind)
 
 

@@ -75,7 +75,8 @@ class RemoteDaemon:
         return self._dialect[1]
 
     def client_of(self, caller: Caller) -> AsyncClient:
-        """The connection for a caller's requests; callers without a name share the gateway's own."""
+        """The connection for a caller's requests; callers without a name share the gateway's
+        own."""
         if not caller.name:
             return self.client
         client = self._clients.get(caller)

@@ -119,7 +119,7 @@ def _check_reach(host: str, api_keys: Path | None, tls: dict[str, Any]) -> None:
             "--api-keys FILE, or serve at 127.0.0.1"
         )
     if tls.get("ssl_certfile") is None:
-        logger.warning("API keys and all that is said travel unencrypted: give --ssl-certfile and --ssl-keyfile")
+        logger.warning("API keys and all requests travel unencrypted: give --ssl-certfile and --ssl-keyfile")
 
 
 def _connection_limit(most: int, proxies: list[str]) -> ConnectionLimit:

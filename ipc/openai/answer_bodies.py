@@ -199,7 +199,8 @@ def text_logprobs(tokens: list[TokenLogprobs], offset: int = 0, *, first: str | 
 
 
 def _beside(whole: Completion, choice: Choice, params: dict[str, object]) -> dict[str, Any]:
-    """The fields of any choice. The prompt's log-probabilities come once, with the first sample."""
+    """The fields of any choice. The prompt's log-probabilities come once, with the first
+    sample."""
     is_first = choice is whole.choices[0]
     return {
         "index": choice.index,

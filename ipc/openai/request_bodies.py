@@ -202,7 +202,7 @@ class CompletionRequest(_Request, frozen=True, forbid_unknown_fields=True, kw_on
     def questions(self) -> list[Question]:
         """What to ask our client, for each prompt; raises BodyError."""
         if self.suffix:
-            raise BodyError("suffix is not supported: there is no filling in here", "suffix")
+            raise BodyError("suffix is not supported", "suffix")
         if self.best_of is not None and self.best_of != (self.n or 1):
             raise BodyError("best_of must be n, or left out: samples are not chosen among here", "best_of")
         params = {"max_tokens": DEFAULT_MAX_TOKENS} | self._params()

@@ -22,7 +22,7 @@ def notify(*assignments: str) -> None:
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as out:
             out.sendto("\n".join(assignments).encode(), address)
     except OSError as error:  # serving matters more than being heard
-        logger.warning("cannot tell NOTIFY_SOCKET=%s %r: %s", path, assignments, error)
+        logger.warning("cannot notify NOTIFY_SOCKET=%s of %r: %s", path, assignments, error)
 
 
 def notify_reloading() -> None:
@@ -31,7 +31,8 @@ def notify_reloading() -> None:
 
 
 def extend_timeout(seconds: float) -> None:
-    """Announce that starting or stopping will end, or be extended again, within so many seconds."""
+    """Announce that starting or stopping will end, or be extended again, within so many
+    seconds."""
     notify(f"EXTEND_TIMEOUT_USEC={round(1e6 * min(LONGEST_EXTENSION, seconds))}")
 
 

@@ -191,7 +191,7 @@ def _not_yours(tenant: Tenant) -> str:
     if tenant.limits is not None:
         return f"key {tenant.name} may not control the daemon; `odriver keys new NAME --control` makes one that may"
     if tenant.user is not None:
-        return f"user {tenant.user} may not control the daemon: its own user may, and root (sudo), and who has a key for it"
+        return f"user {tenant.user} may not control the daemon: its own user may, root (sudo), and the holder of a key for it"
     return (
         "over TCP this takes a key, as any user of this machine could ask for it: start the daemon with --keys DIR, "
         "or at ipc:///path/to.sock, where its own user and root may"

@@ -27,7 +27,8 @@ class Driver(Protocol):
         """A snapshot."""
 
     def sleep(self, request_id: str, channel: ReturnChannel) -> None:
-        """Finish open requests, free the pages' memory, and put the result; or raise DriverError."""
+        """Finish open requests, free the pages' memory, and put the result; or raise
+        DriverError."""
 
     def wake(self, request_id: str, channel: ReturnChannel) -> None:
         """Allocate that memory again, put the result and serve; or raise DriverError."""

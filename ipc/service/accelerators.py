@@ -68,14 +68,14 @@ def tpu_obstacle(paths: list[Path], lock: Path = TPU_LOCK) -> Obstacle | None:
     if found:
         return Obstacle(f"the TPU is in use by {'; by '.join(map(str, found.values()))}", end_of(found.values()), True)
     if _is_refused(lock):
-        return Obstacle(f"nobody uses the TPU, but {lock} is of {_owner(lock)}, who left it", f"sudo rm {lock}", False)
+        return Obstacle(f"the TPU is free, but {lock} is of {_owner(lock)}, who left it", f"sudo rm {lock}", False)
     return None
 
 
 def refusal(reason: str, paths: list[Path], lock: Path = TPU_LOCK) -> Obstacle:
     """The obstacle that JAX met when it was to take these devices, and called so."""
     tpus = [path for path in paths if not path.name.startswith("nvidia")]
-    unseen = f"sudo lsof -w {' '.join(map(str, [lock, *tpus]))}, which says who has it, if anybody does"
+    unseen = f"sudo lsof -w {' '.join(map(str, [lock, *tpus]))}, which names the process that has it, if there is one"
     return tpu_obstacle(tpus, lock) or Obstacle(f"JAX cannot take the accelerator: {reason}", unseen, True)
 
 

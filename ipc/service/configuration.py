@@ -37,7 +37,7 @@ class DaemonConfig:
         "admit only keys of this directory (default: its own where other machines reach the address, else none)",
     )
     drain_timeout: float = setting(
-        30.0, "S", "seconds to finish what is open in when the daemon is told to end; inf is as many as it takes"
+        30.0, "S", "seconds to finish open requests in when the daemon is stopped; inf is no limit"
     )
     profile_directory: Path | None = setting(
         None, "DIR", "where what `odriver profile` asks for is written (default: odriver/profiles in XDG_STATE_HOME)"
@@ -46,9 +46,7 @@ class DaemonConfig:
         "user", "", "who may use an ipc:// socket: the daemon's user, or its group, too", choices=SOCKET_ACCESS
     )
     metrics_port: int | None = setting(None, "PORT", "HTTP port for /metrics and /health; 0 is any (default: none)")
-    metrics_host: str = setting(
-        "127.0.0.1", "HOST", "where that port is; nothing there is encrypted or asks who you are"
-    )
+    metrics_host: str = setting("127.0.0.1", "HOST", "address of that port; it is neither encrypted nor authenticated")
     log_level: str = setting("info", "", "the least that is logged of our own", choices=LOG_LEVELS)
     log_format: str = setting("text", "", "of the log on stderr", choices=LOG_FORMATS)
 

@@ -107,7 +107,7 @@ class MetricsServer:
         try:
             status, media_type, body = self._answer(method, target.partition("?")[0], parse_headers(io.BytesIO(rest)))
         except HTTPException:
-            status, media_type, body = _text(HTTPStatus.BAD_REQUEST, "there is something wrong with the headers")
+            status, media_type, body = _text(HTTPStatus.BAD_REQUEST, "the headers are malformed")
         lines = [
             f"HTTP/1.1 {status.value} {status.phrase}",
             f"Content-Type: {media_type}",

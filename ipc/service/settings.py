@@ -129,7 +129,8 @@ def held(flags: Mapping[str, Any]) -> dict[str, SettingValue]:
 
 
 def configs(found: Mapping[str, SettingValue]) -> tuple[EngineConfig, DaemonConfig]:
-    """The two configurations of what holds; raises ConfigurationError where a value cannot work."""
+    """The two configurations of what holds; raises ConfigurationError where a value cannot
+    work."""
     engine, daemon = (
         {field.name: found[field.name].value for field in fields(of)} for of in (EngineConfig, DaemonConfig)
     )

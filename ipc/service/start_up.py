@@ -1,4 +1,5 @@
-"""From an EngineConfig to a driver that can be started: all that takes the daemon time to start."""
+"""From an EngineConfig to a driver that can be started: all that takes the daemon time to
+start."""
 
 import logging
 import os

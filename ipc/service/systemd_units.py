@@ -1,4 +1,5 @@
-"""The systemd units of daemon and gateway, for one environment; their templates are in ``units/``."""
+"""The systemd units of daemon and gateway, for one environment; their templates are in
+``units/``."""
 
 from pathlib import Path
 
@@ -80,6 +81,7 @@ def _render(name: str, command: Path, reads: list[Path], *, loopback_only: bool)
 
 
 def _quoted(path: Path) -> str:
-    """As systemd reads a word of a command line; ``%`` begins a specifier there, ``$`` a variable."""
+    """As systemd reads a word of a command line; ``%`` begins a specifier there, ``$`` a
+    variable."""
     escaped = str(path).replace("\\", "\\\\").replace('"', '\\"').replace("%", "%%").replace("$", "$$")
     return f'"{escaped}"' if any(character in escaped for character in " '\"\\") else escaped

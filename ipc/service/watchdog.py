@@ -72,7 +72,7 @@ class Watchdog:
             notify("WATCHDOG=1")
             return True
         busy, stage = max(over)
-        logger.error("nothing has got done in the %s stage for %.1f s: the watchdog is told nothing", stage, busy)
+        logger.error("nothing has got done in the %s stage for %.1f s: systemd is not notified", stage, busy)
         if busy < PROGRESS_LIMIT:
             return True
         self._on_hang(stage, busy)

@@ -88,7 +88,8 @@ def host_and_port(address: str) -> tuple[str, int]:
 
 
 def anyone_listens(address: str) -> bool:
-    """Whether some process accepts connections at a checked address; it may be no daemon of ours."""
+    """Whether some process accepts connections at a checked address; it may be no daemon of
+    ours."""
     try:
         connected(address).close()
     except (FileNotFoundError, NotADirectoryError, ConnectionRefusedError):
@@ -224,7 +225,8 @@ def is_loopback(host: str) -> bool:
 
 
 def connected(address: str) -> socket.socket:
-    """A plain connection to a checked address; raises OSError where there is none within a second."""
+    """A plain connection to a checked address; raises OSError where there is none within a
+    second."""
     if address.startswith("tcp://"):
         return socket.create_connection(host_and_port(address), timeout=1)
     connection = socket.socket(socket.AF_UNIX)

@@ -31,7 +31,8 @@ class LimitedConnection(Protocol):
 
 
 class ConnectionLimit:
-    """At most ``most`` connections, and half as many of one peer unless it is a ``trusted`` proxy."""
+    """At most ``most`` connections, and half as many of one peer unless it is a ``trusted``
+    proxy."""
 
     def __init__(self, most: int = MAX_CONNECTIONS, trusted: Callable[[str], bool] | None = None) -> None:
         self._most = most

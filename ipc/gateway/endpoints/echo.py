@@ -72,7 +72,8 @@ class Echo:
 
 
 async def echoed(client: AsyncClient, asked: Question, body: CompletionRequest) -> tuple[Question, Echo]:
-    """The question to send instead, and the echo; raises BodyError where an echo is not possible."""
+    """The question to send instead, and the echo; raises BodyError where an echo is not
+    possible."""
     if body.detokenize is False or body.prompt_logprobs is not None:
         name = "detokenize" if body.detokenize is False else "prompt_logprobs"
         raise BodyError(f"{name} does not go with echo", name)

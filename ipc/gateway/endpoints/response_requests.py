@@ -27,7 +27,8 @@ class Part(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class InputItem(Struct, frozen=True, forbid_unknown_fields=True):
-    """A turn of the conversation, from the user or the model; ``type`` says which fields it has."""
+    """A turn of the conversation, from the user or the model; ``type`` says which fields it
+    has."""
 
     type: Literal["message", "function_call", "function_call_output", "reasoning"] = "message"
     id: str | None = None
