@@ -19,7 +19,7 @@ from engine.progress import Progress
 from ipc.server.driver_protocol import Driver
 
 if TYPE_CHECKING:
-    from driver.text.tokenizer import Tokenizer
+    from driver.text.tokenizer import HuggingFaceTokenizer
 
 logger = logging.getLogger(__name__)
 
@@ -139,7 +139,7 @@ def _ask_to_stop(why: str) -> None:
     os.kill(os.getpid(), signal.SIGTERM)
 
 
-def _load_tokenizer(directory: Path) -> "Tokenizer":
+def _load_tokenizer(directory: Path) -> "HuggingFaceTokenizer":
     from driver.text.tokenizer import HuggingFaceTokenizer
 
     return HuggingFaceTokenizer(directory)
