@@ -58,7 +58,8 @@ class Engine(Protocol):
         """A snapshot."""
 
     def compile_staged(self, notify: Callable[[], None]) -> None:
-        """Starts to compile the staged functions; ``notify`` asks, on any thread, for ``adopt``."""
+        """Starts to compile the staged functions; ``notify`` asks, on any thread, for
+        ``adopt``."""
 
     def adopt(self) -> None:
         """Uses the staged functions; raises the error of their compilation."""
@@ -111,8 +112,7 @@ class ExecutionLoop:
 
     @property
     def seconds_since_progress(self) -> float:
-        """For how long there has been work and no step has ended; 0 when idle. It grows while this
-        thread hangs, too.
+        """For how long there has been work and no step has ended, even if this thread hangs.
 
         A command, which runs no step, counts only beyond COMMAND_PATIENCE.
         """
@@ -134,7 +134,8 @@ class ExecutionLoop:
             self._engine.close()
 
     def _handle_messages(self) -> bool:
-        """Handles the messages there are; waits for one if the engine is idle. False after Stop."""
+        """Handles the messages there are; waits for one if the engine is idle. False after
+        Stop."""
         idle = not self._engine.has_work
         if idle:
             self._progressed_at = None
