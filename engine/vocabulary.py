@@ -7,6 +7,19 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
+VOCABULARY_BLOCK = 128
+"""Tokens that the sampler reduces together. Each device has whole blocks, so that draws do not depend on the number of
+devices."""
+
+NO_TOKEN_LOGIT = np.float32(-3e38)
+"""The logit of an id that pads the vocabulary and is no token."""
+
+
+def padded_vocab_size(vocab_size: int, devices: int) -> int:
+    """The vocabulary, padded so that each of several devices has the same number of whole blocks."""
+    even = devices * VOCABULARY_BLOCK
+    return vocab_size if devices == 1 else -(-vocab_size // even) * even
+
 
 @dataclass(frozen=True)
 class Vocabulary:

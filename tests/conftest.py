@@ -26,7 +26,7 @@ from browser import chromium, page_in  # noqa: E402
 from fake_driver import FakeDriver, serving  # noqa: E402
 from gateways import gateway  # noqa: E402
 
-from ipc.logs import OURS  # noqa: E402
+from ipc.process.logs import OURS  # noqa: E402
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page

@@ -4,7 +4,7 @@ import pytest
 
 from engine.planner.chip_plan import ChipPlan, DecodeStep
 from engine.planner.compiled_function import CompiledFunction, Exchange
-from ipc.service.terminal import show_plan
+from ipc.commands.plan_tables import show_plan
 from scripts.benchmarks.tpu import tpu_figures
 
 STEP = CompiledFunction(

@@ -22,7 +22,7 @@ from driver.request import ActiveRequest, QueueChannel
 from ipc.client import Client
 from ipc.control_client import ControlClient
 from ipc.errors import AddressInUse, ConnectFailed, RequestFailed
-from ipc.logs import OURS
+from ipc.process.logs import OURS
 from ipc.server.zmq_server import Server
 from ipc.sockets.tenants import EVERYBODY, Tenant
 from ipc.wire.addresses import control_address

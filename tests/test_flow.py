@@ -15,7 +15,7 @@ from ipc.server import client_table as clients
 from ipc.server import outbox
 from ipc.server.client_table import Clients
 from ipc.server.outbox import Outbox
-from ipc.server.stream import Sent
+from ipc.sockets.peers import Sent
 from ipc.wire.bell import Bell
 from ipc.wire.messages import (
     CREDITS,

@@ -17,8 +17,8 @@ from ipc.errors import AddressError, AddressInUse
 from ipc.server.client_table import Clients, Send
 from ipc.server.listener import HARD_MAX_MESSAGE_BYTES
 from ipc.server.outbox import Outbox, Reply
-from ipc.server.stream import Sent
 from ipc.server.zmq_server import Server
+from ipc.sockets.peers import Sent
 from ipc.wire.bell import Bell
 from ipc.wire.messages import (
     PROTOCOL_VERSION,

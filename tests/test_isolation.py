@@ -22,7 +22,7 @@ import ipc.gateway.endpoints.completions
 import ipc.server.client_table
 import ipc.server.stream
 from driver.deadlines import Deadlines
-from driver.grammars.grammar_store import Grammars
+from driver.grammars.compiler import GrammarCompiler
 from driver.metrics.request_log import RequestLog
 from driver.metrics.request_metrics import SampleTimes
 from driver.odriver import oDriver
@@ -30,13 +30,12 @@ from driver.prepare_inputs import PrepareInputs
 from driver.request import ActiveRequest, ReturnSample, TokenizerRequest
 from driver.stages.stage import MAX_FAILURES, Stage
 from driver.text.detokenizer import Detokenizer
-from driver.text.sample_logprobs import SampleLogprobs
-from driver.text.sample_text import SampleText
-from driver.text.stop_strings import StopStrings
+from driver.text.sample_text import SampleLogprobs, SampleText
+from driver.text.stops import StopStrings
 from ipc.gateway.endpoints.chat_chunks import ChatChunks
 from ipc.gateway.endpoints.text_chunks import TextChunks
 from ipc.server.control import Control
-from ipc.server.stream import Stream
+from ipc.server.stream import SampleStream
 from ipc.wire.addresses import control_address
 from ipc.wire.messages import (
     Abort,
@@ -125,9 +124,9 @@ GRAMMAR = {"params": {"structured_outputs": {"choice": ["a"]}}}
         (PrepareInputs, "_salt", {}),
         (driver.prepare_inputs, "Sequence", {}),
         (driver.prepare_inputs, "take_up", {}),
-        (Grammars, "job", GRAMMAR),
-        (Grammars, "find", GRAMMAR),
-        (Grammars, "compile", GRAMMAR),
+        (GrammarCompiler, "job", GRAMMAR),
+        (GrammarCompiler, "find", GRAMMAR),
+        (GrammarCompiler, "compile", GRAMMAR),
         (FakeEngine, "add", {}),
         (FakeEngine, "add", {"params": {"n": 3}}),
         (Deadlines, "add", {}),
@@ -268,7 +267,7 @@ def test_a_stage_that_fails_everybody_is_broken(monkeypatch: pytest.MonkeyPatch)
         (ipc.server.client_table, "TokenizerInfoReply", TokenizerInfo("poison")),
         (ipc.server.client_table, "ActiveRequest", Generate("poison", prompt="x")),
         (ipc.server.client_table, "Reply", Generate("poison", prompt="x")),
-        (Stream, "put", Generate("poison", prompt="x")),
+        (SampleStream, "put", Generate("poison", prompt="x")),
         (ipc.server.stream, "_message", Generate("poison", prompt="x")),
         (ipc.server.stream, "joined", Generate("poison", prompt="x")),
     ],
@@ -294,8 +293,8 @@ def test_a_message_that_raises_ends_its_request(
     ("owner", "name", "message"),
     [
         (FakeDriver, "abort", Abort("poison")),
-        (Stream, "grant", Credit("poison", 1)),
-        (Stream, "flush", Credit("poison", 1)),
+        (SampleStream, "grant", Credit("poison", 1)),
+        (SampleStream, "flush", Credit("poison", 1)),
     ],
 )
 def test_what_a_client_says_of_an_open_request_may_raise(

@@ -7,7 +7,7 @@ from driver.request import ActiveRequest, RequestError, ReturnSample, Usage
 from ipc.server.client_table import Clients
 from ipc.server.ledger import Ledger
 from ipc.server.outbox import Outbox, Reply
-from ipc.server.stream import Sent
+from ipc.sockets.peers import Sent
 from ipc.sockets.tenants import MINUTE, Tenant
 from ipc.wire.bell import Bell
 from ipc.wire.keys import Limits

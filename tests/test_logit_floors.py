@@ -5,12 +5,13 @@ import numpy as np
 import pytest
 
 from engine.sampling.logit_bias import apply_bias, bias_of, neutral_bias
-from engine.sampling.logit_floors import MASKED_OUT, NO_TOKEN_LOGIT, NOT_ALLOWED, REMOVED
+from engine.sampling.logit_floors import MASKED_OUT, NOT_ALLOWED, REMOVED
 from engine.sampling.penalties import apply_penalties, penalties_of
 from engine.sampling.sampler import SamplingRows, SamplingVariant, weigh
 from engine.sampling.token_masks import mask_logits
 from engine.sampling_params import SamplingParams
 from engine.scheduling.sequence import Sequence
+from engine.vocabulary import NO_TOKEN_LOGIT
 
 MASKED, PADDING, FORBIDDEN, BANNED, WORST, BEST = range(6)
 """Tokens, each to be drawn only where all after it are out of question."""

@@ -8,7 +8,7 @@ import re
 import pytest
 from rich.console import Console
 
-from ipc.logs import configure_logging
+from ipc.process.logs import configure_logging
 
 
 def test_json_lines_have_what_was_said_and_what_it_was_about() -> None:

@@ -16,7 +16,7 @@ def test_the_soft_limit_becomes_the_hard_one(soft: int) -> None:
     program = f"""
 import resource
 resource.setrlimit(resource.RLIMIT_NOFILE, ({soft}, 512))
-from ipc.service.open_files import raise_limit
+from ipc.process.open_files import raise_limit
 raise_limit()
 raise_limit()
 print(resource.getrlimit(resource.RLIMIT_NOFILE))

@@ -20,8 +20,8 @@ from ipc.control_client import ControlClient
 from ipc.errors import AddressError, ConnectFailed, ConnectionLost, KeyFileError, OdriverError, RequestFailed
 from ipc.server.client_table import Clients
 from ipc.server.outbox import Outbox
-from ipc.server.stream import Sent
 from ipc.sockets.auth import Authority
+from ipc.sockets.peers import Sent
 from ipc.sockets.tenants import MINUTE, Quota, Tenant
 from ipc.wire import keys
 from ipc.wire.addresses import checked_address, control_address

@@ -3,12 +3,7 @@
 from dataclasses import dataclass
 from itertools import groupby
 
-VOCABULARY_BLOCK = 128
-"""Tokens that the sampler looks at together. A device has whole ones, so that draws do not depend on how many devices
-there are."""
-
-MAX_EOS_TOKEN_IDS = 32
-"""Ids that may end a model's output; no known model has a quarter as many."""
+from engine.vocabulary import padded_vocab_size
 
 
 @dataclass(frozen=True)
@@ -84,9 +79,3 @@ class ModelConfig:
     def window(self, layer: int) -> int | None:
         """The sliding window of one layer, None where it sees everything."""
         return self.sliding_windows[layer] if self.sliding_windows else None
-
-
-def padded_vocab_size(vocab_size: int, devices: int) -> int:
-    """A vocabulary, and what has to be added for so many devices to have as much of it each, in whole blocks."""
-    even = devices * VOCABULARY_BLOCK
-    return vocab_size if devices == 1 else -(-vocab_size // even) * even

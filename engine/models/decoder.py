@@ -20,8 +20,7 @@ from engine.models.config import ModelConfig
 from engine.models.linear import Scale, dense, flatten, logits, look_up, pack, pack_table, scale_of
 from engine.models.rope import Rotation, inverse_frequencies, rotation
 from engine.models.sharding import part_of
-from engine.sampling.logit_floors import NO_TOKEN_LOGIT
-from engine.vocabulary import Vocabulary
+from engine.vocabulary import NO_TOKEN_LOGIT, Vocabulary
 
 LayerCache = Array | None
 Place = int | Array

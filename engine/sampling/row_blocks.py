@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from engine.models.config import VOCABULARY_BLOCK
+from engine.vocabulary import VOCABULARY_BLOCK
 
 BLOCK = VOCABULARY_BLOCK
 """Tokens that are looked at together, first for the best or for their sum and then one by one."""

@@ -18,7 +18,6 @@ from jax.tree_util import GetAttrKey, KeyPath
 from numpy.typing import NDArray
 
 from engine.mesh import COPY, LOGITS, TP, DeviceMesh
-from engine.models.config import padded_vocab_size
 from engine.sampling.logit_bias import LogitBias, apply_bias, neutral_bias
 from engine.sampling.logprobs import compute_logprobs
 from engine.sampling.penalties import Penalties, apply_penalties, neutral_penalties
@@ -26,7 +25,7 @@ from engine.sampling.sampler import SamplingVariant, sample
 from engine.sampling.token_masks import mask_logits, mask_words
 from engine.step.lowering import Hear, compile_lowered, hear_nothing, lower
 from engine.step.model_io import StepLayout
-from engine.vocabulary import Vocabulary
+from engine.vocabulary import Vocabulary, padded_vocab_size
 
 Sample = Callable[[Array, Array, Array, Array], tuple[Array, Array]]
 """(logits, last_token, sampling, key) -> (ids i32[rows], last_token); last_token is donated."""

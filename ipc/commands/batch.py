@@ -16,9 +16,9 @@ from ipc.batch.batch_lines import Line, read_lines
 from ipc.batch.batch_output import SUCCESS, BatchOutput
 from ipc.connection.retry import FULL
 from ipc.errors import BatchError, OdriverError, RequestFailed
-from ipc.logs import configure_logging
 from ipc.openai.request_bodies import BodyError, Question
 from ipc.openai.translation import STATUS, body_of, error_answer
+from ipc.process.logs import configure_logging
 from ipc.wire.completion import whole
 from ipc.wire.escaping import one_line
 

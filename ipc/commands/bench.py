@@ -15,7 +15,7 @@ from rich.table import Table
 from ipc.benchmark.timeline import Timeline, load_figures
 from ipc.benchmark.workload import Load, send
 from ipc.client import Client
-from ipc.wire.plain import plain
+from ipc.process.tables import plain
 
 _GROUPS = {
     "ttft": "time to first token",

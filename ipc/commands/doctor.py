@@ -10,18 +10,20 @@ import resource
 import shutil
 import socket
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import psutil
 from packaging.requirements import Requirement
+from rich.console import Console
 from rich.filesize import decimal
 
 from engine.config import EngineConfig
 from engine.errors import ConfigurationError
 from ipc.client import Client
 from ipc.errors import OdriverError
+from ipc.process.tables import plain, words_table
 from ipc.service import accelerators
 from ipc.service.daemon_config import DaemonConfig
 from ipc.service.settings import configs, held
@@ -52,6 +54,15 @@ def examine(flags: Mapping[str, Any]) -> list[Finding]:
     except ConfigurationError as error:
         return [Finding("settings", "bad", str(error), "put it right; `odriver config` shows what holds"), *_machine()]
     return [Finding("settings", "good", "can be read"), *_machine(), *_model(engine), *_addresses(daemon)]
+
+
+def show(findings: Sequence[Finding]) -> None:
+    """Print them as a table."""
+    marks = {"good": "[green]✓", "warning": "[yellow]![/]", "bad": "[red]✗"}
+    table = words_table("oDriver's doctor", "", "", "found", "what to do")
+    for check, state, found, advice in findings:
+        table.add_row(marks[state], check, plain(found), plain(advice))
+    Console().print(table)
 
 
 def _machine() -> Iterator[Finding]:
@@ -156,11 +167,10 @@ def cache() -> Finding:
 
 
 def _model(config: EngineConfig) -> Iterator[Finding]:
-    from engine.build import DEMO_MODEL
     from engine.models.checkpoint import open_checkpoint, weight_files
     from engine.models.families import read_model_config
 
-    directory = config.model or DEMO_MODEL
+    directory = config.directory
     try:
         read_model_config(directory)
         with open_checkpoint(directory):

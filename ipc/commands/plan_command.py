@@ -57,14 +57,15 @@ def run(options: dict[str, Any]) -> int:
 
     from engine.config import EngineConfig
     from engine.planner.chip_planner import plan_chips
-    from ipc.service import terminal
+    from ipc.commands.plan_tables import show_plan
+    from ipc.service.terminal import start_up
 
     as_json, topology, tokens, model = (options.pop(name) for name in ("json", "topology", "tokens", "model"))
     path = model / "config.json" if model.is_dir() else model
-    with terminal.start_up(Console(stderr=True)) as shown:
+    with start_up(Console(stderr=True)) as shown:
         plan = plan_chips(EngineConfig(**options), path, topology, tokens, shown.show)
     if as_json:
         print(msgspec.json.format(msgspec.json.encode(plan)).decode())
     else:
-        terminal.show_plan(plan)
+        show_plan(plan)
     return 0

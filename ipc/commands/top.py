@@ -11,7 +11,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from ipc.wire.plain import plain
+from ipc.process.tables import plain
 
 Status = Mapping[str, Any]
 """As ``Client.status`` has it."""

@@ -14,7 +14,7 @@ import msgspec
 
 from driver.errors import DriverError, InvalidRequest
 from driver.request import ReturnSample
-from ipc.logs import OURS
+from ipc.process.logs import OURS
 from ipc.server.client_table import Send, unsupported
 from ipc.server.driver_protocol import Driver
 from ipc.server.isolation import Work, isolating

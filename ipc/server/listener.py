@@ -17,11 +17,10 @@ from driver.stages.safe_thread import SafeThread
 from engine.request_limits import MAX_MESSAGE_BYTES
 from ipc.errors import AddressError
 from ipc.server.outbox import Outbox, Reply
-from ipc.server.stream import Sent
 from ipc.sockets.auth import Authority
 from ipc.sockets.binding import listening
-from ipc.sockets.peers import Event, HasRoom, Lost, Peers, Refused, Said
-from ipc.sockets.socket_process import Configuration
+from ipc.sockets.peers import Event, HasRoom, Lost, Peers, Refused, Said, Sent
+from ipc.sockets.socket_process import SocketConfiguration
 from ipc.sockets.spawner import Spawner
 from ipc.sockets.tenants import Tenant, of_user
 from ipc.wire.bell import Bell
@@ -144,7 +143,7 @@ class Listener:
         except AddressError as error:
             self._bound.set_exception(error)
 
-    def _configuration(self) -> Configuration:
+    def _configuration(self) -> SocketConfiguration:
         return {
             "address": self._address,
             "max_message_bytes": HARD_MAX_MESSAGE_BYTES,

@@ -28,21 +28,23 @@ from engine.config import EngineConfig
 from engine.errors import ConfigurationError, DevicesUnavailable, HostsError
 from engine.progress import Progress
 from ipc.errors import AddressError, KeyFileError
-from ipc.logs import configure_logging
+from ipc.process import open_files
+from ipc.process.logs import configure_logging
+from ipc.process.systemd import extend_timeout, notify, notify_reloading
 from ipc.server.zmq_server import Server
-from ipc.service import accelerators, open_files, terminal
+from ipc.service import accelerators, terminal
 from ipc.service.daemon_config import default_profile_directory
 from ipc.service.exposition import Exposition
-from ipc.service.live_configuration import Configuration
+from ipc.service.live_configuration import LiveConfiguration
 from ipc.service.metrics_server import MetricsServer
 from ipc.service.settings import configs, held
 from ipc.service.start_up import Load, Loaded, StartableDriver, load
-from ipc.service.systemd import extend_timeout, notify, notify_reloading
-from ipc.service.watchdog import PROGRESS_LIMIT, Watchdog
+from ipc.service.watchdog import Watchdog
 from ipc.sockets.auth import Authority
 from ipc.wire.addresses import checked_address, default_address, is_local, open_to_group
 from ipc.wire.bell import Bell
 from ipc.wire.keys import default_directory
+from ipc.wire.messages import PROGRESS_LIMIT
 
 logger = logging.getLogger(__name__)
 
@@ -70,7 +72,7 @@ class Interrupted(BaseException):
 class Daemon:
     """One daemon, to be ``run`` once, in the main thread: the one that hears signals."""
 
-    def __init__(self, configuration: Configuration, console: Console, load: Load = load) -> None:
+    def __init__(self, configuration: LiveConfiguration, console: Console, load: Load = load) -> None:
         self._configuration = configuration
         settings = configuration.daemon
         self._address = checked_address(settings.bind, has_key=True)
@@ -282,7 +284,7 @@ def serve(flags: Mapping[str, Any]) -> NoReturn:
 
 def _run(flags: Mapping[str, Any], console: Console) -> int:
     try:
-        configuration = Configuration(lambda: configs(held(flags)), console)
+        configuration = LiveConfiguration(lambda: configs(held(flags)), console)
         configuration.apply()
         if configuration.engine.process_id:
             _follow(configuration.engine)
@@ -303,9 +305,9 @@ def _run(flags: Mapping[str, Any], console: Console) -> int:
 
 
 def _follow(config: EngineConfig) -> NoReturn:
-    from ipc.service.follower_daemon import Follower
+    from ipc.service.follower_daemon import FollowerDaemon
 
-    Follower(config).run()
+    FollowerDaemon(config).run()
 
 
 def _report(display: terminal.StartUp, progress: Progress) -> None:

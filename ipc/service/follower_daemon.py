@@ -21,8 +21,8 @@ from engine.errors import ConfigurationError
 from engine.hosts.follower import execute_commands
 from engine.hosts.processes import FAULT, Member, follow
 from engine.step.commands import AskToStop, Command, Leave, Left
+from ipc.process.systemd import extend_timeout, notify
 from ipc.service.start_up import facts_alike
-from ipc.service.systemd import extend_timeout, notify
 from ipc.service.watchdog import Watchdog
 
 logger = logging.getLogger(__name__)
@@ -31,7 +31,7 @@ START_PATIENCE = 600.0
 """As the daemon's."""
 
 
-class Follower:
+class FollowerDaemon:
     """One of them, to be ``run`` once, in the main thread."""
 
     def __init__(self, config: EngineConfig) -> None:

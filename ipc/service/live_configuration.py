@@ -8,7 +8,7 @@ from rich.console import Console
 
 from engine.config import EngineConfig
 from engine.errors import ConfigurationError
-from ipc.logs import configure_logging
+from ipc.process.logs import configure_logging
 from ipc.service.daemon_config import DaemonConfig
 
 logger = logging.getLogger(__name__)
@@ -20,7 +20,7 @@ ReadConfig = Callable[[], tuple[EngineConfig, DaemonConfig]]
 """Reads what is configured by now; raises ConfigurationError."""
 
 
-class Configuration:
+class LiveConfiguration:
     """``engine`` as at the start, ``daemon`` as of the last reload. Raises ConfigurationError, but never in a reload."""
 
     def __init__(self, read: ReadConfig, console: Console) -> None:

@@ -7,12 +7,11 @@ import time
 from collections.abc import Callable, Mapping
 
 from driver.stages.safe_thread import SafeThread
-from ipc.service.systemd import notify, watchdog_interval
+from ipc.process.systemd import notify, watchdog_interval
+from ipc.wire.messages import PROGRESS_LIMIT
 
 logger = logging.getLogger(__name__)
 
-PROGRESS_LIMIT = 60.0
-"""Seconds with one item, or without a step, after which a stage is stalled and its daemon not healthy."""
 PREPARE_LIMIT = 300.0
 """Seconds that the prepare stage has before it is hung: a long text is minutes of work for a tokenizer on a slow machine."""
 

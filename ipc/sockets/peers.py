@@ -14,10 +14,10 @@ import socket
 from collections import deque
 from concurrent.futures import Future
 from dataclasses import dataclass
+from enum import Enum, auto
 
-from ipc.server.stream import Sent
 from ipc.sockets.link import Kind, LinkLost, Record
-from ipc.sockets.socket_process import LINGER, Configuration, Who
+from ipc.sockets.socket_process import LINGER, SocketConfiguration, Who
 from ipc.sockets.spawner import Spawned, Spawner
 
 logger = logging.getLogger(__name__)
@@ -32,6 +32,16 @@ LONGEST_DELAY = 1.0
 """Seconds from one process's death to the next one's birth, at most."""
 SILENCE_LIMIT = 20.0
 """Seconds in which a process that was called must answer, or be killed."""
+
+
+class Sent(Enum):
+    """How sending fared; nothing is ever waited for."""
+
+    AWAY = auto()
+    FULL = auto()
+    """The connection holds as much as it may: the client does not read, or its network is slow. Nothing was sent."""
+    GONE = auto()
+    """There is no such client any more."""
 
 
 @dataclass(eq=False)
@@ -83,7 +93,9 @@ Event = Said | HasRoom | Lost | Refused
 class Peers:
     """One thread uses it. ``listening`` and ``configuration`` are what each process is given. Times are in seconds."""
 
-    def __init__(self, name: str, spawner: Spawner, listening: socket.socket, configuration: Configuration) -> None:
+    def __init__(
+        self, name: str, spawner: Spawner, listening: socket.socket, configuration: SocketConfiguration
+    ) -> None:
         self.num_deaths = 0
         """Processes that have died and were not told to."""
         self.called_at: float | None = None

@@ -1,0 +1,73 @@
+"""What ``odriver plan`` has worked out, as tables on stdout."""
+
+from rich.console import Console
+from rich.filesize import decimal
+from rich.table import Table
+from rich.text import Text
+
+from engine.planner.chip_plan import ChipPlan
+from ipc.process.tables import facts_table, numbers_table, plain
+
+
+def show_plan(plan: ChipPlan) -> None:
+    """What a chip holds, what was compiled for it, and what its steps take, on stdout."""
+    Console().print(_plan_memory(plan))
+    Console().print(_plan_steps(plan))
+    Console().print(_plan_samplers(plan))
+    Console().print(_plan_decode(plan))
+
+
+def _plan_memory(plan: ChipPlan) -> Table:
+    table = facts_table(
+        f"{plan.model} on {plan.tensor_parallel_size} of the {plan.chips} {plan.chip} of {plan.topology}"
+    )
+    table.add_row("weights a chip", decimal(plan.weights))
+    table.add_row("scratch", decimal(plan.scratch))
+    table.add_row("pages", f"{decimal(plan.pages)}: {plan.num_pages:,} of {plan.page_size} tokens")
+    table.add_row("may be used", f"{decimal(plan.budget)} of {decimal(plan.hbm)}")
+    table.add_row("context", f"{plan.context_tokens:,} tokens in all, {plan.max_model_len:,} a sequence")
+    table.add_row("compiled", f"{len(plan.functions)} functions in {plan.compile_seconds:.0f} s")
+    return table
+
+
+def _plan_steps(plan: ChipPlan) -> Table:
+    headings = ("tokens", "seconds", "scratch", "exchanges a layer", "and besides", "copies, gathers")
+    table = numbers_table("Steps, as they are compiled", *headings)
+    for step in plan.steps:
+        layer = [f"{one.per_layer:g} {one.kind}" for one in step.exchanges if one.per_layer]
+        besides = [f"{one.besides} {one.kind}" for one in step.exchanges if one.besides]
+        table.add_row(
+            f"{step.size:,}", f"{step.compile_seconds:.1f}", decimal(step.scratch_bytes), ", ".join(layer) or "none",
+            ", ".join(besides) or "none",
+            _lines(*step.copies, *step.gathers) or ("none" if step.readable else "not known"),
+        )  # fmt: skip
+    return table
+
+
+def _plan_samplers(plan: ChipPlan) -> Table:
+    table = numbers_table(
+        "Between logits and tokens, for most rows", "", "rows", "seconds", "scratch", "gathers of logits"
+    )
+    largest = {one.name: one for one in sorted(plan.functions, key=lambda one: one.size) if one.name != "step"}
+    for one in largest.values():
+        gathers = _lines(*one.gathers) or ("none" if one.readable else "not known")
+        table.add_row(one.name, f"{one.size}", f"{one.compile_seconds:.1f}", decimal(one.scratch_bytes), gathers)
+    return table
+
+
+def _plan_decode(plan: ChipPlan) -> Table:
+    table = numbers_table(
+        f"Decoding sequences of {plan.tokens_a_sequence:,} tokens, at best; bytes of a chip",
+        *("sequences", "must read", "reads", "writes", "ms to move", "to compute", "to exchange", "tokens/s"),
+    )
+    for step in plan.decode:
+        seconds = step.bandwidth_seconds, step.compute_seconds, step.exchange_seconds
+        table.add_row(
+            f"{step.sequences:,}", decimal(step.bytes_needed), decimal(step.bytes_read), decimal(step.bytes_written),
+            *(f"{1e3 * each:.2f}" for each in seconds), f"{step.tokens_per_second:,.0f}",
+        )  # fmt: skip
+    return table
+
+
+def _lines(*texts: str) -> Text:
+    return Text("\n").join(map(plain, texts))

@@ -1,0 +1,1 @@
+"""A process of ours on its machine: its log, its open files, its service manager."""

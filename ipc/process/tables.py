@@ -1,0 +1,35 @@
+"""Tables on a terminal, of values that may hold anybody's words."""
+
+from rich.table import Table
+from rich.text import Text
+
+from ipc.wire.escaping import one_line
+
+
+def plain(value: object, style: str = "") -> Text:
+    """A value as it is, for a cell or a title: rich would read a string as its markup."""
+    return Text(one_line(str(value)), style)
+
+
+def facts_table(title: str) -> Table:
+    """A name and a value in each row."""
+    table = Table(title=plain(title, "table.title"), title_justify="left", show_header=False)
+    table.add_column(style="bold")
+    table.add_column(overflow="fold")
+    return table
+
+
+def words_table(title: str, *headings: str) -> Table:
+    """Columns of text, each under its heading."""
+    table = Table(title=plain(title, "table.title"), title_justify="left")
+    for heading in headings:
+        table.add_column(heading, overflow="fold")
+    return table
+
+
+def numbers_table(title: str, *headings: str) -> Table:
+    """Columns of numbers, each under its heading."""
+    table = Table(title=plain(title, "table.title"), title_justify="left")
+    for heading in headings:
+        table.add_column(heading, justify="right")
+    return table
