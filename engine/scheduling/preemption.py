@@ -57,9 +57,7 @@ class Preempter:
     yields to a new one of a client that runs nothing, if its own client has more than an equal share.
     """
 
-    def __init__(
-        self, running: RunningSequences, waiting: WaitingQueue, *, threshold: int, fair: bool
-    ) -> None:
+    def __init__(self, running: RunningSequences, waiting: WaitingQueue, *, threshold: int, fair: bool) -> None:
         self._running = running
         self._waiting = waiting
         self._threshold = threshold

@@ -79,9 +79,7 @@ class InferenceScheduler:
         self._reserve = reserve or GrowthReserve(pages.num_total)
         self._waiting = WaitingQueue(client_weights, fair=fair)
         self._running = RunningSequences(max_num_seqs, self.memory, self._reserve)
-        self._preempter = Preempter(
-            self._running, self._waiting, threshold=priority_preemption_threshold, fair=fair
-        )
+        self._preempter = Preempter(self._running, self._waiting, threshold=priority_preemption_threshold, fair=fair)
         self._admission = Admission(self._waiting, self._running, self.memory, self._preempter, fair=fair)
         self._arrivals = 0
 
