@@ -2,7 +2,8 @@
 
 import pytest
 
-from ipc.benchmark.timeline import Timeline, completed, decode_rate, load_figures, percentile, throughput
+from ipc.benchmark.timeline import Timeline, completed, load_figures, percentile
+from scripts.benchmarks.rates import decode_rate, throughput
 
 
 def build_timeline(*arrivals, sent_at=0.0, prompt_tokens=10, error=None):
