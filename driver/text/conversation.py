@@ -228,7 +228,7 @@ def hold_to_budget(tokenizer: Any) -> None:
     templates = tokenizer.chat_template or {}
     for source in [templates] if isinstance(templates, str) else templates.values():
         try:
-            # the one that transformers renders in
+            # The environment in which transformers will render.
             environment = _compile_jinja_template(source).environment
         except jinja2.TemplateError:
             continue  # each conversation will get this error

@@ -53,7 +53,7 @@ class HuggingFaceTokenizer:
         return list(encoding.ids)
 
     def render(self, chat: Chat) -> str:
-        """A conversation as text for ``encode_word``, by the chat template; raises InvalidRequest."""
+        """A conversation as text for ``encode_word``, by the template; raises InvalidRequest."""
         return rendered(self._tokenizer, chat)
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
