@@ -8,6 +8,7 @@ from typing import Any, Protocol
 import msgspec
 
 from driver.errors import DriverError
+from driver.stages.fair_share import Holder
 
 BYTES_PER_TOKEN = 4
 """An estimate for text that is not tokenised yet; a limit of load need not be exact."""
@@ -94,8 +95,7 @@ class QueueChannel:
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class ActiveRequest:
-    """One request of a client, with exactly one of ``prompt`` (text or token ids) and
-    ``messages``.
+    """One request of a client, by a ``prompt`` (text or token ids) or by ``messages``.
 
     ``request_id`` is free again when the last sample is delivered. ``params`` are fields of
     SamplingParams by name, unchecked. The scheduler is fair between clients, and within the share
@@ -133,8 +133,7 @@ class ActiveRequest:
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class TokenizerRequest:
-    """A request for the token ids of a text or of a conversation, or for the text of
-    ``token_ids``.
+    """A request for the token ids of a text or a conversation, or for the text of ids.
 
     The channel gets one sample: token ids or a text, with the number of tokens as
     ``usage.prompt_tokens``; or an error. With ``add_special_tokens`` a text is tokenised as a
@@ -154,6 +153,16 @@ class TokenizerRequest:
     num_bytes: int = 0
 
     @property
-    def estimated_tokens(self) -> int:
-        """An estimate of its work."""
+    def num_prompt_tokens(self) -> int:
+        """About how many tokens it has."""
         return self.num_bytes // BYTES_PER_TOKEN
+
+    @property
+    def holder(self) -> Holder:
+        """Its client, and that client's user."""
+        return self.client, self.user
+
+    @property
+    def source(self) -> tuple[str, str]:
+        """Its client, and its id."""
+        return self.client, self.request_id

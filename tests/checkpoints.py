@@ -27,6 +27,19 @@ LLAMA = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", **SIZES}
 MISTRAL = {"architectures": ["MistralForCausalLM"], "model_type": "mistral", **SIZES}
 QWEN2 = {"architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2", **SIZES}
 QWEN3 = {"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "head_dim": 16, **SIZES}
+GEMMA2 = {
+    "architectures": ["Gemma2ForCausalLM"],
+    "model_type": "gemma2",
+    **SIZES,
+    "hidden_act": "gelu_pytorch_tanh",
+    "hidden_activation": "gelu_pytorch_tanh",
+    "head_dim": 16,
+    "query_pre_attn_scalar": 24,
+    "attn_logit_softcapping": 2.0,
+    "final_logit_softcapping": 8.0,
+    "sliding_window": 8,
+    "num_hidden_layers": 4,
+}
 LLAMA3_ROPE = {
     "factor": 8.0,
     "low_freq_factor": 1.0,
@@ -94,6 +107,7 @@ VARIANTS = {
         seed=19,
         files=3,
     ),
+    "gemma2": Variant({**GEMMA2, "rope_theta": 1000.0}, seed=110),
 }
 """Each family, tied and untied, in the config styles of transformers 4 and 5; several windows are shorter than a prompt."""
 
@@ -121,7 +135,8 @@ def build_checkpoint(
 def random_tensors(config: dict[str, Any], seed: int) -> Tensors:
     """The tensors that config.json calls for, under the names transformers gives them."""
     rng = np.random.default_rng(seed)
-    return {name: _random(rng, name, shape).astype(np.float32) for name, shape in _shapes(config).items()}
+    shapes, scale = _shapes(config), _gemma_scale if config["model_type"] == "gemma2" else lambda name: 1.0
+    return {name: _random(rng, name, shape, scale(name)).astype(np.float32) for name, shape in shapes.items()}
 
 
 def write_tensors(directory: Path, tensors: Tensors, *, files: int = 1, stored: str = "float32") -> None:
@@ -155,6 +170,8 @@ def _shapes(config: dict[str, Any]) -> dict[str, tuple[int, ...]]:
         "mlp.down_proj": (hidden, ffn, config.get("mlp_bias", False)),
     }
     norms = {"input_layernorm": hidden, "post_attention_layernorm": hidden}
+    if config["model_type"] == "gemma2":
+        norms |= {"pre_feedforward_layernorm": hidden, "post_feedforward_layernorm": hidden}
     if config["model_type"] == "qwen3":
         norms |= {"self_attn.q_norm": head_dim, "self_attn.k_norm": head_dim}
     shapes: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (vocabulary, hidden)}
@@ -166,16 +183,24 @@ def _shapes(config: dict[str, Any]) -> dict[str, tuple[int, ...]]:
                 shapes[f"{prefix}.{name}.bias"] = (outputs,)
         shapes |= {f"{prefix}.{name}.weight": (size,) for name, size in norms.items()}
     shapes["model.norm.weight"] = (hidden,)
-    if not config.get("tie_word_embeddings", False):
+    if not config.get("tie_word_embeddings", config["model_type"] == "gemma2"):
         shapes["lm_head.weight"] = (vocabulary, hidden)
     return shapes
 
 
-def _random(rng: np.random.Generator, name: str, shape: tuple[int, ...]) -> NDArray[np.float64]:
-    """Large enough that attention is far from even and the next token far from certain or constant."""
+def _gemma_scale(name: str) -> float:
+    """Stored less 1. What layers add is made large beside embeddings that are multiplied by the root of their size."""
+    return next((scale for norm, scale in {".post_feedforward": 6.0, ".post_attention": 3.0}.items() if norm in name), 0.0)
+
+
+def _random(rng: np.random.Generator, name: str, shape: tuple[int, ...], scale: float) -> NDArray[np.float64]:
+    """Large enough that attention is far from even and the next token far from certain or constant.
+
+    ``scale`` is the mean of a norm's.
+    """
     noise = rng.standard_normal(shape)
     if "norm" in name:
-        return 1 + 0.2 * noise
+        return scale + 0.2 * noise
     if name.endswith(".bias"):
         return 0.3 * noise
     if "embed" in name or "lm_head" in name:

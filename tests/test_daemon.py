@@ -460,12 +460,12 @@ def test_a_busy_tpu_is_named_with_who_has_it(tmp_path: Path, address: str) -> No
 import sys
 from pathlib import Path
 import jax
-from ipc.service import accelerators, daemon
+from ipc.service import accelerators, serve
 def devices():
     raise RuntimeError("Unable to initialize backend 'tpu': ABORTED: in use. (set JAX_PLATFORMS='' to choose another)")
 jax.devices = devices
 accelerators.devices = lambda: [Path(sys.argv[2])]
-daemon.serve({"bind": sys.argv[1]})
+serve.serve({"bind": sys.argv[1]})
 """
     command = [sys.executable, "-c", code, address, str(device)]
 

@@ -44,6 +44,8 @@ BACKENDS = [
     *((variant, 16, None, 1) for variant in sorted(VARIANTS)),
     ("qwen2_sliding", 4, TPU, 1),
     ("qwen3_sharded", 4, TPU, 2),
+    ("gemma2", 4, TPU, 1),
+    ("gemma2", 4, XLA, 2),
 ]
 
 

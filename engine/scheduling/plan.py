@@ -9,9 +9,10 @@ from engine.scheduling.sequence import Sequence, TokenLogprobs
 class NextIterationPlan:
     """Rows of one step. Decoding rows of one token each come first, then chunks of prompts.
 
-    Row i computes ``counts[i]`` tokens of ``sequences[i]`` from token ``starts[i]`` on, and samples its next token
-    where ``samples[i]``: a decoding row always, a chunk only when it is its prompt's last. A decoding row's own token
-    is the one its slot sampled last, which may still be on the device; a chunk's tokens are known here.
+    Row i computes ``counts[i]`` tokens of ``sequences[i]`` from token ``starts[i]`` on, and
+    samples its next token where ``samples[i]``: a decoding row always, a chunk only when it is its
+    prompt's last. A decoding row's own token is the one its slot sampled last, which may still be
+    on the device; a chunk's tokens are known here.
     """
 
     sequences: list[Sequence] = field(default_factory=list)
@@ -23,7 +24,7 @@ class NextIterationPlan:
     num_decodes: int = 0
     num_tokens: int = 0
     released: list[Sequence] = field(default_factory=list)
-    """Sequences that have lost their slot since the last plan; they come before ``admitted``."""
+    """Sequences that lost their slot since the last plan; an admitted one may be among them."""
     admitted: list[Sequence] = field(default_factory=list)
     """Sequences that have been given a slot in this plan."""
     grown: list[Sequence] = field(default_factory=list)
@@ -34,23 +35,26 @@ class NextIterationPlan:
         """Rows that are not padding."""
         return len(self.sequences)
 
-    def add_decode(self, sequence: Sequence) -> None:
-        """One more row: the next token of a decoding sequence. All of these come before any ``add``, and there are many."""
-        if sequence.constraint is not None:
-            self.constrained.append(len(self.sequences))
-        self.sequences.append(sequence)
-        self.starts.append(sequence.num_computed_tokens)
-        sequence.num_computed_tokens += 1
-        sequence.num_in_flight += 1
+    def drop(self, sequence: Sequence) -> None:
+        """A sequence that has no row yet was preempted."""
+        if sequence in self.grown:
+            self.grown.remove(sequence)
 
-    def end_decodes(self) -> None:
-        """Those that were added so far are the decoding rows."""
-        self.num_decodes = self.num_tokens = count = len(self.sequences)
+    def add_decodes(self, sequences: list[Sequence]) -> None:
+        """Add the first rows: the next token of each of these decoding sequences."""
+        self.sequences = sequences
+        self.starts = [sequence.num_computed_tokens for sequence in sequences]
+        self.num_decodes = self.num_tokens = count = len(sequences)
         self.counts = [1] * count
         self.samples = [True] * count
+        for row, sequence in enumerate(sequences):
+            sequence.num_computed_tokens += 1
+            sequence.num_in_flight += 1
+            if sequence.constraint is not None:
+                self.constrained.append(row)
 
     def add(self, sequence: Sequence, count: int) -> None:
-        """One more row: the next ``count`` tokens of a sequence, which from now on count as computed."""
+        """Add a row: the next ``count`` tokens of a sequence, which now count as computed."""
         samples = sequence.num_computed_tokens + count == sequence.num_total_tokens
         if samples and sequence.constraint is not None:
             self.constrained.append(self.num_rows)
@@ -65,10 +69,10 @@ class NextIterationPlan:
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """What a step gave: of row i, ``token_ids[i]``, which means nothing where the row does not sample.
+    """What a step gave: row i sampled ``token_ids[i]``, which means nothing if it does not sample.
 
-    ``logprobs`` are of the tokens of rows that asked for them; ``prompt_logprobs`` are, by row, the index of a prompt
-    token, and the log-probabilities from it on.
+    ``logprobs`` are of the tokens of rows that asked for them; ``prompt_logprobs`` are, by row,
+    the index of a prompt token, and the log-probabilities from it on.
     """
 
     token_ids: list[int]
