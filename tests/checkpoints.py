@@ -190,7 +190,9 @@ def _shapes(config: dict[str, Any]) -> dict[str, tuple[int, ...]]:
 
 def _gemma_scale(name: str) -> float:
     """Stored less 1. What layers add is made large beside embeddings that are multiplied by the root of their size."""
-    return next((scale for norm, scale in {".post_feedforward": 6.0, ".post_attention": 3.0}.items() if norm in name), 0.0)
+    return next(
+        (scale for norm, scale in {".post_feedforward": 6.0, ".post_attention": 3.0}.items() if norm in name), 0.0
+    )
 
 
 def _random(rng: np.random.Generator, name: str, shape: tuple[int, ...], scale: float) -> NDArray[np.float64]:

@@ -9,15 +9,9 @@ from checkpoints import LLAMA, LLAMA3_ROPE, MISTRAL, QWEN2, QWEN3, SIZES
 
 from caching.attention.spec import AttentionSpec
 from engine.errors import ConfigurationError
-<<<<<<< HEAD
 from engine.models.feed_forward import GatedSpec
 from engine.models.model_config import read_model_config
 from engine.models.spec import BlockSpec, ModelSpec, RopeSpec, SelfAttentionSpec
-from engine.request_limits import MAX_EOS_TOKEN_IDS
-=======
-from engine.models.config import ModelConfig, RopeConfig
-from engine.models.families import read_model_config
->>>>>>> main
 from engine.sampling.logit_bias import bias_of
 from engine.sampling_params import MAX_STOP_TOKEN_IDS, SamplingParams
 from engine.scheduling.sequence import Sequence

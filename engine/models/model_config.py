@@ -15,7 +15,7 @@ from engine.errors import ConfigurationError
 from engine.models.family import SUPPORTED_VALUES, Family, UnsupportedError, require, require_one_of
 from engine.models.spec import ModelSpec
 from engine.models.weights.sources import read_json, weight_files
-from engine.request_limits import MAX_EOS_TOKEN_IDS
+from engine.vocabulary import MAX_EOS_TOKEN_IDS
 
 FAMILIES = Path(__file__).parent / "families"
 """The folder of the families that oDriver ships."""
