@@ -25,6 +25,8 @@ import jax  # noqa: E402
 from browser import chromium, page_in  # noqa: E402
 from fake_driver import FakeDriver, serving  # noqa: E402
 from gateways import gateway  # noqa: E402
+from hypothesis import settings  # noqa: E402
+from jax.experimental.compilation_cache import compilation_cache  # noqa: E402
 
 from ipc.process.logs import OURS  # noqa: E402
 
@@ -33,6 +35,29 @@ if TYPE_CHECKING:
 
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 jax.config.update("jax_numpy_rank_promotion", "raise")
+
+settings.register_profile("few", max_examples=25, deadline=None)
+settings.register_profile("many", max_examples=200, deadline=None)
+settings.load_profile("few")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def one_compilation_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """What one test has compiled, no other test of this run compiles again, nor any process that tests start.
+
+    That goes for XLA's programs and for our C++ kernels.
+    """
+    home = tmp_path_factory.mktemp("cache")
+    with pytest.MonkeyPatch.context() as environment:
+        environment.setenv("XDG_CACHE_HOME", str(home))
+        environment.setenv("JAX_COMPILATION_CACHE_DIR", str(home / "xla"))
+        environment.setenv("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
+        environment.setenv("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "-1")
+        jax.config.update("jax_compilation_cache_dir", str(home / "xla"))
+        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+        jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+        compilation_cache.reset_cache()  # JAX looks for it once, at the first compilation
+        yield
 
 
 @pytest.fixture(autouse=True)

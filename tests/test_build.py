@@ -30,14 +30,6 @@ def directory(tmp_path_factory):
     return build_checkpoint(tmp_path_factory.mktemp("model"))
 
 
-@pytest.fixture(autouse=True)
-def private_compilation_cache(tmp_path_factory, monkeypatch):
-    """Compiled steps are not left in the home of whoever runs the tests."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.getbasetemp() / "cache"))
-    yield
-    jax.config.update("jax_compilation_cache_dir", None)
-
-
 def build_config(directory, **settings):
     """The smallest engine that has more than one of everything."""
     defaults = {"model": directory, "max_num_seqs": 2, "max_num_batched_tokens": 4, "page_size": 4}

@@ -34,10 +34,9 @@ FLAGS = f"--max-num-seqs 8 --max-num-batched-tokens 32 --max-model-len {MAX_MODE
 
 
 @pytest.fixture(scope="module")
-def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """One device, and a compilation cache that only these tests share."""
-    cache = tmp_path_factory.mktemp("cache")
-    return {**os.environ, "PYTHONPATH": str(ROOT), "XDG_CACHE_HOME": str(cache), "XLA_FLAGS": xla_flags()}
+def environment() -> dict[str, str]:
+    """One device."""
+    return {**os.environ, "PYTHONPATH": str(ROOT), "XLA_FLAGS": xla_flags()}
 
 
 class Process:

@@ -2,7 +2,6 @@
 
 import itertools
 
-import jax
 import pytest
 from checkpoints import build_checkpoint
 
@@ -16,15 +15,13 @@ NUM_PAGES = 15
 
 
 @pytest.fixture
-def start_engine(tmp_path, monkeypatch):
-    """Starts a small engine, as often as asked, that compiles once for the same settings."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+def start_engine(tmp_path):
+    """Starts a small engine, as often as asked."""
     directory = build_checkpoint(tmp_path / "model")
     settings = {"max_num_seqs": 4, "max_num_batched_tokens": 7, "page_size": 3, "num_pages": NUM_PAGES}
-    yield lambda **changed: build_engine(
+    return lambda **changed: build_engine(
         EngineConfig(model=directory, max_model_len=40, **{**settings, **changed}), lambda progress: None
     )
-    jax.config.update("jax_compilation_cache_dir", None)
 
 
 def build_sequence(name, *, seed, prompt=5, bad_words=(), **params):

@@ -43,7 +43,6 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     directory = tmp_path_factory.mktemp("daemon")
     address = f"ipc://{directory}/o.sock"
     with pytest.MonkeyPatch.context() as environment:
-        environment.setenv("XDG_CACHE_HOME", str(directory))
         environment.setenv("XLA_FLAGS", xla_flags())
         with (
             odriver("serve", "--bind", address, *FLAGS),

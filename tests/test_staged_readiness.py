@@ -26,14 +26,6 @@ def directory(tmp_path_factory):
     return build_checkpoint(tmp_path_factory.mktemp("model"))
 
 
-@pytest.fixture(autouse=True)
-def private_compilation_cache(tmp_path_factory, monkeypatch):
-    """Compiled steps are not left in the home of whoever runs the tests."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.getbasetemp() / "cache"))
-    yield
-    jax.config.update("jax_compilation_cache_dir", None)
-
-
 def build_staged(directory, *, staged=True):
     """An engine of ten buckets, of which the last and one an eighth of it cover all."""
     config = EngineConfig(

@@ -45,12 +45,7 @@ def test_tokens_do_not_depend_on_the_number_of_devices(tmp_path: Path) -> None:
     """Greedy, drawn, truncated, penalised, biased and with log-probabilities: 1, 2, 4 and 8 devices give the same."""
     build_checkpoint(tmp_path / "model", "qwen2", **HEADS)
     program = Path(__file__).parent / "spread_model.py"
-    environment = {
-        **os.environ,
-        "PYTHONPATH": str(ROOT),
-        "XLA_FLAGS": xla_flags(devices=8),
-        "XDG_CACHE_HOME": str(tmp_path),
-    }
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "XLA_FLAGS": xla_flags(devices=8)}
 
     run = subprocess.run([sys.executable, program, tmp_path / "model"], env=environment, capture_output=True, text=True)
 
