@@ -10,10 +10,10 @@ import msgspec
 
 from driver.deadlines import Deadlines
 from driver.errors import DriverError, InvalidRequest
-from driver.metrics.histogram import Histogram
+from driver.metrics.request_metrics import Histogram
 from driver.open_requests import OpenRequest
 from driver.request import RequestError, ReturnSample, Usage
-from driver.stages.bounded_queue import BoundedQueue, QueueClosed
+from driver.stages.queues import BoundedQueue, QueueClosed
 from driver.stages.stage import Stage
 from driver.thread_messages import (
     Abort,

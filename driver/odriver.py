@@ -60,23 +60,21 @@ from collections.abc import Callable, Mapping
 
 import msgspec
 
+from driver.compile_grammars import CompileGrammars
 from driver.errors import Asleep, Draining, DriverError, DriverStopped, InternalError, Overloaded
 from driver.execution_loop import Engine, ExecutionLoop
-from driver.grammars.compile_grammars import CompileGrammars
-from driver.grammars.grammar_store import Grammars
-from driver.load_limit import LoadLimit
-from driver.metrics.histogram import Histogram
+from driver.grammars.compiler import GrammarCompiler
+from driver.load_limit import LoadLimit, TokenizerLimit
 from driver.metrics.request_log import RequestLog
-from driver.metrics.request_metrics import RequestMetrics
+from driver.metrics.request_metrics import Histogram, RequestMetrics
 from driver.open_requests import OpenRequests
 from driver.prepare_inputs import PrepareInputs
 from driver.process_summary import ProcessSummary
 from driver.request import ActiveRequest, ReturnChannel, TokenizerRequest
-from driver.stages.bounded_queue import BoundedQueue, QueueClosed
 from driver.stages.fair_share import most
+from driver.stages.queues import BoundedQueue, QueueClosed
 from driver.stages.safe_thread import SafeThread
 from driver.text.tokenizer import Tokenizer
-from driver.text.tokenizer_limit import TokenizerLimit
 from driver.thread_messages import Abort, Profile, Sleep, Stop, Summary, Wake
 from engine.config import MAX_QUEUED_REQUESTS, MAX_QUEUED_TOKENS, EngineStats
 
@@ -141,7 +139,7 @@ class oDriver:
         self._summaries: BoundedQueue[Summary] = BoundedQueue(MAX_SUMMARIES)
         self._execution = ExecutionLoop(engine, self._summaries)
         post = self._execution.inbox.put
-        self._grammars = Grammars(tokenizer, engine.limits)
+        self._grammars = GrammarCompiler(tokenizer, engine.limits)
         self._compile = CompileGrammars(self._grammars, self._open_requests, post, most_queued)
         self._prepare = PrepareInputs(
             tokenizer, engine.limits, self._open_requests, post, 2 * most_queued, self._compile.submit

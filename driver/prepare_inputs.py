@@ -14,11 +14,10 @@ from driver.request import ActiveRequest, RequestError, ReturnSample, TokenizerR
 from driver.request_parameters import sampling_params
 from driver.resumption import read_again, take_up
 from driver.stages.fair_share import Holder
+from driver.stages.queues import TurnQueue
 from driver.stages.stage import Stage
-from driver.stages.turn_queue import TurnQueue
 from driver.text.detokenizer import PROMPT_TAIL
-from driver.text.tokenization import answer_tokenizer, chat_token_ids, check_fits, check_in_vocabulary, text_token_ids
-from driver.text.tokenizer import Tokenizer
+from driver.text.tokenizer import Tokenizer, answer_tokenizer, check_in_vocabulary, prompt_token_ids
 from driver.thread_messages import Admit, Opened
 from engine.config import ServingLimits
 from engine.request_limits import MAX_BAD_WORD_TOKENS, MAX_PROMPT_LOGPROBS, MAX_SEED
@@ -227,20 +226,8 @@ class PrepareInputs:
     def _prompt_token_ids(self, request: ActiveRequest) -> list[int]:
         if (request.prompt is None) == (request.messages is None):
             raise InvalidRequest("a request has either a prompt or messages: give exactly one of them")
-        if request.messages is None and (request.tools or request.chat_template_kwargs):
-            raise InvalidRequest("tools and chat_template_kwargs are for the chat template: send messages")
-        most = self._limits.max_model_len
-        if request.messages is not None:
-            token_ids = chat_token_ids(request, self._tokenizer, most)
-        elif isinstance(request.prompt, str):
-            text, encode = request.prompt, self._tokenizer.encode
-            token_ids = text_token_ids("the prompt", text, encode, self._tokenizer, most) if text else []
-        elif isinstance(request.prompt, list):
-            check_fits("the prompt", len(request.prompt), most)
-            token_ids = list(request.prompt)
-        else:
-            raise InvalidRequest(f"prompt must be a string or a list of token ids, not {type(request.prompt).__name__}")
-        if not token_ids:
+        token_ids = prompt_token_ids(request, self._tokenizer.encode, self._tokenizer, self._limits.max_model_len)
+        if not token_ids or request.prompt == "":
             raise InvalidRequest("the prompt is empty: it must have at least one token")
         self._check_in_vocabulary("prompt", token_ids)
         return token_ids

@@ -10,10 +10,9 @@ from driver.metrics.request_metrics import RequestMetrics, SampleTimes
 from driver.open_requests import OpenRequest, OpenRequests
 from driver.request import ReturnSample, Usage
 from driver.resumption import Resumed
-from driver.stages.bounded_queue import BoundedQueue, QueueClosed
+from driver.stages.queues import BoundedQueue, QueueClosed
 from driver.stages.stage import Stage
-from driver.text.sample_logprobs import SampleLogprobs
-from driver.text.sample_text import SampleText
+from driver.text.sample_text import SampleLogprobs, SampleText
 from driver.text.tokenizer import Tokenizer
 from driver.thread_messages import Ended, Finished, Landed, Opened, Summary
 from engine.scheduling.sequence import SequenceOutput

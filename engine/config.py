@@ -9,6 +9,8 @@ import msgspec
 from engine.errors import ConfigurationError
 from engine.setting import setting
 
+DEMO_MODEL = Path(__file__).parent / "models" / "demo"
+"""The small model that oDriver ships and serves when it is given none."""
 QUANTIZATIONS = ("int8",)
 KV_CACHE_DTYPES = ("auto", "bfloat16", "float32", "int8", "fp8", "fp8_e4m3", "fp8_e5m2")
 ATTENTION_BACKENDS = ("auto", "pallas", "jax", "xla")
@@ -88,6 +90,11 @@ class EngineConfig:
     seed: int = setting(0, "N", "mixed into every draw: the same one, and the same seed of a request, draw the same")
     staged_readiness: bool = setting(False, "", "be ready early, and compile most buckets while serving")
     """Be ready when a few buckets are compiled in which every step can run, and compile the others while serving."""
+
+    @property
+    def directory(self) -> Path:
+        """Where the model is."""
+        return self.model or DEMO_MODEL
 
     @property
     def hosts(self) -> Hosts | None:

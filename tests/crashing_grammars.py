@@ -2,8 +2,8 @@
 
 import os
 
-from driver.grammars import grammar_process
-from driver.grammars.grammar_matcher import Matcher
+from driver.grammars import worker_process
+from driver.grammars.worker_process import Matcher
 
 ALLOCATION = 1 << 28
 
@@ -24,4 +24,4 @@ def main(dies: int, spins: int, swells: int) -> None:
         return advance(self, token_ids)
 
     Matcher.advance = break_or_advance  # type: ignore[method-assign]
-    grammar_process.main()
+    worker_process.main()

@@ -6,9 +6,9 @@ from contextlib import contextmanager
 import numpy as np
 import psutil
 
-from driver.grammars.grammar_allowance import Allowance
-from driver.grammars.grammar_constraint import GrammarConstraint
-from driver.grammars.grammar_store import LAST, Grammars
+from driver.grammars.compiler import LAST, GrammarCompiler
+from driver.grammars.constraint import GrammarConstraint
+from driver.grammars.matcher_pool import Allowance
 from driver.text.tokenizer import HuggingFaceTokenizer
 from engine.config import ServingLimits
 from engine.scheduling.awaited_masks import select
@@ -21,16 +21,16 @@ ENDLESS = "start: R\nR: " + " & ".join(f"/.*a.{{{n}}}b.*/" for n in range(40))
 
 
 @contextmanager
-def running(tokenizer: HuggingFaceTokenizer, limits: ServingLimits = LIMITS) -> Iterator[Grammars]:
+def running(tokenizer: HuggingFaceTokenizer, limits: ServingLimits = LIMITS) -> Iterator[GrammarCompiler]:
     """Grammars that are ended in the end."""
-    grammars = Grammars(tokenizer, limits)
+    grammars = GrammarCompiler(tokenizer, limits)
     yield grammars
     grammars.stop()
     grammars.close()
 
 
 def begin(
-    grammars: Grammars, count: int = 1, *, heavy: bool = False, token_ids: tuple[int, ...] = (), **form: str
+    grammars: GrammarCompiler, count: int = 1, *, heavy: bool = False, token_ids: tuple[int, ...] = (), **form: str
 ) -> list[GrammarConstraint]:
     """So many samples of one request for a form."""
     job = grammars.job(StructuredOutputsParams(**form))
@@ -62,10 +62,10 @@ def advance(constraint: GrammarConstraint, *token_ids: int) -> None:
         hear(constraint)
 
 
-def follower_of(constraint: GrammarConstraint) -> int:
+def worker_of(constraint: GrammarConstraint) -> int:
     """The id of the process behind it."""
-    assert constraint._follower is not None and constraint._follower.process_id is not None
-    return constraint._follower.process_id
+    assert constraint._worker is not None and constraint._worker.process_id is not None
+    return constraint._worker.process_id
 
 
 def first_processes() -> list[psutil.Process]:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from driver.stages.bounded_queue import BoundedQueue, QueueClosed
+from driver.stages.queues import BoundedQueue, QueueClosed
 
 
 def in_thread(call: Callable[[], object]) -> "queue.SimpleQueue[object]":
@@ -31,17 +31,6 @@ def test_items_come_out_in_order() -> None:
         items.put(item)
 
     assert [items.get() for _ in range(3)] == [1, 2, 3]
-
-
-def test_a_full_queue_refuses_at_once() -> None:
-    """put_nowait on a full queue raises Full and leaves what is in it alone."""
-    items: BoundedQueue[int] = BoundedQueue(1)
-    items.put_nowait(1)
-
-    with pytest.raises(queue.Full):
-        items.put_nowait(2)
-
-    assert len(items) == 1 and items.get() == 1
 
 
 def test_a_put_waits_for_room() -> None:
@@ -86,7 +75,7 @@ def test_a_closed_queue_takes_and_gives_nothing() -> None:
     items.close()
     items.close()
 
-    for call in (items.get, lambda: items.put(2), lambda: items.put_nowait(2)):
+    for call in (items.get, lambda: items.put(2)):
         with pytest.raises(QueueClosed):
             call()
     assert len(items) == 0

@@ -10,8 +10,8 @@ import pytest
 from checkpoints import VARIANTS, build_checkpoint, random_tensors, write_tensors
 from jax.errors import JaxRuntimeError
 
-from engine import build
-from engine.build import build_engine, describe
+from engine import build, served_model
+from engine.build import build_engine
 from engine.config import EngineConfig
 from engine.errors import ConfigurationError, DevicesUnavailable
 from engine.models.families import read_model_config
@@ -75,10 +75,13 @@ def test_small_pages_hold_more_tokens_in_the_same_memory(directory):
 
     def pages(dtype):
         one_page = xla_backend(np.dtype(dtype)).one_page(model, 4, np.dtype(dtype))
-        return memory.CachePlanner(config, model, 64, one_page, 0, beside + 7 * 4608).plan().num_pages
+        return memory.CachePlanner(config, model, one_page, 0, beside + 7 * 4608).pool.num_pages
 
     assert [pages(dtype) for dtype in (np.float32, jnp.bfloat16, jnp.float8_e5m2, np.int8)] == [7, 14, 28, 21]
-    assert describe(build_config(directory, kv_cache_dtype="fp8"))["dtype"] == "float32, pages in float8_e4m3fn"
+    assert (
+        served_model.served_model(build_config(directory, kv_cache_dtype="fp8")).describe()["dtype"]
+        == "float32, pages in float8_e4m3fn"
+    )
 
 
 def test_bfloat16_weights_are_kept_as_stored_and_serve_as_float32(tmp_path):
@@ -92,7 +95,10 @@ def test_bfloat16_weights_are_kept_as_stored_and_serve_as_float32(tmp_path):
 
     assert tokens() == tokens(dtype="float32")
     if choose_backend(16, 12, np.dtype(np.float32)).packs:
-        assert describe(build_config(stored))["dtype"] == "float32, weights as stored in bfloat16"
+        assert (
+            served_model.served_model(build_config(stored)).describe()["dtype"]
+            == "float32, weights as stored in bfloat16"
+        )
 
 
 def test_the_context_is_what_model_operator_and_pool_allow(directory):
@@ -151,7 +157,7 @@ def refuse_above(monkeypatch, *, allocation=10**9, step_of=10**9):
 
         return step
 
-    monkeypatch.setattr(build, "choose_backend", choosing)
+    monkeypatch.setattr(served_model, "choose_backend", choosing)
     monkeypatch.setattr(ExecutionManager, "forward", refusing)
 
 

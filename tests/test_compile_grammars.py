@@ -7,11 +7,11 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
+from driver import compile_grammars
+from driver.compile_grammars import CompileGrammars
 from driver.errors import Overloaded
-from driver.grammars import compile_grammars
-from driver.grammars.compile_grammars import CompileGrammars
-from driver.grammars.grammar_constraint import CompiledGrammar
-from driver.grammars.grammar_store import LAST, GrammarRefused
+from driver.grammars.compiler import LAST, GrammarRefused
+from driver.grammars.constraint import CompiledGrammar
 from driver.open_requests import OpenRequests
 from driver.request import ActiveRequest
 from driver.stages.safe_thread import SafeThread

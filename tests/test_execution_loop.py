@@ -11,7 +11,7 @@ from fakes import FakeEngine
 from driver.execution_loop import ExecutionLoop
 from driver.open_requests import OpenRequest
 from driver.request import ActiveRequest, QueueChannel
-from driver.stages.bounded_queue import BoundedQueue
+from driver.stages.queues import BoundedQueue
 from driver.stages.safe_thread import SafeThread
 from driver.thread_messages import Abort, Admit, Ended, Finished, Inbound, Landed, Opened, Stop, Summary
 from engine.sampling_params import SamplingParams

@@ -19,15 +19,15 @@ from grammar_constraints import (
     begin,
     children,
     first_processes,
-    follower_of,
     hear,
     running,
+    worker_of,
 )
 from tokenizer_files import build_byte_level, write_tokenizer
 
 from driver.errors import DriverError, DriverStopped, Overloaded
-from driver.grammars import grammar_constraint
-from driver.grammars.grammar_store import LAST, Grammars
+from driver.grammars import constraint as grammar_constraint
+from driver.grammars.compiler import LAST, GrammarCompiler
 from driver.text.tokenizer import HuggingFaceTokenizer
 from engine.structured_outputs import StructuredOutputsParams
 
@@ -42,7 +42,7 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> HuggingFaceTokenizer:
 
 
 @pytest.fixture
-def grammars(tokenizer: HuggingFaceTokenizer) -> Iterator[Grammars]:
+def grammars(tokenizer: HuggingFaceTokenizer) -> Iterator[GrammarCompiler]:
     """Grammars that are ended with the test."""
     with running(tokenizer) as grammars:
         yield grammars
@@ -90,7 +90,7 @@ def test_what_breaks_its_worker_ends_its_own_request_and_nobody_elses(
     """Crash, no end or no memory: each sample of that request ends, and all that were followed beside it go on."""
     x, y, z = (tokenizer.encode(text)[0] for text in "xyz")
     program = f"import sys; sys.path[:] = {{path!r}}; from crashing_grammars import main; main({x}, {y}, {z})"
-    monkeypatch.setattr("driver.grammars.grammar_worker_source.PROGRAM", program)
+    monkeypatch.setattr("driver.grammars.workers.PROGRAM", program)
     with running(tokenizer) as grammars:
         guilty = begin(grammars, 4, heavy=heavy, regex="(ab)+[xyz]*")
         innocent = [begin(grammars, heavy=heavy, regex=f"(ab){{{9 + index}}}")[0] for index in range(6)]
@@ -119,15 +119,15 @@ def test_a_grammar_that_ends_a_quick_worker_goes_among_the_heavy(grammars, a, b)
     """It has a second chance there, and the quick ones are spared it."""
     suspect, quick = begin(grammars, regex="(ab)+")[0], begin(grammars, regex="(ab)+")[0]
     advance(suspect, a)
-    os.kill(follower_of(suspect), signal.SIGSTOP)
+    os.kill(worker_of(suspect), signal.SIGSTOP)
     suspect.advance(b)
-    os.kill(follower_of(suspect), signal.SIGKILL)
+    os.kill(worker_of(suspect), signal.SIGKILL)
     hear(suspect)
 
     advance(suspect, a)
     advance(quick, a)
 
-    assert allowed(suspect) == allowed(quick) == [b] and follower_of(suspect) != follower_of(quick)
+    assert allowed(suspect) == allowed(quick) == [b] and worker_of(suspect) != worker_of(quick)
     assert suspect.allowance.heavy and not quick.allowance.heavy
 
 
@@ -138,9 +138,9 @@ def test_kills_from_outside_are_nobodys_fault_until_there_are_many(grammars, a, 
 
     def kill(times: int) -> None:
         for _ in range(times):
-            os.kill(follower_of(constraint), signal.SIGSTOP)
+            os.kill(worker_of(constraint), signal.SIGSTOP)
             constraint.advance(b)
-            os.kill(follower_of(constraint), signal.SIGKILL)
+            os.kill(worker_of(constraint), signal.SIGKILL)
             hear(constraint)
             if constraint.error is None:
                 advance(constraint, a)
@@ -160,7 +160,7 @@ def test_what_is_slow_goes_among_the_heavy_and_may_not_go_on_for_ever(grammars, 
     slow.allowance.charge(0.2, 0)
     for constraint in (slow, quick):
         advance(constraint, b, a)
-    assert follower_of(slow) != follower_of(quick) and allowed(slow) == allowed(quick) == [b]
+    assert worker_of(slow) != worker_of(quick) and allowed(slow) == allowed(quick) == [b]
     slow.allowance.charge(1e9, 0)
     advance(slow, b, a)
 
@@ -173,11 +173,11 @@ def test_a_worker_that_does_not_read_holds_nobody_up(grammars, a, b):
     advance(constraint, a)
     others = begin(grammars, 40, heavy=True, regex="|".join(f"x{number:05}" for number in range(7000)) + "|(ab)+")
 
-    os.kill(follower_of(constraint), signal.SIGSTOP)
+    os.kill(worker_of(constraint), signal.SIGSTOP)
     for other in others:
         other.advance(a)
     assert not any(other.hear() for other in others)
-    os.kill(follower_of(constraint), signal.SIGCONT)
+    os.kill(worker_of(constraint), signal.SIGCONT)
 
     for other in others:
         hear(other)
@@ -192,7 +192,7 @@ def test_what_the_system_has_no_more_of_is_overload(grammars, monkeypatch, numbe
     files = len(os.listdir("/proc/self/fd"))
 
     with monkeypatch.context() as patch, pytest.raises(Overloaded, match="try again later"):
-        patch.setattr(f"driver.grammars.grammar_worker_source.{call}", refusing(number))
+        patch.setattr(f"driver.grammars.workers.{call}", refusing(number))
         begin(grammars, regex="a")
 
     assert len(os.listdir("/proc/self/fd")) == files and not children()
@@ -214,8 +214,8 @@ def test_a_worker_for_a_sequence_that_runs_is_waited_for(grammars, a, b, monkeyp
     advance(constraint, a)
 
     with monkeypatch.context() as patch:
-        patch.setattr("driver.grammars.grammar_worker_source.socket.socketpair", refusing(errno.EMFILE))
-        os.kill(follower_of(constraint), signal.SIGKILL)
+        patch.setattr("driver.grammars.workers.socket.socketpair", refusing(errno.EMFILE))
+        os.kill(worker_of(constraint), signal.SIGKILL)
         select.select([constraint], [], [], PATIENCE)
         constraint.advance(b)
         assert not constraint.hear() and not constraint.hear()
@@ -223,9 +223,9 @@ def test_a_worker_for_a_sequence_that_runs_is_waited_for(grammars, a, b, monkeyp
     assert a in allowed(constraint)
 
     with monkeypatch.context() as patch:
-        patch.setattr("driver.grammars.grammar_worker_source.socket.socketpair", refusing(errno.EMFILE))
+        patch.setattr("driver.grammars.workers.socket.socketpair", refusing(errno.EMFILE))
         patch.setattr(grammar_constraint, "WORKER_PATIENCE", 0)
-        os.kill(follower_of(constraint), signal.SIGKILL)
+        os.kill(worker_of(constraint), signal.SIGKILL)
         constraint.advance(a)
         hear(constraint)
     assert constraint.error is not None and constraint.internal
@@ -275,12 +275,12 @@ def test_processes_are_few_and_modest_and_end_with_the_daemon_however_it_ends(tm
 import os, sys, threading
 sys.path.insert(0, {str(ROOT / "tests")!r})
 from pathlib import Path
-from driver.grammars.grammar_store import LAST, Grammars
+from driver.grammars.compiler import LAST, GrammarCompiler
 from driver.text.tokenizer import HuggingFaceTokenizer
 from engine.structured_outputs import StructuredOutputsParams
 from grammar_constraints import *
 
-grammars = Grammars(HuggingFaceTokenizer(Path({str(tmp_path / "tokenizer")!r})), LIMITS)
+grammars = GrammarCompiler(HuggingFaceTokenizer(Path({str(tmp_path / "tokenizer")!r})), LIMITS)
 constraints = begin(grammars, 500, regex="a+")
 for constraint in constraints:
     constraint.advance(3)

@@ -2,14 +2,15 @@
 
 from collections.abc import Iterator
 
+import msgspec
 import pytest
 from grammar_constraints import ENDLESS, advance, allowed, begin, hear, running
 from tokenizer_files import build_byte_level, write_tokenizer
 
 from driver.errors import InternalError
-from driver.grammars.grammar_jobs import grammar_job
-from driver.grammars.grammar_store import LAST, GrammarRefused, Grammars
-from driver.grammars.json_schema import without_additional_properties
+from driver.grammars.compiler import LAST, GrammarCompiler, GrammarRefused
+from driver.grammars.protocol import GrammarJob
+from driver.text.json_schema import without_additional_properties
 from driver.text.tokenizer import HuggingFaceTokenizer
 from engine.config import ServingLimits
 from engine.structured_outputs import StructuredOutputsParams
@@ -22,7 +23,7 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> HuggingFaceTokenizer:
 
 
 @pytest.fixture
-def grammars(tokenizer: HuggingFaceTokenizer) -> Iterator[Grammars]:
+def grammars(tokenizer: HuggingFaceTokenizer) -> Iterator[GrammarCompiler]:
     """Grammars that are ended with the test."""
     with running(tokenizer) as grammars:
         yield grammars
@@ -46,16 +47,16 @@ def test_who_waits_has_no_matcher_and_goes_on_as_if_it_had(grammars, tokenizer):
     (a,), (b,) = tokenizer.encode("a"), tokenizer.encode("b")
     (constraint,) = begin(grammars, regex="ab(ab)*")
 
-    assert constraint._follower is None
+    assert constraint._worker is None
     advance(constraint, a)
     constraint.suspend()
-    assert constraint._follower is None and allowed(constraint) == [b]
+    assert constraint._worker is None and allowed(constraint) == [b]
     constraint.advance(b)
     constraint.suspend()
     hear(constraint)
-    assert constraint._follower is None and a in allowed(constraint) and b not in allowed(constraint)
+    assert constraint._worker is None and a in allowed(constraint) and b not in allowed(constraint)
     advance(constraint, a)
-    assert constraint._follower is not None and allowed(constraint) == [b]
+    assert constraint._worker is not None and allowed(constraint) == [b]
 
 
 def test_a_sequence_that_has_tokens_has_the_mask_behind_them(grammars, tokenizer):
@@ -66,7 +67,7 @@ def test_a_sequence_that_has_tokens_has_the_mask_behind_them(grammars, tokenizer
     (complete,) = begin(grammars, regex="aab", token_ids=(a, a, b))
     (wrong,) = begin(grammars, regex="aab", token_ids=(x,))
 
-    assert all(constraint.hear() and constraint._follower is None for constraint in (going_on, complete, wrong))
+    assert all(constraint.hear() and constraint._worker is None for constraint in (going_on, complete, wrong))
     assert allowed(going_on) == [b] and complete.complete and wrong.error is not None
     advance(going_on, b)
     assert going_on.complete
@@ -124,9 +125,9 @@ def test_a_grammar_that_takes_too_long_is_refused(grammars):
 
 def test_a_search_for_what_is_not_honoured_takes_no_time():
     """Tens of thousands of brackets are looked at once."""
-    job = grammar_job(StructuredOutputsParams(grammar="start: " + "[" * 60000), hide_eos=False)
+    job = GrammarCompiler.job(StructuredOutputsParams(grammar="start: " + "[" * 60000))
 
-    assert job.kind == "lark"
+    assert msgspec.msgpack.decode(job, type=GrammarJob).kind == "lark"
 
 
 def test_only_schemas_are_closed():

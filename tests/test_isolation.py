@@ -22,7 +22,7 @@ import ipc.gateway.endpoints.completions
 import ipc.server.client_table
 import ipc.server.stream
 from driver.deadlines import Deadlines
-from driver.grammars.grammar_store import Grammars
+from driver.grammars.compiler import GrammarCompiler
 from driver.metrics.request_log import RequestLog
 from driver.metrics.request_metrics import SampleTimes
 from driver.odriver import oDriver
@@ -30,9 +30,8 @@ from driver.prepare_inputs import PrepareInputs
 from driver.request import ActiveRequest, ReturnSample, TokenizerRequest
 from driver.stages.stage import MAX_FAILURES, Stage
 from driver.text.detokenizer import Detokenizer
-from driver.text.sample_logprobs import SampleLogprobs
-from driver.text.sample_text import SampleText
-from driver.text.stop_strings import StopStrings
+from driver.text.sample_text import SampleLogprobs, SampleText
+from driver.text.stops import StopStrings
 from ipc.gateway.endpoints.chat_chunks import ChatChunks
 from ipc.gateway.endpoints.text_chunks import TextChunks
 from ipc.server.control import Control
@@ -125,9 +124,9 @@ GRAMMAR = {"params": {"structured_outputs": {"choice": ["a"]}}}
         (PrepareInputs, "_salt", {}),
         (driver.prepare_inputs, "Sequence", {}),
         (driver.prepare_inputs, "take_up", {}),
-        (Grammars, "job", GRAMMAR),
-        (Grammars, "find", GRAMMAR),
-        (Grammars, "compile", GRAMMAR),
+        (GrammarCompiler, "job", GRAMMAR),
+        (GrammarCompiler, "find", GRAMMAR),
+        (GrammarCompiler, "compile", GRAMMAR),
         (FakeEngine, "add", {}),
         (FakeEngine, "add", {"params": {"n": 3}}),
         (Deadlines, "add", {}),

@@ -8,11 +8,10 @@ from typing import Any
 import pytest
 
 from driver.errors import Overloaded
-from driver.load_limit import LoadLimit
+from driver.load_limit import LoadLimit, TokenizerLimit
 from driver.open_requests import OpenRequest
 from driver.request import ActiveRequest, QueueChannel, ReturnSample, TokenizerRequest, Usage
 from driver.stages.fair_share import most
-from driver.text.tokenizer_limit import TokenizerLimit
 from engine.config import EngineStats
 
 

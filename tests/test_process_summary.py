@@ -11,7 +11,7 @@ from driver.metrics.request_metrics import RequestMetrics
 from driver.open_requests import OpenRequests
 from driver.process_summary import ProcessSummary
 from driver.request import ActiveRequest, Logprob, QueueChannel, RequestError, ReturnSample, Usage
-from driver.stages.bounded_queue import BoundedQueue
+from driver.stages.queues import BoundedQueue
 from driver.stages.safe_thread import SafeThread
 from driver.thread_messages import Ended, Finished, Landed, Opened, Summary
 from engine.sampling_params import RepetitionDetection, SamplingParams

@@ -13,8 +13,8 @@ from flax import nnx
 from transformers import AutoTokenizer
 
 from caching.page_dtype import quantize
-from engine.build import DEMO_MODEL, build_engine
-from engine.config import EngineConfig
+from engine.build import build_engine
+from engine.config import DEMO_MODEL, EngineConfig
 from engine.mesh import DeviceMesh
 from engine.models import linear
 from engine.models.families import read_model_config

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from driver.text.repetition import RepetitionDetector
+from driver.text.stops import RepetitionDetector
 from engine.sampling_params import RepetitionDetection
 
 

@@ -15,7 +15,7 @@ from raw_client import RawClient
 
 from driver.errors import InvalidRequest
 from driver.odriver import oDriver
-from driver.text.json_form import check_json
+from driver.text.json_schema import check_json
 from engine import request_limits as limits
 from ipc.wire.messages import (
     AbortRequest,

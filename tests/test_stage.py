@@ -7,7 +7,7 @@ import threading
 import pytest
 
 from driver.errors import InternalError
-from driver.stages.bounded_queue import BoundedQueue, QueueClosed
+from driver.stages.queues import BoundedQueue, QueueClosed
 from driver.stages.stage import MAX_FAILURES, MIN_CLIENTS, Stage
 
 Item = tuple[str, str]

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from driver.text.stop_strings import StopStrings
+from driver.text.stops import StopStrings
 
 STOPS = st.lists(st.text("abc", min_size=1, max_size=4), max_size=4)
 

@@ -15,7 +15,6 @@ from checkpoints import VARIANTS, build_checkpoint, random_tensors
 from flax import nnx
 from xla_flags import xla_flags
 
-from engine.build import spread_over_devices
 from engine.config import EngineConfig
 from engine.errors import ConfigurationError
 from engine.mesh import DeviceMesh
@@ -23,6 +22,7 @@ from engine.models.config import ModelConfig
 from engine.models.families import read_model_config
 from engine.models.sharding import SPECS, most_devices, spec_of, spread
 from engine.models.weights import abstract_decoder, load_decoder, parameter_bytes
+from engine.served_model import spread_over_devices
 from engine.step.backend import xla_backend
 from engine.step.execution_manager import StepShapes
 from engine.step.model_io import StepLayout

@@ -12,8 +12,7 @@ from transformers import AutoTokenizer
 
 from driver.errors import InvalidRequest
 from driver.text.conversation import checked_chat
-from driver.text.tokenization import text_token_ids
-from driver.text.tokenizer import HuggingFaceTokenizer
+from driver.text.tokenizer import HuggingFaceTokenizer, text_token_ids
 from engine.errors import ConfigurationError
 
 

@@ -5,8 +5,7 @@ import threading
 
 import pytest
 
-from driver.stages.bounded_queue import QueueClosed
-from driver.stages.turn_queue import TurnQueue
+from driver.stages.queues import QueueClosed, TurnQueue
 
 
 def build_queue(*queued: str, capacity: int = 8) -> TurnQueue[str]:

@@ -9,8 +9,7 @@ from collections.abc import Iterable, Mapping
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from driver.metrics.histogram import Histogram
-from driver.metrics.request_metrics import RequestMetrics
+from driver.metrics.request_metrics import Histogram, RequestMetrics
 from driver.odriver import STATES, DriverStatus, oDriver
 
 _LABELS = ("model_name", "engine")

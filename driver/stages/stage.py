@@ -8,7 +8,7 @@ from contextlib import suppress
 from typing import Generic, TypeVar
 
 from driver.errors import InternalError
-from driver.stages.bounded_queue import QueueClosed
+from driver.stages.queues import QueueClosed
 
 logger = logging.getLogger(__name__)
 

@@ -1,13 +1,15 @@
-"""Text to token ids and back, by the tokenizer files of a model directory."""
+"""From text to token ids and back, by the tokenizer files of a model directory, and how much of it a client may ask for."""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-from driver.text.chat_template import hold_to_budget, rendered
-from driver.text.conversation import Chat
+from driver.errors import InvalidRequest
+from driver.request import ActiveRequest, ReturnSample, TokenizerRequest, Usage
+from driver.text.conversation import Chat, check_encodable, checked_chat, hold_to_budget, rendered
 from driver.text.least_tokens import LeastTokens
+from engine.config import ServingLimits
 from engine.errors import ConfigurationError
 
 MAX_UNINTERRUPTED = 1024
@@ -127,3 +129,70 @@ def _load(directory: Path) -> Any:
     if not tokenizer.is_fast:
         raise ConfigurationError(f"{directory} holds a slow tokenizer: convert it to a tokenizer.json first")
     return tokenizer
+
+
+def answer_tokenizer(request: TokenizerRequest, tokenizer: Tokenizer, limits: ServingLimits) -> ReturnSample:
+    """What is asked for; raises InvalidRequest."""
+    given = [request.prompt, request.messages, request.token_ids]
+    if sum(one is not None for one in given) != 1:
+        raise InvalidRequest("a tokenizer is given a prompt, messages or token_ids: exactly one of them")
+    text, token_ids = "", request.token_ids
+    if token_ids is not None:
+        check_fits("token_ids", len(token_ids), limits.max_model_len)
+        check_in_vocabulary("token_ids", token_ids, limits.vocab_size)
+        text = tokenizer.decode(token_ids, skip_special_tokens=False)
+    else:
+        encode = tokenizer.encode if request.add_special_tokens else tokenizer.encode_word
+        token_ids = prompt_token_ids(request, encode, tokenizer, limits.max_model_len)
+    return ReturnSample(
+        request_id=request.request_id,
+        text=text,
+        token_ids=[] if text else token_ids,
+        finish_reason="stop",
+        usage=Usage(len(token_ids), 0),
+    )
+
+
+def prompt_token_ids(
+    request: ActiveRequest | TokenizerRequest, encode: Callable[[str], list[int]], tokenizer: Tokenizer, most: int
+) -> list[int]:
+    """The ids of a request's prompt or conversation; raises InvalidRequest.
+
+    The limit ``most`` is for the rendered text of a conversation: a template may leave some of the messages out.
+    """
+    if request.messages is not None:
+        chat = checked_chat(request.messages, request.tools, request.chat_template_kwargs)
+        return text_token_ids("the prompt", tokenizer.render(chat), tokenizer.encode_word, tokenizer, most)
+    if request.tools or request.chat_template_kwargs:
+        raise InvalidRequest("tools and chat_template_kwargs are for the chat template: send messages")
+    if isinstance(request.prompt, list):
+        check_fits("the prompt", len(request.prompt), most)
+        return list(request.prompt)
+    if not isinstance(request.prompt, str):
+        raise InvalidRequest(f"prompt must be a string or a list of token ids, not {type(request.prompt).__name__}")
+    return text_token_ids("the prompt", request.prompt, encode, tokenizer, most)
+
+
+def text_token_ids(
+    what: str, text: str, encode: Callable[[str], list[int]], tokenizer: Tokenizer, most: int
+) -> list[int]:
+    """The ids of a text; raises InvalidRequest, before it tokenises, for a text that must have more than ``most``."""
+    check_encodable(what, text)
+    check_fits(what, tokenizer.least_tokens(text), most, "at least ")
+    return encode(text)
+
+
+def check_fits(what: str, num_tokens: int, most: int, about: str = "") -> None:
+    """Raises InvalidRequest for more than ``most`` tokens."""
+    if num_tokens > most:
+        holds = f"a request may hold {most} tokens here, prompt and output together"
+        raise InvalidRequest(f"{what} has {about}{num_tokens} tokens, but {holds}: shorten it")
+
+
+def check_in_vocabulary(name: str, token_ids: list[int], vocab_size: int) -> None:
+    """Raises InvalidRequest that names the first that is no token id."""
+    if not token_ids or (set(map(type, token_ids)) == {int} and min(token_ids) >= 0 and max(token_ids) < vocab_size):
+        return
+    for position, token_id in enumerate(token_ids):
+        if type(token_id) is not int or not 0 <= token_id < vocab_size:
+            raise InvalidRequest(f"{name}[{position}] must be a token id from 0 to {vocab_size - 1}, not {token_id!r}")

@@ -8,11 +8,12 @@ import numpy as np
 from caching.metadata import PagedAttentionCacheMetaData
 from caching.tpu.tpu_chip import Chip
 from caching.tpu.tpu_kernels import TPUKernel
-from engine.build import asked_context, page_dtype, weight_bytes
 from engine.config import EngineConfig
 from engine.errors import ConfigurationError
 from engine.models.config import ModelConfig
 from engine.models.sharding import spread
+from engine.models.weights import parameter_bytes
+from engine.served_model import page_dtype
 from engine.step.backend import TPU_PAGE_SIZE, Backend, tpu_backend, tpu_kernel
 from engine.step.page_budget import ACCELERATOR_UTILIZATION, CachePlanner
 
@@ -48,7 +49,10 @@ class ChipFit:
     @cached_property
     def weights(self) -> int:
         """Bytes: layers are alike, and two of them tell of all in a fraction of the time."""
-        one, two = (weight_bytes(self.config, replace(self.model, num_layers=count), self.dtype) for count in (1, 2))
+        quantized = self.config.quantization is not None
+        one, two = (
+            parameter_bytes(replace(self.model, num_layers=count), self.dtype, quantized=quantized) for count in (1, 2)
+        )
         return one + (self.model.num_layers - 1) * (two - one)
 
     @cached_property
@@ -73,8 +77,7 @@ class ChipFit:
 
     def planner(self) -> CachePlanner:
         """Who divides the memory, as in the daemon. Raises ConfigurationError where more context is asked for than the model has."""
-        context = asked_context(self.config, self.model)
-        return CachePlanner(self.config, self.model, context, self.one_page, self.weights, self.budget)
+        return CachePlanner(self.config, self.model, self.one_page, self.weights, self.budget)
 
     def check(self, chips: int) -> None:
         """Raises ConfigurationError where the model does not fit, with the arithmetic, and with what it takes instead."""

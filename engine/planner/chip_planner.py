@@ -11,10 +11,9 @@ import numpy as np
 from flax import nnx
 from jax import Device
 
-from caching.metadata import PagedAttentionCacheMetaData, pages_for
+from caching.metadata import pages_for
 from caching.tpu.tpu_chip import CHIPS, Chip
 from caching.tpu.tpu_kernels import TPUKernel
-from engine.build import asked_context, check_page_table, fitting_context
 from engine.config import EngineConfig
 from engine.errors import ConfigurationError
 from engine.mesh import DeviceMesh
@@ -33,6 +32,7 @@ from engine.sampling.sampler import SamplingVariant
 from engine.step.backend import SMALLEST_ACCELERATOR_STEP
 from engine.step.execution_manager import ExecutionManager, StepShapes
 from engine.step.lowering import Compilation
+from engine.step.page_budget import CachePlanner, check_page_table
 
 Report = Callable[[Progress], None]
 
@@ -49,13 +49,13 @@ def plan_chips(config: EngineConfig, path: Path, topology: str, tokens_a_sequenc
     fit.check(len(devices))
     cache = fit.planner()
     mesh = DeviceMesh(tuple(devices[: model.tensor_parallel_size]))
-    shapes = _shapes(config, model, cache.plan())
+    shapes = _shapes(config, cache)
     check_page_table(config, fit.backend, shapes.pages_per_seq)
     begun = time.perf_counter()
     programs = _compile(fit, mesh, shapes, report)
     seconds = time.perf_counter() - begun
-    cache.count_scratch(max(one.report.scratch_bytes for one in programs))
-    shapes = _shapes(config, model, cache.plan())
+    cache.fits(max(one.report.scratch_bytes for one in programs))
+    shapes = _shapes(config, cache)
     tokens = min(tokens_a_sequence, shapes.max_model_len)
     return ChipPlan(
         model=str(path),
@@ -101,9 +101,9 @@ def _split(config: EngineConfig, model: ModelConfig, chips: int) -> ModelConfig:
     return spread(model, asked or most_devices(model, chips))
 
 
-def _shapes(config: EngineConfig, model: ModelConfig, cache: PagedAttentionCacheMetaData) -> StepShapes:
-    context = fitting_context(config, asked_context(config, model), cache)
-    return StepShapes(config.max_num_seqs, config.max_num_batched_tokens, context, cache, SMALLEST_ACCELERATOR_STEP)
+def _shapes(config: EngineConfig, cache: CachePlanner) -> StepShapes:
+    sizes = config.max_num_seqs, config.max_num_batched_tokens, cache.max_model_len
+    return StepShapes(*sizes, cache.pool, SMALLEST_ACCELERATOR_STEP)
 
 
 def _compile(fit: ChipFit, mesh: DeviceMesh, shapes: StepShapes, report: Report) -> list[CompiledProgram]:

@@ -86,11 +86,13 @@ class ExecutionManager:
         self._scratch: list[int] = []
         self._ready: list[StepLayout] = []
         self._ready_tokens: list[int] = []
+        self.staged = StagedCompilation([], self._publish)
+        """What ``compile`` has left for later."""
 
-    def compile(self, report: Callable[[Progress], None], *, staged: bool = False) -> StagedCompilation:
+    def compile(self, report: Callable[[Progress], None], *, staged: bool = False) -> None:
         """Compile every bucket and every sampler, as many at a time as there are cores: XLA leaves the GIL meanwhile.
 
-        If ``staged``, only those that all steps can do with; the others are left to be compiled by what is returned.
+        If ``staged``, only those that all steps can do with; the others are left to ``self.staged``.
         """
         buckets = list(self._layouts)
         first = covering_buckets(buckets) if staged else buckets
@@ -104,7 +106,7 @@ class ExecutionManager:
         finally:  # after a fault or a signal nobody waits for what is left
             pool.shutdown(wait=False, cancel_futures=True)
         self._publish()
-        return StagedCompilation(list(self._jobs(buckets)), self._publish)
+        self.staged = StagedCompilation(list(self._jobs(buckets)), self._publish)
 
     @property
     def scratch_bytes(self) -> int:

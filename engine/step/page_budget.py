@@ -1,7 +1,8 @@
-"""How many pages the memory holds."""
+"""How many pages the memory holds, and how long a context they allow."""
 
 import logging
 from dataclasses import replace
+from functools import cached_property
 
 import jax
 import psutil
@@ -10,6 +11,7 @@ from caching.metadata import PagedAttentionCacheMetaData, pages_for
 from engine.config import EngineConfig
 from engine.errors import ConfigurationError
 from engine.models.config import ModelConfig
+from engine.step.backend import Backend
 
 logger = logging.getLogger(__name__)
 
@@ -23,16 +25,16 @@ BACK_OFF = 8
 
 
 class CachePlanner:
-    """How many pages there are to be: what was asked for, or what the memory has room for beside weights and scratch.
+    """Divides a device's memory: as many pages as were asked for, or as fit beside weights and scratch.
 
-    Never more than every sequence at full length needs. Made before the weights are loaded.
+    Never more than every sequence at full length needs. Made before the weights are loaded. Raises ConfigurationError where
+    more context is asked for than the model has.
     """
 
     def __init__(
         self,
         config: EngineConfig,
         model: ModelConfig,
-        max_model_len: int,
         one_page: PagedAttentionCacheMetaData,
         weight_bytes: int,
         budget: int,
@@ -40,14 +42,66 @@ class CachePlanner:
         self._config = config
         self._model = model
         self._one_page = one_page
-        self._needed = config.max_num_seqs * pages_for(max_model_len, one_page.page_size) + 1
+        self._asked_context = _asked_context(config, model)
+        self._needed = config.max_num_seqs * pages_for(self._asked_context, one_page.page_size) + 1
         self._budget = budget
         self._weights = weight_bytes
         self._scratch = _step_scratch(config, model)
         self._page = one_page.bytes_per_page
 
-    def plan(self) -> PagedAttentionCacheMetaData:
+    @cached_property
+    def pool(self) -> PagedAttentionCacheMetaData:
         """The pool. Raises ConfigurationError when there is not one page for each sequence that may run."""
+        return self._plan()
+
+    @property
+    def max_model_len(self) -> int:
+        """Tokens of the longest sequence that the pool allows. Raises ConfigurationError where that is less than was asked for."""
+        available = self.pool.num_usable_tokens
+        if self._config.max_model_len is not None and available < self._asked_context:
+            raise ConfigurationError(
+                f"the pool holds {available} tokens, which is less than max_model_len {self._asked_context}: lower "
+                f"max_model_len, or give more memory (hbm_utilization, num_pages)"
+            )
+        context = min(self._asked_context, available)
+        if context < 2:
+            raise ConfigurationError(
+                f"a context of {context} token has no room for a prompt and an answer: raise max_model_len or num_pages"
+            )
+        return context
+
+    def fits(self, scratch_bytes: int) -> bool:
+        """Whether the pool leaves room for steps that, once compiled, take so much beside weights and pages; else it shrinks."""
+        self._scratch = max(self._scratch, scratch_bytes)
+        left = self._plan()
+        if left.num_pages >= self.pool.num_pages:
+            return True
+        logger.warning(
+            "a compiled step takes %s bytes beside weights and pages, more than was reckoned with: %s pages instead of %s",
+            f"{scratch_bytes:,}", f"{left.num_pages:,}", f"{self.pool.num_pages:,}",
+        )  # fmt: skip
+        self.pool = left
+        return False
+
+    def back_off(self, why: str) -> None:
+        """Shrink the pool, which the device has refused; says so. Raises ConfigurationError where that is no answer."""
+        refused = self.pool.num_pages
+        size = f"{refused:,} pages ({refused * self._page:,} bytes) {self._beside()}"
+        if self._config.num_pages is not None:
+            raise ConfigurationError(f"the device has no memory for {size}: lower num_pages ({why})")
+        self.pool = self._of(refused - max(1, refused // BACK_OFF))
+        logger.warning(
+            "the device has no memory for %s: trying %s. A lower hbm_utilization, or num_pages, asks for less from the "
+            "start; a lower max_num_batched_tokens needs less scratch (%s)",
+            size, f"{self.pool.num_pages:,}", why,
+        )  # fmt: skip
+
+    @property
+    def reserved(self) -> int:
+        """Bytes kept free for the largest step and the sampler."""
+        return self._scratch + _sampling_scratch(self._config, self._model)
+
+    def _plan(self) -> PagedAttentionCacheMetaData:
         asked, left = self._config.num_pages, max(0, self._budget - self._weights - self.reserved)
         fitting = left // self._page
         if asked is not None and asked > fitting:
@@ -56,28 +110,6 @@ class CachePlanner:
                 f"num_pages, or raise hbm_utilization"
             )
         return self._of(asked or min(self._needed, fitting))
-
-    def count_scratch(self, step_bytes: int) -> None:
-        """The compiled step takes so much beside weights and pages: plan with that, where it is more than was guessed."""
-        self._scratch = max(self._scratch, step_bytes)
-
-    def back_off(self, refused: PagedAttentionCacheMetaData, why: str) -> PagedAttentionCacheMetaData:
-        """The pool to try when the device has refused one; says so. Raises ConfigurationError where that is no answer."""
-        size = f"{refused.num_pages:,} pages ({refused.num_pages * self._page:,} bytes) {self._beside()}"
-        if self._config.num_pages is not None:
-            raise ConfigurationError(f"the device has no memory for {size}: lower num_pages ({why})")
-        smaller = self._of(refused.num_pages - max(1, refused.num_pages // BACK_OFF))
-        logger.warning(
-            "the device has no memory for %s: trying %s. A lower hbm_utilization, or num_pages, asks for less from the "
-            "start; a lower max_num_batched_tokens needs less scratch (%s)",
-            size, f"{smaller.num_pages:,}", why,
-        )  # fmt: skip
-        return smaller
-
-    @property
-    def reserved(self) -> int:
-        """Bytes kept free for the largest step and the sampler."""
-        return self._scratch + _sampling_scratch(self._config, self._model)
 
     def _beside(self) -> str:
         return f"beside {self._weights:,} bytes of weights and {self.reserved:,} of scratch"
@@ -93,9 +125,28 @@ class CachePlanner:
         return replace(self._one_page, num_pages=num_pages)
 
 
+def check_page_table(config: EngineConfig, backend: Backend, pages_per_seq: int) -> None:
+    """Raises ConfigurationError where a step's page table is more than the attention kernel has room for."""
+    if not backend.holds_table(config.max_num_seqs, pages_per_seq):
+        raise ConfigurationError(
+            f"the attention kernel has no room for the page table of max_num_seqs {config.max_num_seqs} sequences of up to "
+            f"{pages_per_seq:,} pages: raise page_size, or lower max_model_len or max_num_seqs"
+        )
+
+
 def memory_budget(config: EngineConfig, devices: int = 1) -> int:
     """Bytes that we may use of each of so many devices of this host: of the one that has the fewest left, weights included."""
     return min(_left_on(device, devices, config.hbm_utilization) for device in jax.local_devices()[:devices])
+
+
+def _asked_context(config: EngineConfig, model: ModelConfig) -> int:
+    """The operator's context or the model's."""
+    asked = config.max_model_len
+    if asked is not None and asked > model.max_position:
+        raise ConfigurationError(
+            f"max_model_len {asked} is more than the {model.max_position} positions the model was made for: lower it"
+        )
+    return asked or model.max_position
 
 
 def _left_on(device: jax.Device, devices: int, utilization: float | None) -> int:

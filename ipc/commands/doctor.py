@@ -167,11 +167,10 @@ def cache() -> Finding:
 
 
 def _model(config: EngineConfig) -> Iterator[Finding]:
-    from engine.build import DEMO_MODEL
     from engine.models.checkpoint import open_checkpoint, weight_files
     from engine.models.families import read_model_config
 
-    directory = config.model or DEMO_MODEL
+    directory = config.directory
     try:
         read_model_config(directory)
         with open_checkpoint(directory):

@@ -6,7 +6,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from driver.errors import shortened
-from driver.text.json_form import check_json
+from driver.text.json_schema import check_json
 from engine.sampling_params import SamplingParams
 from ipc.openai.answer_bodies import ErrorAnswer, ErrorDetail, chat_completion, text_completion
 from ipc.openai.request_bodies import BodyError, ChatCompletionRequest, CompletionRequest, Question

@@ -71,12 +71,12 @@ def load(config: EngineConfig, report: Callable[[Progress], None], on_failure: C
     # Seconds' worth of imports: not before it is known that there is an address to serve at.
     from driver.metrics.driver_metrics import DriverMetrics
     from driver.odriver import oDriver
-    from engine.build import DEMO_MODEL, build_engine, describe
+    from engine.build import build_engine
+    from engine.served_model import served_model
     from engine.step.runner import tell_nobody
 
-    directory = config.model or DEMO_MODEL
     background = ThreadPoolExecutor(1)
-    tokenizer = background.submit(_load_tokenizer, directory)
+    tokenizer = background.submit(_load_tokenizer, config.directory)
     background.shutdown(wait=False)
 
     def report_unless_in_vain(progress: Progress) -> None:
@@ -96,7 +96,7 @@ def load(config: EngineConfig, report: Callable[[Progress], None], on_failure: C
         if leader is not None:
             leader.leave(os.EX_CONFIG, str(error))
         raise
-    facts = describe(config) | {
+    facts = served_model(config).describe() | {
         "pages": f"{engine.stats().pages_total:,} of {engine.page_size} tokens",
         "context": f"{engine.limits.max_model_len:,} tokens",
     }
@@ -107,7 +107,7 @@ def load(config: EngineConfig, report: Callable[[Progress], None], on_failure: C
         max_queued_tokens=config.max_queued_tokens,
         on_failure=on_failure,
     )
-    name = directory.resolve().name
+    name = config.directory.resolve().name
     cache_config = {
         "block_size": str(engine.page_size),
         "num_gpu_blocks": str(engine.stats().pages_total),
@@ -122,17 +122,14 @@ def load(config: EngineConfig, report: Callable[[Progress], None], on_failure: C
 
 def facts_alike(config: EngineConfig) -> dict[str, str]:
     """What has to be the same on all hosts of a daemon, by what to call it."""
-    from engine.build import DEMO_MODEL
-
-    directory = config.model or DEMO_MODEL
-    files = sorted((path.name, path.stat().st_size) for path in directory.glob("*.safetensors*"))
+    files = sorted((path.name, path.stat().st_size) for path in config.directory.glob("*.safetensors*"))
     settings = {
         f"--{field.name.replace('_', '-')}": str(getattr(config, field.name))
         for field in fields(config)
         if field.name not in ("model", "process_id", "coordinator_address")
     }
     versions = {f"the version of {name}": version(name) for name in ("jax", "jaxlib")}
-    config_file = directory / "config.json"
+    config_file = config.directory / "config.json"
     written = config_file.read_text() if config_file.is_file() else ""
     return {**settings, **versions, "config.json": written, "the files of weights": str(files)}
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from engine.build import DEMO_MODEL
+from engine.config import DEMO_MODEL
 from engine.errors import ConfigurationError
 from scripts.benchmarks import fairness, simulate, soak
 from scripts.benchmarks.chaos import ChaosFailed, measure_chaos

@@ -8,7 +8,7 @@ import sys
 
 from driver.odriver import oDriver
 from driver.text.tokenizer import HuggingFaceTokenizer
-from engine.build import DEMO_MODEL
+from engine.config import DEMO_MODEL
 from ipc.server.zmq_server import Server
 from scripts.benchmarks.child import answer_all
 from scripts.benchmarks.null_model import null_engine

@@ -23,8 +23,7 @@ from caching.paged_attention_cache import PagedAttentionCache
 from driver.odriver import oDriver
 from driver.request import ActiveRequest, ReturnSample
 from driver.text.tokenizer import HuggingFaceTokenizer
-from engine.build import DEMO_MODEL
-from engine.config import ServingLimits
+from engine.config import DEMO_MODEL, ServingLimits
 from engine.mesh import one_device
 from engine.oengine import oEngine
 from engine.sampling.sampler import SamplingVariant

@@ -15,7 +15,7 @@ from threading import Timer
 from types import TracebackType
 from typing import Self
 
-from engine.build import DEMO_MODEL
+from engine.config import DEMO_MODEL
 from ipc.client import Client
 from scripts.benchmarks.child import Child, ChildFailed
 from scripts.benchmarks.daemon import Daemon

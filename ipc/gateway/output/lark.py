@@ -5,7 +5,7 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from driver.grammars.json_schema import without_additional_properties
+from driver.text.json_schema import without_additional_properties
 from engine.structured_outputs import StructuredOutputsParams
 
 SPACED = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}

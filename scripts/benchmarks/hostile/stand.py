@@ -15,7 +15,7 @@ from typing import NamedTuple, Self
 
 import psutil
 
-from engine.build import DEMO_MODEL
+from engine.config import DEMO_MODEL
 from ipc.client import Client
 from ipc.wire import keys
 from scripts.benchmarks.daemon import Daemon, environment

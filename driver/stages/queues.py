@@ -1,4 +1,7 @@
-"""A queue in which clients take turns, and each client's users, so that none waits behind what another has queued."""
+"""Queues of a fixed capacity that can be closed, so that ``stop`` ends every thread that waits in one.
+
+``queue.Queue.shutdown`` does that from Python 3.13 on; we run on 3.11.
+"""
 
 import threading
 from collections import deque
@@ -7,28 +10,73 @@ from contextlib import suppress
 from queue import Full
 from typing import Generic, TypeVar
 
-from driver.stages.bounded_queue import QueueClosed
 from driver.stages.fair_share import Holder
 
 Item = TypeVar("Item")
 
 
-class TurnQueue(Generic[Item]):
-    """First in, first out for each user; of clients, and of a client's users, who waited longest for a turn is next.
+class QueueClosed(Exception):
+    """The queue takes and gives nothing any more."""
 
-    Whoever gets an item says ``done`` when it has been worked on, and only then another thread gets the client's next: so
-    a user's items keep their order, and a client holds one of the threads at most, however many users it names. Any thread
-    may call any method. After ``close()`` both ends raise QueueClosed, waiting or not. ``holder_of`` says whose an item is.
+
+class BoundedQueue(Generic[Item]):
+    """First in, first out, for any number of threads. After ``close()`` both ends raise QueueClosed, waiting or not."""
+
+    def __init__(self, capacity: int) -> None:
+        self._capacity = capacity
+        self._items: deque[Item] = deque()
+        self._changed = threading.Condition()
+        self._closed = False
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    def put(self, item: Item) -> None:
+        """Appends the item, waiting while the queue is full."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._closed or len(self._items) < self._capacity)
+            self._check_open()
+            self._items.append(item)
+            self._changed.notify_all()
+
+    def get(self) -> Item:
+        """Removes the oldest item, waiting while there is none."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._closed or self._items)
+            self._check_open()
+            item = self._items.popleft()
+            self._changed.notify_all()
+            return item
+
+    def close(self) -> None:
+        """Drops what is queued and wakes every thread; a second time changes nothing."""
+        with self._changed:
+            self._closed = True
+            self._items.clear()
+            self._changed.notify_all()
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise QueueClosed
+
+
+class TurnQueue(Generic[Item]):
+    """A queue in which clients take turns, and so do each client's users; a user's own items are first in, first out.
+
+    The next client is the one that has waited longest for its turn. It gets no second turn before ``done`` is called for
+    the item of the first: so a user's items keep their order, and a client occupies one thread at most, however many users
+    it names. Any thread may call any method. After ``close()`` both ends raise QueueClosed, waiting or not. ``holder_of``
+    says whose an item is.
     """
 
     def __init__(self, capacity: int, holder_of: Callable[[Item], Holder]) -> None:
         self._capacity = capacity
         self._holder_of = holder_of
         self._size = 0
-        self._ready: dict[str, _Users[Item]] = {}
-        """By client, next turn first: what it has queued, which is never nothing."""
-        self._busy: dict[str, _Users[Item]] = {}
-        """The same of those of which an item is being worked on; it may be nothing."""
+        self._ready: dict[str, _UserItems[Item]] = {}
+        """What each client has queued, which is never nothing; by client, next turn first."""
+        self._busy: dict[str, _UserItems[Item]] = {}
+        """The same of clients whose last item is not done; it may be nothing."""
         self._changed = threading.Condition()
         self._closed = False
 
@@ -36,7 +84,7 @@ class TurnQueue(Generic[Item]):
         return self._size
 
     def run(self, work: Callable[[Item], None]) -> None:
-        """Works on one item after the other, as their turns come, until the queue is closed."""
+        """Works on one item after the other, until the queue is closed."""
         with suppress(QueueClosed):
             while True:
                 item = self.get()
@@ -55,7 +103,7 @@ class TurnQueue(Generic[Item]):
                 raise Full
             queued = self._busy.get(client)
             if queued is None:
-                queued = self._ready.setdefault(client, _Users())
+                queued = self._ready.setdefault(client, _UserItems())
                 self._changed.notify()
             queued.put(user, item)
             self._size += 1
@@ -72,7 +120,7 @@ class TurnQueue(Generic[Item]):
             return queued.get()
 
     def done(self, item: Item) -> None:
-        """Its client may have the next turn, after all who wait for theirs."""
+        """Lets the item's client have another turn, behind all clients that wait for theirs."""
         client, _ = self._holder_of(item)
         with self._changed:
             queued = self._busy.pop(client, None)
@@ -81,7 +129,7 @@ class TurnQueue(Generic[Item]):
                 self._changed.notify()
 
     def remove(self, item: Item) -> bool:
-        """Takes an item out that nobody has got; False if it is not there."""
+        """Removes an item that is still queued; False if it is not."""
         client, user = self._holder_of(item)
         with self._changed:
             queued = self._busy.get(client) or self._ready.get(client)
@@ -93,7 +141,7 @@ class TurnQueue(Generic[Item]):
             return True
 
     def close(self) -> None:
-        """Drops what is queued and wakes everybody; a second time changes nothing."""
+        """Drops what is queued and wakes every thread; a second time changes nothing."""
         with self._changed:
             self._closed = True
             self._ready.clear()
@@ -102,12 +150,12 @@ class TurnQueue(Generic[Item]):
             self._changed.notify_all()
 
 
-class _Users(Generic[Item]):
+class _UserItems(Generic[Item]):
     """What one client has queued."""
 
     def __init__(self) -> None:
         self._items: dict[str, deque[Item]] = {}
-        """By user, next turn first; nobody has nothing."""
+        """By user, next turn first; never empty."""
 
     def __bool__(self) -> bool:
         return bool(self._items)

@@ -1,0 +1,215 @@
+"""From the structured outputs that a client asks for to the constraints of its sequences."""
+
+import json
+import re
+import threading
+from collections import OrderedDict
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from driver.errors import DriverStopped, InvalidRequest, Overloaded
+from driver.grammars.constraint import FORM, CompiledGrammar, GrammarConstraint
+from driver.grammars.matcher_pool import TOO_HARD, Allowance, MatcherPool
+from driver.grammars.protocol import (
+    BEGIN,
+    END,
+    ERROR,
+    MEMORY_BYTES,
+    GrammarJob,
+    TokenizerDefinition,
+    WorkerLimits,
+    pack_beginning,
+)
+from driver.grammars.workers import Answer, Worker, WorkerLost, Workers
+from driver.text.json_schema import check_json, without_additional_properties
+from driver.text.tokenizer import Tokenizer
+from engine.config import ServingLimits
+from engine.request_limits import MAX_GRAMMAR_BYTES
+from engine.structured_outputs import StructuredOutputsParams
+
+COMPILE_SECONDS = 5.0
+TIERS = tuple(WorkerLimits(seconds, seconds) for seconds in (0.02, 0.3, COMPILE_SECONDS))
+"""Limits of the workers that compile. A grammar is tried in one tier after the other, so most are done in a moment and wait
+for no slow ones."""
+LAST = len(TIERS) - 1
+PATIENCE = (2.0, 4.0, 18.0)
+"""Seconds of real time by tier: workers have a low priority, so a busy machine may give them little processor time."""
+TOO_BUSY = "the machine is too busy to compile a grammar: try again later"
+HEAVY_SECONDS = 0.05
+"""Processor time to compile from which on a grammar's sequences are heavy: a worker of theirs compiles it again."""
+MAX_GRAMMARS = 128
+"""Compiled grammars to remember. Each is as large as its text and a mask."""
+TOO_HARD_TO_COMPILE = (
+    f"it cannot be compiled within {COMPILE_SECONDS:g} seconds, {MEMORY_BYTES >> 30} GiB and a moderate depth of "
+    "nesting: make it simpler"
+)
+_TEMPERATURE = re.compile(r"\[[^\[\]\"/]*\btemperature\s*=")
+
+
+class GrammarRefused(Exception):
+    """The grammar is wrong, or too hard; the message is for the client."""
+
+
+class GrammarCompiler:
+    """Compiles grammars in worker processes and remembers the results. Any thread may call any method."""
+
+    def __init__(self, tokenizer: Tokenizer, limits: ServingLimits) -> None:
+        self._workers = Workers(
+            lambda: TokenizerDefinition(tokenizer.definition(), limits.vocab_size, limits.eos_token_ids)
+        )
+        self._pool = MatcherPool(self._workers)
+        self._idle: list[list[Worker]] = [[] for _ in TIERS]
+        self._lock = threading.Lock()  # of what is compiled
+        self._compiled: OrderedDict[bytes, CompiledGrammar] = OrderedDict()
+        self.num_compiled = 0
+        """How many grammars have been compiled, each time counted."""
+
+    @staticmethod
+    def job(params: StructuredOutputsParams, *, hide_eos: bool = False) -> bytes:
+        """The encoded GrammarJob of what a client asks for. ``hide_eos`` forbids the end wherever the text may go on.
+
+        Raises InvalidRequest for what is too large, is no JSON, or could not be honoured.
+        """
+        kind, source = _kind_and_source(params)
+        size = len(source.encode(errors="surrogatepass"))
+        if size > MAX_GRAMMAR_BYTES:
+            raise refused(params, f"it has {size} bytes and may have at most {MAX_GRAMMAR_BYTES}")
+        try:
+            source.encode()
+        except UnicodeEncodeError as error:
+            raise refused(params, "it holds half a surrogate pair, which is no text") from error
+        options = _json_options(params) if kind == "json" else {}
+        return msgspec.msgpack.encode(GrammarJob(kind, source, options, hide_eos))
+
+    def find(self, job: bytes) -> CompiledGrammar | None:
+        """The grammar, if it is compiled."""
+        with self._lock:
+            if job in self._compiled:
+                self._compiled.move_to_end(job)
+            return self._compiled.get(job)
+
+    def compile(self, job: bytes, tier: int) -> CompiledGrammar | None:
+        """Compiles a grammar; None if that takes a higher tier.
+
+        Raises GrammarRefused, in the LAST tier also for what takes too long, and DriverErrors such as Overloaded.
+        """
+        answer = self._ask(pack_beginning(job, b""), tier)
+        if answer is None:
+            if tier == LAST:
+                raise GrammarRefused(TOO_HARD_TO_COMPILE)
+            return None
+        if answer.kind == ERROR:
+            raise GrammarRefused(answer.body.decode())
+        heavy = answer.seconds > HEAVY_SECONDS
+        grammar = CompiledGrammar(job, np.frombuffer(answer.body, np.int32), heavy)
+        with self._lock:
+            self.num_compiled += 1
+            self._compiled[job] = grammar
+            while len(self._compiled) > MAX_GRAMMARS:
+                self._compiled.popitem(last=False)
+        return grammar
+
+    def constraint(
+        self, grammar: CompiledGrammar, allowance: Allowance, token_ids: list[int], tier: int
+    ) -> GrammarConstraint | None:
+        """The constraint of a sequence that has these tokens already. Returns None, and raises, as ``compile`` does."""
+        self._pool.prepare(heavy=allowance.heavy)
+        constraint = GrammarConstraint(grammar, self._pool, allowance, token_ids)
+        if token_ids:
+            answer = self._ask(constraint.beginning, tier)
+            if answer is None:
+                if tier == LAST:
+                    raise GrammarRefused(TOO_HARD)
+                return None
+            constraint.take(answer)
+        return constraint
+
+    def stop(self) -> None:
+        """Ends all workers; threads that wait for one get DriverStopped."""
+        self._workers.stop()
+
+    def close(self) -> None:
+        """Closes what is left; only after ``stop``, when no other thread uses a constraint."""
+        self._workers.close()
+        self._pool.close()
+
+    def _ask(self, beginning: bytes, tier: int) -> Answer | None:
+        """A worker's answer to BEGIN; None if the worker ended of it, or had too little time."""
+        worker = self._worker(tier)
+        try:
+            worker.send(0, BEGIN, beginning)
+            answer = worker.next_answer(PATIENCE[tier])
+            worker.send(0, END)
+        except WorkerLost:
+            worker.close()
+            if self._workers.stopped:
+                raise DriverStopped("the driver is stopped") from None
+            return None
+        except TimeoutError as error:
+            worker.close()
+            if tier == LAST:
+                raise Overloaded(TOO_BUSY) from error
+            return None
+        self._idle[tier].append(worker)
+        return answer
+
+    def _worker(self, tier: int) -> Worker:
+        """A worker for this thread alone, idle or new."""
+        while True:
+            try:
+                worker = self._idle[tier].pop()
+            except IndexError:
+                return self._workers.start(TIERS[tier])
+            try:
+                worker.receive()
+            except WorkerLost:
+                worker.close()
+            else:
+                return worker
+
+
+def _kind_and_source(params: StructuredOutputsParams) -> tuple[str, str]:
+    if params.is_json:
+        return "json", _schema(params)
+    if params.choice is not None:
+        return "lark", "start: " + " | ".join(json.dumps(choice, ensure_ascii=False) for choice in params.choice)
+    if params.regex is not None:
+        return "regex", params.regex
+    assert params.grammar is not None
+    if _TEMPERATURE.search(params.grammar):
+        raise refused(params, "a rule cannot have a temperature of its own here")
+    return "lark", params.grammar
+
+
+def _schema(params: StructuredOutputsParams) -> str:
+    """The JSON schema as text, which llguidance refuses if it is nested too deeply."""
+    given: Any = {"type": "object"} if params.json is None else params.json
+    try:
+        if isinstance(given, str):
+            check_json(given.encode())
+        schema = msgspec.json.decode(given) if isinstance(given, str) else given
+        if not isinstance(schema, dict | bool):
+            raise refused(params, f"a JSON schema is an object, not {type(schema).__name__}")
+        if params.disable_additional_properties:
+            schema = without_additional_properties(schema)
+        return msgspec.json.encode(schema).decode()
+    except (msgspec.DecodeError, UnicodeEncodeError) as error:
+        raise refused(params, f"this is no JSON: {error}") from error
+    except ValueError as error:
+        raise refused(params, str(error)) from error
+
+
+def _json_options(params: StructuredOutputsParams) -> dict[str, str | bool]:
+    options: dict[str, str | bool] = {}
+    if params.disable_any_whitespace:
+        options["whitespace_flexible"] = False
+    if params.whitespace_pattern is not None:
+        options["whitespace_pattern"] = params.whitespace_pattern
+    return options
+
+
+def refused(params: StructuredOutputsParams, why: object) -> InvalidRequest:
+    """The error for the client whose grammar it is."""
+    return InvalidRequest(f"{FORM}.{params.form}: {why}")

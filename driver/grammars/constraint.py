@@ -1,0 +1,131 @@
+"""The grammar of one sequence's output, as the engine sees it."""
+
+import time
+from array import array
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from driver.grammars.matcher_pool import TOO_HARD, Allowance, MatcherPool, SharedWorker
+from driver.grammars.protocol import ADVANCE, COMPLETE, GO, TOKEN, pack_beginning
+from driver.grammars.workers import Answer
+
+FORM = "structured_outputs"
+WORKER_PATIENCE = 30.0
+"""Seconds that a sequence waits for a worker where there is none."""
+
+
+class CompiledGrammar(NamedTuple):
+    """The daemon's record of a grammar that compiles; any number of sequences may use it."""
+
+    job: bytes
+    """An encoded GrammarJob."""
+    first_mask: NDArray[np.int32]
+    heavy: bool
+    """Whether it took so long to compile that its sequences are heavy from the start."""
+
+
+class GrammarConstraint:
+    """The TokenConstraint of a sequence. One thread uses it.
+
+    It has a matcher in a worker from the first ``advance`` to ``suspend`` or ``close``. Without one it is its last mask
+    and the tokens behind that, from which a new matcher can begin.
+    """
+
+    def __init__(self, grammar: CompiledGrammar, pool: MatcherPool, allowance: Allowance, token_ids: list[int]) -> None:
+        self.mask: NDArray[np.int32] = grammar.first_mask
+        self.complete = False
+        self.error: str | None = None
+        self.internal = False
+        self.allowance = allowance
+        self._job = grammar.job
+        self._pool = pool
+        self._tokens = array("I", token_ids)
+        self._worker: SharedWorker | None = None
+        self._awaits_answer = False
+        self._suspended = False
+        self._without_worker_since: float | None = None
+
+    @property
+    def beginning(self) -> bytes:
+        """The body of BEGIN that makes its matcher again."""
+        return pack_beginning(self._job, self._tokens.tobytes())
+
+    def advance(self, token_id: int) -> None:
+        """Reads one more token; returns at once."""
+        self._tokens.append(token_id)
+        self._awaits_answer, self._suspended = True, False
+        if self._worker is None:
+            self._begin()
+        else:
+            self._worker.send(self, ADVANCE, TOKEN.pack(token_id))
+
+    def hear(self) -> bool:
+        """Whether the answer to the last token has come; returns at once."""
+        if self._awaits_answer and self._worker is not None:
+            self._worker.receive()
+        if self._awaits_answer and self._worker is None:
+            self._begin()
+        return not self._awaits_answer
+
+    def fileno(self) -> int:
+        """Readable when an answer has come, perhaps to another constraint of the same worker."""
+        return self._pool.fileno() if self._worker is None else self._worker.fileno()
+
+    def suspend(self) -> None:
+        """Drops the matcher until the next token; an answer on its way is still received."""
+        self._suspended = True
+        if not self._awaits_answer:
+            self._end_matcher()
+
+    def close(self) -> None:
+        """Ends its matcher; a second time changes nothing."""
+        self._awaits_answer = False
+        self._end_matcher()
+
+    def answered(self, answer: Answer) -> None:
+        """Takes the answer, and ends the matcher if that is all."""
+        self.take(answer)
+        if self._suspended or self.error is not None or self.complete:
+            self._end_matcher()
+
+    def take(self, answer: Answer) -> None:
+        """Sets mask, completion or error to what the answer says."""
+        self._awaits_answer = False
+        if answer.kind == GO:
+            self.mask = np.frombuffer(answer.body, np.int32)
+        elif answer.kind == COMPLETE:
+            self.complete = True
+        else:
+            self.error = f"{FORM}: {answer.body.decode()}"
+
+    def lost(self) -> None:
+        """Its worker has ended, and its matcher with it."""
+        self._worker = None
+
+    def _begin(self) -> None:
+        if not self._pool.is_judged(self.allowance):
+            return
+        if self.allowance.spent:
+            self._fail(f"{FORM}: {TOO_HARD}")
+            return
+        self._worker = self._pool.begin(self, self.beginning)
+        if self._worker is not None:
+            self._without_worker_since = None
+            return
+        now = time.monotonic()
+        if self._without_worker_since is None:
+            self._without_worker_since = now
+        elif now - self._without_worker_since > WORKER_PATIENCE:
+            self.internal = True
+            self._fail(f"no process could be started for its grammar in {WORKER_PATIENCE:g} seconds: try again later")
+
+    def _fail(self, why: str) -> None:
+        self.error = why
+        self._awaits_answer = False
+
+    def _end_matcher(self) -> None:
+        if self._worker is not None:
+            self._worker.end(self)
+            self._worker = None
