@@ -54,7 +54,9 @@ def main(tree: str, tokenizer: str) -> None:
     )
     settings = config.EngineConfig(max_num_seqs=4, max_num_batched_tokens=32, num_pages=64, max_model_len=256)
     engine = build.build_engine(settings, lambda _: None)
-    driver = odriver.oDriver(engine, importlib.import_module(tokenizer).HuggingFaceTokenizer(Path(tree) / "engine/models/demo"))
+    driver = odriver.oDriver(
+        engine, importlib.import_module(tokenizer).HuggingFaceTokenizer(Path(tree) / "engine/models/demo")
+    )
     tracer = Tracer(Path(tree).resolve())
     channel = request.QueueChannel()
     params = {"max_tokens": MAX_TOKENS, "ignore_eos": True}

@@ -4,6 +4,8 @@ import pytest
 
 from ipc.benchmark.timeline import Timeline, completed, decode_rate, load_figures, percentile, throughput
 
+pytestmark = pytest.mark.thorough
+
 
 def build_timeline(*arrivals, sent_at=0.0, prompt_tokens=10, error=None):
     """A request whose tokens came at these times, one at a time where no count is given."""

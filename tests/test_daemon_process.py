@@ -326,6 +326,7 @@ def test_what_cannot_be_served_is_said_in_a_line(
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.thorough
 def test_nobody_can_tell_that_daemon_client_and_batch_were_killed(
     environment: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -17,11 +17,11 @@ from engine.sampling.logprobs import compute_logprobs, unpack_logprobs
 from engine.sampling_params import SamplingParams
 from engine.scheduling.sequence import Sequence
 
-SETTINGS = {
-    "chunks": {"max_num_batched_tokens": 7},
-    "one chunk": {"max_num_batched_tokens": 64},
-    "preempted": {"max_num_batched_tokens": 7, "num_pages": 14},
-}
+SETTINGS = [
+    pytest.param({"max_num_batched_tokens": 7}, id="chunks", marks=pytest.mark.thorough),
+    pytest.param({"max_num_batched_tokens": 64}, id="one chunk", marks=pytest.mark.thorough),
+    pytest.param({"max_num_batched_tokens": 7, "num_pages": 14}, id="chunks, preempted"),
+]
 
 
 @pytest.fixture(scope="module")
@@ -89,7 +89,7 @@ def assert_plain(given, expected, token_id, count):
     np.testing.assert_allclose(given.logprobs[1:], expected[order[:count]], atol=1e-4)
 
 
-@pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS)
+@pytest.mark.parametrize("settings", SETTINGS)
 def test_logprobs_equal_a_plain_forward_pass(directory, settings):
     """Of every token asked for, once and in order, from raw logits whatever penalties and temperature do."""
     served, engine = run(directory, settings)

@@ -82,7 +82,7 @@ def test_pages_of_8_bits_are_attended_as_by_xla(kv_dtype):
 _by_xla = jax.jit(attention.paged_attention, static_argnames=("sm_scale", "sliding_window", "kv_dtype"))
 
 
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=4 + settings.default.max_examples // 50)
 @given(
     rows=ragged_steps(),
     case=st.sampled_from([(4, 2, 128, jnp.bfloat16), (6, 3, 64, jnp.float32)]),

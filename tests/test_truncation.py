@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.sampling import truncation
@@ -56,7 +56,6 @@ logits = st.lists(
 
 @pytest.mark.parametrize("top", [3, VOCAB])
 @pytest.mark.parametrize("backend", ["cpu", "tpu"])
-@settings(max_examples=150, deadline=None)
 @given(
     rows=st.lists(
         st.tuples(
