@@ -25,7 +25,7 @@ class RequestError(msgspec.Struct, frozen=True):
     message: str
 
 
-class Logprob(msgspec.Struct, frozen=True):
+class Logprob(msgspec.Struct, frozen=True, omit_defaults=True):
     """One token's log-probability (natural), its rank (1 is the likeliest), and its text where texts are made."""
 
     logprob: float

@@ -13,17 +13,14 @@ from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
-from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from ipc.base_client import BaseClient
+from ipc.base_client import Answer, BaseClient, BaseStream, expected
 from ipc.connection.call import Call, Outcome, Put
-from ipc.connection.socket_thread import Connection
 from ipc.control_client import ControlClient
-from ipc.errors import OdriverError
-from ipc.wire.completion import Completion, Message, Piece, piece_of, whole
-from ipc.wire.messages import Done, Token, TokenizerInfo, TokenizerInfoReply, Welcome
+from ipc.wire.completion import Completion, Piece, whole
+from ipc.wire.messages import Done, TokenizerInfo, TokenizerInfoReply, Welcome
 
 Outcomes = asyncio.Queue[Outcome]
 
@@ -38,16 +35,7 @@ class AsyncClient(BaseClient["AsyncStream"]):
     away or hangs. The next request after that connects anew. ``resume`` and ``key`` are as in ``Client``.
     """
 
-    def __init__(
-        self,
-        address: str | None = None,
-        timeout: float = 10.0,
-        *,
-        resume: bool = False,
-        resume_timeout: float = 300.0,
-        key: Path | str | None = None,
-    ) -> None:
-        super().__init__(address, timeout, resume=resume, resume_timeout=resume_timeout, key=key)
+    def _start(self) -> None:
         self._doorways: dict[asyncio.AbstractEventLoop, _Doorway] = {}
 
     async def __aenter__(self) -> Self:
@@ -65,44 +53,24 @@ class AsyncClient(BaseClient["AsyncStream"]):
 
     async def connect(self) -> Welcome:
         """Be connected, anew if need be; what the daemon says of itself. Raises ConnectFailed if none answers."""
-        if self._connection.is_up:
-            return self.welcome
-        welcome = await self._outcome_of(self._connection.connect)
-        assert isinstance(welcome, Welcome)
-        return welcome
+        return self.welcome if self._connection.is_up else await self._answer(self._connection.connect, Welcome)
 
     async def complete(self, prompt: str | list[int], **params: Any) -> Completion:
         """As ``generate``, and wait for the whole, which comes at once."""
         async with self.generate(prompt, stream=False, **params) as stream:
             return whole([piece async for piece in stream])
 
-    async def tokenize(
-        self,
-        prompt: str | None = None,
-        *,
-        messages: list[Message] | None = None,
-        tools: list[dict[str, Any]] | None = None,
-        chat_template_kwargs: dict[str, Any] | None = None,
-        add_special_tokens: bool = True,
-    ) -> list[int]:
-        """The token ids that a prompt would have, or a conversation. Raises as reading a completion does."""
-        done = await self._outcome_of(
-            self._tokenizing(prompt, messages, tools, chat_template_kwargs, add_special_tokens)
-        )
-        assert isinstance(done, Done)
-        return done.token_ids
+    async def tokenize(self, prompt: str | None = None, **options: Any) -> list[int]:
+        """As ``Client.tokenize``."""
+        return (await self._answer(self._tokenizing(prompt, **options), Done)).token_ids
 
     async def detokenize(self, token_ids: list[int]) -> str:
         """The text of token ids, special ones as they are spelt."""
-        done = await self._outcome_of(self._detokenizing(token_ids))
-        assert isinstance(done, Done)
-        return done.text
+        return (await self._answer(self._detokenizing(token_ids), Done)).text
 
     async def tokenizer_info(self) -> dict[str, Any]:
         """What the tokenizer is, by the names of Hugging Face's tokenizer_config.json."""
-        reply = await self._outcome_of(partial(self._connection.ask, message_of=TokenizerInfo))
-        assert isinstance(reply, TokenizerInfoReply)
-        return reply.info
+        return (await self._answer(partial(self._connection.ask, message_of=TokenizerInfo), TokenizerInfoReply)).info
 
     async def status(self) -> dict[str, Any]:
         """The daemon's numbers: what runs and waits, pages, steps, tokens and more."""
@@ -121,14 +89,11 @@ class AsyncClient(BaseClient["AsyncStream"]):
         call = self._connection.generate(put, user=self._user, **question)
         return AsyncStream(self, self._connection, call, outcomes)
 
-    async def _outcome_of(self, ask: Callable[[Put], Call]) -> Outcome:
+    async def _answer(self, ask: Callable[[Put], Call], kind: type[Answer]) -> Answer:
         """Ask for one thing and wait for it; raises the OdriverError that comes in its place."""
         outcomes, put = self._new_queue()
         ask(put)
-        outcome = await outcomes.get()
-        if isinstance(outcome, OdriverError):
-            raise outcome
-        return outcome
+        return expected(await outcomes.get(), kind)
 
     def _new_queue(self) -> tuple[Outcomes, Put]:
         """A queue of the running loop, and how the connection's thread puts into it."""
@@ -137,15 +102,8 @@ class AsyncClient(BaseClient["AsyncStream"]):
         return outcomes, partial(doorway.put, outcomes)
 
 
-class AsyncStream:
+class AsyncStream(BaseStream[Outcomes]):
     """The pieces of one completion as they come, for one task to iterate over once."""
-
-    def __init__(self, client: AsyncClient, connection: Connection, call: Call, outcomes: Outcomes) -> None:
-        self._client = client  # a client that nobody else holds lives as long as this
-        self._connection = connection
-        self._call = call
-        self._outcomes = outcomes
-        self._ended = False
 
     def __aiter__(self) -> Self:
         return self
@@ -158,17 +116,13 @@ class AsyncStream:
         if self._ended:
             raise StopAsyncIteration
         try:
-            outcome = await self._outcomes.get()
+            piece = self._taken(await self._outcomes.get())
         except asyncio.CancelledError:
             self._abort()
             raise
-        self._ended = not isinstance(outcome, Token)
-        if isinstance(outcome, OdriverError):
-            raise outcome
-        if isinstance(outcome, Token | Done):
-            self._connection.taken(self._call)
-            return piece_of(outcome)
-        raise StopAsyncIteration
+        if piece is None:
+            raise StopAsyncIteration
+        return piece
 
     async def close(self) -> None:
         """Abort the request if it has not ended; nothing more comes."""
@@ -181,14 +135,6 @@ class AsyncStream:
         self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
     ) -> None:
         self._abort()
-
-    def __del__(self) -> None:
-        self._abort()
-
-    def _abort(self) -> None:
-        if not self._ended:
-            self._ended = True
-            self._connection.abort(self._call)
 
 
 class _Doorway:

@@ -8,18 +8,50 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Generic, Self, TypeVar
 
-from ipc.connection.call import Call, Put
+from ipc.connection.call import Call, Outcome, Put
 from ipc.connection.socket_thread import Connection
 from ipc.control_client import ControlClient
-from ipc.errors import ConnectionLost
+from ipc.errors import ConnectionLost, OdriverError
 from ipc.wire.addresses import client_address
-from ipc.wire.completion import Message
+from ipc.wire.completion import Message, Piece, piece_of
 from ipc.wire.keys import client_key
-from ipc.wire.messages import Detokenize, Tokenize, Welcome
+from ipc.wire.messages import Detokenize, Done, Token, Tokenize, Welcome
 
 Answer = TypeVar("Answer")
+Outcomes = TypeVar("Outcomes")
+"""The queue that a stream's pieces come through."""
 AnyStream = TypeVar("AnyStream")
 """The pieces of one completion, as they are waited for."""
+
+
+class BaseStream(Generic[Outcomes]):
+    """The pieces of one completion as they come, to iterate over once. Dropping it aborts the request."""
+
+    def __init__(self, client: object, connection: Connection, call: Call, outcomes: Outcomes) -> None:
+        self._client = client  # a client that nobody else holds lives as long as this
+        self._connection = connection
+        self._call = call
+        self._outcomes = outcomes
+        self._ended = False
+
+    def _taken(self, outcome: Outcome) -> Piece | None:
+        """The next piece, None at the end. Raises the error that has come in its place."""
+        self._ended = not isinstance(outcome, Token)
+        if isinstance(outcome, Token | Done):
+            self._connection.taken(self._call)
+            return piece_of(outcome)
+        if isinstance(outcome, OdriverError):
+            raise outcome
+        return None
+
+    def _abort(self) -> None:
+        """Abort the request if it has not ended; nothing more comes."""
+        if not self._ended:
+            self._ended = True
+            self._connection.abort(self._call)
+
+    def __del__(self) -> None:
+        self._abort()
 
 
 class BaseClient(ABC, Generic[AnyStream]):
@@ -37,10 +69,15 @@ class BaseClient(ABC, Generic[AnyStream]):
         self._address = client_address(address, has_key=key is not None)
         self._timeout = timeout
         self._key = key
-        own = None if key is None else client_key(Path(key))
-        self._connection = Connection(self._address, timeout, resume_timeout if resume else None, own)
+        pair = None if key is None else client_key(Path(key))
+        self._connection = Connection(self._address, timeout, resume_timeout if resume else None, pair)
         self._finalizer = weakref.finalize(self, self._connection.close)
         self._user = ""
+        self._start()
+
+    @abstractmethod
+    def _start(self) -> None:
+        """Called once the client is made."""
 
     def on_behalf_of(self, user: str) -> Self:
         """A client over the same connection, which lives as long as this one, that asks for one of many users.
@@ -87,11 +124,12 @@ class BaseClient(ABC, Generic[AnyStream]):
 
     def _tokenizing(
         self,
-        prompt: str | None,
-        messages: list[Message] | None,
-        tools: list[dict[str, Any]] | None,
-        chat_template_kwargs: dict[str, Any] | None,
-        add_special_tokens: bool,
+        prompt: str | None = None,
+        *,
+        messages: list[Message] | None = None,
+        tools: list[dict[str, Any]] | None = None,
+        chat_template_kwargs: dict[str, Any] | None = None,
+        add_special_tokens: bool = True,
     ) -> Callable[[Put], Call]:
         def message(request_id: str) -> Tokenize:
             return Tokenize(
@@ -111,3 +149,11 @@ class BaseClient(ABC, Generic[AnyStream]):
             raise ConnectionLost("this client is closed")
         with ControlClient(self._address, self._timeout, key=self._key) as control:
             return ask(control)
+
+
+def expected(outcome: Outcome, kind: type[Answer]) -> Answer:
+    """The answer of this kind; raises the OdriverError that has come in its place."""
+    if isinstance(outcome, OdriverError):
+        raise outcome
+    assert isinstance(outcome, kind)
+    return outcome

@@ -11,14 +11,13 @@ from one thread and read one after the other. Leaving its loop early, closing or
 
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from queue import SimpleQueue
 from types import TracebackType
 from typing import Any, Self
 
-from ipc.base_client import BaseClient
+from driver.request import Logprob, Usage
+from ipc.base_client import Answer, BaseClient, BaseStream, expected
 from ipc.connection.call import Call, Outcome, Put
-from ipc.connection.socket_thread import Connection
 from ipc.control_client import ControlClient
 from ipc.errors import (
     AddressError,
@@ -29,16 +28,8 @@ from ipc.errors import (
     RequestFailed,
     ResumeFailed,
 )
-from ipc.wire.completion import Choice, Completion, Message, Piece, TokenLogprobs, piece_of, whole
-from ipc.wire.messages import (
-    Done,
-    Logprob,
-    Token,
-    TokenizerInfo,
-    TokenizerInfoReply,
-    Usage,
-    Welcome,
-)
+from ipc.wire.completion import Choice, Completion, Message, Piece, TokenLogprobs, whole
+from ipc.wire.messages import Done, TokenizerInfo, TokenizerInfoReply, Welcome
 
 __all__ = [
     "AddressError",
@@ -76,16 +67,7 @@ class Client(BaseClient["Stream"]):
     ``key`` is the file that ``odriver keys new`` made, for a daemon that asks for one; KeyFileError if it cannot be used.
     """
 
-    def __init__(
-        self,
-        address: str | None = None,
-        timeout: float = 10.0,
-        *,
-        resume: bool = False,
-        resume_timeout: float = 300.0,
-        key: Path | str | None = None,
-    ) -> None:
-        super().__init__(address, timeout, resume=resume, resume_timeout=resume_timeout, key=key)
+    def _start(self) -> None:
         try:
             self.connect()
         except BaseException:
@@ -100,42 +82,27 @@ class Client(BaseClient["Stream"]):
 
     def connect(self) -> Welcome:
         """Be connected, anew if need be; what the daemon says of itself. Raises ConnectFailed if none answers."""
-        if self._connection.is_up:
-            return self.welcome
-        welcome = _outcome_of(self._connection.connect)
-        assert isinstance(welcome, Welcome)
-        return welcome
+        return self.welcome if self._connection.is_up else _answer(self._connection.connect, Welcome)
 
     def complete(self, prompt: str | list[int], **params: Any) -> Completion:
         """As ``generate``, and wait for the whole, which comes at once."""
         with self.generate(prompt, stream=False, **params) as stream:
             return whole(list(stream))
 
-    def tokenize(
-        self,
-        prompt: str | None = None,
-        *,
-        messages: list[Message] | None = None,
-        tools: list[dict[str, Any]] | None = None,
-        chat_template_kwargs: dict[str, Any] | None = None,
-        add_special_tokens: bool = True,
-    ) -> list[int]:
-        """The token ids that a prompt would have, or a conversation. Raises as reading a completion does."""
-        done = _outcome_of(self._tokenizing(prompt, messages, tools, chat_template_kwargs, add_special_tokens))
-        assert isinstance(done, Done)
-        return done.token_ids
+    def tokenize(self, prompt: str | None = None, **options: Any) -> list[int]:
+        """The token ids that a prompt would have, or a conversation. Raises as reading a completion does.
+
+        The options are ``messages``, ``tools`` and ``chat_template_kwargs``, as in ``chat``, and ``add_special_tokens``.
+        """
+        return _answer(self._tokenizing(prompt, **options), Done).token_ids
 
     def detokenize(self, token_ids: list[int]) -> str:
         """The text of token ids, special ones as they are spelt."""
-        done = _outcome_of(self._detokenizing(token_ids))
-        assert isinstance(done, Done)
-        return done.text
+        return _answer(self._detokenizing(token_ids), Done).text
 
     def tokenizer_info(self) -> dict[str, Any]:
         """What the tokenizer is, by the names of Hugging Face's tokenizer_config.json."""
-        reply = _outcome_of(partial(self._connection.ask, message_of=TokenizerInfo))
-        assert isinstance(reply, TokenizerInfoReply)
-        return reply.info
+        return _answer(partial(self._connection.ask, message_of=TokenizerInfo), TokenizerInfoReply).info
 
     def status(self) -> dict[str, Any]:
         """The daemon's numbers: what runs and waits, pages, steps, tokens and more."""
@@ -155,53 +122,32 @@ class Client(BaseClient["Stream"]):
         return Stream(self, self._connection, call, outcomes)
 
 
-class Stream:
+class Stream(BaseStream["SimpleQueue[Outcome]"]):
     """The pieces of one completion as they come, for one thread to iterate over once."""
-
-    def __init__(self, client: Client, connection: Connection, call: Call, outcomes: "SimpleQueue[Outcome]") -> None:
-        self._client = client  # a client that nobody else holds lives as long as this
-        self._connection = connection
-        self._call = call
-        self._outcomes = outcomes
-        self._ended = False
 
     def __iter__(self) -> Self:
         return self
 
     def __next__(self) -> Piece:
         """The next piece. Raises RequestFailed if the daemon could not do it, ConnectionLost if it went away."""
-        if self._ended:
+        piece = None if self._ended else self._taken(self._outcomes.get())
+        if piece is None:
             raise StopIteration
-        outcome = self._outcomes.get()
-        self._ended = not isinstance(outcome, Token)
-        if isinstance(outcome, OdriverError):
-            raise outcome
-        if isinstance(outcome, Token | Done):
-            self._connection.taken(self._call)
-            return piece_of(outcome)
-        raise StopIteration
+        return piece
 
     def close(self) -> None:
         """Abort the request if it has not ended; nothing more comes."""
-        if not self._ended:
-            self._ended = True
-            self._connection.abort(self._call)
+        self._abort()
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        self.close()
-
-    def __del__(self) -> None:
-        self.close()
+        self._abort()
 
 
-def _outcome_of(ask: Callable[[Put], Call]) -> Outcome:
+def _answer(ask: Callable[[Put], Call], kind: type[Answer]) -> Answer:
     """Ask for one thing and wait for it; raises the OdriverError that comes in its place."""
     outcomes: SimpleQueue[Outcome] = SimpleQueue()
     ask(outcomes.put)
-    outcome = outcomes.get()
-    if isinstance(outcome, OdriverError):
-        raise outcome
-    return outcome
+    return expected(outcomes.get(), kind)

@@ -16,7 +16,7 @@ from fake_driver import PATIENCE
 from ipc.gateway.access.callers import Callers
 from ipc.gateway.access.connection_limit import ConnectionLimit
 from ipc.gateway.app import make_app
-from ipc.gateway.daemons import Daemon, Daemons
+from ipc.gateway.daemons import Daemons, RemoteDaemon
 from ipc.gateway.http_protocol import Protocol
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
@@ -33,7 +33,9 @@ def gateway(
     **parsers: str,
 ) -> Iterator[httpx.Client]:
     """A client of a gateway to the daemons at these addresses, for the time of a with statement; they have ``timeout`` to answer."""
-    app = make_app(Daemons([Daemon(address, key, timeout, **parsers) for address in addresses]), callers or Callers())
+    app = make_app(
+        Daemons([RemoteDaemon(address, key, timeout, **parsers) for address in addresses]), callers or Callers()
+    )
     config = uvicorn.Config(
         app,
         log_config=None,

@@ -18,12 +18,12 @@ from test_cli import ENVIRONMENT, ODRIVER
 
 from driver.errors import Overloaded
 from driver.odriver import oDriver
+from driver.request import Logprob, Usage
 from ipc.commands import batch
 from ipc.commands.cli import main
 from ipc.openai.request_bodies import BodyError, Question
 from ipc.openai.translation import CHAT, TEXT, body_of, question_of
 from ipc.wire.completion import Choice, Completion
-from ipc.wire.messages import Logprob, Usage
 
 
 class Files:

@@ -16,7 +16,7 @@ from fake_driver import PATIENCE, FakeDriver, serving
 
 from driver.errors import Overloaded
 from engine.sampling_params import SamplingParams
-from ipc.commands import format_flags as structured_outputs
+from ipc.commands import sampling_flags
 
 ROOT = Path(__file__).parent.parent
 ODRIVER = [sys.executable, "-c", "import sys; from ipc.commands.cli import main; sys.exit(main())"]
@@ -98,7 +98,7 @@ def test_complete_lists_every_parameter_with_its_range() -> None:
     """Whatever SamplingParams has is a flag of the same name, or several, and no number's range is left out."""
     listed = " ".join(odriver("complete", "--help").stdout.split())
 
-    for name in {*SamplingParams.__struct_fields__, *structured_outputs.FLAGS} - {"structured_outputs"}:
+    for name in {*SamplingParams.__struct_fields__, *sampling_flags.FORMS} - {"structured_outputs"}:
         assert f"--{name.replace('_', '-')}" in listed
     for words in ("1 or more", "0 to 100", "-2 to 2", "0.01 to 10", "-100 to 100", "0 to 20", "1 to 64"):
         assert words in listed

@@ -24,7 +24,7 @@ from ipc.control_client import ControlClient
 from ipc.errors import AddressInUse, ConnectFailed
 from ipc.service.daemon import FAULT, LONGEST_DRAIN, SHUTDOWN_TIMEOUT, STOPPED, Daemon
 from ipc.service.daemon_config import DaemonConfig
-from ipc.service.live_configuration import Configuration, ReadConfig
+from ipc.service.live_configuration import LiveConfiguration, ReadConfig
 from ipc.service.start_up import Loaded
 from ipc.wire import keys
 
@@ -81,7 +81,7 @@ def build_daemon(
 
     console = Console(stderr=True)
     read = read or (lambda: (EngineConfig(), DaemonConfig(bind=address, drain_timeout=drain_timeout)))
-    return Daemon(Configuration(read, console), console, load)
+    return Daemon(LiveConfiguration(read, console), console, load)
 
 
 def send_signal(number: int = signal.SIGTERM) -> None:

@@ -52,7 +52,7 @@ def test_every_address_is_described_and_answers_as_described(http: httpx.Client)
 def test_chunks_are_as_described(http: httpx.Client) -> None:
     """Those of a chat and those of a text."""
     components = {"components": document()["components"]}
-    for path, body, name in ((CHAT, chat("a b"), "ChatChunk"), (TEXT, {"prompt": "a b"}, "TextChunk")):
+    for path, body, name in ((CHAT, chat("a b"), "ChatChunk"), (TEXT, {"prompt": "a b"}, "TextCompletion")):
         for chunk in events(http.post(path, json={**body, "stream": True})):
             jsonschema.validate(chunk, {"$ref": f"#/components/schemas/{name}", **components})
 

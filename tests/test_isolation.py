@@ -35,7 +35,7 @@ from driver.text.stops import StopStrings
 from ipc.gateway.endpoints.chat_chunks import ChatChunks
 from ipc.gateway.endpoints.text_chunks import TextChunks
 from ipc.server.control import Control
-from ipc.server.stream import Stream
+from ipc.server.stream import SampleStream
 from ipc.wire.addresses import control_address
 from ipc.wire.messages import (
     Abort,
@@ -267,7 +267,7 @@ def test_a_stage_that_fails_everybody_is_broken(monkeypatch: pytest.MonkeyPatch)
         (ipc.server.client_table, "TokenizerInfoReply", TokenizerInfo("poison")),
         (ipc.server.client_table, "ActiveRequest", Generate("poison", prompt="x")),
         (ipc.server.client_table, "Reply", Generate("poison", prompt="x")),
-        (Stream, "put", Generate("poison", prompt="x")),
+        (SampleStream, "put", Generate("poison", prompt="x")),
         (ipc.server.stream, "_message", Generate("poison", prompt="x")),
         (ipc.server.stream, "joined", Generate("poison", prompt="x")),
     ],
@@ -293,8 +293,8 @@ def test_a_message_that_raises_ends_its_request(
     ("owner", "name", "message"),
     [
         (FakeDriver, "abort", Abort("poison")),
-        (Stream, "grant", Credit("poison", 1)),
-        (Stream, "flush", Credit("poison", 1)),
+        (SampleStream, "grant", Credit("poison", 1)),
+        (SampleStream, "flush", Credit("poison", 1)),
     ],
 )
 def test_what_a_client_says_of_an_open_request_may_raise(

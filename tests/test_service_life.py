@@ -24,7 +24,7 @@ from ipc.control_client import ControlClient
 from ipc.process.systemd import watchdog_interval
 from ipc.service.daemon import SHUTDOWN_TIMEOUT
 from ipc.service.daemon_config import DaemonConfig
-from ipc.service.live_configuration import Configuration
+from ipc.service.live_configuration import LiveConfiguration
 from ipc.service.watchdog import Watchdog
 
 INTERVAL = 0.02
@@ -209,7 +209,7 @@ def test_a_reload_takes_over_what_needs_no_restart() -> None:
             raise ConfigurationError("unknown setting 'max_seqs'")
         return configured.pop()
 
-    configuration = Configuration(read, Console(file=out))
+    configuration = LiveConfiguration(read, Console(file=out))
     configuration.apply()
 
     configuration.reload()

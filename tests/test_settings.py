@@ -12,7 +12,7 @@ from engine.errors import ConfigurationError
 from ipc.commands import cli
 from ipc.service import settings
 from ipc.service.daemon_config import DaemonConfig
-from ipc.service.settings import SETTINGS, Held
+from ipc.service.settings import SETTINGS, SettingValue
 
 
 @pytest.fixture(autouse=True)
@@ -23,7 +23,7 @@ def nothing_set(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(settings, "files", lambda: [tmp_path / "mine.toml", tmp_path / "machine.toml"])
 
 
-def held(**flags: object) -> dict[str, Held]:
+def held(**flags: object) -> dict[str, SettingValue]:
     """What holds that is no default."""
     return {name: one for name, one in settings.held(flags).items() if one.whence != "default"}
 
@@ -41,10 +41,10 @@ def test_a_field_of_a_configuration_is_a_flag_a_variable_and_a_key(
             f"{setting.name} = {json.dumps(str(value) if setting.type is Path else value)}"
         )
 
-        assert held(config=tmp_path / "one.toml") == {setting.name: Held(value, str(tmp_path / "one.toml"))}
+        assert held(config=tmp_path / "one.toml") == {setting.name: SettingValue(value, str(tmp_path / "one.toml"))}
         with monkeypatch.context() as context:
             context.setenv(setting.variable, text)
-            assert held() == {setting.name: Held(value, setting.variable)}
+            assert held() == {setting.name: SettingValue(value, setting.variable)}
     with pytest.raises(SystemExit):
         cli.main(["serve", "--help"])
     listed = capsys.readouterr().out

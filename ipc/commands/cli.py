@@ -11,11 +11,8 @@ from typing import Any, NoReturn
 
 from driver.errors import shortened
 from engine.errors import ConfigurationError
-from ipc.client import Client
-from ipc.commands import complete, gateway_command, keys_command, operate, plan_command
-from ipc.commands import format_flags as structured_outputs
-from ipc.commands import which_daemon as connecting
-from ipc.commands.arguments import count
+from ipc.commands import complete, gateway_command, keys_command, operate, plan_command, which_daemon
+from ipc.commands.arguments import add_command, count
 from ipc.errors import OdriverError
 from ipc.service import settings
 from ipc.wire.escaping import LONGEST_LINE, visible
@@ -49,63 +46,37 @@ def _parser() -> argparse.ArgumentParser:
     for name, add_arguments, run, what in (
         ("serve", settings.add_arguments, _serve, "run the daemon"),
         ("gateway", gateway_command.add_arguments, gateway_command.run, "serve OpenAI's HTTP API in front of daemons"),
-        ("config", _config_arguments, _config, "show what holds for a daemon started like this, and whence"),
-        (
-            "install-service",
-            _install_service_arguments,
-            _install_service,
-            "have systemd run a daemon with these settings",
-        ),
-        ("complete", _complete_arguments, _complete, "continue a text"),
-        ("chat", _chat_arguments, _chat, "talk with the model"),
+        ("config", _settings_arguments, _config, "show what holds for a daemon started like this, and whence"),
+        ("install-service", _install_arguments, _install, "have systemd run a daemon with these settings"),
+        ("complete", complete.add_arguments, complete.run, "continue a text"),
+        ("chat", which_daemon.add_arguments, _chat, "talk with the model"),
         ("batch", _batch_arguments, _batch, "answer a file of requests, and again only what is missing"),
-        ("doctor", _doctor_arguments, _doctor, "say what would keep this machine from serving, and what to do"),
+        ("doctor", _settings_arguments, _doctor, "say what would keep this machine from serving, and what to do"),
         ("plan", plan_command.add_arguments, plan_command.run, "say what a model would be like on a TPU, without one"),
         ("keys", keys_command.add_arguments, keys_command.run, "say who may connect from other machines"),
         ("bench", _bench_arguments, _bench, "put a load on the daemon and time its answers"),
     ):
-        # What is not given is left out, and so has the default of whoever reads it.
-        command = commands.add_parser(
-            name, help=what, description=what, allow_abbrev=False, argument_default=argparse.SUPPRESS
-        )
+        command = add_command(commands, name, what)
         add_arguments(command)
         command.set_defaults(run=run)
     for control in operate.COMMANDS:
-        command = commands.add_parser(
-            control.name,
-            help=control.what,
-            description=control.what,
-            allow_abbrev=False,
-            argument_default=argparse.SUPPRESS,
-        )
+        command = add_command(commands, control.name, control.what)
         control.add_arguments(command)
-        connecting.add_arguments(command)
+        which_daemon.add_arguments(command)
         command.set_defaults(run=functools.partial(operate.run, control))
     return parser
 
 
-def _config_arguments(parser: argparse.ArgumentParser) -> None:
+def _settings_arguments(parser: argparse.ArgumentParser) -> None:
     settings.add_arguments(parser)
     parser.add_argument("--json", action="store_true", default=False, help="as JSON instead of a table")
 
 
-def _install_service_arguments(parser: argparse.ArgumentParser) -> None:
+def _install_arguments(parser: argparse.ArgumentParser) -> None:
     settings.add_setting_arguments(parser)
     parser.add_argument(
         "--print", action="store_true", default=False, help="show what would be written, and write nothing"
     )
-
-
-def _complete_arguments(parser: argparse.ArgumentParser) -> None:
-    add = parser.add_argument
-    add("prompt", nargs="?", default=None, metavar="PROMPT", help="the text to continue (default: what stdin says)")
-    connecting.add_arguments(parser)
-    complete.add_sampling_arguments(parser)
-    structured_outputs.add_arguments(parser)
-
-
-def _chat_arguments(parser: argparse.ArgumentParser) -> None:
-    connecting.add_arguments(parser)
 
 
 def _batch_arguments(parser: argparse.ArgumentParser) -> None:
@@ -117,7 +88,7 @@ def _batch_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="OUT",
         help="results, as OpenAI's batches have them; what it has is not asked again",
     )
-    connecting.add_arguments(parser)
+    which_daemon.add_arguments(parser)
     add("--max-concurrency", type=count, metavar="N", help="requests that are open at once (default: 128)")
     add(
         "--resume-timeout",
@@ -127,14 +98,9 @@ def _batch_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def _doctor_arguments(parser: argparse.ArgumentParser) -> None:
-    settings.add_arguments(parser)
-    parser.add_argument("--json", action="store_true", default=False, help="as JSON instead of a table")
-
-
 def _bench_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    connecting.add_arguments(parser)
+    which_daemon.add_arguments(parser)
     add("--num-prompts", type=int, metavar="N", help="requests, of random token ids (default: 1000)")
     add("--random-input-len", type=int, metavar="N", help="tokens of each prompt (default: 128)")
     add("--random-output-len", type=int, metavar="N", help="tokens asked for, at most (default: 128)")
@@ -171,7 +137,7 @@ def _config(options: dict[str, Any]) -> int:
     return 0
 
 
-def _install_service(options: dict[str, Any]) -> int:
+def _install(options: dict[str, Any]) -> int:
     from ipc.commands.install_service import install
 
     show = options.pop("print")
@@ -179,18 +145,10 @@ def _install_service(options: dict[str, Any]) -> int:
     return 0
 
 
-def _complete(options: dict[str, Any]) -> int:
-    with _connected(options) as client:
-        prompt, as_json = options.pop("prompt"), options.pop("json")
-        options = structured_outputs.take(options)
-        complete.show(client, _read_prompt() if prompt is None else prompt, options, json=as_json)
-    return 0
-
-
 def _chat(options: dict[str, Any]) -> int:
     from ipc.commands import chat
 
-    with _connected(options) as client:
+    with which_daemon.client(options) as client:
         chat.converse(client)
     return 0
 
@@ -198,7 +156,7 @@ def _chat(options: dict[str, Any]) -> int:
 def _batch(options: dict[str, Any]) -> int:
     from ipc.commands import batch
 
-    address, key = connecting.take(options)
+    address, key = which_daemon.take(options)
     return batch.run(options.pop("source"), options.pop("target"), address, key=key, **options)
 
 
@@ -220,17 +178,5 @@ def _bench(options: dict[str, Any]) -> int:
 
     path = options.pop("result_filename", None)
     save = options.pop("save_result", False) or path is not None
-    with _connected(options) as client:
+    with which_daemon.client(options) as client:
         return bench.run(client, Load(**options), path, save=save)
-
-
-def _connected(options: dict[str, Any]) -> Client:
-    address, key = connecting.take(options)
-    return Client(address, key=key)
-
-
-def _read_prompt() -> str:
-    """All of stdin, less the newline that ends a line."""
-    if sys.stdin.isatty():
-        print("odriver: type the prompt, then Ctrl-D", file=sys.stderr)
-    return sys.stdin.read().removesuffix("\n")

@@ -12,7 +12,7 @@ from typing import Any
 from ipc.errors import OdriverError
 from ipc.service import gateway_unit
 from ipc.service.service_unit import CONFIG, UNIT, USER, USERS, render
-from ipc.service.settings import SETTINGS, Held, configs
+from ipc.service.settings import SETTINGS, SettingValue, configs
 from ipc.wire import owned_files
 from ipc.wire.addresses import SERVICE, checked_address, is_local
 
@@ -41,7 +41,7 @@ def install(
     if settings.get("model") is not None:
         settings["model"] = Path(settings["model"]).resolve()
     command = _command()
-    configs({name: Held(settings.get(name, setting.default), "") for name, setting in SETTINGS.items()})
+    configs({name: SettingValue(settings.get(name, setting.default), "") for name, setting in SETTINGS.items()})
     # A virtual environment borrows its Python from elsewhere, often from somebody's home.
     environment = [Path(sys.prefix).resolve(), Path(sys.base_prefix).resolve()]
     reads = [*environment, *filter(None, [settings.get("model")])]

@@ -4,7 +4,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from ipc.commands.arguments import count
+from ipc.commands.arguments import add_command, count
 from ipc.service import settings
 from ipc.wire import keys
 
@@ -19,9 +19,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         ("list", _list, "show the keys that are authorised"),
         ("revoke", _revoke, "authorise a key no longer"),
     ):
-        command = commands.add_parser(
-            name, help=what, description=what, allow_abbrev=False, argument_default=argparse.SUPPRESS
-        )
+        command = add_command(commands, name, what)
         add = command.add_argument
         if name != "list":
             add("name", metavar="NAME", help="whose it is: the daemon's log and its quotas call them so")

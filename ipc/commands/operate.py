@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from ipc.commands import which_daemon as connecting
+from ipc.commands import which_daemon
 from ipc.commands.arguments import seconds
 from ipc.control_client import ControlClient
 from ipc.service.daemon_config import LOG_LEVELS
@@ -24,7 +24,7 @@ class Command(NamedTuple):
 
 def run(command: Command, options: dict[str, Any]) -> int:
     """Connect, do one of COMMANDS, and return the exit code."""
-    address, key = connecting.take(options)
+    address, key = which_daemon.take(options)
     with ControlClient(address, key=key) as control:
         command.run(control, options)
     return 0

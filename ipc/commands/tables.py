@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from rich.console import Console
 
 from ipc.process.tables import facts_table, plain, words_table
-from ipc.service.settings import Held
+from ipc.service.settings import SettingValue
 from ipc.wire.keys import Limits
 
 
@@ -18,7 +18,7 @@ def show_status(status: Mapping[str, object]) -> None:
     Console().print(table)
 
 
-def show_settings(found: Mapping[str, Held]) -> None:
+def show_settings(found: Mapping[str, SettingValue]) -> None:
     """What holds for a daemon and whence."""
     table = words_table("oDriver's settings", "", "value", "from")
     for name, (value, whence) in found.items():

@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from ipc.client import Client
 from ipc.errors import ConnectFailed
 from ipc.service import settings
 from ipc.wire.addresses import SERVICE, anyone_listens, client_address, is_forbidden
@@ -32,3 +33,9 @@ def take(options: dict[str, Any]) -> tuple[str, Path | None]:
     if not anyone_listens(address):
         raise ConnectFailed.nobody(address)
     return address, key
+
+
+def client(options: dict[str, Any]) -> Client:
+    """A client of that daemon."""
+    address, key = take(options)
+    return Client(address, key=key)

@@ -33,7 +33,7 @@ RETRY_INTERVAL = 1.0
 """Seconds between attempts to reach a daemon at the start."""
 
 
-class Daemon:
+class RemoteDaemon:
     """One of them, which may come and go; it has ``timeout`` seconds to answer when it is connected to."""
 
     def __init__(
@@ -126,14 +126,14 @@ class Daemon:
 class Reached(NamedTuple):
     """A daemon, and a caller's connection to it, for one of those who share that: a caller, or else a peer's address."""
 
-    daemon: Daemon
+    daemon: RemoteDaemon
     client: AsyncClient
 
 
 class Daemons:
     """All of them, one at least; ``async with`` begins to connect to them, and ends the connections."""
 
-    def __init__(self, daemons: list[Daemon]) -> None:
+    def __init__(self, daemons: list[RemoteDaemon]) -> None:
         self._daemons = daemons
         self._reaching: list[asyncio.Task[None]] = []
         self._turns = itertools.count()
@@ -151,10 +151,10 @@ class Daemons:
         for daemon in self._daemons:
             await daemon.close()
 
-    def __iter__(self) -> Iterator[Daemon]:
+    def __iter__(self) -> Iterator[RemoteDaemon]:
         return iter(self._daemons)
 
-    async def reach(self) -> list[Daemon]:
+    async def reach(self) -> list[RemoteDaemon]:
         """Those that are there; raises ConnectFailed if none is."""
         outcomes = await asyncio.gather(*(daemon.reach() for daemon in self._daemons), return_exceptions=True)
         for outcome in outcomes:
@@ -164,7 +164,7 @@ class Daemons:
             raise outcomes[0]
         return [daemon for daemon, outcome in zip(self._daemons, outcomes, strict=True) if outcome is None]
 
-    async def serving(self, model: str | None) -> Daemon:
+    async def serving(self, model: str | None) -> RemoteDaemon:
         """One that serves this model, those that do in turn; raises BodyError where none does, and ConnectFailed."""
         known = _serving(self._daemons, model)
         turn = next(self._turns)
@@ -182,7 +182,7 @@ class Daemons:
         raise BodyError(f"say which model: {served} are served here", "model")
 
 
-def _serving(daemons: list[Daemon], model: str | None) -> list[Daemon]:
+def _serving(daemons: list[RemoteDaemon], model: str | None) -> list[RemoteDaemon]:
     """Which of these are known to serve the model; without a word of it they must all have the same."""
     if model is None and len({daemon.model for daemon in daemons}) > 1:
         return []

@@ -25,7 +25,7 @@ from ipc.gateway.access.callers import Callers
 from ipc.gateway.access.connection_limit import MAX_CONNECTIONS, RESERVED_FILES, ConnectionLimit
 from ipc.gateway.access.peer_addresses import TrustedProxies
 from ipc.gateway.app import make_app
-from ipc.gateway.daemons import Daemon, Daemons
+from ipc.gateway.daemons import Daemons, RemoteDaemon
 from ipc.gateway.http_protocol import Protocol
 from ipc.process import open_files
 from ipc.process.logs import configure_logging
@@ -67,7 +67,7 @@ def run(
     proxies = [proxy.strip() for proxy in trusted_proxies.split(",") if proxy.strip()]
     limit = _connection_limit(max_connections, proxies)
     callers = Callers(api_keys, key)
-    daemon_at = partial(Daemon, key=key, tool_call_parser=tool_call_parser, reasoning_parser=reasoning_parser)
+    daemon_at = partial(RemoteDaemon, key=key, tool_call_parser=tool_call_parser, reasoning_parser=reasoning_parser)
     app = make_app(Daemons([daemon_at(address) for address in addresses]), callers)
     with closing(_listen(host, port)) as listening:
         scheme = "https" if tls.get("ssl_certfile") else "http"

@@ -10,7 +10,6 @@ from starlette.responses import Response
 from ipc.gateway.endpoints import chat_completions, completions, health, metrics, models, responses, tokens
 from ipc.gateway.endpoints.chat_chunks import ChatChunk
 from ipc.gateway.endpoints.response_requests import ResponseRequest
-from ipc.gateway.endpoints.text_chunks import TextChunk
 from ipc.gateway.refused import refuse_embeddings
 from ipc.openai.answer_bodies import ChatCompletion, TextCompletion
 from ipc.openai.request_bodies import ChatCompletionRequest, CompletionRequest
@@ -53,7 +52,7 @@ OPERATIONS = [
         completions.create,
         TextCompletion,
         CompletionRequest,
-        TextChunk,
+        TextCompletion,
         (404, *_OF_DAEMONS),
     ),
     Operation(

@@ -4,13 +4,13 @@ import asyncio
 from collections.abc import AsyncIterator
 
 from ipc.async_client import AsyncStream
-from ipc.gateway.access.memory_limit import Held
+from ipc.gateway.access.memory_limit import HeldMemory
 from ipc.wire.completion import Completion, Piece, whole
 
 News = tuple[int, Piece] | Exception | None
 
 
-async def gathered(streams: list[AsyncStream], held: Held) -> list[Completion]:
+async def gathered(streams: list[AsyncStream], held: HeldMemory) -> list[Completion]:
     """All of them, whole, as ``held`` has room for; when one fails the others are aborted."""
     tasks = [asyncio.create_task(_gathered(stream, held)) for stream in streams]
     try:
@@ -44,7 +44,7 @@ async def merged(streams: list[AsyncStream]) -> AsyncIterator[tuple[int, Piece]]
             task.cancel()
 
 
-async def _gathered(stream: AsyncStream, held: Held) -> Completion:
+async def _gathered(stream: AsyncStream, held: HeldMemory) -> Completion:
     pieces = []
     async with stream:
         async for piece in stream:

@@ -1,16 +1,16 @@
 """What OpenAI's clients are answered: whole, or piece by piece as the chunks of a stream."""
 
 from collections.abc import Callable
-from typing import Literal
+from typing import Any, Literal
 
 from msgspec import UNSET, Struct, UnsetType
 
+from driver.request import Logprob, Usage
 from ipc.openai.chat_tools import ToolCall
-from ipc.wire import messages
 from ipc.wire.completion import Choice, Completion, TokenLogprobs
 
 
-class Usage(Struct, frozen=True):
+class CompletionUsage(Struct, frozen=True):
     """Tokens that a request cost."""
 
     prompt_tokens: int
@@ -50,7 +50,7 @@ class TextLogprobs(Struct, frozen=True):
     text_offset: list[int]
 
 
-PromptLogprobs = list[dict[int, messages.Logprob] | None]
+PromptLogprobs = list[dict[int, Logprob] | None]
 
 
 class AssistantMessage(Struct, frozen=True):
@@ -63,47 +63,52 @@ class AssistantMessage(Struct, frozen=True):
     reasoning: str | UnsetType = UNSET
 
 
-class ChatChoice(Struct, frozen=True):
-    """One whole sample of a chat."""
+class BaseChoice(Struct, frozen=True, kw_only=True):
+    """What all choices have: whole samples, and what is new of one in a stream, where the last has the reason."""
 
     index: int
-    message: AssistantMessage
-    finish_reason: str
-    logprobs: ChatLogprobs | None = None
+    finish_reason: str | None = None
     token_ids: list[int] | UnsetType = UNSET
     prompt_logprobs: PromptLogprobs | UnsetType = UNSET
 
 
-class ChatCompletion(Struct, frozen=True):
-    """The answer of ``/v1/chat/completions``. In a batch's results nothing says when it was ``created``."""
+class ChatChoice(BaseChoice, frozen=True, kw_only=True):
+    """One whole sample of a chat."""
+
+    message: AssistantMessage
+    logprobs: ChatLogprobs | None = None
+
+
+class TextChoice(BaseChoice, frozen=True, kw_only=True):
+    """One sample of a text, or what is new of it."""
+
+    text: str
+    logprobs: TextLogprobs | None = None
+
+
+class BaseAnswer(Struct, frozen=True, kw_only=True):
+    """What all answers have. In a batch's results nothing says when they were ``created``.
+
+    In a stream ``usage`` is there if asked for: null, but in the last event, which has no choice.
+    """
 
     id: str
     model: str
-    choices: list[ChatChoice]
-    usage: Usage
     created: int | UnsetType = UNSET
+    usage: CompletionUsage | UnsetType | None = UNSET
+
+
+class ChatCompletion(BaseAnswer, frozen=True, kw_only=True):
+    """The answer of ``/v1/chat/completions``."""
+
+    choices: list[ChatChoice]
     object: Literal["chat.completion"] = "chat.completion"
 
 
-class TextChoice(Struct, frozen=True):
-    """One whole sample of a text."""
+class TextCompletion(BaseAnswer, frozen=True, kw_only=True):
+    """The answer of ``/v1/completions``, and an event of its stream."""
 
-    index: int
-    text: str
-    finish_reason: str
-    logprobs: TextLogprobs | None = None
-    token_ids: list[int] | UnsetType = UNSET
-    prompt_logprobs: PromptLogprobs | UnsetType = UNSET
-
-
-class TextCompletion(Struct, frozen=True):
-    """The answer of ``/v1/completions``. In a batch's results nothing says when it was ``created``."""
-
-    id: str
-    model: str
     choices: list[TextChoice]
-    usage: Usage
-    created: int | UnsetType = UNSET
     object: Literal["text_completion"] = "text_completion"
 
 
@@ -122,9 +127,9 @@ class ErrorAnswer(Struct, frozen=True):
     error: ErrorDetail
 
 
-def usage(cost: messages.Usage) -> Usage:
+def usage(cost: Usage) -> CompletionUsage:
     """The daemon's as theirs."""
-    return Usage(cost.prompt_tokens, cost.completion_tokens, cost.prompt_tokens + cost.completion_tokens)
+    return CompletionUsage(cost.prompt_tokens, cost.completion_tokens, cost.prompt_tokens + cost.completion_tokens)
 
 
 def plain_message(choice: Choice) -> tuple[AssistantMessage, str]:
@@ -140,33 +145,28 @@ def chat_completion(
     message_of: Callable[[Choice], tuple[AssistantMessage, str]] = plain_message,
 ) -> ChatCompletion:
     """The answer to a question with these params, not yet said when it was created."""
-    choices = [
-        ChatChoice(
-            choice.index,
-            *message_of(choice),
-            chat_logprobs(choice.logprobs, int(str(params["logprobs"]))) if choice.logprobs else None,
-            choice.token_ids if params.get("detokenize") is False else UNSET,
-            _of_the_prompt(whole, choice),
+    choices = []
+    for choice in whole.choices:
+        message, reason = message_of(choice)
+        logprobs = chat_logprobs(choice.logprobs, int(str(params["logprobs"]))) if choice.logprobs else None
+        choices.append(
+            ChatChoice(message=message, finish_reason=reason, logprobs=logprobs, **_beside(whole, choice, params))
         )
-        for choice in whole.choices
-    ]
-    return ChatCompletion(f"chatcmpl-{name}", model, choices, usage(whole.usage))
+    return ChatCompletion(id=f"chatcmpl-{name}", model=model, choices=choices, usage=usage(whole.usage))
 
 
 def text_completion(whole: Completion, params: dict[str, object], name: str, model: str) -> TextCompletion:
     """The answer to a question with these params, not yet said when it was created."""
     choices = [
         TextChoice(
-            choice.index,
-            choice.text,
-            choice.finish_reason,
-            text_logprobs(choice.logprobs) if choice.logprobs else None,
-            choice.token_ids if params.get("detokenize") is False else UNSET,
-            _of_the_prompt(whole, choice),
+            text=choice.text,
+            finish_reason=choice.finish_reason,
+            logprobs=text_logprobs(choice.logprobs) if choice.logprobs else None,
+            **_beside(whole, choice, params),
         )
         for choice in whole.choices
     ]
-    return TextCompletion(f"cmpl-{name}", model, choices, usage(whole.usage))
+    return TextCompletion(id=f"cmpl-{name}", model=model, choices=choices, usage=usage(whole.usage))
 
 
 def chat_logprobs(tokens: list[TokenLogprobs], count: int) -> ChatLogprobs:
@@ -194,9 +194,14 @@ def text_logprobs(tokens: list[TokenLogprobs], offset: int = 0, *, first: str | 
     )
 
 
-def _of_the_prompt(whole: Completion, choice: Choice) -> PromptLogprobs | UnsetType:
-    """Said once, with the first sample."""
-    return whole.prompt_logprobs if whole.prompt_logprobs and choice is whole.choices[0] else UNSET
+def _beside(whole: Completion, choice: Choice, params: dict[str, object]) -> dict[str, Any]:
+    """What a choice has of either kind. The prompt's log-probabilities are said once, with the first sample."""
+    is_first = choice is whole.choices[0]
+    return {
+        "index": choice.index,
+        "token_ids": choice.token_ids if params.get("detokenize") is False else UNSET,
+        "prompt_logprobs": whole.prompt_logprobs if is_first and whole.prompt_logprobs else UNSET,
+    }
 
 
 def _chat_logprob(token: TokenLogprobs, count: int) -> ChatLogprob:
@@ -205,6 +210,6 @@ def _chat_logprob(token: TokenLogprobs, count: int) -> ChatLogprob:
     return ChatLogprob(*_spelt(own), likeliest)
 
 
-def _spelt(one: messages.Logprob) -> tuple[str, float, list[int]]:
+def _spelt(one: Logprob) -> tuple[str, float, list[int]]:
     text = one.decoded_token or ""
     return text, one.logprob, list(text.encode())

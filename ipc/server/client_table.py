@@ -18,7 +18,7 @@ from ipc.server.driver_protocol import Driver
 from ipc.server.isolation import Work, isolating
 from ipc.server.ledger import Ledger
 from ipc.server.outbox import Outbox, Reply
-from ipc.server.stream import Backlog, Stream
+from ipc.server.stream import Backlog, SampleStream
 from ipc.sockets.peers import Sent
 from ipc.sockets.tenants import EVERYBODY, Tenant
 from ipc.wire import frames as wire
@@ -61,7 +61,7 @@ class _Client:
     tenant: Tenant
     heard_at: float
     pinged_at: float
-    streams: dict[str, Stream] = field(default_factory=dict)
+    streams: dict[str, SampleStream] = field(default_factory=dict)
     """By the client's request id: what it is owed an end of."""
     backlog: Backlog = field(default_factory=Backlog)
     """What waits of the streams."""
@@ -142,7 +142,7 @@ class Clients:
         if client is not None:
             self._stage.work(Work(identity, client.tenant.name, partial(self._drop, identity, "the connection ended")))
 
-    def _deliver(self, client: _Client, stream: Stream, sample: ReturnSample, now: float) -> None:
+    def _deliver(self, client: _Client, stream: SampleStream, sample: ReturnSample, now: float) -> None:
         identity = stream.reply.identity
         sent = stream.put(sample, partial(self._post, identity), now)
         self._conclude(identity, client, stream, sent, now)
@@ -237,7 +237,7 @@ class Clients:
             self._send(identity, Error(request_id, "quota_exceeded", *over))
             return
         reply = Reply(self._outbox, identity, request_id, stream=not isinstance(message, Generate) or message.stream)
-        client.streams[request_id] = Stream(reply, client.backlog)
+        client.streams[request_id] = SampleStream(reply, client.backlog)
         try:
             num_prompt_tokens = self._submit(message, reply, client.tenant, num_bytes)
         except BaseException as error:
@@ -272,10 +272,10 @@ class Clients:
             if identity not in self._full and stream.is_stuck:
                 self._flush_stream(identity, client, stream, now)
 
-    def _flush_stream(self, identity: bytes, client: _Client, stream: Stream, now: float) -> None:
+    def _flush_stream(self, identity: bytes, client: _Client, stream: SampleStream, now: float) -> None:
         self._conclude(identity, client, stream, stream.flush(partial(self._post, identity), now), now)
 
-    def _conclude(self, identity: bytes, client: _Client, stream: Stream, sent: Sent, now: float) -> None:
+    def _conclude(self, identity: bytes, client: _Client, stream: SampleStream, sent: Sent, now: float) -> None:
         """What sending a stream's messages has come to."""
         if stream.ended:
             client.progressed_at = now

@@ -20,7 +20,7 @@ from ipc.server.outbox import Outbox, Reply
 from ipc.sockets.auth import Authority
 from ipc.sockets.binding import listening
 from ipc.sockets.peers import Event, HasRoom, Lost, Peers, Refused, Said, Sent
-from ipc.sockets.socket_process import Configuration
+from ipc.sockets.socket_process import SocketConfiguration
 from ipc.sockets.spawner import Spawner
 from ipc.sockets.tenants import Tenant, of_user
 from ipc.wire.bell import Bell
@@ -143,7 +143,7 @@ class Listener:
         except AddressError as error:
             self._bound.set_exception(error)
 
-    def _configuration(self) -> Configuration:
+    def _configuration(self) -> SocketConfiguration:
         return {
             "address": self._address,
             "max_message_bytes": HARD_MAX_MESSAGE_BYTES,

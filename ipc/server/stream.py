@@ -2,14 +2,13 @@
 
 import math
 from collections.abc import Callable
-from typing import Any
 
 import msgspec
 
 from driver.request import ReturnSample
 from ipc.server.outbox import Reply, joined, num_bytes, parts
 from ipc.sockets.peers import Sent
-from ipc.wire.messages import CREDITS, Done, Error, Logprob, ServerMessage, Token, Usage
+from ipc.wire.messages import CREDITS, Done, Error, ServerMessage, Token
 
 FREE_END_BYTES = 1 << 20
 """What waits of a stream at its end, in memory, leaves without credit if it is no more."""
@@ -24,7 +23,7 @@ class Backlog:
         self.num_bytes = 0
 
 
-class Stream:
+class SampleStream:
     """Samples on their way to one request's client.
 
     Each that is sent costs a credit, and without credit samples are joined instead of sent. The end costs none, and
@@ -102,17 +101,7 @@ def _sendable(waiting: list[ReturnSample]) -> list[ReturnSample]:
 def _message(request_id: str, sample: ReturnSample) -> ServerMessage:
     if sample.error is not None:
         return Error(request_id, sample.error.code, sample.error.message)
-    text, token_ids, index, reason = sample.text, sample.token_ids, sample.index, sample.finish_reason
-    logprobs, prompt_logprobs = _wired(sample.logprobs), _wired(sample.prompt_logprobs)
+    new, reason = (request_id, sample.text, sample.token_ids), sample.finish_reason
     if reason is not None and sample.usage is not None:
-        usage = Usage(sample.usage.prompt_tokens, sample.usage.completion_tokens)
-        return Done(request_id, text, token_ids, reason, usage, index, logprobs, prompt_logprobs)
-    return Token(request_id, text, token_ids, index, reason, logprobs, prompt_logprobs)
-
-
-def _wired(logprobs: list[Any]) -> list[Any]:
-    """The driver's log-probabilities as the wire's."""
-    return [
-        tokens and {id_: Logprob(at.logprob, at.rank, at.decoded_token) for id_, at in tokens.items()}
-        for tokens in logprobs
-    ]
+        return Done(*new, reason, sample.usage, sample.index, sample.logprobs, sample.prompt_logprobs)
+    return Token(*new, sample.index, reason, sample.logprobs, sample.prompt_logprobs)

@@ -35,7 +35,7 @@ from ipc.server.zmq_server import Server
 from ipc.service import accelerators, terminal
 from ipc.service.daemon_config import default_profile_directory
 from ipc.service.exposition import Exposition
-from ipc.service.live_configuration import Configuration
+from ipc.service.live_configuration import LiveConfiguration
 from ipc.service.metrics_server import MetricsServer
 from ipc.service.settings import configs, held
 from ipc.service.start_up import Load, Loaded, StartableDriver, load
@@ -72,7 +72,7 @@ class Interrupted(BaseException):
 class Daemon:
     """One daemon, to be ``run`` once, in the main thread: the one that hears signals."""
 
-    def __init__(self, configuration: Configuration, console: Console, load: Load = load) -> None:
+    def __init__(self, configuration: LiveConfiguration, console: Console, load: Load = load) -> None:
         self._configuration = configuration
         settings = configuration.daemon
         self._address = checked_address(settings.bind, has_key=True)
@@ -284,7 +284,7 @@ def serve(flags: Mapping[str, Any]) -> NoReturn:
 
 def _run(flags: Mapping[str, Any], console: Console) -> int:
     try:
-        configuration = Configuration(lambda: configs(held(flags)), console)
+        configuration = LiveConfiguration(lambda: configs(held(flags)), console)
         configuration.apply()
         if configuration.engine.process_id:
             _follow(configuration.engine)
@@ -305,9 +305,9 @@ def _run(flags: Mapping[str, Any], console: Console) -> int:
 
 
 def _follow(config: EngineConfig) -> NoReturn:
-    from ipc.service.follower_daemon import Follower
+    from ipc.service.follower_daemon import FollowerDaemon
 
-    Follower(config).run()
+    FollowerDaemon(config).run()
 
 
 def _report(display: terminal.StartUp, progress: Progress) -> None:

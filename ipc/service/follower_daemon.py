@@ -31,7 +31,7 @@ START_PATIENCE = 600.0
 """As the daemon's."""
 
 
-class Follower:
+class FollowerDaemon:
     """One of them, to be ``run`` once, in the main thread."""
 
     def __init__(self, config: EngineConfig) -> None:

@@ -20,7 +20,7 @@ ReadConfig = Callable[[], tuple[EngineConfig, DaemonConfig]]
 """Reads what is configured by now; raises ConfigurationError."""
 
 
-class Configuration:
+class LiveConfiguration:
     """``engine`` as at the start, ``daemon`` as of the last reload. Raises ConfigurationError, but never in a reload."""
 
     def __init__(self, read: ReadConfig, console: Console) -> None:

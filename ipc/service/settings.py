@@ -52,7 +52,7 @@ class Setting:
         return f"{PREFIX}{self.name.upper()}"
 
 
-class Held(NamedTuple):
+class SettingValue(NamedTuple):
     """The value of a setting, and where it comes from: a flag, a variable, a file or "default"."""
 
     value: Any
@@ -112,19 +112,19 @@ def add_setting_arguments(parser: argparse.ArgumentParser) -> None:
             add(setting.flag, **described)
 
 
-def held(flags: Mapping[str, Any]) -> dict[str, Held]:
+def held(flags: Mapping[str, Any]) -> dict[str, SettingValue]:
     """What holds, by name, with these options of ``add_arguments``; raises ConfigurationError."""
     given = {name: value for name, value in flags.items() if value is not None}
     asked = given.pop("config", None) or os.environ.get(CONFIG_VARIABLE)
-    found = {name: Held(setting.default, "default") for name, setting in SETTINGS.items()}
+    found = {name: SettingValue(setting.default, "default") for name, setting in SETTINGS.items()}
     path = Path(asked) if asked else next((one for one in files() if one.is_file()), None)
     if path is not None:
         found |= _read(path)
     found |= _variables()
-    return found | {name: Held(value, SETTINGS[name].flag) for name, value in given.items()}
+    return found | {name: SettingValue(value, SETTINGS[name].flag) for name, value in given.items()}
 
 
-def configs(found: Mapping[str, Held]) -> tuple[EngineConfig, DaemonConfig]:
+def configs(found: Mapping[str, SettingValue]) -> tuple[EngineConfig, DaemonConfig]:
     """The two configurations of what holds; raises ConfigurationError where a value cannot work."""
     engine, daemon = (
         {field.name: found[field.name].value for field in fields(of)} for of in (EngineConfig, DaemonConfig)
@@ -132,7 +132,7 @@ def configs(found: Mapping[str, Held]) -> tuple[EngineConfig, DaemonConfig]:
     return EngineConfig(**engine), DaemonConfig(**daemon)
 
 
-def _read(path: Path) -> dict[str, Held]:
+def _read(path: Path) -> dict[str, SettingValue]:
     try:
         with path.open("rb") as file:
             written = tomllib.load(file)
@@ -145,7 +145,7 @@ def _read(path: Path) -> dict[str, Held]:
     return {name: _held(SETTINGS[name], value, f"{path}: {name}", str(path)) for name, value in written.items()}
 
 
-def _variables() -> dict[str, Held]:
+def _variables() -> dict[str, SettingValue]:
     by_variable = {setting.variable: setting for setting in SETTINGS.values()}
     ours = {name: value for name, value in os.environ.items() if name.startswith(PREFIX) and value}
     written = {name: value for name, value in ours.items() if name not in NO_SETTINGS}
@@ -163,12 +163,12 @@ def _check_known(name: str, known: Iterable[str], where: str) -> None:
         raise ConfigurationError(f"unknown setting {name!r} in {where}: did you mean {near[0]!r}?")
 
 
-def _held(setting: Setting, value: Any, name: str, whence: str, *, strict: bool = True) -> Held:
+def _held(setting: Setting, value: Any, name: str, whence: str, *, strict: bool = True) -> SettingValue:
     """Of text, as variables are, numbers and booleans are read."""
     try:
         if setting.type is Path:
-            return Held(Path(msgspec.convert(value, str)), whence)
-        return Held(msgspec.convert(value, setting.type, strict=strict), whence)
+            return SettingValue(Path(msgspec.convert(value, str)), whence)
+        return SettingValue(msgspec.convert(value, setting.type, strict=strict), whence)
     except msgspec.ValidationError as error:
         kind = {int: "a whole number", float: "a number", bool: "true or false"}.get(setting.type, "a string")
         raise ConfigurationError(f"{name} must be {kind}, not {value!r}") from error

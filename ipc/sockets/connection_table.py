@@ -12,7 +12,7 @@ SHARE_OF_PEER, SHARE_OF_OWNER = 2, 4
 at most a quarter of those that are served; the others of that half are told so."""
 
 
-class Connection:
+class PeerConnection:
     """One that has said something. ``refusal`` is an error's code and words if it is not served."""
 
     def __init__(self, serial: int, routing_id: bytes, owner: str, refusal: tuple[str, str] | None) -> None:
@@ -38,7 +38,7 @@ class Accepted:
         self.heard_at = now
         self.ends_at: float | None = None
         """When it is to be closed."""
-        self.connection: Connection | None = None
+        self.connection: PeerConnection | None = None
 
 
 class Connections:
@@ -53,7 +53,7 @@ class Connections:
         self._serials = itertools.count(1)
         self._last_serial = 0
         self._accepted: dict[int, Accepted] = {}
-        self._by_serial: dict[int, tuple[Connection, Accepted]] = {}
+        self._by_serial: dict[int, tuple[PeerConnection, Accepted]] = {}
         self._silent: defaultdict[str, dict[int, Accepted]] = defaultdict(dict)
         """Those who have said nothing yet, by peer, the oldest first."""
         self._num_of_peer: Counter[str] = Counter()
@@ -76,7 +76,7 @@ class Connections:
         silent = self._silent[suspects[0]]
         return silent.pop(next(iter(silent)))
 
-    def disconnect(self, descriptor: int) -> Connection | None:
+    def disconnect(self, descriptor: int) -> PeerConnection | None:
         """It has ended; what it was, if it had said something."""
         accepted = self._accepted.pop(descriptor, None)
         if accepted is None:
@@ -96,13 +96,13 @@ class Connections:
         self._last_serial = next(self._serials)
         return self._last_serial
 
-    def get(self, serial: int) -> tuple[Connection, Accepted] | None:
+    def get(self, serial: int) -> tuple[PeerConnection, Accepted] | None:
         """One that has said something, and is there."""
         return self._by_serial.get(serial)
 
     def add(
         self, serial: int, descriptor: int, routing_id: bytes, key: str, *, has_name: bool
-    ) -> tuple[Connection, Accepted] | None:
+    ) -> tuple[PeerConnection, Accepted] | None:
         """It says something for the first time; None if it has ended, and these are words that it left.
 
         It is its key's, or its user's or machine's if that is empty.
@@ -111,7 +111,7 @@ class Connections:
         if accepted is None or accepted.connection is not None or serial <= accepted.last_serial:
             return None
         owner = f"key {key}" if key else accepted.peer
-        connection = Connection(serial, routing_id, owner, self._refusal(owner, has_name=has_name))
+        connection = PeerConnection(serial, routing_id, owner, self._refusal(owner, has_name=has_name))
         accepted.connection = connection
         self._silent[accepted.peer].pop(descriptor, None)
         self._num_of_owner[owner] += 1

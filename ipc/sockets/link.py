@@ -21,7 +21,7 @@ class Kind(IntEnum):
     """What a record says. Serial and body are 0 and empty where nothing is said of them."""
 
     CONFIGURE = 1
-    """To the process, as the first: its Configuration, in JSON."""
+    """To the process, as the first: its SocketConfiguration, in JSON."""
     OPEN = 2
     """To the process: read what clients say."""
     MESSAGE = 3

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from enum import Enum, auto
 
 from ipc.sockets.link import Kind, LinkLost, Record
-from ipc.sockets.socket_process import LINGER, Configuration, Who
+from ipc.sockets.socket_process import LINGER, SocketConfiguration, Who
 from ipc.sockets.spawner import Spawned, Spawner
 
 logger = logging.getLogger(__name__)
@@ -93,7 +93,9 @@ Event = Said | HasRoom | Lost | Refused
 class Peers:
     """One thread uses it. ``listening`` and ``configuration`` are what each process is given. Times are in seconds."""
 
-    def __init__(self, name: str, spawner: Spawner, listening: socket.socket, configuration: Configuration) -> None:
+    def __init__(
+        self, name: str, spawner: Spawner, listening: socket.socket, configuration: SocketConfiguration
+    ) -> None:
         self.num_deaths = 0
         """Processes that have died and were not told to."""
         self.called_at: float | None = None

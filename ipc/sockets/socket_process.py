@@ -20,7 +20,7 @@ import zmq
 from zmq.utils import z85
 from zmq.utils.monitor import recv_monitor_message
 
-from ipc.sockets.connection_table import Accepted, Connection, Connections
+from ipc.sockets.connection_table import Accepted, Connections, PeerConnection
 from ipc.sockets.link import Kind, Link, LinkLost
 
 RECEIVE_HIGH_WATER = 16
@@ -55,7 +55,7 @@ _USER = "uid "
 _EVENTS = zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED
 
 
-class Configuration(TypedDict):
+class SocketConfiguration(TypedDict):
     """What the daemon says first."""
 
     address: str
@@ -89,7 +89,7 @@ class SocketProcess:
         self._link = link
         self._listening = listening
         self._connections = Connections(min(MAX_CONNECTIONS, _raise_open_files_limit() - SPARE_FILES))
-        self._full: set[Connection] = set()
+        self._full: set[PeerConnection] = set()
         self._keys: frozenset[str] | None = None
         self._is_open = False
         self._stopping = False
@@ -112,14 +112,14 @@ class SocketProcess:
         self._zap.close(0)
         self._context.term()
 
-    def _first_record(self) -> Configuration:
+    def _first_record(self) -> SocketConfiguration:
         while not (records := self._link.receive()):
             select.select([self._link], [], [])
         (_, _, body), *self._early = records
-        configuration: Configuration = json.loads(body)
+        configuration: SocketConfiguration = json.loads(body)
         return configuration
 
-    def _configure(self, configuration: Configuration) -> None:
+    def _configure(self, configuration: SocketConfiguration) -> None:
         self._silence_limit = configuration["silence_limit"] or math.inf
         self._zap = self._context.socket(zmq.REP)
         self._zap.bind(_ZAP_ADDRESS)
@@ -217,7 +217,7 @@ class SocketProcess:
             connection.held.append(frame)
             self._full.add(connection)
 
-    def _deliver(self, connection: Connection, frame: bytes) -> bool:
+    def _deliver(self, connection: PeerConnection, frame: bytes) -> bool:
         """Whether there was room for it. One that has gone has room: its disconnection is about to be reported."""
         try:
             self._router.send_multipart([connection.routing_id, frame], zmq.NOBLOCK)
@@ -231,7 +231,7 @@ class SocketProcess:
             self._tell_taken(connection)
         return True
 
-    def _tell_taken(self, connection: Connection) -> None:
+    def _tell_taken(self, connection: PeerConnection) -> None:
         self._link.put(Kind.TAKEN, connection.serial, str(connection.num_taken).encode())
         connection.num_taken = 0
 
@@ -271,7 +271,7 @@ class SocketProcess:
 
     def _new(
         self, serial: int, key: str, routing_id: bytes, frame: zmq.Frame, now: float
-    ) -> tuple[Connection, Accepted] | None:
+    ) -> tuple[PeerConnection, Accepted] | None:
         self._watch(now)
         has_name = _is_chosen(routing_id)
         found = self._connections.add(serial, int(frame.get(zmq.SRCFD)), routing_id, key, has_name=has_name)

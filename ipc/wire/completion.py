@@ -4,7 +4,8 @@ from typing import Any
 
 import msgspec
 
-from ipc.wire.messages import Done, Logprob, Token, Usage
+from driver.request import Logprob, Usage
+from ipc.wire.messages import Done, Token
 
 Message = dict[str, Any]
 """One turn of a conversation: ``{"role": "user", "content": "What is 3 + 4?"}``."""

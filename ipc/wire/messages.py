@@ -1,11 +1,13 @@
 """Every message of the wire protocol, and its version. ipc/PROTOCOL.md is the protocol itself."""
 
+import re
 from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta, Struct
 
 from driver.errors import shortened
+from driver.request import Logprob, Usage
 from engine.request_limits import MAX_MESSAGES, MAX_N, MAX_REQUEST_ID_LENGTH, MAX_TARGET_LENGTH, MAX_TOOLS
 from ipc.wire.escaping import visible
 from ipc.wire.form import NO_MESSAGE, check_message
@@ -39,13 +41,24 @@ class MessageError(Exception):
         super().__init__(shortened(message))
 
 
-class Hello(Struct, tag="hello", tag_field="type", frozen=True):
+class _Message(
+    Struct,
+    frozen=True,
+    forbid_unknown_fields=True,
+    omit_defaults=True,
+    tag_field="type",
+    tag=lambda name: re.sub(r"(?<!^)(?=[A-Z])", "_", name).lower(),
+):
+    """A message with its own name as its type: AbortRequest is ``abort_request``."""
+
+
+class Hello(_Message, frozen=True, forbid_unknown_fields=False):
     """Opens a connection. The one message that may hold fields we do not know: it is how versions are told apart."""
 
     version: int
 
 
-class Generate(Struct, tag="generate", tag_field="type", frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+class Generate(_Message, frozen=True):
     """Asks for a completion of ``prompt`` (text or token ids) or of chat ``messages``; ``params`` as SamplingParams.
 
     ``tools`` are functions that the model may call, as OpenAI has them, and ``chat_template_kwargs`` switches of the chat
@@ -67,7 +80,7 @@ class Generate(Struct, tag="generate", tag_field="type", frozen=True, forbid_unk
     user: User = ""
 
 
-class Tokenize(Struct, tag="tokenize", tag_field="type", frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+class Tokenize(_Message, frozen=True):
     """Asks for the token ids that a prompt, or chat messages, would have; they come with Done."""
 
     request_id: RequestId
@@ -79,9 +92,7 @@ class Tokenize(Struct, tag="tokenize", tag_field="type", frozen=True, forbid_unk
     user: User = ""
 
 
-class Detokenize(
-    Struct, tag="detokenize", tag_field="type", frozen=True, forbid_unknown_fields=True, omit_defaults=True
-):
+class Detokenize(_Message, frozen=True):
     """Asks for the text of token ids, special ones as they are spelt; it comes with Done."""
 
     request_id: RequestId
@@ -89,101 +100,86 @@ class Detokenize(
     user: User = ""
 
 
-class TokenizerInfo(Struct, tag="tokenizer_info", tag_field="type", frozen=True, forbid_unknown_fields=True):
+class TokenizerInfo(_Message, frozen=True):
     """Asks what the tokenizer is."""
 
     request_id: RequestId
 
 
-class Abort(Struct, tag="abort", tag_field="type", frozen=True, forbid_unknown_fields=True):
+class Abort(_Message, frozen=True):
     """Ends an open request; one that is unknown or done is no error."""
 
     request_id: RequestId
 
 
-class Credit(Struct, tag="credit", tag_field="type", frozen=True, forbid_unknown_fields=True):
+class Credit(_Message, frozen=True):
     """Says that ``count`` more messages of an open request have been read; for one that has ended it means nothing."""
 
     request_id: RequestId
     count: Annotated[int, Meta(ge=1, le=CREDITS)]
 
 
-class Ping(Struct, tag="ping", tag_field="type", frozen=True, forbid_unknown_fields=True):
+class Ping(_Message, frozen=True):
     """Asks whether the other side is there. Either side may."""
 
 
-class Pong(Struct, tag="pong", tag_field="type", frozen=True, forbid_unknown_fields=True):
+class Pong(_Message, frozen=True):
     """Answers ``ping``."""
 
 
-class Status(Struct, tag="status", tag_field="type", frozen=True, forbid_unknown_fields=True):
+class Status(_Message, frozen=True):
     """Asks how the daemon is."""
 
     request_id: RequestId
 
 
-class Metrics(Struct, tag="metrics", tag_field="type", frozen=True, forbid_unknown_fields=True):
+class Metrics(_Message, frozen=True):
     """Asks for what Prometheus would be told."""
 
     request_id: RequestId
 
 
-class AbortRequest(Struct, tag="abort_request", tag_field="type", frozen=True, forbid_unknown_fields=True):
+class AbortRequest(_Message, frozen=True):
     """Ends any client's open request, ``target``: the client's id, a colon, and the client's own request id."""
 
     request_id: RequestId
     target: Annotated[str, Meta(max_length=MAX_TARGET_LENGTH)]
 
 
-class Drain(Struct, tag="drain", tag_field="type", frozen=True, forbid_unknown_fields=True):
+class Drain(_Message, frozen=True):
     """Has the daemon take no new work, finish what it has, for so many seconds at most, and end."""
 
     request_id: RequestId
     timeout_s: Annotated[float, Meta(ge=0)] | None = None
 
 
-class Sleep(Struct, tag="sleep", tag_field="type", frozen=True, forbid_unknown_fields=True):
+class Sleep(_Message, frozen=True):
     """Has the daemon take no new work, finish what it has, and give back the memory of its pages."""
 
     request_id: RequestId
 
 
-class Wake(Struct, tag="wake", tag_field="type", frozen=True, forbid_unknown_fields=True):
+class Wake(_Message, frozen=True):
     """Has a sleeping daemon take that memory again, and serve."""
 
     request_id: RequestId
 
 
-class LogLevel(Struct, tag="log_level", tag_field="type", frozen=True, forbid_unknown_fields=True):
+class LogLevel(_Message, frozen=True):
     """Has the daemon log what is at least as grave as this."""
 
     request_id: RequestId
     level: Literal["debug", "info", "warning", "error"]
 
 
-class Profile(Struct, tag="profile", tag_field="type", frozen=True, forbid_unknown_fields=True):
+class Profile(_Message, frozen=True):
     """Begins a trace of the daemon, under a name that no other has; without one, ends and writes it."""
 
     request_id: RequestId
     name: ProfileName | None = None
 
 
-class Usage(Struct, frozen=True):
-    """Tokens that a request cost."""
-
-    prompt_tokens: int
-    completion_tokens: int
-
-
-class Logprob(Struct, frozen=True, omit_defaults=True):
-    """One token's log-probability (natural), its rank (1 is the likeliest), and its text, with ``detokenize``."""
-
-    logprob: float
-    rank: int
-    decoded_token: str | None = None
-
-
-class Welcome(Struct, tag="welcome", tag_field="type", frozen=True, forbid_unknown_fields=True):
+class Welcome(_Message, frozen=True):
     """Answers ``hello``: what is served here. ``max_model_len`` is in tokens, prompt and completion together.
 
     Token ids go from 0 to ``vocab_size - 1``. ``credits`` is CREDITS, ``silence_limit`` SILENCE_LIMIT, ``client_id`` what the
@@ -200,7 +196,7 @@ class Welcome(Struct, tag="welcome", tag_field="type", frozen=True, forbid_unkno
     client_id: str
 
 
-class Token(Struct, tag="token", tag_field="type", frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+class Token(_Message, frozen=True):
     """A piece of a completion that goes on.
 
     ``logprobs``, if asked for, has a map for each token id: Logprobs by token id, its own first and then the
@@ -216,7 +212,7 @@ class Token(Struct, tag="token", tag_field="type", frozen=True, forbid_unknown_f
     prompt_logprobs: list[dict[int, Logprob] | None] = []
 
 
-class Done(Struct, tag="done", tag_field="type", frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+class Done(_Message, frozen=True):
     """The last piece of a completion, and why it ended: stop, length, repetition, timeout or abort."""
 
     request_id: str
@@ -229,7 +225,7 @@ class Done(Struct, tag="done", tag_field="type", frozen=True, forbid_unknown_fie
     prompt_logprobs: list[dict[int, Logprob] | None] = []
 
 
-class Error(Struct, tag="error", tag_field="type", frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+class Error(_Message, frozen=True):
     """What was wrong, with a request (nothing more will come for it) or with the connection.
 
     ``code`` is one of those in PROTOCOL.md. A duplicate_request is the one error after which more may come: for the first
@@ -246,28 +242,28 @@ class Error(Struct, tag="error", tag_field="type", frozen=True, forbid_unknown_f
         msgspec.structs.force_setattr(self, "message", visible(shortened(self.message)))
 
 
-class StatusReply(Struct, tag="status_reply", tag_field="type", frozen=True, forbid_unknown_fields=True):
+class StatusReply(_Message, frozen=True):
     """The daemon's numbers, by name."""
 
     request_id: str
     status: dict[str, Any]
 
 
-class TokenizerInfoReply(Struct, tag="tokenizer_info_reply", tag_field="type", frozen=True, forbid_unknown_fields=True):
+class TokenizerInfoReply(_Message, frozen=True):
     """What the tokenizer is, by the names of Hugging Face's tokenizer_config.json."""
 
     request_id: str
     info: dict[str, Any]
 
 
-class MetricsReply(Struct, tag="metrics_reply", tag_field="type", frozen=True, forbid_unknown_fields=True):
+class MetricsReply(_Message, frozen=True):
     """What Prometheus would be told, in its text format."""
 
     request_id: str
     text: str
 
 
-class Ok(Struct, tag="ok", tag_field="type", frozen=True, forbid_unknown_fields=True):
+class Ok(_Message, frozen=True):
     """What was asked for on the control socket has been done; ``text`` says what, for people."""
 
     request_id: str

@@ -14,7 +14,7 @@ RESERVED_FILES = 64
 """Open files that are for other things than connections: the daemons, the log, what is about to be refused."""
 
 
-class Connection(Protocol):
+class LimitedConnection(Protocol):
     """What can be ended for another's sake."""
 
     @property
@@ -37,14 +37,14 @@ class ConnectionLimit:
         self._most_of_one = max(1, most // 2)
         self._trusted = trusted or (lambda _: False)
         self._peers: Counter[str] = Counter()
-        self._waiting: dict[Connection, None] = {}
+        self._waiting: dict[LimitedConnection, None] = {}
         """Those that may give way, those first that have waited longest."""
-        self._working: set[Connection] = set()
+        self._working: set[LimitedConnection] = set()
 
     def __len__(self) -> int:
         return len(self._waiting) + len(self._working)
 
-    def admit(self, connection: Connection) -> bool:
+    def admit(self, connection: LimitedConnection) -> bool:
         """Whether there is a place for one more, which waits then; another may have given way for it."""
         peer = connection.peer
         if not self._trusted(connection.host) and self._peers[peer] >= self._most_of_one:
@@ -53,19 +53,19 @@ class ConnectionLimit:
             return self._give_way(iter(self._waiting)) and self._add(connection)
         return self._add(connection)
 
-    def wait(self, connection: Connection) -> None:
+    def wait(self, connection: LimitedConnection) -> None:
         """It waits for its peer."""
         if connection in self._working:
             self._working.remove(connection)
             self._waiting[connection] = None
 
-    def work(self, connection: Connection) -> None:
+    def work(self, connection: LimitedConnection) -> None:
         """Its peer waits for us."""
         if connection in self._waiting:
             del self._waiting[connection]
             self._working.add(connection)
 
-    def remove(self, connection: Connection) -> None:
+    def remove(self, connection: LimitedConnection) -> None:
         """It has ended, or was never admitted."""
         if connection not in self._waiting and connection not in self._working:
             return
@@ -75,12 +75,12 @@ class ConnectionLimit:
         if not self._peers[connection.peer]:
             del self._peers[connection.peer]
 
-    def _add(self, connection: Connection) -> bool:
+    def _add(self, connection: LimitedConnection) -> bool:
         self._waiting[connection] = None
         self._peers[connection.peer] += 1
         return True
 
-    def _give_way(self, waiting: Iterator[Connection]) -> bool:
+    def _give_way(self, waiting: Iterator[LimitedConnection]) -> bool:
         """Whether one of these, which are in order, has."""
         oldest = next(waiting, None)
         if oldest is None:

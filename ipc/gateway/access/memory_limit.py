@@ -32,16 +32,16 @@ class Memory:
         self._total = 0
 
     @contextmanager
-    def hold(self, peer: str) -> Iterator["Held"]:
+    def hold(self, peer: str) -> Iterator["HeldMemory"]:
         """For the time of one request of this peer."""
-        held = Held(self, next(self._serials), (peer, ""))
+        held = HeldMemory(self, next(self._serials), (peer, ""))
         try:
             yield held
         finally:
             _, count = self._held.pop(held.serial, (held.holder, 0))
             self._total -= count
 
-    def add(self, held: "Held", count: int) -> None:
+    def add(self, held: "HeldMemory", count: int) -> None:
         """So many bytes more; raises Full."""
         if self._total + count > MAX_BYTES // 2:
             found = share(MAX_BYTES, count, held.holder, self._held.values())
@@ -55,7 +55,7 @@ class Memory:
         self._total += count
 
 
-class Held:
+class HeldMemory:
     """What one request holds."""
 
     def __init__(self, memory: Memory, serial: int, holder: Holder) -> None:
@@ -72,7 +72,7 @@ class Held:
         self._memory.add(self, num_bytes(piece))
 
 
-def held_by(request: Request) -> Held:
+def held_by(request: Request) -> HeldMemory:
     """What this request holds."""
-    held: Held = request.state.held
+    held: HeldMemory = request.state.held
     return held

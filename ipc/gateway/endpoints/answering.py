@@ -9,7 +9,7 @@ from msgspec import UNSET
 from engine.request_limits import MAX_GRAMMAR_BYTES
 from engine.structured_outputs import StructuredOutputsParams
 from ipc.async_client import AsyncClient
-from ipc.gateway.daemons import Daemon
+from ipc.gateway.daemons import RemoteDaemon
 from ipc.gateway.output.dialect import Dialect
 from ipc.gateway.output.lark import ANYTHING, SPACE, form_of, literal, one_of
 from ipc.gateway.output.output_parser import OutputParser, whole_output
@@ -139,7 +139,7 @@ def _form(asked: dict[str, Any]) -> str:
 
 
 async def answering_of(
-    daemon: Daemon, client: AsyncClient, asked: Question, tool_use: ToolUse | None, *, hides_reasoning: bool
+    daemon: RemoteDaemon, client: AsyncClient, asked: Question, tool_use: ToolUse | None, *, hides_reasoning: bool
 ) -> Answering:
     """For this question; raises BodyError, and what asking the daemon may."""
     dialect = await daemon.dialect()

@@ -4,11 +4,11 @@ from typing import Any, Literal
 
 from msgspec import UNSET, Struct, UnsetType
 
+from driver.request import Usage
 from ipc.gateway.endpoints.answering import Answering
 from ipc.gateway.output.output_events import CallArguments, CallBegins, Content, OutputEvent, Reasoning
 from ipc.gateway.output.output_parser import OutputParser
-from ipc.openai.answer_bodies import ChatLogprobs, PromptLogprobs, Usage, chat_logprobs, usage
-from ipc.wire import messages
+from ipc.openai.answer_bodies import BaseAnswer, BaseChoice, ChatLogprobs, chat_logprobs, usage
 from ipc.wire.completion import Piece
 
 
@@ -38,25 +38,17 @@ class Delta(Struct, frozen=True):
     reasoning: str | UnsetType = UNSET
 
 
-class ChatChunkChoice(Struct, frozen=True):
-    """What is new of one sample of a chat; its last has a ``finish_reason``."""
+class ChatChunkChoice(BaseChoice, frozen=True, kw_only=True):
+    """What is new of one sample of a chat."""
 
-    index: int
     delta: Delta
     logprobs: ChatLogprobs | None = None
-    finish_reason: str | None = None
-    token_ids: list[int] | UnsetType = UNSET
-    prompt_logprobs: PromptLogprobs | UnsetType = UNSET
 
 
-class ChatChunk(Struct, frozen=True):
-    """An event of ``/v1/chat/completions``. ``usage`` is there if asked for: null, but in the last, which has no choice."""
+class ChatChunk(BaseAnswer, frozen=True, kw_only=True):
+    """An event of ``/v1/chat/completions``."""
 
-    id: str
-    model: str
-    created: int
     choices: list[ChatChunkChoice]
-    usage: Usage | UnsetType | None = UNSET
     object: Literal["chat.completion.chunk"] = "chat.completion.chunk"
 
 
@@ -66,7 +58,7 @@ class ChatChunks:
     def __init__(
         self, name: str, model: str, created: int, params: dict[str, Any], answering: Answering, *, with_usage: bool
     ) -> None:
-        self._head = (f"chatcmpl-{name}", model, created)
+        self._head: dict[str, Any] = {"id": f"chatcmpl-{name}", "model": model, "created": created}
         self._usage = None if with_usage else UNSET
         self._num_logprobs: int = params.get("logprobs") or 0
         self._with_token_ids = params.get("detokenize") is False
@@ -81,16 +73,17 @@ class ChatChunks:
         if parser is None:
             parser = self._parsers[piece.index] = self._answering.parser()
             prompt_logprobs = piece.prompt_logprobs or UNSET
-            choices.append(ChatChunkChoice(piece.index, Delta("", "assistant"), prompt_logprobs=prompt_logprobs))
+            first = ChatChunkChoice(index=piece.index, delta=Delta("", "assistant"), prompt_logprobs=prompt_logprobs)
+            choices.append(first)
         events = parser.feed(piece.text)
         if piece.finish_reason is not None:
             events += parser.end()
         choices += self._choices(piece, [self._delta(event) for event in events], parser)
-        return [ChatChunk(*self._head, [choice], self._usage) for choice in choices]
+        return [ChatChunk(**self._head, choices=[choice], usage=self._usage) for choice in choices]
 
-    def total(self, cost: messages.Usage) -> ChatChunk:
+    def total(self, cost: Usage) -> ChatChunk:
         """The last one, of those that asked for the usage."""
-        return ChatChunk(*self._head, [], usage(cost))
+        return ChatChunk(**self._head, choices=[], usage=usage(cost))
 
     def _choices(self, piece: Piece, deltas: list[Delta], parser: OutputParser) -> list[ChatChunkChoice]:
         """One for each delta, the last of which has what there is beside; one for that alone where there is none."""
@@ -99,13 +92,13 @@ class ChatChunks:
         if not deltas and reason is None and not piece.logprobs and not self._with_token_ids:
             return []
         beside = ChatChunkChoice(
-            piece.index,
-            last,
-            chat_logprobs(piece.logprobs, self._num_logprobs) if piece.logprobs else None,
-            reason,
-            piece.token_ids if self._with_token_ids else UNSET,
+            index=piece.index,
+            delta=last,
+            logprobs=chat_logprobs(piece.logprobs, self._num_logprobs) if piece.logprobs else None,
+            finish_reason=reason,
+            token_ids=piece.token_ids if self._with_token_ids else UNSET,
         )
-        return [*(ChatChunkChoice(piece.index, delta) for delta in others), beside]
+        return [*(ChatChunkChoice(index=piece.index, delta=delta) for delta in others), beside]
 
     def _delta(self, event: OutputEvent) -> Delta:
         match event:

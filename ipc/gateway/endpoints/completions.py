@@ -8,6 +8,7 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
+from driver.request import Usage
 from ipc.async_client import AsyncClient, AsyncStream
 from ipc.gateway.access.memory_limit import held_by
 from ipc.gateway.answers import encoded, json_answer
@@ -22,7 +23,6 @@ from ipc.gateway.streams import gathered, merged
 from ipc.openai.answer_bodies import TextCompletion, text_completion, usage
 from ipc.openai.request_bodies import CompletionRequest, Question
 from ipc.wire.completion import Completion
-from ipc.wire.messages import Usage
 
 
 async def create(request: Request) -> Response:
@@ -41,9 +41,11 @@ async def create(request: Request) -> Response:
         return EventStream(_events(streams, chunks, body, echoes))
     completions = await unless_disconnected(request.receive, gathered(streams, held_by(request)))
     answers = [_answer(one, name, model, asked) for one, asked in zip(completions, questions, strict=True)]
+    costs = [completion.usage for completion in completions]
     if echoes:
         answers = [echo.before(*one) for echo, one in zip(echoes, zip(completions, answers, strict=True), strict=True)]
-    return json_answer(_joined(answers, created))
+        costs = [echo.cost(cost) for echo, cost in zip(echoes, costs, strict=True)]
+    return json_answer(_joined(answers, costs, created))
 
 
 def _asked(client: AsyncClient, asked: Question, *, stream: bool) -> AsyncStream:
@@ -70,11 +72,10 @@ async def _events(
             yield b"".join([event(encoded(chunk)) for chunk in said])
 
 
-def _joined(answers: list[TextCompletion], created: int) -> TextCompletion:
+def _joined(answers: list[TextCompletion], costs: list[Usage], created: int) -> TextCompletion:
     """Several as one: the samples of the first prompt, and so on."""
     choices = [choice for answer in answers for choice in answer.choices]
     numbered = [msgspec.structs.replace(choice, index=index) for index, choice in enumerate(choices)]
-    costs = [Usage(answer.usage.prompt_tokens, answer.usage.completion_tokens) for answer in answers]
     return msgspec.structs.replace(answers[0], choices=numbered, usage=usage(_sum(costs)), created=created)
 
 

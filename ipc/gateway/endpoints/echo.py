@@ -4,12 +4,12 @@ from typing import Any
 
 import msgspec
 
+from driver.request import Usage
 from ipc.async_client import AsyncClient
-from ipc.gateway.endpoints.text_chunks import TextChunk, TextChunks
-from ipc.openai.answer_bodies import PromptLogprobs, TextChoice, TextCompletion, TextLogprobs, text_logprobs, usage
+from ipc.gateway.endpoints.text_chunks import TextChunks
+from ipc.openai.answer_bodies import PromptLogprobs, TextChoice, TextCompletion, TextLogprobs, text_logprobs
 from ipc.openai.request_bodies import BodyError, CompletionRequest, Question
 from ipc.wire.completion import Completion, Piece
-from ipc.wire.messages import Usage
 
 
 class Echo:
@@ -28,10 +28,9 @@ class Echo:
         """The answer with the prompt before each sample."""
         self._prompt_logprobs = whole.prompt_logprobs
         choices = [self._before(choice) for choice in answer.choices]
-        cost = usage(Usage(answer.usage.prompt_tokens, 0)) if self._alone else answer.usage
-        return msgspec.structs.replace(answer, choices=choices, usage=cost)
+        return msgspec.structs.replace(answer, choices=choices)
 
-    def chunks(self, chunks: TextChunks, piece: Piece, first_index: int) -> list[TextChunk]:
+    def chunks(self, chunks: TextChunks, piece: Piece, first_index: int) -> list[TextCompletion]:
         """Those of a piece, with the prompt before the first of each sample, and none before its logprobs are known."""
         self._held.append(piece)
         self._prompt_logprobs += piece.prompt_logprobs
@@ -44,7 +43,7 @@ class Echo:
         """What was asked for of it."""
         return Usage(cost.prompt_tokens, 0) if self._alone else cost
 
-    def _chunks(self, chunks: TextChunks, piece: Piece, first_index: int) -> list[TextChunk]:
+    def _chunks(self, chunks: TextChunks, piece: Piece, first_index: int) -> list[TextCompletion]:
         said = []
         piece = msgspec.structs.replace(piece, prompt_logprobs=[])
         if piece.index not in self._said:

@@ -10,7 +10,7 @@ from starlette.responses import Response
 
 from ipc.errors import OdriverError, RequestFailed
 from ipc.gateway.answers import RETRY_AFTER, json_answer
-from ipc.gateway.daemons import Daemon, Daemons
+from ipc.gateway.daemons import Daemons, RemoteDaemon
 from ipc.wire.messages import PROGRESS_LIMIT
 
 UNKNOWN = "connected"
@@ -50,7 +50,7 @@ async def _answer(request: Request, suffices: Callable[[str], bool]) -> Response
     return json_answer(Health("unavailable", list(found)), 503, {"Retry-After": f"{RETRY_AFTER:.0f}"})
 
 
-async def _health(daemon: Daemon) -> DaemonHealth:
+async def _health(daemon: RemoteDaemon) -> DaemonHealth:
     try:
         status = await daemon.status()
     except RequestFailed as error:

@@ -7,13 +7,13 @@ from typing import Any, Literal
 import msgspec
 from msgspec import Struct
 
+from driver.request import Usage
 from ipc.gateway.endpoints.answering import Answering
 from ipc.gateway.endpoints.response_items import Event, OutputItems
 from ipc.gateway.endpoints.response_requests import FunctionTool, NamedFunctionTool, ResponseRequest, TextFormat
 from ipc.gateway.output.output_events import Content, OutputEvent, Reasoning
 from ipc.openai.answer_bodies import chat_logprobs
 from ipc.wire.completion import Piece
-from ipc.wire.messages import Usage
 
 INCOMPLETE = {"length": "max_output_tokens", "timeout": "timeout", "abort": "abort"}
 """Why a response is not complete, by finish reason; OpenAI knows the first."""

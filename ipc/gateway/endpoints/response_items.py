@@ -19,7 +19,7 @@ class ResponseEvent(Struct, frozen=True):
     sequence_number: int
 
 
-class _Kind(Struct, frozen=True):
+class _ItemKind(Struct, frozen=True):
     """What items of a type begin as, and how their events are called."""
 
     prefix: str
@@ -28,25 +28,25 @@ class _Kind(Struct, frozen=True):
     name: str
 
 
-_MESSAGE = _Kind(
+_MESSAGE = _ItemKind(
     "msg",
     {"type": "message", "role": "assistant", "content": []},
     {"type": "output_text", "text": "", "annotations": [], "logprobs": []},
     "output_text",
 )
-_REASONING = _Kind(
+_REASONING = _ItemKind(
     "rs",
     {"type": "reasoning", "summary": [], "content": []},
     {"type": "reasoning_text", "text": ""},
     "reasoning_text",
 )
-_CALL = _Kind("fc", {"type": "function_call", "arguments": ""}, None, "function_call_arguments")
+_CALL = _ItemKind("fc", {"type": "function_call", "arguments": ""}, None, "function_call_arguments")
 
 
 class _Item:
     """The one that is being written, at its place in the output."""
 
-    def __init__(self, kind: _Kind, index: int, **fields: Any) -> None:
+    def __init__(self, kind: _ItemKind, index: int, **fields: Any) -> None:
         self.kind = kind
         self.fields = {"id": f"{kind.prefix}_{uuid.uuid4().hex}", **kind.item, **fields, "status": "in_progress"}
         self._at = {"output_index": index}
@@ -108,7 +108,7 @@ class OutputItems:
             self._item = None
 
 
-def _kind(event: OutputEvent) -> _Kind:
+def _kind(event: OutputEvent) -> _ItemKind:
     match event:
         case Content():
             return _MESSAGE

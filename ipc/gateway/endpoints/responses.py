@@ -7,7 +7,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from ipc.async_client import AsyncClient, AsyncStream
-from ipc.gateway.access.memory_limit import Held, held_by
+from ipc.gateway.access.memory_limit import HeldMemory, held_by
 from ipc.gateway.answers import json_answer
 from ipc.gateway.bodies import read
 from ipc.gateway.daemons import daemon_for
@@ -46,7 +46,7 @@ async def create(request: Request) -> Response:
 
 
 async def _events(
-    stream: AsyncStream, answer: ResponseAnswer, client: AsyncClient, held: Held | None
+    stream: AsyncStream, answer: ResponseAnswer, client: AsyncClient, held: HeldMemory | None
 ) -> AsyncGenerator[list[Event]]:
     """Those of each piece, which is ``held`` if they are to leave whole; the first is waited for: it may be a refusal."""
     began = False

@@ -1,66 +1,47 @@
 """What OpenAI's clients are streamed of a text: pieces of a completion as chunks."""
 
 from collections import defaultdict
-from typing import Any, Literal
+from typing import Any
 
-from msgspec import UNSET, Struct, UnsetType
+from msgspec import UNSET
 
-from ipc.openai.answer_bodies import PromptLogprobs, TextLogprobs, Usage, text_logprobs, usage
-from ipc.wire import messages
+from driver.request import Usage
+from ipc.openai.answer_bodies import TextChoice, TextCompletion, TextLogprobs, text_logprobs, usage
 from ipc.wire.completion import Piece
-
-
-class TextChunkChoice(Struct, frozen=True):
-    """What is new of one sample of a text; its last has a ``finish_reason``."""
-
-    index: int
-    text: str
-    logprobs: TextLogprobs | None = None
-    finish_reason: str | None = None
-    token_ids: list[int] | UnsetType = UNSET
-    prompt_logprobs: PromptLogprobs | UnsetType = UNSET
-
-
-class TextChunk(Struct, frozen=True):
-    """An event of ``/v1/completions``. ``usage`` is there if asked for: null, but in the last, which has no choice."""
-
-    id: str
-    model: str
-    created: int
-    choices: list[TextChunkChoice]
-    usage: Usage | UnsetType | None = UNSET
-    object: Literal["text_completion"] = "text_completion"
 
 
 class TextChunks:
     """Makes the chunks of one text, asked for with these params."""
 
     def __init__(self, name: str, model: str, created: int, params: dict[str, Any], *, with_usage: bool) -> None:
-        self._head = (f"cmpl-{name}", model, created)
+        self._head: dict[str, Any] = {"id": f"cmpl-{name}", "model": model, "created": created}
         self._usage = None if with_usage else UNSET
         self._with_token_ids = params.get("detokenize") is False
         self._lengths: defaultdict[int, int] = defaultdict(int)
 
-    def echo(self, index: int, prompt: str, logprobs: TextLogprobs | None) -> TextChunk:
+    def echo(self, index: int, prompt: str, logprobs: TextLogprobs | None) -> TextCompletion:
         """The prompt, before a sample of it."""
         self._lengths[index] = len(prompt)
-        return TextChunk(*self._head, [TextChunkChoice(index, prompt, logprobs)], self._usage)
+        return self._chunk(TextChoice(index=index, text=prompt, logprobs=logprobs))
 
-    def take(self, piece: Piece, first_index: int = 0) -> list[TextChunk]:
+    def take(self, piece: Piece, first_index: int = 0) -> list[TextCompletion]:
         """What a piece of a completion comes to, whose first sample has this index."""
         index = first_index + piece.index
         logprobs = text_logprobs(piece.logprobs, self._lengths[index]) if piece.logprobs else None
         self._lengths[index] += len(piece.text)
-        choice = TextChunkChoice(
-            index,
-            piece.text,
-            logprobs,
-            piece.finish_reason,
-            piece.token_ids if self._with_token_ids else UNSET,
-            piece.prompt_logprobs or UNSET,
+        choice = TextChoice(
+            index=index,
+            text=piece.text,
+            logprobs=logprobs,
+            finish_reason=piece.finish_reason,
+            token_ids=piece.token_ids if self._with_token_ids else UNSET,
+            prompt_logprobs=piece.prompt_logprobs or UNSET,
         )
-        return [TextChunk(*self._head, [choice], self._usage)]
+        return [self._chunk(choice)]
 
-    def total(self, cost: messages.Usage) -> TextChunk:
+    def total(self, cost: Usage) -> TextCompletion:
         """The last one, of those that asked for the usage."""
-        return TextChunk(*self._head, [], usage(cost))
+        return TextCompletion(**self._head, choices=[], usage=usage(cost))
+
+    def _chunk(self, choice: TextChoice) -> TextCompletion:
+        return TextCompletion(**self._head, choices=[choice], usage=self._usage)

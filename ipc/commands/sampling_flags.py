@@ -1,0 +1,162 @@
+"""The flags of ``odriver complete``: one for each parameter of SamplingParams, with its range."""
+
+import argparse
+import types
+import typing
+from pathlib import Path
+from typing import Any
+
+from engine.request_limits import (
+    MAX_BAD_WORD_TOKENS,
+    MAX_BAD_WORDS,
+    MAX_LOGPROBS,
+    MAX_N,
+    MAX_PATTERN_COUNT,
+    MAX_PATTERN_SIZE,
+    MAX_SEED,
+    MAX_STOP_LENGTH,
+    MAX_STOP_TOKEN_IDS,
+    MAX_STOPS,
+    MAX_TIMEOUT,
+)
+from engine.sampling_params import RepetitionDetection, SamplingParams
+
+_GROUPS: dict[str, dict[str, tuple[str, str]]] = {
+    "length": {
+        "max_tokens": ("N", "at most so many, 1 or more (default: as the context allows)"),
+        "min_tokens": ("N", "end by no token or text before so many, 0 to max-tokens (default: 0)"),
+    },
+    "scheduling": {
+        "priority": ("N", "lower is served first (default: 0)"),
+        "timeout_s": ("F", f"end after so many seconds, above 0 to {MAX_TIMEOUT:g}"),
+        "queue_timeout_s": ("F", f"end if not begun after so many, above 0 to {MAX_TIMEOUT:g}"),
+        "cache_salt": ("TEXT", "share computed pages with requests of the same salt only"),
+        "enable_prefix_caching": ("", "share computed pages of prompts that begin alike (default: yes)"),
+    },
+    "choice of tokens": {
+        "temperature": ("F", "0 to 100; 0 takes the likeliest token each time (default: 1)"),
+        "top_p": ("F", "the likeliest that are this probable together, above 0 to 1 (default: 1)"),
+        "top_k": ("N", "so many of the likeliest, 1 or more; 0 or -1 is all (default: 0)"),
+        "min_p": ("F", "those at least this share as probable as the likeliest, 0 to 1 (default: 0)"),
+        "seed": ("N", f"the same draws the same tokens, 0 to {MAX_SEED} (default: drawn anew)"),
+        "presence_penalty": ("F", "off what the output has already, -2 to 2 (default: 0)"),
+        "frequency_penalty": ("F", "off for each time that it has it, -2 to 2 (default: 0)"),
+        "repetition_penalty": (
+            "F",
+            "makes less likely what prompt or output have, 0.01 to 10; 1 is none (default: 1)",
+        ),
+    },
+    "which tokens": {
+        "logit_bias": ("ID=F", "add to this token's logit, -100 to 100; may be given several times"),
+        "allowed_token_ids": ("ID,ID", "these and no others, at least one"),
+        "bad_words": ("S", f"never say this, of at most {MAX_BAD_WORD_TOKENS} tokens; up to {MAX_BAD_WORDS} times"),
+    },
+    "where it ends": {
+        "stop": ("S", f"before this text, 1 to {MAX_STOP_LENGTH} characters; up to {MAX_STOPS} times"),
+        "stop_token_ids": ("ID,ID", f"at one of these tokens, at most {MAX_STOP_TOKEN_IDS}"),
+        "include_stop_str_in_output": ("", "behind what ends it instead of before"),
+        "ignore_eos": ("", "not at the model's own end token"),
+        "repetition_detection": (
+            "MAX[,MIN[,COUNT]]",
+            f"when MIN to MAX tokens (1 to {MAX_PATTERN_SIZE}) come COUNT times in a row (2 to {MAX_PATTERN_COUNT}; "
+            "default: 1 and 2)",
+        ),
+    },
+    "output": {
+        "n": ("N", f"so many completions, 1 to {MAX_N} (default: 1)"),
+        "logprobs": ("N", f"log-probabilities of each token and the N likeliest, 0 to {MAX_LOGPROBS}; as JSON"),
+        "prompt_logprobs": ("N", f"the same of the prompt's tokens, 0 to {MAX_LOGPROBS}; as JSON"),
+        "detokenize": ("", "make texts of tokens (default: yes)"),
+        "skip_special_tokens": ("", "leave special tokens out of texts (default: yes)"),
+        "spaces_between_special_tokens": ("", "as the tokenizer spaces them (default: yes)"),
+    },
+}
+"""By group and parameter: what stands for the value in a usage line, and what the flag is for."""
+
+FORMS = {
+    "json_schema": "json",
+    "json_object": "json_object",
+    "regex": "regex",
+    "choice": "choice",
+    "grammar": "grammar",
+    "disable_any_whitespace": "disable_any_whitespace",
+    "whitespace_pattern": "whitespace_pattern",
+    "disable_additional_properties": "disable_additional_properties",
+}
+"""Flags of the text's form, and the fields of StructuredOutputsParams that they fill."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """All flags; the daemon has its defaults for those that are not given."""
+    hints = typing.get_type_hints(SamplingParams)
+    for title, parameters in _GROUPS.items():
+        group = parser.add_argument_group(title)
+        for name, (metavar, what) in parameters.items():
+            flag = f"--{name.replace('_', '-')}"
+            if hints[name] is not bool:
+                group.add_argument(flag, metavar=metavar, help=what, **_reading(hints[name]))
+            elif getattr(SamplingParams(), name):
+                group.add_argument(flag, action=argparse.BooleanOptionalAction, help=what)
+            else:
+                group.add_argument(flag, action="store_true", help=what)
+    _add_forms(parser.add_argument_group("structured outputs", "at most one of the first five"))
+
+
+def take_params(options: dict[str, Any]) -> dict[str, Any]:
+    """SamplingParams by name, out of the options of ``add_arguments``."""
+    forms = {field: options.pop(flag) for flag, field in FORMS.items() if flag in options}
+    return options | ({"structured_outputs": forms} if forms else {})
+
+
+def _add_forms(group: Any) -> None:
+    add = group.add_mutually_exclusive_group().add_argument
+    add("--json-schema", type=_text, metavar="FILE", help="JSON that this schema allows")
+    add("--json-object", action="store_true", help="a JSON object")
+    add("--regex", metavar="R", help="what matches all of this pattern")
+    add("--choice", action="append", metavar="S", help="this text; given several times, one of them")
+    add("--grammar", type=_text, metavar="FILE", help="what this grammar allows, in Lark's notation")
+    add = group.add_argument
+    add("--disable-any-whitespace", action="store_true", help="write JSON without any")
+    add("--whitespace-pattern", metavar="R", help="or with what matches this around its punctuation")
+    add("--disable-additional-properties", action="store_true", help="only those that the schema names")
+
+
+def _reading(hint: Any) -> dict[str, Any]:
+    """How argparse reads a value of this type."""
+    if isinstance(hint, types.UnionType):  # of ``str | list[str]`` the latter
+        hint = [kind for kind in typing.get_args(hint) if kind is not types.NoneType][-1]
+    if hint == list[str]:
+        return {"action": "append"}
+    if hint == dict[int, float]:
+        return {"action": _Update, "type": _biased}
+    return {"type": {list[int]: _token_ids, RepetitionDetection: _repetition}.get(hint, hint)}
+
+
+class _Update(argparse.Action):
+    """Gathers the dictionaries of a flag that is given several times."""
+
+    def __call__(self, parser: object, namespace: argparse.Namespace, values: Any, option: str | None = None) -> None:
+        del parser, option
+        setattr(namespace, self.dest, {**getattr(namespace, self.dest, {}), **values})
+
+
+def _biased(text: str) -> dict[int, float]:
+    token_id, _, bias = text.partition("=")
+    return {int(token_id): float(bias)}
+
+
+def _token_ids(text: str) -> list[int]:
+    return [int(token_id) for token_id in text.split(",")]
+
+
+def _repetition(text: str) -> dict[str, int]:
+    numbers = [int(number) for number in text.split(",")]
+    names = RepetitionDetection.__struct_fields__
+    return dict(zip(names[: len(numbers)], numbers, strict=True))
+
+
+def _text(path: str) -> str:
+    try:
+        return Path(path).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise argparse.ArgumentTypeError(f"cannot read {path}: {error}") from error
