@@ -28,8 +28,8 @@ ROOT = Path(__file__).parent.parent
 ODRIVER = [sys.executable, "-c", "import sys; from ipc.commands.cli import main; sys.exit(main())"]
 PATIENCE = 300
 """Seconds after which a daemon is taken for never getting ready, or never ending."""
-MAX_MODEL_LEN = 128
-FLAGS = f"--max-num-seqs 8 --max-num-batched-tokens 32 --max-model-len {MAX_MODEL_LEN}".split()
+MAX_MODEL_LEN = 256
+FLAGS = f"--max-num-seqs 8 --max-num-batched-tokens 16 --max-model-len {MAX_MODEL_LEN}".split()
 """Few shapes to compile, more requests than slots, prompts of several steps."""
 
 

@@ -12,14 +12,14 @@ from engine.scheduling.sequence import Sequence
 
 NUM_PAGES = 15
 """Enough for one sequence at its longest, too few for all at once."""
-ROOMY = {"max_num_seqs": 5, "num_pages": 99}
+ROOMY = {"max_num_seqs": 5, "max_num_batched_tokens": 5, "num_pages": 99}
 
 
 @pytest.fixture
 def start_engine(tmp_path):
     """Starts a small engine, as often as asked."""
     directory = build_checkpoint(tmp_path / "model")
-    settings = {"max_num_seqs": 4, "max_num_batched_tokens": 7, "page_size": 3, "num_pages": NUM_PAGES}
+    settings = {"max_num_seqs": 4, "max_num_batched_tokens": 4, "page_size": 3, "num_pages": NUM_PAGES}
     return lambda **changed: build_engine(
         EngineConfig(model=directory, max_model_len=40, **{**settings, **changed}), lambda progress: None
     )

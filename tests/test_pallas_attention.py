@@ -144,6 +144,7 @@ def test_the_kernel_writes_and_attends_as_plain_attention_does(case, rows, seed)
     check(rows, case, seed)
 
 
+@pytest.mark.thorough
 def test_the_kernel_agrees_with_the_other_attentions():
     """With XLA's and with the plain twin of jax's kernel."""
     shapes, options, tolerance = CASES["narrow heads in a window"]

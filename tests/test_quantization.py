@@ -120,7 +120,7 @@ def surprise():
     ids = AutoTokenizer.from_pretrained(DEMO_MODEL)(STORY)["input_ids"]
 
     def ask(**settings):
-        config = EngineConfig(max_num_seqs=1, max_num_batched_tokens=16, max_model_len=256, **settings)
+        config = EngineConfig(max_num_seqs=1, max_num_batched_tokens=4, max_model_len=256, **settings)
         engine = build_engine(config, lambda progress: None)
         engine.add(Sequence("", ids, SamplingParams(prompt_logprobs=0), frozenset(), 1, seed=0))
         told = [
