@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import DTypeLike
 
-from caching.attention.xla_attention import PageTable
+from caching.attention.spec import AttentionInputs, AttentionSpec, CacheView, PageTable
 from caching.metadata import PagedAttentionCacheMetaData
 from caching.tpu.tpu_chip import CHIPS
 from caching.tpu.tpu_kernels import TPUKernel
@@ -28,7 +28,8 @@ def assert_compiles_in_place(
     q, k = (jax.ShapeDtypeStruct((64, count, head_dim), jnp.bfloat16) for count in (heads, kv_heads))
 
     def step(pages, q, k, v, table):
-        return kernel.attention(CHIPS[chip.device_kind])(pages, q, k, v, table, sm_scale=0.1, sliding_window=100)
+        attention = kernel.attention(CHIPS[chip.device_kind])
+        return attention(AttentionSpec(0.1, 100, 30.0), CacheView(pages, table), AttentionInputs(q, k, v))
 
     compiled = lower(step, *DeviceMesh((chip,)).shapes((pages, q, k, k, table)), donate=0).compile()
 

@@ -1,28 +1,27 @@
 """Ragged paged attention: the XLA backend against its plain twin, and the twin against the TPU kernel's own."""
 
+from dataclasses import replace
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.experimental.pallas.ops.tpu.ragged_paged_attention import ref_ragged_paged_attention as kernel_twin
+from plain_attention import plain_attention
 
-from caching.attention.xla_attention import (
-    PageTable,
-    locate,
-    paged_attention,
-    ragged_paged_attention,
-    ref_ragged_paged_attention,
-    write_pages,
-)
+from caching.attention.spec import AttentionInputs, AttentionSpec, CacheView, PageTable
+from caching.attention.xla_attention import XLAAttention, write_pages
 from caching.metadata import PagedAttentionCacheMetaData
 from caching.page_dtype import LARGEST, as_read, as_stored, stored_head_dim
 from caching.paged_attention_cache import PagedAttentionCache
 
 KV_HEADS, GROUP, HEAD_DIM, PAGE_SIZE, PAGES_PER_SEQ = 2, 3, 8, 4, 60
+SINKS = jnp.linspace(-2, 3, KV_HEADS * GROUP, dtype=jnp.float32)
+_by_xla = jax.jit(XLAAttention(np.dtype(np.float32)), static_argnums=0)
 
 
 def build_step(q_lens, kv_lens, *, rows=None, tokens=None, seed=0):
-    """Random q and pages, and a table for rows of these lengths, padded to ``rows`` and ``tokens``.
+    """Random q, k, v and pages, and a table for rows of these lengths, padded to ``rows`` and ``tokens``.
 
     What nobody has written is NaN: the sink, and a row's last page behind its last token.
     """
@@ -47,7 +46,8 @@ def build_step(q_lens, kv_lens, *, rows=None, tokens=None, seed=0):
     for row, length in enumerate(kv_lens):
         if length % PAGE_SIZE:
             kv_pages[page_indices[row, length // PAGE_SIZE], :, :, length % PAGE_SIZE :] = np.nan
-    return jnp.asarray(q), jnp.asarray(kv_pages), table
+    k, v = rng.standard_normal((2, tokens, KV_HEADS, HEAD_DIM), np.float32)
+    return AttentionInputs(*map(jnp.asarray, (q, k, v))), CacheView(jnp.asarray(kv_pages), table)
 
 
 def build_metadata(*, num_pages=64, dtype=jnp.float32):
@@ -78,28 +78,45 @@ def build_metadata(*, num_pages=64, dtype=jnp.float32):
 )
 def test_blocks_and_tiles_agree_with_the_plain_twin(q_lens, kv_lens, rows, tokens, window):
     """The backend gives every real query what the plain twin gives it, whatever the mix of rows."""
-    q, kv_pages, table = build_step(q_lens, kv_lens, rows=rows, tokens=tokens)
-
-    actual = jax.jit(ragged_paged_attention, static_argnames=("sm_scale", "sliding_window"))(
-        q, kv_pages, table, sm_scale=0.3, sliding_window=window
+    assert_agrees_with_the_plain_twin(
+        AttentionSpec(0.3, window), *build_step(q_lens, kv_lens, rows=rows, tokens=tokens)
     )
 
-    with jax.numpy_rank_promotion("allow"), jax.numpy_dtype_promotion("standard"):
-        expected = ref_ragged_paged_attention(q, kv_pages, table, sm_scale=0.3, sliding_window=window)
-    np.testing.assert_allclose(actual[: sum(q_lens)], expected, atol=2e-6)
+
+def assert_agrees_with_the_plain_twin(spec, inputs, view):
+    """Of real queries what the twin gives, and finite numbers of padding."""
+    _, actual = _by_xla(spec, view, inputs)
+
+    _, expected = plain_attention(spec, view, inputs)
+    np.testing.assert_allclose(actual[: len(expected)], expected, atol=2e-6)
     assert np.isfinite(actual).all()
+
+
+@pytest.mark.parametrize(
+    ("soft_cap", "sinks", "window"),
+    [(0.7, None, None), (None, SINKS, None), (0.7, SINKS, 5)],
+    ids=["cap", "sinks", "all"],
+)
+def test_scores_are_capped_and_compete_with_sinks(soft_cap, sinks, window):
+    """In decoding rows, in tiles and where they hang over, in a window and without."""
+    inputs, view = build_step([1, 1, 70, 65, 3], [9, 200, 70, 190, 4], rows=8, tokens=256)
+
+    assert_agrees_with_the_plain_twin(AttentionSpec(0.3, window, soft_cap), replace(inputs, sinks=sinks), view)
 
 
 def test_the_plain_twin_agrees_with_the_kernels():
     """Our arguments mean what the TPU kernel's mean."""
-    q, kv_pages, table = build_step([1, 7, 12], [30, 7, 40])
-    interleaved = kv_pages.transpose(0, 3, 1, 2, 4).reshape(kv_pages.shape[0], PAGE_SIZE, 2 * KV_HEADS, HEAD_DIM)
+    spec = AttentionSpec(0.3, 9, 1.5)
+    inputs, view = build_step([1, 7, 12], [30, 7, 40])
+    table = view.table
 
+    written, ours = plain_attention(spec, view, inputs)
+
+    interleaved = written.transpose(0, 3, 1, 2, 4).reshape(len(written), PAGE_SIZE, 2 * KV_HEADS, HEAD_DIM)
     with jax.numpy_rank_promotion("allow"), jax.numpy_dtype_promotion("standard"):
-        ours = ref_ragged_paged_attention(q, kv_pages, table, sm_scale=0.3, sliding_window=9)
         theirs = kernel_twin(
-            q, interleaved, table.kv_lens, table.page_indices, table.cu_q_lens, table.num_seqs,
-            sm_scale=0.3, sliding_window=9,
+            inputs.q, jnp.asarray(interleaved), table.kv_lens, table.page_indices, table.cu_q_lens, table.num_seqs,
+            sm_scale=0.3, sliding_window=9, soft_cap=1.5,
         )  # fmt: skip
 
     np.testing.assert_allclose(ours, theirs, atol=2e-6)
@@ -107,9 +124,9 @@ def test_the_plain_twin_agrees_with_the_kernels():
 
 def test_padding_tokens_are_written_to_the_sink():
     """Tokens after the last row's go to page 0, real ones to their own page and offset."""
-    _, _, table = build_step([1, 3], [6, 3], rows=4, tokens=8)
+    table = build_step([1, 3], [6, 3], rows=4, tokens=8)[1].table
 
-    pages, offsets = locate(table, 8, PAGE_SIZE)
+    pages, offsets = table.locate(8, PAGE_SIZE)
 
     owned = np.asarray(table.page_indices)
     assert pages.tolist() == [owned[0, 1], owned[1, 0], owned[1, 0], owned[1, 0], 0, 0, 0, 0]
@@ -135,19 +152,33 @@ TINY = 2**-10
 
 
 @pytest.mark.parametrize("kv_dtype", KV_DTYPES, ids=str)
-@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
-def test_attention_over_small_pages_is_that_over_what_they_hold(kv_dtype, dtype):
+@pytest.mark.parametrize(
+    ("dtype", "spec", "sinks"),
+    [
+        (jnp.float32, AttentionSpec(0.3, 9), None),
+        (jnp.bfloat16, AttentionSpec(0.3, 9), None),
+        (jnp.float32, AttentionSpec(0.3, None, 2.0), SINKS),
+    ],
+    ids=["float32", "bfloat16", "capped, with sinks"],
+)
+def test_attention_over_small_pages_is_that_over_what_they_hold(spec, sinks, kv_dtype, dtype):
     """Pages of fewer bits give what pages of the rounded numbers give, and a step's own keys are rounded like the rest."""
-    q, kv_pages, table = build_step([1, 7, 12], [30, 7, 40])
-    q, k = q.astype(dtype), (3 * q[:, :KV_HEADS]).astype(dtype)
-    stored = as_stored(kv_pages, kv_dtype)
+    inputs, view = build_step([1, 7, 12], [30, 7, 40])
+    q, k = inputs.q.astype(dtype), (3 * inputs.q[:, :KV_HEADS]).astype(dtype)
+    stored = as_stored(view.pages, kv_dtype)
 
-    written, out = paged_attention(stored, q, k, -k, table, sm_scale=0.3, sliding_window=9, kv_dtype=kv_dtype)
+    attention = jax.jit(XLAAttention(kv_dtype), static_argnums=0)
+    written, out = attention(spec, CacheView(stored, view.table), AttentionInputs(q, k, -k, sinks=sinks))
 
-    held = as_read(written, kv_dtype, np.dtype(np.float32))
+    def held(numbers):
+        return as_read(numbers, kv_dtype, np.dtype(np.float32))
+
     assert written.dtype == stored.dtype and (written != stored).any()
-    with jax.numpy_rank_promotion("allow"), jax.numpy_dtype_promotion("standard"):
-        expected = ref_ragged_paged_attention(q.astype(np.float32), held, table, sm_scale=0.3, sliding_window=9)
+    k, v = (held(as_stored(x, kv_dtype)) for x in (k, -k))
+    expected_pages, expected = plain_attention(
+        spec, CacheView(held(stored), view.table), AttentionInputs(q.astype(np.float32), k, v, sinks=sinks)
+    )
+    np.testing.assert_array_equal(held(written), expected_pages)
     np.testing.assert_allclose(out.astype(np.float32), expected, atol=3e-6 if dtype == jnp.float32 else 0.05)
 
 
@@ -181,16 +212,15 @@ def test_what_is_not_a_number_stays_so(kv_dtype):
 @pytest.mark.parametrize("kv_dtype", [np.dtype(np.float32), *KV_DTYPES], ids=str)
 def test_the_pool_is_neither_copied_nor_read_whole(kv_dtype):
     """A compiled step's scratch memory does not grow with the pool (an ancestor copied it every step)."""
-    q, _, table = build_step([1, 1, 40], [9, 100, 60], rows=4, tokens=64)
+    inputs, view = build_step([1, 1, 40], [9, 100, 60], rows=4, tokens=64)
 
     def scratch(num_pages):
-        def step(kv_pages, q, table):
-            k = q[:, :KV_HEADS]
-            return paged_attention(kv_pages, q, k, k, table, sm_scale=1.0, sliding_window=None, kv_dtype=kv_dtype)
+        def step(pages, inputs, table):
+            return XLAAttention(kv_dtype)(AttentionSpec(1.0), CacheView(pages, table), inputs)
 
         metadata = build_metadata(num_pages=num_pages, dtype=kv_dtype)
         pool = PagedAttentionCache.layer_struct(metadata)
-        analysis = jax.jit(step, donate_argnums=0).lower(pool, q, table).compile().memory_analysis()
+        analysis = jax.jit(step, donate_argnums=0).lower(pool, inputs, view.table).compile().memory_analysis()
         assert analysis.alias_size_in_bytes == metadata.num_bytes
         return analysis.temp_size_in_bytes
 

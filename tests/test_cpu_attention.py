@@ -1,12 +1,16 @@
 """The CPU's own attention against the plain twin, and what it promises besides: in place, and the same in any batch."""
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from plain_attention import plain_attention
 
 from caching.attention import cpu_attention
-from caching.attention.xla_attention import PageTable, ref_ragged_paged_attention
+from caching.attention.cpu_attention import CPUAttention
+from caching.attention.spec import AttentionInputs, AttentionSpec, CacheView, PageTable
 from caching.cpu_kernels import KernelsUnavailable
 from engine.models.rope import rotate
 
@@ -16,6 +20,12 @@ except KernelsUnavailable as unavailable:
     pytest.skip(str(unavailable), allow_module_level=True)
 
 KV_HEADS, PAGES_PER_SEQ = 2, 40
+SPEC = AttentionSpec(0.3)
+
+
+@partial(jax.jit, static_argnums=0, donate_argnums=1)
+def _step(spec, pages, table, inputs):
+    return CPUAttention()(spec, CacheView(pages, table), inputs)
 
 
 def build_step(q_lens, kv_lens, *, group=3, head_dim=32, page_size=16, padding=0, seed=0):
@@ -39,13 +49,18 @@ def build_step(q_lens, kv_lens, *, group=3, head_dim=32, page_size=16, padding=0
     return pages, q, k, v, table
 
 
-def attend(pages, q, k, v, table, *, angles=None, window=None):
+def attend(pages, q, k, v, table, *, angles=None, spec=SPEC, sinks=None):
     """Pages and output, as numpy arrays; nothing is turned where there are no angles f[tokens, 1, head_dim / 2]."""
-    step = jax.jit(cpu_attention.paged_attention, static_argnames=("sm_scale", "sliding_window"), donate_argnums=0)
     angles = np.zeros((len(q), 1, q.shape[2] // 2), np.float32) if angles is None else angles
-    arrays = map(jnp.array, (pages, q, k, v, np.cos(angles), np.sin(angles)))
-    written, out = step(*arrays, table, sm_scale=0.3, sliding_window=window)
+    pages, q, k, v, cos, sin = map(jnp.array, (pages, q, k, v, np.cos(angles), np.sin(angles)))
+    written, out = _step(spec, pages, table, AttentionInputs(q, k, v, (cos, sin), sinks))
     return np.asarray(written), np.asarray(out)
+
+
+def plainly(pages, q, k, v, table, *, spec=SPEC, sinks=None):
+    """The same by the plain twin, without rotation."""
+    view = CacheView(token_major(pages), table)
+    return plain_attention(spec, view, AttentionInputs(q, k, v, sinks=sinks))
 
 
 def token_major(pages):
@@ -73,17 +88,31 @@ STEPS = {
 @pytest.mark.parametrize("step", STEPS)
 def test_the_kernel_agrees_with_the_plain_twin(step, window):
     """Every real query gets what the plain twin gives it over the pages as written, whatever the mix of rows."""
-    pages, q, k, v, table = build_step(*STEPS[step], padding=3)
+    given, spec = build_step(*STEPS[step], padding=3), AttentionSpec(0.3, window)
 
-    written, out = attend(pages, q, k, v, table, window=window)
+    _, out = attend(*given, spec=spec)
 
-    real = int(table.cu_q_lens[-1])
-    with jax.numpy_rank_promotion("allow"), jax.numpy_dtype_promotion("standard"):
-        expected = ref_ragged_paged_attention(
-            jnp.asarray(q), jnp.asarray(token_major(written)), table, sm_scale=0.3, sliding_window=window
-        )
-    np.testing.assert_allclose(out[:real], expected, atol=3e-6)
-    assert not out[real:].any()
+    _, expected = plainly(*given, spec=spec)
+    np.testing.assert_allclose(out[: len(expected)], expected, atol=3e-6)
+    assert not out[len(expected) :].any()
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("window", [None, 20])
+@pytest.mark.parametrize("sinks", [None, np.linspace(-2, 3, 6, dtype=np.float32)], ids=["no sinks", "sinks"])
+@pytest.mark.parametrize("soft_cap", [None, 0.7, 50.0])
+def test_scores_are_capped_and_compete_with_sinks(soft_cap, sinks, window, dtype):
+    """Over pages of both dtypes, in a window and without, for decoding rows and chunks."""
+    spec = AttentionSpec(0.3, window, soft_cap)
+    pages, q, k, v, table = build_step(*STEPS["a mix"], padding=3)
+    pages, k, v = (np.asarray(jnp.asarray(x).astype(dtype)) for x in (pages, k, v))
+
+    stored = pages if dtype == "float32" else pages.view(np.uint16)
+    written, out = attend(stored, q, k, v, table, spec=spec, sinks=sinks)
+
+    expected_pages, expected = plainly(pages, q, k, v, table, spec=spec, sinks=sinks)
+    np.testing.assert_allclose(out[: len(expected)], expected, atol=3e-6)
+    np.testing.assert_array_equal(token_major(written.view(pages.dtype)), expected_pages)
 
 
 @pytest.mark.parametrize(
@@ -101,13 +130,9 @@ def test_the_kernel_knows_every_shape_of_whole_vectors(group, head_dim, page_siz
     """Heads that do not fill a tile, groups wider than one, pages longer than a vector."""
     step = build_step([1, 1, 30, 9], [70, 5, 30, 77], group=group, head_dim=head_dim, page_size=page_size)
 
-    written, out = attend(*step)
+    _, out = attend(*step)
 
-    with jax.numpy_rank_promotion("allow"), jax.numpy_dtype_promotion("standard"):
-        expected = ref_ragged_paged_attention(
-            jnp.asarray(step[1]), jnp.asarray(token_major(written)), step[4], sm_scale=0.3
-        )
-    np.testing.assert_allclose(out, expected, atol=1e-5)
+    np.testing.assert_allclose(out, plainly(*step)[1], atol=1e-5)
 
 
 def test_queries_and_keys_are_turned_by_their_positions():
@@ -152,12 +177,12 @@ def test_what_lies_behind_the_last_token_is_never_read():
     np.testing.assert_array_equal(out, attend(pages, q, k, v, table)[1])
 
 
-@pytest.mark.parametrize("window", [None, 20])
-def test_a_query_is_the_same_to_the_bit_in_any_batch_and_chunk(window):
+@pytest.mark.parametrize("spec", [SPEC, AttentionSpec(0.3, 20), AttentionSpec(0.3, None, 2.0)], ids=str)
+def test_a_query_is_the_same_to_the_bit_in_any_batch_and_chunk(spec):
     """A prompt at once, in chunks, token by token and beside others gives identical numbers."""
     length = 200
     pages, q, k, v, table = build_step([length], [length])
-    whole = attend(pages, q, k, v, table, window=window)[1]
+    whole = attend(pages, q, k, v, table, spec=spec)[1]
 
     def in_chunks(size):
         held, outputs = pages, []
@@ -169,7 +194,7 @@ def test_a_query_is_the_same_to_the_bit_in_any_batch_and_chunk(window):
                 jnp.asarray([0, past - first], jnp.int32),
                 table.num_seqs,
             )
-            held, out = attend(held, q[first:past], k[first:past], v[first:past], chunk, window=window)
+            held, out = attend(held, q[first:past], k[first:past], v[first:past], chunk, spec=spec)
             outputs.append(out)
         return np.concatenate(outputs)
 
@@ -196,10 +221,8 @@ def test_the_pool_is_not_copied():
         _, q, k, v, table = build_step([1, 40], [9, 60])
         turn = np.zeros((41, 1, 16), np.float32)
         pool = jax.ShapeDtypeStruct((num_pages, KV_HEADS, 2, 16, 32), np.float32)
-        step = jax.jit(cpu_attention.paged_attention, static_argnames=("sm_scale", "sliding_window"), donate_argnums=0)
-        analysis = (
-            step.lower(pool, q, k, v, turn, turn, table, sm_scale=1.0, sliding_window=None).compile().memory_analysis()
-        )
+        inputs = AttentionInputs(q, k, v, (turn, turn))
+        analysis = _step.lower(SPEC, pool, table, inputs).compile().memory_analysis()
         assert analysis.alias_size_in_bytes == num_pages * KV_HEADS * 2 * 16 * 32 * 4
         return analysis.temp_size_in_bytes
 

@@ -11,30 +11,16 @@ import pytest
 from checkpoints import VARIANTS, build_checkpoint
 from flax import nnx
 from jax import Array
+from plain_attention import DenseAttention
 
 from engine.mesh import one_device
 from engine.models.decoder import Decoder
 from engine.models.families import read_model_config
-from engine.models.rope import Rotation, rotate
+from engine.models.step_context import StepContext
 from engine.models.weights import load_decoder
 
 GOLDENS = Path(__file__).parent / "goldens"
 TOLERANCE = 1e-4
-
-
-def attend_densely(
-    cache: None, _place: int, q: Array, k: Array, v: Array, rotation: Rotation, window: int | None
-) -> tuple[None, Array]:
-    """Causal attention over [batch, length, heads, head_dim]: each query sees the last ``window`` keys, its own included."""
-    q, k = rotate(q, *rotation), rotate(k, *rotation)
-    group = q.shape[2] // k.shape[2]
-    keys, values = jnp.repeat(k, group, axis=2), jnp.repeat(v, group, axis=2)
-    positions = np.arange(q.shape[1])
-    distance = positions[:, None] - positions
-    visible = (distance >= 0) & (distance < (window or len(positions)))
-    scores = jnp.einsum("bqhd,bkhd->bhqk", q, keys) / q.shape[-1] ** 0.5
-    weights = jax.nn.softmax(jnp.where(visible[None, None], scores, -jnp.inf), axis=-1)
-    return cache, jnp.einsum("bhqk,bkhd->bqhd", weights, values)
 
 
 def compute_logprobs(decoder: Decoder, sequences: list[list[int]]) -> np.ndarray:
@@ -46,7 +32,7 @@ def compute_logprobs(decoder: Decoder, sequences: list[list[int]]) -> np.ndarray
     @nnx.jit
     def forward(decoder: Decoder, token_ids: Array, positions: Array) -> Array:
         caches = [None] * decoder.config.num_layers
-        _, hidden = decoder(token_ids, positions, caches, attend_densely)
+        _, hidden = decoder(token_ids, caches, StepContext(decoder.rotation(positions), DenseAttention()))
         return jax.nn.log_softmax(decoder.logits(hidden), axis=-1)
 
     return np.asarray(forward(decoder, jnp.asarray(token_ids), jnp.asarray(positions)))

@@ -13,7 +13,7 @@ import jax
 import numpy as np
 import pytest
 from checkpoints import VARIANTS, build_checkpoint
-from tpu_twins import pallas_twin
+from tpu_twins import PallasTwin
 
 from caching.page_manager import HBMPageManager
 from caching.tpu.tpu_chip import CHIPS
@@ -27,7 +27,7 @@ from engine.oengine import oEngine
 from engine.sampling_params import SamplingParams
 from engine.scheduling.scheduler import InferenceScheduler
 from engine.scheduling.sequence import Sequence
-from engine.step.backend import RotatedByXLA, choose_backend, tpu_backend, xla_backend
+from engine.step.backend import choose_backend, tpu_backend, xla_backend
 from engine.step.execution_manager import ExecutionManager, StepShapes
 from engine.step.runner import eSurgeRunner
 
@@ -38,7 +38,7 @@ SMALL_POOL = {4: 16, 16: 6}
 V5E = CHIPS["TPU v5 lite"]
 FLOAT32 = np.dtype(np.float32)
 XLA = xla_backend(FLOAT32)
-TPU = replace(tpu_backend(V5E, PALLAS), attention=RotatedByXLA(pallas_twin))
+TPU = replace(tpu_backend(V5E, PALLAS), attention=PallasTwin())
 PLAINEST = {("llama2", 16), ("mistral", 4), ("qwen2", 16), ("qwen3", 4)}
 """Of every family a variant and the size of its pages."""
 BACKENDS = [

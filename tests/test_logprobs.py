@@ -5,12 +5,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from checkpoints import build_checkpoint
+from plain_attention import DenseAttention
 
 from engine.build import build_engine
 from engine.config import EngineConfig
 from engine.mesh import one_device
 from engine.models.families import read_model_config
-from engine.models.rope import rotate
+from engine.models.step_context import StepContext
 from engine.models.weights import load_decoder
 from engine.request_limits import MAX_LOGPROBS
 from engine.sampling.logprobs import compute_logprobs, unpack_logprobs
@@ -35,18 +36,10 @@ def plain_logprobs(directory, token_ids):
     config = read_model_config(directory)
     decoder = load_decoder(directory, config, np.float32, mesh=one_device(), progress=lambda done, total: None)
 
-    def attend(cache, _place, q, k, v, rotation, window):
-        assert window is None
-        q, k = rotate(q, *rotation), rotate(k, *rotation)
-        groups = q.shape[1] // k.shape[1]
-        k, v = jnp.repeat(k, groups, axis=1), jnp.repeat(v, groups, axis=1)
-        scores = jnp.einsum("qhd,khd->hqk", q, k) * np.float32(config.head_dim**-0.5)
-        causal = np.tril(np.ones(scores.shape[1:], bool))[None]
-        return cache, jnp.einsum("hqk,khd->qhd", jax.nn.softmax(jnp.where(causal, scores, -jnp.inf)), v)
-
-    positions = jnp.arange(len(token_ids), dtype=jnp.int32)
-    _, hidden = decoder(jnp.asarray(token_ids, jnp.int32), positions, [None] * config.num_layers, attend)
-    return np.asarray(jax.nn.log_softmax(decoder.logits(hidden)))
+    positions = jnp.arange(len(token_ids), dtype=jnp.int32)[None]
+    step = StepContext(decoder.rotation(positions), DenseAttention())
+    _, hidden = decoder(jnp.asarray([token_ids], jnp.int32), [None] * config.num_layers, step)
+    return np.asarray(jax.nn.log_softmax(decoder.logits(hidden[0])))
 
 
 def build_sequences():

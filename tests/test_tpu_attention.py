@@ -1,5 +1,7 @@
 """Attention on a TPU: our arguments against the plain twin of jax's kernel, and the kernel against the compiler."""
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -10,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tpu_twins import plain_twin
 
-from caching.attention import xla_attention as attention
-from caching.attention.xla_attention import PageTable
+from caching.attention.spec import AttentionInputs, AttentionSpec, CacheView, PageTable
+from caching.attention.xla_attention import XLAAttention
 from caching.page_dtype import as_read, as_stored, rounded
 from caching.tpu.jax_attention import TPUAttention, block_pages, holds_table, stored_heads
 from caching.tpu.pallas_attention import PallasAttention
@@ -21,7 +23,7 @@ from engine import build
 from engine.config import EngineConfig
 from engine.errors import ConfigurationError
 from engine.step import backend
-from engine.step.backend import RotatedByXLA, choose_backend, default_page_size, tpu_backend, tpu_kernel, xla_backend
+from engine.step.backend import choose_backend, default_page_size, tpu_backend, tpu_kernel, xla_backend
 
 V5E = CHIPS["TPU v5 lite"]
 BFLOAT16 = np.dtype(jnp.bfloat16)
@@ -69,38 +71,38 @@ def test_pages_of_8_bits_are_attended_as_by_xla(kv_dtype):
         rounded(pages, kv_dtype),
     )
 
-    written, out = TPUAttention(V5E, plain_twin)(pages, q, k, v, table, sm_scale=0.3, sliding_window=None)
+    spec, inputs = AttentionSpec(0.3), AttentionInputs(q, k, v)
+    written, out = TPUAttention(V5E, plain_twin)(spec, CacheView(pages, table), inputs)
 
-    plainly, expected = _by_xla(
-        as_stored(plain, kv_dtype), q, k, v, table, sm_scale=0.3, sliding_window=None, kv_dtype=kv_dtype
-    )
+    plainly, expected = _by_xla(kv_dtype, spec, CacheView(as_stored(plain, kv_dtype), table), inputs)
     np.testing.assert_allclose(np.float32(out[:7]), np.float32(expected[:7]), atol=2e-2, rtol=2e-2)
     read = np.float32(written[1:]).reshape(-1, PAGE_SIZE, 2, 2, 128).transpose(0, 2, 3, 1, 4)
     assert (read == as_read(plainly[1:], kv_dtype, np.dtype(np.float32))).all()
 
 
-_by_xla = jax.jit(attention.paged_attention, static_argnames=("sm_scale", "sliding_window", "kv_dtype"))
+@partial(jax.jit, static_argnums=(0, 1))
+def _by_xla(kv_dtype, spec, view, inputs):
+    return XLAAttention(kv_dtype)(spec, view, inputs)
 
 
 @settings(max_examples=4 + settings.default.max_examples // 50)
 @given(
     rows=ragged_steps(),
     case=st.sampled_from([(4, 2, 128, jnp.bfloat16), (6, 3, 64, jnp.float32)]),
-    window=st.sampled_from([None, 6]),
+    spec=st.sampled_from([AttentionSpec(0.3), AttentionSpec(0.3, 6, 1.5)]),
     seed=st.integers(0, 99),
 )
-def test_what_the_kernel_is_given_means_what_ours_does(rows, case, window, seed):
+def test_what_the_kernel_is_given_means_what_ours_does(rows, case, spec, seed):
     """The kernel's plain twin, fed by us, agrees with our attention on ragged batches, whatever had to be padded."""
     heads, kv_heads, head_dim, dtype = case
     q, k, v, table, pages, plain = build_step(
         rows, heads=heads, kv_heads=kv_heads, head_dim=head_dim, dtype=dtype, seed=seed
     )
 
-    written, out = TPUAttention(V5E, plain_twin)(pages, q, k, v, table, sm_scale=0.3, sliding_window=window)
+    inputs = AttentionInputs(q, k, v)
+    written, out = TPUAttention(V5E, plain_twin)(spec, CacheView(pages, table), inputs)
 
-    plainly, expected = _by_xla(
-        as_stored(plain, plain.dtype), q, k, v, table, sm_scale=0.3, sliding_window=window, kv_dtype=plain.dtype
-    )
+    plainly, expected = _by_xla(plain.dtype, spec, CacheView(as_stored(plain, plain.dtype), table), inputs)
     real = int(table.cu_q_lens[-1])
     tolerance = 1e-5 if dtype == jnp.float32 else 2e-2
     np.testing.assert_allclose(np.float32(out[:real]), np.float32(expected[:real]), atol=tolerance, rtol=tolerance)
@@ -108,6 +110,16 @@ def test_what_the_kernel_is_given_means_what_ours_does(rows, case, window, seed)
         :, :, : k.shape[1], :, : k.shape[2]
     ]
     assert (read.transpose(0, 2, 3, 1, 4) == as_read(plainly[1:], plain.dtype, plain.dtype)).all()
+
+
+def test_sinks_are_refused_with_what_to_choose_instead():
+    """jax's kernel has none; ours and XLA's do."""
+    q, k, v, table, pages, _ = build_step([(1, 1)], heads=4, kv_heads=2, head_dim=128, dtype=jnp.float32, seed=0)
+
+    with pytest.raises(ValueError, match="choose attention_backend pallas or xla"):
+        TPUAttention(V5E, plain_twin)(
+            AttentionSpec(0.3), CacheView(pages, table), AttentionInputs(q, k, v, sinks=jnp.zeros(4))
+        )
 
 
 @pytest.mark.parametrize(
@@ -173,8 +185,8 @@ def test_a_tpu_is_served_by_a_kernel(monkeypatch):
     monkeypatch.setattr(jax, "default_backend", lambda: "tpu")
     chip = CHIPS["TPU v6 lite"]
 
-    assert choose("TPU v6 lite").attention == RotatedByXLA(PallasAttention(chip))
-    assert choose("TPU v6 lite", asked="jax").attention == RotatedByXLA(TPUAttention(chip))
+    assert choose("TPU v6 lite").attention == PallasAttention(chip)
+    assert choose("TPU v6 lite", asked="jax").attention == TPUAttention(chip)
     assert choose("TPU v6 lite", asked="xla").attention == xla_backend(BFLOAT16).attention
     assert choose("TPU v2").attention == xla_backend(BFLOAT16).attention and "TPU v2" in choose("TPU v2").description
     assert default_page_size() == 128

@@ -5,14 +5,16 @@ A page holds one head's keys as [head_dim, page_size] and its values as [page_si
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import ClassVar
 
 import jax
 import numpy as np
 from jax import Array
 
-from caching.attention.xla_attention import PageTable
+from caching.attention.spec import AttentionInputs, AttentionSpec, CacheView
 from caching.cpu_kernels import load, register
 from caching.metadata import PagedAttentionCacheMetaData
 from caching.paged_attention_cache import PagedAttentionCache
@@ -43,37 +45,35 @@ def _untouched(layer: jax.ShapeDtypeStruct) -> Callable[[], Array]:
     return jax.jit(jax.ffi.ffi_call("odriver_untouched", layer))
 
 
-def paged_attention(
-    kv_pages: Array,
-    q: Array,
-    k: Array,
-    v: Array,
-    cos: Array,
-    sin: Array,
-    table: PageTable,
-    *,
-    sm_scale: float,
-    sliding_window: int | None,
-) -> tuple[Array, Array]:
-    """Turn q[T, heads, head_dim] and k by cos and sin f32[T, 1, head_dim / 2], write k and v [T, kv_heads, head_dim]
-    into their pages, attend.
+@dataclass(frozen=True)
+class CPUAttention:
+    """Attention by the C++ kernel, over pages of float32, or of bfloat16 as its bits."""
 
-    Returns the pages, in place, and f32 like q; 0 for padding. A query's result does not depend, in any bit, on the
-    other rows nor on how its prompt was cut into chunks.
-    """
-    call = jax.ffi.ffi_call(
-        "odriver_attention",
-        (jax.ShapeDtypeStruct(kv_pages.shape, kv_pages.dtype), jax.ShapeDtypeStruct(q.shape, np.float32)),
-        input_output_aliases={0: 0},
-    )
-    pages, out = call(
-        kv_pages,
-        *(x.astype(np.float32) for x in (q, k, v, cos, sin)),
-        table.kv_lens,
-        table.page_indices,
-        table.cu_q_lens,
-        table.num_seqs,
-        sm_scale=np.float32(sm_scale),
-        sliding_window=np.int64(sliding_window or 0),
-    )
-    return pages, out
+    fuses_rotation: ClassVar[bool] = True
+
+    def __call__(self, spec: AttentionSpec, view: CacheView, inputs: AttentionInputs) -> tuple[Array, Array]:
+        """See AttentionKernel.
+
+        The result is f32 like q, and 0 for padding. A query's result does not depend, in any bit, on the
+        other rows nor on how its prompt was cut into chunks.
+        """
+        assert inputs.rotation is not None
+        pages, table = view.pages, view.table
+        sinks = np.zeros(0, np.float32) if inputs.sinks is None else inputs.sinks
+        call = jax.ffi.ffi_call(
+            "odriver_attention",
+            (jax.ShapeDtypeStruct(pages.shape, pages.dtype), jax.ShapeDtypeStruct(inputs.q.shape, np.float32)),
+            input_output_aliases={0: 0},
+        )
+        written, out = call(
+            pages,
+            *(x.astype(np.float32) for x in (inputs.q, inputs.k, inputs.v, *inputs.rotation, sinks)),
+            table.kv_lens,
+            table.page_indices,
+            table.cu_q_lens,
+            table.num_seqs,
+            scale=np.float32(spec.scale),
+            window=np.int64(spec.window or 0),
+            soft_cap=np.float32(spec.soft_cap or 0),
+        )
+        return written, out

@@ -1,22 +1,14 @@
-"""Ragged paged attention: what it computes, and the XLA backend that computes it.
+"""Ragged paged attention by XLA's operations, which serve on any device (caching/attention/spec.py says what it computes)."""
 
-A step's tokens are one flat batch. Row i of ``num_seqs[0]`` rows owns the queries
-``cu_q_lens[i]:cu_q_lens[i + 1]``, which are the last of its ``kv_lens[i]`` tokens; their keys and values lie in
-the pages ``page_indices[i]``, in order. Argument names follow the Pallas TPU kernel (Kwon et al. 2023 for the
-idea; ``jax.experimental.pallas.ops.tpu.ragged_paged_attention`` for the names).
-
-Rows of a single query come first: that is how the scheduler lays out a step, and what lets the backend
-serve all decoding rows at once and the others a tile at a time.
-"""
-
-import math
 from dataclasses import dataclass
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
+from caching.attention.spec import AttentionInputs, AttentionSpec, CacheView, PageTable
 from caching.page_dtype import as_read, as_stored
 from caching.page_manager import SINK_PAGE
 
@@ -33,85 +25,26 @@ PREFILL_TILE = 64
 """Queries of one sequence that are computed together."""
 
 
-@jax.tree_util.register_dataclass
-@dataclass(frozen=True)
-class PageTable:
-    """Which row each query belongs to and where its keys and values are. All i32."""
-
-    kv_lens: Array
-    """[rows] tokens of each row, this step's queries included; 0 in padding rows."""
-    page_indices: Array
-    """[rows, pages_per_seq]"""
-    cu_q_lens: Array
-    """[rows + 1] where each row's queries begin; padding rows repeat the total."""
-    num_seqs: Array
-    """[1] rows that are not padding."""
-
-
 def write_pages(kv_pages: Array, k: Array, v: Array, pages: Array, offsets: Array, kv_dtype: np.dtype) -> Array:
     """Put k and v [T, kv_heads, head_dim] into ``kv_pages`` at i32[T] pages and offsets, in place when donated."""
     new = as_stored(jnp.stack([k, v], axis=2), kv_dtype)
     return kv_pages.at[pages, :, :, offsets, :].set(new, mode="promise_in_bounds")
 
 
-def locate(table: PageTable, num_tokens: int, page_size: int) -> tuple[Array, Array]:
-    """Page and offset i32[num_tokens] of each token; padding tokens (after the last row's) go to the sink."""
-    token = jnp.arange(num_tokens, dtype=jnp.int32)
-    row = jnp.searchsorted(table.cu_q_lens[1:], token, side="right").astype(jnp.int32)
-    real = row < table.num_seqs[0]
-    row = jnp.where(real, row, 0)
-    position = jnp.where(real, table.kv_lens[row] - table.cu_q_lens[row + 1] + token, 0)
-    page = table.page_indices[row, position // page_size]
-    return jnp.where(real, page, SINK_PAGE), position % page_size
+@dataclass(frozen=True)
+class XLAAttention:
+    """Attention over pages ``[num_pages, kv_heads, 2, page_size, stored_head_dim]`` that hold ``kv_dtype``."""
 
+    kv_dtype: np.dtype
+    """As ``page_dtype`` stores it."""
+    fuses_rotation: ClassVar[bool] = False
 
-def paged_attention(
-    kv_pages: Array,
-    q: Array,
-    k: Array,
-    v: Array,
-    table: PageTable,
-    *,
-    sm_scale: float,
-    sliding_window: int | None,
-    kv_dtype: np.dtype,
-) -> tuple[Array, Array]:
-    """Write k and v [T, kv_heads, head_dim] of the step into their pages, then attend: the pages, and the like of q.
-
-    The pages hold ``kv_dtype``, as ``page_dtype`` stores it.
-    """
-    kv_pages = write_pages(kv_pages, k, v, *locate(table, q.shape[0], kv_pages.shape[3]), kv_dtype)
-    out = ragged_paged_attention(
-        q, kv_pages, table, sm_scale=sm_scale, sliding_window=sliding_window, kv_dtype=kv_dtype
-    )
-    return kv_pages, out
-
-
-def ragged_paged_attention(
-    q: Array,
-    kv_pages: Array,
-    table: PageTable,
-    *,
-    sm_scale: float,
-    sliding_window: int | None = None,
-    kv_dtype: np.dtype | None = None,
-) -> Array:
-    """q[T, heads, head_dim] over ``kv_pages[num_pages, kv_heads, 2, page_size, stored_head_dim]`` -> like q.
-
-    The pages hold ``kv_dtype``, as ``page_dtype`` stores it; None is what the array is of.
-
-    Costs what the rows' real context costs: loops over blocks of keys run to the longest row and no
-    further, with a running softmax (Milakov and Gimelshein 2018). Queries of padding are undefined but finite.
-    """
-    q_lens = table.cu_q_lens[1:] - table.cu_q_lens[:-1]
-    num_decodes = jnp.sum(jnp.cumprod((q_lens == 1).astype(jnp.int32)))
-    q = (q.astype(jnp.float32) * np.float32(sm_scale)).astype(q.dtype)
-    rows = table.kv_lens.shape[0]
-    pages = _Pages(kv_pages, kv_pages.dtype if kv_dtype is None else kv_dtype, q.dtype)
-    decoded = _decode_rows(q[:rows], pages, table, num_decodes, sliding_window)
-    if q.shape[0] == 1:
-        return decoded
-    return _prefill_rows(q, decoded, pages, table, num_decodes, sliding_window)
+    def __call__(self, spec: AttentionSpec, view: CacheView, inputs: AttentionInputs) -> tuple[Array, Array]:
+        """See AttentionKernel."""
+        places = view.table.locate(inputs.q.shape[0], view.pages.shape[3])
+        pages = write_pages(view.pages, inputs.k, inputs.v, *places, self.kv_dtype)
+        stored = _Pages(pages, self.kv_dtype, inputs.q.dtype)
+        return pages, _attend(spec, stored, view.table, inputs.q, inputs.sinks)
 
 
 @dataclass(frozen=True)
@@ -169,8 +102,20 @@ def _accumulate(state: tuple[Array, Array, Array], scores: Array, values: Array)
     return higher, total * shrink + jnp.sum(weights, axis=-1), weighted * shrink[..., None] + added
 
 
-def _start(lead: tuple[int, ...], head_dim: int) -> tuple[Array, Array, Array]:
-    return jnp.full(lead, MASKED, jnp.float32), jnp.zeros(lead, jnp.float32), jnp.zeros((*lead, head_dim), jnp.float32)
+def _start(lead: tuple[int, ...], head_dim: int, sinks: Array | None) -> tuple[Array, Array, Array]:
+    """A running softmax of shape ``lead`` that has seen no key; sinks f32[...] broadcast to it."""
+    weighted = jnp.zeros((*lead, head_dim), jnp.float32)
+    if sinks is None:
+        return jnp.full(lead, MASKED, jnp.float32), jnp.zeros(lead, jnp.float32), weighted
+    return jnp.broadcast_to(sinks, lead), jnp.ones(lead, jnp.float32), weighted
+
+
+def _scores(spec: AttentionSpec, q: Array, keys: Array) -> Array:
+    """Scaled q[..., n, head_dim] by keys[..., c, head_dim] -> f32[..., n, c]."""
+    scores = jnp.matmul(q, jnp.swapaxes(keys, -1, -2), preferred_element_type=jnp.float32)
+    if spec.soft_cap is None:
+        return scores
+    return jnp.tanh(scores * np.float32(1 / spec.soft_cap)) * np.float32(spec.soft_cap)
 
 
 def _settle(state: tuple[Array, Array, Array]) -> Array:
@@ -178,116 +123,114 @@ def _settle(state: tuple[Array, Array, Array]) -> Array:
     return weighted / jnp.maximum(total, np.float32(1e-30))[..., None]
 
 
-def _decode_rows(q: Array, kv_pages: _Pages, table: PageTable, num_decodes: Array, window: int | None) -> Array:
-    """Attention of the leading rows of one query each; q[rows, heads, head_dim] -> like q."""
-    rows, heads, head_dim = q.shape
-    kv_heads, page_size = kv_pages.kv_heads, kv_pages.page_size
-    block_pages = max(1, DECODE_BLOCK_TOKENS // page_size)
-    block = block_pages * page_size
-    grouped = q.reshape(rows, kv_heads, heads // kv_heads, head_dim)
-    lens = jnp.where(jnp.arange(rows, dtype=jnp.int32) < num_decodes, table.kv_lens, 0)
-    firsts = jnp.zeros_like(lens) if window is None else jnp.maximum(lens - window, 0)
-    pages = _padded_pages(table.page_indices, block_pages)
+def _attend(spec: AttentionSpec, pages: _Pages, table: PageTable, q: Array, sinks: Array | None) -> Array:
+    """q[T, heads, head_dim] -> like q.
 
-    def attend(index: Array, state: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
-        here = jax.lax.dynamic_slice(pages, (jnp.int32(0), index * block_pages), (rows, block_pages))
-        keys, values = kv_pages.gather(here)
-        position = index * block + jnp.arange(block, dtype=jnp.int32)[None, :]
-        seen = (position < lens[:, None]) & (position >= firsts[:, None])
-        scores = jnp.matmul(grouped, jnp.swapaxes(keys, -1, -2), preferred_element_type=jnp.float32)
-        values = _without_stale(values, lens, position)
-        return _accumulate(state, jnp.where(seen[:, None, None, :], scores, MASKED), values)
-
-    begin = jnp.int32(0) if window is None else jnp.min(jnp.where(lens > 0, firsts, np.int32(2**30))) // block
-    end = (jnp.max(lens) + (block - 1)) // block
-    state = jax.lax.fori_loop(begin, end, attend, _start(grouped.shape[:-1], head_dim))
-    return _settle(state).astype(q.dtype).reshape(rows, heads, head_dim)
-
-
-def _prefill_rows(
-    q: Array, decoded: Array, kv_pages: _Pages, table: PageTable, num_decodes: Array, window: int | None
-) -> Array:
-    """Attention of the rows after the decoding ones, tile by tile, into an array that begins as ``decoded``.
-
-    A tile may hang over its row's end; what it computes there is overwritten by the next row's first tile, since
-    tiles are walked in token order, or lies in the padding behind the last token.
+    Costs what the rows' real context costs: loops over blocks of keys run to the longest row and no
+    further, with a running softmax (Milakov and Gimelshein 2018).
     """
-    tokens, heads, head_dim = q.shape
-    tile = min(tokens, PREFILL_TILE)
-    rows = table.kv_lens.shape[0]
-    padding = ((0, tile), (0, 0), (0, 0))
-    q = jnp.pad(q, padding)
-    out = jnp.pad(decoded, ((0, tokens - rows + tile), (0, 0), (0, 0)))
-
-    def row_tiles(row: Array, out: Array) -> Array:
-        first, past = table.cu_q_lens[row], table.cu_q_lens[row + 1]
-        context = table.kv_lens[row] - (past - first)
-
-        def one(index: Array, out: Array) -> Array:
-            start = first + index * tile
-            queries = jax.lax.dynamic_slice(q, (start, jnp.int32(0), jnp.int32(0)), (tile, heads, head_dim))
-            pages = jax.lax.dynamic_slice(table.page_indices, (row, jnp.int32(0)), (1, table.page_indices.shape[1]))
-            done = _tile(queries, kv_pages, pages, context + index * tile, table.kv_lens[row], window)
-            return jax.lax.dynamic_update_slice(out, done, (start, jnp.int32(0), jnp.int32(0)))
-
-        walked: Array = jax.lax.fori_loop(jnp.int32(0), (past - first + (tile - 1)) // tile, one, out)
-        return walked
-
-    walked: Array = jax.lax.fori_loop(num_decodes, table.num_seqs[0], row_tiles, out)
-    return walked[:tokens]
+    q_lens = table.cu_q_lens[1:] - table.cu_q_lens[:-1]
+    num_decodes = jnp.sum(jnp.cumprod((q_lens == 1).astype(jnp.int32)))
+    q = (q.astype(jnp.float32) * np.float32(spec.scale)).astype(q.dtype)
+    layer = _Layer(spec, pages, None if sinks is None else sinks.astype(jnp.float32).reshape(pages.kv_heads, -1))
+    decoded = layer.decode_rows(q[: table.kv_lens.shape[0]], table, num_decodes)
+    if q.shape[0] == 1:
+        return decoded
+    return layer.prefill_rows(q, decoded, table, num_decodes)
 
 
-def _tile(q: Array, kv_pages: _Pages, pages: Array, position: Array, kv_len: Array, window: int | None) -> Array:
-    """Queries q[tile, heads, head_dim] at ``position`` onwards of one sequence of ``kv_len`` tokens -> like q."""
-    tile, heads, head_dim = q.shape
-    kv_heads, page_size = kv_pages.kv_heads, kv_pages.page_size
-    group = heads // kv_heads
-    block_pages = max(1, PREFILL_BLOCK_TOKENS // page_size)
-    block = block_pages * page_size
-    pages = _padded_pages(pages, block_pages)
-    grouped = q.reshape(tile, kv_heads, group, head_dim).transpose(1, 2, 0, 3).reshape(kv_heads, group * tile, head_dim)
-    query_position = position + jnp.arange(tile, dtype=jnp.int32)[:, None]
+@dataclass(frozen=True)
+class _Layer:
+    """What the queries of one layer attend to, and how."""
 
-    def attend(index: Array, state: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
-        here = jax.lax.dynamic_slice(pages, (jnp.int32(0), index * block_pages), (1, block_pages))
-        keys, values = (gathered[0] for gathered in kv_pages.gather(here))
-        key_position = index * block + jnp.arange(block, dtype=jnp.int32)[None, :]
-        seen = (key_position <= query_position) & (key_position < kv_len)
-        if window is not None:
-            seen &= key_position > query_position - window
-        scores = jnp.matmul(grouped, jnp.swapaxes(keys, -1, -2), preferred_element_type=jnp.float32)
-        masked = jnp.where(seen, scores.reshape(kv_heads, group, tile, block), MASKED)
-        values = _without_stale(values, kv_len, key_position[0])
-        return _accumulate(state, masked.reshape(kv_heads, group * tile, block), values)
+    spec: AttentionSpec
+    pages: _Pages
+    sinks: Array | None
+    """f32[kv_heads, group]"""
 
-    begin = jnp.int32(0) if window is None else jnp.maximum(position - (window - 1), 0) // block
-    end = (jnp.minimum(position + tile, kv_len) + (block - 1)) // block
-    state = jax.lax.fori_loop(begin, end, attend, _start((kv_heads, group * tile), head_dim))
-    out = _settle(state).astype(q.dtype).reshape(kv_heads, group, tile, head_dim)
-    return out.transpose(2, 0, 1, 3).reshape(tile, heads, head_dim)
+    def decode_rows(self, q: Array, table: PageTable, num_decodes: Array) -> Array:
+        """Attention of the leading rows of one query each; q[rows, heads, head_dim] -> like q."""
+        rows, heads, head_dim = q.shape
+        kv_heads, page_size, window = self.pages.kv_heads, self.pages.page_size, self.spec.window
+        block_pages = max(1, DECODE_BLOCK_TOKENS // page_size)
+        block = block_pages * page_size
+        grouped = q.reshape(rows, kv_heads, heads // kv_heads, head_dim)
+        lens = jnp.where(jnp.arange(rows, dtype=jnp.int32) < num_decodes, table.kv_lens, 0)
+        firsts = jnp.zeros_like(lens) if window is None else jnp.maximum(lens - window, 0)
+        pages = _padded_pages(table.page_indices, block_pages)
 
+        def attend(index: Array, state: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
+            here = jax.lax.dynamic_slice(pages, (jnp.int32(0), index * block_pages), (rows, block_pages))
+            keys, values = self.pages.gather(here)
+            position = index * block + jnp.arange(block, dtype=jnp.int32)[None, :]
+            seen = (position < lens[:, None]) & (position >= firsts[:, None])
+            scores = _scores(self.spec, grouped, keys)
+            values = _without_stale(values, lens, position)
+            return _accumulate(state, jnp.where(seen[:, None, None, :], scores, MASKED), values)
 
-def ref_ragged_paged_attention(
-    q: Array, kv_pages: Array, table: PageTable, *, sm_scale: float, sliding_window: int | None = None
-) -> Array:
-    """The plain twin: one sequence at a time, no blocks, no running softmax. Concrete arrays only, for tests."""
-    outputs = []
-    cu_q_lens = np.asarray(table.cu_q_lens)
-    for row in range(int(table.num_seqs[0])):
-        begin, past, kv_len = int(cu_q_lens[row]), int(cu_q_lens[row + 1]), int(table.kv_lens[row])
-        count = math.ceil(kv_len / kv_pages.shape[3])
-        keys, values = (
-            jnp.concatenate(list(kv_pages[table.page_indices[row, :count], :, kind]), axis=1)[:, :kv_len]
-            for kind in (0, 1)
+        begin = jnp.int32(0) if window is None else jnp.min(jnp.where(lens > 0, firsts, np.int32(2**30))) // block
+        end = (jnp.max(lens) + (block - 1)) // block
+        state = jax.lax.fori_loop(begin, end, attend, _start(grouped.shape[:-1], head_dim, self.sinks))
+        return _settle(state).astype(q.dtype).reshape(rows, heads, head_dim)
+
+    def prefill_rows(self, q: Array, decoded: Array, table: PageTable, num_decodes: Array) -> Array:
+        """Attention of the rows after the decoding ones, tile by tile, into an array that begins as ``decoded``.
+
+        A tile may hang over its row's end; what it computes there is overwritten by the next row's first tile, since
+        tiles are walked in token order, or lies in the padding behind the last token.
+        """
+        tokens, heads, head_dim = q.shape
+        tile = min(tokens, PREFILL_TILE)
+        rows = table.kv_lens.shape[0]
+        padding = ((0, tile), (0, 0), (0, 0))
+        q = jnp.pad(q, padding)
+        out = jnp.pad(decoded, ((0, tokens - rows + tile), (0, 0), (0, 0)))
+
+        def row_tiles(row: Array, out: Array) -> Array:
+            first, past = table.cu_q_lens[row], table.cu_q_lens[row + 1]
+            context = table.kv_lens[row] - (past - first)
+
+            def one(index: Array, out: Array) -> Array:
+                start = first + index * tile
+                queries = jax.lax.dynamic_slice(q, (start, jnp.int32(0), jnp.int32(0)), (tile, heads, head_dim))
+                pages = jax.lax.dynamic_slice(table.page_indices, (row, jnp.int32(0)), (1, table.page_indices.shape[1]))
+                done = self._tile(queries, pages, context + index * tile, table.kv_lens[row])
+                return jax.lax.dynamic_update_slice(out, done, (start, jnp.int32(0), jnp.int32(0)))
+
+            walked: Array = jax.lax.fori_loop(jnp.int32(0), (past - first + (tile - 1)) // tile, one, out)
+            return walked
+
+        walked: Array = jax.lax.fori_loop(num_decodes, table.num_seqs[0], row_tiles, out)
+        return walked[:tokens]
+
+    def _tile(self, q: Array, pages: Array, position: Array, kv_len: Array) -> Array:
+        """Queries q[tile, heads, head_dim] at ``position`` onwards of one sequence of ``kv_len`` tokens -> like q."""
+        tile, heads, head_dim = q.shape
+        kv_heads, page_size, window = self.pages.kv_heads, self.pages.page_size, self.spec.window
+        group = heads // kv_heads
+        block_pages = max(1, PREFILL_BLOCK_TOKENS // page_size)
+        block = block_pages * page_size
+        pages = _padded_pages(pages, block_pages)
+        grouped = (
+            q.reshape(tile, kv_heads, group, head_dim).transpose(1, 2, 0, 3).reshape(kv_heads, group * tile, head_dim)
         )
-        group = q.shape[1] // keys.shape[0]
-        keys, values = jnp.repeat(keys, group, axis=0), jnp.repeat(values, group, axis=0)
-        scores = jnp.einsum("qhd,hkd->hqk", q[begin:past], keys, preferred_element_type=jnp.float32) * sm_scale
-        query = jnp.arange(kv_len - (past - begin), kv_len)[:, None]
-        key = jnp.arange(kv_len)[None, :]
-        seen = key <= query
-        if sliding_window is not None:
-            seen &= key > query - sliding_window
-        weights = jax.nn.softmax(jnp.where(seen[None], scores, -jnp.inf), axis=-1)
-        outputs.append(jnp.einsum("hqk,hkd->qhd", weights, values.astype(jnp.float32)))
-    return jnp.concatenate(outputs).astype(q.dtype)
+        query_position = position + jnp.arange(tile, dtype=jnp.int32)[:, None]
+
+        def attend(index: Array, state: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
+            here = jax.lax.dynamic_slice(pages, (jnp.int32(0), index * block_pages), (1, block_pages))
+            keys, values = (gathered[0] for gathered in self.pages.gather(here))
+            key_position = index * block + jnp.arange(block, dtype=jnp.int32)[None, :]
+            seen = (key_position <= query_position) & (key_position < kv_len)
+            if window is not None:
+                seen &= key_position > query_position - window
+            scores = _scores(self.spec, grouped, keys)
+            masked = jnp.where(seen, scores.reshape(kv_heads, group, tile, block), MASKED)
+            values = _without_stale(values, kv_len, key_position[0])
+            return _accumulate(state, masked.reshape(kv_heads, group * tile, block), values)
+
+        begin = jnp.int32(0) if window is None else jnp.maximum(position - (window - 1), 0) // block
+        end = (jnp.minimum(position + tile, kv_len) + (block - 1)) // block
+        sinks = None if self.sinks is None else jnp.repeat(self.sinks, tile, axis=1)
+        state = jax.lax.fori_loop(begin, end, attend, _start((kv_heads, group * tile), head_dim, sinks))
+        out = _settle(state).astype(q.dtype).reshape(kv_heads, group, tile, head_dim)
+        return out.transpose(2, 0, 1, 3).reshape(tile, heads, head_dim)

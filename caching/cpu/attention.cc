@@ -53,9 +53,11 @@ struct Rotation {
 struct Step {
   const float *q, *k, *v;
   Rotation rotation;
+  const float* sinks;  // [heads], or null
   float* out;
-  float sm_scale;
-  int64_t window;
+  float scale;
+  int64_t window;   // 0 is none
+  float soft_cap;   // 0 is none
 };
 
 template <typename Stored>
@@ -80,12 +82,15 @@ void write(Stored* pages, const Step& step, const Shape& shape, const Table& tab
 // The working memory of one thread, kept from call to call.
 struct Scratch {
   std::vector<float> q, scores, out, high, total;
-  void fit(int64_t queries, int64_t block, int64_t head_dim) {
+  // A sink is a key without a value that has been seen before all others: of a query's head, f[group], or null.
+  void fit(int64_t queries, int64_t block, int64_t head_dim, int64_t group, const float* sinks) {
     q.resize(queries * head_dim);
     out.assign(queries * head_dim, 0.0f);
     scores.resize(queries * block);
     high.assign(queries, kMasked);
-    total.assign(queries, 0.0f);
+    total.assign(queries, sinks ? 1.0f : 0.0f);
+    if (sinks)
+      for (int64_t query = 0; query < queries; ++query) high[query] = sinks[query % group];
   }
 };
 
@@ -110,6 +115,12 @@ inline void soften(float* scores, int64_t count, float* out, int64_t head_dim, f
     high = higher;
   }
   total += sum(sums);
+}
+
+// Brings scores smoothly to between -cap and cap.
+inline void cap_scores(float* scores, int64_t count, float cap) {
+  const float inverse = 1.0f / cap;
+  for (int64_t c = 0; c < count; c += kWidth) store(scores + c, hyperbolic_tangent(load(scores + c) * inverse) * cap);
 }
 
 // Hides from a query at `position` the keys after it, and those that its window has passed.
@@ -171,13 +182,13 @@ void attend(const Stored* pages, const Step& step, const Shape& shape, const Tab
   const int64_t group = shape.group(), head_dim = shape.head_dim, page_size = shape.page_size;
   const int64_t queries = (task.past - task.first) * group, window = step.window;
   const int64_t block = std::max(kBlock / page_size, int64_t{1}) * page_size;
-  scratch.fit(queries, block, head_dim);
+  scratch.fit(queries, block, head_dim, group, step.sinks ? step.sinks + task.kv_head * group : nullptr);
   float *scaled = scratch.q.data(), *scores = scratch.scores.data(), *sums = scratch.out.data();
   const auto at = [&](int64_t token) { return (token * shape.heads + task.kv_head * group) * head_dim; };
   for (int64_t query = 0; query < queries; ++query) {
     const int64_t token = task.first + query / group;
     step.rotation.turn(step.q + at(token) + query % group * head_dim, token, head_dim,
-                       [&](int64_t d, float x) { scaled[query * head_dim + d] = x * step.sm_scale; });
+                       [&](int64_t d, float x) { scaled[query * head_dim + d] = x * step.scale; });
   }
 
   const int64_t first_position = table.position(task.row, task.first);
@@ -192,6 +203,7 @@ void attend(const Stored* pages, const Step& step, const Shape& shape, const Tab
     c = score<2>(context, queries, scaled, key, c, count, scores, block);
     score<1>(context, queries, scaled, key, c, count, scores, block);
     for (int64_t query = 0; query < queries; ++query) {
+      if (step.soft_cap > 0) cap_scores(scores + query * block, count, step.soft_cap);
       mask(scores + query * block, key, count, first_position + query / group, window);
       soften(scores + query * block, count, sums + query * head_dim, head_dim, scratch.high[query], scratch.total[query]);
     }
@@ -240,17 +252,17 @@ void run(Stored* pages, const Step& step, const Shape& shape, const Table& table
 using Floats = ffi::Buffer<ffi::F32>;
 using Ints = ffi::Buffer<ffi::S32>;
 
-ffi::Error attention(ffi::AnyBuffer kv_pages, Floats q, Floats k, Floats v, Floats cos, Floats sin,
+ffi::Error attention(ffi::AnyBuffer kv_pages, Floats q, Floats k, Floats v, Floats cos, Floats sin, Floats sinks,
                      Ints kv_lens, Ints page_indices, Ints cu_q_lens, Ints num_seqs,
-                     ffi::Result<ffi::AnyBuffer> written, ffi::Result<Floats> out, float sm_scale,
-                     int64_t sliding_window) {
+                     ffi::Result<ffi::AnyBuffer> written, ffi::Result<Floats> out, float scale,
+                     int64_t window, float soft_cap) {
   void* pages = written->untyped_data();
   if (pages != kv_pages.untyped_data()) return ffi::Error(ffi::ErrorCode::kInternal, "XLA has copied the pages");
   const auto pool_shape = kv_pages.dimensions(), queries = q.dimensions();
   const Shape shape{queries[0], queries[1], pool_shape[1], pool_shape[4], pool_shape[3], page_indices.dimensions()[1]};
   const Table table{kv_lens.typed_data(), page_indices.typed_data(), cu_q_lens.typed_data(), num_seqs.typed_data()[0]};
   const Step step{q.typed_data(), k.typed_data(), v.typed_data(), {cos.typed_data(), sin.typed_data()},
-                  out->typed_data(), sm_scale, sliding_window};
+                  sinks.element_count() ? sinks.typed_data() : nullptr, out->typed_data(), scale, window, soft_cap};
   if (kv_pages.element_type() == ffi::F32)
     run(static_cast<float*>(pages), step, shape, table);
   else
@@ -266,14 +278,16 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(odriver_attention, attention,
                                   .Arg<Floats>()
                                   .Arg<Floats>()
                                   .Arg<Floats>()
+                                  .Arg<Floats>()
                                   .Arg<Ints>()
                                   .Arg<Ints>()
                                   .Arg<Ints>()
                                   .Arg<Ints>()
                                   .Ret<ffi::AnyBuffer>()
                                   .Ret<Floats>()
-                                  .Attr<float>("sm_scale")
-                                  .Attr<int64_t>("sliding_window"));
+                                  .Attr<float>("scale")
+                                  .Attr<int64_t>("window")
+                                  .Attr<float>("soft_cap"));
 
 // Memory that nobody has touched: the system gives it, zeroed, as it is written. What a page holds behind a sequence's
 // last token is never read.

@@ -159,4 +159,24 @@ inline Vector exponential(Vector x) {
   return vanishes ? Vector{} : reinterpret_cast<const Vector&>(scaled);
 }
 
+// tanh of each element, to about 3e-7 relative, by the rational function of Eigen and XLA. NaN stays NaN.
+inline Vector hyperbolic_tangent(Vector x) {
+  const Vector limit = Vector{} + 7.90531110763549805f;  // from here on it is 1
+  const Vector below = x > limit ? limit : x;
+  const Vector bounded = below < -limit ? -limit : below;
+  const Vector square = bounded * bounded;
+  Vector above = Vector{} - 2.76076847742355e-16f;
+  above = above * square + 2.00018790482477e-13f;
+  above = above * square - 8.60467152213735e-11f;
+  above = above * square + 5.12229709037114e-08f;
+  above = above * square + 1.48572235717979e-05f;
+  above = above * square + 6.37261928875436e-04f;
+  above = above * square + 4.89352455891786e-03f;
+  Vector under = Vector{} + 1.19825839466702e-06f;
+  under = under * square + 1.18534705686654e-04f;
+  under = under * square + 2.26843463243900e-03f;
+  under = under * square + 4.89352518554385e-03f;
+  return bounded * above / under;
+}
+
 }  // namespace odriver

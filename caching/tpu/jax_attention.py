@@ -7,6 +7,7 @@ padded with zeros to what the kernel can tile (``stored_heads``), in the pages a
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -14,7 +15,7 @@ import numpy as np
 from jax import Array
 from jax.experimental.pallas.ops.tpu import ragged_paged_attention as kernel
 
-from caching.attention.xla_attention import PageTable, locate
+from caching.attention.spec import AttentionInputs, AttentionSpec, CacheView
 from caching.metadata import PagedAttentionCacheMetaData
 from caching.page_dtype import is_scaled, rounded
 from caching.paged_attention_cache import PagedAttentionCache
@@ -81,27 +82,18 @@ class TPUAttention:
 
     chip: Chip
     kernel: Kernel = kernel.ragged_paged_attention
+    fuses_rotation: ClassVar[bool] = False
 
-    def __call__(
-        self,
-        kv_pages: Array,
-        q: Array,
-        k: Array,
-        v: Array,
-        table: PageTable,
-        *,
-        sm_scale: float,
-        sliding_window: int | None,
-    ) -> tuple[Array, Array]:
-        """Write k and v [T, kv_heads, head_dim] of the step into their pages, then attend with q[T, heads, head_dim].
-
-        Returns the pages, in place, and the like of q; queries of padding are undefined.
-        """
+    def __call__(self, spec: AttentionSpec, view: CacheView, inputs: AttentionInputs) -> tuple[Array, Array]:
+        """See AttentionKernel. Raises ValueError for sinks, which this kernel does not have."""
+        if inputs.sinks is not None:
+            raise ValueError("jax's TPU kernel has no attention sinks: choose attention_backend pallas or xla")
+        kv_pages, table, q, k, v = view.pages, view.table, inputs.q, inputs.k, inputs.v
         _, page_size, combined, head_dim = kv_pages.shape
         heads, (tokens, kv_heads, narrow) = q.shape[1], k.shape
         grouped = _padded(q.reshape(tokens, kv_heads, heads // kv_heads, narrow), combined // 2, head_dim)
         k, v = _padded(k, combined // 2, head_dim), _padded(v, combined // 2, head_dim)
-        kv_pages = write_pages(kv_pages, k, v, *locate(table, tokens, page_size))
+        kv_pages = write_pages(kv_pages, k, v, *table.locate(tokens, page_size))
         as_queries = {} if kv_pages.dtype == q.dtype else {"k_scale": 1.0, "v_scale": 1.0}  # what it converts at
         out = self.kernel(
             grouped.reshape(tokens, -1, head_dim),
@@ -110,8 +102,9 @@ class TPUAttention:
             table.page_indices,
             table.cu_q_lens,
             table.num_seqs,
-            sm_scale=sm_scale,
-            sliding_window=sliding_window,
+            sm_scale=spec.scale,
+            sliding_window=spec.window,
+            soft_cap=spec.soft_cap,
             num_kv_pages_per_block=block_pages(self.chip, kv_pages, table.page_indices.shape[1]),
             num_queries_per_block=min(tokens, QUERY_BLOCK),
             vmem_limit_bytes=VMEM_LIMIT_BYTES,

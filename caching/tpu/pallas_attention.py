@@ -7,7 +7,7 @@ by one, others a tile of queries at a time. It runs in Pallas' interpreter too, 
 
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -16,13 +16,13 @@ from jax import Array
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from caching.attention.xla_attention import PageTable
+from caching.attention.spec import AttentionInputs, AttentionSpec, CacheView, PageTable
 from caching.metadata import PagedAttentionCacheMetaData
 from caching.page_dtype import is_scaled, rounded
 from caching.paged_attention_cache import PagedAttentionCache
 from caching.tpu.jax_attention import OWN_SCALARS_BYTES, SCALAR_MEMORY_BYTES, VMEM_LIMIT_BYTES, block_pages
 from caching.tpu.pallas_geometry import LANES, SUBLANES, Geometry, Ref, Table, granule, piece
-from caching.tpu.pallas_rows import Rows, Scoring
+from caching.tpu.pallas_rows import Rows
 from caching.tpu.pallas_writes import replicated, write_rows
 from caching.tpu.tpu_chip import Chip
 
@@ -75,33 +75,18 @@ class PallasAttention:
     chip: Chip
     interpret: Any = False
     """Pallas' interpreter, or its parameters, in place of the chip."""
+    fuses_rotation: ClassVar[bool] = False
 
-    def __call__(
-        self,
-        kv_pages: Array,
-        q: Array,
-        k: Array,
-        v: Array,
-        table: PageTable,
-        *,
-        sm_scale: float,
-        sliding_window: int | None,
-        soft_cap: float | None = None,
-        sinks: Array | None = None,
-    ) -> tuple[Array, Array]:
-        """Write k and v [T, kv_heads, head_dim] of the step into their pages, then attend with q[T, heads, head_dim].
-
-        Returns the pages, in place, and the like of q; queries of padding are undefined. Scores are capped to
-        ``soft_cap * tanh(score / soft_cap)``; a sink is a score f32[heads] of a key without a value that all queries see.
-        """
+    def __call__(self, spec: AttentionSpec, view: CacheView, inputs: AttentionInputs) -> tuple[Array, Array]:
+        """See AttentionKernel."""
+        kv_pages, q = view.pages, inputs.q
         head_dim, half = q.shape[-1], kv_pages.shape[-1] // 2
-        geometry = self._geometry(kv_pages, q, table)
+        geometry = self._geometry(kv_pages, q, view.table)
         grouped = q.reshape(q.shape[0], geometry.kv_heads, geometry.group, head_dim)
         grouped = _widened(grouped, geometry.head_width)
-        new = rounded(jnp.concatenate([_widened(k, half), _widened(v, half)], axis=-1), kv_pages.dtype)
-        kv_pages, out = self._call(
-            geometry, Scoring(sm_scale, sliding_window, soft_cap), kv_pages, grouped, replicated(new), table, sinks
-        )
+        new = jnp.concatenate([_widened(inputs.k, half), _widened(inputs.v, half)], axis=-1)
+        new = replicated(rounded(new, kv_pages.dtype))
+        kv_pages, out = self._call(geometry, spec, view, grouped, new, inputs.sinks)
         values = out[..., :head_dim] if geometry.halved else out[..., half : half + head_dim]
         return kv_pages, values.reshape(q.shape)
 
@@ -120,15 +105,9 @@ class PallasAttention:
         )
 
     def _call(
-        self,
-        geometry: Geometry,
-        scoring: Scoring,
-        kv_pages: Array,
-        q: Array,
-        new: Array,
-        table: PageTable,
-        sinks: Array | None,
+        self, geometry: Geometry, spec: AttentionSpec, view: CacheView, q: Array, new: Array, sinks: Array | None
     ) -> tuple[Array, Array]:
+        kv_pages, table = view.pages, view.table
         q_lens = table.cu_q_lens[1:] - table.cu_q_lens[:-1]
         decodes = jnp.sum(jnp.cumprod((q_lens == 1).astype(jnp.int32)), dtype=jnp.int32)
         scalars = (
@@ -144,7 +123,7 @@ class PallasAttention:
             arrays.append(jnp.tile(by_group, (1, tile, 1)).reshape(geometry.kv_heads, -1, 1))
         places = [pl.BlockSpec(memory_space=pl.ANY)] * 2 + [pl.BlockSpec(memory_space=pltpu.VMEM)] * (len(arrays) - 2)
         call = pl.pallas_call(
-            partial(_kernel, geometry, scoring, tile),
+            partial(_kernel, geometry, spec, tile),
             grid_spec=pltpu.PrefetchScalarGridSpec(
                 num_scalar_prefetch=len(scalars),
                 grid=(),
@@ -174,7 +153,7 @@ def _tile(geometry: Geometry) -> int:
     return min(geometry.tokens, max(1, TILE_ROWS // geometry.group // SUBLANES) * SUBLANES)
 
 
-def _kernel(geometry: Geometry, scoring: Scoring, tile: int, *refs: Ref) -> None:
+def _kernel(geometry: Geometry, spec: AttentionSpec, tile: int, *refs: Ref) -> None:
     """Scalars, q, new tokens, sinks where there are any, pages; pages again, which are the same memory, and the result."""
     table, (q, new, *sinks, _, pages, out) = Table(*refs[:4]), refs[4:]
     decodes, rows = table.counts[0], table.counts[1]
@@ -182,7 +161,7 @@ def _kernel(geometry: Geometry, scoring: Scoring, tile: int, *refs: Ref) -> None
 
     def attend(size: int, begin: Array, past: Array) -> None:
         mine = sinks[0].at[:, pl.ds(0, size * geometry.group)] if sinks else None
-        Rows(geometry, scoring, table, pages, q, out, mine, size, begin, past).attend()
+        Rows(geometry, spec, table, pages, q, out, mine, size, begin, past).attend()
 
     attend(1, jnp.int32(0), decodes)
     if geometry.tokens > 1:

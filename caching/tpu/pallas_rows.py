@@ -16,6 +16,7 @@ from jax import Array
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
+from caching.attention.spec import AttentionSpec
 from caching.tpu.pallas_geometry import Geometry, Ref, Table, as_tokens, as_words, bits_before
 
 UNROLLED_HEADS = 8
@@ -23,15 +24,6 @@ UNROLLED_HEADS = 8
 
 MASKED = -1e30
 """Score of a key that a query may not see; finite, so that a span that sees nothing in a block yields numbers."""
-
-
-@dataclass(frozen=True)
-class Scoring:
-    """How scores are made of queries and keys."""
-
-    sm_scale: float
-    sliding_window: int | None
-    soft_cap: float | None
 
 
 class Span(NamedTuple):
@@ -76,7 +68,7 @@ class Rows:
     """Rows ``begin`` to ``past`` of a step, and spans of up to ``tile`` of their queries."""
 
     geometry: Geometry
-    scoring: Scoring
+    spec: AttentionSpec
     table: Table
     pages: Ref
     q: Ref
@@ -134,7 +126,7 @@ class Rows:
         token = first + index * self.tile
         queries = jnp.minimum(past - token, self.tile)
         position = self.table.kv_lens[row] - past + token
-        window, page_size = self.scoring.sliding_window, self.geometry.page_size
+        window, page_size = self.spec.window, self.geometry.page_size
         seen_from = jnp.int32(0) if window is None else jnp.maximum(position - (window - 1), 0)
         past_page = (position + queries + (page_size - 1)) // page_size
         return Span(row, token, queries, position, seen_from // page_size, past_page)
@@ -281,8 +273,8 @@ class Rows:
         scratch.weighted[head] = weighted * shrink + added
 
     def _scores(self, q: Array, keys: Array) -> Array:
-        scores = _matmul(q, keys, contract=1) * np.float32(self.scoring.sm_scale)
-        cap = self.scoring.soft_cap
+        scores = _matmul(q, keys, contract=1) * np.float32(self.spec.scale)
+        cap = self.spec.soft_cap
         return scores if cap is None else np.float32(cap) * jnp.tanh(scores * np.float32(1 / cap))
 
     def _seen(self, span: Span, start: Array) -> Array:
@@ -292,7 +284,7 @@ class Rows:
         query += jax.lax.broadcasted_iota(jnp.int32, shape, 0) // self.geometry.group
         key = start + jax.lax.broadcasted_iota(jnp.int32, shape, 1)
         seen = key <= query
-        return seen if self.scoring.sliding_window is None else seen & (key > query - self.scoring.sliding_window)
+        return seen if self.spec.window is None else seen & (key > query - self.spec.window)
 
     def _give_results(self, scratch: Scratch, span: Span) -> None:
         for head in range(self.geometry.kv_heads):

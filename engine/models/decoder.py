@@ -1,9 +1,9 @@
 """The one decoder that oDriver serves; families differ only in their ModelConfig.
 
-The decoder knows nothing of pages. Each layer hands its q, k, v to an ``attend`` function together with
-that layer's cache and gets back the cache as it is now and the attended values: paged attention in
-service, plain causal attention in training. Leading axes are free: i32[T] in service, i32[batch, length]
-in training.
+The decoder knows nothing of pages. Each layer gives its q, k, v and its cache to the attention of the
+StepContext, which returns the cache as it is now and the attended values: paged attention in service,
+plain causal attention in training. Leading axes are free: i32[T] in service, i32[batch, length] in
+training.
 """
 
 from collections.abc import Callable, Sequence
@@ -15,20 +15,14 @@ import numpy as np
 from flax import nnx
 from jax import Array
 
+from caching.attention.spec import AttentionInputs, AttentionSpec
 from engine.mesh import TP
 from engine.models.config import ModelConfig
 from engine.models.linear import Scale, dense, flatten, logits, look_up, pack, pack_table, scale_of
-from engine.models.rope import Rotation, inverse_frequencies, rotation
+from engine.models.rope import Rotation, inverse_frequencies, rotate, rotation
 from engine.models.sharding import part_of
+from engine.models.step_context import LayerCache, Place, StepContext
 from engine.vocabulary import NO_TOKEN_LOGIT, Vocabulary
-
-LayerCache = Array | None
-Place = int | Array
-"""Which of the layers that share a cache one is; i32[] while they are gone through by ``lax.scan``."""
-Attend = Callable[[LayerCache, Place, Array, Array, Array, Rotation, int | None], tuple[LayerCache, Array]]
-"""(cache, place, q[..., heads, head_dim], k[..., kv_heads, head_dim], v like k, rotation, window) -> (cache, like q).
-
-It is ``attend`` that turns q and k by the rotation, as a kernel does that in passing."""
 
 
 class RMSNorm(nnx.Module):
@@ -60,18 +54,20 @@ class Attention(nnx.Module):
         self.k_norm = RMSNorm(config.head_dim, config.rms_norm_eps) if config.qk_norm else None
         self.qkv_kernel_scale: Scale | None = None
         self.o_kernel_scale: Scale | None = None
-        self.window = config.window(layer)
+        self.spec = AttentionSpec(config.head_dim**-0.5, config.window(layer))
         self.axis = tensor_axis(config)
 
-    def __call__(
-        self, x: Array, rotation: Rotation, cache: LayerCache, place: Place, attend: Attend
-    ) -> tuple[LayerCache, Array]:
+    def __call__(self, x: Array, cache: LayerCache, place: Place, step: StepContext) -> tuple[LayerCache, Array]:
         grouped = dense(x, self.qkv_kernel, self.qkv_bias, scale=self.qkv_kernel_scale)
         q = grouped[..., :-2, :].reshape(*x.shape[:-1], -1, grouped.shape[-1])
         k, v = grouped[..., -2, :], grouped[..., -1, :]
         if self.q_norm is not None and self.k_norm is not None:
             q, k = self.q_norm(q), self.k_norm(k)
-        cache, attended = attend(cache, place, q, k, v, rotation, self.window)
+        if step.attention.fuses_rotation:
+            inputs = AttentionInputs(q, k, v, step.rotation)
+        else:
+            inputs = AttentionInputs(rotate(q, *step.rotation), rotate(k, *step.rotation), v)
+        cache, attended = step.attention(self.spec, cache, place, inputs)
         attended = attended.reshape(*x.shape[:-1], -1)
         return cache, dense(attended, self.o_kernel, self.o_bias, self.axis, self.o_kernel_scale)
 
@@ -106,10 +102,8 @@ class DecoderLayer(nnx.Module):
         self.mlp_norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
         self.mlp = GatedMLP(config, rngs)
 
-    def __call__(
-        self, x: Array, rotation: Rotation, cache: LayerCache, place: Place, attend: Attend
-    ) -> tuple[LayerCache, Array]:
-        cache, attended = self.attention(self.attention_norm(x), rotation, cache, place, attend)
+    def __call__(self, x: Array, cache: LayerCache, place: Place, step: StepContext) -> tuple[LayerCache, Array]:
+        cache, attended = self.attention(self.attention_norm(x), cache, place, step)
         x = x + attended
         return cache, x + self.mlp(self.mlp_norm(x))
 
@@ -123,12 +117,12 @@ class LayerStack(nnx.Module):
         self.layer = nnx.merge(graph, stacked)
         self.count = len(layers)
 
-    def __call__(self, x: Array, rotation: Rotation, cache: LayerCache, attend: Attend) -> tuple[LayerCache, Array]:
+    def __call__(self, x: Array, cache: LayerCache, step: StepContext) -> tuple[LayerCache, Array]:
         graph, weights = nnx.split(self.layer)
 
         def one(carry: tuple[LayerCache, Array], each: tuple[Any, Array]) -> tuple[tuple[LayerCache, Array], None]:
             (cache, x), (weights, place) = carry, each
-            return nnx.merge(graph, weights)(x, rotation, cache, place, attend), None
+            return nnx.merge(graph, weights)(x, cache, place, step), None
 
         places = jnp.arange(self.count, dtype=jnp.int32)
         return jax.lax.scan(one, (cache, x), (weights, places))[0]
@@ -151,19 +145,22 @@ class Decoder(nnx.Module):
         self.config = config
 
     def __call__(
-        self, token_ids: Array, positions: Array, caches: Sequence[LayerCache], attend: Attend
+        self, token_ids: Array, caches: Sequence[LayerCache], step: StepContext
     ) -> tuple[list[LayerCache], Array]:
-        """i32[...] ids and positions, one cache per layer or stack -> caches, normed hidden states [..., hidden]."""
-        turns = rotation(positions, inverse_frequencies(self.config.head_dim, self.config.rope))
+        """i32[...] ids, one cache per layer or stack -> caches, normed hidden states [..., hidden]."""
         x = look_up(self.embedding, token_ids, tensor_axis(self.config), self.embedding_scale)
         written: list[LayerCache] = []
         for layer, cache in zip(self.layers, caches, strict=True):
             if isinstance(layer, LayerStack):
-                cache, x = layer(x, turns, cache, attend)
+                cache, x = layer(x, cache, step)
             else:
-                cache, x = layer(x, turns, cache, 0, attend)
+                cache, x = layer(x, cache, None, step)
             written.append(cache)
         return written, self.norm(x)
+
+    def rotation(self, positions: Array) -> Rotation:
+        """What rotates queries and keys at i32[...] positions."""
+        return rotation(positions, inverse_frequencies(self.config.head_dim, self.config.rope))
 
     @property
     def head_and_scale(self) -> list[Any]:

@@ -3,17 +3,16 @@
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from functools import cache, partial
-from typing import Protocol
+from functools import partial
 
 import jax
 import numpy as np
-from jax import Array
 from jax.sharding import PartitionSpec
 
 from caching.attention import cpu_attention
-from caching.attention import xla_attention as attention
-from caching.attention.xla_attention import PageTable
+from caching.attention.cpu_attention import CPUAttention
+from caching.attention.spec import AttentionKernel
+from caching.attention.xla_attention import XLAAttention
 from caching.cpu_kernels import KernelsUnavailable, load
 from caching.instruction_set import UnknownInstructions
 from caching.metadata import PagedAttentionCacheMetaData
@@ -26,32 +25,9 @@ from engine.mesh import TP, DeviceMesh
 from engine.models import linear
 from engine.models.config import ModelConfig
 from engine.models.decoder import Decoder
-from engine.models.rope import rotate
 
 CACHE = PartitionSpec(TP)
 """Each device has pages of its own, for its own kv heads: one behind the other, as if there were as many more."""
-
-
-class RotaryAttention(Protocol):
-    """One layer's attention over pages, rotary embedding included."""
-
-    def __call__(
-        self,
-        kv_pages: Array,
-        q: Array,
-        k: Array,
-        v: Array,
-        cos: Array,
-        sin: Array,
-        table: PageTable,
-        *,
-        sm_scale: float,
-        sliding_window: int | None,
-    ) -> tuple[Array, Array]:
-        """Turn q[T, heads, head_dim] and k, write k and v [T, kv_heads, head_dim], attend: the pages, and the like of q.
-
-        How keys and values lie within a page is the backend's own affair.
-        """
 
 
 def _with_scales(kv_heads: int, head_dim: int, dtype: np.dtype) -> tuple[int, int]:
@@ -62,7 +38,7 @@ def _with_scales(kv_heads: int, head_dim: int, dtype: np.dtype) -> tuple[int, in
 class Backend:
     """What a step is made of."""
 
-    attention: RotaryAttention
+    attention: AttentionKernel
     allocate: Callable[[PagedAttentionCacheMetaData], PagedAttentionCache]
     packs: bool
     """Weights are packed for the CPU's own matrix products."""
@@ -119,56 +95,9 @@ class Backend:
         return cache
 
 
-class Attention(Protocol):
-    """RotaryAttention for q and k that have been turned."""
-
-    def __call__(
-        self,
-        kv_pages: Array,
-        q: Array,
-        k: Array,
-        v: Array,
-        table: PageTable,
-        *,
-        sm_scale: float,
-        sliding_window: int | None,
-    ) -> tuple[Array, Array]:
-        """Write k and v, attend."""
-
-
-@dataclass(frozen=True)
-class RotatedByXLA:
-    """Rotary embedding by XLA before an attention that does not turn."""
-
-    attend: Attention
-
-    def __call__(
-        self,
-        kv_pages: Array,
-        q: Array,
-        k: Array,
-        v: Array,
-        cos: Array,
-        sin: Array,
-        table: PageTable,
-        *,
-        sm_scale: float,
-        sliding_window: int | None,
-    ) -> tuple[Array, Array]:
-        """See RotaryAttention."""
-        q, k = rotate(q, cos, sin), rotate(k, cos, sin)
-        return self.attend(kv_pages, q, k, v, table, sm_scale=sm_scale, sliding_window=sliding_window)
-
-
-@cache
 def xla_backend(kv_dtype: np.dtype) -> Backend:
     """XLA's operations, which serve on any device, over pages of a dtype."""
-    return Backend(
-        RotatedByXLA(partial(attention.paged_attention, kv_dtype=kv_dtype)),
-        PagedAttentionCache.allocate,
-        packs=False,
-        description="XLA's operations",
-    )
+    return Backend(XLAAttention(kv_dtype), PagedAttentionCache.allocate, packs=False, description="XLA's operations")
 
 
 SMALLEST_ACCELERATOR_STEP = 16
@@ -187,7 +116,7 @@ def default_page_size() -> int:
 def tpu_backend(chip: Chip, kernel: TPUKernel) -> Backend:
     """An attention kernel for one kind of chip, and XLA for the rest."""
     return Backend(
-        RotatedByXLA(kernel.attention(chip)),
+        kernel.attention(chip),
         kernel.allocate,
         packs=False,
         description=f"XLA's operations, attention by {kernel.description}",
@@ -265,9 +194,7 @@ def choose_backend(
         misfit = "as was asked for"
     if misfit:
         return replace(xla, packs=True, description=f"oDriver's CPU kernels, attention by XLA: {misfit}")
-    return Backend(
-        cpu_attention.paged_attention, cpu_attention.allocate, packs=True, description="oDriver's CPU kernels"
-    )
+    return Backend(CPUAttention(), cpu_attention.allocate, packs=True, description="oDriver's CPU kernels")
 
 
 def _cpu_misfit(page_size: int, head_dim: int, kv_dtype: np.dtype, width: int) -> str | None:

@@ -11,7 +11,7 @@ import numpy as np
 from jax import Array
 from numpy.typing import NDArray
 
-from caching.attention.xla_attention import PageTable
+from caching.attention.spec import PageTable
 from engine.sampling.sampler import SamplingRows
 from engine.sampling.sampling_metadata import ModelRunnerSamplingMetadata, Need, PromptLogprobs
 from engine.scheduling.plan import NextIterationPlan

@@ -1,6 +1,6 @@
 """The model's part of a step: from the packed integers of a bucket to the logits of each row's last token."""
 
-from dataclasses import replace
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -12,16 +12,16 @@ from jax import Array
 from jax.sharding import NamedSharding, PartitionSpec, Sharding
 from jax.stages import Compiled, Lowered
 
-from caching.attention.xla_attention import PageTable
+from caching.attention.spec import AttentionInputs, AttentionKernel, AttentionSpec, CacheView, PageTable
 from caching.metadata import PagedAttentionCacheMetaData
 from caching.paged_attention_cache import PagedAttentionCache
 from engine.mesh import COPY, LOGITS, DeviceMesh
-from engine.models.decoder import Decoder, Place, without_padding
+from engine.models.decoder import Decoder, without_padding
 from engine.models.linear import logits as to_logits
 from engine.models.linear import look_up
-from engine.models.rope import Rotation
+from engine.models.step_context import LayerCache, Place, StepContext
 from engine.sampling.logprobs import compute_logprobs
-from engine.step.backend import CACHE, Backend, RotaryAttention
+from engine.step.backend import CACHE, Backend
 from engine.step.lowering import lower
 from engine.step.model_io import FROM_SLOT, ModelInputBatch, StepLayout
 from engine.vocabulary import Vocabulary
@@ -37,9 +37,8 @@ class ModelStep:
         self._graph, state = nnx.split(decoder)
         self.weights: list[Array]
         self.weights, self._structure = jax.tree.flatten(state)
-        self._attention = backend.attention
+        self._kernel = backend.attention
         self._num_pages = pool.num_pages
-        self._scale = decoder.config.head_dim**-0.5
         self._mesh = mesh
         weights = [_shape(leaf) for leaf in self.weights]
         last_token = jax.ShapeDtypeStruct((max_num_seqs + 1,), np.int32)
@@ -85,42 +84,44 @@ class ModelStep:
         self, decoder: Decoder, cache: PagedAttentionCache, last_token: Array, batch: ModelInputBatch
     ) -> tuple[PagedAttentionCache, Array, Array]:
         """The cache, the hidden states of all tokens, and those of each row's last."""
-        token_ids, table = _with_last_tokens(batch, last_token), batch.table
-
-        def attend(
-            kv_pages: Array | None, place: Place, q: Array, k: Array, v: Array, rotation: Rotation, window: int | None
-        ) -> tuple[Array | None, Array]:
-            assert kv_pages is not None
-            own = table if isinstance(place, int) else _pages_of(table, place * self._num_pages)
-            written: tuple[Array, Array] = _attend(
-                self._attention, kv_pages, q, k, v, rotation, own, self._scale, window
-            )
-            return written
-
-        layers, hidden = decoder(token_ids, batch.positions, cache.layers, attend)
-        last = hidden[jnp.maximum(table.cu_q_lens[1:] - 1, 0)]
+        attention = PagedAttention(batch.table, self._kernel, self._num_pages)
+        step = StepContext(decoder.rotation(batch.positions), attention)
+        layers, hidden = decoder(_with_last_tokens(batch, last_token), cache.layers, step)
+        last = hidden[jnp.maximum(batch.table.cu_q_lens[1:] - 1, 0)]
         return PagedAttentionCache(tuple(layers)), hidden, last  # type: ignore[arg-type]
 
 
-@partial(jax.jit, static_argnames=("attention", "scale", "window"))
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class PagedAttention:
+    """A step's attention over pages, a StepAttention."""
+
+    table: PageTable
+    kernel: AttentionKernel = field(metadata={"static": True})
+    num_pages: int = field(metadata={"static": True})
+    """Of each layer."""
+
+    @property
+    def fuses_rotation(self) -> bool:
+        """Whether the kernel rotates q and k itself."""
+        return self.kernel.fuses_rotation
+
+    def __call__(
+        self, spec: AttentionSpec, cache: LayerCache, place: Place, inputs: AttentionInputs
+    ) -> tuple[Array, Array]:
+        """See StepAttention."""
+        assert cache is not None
+        table = self.table if place is None else self.table.from_page(place * self.num_pages)
+        attended: tuple[Array, Array] = _attend(self.kernel, spec, CacheView(cache, table), inputs)
+        return attended
+
+
+@partial(jax.jit, static_argnames=("kernel", "spec"))
 def _attend(
-    attention: RotaryAttention,
-    kv_pages: Array,
-    q: Array,
-    k: Array,
-    v: Array,
-    rotation: Rotation,
-    table: PageTable,
-    scale: float,
-    window: int | None,
+    kernel: AttentionKernel, spec: AttentionSpec, view: CacheView, inputs: AttentionInputs
 ) -> tuple[Array, Array]:
     """One layer's attention; compiled into its caller, but traced once for all layers alike."""
-    return attention(kv_pages, q, k, v, *rotation, table, sm_scale=scale, sliding_window=window)
-
-
-def _pages_of(table: PageTable, first: Array) -> PageTable:
-    """The table of the layer whose pages begin at i32[] first."""
-    return replace(table, page_indices=table.page_indices + first)
+    return kernel(spec, view, inputs)
 
 
 def _with_last_tokens(batch: ModelInputBatch, last_token: Array) -> Array:

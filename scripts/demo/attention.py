@@ -1,32 +1,38 @@
 """Plain causal attention over whole rows, for training and for a look at what has been learnt."""
 
+from dataclasses import dataclass
+from typing import ClassVar
+
 import jax
 import jax.numpy as jnp
 from jax import Array
 
-from engine.models.decoder import Attend, LayerCache, Place
-from engine.models.rope import Rotation, rotate
+from caching.attention.spec import AttentionInputs, AttentionSpec
+from engine.models.step_context import LayerCache, Place
 
 _BLOCK = 128
 """Queries at a time: a block leaves out the keys that all come after it, a fourth of the work at 256."""
 
 
-def causal_attend(segments: Array) -> Attend:
-    """Attention for i32[rows, length] ``segments``: a token sees what comes before it in its own segment. No cache, no window."""
-    length = segments.shape[1]
-    visible = (segments[:, :, None] == segments[:, None, :]) & jnp.tril(jnp.ones((1, length, length), bool))
-    bias = jnp.where(visible, 0.0, -1e9)[:, None, None]
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class CausalAttention:
+    """A StepAttention without a cache: a token sees what comes before it in its own segment. No window, cap or sinks."""
 
-    def attend(
-        cache: LayerCache, _place: Place, q: Array, k: Array, v: Array, rotation: Rotation, _window: int | None
+    segments: Array
+    """i32[rows, length]"""
+    fuses_rotation: ClassVar[bool] = False
+
+    def __call__(
+        self, spec: AttentionSpec, cache: LayerCache, _place: Place, inputs: AttentionInputs
     ) -> tuple[LayerCache, Array]:
-        rows, _, heads, head_dim = q.shape
-        q, k = rotate(q, *rotation), rotate(k, *rotation)
+        """q[rows, length, heads, head_dim] -> like q."""
+        assert spec == AttentionSpec(spec.scale)
+        q, k, bias = inputs.q, inputs.k, self._bias()
+        rows, length, heads, head_dim = q.shape
         kv_heads = k.shape[2]
-        grouped = (
-            (q * head_dim**-0.5).reshape(rows, length, kv_heads, heads // kv_heads, head_dim).transpose(0, 2, 3, 1, 4)
-        )
-        keys, values = k.transpose(0, 2, 3, 1), v.transpose(0, 2, 1, 3)
+        grouped = (q * spec.scale).reshape(rows, length, kv_heads, heads // kv_heads, head_dim).transpose(0, 2, 3, 1, 4)
+        keys, values = k.transpose(0, 2, 3, 1), inputs.v.transpose(0, 2, 1, 3)
         blocks = [
             _attend_block(
                 grouped[:, :, :, start : start + _BLOCK],
@@ -38,7 +44,11 @@ def causal_attend(segments: Array) -> Attend:
         ]
         return cache, jnp.concatenate(blocks, axis=3).transpose(0, 3, 1, 2, 4).reshape(q.shape)
 
-    return attend
+    def _bias(self) -> Array:
+        """f32[rows, 1, 1, length, length], 0 where a token is seen."""
+        segments, length = self.segments, self.segments.shape[1]
+        visible = (segments[:, :, None] == segments[:, None, :]) & jnp.tril(jnp.ones((1, length, length), bool))
+        return jnp.where(visible, 0.0, -1e9)[:, None, None]
 
 
 def _attend_block(q: Array, keys: Array, values: Array, bias: Array) -> Array:

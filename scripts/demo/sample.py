@@ -12,7 +12,8 @@ from jax import Array
 from transformers import PreTrainedTokenizerFast
 
 from engine.models.decoder import Decoder
-from scripts.demo.attention import causal_attend
+from engine.models.step_context import StepContext
+from scripts.demo.attention import CausalAttention
 from scripts.demo.sums import Sum
 
 
@@ -21,7 +22,8 @@ def _next_tokens(graph: nnx.GraphDef[Decoder], params: nnx.State[Any, Any], ids:
     """The likeliest token after the first ``lengths`` i32[rows] of i32[rows, length] ids."""
     model = nnx.merge(graph, params)
     positions = jnp.broadcast_to(jnp.arange(ids.shape[1]), ids.shape)
-    _, hidden = model(ids, positions, [None] * model.config.num_layers, causal_attend(jnp.zeros_like(ids)))
+    step = StepContext(model.rotation(positions), CausalAttention(jnp.zeros_like(ids)))
+    _, hidden = model(ids, [None] * model.config.num_layers, step)
     last = jnp.take_along_axis(hidden, lengths[:, None, None] - 1, axis=1)[:, 0]
     return model.logits(last).argmax(axis=-1)
 

@@ -18,7 +18,8 @@ from transformers import PreTrainedTokenizerFast
 
 from engine.models.config import ModelConfig
 from engine.models.decoder import Decoder
-from scripts.demo.attention import causal_attend
+from engine.models.step_context import StepContext
+from scripts.demo.attention import CausalAttention
 from scripts.demo.corpus import ROW_LENGTH, Batch, Corpus, sample_texts
 from scripts.demo.export import export_model
 from scripts.demo.sample import sums_right, tell
@@ -106,8 +107,9 @@ def build_train_step(graph: nnx.GraphDef[Decoder], optimizer: optax.GradientTran
     def loss_of(params: Params, batch: Batch) -> Array:
         model = nnx.merge(graph, params)
         caches = [None] * model.config.num_layers
-        attend = causal_attend(jnp.asarray(batch.segments))
-        _, hidden = model(jnp.asarray(batch.inputs), jnp.asarray(batch.positions), caches, attend)
+        attention = CausalAttention(jnp.asarray(batch.segments))
+        step = StepContext(model.rotation(jnp.asarray(batch.positions)), attention)
+        _, hidden = model(jnp.asarray(batch.inputs), caches, step)
         losses = optax.softmax_cross_entropy_with_integer_labels(model.logits(hidden), batch.targets)
         return jnp.sum(losses * batch.weights) / jnp.sum(batch.weights)
 

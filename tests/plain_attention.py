@@ -1,0 +1,68 @@
+"""The plain twins that attention is held against: of kernels over pages, and of a decoder over whole rows."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+from numpy.typing import NDArray
+
+from caching.attention.spec import AttentionInputs, AttentionSpec, CacheView
+from engine.models.step_context import LayerCache, Place
+
+
+def plain_attention(
+    spec: AttentionSpec, view: CacheView, inputs: AttentionInputs
+) -> tuple[NDArray[np.generic], NDArray[np.float64]]:
+    """Pages [num_pages, kv_heads, 2, page_size, head_dim] as written, and f64[real tokens, heads, head_dim].
+
+    One row after the other, without blocks or a running softmax.
+    """
+    table, pages = view.table, np.array(view.pages)
+    cu_q_lens, kv_lens, page_indices = (np.asarray(x) for x in (table.cu_q_lens, table.kv_lens, table.page_indices))
+    new = np.asarray(jnp.stack([jnp.asarray(inputs.k), jnp.asarray(inputs.v)], axis=2).astype(pages.dtype))
+    q, page_size = np.float64(inputs.q), pages.shape[3]
+    sinks = -np.inf if inputs.sinks is None else np.float64(inputs.sinks)[:, None]
+    rows = range(int(table.num_seqs[0]))
+    for row in rows:
+        for token in range(cu_q_lens[row], cu_q_lens[row + 1]):
+            position = kv_lens[row] - cu_q_lens[row + 1] + token
+            pages[page_indices[row, position // page_size], :, :, position % page_size] = new[token]
+    outputs = []
+    for row in rows:
+        begin, past, kv_len = cu_q_lens[row], cu_q_lens[row + 1], kv_lens[row]
+        stored = np.concatenate(np.float64(pages[page_indices[row]]), axis=2)[:, :, :kv_len]
+        keys, values = np.moveaxis(stored.repeat(q.shape[1] // stored.shape[0], axis=0), 1, 0)
+        scores = np.einsum("qhd,hkd->hqk", q[begin:past], keys) * spec.scale
+        scores = scores if spec.soft_cap is None else spec.soft_cap * np.tanh(scores / spec.soft_cap)
+        query, key = np.arange(kv_len - (past - begin), kv_len)[:, None], np.arange(kv_len)
+        seen = (key <= query) & (spec.window is None or key > query - spec.window)
+        weights = np.where(seen, np.exp(scores), 0)
+        total = weights.sum(-1) + np.exp(sinks)
+        outputs.append(np.einsum("hqk,hkd->qhd", weights / total[..., None], values))
+    return pages, np.concatenate(outputs)
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class DenseAttention:
+    """Causal attention over [batch, length, heads, head_dim], a StepAttention."""
+
+    fuses_rotation: ClassVar[bool] = False
+
+    def __call__(
+        self, spec: AttentionSpec, cache: LayerCache, _place: Place, inputs: AttentionInputs
+    ) -> tuple[LayerCache, Array]:
+        """Each query sees the last ``window`` keys, its own included."""
+        q, group = inputs.q, inputs.q.shape[2] // inputs.k.shape[2]
+        keys, values = jnp.repeat(inputs.k, group, axis=2), jnp.repeat(inputs.v, group, axis=2)
+        positions = np.arange(q.shape[1])
+        distance = positions[:, None] - positions
+        visible = (distance >= 0) & (distance < (spec.window or len(positions)))
+        scores = jnp.einsum("bqhd,bkhd->bhqk", q, keys) * spec.scale
+        if spec.soft_cap is not None:
+            scores = spec.soft_cap * jnp.tanh(scores / spec.soft_cap)
+        weights = jax.nn.softmax(jnp.where(visible[None, None], scores, -jnp.inf), axis=-1)
+        return cache, jnp.einsum("bhqk,bkhd->bqhd", weights, values)
