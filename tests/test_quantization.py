@@ -67,8 +67,15 @@ def test_weights_are_rounded_to_127_steps_of_an_output(tmp_path, variant):
         assert (np.abs(rounded[name] * scale - weight) <= 0.5001 * scale).all()
 
 
-@pytest.mark.parametrize("scans", [False, True])
-@pytest.mark.parametrize("flattens", [False, True])
+@pytest.mark.parametrize(
+    ("flattens", "scans"),
+    [
+        (False, False),
+        (True, True),
+        pytest.param(False, True, marks=pytest.mark.thorough),
+        pytest.param(True, False, marks=pytest.mark.thorough),
+    ],
+)
 def test_several_devices_have_the_numbers_of_one(tmp_path, flattens, scans):
     """Scales are those of whole outputs, also where an output's weights are split; each device has those of its own."""
     directory = build_checkpoint(tmp_path, "qwen3_sharded")

@@ -23,7 +23,7 @@ BUCKETS = [1, 2, 3, 4, 5, 6, 8, 10, 12, 16]
 @pytest.fixture(scope="module")
 def directory(tmp_path_factory):
     """A tiny model whose context is 64 tokens."""
-    return build_checkpoint(tmp_path_factory.mktemp("model"))
+    return build_checkpoint(tmp_path_factory.mktemp("model"), num_hidden_layers=1)
 
 
 def build_staged(directory, *, staged=True):

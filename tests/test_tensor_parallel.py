@@ -64,7 +64,10 @@ def test_tokens_do_not_depend_on_the_number_of_devices(tmp_path: Path, numbers: 
 
 @pytest.mark.parametrize("scans", [False, True])
 @pytest.mark.parametrize("flattens", [False, True])
-@pytest.mark.parametrize("variant", ["llama2", "llama_linear", "qwen3_sharded"])
+@pytest.mark.parametrize(
+    "variant",
+    ["llama2", *(pytest.param(name, marks=pytest.mark.thorough) for name in ("llama_linear", "qwen3_sharded"))],
+)
 def test_every_device_has_its_part_of_the_model(
     tmp_path: Path, two: DeviceMesh, variant: str, flattens: bool, scans: bool
 ) -> None:
@@ -157,7 +160,7 @@ def test_an_operator_hears_how_many_devices_there_are(tmp_path: Path) -> None:
     assert most_devices(model, 64) == 4
 
 
-@pytest.mark.parametrize("scans", [False, True])
+@pytest.mark.parametrize("scans", [pytest.param(False, marks=pytest.mark.thorough), True])
 def test_a_layer_has_two_sums_and_nothing_is_gathered(tmp_path: Path, two: DeviceMesh, scans: bool) -> None:
     """All that devices say to each other in a step is the embedding and two sums a layer."""
     model = spread(read_model_config(build_checkpoint(tmp_path, "qwen3")), 2)
