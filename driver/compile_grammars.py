@@ -1,4 +1,4 @@
-"""The stage between prepare inputs and the execution loop, for requests with structured outputs: it compiles grammars."""
+"""The stage between prepare inputs and the execution loop that compiles grammars."""
 
 import threading
 import time
@@ -20,7 +20,7 @@ NUM_THREADS = (1,) * len(TIERS)
 """Grammars compiled at a time, by tier."""
 
 
-class _Item(NamedTuple):
+class _GrammarRequest(NamedTuple):
     """A request whose sequences need a grammar."""
 
     admit: Admit
@@ -34,12 +34,14 @@ class _Item(NamedTuple):
 
 
 class CompileGrammars:
-    """Gives sequences their constraints and then admits them. Its threads ``run`` it, and wait for worker processes.
+    """Gives sequences their constraints and then admits them. Its threads ``run`` it, and wait for
+    worker processes.
 
-    Clients take turns (see TurnQueue). Each grammar is tried for a moment; one that takes longer moves to a lane of a
-    higher tier, so that quick grammars never wait for slow ones. A grammar that several requests need is compiled once;
-    one that cannot be compiled ends only the requests that ask for it. At most ``max_queued`` requests wait, which is as
-    many as may be open without a token.
+    Clients take turns (see TurnQueue). Each grammar is tried for a moment; one that takes longer
+    moves to a lane of a higher tier, so that quick grammars never wait for slow ones. A grammar
+    that several requests need is compiled once; one that cannot be compiled ends only the requests
+    that ask for it. At most ``max_queued`` requests wait, which is as many as may be open without
+    a token.
     """
 
     def __init__(
@@ -48,11 +50,15 @@ class CompileGrammars:
         self._compiler = compiler
         self._open_requests = open_requests
         self._post = post
-        self._lanes: list[TurnQueue[_Item]] = [TurnQueue(max_queued, lambda item: item.request.holder) for _ in TIERS]
+        self._lanes: list[TurnQueue[_GrammarRequest]] = [
+            TurnQueue(max_queued, lambda item: item.request.holder) for _ in TIERS
+        ]
         self._lock = threading.Lock()
-        self._waiting: dict[bytes, list[_Item]] = {}
+        self._waiting: dict[bytes, list[_GrammarRequest]] = {}
         """By a grammar that is being compiled: the other requests that need it."""
-        self.stage: Stage[_Item] = Stage("compile grammars", self._handle, self._fail, lambda item: item.request.source)
+        self.stage: Stage[_GrammarRequest] = Stage(
+            "compile grammars", self._handle, self._fail, lambda item: item.request.source
+        )
 
     @property
     def runs(self) -> list[Callable[[], None]]:
@@ -64,21 +70,21 @@ class CompileGrammars:
         ]
 
     def submit(self, admit: Admit) -> None:
-        """Queues the sequences of a request, to be admitted when its grammar is compiled; never waits."""
-        self._queue(_Item(admit))
+        """Queues the sequences of a request until their grammar is compiled; never waits."""
+        self._queue(_GrammarRequest(admit))
 
     def close(self) -> None:
         """Ends ``runs`` in all threads and drops what is queued."""
         for lane in self._lanes:
             lane.close()
 
-    def _queue(self, item: _Item) -> None:
+    def _queue(self, item: _GrammarRequest) -> None:
         self._lanes[item.tier].put_nowait(item)
 
-    def _fail(self, item: _Item, error: DriverError) -> None:
+    def _fail(self, item: _GrammarRequest, error: DriverError) -> None:
         self._open_requests.fail(item.request, error)
 
-    def _handle(self, item: _Item) -> None:
+    def _handle(self, item: _GrammarRequest) -> None:
         if item.request.aborted:  # the execution thread ends it as soon as it sees the flag
             self._post(item.admit)
             if item.tier:  # other requests may wait for this grammar
@@ -96,8 +102,8 @@ class CompileGrammars:
         except DriverError as error:
             self._fail(item, error)
 
-    def _is_first(self, item: _Item) -> bool:
-        """Whether no other request has its grammar compiled; if one has, this one is queued again afterwards."""
+    def _is_first(self, item: _GrammarRequest) -> bool:
+        """Whether no other request has its grammar compiled; otherwise it is queued again later."""
         with self._lock:
             if item.job in self._waiting:
                 self._waiting[item.job].append(item)
@@ -108,7 +114,7 @@ class CompileGrammars:
         self._queue(item)  # it has just been compiled
         return False
 
-    def _compile(self, item: _Item) -> CompiledGrammar | None:
+    def _compile(self, item: _GrammarRequest) -> CompiledGrammar | None:
         """The grammar; None if that takes a higher tier, for which the request is queued then."""
         try:
             grammar = self._compiler.compile(item.job, item.tier)
@@ -134,8 +140,8 @@ class CompileGrammars:
         for other in others:
             self._queue(other)
 
-    def _admit(self, item: _Item, grammar: CompiledGrammar) -> None:
-        """Gives all samples their constraints; to read the tokens that they have already may take a higher tier, too."""
+    def _admit(self, item: _GrammarRequest, grammar: CompiledGrammar) -> None:
+        """Gives all samples their constraints; if they have tokens that may take a higher tier."""
         allowance = Allowance(heavy=grammar.heavy)
         constraints: list[GrammarConstraint] = []
         give_up_at = time.monotonic() + PATIENCE[item.tier]
@@ -154,11 +160,12 @@ class CompileGrammars:
             constraints.append(constraint)
         for sequence, constraint in zip(item.admit.sequences, constraints, strict=True):
             sequence.constraint = constraint
-            sequence.awaits_mask = bool(sequence.output_token_ids)  # the mask or the end is there: the engine looks
+            # the mask or the end is there: the engine looks
+            sequence.awaits_mask = bool(sequence.output_token_ids)
         self._post(item.admit)
 
 
-def _params(item: _Item) -> StructuredOutputsParams:
+def _params(item: _GrammarRequest) -> StructuredOutputsParams:
     params = item.admit.opened.params.structured_outputs
     assert params is not None
     return params

@@ -1,4 +1,4 @@
-"""Which sequences are to end by when."""
+"""The timeouts of sequences."""
 
 import math
 
@@ -6,10 +6,7 @@ from engine.scheduling.sequence import Sequence
 
 
 class Deadlines:
-    """Sequences with a ``timeout_s`` or a ``queue_timeout_s``. Times are in seconds, and the caller's.
-
-    Asking costs one comparison most times.
-    """
+    """Sequences with a ``timeout_s`` or a ``queue_timeout_s``, in seconds of the caller's clock."""
 
     def __init__(self) -> None:
         self._ends: dict[str, float] = {}
@@ -17,7 +14,7 @@ class Deadlines:
         self._next = math.inf
 
     def add(self, sequence: Sequence, received_at: float, timeout: float | None, queue_timeout: float | None) -> None:
-        """End this one when ``timeout`` has passed, or ``queue_timeout`` and it has not begun."""
+        """Adds a sequence that ends after ``timeout``, or ``queue_timeout`` if it has not begun."""
         if timeout is not None:
             self._ends[sequence.request_id] = received_at + timeout
         if queue_timeout is not None:
@@ -25,12 +22,12 @@ class Deadlines:
         self._next = min(self._next, received_at + min(timeout or math.inf, queue_timeout or math.inf))
 
     def discard(self, sequence_id: str) -> None:
-        """It has ended, or never had to."""
+        """Removes a sequence, known or not."""
         self._ends.pop(sequence_id, None)
         self._begins.pop(sequence_id, None)
 
     def overdue(self, now: float) -> list[str]:
-        """Those whose time is up; they are known no more."""
+        """Removes and returns the sequences that are to end now. Mostly costs one comparison."""
         if now < self._next:
             return []
         late = {sequence_id for sequence_id, at in self._ends.items() if at <= now}
@@ -41,6 +38,6 @@ class Deadlines:
                     late.add(sequence_id)
         for sequence_id in late:
             self.discard(sequence_id)
-        ats = [*self._ends.values(), *(at for at, _ in self._begins.values())]
-        self._next = min(ats, default=math.inf)
+        times = [*self._ends.values(), *(at for at, _ in self._begins.values())]
+        self._next = min(times, default=math.inf)
         return sorted(late)

@@ -1,12 +1,12 @@
-"""What the driver answers instead of tokens, by whose fault it is; ``code`` is the word used on the wire.
+"""The driver's errors, by whose fault they are; ``code`` is the word used on the wire.
 
 DriverError
 ├── InvalidRequest      invalid_request     the client's: change the request; the message names what
 ├── DuplicateRequest    duplicate_request   the client's: the id is in use until its last sample
-├── Overloaded          overloaded          nobody's: too many wait; try again later
-├── Draining            draining            the operator's: no new work, what is open is finished
-├── Asleep              asleep              the operator's: no new work until the daemon is woken
-├── DriverStopped       stopped             the operator's: no new work, open requests are told why
+├── Overloaded          overloaded          nobody's: too many requests wait; try again later
+├── Draining            draining            the operator's: no new requests, the open ones are finished
+├── Asleep              asleep              the operator's: no new requests until the daemon is woken
+├── DriverStopped       stopped             the operator's: no new requests, the open ones end with the reason
 └── InternalError       internal            ours: a step failed, or a thread died and the driver stops
 """
 
@@ -16,7 +16,7 @@ from engine.request_limits import MAX_ERROR_LENGTH
 
 
 def shortened(text: str, longest: int = MAX_ERROR_LENGTH) -> str:
-    """The text in so many characters: of its beginning, which says what it is, and of its end; it may quote a message."""
+    """At most ``longest`` characters of a text, which may quote a message: its two ends."""
     if len(text) <= longest:
         return text
     note = f"[... {len(text):,} characters in all ...]"
@@ -25,7 +25,7 @@ def shortened(text: str, longest: int = MAX_ERROR_LENGTH) -> str:
 
 
 class DriverError(Exception):
-    """A request's end other than by tokens; ``str(error)`` is for a person to read, and shortened."""
+    """Why a request failed or is refused; ``str(error)`` is for a person, and shortened."""
 
     code: ClassVar[str]
 
@@ -34,7 +34,7 @@ class DriverError(Exception):
 
 
 class InvalidRequest(DriverError):
-    """The request asks for what cannot be done."""
+    """The request is wrong, or cannot be served as it is."""
 
     code = "invalid_request"
 
@@ -46,7 +46,7 @@ class DuplicateRequest(DriverError):
 
 
 class Overloaded(DriverError):
-    """Too much waits already; ``retry_after_s`` says when to come again."""
+    """Too much waits already; ``retry_after_s`` says when to try again."""
 
     code = "overloaded"
 
@@ -56,24 +56,24 @@ class Overloaded(DriverError):
 
 
 class Draining(DriverError):
-    """The driver finishes what it has and takes no more work."""
+    """The driver finishes its open requests and takes no more."""
 
     code = "draining"
 
 
 class Asleep(DriverError):
-    """The driver takes no work until it is woken."""
+    """The driver takes no requests until it is woken."""
 
     code = "asleep"
 
 
 class DriverStopped(DriverError):
-    """The driver takes no more work."""
+    """The driver takes no more requests."""
 
     code = "stopped"
 
 
 class InternalError(DriverError):
-    """A step failed that the request was in, or one of the driver's threads died."""
+    """A step with the request failed, or one of the driver's threads died."""
 
     code = "internal"

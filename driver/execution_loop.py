@@ -1,4 +1,4 @@
-"""The second stage: the one thread that touches the engine."""
+"""The second stage: the one thread that uses the engine."""
 
 import queue
 import time
@@ -12,22 +12,22 @@ from driver.deadlines import Deadlines
 from driver.errors import DriverError, InvalidRequest
 from driver.metrics.request_metrics import Histogram
 from driver.open_requests import OpenRequest
-from driver.request import RequestError, ReturnSample, Usage
+from driver.request import ReturnSample, Usage, error_sample
 from driver.stages.queues import BoundedQueue, QueueClosed
 from driver.stages.stage import Stage
 from driver.thread_messages import (
-    Abort,
+    AbortSequences,
     Admit,
     Compiled,
     Ended,
     Finished,
     Inbound,
-    Landed,
-    Profile,
-    Sleep,
+    ProfileEngine,
+    SleepEngine,
+    StepOutputs,
     Stop,
     Summary,
-    Wake,
+    WakeEngine,
 )
 from engine.config import EngineStats, ServingLimits
 from engine.profiler import Profiler, ProfilerError
@@ -35,59 +35,61 @@ from engine.scheduling.sequence import Sequence, SequenceOutput
 
 
 class Engine(Protocol):
-    """What the driver asks of an engine: ``oEngine``, or a fake one. One thread uses it."""
+    """What the driver calls of an engine. One thread uses it."""
 
     @property
     def limits(self) -> ServingLimits:
-        """What a sequence may be; constant, so any thread may read it."""
+        """The limits of a sequence; constant, so any thread may read them."""
 
     @property
     def has_work(self) -> bool:
-        """Whether something waits, runs or is in flight on the device."""
+        """Whether a sequence waits or runs, or a step is in flight on the device."""
 
     def add(self, sequence: Sequence) -> None:
-        """Takes a sequence; never fails."""
+        """Queues a sequence; never fails."""
 
     def finish(self, request_id: str) -> bool:
-        """Ends a sequence early and frees what it holds; False if it is unknown or has ended."""
+        """Ends a sequence early and frees its pages; False if it is unknown or has ended."""
 
     def step(self) -> list[SequenceOutput]:
-        """Plans and dispatches one step and lands at most one; waits for the device where it has to."""
+        """Plans and dispatches one step, and returns the tokens of at most one earlier step."""
 
     def stats(self) -> EngineStats:
         """A snapshot."""
 
     def compile_staged(self, notify: Callable[[], None]) -> None:
-        """Begins to compile what readiness did not wait for; ``notify``, on any thread, asks for an ``adopt``."""
+        """Starts to compile the staged functions; ``notify`` asks, on any thread, for ``adopt``."""
 
     def adopt(self) -> None:
-        """Uses what has been compiled; raises what went wrong with it."""
+        """Uses the staged functions; raises the error of their compilation."""
 
     def sleep(self) -> None:
-        """Gives the pages' memory back. Nothing waits or runs then."""
+        """Frees the pages' memory; no sequence may wait or run."""
 
     def wake(self) -> None:
-        """Takes that memory again."""
+        """Allocates that memory again."""
 
     def close(self) -> None:
-        """Compiles nothing more."""
+        """Stops compiling."""
 
 
 COMMAND_PATIENCE = 600.0
-"""Seconds that an operator's command may take, such as to write a long trace, before they count as no progress."""
+"""Seconds that a command, such as to write a trace, may take before that is no progress."""
 ITERATION_TOKENS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
-"""Buckets of vLLM's histogram of that name."""
+"""Buckets of vLLM's histogram of the same name."""
 
 
 class ExecutionLoop:
-    """Hears messages, steps the engine, hands tokens on. It waits for a message if and only if the engine is idle.
+    """Handles messages, steps the engine and sends its tokens on. It waits for a message only if
+    the engine is idle.
 
-    A ``timeout_s``, counted from when the request came, is looked at before each step. Whatever one message raises ends
-    the request that it is about; what a step raises, or a command to the engine as a whole, ends the loop.
+    It checks before each step which requests have reached their ``timeout_s``, which counts from
+    their arrival. An exception from one message ends the request of that message; one from a step,
+    or from a command to the whole engine, ends the loop.
 
-    It may also wait in ``summaries.put``, when the summary thread is that far behind: the device pauses rather than
-    tokens piling up. The summary thread never waits for this one (the inbox is unbounded), so neither can they for
-    each other; and closing ``summaries`` ends the wait.
+    It also waits in ``summaries.put`` while the summary thread is far behind: the device pauses,
+    so that tokens do not pile up. The summary thread never waits for this one, as the inbox is
+    unbounded, so this is no deadlock; and closing ``summaries`` ends the wait.
     """
 
     def __init__(
@@ -95,33 +97,34 @@ class ExecutionLoop:
     ) -> None:
         self.inbox: queue.SimpleQueue[Inbound] = queue.SimpleQueue()
         self.stats = engine.stats()
-        """The latest snapshot; this thread replaces it, whole, and anyone may read it."""
+        """The latest snapshot; this thread replaces it, whole, and any thread may read it."""
         self.stage: Stage[_Item] = Stage("execution loop", self._handle, self._fail, _source)
         self._engine = engine
         self.iteration_tokens = Histogram(ITERATION_TOKENS)
-        """Tokens of each step; this thread counts."""
+        """Tokens of each step; this thread writes it."""
         self._profiler = Profiler()
         self._deadlines = Deadlines()
         self._clock = clock
         self._summaries = summaries
         self._progressed_at: float | None = None
-        """When a step last landed, or when the work began; None while there is none. Ahead of now, for a command."""
+        """When the last step ended or the work began; None without work, ahead in a command."""
 
     @property
     def seconds_since_progress(self) -> float:
-        """For how long there has been work and no step has landed; 0 when idle. It grows while this thread hangs, too.
+        """For how long there has been work and no step has ended; 0 when idle. It grows while this
+        thread hangs, too.
 
-        A command, which computes nothing, counts from when it has taken COMMAND_PATIENCE.
+        A command, which runs no step, counts only beyond COMMAND_PATIENCE.
         """
         progressed_at = self._progressed_at
         return 0.0 if progressed_at is None else max(0.0, self._clock() - progressed_at)
 
     def run(self) -> None:
-        """Serves until Stop is heard or ``summaries`` is closed."""
+        """Serves until Stop comes or ``summaries`` is closed."""
         self._engine.compile_staged(lambda: self.inbox.put(Compiled()))
         try:
             with suppress(QueueClosed):
-                while self._hear():
+                while self._handle_messages():
                     for sequence_id in self._deadlines.overdue(self._clock()):
                         self.stage.work(_Overdue(sequence_id))
                     if self._engine.has_work:
@@ -130,8 +133,8 @@ class ExecutionLoop:
             self._progressed_at = None
             self._engine.close()
 
-    def _hear(self) -> bool:
-        """Handles every message that is there, waiting for one if the engine has nothing to do. False after Stop."""
+    def _handle_messages(self) -> bool:
+        """Handles the messages there are; waits for one if the engine is idle. False after Stop."""
         idle = not self._engine.has_work
         if idle:
             self._progressed_at = None
@@ -146,8 +149,8 @@ class ExecutionLoop:
                     case Compiled():
                         self._engine.adopt()
                         self.stats = self._engine.stats()
-                    case Sleep() | Wake():
-                        self.stage.work(_Obeyed(message, self._obey(message)))
+                    case SleepEngine() | WakeEngine():
+                        self.stage.work(_CommandDone(message, self._run_command(message)))
                     case _:
                         self.stage.work(message)
         return True
@@ -156,21 +159,21 @@ class ExecutionLoop:
         match item:
             case Admit():
                 self._admit(item)
-            case Abort(request=request):
+            case AbortSequences(request=request):
                 self._abort(request)
             case Finished(sequence_id=sequence_id):
                 self._deadlines.discard(sequence_id)
                 self._engine.finish(sequence_id)
             case _Overdue(sequence_id=sequence_id):
                 self._end(sequence_id, "timeout")
-            case Profile():
-                item.channel.put(self._profiled(item))
-            case _Obeyed(command=command, answer=answer):
+            case ProfileEngine():
+                item.channel.put(self._profile(item))
+            case _CommandDone(command=command, answer=answer):
                 command.channel.put(answer)
         self.stats = self._engine.stats()
 
     def _fail(self, item: "_Item", error: DriverError) -> None:
-        """End the request that an item is about, by way of the summary thread, which knows whether it has ended already."""
+        """Ends the request of an item by the summary thread, which knows whether it is open."""
         match item:
             case Admit(sequences=sequences, opened=opened):
                 self._fail_sequences(opened.request.sequence_ids, error)
@@ -178,55 +181,59 @@ class ExecutionLoop:
                     self._engine.finish(sequence.request_id)
                     if sequence.constraint is not None:
                         sequence.constraint.close()
-            case Abort(request=request):
+            case AbortSequences(request=request):
                 self._fail_sequences(request.sequence_ids, error)
             case Finished(sequence_id=sequence_id) | _Overdue(sequence_id=sequence_id):
                 self._fail_sequences([sequence_id], error)
-            case Profile(request_id=request_id, channel=channel):
-                channel.put(_refused(request_id, error))
-            case _Obeyed():
-                """Its channel was told, and raised."""
+            case ProfileEngine(request_id=request_id, channel=channel):
+                channel.put(error_sample(request_id, error))
+            case _CommandDone():
+                """Its channel has been called, and raised."""
 
     def _fail_sequences(self, sequence_ids: list[str], error: DriverError) -> None:
         why = str(error)
         self._summaries.put(
-            Landed([SequenceOutput(sequence_id, [], "error", error=why, internal=True) for sequence_id in sequence_ids])
+            StepOutputs(
+                [SequenceOutput(sequence_id, [], "error", error=why, internal=True) for sequence_id in sequence_ids]
+            )
         )
 
-    def _obey(self, command: Sleep | Wake) -> ReturnSample:
-        """What that raises is the engine's own fault, and no request's."""
-        if isinstance(command, Sleep) and command.cancelled:
-            return _refused(command.request_id, InvalidRequest("the daemon was woken before it slept"))
-        with self._computing_nothing():
-            self._engine.sleep() if isinstance(command, Sleep) else self._engine.wake()
-        self.stats = self._engine.stats()  # first, so that whoever has the answer finds it so
-        return _done(command.request_id, "asleep" if isinstance(command, Sleep) else "awake")
+    def _run_command(self, command: SleepEngine | WakeEngine) -> ReturnSample:
+        """An exception from here is a fault of the engine, and of no request."""
+        if isinstance(command, SleepEngine) and command.cancelled:
+            return error_sample(command.request_id, InvalidRequest("the daemon was woken before it slept"))
+        with self._running_no_step():
+            self._engine.sleep() if isinstance(command, SleepEngine) else self._engine.wake()
+        # first: the client may ask for the state as soon as it has the answer
+        self.stats = self._engine.stats()
+        return _done(command.request_id, "asleep" if isinstance(command, SleepEngine) else "awake")
 
     @contextmanager
-    def _computing_nothing(self) -> Iterator[None]:
-        """No step lands meanwhile, and none should."""
+    def _running_no_step(self) -> Iterator[None]:
+        """A block in which no step runs, which counts as progress up to COMMAND_PATIENCE."""
         self._progressed_at = self._clock() + COMMAND_PATIENCE
         try:
             yield
         finally:
             self._progressed_at = self._clock()
 
-    def _profiled(self, asked: Profile) -> ReturnSample:
-        """Between two steps, so that a trace has whole ones; no step is made while it is written."""
+    def _profile(self, command: ProfileEngine) -> ReturnSample:
+        """Starts or writes a trace between two steps, so that it has whole ones."""
         try:
-            if asked.directory is None:
-                with self._computing_nothing():
+            if command.directory is None:
+                with self._running_no_step():
                     directory = self._profiler.stop()
             else:
-                directory = asked.directory
+                directory = command.directory
                 self._profiler.start(directory)
         except ProfilerError as refusal:
-            return _refused(asked.request_id, InvalidRequest(str(refusal)))
-        return _done(asked.request_id, directory)
+            return error_sample(command.request_id, InvalidRequest(str(refusal)))
+        return _done(command.request_id, directory)
 
     def _admit(self, message: Admit) -> None:
         request, params = message.opened.request, message.opened.params
-        self._summaries.put(message.opened)  # first, so that there is somebody to tell of what goes wrong with it
+        # first, so that the summary thread knows the request if adding it fails
+        self._summaries.put(message.opened)
         for sequence in message.sequences:
             self._engine.add(sequence)
             self._deadlines.add(sequence, request.received_at, params.timeout_s, params.queue_timeout_s)
@@ -234,7 +241,7 @@ class ExecutionLoop:
             self._abort(request)
 
     def _abort(self, request: OpenRequest) -> None:
-        """Unknown to the engine means: not admitted yet, and the flag will tell; or ended, and its end is on its way."""
+        """A sequence unknown to the engine has ended, or ``_admit`` will see the flag."""
         for sequence_id in request.sequence_ids:
             self._deadlines.discard(sequence_id)
             self._end(sequence_id, "abort")
@@ -247,7 +254,8 @@ class ExecutionLoop:
     def _step(self) -> None:
         outputs = self._engine.step()
         before = self.stats
-        self.stats = self._engine.stats()  # first, so that whoever has a last sample finds it counted
+        # first: the client may ask for it as soon as it has its last sample
+        self.stats = self._engine.stats()
         if self.stats.steps > before.steps:
             self._progressed_at = self._clock()
             self.iteration_tokens.observe(self.stats.tokens - before.tokens)
@@ -255,43 +263,39 @@ class ExecutionLoop:
             for output in outputs:
                 if output.finish_reason is not None:
                     self._deadlines.discard(output.request_id)
-            self._summaries.put(Landed(outputs))
+            self._summaries.put(StepOutputs(outputs))
 
 
 def _done(request_id: str, text: str) -> ReturnSample:
     return ReturnSample(request_id=request_id, text=text, finish_reason="stop", usage=Usage(0, 0))
 
 
-def _refused(request_id: str, error: DriverError) -> ReturnSample:
-    return ReturnSample(request_id=request_id, error=RequestError(error.code, str(error)))
-
-
 class _Overdue(msgspec.Struct, frozen=True):
-    """The time of this sequence is up."""
+    """This sequence has reached its timeout."""
 
     sequence_id: str
 
 
-class _Obeyed(msgspec.Struct, frozen=True):
-    """A command to the engine as a whole has been carried out."""
+class _CommandDone(msgspec.Struct, frozen=True):
+    """A command to the whole engine has been run; its answer is to be sent."""
 
-    command: Sleep | Wake
+    command: SleepEngine | WakeEngine
     answer: ReturnSample
 
 
-_Item = Admit | Abort | Finished | Profile | _Overdue | _Obeyed
+_Item = Admit | AbortSequences | Finished | ProfileEngine | _Overdue | _CommandDone
 
 
 def _source(item: _Item) -> tuple[str, str]:
-    """Where there is no request to ask, the id names its client."""
+    """Client and request id of an item; where the client is not known, the id twice."""
     match item:
         case Admit(opened=opened):
             return opened.request.source
-        case Abort(request=request):
+        case AbortSequences(request=request):
             return request.source
         case Finished(sequence_id=sequence_id) | _Overdue(sequence_id=sequence_id):
             return sequence_id, sequence_id
-        case Profile(request_id=request_id):
+        case ProfileEngine(request_id=request_id):
             return request_id, request_id
-        case _Obeyed(command=command):
+        case _CommandDone(command=command):
             return command.request_id, command.request_id

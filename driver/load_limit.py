@@ -12,16 +12,17 @@ from driver.stages.fair_share import Holder, Share, share
 from engine.config import EngineStats
 
 RATE_WINDOW = 5.0
-"""Seconds over which the rate is taken by which what waits becomes less."""
+"""Seconds over which the rate of computed tokens is measured."""
 LEAST_DELAY, MOST_DELAY = 0.5, 60.0
-"""Seconds; the rate may change, so nobody is told to stay away for long."""
+"""Seconds; no longer, as the rate may change."""
 
 
 class LoadLimit:
-    """Refuses requests while ``max_requests`` wait, or ``max_tokens`` of their prompts; the caller's thread uses it.
+    """Refuses requests while ``max_requests`` wait, or ``max_tokens`` of their prompts; the
+    caller's thread uses it.
 
-    A request waits until its first token; one with several samples counts once. Who has more than their part of what
-    waits is refused before the others (driver/stages/fair_share.py).
+    A request waits until its first token; one with several samples counts once. A client with more
+    than its part of what waits is refused first (driver/stages/fair_share.py).
     """
 
     def __init__(self, max_requests: int, max_tokens: int, clock: Callable[[], float] = time.monotonic) -> None:
@@ -29,12 +30,13 @@ class LoadLimit:
         self._max_tokens = max_tokens
         self._clock = clock
         self._now = self._before = (clock(), 0)
-        """When we looked, and how many tokens had been computed by then: lately, and a window before that."""
+        """Time and number of computed tokens at the start of this window and the one before."""
 
     def check(self, new: OpenRequest, waiting: Collection[OpenRequest], stats: EngineStats) -> None:
-        """Raises Overloaded where those wait already and this one is one too many.
+        """Raises Overloaded if the new request is one too many.
 
-        Where nothing else waits a request may be as long as it likes, and the first of a client as long as there is room.
+        If nothing waits a request may have any length; the first one of a client may fill the room
+        that is left.
         """
         tokens = sum([request.num_prompt_tokens for request in waiting])
         requests = share(self._max_requests, 1, new.holder, [(request.holder, 1) for request in waiting])
@@ -56,7 +58,7 @@ class LoadLimit:
         return Overloaded(f"{why}: try again in {delay:.1f} s", retry_after_s=delay)
 
     def _delay(self, tokens: int, stats: EngineStats) -> float:
-        """Until about half of the prompts that wait have been read, at the rate of the last seconds."""
+        """Seconds until about half of the waiting prompts are computed, at the recent rate."""
         now, computed = self._clock(), stats.tokens
         if now - self._now[0] >= RATE_WINDOW:
             self._before, self._now = self._now, (now, computed)
@@ -71,7 +73,7 @@ def _too_many(requests: Share, what: str) -> str:
 
 
 class TokenizerLimit:
-    """Counts those that have had no answer, by whose they are. Any thread may call anything: see OpenRequests."""
+    """Limits tokenizer requests without an answer, by fair shares. For any thread."""
 
     def __init__(self, max_requests: int) -> None:
         self._max_requests = max_requests
@@ -79,11 +81,13 @@ class TokenizerLimit:
         self._waiting: dict[int, Holder] = {}
 
     def submit(self, request: TokenizerRequest, submit: Callable[[TokenizerRequest], None]) -> None:
-        """Submits the request, which counts until it is answered; raises Overloaded where it is one too many."""
+        """Submits the request, which counts until it is answered; raises Overloaded."""
         holder = request.client, request.user
-        found = share(self._max_requests, 1, holder, [(other, 1) for other in list(self._waiting.values())])
-        if not found.fits:
-            raise Overloaded(f"{found.total:,} tokenizer requests wait already, {found.own:,} of them yours: try later")
+        requests = share(self._max_requests, 1, holder, [(other, 1) for other in list(self._waiting.values())])
+        if not requests.fits:
+            raise Overloaded(
+                f"{requests.total:,} tokenizer requests wait already, {requests.own:,} of them yours: try later"
+            )
         serial = next(self._serials)
         self._waiting[serial] = holder
         try:
@@ -93,12 +97,12 @@ class TokenizerLimit:
             raise
 
     def end(self, serial: int) -> None:
-        """It has been answered, or will not be; a second time changes nothing."""
+        """Counts the request no longer; a second time changes nothing."""
         self._waiting.pop(serial, None)
 
 
 class _Counted:
-    """The channel of a request that counts."""
+    """The channel of a counted request."""
 
     def __init__(self, limit: TokenizerLimit, serial: int, channel: ReturnChannel) -> None:
         self._limit = limit

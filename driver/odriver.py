@@ -2,55 +2,55 @@
 
 The life of a request
 ---------------------
-1. ``submit_request``, on the caller's thread (the socket thread, in the daemon, which must never wait), enters the
-   request in the table of open requests and in a bounded queue of prepare inputs, where clients take turns, or raises at
-   once: DuplicateRequest, Overloaded, DriverStopped. A request that was refused so has had its answer; every other gets
+1. ``submit_request`` runs on the caller's thread (in the daemon the socket thread, which must
+   never wait). It adds the request to the table of open requests and to a bounded queue of the
+   prepare stage, in which clients take turns, or it raises at once: DuplicateRequest, Overloaded,
+   Draining, Asleep or DriverStopped. A refused request gets nothing more; every other request gets
    exactly one last sample.
-2. One of the **prepare inputs** threads checks parameters, applies the chat template, refuses what cannot fit, tokenises,
-   checks lengths, and posts Admit(sequence) to the execution thread's inbox. A client's mistake goes to that client's
-   channel, and ends there.
-   Where structured outputs are asked for, the Admit goes by one of the **compile grammars** threads, which has another
-   process compile the grammar, unless it is known, and gives each sequence its constraint.
-3. The **execution loop** thread, the only one that touches the engine, adds the sequence, tells the summary thread that
-   the request is Opened, and steps the engine. What a step lands goes to the summary thread as Landed(outputs).
-4. The **process summary** thread detokenises, looks for stop strings and puts samples into the request's channel. A stop
-   string found is posted as Finished to the inbox, so that the engine frees what the sequence holds.
-5. The end, by token, length, stop string or abort, is the last sample. The id is free again just before it is delivered.
+2. A **prepare inputs** thread checks the parameters, applies the chat template, refuses what
+   cannot fit, tokenises, checks lengths, and posts Admit(sequences) to the inbox of the execution
+   thread. A client's mistake ends that client's request here. A request with structured outputs
+   first goes to a **compile grammars** thread. It has a worker process compile the grammar, unless
+   it is known, gives each sequence its constraint, and posts the Admit.
+3. The **execution loop** thread, the only one that uses the engine, sends Opened to the summary
+   thread, adds the sequences and steps the engine. It sends the tokens of each step to the summary
+   thread as StepOutputs.
+4. The **process summary** thread detokenises, looks for stop strings and puts samples into the
+   request's channel. When it finds a stop string it posts Finished to the inbox, so that the
+   engine frees the sequence's pages.
+5. The last sample comes with the end: by token, length, stop string or abort. The id is free again
+   just before that.
 
-A request that goes on with what an earlier one gave (``resume_token_ids``) differs in three places: prepare inputs makes
-that the sequence's output from the beginning and reads it again as a text, its constraint has the mask behind it, and the
-summary thread goes on with that text, without delivering it, before anything new.
+A request that continues an earlier output (``resume_token_ids``) differs in three places. The
+prepare stage makes those tokens the sequence's output and reads them as text; the constraint
+starts behind them; the summary thread continues that text without delivering it again.
 
-An abort ends a request that is queued still at once. Of any other it is a flag on the open request and then an Abort in
-the inbox: the execution thread either knows the sequence
-and finishes it, or will see the flag when the Admit comes by, or the request has ended and nothing happens. Abort and
-tokens reach the summary thread through one queue, so no token follows the last sample.
+An abort ends a request that is still queued at once. For any other it sets a flag on the open
+request and posts AbortSequences to the inbox. The execution thread knows the sequence and finishes
+it, or sees the flag when the Admit comes, or the request has ended already and nothing happens.
+Aborts and tokens reach the summary thread through one queue, so no token follows the last sample.
 
-Who may wait for whom
----------------------
-Prepare waits for requests, the compile threads for grammars, the summary thread for summaries, the execution thread for
-a message when the engine is idle: each for work, and no work means no CPU. Under load, the execution thread alone may
-wait for another's progress, in a full summary queue; the summary thread and prepare inputs say what they have to say into
-the inbox, which takes any number, and into channels, which must not block. A process of grammars answers or is ended
-by its alarm. So there is no circle to deadlock in.
+Which thread waits for which ---------------------------- The prepare threads wait for requests,
+the compile threads for grammars, the summary thread for summaries, and the execution thread for a
+message when the engine is idle: without work no thread uses the processor. Under load only the
+execution thread waits for another, while the summary queue is full. The summary and prepare
+threads write to the inbox, which is unbounded, and to channels, which must not block. A worker
+process answers or is killed by its alarm. So there is no circle of waits, and no deadlock.
 
-What goes wrong with a request
-------------------------------
-Whatever the content of one request raises in a stage ends that request with "internal" and a traceback in the log, and
-the stage goes on (driver/stages/stage.py). Only a run of such ends, of several clients and with no success between, is taken
-for a fault of the stage, and its thread dies of it.
+Errors of a request ------------------- An exception that one request causes in a stage ends that
+request with "internal" and a traceback in the log, and the stage continues
+(driver/stages/stage.py). Only a run of such errors, from several clients and with no success
+between, counts as a fault of the stage, and ends its thread.
 
-What goes wrong on the device
------------------------------
-A step that fails, and a row of it whose logits are not finite, end as outputs with an error: the requests in it hear
-"internal" and why, an error of one sample ends its request with all of its samples, and everybody else goes on
-(engine/oengine.py). A device that fails step after step ends the execution thread.
+Errors of the device -------------------- When a step fails, or the logits of a row are not finite,
+the engine returns outputs with an error. The requests in them end with "internal" and the reason,
+all samples of a request together, and the other requests continue (engine/oengine.py). A device
+that fails step after step ends the execution thread.
 
-The end
--------
-``stop`` closes the bounded queues, which wakes and ends whoever waits in them, posts Stop, joins the threads and gives
-"stopped" to every request still open. A thread that dies does the same as its last act, with "internal", and calls
-``on_failure``. Whoever comes first does it; the others find it done.
+The end ------- ``stop`` closes the bounded queues, which ends every thread that waits in one,
+posts Stop, joins the threads and ends every open request with "stopped". A thread that dies does
+the same as its last act, with "internal", and calls ``on_failure``. The first of several callers
+does it.
 """
 
 import logging
@@ -60,6 +60,7 @@ from collections.abc import Callable, Mapping
 
 import msgspec
 
+from driver.availability import Availability
 from driver.compile_grammars import CompileGrammars
 from driver.errors import Asleep, Draining, DriverError, DriverStopped, InternalError, Overloaded
 from driver.execution_loop import Engine, ExecutionLoop
@@ -74,62 +75,38 @@ from driver.request import ActiveRequest, ReturnChannel, TokenizerRequest
 from driver.stages.fair_share import most
 from driver.stages.queues import BoundedQueue, QueueClosed
 from driver.stages.safe_thread import SafeThread
-from driver.text.tokenizer import Tokenizer
-from driver.thread_messages import Abort, Profile, Sleep, Stop, Summary, Wake
-from engine.config import MAX_QUEUED_REQUESTS, MAX_QUEUED_TOKENS, EngineStats
+from driver.status import DriverStatus
+from driver.text.tokenizer import HuggingFaceTokenizer
+from driver.thread_messages import AbortSequences, ProfileEngine, Stop, Summary
+from engine.config import MAX_QUEUED_REQUESTS, MAX_QUEUED_TOKENS
 
 logger = logging.getLogger(__name__)
 
 MAX_SUMMARIES = 16
-"""Messages on their way to the summary thread: some steps' worth, to ride out a pause of it and no more."""
-STATES = ("serving", "falling asleep", "asleep", "draining")
-
-
-class DriverStatus(EngineStats, frozen=True):
-    """The engine's snapshot and the driver's own numbers."""
-
-    queued_requests: int = 0
-    """Requests that wait to be prepared."""
-    open_requests: int = 0
-    """Requests that are owed a last sample: queued, waiting, running or on their way out."""
-    requests_by_client: dict[str, tuple[int, int]] = msgspec.field(default_factory=dict)
-    """Of each client that has any open: how many, and how many of them have no token yet."""
-    seconds_since_progress: float = 0.0
-    """For how long the engine has had work and has landed no step; 0 when it is idle. Health is this, not a heartbeat."""
-    stages: dict[str, float] = msgspec.field(default_factory=dict)
-    """Of each stage: for how many seconds it has been busy with what has been longest in its hands; 0 while it waits.
-    That of the execution stage is ``seconds_since_progress``."""
-    uptime_seconds: float = 0.0
-    state: str = "serving"
-    """One of STATES."""
-    ttft_seconds_p50: float = 0.0
-    """From here on: of the samples that ended last, up to the first token, between tokens, and up to the end."""
-    ttft_seconds_p99: float = 0.0
-    tpot_seconds_p50: float = 0.0
-    tpot_seconds_p99: float = 0.0
-    e2e_seconds_p50: float = 0.0
-    e2e_seconds_p99: float = 0.0
+"""Messages in the queue of the summary thread: some steps, to bridge a short pause."""
 
 
 class oDriver:
-    """Serves requests with ``engine``, which is its own from ``start`` on. Any thread may call any method.
+    """Serves requests with ``engine``, which no other thread may use after ``start``. Any thread
+    may call any method.
 
-    ``max_queued_requests`` may be open without a token, with prompts of ``max_queued_tokens`` together; then
-    ``submit_request`` raises Overloaded, first for clients with more than their part of them. ``on_failure`` is called
-    once, on the dying thread, after one of the driver's threads died and every open request heard of it.
+    ``max_queued_requests`` requests may be open without a token, and their prompts may have
+    ``max_queued_tokens`` together; ``submit_request`` raises Overloaded for more, first for
+    clients that have more than their share. After one of the driver's threads has died and every
+    open request has ended, that thread calls ``on_failure``, once.
     """
 
     def __init__(
         self,
         engine: Engine,
-        tokenizer: Tokenizer,
+        tokenizer: HuggingFaceTokenizer,
         *,
         max_queued_requests: int = MAX_QUEUED_REQUESTS,
         max_queued_tokens: int = MAX_QUEUED_TOKENS,
         on_failure: Callable[[str], None] | None = None,
     ) -> None:
         self.tokenizer_info = tokenizer.info()
-        """What a tokenizer_config.json would say."""
+        """As in a tokenizer_config.json."""
         self._load_limit = LoadLimit(max_queued_requests, max_queued_tokens)
         self._tokenizer_limit = TokenizerLimit(max_queued_requests)
         most_queued = most(max_queued_requests)
@@ -139,8 +116,8 @@ class oDriver:
         self._summaries: BoundedQueue[Summary] = BoundedQueue(MAX_SUMMARIES)
         self._execution = ExecutionLoop(engine, self._summaries)
         post = self._execution.inbox.put
-        self._grammars = GrammarCompiler(tokenizer, engine.limits)
-        self._compile = CompileGrammars(self._grammars, self._open_requests, post, most_queued)
+        self._grammar_compiler = GrammarCompiler(tokenizer, engine.limits)
+        self._compile = CompileGrammars(self._grammar_compiler, self._open_requests, post, most_queued)
         self._prepare = PrepareInputs(
             tokenizer, engine.limits, self._open_requests, post, 2 * most_queued, self._compile.submit
         )
@@ -152,11 +129,10 @@ class oDriver:
             SafeThread("execution loop", self._execution.run, self._thread_died),
             SafeThread("process summary", self._summary.run, self._thread_died),
         ]
-        self._refusal: Draining | Asleep | None = None
-        """What new requests are told; the control thread and the daemon's write it, whole."""
-        self._sleep: Sleep | None = None
+        self._availability = Availability(self._open_requests, post)
         self._why_stopped: DriverError = DriverStopped("the driver is stopped")
-        self._right_to_end = threading.Lock()  # taken once, never given back: the first to end the driver has it
+        # taken once, never given back: the first to end the driver has it
+        self._right_to_end = threading.Lock()
         self._ended = threading.Event()
         self._started_at = time.monotonic()
 
@@ -166,11 +142,10 @@ class oDriver:
             thread.start()
 
     def submit_request(self, request: ActiveRequest) -> None:
-        """Takes the request or raises DuplicateRequest, Overloaded, Asleep, Draining or DriverStopped, at once."""
+        """Takes the request or raises a DriverError other than InternalError, at once."""
         added = self._open_requests.add(request)
         try:
-            if self._refusal is not None:
-                raise self._refusal
+            self._availability.check()
             waiting = [other for other in self._open_requests.waiting() if other is not added]
             self._load_limit.check(added, waiting, self._execution.stats)
             self._prepare.submit(added)
@@ -186,20 +161,20 @@ class oDriver:
             raise
 
     def submit_tokenizer_request(self, request: TokenizerRequest) -> None:
-        """Takes the request or raises Overloaded or DriverStopped, at once; who drains or sleeps answers it, too."""
+        """Takes the request, also when asleep or draining; raises Overloaded or DriverStopped."""
         try:
             self._tokenizer_limit.submit(request, self._prepare.submit)
         except QueueClosed:
             raise DriverStopped(str(self._why_stopped)) from None
 
     def abort(self, request_id: str) -> bool:
-        """Ends the request with finish reason "abort" and what text it has; False if it is unknown or has ended."""
+        """Ends the request with reason "abort" and the text so far; False if it is not open."""
         request = self._open_requests.find(request_id)
         if request is None:
             return self._prepare.withdraw_tokenizer_request(request_id)
         request.aborted = True
         if not self._prepare.withdraw(request):
-            self._execution.inbox.put(Abort(request))
+            self._execution.inbox.put(AbortSequences(request))
         return True
 
     def status(self) -> DriverStatus:
@@ -212,32 +187,27 @@ class oDriver:
             seconds_since_progress=self.seconds_since_progress,
             stages=self.stages(),
             uptime_seconds=time.monotonic() - self._started_at,
-            state=self._state(),
+            state=self._availability.state(engine_sleeps=self._execution.stats.asleep),
         )
         return msgspec.structs.replace(status, **self.request_metrics.percentiles())
 
     def drain(self, when_done: Callable[[], None]) -> None:
-        """Takes no new work; ``when_done`` is called, on whatever thread, when every open request has ended."""
-        self._refusal = Draining("the daemon finishes what it has and ends: try again when it has been started anew")
-        self._open_requests.when_none(when_done)
+        """Refuses new requests; calls ``when_done``, on any thread, when none is open."""
+        self._availability.drain(when_done)
 
     def sleep(self, request_id: str, channel: ReturnChannel) -> None:
-        """Takes no new work, and once every open request has ended gives the pages' memory back and tells the channel.
+        """Refuses new requests, frees the pages' memory once every open one has ended, and then
+        answers the channel.
 
         Raises Draining and DriverStopped at once.
         """
-        self._check_going()
-        self._refusal = Asleep("the daemon is asleep: try again when it has been woken, with `odriver wake`")
-        self._sleep = message = Sleep(request_id, channel)
-        self._open_requests.when_none(lambda: self._execution.inbox.put(message))
+        self._check_running()
+        self._availability.sleep(request_id, channel)
 
     def wake(self, request_id: str, channel: ReturnChannel) -> None:
-        """Takes the memory again, if it was given back, tells the channel, and serves. Raises as ``sleep`` does."""
-        self._check_going()
-        if self._sleep is not None:
-            self._sleep.cancelled = True
-        self._execution.inbox.put(Wake(request_id, channel))
-        self._refusal = None  # now, as what is admitted comes behind that in the inbox
+        """Allocates the memory again, answers the channel, and serves. Raises as ``sleep`` does."""
+        self._check_running()
+        self._availability.wake(request_id, channel)
 
     @property
     def seconds_since_progress(self) -> float:
@@ -245,7 +215,7 @@ class oDriver:
         return self._execution.seconds_since_progress
 
     def stages(self) -> dict[str, float]:
-        """For how many seconds each stage has been busy with one item, or its work without progress; 0 while it waits."""
+        """For how many seconds each stage has been busy with one item; 0 while it waits."""
         return {
             "prepare": self._prepare.stage.seconds_busy,
             "compile": self._compile.stage.seconds_busy,
@@ -254,7 +224,7 @@ class oDriver:
         }
 
     def stuck_requests(self, limit: float) -> list[str]:
-        """The ids of the requests that have been in a stage's hands for more than so many seconds."""
+        """The ids of the requests that a stage has been working on for more than ``limit`` s."""
         stages = (self._prepare.stage, self._compile.stage, self._execution.stage, self._summary.stage)
         return [request_id for stage in stages for request_id in stage.stuck(limit)]
 
@@ -269,41 +239,33 @@ class oDriver:
         return self._execution.iteration_tokens
 
     def profile(self, request_id: str, directory: str | None, channel: ReturnChannel) -> None:
-        """Begins a trace of the process, for this directory, or ends and writes the one under way where it is None.
+        """Begins a trace of the process, for this directory, or ends and writes the one under way
+        where it is None.
 
-        The channel gets one sample: the directory as its text, or an error. Raises DriverStopped at once.
+        The channel gets one sample: the directory as its text, or an error. Raises DriverStopped
+        at once.
         """
-        if self._right_to_end.locked():
-            raise DriverStopped(str(self._why_stopped))
-        self._execution.inbox.put(Profile(request_id, directory, channel))
+        self._check_running()
+        self._execution.inbox.put(ProfileEngine(request_id, directory, channel))
 
     def stop(self, reason: str, timeout: float = 10.0) -> None:
         """Ends the threads and gives every open request the error "stopped" with this reason.
 
-        Returns when that is done, by this call or another, or after ``timeout`` seconds: a thread that hangs by then
-        (in a step of the device) is left behind, logged, and can reach no client any more.
+        Returns when that is done, by this call or another, or after ``timeout`` seconds: a thread
+        that hangs by then (in a step of the device) is left behind, logged, and can reach no
+        client any more.
         """
         if not self._end(DriverStopped(reason), timeout):
             self._ended.wait(timeout)
 
     def fail(self, reason: str, timeout: float = 10.0) -> None:
-        """Ends as ``stop`` does, by a fault: open requests, one of which may be its cause, hear "internal"."""
+        """Ends as ``stop`` does, but by a fault: open requests end with "internal"."""
         if not self._end(InternalError(reason), timeout):
             self._ended.wait(timeout)
 
-    def _check_going(self) -> None:
+    def _check_running(self) -> None:
         if self._right_to_end.locked():
             raise DriverStopped(str(self._why_stopped))
-        if isinstance(self._refusal, Draining):
-            raise self._refusal
-
-    def _state(self) -> str:
-        match self._refusal:
-            case Draining():
-                return "draining"
-            case Asleep():
-                return "asleep" if self._execution.stats.asleep else "falling asleep"
-        return "serving"
 
     def _thread_died(self, name: str, error: BaseException) -> None:
         reason = f"the {name} thread died of {type(error).__name__}: {error}"
@@ -319,9 +281,9 @@ class oDriver:
         self._compile.close()
         self._execution.inbox.put(Stop())
         self._summaries.close()
-        self._grammars.stop()  # which wakes who waits for a grammar
+        self._grammar_compiler.stop()  # which wakes who waits for a grammar
         if self._join(timeout):
-            self._grammars.close()
+            self._grammar_compiler.close()
         self._open_requests.fail_all(why)
         self._ended.set()
         return True

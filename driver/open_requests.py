@@ -1,9 +1,9 @@
-"""The requests that are owed a last sample.
+"""The requests that have not had their last sample.
 
-Every submitted request gets exactly one last sample, whatever happens. Several threads may want to give it: prepare
-inputs (a refusal), the summary thread (the end), whoever stops the driver. So the last sample has one door,
-``OpenRequests.close``, and a single atomic ``dict.pop`` behind it decides who passes. There is no lock: each line
-that more than one thread may race on is one dict operation.
+Every submitted request gets exactly one last sample, whatever happens. Several threads may deliver
+it: a prepare thread (a refusal), the summary thread (the end), the thread that stops the driver.
+All of them call ``OpenRequests.close``, where a single atomic ``dict.pop`` decides which one
+delivers. There is no lock: wherever threads may race, the line is one dict operation.
 """
 
 import itertools
@@ -15,7 +15,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 
 from driver.errors import DriverError, DuplicateRequest
-from driver.request import ActiveRequest, RequestError, ReturnSample
+from driver.request import ActiveRequest, ReturnSample, error_sample
 from driver.stages.fair_share import Holder
 
 logger = logging.getLogger(__name__)
@@ -25,21 +25,22 @@ logger = logging.getLogger(__name__)
 class OpenRequest:
     """A request from ``submit_request`` to its last sample.
 
-    ``sequence_id`` is its first sequence's name inside the engine, never used twice, so that nothing late can be taken for a newer
-    request under the same ``request_id``. ``aborted`` is set once, by ``abort``, *before* it posts Abort: whoever
-    admits the request after that Abort went by sees the flag.
+    ``sequence_id`` is its first sequence's name inside the engine. It is never used twice, so a
+    late output cannot belong to a newer request with the same ``request_id``. ``abort`` sets
+    ``aborted`` *before* it posts AbortSequences: a thread that admits the request after that
+    message sees the flag.
     """
 
     request: ActiveRequest
     sequence_id: str
     aborted: bool = False
     num_prompt_tokens: int = 0
-    """About, before it is tokenised."""
+    """An estimate: the prompt is not tokenised yet."""
     num_samples: int = 1
-    """How many sequences it is served by; prepare inputs says so before they are admitted."""
+    """The number of its sequences; a prepare thread sets it before it admits them."""
     received_at: float = field(default_factory=time.monotonic)
     scheduled_at: float | None = None
-    """When a step was first planned with it; this and the next the summary thread writes, with the first token."""
+    """When it was first part of a step; the summary thread writes this and the next."""
     first_token_at: float | None = None
 
     @property
@@ -49,12 +50,12 @@ class OpenRequest:
 
     @property
     def holder(self) -> Holder:
-        """Whose it is: its client, and that client's user."""
+        """Its client, and that client's user."""
         return self.request.client, self.request.user
 
     @property
     def source(self) -> tuple[str, str]:
-        """Whose it is, and its id."""
+        """Its client, and its id."""
         return self.request.client, self.request.request_id
 
     @property
@@ -64,9 +65,9 @@ class OpenRequest:
 
 
 class OpenRequests:
-    """The table of open requests; any thread may call anything.
+    """The table of open requests; any thread may call any method.
 
-    ``on_end`` hears of every last sample, before it is delivered and on the thread that delivers it.
+    ``on_end`` is called with every last sample, before its delivery and on the same thread.
     """
 
     def __init__(self, on_end: Callable[[OpenRequest, ReturnSample], None] | None = None) -> None:
@@ -80,7 +81,7 @@ class OpenRequests:
         return len(self._owed)
 
     def by_client(self) -> dict[str, tuple[int, int]]:
-        """Of each client that has any: its open requests, and those of them that have no token yet."""
+        """By client: the number of its open requests, and of those that have no token yet."""
         counts: dict[str, tuple[int, int]] = {}
         for request in list(self._owed.values()):
             client = request.request.client
@@ -89,7 +90,7 @@ class OpenRequests:
         return counts
 
     def waiting(self) -> list[OpenRequest]:
-        """Those that have no token yet."""
+        """The requests that have no token yet."""
         return [request for request in list(self._owed.values()) if request.first_token_at is None]
 
     def find(self, request_id: str) -> OpenRequest | None:
@@ -106,34 +107,33 @@ class OpenRequests:
         self._owed[added.sequence_id] = added
         return added
 
-    def when_none(self, tell: Callable[[], None]) -> None:
-        """Calls this once, on whatever thread, when every open request has had its last sample. Nothing may open then."""
-        self._when_none.append(tell)
-        self._tell()
+    def when_none(self, call: Callable[[], None]) -> None:
+        """Calls ``call`` once, on any thread, when no request is open. None may be added now."""
+        self._when_none.append(call)
+        self._call_when_none()
 
     def withdraw(self, request: OpenRequest) -> bool:
-        """Takes back what was just added. False if it has had its last sample meanwhile."""
+        """Removes a request that was just added. False if it has had its last sample meanwhile."""
         removed = self._remove(request)
-        self._tell()
+        self._call_when_none()
         return removed
 
     def close(self, request: OpenRequest, last: ReturnSample) -> None:
-        """Delivers the last sample, unless somebody else has."""
+        """Delivers the last sample, unless another thread has delivered one."""
         if not self._remove(request):
             return
         try:
             if self._on_end is not None:
                 self._on_end(request, last)
-        finally:  # whatever it raises, and the channel: nobody else will tell the client, or those who wait for the last
+        finally:  # even if on_end or the channel raises: no other thread will do this
             try:
                 request.request.channel.put(last)
             finally:
-                self._tell()
+                self._call_when_none()
 
     def fail(self, request: OpenRequest, error: DriverError) -> None:
         """Closes the request with an error."""
-        why = RequestError(error.code, str(error))
-        self.close(request, ReturnSample(request_id=request.request_id, error=why))
+        self.close(request, error_sample(request.request_id, error))
 
     def fail_all(self, error: DriverError) -> None:
         """Closes every open request with the same error."""
@@ -141,16 +141,16 @@ class OpenRequests:
             try:
                 self.fail(request, error)
             except Exception:
-                logger.exception("request %r could not be told its end", request.request_id)
+                logger.exception("the last sample of request %r could not be delivered", request.request_id)
 
     def _remove(self, request: OpenRequest) -> bool:
-        """Frees the request's id. True for one caller only: the one who now owes the client its end."""
+        """Frees the request's id. True for one caller only, who must deliver the last sample."""
         if self._owed.pop(request.sequence_id, None) is None:
             return False
         del self._by_request_id[request.request_id]
         return True
 
-    def _tell(self) -> None:
+    def _call_when_none(self) -> None:
         with suppress(IndexError):
             while not self._owed:
                 self._when_none.popleft()()

@@ -1,4 +1,4 @@
-"""The first stage: from what a client asked to a Sequence that the engine can serve, or to a refusal that says why."""
+"""The first stage: turns requests into sequences for the engine, or refuses them."""
 
 import math
 import secrets
@@ -10,14 +10,14 @@ import msgspec
 
 from driver.errors import DriverError, InvalidRequest, Overloaded
 from driver.open_requests import OpenRequest, OpenRequests
-from driver.request import ActiveRequest, RequestError, ReturnSample, TokenizerRequest, Usage
+from driver.request import ActiveRequest, ReturnSample, TokenizerRequest, Usage, error_sample
 from driver.request_parameters import sampling_params
-from driver.resumption import read_again, take_up
+from driver.resumption import read_again, resume
 from driver.stages.fair_share import Holder
 from driver.stages.queues import TurnQueue
 from driver.stages.stage import Stage
 from driver.text.detokenizer import PROMPT_TAIL
-from driver.text.tokenizer import Tokenizer, answer_tokenizer, check_in_vocabulary, prompt_token_ids
+from driver.text.tokenizer import HuggingFaceTokenizer, answer_tokenizer, check_in_vocabulary, prompt_token_ids
 from driver.thread_messages import Admit, Opened
 from engine.config import ServingLimits
 from engine.request_limits import MAX_BAD_WORD_TOKENS, MAX_PROMPT_LOGPROBS, MAX_SEED
@@ -25,27 +25,29 @@ from engine.sampling_params import SamplingParams
 from engine.scheduling.sequence import Sequence
 
 LANES = ((2048, 2), (32_768, 1), (math.inf, 1))
-"""The tokens, about, below which a prompt takes this lane, and its threads.
+"""Of each lane: it takes prompts of fewer tokens than this, about, on so many threads.
 
-Tokenising takes milliseconds in the first lane, tenths of seconds in the second, and many seconds in the last, in which
-a text has up to four megabytes; it leaves the interpreter to other threads.
+Tokenising takes milliseconds in the first lane, tenths of seconds in the second, and many seconds
+in the last, where a text has up to four megabytes. Other threads run meanwhile: the tokenizer
+releases the interpreter's lock.
 """
 
-Asked = OpenRequest | TokenizerRequest
+PreparableRequest = OpenRequest | TokenizerRequest
 
 
 class PrepareInputs:
-    """Checks, tokenises and admits, on threads of which each calls one of ``runs``.
+    """Checks, tokenises and admits requests. Each of its threads calls one of ``runs``.
 
-    Clients take turns (see TurnQueue), and long prompts have a lane and a thread of their own: so neither many requests of
-    a client nor a text of megabytes holds up the others. What a request raises ends that request alone. ``post`` puts an
-    Admit where the execution thread finds it, ``compile_grammar`` one that asks for structured outputs where that is done
-    first.
+    Clients take turns (see TurnQueue), and long prompts have a lane and a thread of their own: so
+    neither many requests of one client nor a text of megabytes delays the others. An exception
+    from one request ends that request alone. ``post`` puts an Admit into the inbox of the
+    execution thread, ``compile_grammar`` one with structured outputs into the queue of the compile
+    stage.
     """
 
     def __init__(
         self,
-        tokenizer: Tokenizer,
+        tokenizer: HuggingFaceTokenizer,
         limits: ServingLimits,
         open_requests: OpenRequests,
         post: Callable[[Admit], None],
@@ -57,37 +59,37 @@ class PrepareInputs:
         self._open_requests = open_requests
         self._post = post
         self._compile_grammar = compile_grammar
-        self._lanes: list[TurnQueue[Asked]] = [TurnQueue(max_queued, _holder) for _ in LANES]
-        self._asked: dict[str, TokenizerRequest] = {}
-        """Tokenizer requests that are queued, by their id."""
+        self._lanes: list[TurnQueue[PreparableRequest]] = [TurnQueue(max_queued, _holder) for _ in LANES]
+        self._tokenizer_requests: dict[str, TokenizerRequest] = {}
+        """The tokenizer requests that are queued, by id."""
         self.stage = Stage("prepare inputs", self._handle, self._fail, _source)
         self.runs = [
             partial(lane.run, self.stage.work)
             for lane, (_, num_threads) in zip(self._lanes, LANES, strict=True)
             for _ in range(num_threads)
         ]
-        """Each prepares requests until the queues are closed."""
+        """One for each thread: prepares requests until the queues are closed."""
 
-    def submit(self, request: Asked) -> None:
-        """Queues the request, from any thread; raises Overloaded when full, QueueClosed when closed, at once."""
+    def submit(self, request: PreparableRequest) -> None:
+        """Queues the request at once, from any thread; raises Overloaded or QueueClosed."""
         if isinstance(request, TokenizerRequest):
-            self._asked[request.request_id] = request
+            self._tokenizer_requests[request.request_id] = request
         try:
             self._lane_of(request).put_nowait(request)
         except Full as full:
-            self._asked.pop(request.request_id, None)
+            self._tokenizer_requests.pop(request.request_id, None)
             raise Overloaded("too many requests wait to be prepared: try again later") from full
 
     def withdraw(self, request: OpenRequest) -> bool:
-        """Ends an aborted request that no thread has begun with; False if one has."""
+        """Ends an aborted request that no thread has taken from the queue; False if one has."""
         removed = self._lane_of(request).remove(request)
         if removed:
             self._open_requests.close(request, _aborted(request.request_id))
         return removed
 
     def withdraw_tokenizer_request(self, request_id: str) -> bool:
-        """The same, for what asks the tokenizer."""
-        request = self._asked.pop(request_id, None)
+        """The same for a tokenizer request."""
+        request = self._tokenizer_requests.pop(request_id, None)
         if request is None or not self._lane_of(request).remove(request):
             return False
         request.channel.put(_aborted(request_id))
@@ -99,30 +101,29 @@ class PrepareInputs:
         return sum(map(len, self._lanes))
 
     def close(self) -> None:
-        """Ends all ``runs``; what is queued is dropped."""
+        """Ends all ``runs`` and drops what is queued."""
         for lane in self._lanes:
             lane.close()
 
-    def _lane_of(self, request: Asked) -> "TurnQueue[Asked]":
+    def _lane_of(self, request: PreparableRequest) -> "TurnQueue[PreparableRequest]":
         size = request.num_prompt_tokens if isinstance(request, OpenRequest) else request.estimated_tokens
         return next(lane for lane, (below, _) in zip(self._lanes, LANES, strict=True) if size < below)
 
-    def _handle(self, request: Asked) -> None:
+    def _handle(self, request: PreparableRequest) -> None:
         try:
             if isinstance(request, TokenizerRequest):
-                self._asked.pop(request.request_id, None)
+                self._tokenizer_requests.pop(request.request_id, None)
                 request.channel.put(answer_tokenizer(request, self._tokenizer, self._limits))
             else:
                 self._prepare(request)
         except InvalidRequest as error:
             self._fail(request, error)
 
-    def _fail(self, request: Asked, error: DriverError) -> None:
+    def _fail(self, request: PreparableRequest, error: DriverError) -> None:
         if isinstance(request, OpenRequest):
             self._open_requests.fail(request, error)
         else:
-            why = RequestError(error.code, str(error))
-            request.channel.put(ReturnSample(request_id=request.request_id, error=why))
+            request.channel.put(error_sample(request.request_id, error))
 
     def _prepare(self, request: OpenRequest) -> None:
         if request.aborted:
@@ -130,13 +131,13 @@ class PrepareInputs:
             return
         params = sampling_params(request.request.params)
         sequences = self._sequences(request, params)
-        outputs = take_up(sequences, request.request.resume_token_ids)
+        outputs = resume(sequences, request.request.resume_token_ids)
         prompt = sequences[0].prompt_token_ids
         prompt_tail = prompt[-PROMPT_TAIL:]
-        whole = {output.request_id for output in outputs if output.finish_reason is not None}
+        complete = {output.request_id for output in outputs if output.finish_reason is not None}
         resumed = read_again(outputs, params, prompt_tail, self._tokenizer)
         admit = Admit(
-            [sequence for sequence in sequences if sequence.request_id not in whole],
+            [sequence for sequence in sequences if sequence.request_id not in complete],
             Opened(request, sequences, prompt_tail, len(prompt), params, resumed),
         )
         if params.structured_outputs is None or not admit.sequences:
@@ -145,7 +146,7 @@ class PrepareInputs:
             self._compile_grammar(admit)
 
     def _sequences(self, request: OpenRequest, params: SamplingParams) -> list[Sequence]:
-        """One for each sample, alike but for the seed; the first alone looks at the prompt's log-probabilities."""
+        """One for each sample; only the first returns the prompt's log-probabilities."""
         prompt_token_ids = self._prompt_token_ids(request.request)
         _check_prompt_logprobs(params.prompt_logprobs, len(prompt_token_ids))
         max_tokens = self._max_tokens(len(prompt_token_ids), params)
@@ -154,7 +155,7 @@ class PrepareInputs:
         self._check_token_ids(params, stop_token_ids, bad_words)
         for index, token_ids in enumerate(request.request.resume_token_ids):
             self._check_in_vocabulary(f"resume_token_ids[{index}]", token_ids)
-        if any(request.request.resume_token_ids[:1]):  # they came with the first token, or before
+        if any(request.request.resume_token_ids[:1]):  # the client has them already
             params = msgspec.structs.replace(params, prompt_logprobs=None)
         seed = secrets.randbelow(MAX_SEED + 1) if params.seed is None else params.seed
         request.num_samples = params.n
@@ -179,7 +180,7 @@ class PrepareInputs:
         return sequences
 
     def _hash_prompt(self, sequences: list[Sequence]) -> None:
-        """Here, and not on the execution thread, where others wait for each of the thousands of pages of a long one."""
+        """Hashes the prompt's pages for the prefix cache, to spare the execution thread."""
         first, page_size = sequences[0], self._limits.page_size
         if page_size is not None and first.salt is not None:
             keys = first.page_keys_to(len(first.prompt_token_ids) // page_size, page_size)
@@ -187,7 +188,7 @@ class PrepareInputs:
                 sequence.page_keys = list(keys)
 
     def _salt(self, request: OpenRequest, params: SamplingParams) -> bytes | None:
-        """What separates its pages from others': its tenant and its salt; None where it shares none."""
+        """The salt of its pages' keys, by tenant and salt; None where it shares no pages."""
         if not params.enable_prefix_caching or self._limits.page_size is None:
             return None
         return msgspec.json.encode([request.request.tenant, params.cache_salt])
@@ -209,8 +210,8 @@ class PrepareInputs:
             )
 
     def _bad_word_token_ids(self, words: list[str]) -> tuple[tuple[int, ...], ...]:
-        """The tokens of each word at the beginning of a text, and, where they differ, of the word after a space."""
-        found: dict[tuple[int, ...], None] = {}
+        """The ids of each word at the start of a text and, where they differ, after a space."""
+        variants: dict[tuple[int, ...], None] = {}
         for word in words:
             bare = tuple(self._tokenizer.encode_word(word.lstrip()))
             spaced = tuple(self._tokenizer.encode_word(" " + word.lstrip()))
@@ -218,10 +219,10 @@ class PrepareInputs:
                 raise InvalidRequest(f"bad_words must be words of at least one token, not {word!r}")
             if max(len(bare), len(spaced)) > MAX_BAD_WORD_TOKENS:
                 raise InvalidRequest(f"bad_words must be words of at most {MAX_BAD_WORD_TOKENS} tokens, not {word!r}")
-            found[bare] = None
+            variants[bare] = None
             if spaced[1:] != bare:
-                found[spaced] = None
-        return tuple(found)
+                variants[spaced] = None
+        return tuple(variants)
 
     def _prompt_token_ids(self, request: ActiveRequest) -> list[int]:
         if (request.prompt is None) == (request.messages is None):
@@ -241,25 +242,25 @@ class PrepareInputs:
         holds = f"a request may hold {most} tokens here, prompt and output together"
         if room < 1:
             raise InvalidRequest(f"the prompt has {num_prompt_tokens} tokens, but {holds}: shorten it")
-        for name, asked in (("max_tokens", params.max_tokens), ("min_tokens", params.min_tokens)):
-            if asked is not None and asked > room:
+        for name, count in (("max_tokens", params.max_tokens), ("min_tokens", params.min_tokens)):
+            if count is not None and count > room:
                 raise InvalidRequest(
-                    f"{name} is {asked} and the prompt has {num_prompt_tokens} tokens, but {holds}:"
+                    f"{name} is {count} and the prompt has {num_prompt_tokens} tokens, but {holds}:"
                     f" ask for at most {room}, or shorten the prompt"
                 )
         return room if params.max_tokens is None else params.max_tokens
 
 
-def _holder(request: Asked) -> Holder:
+def _holder(request: PreparableRequest) -> Holder:
     return (request.client, request.user) if isinstance(request, TokenizerRequest) else request.holder
 
 
-def _source(request: Asked) -> tuple[str, str]:
+def _source(request: PreparableRequest) -> tuple[str, str]:
     return (request.client, request.request_id) if isinstance(request, TokenizerRequest) else request.source
 
 
 def _aborted(request_id: str) -> ReturnSample:
-    """The end of a request of which nothing has been read."""
+    """The last sample of a request that was aborted before it was prepared."""
     return ReturnSample(request_id=request_id, finish_reason="abort", usage=Usage(0, 0))
 
 

@@ -13,22 +13,23 @@ from driver.resumption import Resumed
 from driver.stages.queues import BoundedQueue, QueueClosed
 from driver.stages.stage import Stage
 from driver.text.sample_text import SampleLogprobs, SampleText
-from driver.text.tokenizer import Tokenizer
-from driver.thread_messages import Ended, Finished, Landed, Opened, Summary
+from driver.text.tokenizer import HuggingFaceTokenizer
+from driver.thread_messages import Ended, Finished, Opened, StepOutputs, Summary
 from engine.scheduling.sequence import SequenceOutput
 
 
 class ProcessSummary:
-    """Detokenises, looks for stop strings, counts and delivers. Its thread alone knows the text of a request.
+    """Detokenises, looks for stop strings, measures and delivers. Only its thread knows the text
+    of a request.
 
-    Whatever one request's output raises ends that request alone; the engine is told to let go of its sequences.
-    A sequence is known from Opened to its last sample; outputs that come later are a step's run-ahead, and dropped.
-    ``post`` puts a Finished where the execution thread finds it.
+    An exception from one request's output ends that request alone, and the engine ends its
+    sequences. Outputs of a sequence after its last sample come from steps that were already
+    dispatched, and are dropped. ``post`` puts a Finished into the inbox of the execution thread.
     """
 
     def __init__(
         self,
-        tokenizer: Tokenizer,
+        tokenizer: HuggingFaceTokenizer,
         open_requests: OpenRequests,
         summaries: BoundedQueue[Summary],
         post: Callable[[Finished], None],
@@ -42,7 +43,7 @@ class ProcessSummary:
         self._metrics = metrics
         self._clock = clock
         self._replies: dict[str, _Reply] = {}
-        """By sequence."""
+        """By sequence id."""
         self.stage = Stage("process summary", self._handle, self._fail, _source)
 
     def run(self) -> None:
@@ -52,19 +53,19 @@ class ProcessSummary:
                 match self._summaries.get():
                     case Opened() as opened:
                         self.stage.work(opened)
-                    case Landed(outputs=outputs):
-                        self._land(outputs)
+                    case StepOutputs(outputs=outputs):
+                        self._read(outputs)
                     case Ended(sequence_id=sequence_id, finish_reason=finish_reason):
-                        self._land([SequenceOutput(sequence_id, [], finish_reason)])
+                        self._read([SequenceOutput(sequence_id, [], finish_reason)])
 
-    def _land(self, outputs: list[SequenceOutput]) -> None:
+    def _read(self, outputs: list[SequenceOutput]) -> None:
         now = self._clock()
         for output in outputs:
             reply = self._replies.get(output.request_id)
             if reply is not None:
-                self.stage.work(_Landing(reply, output, now))
+                self.stage.work(_ReplyOutput(reply, output, now))
 
-    def _handle(self, item: "Opened | _Landing") -> None:
+    def _handle(self, item: "Opened | _ReplyOutput") -> None:
         if isinstance(item, Opened):
             self._open(item)
         else:
@@ -81,7 +82,7 @@ class ProcessSummary:
             self._resume(self._replies[resumed.output.request_id], resumed)
 
     def _resume(self, reply: "_Reply", resumed: Resumed) -> None:
-        """All there is to say of what the client has is whether it was the end."""
+        """Reads what the client has; delivers the end, if that is one."""
         output = resumed.output
         sample = reply.sample(output, resumed.read)
         if sample.finish_reason is not None:
@@ -100,7 +101,7 @@ class ProcessSummary:
             return
         sample = reply.sample(output)
         if sample.token_ids:
-            reply.times.land(len(sample.token_ids), now)
+            reply.times.add_tokens(len(sample.token_ids), now)
         self._put(reply, output, sample, now)
 
     def _put(self, reply: "_Reply", output: SequenceOutput, sample: ReturnSample, now: float) -> None:
@@ -109,7 +110,8 @@ class ProcessSummary:
             reply.times.finish(sample.finish_reason, now)
             reply.usage.longest = max(reply.usage.longest, reply.times.num_tokens)
             if output.finish_reason is None:
-                # Before the client hears of it: its next request then comes after this in the inbox.
+                # Before the client gets the sample: its next request then comes after this in the
+                # inbox.
                 self._post(Finished(output.request_id))
         if sample.is_last:
             self._metrics.request_params_n.observe(reply.opened.params.n)
@@ -118,11 +120,11 @@ class ProcessSummary:
         else:
             reply.opened.request.request.channel.put(sample)
 
-    def _fail(self, item: "Opened | _Landing", error: DriverError) -> None:
+    def _fail(self, item: "Opened | _ReplyOutput", error: DriverError) -> None:
         self._end(_opened(item).request, error, self._clock())
 
     def _end(self, request: OpenRequest, error: DriverError, now: float, ended: str | None = None) -> None:
-        """End a request, of which one sample has come to an error; the engine is told to let go of what has not ended."""
+        """Ends a request with an error; the engine has ended the sequence ``ended`` already."""
         replies = [self._replies.pop(sequence_id, None) for sequence_id in request.sequence_ids]
         for sequence_id in request.sequence_ids:
             if sequence_id != ended:
@@ -135,17 +137,17 @@ class ProcessSummary:
             self._open_requests.fail(request, error)
 
 
-def _opened(item: "Opened | _Landing") -> Opened:
+def _opened(item: "Opened | _ReplyOutput") -> Opened:
     return item if isinstance(item, Opened) else item.reply.opened
 
 
-def _source(item: "Opened | _Landing") -> tuple[str, str]:
+def _source(item: "Opened | _ReplyOutput") -> tuple[str, str]:
     return _opened(item).request.source
 
 
 @dataclass
 class _OpenUsage:
-    """What a request has cost so far, and how many of its samples have not ended."""
+    """A request's token counts, and how many of its samples have not ended."""
 
     prompt_tokens: int
     num_open: int
@@ -155,7 +157,7 @@ class _OpenUsage:
 
 
 class _Reply:
-    """What one client has been told so far of one sample."""
+    """One sample of a request, as its client sees it."""
 
     def __init__(
         self,
@@ -164,7 +166,7 @@ class _Reply:
         usage: _OpenUsage,
         times: SampleTimes,
         text: SampleText,
-        tokenizer: Tokenizer,
+        tokenizer: HuggingFaceTokenizer,
     ) -> None:
         self.opened = opened
         self.times = times
@@ -174,9 +176,10 @@ class _Reply:
         self._logprobs = SampleLogprobs(index, opened.params, tokenizer)
 
     def sample(self, output: SequenceOutput, read: tuple[str, int, str | None] | None = None) -> ReturnSample:
-        """What this output adds; the sample's last if it ends the sequence or what it says ends it.
+        """What this output adds for the client; it has a finish reason if the sequence or its text
+        ends.
 
-        ``read`` is what its text has given, if that has been read already.
+        ``read`` is the result of ``SampleText.read``, if the output has been read already.
         """
         text, num_read, finish_reason = read or self._text.read(output)
         self.usage.completion_tokens += num_read
@@ -194,8 +197,8 @@ class _Reply:
 
 
 @dataclass(frozen=True, slots=True)
-class _Landing:
-    """One output, on its way to whom it is for."""
+class _ReplyOutput:
+    """One output, and the reply that it belongs to."""
 
     reply: _Reply
     output: SequenceOutput

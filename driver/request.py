@@ -1,4 +1,4 @@
-"""What goes into the driver and what comes back: plain data, and the channel that carries it."""
+"""What the driver takes and returns: plain data, and the channel that carries it."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -7,26 +7,28 @@ from typing import Any, Protocol
 
 import msgspec
 
+from driver.errors import DriverError
+
 BYTES_PER_TOKEN = 4
-"""Of text, as a rule of thumb: before it is tokenised nobody knows, and a limit of load need not be exact."""
+"""An estimate for text that is not tokenised yet; a limit of load need not be exact."""
 
 
 class Usage(msgspec.Struct, frozen=True):
-    """Tokens read and tokens generated; a token that ended the request counts as generated."""
+    """Tokens of the prompt and tokens generated, with the one that ended the output."""
 
     prompt_tokens: int
     completion_tokens: int
 
 
 class RequestError(msgspec.Struct, frozen=True):
-    """Why a request got no (more) tokens: a code of driver/errors.py and a sentence for a person."""
+    """Why a request failed: a code of driver/errors.py, and a sentence for a person."""
 
     code: str
     message: str
 
 
 class Logprob(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One token's log-probability (natural), its rank (1 is the likeliest), and its text where texts are made."""
+    """A token's log-probability (natural), its rank from 1, and its text if asked for."""
 
     logprob: float
     rank: int
@@ -34,13 +36,14 @@ class Logprob(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class ReturnSample(msgspec.Struct, frozen=True, kw_only=True):
-    """What is new of one request.
+    """New output of one request.
 
-    ``text`` may lag behind ``token_ids``: half a character and what may be the start of a stop string are held back.
-    ``index`` says which of the request's ``n`` outputs it belongs to; the last of each has a ``finish_reason`` (stop,
-    length, repetition, timeout, abort). Exactly one sample of a request is its last: it has a ``finish_reason`` and
-    ``usage``, or it has an ``error``, never both. As in vLLM, ``logprobs`` holds for each token a dictionary of
-    Logprobs by token id, its own first and then the likeliest; ``prompt_logprobs`` the same, None for the first token.
+    ``text`` may lag behind ``token_ids``: half a character and a possible start of a stop string
+    are held back. ``index`` says which of the request's ``n`` outputs it belongs to; the last of
+    each has a ``finish_reason`` (stop, length, repetition, timeout, abort). Exactly one sample of
+    a request is its last: it has a ``finish_reason`` and ``usage``, or an ``error``, never both.
+    As in vLLM, ``logprobs`` has for each token a dictionary of Logprobs by token id, its own first
+    and then the likeliest; so has ``prompt_logprobs``, with None for the first token.
     """
 
     request_id: str
@@ -55,25 +58,30 @@ class ReturnSample(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_last(self) -> bool:
-        """Whether nothing follows for this request."""
+        """Whether this is the request's last sample."""
         return self.usage is not None or self.error is not None
 
 
+def error_sample(request_id: str, error: DriverError) -> ReturnSample:
+    """The last sample of a request that failed."""
+    return ReturnSample(request_id=request_id, error=RequestError(error.code, str(error)))
+
+
 class ReturnChannel(Protocol):
-    """Where the samples of a request go. The driver's threads call it: it must neither block nor raise."""
+    """Takes the samples of a request on the driver's threads: must not block or raise."""
 
     def put(self, sample: ReturnSample) -> None:
-        """Takes one sample; those of one request come in order, never two at once."""
+        """Takes one sample; those of one request come in order, one at a time."""
 
 
 class QueueChannel:
-    """A channel to iterate over, in this process: ends after the last sample of its one request."""
+    """A channel to iterate over in this process, up to the last sample of its request."""
 
     def __init__(self) -> None:
         self._samples: SimpleQueue[ReturnSample] = SimpleQueue()
 
     def put(self, sample: ReturnSample) -> None:
-        """Keeps the sample for whoever iterates."""
+        """Queues the sample for the iteration."""
         self._samples.put(sample)
 
     def __iter__(self) -> Iterator[ReturnSample]:
@@ -86,16 +94,18 @@ class QueueChannel:
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class ActiveRequest:
-    """One request as a client put it, with exactly one of ``prompt`` (text or token ids) and ``messages``.
+    """One request of a client, with exactly one of ``prompt`` (text or token ids) and
+    ``messages``.
 
-    ``request_id`` is free again once the last sample has been delivered. ``params`` are the fields of SamplingParams
-    by name, unchecked. ``client`` is who asks: the scheduler is fair between clients, and within a client's share between
-    its users; ``user`` is the client's word for them. Pages of what prompts have in common
-    are shared within one ``tenant`` only. ``messages``, ``tools`` and ``chat_template_kwargs`` are for the model's chat
-    template; driver/text/conversation.py says what they may be.
-    ``resume_token_ids``, if any, are for each of the ``n`` samples the output that the client has already: generation
-    goes on behind it as if it had never been interrupted, and only what is new comes into the channel. ``num_bytes`` is the
-    size of the message that it came in, by which a conversation is weighed before it is tokenised.
+    ``request_id`` is free again when the last sample is delivered. ``params`` are fields of
+    SamplingParams by name, unchecked. The scheduler is fair between clients, and within the share
+    of a ``client`` between its users; ``user`` is the client's name for one of them. Requests
+    share the pages of a common prefix within one ``tenant`` only. ``messages``, ``tools`` and
+    ``chat_template_kwargs`` are for the model's chat template; driver/text/conversation.py says
+    what they may be. ``resume_token_ids``, if any, has for each of the ``n`` samples the output
+    that the client has already. Generation continues behind it as if it had never been
+    interrupted, and only new output goes into the channel. ``num_bytes`` is the size of the
+    request's message, by which the length of a conversation is estimated before it is tokenised.
     """
 
     request_id: str
@@ -113,7 +123,7 @@ class ActiveRequest:
 
     @property
     def estimated_tokens(self) -> int:
-        """What the prompt will have, about, and the output that it goes on with."""
+        """About how many tokens the prompt has, and the output that it resumes."""
         resumed = sum(map(len, self.resume_token_ids))
         if isinstance(self.prompt, list):
             return resumed + len(self.prompt)
@@ -123,10 +133,12 @@ class ActiveRequest:
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class TokenizerRequest:
-    """Asks for the token ids of a text or of a conversation, or for the text of ``token_ids``: one of the three.
+    """A request for the token ids of a text or of a conversation, or for the text of
+    ``token_ids``.
 
-    The channel gets one sample: token ids or a text, with the number of tokens as the prompt's in its ``usage``; or an
-    error. ``add_special_tokens`` is whether a text has those around it that a prompt has.
+    The channel gets one sample: token ids or a text, with the number of tokens as
+    ``usage.prompt_tokens``; or an error. With ``add_special_tokens`` a text is tokenised as a
+    prompt is, with special tokens around it.
     """
 
     request_id: str
@@ -143,5 +155,5 @@ class TokenizerRequest:
 
     @property
     def estimated_tokens(self) -> int:
-        """How much work it is, about."""
+        """An estimate of its work."""
         return self.num_bytes // BYTES_PER_TOKEN

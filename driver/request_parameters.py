@@ -10,7 +10,7 @@ from engine.sampling_params import SamplingParams
 
 
 def sampling_params(params: dict[str, Any]) -> SamplingParams:
-    """The checked parameters; raises InvalidRequest naming the one that is unknown, of a wrong type or out of range."""
+    """The checked parameters; raises InvalidRequest that names the wrong one."""
     names = SamplingParams.__struct_fields__
     for name in params:
         if name not in names:

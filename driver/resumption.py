@@ -1,16 +1,16 @@
-"""Going on with outputs that a client has from an earlier request, which was cut off."""
+"""Resuming outputs of an earlier request that was interrupted."""
 
 import msgspec
 
 from driver.errors import InvalidRequest
 from driver.text.sample_text import SampleText
-from driver.text.tokenizer import Tokenizer
+from driver.text.tokenizer import HuggingFaceTokenizer
 from engine.sampling_params import SamplingParams
 from engine.scheduling.sequence import Sequence, SequenceOutput
 
 
 class Resumed(msgspec.Struct, frozen=True):
-    """A sample of which the client has something: its output, its text so far, and what reading the one into the other gave."""
+    """A resumed sample: the client's output, its text, and what ``read`` returned for it."""
 
     output: SequenceOutput
     text: SampleText
@@ -18,9 +18,9 @@ class Resumed(msgspec.Struct, frozen=True):
 
 
 def read_again(
-    outputs: list[SequenceOutput], params: SamplingParams, prompt_tail: list[int], tokenizer: Tokenizer
+    outputs: list[SequenceOutput], params: SamplingParams, prompt_tail: list[int], tokenizer: HuggingFaceTokenizer
 ) -> list[Resumed]:
-    """Those that are not empty, as texts. It is done where requests are prepared, as it may be a million tokens."""
+    """Reads the outputs that are not empty as text; they may have a million tokens."""
     resumed = []
     for output in outputs:
         if output.token_ids:
@@ -29,22 +29,24 @@ def read_again(
     return resumed
 
 
-def take_up(sequences: list[Sequence], resume_token_ids: list[list[int]]) -> list[SequenceOutput]:
-    """Gives each sequence the output that its client has; the same as outputs, with a finish reason where one is whole.
+def resume(sequences: list[Sequence], resume_token_ids: list[list[int]]) -> list[SequenceOutput]:
+    """Gives each sequence the output that the client has, and returns these, with a finish reason
+    where one is complete.
 
-    Token ids are in the vocabulary. Raises InvalidRequest for what cannot be the beginning of these sequences' outputs.
+    The token ids are in the vocabulary. Raises InvalidRequest where they cannot begin an output of
+    these sequences.
     """
     if resume_token_ids and len(resume_token_ids) != len(sequences):
         raise InvalidRequest(
             f"resume_token_ids must have a list for each of the {len(sequences)} samples (n), not {len(resume_token_ids)}"
         )
     return [
-        _taken_up(f"resume_token_ids[{index}]", sequence, token_ids)
+        _resumed(f"resume_token_ids[{index}]", sequence, token_ids)
         for index, (sequence, token_ids) in enumerate(zip(sequences, resume_token_ids, strict=False))
     ]
 
 
-def _taken_up(name: str, sequence: Sequence, token_ids: list[int]) -> SequenceOutput:
+def _resumed(name: str, sequence: Sequence, token_ids: list[int]) -> SequenceOutput:
     if len(token_ids) > sequence.max_tokens:
         raise InvalidRequest(f"{name} has {len(token_ids)} tokens, but max_tokens is {sequence.max_tokens}")
     if not sequence.stop_token_ids.isdisjoint(token_ids[:-1]):

@@ -1,8 +1,9 @@
-"""What the driver's threads say to each other, a struct per message.
+"""The messages between the driver's threads.
 
-To the execution thread (its inbox holds any number, so that nobody who tells it something ever waits):
-Admit, Abort, Finished, Sleep, Wake, Profile, Compiled, Stop. To the summary thread (few at a time; only the execution thread puts):
-Opened, Landed, Ended. One queue carries the opening of a request, its tokens and its end, so they cannot overtake each other.
+The inbox of the execution thread takes Admit, AbortSequences, Finished, SleepEngine, WakeEngine,
+ProfileEngine, Compiled and Stop. It is unbounded, so no sender ever waits. The queue of the
+summary thread is short, and only the execution thread puts into it: Opened, StepOutputs and Ended.
+One queue carries a request's opening, tokens and end, so their order holds.
 """
 
 import msgspec
@@ -15,14 +16,15 @@ from engine.scheduling.sequence import Sequence, SequenceOutput
 
 
 class Opened(msgspec.Struct, frozen=True):
-    """Outputs of this request's sequences may follow. ``prompt_tail`` are the last prompt tokens, for the detokenizer.
+    """A request has been prepared; outputs of its sequences may follow.
 
-    ``resumed`` are the samples of which the client has something already.
+    ``prompt_tail`` are the last prompt tokens, for the detokenizer; ``resumed`` are the samples
+    that continue an earlier output.
     """
 
     request: OpenRequest
     sequences: list[Sequence]
-    """One for each sample. The execution thread writes them; the summary thread reads what is set before an output: times."""
+    """One for each sample. The execution thread writes them; the summary thread reads times."""
     prompt_tail: list[int]
     num_prompt_tokens: int
     params: SamplingParams
@@ -30,44 +32,44 @@ class Opened(msgspec.Struct, frozen=True):
 
 
 class Admit(msgspec.Struct, frozen=True):
-    """Serve these sequences, one for each sample that is not whole yet.
+    """Serve these sequences, one for each sample that is not complete yet.
 
-    ``opened`` goes on to the summary thread ahead of their first output.
+    The execution thread sends ``opened`` to the summary thread before their first output.
     """
 
     sequences: list[Sequence]
     opened: Opened
 
 
-class Abort(msgspec.Struct, frozen=True):
-    """The client wants no more of this request."""
+class AbortSequences(msgspec.Struct, frozen=True):
+    """End the sequences of a request that was aborted."""
 
     request: OpenRequest
 
 
 class Finished(msgspec.Struct, frozen=True):
-    """This sequence has ended by what it says: a stop string was found, or a loop."""
+    """End this sequence: its text has a stop string, or repeats itself."""
 
     sequence_id: str
 
 
-class Sleep(msgspec.Struct, eq=False):
-    """Give the pages' memory back, as no request is open, unless the driver was woken meanwhile; tell the channel."""
+class SleepEngine(msgspec.Struct, eq=False):
+    """Free the pages' memory, unless the driver was woken meanwhile; answer the channel."""
 
     request_id: str
     channel: ReturnChannel
     cancelled: bool = False
 
 
-class Wake(msgspec.Struct, frozen=True):
-    """Take the pages' memory again; tell the channel."""
+class WakeEngine(msgspec.Struct, frozen=True):
+    """Allocate the pages' memory again; then answer the channel."""
 
     request_id: str
     channel: ReturnChannel
 
 
-class Profile(msgspec.Struct, frozen=True):
-    """Begin a trace for this directory, or end the one under way where there is none; tell the channel."""
+class ProfileEngine(msgspec.Struct, frozen=True):
+    """Start a trace into this directory, or write the running one; answer the channel."""
 
     request_id: str
     directory: str | None
@@ -75,25 +77,25 @@ class Profile(msgspec.Struct, frozen=True):
 
 
 class Compiled(msgspec.Struct, frozen=True):
-    """The engine has something to ``adopt``."""
+    """Call the engine's ``adopt``."""
 
 
 class Stop(msgspec.Struct, frozen=True):
     """End the thread."""
 
 
-class Landed(msgspec.Struct, frozen=True):
-    """Tokens of one step."""
+class StepOutputs(msgspec.Struct, frozen=True):
+    """The tokens of one step."""
 
     outputs: list[SequenceOutput]
 
 
 class Ended(msgspec.Struct, frozen=True):
-    """The engine has let go of this sequence because of an Abort or a timeout; outputs that still come are late."""
+    """The engine ended this sequence by abort or timeout; later outputs are dropped."""
 
     sequence_id: str
     finish_reason: str
 
 
-Inbound = Admit | Abort | Finished | Sleep | Wake | Profile | Compiled | Stop
-Summary = Opened | Landed | Ended
+Inbound = Admit | AbortSequences | Finished | SleepEngine | WakeEngine | ProfileEngine | Compiled | Stop
+Summary = Opened | StepOutputs | Ended

@@ -1,13 +1,14 @@
 """How the engine is to serve, and what it then can."""
 
+import dataclasses
 import math
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
 from engine.errors import ConfigurationError
-from engine.setting import setting
 
 DEMO_MODEL = Path(__file__).parent / "models" / "demo"
 """The small model that oDriver ships and serves when it is given none."""
@@ -17,6 +18,16 @@ ATTENTION_BACKENDS = ("auto", "pallas", "jax", "xla")
 MAX_NUM_SEQS = 64
 MAX_QUEUED_REQUESTS = 1024
 MAX_QUEUED_TOKENS = 2**20
+
+
+def setting(default: Any, metavar: str, meaning: str, choices: tuple[str, ...] = ()) -> Any:
+    """A dataclass field. The flag, the variable and the key in the file follow from the field alone (ipc/service/settings.py).
+
+    ``metavar`` stands for the value in a usage line, where it is no bool and there are no ``choices``; ``meaning`` says
+    what a default of None is.
+    """
+    described = {"metavar": metavar, "meaning": meaning, "choices": choices}
+    return dataclasses.field(default=default, metadata=described)
 
 
 @dataclass(frozen=True)

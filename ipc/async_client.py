@@ -4,8 +4,9 @@
         async for piece in client.generate("Once upon a time", max_tokens=64):
             print(piece.text, end="", flush=True)
 
-A request starts when ``generate`` or ``chat`` is called, not when its first piece is awaited. Cancelling the task that
-awaits a piece, leaving the loop early, closing or dropping the stream aborts it.
+A request starts when ``generate`` or ``chat`` is called, not when its first piece is awaited.
+Cancelling the task that awaits a piece, leaving the loop early, closing or dropping the stream
+aborts it.
 """
 
 import asyncio
@@ -26,13 +27,15 @@ Outcomes = asyncio.Queue[Outcome]
 
 
 class AsyncClient(BaseClient["AsyncStream"]):
-    """A connection to a daemon; any number of tasks, of any loop, may use one, with many requests at once.
+    """A connection to a daemon; any number of tasks, of any loop, may use one, with many requests
+    at once.
 
-    ``async with`` connects, and so does the first request. ``address`` None is where ``odriver serve`` listens by
-    default. ``timeout`` is how many seconds a daemon has to answer when it is connected to; one that is just starting
-    is waited for as long. Raises AddressError at once; awaiting raises ConnectFailed if no daemon answers. A request
-    that a daemon has accepted may take its time: it ends with an answer, or with ConnectionLost when the daemon goes
-    away or hangs. The next request after that connects anew. ``resume`` and ``key`` are as in ``Client``.
+    ``async with`` connects, and so does the first request. ``address`` None is where ``odriver
+    serve`` listens by default. ``timeout`` is how many seconds a daemon has to answer when it is
+    connected to; one that is just starting is waited for as long. Raises AddressError at once;
+    awaiting raises ConnectFailed if no daemon answers. A request that a daemon has accepted may
+    take its time: it ends with an answer, or with ConnectionLost when the daemon goes away or
+    hangs. The next request after that connects anew. ``resume`` and ``key`` are as in ``Client``.
     """
 
     def _start(self) -> None:
@@ -52,7 +55,8 @@ class AsyncClient(BaseClient["AsyncStream"]):
         await self.close()
 
     async def connect(self) -> Welcome:
-        """Be connected, anew if need be; what the daemon says of itself. Raises ConnectFailed if none answers."""
+        """Be connected, anew if need be; what the daemon says of itself. Raises ConnectFailed if
+        none answers."""
         return self.welcome if self._connection.is_up else await self._answer(self._connection.connect, Welcome)
 
     async def complete(self, prompt: str | list[int], **params: Any) -> Completion:
@@ -77,11 +81,11 @@ class AsyncClient(BaseClient["AsyncStream"]):
         return await asyncio.to_thread(self._asked, ControlClient.status)
 
     async def metrics(self) -> str:
-        """The daemon's numbers as it would tell them Prometheus."""
+        """The daemon's metrics in Prometheus's text format."""
         return await asyncio.to_thread(self._asked, ControlClient.metrics)
 
     async def close(self) -> None:
-        """End the connection; what is open is aborted, and whoever waits for it gets ConnectionLost."""
+        """Close the connection. Open requests are aborted, and end with ConnectionLost."""
         await asyncio.to_thread(self._finalizer)
 
     def _stream(self, **question: Any) -> "AsyncStream":
@@ -109,7 +113,8 @@ class AsyncStream(BaseStream[Outcomes]):
         return self
 
     async def __anext__(self) -> Piece:
-        """The next piece. Raises RequestFailed if the daemon could not do it, ConnectionLost if it went away.
+        """The next piece. Raises RequestFailed if the daemon could not do it, ConnectionLost if it
+        went away.
 
         The request is aborted if the task is cancelled meanwhile.
         """
@@ -138,7 +143,8 @@ class AsyncStream(BaseStream[Outcomes]):
 
 
 class _Doorway:
-    """Where the connection's thread leaves what is for tasks of one loop, which it wakes once for all there is."""
+    """Passes outcomes from the connection's thread to one event loop, which it wakes once for all
+    that wait."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop

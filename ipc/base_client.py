@@ -1,4 +1,5 @@
-"""What ``Client`` and ``AsyncClient`` have in common: a connection, and how it is asked. They differ in how one waits."""
+"""What ``Client`` and ``AsyncClient`` have in common: a connection, and how it is asked. They
+differ in how one waits."""
 
 import copy
 import weakref
@@ -21,11 +22,12 @@ Answer = TypeVar("Answer")
 Outcomes = TypeVar("Outcomes")
 """The queue that a stream's pieces come through."""
 AnyStream = TypeVar("AnyStream")
-"""The pieces of one completion, as they are waited for."""
+"""An iterator over the pieces of one completion."""
 
 
 class BaseStream(Generic[Outcomes]):
-    """The pieces of one completion as they come, to iterate over once. Dropping it aborts the request."""
+    """The pieces of one completion as they come, to iterate over once. Dropping it aborts the
+    request."""
 
     def __init__(self, client: object, connection: Connection, call: Call, outcomes: Outcomes) -> None:
         self._client = client  # a client that nobody else holds lives as long as this
@@ -55,7 +57,8 @@ class BaseStream(Generic[Outcomes]):
 
 
 class BaseClient(ABC, Generic[AnyStream]):
-    """A client of either kind; its thread runs from the start, and connects when it is asked something."""
+    """A client of either kind; its thread runs from the start, and connects when it is asked
+    something."""
 
     def __init__(
         self,
@@ -80,7 +83,8 @@ class BaseClient(ABC, Generic[AnyStream]):
         """Called once the client is made."""
 
     def on_behalf_of(self, user: str) -> Self:
-        """A client over the same connection, which lives as long as this one, that asks for one of many users.
+        """A client over the same connection, which lives as long as this one, that asks for one of
+        many users.
 
         The daemon has them take turns, and together they have the share of one client.
         """
@@ -90,11 +94,13 @@ class BaseClient(ABC, Generic[AnyStream]):
 
     @property
     def welcome(self) -> Welcome:
-        """What the daemon says of itself: ``model``, ``max_model_len`` and more; raises ConnectFailed before."""
+        """What the daemon says of itself: ``model``, ``max_model_len`` and more; raises
+        ConnectFailed before."""
         return self._connection.welcome
 
     def generate(self, prompt: str | list[int], *, stream: bool = True, **params: Any) -> AnyStream:
-        """Continue a text, or token ids; ``params`` are those of ``SamplingParams``. Iterate over the answer's pieces.
+        """Continue a text, or token ids; ``params`` are those of ``SamplingParams``. Iterate over
+        the answer's pieces.
 
         Without ``stream`` they come when all is done, a piece for each sample.
         """
@@ -111,8 +117,9 @@ class BaseClient(ABC, Generic[AnyStream]):
     ) -> AnyStream:
         """Continue a conversation, through the model's chat template, otherwise as ``generate``.
 
-        ``tools`` are functions that the model may call, as OpenAI has them; a call comes as text, in the model's own
-        notation. ``chat_template_kwargs`` are switches of the template, such as ``enable_thinking``.
+        ``tools`` are functions that the model may call, as OpenAI has them; a call comes as text,
+        in the model's own notation. ``chat_template_kwargs`` are switches of the template, such as
+        ``enable_thinking``.
         """
         return self._stream(
             messages=messages, tools=tools, chat_template_kwargs=chat_template_kwargs, params=params, stream=stream
@@ -120,7 +127,7 @@ class BaseClient(ABC, Generic[AnyStream]):
 
     @abstractmethod
     def _stream(self, **question: Any) -> AnyStream:
-        """Ask for a completion, as ``Connection.generate`` has it."""
+        """Send a completion request; the arguments are those of ``Connection.generate``."""
 
     def _tokenizing(
         self,

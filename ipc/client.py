@@ -4,9 +4,9 @@
         for piece in client.generate("Once upon a time", max_tokens=64):
             print(piece.text, end="", flush=True)
 
-A request starts when ``generate`` or ``chat`` is called, not when its first piece is asked for, so many can be started
-from one thread and read one after the other. Leaving its loop early, closing or dropping the stream aborts it.
-``ipc.async_client`` has the same for asyncio.
+A request starts when ``generate`` or ``chat`` is called, not when its first piece is asked for, so
+many can be started from one thread and read one after the other. Leaving its loop early, closing
+or dropping the stream aborts it. ``ipc.async_client`` has the same for asyncio.
 """
 
 from collections.abc import Callable
@@ -52,19 +52,22 @@ __all__ = [
 
 
 class Client(BaseClient["Stream"]):
-    """A connection to a daemon; any number of threads may use one, with many requests at once.
+    """A connection to a daemon. Threads may share it, and have many requests open at once.
 
-    ``address`` None is where ``odriver serve`` listens by default. ``timeout`` is how many seconds a daemon has to
-    answer when it is connected to; one that is just starting is waited for as long. Raises AddressError, and
-    ConnectFailed if none answers. A request that a daemon has accepted may take its time: it ends with an answer, or
-    with ConnectionLost when the daemon goes away or hangs. The next request after that connects anew.
+    ``address`` None is where ``odriver serve`` listens by default. ``timeout`` is how many seconds
+    the daemon has to answer when the client connects; a daemon that is starting is waited for as
+    long. Raises AddressError, and ConnectFailed if no daemon answers. An accepted request has no
+    time limit: it ends with an answer, or with ConnectionLost when the daemon goes away or hangs.
+    The next request connects again.
 
-    With ``resume``, a completion that is cut off, or was begun meanwhile, waits until a daemon is there again, and goes on
-    behind what it has, no token lost and none twice; a seed is drawn for it if it has none. ConnectionLost comes only if
-    nothing new has come ``resume_timeout`` seconds after it was cut off, and ResumeFailed if another model is served then.
-    ``timeout_s`` runs on meanwhile. Messages of the logger ``ipc`` tell of it.
+    With ``resume``, a completion that was interrupted, or sent meanwhile, waits for the daemon to
+    return and continues where it stopped: no token is lost and none comes twice. A request without
+    a seed gets one. ConnectionLost is raised only if nothing new has come ``resume_timeout``
+    seconds after the interruption, and ResumeFailed if the daemon then serves another model.
+    ``timeout_s`` keeps running. The logger ``ipc`` reports it.
 
-    ``key`` is the file that ``odriver keys new`` made, for a daemon that asks for one; KeyFileError if it cannot be used.
+    ``key`` is a file made by ``odriver keys new``, for a daemon that asks for one. Raises
+    KeyFileError if it cannot be used.
     """
 
     def _start(self) -> None:
@@ -81,7 +84,8 @@ class Client(BaseClient["Stream"]):
         self.close()
 
     def connect(self) -> Welcome:
-        """Be connected, anew if need be; what the daemon says of itself. Raises ConnectFailed if none answers."""
+        """Be connected, anew if need be; what the daemon says of itself. Raises ConnectFailed if
+        none answers."""
         return self.welcome if self._connection.is_up else _answer(self._connection.connect, Welcome)
 
     def complete(self, prompt: str | list[int], **params: Any) -> Completion:
@@ -90,9 +94,11 @@ class Client(BaseClient["Stream"]):
             return whole(list(stream))
 
     def tokenize(self, prompt: str | None = None, **options: Any) -> list[int]:
-        """The token ids that a prompt would have, or a conversation. Raises as reading a completion does.
+        """The token ids that a prompt would have, or a conversation. Raises as reading a
+        completion does.
 
-        The options are ``messages``, ``tools`` and ``chat_template_kwargs``, as in ``chat``, and ``add_special_tokens``.
+        The options are ``messages``, ``tools`` and ``chat_template_kwargs``, as in ``chat``, and
+        ``add_special_tokens``.
         """
         return _answer(self._tokenizing(prompt, **options), Done).token_ids
 
@@ -109,11 +115,11 @@ class Client(BaseClient["Stream"]):
         return self._asked(ControlClient.status)
 
     def metrics(self) -> str:
-        """The daemon's numbers as it would tell them Prometheus."""
+        """The daemon's metrics in Prometheus's text format."""
         return self._asked(ControlClient.metrics)
 
     def close(self) -> None:
-        """End the connection; what is open is aborted, and whoever waits for it gets ConnectionLost."""
+        """Close the connection. Open requests are aborted, and end with ConnectionLost."""
         self._finalizer()
 
     def _stream(self, **question: Any) -> "Stream":
@@ -129,7 +135,8 @@ class Stream(BaseStream["SimpleQueue[Outcome]"]):
         return self
 
     def __next__(self) -> Piece:
-        """The next piece. Raises RequestFailed if the daemon could not do it, ConnectionLost if it went away."""
+        """The next piece. Raises RequestFailed if the daemon could not do it, ConnectionLost if it
+        went away."""
         piece = None if self._ended else self._taken(self._outcomes.get())
         if piece is None:
             raise StopIteration

@@ -36,11 +36,13 @@ from ipc.wire.messages import (
 
 
 class ControlClient:
-    """A connection to a daemon's control socket, for one thread; each method waits for the daemon's answer.
+    """A connection to a daemon's control socket, for one thread; each method waits for the
+    daemon's answer.
 
-    ``address`` is the daemon's, None the default one. ``timeout`` is how many seconds the daemon has to answer when it is
-    connected to; ``key`` is as in ``Client``. Raises AddressError, and ConnectFailed if none answers; the methods raise RequestFailed where the daemon
-    refuses, and ConnectionLost where it goes away.
+    ``address`` is the daemon's, None the default one. ``timeout`` is how many seconds the daemon
+    has to answer when it is connected to; ``key`` is as in ``Client``. Raises AddressError, and
+    ConnectFailed if none answers; the methods raise RequestFailed where the daemon refuses, and
+    ConnectionLost where it goes away.
     """
 
     def __init__(self, address: str | None = None, timeout: float = 10.0, *, key: Path | str | None = None) -> None:
@@ -69,7 +71,7 @@ class ControlClient:
         return reply.status
 
     def metrics(self) -> str:
-        """What the daemon would tell Prometheus, in its text format."""
+        """The daemon's metrics in Prometheus's text format."""
         reply = self._ask(Metrics(self._new_request_id()))
         assert isinstance(reply, MetricsReply)
         return reply.text
@@ -79,11 +81,13 @@ class ControlClient:
         return self._command(AbortRequest(self._new_request_id(), request_id))
 
     def drain(self, timeout_s: float | None = None) -> str:
-        """Have the daemon take no new work, finish what it has, for at most so many seconds, and end."""
+        """Drain the daemon: it takes no new work, finishes open requests within so many seconds,
+        and ends."""
         return self._command(Drain(self._new_request_id(), timeout_s))
 
     def sleep(self) -> str:
-        """Have the daemon take no new work, finish what it has, and give back its pages' memory; returns when it has."""
+        """Put the daemon to sleep: it finishes open requests and frees the memory of its pages;
+        returns then."""
         return self._command(Sleep(self._new_request_id()))
 
     def wake(self) -> str:
@@ -91,18 +95,20 @@ class ControlClient:
         return self._command(Wake(self._new_request_id()))
 
     def set_log_level(self, level: str) -> str:
-        """Have the daemon log what is at least as grave: "debug", "info", "warning" or "error"."""
+        """Set the level of the daemon's log: "debug", "info", "warning" or "error"."""
         return self._command(LogLevel(self._new_request_id(), level))  # type: ignore[arg-type]  # it is checked there
 
     def start_profile(self, name: str) -> str:
-        """Have the daemon trace what its device and host do; where it will write that, in a new directory of this name.
+        """Have the daemon trace what its device and host do; where it will write that, in a new
+        directory of this name.
 
         Of up to 64 letters, digits, '.', '_' and '-'.
         """
         return self._command(Profile(self._new_request_id(), name))
 
     def stop_profile(self) -> str:
-        """Have the daemon write the trace it began; the directory it is in. It computes nothing meanwhile."""
+        """Have the daemon write the trace it began; the directory it is in. It computes nothing
+        meanwhile."""
         return self._command(Profile(self._new_request_id()))
 
     def close(self) -> None:

@@ -19,7 +19,7 @@ class OdriverError(Exception):
 
 
 class AddressError(OdriverError, ValueError):
-    """The address cannot be used; the message says what is wrong with it."""
+    """The address cannot be used; the message says why."""
 
 
 class AddressInUse(AddressError):
@@ -27,7 +27,7 @@ class AddressInUse(AddressError):
 
 
 class KeyFileError(OdriverError):
-    """A file of keys cannot be used; the message says which, and what is wrong with it."""
+    """A key file cannot be used; the message says which and why."""
 
 
 class ConnectFailed(OdriverError):
@@ -35,27 +35,29 @@ class ConnectFailed(OdriverError):
 
     @classmethod
     def nobody(cls, address: str) -> Self:
-        """What to say where nobody listens."""
+        """For an address where nobody listens."""
         return cls(f"no daemon answers at {address}: start one with `odriver serve`")
 
     @classmethod
     def silent(cls, address: str) -> Self:
-        """What to say where somebody listens and does not answer."""
+        """For an address where something listens and does not answer."""
         return cls(f"the daemon at {address} does not answer: it may be starting still, or be stuck")
 
 
 class ConnectionLost(OdriverError):
-    """The connection ended while a request was open; what it had sent until then is all there is."""
+    """The connection ended while a request was open; the pieces that came before are all there
+    is."""
 
 
 class ResumeFailed(ConnectionLost):
-    """The daemon that came back cannot go on with the request; the message says what is not as it was."""
+    """The daemon that came back cannot continue the request; the message says what has changed."""
 
 
 class RequestFailed(OdriverError):
-    """The daemon refused or gave up one request; ``code`` is one of those that ``ipc.wire.messages.Error`` lists.
+    """The daemon refused or ended one request; ``code`` is one of ``ipc.wire.messages.Error``'s.
 
-    ``retry_after_s`` is when to come again, in seconds, where it was overloaded.
+    ``retry_after_s`` is the number of seconds to wait before a retry, where the daemon was
+    overloaded.
     """
 
     def __init__(self, code: str, message: str, retry_after_s: float | None = None) -> None:
@@ -66,4 +68,4 @@ class RequestFailed(OdriverError):
 
 
 class BatchError(OdriverError):
-    """The files of a batch are not what they should be; the message says where and what to do."""
+    """The files of a batch are wrong; the message says where and what to do."""

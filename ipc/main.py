@@ -8,10 +8,10 @@ SERVERS = ("serve", "gateway")
 
 
 def main() -> int:
-    """The exit code of the command.
+    """Run the command; returns the exit code.
 
-    A server that is told to read its files again before it has read them at all goes on with its start. At a terminal
-    SIGHUP says that the terminal is gone, and ends it.
+    A server that gets SIGHUP, the signal to reload, before it has loaded anything continues its
+    start. At a terminal SIGHUP means that the terminal is gone, and ends the process.
     """
     if sys.argv[1:2] and sys.argv[1] in SERVERS and not sys.stderr.isatty():
         signal.signal(signal.SIGHUP, signal.SIG_IGN)

@@ -2,7 +2,8 @@
 
 import pytest
 
-from ipc.benchmark.timeline import Timeline, completed, decode_rate, load_figures, percentile, throughput
+from ipc.benchmark.timeline import Timeline, completed, load_figures, percentile
+from scripts.benchmarks.rates import decode_rate, throughput
 
 pytestmark = pytest.mark.thorough
 

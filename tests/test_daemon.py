@@ -22,9 +22,8 @@ from engine.progress import Progress
 from ipc.client import Client, RequestFailed
 from ipc.control_client import ControlClient
 from ipc.errors import AddressInUse, ConnectFailed
+from ipc.service.configuration import DaemonConfig, LiveConfiguration, ReadConfig
 from ipc.service.daemon import FAULT, LONGEST_DRAIN, SHUTDOWN_TIMEOUT, STOPPED, Daemon
-from ipc.service.daemon_config import DaemonConfig
-from ipc.service.live_configuration import LiveConfiguration, ReadConfig
 from ipc.service.start_up import Loaded
 from ipc.wire import keys
 

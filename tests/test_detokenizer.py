@@ -12,7 +12,7 @@ from tokenizers import AddedToken, models, pre_tokenizers
 from tokenizers import Tokenizer as Backend
 
 from driver.text.detokenizer import MAX_HELD, MAX_WINDOW, PROMPT_TAIL, REPLACEMENT, Detokenizer
-from driver.text.tokenizer import HuggingFaceTokenizer, Tokenizer
+from driver.text.tokenizer import HuggingFaceTokenizer
 
 DEMO = Path(__file__).parent.parent / "engine" / "models" / "demo"
 KINDS = ["bytes", "byte_level", "byte_fallback"] + ["demo"] * (DEMO / "tokenizer.json").is_file()
@@ -36,10 +36,10 @@ class TableTokenizer(FakeTokenizer):
 
 
 @pytest.fixture(scope="module")
-def tokenizers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Tokenizer]:
+def tokenizers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, HuggingFaceTokenizer]:
     """A tokenizer of each kind."""
     directory = tmp_path_factory.mktemp("tokenizers")
-    found: dict[str, Tokenizer] = {
+    found: dict[str, HuggingFaceTokenizer] = {
         "bytes": FakeTokenizer(),
         "byte_level": HuggingFaceTokenizer(write_tokenizer(directory / "byte_level", build_byte_level())),
         "byte_fallback": HuggingFaceTokenizer(write_tokenizer(directory / "byte_fallback", build_byte_fallback())),
@@ -49,7 +49,7 @@ def tokenizers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Tokenizer]
     return found
 
 
-def detokenize(tokenizer: Tokenizer, prompt: list[int], output: list[int]) -> list[str]:
+def detokenize(tokenizer: HuggingFaceTokenizer, prompt: list[int], output: list[int]) -> list[str]:
     """The pieces, a token at a time, and what is flushed at the end."""
     detokenizer = Detokenizer(tokenizer, prompt[-PROMPT_TAIL:])
     return [detokenizer.add([token_id]) for token_id in output] + [detokenizer.flush()]
@@ -59,7 +59,7 @@ def detokenize(tokenizer: Tokenizer, prompt: list[int], output: list[int]) -> li
 @given(text=TEXTS, data=st.data())
 @example(text="the fox the fox", data=None)
 def test_pieces_are_the_text_of_the_whole_without_that_of_the_prompt(
-    tokenizers: dict[str, Tokenizer], kind: str, text: str, data: st.DataObject | None
+    tokenizers: dict[str, HuggingFaceTokenizer], kind: str, text: str, data: st.DataObject | None
 ) -> None:
     """Concatenated, the pieces are decode(prompt + output) without decode(prompt), for every tokenizer and text."""
     tokenizer = tokenizers[kind]
@@ -77,7 +77,7 @@ def test_pieces_are_the_text_of_the_whole_without_that_of_the_prompt(
 @pytest.mark.parametrize("kind", KINDS)
 @given(text=TEXTS, sizes=st.lists(st.integers(1, 5), min_size=1))
 def test_several_tokens_at_once_give_the_same_text(
-    tokenizers: dict[str, Tokenizer], kind: str, text: str, sizes: list[int]
+    tokenizers: dict[str, HuggingFaceTokenizer], kind: str, text: str, sizes: list[int]
 ) -> None:
     """However many tokens come at once, the text is the same."""
     tokenizer = tokenizers[kind]
@@ -97,7 +97,7 @@ def test_several_tokens_at_once_give_the_same_text(
 @pytest.mark.parametrize("kind", ["bytes", "byte_level"])
 @given(token_ids=st.lists(st.integers(3, 255), max_size=80), cut=st.integers(0, 10))
 def test_tokens_that_are_no_text_lose_nothing_of_what_is(
-    tokenizers: dict[str, Tokenizer], kind: str, token_ids: list[int], cut: int
+    tokenizers: dict[str, HuggingFaceTokenizer], kind: str, token_ids: list[int], cut: int
 ) -> None:
     """Random bytes come out as U+FFFD here and there, and every character that decoding all at once finds."""
     tokenizer = tokenizers[kind]
@@ -109,7 +109,7 @@ def test_tokens_that_are_no_text_lose_nothing_of_what_is(
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_leading_space_is_kept(tokenizers: dict[str, Tokenizer], kind: str) -> None:
+def test_a_leading_space_is_kept(tokenizers: dict[str, HuggingFaceTokenizer], kind: str) -> None:
     """The first word of the output keeps the space between it and the prompt, special tokens between them or not."""
     tokenizer = tokenizers[kind]
     whole = tokenizer.encode("the fox the fox")
@@ -128,7 +128,7 @@ def test_half_a_character_is_held_until_its_other_half() -> None:
     assert pieces == ["", "", "", "😀", "b", ""]
 
 
-def test_an_invalid_byte_is_shown_once_the_text_goes_on(tokenizers: dict[str, Tokenizer]) -> None:
+def test_an_invalid_byte_is_shown_once_the_text_goes_on(tokenizers: dict[str, HuggingFaceTokenizer]) -> None:
     """A byte that no character starts with comes out as U+FFFD together with the text that follows it."""
     fallback = tokenizers["byte_fallback"]
     invalid, word = BYTE_0 + 0xFF, fallback.encode("a")
@@ -145,7 +145,7 @@ def test_an_endless_run_of_invalid_bytes_is_not_held() -> None:
     assert "".join(pieces) == REPLACEMENT * 50 + "😀"
 
 
-def test_characters_between_invalid_byte_tokens_survive(tokenizers: dict[str, Tokenizer]) -> None:
+def test_characters_between_invalid_byte_tokens_survive(tokenizers: dict[str, HuggingFaceTokenizer]) -> None:
     """A decoder that shows a run of byte tokens as invalid throughout costs no valid character around the bad byte."""
     fallback = tokenizers["byte_fallback"]
     euro = [BYTE_0 + byte for byte in "€".encode()]
@@ -195,7 +195,9 @@ def test_a_token_costs_a_window_however_long_the_text(output: list[int], text: s
 
 
 @pytest.mark.parametrize("kind", ["byte_level", "byte_fallback"])
-def test_special_tokens_are_shown_where_they_are_if_asked_for(tokenizers: dict[str, Tokenizer], kind: str) -> None:
+def test_special_tokens_are_shown_where_they_are_if_asked_for(
+    tokenizers: dict[str, HuggingFaceTokenizer], kind: str
+) -> None:
     """As decoding all at once shows them, in the midst of text, at its start and next to each other."""
     tokenizer = tokenizers[kind]
     end, user = (tokenizer.encode_word(special)[0] for special in ("<|end|>", "<|user|>"))

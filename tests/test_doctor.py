@@ -99,7 +99,7 @@ def test_a_lock_of_somebody_who_is_gone_has_to_be_removed(tmp_path: Path, monkey
         raise PermissionError(13, "Permission denied")
 
     monkeypatch.setattr(os, "open", refuse)
-    found = f"nobody uses the TPU, but {lock} is of {getpass.getuser()}, who left it"
+    found = f"the TPU is free, but {lock} is of {getpass.getuser()}, who left it"
     assert accelerators.tpu_obstacle([], lock) == (found, f"sudo rm {lock}", False)
 
 

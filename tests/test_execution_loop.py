@@ -13,7 +13,7 @@ from driver.open_requests import OpenRequest
 from driver.request import ActiveRequest, QueueChannel
 from driver.stages.queues import BoundedQueue
 from driver.stages.safe_thread import SafeThread
-from driver.thread_messages import Abort, Admit, Ended, Finished, Inbound, Landed, Opened, Stop, Summary
+from driver.thread_messages import AbortSequences, Admit, Ended, Finished, Inbound, Opened, StepOutputs, Stop, Summary
 from engine.sampling_params import SamplingParams
 from engine.scheduling.sequence import Sequence, SequenceOutput
 
@@ -72,7 +72,7 @@ def test_everything_in_the_inbox_is_heard_before_a_step() -> None:
 
     said, _ = run_script(engine, [build_admit("a", max_tokens=1), build_admit("b", max_tokens=1), None, None])
 
-    assert said[-1] == Landed([SequenceOutput("a", [97], "length"), SequenceOutput("b", [97], "length")])
+    assert said[-1] == StepOutputs([SequenceOutput("a", [97], "length"), SequenceOutput("b", [97], "length")])
     assert engine.steps == 2
 
 
@@ -84,40 +84,42 @@ def test_the_opening_of_a_request_precedes_its_tokens() -> None:
 
     assert said[0] is admit.opened
     assert said[1:] == [
-        Landed([SequenceOutput("a", [token], end)]) for token, end in [(120, None), (121, None), (120, "length")]
+        StepOutputs([SequenceOutput("a", [token], end)]) for token, end in [(120, None), (121, None), (120, "length")]
     ]
 
 
 def test_an_abort_frees_the_sequence_and_follows_its_tokens() -> None:
-    """An Abort of a running request reaches the summary thread after the tokens that landed before it."""
+    """An AbortSequences of a running request reaches the summary thread after the tokens that landed before it."""
     admit = build_admit(max_tokens=50)
     engine = FakeEngine()
 
-    said, _ = run_script(engine, [admit, None, None, Abort(admit.opened.request), None])
+    said, _ = run_script(engine, [admit, None, None, AbortSequences(admit.opened.request), None])
 
-    assert said[:3] == [admit.opened, Landed([SequenceOutput("a", [97])]), Ended("a", "abort")]
+    assert said[:3] == [admit.opened, StepOutputs([SequenceOutput("a", [97])]), Ended("a", "abort")]
     assert engine.stats().running == 0 and not engine.has_work
 
 
 def test_an_abort_that_comes_before_the_admission_still_counts() -> None:
-    """The flag set before an early Abort ends the request as soon as it is admitted, without a step."""
+    """The flag set before an early AbortSequences ends the request as soon as it is admitted, without a step."""
     admit = build_admit()
     admit.opened.request.aborted = True
     engine = FakeEngine()
 
-    said, _ = run_script(engine, [Abort(admit.opened.request), admit, Abort(admit.opened.request)])
+    said, _ = run_script(engine, [AbortSequences(admit.opened.request), admit, AbortSequences(admit.opened.request)])
 
     assert said == [admit.opened, Ended("a", "abort")]
     assert engine.steps == 0
 
 
 def test_an_abort_of_an_ended_request_is_nothing() -> None:
-    """An Abort that crosses the last token, or comes twice, says nothing."""
+    """An AbortSequences that crosses the last token, or comes twice, says nothing."""
     admit = build_admit(max_tokens=1)
 
-    said, _ = run_script(FakeEngine(), [admit, None, None, Abort(admit.opened.request), Abort(admit.opened.request)])
+    said, _ = run_script(
+        FakeEngine(), [admit, None, None, AbortSequences(admit.opened.request), AbortSequences(admit.opened.request)]
+    )
 
-    assert said == [admit.opened, Landed([SequenceOutput("a", [97], "length")])]
+    assert said == [admit.opened, StepOutputs([SequenceOutput("a", [97], "length")])]
 
 
 def test_the_snapshot_is_published_before_what_it_counts() -> None:
@@ -130,11 +132,13 @@ def test_the_snapshot_is_published_before_what_it_counts() -> None:
 
     aborted = build_admit("b", max_tokens=50)
     loop: Any = ExecutionLoop(FakeEngine(), Witness(1))
-    loop.inbox = ScriptedInbox([build_admit(max_tokens=1), None, None, aborted, None, Abort(aborted.opened.request)])
+    loop.inbox = ScriptedInbox(
+        [build_admit(max_tokens=1), None, None, aborted, None, AbortSequences(aborted.opened.request)]
+    )
 
     loop.run()
 
-    assert running == [(Opened, 0), (Landed, 0), (Opened, 0), (Ended, 0)]
+    assert running == [(Opened, 0), (StepOutputs, 0), (Opened, 0), (Ended, 0)]
 
 
 def test_a_loop_that_waits_for_the_summary_thread_can_be_ended() -> None:
@@ -166,7 +170,7 @@ def test_a_timeout_ends_a_sequence_before_the_next_step() -> None:
     said, _ = run_script(engine, [*admits, None, None, None, None], clock=lambda: times[engine.steps])
 
     ends = [message for message in said if isinstance(message, Ended)]
-    landed = [output.request_id for message in said if isinstance(message, Landed) for output in message.outputs]
+    landed = [output.request_id for message in said if isinstance(message, StepOutputs) for output in message.outputs]
     assert ends == [Ended("late", "timeout")]
     assert landed.count("patient") == 3 and landed.count("done") == 1
 
@@ -191,7 +195,7 @@ def test_an_abort_ends_all_samples_of_a_request() -> None:
     sibling = Sequence("a/1", [97], SamplingParams(), frozenset(), max_tokens=9, seed=1)
     admit = Admit([*admit.sequences, sibling], admit.opened)
 
-    said, _ = run_script(FakeEngine(), [admit, None, Abort(admit.opened.request), None])
+    said, _ = run_script(FakeEngine(), [admit, None, AbortSequences(admit.opened.request), None])
 
     assert [message for message in said if isinstance(message, Ended)] == [Ended("a", "abort"), Ended("a/1", "abort")]
 

@@ -12,8 +12,7 @@ from engine.errors import ConfigurationError
 from ipc.commands import cli, install_service
 from ipc.commands.install_service import InstallFailed, install
 from ipc.gateway.access.connection_limit import MAX_CONNECTIONS, RESERVED_FILES
-from ipc.service import gateway_unit
-from ipc.service.service_unit import USER, render
+from ipc.service.systemd_units import GATEWAY, USER, render_daemon, render_gateway
 
 SHIPPED = Path(__file__).parent.parent / "scripts" / "odriver.service"
 SHIPPED_GATEWAY = SHIPPED.with_name("odriver-gateway.service")
@@ -33,8 +32,8 @@ def command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_the_unit_that_we_ship_is_the_one_that_is_written() -> None:
     """For an environment in /opt/odriver; and so is the gateway's."""
-    assert SHIPPED.read_text() == render(Path("/opt/odriver/.venv/bin/odriver"), [], loopback_only=True)
-    assert SHIPPED_GATEWAY.read_text() == gateway_unit.render(Path("/opt/odriver/.venv/bin/odriver"), [])
+    assert SHIPPED.read_text() == render_daemon(Path("/opt/odriver/.venv/bin/odriver"), [], loopback_only=True)
+    assert SHIPPED_GATEWAY.read_text() == render_gateway(Path("/opt/odriver/.venv/bin/odriver"), [])
 
 
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="there is no systemd-analyze")
@@ -42,8 +41,10 @@ def test_the_unit_that_we_ship_is_the_one_that_is_written() -> None:
 def test_systemd_finds_nothing_wrong_with_the_unit_and_little_exposed(command: Path, tmp_path: Path, name: str) -> None:
     """Not a word from `verify`, and an exposure below 3 of 10."""
     unit, reads = tmp_path / name, [Path("/home/me/models")]
-    is_gateway = name == gateway_unit.NAME
-    unit.write_text(gateway_unit.render(command, reads) if is_gateway else render(command, reads, loopback_only=False))
+    is_gateway = name == GATEWAY
+    unit.write_text(
+        render_gateway(command, reads) if is_gateway else render_daemon(command, reads, loopback_only=False)
+    )
 
     verified = subprocess.run(["systemd-analyze", "verify", str(unit)], capture_output=True, text=True)
     security = subprocess.run(
@@ -141,9 +142,9 @@ def test_homes_are_out_of_sight_unless_something_is_there() -> None:
     """Read-only then."""
     command = Path("/opt/bin/odriver")
 
-    assert "ProtectHome=yes\n" in render(command, [Path("/models/x")], loopback_only=True)
-    assert "ProtectHome=read-only\n" in render(command, [Path("/home/me/x")], loopback_only=True)
-    assert "ProtectHome=read-only\n" in render(Path("/root/bin/odriver"), [], loopback_only=True)
+    assert "ProtectHome=yes\n" in render_daemon(command, [Path("/models/x")], loopback_only=True)
+    assert "ProtectHome=read-only\n" in render_daemon(command, [Path("/home/me/x")], loopback_only=True)
+    assert "ProtectHome=read-only\n" in render_daemon(Path("/root/bin/odriver"), [], loopback_only=True)
 
 
 @pytest.mark.usefixtures("command")

@@ -19,9 +19,10 @@ from test_driver import build_driver, error_of, submit
 
 from driver.metrics.driver_metrics import DriverMetrics
 from driver.metrics.request_metrics import RequestMetrics, SampleTimes
-from driver.odriver import DriverStatus, oDriver
+from driver.odriver import oDriver
 from driver.open_requests import OpenRequest
 from driver.request import ActiveRequest, QueueChannel
+from driver.status import DriverStatus
 from driver.thread_messages import Opened
 from engine.sampling_params import SamplingParams
 from engine.scheduling.sequence import Sequence
@@ -125,9 +126,9 @@ def test_the_phases_of_a_request_add_up() -> None:
     )
     times = SampleTimes(metrics, Opened(request, [sequence], [], 3, params), sequence)
 
-    times.land(1, 101.0)
-    times.land(1, 101.5)
-    times.land(2, 102.0)
+    times.add_tokens(1, 101.0)
+    times.add_tokens(1, 101.5)
+    times.add_tokens(2, 102.0)
     times.finish("stop", 102.125)
 
     assert metrics.percentiles() == {

@@ -13,7 +13,7 @@ from driver.process_summary import ProcessSummary
 from driver.request import ActiveRequest, Logprob, QueueChannel, RequestError, ReturnSample, Usage
 from driver.stages.queues import BoundedQueue
 from driver.stages.safe_thread import SafeThread
-from driver.thread_messages import Ended, Finished, Landed, Opened, Summary
+from driver.thread_messages import Ended, Finished, Opened, StepOutputs, Summary
 from engine.sampling_params import RepetitionDetection, SamplingParams
 from engine.scheduling.sequence import Sequence, SequenceOutput, TokenLogprobs
 
@@ -44,7 +44,7 @@ class Stage:
 
     def land(self, sequence_id: str, tokens: bytes | list[int], finish_reason: str | None = None) -> None:
         """Hands over what one step gave one sequence."""
-        self.summaries.put(Landed([SequenceOutput(sequence_id, list(tokens), finish_reason)]))
+        self.summaries.put(StepOutputs([SequenceOutput(sequence_id, list(tokens), finish_reason)]))
 
     def next(self) -> ReturnSample:
         """The next sample."""
@@ -160,7 +160,7 @@ def test_one_message_may_carry_many_requests(stage: Stage) -> None:
     """The outputs of one step go to their own channels, each with its own text."""
     sequences = [stage.open(name) for name in "ab"]
 
-    stage.summaries.put(Landed([SequenceOutput(sequence, [65 + n]) for n, sequence in enumerate(sequences)]))
+    stage.summaries.put(StepOutputs([SequenceOutput(sequence, [65 + n]) for n, sequence in enumerate(sequences)]))
 
     assert [(sample.request_id, sample.text) for sample in (stage.next(), stage.next())] == [("a", "A"), ("b", "B")]
 
@@ -204,7 +204,7 @@ def test_without_detokenize_there_are_ids_and_no_text(stage: Stage) -> None:
     """Half a character neither, and log-probabilities bear no texts."""
     sequence = stage.open(detokenize=False, logprobs=0)
 
-    stage.summaries.put(Landed([SequenceOutput(sequence, [0xC3], "length", [TokenLogprobs([0xC3], [-1.5], [4])])]))
+    stage.summaries.put(StepOutputs([SequenceOutput(sequence, [0xC3], "length", [TokenLogprobs([0xC3], [-1.5], [4])])]))
 
     assert stage.next() == ReturnSample(
         request_id="a", token_ids=[0xC3], logprobs=[{0xC3: Logprob(-1.5, 4)}], finish_reason="length", usage=Usage(1, 1)
@@ -225,8 +225,8 @@ def test_logprobs_are_named_by_token_id(stage: Stage) -> None:
     told = [TokenLogprobs([97, 98, 99], [-2.0, -0.5, -1.0], [3, 1, 2]) for _ in range(3)]
 
     prompt = [TokenLogprobs([112, 112], [-0.1, -0.1], [1, 1])]
-    stage.summaries.put(Landed([SequenceOutput(sequence, [], prompt_logprobs=prompt)]))
-    stage.summaries.put(Landed([SequenceOutput(sequence, list(b"abc"), None, told)]))
+    stage.summaries.put(StepOutputs([SequenceOutput(sequence, [], prompt_logprobs=prompt)]))
+    stage.summaries.put(StepOutputs([SequenceOutput(sequence, list(b"abc"), None, told)]))
 
     assert stage.next() == ReturnSample(request_id="a", prompt_logprobs=[None, {112: Logprob(-0.1, 1, "p")}])
     stage.heard.get(timeout=30)
@@ -257,7 +257,7 @@ def test_an_error_of_one_sample_ends_the_whole_request(stage: Stage, internal: b
     first = stage.open(n=3)
     fault = SequenceOutput(f"{first}/1", [], "error", error="it failed", internal=internal)
 
-    stage.summaries.put(Landed([fault, SequenceOutput(first, [], "error", error="it failed", internal=internal)]))
+    stage.summaries.put(StepOutputs([fault, SequenceOutput(first, [], "error", error="it failed", internal=internal)]))
 
     assert [stage.heard.get(timeout=30), stage.heard.get(timeout=30)] == [Finished(first), Finished(f"{first}/2")]
     assert stage.next() == ReturnSample(request_id="a", error=RequestError(code, "it failed"))

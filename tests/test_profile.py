@@ -16,7 +16,7 @@ from driver.request import QueueChannel
 from engine.profiler import Profiler, ProfilerError
 from ipc.client import Client, RequestFailed
 from ipc.control_client import ControlClient
-from ipc.service.daemon_config import default_profile_directory
+from ipc.service.configuration import default_profile_directory
 
 ROOT = Path(__file__).parent.parent
 

@@ -22,9 +22,8 @@ from engine.errors import ConfigurationError
 from engine.progress import Progress
 from ipc.control_client import ControlClient
 from ipc.process.systemd import watchdog_interval
+from ipc.service.configuration import DaemonConfig, LiveConfiguration
 from ipc.service.daemon import SHUTDOWN_TIMEOUT
-from ipc.service.daemon_config import DaemonConfig
-from ipc.service.live_configuration import LiveConfiguration
 from ipc.service.watchdog import Watchdog
 
 INTERVAL = 0.02
@@ -213,9 +212,7 @@ def test_a_reload_takes_over_what_needs_no_restart() -> None:
     configuration.apply()
 
     configuration.reload()
-    assert out.getvalue().endswith(
-        "ERROR ipc.service.live_configuration: nothing is reloaded: unknown setting 'max_seqs'\n"
-    )
+    assert out.getvalue().endswith("ERROR ipc.service.configuration: nothing is reloaded: unknown setting 'max_seqs'\n")
 
     configured.append((EngineConfig(page_size=32), DaemonConfig(log_level="debug")))
     configuration.reload()

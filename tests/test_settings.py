@@ -11,7 +11,7 @@ from engine.config import EngineConfig
 from engine.errors import ConfigurationError
 from ipc.commands import cli
 from ipc.service import settings
-from ipc.service.daemon_config import DaemonConfig
+from ipc.service.configuration import DaemonConfig
 from ipc.service.settings import SETTINGS, SettingValue
 
 

@@ -3,6 +3,7 @@
 import logging
 import queue
 import threading
+from contextlib import suppress
 
 import pytest
 
@@ -32,16 +33,10 @@ class Recorder:
 
 
 def run(stage: Stage[Item], *items: Item) -> None:
-    """Has the stage work on these, and then closes the queue."""
-    waiting = iter(items)
-
-    def take() -> Item:
-        try:
-            return next(waiting)
-        except StopIteration:
-            raise QueueClosed from None
-
-    stage.run(take)
+    """Has the stage work on these."""
+    with suppress(QueueClosed):
+        for item in items:
+            stage.work(item)
 
 
 def test_an_items_exception_is_its_own_end(caplog):
@@ -143,8 +138,13 @@ def test_any_thread_sees_for_how_long_it_is_busy():
         begun.put(item)
         release[item[1]].wait(30)
 
+    def work() -> None:
+        with suppress(QueueClosed):
+            while True:
+                stage.work(items.get())
+
     stage = Stage("test", handle, Recorder().fail, lambda item: item, lambda: now)
-    threads = [threading.Thread(target=stage.run, args=[items.get], daemon=True) for _ in range(2)]
+    threads = [threading.Thread(target=work, daemon=True) for _ in range(2)]
     for thread in threads:
         thread.start()
     assert stage.seconds_busy == 0

@@ -265,7 +265,7 @@ def test_a_form_that_breaks_its_process_ends_alone(served: Served) -> None:
 
 def test_samples_share_a_grammar_that_is_compiled_once(served: Served) -> None:
     """However many there are, and whoever asks for it again."""
-    before = served.driver._grammars.num_compiled
+    before = served.driver._grammar_compiler.num_compiled
 
     channels = [served.submit({"regex": "[a-y]{3}"}, n=64, temperature=1) for _ in range(2)]
 
@@ -275,7 +275,7 @@ def test_samples_share_a_grammar_that_is_compiled_once(served: Served) -> None:
             samples.append(channel.get(timeout=60))
         texts = ["".join(sample.text for sample in samples if sample.index == index) for index in range(64)]
         assert all(re.fullmatch("[a-y]{3}", text) for text in texts), samples[-1].error
-    assert served.driver._grammars.num_compiled == before + 1
+    assert served.driver._grammar_compiler.num_compiled == before + 1
 
 
 def test_processes_that_are_killed_change_no_text(served: Served) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from systemd_machine import PATIENCE, Machine, possible
 
-from ipc.service.service_unit import USER, USERS, render
+from ipc.service.systemd_units import USER, USERS, render_daemon
 from ipc.wire.addresses import SERVICE
 
 pytestmark = [pytest.mark.exhaustive]
@@ -24,7 +24,7 @@ def machine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machine]:
     """A machine with the service installed, and a watchdog that loses its patience soon."""
     if not possible():
         pytest.skip("no systemd that could run in namespaces of ours")
-    unit = render(Path("/opt/odriver/odriver"), [], loopback_only=True)
+    unit = render_daemon(Path("/opt/odriver/odriver"), [], loopback_only=True)
     with Machine(
         tmp_path_factory.mktemp("machine"), unit.replace("WatchdogSec=60s", f"WatchdogSec={WATCHDOG}s"), CONFIG
     ) as booted:

@@ -24,21 +24,20 @@ from driver.grammars.protocol import (
 )
 from driver.grammars.workers import Answer, Worker, WorkerLost, Workers
 from driver.text.json_schema import check_json, without_additional_properties
-from driver.text.tokenizer import Tokenizer
+from driver.text.tokenizer import HuggingFaceTokenizer
 from engine.config import ServingLimits
 from engine.request_limits import MAX_GRAMMAR_BYTES
 from engine.structured_outputs import StructuredOutputsParams
 
 COMPILE_SECONDS = 5.0
 TIERS = tuple(WorkerLimits(seconds, seconds) for seconds in (0.02, 0.3, COMPILE_SECONDS))
-"""Limits of the workers that compile. A grammar is tried in one tier after the other, so most are done in a moment and wait
-for no slow ones."""
+"""Limits by tier. A grammar is tried in one after the other, so none waits for a slower one."""
 LAST = len(TIERS) - 1
 PATIENCE = (2.0, 4.0, 18.0)
-"""Seconds of real time by tier: workers have a low priority, so a busy machine may give them little processor time."""
+"""Seconds of real time by tier; workers have a low priority on a busy machine."""
 TOO_BUSY = "the machine is too busy to compile a grammar: try again later"
 HEAVY_SECONDS = 0.05
-"""Processor time to compile from which on a grammar's sequences are heavy: a worker of theirs compiles it again."""
+"""Processor time to compile from which on the sequences of a grammar are heavy."""
 MAX_GRAMMARS = 128
 """Compiled grammars to remember. Each is as large as its text and a mask."""
 TOO_HARD_TO_COMPILE = (
@@ -53,9 +52,9 @@ class GrammarRefused(Exception):
 
 
 class GrammarCompiler:
-    """Compiles grammars in worker processes and remembers the results. Any thread may call any method."""
+    """Compiles grammars in worker processes and caches them. For any thread."""
 
-    def __init__(self, tokenizer: Tokenizer, limits: ServingLimits) -> None:
+    def __init__(self, tokenizer: HuggingFaceTokenizer, limits: ServingLimits) -> None:
         self._workers = Workers(
             lambda: TokenizerDefinition(tokenizer.definition(), limits.vocab_size, limits.eos_token_ids)
         )
@@ -68,7 +67,8 @@ class GrammarCompiler:
 
     @staticmethod
     def job(params: StructuredOutputsParams, *, hide_eos: bool = False) -> bytes:
-        """The encoded GrammarJob of what a client asks for. ``hide_eos`` forbids the end wherever the text may go on.
+        """The encoded GrammarJob of what a client asks for. ``hide_eos`` forbids the end wherever
+        the text may go on.
 
         Raises InvalidRequest for what is too large, is no JSON, or could not be honoured.
         """
@@ -93,7 +93,8 @@ class GrammarCompiler:
     def compile(self, job: bytes, tier: int) -> CompiledGrammar | None:
         """Compiles a grammar; None if that takes a higher tier.
 
-        Raises GrammarRefused, in the LAST tier also for what takes too long, and DriverErrors such as Overloaded.
+        Raises GrammarRefused, in the LAST tier also for what takes too long, and DriverErrors such
+        as Overloaded.
         """
         answer = self._ask(pack_beginning(job, b""), tier)
         if answer is None:
@@ -114,7 +115,7 @@ class GrammarCompiler:
     def constraint(
         self, grammar: CompiledGrammar, allowance: Allowance, token_ids: list[int], tier: int
     ) -> GrammarConstraint | None:
-        """The constraint of a sequence that has these tokens already. Returns None, and raises, as ``compile`` does."""
+        """The constraint of a sequence with these tokens; returns and raises as ``compile``."""
         self._pool.prepare(heavy=allowance.heavy)
         constraint = GrammarConstraint(grammar, self._pool, allowance, token_ids)
         if token_ids:

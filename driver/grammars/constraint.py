@@ -29,8 +29,8 @@ class CompiledGrammar(NamedTuple):
 class GrammarConstraint:
     """The TokenConstraint of a sequence. One thread uses it.
 
-    It has a matcher in a worker from the first ``advance`` to ``suspend`` or ``close``. Without one it is its last mask
-    and the tokens behind that, from which a new matcher can begin.
+    It has a matcher in a worker from the first ``advance`` to ``suspend`` or ``close``. Without
+    one it is its last mask and the tokens behind that, from which a new matcher can begin.
     """
 
     def __init__(self, grammar: CompiledGrammar, pool: MatcherPool, allowance: Allowance, token_ids: list[int]) -> None:

@@ -1,10 +1,12 @@
 """The workers that advance the matchers of running sequences, and what a request may use of them.
 
-A worker has the matchers of many sequences and answers one frame after the other, so one grammar could delay or end the
-others. A request whose grammar is slow or large moves to a worker for heavy grammars. When a worker ends, which the daemon
-learns from its socket, the oldest frame without an answer is what it was working on: the request of that frame is heavy
-from then on, and fails if it happens again, unless a SIGKILL shows that something else ended the worker. All other
-matchers start again in another worker, from the tokens that their constraints have; they only get their masks late.
+A worker has the matchers of many sequences and answers one frame after the other, so one grammar
+could delay or end the others. A request whose grammar is slow or large moves to a worker for heavy
+grammars. When a worker ends, which the daemon learns from its socket, the oldest frame without an
+answer is what it was working on: the request of that frame is heavy from then on, and fails if it
+happens again, unless a SIGKILL shows that something else ended the worker. All other matchers
+start again in another worker, from the tokens that their constraints have; they only get their
+masks late.
 """
 
 import itertools
@@ -24,15 +26,15 @@ from driver.grammars.workers import Answer, Worker, WorkerLost, Workers
 logger = logging.getLogger(__name__)
 
 FREE_SECONDS = 0.002
-"""Processor time that each token may take: more than that adds to the request's debt, less reduces it."""
+"""Processor time that a token may take: more adds to the request's debt, less reduces it."""
 HEAVY_SECONDS = 0.1
 """A debt with which a request becomes heavy."""
 MAX_SECONDS = 60.0
 """A debt with which it fails."""
 HEAVY_KIBIBYTES = 128 << 10
 MAX_CRASHES, MAX_KILLS = 2, 8
-"""Workers that may end while they work for a request: by themselves, and by SIGKILL, which somebody else sends, but
-perhaps the kernel for want of memory."""
+"""Workers that may end while they work for a request: by themselves, and by SIGKILL, which
+somebody else sends, but perhaps the kernel for want of memory."""
 TOKEN_SECONDS = 1.0
 """Processor time for one token."""
 TOO_HARD = (
@@ -50,7 +52,7 @@ SUSPECT_LIFETIME = 60.0
 
 
 class Allowance:
-    """What one request has used of the workers, all of its samples together. One thread writes it."""
+    """What all samples of one request have used of the workers. One thread writes it."""
 
     def __init__(self, *, heavy: bool = False) -> None:
         self.heavy = heavy
@@ -72,7 +74,7 @@ class Allowance:
             self.heavy = True
 
     def charge_worker(self, *, killed: bool) -> None:
-        """Counts a worker that ended while it worked for the request; ``killed`` if by SIGKILL, or nobody knows how."""
+        """Counts a worker that ended while it worked for the request; ``killed`` if by SIGKILL."""
         if killed:
             self._kills += 1
         else:
@@ -112,7 +114,7 @@ class MatcherPool:
         self._never_readable = os.eventfd(0, os.EFD_CLOEXEC)
 
     def prepare(self, *, heavy: bool) -> None:
-        """Waits until there is a worker of that kind; raises a DriverError where none can be had."""
+        """Waits for a worker of that kind; raises a DriverError where none can be had."""
         with self._preparing:
             if not self._shared[heavy] and not self._prepared[heavy]:
                 self._prepared[heavy].append(self._workers.start(LIMITS[heavy]))
@@ -126,7 +128,7 @@ class MatcherPool:
         self._suspects.setdefault(allowance, []).append(_Ending(process_id, now))
 
     def is_judged(self, allowance: Allowance) -> bool:
-        """Whether it is known how each worker ended that this request is suspected of, or never will be."""
+        """Whether it is known how each worker ended that the request is suspected of."""
         for ending in self._suspects.pop(allowance, []):
             by = self._workers.signal_of(ending.process_id)
             if by is None and time.monotonic() - ending.at < ENDING_TIMEOUT:
@@ -175,7 +177,7 @@ class SharedWorker:
         self._numbers: dict[MatcherOwner, int] = {}
         self._owners: dict[int, MatcherOwner] = {}
         self._unanswered: dict[int, tuple[int, Allowance]] = {}
-        """Frames without an answer, in the worker's order: kind and payer, by the matcher's number."""
+        """Frames without an answer, in order: kind and payer by number of the matcher."""
 
     def __len__(self) -> int:
         return len(self._owners)

@@ -1,12 +1,12 @@
 """The messages between the daemon and the worker processes that run grammars.
 
-The fork server reads a TokenizerDefinition from its stdin and answers READY on its socket. Every later message on that
-socket is a WorkerLimits with one file descriptor: the socket of a worker to fork. The fork server sends an ENDING for
-each worker that has ended.
+The fork server reads a TokenizerDefinition from its stdin and answers READY on its socket. Every
+later message on that socket is a WorkerLimits with one file descriptor: the socket of a worker to
+fork. The fork server sends an ENDING for each worker that has ended.
 
-A worker sends READY too, and then answers frames in order. BEGIN carries a grammar and the tokens that a new matcher
-starts behind, ADVANCE one more token: the answer to both is GO, COMPLETE or ERROR, and its cost. END drops a matcher and
-has no answer.
+A worker sends READY too, and then answers frames in order. BEGIN carries a grammar and the tokens
+that a new matcher starts behind, ADVANCE one more token: the answer to both is GO, COMPLETE or
+ERROR, and its cost. END drops a matcher and has no answer.
 """
 
 import struct
@@ -14,15 +14,16 @@ import struct
 import msgspec
 
 READY, GO, COMPLETE, ERROR = range(4)
-"""Kinds of answers. READY has the worker's process id for a number, GO the mask of the tokens that may be next. COMPLETE
-says that no token may follow, ERROR why the grammar cannot be followed (UTF-8)."""
+"""Kinds of answers. READY has the worker's process id for a number, GO the mask of the tokens that
+may be next. COMPLETE says that no token may follow, ERROR why the grammar cannot be followed
+(UTF-8)."""
 BEGIN, ADVANCE, END = range(3)
 """Kinds of frames."""
 FRAME = struct.Struct("<IIB")
 """Head of a frame: bytes that follow it, number of the matcher, kind."""
 ANSWER = struct.Struct("<IIBII")
-"""Head of an answer: bytes that follow it, number of the matcher, kind, microseconds of processor time, and KiB by which
-the worker's peak size has grown."""
+"""Head of an answer: bytes that follow it, number of the matcher, kind, microseconds of processor
+time, and KiB by which the worker's peak size has grown."""
 _JOB = struct.Struct("<I")
 TOKEN = struct.Struct("<I")
 ENDING = struct.Struct("<Ii")
@@ -35,7 +36,7 @@ TOKENS_AT_ONCE = 1024
 
 
 class TokenizerDefinition(msgspec.Struct, frozen=True):
-    """``tokenizer`` is the JSON of a tokenizer.json; there are ``vocab_size`` ids, of which some end a text."""
+    """``tokenizer`` is a tokenizer.json; of the ``vocab_size`` ids some end a text."""
 
     tokenizer: str
     vocab_size: int
@@ -43,7 +44,7 @@ class TokenizerDefinition(msgspec.Struct, frozen=True):
 
 
 class WorkerLimits(msgspec.Struct, frozen=True):
-    """Seconds of processor time to compile a grammar, and to read each TOKENS_AT_ONCE tokens or part of them."""
+    """Seconds of processor time to compile a grammar, and to read TOKENS_AT_ONCE tokens."""
 
     compile_seconds: float
     token_seconds: float
@@ -52,8 +53,8 @@ class WorkerLimits(msgspec.Struct, frozen=True):
 class GrammarJob(msgspec.Struct, frozen=True):
     """A grammar for llguidance.
 
-    ``kind`` is json, regex or lark; ``options`` are JsonCompileOptions. ``hide_eos`` forbids the end of the text wherever
-    it may go on.
+    ``kind`` is json, regex or lark; ``options`` are JsonCompileOptions. ``hide_eos`` forbids the
+    end of the text wherever it may go on.
     """
 
     kind: str

@@ -1,13 +1,16 @@
-"""The worker processes that run grammars, so that no grammar can delay, crash or starve the daemon.
+"""The worker processes that run grammars, so that no grammar can delay, crash or starve the
+daemon.
 
-llguidance bounds most of what a grammar costs, but not all: a few kilobytes of nested rules overflow its stack, and some
-intersections of regular expressions take minutes. The system enforces our limits: a worker whose time is up is killed by
-its alarm. The daemon then identifies the grammar that was running and starts the other matchers again in another worker
+llguidance bounds most of what a grammar costs, but not all: a few kilobytes of nested rules
+overflow its stack, and some intersections of regular expressions take minutes. The system enforces
+our limits: a worker whose time is up is killed by its alarm. The daemon then identifies the
+grammar that was running and starts the other matchers again in another worker
 (driver/grammars/matcher_pool.py).
 
-The fork server builds the tokenizer, once, and forks the workers; driver/grammars/protocol.py describes their messages.
-It only waits at its socket, so it ends as soon as the daemon does, and the kernel kills its children with it. All of them
-leave by ``os._exit``: a forked interpreter that unwinds would copy the memory that it shares.
+The fork server builds the tokenizer, once, and forks the workers; driver/grammars/protocol.py
+describes their messages. It only waits at its socket, so it ends as soon as the daemon does, and
+the kernel kills its children with it. All of them leave by ``os._exit``: a forked interpreter that
+unwinds would copy the memory that it shares.
 """
 
 import ctypes
@@ -54,7 +57,7 @@ MAX_LIMITS = 256
 GRAMMARS_KEPT = 32
 """Compiled grammars that a worker caches."""
 MAX_ERROR = 500
-"""Characters of an error of llguidance that we pass on: it may quote a long line of the grammar."""
+"""Characters that we pass on of an error of llguidance, which may quote the grammar."""
 NO_TOKEN = "no token of this model can come next"
 
 
@@ -63,7 +66,7 @@ class GrammarError(Exception):
 
 
 class MaskedTokenizer:
-    """The tokenizer, and token masks as the daemon wants them: i32 words of 32 tokens each, lowest bit first."""
+    """The tokenizer, and token masks for the daemon: i32 words, lowest bit first."""
 
     def __init__(self, definition: TokenizerDefinition) -> None:
         vocab_size, eos = definition.vocab_size, list(definition.eos_token_ids)
@@ -115,7 +118,7 @@ class Matcher:
         self._hide_eos = hide_eos
 
     def advance(self, token_ids: list[int]) -> bytes | None:
-        """The mask after more tokens; None where the text is complete and only its end may follow."""
+        """The mask after more tokens; None where only the end of the text may follow."""
         self._matcher.consume_tokens(token_ids)
         _check(self._matcher)
         if self._matcher.is_stopped():
@@ -154,7 +157,8 @@ def _restrict() -> None:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
     os.nice(NICENESS)
-    with suppress(OSError), open("/proc/self/oom_score_adj", "wb") as file:  # a container may not have it
+    # a container may not have it
+    with suppress(OSError), open("/proc/self/oom_score_adj", "wb") as file:
         file.write(MOST_KILLABLE)
 
 
@@ -180,7 +184,8 @@ def _fork_workers(requests: socket.socket, tokenizer: MaskedTokenizer) -> None:
         message, descriptors, _, _ = socket.recv_fds(requests, MAX_LIMITS, 1)
         if not message:
             return
-        for descriptor in descriptors:  # none if this process has no descriptor left: the daemon sees the socket closed
+        # none if this process has no descriptor left: the daemon sees the socket closed
+        for descriptor in descriptors:
             with socket.socket(fileno=descriptor) as connection, suppress(OSError):
                 if os.fork() == 0:
                     with _exiting():
@@ -191,7 +196,7 @@ def _fork_workers(requests: socket.socket, tokenizer: MaskedTokenizer) -> None:
 
 
 def _report_endings(requests: socket.socket) -> None:
-    """Reaps every child that has ended and reports how; a report that the daemon does not read may be lost."""
+    """Reaps the children that have ended and reports how; a report may be lost."""
     with suppress(ChildProcessError, OSError):
         while (ended := os.waitpid(-1, os.WNOHANG))[0]:
             process_id, status = ended
@@ -265,7 +270,7 @@ def _peak_size() -> int:
 
 @contextmanager
 def _time_limit(seconds: float) -> Iterator[None]:
-    """Has the system kill this process after so much processor time, in whatever code it is; waiting costs nothing."""
+    """Has the system kill this process after so much processor time, whatever it does."""
     signal.setitimer(signal.ITIMER_PROF, seconds)
     try:
         yield

@@ -1,4 +1,4 @@
-"""The daemon's side of the worker processes: starts them, exchanges frames with them, and ends them."""
+"""The daemon's side of the worker processes: starts them, talks to them and ends them."""
 
 import errno
 import logging
@@ -45,7 +45,7 @@ class Answer(NamedTuple):
 
 
 class Worker:
-    """The connection to one worker; only methods with a timeout wait. One thread uses it; another may ``shut_down``."""
+    """The connection to one worker, for one thread; another may ``shut_down``."""
 
     def __init__(self, connection: socket.socket, when_closed: Callable[["Worker"], None]) -> None:
         connection.setblocking(False)
@@ -61,7 +61,7 @@ class Worker:
         return self._connection.fileno()
 
     def send(self, number: int, kind: int, body: bytes = b"") -> bool:
-        """Sends a frame, or the rest of it later; False if the worker has ended, and ``receive`` will raise."""
+        """Sends a frame, or the rest of it later; False if the worker has ended."""
         self._unsent += FRAME.pack(len(body), number, kind) + body
         return self._flush()
 
@@ -80,7 +80,7 @@ class Worker:
         raise WorkerLost
 
     def next_answer(self, timeout: float) -> Answer:
-        """Waits for the answer to the one frame that was sent; raises WorkerLost, and TimeoutError after ``timeout`` s."""
+        """Waits for the answer to the one frame sent; raises WorkerLost and TimeoutError."""
         while not (answers := self.receive()):
             if not self._poll(timeout, select.POLLIN | (select.POLLOUT if self._unsent else 0)):
                 raise TimeoutError
@@ -134,7 +134,7 @@ class Worker:
 
 
 class Workers:
-    """Starts workers, by a fork server that starts when it is needed. Any thread may call any method."""
+    """Starts workers, by a fork server that it starts when needed. For any thread."""
 
     def __init__(self, definition: Callable[[], TokenizerDefinition]) -> None:
         self._definition = definition
@@ -142,11 +142,11 @@ class Workers:
         self._fork_server: _WorkerForkServer | None = None
         self._open: set[Worker] = set()
         self._signals: dict[int, int] = {}
-        """Of workers that have ended, by process id: the signal that ended it, or 0; under the lock."""
+        """Signals, or 0, by process id of workers that have ended; under the lock."""
         self.stopped = False
 
     def start(self, limits: WorkerLimits) -> Worker:
-        """A new worker. Waits until it is ready, for seconds if it is the first. Raises Overloaded or another DriverError."""
+        """A new worker, when it is ready. Raises Overloaded or another DriverError."""
         with self._lock, _shortages_are_overload():
             worker = self._fork(limits)
         if worker.wait_ready(WORKER_TIMEOUT):
@@ -156,7 +156,7 @@ class Workers:
         raise Overloaded("no process can be started for a grammar now: try again later")
 
     def start_at_once(self, limits: WorkerLimits) -> Worker | None:
-        """A new worker if that takes no waiting; otherwise a thread starts the fork server again for a later call."""
+        """A new worker if that takes no waiting; otherwise starts the fork server for later."""
         if not self._lock.acquire(blocking=False):
             return None
         try:
@@ -284,7 +284,7 @@ class _WorkerForkServer:
 
 @contextmanager
 def _shortages_are_overload() -> Iterator[None]:
-    """Turns an OSError for what the system has run out of, which is nobody's fault, into Overloaded."""
+    """Turns an OSError for what the system has run out of into Overloaded."""
     try:
         yield
     except ConnectionError as error:

@@ -1,7 +1,9 @@
-"""The daemon's numbers as Prometheus reads them: vLLM's names, types, labels and buckets, and ``odriver_`` for our own.
+"""The daemon's numbers as Prometheus reads them: vLLM's names, types, labels and buckets, and
+``odriver_`` for our own.
 
-Names as in vllm/v1/metrics/loggers.py of late 2026, with those of before that dashboards still ask for. Nothing is
-computed until somebody asks: numbers come from the driver's snapshots and from histograms that one thread each writes.
+Names as in vllm/v1/metrics/loggers.py of late 2026, with those of before that dashboards still ask
+for. Nothing is computed until somebody asks: numbers come from the driver's snapshots and from
+histograms that one thread each writes.
 """
 
 from collections.abc import Iterable, Mapping
@@ -10,16 +12,17 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.registry import Collector
 
 from driver.metrics.request_metrics import Histogram, RequestMetrics
-from driver.odriver import STATES, DriverStatus, oDriver
+from driver.odriver import oDriver
+from driver.status import STATES, DriverStatus
 
 _LABELS = ("model_name", "engine")
 
 _FORMER_NAMES = {"inter_token_latency_seconds": "time_per_output_token_seconds"}
-"""What vLLM called it before."""
+"""Former names in vLLM."""
 
 
 class DriverMetrics(Collector):
-    """Reads a driver when it is asked; any thread may ask. ``cache_config`` are facts for ``vllm:cache_config_info``."""
+    """Collects a driver's metrics; ``cache_config`` is for ``vllm:cache_config_info``."""
 
     def __init__(self, driver: oDriver, model: str, cache_config: Mapping[str, str]) -> None:
         self._driver = driver
@@ -27,7 +30,7 @@ class DriverMetrics(Collector):
         self._cache_config = {**cache_config, "engine": "0"}
 
     def collect(self) -> Iterable[Metric]:
-        """All there is."""
+        """All metrics."""
         status, requests = self._driver.status(), self._driver.request_metrics
         yield from self._gauges(status)
         yield from self._counters(status, requests)

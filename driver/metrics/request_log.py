@@ -13,15 +13,15 @@ logger = logging.getLogger(__name__)
 
 
 class RequestLog:
-    """Hears of every end, on whatever thread that happens."""
+    """Logs and counts the ends of requests; called on the threads where they end."""
 
     def __init__(self) -> None:
         self.failed: Counter[str] = Counter()
-        """By the code of the error."""
+        """By error code."""
         self._counting = threading.Lock()
 
     def ended(self, request: OpenRequest, last: ReturnSample) -> None:
-        """An open request got its last sample."""
+        """Logs an open request that gets its last sample."""
         if last.error is not None:
             self._count(last.error.code)
         if not logger.isEnabledFor(logging.INFO):
@@ -39,7 +39,7 @@ class RequestLog:
         _log(request.request, last.error.code if last.error is not None else last.finish_reason, facts)
 
     def refused(self, request: ActiveRequest, error: DriverError) -> None:
-        """A request was not even opened."""
+        """Logs a request that was refused."""
         self._count(error.code)
         _log(request, error.code, {"error": str(error)})
 
@@ -49,6 +49,6 @@ class RequestLog:
 
 
 def _log(request: ActiveRequest, reason: str | None, facts: dict[str, object]) -> None:
-    said = ", ".join(f"{name} {value}" for name, value in facts.items())
+    details = ", ".join(f"{name} {value}" for name, value in facts.items())
     fields = {"request_id": request.request_id, "client": request.client, "finish_reason": reason, **facts}
-    logger.info("request %s: %s; %s", request.request_id, reason, said, extra=fields)
+    logger.info("request %s: %s; %s", request.request_id, reason, details, extra=fields)

@@ -1,4 +1,4 @@
-"""What the summary thread counts and times of requests. Names of histograms, their meaning and their buckets are vLLM's.
+"""Counts and times of requests. Names, meaning and buckets of the histograms are vLLM's.
 
 With ``n`` above 1 each sample counts as a request, as in vLLM.
 """
@@ -14,12 +14,12 @@ from engine.scheduling.sequence import Sequence
 
 
 class Histogram:
-    """Counts values by bucket, of those at most as large as each bound. One thread observes, any may read."""
+    """Counts values by bucket, for a bisection each. One thread writes, any may read."""
 
     def __init__(self, bounds: Iterable[float]) -> None:
         self.bounds = tuple(bounds)
         self.counts = [0] * (len(self.bounds) + 1)
-        """By bucket; the last one has no bound."""
+        """By bucket; a bucket has the values up to its bound, and the last one has no bound."""
         self.sum = 0.0
 
     def observe(self, value: float) -> None:
@@ -28,7 +28,7 @@ class Histogram:
         self.sum += value
 
     def cumulative(self) -> list[tuple[float, int]]:
-        """As Prometheus has it: each bound, and how many values are at most that; infinity is the last."""
+        """Each bound, infinity last, with the number of values up to it."""
         return list(zip((*self.bounds, float("inf")), accumulate(list(self.counts)), strict=True))
 
 
@@ -39,11 +39,11 @@ _PER_TOKEN = (.01, .025, .05, .075, .1, .15, .2, .3, .4, .5, .75, 1, 2.5, 5, 7.5
 _PER_REQUEST = (.3, .5, .8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480, 960, 1920, 7680)  # fmt: skip
 _SAMPLES = (1, 2, 5, 10, 20)
 RECENT = 256
-"""Samples that percentiles are of."""
+"""Samples that the percentiles are taken of."""
 
 
 class Latencies(NamedTuple):
-    """Seconds from a request's arrival to the first token, from a token to the next on average, and to the end."""
+    """Seconds from arrival to first token, between tokens on average, from arrival to end."""
 
     ttft: float
     tpot: float
@@ -51,7 +51,7 @@ class Latencies(NamedTuple):
 
 
 class RequestMetrics:
-    """Histograms in seconds or tokens, and counts since the start. The summary thread writes, any may read."""
+    """Histograms and counts since the start. The summary thread writes, any may read."""
 
     def __init__(self, max_model_len: int) -> None:
         tokens = tuple(_one_two_five(max_model_len))
@@ -70,17 +70,17 @@ class RequestMetrics:
         self.request_params_n = Histogram(_SAMPLES)
         self.request_max_num_generation_tokens = Histogram(tokens)
         self.prompt_tokens = 0
-        """Of requests that have been given their first token; of them, from the prefix cache:"""
+        """Of requests that have had their first token; the next are those from the cache."""
         self.prompt_tokens_cached = 0
         self.finished = dict.fromkeys(FINISH_REASONS, 0)
         self._recent: deque[Latencies] = deque(maxlen=RECENT)
 
     def note(self, latencies: "Latencies") -> None:
-        """One more that ended and had tokens."""
+        """Adds a sample that has ended and had tokens."""
         self._recent.append(latencies)
 
     def percentiles(self) -> dict[str, float]:
-        """Of those that ended last, in seconds: ``ttft_seconds_p50`` and so on; nothing where none has ended."""
+        """Percentiles of recent samples in seconds: ``ttft_seconds_p50`` and so on."""
         recent = list(self._recent)
         return {
             f"{name}_seconds_p{percent}": values[round(percent / 100 * (len(values) - 1))]
@@ -91,7 +91,7 @@ class RequestMetrics:
         }
 
     def histograms(self) -> dict[str, Histogram]:
-        """By name."""
+        """All histograms, by name."""
         return {name: value for name, value in vars(self).items() if isinstance(value, Histogram)}
 
 
@@ -107,8 +107,8 @@ class SampleTimes:
         self._first_at: float | None = None
         self._last_at = 0.0
 
-    def land(self, count: int, now: float) -> None:
-        """So many tokens came."""
+    def add_tokens(self, count: int, now: float) -> None:
+        """Notes that ``count`` tokens came."""
         self.num_tokens += count
         if self._first_at is None:
             self._first_at = now
@@ -123,7 +123,7 @@ class SampleTimes:
         self._last_at = now
 
     def finish(self, reason: str, now: float) -> None:
-        """The sample has ended."""
+        """Notes that the sample has ended."""
         metrics = self._metrics
         metrics.finished[reason] += 1
         metrics.e2e_request_latency_seconds.observe(now - self._received_at)
@@ -139,7 +139,7 @@ class SampleTimes:
 
     @property
     def _num_cached(self) -> int:
-        """Prompt tokens that were found in the prefix cache; a resumed one may have found output there too."""
+        """Prompt tokens found in the prefix cache, without resumed output."""
         return min(self._sequence.num_cached_tokens, self._opened.num_prompt_tokens)
 
     def _finish_phases(self, scheduled_at: float, first_at: float) -> None:

@@ -1,8 +1,9 @@
-"""How much of a room with a bound one of those who share it may take.
+"""Fair shares of a bounded capacity.
 
-Half of the room is for whoever comes first. From there on nobody takes more than their part: the room, divided by the
-clients who hold some of it, and a client's part again by that client's users, so that nobody gains by inventing users.
-Who is alone may fill it. Those who come to a room that another has filled still find an eighth more.
+The first half of the capacity is for whoever comes first. Beyond it nobody takes more than a part:
+the capacity divided by the clients that hold some of it, and a client's part divided by that
+client's users, so that a client gains nothing by inventing users. A client that is alone may take
+all. An eighth more is kept for clients that come when it is full.
 """
 
 from collections import defaultdict
@@ -14,19 +15,19 @@ Holder = tuple[str, str]
 
 
 class Share(NamedTuple):
-    """What holds for one more, of one holder."""
+    """The share of one holder who wants more."""
 
     total: int
     """Held by all."""
     own: int
-    """Held by this one."""
+    """Held by this holder."""
     part: int
-    """What this one may hold, the room being so full."""
+    """What this holder may hold at present."""
     fits: bool
 
 
 def share(size: int, amount: int, holder: Holder, held: Iterable[tuple[Holder, int]]) -> Share:
-    """Whether ``amount`` more of this holder fits into a room of that size, in which so much is held."""
+    """Whether this holder may take ``amount`` more of ``size``, of which ``held`` is taken."""
     by_client: defaultdict[str, int] = defaultdict(int)
     by_user: defaultdict[str, int] = defaultdict(int)
     client, user = holder
@@ -46,5 +47,5 @@ def share(size: int, amount: int, holder: Holder, held: Iterable[tuple[Holder, i
 
 
 def most(size: int) -> int:
-    """What a room of that size holds at most, whoever comes."""
+    """The most that all holders of a capacity of ``size`` may hold together."""
     return size + size // 8

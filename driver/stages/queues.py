@@ -1,4 +1,5 @@
-"""Queues of a fixed capacity that can be closed, so that ``stop`` ends every thread that waits in one.
+"""Queues of a fixed capacity that can be closed, so that ``stop`` ends every thread that waits in
+one.
 
 ``queue.Queue.shutdown`` does that from Python 3.13 on; we run on 3.11.
 """
@@ -20,7 +21,7 @@ class QueueClosed(Exception):
 
 
 class BoundedQueue(Generic[Item]):
-    """First in, first out, for any number of threads. After ``close()`` both ends raise QueueClosed, waiting or not."""
+    """First in, first out. After ``close()`` both ends raise QueueClosed. For any threads."""
 
     def __init__(self, capacity: int) -> None:
         self._capacity = capacity
@@ -61,12 +62,13 @@ class BoundedQueue(Generic[Item]):
 
 
 class TurnQueue(Generic[Item]):
-    """A queue in which clients take turns, and so do each client's users; a user's own items are first in, first out.
+    """A queue in which clients take turns, and so do each client's users; a user's own items are
+    first in, first out.
 
-    The next client is the one that has waited longest for its turn. It gets no second turn before ``done`` is called for
-    the item of the first: so a user's items keep their order, and a client occupies one thread at most, however many users
-    it names. Any thread may call any method. After ``close()`` both ends raise QueueClosed, waiting or not. ``holder_of``
-    says whose an item is.
+    The next client is the one that has waited longest for its turn. It gets no second turn before
+    ``done`` is called for the item of the first: so a user's items keep their order, and a client
+    occupies one thread at most, however many users it names. Any thread may call any method. After
+    ``close()`` both ends raise QueueClosed, waiting or not. ``holder_of`` says whose an item is.
     """
 
     def __init__(self, capacity: int, holder_of: Callable[[Item], Holder]) -> None:

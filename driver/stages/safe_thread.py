@@ -1,4 +1,4 @@
-"""A thread that dies loudly."""
+"""A thread whose death is noticed."""
 
 import logging
 import threading
@@ -8,9 +8,11 @@ logger = logging.getLogger(__name__)
 
 
 class SafeThread:
-    """Runs ``target`` to its end. What it raises is logged, kept in ``error`` and told to ``on_death``, on this thread.
+    """Runs ``target``. Logs what it raises, keeps it in ``error`` and calls ``on_death`` with it,
+    on this thread.
 
-    ``target`` must have a way to be told to end: a thread is joined, never killed. It does not keep the process alive.
+    ``target`` must end by itself when it is asked to: a thread cannot be killed. It does not keep
+    the process alive.
     """
 
     def __init__(self, name: str, target: Callable[[], None], on_death: Callable[[str, BaseException], None]) -> None:
@@ -27,7 +29,7 @@ class SafeThread:
     def join(self, timeout: float | None = None) -> bool:
         """Waits at most ``timeout`` seconds for the end; False if it still runs.
 
-        On itself, and before ``start``, there is nothing to wait for.
+        Returns at once on the thread itself and before ``start``.
         """
         if self._thread.ident is None or self._thread is threading.current_thread():
             return True
@@ -37,7 +39,7 @@ class SafeThread:
     def _run(self) -> None:
         try:
             self._target()
-        except BaseException as error:  # the one place where nothing may pass unheard
+        except BaseException as error:  # no exception of a thread may pass unnoticed
             self.error = error
             logger.exception("thread %s died", self.name)
             self._on_death(self.name, error)

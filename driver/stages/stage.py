@@ -1,10 +1,9 @@
-"""One stage on a request's way through the driver: work on one item after another, where an item's fault is its own end."""
+"""A stage of the driver's pipeline: an item that fails ends only its own request."""
 
 import logging
 import threading
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from typing import Generic, TypeVar
 
 from driver.errors import InternalError
@@ -13,7 +12,7 @@ from driver.stages.queues import QueueClosed
 logger = logging.getLogger(__name__)
 
 MAX_FAILURES, MIN_CLIENTS = 8, 3
-"""So many failures in a row, of items of so many clients, are no longer the fault of the items but of the stage."""
+"""So many failures in a row, of so many clients, are a fault of the stage."""
 
 Item = TypeVar("Item")
 
@@ -21,10 +20,11 @@ Item = TypeVar("Item")
 class Stage(Generic[Item]):
     """Calls ``handle`` for one item after another, on any number of threads.
 
-    Whatever Exception ``handle`` raises for an item is logged with the request's id and told to ``fail``, and the thread
-    goes on. ``source`` names the client and the request of an item. QueueClosed and what is no Exception pass through.
-    So does the last failure of MAX_FAILURES in a row, of MIN_CLIENTS clients at least, with no success between: then it
-    is the stage that is broken, and its thread has to die of it.
+    An Exception that ``handle`` raises for an item is logged with the request's id and given to
+    ``fail``, and the thread continues. ``source`` gives client and request id of an item.
+    QueueClosed passes through, and so does what is not an Exception. After MAX_FAILURES in a row,
+    of at least MIN_CLIENTS clients and with no success between, the exception passes too: the
+    stage itself is broken, and its thread ends.
     """
 
     def __init__(
@@ -41,27 +41,21 @@ class Stage(Generic[Item]):
         self._source = source
         self._clock = clock
         self._in_hand: dict[int, tuple[float, Item]] = {}
-        """By thread: what it works on, and since when."""
+        """By thread: when its item came, and the item."""
         self._counting = threading.Lock()
         self._failures = 0
         self._failed_clients: set[str] = set()
 
     @property
     def seconds_busy(self) -> float:
-        """For how long the oldest item that is in a thread's hands has been there; 0 while all wait. Any thread may ask."""
+        """For how long a thread has been at its item, the longest of all; 0 while all wait."""
         since = min((since for since, _ in list(self._in_hand.values())), default=None)
         return 0.0 if since is None else max(0.0, self._clock() - since)
 
     def stuck(self, limit: float) -> list[str]:
-        """The requests whose items have been in a thread's hands for more than ``limit`` seconds, by id."""
+        """The ids of the requests whose items have been in work for over ``limit`` seconds."""
         now = self._clock()
         return [self._source(item)[1] for since, item in list(self._in_hand.values()) if now - since > limit]
-
-    def run(self, take: Callable[[], Item]) -> None:
-        """Works on what ``take`` returns, until that raises QueueClosed."""
-        with suppress(QueueClosed):
-            while True:
-                self.work(take())
 
     def work(self, item: Item) -> None:
         """Handles one item, or fails it."""
@@ -94,7 +88,7 @@ class Stage(Generic[Item]):
             logger.exception("%s could not even fail request %r", self.name, self._source(item)[1])
 
     def _is_broken(self, client: str) -> bool:
-        """Whether one more failure, of this client, makes it the stage's own."""
+        """Counts a failure of this client's item; whether it is a fault of the stage by now."""
         with self._counting:
             self._failures += 1
             self._failed_clients.add(client)

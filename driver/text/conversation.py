@@ -1,4 +1,4 @@
-"""A conversation: its checks, and its text by the model's chat template, a program of the model's that runs under a budget."""
+"""A conversation's checks, and its text by the model's chat template under a budget."""
 
 import time
 from collections.abc import Iterable
@@ -18,9 +18,9 @@ _FIELDS = {
     "assistant": {"reasoning_content", "tool_calls"},
     "tool": {"name", "tool_call_id"},
 }
-"""What messages of a role may have beside role and content."""
+"""Fields that messages of a role may have beside role and content."""
 ENDS = frozenset(["add_generation_prompt", "continue_final_message"])
-"""Switches that every template has: whether the assistant is to speak next (it is), or goes on with the last message."""
+"""Arguments of every template: the assistant speaks next, or continues the last message."""
 _RESERVED = frozenset(
     [
         "chat_template",
@@ -43,7 +43,7 @@ _RESERVED = frozenset(
 
 
 class Chat(NamedTuple):
-    """What has been checked: ``messages`` with the arguments of calls as objects, ``tools`` as OpenAI has them."""
+    """A checked conversation: ``tools`` as OpenAI has them, arguments of calls as objects."""
 
     messages: list[dict[str, Any]]
     tools: list[dict[str, Any]]
@@ -53,11 +53,12 @@ class Chat(NamedTuple):
 def checked_chat(
     messages: Any, tools: list[dict[str, Any]] | None = None, template_kwargs: dict[str, Any] | None = None
 ) -> Chat:
-    """Raises InvalidRequest that names what is not as it must be, and where.
+    """Checks a conversation; raises InvalidRequest that names what is wrong, and where.
 
-    A message has a ``role`` and a text as its ``content``. An assistant's may have ``reasoning_content``, and
-    ``tool_calls`` (``{"function": {"name": ..., "arguments": a JSON object or its text}}``) in place of its content; a
-    tool's, which answers a call, ``tool_call_id`` and ``name``.
+    A message has a ``role`` and a text as its ``content``. An assistant's may have
+    ``reasoning_content``, and ``tool_calls`` (``{"function": {"name": ..., "arguments": a JSON
+    object or its text}}``) in place of its content; a tool's, which answers a call,
+    ``tool_call_id`` and ``name``.
     """
     if not isinstance(messages, list) or not messages:
         raise InvalidRequest("messages must be a list of at least one message")
@@ -94,7 +95,7 @@ def check_encodable(what: str, text: str) -> None:
 
 @lru_cache(maxsize=8)
 def _words(template: str) -> tuple[frozenset[str], frozenset[str]]:
-    """The names and the strings of a template's own code, without what it writes."""
+    """The names and the strings in the code of a template, without the text that it writes."""
     words = [(kind, word) for _, kind, word in jinja2.Environment().lex(template)]
     names = frozenset(word for kind, word in words if kind == "name")
     return names, frozenset(word[1:-1] for kind, word in words if kind == "string")
@@ -156,26 +157,26 @@ def _check_tool(where: str, tool: dict[str, Any]) -> None:
         raise InvalidRequest(f"{where} must be of type function, with a function that has a name")
 
 
-LOOK_EVERY = 16
-"""Attributes, items, calls and texts of a template between two looks at the clock."""
+READ_CLOCK_EVERY = 16
+"""Attributes, items, calls and texts of a template between two readings of the clock."""
 
 
 class _Budget:
-    """Of one rendering: how long its text may be, and how long it may take of this thread's processor time."""
+    """The budget of one rendering: length of its text, and processor time of this thread."""
 
     def __init__(self) -> None:
         self._until = time.thread_time() + MAX_TEMPLATE_SECONDS
         self._steps = 0
 
     def spend(self) -> None:
-        """Counts a step; raises InvalidRequest once the time is over."""
+        """Counts a step; raises InvalidRequest once the time is spent."""
         self._steps += 1
-        if self._steps % LOOK_EVERY == 0 and time.thread_time() > self._until:
+        if self._steps % READ_CLOCK_EVERY == 0 and time.thread_time() > self._until:
             long = f"more than {MAX_TEMPLATE_SECONDS:g} s of a processor"
             raise InvalidRequest(f"the chat template of this model takes {long} for these messages: send fewer")
 
     def join(self, pieces: Iterable[str]) -> str:
-        """The pieces as one text; raises InvalidRequest as soon as that is too long."""
+        """Joins the pieces; raises InvalidRequest as soon as the text is too long."""
         joined, size = [], 0
         for piece in pieces:
             joined.append(piece)
@@ -191,9 +192,11 @@ _budget: ContextVar[_Budget | None] = ContextVar("budget", default=None)
 
 
 def rendered(tokenizer: Any, chat: Chat) -> str:
-    """What the template of a transformers tokenizer, which is held to its budget, makes of a conversation.
+    """The text of a conversation by the template of a transformers tokenizer, which
+    ``hold_to_budget`` has prepared.
 
-    Raises InvalidRequest where the template refuses it, would ignore a part of it, or comes to the end of its budget.
+    Raises InvalidRequest where the template refuses it, would ignore a part of it, or exceeds its
+    budget.
     """
     if tokenizer.chat_template is None:
         raise InvalidRequest("this model has no chat template: send a prompt instead of messages")
@@ -212,22 +215,23 @@ def rendered(tokenizer: Any, chat: Chat) -> str:
         ValueError,
         jinja2.TemplateError,
     ) as error:
-        # A template is a program, and these messages are its input.
+        # The template is a program, and these errors come from its input.
         raise InvalidRequest(f"the chat template of this model refuses these messages: {error}") from error
     finally:
         _budget.reset(token)
 
 
 def hold_to_budget(tokenizer: Any) -> None:
-    """Has the templates of a transformers tokenizer ask for the budget of who renders, at each step and for each text."""
+    """Makes the templates of a transformers tokenizer charge the current budget."""
     from transformers.utils.chat_template_utils import _compile_jinja_template
 
     templates = tokenizer.chat_template or {}
     for source in [templates] if isinstance(templates, str) else templates.values():
         try:
-            environment = _compile_jinja_template(source).environment  # the one that transformers renders in
+            # the one that transformers renders in
+            environment = _compile_jinja_template(source).environment
         except jinja2.TemplateError:
-            continue  # which every conversation will hear of
+            continue  # each conversation will get this error
         if environment.concat is not _join:
             environment.concat = _join
             for name in ("getattr", "getitem", "call"):

@@ -1,34 +1,36 @@
 """Token ids to text, a few at a time, as if all of them had been decoded at once.
 
-Tokens cannot be decoded one by one: a character may be spread over several, and many tokenizers drop the space in
-front of the first word they see. So each new token is decoded together with a window of those before it, and what is
-new of the window's text is the piece. Text that ends in U+FFFD may be half a character and waits for its other half.
+Tokens cannot be decoded one by one: a character may be spread over several, and many tokenizers
+drop the space in front of the first word they see. So each new token is decoded together with a
+window of those before it, and what is new of the window's text is the piece. Text that ends in
+U+FFFD may be half a character and waits for its other half.
 """
 
 from collections.abc import Iterable
 
-from driver.text.tokenizer import Tokenizer
+from driver.text.tokenizer import HuggingFaceTokenizer
 
 REPLACEMENT = "\ufffd"
 MAX_HELD = 3
-"""Tokens that an unfinished character can span: it has at most three bytes of its four, and no token has less than one."""
+"""Tokens of an unfinished character: three of its four bytes, one byte a token."""
 MAX_WINDOW = 16
 CONTEXT = 8
-"""Tokens kept of a window in which no token ends where a character does; two characters of four bytes."""
+"""Tokens to keep of a window without the end of a character: two characters."""
 PROMPT_TAIL = 32
-"""Tokens of the prompt worth passing to a Detokenizer: the window's worth, and some special ones between."""
+"""Tokens of the prompt to pass to a Detokenizer: a window, and some special ones."""
 
 
 class Detokenizer:
-    """The text of one request. Concatenated, its pieces are ``decode(prompt + output)`` without ``decode(prompt)``.
+    """The text of one request. Concatenated, its pieces are ``decode(prompt + output)`` without
+    ``decode(prompt)``.
 
-    Bytes that are no UTF-8 come out as U+FFFD once the text after them, or three more tokens of the kind, show it.
-    The cost of a token is that of decoding a window. ``special`` tokens can be shown as well; without ``spaces`` one that
-    follows another is shown as it is spelt, without what the tokenizer would put in between.
+    Bytes that are no UTF-8 become U+FFFD once the text after them, or three more such tokens, show
+    it. A token costs the decoding of a window. With ``special`` special tokens are shown as well,
+    and without ``spaces`` the tokenizer puts no space between two of them.
     """
 
     def __init__(
-        self, tokenizer: Tokenizer, prompt_tail: list[int], *, special: bool = False, spaces: bool = True
+        self, tokenizer: HuggingFaceTokenizer, prompt_tail: list[int], *, special: bool = False, spaces: bool = True
     ) -> None:
         self._tokenizer = tokenizer
         self._skip = not special
@@ -37,19 +39,19 @@ class Detokenizer:
         self._window = self._first_window(prompt_tail)
         self._prompt = self._decoded(self._window)
         self._sent = self._prompt.rstrip(REPLACEMENT)
-        """What of the window's text has been given out."""
+        """The part of the window's text that has been returned."""
         self._boundary = 0
-        """The window can be cut here: all the text before was given out, and a character starts here."""
+        """Where the window can be cut: a character starts here, the text before was returned."""
         self._held = 0
         """Tokens at the window's end that may hold an unfinished character."""
 
     def add(self, token_ids: Iterable[int]) -> str:
-        """The text that these tokens settle."""
+        """The text that these tokens complete."""
         add = self._add_joined if self._joins else self._add
         return "".join([add(token_id) for token_id in token_ids if self._is_visible(token_id)])
 
     def flush(self) -> str:
-        """At the end, what is held: an unfinished character as U+FFFD, as decoding all at once would show it."""
+        """The text held back, at the end: an unfinished character is U+FFFD."""
         return self._unsent(self._decoded(self._window))
 
     def _decoded(self, token_ids: list[int]) -> str:
@@ -59,7 +61,7 @@ class Detokenizer:
         return self._tokenizer.is_visible(token_id) or (not self._skip and self._tokenizer.is_special(token_id))
 
     def _add_joined(self, token_id: int) -> str:
-        """As ``_add``, but a special token after a special token is not decoded together with it."""
+        """As ``_add``, but decodes a special token apart from the one before."""
         special = self._tokenizer.is_special(token_id)
         joined, self._after_special = special and self._after_special, special
         if not joined:
@@ -85,8 +87,8 @@ class Detokenizer:
     def _decode(self) -> str:
         """The window's text, which starts with what was sent.
 
-        A byte-fallback decoder shows a run of byte tokens as U+FFFD throughout while any of it is unfinished; then
-        the tokens before the unfinished character are left behind.
+        A byte-fallback decoder shows a run of byte tokens as U+FFFD throughout while any of it is
+        unfinished; then the tokens before the unfinished character are left behind.
         """
         text = self._decoded(self._window)
         if text.startswith(self._sent):
@@ -102,7 +104,7 @@ class Detokenizer:
         return piece
 
     def _give_up(self) -> str:
-        """All but the last tokens held can't be finished any more: their text as it is, and what then settles."""
+        """The text of held tokens that cannot be completed, and of those that follow."""
         garbage = self._unsent(self._decoded(self._window[:-MAX_HELD]))
         self._restart(len(self._window) - MAX_HELD)
         text = self._decoded(self._window)

@@ -1,4 +1,4 @@
-"""What we check of JSON and of JSON schemas ourselves, before others build anything of them."""
+"""Checks of JSON before it is parsed, and closed JSON schemas."""
 
 from typing import Any
 
@@ -10,16 +10,17 @@ _ALL_ELSE = bytes(set(range(256)) - set(b'{}[]"'))
 
 
 def check_json(json: bytes) -> None:
-    """Raises ValueError for more than MAX_VALUES maps and lists, or more than MAX_DEPTH within one another.
+    """Raises ValueError for more than MAX_VALUES maps and lists, or more than MAX_DEPTH within one
+    another.
 
-    What is no JSON may pass. It takes milliseconds for megabytes, and no recursion.
+    Text that is no JSON may pass. It takes milliseconds for megabytes, and no recursion.
     """
     if json.count(b"[") + json.count(b"{") <= MAX_DEPTH:
         return
     unescaped = json.replace(b"\\\\", b"").replace(b'\\"', b"")
     characters = np.frombuffer(unescaped.translate(None, _ALL_ELSE), np.uint8)
     quotes = characters == ord('"')
-    brackets = characters[~(quotes | np.logical_xor.accumulate(quotes))]  # those that are not within strings
+    brackets = characters[~(quotes | np.logical_xor.accumulate(quotes))]  # outside of strings
     opened = (brackets == ord("[")) | (brackets == ord("{"))
     if (count := int(opened.sum())) > MAX_VALUES:
         raise ValueError(f"{count} maps and lists are too many: there may be {MAX_VALUES}")
@@ -30,11 +31,11 @@ def check_json(json: bytes) -> None:
 _SCHEMA = ("additionalProperties", "contains", "else", "if", "items", "not", "propertyNames", "then")
 _SCHEMAS_BY_NAME = ("$defs", "definitions", "dependentSchemas", "patternProperties", "properties")
 _LIST_OF_SCHEMAS = ("allOf", "anyOf", "items", "oneOf", "prefixItems")
-"""Keywords whose values hold schemas (JSON Schema 2020-12, sections 10 and 11, and what drafts before it called them)."""
+"""Keywords that hold schemas (JSON Schema 2020-12, sections 10 and 11, and older drafts)."""
 
 
 def without_additional_properties(schema: Any) -> Any:
-    """The schema, in which every object that names its properties has no others, unless it says otherwise."""
+    """The schema with ``additionalProperties: false`` wherever an object names properties."""
     if not isinstance(schema, dict):
         return schema
     closed = {keyword: _inside(keyword, value) for keyword, value in schema.items()}

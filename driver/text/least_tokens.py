@@ -1,10 +1,12 @@
-"""How many tokens a text has at the least, without tokenising it: text that cannot fit is refused for milliseconds' work.
+"""A lower bound on the tokens of a text, without tokenising it: text that cannot fit is refused in
+milliseconds.
 
-A token of n bytes takes n of the text's bytes, so each byte of the text costs one part in n of a token at the least, where n is
-the length of the longest token that has such a byte. The bound is the sum over the bytes. It holds for a tokenizer in
-which each byte of what it sees ends up in exactly one token: byte-level BPE, and BPE or Unigram that fall back to bytes. What
-it sees is the text after Unicode normalization, which may shorten it, and without the whitespace around added tokens that
-strip it. Of any other kind of tokenizer, and of other normalizers, nothing is known: the bound is 0.
+A token of n bytes covers n bytes of the text, so each byte costs at least 1/n of a token, where n
+is the length of the longest token with such a byte. The bound is the sum over the bytes. It holds
+for a tokenizer that puts each byte of its input into exactly one token: byte-level BPE, and BPE or
+Unigram with byte fallback. Its input is the text after Unicode normalization, which may shorten
+it, and without the whitespace that added tokens strip. For any other kind of tokenizer or
+normalizer the bound is 0.
 """
 
 import json
@@ -17,17 +19,12 @@ import numpy as np
 
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-F]{2})>")
 _KEEPS_ALL = frozenset(["ByteLevel", "Digits", "FixedLength", "Metaspace", "Punctuation", "Split", "UnicodeScripts"])
-"""Pre-tokenizers that divide text and drop none of it, unless their behavior is to remove what they divide at."""
-
-
+"""Pre-tokenizers that drop no text, unless their behavior is "Removed"."""
 _FORMS: tuple[Literal["NFC", "NFD", "NFKC", "NFKD"], ...] = ("NFC", "NFD", "NFKC", "NFKD")
 
 
 class LeastTokens:
-    """``at_least(text)`` is never more than the tokenizer of this tokenizer.json has tokens for the text.
-
-    Any thread may ask.
-    """
+    """The bound for the tokenizer of this tokenizer.json. For any thread."""
 
     def __init__(self, tokenizer_json: str) -> None:
         definition = json.loads(tokenizer_json)
@@ -48,7 +45,7 @@ class LeastTokens:
 
 
 def _loses_nothing(definition: dict[str, Any]) -> bool:
-    """Whether each byte of what the tokenizer sees is in one of its tokens."""
+    """Whether each byte of the tokenizer's input is in exactly one token."""
     model = definition["model"]
     pre_tokenizers = list(_steps(definition["pre_tokenizer"], "pretokenizers"))
     if not all(step["type"] in _KEEPS_ALL and step.get("behavior") != "Removed" for step in pre_tokenizers):
@@ -62,7 +59,7 @@ def _loses_nothing(definition: dict[str, Any]) -> bool:
 
 
 def _keeps_length(normalizer: dict[str, Any]) -> bool:
-    """Whether it takes no byte away; Unicode normalization does, and is done."""
+    """Whether it removes no byte, or is a Unicode normalization, done in ``at_least``."""
     match normalizer:
         case {"type": "Replace", "pattern": {"String": " "}, "content": "\u2581"} | {"type": "Prepend"}:
             return True
@@ -70,7 +67,7 @@ def _keeps_length(normalizer: dict[str, Any]) -> bool:
 
 
 def _longest(definition: dict[str, Any]) -> "np.ndarray[tuple[int], np.dtype[np.float64]]":
-    """For each byte, the bytes of the longest token that has it; infinity for a byte that no token has."""
+    """For each byte, the length of the longest token that has it, or infinity."""
     longest = np.zeros(256)
     letters = _letters() if _is_byte_level(definition) else {}
     added = {token["content"] for token in definition["added_tokens"]}
@@ -109,7 +106,7 @@ def _steps(step: dict[str, Any] | None, inside: str) -> Iterable[dict[str, Any]]
 
 
 def _letters() -> dict[str, int]:
-    """GPT-2's letter for each byte: itself where that can be seen, or else the next one from U+0100 on."""
+    """GPT-2's letter for each byte: itself if visible, else the next from U+0100 on."""
     seen = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     unseen = [byte for byte in range(256) if byte not in seen]
     return {chr(byte): byte for byte in seen} | {chr(0x100 + place): byte for place, byte in enumerate(unseen)}

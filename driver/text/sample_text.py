@@ -1,17 +1,17 @@
-"""What a client gets of one sample: its text, its log-probabilities, and whether the text ends it."""
+"""One sample as its client sees it: its text, its log-probabilities and its end."""
 
 from driver.request import Logprob
 from driver.text.detokenizer import Detokenizer
 from driver.text.stops import RepetitionDetector, StopStrings
-from driver.text.tokenizer import Tokenizer
+from driver.text.tokenizer import HuggingFaceTokenizer
 from engine.sampling_params import SamplingParams
 from engine.scheduling.sequence import SequenceOutput, TokenLogprobs
 
 
 class SampleText:
-    """Detokenises, and looks for stop strings and loops, from token ``min_tokens`` on."""
+    """Detokenises, and looks for stop strings and repetition from token ``min_tokens`` on."""
 
-    def __init__(self, params: SamplingParams, prompt_tail: list[int], tokenizer: Tokenizer) -> None:
+    def __init__(self, params: SamplingParams, prompt_tail: list[int], tokenizer: HuggingFaceTokenizer) -> None:
         self._params = params
         self._num_tokens = 0
         self._detokenizer = None
@@ -27,10 +27,11 @@ class SampleText:
         self._loops = None if loops is None else RepetitionDetector(loops)
 
     def read(self, output: SequenceOutput) -> tuple[str, int, str | None]:
-        """The text to show, the tokens it took, up to the one that completes a stop, and the reason if it ends there.
+        """The text to show, the number of tokens read, and the finish reason if the sample ends
+        there.
 
-        A token that ends the sequence with "stop" is a word to us, not to the reader: it counts, but is not shown
-        unless ``include_stop_str_in_output``.
+        It reads up to the token that completes a stop string. A token that ends the sequence with
+        "stop" counts, but is shown only with ``include_stop_str_in_output``.
         """
         text, tokens = "", output.token_ids
         hides_last = output.finish_reason == "stop" and not self._params.include_stop_str_in_output
@@ -55,27 +56,27 @@ class SampleText:
         return self._stops.add(piece) if self._num_tokens >= self._params.min_tokens else piece
 
     def _rest(self) -> str:
-        """What was held back."""
+        """The text that was held back."""
         rest = "" if self._detokenizer is None else self._stops.add(self._detokenizer.flush())
         return rest + self._stops.flush()
 
 
 class SampleLogprobs:
-    """Those of one sample; those of its prompt go with the first sample of a request alone."""
+    """The log-probabilities of one sample, as vLLM shapes them."""
 
-    def __init__(self, index: int, params: SamplingParams, tokenizer: Tokenizer) -> None:
+    def __init__(self, index: int, params: SamplingParams, tokenizer: HuggingFaceTokenizer) -> None:
         self._tokenizer = tokenizer if params.detokenize else None
-        self._owes_first = index == 0 and params.prompt_logprobs is not None
-        """Whether the prompt's first token, which has none, is still to be told of."""
+        self._first_is_due = index == 0 and params.prompt_logprobs is not None
+        """Whether the None of the prompt's first token is still to come."""
 
     def of_output(self, tokens: list[TokenLogprobs]) -> list[dict[int, Logprob]]:
-        """By token id, the token's own first."""
+        """For each token a dictionary by token id, its own first."""
         return [self._named(token) for token in tokens]
 
     def of_prompt(self, tokens: list[TokenLogprobs]) -> list[dict[int, Logprob] | None]:
-        """What is new; None for the first token."""
-        first: list[dict[int, Logprob] | None] = [None] if self._owes_first else []
-        self._owes_first = False
+        """The same for new tokens of the prompt; None for the first."""
+        first: list[dict[int, Logprob] | None] = [None] if self._first_is_due else []
+        self._first_is_due = False
         return first + [self._named(token) for token in tokens]
 
     def _named(self, token: TokenLogprobs) -> dict[int, Logprob]:

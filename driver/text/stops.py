@@ -1,4 +1,4 @@
-"""What ends an output by what it says: stop strings, and repetition."""
+"""Stop strings and repetition, which end an output by its content."""
 
 from functools import lru_cache
 
@@ -8,10 +8,12 @@ from engine.sampling_params import RepetitionDetection
 
 
 class StopStrings:
-    """Passes text on, up to the stop that is complete first; of two complete at once, the longer.
+    """Passes text on up to the stop string that is complete first, or the longer of two that are
+    complete at once.
 
-    With ``include`` up to its end, or else up to its start. The cut is the same however the text is divided into pieces.
-    A character costs a step or two for each stop, whatever the text and the stops are.
+    The text ends at the start of the stop string, or with ``include`` at its end, however it is
+    divided into pieces, and no part of a stop string is ever shown. A character costs a step or
+    two for each stop string.
     """
 
     def __init__(self, stops: list[str], *, include: bool = False) -> None:
@@ -21,7 +23,7 @@ class StopStrings:
         self.matched = False
 
     def add(self, piece: str) -> str:
-        """The text that can be shown; held back is the longest suffix that a stop could begin with."""
+        """The text that can be shown; the longest suffix that could begin a stop is held back."""
         if not self._stops:
             return piece
         text = self._held + piece
@@ -36,22 +38,22 @@ class StopStrings:
         return text[:shown]
 
     def flush(self) -> str:
-        """What is held back, at the end of the text: no stop came of it."""
+        """The text that is held back, at the end: no stop string came of it."""
         held, self._held = self._held, ""
         return held
 
 
 class _Stop:
-    """How much of one string the text ends with: the automaton of Knuth, Morris and Pratt."""
+    """How many first characters of a string the text ends with (Knuth, Morris, Pratt)."""
 
     def __init__(self, string: str) -> None:
         self._string = string
         self._shorter = _shorter(string)
         self.num_begun = 0
-        """Characters at the end of the text that are the string's first, as many as there are."""
+        """How many characters at the end of the text begin the string, at most."""
 
     def add(self, character: str) -> int:
-        """Reads one more character of the text; the string's length if it is complete with it, or else 0."""
+        """Reads one more character; returns the string's length if that completes it, or 0."""
         begun = self.num_begun
         while begun and self._string[begun] != character:
             begun = self._shorter[begun]
@@ -61,7 +63,7 @@ class _Stop:
 
 @lru_cache(maxsize=256)
 def _shorter(string: str) -> list[int]:
-    """For each number of the string's first characters, how many of the first they end with, short of all."""
+    """For each prefix, the length of its longest proper border (Knuth, Morris, Pratt)."""
     shorter, length = [0, 0], 0
     for character in string[1:]:
         while length and string[length] != character:
@@ -72,10 +74,11 @@ def _shorter(string: str) -> list[int]:
 
 
 class RepetitionDetector:
-    """Looks for a pattern of ``min_pattern_size`` to ``max_pattern_size`` tokens, ``min_count`` times in a row, at the end.
+    """Looks at the end for a pattern of ``min_pattern_size`` to ``max_pattern_size`` tokens,
+    ``min_count`` times in a row.
 
-    It counts, for each size, for how many tokens now each has been the one that many before it: a token costs one
-    comparison per size, in numpy.
+    It counts for each size how many tokens in a row have equalled the one that many tokens before.
+    A token costs one comparison for each size, in numpy.
     """
 
     def __init__(self, detection: RepetitionDetection) -> None:
@@ -83,11 +86,11 @@ class RepetitionDetector:
         self._needed = self._sizes * (detection.min_count - 1)
         self._runs = np.zeros(len(self._sizes), np.int64)
         self._recent = np.full(detection.max_pattern_size, -1)
-        """A ring of the last tokens."""
+        """The last tokens, as a ring buffer."""
         self._count = 0
 
     def add(self, token_id: int) -> bool:
-        """Whether a loop is complete with this token."""
+        """Whether this token completes the repetition."""
         before = self._recent[(self._count - self._sizes) % len(self._recent)]
         self._runs = np.where(before == token_id, self._runs + 1, 0)
         self._recent[self._count % len(self._recent)] = token_id

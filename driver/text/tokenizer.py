@@ -1,9 +1,9 @@
-"""From text to token ids and back, by the tokenizer files of a model directory, and how much of it a client may ask for."""
+"""Text to token ids and back, by the tokenizer files of a model directory."""
 
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from driver.errors import InvalidRequest
 from driver.request import ActiveRequest, ReturnSample, TokenizerRequest, Usage
@@ -13,45 +13,16 @@ from engine.config import ServingLimits
 from engine.errors import ConfigurationError
 
 MAX_UNINTERRUPTED = 1024
-"""Tokens that are decoded while all other threads wait, which takes less than a millisecond; more are decoded as a batch."""
-
-
-class Tokenizer(Protocol):
-    """What the driver asks of a tokenizer, on several threads at once; texts are such as UTF-8 can carry."""
-
-    def encode(self, text: str) -> list[int]:
-        """The ids of a prompt, with the special tokens that the model expects around one."""
-
-    def encode_word(self, text: str) -> list[int]:
-        """The ids of a piece of text, with no special tokens around it."""
-
-    def least_tokens(self, text: str) -> int:
-        """No more than ``encode_word`` gives ids, or 0 where that is not known; for much less work."""
-
-    def render(self, chat: Chat) -> str:
-        """A conversation's text, up to where the assistant speaks, for ``encode_word``; raises InvalidRequest."""
-
-    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
-        """The text of the ids, special tokens left out or as they are spelt, U+FFFD for bytes that are no UTF-8."""
-
-    def is_visible(self, token_id: int) -> bool:
-        """Whether the id takes part in text at all; special and unassigned ones do not."""
-
-    def is_special(self, token_id: int) -> bool:
-        """Whether the id is a special token's, which can be spelt but is no text."""
-
-    def definition(self) -> str:
-        """What a tokenizer.json would say of it."""
-
-    def info(self) -> dict[str, Any]:
-        """What a tokenizer_config.json would say of it."""
+"""Up to so many tokens are decoded with the interpreter's lock held, for under 1 ms."""
 
 
 class HuggingFaceTokenizer:
-    """A fast tokenizer of the transformers library, from a local directory.
+    """A fast tokenizer of the transformers library, from a local directory. Any thread may call
+    any method.
 
-    Its Rust backend encodes and decodes on any thread, as long as nobody sets anything of it; transformers' own ``encode``
-    sets truncation and padding at each call.
+    It uses the Rust backend, which encodes and decodes on any thread as long as none changes its
+    settings; transformers' own ``encode`` sets truncation and padding at each call. Texts must be
+    encodable in UTF-8.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -73,34 +44,38 @@ class HuggingFaceTokenizer:
         return self._ids(text, add_special_tokens=False)
 
     def least_tokens(self, text: str) -> int:
-        """By the bytes of the text."""
+        """A lower bound on the number of ids of ``encode_word``, or 0, for much less work."""
         return self._least_tokens.at_least(text)
 
     def _ids(self, text: str, *, add_special_tokens: bool) -> list[int]:
-        """As a batch of one: ``encode`` holds the interpreter until it is done, for seconds if the text is long."""
+        """Encodes a batch of one text: unlike ``encode`` that releases the interpreter's lock."""
         [encoding] = self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
         return list(encoding.ids)
 
     def render(self, chat: Chat) -> str:
-        """By the chat template; raises InvalidRequest where it refuses it, or would ignore a part of it."""
+        """A conversation as text for ``encode_word``, by the chat template; raises InvalidRequest."""
         return rendered(self._tokenizer, chat)
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
-        """The text of the ids, without the clean-up of spaces that transformers may add: it would look ahead."""
+        """The text of the ids, with special tokens left out or as they are spelt, and U+FFFD for
+        bytes that are no UTF-8.
+
+        It omits the clean-up of spaces that transformers may add, which would look ahead.
+        """
         if len(token_ids) > MAX_UNINTERRUPTED:
             return str(self._backend.decode_batch([list(token_ids)], skip_special_tokens=skip_special_tokens)[0])
         return str(self._backend.decode(list(token_ids), skip_special_tokens=skip_special_tokens))
 
     def is_visible(self, token_id: int) -> bool:
-        """Whether the vocabulary has the id, and not as a special token."""
+        """Whether the id has text: special and unassigned ids have none."""
         return token_id not in self._special and self._backend.id_to_token(token_id) is not None
 
     def is_special(self, token_id: int) -> bool:
-        """Whether the id is that of an added token that is marked special."""
+        """Whether the id is that of a special token, which can be spelt but is no text."""
         return token_id in self._special
 
     def definition(self) -> str:
-        """What tokenizer.json says, and of the tokens that other files add."""
+        """The JSON of a tokenizer.json, with the tokens that other files add."""
         return str(self._backend.to_str())
 
     def info(self) -> dict[str, Any]:
@@ -124,17 +99,18 @@ def _load(directory: Path) -> Any:
 
     try:
         tokenizer = AutoTokenizer.from_pretrained(directory, local_files_only=True)
-    except Exception as error:  # the tokenizers library raises bare Exception for a file it can't read
+    # the tokenizers library raises bare Exception for a file it can't read
+    except Exception as error:
         raise ConfigurationError(f"the tokenizer files in {directory} cannot be read: {error}") from error
     if not tokenizer.is_fast:
         raise ConfigurationError(f"{directory} holds a slow tokenizer: convert it to a tokenizer.json first")
     return tokenizer
 
 
-def answer_tokenizer(request: TokenizerRequest, tokenizer: Tokenizer, limits: ServingLimits) -> ReturnSample:
-    """What is asked for; raises InvalidRequest."""
+def answer_tokenizer(request: TokenizerRequest, tokenizer: HuggingFaceTokenizer, limits: ServingLimits) -> ReturnSample:
+    """The answer to a tokenizer request; raises InvalidRequest."""
     given = [request.prompt, request.messages, request.token_ids]
-    if sum(one is not None for one in given) != 1:
+    if sum(value is not None for value in given) != 1:
         raise InvalidRequest("a tokenizer is given a prompt, messages or token_ids: exactly one of them")
     text, token_ids = "", request.token_ids
     if token_ids is not None:
@@ -154,11 +130,15 @@ def answer_tokenizer(request: TokenizerRequest, tokenizer: Tokenizer, limits: Se
 
 
 def prompt_token_ids(
-    request: ActiveRequest | TokenizerRequest, encode: Callable[[str], list[int]], tokenizer: Tokenizer, most: int
+    request: ActiveRequest | TokenizerRequest,
+    encode: Callable[[str], list[int]],
+    tokenizer: HuggingFaceTokenizer,
+    most: int,
 ) -> list[int]:
     """The ids of a request's prompt or conversation; raises InvalidRequest.
 
-    The limit ``most`` is for the rendered text of a conversation: a template may leave some of the messages out.
+    The limit ``most`` is for the rendered text of a conversation: a template may leave some of the
+    messages out.
     """
     if request.messages is not None:
         chat = checked_chat(request.messages, request.tools, request.chat_template_kwargs)
@@ -174,9 +154,9 @@ def prompt_token_ids(
 
 
 def text_token_ids(
-    what: str, text: str, encode: Callable[[str], list[int]], tokenizer: Tokenizer, most: int
+    what: str, text: str, encode: Callable[[str], list[int]], tokenizer: HuggingFaceTokenizer, most: int
 ) -> list[int]:
-    """The ids of a text; raises InvalidRequest, before it tokenises, for a text that must have more than ``most``."""
+    """The ids of a text; refuses one with more than ``most`` before it is tokenised."""
     check_encodable(what, text)
     check_fits(what, tokenizer.least_tokens(text), most, "at least ")
     return encode(text)
@@ -190,7 +170,7 @@ def check_fits(what: str, num_tokens: int, most: int, about: str = "") -> None:
 
 
 def check_in_vocabulary(name: str, token_ids: list[int], vocab_size: int) -> None:
-    """Raises InvalidRequest that names the first that is no token id."""
+    """Raises InvalidRequest that names the first value that is no token id."""
     if not token_ids or (set(map(type, token_ids)) == {int} and min(token_ids) >= 0 and max(token_ids) < vocab_size):
         return
     for position, token_id in enumerate(token_ids):

@@ -3,8 +3,8 @@
     {"custom_id": "a", "method": "POST", "url": "/v1/chat/completions", "body": {"messages": [...], "max_tokens": 64}}
     {"prompt": "Once upon a time", "max_tokens": 64, "temperature": 0}
 
-A plain line has a ``prompt`` (text or token ids) or ``messages``, SamplingParams by name, and may have a ``custom_id``;
-without one it is called by its number, ``line-2``.
+A plain line has a ``prompt`` (text or token ids) or ``messages``, SamplingParams by name, and may
+have a ``custom_id``; without one it is called by its number, ``line-2``.
 """
 
 import zlib
@@ -31,7 +31,8 @@ class Line(NamedTuple):
     def question(self, model: str) -> Question:
         """What to ask the model that is served; raises BodyError.
 
-        A line without a seed has one that its ``custom_id`` determines, so that its answer does not depend on the run.
+        A line without a seed has one that its ``custom_id`` determines, so that its answer does
+        not depend on the run.
         """
         body = dict(self.body)
         if self.url is None:
@@ -43,7 +44,8 @@ class Line(NamedTuple):
 
 
 def read_lines(path: Path) -> Iterator[Line]:
-    """The lines of a file that are not blank; raises BatchError for one that is no request or has no name of its own."""
+    """The lines of a file that are not blank; raises BatchError for one that is no request or has
+    no name of its own."""
     names: set[str] = set()
     try:
         with path.open("rb") as lines:

@@ -1,4 +1,5 @@
-"""The output of a batch: a line for each request, appended when it is done, so that a crash loses nothing that is there."""
+"""The output of a batch: a line for each request, appended when it is done, so that a crash loses
+no line."""
 
 import fcntl
 import os
@@ -20,17 +21,19 @@ class _Response(msgspec.Struct):
 
 
 class _Result(msgspec.Struct):
-    """What of a line, as OpenAI's batches have it, tells whose it is and whether it went well."""
+    """The fields of a line in OpenAI's format that say which request it answers and whether it
+    succeeded."""
 
     custom_id: str
     response: _Response
 
 
 class BatchOutput:
-    """The file, open and locked, and what was in it: whether each request went well, by ``custom_id``.
+    """The open, locked output file, and its results so far: whether each request succeeded, by
+    ``custom_id``.
 
-    A last line that was not written to its end is cut off. Raises BatchError for a file that is no batch's output,
-    another's at the moment, or cannot be written.
+    An incomplete last line is cut off. Raises BatchError for a file that is no batch's output, is
+    locked by another batch, or cannot be written.
     """
 
     def __init__(self, path: Path) -> None:
@@ -57,7 +60,8 @@ class BatchOutput:
             os.close(self._descriptor)
 
     def append(self, result: dict[str, Any]) -> None:
-        """One more line. It outlives this process from now on, and the machine from the next ``sync`` on."""
+        """One more line. It outlives this process from now on, and the machine from the next
+        ``sync`` on."""
         line = msgspec.json.encode(result) + b"\n"
         with self._writing():
             while line:

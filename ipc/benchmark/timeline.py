@@ -1,7 +1,8 @@
 """When the tokens of a request came, and the figures that follow from many of them.
 
-Figures are named as those of ``vllm bench serve`` and mean the same: TTFT is the time to the first token, TPOT that of
-each further one on average, ITL the time between one piece of an answer and the next, E2EL that of the whole request.
+Figures are named as those of ``vllm bench serve`` and mean the same: TTFT is the time to the first
+token, TPOT that of each further one on average, ITL the time between one piece of an answer and
+the next, E2EL that of the whole request.
 """
 
 from collections.abc import Iterable, Sequence
@@ -12,12 +13,14 @@ import numpy as np
 
 
 class Timeline(msgspec.Struct):
-    """One request, in seconds of a clock that all processes of a machine share: CLOCK_MONOTONIC."""
+    """One request, in seconds of a clock that all processes of a machine share:
+    CLOCK_MONOTONIC."""
 
     prompt_tokens: int
     sent_at: float
     arrivals: list[tuple[float, int]] = []
-    """When each piece of the answer came, and with how many tokens; those without any are left out."""
+    """When each piece of the answer came, and with how many tokens; those without any are left
+    out."""
     error: str | None = None
     """Why there was no (whole) answer."""
 
@@ -49,31 +52,12 @@ class Timeline(msgspec.Struct):
 
 
 def completed(timelines: Iterable[Timeline]) -> list[Timeline]:
-    """Those that have an answer."""
+    """Requests that got an answer."""
     return [timeline for timeline in timelines if timeline.error is None and timeline.arrivals]
 
 
-def throughput(timelines: Sequence[Timeline]) -> float:
-    """Tokens out per second, from the first request sent to the last token received."""
-    span = max(timeline.last_at for timeline in timelines) - min(timeline.sent_at for timeline in timelines)
-    return sum(timeline.tokens for timeline in timelines) / span
-
-
-def decode_rate(timelines: Sequence[Timeline]) -> float:
-    """Tokens per second while all decode: those after everybody's first token and up to anybody's last, over that time.
-
-    Raises ValueError where there is no such time.
-    """
-    begin = max(timeline.first_at for timeline in timelines)
-    end = min(timeline.last_at for timeline in timelines)
-    if end <= begin:
-        raise ValueError("the requests never decoded all at once: ask for more tokens, or for fewer requests")
-    arrivals = [arrival for timeline in timelines for arrival in timeline.arrivals]
-    return sum(count for at, count in arrivals if begin < at <= end) / (end - begin)
-
-
 def percentile(values: Sequence[float], percent: float) -> float:
-    """Linear between the two nearest values, as numpy has it; 0 of none."""
+    """Linear interpolation, as numpy does it; 0 of no values."""
     return float(np.percentile(values, percent)) if len(values) else 0.0
 
 

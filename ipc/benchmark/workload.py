@@ -1,4 +1,5 @@
-"""A load: which requests, when, and what became of each. It loads no jax, so that it can run beside the daemon."""
+"""A load: which requests are sent, when, and how each fared. It loads no jax, so it can run beside
+the daemon."""
 
 import math
 import time
@@ -15,15 +16,17 @@ from ipc.errors import OdriverError
 
 
 class LoadError(OdriverError, ValueError):
-    """A load that makes no sense; the message says what is wrong with it."""
+    """A load that cannot be; the message names the wrong value."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Load:
-    """Requests of random token ids, named and meant as in ``vllm bench serve``; raises LoadError where one can't be.
+    """Requests of random token ids, named and meant as in ``vllm bench serve``; raises LoadError
+    where one can't be.
 
-    ``request_rate`` is in requests per second, and infinite sends all at once. The times between two requests follow
-    a gamma distribution of the shape ``burstiness``: 1 is a Poisson process, less comes in bursts, more is steadier.
+    ``request_rate`` is in requests per second, and infinite sends all at once. The times between
+    two requests follow a gamma distribution of the shape ``burstiness``: 1 is a Poisson process,
+    less comes in bursts, more is steadier.
     """
 
     num_prompts: int = 1000
@@ -32,7 +35,8 @@ class Load:
     request_rate: float = math.inf
     burstiness: float = 1.0
     max_concurrency: int | None = None
-    """More wait here, not at the daemon, and the clock of one starts when it is sent. None is no limit."""
+    """More wait here, not at the daemon, and the clock of one starts when it is sent. None is no
+    limit."""
     seed: int = 0
     ignore_eos: bool = False
 
@@ -74,10 +78,12 @@ def send(
     stream: bool = True,
     on_end: Callable[[Timeline], None] | None = None,
 ) -> list[Timeline]:
-    """Send each prompt when its time has come and follow all answers to their ends, each in a thread of its own.
+    """Send each prompt at its time, each in a thread of its own, and follow all answers to their
+    ends.
 
-    ``times`` None is all at once. Without ``stream`` each answer comes whole, in one piece. ``on_end`` hears of each request, on any thread. A request that fails has its error
-    in its timeline. Whatever else goes wrong, such as Ctrl-C, closes the client.
+    ``times`` None sends all at once. Without ``stream`` each answer comes in one piece. ``on_end``
+    is called for each finished request, on any thread. A failed request has its error in its
+    timeline. Any other failure, such as Ctrl-C, closes the client.
     """
     began = time.monotonic()
     pool = ThreadPoolExecutor(max_concurrency or len(prompts), thread_name_prefix="load")

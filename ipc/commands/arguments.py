@@ -5,7 +5,8 @@ from typing import Any
 
 
 def add_command(commands: Any, name: str, what: str) -> argparse.ArgumentParser:
-    """A subcommand. An option that is not given is left out, so that its reader's default holds."""
+    """A subcommand. An option that is not given is left out, so that its reader's default
+    holds."""
     parser: argparse.ArgumentParser = commands.add_parser(
         name, help=what, description=what, allow_abbrev=False, argument_default=argparse.SUPPRESS
     )

@@ -1,4 +1,5 @@
-"""``odriver batch``: a file of requests, answered into a file of results, and when it is run again only what is missing."""
+"""``odriver batch``: answers a file of requests into a file of results; run again, it answers what
+is missing."""
 
 import asyncio
 import logging
@@ -25,15 +26,18 @@ from ipc.wire.escaping import one_line
 logger = logging.getLogger(__name__)
 
 MAX_CONCURRENCY = 128
-"""Requests that are open at once, if nothing else is said: some more than a daemon runs at once."""
+"""Default number of open requests: a little more than a daemon runs at once."""
 SYNC_INTERVAL = 1.0
-"""Seconds whose results a crash of the machine may cost; one of the process or the daemon costs none."""
+"""Seconds whose results a crash of the machine may cost; one of the process or the daemon costs
+none."""
 OVERLOADED_DELAY = 1.0
-"""Seconds before a request is sent again that the daemon has no room for, where it does not say."""
+"""Seconds before a request is sent again that the daemon has no room for, where it does not say.
+"""
 
 
 def run(source: Path, target: Path, address: str, **options: Any) -> int:
-    """Answer what ``target`` has no answer to, with a bar on the terminal; the exit code, 1 if any request failed."""
+    """Answer what ``target`` has no answer to, with a bar on the terminal; the exit code, 1 if any
+    request failed."""
     console = Console(stderr=True)
     configure_logging(console)
     names = {line.custom_id for line in read_lines(source)}
@@ -60,7 +64,8 @@ async def answer(
     resume_timeout: float = 300.0,
     key: Path | None = None,
 ) -> None:
-    """Have all lines answered, so many at once; raises ConnectionLost if the daemon goes and does not come back in time."""
+    """Answer all lines, this many at once. Raises ConnectionLost if the daemon goes away for too
+    long."""
     left = iter(lines)
 
     async def work(client: AsyncClient) -> None:
@@ -102,7 +107,7 @@ async def _result(client: AsyncClient, line: Line) -> dict[str, Any]:
         raise  # it is about the daemon, and not about this line
     except Exception:
         logger.exception("the request %r failed", line.custom_id)
-        status, body = 500, _error_body("this program failed: what it printed says more", 500, "internal")
+        status, body = 500, _error_body("this program failed: its log says more", 500, "internal")
     name = f"batch_req_{line.custom_id}"
     response = {"status_code": status, "request_id": name, "body": body}
     return {"id": name, "custom_id": line.custom_id, "response": response, "error": None}
@@ -132,7 +137,7 @@ async def _body(client: AsyncClient, asked: Question, line: Line, model: str) ->
 
 @contextmanager
 def _bar(console: Console, total: int, done: int) -> Iterator[Callable[[], None]]:
-    """A bar that is advanced by what this yields; what is logged meanwhile stands above it."""
+    """A progress bar; each call of what this yields advances it. Log lines appear above it."""
     bar = Progress(
         TextColumn("{task.description}"),
         BarColumn(),

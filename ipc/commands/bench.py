@@ -27,7 +27,8 @@ _STATISTICS = ("mean", "median", "std", "p99")
 
 
 def run(client: Client, load: Load, path: Path | None, *, save: bool) -> int:
-    """Put the load on the daemon, show the figures, and save them; the exit code, 1 if any request failed."""
+    """Put the load on the daemon, show the figures, and save them; the exit code, 1 if any request
+    failed."""
     result, timelines = measure(client, load, Console(stderr=True))
     show(result, timelines, Console())
     if save:
@@ -63,7 +64,7 @@ def measure(client: Client, load: Load, console: Console) -> tuple[dict[str, Any
 
 
 def describe(client: Client, load: Load) -> dict[str, Any]:
-    """What was asked of whom, named as ``vllm bench serve`` names it."""
+    """The load and its target, by the names of ``vllm bench serve``."""
     return {
         "date": datetime.now().astimezone().strftime("%Y%m%d-%H%M%S"),
         "backend": "odriver",

@@ -11,7 +11,8 @@ LEAVE = "/exit"
 
 
 def converse(client: Client) -> None:
-    """Ask and answer until /exit or the end of the input. Ctrl-C stops a reply, and what it said so far stands."""
+    """Converse until /exit or the end of the input. Ctrl-C stops a reply; its text so far stays in
+    the history."""
     interactive = sys.stdin.isatty()
     if interactive:
         with suppress(ImportError):
@@ -37,7 +38,7 @@ def _ask(prompt: str) -> str | None:
 
 
 def _answered(client: Client, history: list[Message], before: list[Message]) -> list[Message]:
-    """The history with the reply, printed as it came; the one before where there is no reply to be had."""
+    """The history with the reply, printed as it came; the history before if there is no reply."""
     reply = ""
     try:
         with client.chat(history) as pieces:

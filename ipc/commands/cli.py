@@ -19,7 +19,8 @@ from ipc.wire.escaping import LONGEST_LINE, visible
 
 FAILED = 1
 INTERRUPTED = 130
-"""Exit codes beside 0 and EX_CONFIG; argparse exits with 2 where a command line is wrong, and ``serve`` has its own."""
+"""Exit codes beside 0 and EX_CONFIG. argparse exits with 2 for a wrong command line; ``serve`` has
+its own codes."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

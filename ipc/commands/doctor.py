@@ -1,7 +1,7 @@
-"""``odriver doctor``: what would keep this machine from serving, and what to do about each.
+"""``odriver doctor``: what would keep this machine from serving, and what to do about it.
 
-A check that finds something bad says what a start would fail of; a warning is about what would be slow, or tight. No
-check takes anything: devices are not opened, what is bound or written for a moment is given back.
+A bad finding would make a start fail; a warning is about speed or a tight limit. No check changes
+anything: devices are not opened, and what is bound or written for a moment is released.
 """
 
 import importlib.metadata
@@ -25,13 +25,13 @@ from ipc.client import Client
 from ipc.errors import OdriverError
 from ipc.process.tables import plain, words_table
 from ipc.service import accelerators
-from ipc.service.daemon_config import DaemonConfig
+from ipc.service.configuration import DaemonConfig
 from ipc.service.settings import configs, held
 from ipc.wire import keys
 from ipc.wire.addresses import anyone_listens, checked_address, is_local
 
 MIN_FILES = 1024
-"""Each client is a connection; the daemon has some tens besides."""
+"""Each client is a connection; the daemon needs some tens more."""
 MIN_CACHE_BYTES = 2**30
 GPU_PLUGINS = ("jax-cuda12-plugin", "jax-cuda13-plugin")
 PATIENCE = 5.0
@@ -39,7 +39,8 @@ PATIENCE = 5.0
 
 
 class Finding(NamedTuple):
-    """What one check found; ``state`` is good, warning or bad, and ``advice`` is empty where nothing is to be done."""
+    """The result of one check. ``state`` is good, warning or bad; ``advice`` is empty where
+    nothing is to do."""
 
     check: str
     state: str
@@ -74,7 +75,7 @@ def _machine() -> Iterator[Finding]:
 
 
 def versions(requirements: list[str]) -> Finding:
-    """Whether what we need is there, in a version that we have tried."""
+    """Whether our requirements are installed in supported versions."""
     wrong = []
     for requirement in map(Requirement, requirements):
         if requirement.marker is not None and not requirement.marker.evaluate({"extra": ""}):
@@ -92,7 +93,7 @@ def versions(requirements: list[str]) -> Finding:
 
 
 def accelerator(devices: list[Path], lock: Path = accelerators.TPU_LOCK) -> Finding:
-    """Whether a TPU or a GPU is there, ours to open, free, and known to JAX."""
+    """Whether a TPU or GPU is there, accessible, free, and supported by the installed JAX."""
     if not devices:
         return Finding("accelerator", "good", "none: the CPU will serve")
     names = ", ".join(map(str, devices))
@@ -122,7 +123,8 @@ def _is_installed(name: str) -> bool:
 
 
 def open_files(soft: int, hard: int) -> Finding:
-    """Whether enough clients can connect, once a start has raised the soft limit to the hard one."""
+    """Whether enough clients can connect, once a start has raised the soft limit to the hard
+    one."""
     most = "any number" if hard == resource.RLIM_INFINITY else f"{hard} at most"
     found = most if soft == hard else f"{most}: a start raises the limit of this shell, which is {soft}"
     if hard != resource.RLIM_INFINITY and hard < MIN_FILES:
@@ -147,7 +149,7 @@ def compiler() -> Finding:
 
 
 def cache() -> Finding:
-    """Whether what is compiled can be kept, and fits."""
+    """Whether the compilation cache is writable and has room."""
     from caching.cpu_kernels import cache_home
 
     home = cache_home()
@@ -207,7 +209,7 @@ def _addresses(config: DaemonConfig) -> Iterator[Finding]:
 
 
 def authorized(directory: Path) -> Finding:
-    """Whether anybody may connect where keys are asked for."""
+    """Whether any key is authorised, where keys are required."""
     try:
         names = keys.authorized(directory)
     except OdriverError as error:
@@ -218,7 +220,7 @@ def authorized(directory: Path) -> Finding:
 
 
 def listener(address: str, *, asks_for_keys: bool = False) -> Finding:
-    """Whether the address is free; a daemon of ours there may well be what is wanted."""
+    """Whether the address is free. Our own daemon there may be just what the user wants."""
     if not anyone_listens(address):
         return Finding("address", "good", f"{address} is free")
     if asks_for_keys:

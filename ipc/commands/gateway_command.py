@@ -6,22 +6,27 @@ from typing import Any
 
 from ipc.commands.arguments import count, port, seconds
 from ipc.service import settings
-from ipc.service.daemon_config import LOG_FORMATS, LOG_LEVELS
+from ipc.service.configuration import LOG_FORMATS, LOG_LEVELS
 from ipc.wire.addresses import client_address
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Where the daemons are, and where the gateway is to be."""
+    """Flags for the daemons' addresses and the gateway's own."""
     add = parser.add_argument
     add(
         "--connect",
         action="append",
         metavar="ADDR",
-        help="where a daemon listens; given several times, `model` says which is meant (default: the `bind` that "
+        help="a daemon's address; may be given several times, and `model` then selects the daemon (default: the `bind` that "
         "`odriver config` shows)",
     )
     add("--key", type=Path, metavar="FILE", help="a key from `odriver keys new`, where the daemons ask for one")
-    add("--api-keys", type=Path, metavar="FILE", help="who may ask, in TOML (default: everybody on this machine)")
+    add(
+        "--api-keys",
+        type=Path,
+        metavar="FILE",
+        help="API keys of the callers, in TOML (default: everybody on this machine)",
+    )
     add("--host", metavar="HOST", help="where to serve (default: 127.0.0.1)")
     add("--port", type=port, metavar="PORT", help="and at which port; 0 is any that is free (default: 8000)")
     add("--ssl-certfile", type=Path, metavar="FILE", help="serve HTTPS with this certificate")
@@ -29,17 +34,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add(
         "--tool-call-parser",
         choices=("hermes", "llama3_json", "mistral"),
-        help="how the models call tools (default: as their chat templates tell)",
+        help="format of tool calls (default: as the chat template shows)",
     )
     add(
         "--reasoning-parser",
         choices=("qwen3", "deepseek_r1"),
-        help="how the models think aloud (default: as their chat templates tell)",
+        help="format of reasoning (default: as the chat template shows)",
     )
     add(
         "--trusted-proxies",
         metavar="CIDR,...",
-        help="addresses or networks of proxies in front, whose X-Forwarded-For says who asks (default: none)",
+        help="addresses or networks of proxies whose X-Forwarded-For is believed (default: none)",
     )
     add(
         "--max-connections",

@@ -1,4 +1,5 @@
-"""``odriver install-service``: a systemd unit for this environment, and the configuration that it serves with."""
+"""``odriver install-service``: a systemd unit for this environment, and the configuration that it
+serves with."""
 
 import json
 import os
@@ -10,16 +11,15 @@ from pathlib import Path
 from typing import Any
 
 from ipc.errors import OdriverError
-from ipc.service import gateway_unit
-from ipc.service.service_unit import CONFIG, UNIT, USER, USERS, render
 from ipc.service.settings import SETTINGS, SettingValue, configs
+from ipc.service.systemd_units import CONFIG, GATEWAY, UNIT, USER, USERS, render_daemon, render_gateway
 from ipc.wire import owned_files
 from ipc.wire.addresses import SERVICE, checked_address, is_local
 
 SERVICE_DEFAULTS: dict[str, Any] = {"bind": SERVICE, "socket_access": "group", "metrics_port": 8001}
-"""What a service is to have where nothing else is said: a socket that members of its group may use, and nobody else."""
+"""Defaults of a service: a socket that only members of its group may use."""
 KEYS = Path("/var/lib/odriver/keys")
-"""Those of a service that other machines reach, where nothing else is said."""
+"""Default directory of keys, for a service that other machines can reach."""
 
 
 class InstallFailed(OdriverError):
@@ -29,10 +29,11 @@ class InstallFailed(OdriverError):
 def install(
     given: Mapping[str, Any], *, show: bool, unit: Path = UNIT, config: Path = CONFIG, users: Path = USERS
 ) -> None:
-    """Write the files, for a service with these settings by name and a gateway in front of it, or print them.
+    """Write the unit of a service with these settings, its gateway's unit beside it, and the
+    configuration, or print them.
 
-    The gateway's unit goes beside the service's.
-    A configuration that is there is left as it is. Raises InstallFailed, and ConfigurationError or AddressError for what cannot work.
+    An existing configuration is left as it is. Raises InstallFailed, and ConfigurationError or
+    AddressError for settings that cannot work.
     """
     settings = SERVICE_DEFAULTS | {name: value for name, value in given.items() if value is not None}
     loopback_only = is_local(checked_address(settings["bind"], has_key=True))
@@ -46,8 +47,8 @@ def install(
     environment = [Path(sys.prefix).resolve(), Path(sys.base_prefix).resolve()]
     reads = [*environment, *filter(None, [settings.get("model")])]
     one_host = settings.get("coordinator_address") is None
-    text = render(command, reads, loopback_only=loopback_only and one_host)
-    gateway, gateway_text = unit.with_name(gateway_unit.NAME), gateway_unit.render(command, environment)
+    text = render_daemon(command, reads, loopback_only=loopback_only and one_host)
+    gateway, gateway_text = unit.with_name(GATEWAY), render_gateway(command, environment)
     if show:
         files = {config: _toml(settings), users: USER, unit: text, gateway: gateway_text}
         print("\n".join(f"# {path}\n{content}" for path, content in files.items()), end="")
@@ -96,7 +97,7 @@ def _write(path: Path, text: str) -> None:
 
 
 def _warn_if_unreadable(path: Path) -> None:
-    """The service runs as a user that is nobody else, who has to get there."""
+    """Warn if the service's user, who owns nothing else, cannot reach the path."""
     for one in (*reversed(path.parents), path):
         if one.exists() and not stat.S_IMODE(os.stat(one).st_mode) & 0o001:
             print(f"odriver: the service cannot enter {one}: chmod o+x it, or move {path}", file=sys.stderr)

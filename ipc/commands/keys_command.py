@@ -1,4 +1,4 @@
-"""``odriver keys``: who may connect to a daemon that asks for keys."""
+"""``odriver keys``: which keys may connect to a daemon that asks for keys."""
 
 import argparse
 from pathlib import Path

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from ipc.commands import which_daemon
 from ipc.commands.arguments import seconds
 from ipc.control_client import ControlClient
-from ipc.service.daemon_config import LOG_LEVELS
+from ipc.service.configuration import LOG_LEVELS
 from ipc.wire.escaping import write
 
 

@@ -10,7 +10,7 @@ from ipc.process.tables import facts_table, numbers_table, plain
 
 
 def show_plan(plan: ChipPlan) -> None:
-    """What a chip holds, what was compiled for it, and what its steps take, on stdout."""
+    """Print what a chip holds, what was compiled for it, and how long its steps take."""
     Console().print(_plan_memory(plan))
     Console().print(_plan_steps(plan))
     Console().print(_plan_samplers(plan))

@@ -87,7 +87,7 @@ FORMS = {
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """All flags; the daemon has its defaults for those that are not given."""
+    """Add all flags. The daemon's defaults hold for flags that are not given."""
     hints = typing.get_type_hints(SamplingParams)
     for title, parameters in _GROUPS.items():
         group = parser.add_argument_group(title)

@@ -28,7 +28,7 @@ def show_settings(found: Mapping[str, SettingValue]) -> None:
 
 
 def show_keys(found: Mapping[str, Limits]) -> None:
-    """Who may connect."""
+    """Print the authorised keys."""
     table = words_table("Keys", "name", "requests at once", "tokens per minute", "control", "public key")
     for name, limits in found.items():
         counts = ["" if count is None else f"{count:,}" for count in (limits.max_requests, limits.tokens_per_minute)]

@@ -14,7 +14,7 @@ from rich.text import Text
 from ipc.process.tables import plain
 
 Status = Mapping[str, Any]
-"""As ``Client.status`` has it."""
+"""As ``Client.status`` returns it."""
 MOST_CLIENTS = 10
 """Clients that are listed."""
 
@@ -35,7 +35,7 @@ def run(status: Callable[[], Status], interval: float, *, once: bool, console: C
 
 
 def view(before: Status, now: Status, seconds: float) -> RenderableType:
-    """Of two looks at a daemon, so many seconds apart."""
+    """The display, from two statuses that are this many seconds apart."""
 
     def rate(name: str) -> float:
         return float(now[name] - before[name]) / seconds
@@ -86,7 +86,7 @@ def _warnings(now: Status) -> list[Text]:
     """What should not be."""
     warnings = []
     if now["compilations_after_ready"]:
-        warnings.append(f"{now['compilations_after_ready']} compilations after READY: nobody planned them")
+        warnings.append(f"{now['compilations_after_ready']} unplanned compilations after READY")
     for stage, seconds in now["stages"].items():
         if seconds > 1:
             warnings.append(f"nothing has got done in the {stage} stage for {seconds:.0f} s")

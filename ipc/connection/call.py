@@ -8,13 +8,14 @@ from ipc.errors import OdriverError
 from ipc.wire.messages import Done, Token, TokenizerInfoReply, Welcome
 
 Outcome = Token | Done | TokenizerInfoReply | Welcome | OdriverError | None
-"""What the caller hears: an error in place of what does not come, None when it has left itself."""
+"""What the caller gets: an answer, an error in its place, or None after an abort."""
 Put = Callable[[Outcome], None]
 """Takes an outcome, on any thread, without waiting or raising."""
 
 
 class Call:
-    """Outcomes come in order, and there is always a last: an answer that ends it, an error, or None."""
+    """Outcomes come in order, and there is always a last: an answer that ends it, an error, or
+    None."""
 
     def __init__(
         self,
@@ -33,8 +34,9 @@ class Call:
         self.not_before = 0.0
         """When to send it, the earliest."""
         self.unread = unread
-        """What has come of a stream, whose pieces are taken one by one with ``Connection.taken``; None of an answer."""
+        """The stream's untaken messages, which the reader takes with ``Connection.taken``; None
+        for a single answer."""
         self.num_taken = 0
         """Pieces of it that have been taken; its reader alone counts."""
         self.resumption = resumption
-        """Where it is to be resumed, should it be lost."""
+        """How to resume it after a lost connection; None if it is not to be."""

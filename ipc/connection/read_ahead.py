@@ -1,10 +1,12 @@
-"""How far a connection reads ahead of those who take the pieces of its streams, and when the daemon is given credit.
+"""How far a connection reads ahead of the readers of its streams, and when it gives the daemon
+credit.
 
-Below a bound of bytes that nobody has taken, credit is given for messages as they come, so that a stream may end before
-somebody looks at it. From there on it is given for those that are taken: a reader who stops makes the daemon wait, and
-not this process grow. One who reads streams one after the other gives credit to the one that is read.
+Below a limit of untaken bytes, credit is given for messages as they arrive, so a stream may end
+before anybody reads it. Above the limit, credit is given for messages that are taken: then a
+reader who stops makes the daemon wait, and this process does not grow. A reader who reads streams
+one after the other gives credit to the one being read.
 
-The connection's thread alone uses this. No clock, socket or thread is in this file.
+Only the connection's thread uses this. No clock, socket or thread is in this file.
 """
 
 from collections import deque
@@ -13,13 +15,14 @@ from collections.abc import Callable
 from ipc.wire.messages import CREDITS
 
 MAX_READ_AHEAD_BYTES = 8 << 20
-"""Untaken bytes of a connection from which on credit is withheld; what is on its way then comes on top."""
+"""Untaken bytes of a connection above which credit is withheld; messages already on their way add
+to them."""
 CREDIT_STEP = CREDITS // 2
 """Messages of a stream that credit is given for at once; meanwhile the rest is on its way."""
 
 
 class Unread:
-    """What has come for the stream of one request and has not been taken."""
+    """Messages of one request's stream that have arrived and have not been taken."""
 
     def __init__(self, request_id: str) -> None:
         self.request_id = request_id
@@ -28,12 +31,13 @@ class Unread:
         self.num_credited = 0
         """Messages that credit has been given for."""
         self.sizes: deque[int] = deque()
-        """Bytes of those that have not been taken, in order."""
+        """Sizes in bytes of the untaken messages, in order."""
         self.is_dropped = False
 
 
 class ReadAhead:
-    """Counts the untaken bytes of all streams of a connection; ``give`` takes a request id and a count of credit."""
+    """Counts the untaken bytes of all streams of a connection; ``give`` takes a request id and a
+    count of credit."""
 
     def __init__(self, give: Callable[[str, int], None]) -> None:
         self._give = give
@@ -44,7 +48,7 @@ class ReadAhead:
 
     @property
     def withholds(self) -> bool:
-        """Whether credit is given only for what has been taken."""
+        """Whether credit is given only for taken messages."""
         return self.num_bytes >= MAX_READ_AHEAD_BYTES
 
     def begin(self, unread: Unread) -> None:
@@ -52,7 +56,7 @@ class ReadAhead:
         unread.num_credited = unread.num_arrived
 
     def skip(self, unread: Unread) -> None:
-        """A message has come of which nothing is new, so that nobody will take it."""
+        """A message without anything new has arrived; nobody will take it."""
         unread.num_credited -= 1
         self._credit(unread)
 
@@ -69,7 +73,8 @@ class ReadAhead:
         self._withheld.discard(unread)
 
     def take(self, unread: Unread) -> None:
-        """The oldest has been taken. While credit is withheld that is told of a stream that has ended, too: somebody reads."""
+        """The oldest message has been taken. While credit is withheld, credit is given for an
+        ended stream too: its reader is reading."""
         if unread.is_dropped:
             return
         unread.num_taken += 1

@@ -1,8 +1,9 @@
-"""Going on with a completion that was cut off: what has come of it, and how to ask for the rest.
+"""Resuming a completion that was interrupted: what has arrived of it, and the request for the
+rest.
 
-A draw depends on seed and place alone, so the same request with the same seed, and with the tokens that are there as the
-beginning of its output, gets the tokens it would have got, up to rounding (README, "The same tokens again"). What has come
-is kept here, message by message.
+A draw depends on seed and position alone. So the same request, with the same seed and with the
+known tokens as the beginning of its output, gets the tokens it would have got, up to rounding
+(README, "The same tokens again"). The arrived tokens are recorded here, message by message.
 """
 
 import random
@@ -17,17 +18,21 @@ from ipc.errors import ConnectionLost, OdriverError, RequestFailed
 from ipc.wire.messages import Done, Generate, Token, Welcome, decode_client_message
 
 FIRST_DELAY, LONGEST_DELAY = 0.1, 2.0
-"""Seconds before a daemon is asked again: twice as many each time that nothing new has come, and a random part of that."""
+"""Seconds before a daemon is asked again: twice as many each time that nothing new has come, and a
+random part of that."""
 NO_TIME = 1e-3
-"""A timeout of a request that has no time left: the daemon ends it, in order, with reason "timeout"."""
+"""A timeout of a request that has no time left: the daemon ends it, in order, with reason
+"timeout"."""
 
 GOING = ("stopped", "draining", "asleep")
 """Codes of a daemon that ends or pauses; it or its successor will serve again."""
 FULL = ("overloaded", "quota_exceeded")
-"""Codes of one that has no room: a new request is its caller's to repeat, one that was taken once is ours."""
+"""Codes of one that has no room: a new request is its caller's to repeat, one that was taken once
+is ours."""
 MAX_LOSSES, MAX_FAULTS = 3, 2
-"""How often in a row, without a new token between, a daemon goes away with the request, or ends it by a fault of its own,
-until it is given up: it may be the request that does it, and does it to others too."""
+"""How often in a row, without a new token between, a daemon goes away with the request, or ends it
+by a fault of its own, until it is given up: it may be the request that does it, and does it to
+others too."""
 
 
 def with_seed(params: dict[str, Any]) -> dict[str, Any]:
@@ -36,14 +41,15 @@ def with_seed(params: dict[str, Any]) -> dict[str, Any]:
 
 
 class Resumption:
-    """One completion, from the first time that it is asked for. Times are in seconds, and the caller's."""
+    """One completion, from the first time that it is asked for. Times are in seconds, and the
+    caller's."""
 
     def __init__(self, frame: bytes, now: float) -> None:
         self.why: OdriverError | None = None
         """How it was lost the last time."""
         self._interrupted_at: float | None = None
         self._frame = frame
-        """The request as it was sent: what it was made of is the caller's, who may change it."""
+        """The request as it was sent; the caller may change the objects that it was made of."""
         self._began = now
         self._delay = FIRST_DELAY
         self._losses = self._faults = 0
@@ -56,7 +62,8 @@ class Resumption:
         """Log-probabilities of the prompt that are known and will come again."""
 
     def take(self, answer: Token | Done) -> Token | Done | None:
-        """What of a message is new; None where nothing is, as with the end, told again, of a sample that had ended."""
+        """The new part of a message; None where nothing is new, as with the repeated end of an
+        ended sample."""
         index = answer.index
         if index in self._ended and isinstance(answer, Token):
             return None
@@ -74,7 +81,8 @@ class Resumption:
         return answer
 
     def outlasts(self, error: OdriverError) -> bool:
-        """Whether that is no answer yet, and not the request's own doing either, as far as one can tell."""
+        """Whether to retry after this error: it is no answer yet and, as far as we know, not
+        caused by the request."""
         if not isinstance(error, RequestFailed):
             return self._losses + 1 < MAX_LOSSES
         if error.code in FULL:
@@ -82,7 +90,8 @@ class Resumption:
         return error.code in GOING or (error.code == "internal" and self._faults + 1 < MAX_FAULTS)
 
     def verdict(self, error: OdriverError) -> OdriverError:
-        """What the caller hears of one that it does not outlast: the error, and why it was not asked for again."""
+        """The error for the caller, when it ends the request, with the reason why there is no
+        retry."""
         if self._losses + 1 < MAX_LOSSES or isinstance(error, RequestFailed):
             return error
         return ConnectionLost(
@@ -100,13 +109,13 @@ class Resumption:
         return self._interrupted_at
 
     def delay(self) -> float:
-        """Seconds to wait before asking a daemon that is there; as long as one said that would be in vain, at least."""
+        """Seconds to wait before asking a reachable daemon again, at least as long as it said."""
         longest, self._delay = self._delay, min(2 * self._delay, LONGEST_DELAY)
         hint = self.why.retry_after_s if isinstance(self.why, RequestFailed) else None
         return (hint or 0.0) + longest * random.uniform(0.5, 1)
 
     def rest(self, now: float) -> Generate:
-        """The request for what has not come."""
+        """The request for the part that has not arrived."""
         request = decode_client_message(self._frame)
         assert isinstance(request, Generate)
         params, token_ids = request.params, []

@@ -34,7 +34,8 @@ LINGER = 1000
 """Milliseconds that the last aborts have to leave when the socket closes."""
 
 RECEIVE_HIGH_WATER = 1000
-"""Messages that wait for a thread that does not read; what is beyond waits at the daemon, as text that grows."""
+"""Messages that wait for a thread that does not read; more wait at the daemon, joined into longer
+ones."""
 GREETING_PATIENCE = 0.2
 """Seconds that a daemon has to say whether it asks for keys."""
 LONGEST_KNOCK = 1000
@@ -52,14 +53,14 @@ _PING = encode(Ping())
 _PONG = encode(Pong())
 
 Answer = Token | Done | Error | TokenizerInfoReply | StatusReply | MetricsReply | Ok
-"""What the daemon says to what it was asked."""
+"""An answer to a request."""
 
 
 class Session:
-    """A DEALER that says hello when it gets through, pings, and notices when nobody is there any more.
+    """A DEALER that says hello once connected, pings, and notices a lost daemon.
 
-    It is never used again once ``lost``; until ``welcome`` it keeps knocking. One thread makes, uses and closes it.
-    Times are in seconds, and the caller's.
+    It is not used again once ``lost`` is set; until ``welcome`` is, it keeps trying to connect.
+    One thread makes, uses and closes it. Times are in seconds, and the caller's.
     """
 
     def __init__(
@@ -71,15 +72,16 @@ class Session:
         self.lost: str | None = None
         """Why it is over."""
         self.next_ping = math.inf
-        """When ``keep_alive`` is to be called again."""
+        """When to call ``keep_alive`` again."""
         self._address = address
         self._key = key
         self._doubt: str | None = None
-        """What may be wrong with whoever answers there."""
+        """What may be wrong with the server at the address."""
         self._poller = poller
         self._heard_at = math.inf
         self._dealer = context.socket(zmq.DEALER)
-        # Not zmq.IMMEDIATE: with it, libzmq drops what a daemon said last, if it is unread when the connection ends.
+        # Not zmq.IMMEDIATE: with it, libzmq drops what a daemon said last, if it is unread when
+        # the connection ends.
         self._dealer.setsockopt(zmq.SNDHWM, 0)  # what one asks for is in one's own memory anyway
         self._dealer.setsockopt(zmq.RCVHWM, RECEIVE_HIGH_WATER)
         self._dealer.setsockopt(zmq.IPV6, 1 if "[" in address else 0)
@@ -94,11 +96,13 @@ class Session:
         poller.register(self._monitor, zmq.POLLIN)
 
     def send(self, frame: bytes) -> None:
-        """Send one message to the daemon. After a disconnection nobody answers it before that has been noticed here."""
+        """Send one message to the daemon. After a disconnection nothing answers until the loss is
+        noticed here."""
         self._dealer.send(frame, zmq.NOBLOCK)
 
     def receive(self, now: float) -> Iterator[tuple[Answer, int]]:
-        """All that has arrived for calls, each with its bytes; what has arrived for the connection itself is dealt with."""
+        """Yield the arrived answers, each with its size in bytes; handle messages about the
+        connection itself."""
         gone = self._watch()
         while self.lost is None:
             try:
@@ -115,9 +119,10 @@ class Session:
             self.lost = f"the daemon at {self._address} went away"
 
     def keep_alive(self, now: float) -> None:
-        """Ping if it is time, and see whether the last ones were answered; what has arrived is to be received first.
+        """Ping if it is time, and check that earlier pings were answered. Call ``receive`` first.
 
-        If it has long been time, it is we who were frozen or starved, and the daemon's silence does not count.
+        A call that comes far too late means that this process was frozen or starved; then the
+        daemon's silence does not count.
         """
         if now - self.next_ping > PING_INTERVAL:
             self._heard_at = now
@@ -128,13 +133,13 @@ class Session:
             self.next_ping = now + PING_INTERVAL
 
     def failure(self) -> ConnectFailed:
-        """Why nobody has said welcome by now."""
+        """Why there is no welcome yet."""
         if self._doubt is not None:
             return ConnectFailed(self._doubt)
         return ConnectFailed.silent(self._address) if self.reached else ConnectFailed.nobody(self._address)
 
     def close(self) -> None:
-        """Let what is queued leave, if there is somebody to have it, and go."""
+        """Send what is queued, if the daemon is there, and close."""
         self._poller.unregister(self._dealer)
         self._poller.unregister(self._monitor)
         self._dealer.disable_monitor()
@@ -158,7 +163,8 @@ class Session:
         return gone
 
     def _hear_of(self, failure: int, value: int) -> None:
-        """CURVE has failed. A wrong daemon cannot be told from one that ends just then, so for that one is waited."""
+        """Handle a failed CURVE handshake. A wrong daemon looks like one that is just ending, so
+        that case is waited out."""
         if failure == zmq.EVENT_HANDSHAKE_FAILED_AUTH:
             self.lost = (
                 f"the daemon at {self._address} does not know this key: it was revoked, or it has to reload (SIGHUP)"

@@ -1,4 +1,5 @@
-"""The thread behind a client: it owns the socket; callers tell it what to do, and it puts answers where they wait."""
+"""The thread behind a client. It owns the socket; callers queue work for it, and it puts answers
+into their queues."""
 
 import itertools
 import logging
@@ -42,18 +43,19 @@ from ipc.wire.messages import (
 logger = logging.getLogger(__name__)
 
 LONGEST_WAIT = 3600.0
-"""Seconds after which the thread looks around anyway: a timeout may be infinite, a poll's may not."""
+"""Seconds after which the thread looks around anyway: a timeout may be infinite, a poll's may not.
+"""
 
 
 class Connection:
-    """Any number of calls at once over one socket, from any number of threads.
+    """Any number of concurrent calls over one socket, from any number of threads.
 
-    Connects when there is a call and no connection, again too after one was lost, and then takes up to ``timeout``
-    seconds; calls that were open when it was lost have failed. With a ``resume_timeout``, completions have not: they
-    wait so many seconds for a daemon, and it goes on with them. None of the methods waits but ``close``.
+    Connects when there is a call and no connection, also after a loss, within ``timeout`` seconds;
+    calls that were open then have failed. With a ``resume_timeout``, completions do not fail: they
+    wait that many seconds for a daemon, which then resumes them. No method blocks but ``close``.
 
-    The daemon is given credit for what has come, and from MAX_READ_AHEAD_BYTES untaken bytes on for what has been
-    ``taken``, until there are fewer again.
+    The daemon gets credit for messages that arrive and, once MAX_READ_AHEAD_BYTES are untaken,
+    only for those that are ``taken``.
     """
 
     def __init__(self, address: str, timeout: float, resume_timeout: float | None, key: ClientKey | None) -> None:
@@ -73,7 +75,8 @@ class Connection:
         self._turned_away_by: Session | None = None
         """The session in which a daemon that ends has last turned a request away."""
         self._waiting: dict[str, Call] = {}
-        """Calls to send once there is a daemon, and after them those that it owes an answer."""
+        """Calls to send once a daemon is there, and below them the calls that it has yet to
+        answer."""
         self._open: dict[str, Call] = {}
         self._read_ahead = ReadAhead(self._give_credit)
         self._context = zmq.Context()
@@ -84,14 +87,15 @@ class Connection:
 
     @property
     def welcome(self) -> Welcome:
-        """What the daemon said when it was last connected to; raises ConnectFailed if it never was."""
+        """The daemon's welcome of the last connection; raises ConnectFailed before the first."""
         if self._welcome is None:
             raise ConnectFailed(f"this client has not been connected to {self._address} yet")
         return self._welcome
 
     @property
     def is_up(self) -> bool:
-        """Whether a daemon is connected, as far as the thread has noticed; ``welcome`` is then its word."""
+        """Whether a daemon is connected, as far as the thread has noticed; ``welcome`` is then its
+        word."""
         session = self._session
         if session is None or session.lost is not None or self._ended:
             return False
@@ -113,7 +117,8 @@ class Connection:
         stream: bool = True,
         user: str = "",
     ) -> Call:
-        """Ask for a completion; Tokens are put, and then Done. Each is to be ``taken``, or the call aborted."""
+        """Send a completion request. Tokens are put, then Done; take each with ``taken``, or abort
+        the call."""
         request_id = self._new_request_id()
         generate = Generate(
             request_id, prompt, messages, tools or [], chat_template_kwargs or {}, params, stream, user=user
@@ -125,7 +130,7 @@ class Connection:
         return self._call(request_id, frame, put, Unread(request_id), Resumption(frame, time.monotonic()))
 
     def ask(self, put: Put, message_of: Callable[[str], Tokenize | Detokenize | TokenizerInfo]) -> Call:
-        """Ask what is answered at once, given the request id; the answer is put."""
+        """Send a request that has a single answer, made with the request id; the answer is put."""
         request_id = self._new_request_id()
         return self._call(request_id, _frame(message_of(request_id)), put)
 
@@ -153,9 +158,10 @@ class Connection:
         return call
 
     def taken(self, call: Call) -> None:
-        """The reader of a stream has taken what was put first, and has not been taken yet.
+        """Record that the reader of a stream has taken its oldest untaken message.
 
-        The thread is woken where it waits for that to give credit, and otherwise finds it when it next comes by.
+        The thread is woken if it waits for that to give credit; otherwise it sees it in its next
+        turn.
         """
         assert call.unread is not None
         call.num_taken += 1
@@ -164,13 +170,14 @@ class Connection:
             self._bell.ring()
 
     def abort(self, call: Call) -> None:
-        """Ask no more: the daemon stops working on it, and nothing more is heard of it."""
+        """Abort a call: the daemon stops working on it, and nothing more is put."""
         call.put(None)
         self._inbox.append(partial(self._abort, call))
         self._bell.ring()
 
     def close(self) -> None:
-        """End every call with ConnectionLost, the thread and the connection; a second time changes nothing."""
+        """End every call with ConnectionLost, the thread and the connection; a second time changes
+        nothing."""
         if os.getpid() != self._process:
             return  # the thread and the sockets are the parent's
         self._closing = True
@@ -196,7 +203,7 @@ class Connection:
             self._attend(self._session, time.monotonic())
 
     def _patience(self) -> int | None:
-        """Milliseconds until there is something to do of which no socket and no bell will tell."""
+        """Milliseconds until there is work that neither socket nor bell announces."""
         if self._session is None:
             return 0 if self._waiting else None
         now, due = time.monotonic(), self._session.next_ping
@@ -256,7 +263,7 @@ class Connection:
             self._tell_that_some_wait(str(error))
 
     def _lose(self, call: Call, why: OdriverError, now: float) -> bool:
-        """End a call, or have it wait to be resumed; whether it waits."""
+        """End a call, or keep it to be resumed; returns whether it is kept."""
         resumption = call.resumption
         if resumption is None:
             call.put(why)
@@ -340,7 +347,8 @@ class Connection:
 
 
 def _frame(message: Generate | Tokenize | Detokenize | TokenizerInfo) -> bytes:
-    """Raises RequestFailed for what no message holds: numbers and nesting as may come out of JSON, and what is no data."""
+    """Encode a message. Raises RequestFailed for what msgpack cannot hold: big numbers, deep
+    nesting, objects."""
     try:
         return encode(message)
     except OverflowError as error:

@@ -1,1 +1,1 @@
-"""The HTTP gateway: a client of daemons, and an OpenAI-compatible server to everybody else."""
+"""The HTTP gateway: a client of daemons, and an OpenAI-compatible server."""

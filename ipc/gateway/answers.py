@@ -36,10 +36,11 @@ def json_answer(answer: msgspec.Struct, status: int = 200, headers: dict[str, st
 
 
 class _Whole(Response):
-    """An answer that leaves in parts, as its reader has room, and has ended when all of it is away: so long it is held."""
+    """A response sent in parts, as its reader has room; its memory is held until the last part is
+    sent."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """As ASGI has it."""
+        """The ASGI call."""
         del scope, receive
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
         for start in range(0, len(self.body), PART_BYTES):
@@ -49,7 +50,7 @@ class _Whole(Response):
 
 
 def failure(error: Exception) -> tuple[int, ErrorAnswer, float | None]:
-    """Status and body for what was raised, and in how many seconds to come again, where that may help."""
+    """Status and body for an exception, and the Retry-After in seconds where a retry may help."""
     retry_after = None
     match error:
         case BodyError():
@@ -75,7 +76,7 @@ def failure(error: Exception) -> tuple[int, ErrorAnswer, float | None]:
 
 
 async def answer_failure(request: Request, error: Exception) -> Response:
-    """What was raised, in OpenAI's shape."""
+    """An exception as an error response in OpenAI's format."""
     del request
     status, answer, retry_after = failure(error)
     headers = dict(getattr(error, "headers", None) or {})
@@ -85,13 +86,14 @@ async def answer_failure(request: Request, error: Exception) -> Response:
 
 
 async def answer_nobody(request: Request, error: Exception) -> Response:
-    """To who has hung up; the status is for the log."""
+    """A response for a client that has disconnected; its status is for the log."""
     del request, error
     return Response(status_code=HUNG_UP)
 
 
 OF_BODIES = (BodyError, OverflowError, RecursionError)
-"""The last two are for schemas and the like, which hold anything: what JSON has and no message can bear."""
+"""The last two are for schemas and the like, which hold anything: what JSON has and no message can
+bear."""
 HANDLERS = dict.fromkeys((*OF_BODIES, OdriverError, HTTPException), answer_failure) | dict.fromkeys(
     (Disconnected, ClientDisconnect), answer_nobody
 )

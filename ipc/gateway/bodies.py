@@ -1,4 +1,4 @@
-"""What is in the body of a request."""
+"""Reading the body of a request."""
 
 from typing import TypeVar
 
@@ -13,7 +13,7 @@ from ipc.openai.translation import decoded
 Body = TypeVar("Body")
 
 MAX_BODY_BYTES = 2 * MAX_MESSAGE_BYTES
-"""No more is read of a body; what it comes to in the daemon's protocol has a limit of its own."""
+"""The limit of an HTTP body; the message made of it has the daemon's own limit."""
 
 
 async def read(request: Request, kind: type[Body]) -> Body:
@@ -24,7 +24,9 @@ async def read(request: Request, kind: type[Body]) -> Body:
         raise BodyError(f"the content type must be {JSON}, {said}", status=415, code="unsupported_media_type")
     coding = request.headers.get("content-encoding", "identity").strip().lower()
     if coding != "identity":
-        raise BodyError(f"a body is taken as it is, not as {coding!r}", status=415, code="unsupported_media_type")
+        raise BodyError(
+            f"a body must not be encoded, not even as {coding!r}", status=415, code="unsupported_media_type"
+        )
     return decoded(await _bytes(request), kind)
 
 

@@ -34,7 +34,8 @@ RETRY_INTERVAL = 1.0
 
 
 class RemoteDaemon:
-    """One of them, which may come and go; it has ``timeout`` seconds to answer when it is connected to."""
+    """One of them, which may come and go; it has ``timeout`` seconds to answer when it is
+    connected to."""
 
     def __init__(
         self,
@@ -56,7 +57,7 @@ class RemoteDaemon:
 
     @property
     def model(self) -> str | None:
-        """What it served when it was last connected to; None before."""
+        """The model it served at the last connection; None before the first."""
         try:
             return self.client.welcome.model
         except ConnectFailed:
@@ -74,7 +75,8 @@ class RemoteDaemon:
         return self._dialect[1]
 
     def client_of(self, caller: Caller) -> AsyncClient:
-        """The connection that this one's requests go over; everybody's is the gateway's own."""
+        """The connection for a caller's requests; callers without a name share the gateway's
+        own."""
         if not caller.name:
             return self.client
         client = self._clients.get(caller)
@@ -88,11 +90,12 @@ class RemoteDaemon:
             await client.close()
 
     async def status(self) -> dict[str, Any]:
-        """Its numbers; raises ConnectFailed and RequestFailed. However many ask at once, the daemon is asked once."""
+        """Its numbers; raises ConnectFailed and RequestFailed. However many ask at once, the
+        daemon is asked once."""
         return await self._asked("status", self.client.status)
 
     async def metrics(self) -> str:
-        """What it would tell Prometheus; otherwise as ``status``."""
+        """Its metrics in Prometheus's text format; otherwise as ``status``."""
         return await self._asked("metrics", self.client.metrics)
 
     async def _asked(self, what: str, ask: Callable[[], Coroutine[Any, Any, Answer]]) -> Answer:
@@ -111,7 +114,7 @@ class RemoteDaemon:
             asking.exception()  # whoever asked may have given up
 
     async def reach_at_last(self) -> None:
-        """Be connected to it, as soon as it is there."""
+        """Connect to it, retrying until it is there."""
         while True:
             try:
                 await self.reach()
@@ -124,14 +127,15 @@ class RemoteDaemon:
 
 
 class Reached(NamedTuple):
-    """A daemon, and a caller's connection to it, for one of those who share that: a caller, or else a peer's address."""
+    """A daemon and the connection for one caller, or for one peer where callers share it."""
 
     daemon: RemoteDaemon
     client: AsyncClient
 
 
 class Daemons:
-    """All of them, one at least; ``async with`` begins to connect to them, and ends the connections."""
+    """All of them, one at least; ``async with`` begins to connect to them, and ends the
+    connections."""
 
     def __init__(self, daemons: list[RemoteDaemon]) -> None:
         self._daemons = daemons
@@ -155,7 +159,7 @@ class Daemons:
         return iter(self._daemons)
 
     async def reach(self) -> list[RemoteDaemon]:
-        """Those that are there; raises ConnectFailed if none is."""
+        """The reachable daemons; raises ConnectFailed if there are none."""
         outcomes = await asyncio.gather(*(daemon.reach() for daemon in self._daemons), return_exceptions=True)
         for outcome in outcomes:
             if outcome is not None and not isinstance(outcome, ConnectFailed):
@@ -165,7 +169,8 @@ class Daemons:
         return [daemon for daemon, outcome in zip(self._daemons, outcomes, strict=True) if outcome is None]
 
     async def serving(self, model: str | None) -> RemoteDaemon:
-        """One that serves this model, those that do in turn; raises BodyError where none does, and ConnectFailed."""
+        """A daemon that serves this model, in turn. Raises BodyError if none does, and
+        ConnectFailed."""
         known = _serving(self._daemons, model)
         turn = next(self._turns)
         for number in range(len(known)):
@@ -183,14 +188,16 @@ class Daemons:
 
 
 def _serving(daemons: list[RemoteDaemon], model: str | None) -> list[RemoteDaemon]:
-    """Which of these are known to serve the model; without a word of it they must all have the same."""
+    """Which of these are known to serve the model; without a word of it they must all have the
+    same."""
     if model is None and len({daemon.model for daemon in daemons}) > 1:
         return []
     return [daemon for daemon in daemons if daemon.model is not None and model in (None, daemon.model)]
 
 
 async def daemon_for(request: Request, model: str | None) -> Reached:
-    """Who is to answer this request; raises as ``Daemons.serving``, and ConnectFailed where the caller's key is refused."""
+    """The daemon for a request. Raises as ``Daemons.serving``, and ConnectFailed if the caller's
+    key is refused."""
     daemons: Daemons = request.app.state.daemons
     daemon = await daemons.serving(model)
     caller = caller_of(request)

@@ -1,4 +1,4 @@
-"""Who has hung up waits for nothing: what is done for them ends."""
+"""Ending the work for a client that has disconnected."""
 
 import asyncio
 from collections.abc import Coroutine
@@ -10,7 +10,7 @@ Result = TypeVar("Result")
 
 
 class Disconnected(Exception):
-    """Whoever asked has gone."""
+    """The client has disconnected."""
 
 
 async def unless_disconnected(receive: Receive, working: Coroutine[Any, Any, Result]) -> Result:

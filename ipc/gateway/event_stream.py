@@ -1,7 +1,7 @@
-"""Server-sent events (HTML Living Standard, 9.2): what OpenAI's clients read streams from.
+"""Server-sent events (HTML Living Standard, 9.2), which OpenAI's clients read streams from.
 
-While nothing comes there are comments, which keep what is between client and gateway from taking the connection for
-dead. With the first event or comment it is too late for a status, and an error is an event.
+While no event comes, comments keep proxies from closing the connection. After the first event or
+comment the status is sent, so later errors are events.
 """
 
 import asyncio
@@ -26,11 +26,10 @@ _HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
 
 
 class EventStream(Response):
-    """Answers with what the iterator yields, each some whole events, and an error after them where one is raised.
+    """Sends the iterator's events, each item some whole events, and an error event if it raises;
+    ``done`` ends the stream.
 
-    The last word is ``done``.
-
-    What is raised before the first of them is raised here, for there to be a status of its own.
+    An exception before the first event is raised here, so that it gets a status.
     """
 
     media_type = "text/event-stream"
@@ -44,7 +43,7 @@ class EventStream(Response):
         self._spoke_at = 0.0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """As ASGI has it."""
+        """The ASGI call."""
         del scope
         pinging = asyncio.create_task(self._ping(send))
         try:

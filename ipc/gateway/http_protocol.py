@@ -1,4 +1,5 @@
-"""HTTP/1.1 on a connection, by uvicorn, which would wait for its peer for ever, and take a head of any length."""
+"""HTTP/1.1 on a connection, by uvicorn, which would wait for its peer for ever, and take a head of
+any length."""
 
 import asyncio
 from http import HTTPStatus
@@ -16,7 +17,8 @@ from ipc.openai.translation import error_answer
 MAX_HEAD_BYTES = 1 << 16
 """Of the first line and the headers; more are refused."""
 HEAD_TIMEOUT = 30.0
-"""Seconds that they have to arrive, from the beginning of the connection or from their first byte."""
+"""Seconds that they have to arrive, from the beginning of the connection or from their first byte.
+"""
 
 
 class BadHead(Exception):
@@ -24,9 +26,11 @@ class BadHead(Exception):
 
 
 class Protocol(HttpToolsProtocol):
-    """Closes a connection whose peer does not begin a request in order, send the rest of it, or read its answer.
+    """Closes a connection whose peer does not begin a request in order, send the rest of it, or
+    read its answer.
 
-    With a ``limit``, which all connections share, one that is too many is refused, or another gives way to it.
+    With a ``limit``, which all connections share, one that is too many is refused, or another
+    gives way to it.
     """
 
     def __init__(self, *arguments: Any, limit: ConnectionLimit | None = None, **options: Any) -> None:
@@ -37,7 +41,7 @@ class Protocol(HttpToolsProtocol):
         self._has_host = False
         self._in_head = True
         self._head_ended = False
-        """Whether one has ended, or what came behind it, with the data that came last."""
+        """Whether the request has ended, or more than a request came, with the last data."""
         self._why_bad = ""
         self._body: BodyPace | None = None
         """Of the body that has not come whole."""
@@ -45,9 +49,10 @@ class Protocol(HttpToolsProtocol):
         self._departure: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """As asyncio has it."""
+        """Called by asyncio."""
         super().connection_made(transport)
-        # So that we hear of whatever cannot be sent at once; with high=0 asyncio's TLS would pause for nothing.
+        # So that we hear of whatever cannot be sent at once; with high=0 asyncio's TLS would pause
+        # for nothing.
         transport.set_write_buffer_limits(high=1, low=0)
         self.host = self.client[0] if self.client else ""
         self.peer = peer_of(self.host)
@@ -57,7 +62,7 @@ class Protocol(HttpToolsProtocol):
             self._refuse(503, "overloaded", "too many connections are open: try again later")
 
     def data_received(self, data: bytes) -> None:
-        """As asyncio has it."""
+        """Called by asyncio."""
         if self.transport.is_closing():
             return
         if self._in_head and self._arrival is None:
@@ -75,17 +80,17 @@ class Protocol(HttpToolsProtocol):
             self.send_400_response(f"headers may have {MAX_HEAD_BYTES} bytes")
 
     def on_message_begin(self) -> None:
-        """As httptools has it."""
+        """Called by httptools."""
         self._header_bytes, self._has_host = 0, False
         super().on_message_begin()
 
     def on_url(self, url: bytes) -> None:
-        """As httptools has it; raises BadHead."""
+        """Called by httptools; raises BadHead."""
         self._count(len(url))
         super().on_url(url)
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """As httptools has it; raises BadHead."""
+        """Called by httptools; raises BadHead."""
         self._count(len(name) + len(value) + len(": \r\n"))
         if name.lower() == b"host":
             if self._has_host:
@@ -94,7 +99,7 @@ class Protocol(HttpToolsProtocol):
         super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
-        """As httptools has it; raises BadHead."""
+        """Called by httptools; raises BadHead."""
         if not self._has_host and self.parser.get_http_version() != "1.0":
             self._spoil("there must be a Host header")
         self._in_head, self._head_ended = False, True
@@ -103,7 +108,7 @@ class Protocol(HttpToolsProtocol):
         super().on_headers_complete()
 
     def on_message_complete(self) -> None:
-        """As httptools has it."""
+        """Called by httptools."""
         self._in_head = self._head_ended = True
         self._body = None
         self._wait_no_more()
@@ -111,22 +116,22 @@ class Protocol(HttpToolsProtocol):
         super().on_message_complete()
 
     def on_response_complete(self) -> None:
-        """As uvicorn has it."""
+        """Called by uvicorn."""
         if not self.pipeline or self._body is not None:
             self._limit.wait(self)
         super().on_response_complete()
 
     def send_400_response(self, msg: str) -> None:
-        """As uvicorn has it, which says less."""
+        """Called by uvicorn, whose message says less."""
         self._refuse(400, "invalid_request", self._why_bad or msg)
 
     def pause_writing(self) -> None:
-        """As asyncio has it."""
+        """Called by asyncio."""
         super().pause_writing()
         self._watch_departure()
 
     def resume_writing(self) -> None:
-        """As asyncio has it."""
+        """Called by asyncio."""
         super().resume_writing()
         self._watch_departure_no_more()
 
@@ -138,7 +143,7 @@ class Protocol(HttpToolsProtocol):
             self._refuse(503, "overloaded", "too many connections are open, and this request did not come: try again")
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """As asyncio has it."""
+        """Called by asyncio."""
         self._limit.remove(self)
         self._wait_no_more()
         self._watch_departure_no_more()
@@ -154,7 +159,7 @@ class Protocol(HttpToolsProtocol):
         raise BadHead(why)
 
     def _refuse(self, status: int, code: str, why: str) -> None:
-        """Answers what has not become a request of the app's, and closes."""
+        """Respond to what did not become a request of the app, and close the connection."""
         body = encoded(error_answer(why, status, code))
         head = (
             f"HTTP/1.1 {status} {HTTPStatus(status).phrase}\r\ncontent-type: application/json\r\n"
@@ -190,7 +195,8 @@ class Protocol(HttpToolsProtocol):
             self._arrival = None
 
     def _watch_departure(self) -> None:
-        """End the connection should its peer not read, also where nothing more is to be sent, or it is to be closed."""
+        """Abort the connection if its peer does not read, also after the last response and while
+        closing."""
         self._watch_departure_no_more()
         sending = SendPace(self.transport.get_write_buffer_size())
         self._departure = self.loop.call_later(pace.SEND_TIMEOUT, self._look_at_departure, sending)

@@ -1,4 +1,4 @@
-"""``odriver gateway``: serves the app until it is told to end."""
+"""``odriver gateway``: serves the app until it is stopped."""
 
 import asyncio
 import errno
@@ -35,7 +35,7 @@ from ipc.wire.addresses import is_loopback
 logger = logging.getLogger(__name__)
 
 DRAIN_TIMEOUT = 30.0
-"""Seconds that what is open has to finish in, if nothing else is said."""
+"""Default seconds to finish open requests in."""
 BACKLOG = 2048
 """Connections that wait to be accepted."""
 
@@ -56,9 +56,11 @@ def run(
     reasoning_parser: str | None = None,
     **tls: Any,
 ) -> int:
-    """Serve these daemons at that address; the exit code. SIGTERM and SIGINT let what is open finish; a second forces.
+    """Serve these daemons at that address; returns the exit code.
 
-    ``trusted_proxies`` are addresses or networks, with commas between, whose X-Forwarded-For is believed.
+    SIGTERM and SIGINT let open requests finish; a second signal forces the end.
+    ``trusted_proxies`` are addresses or networks, separated by commas, whose X-Forwarded-For is
+    believed.
     """
     console = Console(stderr=True)
     configure_logging(console, logging.getLevelNamesMapping()[log_level.upper()], log_format)
@@ -81,7 +83,7 @@ def run(
 
 
 class _Server(uvicorn.Server):
-    """One that says where it is when it is there, and hears SIGHUP."""
+    """A server that announces its address when it is ready, and handles SIGHUP."""
 
     def __init__(self, config: uvicorn.Config, url: str, reload: Callable[[], None]) -> None:
         super().__init__(config)
@@ -107,7 +109,8 @@ class _Server(uvicorn.Server):
 
 
 def _check_reach(host: str, api_keys: Path | None, tls: dict[str, Any]) -> None:
-    """Raises ConfigurationError where other machines could have the daemons work without saying who they are."""
+    """Raises ConfigurationError where other machines could have the daemons work without saying
+    who they are."""
     if is_loopback(host):
         return
     if api_keys is None:
@@ -116,7 +119,7 @@ def _check_reach(host: str, api_keys: Path | None, tls: dict[str, Any]) -> None:
             "--api-keys FILE, or serve at 127.0.0.1"
         )
     if tls.get("ssl_certfile") is None:
-        logger.warning("API keys and all that is said travel unencrypted: give --ssl-certfile and --ssl-keyfile")
+        logger.warning("API keys and all requests travel unencrypted: give --ssl-certfile and --ssl-keyfile")
 
 
 def _connection_limit(most: int, proxies: list[str]) -> ConnectionLimit:

@@ -1,4 +1,4 @@
-"""``/openapi.json``: what OPERATIONS say, as OpenAPI 3.1 has it; bodies and answers are the structs' own JSON schemas."""
+"""``/openapi.json``: OPERATIONS as OpenAPI 3.1, with the JSON schemas of their structs."""
 
 from functools import cache
 from http import HTTPStatus

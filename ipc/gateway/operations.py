@@ -16,10 +16,11 @@ from ipc.openai.request_bodies import ChatCompletionRequest, CompletionRequest
 
 
 class Operation(NamedTuple):
-    """An address and what is done there. With a ``body`` it is POSTed to, otherwise got from.
+    """A path and its handler. With a ``body`` the method is POST, otherwise GET.
 
-    ``answer`` is JSON of that type, or the media type of what else it is, and ``chunk`` that of a stream's events.
-    ``errors`` are statuses beside those that any operation may have. What is ``public`` takes no API key.
+    ``answer`` is the type of a JSON answer, or another media type, and ``chunk`` the type of a
+    stream's events. ``errors`` are statuses beyond those of all operations. A ``public`` operation
+    needs no API key.
     """
 
     path: str

@@ -1,4 +1,5 @@
-"""What a request is called: in the answer's header and body, and in the log, where what only looks is for debugging."""
+"""What a request is called: in the answer's header and body, and in the log, where what only looks
+is for debugging."""
 
 import logging
 import re
@@ -13,14 +14,15 @@ logger = logging.getLogger(__name__)
 
 HEADER = "X-Request-Id"
 HUNG_UP = 499
-"""Nginx's status for who has gone before there was an answer."""
+"""Nginx's status for a client that disconnected before the answer."""
 _USABLE = re.compile(r"[\x21-\x7e]{1,128}")
 
 
 class RequestIds:
-    """Around an app: calls each request as its client does, by ``X-Request-Id``, or else somehow, and says so in the answer.
+    """Middleware that names each request, by the client's ``X-Request-Id`` or a new id, and
+    returns the name.
 
-    What the app raises is logged under that name and answered by ``fault``.
+    An exception of the app is logged under that name and answered by ``fault``.
     """
 
     def __init__(self, app: ASGIApp, fault: ASGIApp) -> None:
@@ -28,7 +30,7 @@ class RequestIds:
         self._fault = fault
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """As ASGI has it."""
+        """The ASGI call."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
@@ -55,7 +57,7 @@ class RequestIds:
 
 
 def request_id_of(request: Request) -> str:
-    """What it is called."""
+    """The name of a request."""
     return str(request.state.request_id)
 
 

@@ -27,7 +27,7 @@ class TopLogprob(Struct, frozen=True):
 
 
 class ChatLogprob(Struct, frozen=True):
-    """The token that is there, and the likeliest."""
+    """A token with its log-probability, and the likeliest tokens in its place."""
 
     token: str
     logprob: float
@@ -42,7 +42,8 @@ class ChatLogprobs(Struct, frozen=True):
 
 
 class TextLogprobs(Struct, frozen=True):
-    """An entry for each token, in each list. With ``echo`` the prompt's come first; the first of all has no logprob."""
+    """An entry for each token, in each list. With ``echo`` the prompt's come first; the first of
+    all has no logprob."""
 
     tokens: list[str]
     token_logprobs: list[float | None]
@@ -54,7 +55,7 @@ PromptLogprobs = list[dict[int, Logprob] | None]
 
 
 class AssistantMessage(Struct, frozen=True):
-    """What the model says, which functions it calls, and what it has thought, which vLLM has as ``reasoning``."""
+    """The model's message: content, calls, and its reasoning, which vLLM calls ``reasoning``."""
 
     content: str | None
     role: Literal["assistant"] = "assistant"
@@ -64,7 +65,8 @@ class AssistantMessage(Struct, frozen=True):
 
 
 class BaseChoice(Struct, frozen=True, kw_only=True):
-    """What all choices have: whole samples, and what is new of one in a stream, where the last has the reason."""
+    """The fields of all choices, whole or streamed; the last of a stream has the
+    ``finish_reason``."""
 
     index: int
     finish_reason: str | None = None
@@ -80,16 +82,17 @@ class ChatChoice(BaseChoice, frozen=True, kw_only=True):
 
 
 class TextChoice(BaseChoice, frozen=True, kw_only=True):
-    """One sample of a text, or what is new of it."""
+    """One sample of a text, or the new part of it."""
 
     text: str
     logprobs: TextLogprobs | None = None
 
 
 class BaseAnswer(Struct, frozen=True, kw_only=True):
-    """What all answers have. In a batch's results nothing says when they were ``created``.
+    """The fields of all answers. A batch's results have no ``created``.
 
-    In a stream ``usage`` is there if asked for: null, but in the last event, which has no choice.
+    In a stream ``usage`` is there on request: null, except in the last event, which has no
+    choices.
     """
 
     id: str
@@ -133,7 +136,7 @@ def usage(cost: Usage) -> CompletionUsage:
 
 
 def plain_message(choice: Choice) -> tuple[AssistantMessage, str]:
-    """A sample of which all is content, and why it ended."""
+    """A sample that is all content, and its finish reason."""
     return AssistantMessage(choice.text), choice.finish_reason
 
 
@@ -144,7 +147,7 @@ def chat_completion(
     model: str,
     message_of: Callable[[Choice], tuple[AssistantMessage, str]] = plain_message,
 ) -> ChatCompletion:
-    """The answer to a question with these params, not yet said when it was created."""
+    """The answer to a question with these params, without its time of creation."""
     choices = []
     for choice in whole.choices:
         message, reason = message_of(choice)
@@ -156,7 +159,7 @@ def chat_completion(
 
 
 def text_completion(whole: Completion, params: dict[str, object], name: str, model: str) -> TextCompletion:
-    """The answer to a question with these params, not yet said when it was created."""
+    """The answer to a question with these params, without its time of creation."""
     choices = [
         TextChoice(
             text=choice.text,
@@ -170,12 +173,13 @@ def text_completion(whole: Completion, params: dict[str, object], name: str, mod
 
 
 def chat_logprobs(tokens: list[TokenLogprobs], count: int) -> ChatLogprobs:
-    """Those of a chat, with so many of the likeliest."""
+    """A chat's log-probabilities, with the ``count`` likeliest."""
     return ChatLogprobs([_chat_logprob(token, count) for token in tokens])
 
 
 def text_logprobs(tokens: list[TokenLogprobs], offset: int = 0, *, first: str | None = None) -> TextLogprobs:
-    """Those of a text, of which so many characters came before; ``first`` is a token before them that has none."""
+    """A text's log-probabilities, after ``offset`` characters; ``first`` is a token in front that
+    has none."""
     unknown = [None] if first is not None else []
     own = [next(iter(token.values())) for token in tokens]
     texts = ([] if first is None else [first]) + [one.decoded_token or "" for one in own]
@@ -195,7 +199,8 @@ def text_logprobs(tokens: list[TokenLogprobs], offset: int = 0, *, first: str | 
 
 
 def _beside(whole: Completion, choice: Choice, params: dict[str, object]) -> dict[str, Any]:
-    """What a choice has of either kind. The prompt's log-probabilities are said once, with the first sample."""
+    """The fields of any choice. The prompt's log-probabilities come once, with the first
+    sample."""
     is_first = choice is whole.choices[0]
     return {
         "index": choice.index,

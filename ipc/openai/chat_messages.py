@@ -15,10 +15,10 @@ class TextPart(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class ChatMessage(Struct, frozen=True, forbid_unknown_fields=True):
-    """A turn of a conversation, as it is said or as it was answered.
+    """A turn of a conversation, as OpenAI's clients send it or got it as an answer.
 
-    What an assistant has thought is its ``reasoning_content``, for which vLLM says ``reasoning``. Answers of OpenAI have more
-    fields, which clients send back: they must be empty.
+    An assistant's reasoning is ``reasoning_content``, which vLLM calls ``reasoning``. Answers of
+    OpenAI have more fields, which clients send back; they must be empty.
     """
 
     role: Literal["system", "developer", "user", "assistant", "tool"]

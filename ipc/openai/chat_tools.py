@@ -9,7 +9,8 @@ FunctionName = Annotated[str, Meta(pattern=r"^[A-Za-z0-9_.-]{1,128}$")]
 
 
 class Function(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """``parameters`` is a JSON schema of an object; without it there are none. With ``strict`` no call breaks it."""
+    """``parameters`` is a JSON schema of an object; without it there are none. With ``strict`` no
+    call breaks it."""
 
     name: FunctionName
     description: str | None = None
@@ -31,7 +32,7 @@ class NamedFunction(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class NamedTool(Struct, frozen=True, forbid_unknown_fields=True):
-    """The one that is to be called."""
+    """The function that must be called."""
 
     function: NamedFunction
     type: Literal["function"] = "function"
@@ -49,7 +50,7 @@ class FunctionCall(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class ToolCall(Struct, frozen=True, forbid_unknown_fields=True):
-    """A call, by whose ``id`` its result is told apart."""
+    """A call; its result refers to its ``id``."""
 
     id: str
     function: FunctionCall
@@ -62,7 +63,8 @@ class ToolCall(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class ToolUse(NamedTuple):
-    """What may be called in an answer, and what must be: one of ``forced``, if there is any, and no others then.
+    """What may be called in an answer, and what must be: one of ``forced``, if there is any, and
+    no others then.
 
     Without ``parallel`` there is one call at most.
     """
@@ -77,10 +79,10 @@ class ToolUse(NamedTuple):
 
     @property
     def callable(self) -> list[Function]:
-        """Those of which a call is one."""
+        """The functions that may be called."""
         return self.forced or self.functions
 
     @property
     def strict(self) -> bool:
-        """Whether calls are to keep to their schemas though none is forced."""
+        """Whether calls must keep to their schemas though none is forced."""
         return any(function.strict for function in self.functions)

@@ -1,8 +1,8 @@
-"""What OpenAI's clients ask for, with the fields of SamplingParams beside OpenAI's: the bodies that are taken.
+"""The bodies of OpenAI's requests, with the fields of SamplingParams beside OpenAI's.
 
-A field that is not here is refused by name. Those that OpenAI's clients send and that change nothing of the answer are
-taken and not read: ``user``, ``metadata``, ``store``, ``service_tier``, ``safety_identifier``, ``prompt_cache_key``.
-A null is as good as a field that is not there.
+An unknown field is refused by name. Fields that OpenAI's clients send and that do not change the
+answer are accepted and ignored: ``user``, ``metadata``, ``store``, ``service_tier``,
+``safety_identifier``, ``prompt_cache_key``. A null is the same as no field.
 """
 
 from typing import Annotated, Any, Literal, NamedTuple
@@ -27,7 +27,7 @@ SHARED = frozenset(SamplingParams.__struct_fields__) - {"logprobs", "structured_
 
 
 class BodyError(Exception):
-    """A body that asks for what is not served here; ``status`` and ``code`` are what OpenAI's servers would say."""
+    """A body that asks for something not served here, with OpenAI's ``status`` and ``code``."""
 
     def __init__(
         self, message: str, param: str | None = None, status: int = 400, code: str = "invalid_request"
@@ -39,7 +39,8 @@ class BodyError(Exception):
 
 
 class Question(NamedTuple):
-    """What to ask our client: a prompt or messages, SamplingParams by name, and what else there is for the chat template."""
+    """What to ask our client: a prompt or messages, SamplingParams by name, and what else there is
+    for the chat template."""
 
     prompt: Prompt | None
     messages: list[dict[str, Any]] | None
@@ -49,13 +50,13 @@ class Question(NamedTuple):
 
 
 class StreamOptions(Struct, frozen=True, forbid_unknown_fields=True):
-    """What a stream has beside its pieces: with ``include_usage`` a last one that has the usage and no choice."""
+    """Options of a stream: with ``include_usage`` its last event has the usage and no choices."""
 
     include_usage: bool = False
 
 
 class JsonSchema(Struct, frozen=True, forbid_unknown_fields=True):
-    """A schema that the text is to keep to; it always does, whatever ``strict`` says."""
+    """A JSON schema for the text, which always holds, whatever ``strict`` is."""
 
     schema: dict[str, Any]
     name: str | None = None
@@ -140,7 +141,8 @@ class _Request(Sampling, frozen=True, forbid_unknown_fields=True, kw_only=True):
         return self.stream_options is not None and self.stream_options.include_usage
 
     def _params(self) -> dict[str, Any]:
-        """What SamplingParams has of it, but for ``logprobs``, and for the defaults of the kind; raises BodyError."""
+        """What SamplingParams has of it, but for ``logprobs``, and for the defaults of the kind;
+        raises BodyError."""
         if self.stream_options is not None and not self.stream:
             raise BodyError("stream_options are for a stream: send stream: true, or leave them out", "stream_options")
         form = _form(self)
@@ -200,7 +202,7 @@ class CompletionRequest(_Request, frozen=True, forbid_unknown_fields=True, kw_on
     def questions(self) -> list[Question]:
         """What to ask our client, for each prompt; raises BodyError."""
         if self.suffix:
-            raise BodyError("suffix is not supported: there is no filling in here", "suffix")
+            raise BodyError("suffix is not supported", "suffix")
         if self.best_of is not None and self.best_of != (self.n or 1):
             raise BodyError("best_of must be n, or left out: samples are not chosen among here", "best_of")
         params = {"max_tokens": DEFAULT_MAX_TOKENS} | self._params()
@@ -228,13 +230,14 @@ class CompletionRequest(_Request, frozen=True, forbid_unknown_fields=True, kw_on
 def template_switches(
     kwargs: dict[str, Any] | None, add_generation_prompt: bool | None, continue_final_message: bool | None
 ) -> dict[str, Any] | None:
-    """Those of the chat template's own, and how the conversation ends; None where nothing is said of it."""
+    """Switches for the chat template, with how the conversation ends; None if there are none."""
     ends = {"add_generation_prompt": add_generation_prompt, "continue_final_message": continue_final_message}
     return {**(kwargs or {}), **{name: value for name, value in ends.items() if value is not None}} or None
 
 
 def tool_use(functions: list[Function], choice: str, named: str | None, parallel: bool | None) -> ToolUse | None:
-    """What may be called of these: None for nothing, with no functions or the choice "none"; raises BodyError."""
+    """What may be called of these: None for nothing, with no functions or the choice "none";
+    raises BodyError."""
     names = [function.name for function in functions]
     if len(set(names)) < len(names):
         raise BodyError("tools must have different names", "tools")
@@ -253,7 +256,7 @@ GUIDED = {"guided_json": "json", "guided_regex": "regex", "guided_choice": "choi
 
 
 def _form(request: _Request) -> dict[str, Any] | None:
-    """What form the text is to have: of all the ways to say so, one."""
+    """The form of the text, from any one of the fields that can set it."""
     said: dict[str, Any] = {
         name: {form: getattr(request, name)} for name, form in GUIDED.items() if getattr(request, name) is not None
     }

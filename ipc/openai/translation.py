@@ -26,7 +26,8 @@ STATUS = {
 }
 """HTTP's codes for those of the daemon; any other is 500."""
 TYPES = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 429: "rate_limit_error"}
-"""OpenAI's words for HTTP's codes; others are invalid_request_error below 500, and server_error."""
+"""OpenAI's words for HTTP's codes; others are invalid_request_error below 500, and server_error.
+"""
 
 _UNKNOWN = re.compile(r"Object contains unknown field `(?P<name>.*?)`(?: - at `\$\.?(?P<path>.*)`)?")
 _WRONG = re.compile(r"(?P<what>.*) - at (?P<key>`key` in )?`\$\.?(?P<path>.*)`", re.DOTALL)
@@ -59,7 +60,8 @@ def check_model(asked: str | None, served: str) -> None:
 
 
 def question(prompt: Any, messages: Any, params: dict[str, Any]) -> Question:
-    """One of ours; raises BodyError where there is not one of both, or a name that nobody knows."""
+    """A question in our own format. Raises BodyError for both or neither of prompt and messages,
+    or an unknown name."""
     if (prompt is None) == (messages is None):
         raise BodyError("a request has either a prompt or messages: give exactly one of them")
     for name in params:
@@ -69,7 +71,8 @@ def question(prompt: Any, messages: Any, params: dict[str, Any]) -> Question:
 
 
 def decoded(body: dict[str, Any] | bytes, kind: type[Body]) -> Body:
-    """A body of that kind, from JSON or from what JSON has been read to; raises BodyError, which names the field."""
+    """A body of that kind, from JSON or from what JSON has been read to; raises BodyError, which
+    names the field."""
     try:
         if isinstance(body, bytes):
             check_json(body)

@@ -1,8 +1,8 @@
-"""The daemon's log: coloured on a terminal, plain lines elsewhere, or JSON. All of it goes to stderr.
+"""The log, on stderr: coloured on a terminal, plain lines elsewhere, or JSON.
 
-What is logged may be anybody's words, so the formatters here, and nothing else, see to it that a record is one line with
-nothing in it that a terminal obeys, and not too long. Only a traceback has more lines: they are indented, so that none of
-them passes for a record.
+Messages may contain text of clients. So the formatters here make each record one line of limited
+length without control characters. Only tracebacks have more lines; these are indented, so that
+none looks like a record.
 """
 
 import json
@@ -25,7 +25,8 @@ _USUAL = {*vars(logging.makeLogRecord({})), "message", "asctime"}
 
 
 def configure_logging(console: Console, level: int = logging.INFO, log_format: str = "text") -> None:
-    """Send the log to the console, ours from this level on; a second call changes that. "text" or "json".
+    """Send the log to the console, ours from this level on; a second call changes that. "text" or
+    "json".
 
     This is the one place that adds a handler.
     """
@@ -50,7 +51,7 @@ class TextFormatter(logging.Formatter):
     """A line for people, and the traceback where there is one."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """The line; what is hidden in it is spelt out."""
+        """The line, with control characters escaped."""
         record.message = one_line(_message(record))
         if self.usesTime():
             record.asctime = self.formatTime(record, self.datefmt)
@@ -63,7 +64,8 @@ class TextFormatter(logging.Formatter):
 
 
 class JsonFormatter(logging.Formatter):
-    """An object a line: time (RFC 3339, UTC), level, logger, message, and what was given as ``extra``."""
+    """One JSON object a line: time (RFC 3339, UTC), level, logger, message, and the ``extra``
+    fields."""
 
     def format(self, record: logging.LogRecord) -> str:
         """One line."""
@@ -80,7 +82,7 @@ class JsonFormatter(logging.Formatter):
 
 
 def _message(record: logging.LogRecord) -> str:
-    """What is said, each field of it cut."""
+    """The message, each of its fields shortened."""
     args = record.args
     if isinstance(args, Mapping):
         return str(record.msg) % {name: _field(value) for name, value in args.items()}

@@ -1,4 +1,4 @@
-"""What the daemon tells systemd, or whoever else listens at $NOTIFY_SOCKET (sd_notify(3))."""
+"""Notifications for systemd, or any other listener at $NOTIFY_SOCKET (sd_notify(3))."""
 
 import logging
 import os
@@ -8,11 +8,12 @@ import time
 logger = logging.getLogger(__name__)
 
 LONGEST_EXTENSION = 30 * 86400.0
-"""Seconds that systemd can be asked for at once: what it is told has to be a number."""
+"""The longest extension that systemd accepts, in seconds."""
 
 
 def notify(*assignments: str) -> None:
-    """Send assignments, such as ``READY=1`` or ``STATUS=loading weights``, as one message; without a listener, nothing."""
+    """Send assignments, such as ``READY=1`` or ``STATUS=loading weights``, as one message; without
+    a listener, nothing."""
     path = os.environ.get("NOTIFY_SOCKET")
     if not path:
         return
@@ -21,7 +22,7 @@ def notify(*assignments: str) -> None:
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as out:
             out.sendto("\n".join(assignments).encode(), address)
     except OSError as error:  # serving matters more than being heard
-        logger.warning("cannot tell NOTIFY_SOCKET=%s %r: %s", path, assignments, error)
+        logger.warning("cannot notify NOTIFY_SOCKET=%s of %r: %s", path, assignments, error)
 
 
 def notify_reloading() -> None:
@@ -30,12 +31,14 @@ def notify_reloading() -> None:
 
 
 def extend_timeout(seconds: float) -> None:
-    """Starting or stopping goes on, and will be done or heard of again within so many seconds."""
+    """Announce that starting or stopping will end, or be extended again, within so many
+    seconds."""
     notify(f"EXTEND_TIMEOUT_USEC={round(1e6 * min(LONGEST_EXTENSION, seconds))}")
 
 
 def watchdog_interval() -> float | None:
-    """In how many seconds of silence this process is taken for hung (sd_watchdog_enabled(3)); None if it is not watched."""
+    """In how many seconds of silence this process is taken for hung (sd_watchdog_enabled(3)); None
+    if it is not watched."""
     microseconds = os.environ.get("WATCHDOG_USEC", "")
     if not microseconds.isdecimal() or os.environ.get("WATCHDOG_PID", str(os.getpid())) != str(os.getpid()):
         return None

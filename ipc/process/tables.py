@@ -1,4 +1,4 @@
-"""Tables on a terminal, of values that may hold anybody's words."""
+"""Tables on a terminal, whose values may be text of clients."""
 
 from rich.table import Table
 from rich.text import Text
@@ -7,7 +7,7 @@ from ipc.wire.escaping import one_line
 
 
 def plain(value: object, style: str = "") -> Text:
-    """A value as it is, for a cell or a title: rich would read a string as its markup."""
+    """A value as plain text, for a cell or a title: rich would parse a string as markup."""
     return Text(one_line(str(value)), style)
 
 

@@ -1,6 +1,7 @@
-"""The clients that have said hello, what each has open, and what is answered to everything a client may say.
+"""The clients that have said hello, their open requests, and the answers to their messages.
 
-All rules of the work socket's server side are here and in ``stream.py``; there is no socket, thread or clock in this file.
+All rules of the work socket's server side are here and in ``stream.py``; there is no socket,
+thread or clock in this file.
 """
 
 import logging
@@ -51,7 +52,8 @@ Send = Callable[[bytes, ServerMessage], Sent]
 """Sends to one client without waiting."""
 
 MAX_BACKLOG_BYTES = 64 << 20
-"""What may wait for one client to read it, in memory, about. Beyond that, the stream of which most waits is cut off."""
+"""Bytes in memory, about, that may wait for one client. Beyond that, its longest stream is cut
+off."""
 MAX_UNSENT = 1000
 """Answers held for a client that asks and does not read. One that asks for more is cut off."""
 
@@ -62,7 +64,7 @@ class _Client:
     heard_at: float
     pinged_at: float
     streams: dict[str, SampleStream] = field(default_factory=dict)
-    """By the client's request id: what it is owed an end of."""
+    """Open requests, by the client's request id."""
     backlog: Backlog = field(default_factory=Backlog)
     """What waits of the streams."""
     progressed_at: float = -math.inf
@@ -72,9 +74,10 @@ class _Client:
 
 
 class Clients:
-    """Answers clients, each for itself: what one does wrong, or comes to grief by, only that one hears of. Times are in seconds.
+    """Answers clients, each by itself: an error with one client reaches only that client. Times
+    are in seconds.
 
-    ``current`` has a tenant's limits as they are by now, None if its key has been revoked.
+    ``current`` returns a tenant with its present limits, None if its key has been revoked.
     """
 
     def __init__(
@@ -104,7 +107,8 @@ class Clients:
         self._stage.work(Work(identity, tenant.name, partial(self._hear, identity, frames, now, tenant), frames=frames))
 
     def deliver(self, reply: Reply, sample: ReturnSample, now: float) -> None:
-        """Passes on what the driver has for a request, as far as its client reads, unless that is gone."""
+        """Passes on what the driver has for a request, as far as its client reads, unless that is
+        gone."""
         if sample.is_last:
             self._ledger.close(reply, sample.usage)
         client = self._clients.get(reply.identity)
@@ -131,7 +135,7 @@ class Clients:
             self._flush(identity, now)
 
     def has_room(self, identity: bytes, now: float) -> None:
-        """Sends what has been waiting for room in the connection of a client."""
+        """Send messages that waited for room in a client's connection."""
         client = self._clients.get(identity)
         if client is not None and identity in self._full:
             self._stage.work(Work(identity, client.tenant.name, partial(self._flush, identity, now)))
@@ -149,7 +153,7 @@ class Clients:
         self._cut_off_longest(identity, client)
 
     def _break_off(self, identity: bytes, request_id: str | None, error: DriverError) -> None:
-        """Ends a request, or without an id a connection, of which something has raised."""
+        """End a request after an exception, or the connection if there is no request id."""
         client = self._clients.get(identity)
         self._refuse(identity, request_id, error.code, str(error))
         if request_id is None:
@@ -166,9 +170,10 @@ class Clients:
         return PING_INTERVAL
 
     def look(self, now: float) -> None:
-        """Sees who is silent, who has not read for long, and who has room again.
+        """Check for silent clients, for those that do not read, and for room in connections.
 
-        If it comes far too late, it is we who were frozen or starved, and nobody's silence counts from before.
+        A call that comes far too late means that this process was frozen or starved; then no
+        earlier silence counts.
         """
         absent = now - self._judged_at > 2 * PING_INTERVAL
         self._judged_at = now
@@ -263,7 +268,7 @@ class Clients:
         return request.estimated_tokens
 
     def _flush(self, identity: bytes, now: float) -> None:
-        """Send what has been waiting for room in the connection of a client."""
+        """Send messages that waited for room in a client's connection."""
         client = self._clients[identity]
         self._full.discard(identity)
         while client.unsent and identity not in self._full:
@@ -276,7 +281,7 @@ class Clients:
         self._conclude(identity, client, stream, stream.flush(partial(self._post, identity), now), now)
 
     def _conclude(self, identity: bytes, client: _Client, stream: SampleStream, sent: Sent, now: float) -> None:
-        """What sending a stream's messages has come to."""
+        """Record the result of sending a stream's messages."""
         if stream.ended:
             client.progressed_at = now
             del client.streams[stream.reply.request_id]
@@ -291,9 +296,10 @@ class Clients:
             self._drop(identity, "its key was revoked")
 
     def _cut_off_stuck(self, identity: bytes, client: _Client, now: float, *, absent: bool) -> None:
-        """End the streams of a client that has something to read of each, and has read nothing for SILENCE_LIMIT.
+        """End the streams of a client that has something to read of each, and has read nothing for
+        SILENCE_LIMIT.
 
-        One that reads a stream, or waits for what is to come of one, may leave the others for later.
+        A client that reads one stream, or waits for more of one, may leave the others for later.
         """
         if absent:
             client.progressed_at = now
@@ -304,7 +310,7 @@ class Clients:
                 self._cut_off(identity, client, request_id, unread)
 
     def _cut_off_longest(self, identity: bytes, client: _Client) -> None:
-        """End the stream of which most waits, of a client for which too much does."""
+        """End the longest waiting streams of a client for which too many bytes wait."""
         while client.backlog.num_bytes > MAX_BACKLOG_BYTES and client.streams:
             request_id = max(client.streams, key=lambda name: client.streams[name].num_bytes)
             longest = (
@@ -354,7 +360,7 @@ class Clients:
 
 
 def unsupported(hello: Hello) -> Error:
-    """What one is told who speaks another version."""
+    """The answer to a client of another protocol version."""
     words = f"this daemon speaks version {PROTOCOL_VERSION} of the protocol, not {hello.version}"
     return Error(None, "unsupported_version", words)
 

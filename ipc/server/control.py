@@ -1,6 +1,7 @@
-"""What is answered on the control socket, which never waits behind work: it has a thread of its own, and no state.
+"""The control socket's rules. It has a thread of its own and never waits behind work.
 
-There is no socket, thread or clock in this file. Whatever takes time answers later, through the outbox.
+There is no socket, thread or clock in this file. Commands that take time answer later, through the
+outbox.
 """
 
 import logging
@@ -50,10 +51,10 @@ Command = AbortRequest | Drain | Sleep | Wake | LogLevel | Profile
 
 
 class Control:
-    """Answers each message for itself.
+    """Answers control messages. It keeps no state.
 
-    ``drain``, given seconds or None, has the daemon end when its work is done; ``profiles`` is the directory that has
-    those that are asked for, None where there is none.
+    ``drain``, given seconds or None, ends the daemon once its work is done. ``profiles`` is the
+    directory of traces, None if there is none.
     """
 
     def __init__(
@@ -81,7 +82,7 @@ class Control:
 
     @property
     def patience(self) -> float:
-        """There is nobody to look after."""
+        """Nothing to check."""
         return math.inf
 
     def hear(self, identity: bytes, frames: list[bytes], now: float, tenant: Tenant = EVERYBODY) -> None:
@@ -90,12 +91,12 @@ class Control:
         self._stage.work(Work(identity, tenant.name, partial(self._hear, identity, frames, tenant), frames=frames))
 
     def deliver(self, reply: Reply, sample: ReturnSample, now: float) -> None:
-        """Passes on what has come of a command."""
+        """Send the result of a command."""
         del now
         self._stage.work(Work(reply.identity, "", partial(self._deliver, reply, sample), reply.request_id))
 
     def look(self, now: float) -> None:
-        """There is nobody to look after."""
+        """Nothing to check."""
 
     def _hear(self, identity: bytes, frames: list[bytes], tenant: Tenant) -> None:
         message = wire.read(frames, decode_control_message)
@@ -117,7 +118,7 @@ class Control:
             self._send(reply.identity, Error(reply.request_id, error.code, error.message))
 
     def _break_off(self, identity: bytes, request_id: str | None, error: DriverError) -> None:
-        """Tells who asked that it has come to nothing."""
+        """Answer a command that raised."""
         self._send(identity, Error(request_id, error.code, str(error)))
 
     def _answer(self, identity: bytes, message: ControlMessage, tenant: Tenant) -> ServerMessage | None:
@@ -173,7 +174,8 @@ class Control:
         return None
 
     def _profile(self, name: str) -> str:
-        """The directory for a profile of that name; raises InvalidRequest where there is none for any."""
+        """The directory for a profile of that name; raises InvalidRequest where there is none for
+        any."""
         if self._profiles is None:
             raise InvalidRequest("this daemon has no directory for profiles: start it with --profile-directory DIR")
         return str(self._profiles / name)
@@ -185,11 +187,11 @@ class Control:
 
 
 def _not_yours(tenant: Tenant) -> str:
-    """Why somebody may not control the daemon, and what to do."""
+    """Why a tenant may not control the daemon, and what to do."""
     if tenant.limits is not None:
         return f"key {tenant.name} may not control the daemon; `odriver keys new NAME --control` makes one that may"
     if tenant.user is not None:
-        return f"user {tenant.user} may not control the daemon: its own user may, and root (sudo), and who has a key for it"
+        return f"user {tenant.user} may not control the daemon: its own user may, root (sudo), and the holder of a key for it"
     return (
         "over TCP this takes a key, as any user of this machine could ask for it: start the daemon with --keys DIR, "
         "or at ipc:///path/to.sock, where its own user and root may"

@@ -27,10 +27,12 @@ class Driver(Protocol):
         """A snapshot."""
 
     def sleep(self, request_id: str, channel: ReturnChannel) -> None:
-        """Finishes what is open, gives the pages' memory back and tells the channel; or raises DriverError."""
+        """Finish open requests, free the pages' memory, and put the result; or raise
+        DriverError."""
 
     def wake(self, request_id: str, channel: ReturnChannel) -> None:
-        """Takes that memory again, tells the channel and serves; or raises DriverError."""
+        """Allocate that memory again, put the result and serve; or raise DriverError."""
 
     def profile(self, request_id: str, directory: str | None, channel: ReturnChannel) -> None:
-        """Begins a trace, or ends it where there is no directory, and tells the channel; or raises DriverError."""
+        """Begin a trace, or end it if there is no directory, and put the result; or raise
+        DriverError."""

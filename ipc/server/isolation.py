@@ -1,4 +1,5 @@
-"""On a socket thread: what one client's message or sample raises ends the request that it is about, and nothing else."""
+"""Exceptions on a socket thread: one client's message or sample can end its own request and
+nothing else."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -11,9 +12,11 @@ from ipc.wire.messages import peek_request_id
 
 @dataclass(eq=False)
 class Work:
-    """Something to ``do`` for one client: about one of its requests, or about its connection where none is named.
+    """Something to ``do`` for one client: about one of its requests, or about its connection where
+    none is named.
 
-    ``frames`` are those of the message that it is about, if it is; the request is looked for there.
+    ``frames`` are those of the message that it is about, if it is; the request is looked for
+    there.
     """
 
     identity: bytes
@@ -29,12 +32,13 @@ class Work:
 
     @property
     def source(self) -> tuple[str, str]:
-        """Whose it is, and of which request, for the log."""
+        """The tenant and the request, for the log."""
         return self.tenant or self.identity.hex(), self.about or ""
 
 
 def isolating(name: str, end: Callable[[bytes, str | None, DriverError], None]) -> Stage[Work]:
-    """A stage that does Work; ``end`` tells a client that its request, or without an id its connection, is over."""
+    """A stage that runs Work; ``end`` ends a client's request, or its connection if there is no
+    id."""
     return Stage(
         name,
         lambda work: work.do(),

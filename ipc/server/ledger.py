@@ -1,7 +1,9 @@
-"""What the tenants' requests cost, charged when the work is done: no socket, thread or clock in this file.
+"""The cost of tenants' requests, charged when the work is done. No socket, thread or clock is in
+this file.
 
-A prompt is charged when its request is taken, by an estimate that its last sample corrects, and output as the driver
-makes it, read or not: a client that hangs up pays for what is done until the abort has ended the work.
+A prompt is charged when its request is accepted, by an estimate that the last sample corrects.
+Output is charged as the driver makes it, read or not: a client that disconnects pays for all work
+done before the abort took effect.
 """
 
 from dataclasses import dataclass, field
@@ -29,14 +31,15 @@ class _Account:
     """For each request whose last sample has not come."""
 
     def charge_output(self) -> None:
-        """What has been made since."""
+        """Charge the output made since the last call."""
         for reply, charge in self.charges.items():
             self.quota.spend(reply.num_tokens - charge.output)
             charge.output = reply.num_tokens
 
 
 class Ledger:
-    """The accounts of tenants with limits, by name, whatever connections they have; times are in seconds.
+    """The accounts of tenants with limits, by name, whatever connections they have; times are in
+    seconds.
 
     An account is forgotten when nothing of it is open and all that was used has drained away.
     """
@@ -49,7 +52,8 @@ class Ledger:
         return len(self._accounts)
 
     def refusal(self, tenant: Tenant, now: float) -> tuple[str, float | None] | None:
-        """Why a tenant may have no more requests now, by its limits of now, and in how many seconds it may."""
+        """Why a tenant may have no more requests now, by its limits of now, and in how many
+        seconds it may."""
         account = self._accounts.get(tenant.name)
         if account is None:
             return None
@@ -58,7 +62,7 @@ class Ledger:
         return account.quota.refusal(tenant, len(account.charges), now)
 
     def open(self, tenant: Tenant, reply: Reply, num_prompt_tokens: int, now: float) -> None:
-        """A request has been taken, with a prompt of so many tokens, about."""
+        """Charge an accepted request's prompt, of about so many tokens."""
         if tenant.limits is None:
             return
         account = self._accounts.get(tenant.name)
@@ -69,7 +73,8 @@ class Ledger:
         account.quota.spend(num_prompt_tokens)
 
     def close(self, reply: Reply, usage: Usage | None) -> None:
-        """The last sample has come; without usage, as with an error, the charge stays as it is."""
+        """Close a request after its last sample; without usage, as after an error, the charge
+        stays."""
         account = self._open.pop(reply, None)
         if account is None:
             return

@@ -1,8 +1,9 @@
-"""A thread that answers the clients of one socket. It hears a bell, which other threads ring.
+"""A thread that answers the clients of one socket; other threads wake it through a bell.
 
-The socket is in a process of its own, to which the thread has a link (``peers``); the thread is the only one that uses it.
-Driver threads leave samples in the outbox; whatever has gathered there for one request when the thread comes by leaves as
-one message. Nobody waits for a client: what cannot be sent at once is not sent.
+The socket is in a process of its own, to which the thread has a link (``peers``); only this thread
+uses it. Driver threads put samples into the outbox; what has gathered there for one request by the
+thread's next turn is sent as one message. Nothing waits for a client: what cannot be sent at once
+is not sent.
 """
 
 import math
@@ -35,7 +36,8 @@ RELOAD_PATIENCE = 1.0
 
 
 class Rules(Protocol):
-    """What is answered. The listener's thread alone calls it; ``now`` is in seconds."""
+    """The answers to events of a socket. Only the listener's thread calls it; ``now`` is in
+    seconds."""
 
     def hear(self, identity: bytes, frames: list[bytes], now: float, tenant: Tenant) -> None:
         """Takes one message, from this tenant."""
@@ -47,7 +49,7 @@ class Rules(Protocol):
         """A connection is over."""
 
     def deliver(self, reply: Reply, sample: ReturnSample, now: float) -> None:
-        """Takes what a driver has said."""
+        """Take a sample from the driver."""
 
     @property
     def patience(self) -> float:
@@ -58,12 +60,13 @@ class Rules(Protocol):
 
 
 class Listener:
-    """Listens at one checked address, from ``start`` on, and answers from ``open`` on, those first who have been waiting.
+    """Listens at one checked address from ``start`` on, and answers from ``open`` on, waiting
+    clients first.
 
-    ``start`` raises AddressError where it cannot. ``stop`` sends what is left in the outbox and gives the address back.
-    ``on_failure`` is called, on the dying thread, should the thread die; the socket's process may die, and is followed by
-    another. With an ``authority`` only its tenants get in. Connections that are silent for ``silence_limit`` seconds are
-    closed.
+    ``start`` raises AddressError where it cannot listen. ``stop`` sends what is left in the outbox
+    and frees the address. If the thread dies it calls ``on_failure``; the socket's process may
+    die, and is replaced. With an ``authority`` only its tenants are admitted. Connections that are
+    silent for ``silence_limit`` seconds are closed.
     """
 
     def __init__(
@@ -88,9 +91,9 @@ class Listener:
         self._stopping = False
         self._looked_at = 0.0
         self._called_at: float | None = None
-        """When ``seconds_unheard`` called, until the thread comes by."""
+        """When ``seconds_unheard`` last woke the thread; None once the thread has had its turn."""
         self._reload: Future[None] | None = None
-        """Keys to be told to the process, until it has them."""
+        """Pending until the process has the new keys."""
         self._bound: Future[None] = Future()
         self._thread = SafeThread(name, self._run, self._died)
 
@@ -112,7 +115,8 @@ class Listener:
         return self._peers.num_deaths if self._bound.done() and self._bound.exception() is None else 0
 
     def seconds_unheard(self) -> float:
-        """For how long the thread, or the process, has not come by though it was called, by this method; it calls again."""
+        """For how long the thread, or the process, has not reacted to earlier calls of this
+        method; wakes it again."""
         now = time.monotonic()
         waiting_since = [at for at in (self._called_at, self._peers.called_at) if at is not None]
         if self._called_at is None:
@@ -121,7 +125,7 @@ class Listener:
         return now - min(waiting_since, default=now)
 
     def stop(self) -> None:
-        """Answer what has arrived, send what there is and close; a second time changes nothing."""
+        """Answer what has arrived, send what is left and close; a second call does nothing."""
         self._stopping = True
         self._bell.ring()
         self._thread.join()
@@ -222,7 +226,8 @@ class Listener:
                 self._peers.close(peer)
 
     def _reload_keys(self) -> None:
-        """Have the process know the keys by now; waits until it does, for so long at most."""
+        """Send the present keys to the process; wait, for RELOAD_PATIENCE at most, until it has
+        them."""
         reload: Future[None] = Future()
         self._reload = reload
         self._bell.ring()

@@ -9,15 +9,16 @@ from driver.request import ReturnSample
 from ipc.wire.bell import Bell
 
 MAX_HELD_BYTES = 1 << 20
-"""Of an answer that is to come at once; a longer one is read in parts, as its client has room for them."""
+"""The longest unstreamed answer that is sent as one message; a longer one is sent in parts."""
 _TOKEN_BYTES, _LOGPROB_BYTES = 40, 250
 """What a token, and an entry of its log-probabilities, take in memory, about."""
 
 
 class Reply:
-    """The way back of one request: a driver's ReturnChannel that ends at one client's request id.
+    """The return channel of one request, which ends at one client's request id.
 
-    Without ``stream`` all samples leave as one, with the last, unless they are long: then so much leaves at a time.
+    Without ``stream`` all samples are sent as one, with the last, unless they are long: then in
+    parts.
     """
 
     def __init__(self, outbox: "Outbox", identity: bytes, request_id: str, *, stream: bool = True) -> None:
@@ -57,7 +58,8 @@ class Outbox:
         self._bell.ring()
 
     def take(self) -> list[tuple[Reply, ReturnSample]]:
-        """What has gathered for each request that has any, in the order of their first: one sample for each output."""
+        """The waiting samples, joined into one for each output, in the order of each request's
+        first."""
         waiting: dict[Reply, list[ReturnSample]] = {}
         for _ in range(len(self._samples)):
             reply, sample = self._samples.popleft()
@@ -101,9 +103,11 @@ def _one(pieces: list[ReturnSample]) -> ReturnSample:
 
 
 def parts(sample: ReturnSample, max_bytes: int) -> list[ReturnSample]:
-    """A sample as several of about so many bytes, cut between tokens; its text and its end come with the last.
+    """A sample cut between tokens into parts of about ``max_bytes``; its text and its end come
+    with the last.
 
-    Without log-probabilities it is a few bytes a token on the wire, and stays whole: so an answer of the tokenizer does.
+    Without log-probabilities it is a few bytes a token on the wire and is not cut: a tokenizer's
+    answer stays whole.
     """
     count = min(len(sample.token_ids), math.ceil(num_bytes(sample) / max_bytes))
     if count <= 1 or not sample.logprobs:

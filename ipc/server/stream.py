@@ -1,4 +1,5 @@
-"""What one request's client is sent, and what waits until it has read that: the flow control of the protocol."""
+"""The messages of one request, and what waits until its client has read: the protocol's flow
+control."""
 
 import math
 from collections.abc import Callable
@@ -26,9 +27,9 @@ class Backlog:
 class SampleStream:
     """Samples on their way to one request's client.
 
-    Each that is sent costs a credit, and without credit samples are joined instead of sent. The end costs none, and
-    takes with it what waits, unless that is long. ``stuck_since`` is the time of the last progress while something
-    waits, else infinity.
+    Each that is sent costs a credit, and without credit samples are joined instead of sent. The
+    end costs none, and takes with it what waits, unless that is long. ``stuck_since`` is the time
+    of the last progress while something waits, else infinity.
     """
 
     def __init__(self, reply: Reply, backlog: Backlog) -> None:
@@ -48,7 +49,7 @@ class SampleStream:
         return self.stuck_since < math.inf
 
     def grant(self, count: int, now: float) -> None:
-        """The client has read so many messages."""
+        """The client has read this many messages."""
         self._credit = min(CREDITS, self._credit + count)
         if self._waiting:
             self.stuck_since = now
@@ -87,7 +88,8 @@ class SampleStream:
 
 
 def _sendable(waiting: list[ReturnSample]) -> list[ReturnSample]:
-    """One for each message: an error goes behind the text that waited for it, and what says nothing goes nowhere."""
+    """The samples to send, one a message: an error comes after the text before it, and empty
+    samples are left out."""
     samples = []
     for sample in [part for whole in joined(waiting) for part in parts(whole, MAX_PART_BYTES)]:
         if sample.error is not None:

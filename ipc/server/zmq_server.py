@@ -1,6 +1,8 @@
-"""The daemon's two sockets: one for work, and one for control, which is answered however much work there is.
+"""The daemon's two sockets: one for work, and one for control, which is answered however much work
+there is.
 
-Each has a process of its own, which faces the clients (``socket_process``), and a thread here, which answers them.
+Each has a process of its own, which faces the clients (``socket_process``), and a thread here,
+which answers them.
 """
 
 from collections.abc import Callable
@@ -19,18 +21,19 @@ from ipc.wire.addresses import control_address
 from ipc.wire.messages import CREDITS, PROTOCOL_VERSION, SILENCE_LIMIT, Welcome
 
 SILENCE_OF_CONNECTIONS = 2 * SILENCE_LIMIT
-"""Seconds after which a silent connection is closed; the work of its client has been aborted before."""
+"""Seconds after which a silent connection is closed; the work of its client has been aborted
+before."""
 
 
 class Server:
     """Serves a driver to clients, work at ``address`` and control at ``control_address(address)``.
 
-    ``start`` takes the addresses and raises AddressError where it cannot; clients may connect from then on, and are
-    answered from ``open`` on. ``stop`` sends what the driver has left in the outbox and gives the addresses back.
-    ``on_failure`` is called, on the dying thread, should a thread die; ``on_drain``, on the control thread, when a client
-    wants the daemon to end once its work is done, in so many seconds at most or, if None, as many as it has by default.
-    Only the tenants of an ``authority`` get in, everybody if there is none. ``profiles`` is the directory for what
-    ``profile`` writes.
+    ``start`` binds the addresses and raises AddressError where it cannot; clients may connect from
+    then on, and are answered from ``open`` on. ``stop`` sends what the driver has left in the
+    outbox and frees the addresses. ``on_failure`` is called on a dying thread. ``on_drain`` is
+    called on the control thread when a client drains the daemon, with the seconds to finish in or
+    None for the default. Only tenants of an ``authority`` are admitted, everybody if there is
+    none. ``profiles`` is the directory for traces.
     """
 
     def __init__(
@@ -51,7 +54,7 @@ class Server:
 
     @property
     def num_clients(self) -> int:
-        """Clients that have said hello, and are there."""
+        """Connected clients that have said hello."""
         return self._num_clients()
 
     @property
@@ -60,7 +63,8 @@ class Server:
         return self._work.num_restarts + self._control.num_restarts
 
     def stages(self) -> dict[str, float]:
-        """For how long each of the threads has not come by though it was called, by this method; it calls again."""
+        """For how long each thread has not reacted to earlier calls of this method; wakes them
+        again."""
         return {"sockets": self._work.seconds_unheard(), "control": self._control.seconds_unheard()}
 
     def start(self) -> None:
@@ -73,7 +77,7 @@ class Server:
             raise
 
     def open(self, driver: Driver, model: str, limits: ServingLimits, metrics: Callable[[], str] = str) -> None:
-        """Begin to answer, those first who have been waiting; ``metrics`` is what Prometheus would be told."""
+        """Begin to answer, waiting clients first; ``metrics`` returns Prometheus's text."""
         welcome = Welcome(
             version=PROTOCOL_VERSION,
             model=model,
@@ -102,7 +106,7 @@ class Server:
         )
 
     def stop(self) -> None:
-        """Answer what has arrived, send what there is and close; a second time changes nothing."""
+        """Answer what has arrived, send what is left and close; a second call does nothing."""
         self._work.stop()
         self._control.stop()
         self._spawner.stop()

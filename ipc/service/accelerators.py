@@ -1,4 +1,5 @@
-"""Which accelerators this machine has, and which processes hold them. Nothing is taken: a TPU has one process at a time."""
+"""Which accelerators this machine has, and which processes hold them. Nothing is taken: a TPU has
+one process at a time."""
 
 import fcntl
 import getpass
@@ -14,14 +15,15 @@ import psutil
 DEVICES = ("accel[0-9]*", "vfio/[0-9]*", "nvidia[0-9]*")
 """In /dev: TPUs by their own driver, TPUs by VFIO, GPUs."""
 TPU_LOCK = Path("/tmp/libtpu_lockfile")
-"""What libtpu locks (lockf) for as long as a process uses the TPUs, and leaves behind."""
+"""The file that libtpu locks (lockf) while a process uses the TPUs, and does not remove."""
 FLOCK = "hhqqi0q"
 """``struct flock`` of fcntl(2): type, whence, start, length, process; as 64-bit Linux has it."""
 LONGEST_COMMAND = 80
 
 
 class Holder(NamedTuple):
-    """A process that has what we want; the time is in seconds since 1970, and texts are "?" where we may not know."""
+    """A process that has what we want; the time is in seconds since 1970, and texts are "?" where
+    we may not know."""
 
     pid: int
     command: str
@@ -60,19 +62,20 @@ def holders(paths: list[Path], proc: Path = Path("/proc")) -> list[Holder]:
 
 
 def tpu_obstacle(paths: list[Path], lock: Path = TPU_LOCK) -> Obstacle | None:
-    """What libtpu would stumble over: a process that has these devices or the lock, or a lock that it could not take."""
+    """What libtpu would stumble over: a process that has these devices or the lock, or a lock that
+    it could not take."""
     found = {holder.pid: holder for holder in (*_lock_holders(lock), *holders(paths))}
     if found:
         return Obstacle(f"the TPU is in use by {'; by '.join(map(str, found.values()))}", end_of(found.values()), True)
     if _is_refused(lock):
-        return Obstacle(f"nobody uses the TPU, but {lock} is of {_owner(lock)}, who left it", f"sudo rm {lock}", False)
+        return Obstacle(f"the TPU is free, but {lock} is of {_owner(lock)}, who left it", f"sudo rm {lock}", False)
     return None
 
 
 def refusal(reason: str, paths: list[Path], lock: Path = TPU_LOCK) -> Obstacle:
     """The obstacle that JAX met when it was to take these devices, and called so."""
     tpus = [path for path in paths if not path.name.startswith("nvidia")]
-    unseen = f"sudo lsof -w {' '.join(map(str, [lock, *tpus]))}, which says who has it, if anybody does"
+    unseen = f"sudo lsof -w {' '.join(map(str, [lock, *tpus]))}, which names the process that has it, if there is one"
     return tpu_obstacle(tpus, lock) or Obstacle(f"JAX cannot take the accelerator: {reason}", unseen, True)
 
 
@@ -83,7 +86,7 @@ def end_of(processes: Collection[Holder]) -> str:
 
 
 def _lock_holders(lock: Path) -> list[Holder]:
-    """Who has locked it, whoever that is; a process of another container has no number here."""
+    """The process that holds the lock; a process of another container has no number here."""
     try:
         with lock.open("rb") as file:
             asked = struct.pack(FLOCK, fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
@@ -94,10 +97,10 @@ def _lock_holders(lock: Path) -> list[Holder]:
 
 
 def _is_refused(lock: Path) -> bool:
-    """Whether libtpu could not open the lock that is there.
+    """Whether libtpu could not open the existing lock file.
 
-    It may create it in doing so, and Linux lets nobody, not even root, do that with another user's file in /tmp
-    (fs.protected_regular).
+    It opens it with O_CREAT, which Linux denies everybody, even root, for another user's file in
+    /tmp (fs.protected_regular).
     """
     if not lock.exists():
         return False

@@ -1,13 +1,14 @@
-"""The daemon: start up, serve until told to stop, shut down.
+"""The daemon: start, serve until stopped, shut down.
 
-Start-up takes the address first, so that a second daemon fails before it has loaded anything, and a client that comes
-early waits instead of being refused. READY follows when the model is loaded and every step compiled and run once.
+The start takes the address first. So a second daemon fails before it has loaded anything, and an
+early client waits instead of being refused. READY follows when the model is loaded and every step
+is compiled and has run once.
 
-SIGTERM and SIGINT drain it, as ``odriver drain`` does: no new work, what is open is finished, exit 0. What is not done in
-time, or when a second signal comes, is told why. A signal during that ends the process on the spot.
-SIGHUP reads the configuration and the keys again and takes over what needs no restart.
-Should a thread of driver or sockets die, or a stage hang, the open requests are told as well, and the exit code asks for
-a restart.
+SIGTERM and SIGINT drain the daemon, as ``odriver drain`` does: it takes no new work, finishes open
+requests and exits with 0. Requests that are not finished in time, or by a second signal, end with
+an error. A signal after that ends the process at once. SIGHUP reloads the configuration and the
+keys, and applies what needs no restart. If a thread of driver or sockets dies, or a stage hangs,
+open requests end with an error, and the exit code asks for a restart.
 """
 
 import faulthandler
@@ -33,9 +34,8 @@ from ipc.process.logs import configure_logging
 from ipc.process.systemd import extend_timeout, notify, notify_reloading
 from ipc.server.zmq_server import Server
 from ipc.service import accelerators, terminal
-from ipc.service.daemon_config import default_profile_directory
+from ipc.service.configuration import LiveConfiguration, default_profile_directory
 from ipc.service.exposition import Exposition
-from ipc.service.live_configuration import LiveConfiguration
 from ipc.service.metrics_server import MetricsServer
 from ipc.service.settings import configs, held
 from ipc.service.start_up import Load, Loaded, StartableDriver, load
@@ -54,15 +54,18 @@ MISCONFIGURED = os.EX_CONFIG
 """Exit codes: after MISCONFIGURED a restart is of no use, after FAULT it may be."""
 
 DRIVER_TIMEOUT = 3.0
-"""Seconds that the driver's threads have to finish what they are at, such as a step of the device."""
+"""Seconds for the driver's threads to finish their present item, such as a step of the device."""
 SHUTDOWN_TIMEOUT = 4.5
-"""Seconds for all of the shutdown; then the process ends as it is, showing where it hung."""
+"""Seconds for the whole shutdown; then the process ends with a traceback of all threads."""
 START_PATIENCE = 600.0
-"""Seconds that one function may take to compile, or one stage to begin, before systemd gives up on the start."""
+"""Seconds that one function may take to compile, or one stage to begin, before systemd gives up on
+the start."""
 LONGEST_DRAIN = 7 * 86400.0
-"""Seconds that a drain takes at most; who gives it more, or for ever, means as long as it needs."""
+"""Seconds that a drain takes at most; who gives it more, or for ever, means as long as it needs.
+"""
 LONGEST_WAIT = 3600.0
-"""Seconds after which the main thread looks around anyway: a poll's timeout may not be infinite."""
+"""Seconds after which the main thread looks around anyway: a poll's timeout may not be infinite.
+"""
 
 
 class Interrupted(BaseException):
@@ -70,7 +73,7 @@ class Interrupted(BaseException):
 
 
 class Daemon:
-    """One daemon, to be ``run`` once, in the main thread: the one that hears signals."""
+    """One daemon. ``run`` it once, in the main thread, which gets the signals."""
 
     def __init__(self, configuration: LiveConfiguration, console: Console, load: Load = load) -> None:
         self._configuration = configuration
@@ -100,7 +103,7 @@ class Daemon:
         self._driver: StartableDriver | None = None
         self._loaded: Loaded | None = None
         self._ends: SimpleQueue[tuple[int, str]] = SimpleQueue()
-        """Exit code and reason, from whoever has one first."""
+        """Exit code and reason; the first one counts."""
         self._bell = Bell()
         self._drains: SimpleQueue[tuple[float | None, str]] = SimpleQueue()
         """In how many seconds, None for ``drain_timeout``, and why."""
@@ -112,7 +115,8 @@ class Daemon:
         self._reload_asked = False
 
     def run(self) -> int:
-        """Serve, and return the exit code. Raises ConfigurationError and AddressError where it cannot start."""
+        """Serve, and return the exit code. Raises ConfigurationError and AddressError where it
+        cannot start."""
         why = "the daemon could not start"
         code = FAULT
         with _handling_signals(self._on_signal, self._bell, at_terminal=self._console.is_terminal):
@@ -175,7 +179,8 @@ class Daemon:
         return self._ends.get()
 
     def _drain(self, timeout: float | None, why: str) -> None:
-        """Take no new work, and end when what is open has; what is not done by then is told why."""
+        """Take no new work, and end once open requests are done; those not done in time end with
+        the reason."""
         assert self._driver is not None
         timeout = self._configuration.daemon.drain_timeout if timeout is None else timeout
         timeout = min(timeout, LONGEST_DRAIN)
@@ -196,7 +201,7 @@ class Daemon:
         notify("READY=1")
 
     def shutdown(self, why: str, *, fault: bool = False) -> None:
-        """Tell open requests why, and whether that is a fault, which may be theirs; and close."""
+        """End open requests with the reason, as a fault of theirs perhaps, and close."""
         self._starting, self._stopping = False, True
         faulthandler.dump_traceback_later(SHUTDOWN_TIMEOUT, exit=True)
         if self._watchdog is not None:
@@ -211,7 +216,7 @@ class Daemon:
         faulthandler.cancel_dump_traceback_later()
 
     def health(self) -> str | None:
-        """What is wrong, as far as ``/health`` is concerned."""
+        """What is wrong, for ``/health``; None if nothing is."""
         if self._driver is None or self._starting:
             return "starting"
         if self._give_up_at < math.inf:
@@ -219,7 +224,7 @@ class Daemon:
         return self._stalled()
 
     def _stalled(self) -> str | None:
-        """What has been busy with one thing for too long, if anything has."""
+        """The stage that has been busy with one item for too long, if any."""
         stages = self._stages()
         stage = max(stages, key=stages.__getitem__)
         if stages[stage] <= PROGRESS_LIMIT:
@@ -227,12 +232,13 @@ class Daemon:
         return f"nothing has got done in the {stage} stage for {stages[stage]:.0f} s"
 
     def _stages(self) -> dict[str, float]:
-        """For how many seconds each stage of the driver, and each socket thread, has been busy with one thing."""
+        """For how many seconds each stage of the driver, and each socket thread, has been busy
+        with one thing."""
         assert self._driver is not None
         return {**self._driver.stages(), **self._server.stages()}
 
     def _hung(self, stage: str, seconds: float) -> None:
-        """End, so that whoever started this starts it anew; with what all threads are at, for who is to mend it."""
+        """End after a hang, for a restart, with tracebacks of all threads in the log."""
         assert self._driver is not None
         why = f"nothing has got done in the {stage} stage for {seconds:.0f} s: the daemon ends, to be started anew"
         logger.error("%s; requests in the hands of a stage: %r", why, self._driver.stuck_requests(PROGRESS_LIMIT))
@@ -270,15 +276,18 @@ class Daemon:
 
 
 def serve(flags: Mapping[str, Any]) -> NoReturn:
-    """Be a daemon with these options of ``odriver serve``: runs it, logs why it ends, and ends this process."""
-    # What a daemon makes is its user's alone, and so are its sockets from the moment that they are there.
+    """Be a daemon with these options of ``odriver serve``: runs it, logs why it ends, and ends
+    this process."""
+    # What a daemon makes is its user's alone, and so are its sockets from the moment that they are
+    # there.
     os.umask(0o077)
     console = Console(stderr=True)
     configure_logging(console)
     open_files.raise_limit()
     code = _run(flags, console)
     logging.shutdown()
-    # Python would wait for its threads, and one may be in a compilation or a step that nothing can interrupt.
+    # Python would wait for its threads, and one may be in a compilation or a step that nothing can
+    # interrupt.
     os._exit(code)
 
 
@@ -320,9 +329,10 @@ def _report(display: terminal.StartUp, progress: Progress) -> None:
 def _handling_signals(
     handle: Callable[[int, FrameType | None], None], bell: Bell, *, at_terminal: bool
 ) -> Iterator[None]:
-    """The bell rings for signals too: Python's own waits may miss one that comes as they begin.
+    """Handle signals, which also ring the bell: Python's own waits may miss a signal that comes as
+    they begin.
 
-    At a terminal SIGHUP says that the terminal is gone, and does what it did.
+    At a terminal SIGHUP means that the terminal is gone, and keeps its default action.
     """
     wakeup = signal.set_wakeup_fd(bell.rope)
     numbers = (signal.SIGTERM, signal.SIGINT) if at_terminal else (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)

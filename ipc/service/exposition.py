@@ -1,4 +1,5 @@
-"""The daemon's numbers as the text that Prometheus reads, for whoever asks: over HTTP, or over the control socket."""
+"""The daemon's metrics in Prometheus's text format, served over HTTP and over the control
+socket."""
 
 from collections.abc import Callable, Iterable
 
@@ -19,12 +20,12 @@ class _Counter(Collector):
         self._name, self._meaning, self._value = name, meaning, value
 
     def collect(self) -> Iterable[Metric]:
-        """The number as it is now."""
+        """Yield the present number."""
         yield CounterMetricFamily(self._name, self._meaning, value=self._value())
 
 
 class Exposition:
-    """The process's own numbers, and what is added; any thread may ask."""
+    """The metrics of the process and of added collectors; any thread may call it."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
@@ -37,7 +38,7 @@ class Exposition:
         self.registry.register(collector)
 
     def gauge(self, name: str, meaning: str, value: Callable[[], float]) -> None:
-        """Show this number too, as it is when somebody asks."""
+        """Add a gauge, whose value is read at each scrape."""
         Gauge(name, meaning, registry=self.registry).set_function(value)
 
     def counter(self, name: str, meaning: str, value: Callable[[], float]) -> None:
@@ -45,5 +46,5 @@ class Exposition:
         self.registry.register(_Counter(name, meaning, value))
 
     def text(self) -> str:
-        """All of them, as they are now."""
+        """All metrics, as text."""
         return generate_latest(self.registry).decode()

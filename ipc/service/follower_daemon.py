@@ -1,7 +1,9 @@
-"""A process of a daemon on several hosts that is not process 0: it has its part of the model, and no client of its own.
+"""A process other than process 0 of a daemon on several hosts: it has its part of the model and no
+clients.
 
-The main thread hears signals and process 0, and another builds the part and executes what is heard. Whoever finds that it
-is over ends the process on the spot: there is nobody to be told but process 0, and a step may hang.
+The main thread listens for signals and to process 0; another thread builds the part and executes
+the commands. Either ends the process at once when it is over: only process 0 needs to know, and a
+step may hang.
 """
 
 import faulthandler
@@ -46,7 +48,8 @@ class FollowerDaemon:
         self._watchdog = Watchdog(self._stages, self._hung, lambda why: _end(FAULT, why))
 
     def run(self) -> NoReturn:
-        """Follow process 0 to the end, and end. Raises ConfigurationError, DevicesUnavailable and HostsError before."""
+        """Follow process 0 to the end, and end. Raises ConfigurationError, DevicesUnavailable and
+        HostsError before."""
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._on_signal)
         if not sys.stderr.isatty():  # there it says that the terminal is gone; else that there is something to reload

@@ -1,8 +1,9 @@
-"""``/metrics`` for Prometheus and ``/health`` for whoever routes requests, over HTTP and for reading only.
+"""``/metrics`` for Prometheus and ``/health`` for load balancers, over HTTP, for reading only.
 
-It listens from the start on, so that a port that is taken is found before anything is loaded; until the daemon is READY,
-and while it makes no progress, ``/health`` is 503. Nobody is to hold it up: each connection is for one request, has so many
-seconds in all, and where there are too many the oldest is hung up on, as who asks in order is never long among them.
+It listens from the beginning of the start, so that a port in use is found before anything is
+loaded. Until the daemon is READY, and while it makes no progress, ``/health`` is 503. No client
+can block it: each connection is for one request and has a deadline, and beyond MAX_CONNECTIONS the
+oldest is closed, since an honest request is short.
 """
 
 import asyncio
@@ -35,7 +36,8 @@ Answer = tuple[HTTPStatus, str, bytes]
 
 
 class MetricsServer:
-    """Serves from ``start`` to ``stop``. ``health`` says what is wrong, or nothing, on the thread of this server."""
+    """Serves from ``start`` to ``stop``. ``health`` returns what is wrong, or None, on the
+    server's thread."""
 
     def __init__(self, host: str, port: int, health: Callable[[], str | None], exposition: Exposition) -> None:
         self._host, self._port = host, port
@@ -49,7 +51,7 @@ class MetricsServer:
         """Connections, the oldest first."""
 
     def start(self) -> None:
-        """Take the port; raises AddressError where that cannot be had."""
+        """Bind the port; raises AddressError where that fails."""
         address = f"http://{self._host}:{self._port}"
         family = socket.AF_INET6 if ":" in self._host else socket.AF_INET
         try:
@@ -105,7 +107,7 @@ class MetricsServer:
         try:
             status, media_type, body = self._answer(method, target.partition("?")[0], parse_headers(io.BytesIO(rest)))
         except HTTPException:
-            status, media_type, body = _text(HTTPStatus.BAD_REQUEST, "there is something wrong with the headers")
+            status, media_type, body = _text(HTTPStatus.BAD_REQUEST, "the headers are malformed")
         lines = [
             f"HTTP/1.1 {status.value} {status.phrase}",
             f"Content-Type: {media_type}",

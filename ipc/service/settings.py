@@ -1,9 +1,11 @@
-"""What holds for a daemon, and whence: a flag, else a variable, else the configuration file, else the default.
+"""What holds for a daemon, and whence: a flag, else a variable, else the configuration file, else
+the default.
 
-The table of settings is the fields of EngineConfig and DaemonConfig. ``max_num_seqs`` is ``--max-num-seqs`` as a flag,
-``ODRIVER_MAX_NUM_SEQS`` as a variable and ``max_num_seqs`` in the file, which is TOML without tables. The file is the
-one that ``--config`` or ``ODRIVER_CONFIG`` names, else the first that exists of FILES. A name that nothing has is an
-error, wherever it stands, and so is a value of the wrong type. A variable that is empty is not set.
+The table of settings is the fields of EngineConfig and DaemonConfig. ``max_num_seqs`` is
+``--max-num-seqs`` as a flag, ``ODRIVER_MAX_NUM_SEQS`` as a variable and ``max_num_seqs`` in the
+file, which is TOML without tables. The file is the one that ``--config`` or ``ODRIVER_CONFIG``
+names, else the first that exists of FILES. A name that nothing has is an error, wherever it
+stands, and so is a value of the wrong type. A variable that is empty is not set.
 """
 
 import argparse
@@ -22,7 +24,7 @@ import msgspec
 from caching import instruction_set
 from engine.config import EngineConfig
 from engine.errors import ConfigurationError
-from ipc.service.daemon_config import DaemonConfig
+from ipc.service.configuration import DaemonConfig
 
 PREFIX = "ODRIVER_"
 CONFIG_VARIABLE = PREFIX + "CONFIG"
@@ -84,13 +86,15 @@ SETTINGS = _table(EngineConfig, DaemonConfig)
 
 
 def files() -> list[Path]:
-    """Where a configuration file is looked for where none is named: the user's, then the machine's."""
+    """Where a configuration file is looked for where none is named: the user's, then the
+    machine's."""
     home = Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config")
     return [home / "odriver" / "config.toml", Path("/etc/odriver/config.toml")]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """A flag for each setting, and ``--config``; what is not given is None, or left out of the parsed options."""
+    """Add a flag for each setting, and ``--config``. A flag that is not given is None or missing
+    in the options."""
     add_setting_arguments(parser)
     where = " or ".join(map(str, files()))
     parser.add_argument("--config", type=Path, metavar="FILE", help=f"settings in TOML (default: {where})")
@@ -125,7 +129,8 @@ def held(flags: Mapping[str, Any]) -> dict[str, SettingValue]:
 
 
 def configs(found: Mapping[str, SettingValue]) -> tuple[EngineConfig, DaemonConfig]:
-    """The two configurations of what holds; raises ConfigurationError where a value cannot work."""
+    """The two configurations of what holds; raises ConfigurationError where a value cannot
+    work."""
     engine, daemon = (
         {field.name: found[field.name].value for field in fields(of)} for of in (EngineConfig, DaemonConfig)
     )

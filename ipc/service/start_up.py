@@ -1,4 +1,5 @@
-"""From an EngineConfig to a driver that can be started: all that takes the daemon time to start."""
+"""From an EngineConfig to a driver that can be started: all that takes the daemon time to
+start."""
 
 import logging
 import os
@@ -18,13 +19,13 @@ from engine.progress import Progress
 from ipc.server.driver_protocol import Driver
 
 if TYPE_CHECKING:
-    from driver.text.tokenizer import Tokenizer
+    from driver.text.tokenizer import HuggingFaceTokenizer
 
 logger = logging.getLogger(__name__)
 
 
 class StartableDriver(Driver, Protocol):
-    """What the daemon asks of a driver, besides what the sockets do."""
+    """What the daemon needs of a driver, beyond what the sockets need."""
 
     def start(self) -> None:
         """Begin to serve."""
@@ -39,15 +40,15 @@ class StartableDriver(Driver, Protocol):
         """The requests that have been in a stage's hands for more seconds than that."""
 
     def stop(self, reason: str, timeout: float) -> None:
-        """End, and tell every open request why; gives up on what takes longer than the timeout, in seconds."""
+        """End, and end every open request with the reason; gives up after ``timeout`` seconds."""
 
     def fail(self, reason: str, timeout: float) -> None:
-        """The same by a fault, of which an open request may be the cause."""
+        """The same after a fault, which an open request may have caused."""
 
 
 @dataclass(frozen=True)
 class Loaded:
-    """A driver, and what it serves."""
+    """A driver, and the model that it serves."""
 
     driver: StartableDriver
     model: str
@@ -61,13 +62,12 @@ class Loaded:
 
 
 Load = Callable[[EngineConfig, Callable[[Progress], None], Callable[[str], None]], Loaded]
-"""(config, report, on_failure) -> what is to be served; ``on_failure`` is the driver's."""
+"""(config, report, on_failure) -> the loaded driver; ``on_failure`` is passed to it."""
 
 
 def load(config: EngineConfig, report: Callable[[Progress], None], on_failure: Callable[[str], None]) -> Loaded:
-    """Load the model and compile every step, and the tokenizer meanwhile. Raises ConfigurationError, DevicesUnavailable
-    and HostsError.
-    """
+    """Load the model and compile every step, and the tokenizer meanwhile. Raises
+    ConfigurationError, DevicesUnavailable and HostsError."""
     # Seconds' worth of imports: not before it is known that there is an address to serve at.
     from driver.metrics.driver_metrics import DriverMetrics
     from driver.odriver import oDriver
@@ -121,7 +121,7 @@ def load(config: EngineConfig, report: Callable[[Progress], None], on_failure: C
 
 
 def facts_alike(config: EngineConfig) -> dict[str, str]:
-    """What has to be the same on all hosts of a daemon, by what to call it."""
+    """What must be equal on all hosts of a daemon, by name."""
     files = sorted((path.name, path.stat().st_size) for path in config.directory.glob("*.safetensors*"))
     settings = {
         f"--{field.name.replace('_', '-')}": str(getattr(config, field.name))
@@ -139,7 +139,7 @@ def _ask_to_stop(why: str) -> None:
     os.kill(os.getpid(), signal.SIGTERM)
 
 
-def _load_tokenizer(directory: Path) -> "Tokenizer":
+def _load_tokenizer(directory: Path) -> "HuggingFaceTokenizer":
     from driver.text.tokenizer import HuggingFaceTokenizer
 
     return HuggingFaceTokenizer(directory)

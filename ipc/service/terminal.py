@@ -1,4 +1,5 @@
-"""How far the daemon's start has come, and what it is ready with: on a terminal, or in the log."""
+"""The progress of the daemon's start, and its facts when it is ready: on a terminal, or in the
+log."""
 
 import logging
 import time

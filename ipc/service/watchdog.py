@@ -1,4 +1,5 @@
-"""Sees that what there is to do gets done, in every stage: tells systemd so while it does, and has the daemon end if not."""
+"""Watches that every stage makes progress: notifies systemd while all do, and ends the daemon if
+one hangs."""
 
 import logging
 import math
@@ -13,16 +14,18 @@ from ipc.wire.messages import PROGRESS_LIMIT
 logger = logging.getLogger(__name__)
 
 PREPARE_LIMIT = 300.0
-"""Seconds that the prepare stage has before it is hung: a long text is minutes of work for a tokenizer on a slow machine."""
+"""Seconds that the prepare stage has before it is hung: a long text is minutes of work for a
+tokenizer on a slow machine."""
 
 
 class Watchdog:
-    """Looks twice an interval, on a thread of its own, from ``start`` to ``stop``.
+    """Checks twice an interval, on its own thread, from ``start`` to ``stop``.
 
-    ``stages`` says for how many seconds each stage has been busy with one thing. The interval is systemd's WatchdogSec,
-    and where it does not watch twice PROGRESS_LIMIT. While a stage is busy for longer, systemd is told nothing, and
-    restarts the daemon an interval later; before that ``on_hang`` hears of the stage, once, if it has been
-    PROGRESS_LIMIT as well. ``on_failure`` is called, on the dying thread, should the thread die.
+    ``stages`` returns for how many seconds each stage has been busy with one item. The interval is
+    systemd's WatchdogSec, or twice PROGRESS_LIMIT without one. While a stage is busy for longer,
+    systemd is not notified, and restarts the daemon an interval later; before that ``on_hang`` is
+    called with the stage, once, if it is over PROGRESS_LIMIT as well. ``on_failure`` is called on
+    the dying thread, should the thread die.
     """
 
     def __init__(
@@ -39,7 +42,8 @@ class Watchdog:
         self._clock = clock
         self._looked_at = math.inf
         self._thawed_at = -math.inf
-        """When it was last found that this whole process had been frozen, which is no stage's fault."""
+        """When it was last found that this whole process had been frozen, which is no stage's
+        fault."""
         self._stopping = threading.Event()
         self._thread = SafeThread("watchdog", self._run, self._died)
 
@@ -68,7 +72,7 @@ class Watchdog:
             notify("WATCHDOG=1")
             return True
         busy, stage = max(over)
-        logger.error("nothing has got done in the %s stage for %.1f s: the watchdog is told nothing", stage, busy)
+        logger.error("nothing has got done in the %s stage for %.1f s: systemd is not notified", stage, busy)
         if busy < PROGRESS_LIMIT:
             return True
         self._on_hang(stage, busy)

@@ -1,4 +1,4 @@
-"""Who may connect by CURVE (ZeroMQ's RFC 26), and as whom."""
+"""Authentication by CURVE (ZeroMQ's RFC 26): which keys may connect, and as which tenants."""
 
 import logging
 from collections.abc import Callable
@@ -14,7 +14,8 @@ logger = logging.getLogger(__name__)
 class Authority:
     """The daemon's keys. Raises KeyFileError; any thread may call anything.
 
-    A connection is let in if its key is authorised then; ``tenant`` says whether it still is, and as whom.
+    A connection is let in if its key is authorised then; ``tenant`` says whether it still is, and
+    as whom.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -31,7 +32,7 @@ class Authority:
         return self._key.secret
 
     def keys(self) -> list[str]:
-        """Those that may connect."""
+        """The public keys that may connect."""
         return list(self._tenants)
 
     def tenant(self, public: str) -> Tenant | None:

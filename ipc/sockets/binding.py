@@ -1,4 +1,5 @@
-"""Listening at a checked address: the daemon does it itself, so that clients find the address whichever process answers."""
+"""Listening at a checked address: the daemon does it itself, so that clients find the address
+whichever process answers."""
 
 import errno
 import socket
@@ -10,12 +11,13 @@ from ipc.errors import AddressError, AddressInUse
 from ipc.wire.addresses import host_and_port, keep_private, reserved
 
 BACKLOG = 512
-"""Connections that wait to be accepted; while nobody accepts, they wait in the kernel."""
+"""Connections that the kernel queues until they are accepted."""
 
 
 @contextmanager
 def listening(address: str) -> Iterator[socket.socket]:
-    """A socket that listens there and that other daemons are kept off; raises AddressError where there can be none."""
+    """A socket that listens there and that other daemons are kept off; raises AddressError where
+    there can be none."""
     with reserved(address):
         try:
             end = _unix(address) if address.startswith("ipc://") else _tcp(address)

@@ -1,19 +1,22 @@
-"""Which connections a socket's process has, whose they are, and which it will not have: no socket, thread or clock in here.
+"""Which connections a socket's process has, whose they are, and which it will not have: no socket,
+thread or clock in here.
 
-libzmq names a connection by its routing id, which the peer may choose and the next one choose again. So a connection is
-known by a serial of ours, given at its handshake, which libzmq then says with every message of it, and by nothing else.
+libzmq names a connection by its routing id, which the peer may choose and the next one choose
+again. So a connection is known by a serial of ours, given at its handshake, which libzmq then says
+with every message of it, and by nothing else.
 """
 
 import itertools
 from collections import Counter, defaultdict, deque
 
 SHARE_OF_PEER, SHARE_OF_OWNER = 2, 4
-"""Of the connections that there may be, one user or machine has at most half at any stage, and one key, user or machine
-at most a quarter of those that are served; the others of that half are told so."""
+"""Shares of the connections: at any stage one user or machine has at most half, and one key, user
+or machine at most a quarter of those that are served; the rest of that half get an error."""
 
 
 class PeerConnection:
-    """One that has said something. ``refusal`` is an error's code and words if it is not served."""
+    """A connection that has sent something. ``refusal`` is an error's code and message if it is
+    not served."""
 
     def __init__(self, serial: int, routing_id: bytes, owner: str, refusal: tuple[str, str] | None) -> None:
         self.serial = serial
@@ -21,13 +24,14 @@ class PeerConnection:
         self.owner = owner
         self.refusal = refusal
         self.num_taken = 0
-        """Messages that have found room in it, of which the daemon has not been told."""
+        """Messages sent into it that the daemon has not been told of."""
         self.held: deque[bytes] = deque()
         """Messages that have not."""
 
 
 class Accepted:
-    """A file descriptor on which libzmq has accepted somebody, at ``since``; a connection, once it has said something."""
+    """A file descriptor on which libzmq has accepted a peer; a connection, once the peer has sent
+    something."""
 
     def __init__(self, descriptor: int, peer: str, last_serial: int, now: float) -> None:
         self.descriptor = descriptor
@@ -37,15 +41,16 @@ class Accepted:
         """The last that was given before: those of this descriptor come later."""
         self.heard_at = now
         self.ends_at: float | None = None
-        """When it is to be closed."""
+        """When to close it."""
         self.connection: PeerConnection | None = None
 
 
 class Connections:
-    """At most so many at once. Times are in seconds, and the caller's.
+    """The connections, up to a limit. Times are in seconds, and the caller's.
 
-    Events have to come in the order in which they happened: before a handshake, and before the first message of a
-    connection, all acceptances and disconnections that libzmq has reported by then.
+    Report events in the order in which they happened: before a handshake, and before a
+    connection's first message, all acceptances and disconnections that libzmq has reported by
+    then.
     """
 
     def __init__(self, limit: int) -> None:
@@ -55,7 +60,7 @@ class Connections:
         self._accepted: dict[int, Accepted] = {}
         self._by_serial: dict[int, tuple[PeerConnection, Accepted]] = {}
         self._silent: defaultdict[str, dict[int, Accepted]] = defaultdict(dict)
-        """Those who have said nothing yet, by peer, the oldest first."""
+        """Those that have sent nothing yet, by peer, the oldest first."""
         self._num_of_peer: Counter[str] = Counter()
         self._num_of_owner: Counter[str] = Counter()
 
@@ -63,8 +68,12 @@ class Connections:
         return len(self._accepted)
 
     def accept(self, descriptor: int, peer: str, now: float) -> Accepted | None:
-        """Somebody connects; if that is one too many, who is to be closed at once: of those who have said nothing yet the
-        oldest, so that whoever does say something gets in, and else the new one."""
+        """Add a peer. Over the limit, returns the one to close at once: the oldest that has sent
+        nothing.
+
+        So a peer that does send something gets in; if there is no silent one, the new one is
+        closed.
+        """
         accepted = self._accepted[descriptor] = Accepted(descriptor, peer, self._last_serial, now)
         self._silent[peer][descriptor] = accepted
         self._num_of_peer[peer] += 1
@@ -77,7 +86,7 @@ class Connections:
         return silent.pop(next(iter(silent)))
 
     def disconnect(self, descriptor: int) -> PeerConnection | None:
-        """It has ended; what it was, if it had said something."""
+        """Remove it; returns its connection, if it had sent something."""
         accepted = self._accepted.pop(descriptor, None)
         if accepted is None:
             return None
@@ -97,13 +106,14 @@ class Connections:
         return self._last_serial
 
     def get(self, serial: int) -> tuple[PeerConnection, Accepted] | None:
-        """One that has said something, and is there."""
+        """An open connection that has sent something."""
         return self._by_serial.get(serial)
 
     def add(
         self, serial: int, descriptor: int, routing_id: bytes, key: str, *, has_name: bool
     ) -> tuple[PeerConnection, Accepted] | None:
-        """It says something for the first time; None if it has ended, and these are words that it left.
+        """It says something for the first time; None if it has ended, and these are words that it
+        left.
 
         It is its key's, or its user's or machine's if that is empty.
         """
@@ -119,7 +129,7 @@ class Connections:
         return connection, accepted
 
     def all(self) -> list[Accepted]:
-        """Whether they have said something or not."""
+        """All of them, whether they have sent something or not."""
         return list(self._accepted.values())
 
     def _refusal(self, owner: str, *, has_name: bool) -> tuple[str, str] | None:

@@ -1,8 +1,10 @@
-"""The program that forks the processes of the sockets: it has their imports done, so that a new one takes milliseconds.
+"""The program that forks the processes of the sockets: it has their imports done, so that a new
+one takes milliseconds.
 
-The daemon sends it three descriptors for each: the process's end of the link, the listening socket, and a socket on which
-the process's exit status is reported. When the daemon closes its end of that one, the process is killed; when the daemon is
-gone, all of them are, and this program ends.
+The daemon sends it three descriptors for each: the process's end of the link, the listening
+socket, and a socket on which the process's exit status is reported. When the daemon closes its end
+of that one, the process is killed; when the daemon is gone, all of them are, and this program
+ends.
 """
 
 import ctypes
@@ -21,7 +23,8 @@ from ipc.sockets.link import Link
 NUM_DESCRIPTORS = 3
 _PR_SET_PDEATHSIG, _PR_SET_NAME = 1, 15
 _IGNORED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-"""Meant for the daemon, which drains and then ends us; a terminal or a service manager may send them to all."""
+"""Meant for the daemon, which drains and then ends us; a terminal or a service manager may send
+them to all."""
 
 
 class ForkServer:
@@ -115,8 +118,11 @@ def _wake_up(number: int, frame: FrameType | None) -> None:
 
 
 def reseed() -> None:
-    """Have libzmq begin to count its routing ids anywhere: it draws that from libc's rand(), which every fork inherits as
-    it was. A client who could tell the count could have libzmq abort this process, and the next one, and the next."""
+    """Start libzmq's count of routing ids anywhere: libzmq draws it from libc's rand(), which
+    every fork inherits.
+
+    A client that knew the count could make libzmq abort this process, and each of its successors.
+    """
     ctypes.CDLL(None).srand(ctypes.c_uint(int.from_bytes(os.urandom(4), "little")))
 
 

@@ -1,4 +1,5 @@
-"""Records between the daemon and the process of one of its sockets: a stream of bytes on which neither end ever waits."""
+"""Records between the daemon and the process of one of its sockets: a stream of bytes on which
+neither end ever waits."""
 
 import socket
 import struct
@@ -18,7 +19,7 @@ class LinkLost(Exception):
 
 
 class Kind(IntEnum):
-    """What a record says. Serial and body are 0 and empty where nothing is said of them."""
+    """The kinds of records. Serial and body are 0 and empty unless described."""
 
     CONFIGURE = 1
     """To the process, as the first: its SocketConfiguration, in JSON."""
@@ -27,19 +28,22 @@ class Kind(IntEnum):
     MESSAGE = 3
     """Either way: one frame of the connection ``serial``."""
     CLOSE = 4
-    """To the process: end this connection once it has had time to read what it was sent."""
+    """To the process: close this connection, after it had time to read its last messages."""
     KEYS = 5
-    """To the process: the keys that may connect, in JSON; answered by the same kind when they do."""
+    """To the process: the keys that may connect, in JSON; answered by the same kind when they do.
+    """
     BEAT = 6
     """To the process; answered by the same kind."""
     STOP = 7
     """To the process: let the last messages leave, and end."""
     OPENED = 8
-    """From the process: a connection has said something; who it is, in JSON."""
+    """From the process: a connection has sent its first message; its peer, in JSON."""
     PARTS = 9
-    """From the process: a message of several frames, which is none; the body is their number in decimal."""
+    """From the process: a message of several frames, which is none; the body is their number in
+    decimal."""
     TAKEN = 10
-    """From the process: so many messages, in decimal, have found room in the connection since the last of these."""
+    """From the process: number of messages, in decimal, sent into the connection since the last of
+    these."""
     GONE = 11
     """From the process: this connection has ended, and its serial is never used again."""
 
@@ -54,7 +58,8 @@ class Link:
         self._received = bytearray()
 
     def fileno(self) -> int:
-        """A file descriptor that is readable when there is something to ``receive``, or nobody any more."""
+        """A file descriptor that is readable when there is something to ``receive``, or the other
+        end is gone."""
         return self._end.fileno()
 
     @property
@@ -68,7 +73,7 @@ class Link:
         self._unsent += body
 
     def flush(self) -> None:
-        """Send as much as there is room for. That nobody is there to have it shows in ``receive``."""
+        """Send as much as there is room for. A lost peer shows in ``receive``."""
         while self._unsent:
             try:
                 with memoryview(self._unsent) as unsent, unsent[:_CHUNK] as chunk:
@@ -81,7 +86,8 @@ class Link:
             del self._unsent[:sent]
 
     def receive(self) -> list[Record]:
-        """The records that are here in full, perhaps none. Raises LinkLost once the other end is gone."""
+        """The records that are here in full, perhaps none. Raises LinkLost once the other end is
+        gone."""
         try:
             data = self._end.recv(_CHUNK)
         except BlockingIOError:

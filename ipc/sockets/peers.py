@@ -1,8 +1,9 @@
-"""The connections of one socket, as the daemon has them: who is at the other end, and what is on its way there.
+"""The connections of one socket, as the daemon sees them: the peers, and the messages on their way
+to them.
 
-The socket itself is in a process that may die (``socket_process``). Then all of its connections are gone, and there is
-another process at once; its clients come again by themselves. Whom a connection is called here, ``identity``, is drawn by
-lot, and neither chosen by a client nor used again.
+The socket itself is in a process that may die (``socket_process``). Then all of its connections
+are lost, and a new process replaces it at once; clients reconnect by themselves. A connection's
+``identity`` is random: no client chooses it, and it is not used again.
 """
 
 import json
@@ -27,7 +28,8 @@ MAX_ON_THE_WAY = 500
 MAX_UNSENT = 64 * 2**20
 """Bytes that the process has not taken yet, from which on it is given no more."""
 SHORT_LIFE = 1.0
-"""Seconds: a process that dies younger is followed by the next one later, if the one before it died so young, too."""
+"""Seconds: a process that dies younger is followed by the next one later, if the one before it
+died so young, too."""
 LONGEST_DELAY = 1.0
 """Seconds from one process's death to the next one's birth, at most."""
 SILENCE_LIMIT = 20.0
@@ -39,7 +41,8 @@ class Sent(Enum):
 
     AWAY = auto()
     FULL = auto()
-    """The connection holds as much as it may: the client does not read, or its network is slow. Nothing was sent."""
+    """The connection holds as much as it may: the client does not read, or its network is slow.
+    Nothing was sent."""
     GONE = auto()
     """There is no such client any more."""
 
@@ -58,7 +61,7 @@ class Peer:
 
 @dataclass(frozen=True)
 class Said:
-    """A message of so many frames; of several frames none is told."""
+    """A message's frames; for a message of several frames, that many empty ones."""
 
     peer: Peer
     frames: list[bytes]
@@ -80,7 +83,8 @@ class Lost:
 
 @dataclass(frozen=True)
 class Refused:
-    """A new connection is one too many, or wrong: an error's code and words, after which it is to be closed."""
+    """A new connection over a limit, or a wrong one: an error's code and message; close it after
+    sending that."""
 
     peer: Peer
     code: str
@@ -91,13 +95,14 @@ Event = Said | HasRoom | Lost | Refused
 
 
 class Peers:
-    """One thread uses it. ``listening`` and ``configuration`` are what each process is given. Times are in seconds."""
+    """One thread uses it. ``listening`` and ``configuration`` are what each process is given.
+    Times are in seconds."""
 
     def __init__(
         self, name: str, spawner: Spawner, listening: socket.socket, configuration: SocketConfiguration
     ) -> None:
         self.num_deaths = 0
-        """Processes that have died and were not told to."""
+        """Processes that died without being stopped."""
         self.called_at: float | None = None
         """When the process was last called, until it answers."""
         self._name = name
@@ -108,17 +113,17 @@ class Peers:
         self._spawned: Spawned | None = None
         self._born_at = -math.inf
         self._due_at = 0.0
-        """When the next process is to be made, if there is none."""
+        """When to start the next process, if there is none."""
         self._delay = 0.0
         self._by_serial: dict[int, Peer] = {}
         self._by_identity: dict[bytes, Peer] = {}
         self._records: deque[Record] = deque()
         self._lost: deque[Peer] = deque()
         self._reloads: deque[Future[None]] = deque()
-        """Of keys that the process has been told, and does not have yet as far as we know."""
+        """Reloads of keys that the process has not confirmed yet."""
 
     def flush_and_poll(self, poll: "select.poll") -> None:
-        """Say what can be without waiting, and wake up for what there is to hear, or room for the rest."""
+        """Send what can be sent without waiting, and register what to poll for."""
         if self._spawned is not None:
             link = self._spawned.link
             link.flush()
@@ -126,13 +131,13 @@ class Peers:
 
     @property
     def due_at(self) -> float:
-        """When ``attend`` is to be called though nothing wakes up."""
+        """When to call ``attend`` without an event."""
         if self._records or self._lost:
             return 0.0
         return self._due_at if self._spawned is None else math.inf
 
     def attend(self, now: float) -> None:
-        """See to it that there is a process, and hear what it has said."""
+        """Ensure that there is a process, and read its records."""
         if self._spawned is None and now >= self._due_at:
             self._spawn(now)
         if self._spawned is None or self._records:
@@ -150,7 +155,7 @@ class Peers:
             self._spawned.kill()
 
     def next(self) -> Event | None:
-        """What has happened, in order; None if nothing has."""
+        """The next event; None if there is none."""
         while self._lost or self._records:
             if self._lost:
                 return Lost(self._lost.popleft())
@@ -177,7 +182,7 @@ class Peers:
         return Sent.AWAY
 
     def close(self, peer: Peer) -> None:
-        """End a connection once it has had time to read what it was sent."""
+        """Close a connection, after it had time to read its last messages."""
         self._put(Kind.CLOSE, peer.serial)
 
     def authorise(self, keys: list[str], done: "Future[None]") -> None:
@@ -263,7 +268,8 @@ class Peers:
         self._spawned.link.flush()
 
     def _lose(self, dead: Spawned, now: float) -> None:
-        """All of its connections are over, and the next process is made: at once, if this one has lived for long."""
+        """All of its connections are over, and the next process is made: at once, if this one has
+        lived for long."""
         self.num_deaths += 1
         self._delay = 0.0 if now - self._born_at > SHORT_LIFE else self._due_in()
         self._due_at = now + self._delay

@@ -1,9 +1,10 @@
-"""The process of one socket: it owns the ROUTER that clients connect to, and passes frames between them and the daemon.
+"""The process of one socket. It owns the ROUTER, and passes frames between clients and the daemon.
 
-A client can have libzmq abort the process that it is in: one that connects under a routing id of the form that libzmq
-itself gives to others, who then collide with it. So libzmq faces clients here, where nothing is lost but connections: no
-weights, no requests, and no rules beyond who may connect, and how often. It is not told what a frame means, and reads
-nothing while the daemon does not. This file and what it imports load in a few milliseconds.
+A client can make libzmq abort its process: it connects under a routing id of the form that libzmq
+itself assigns, which later collides. So libzmq faces clients in this process, where only
+connections can be lost: no weights, no requests, and no rules beyond who may connect and how
+often. It does not know what a frame means, and reads nothing while the daemon does not. This file
+and its imports load in a few milliseconds.
 """
 
 import json
@@ -26,26 +27,27 @@ from ipc.sockets.link import Kind, Link, LinkLost
 RECEIVE_HIGH_WATER = 16
 """Messages of one client held unread; beyond them it waits in its own memory, not in ours."""
 SEND_HIGH_WATER = 500
-"""Messages held for a client that does not read, beside as many that are on their way here."""
+"""Messages queued for a client that does not read; as many more may be on their way here."""
 LINGER = 1000
 """Milliseconds that the last messages have to leave when the socket closes."""
 KEEPALIVE = {zmq.TCP_KEEPALIVE: 1, zmq.TCP_KEEPALIVE_IDLE: 30, zmq.TCP_KEEPALIVE_INTVL: 10, zmq.TCP_KEEPALIVE_CNT: 3}
-"""Of TCP connections: seconds of silence until the kernel asks, between its questions, and how many go unanswered."""
+"""Of TCP connections: seconds of silence until the kernel asks, between its questions, and how
+many go unanswered."""
 UNREAD_LIMIT = 2**20
-"""Bytes that the daemon has not taken yet, from which on nobody is read."""
+"""Bytes that the daemon has not read, above which no client is read."""
 MESSAGES_PER_TURN = 64
 """Messages taken from clients before the daemon's get their turn again."""
 TAKEN_AT_ONCE = 50
-"""Messages that have found room, of which the daemon is told together."""
+"""Sent messages that are reported to the daemon together."""
 MAX_CONNECTIONS = 8192
 SPARE_FILES = 64
 """File descriptors that are not for connections."""
 HELLO_LIMIT = 10.0
-"""Seconds until a connection must have said something."""
+"""Seconds within which a connection must send something."""
 FAREWELL = 1.0
 """Seconds that a connection has to read why it is closed."""
 SWEEP_INTERVAL = 2.0
-"""Seconds between looks at who is silent."""
+"""Seconds between checks for silent connections."""
 RETRY_INTERVAL = 0.02
 """Seconds after which it is tried again to send to a connection that was full."""
 
@@ -69,8 +71,8 @@ class SocketConfiguration(TypedDict):
 
 
 class Who(TypedDict):
-    """What the daemon is told of a connection: its key, the user at the other end of an ``ipc://`` socket, by the kernel's
-    word, and, if it is not served, an error's code and words."""
+    """The peer of a connection: its key, the user of an ``ipc://`` socket as the kernel reports
+    it, and an error's code and message if it is not served."""
 
     key: str | None
     uid: int | None
@@ -94,7 +96,7 @@ class SocketProcess:
         self._is_open = False
         self._stopping = False
         self._was_deaf = False
-        """Whether nobody has been read for some of the time since the last sweep."""
+        """Whether reading was paused at some time since the last sweep."""
         self._swept_at = time.monotonic()
         self._context = zmq.Context()
 
@@ -124,7 +126,8 @@ class SocketProcess:
         self._zap = self._context.socket(zmq.REP)
         self._zap.bind(_ZAP_ADDRESS)
         self._router = self._context.socket(zmq.ROUTER)
-        # Before binding: libzmq ends the session of a peer that has gone by what the listener copied then.
+        # Before binding: libzmq ends the session of a peer that has gone by what the listener
+        # copied then.
         self._router.setsockopt(zmq.LINGER, LINGER)
         self._router.setsockopt(zmq.ROUTER_MANDATORY, 1)
         self._router.setsockopt(zmq.MAXMSGSIZE, configuration["max_message_bytes"])
@@ -132,7 +135,8 @@ class SocketProcess:
         self._router.setsockopt(zmq.SNDHWM, SEND_HIGH_WATER)
         self._router.setsockopt(zmq.HANDSHAKE_IVL, int(1000 * HELLO_LIMIT))
         self._router.setsockopt(zmq.IPV6, 1 if "[" in configuration["address"] else 0)
-        # The kernel closes what leads to a machine that is gone; a peer that is merely frozen it takes for alive.
+        # The kernel closes what leads to a machine that is gone; a peer that is merely frozen it
+        # takes for alive.
         for option, value in KEEPALIVE.items():
             self._router.setsockopt(option, value)
         # With a domain libzmq asks about everybody, and not about those with keys alone.
@@ -218,7 +222,8 @@ class SocketProcess:
             self._full.add(connection)
 
     def _deliver(self, connection: PeerConnection, frame: bytes) -> bool:
-        """Whether there was room for it. One that has gone has room: its disconnection is about to be reported."""
+        """Whether there was room for it. One that has gone has room: its disconnection is about to
+        be reported."""
         try:
             self._router.send_multipart([connection.routing_id, frame], zmq.NOBLOCK)
         except zmq.Again:
@@ -303,7 +308,8 @@ class SocketProcess:
             self._link.put(Kind.GONE, connection.serial)
 
     def _answer_zap(self, now: float) -> None:
-        """Let in who may, under a name of ours, which libzmq then says with each of its messages."""
+        """Admit peers under a serial of ours, which libzmq then attaches to each of their
+        messages."""
         while True:
             try:
                 question = self._zap.recv_multipart(zmq.NOBLOCK)
@@ -317,9 +323,10 @@ class SocketProcess:
             self._zap.send_multipart([b"1.0", question[1], *status, name, b""])
 
     def _sweep(self, now: float) -> None:
-        """Close who says nothing at all, who has been silent for long, and who was told to go.
+        """Close connections that never sent anything, that are silent for long, or that have been
+        told to end.
 
-        If nobody was read for some time, or this comes far too late, it is not they who were silent.
+        If reading was paused, or this call comes far too late, their silence does not count.
         """
         excused = self._was_deaf or now > self._swept_at + 3 * SWEEP_INTERVAL
         self._swept_at, self._was_deaf = now, not self._is_open
@@ -348,7 +355,8 @@ def _peer(descriptor: int) -> str | None:
 
 
 def _shut(descriptor: int, peer: str) -> None:
-    """End a connection that libzmq has: it sees the other end gone. Not if it has gone already, and the number is another's."""
+    """End a connection that libzmq has: it sees the other end gone. Not if it has gone already,
+    and the number is another's."""
     if _peer(descriptor) != peer:
         return
     try:
@@ -359,7 +367,8 @@ def _shut(descriptor: int, peer: str) -> None:
 
 
 def _is_chosen(routing_id: bytes) -> bool:
-    """Whether the peer has chosen that itself, as far as it can be told: what libzmq gives has five bytes, the first 0."""
+    """Whether the peer has chosen its routing id, as far as we can tell: libzmq's have five bytes,
+    the first 0."""
     return len(routing_id) != 5 or routing_id[0] != 0
 
 

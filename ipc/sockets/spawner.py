@@ -1,4 +1,5 @@
-"""The daemon's side of the processes that own its sockets: it asks for them, hears how they end, and can kill them."""
+"""The daemon's side of its sockets' processes: it starts them, learns how they end, and can kill
+them."""
 
 import signal
 import socket
@@ -14,11 +15,12 @@ from ipc.sockets.link import Link
 _PATHS = [str(Path(__file__).parents[2]), str(Path(zmq.__file__ or "").parents[1])]
 _PROGRAM = "import sys; sys.path[:0] = {paths}; from ipc.sockets.fork_server import main; main({control})"
 _REPORT_PATIENCE = 0.5
-"""Seconds until the report of a process that has ended is given up; it comes at once if the fork server lives."""
+"""Seconds until the report of a process that has ended is given up; it comes at once if the fork
+server lives."""
 
 
 class Spawned:
-    """A process that owns one socket, as the daemon has it: a link to it and a way to kill it."""
+    """A process that owns one socket: a link to it and a way to kill it."""
 
     def __init__(self, link: Link, report: socket.socket) -> None:
         self.link = link
@@ -40,13 +42,14 @@ class Spawned:
         self._report.shutdown(socket.SHUT_WR)
 
     def close(self) -> None:
-        """Kill it, if it is there, and close what leads to it."""
+        """Kill it, if it runs, and close the link."""
         self._report.close()
         self.link.close()
 
 
 class Spawner:
-    """Has the fork server make processes, and starts that one when it is first needed or has died. Any thread may ask."""
+    """Has the fork server make processes, and starts that one when it is first needed or has died.
+    Any thread may ask."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -68,7 +71,7 @@ class Spawner:
         return Spawned(Link(ours), our_report)
 
     def stop(self) -> None:
-        """End the fork server, and what it has forked; a second time changes nothing."""
+        """End the fork server and its children; a second call does nothing."""
         with self._lock:
             self._close()
 
@@ -86,7 +89,8 @@ class Spawner:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             program = _PROGRAM.format(paths=_PATHS, control=theirs.fileno())
-            # Without site and environment, which it does not need, and in a session of its own, without a terminal.
+            # Without site and environment, which it does not need, and in a session of its own,
+            # without a terminal.
             command = [sys.executable, "-I", "-S", "-c", program]
             try:
                 self._server = subprocess.Popen(

@@ -1,4 +1,4 @@
-"""Who asks, and how much of it they may: no socket, thread or clock in this file."""
+"""Tenants and their limits: no socket, thread or clock in this file."""
 
 import os
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ MINUTE = 60.0
 
 @dataclass(frozen=True)
 class Tenant:
-    """The bearer of a key, or whoever comes, where no keys are asked for."""
+    """The holder of a key, or any peer where no keys are required."""
 
     name: str
     limits: Limits | None = None
@@ -20,12 +20,12 @@ class Tenant:
 
     @property
     def may_control(self) -> bool:
-        """Whether the daemon does what they want of it: with a key for that, or as its own user or root."""
+        """Whether it may control the daemon: by its key, or as the daemon's own user or root."""
         return self.limits.control if self.limits is not None else self.user in (0, os.geteuid())
 
     @property
     def may_look(self) -> bool:
-        """Whether they are told how the daemon is."""
+        """Whether it may read the daemon's status."""
         return self.limits is None or self.limits.control
 
 
@@ -33,9 +33,10 @@ EVERYBODY = Tenant("")
 
 
 def of_user(user: int | None) -> Tenant:
-    """Who comes without a key: users are tenants, but the daemon's own, who has no need to be kept from anything.
+    """The tenant of a peer without a key: each user is one, but the daemon's own user, who has no
+    limits.
 
-    Where the kernel does not say who it is, all are one.
+    Where the kernel does not report the user, all are one tenant.
     """
     if user is None:
         return EVERYBODY
@@ -43,7 +44,8 @@ def of_user(user: int | None) -> Tenant:
 
 
 class Quota:
-    """What one tenant has used of its tokens: it drains away by ``tokens_per_minute``, and may be so much at once.
+    """The tokens that one tenant has used: they drain at ``tokens_per_minute``, which is also the
+    most at once.
 
     Times are in seconds, and the caller's.
     """
@@ -53,17 +55,19 @@ class Quota:
         self._at = now
 
     def spend(self, tokens: int) -> None:
-        """Tokens have been read or generated; fewer than none, where they were fewer than was thought."""
+        """Tokens have been read or generated; fewer than none, where they were fewer than was
+        thought."""
         self._used += tokens
 
     def has_drained(self, tenant: Tenant, now: float) -> bool:
-        """Whether nothing is left of what was used."""
+        """Whether all that was used has drained away."""
         if tenant.limits is None or tenant.limits.tokens_per_minute is None:
             return True
         return self._used <= tenant.limits.tokens_per_minute / MINUTE * (now - self._at)
 
     def refusal(self, tenant: Tenant, num_open: int, now: float) -> tuple[str, float | None] | None:
-        """Why one more request, beside those open, may not be, and in how many seconds it may; None if it may now."""
+        """Why one more request may not be opened, and in how many seconds it may; None if it may
+        now."""
         limits = tenant.limits
         if limits is None:
             return None

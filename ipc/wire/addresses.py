@@ -1,7 +1,8 @@
-"""Where the daemon listens: ``ipc://`` sockets that only their owner can reach, loopback TCP, and with keys anywhere.
+"""The daemon's addresses: ``ipc://`` sockets that only their owner can reach, loopback TCP, and
+any with keys.
 
-Whoever can connect without a key can have the daemon work for them, so an address that other machines reach is for those
-alone who have one: there everything is encrypted.
+A peer that connects without a key can use the daemon. So an address that other machines can reach
+requires a key, and its traffic is encrypted.
 """
 
 import fcntl
@@ -21,7 +22,8 @@ logger = logging.getLogger(__name__)
 
 CONTROL_SUFFIX = ".control"
 LONGEST_PATH = 107 - len(CONTROL_SUFFIX)
-"""Bytes of a Unix socket's path: ``sun_path`` less its closing NUL, and less what the control socket adds."""
+"""Bytes of a Unix socket's path: ``sun_path`` less its closing NUL, and less what the control
+socket adds."""
 LAST_PORT = 65534
 """The control socket has the next."""
 
@@ -33,7 +35,8 @@ _TCP = re.compile(r"tcp://(?P<host>\[[^]]+\]|[^:\[\]]+):(?P<port>[0-9]{1,5})")
 
 
 def default_address() -> str:
-    """The address that daemon and client share when none is given: a socket in the user's private directory."""
+    """The address that daemon and client share when none is given: a socket in the user's private
+    directory."""
     return f"ipc://{_private_directory() / 'odriver.sock'}"
 
 
@@ -52,7 +55,8 @@ def checked_address(address: str | None, *, has_key: bool = False) -> str:
 
 
 def client_address(address: str | None, *, has_key: bool = False) -> str:
-    """As ``checked_address``, for a client: for None, too, the service's address, if the user has no daemon of theirs.
+    """As ``checked_address``, for a client: for None, too, the service's address, if the user has
+    no daemon of theirs.
 
     The service has to be there, and the user in its group.
     """
@@ -70,7 +74,8 @@ def is_local(address: str) -> bool:
 
 
 def control_address(address: str) -> str:
-    """Where the daemon at a checked address takes control: the socket file ``.control`` beside it, or the next port."""
+    """The control address of a daemon: the socket file ``.control`` beside its own, or the next
+    port."""
     match = _TCP.fullmatch(address)
     return address + CONTROL_SUFFIX if match is None else f"tcp://{match['host']}:{int(match['port']) + 1}"
 
@@ -83,7 +88,8 @@ def host_and_port(address: str) -> tuple[str, int]:
 
 
 def anyone_listens(address: str) -> bool:
-    """Whether some process accepts connections at a checked address; it may be no daemon of ours."""
+    """Whether some process accepts connections at a checked address; it may be no daemon of
+    ours."""
     try:
         connected(address).close()
     except (FileNotFoundError, NotADirectoryError, ConnectionRefusedError):
@@ -103,19 +109,21 @@ def _admits_us(address: str) -> bool:
 
 
 def keep_private(address: str) -> None:
-    """Have nobody but our user, and root, connect to the ``ipc://`` socket that we have bound there."""
+    """Allow only our user, and root, to connect to the bound ``ipc://`` socket."""
     _set_mode(Path(address.removeprefix("ipc://")), 0o600)
 
 
 def open_to_group(address: str) -> None:
-    """Have our group connect, too, to work and control at a checked address, if these are socket files."""
+    """Have our group connect, too, to work and control at a checked address, if these are socket
+    files."""
     if address.startswith("ipc://"):
         for path in (address, control_address(address)):
             _set_mode(Path(path.removeprefix("ipc://")), 0o660)
 
 
 def _set_mode(path: Path, mode: int) -> None:
-    """Of the socket itself: whatever another user may have put in its place since is left as it is."""
+    """Set the mode of the socket itself; if another user has replaced it, the replacement is left
+    alone."""
     descriptor = os.open(path, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
         if stat.S_ISSOCK(os.fstat(descriptor).st_mode):
@@ -137,11 +145,13 @@ def is_forbidden(address: str) -> bool:
 
 @contextmanager
 def reserved(address: str) -> Iterator[None]:
-    """Keep other daemons off a checked address; raises AddressError where it is taken or cannot be had.
+    """Keep other daemons off a checked address; raises AddressError where it is in use or
+    unusable.
 
-    libzmq unlinks whatever lies at an ``ipc://`` path before it binds, so a second daemon would silently cut
-    off the first; at the end it leaves its own socket behind. A locked file beside the socket tells a running daemon
-    from the socket of a dead one, and outlives them both: a lock that is unlinked can be held twice. TCP needs none.
+    libzmq unlinks any file at an ``ipc://`` path before it binds, so a second daemon would
+    silently cut off the first; at the end it leaves its own socket behind. A locked file beside
+    the socket tells a running daemon from the socket of a dead one. It is never removed: a lock
+    that is unlinked can be held twice. TCP needs none.
     """
     if not address.startswith("ipc://"):
         yield
@@ -215,7 +225,8 @@ def is_loopback(host: str) -> bool:
 
 
 def connected(address: str) -> socket.socket:
-    """A plain connection to a checked address; raises OSError where there is none within a second."""
+    """A plain connection to a checked address; raises OSError where there is none within a
+    second."""
     if address.startswith("tcp://"):
         return socket.create_connection(host_and_port(address), timeout=1)
     connection = socket.socket(socket.AF_UNIX)

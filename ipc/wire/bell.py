@@ -5,16 +5,18 @@ import select
 
 
 class Bell:
-    """A pipe to poll beside sockets; any thread may ring it, one thread hears it.
+    """A pipe to poll beside sockets (a self-pipe): any thread may ring it, one thread waits for
+    it.
 
-    Whoever has work for the hearer puts it into a queue and then rings; the hearer, woken, clears the bell and
-    then empties the queue. In that order nothing is missed, though rings while one is unheard cost no system call.
-    The pipe lives as long as the bell has an owner, so a late ring never reaches somebody else's file.
+    A thread with work puts it into a queue and then rings. The waiting thread clears the bell and
+    then empties the queue. In that order nothing is missed, and further rings before the clear
+    cost no system call. The pipe lives as long as the bell, so a late ring never reaches another
+    file.
     """
 
     def __init__(self) -> None:
         self._reader, self.rope = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
-        """What is written to the ``rope`` rings too: a file descriptor for ``signal.set_wakeup_fd``."""
+        """The write end. A byte written to it rings too: it is for ``signal.set_wakeup_fd``."""
         self._rung = False
 
     def __del__(self) -> None:
@@ -32,12 +34,12 @@ class Bell:
             os.write(self.rope, b"\0")
 
     def clear(self) -> None:
-        """Hear the ring; to be called when the bell is readable, before looking into the queue."""
+        """Clear the ring. Call it when the bell is readable, before reading the queue."""
         os.read(self._reader, 4096)
         self._rung = False
 
     def wait(self, timeout: float | None = None) -> None:
-        """Wait for a ring, for so many seconds at most, and hear it."""
+        """Wait for a ring, for ``timeout`` seconds at most, and clear it."""
         poll = select.poll()
         poll.register(self, select.POLLIN)
         if poll.poll(None if timeout is None else 1000 * timeout):

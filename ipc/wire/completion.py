@@ -12,14 +12,15 @@ Message = dict[str, Any]
 
 
 TokenLogprobs = dict[int, Logprob]
-"""Log-probabilities by token id, for one place in a text: first the token that is there, then the likeliest."""
+"""Log-probabilities by token id, for one position: first the actual token, then the likeliest."""
 
 
 class Piece(msgspec.Struct, frozen=True):
-    """What is new of a completion. The last piece of a sample has the reason why it ended.
+    """The new part of a completion. The last piece of a sample has its ``finish_reason``.
 
-    The last piece of all, and no other, has what the request cost. ``index`` is the sample's, of ``n``. ``logprobs`` has
-    an entry for each token, ``prompt_logprobs`` one for each prompt token, None for the first; both only as asked for.
+    Only the last piece of all has the ``usage``. ``index`` is the sample's, of ``n``. ``logprobs``
+    has an entry for each token, ``prompt_logprobs`` one for each prompt token, None for the first;
+    both only on request.
     """
 
     text: str
@@ -42,7 +43,7 @@ class Choice(msgspec.Struct, frozen=True):
 
 
 class Completion(msgspec.Struct, frozen=True):
-    """A whole completion: its ``n`` samples, what it cost, and the prompt's log-probabilities.
+    """A whole completion: its ``n`` samples, its usage, and the prompt's log-probabilities.
 
     ``text``, ``token_ids``, ``finish_reason`` and ``logprobs`` are those of the first sample.
     """

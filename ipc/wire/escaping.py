@@ -1,7 +1,9 @@
-"""Text of others, made fit to be seen: a control character is spelt out, and what is too long is cut.
+"""Escaping of untrusted text for terminals and logs: control characters are escaped, long text is
+cut.
 
-A terminal obeys control characters, a log is read a line at a time, and a bidirectional override shows letters in
-another order than they have. Whoever chooses a request id, a path or a model's output is to choose none of that.
+A terminal obeys control characters, a log is read line by line, and bidirectional overrides
+reorder letters. A client chooses request ids, paths and a model's output; it must not control any
+of that.
 """
 
 import re
@@ -13,13 +15,14 @@ LONGEST_LINE = 4000
 """Characters of a log line."""
 
 _HIDDEN = "\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff"
-"""C0 and C1 controls, separators of lines and paragraphs, bidirectional overrides, and halves of characters."""
+"""C0 and C1 controls, separators of lines and paragraphs, bidirectional overrides, and halves of
+characters."""
 _IN_A_LINE = re.compile(f"[{_HIDDEN}]")
 _IN_TEXT = re.compile(f"(?![\n\t])[{_HIDDEN}]")
 
 
 def one_line(text: str, longest: int = LONGEST_LINE) -> str:
-    """The text as one line, in so many characters."""
+    """The text as one line, of at most ``longest`` characters."""
     return shortened(_IN_A_LINE.sub(_spelt, shortened(text, longest)), longest)
 
 
@@ -29,12 +32,13 @@ def visible(text: str) -> str:
 
 
 def visible_json(text: str) -> str:
-    """JSON that says the same: it spells out C0 by itself, and the others may be spelt as in any of its strings."""
+    """JSON that says the same: it spells out C0 by itself, and the others may be spelt as in any
+    of its strings."""
     return _IN_TEXT.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
 
 
 def write(text: str, end: str = "\n") -> None:
-    """Print on stdout: on a terminal what is visible, elsewhere the very characters."""
+    """Print on stdout: escaped on a terminal, verbatim elsewhere."""
     print(visible(text) if sys.stdout.isatty() else text, end=end, flush=True)
 
 

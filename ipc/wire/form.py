@@ -1,7 +1,8 @@
-"""Whether a client's message is of a form that can be read: looked at as bytes, before anything is built of it.
+"""Whether a client's message is of a form that can be read: looked at as bytes, before anything is
+built of it.
 
-The fields that may hold anything (``messages``, ``tools``, ``chat_template_kwargs``, ``params``) are looked at here; of all
-others, ipc/wire/messages.py says how long they may be.
+The fields that may hold anything (``messages``, ``tools``, ``chat_template_kwargs``, ``params``)
+are looked at here; of all others, ipc/wire/messages.py says how long they may be.
 """
 
 from contextlib import suppress
@@ -12,15 +13,17 @@ from msgspec import Raw
 from engine.request_limits import MAX_DEPTH, MAX_NAME_LENGTH, MAX_NAMES, MAX_VALUES
 
 NO_MESSAGE = (ValueError, RecursionError)
-"""What msgspec raises over rubbish: its own errors and bad UTF-8, and the second for lists nested thousands deep."""
+"""What msgspec raises over rubbish: its own errors and bad UTF-8, and the second for lists nested
+thousands deep."""
 
 _IDS = {"allowed_token_ids": list[int], "stop_token_ids": list[int], "logit_bias": dict[int, float]}
-"""Parameters that hold token ids, which are many and small; what they must be says how many there may be of them."""
+"""Parameters that hold token ids, which are many and small; their types limit how many."""
 _decoder = msgspec.msgpack.Decoder(dict[str, Raw])
 
 
 def check_message(frame: bytes) -> None:
-    """Raises ValueError that says what is too deep, too many or too long, or that this is no message at all."""
+    """Raises ValueError that names what is too deep, too many or too long, or says that this is no
+    message."""
     fields, left = _named("the message", frame), MAX_VALUES
     for name in ("messages", "tools"):
         if name in fields:
@@ -34,9 +37,10 @@ def check_message(frame: bytes) -> None:
 
 
 def _named(where: str, data: bytes) -> dict[str, Raw]:
-    """What is in a map, as it is on the wire; nothing if it is none, which is for others to say.
+    """The values of a map, as bytes; empty if it is no map, which others report.
 
-    Each name is there once: of two alike, all but the last would be built without having been looked at.
+    A name may come once: of two alike, all but the last would be built without having been
+    checked.
     """
     if not data or not (0x80 <= data[0] < 0x90 or data[0] in (0xDE, 0xDF)):
         return {}
@@ -66,9 +70,10 @@ def _too_deep(name: str) -> str:
 
 
 def _sizes() -> list[int]:
-    """By its first byte, how many bytes a value has; 0 where they say so themselves, below 0 for maps and lists.
+    """The size in bytes of a value, by its first byte; 0 where its header says, below 0 for maps
+    and lists.
 
-    Of the msgpack specification: https://github.com/msgpack/msgpack/blob/master/spec.md
+    From the msgpack specification: https://github.com/msgpack/msgpack/blob/master/spec.md
     """
     sizes = [1] * 256
     sizes[0x80:0xA0] = [-1] * 32
@@ -100,10 +105,12 @@ _LENGTHS |= {0xD9: (1, 0), 0xDA: (2, 0), 0xDB: (4, 0)}
 
 
 def _num_values(name: str, data: bytes, depth: int, most: int) -> int:
-    """The values in a well-formed piece of msgpack, keys included; raises ValueError beyond ``most`` or ``depth``."""
+    """The values in a well-formed piece of msgpack, keys included; raises ValueError beyond
+    ``most`` or ``depth``."""
     position, count, left = 0, 0, 1
     outer: list[int] = []
-    """How many values are left in each map and list around the innermost, in which ``left`` are."""
+    """How many values are left in each map and list around the innermost, in which ``left`` are.
+    """
     while True:
         while not left:
             if not outer:

@@ -1,4 +1,4 @@
-"""From the frames that a peer sent to a message, or to what it is told is wrong with them."""
+"""From a peer's frames to a message, or to the error that answers them."""
 
 from collections.abc import Callable
 from typing import TypeVar
@@ -10,7 +10,7 @@ Message = TypeVar("Message")
 
 
 def read(frames: list[bytes], decode: Callable[[bytes], Message]) -> Message | Error:
-    """One message, or the answer to what is none."""
+    """Decode one message, or return the error for frames that are none."""
     if len(frames) != 1:
         return Error(None, "invalid_request", f"a message is one frame, not {len(frames)}")
     frame = frames[0]

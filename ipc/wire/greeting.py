@@ -1,4 +1,5 @@
-"""What a ZeroMQ server says before anything else: by which mechanism it wants to know its clients (ZMTP, RFC 23)."""
+"""What a ZeroMQ server says before anything else: by which mechanism it wants to know its clients
+(ZMTP, RFC 23)."""
 
 from ipc.wire.addresses import connected
 
@@ -8,10 +9,10 @@ _LENGTH, _MECHANISM = 64, slice(12, 32)
 
 
 def mechanism(address: str, timeout: float) -> str | None:
-    """NULL or CURVE; None where nobody says so within so many seconds.
+    """NULL or CURVE; None if the server does not say within ``timeout`` seconds.
 
-    libzmq leaves it to chance which side hears of another mechanism: each hangs up as soon as it has the other's greeting
-    in full, though its own may not be away.
+    With libzmq it is a matter of chance which side learns of a mismatch: each disconnects as soon
+    as it has the other's whole greeting, though its own may not be sent yet.
     """
     greeting = b""
     try:

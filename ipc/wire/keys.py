@@ -1,8 +1,9 @@
-"""Key files: who the daemon is, who may connect to it, and what they may; all TOML, and the secret ones for their owner alone.
+"""Key files: the daemon's key, the keys that may connect, and their limits. All are TOML; secret
+ones are private.
 
-In the daemon's directory are ``server.toml``, its own pair, made when it is first needed, and ``clients/NAME.toml`` for each
-client, with its public key and its limits. The secret half of that is in a file that the client is given, together with
-the daemon's public key, by which it knows the daemon.
+In the daemon's directory are ``server.toml``, its own pair, made when first needed, and
+``clients/NAME.toml`` for each client, with its public key and its limits. The client's own file
+has its secret key and the daemon's public key, by which it recognises the daemon.
 """
 
 import os
@@ -31,7 +32,8 @@ class ServerKey(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class ClientKey(Struct, frozen=True, forbid_unknown_fields=True):
-    """What a client connects with: its own pair, and the public key of the one daemon that they are for."""
+    """What a client connects with: its own pair, and the public key of the one daemon that they
+    are for."""
 
     public: Z85
     secret: Z85
@@ -39,7 +41,8 @@ class ClientKey(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Limits(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """What an authorised key may: requests open at once, tokens read and generated a minute, and the control socket.
+    """What an authorised key may: requests open at once, tokens read and generated a minute, and
+    the control socket.
 
     None is no limit.
     """
@@ -51,7 +54,7 @@ class Limits(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True
 
 
 def default_directory() -> Path:
-    """Where the daemon's keys are if nothing else is said."""
+    """The default directory of the daemon's keys."""
     return Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config") / "odriver" / "keys"
 
 
@@ -71,7 +74,7 @@ def client_key(path: Path) -> ClientKey:
 
 
 def authorized(directory: Path) -> dict[str, Limits]:
-    """Who may connect, by name. Raises KeyFileError where a file is no key."""
+    """The authorised keys, by name. Raises KeyFileError where a file is no key."""
     clients = directory / "clients"
     try:
         paths = [clients / name for name in owned_files.names(clients) if name.endswith(".toml")]
@@ -86,7 +89,8 @@ def authorized(directory: Path) -> dict[str, Limits]:
 
 
 def new(directory: Path, name: str, out: Path, **limits: int | bool) -> None:
-    """Make a key: authorise its public half, and write the client's file. Raises KeyFileError where either is there."""
+    """Make a key: authorise its public half, and write the client's file. Raises KeyFileError if
+    either exists."""
     authorised = _path(directory, name)
     for path in (authorised, out):
         if os.path.lexists(path):
@@ -150,7 +154,7 @@ def _read(path: Path, kind: type[File]) -> File:
 
 
 def _decoded(path: Path, kind: type[File]) -> tuple[File, int]:
-    """A key, and who may read its file."""
+    """A key, and the mode of its file."""
     try:
         text, about = owned_files.read(path)
         return msgspec.toml.decode(text, type=kind), stat.S_IMODE(about.st_mode)

@@ -19,13 +19,14 @@ PING_INTERVAL = 5.0
 SILENCE_LIMIT = 30.0
 """Seconds of silence after which either side takes the other for lost: several pings."""
 PROGRESS_LIMIT = 60.0
-"""Seconds with one item, or without a step, after which a stage of a daemon is stalled: it is not healthy any more."""
+"""Seconds with one item, or without a step, after which a stage of a daemon is stalled: it is not
+healthy any more."""
 
 CREDITS = 32
-"""Messages of one request that may be on their way to a client that has not said that it read any."""
+"""Messages of one request that may be sent before the client says that it has read any."""
 
 RequestId = Annotated[str, Meta(min_length=1, max_length=MAX_REQUEST_ID_LENGTH, pattern=r"\A[ -~]*\Z")]
-"""Printable characters of ASCII: it goes into logs and onto terminals as it is."""
+"""Printable ASCII: it is written into logs and onto terminals verbatim."""
 Messages = Annotated[list[dict[str, Any]], Meta(max_length=MAX_MESSAGES)]
 Tools = Annotated[list[dict[str, Any]], Meta(max_length=MAX_TOOLS)]
 
@@ -53,20 +54,23 @@ class _Message(
 
 
 class Hello(_Message, frozen=True, forbid_unknown_fields=False):
-    """Opens a connection. The one message that may hold fields we do not know: it is how versions are told apart."""
+    """Opens a connection. Only this message may have unknown fields, so that versions can be told
+    apart."""
 
     version: int
 
 
 class Generate(_Message, frozen=True):
-    """Asks for a completion of ``prompt`` (text or token ids) or of chat ``messages``; ``params`` as SamplingParams.
+    """Asks for a completion of ``prompt`` (text or token ids) or of chat ``messages``; ``params``
+    as SamplingParams.
 
-    ``tools`` are functions that the model may call, as OpenAI has them, and ``chat_template_kwargs`` switches of the chat
-    template.
-    Without ``stream`` all of it comes at its end. ``resume_token_ids``, if any, are for each of ``n`` samples what an
-    earlier request, with the same ``seed``, gave before it was cut off: only what follows comes, ``usage`` counts
-    all, and a sample that is whole already gets its ``finish_reason`` again and nothing else. ``user`` says for which of
-    its own users a client asks: they take turns, and share what the client may have.
+    ``tools`` are functions that the model may call, as OpenAI has them, and
+    ``chat_template_kwargs`` switches of the chat template. Without ``stream`` all of it comes at
+    its end. ``resume_token_ids``, if any, are for each of ``n`` samples what an earlier request,
+    with the same ``seed``, gave before it was cut off: only what follows comes, ``usage`` counts
+    all, and a sample that is whole already gets its ``finish_reason`` again and nothing else.
+    ``user`` says for which of its own users a client asks: they take turns, and share what the
+    client may have.
     """
 
     request_id: RequestId
@@ -113,14 +117,15 @@ class Abort(_Message, frozen=True):
 
 
 class Credit(_Message, frozen=True):
-    """Says that ``count`` more messages of an open request have been read; for one that has ended it means nothing."""
+    """Says that ``count`` more messages of an open request have been read; for one that has ended
+    it means nothing."""
 
     request_id: RequestId
     count: Annotated[int, Meta(ge=1, le=CREDITS)]
 
 
 class Ping(_Message, frozen=True):
-    """Asks whether the other side is there. Either side may."""
+    """Checks that the other side is there. Either side may send it."""
 
 
 class Pong(_Message, frozen=True):
@@ -134,27 +139,30 @@ class Status(_Message, frozen=True):
 
 
 class Metrics(_Message, frozen=True):
-    """Asks for what Prometheus would be told."""
+    """Asks for the metrics in Prometheus's text format."""
 
     request_id: RequestId
 
 
 class AbortRequest(_Message, frozen=True):
-    """Ends any client's open request, ``target``: the client's id, a colon, and the client's own request id."""
+    """Ends any client's open request, ``target``: the client's id, a colon, and the client's own
+    request id."""
 
     request_id: RequestId
     target: Annotated[str, Meta(max_length=MAX_TARGET_LENGTH)]
 
 
 class Drain(_Message, frozen=True):
-    """Has the daemon take no new work, finish what it has, for so many seconds at most, and end."""
+    """Drains the daemon: it takes no new work, finishes open requests within so many seconds, and
+    ends."""
 
     request_id: RequestId
     timeout_s: Annotated[float, Meta(ge=0)] | None = None
 
 
 class Sleep(_Message, frozen=True):
-    """Has the daemon take no new work, finish what it has, and give back the memory of its pages."""
+    """Puts the daemon to sleep: it finishes open requests, takes no new ones, and frees the memory
+    of its pages."""
 
     request_id: RequestId
 
@@ -166,24 +174,26 @@ class Wake(_Message, frozen=True):
 
 
 class LogLevel(_Message, frozen=True):
-    """Has the daemon log what is at least as grave as this."""
+    """Sets the least severe level that the daemon logs."""
 
     request_id: RequestId
     level: Literal["debug", "info", "warning", "error"]
 
 
 class Profile(_Message, frozen=True):
-    """Begins a trace of the daemon, under a name that no other has; without one, ends and writes it."""
+    """Begins a trace of the daemon, under a name that no other has; without one, ends and writes
+    it."""
 
     request_id: RequestId
     name: ProfileName | None = None
 
 
 class Welcome(_Message, frozen=True):
-    """Answers ``hello``: what is served here. ``max_model_len`` is in tokens, prompt and completion together.
+    """Answers ``hello`` with what is served. ``max_model_len`` is in tokens, prompt and completion
+    together.
 
-    Token ids go from 0 to ``vocab_size - 1``. ``credits`` is CREDITS, ``silence_limit`` SILENCE_LIMIT, ``client_id`` what the
-    daemon's log and ``abort_request`` call this client.
+    Token ids go from 0 to ``vocab_size - 1``. ``credits`` is CREDITS, ``silence_limit``
+    SILENCE_LIMIT. ``client_id`` is the client's name in the daemon's log and in ``abort_request``.
     """
 
     version: int
@@ -199,8 +209,9 @@ class Welcome(_Message, frozen=True):
 class Token(_Message, frozen=True):
     """A piece of a completion that goes on.
 
-    ``logprobs``, if asked for, has a map for each token id: Logprobs by token id, its own first and then the
-    likeliest; ``prompt_logprobs`` the same for prompt tokens, and nil for the first of them.
+    ``logprobs``, if asked for, has a map for each token id: Logprobs by token id, its own first
+    and then the likeliest; ``prompt_logprobs`` the same for prompt tokens, and nil for the first
+    of them.
     """
 
     request_id: str
@@ -213,7 +224,8 @@ class Token(_Message, frozen=True):
 
 
 class Done(_Message, frozen=True):
-    """The last piece of a completion, and why it ended: stop, length, repetition, timeout or abort."""
+    """The last piece of a completion, and why it ended: stop, length, repetition, timeout or
+    abort."""
 
     request_id: str
     text: str
@@ -226,10 +238,11 @@ class Done(_Message, frozen=True):
 
 
 class Error(_Message, frozen=True):
-    """What was wrong, with a request (nothing more will come for it) or with the connection.
+    """An error of a request, which ends it, or of the connection.
 
-    ``code`` is one of those in PROTOCOL.md. A duplicate_request is the one error after which more may come: for the first
-    bearer of the id. ``retry_after_s``, with overloaded and quota_exceeded, is in how many seconds to try again.
+    ``code`` is one of those in PROTOCOL.md. duplicate_request is the one error after which more
+    may come, for the request that had the id first. ``retry_after_s``, with overloaded and
+    quota_exceeded, is the seconds to wait before a retry.
     """
 
     request_id: str | None
@@ -238,7 +251,7 @@ class Error(_Message, frozen=True):
     retry_after_s: float | None = None
 
     def __post_init__(self) -> None:
-        """Quotes no more than can be read: what was wrong may be megabytes."""
+        """Shorten and escape the message: it may quote megabytes of a client's text."""
         msgspec.structs.force_setattr(self, "message", visible(shortened(self.message)))
 
 
@@ -257,14 +270,14 @@ class TokenizerInfoReply(_Message, frozen=True):
 
 
 class MetricsReply(_Message, frozen=True):
-    """What Prometheus would be told, in its text format."""
+    """The metrics in Prometheus's text format."""
 
     request_id: str
     text: str
 
 
 class Ok(_Message, frozen=True):
-    """What was asked for on the control socket has been done; ``text`` says what, for people."""
+    """A control command has been done; ``text`` says what, for people."""
 
     request_id: str
     text: str
@@ -276,7 +289,8 @@ ServerMessage = Welcome | Token | Done | Error | TokenizerInfoReply | StatusRepl
 
 
 class _Envelope(Struct):
-    """What a message that cannot be taken as a whole may still tell: whose answer the error is."""
+    """The request id of a message that cannot be decoded as a whole, for the error that answers
+    it."""
 
     request_id: RequestId | None = None
 
@@ -289,12 +303,14 @@ _envelope_decoder = msgspec.msgpack.Decoder(_Envelope)
 
 
 def encode(message: ClientMessage | ControlMessage | ServerMessage) -> bytes:
-    """One frame. Raises TypeError, ValueError or OverflowError where a field holds what msgpack cannot."""
+    """One frame. Raises TypeError, ValueError or OverflowError where a field holds what msgpack
+    cannot."""
     return _encoder.encode(message)
 
 
 def decode_client_message(frame: bytes) -> ClientMessage:
-    """What a client said; raises MessageError for anything else, and for what is beyond a limit of form."""
+    """Decode a client's message. Raises MessageError for anything else, and beyond a limit of
+    form."""
     try:
         check_message(frame)
         return _client_decoder.decode(frame)
@@ -303,7 +319,7 @@ def decode_client_message(frame: bytes) -> ClientMessage:
 
 
 def decode_control_message(frame: bytes) -> ControlMessage:
-    """What was said to the control socket; raises MessageError for anything else."""
+    """Decode a message to the control socket; raises MessageError for anything else."""
     try:
         return _control_decoder.decode(frame)
     except NO_MESSAGE as error:
@@ -311,7 +327,7 @@ def decode_control_message(frame: bytes) -> ControlMessage:
 
 
 def decode_server_message(frame: bytes) -> ServerMessage:
-    """What the daemon said; raises MessageError for anything else."""
+    """Decode a daemon's message; raises MessageError for anything else."""
     try:
         return _server_decoder.decode(frame)
     except NO_MESSAGE as error:
@@ -319,7 +335,8 @@ def decode_server_message(frame: bytes) -> ServerMessage:
 
 
 def peek_request_id(frame: bytes) -> str | None:
-    """The request id in a frame that may otherwise be no message, None where there is none to be read."""
+    """The request id in a frame that may otherwise be no message, None where there is none to be
+    read."""
     try:
         return _envelope_decoder.decode(frame).request_id
     except NO_MESSAGE:

@@ -1,9 +1,10 @@
-"""Files in directories that may be another user's, as those of a service are when root makes its keys.
+"""Files in directories that may belong to another user, as a service's do when root makes its
+keys.
 
-Whoever owns a directory may at any moment put a symbolic link in the place of what is in it. So root walks to a directory
-one component at a time, each opened by its parent's descriptor, and follows only links that are root's own; a file is
-made anew, and given to the owner of its directory while it is open and under no name that could be another file's by then.
-For any other user links are as everywhere.
+The owner of a directory may at any moment replace a file in it by a symbolic link. So root walks
+to a directory one component at a time, each opened relative to its parent's descriptor, and
+follows only root's own links. A new file is given to the owner of its directory while it is open.
+For any other user links are followed as usual.
 """
 
 import errno
@@ -16,14 +17,15 @@ from pathlib import Path
 _DIRECTORY = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 MAX_LINKS = 40
-"""Symbolic links in a path, as Linux has it."""
+"""Symbolic links in one path, as in Linux."""
 
 
 @contextmanager
 def opened_directory(path: Path, *, make: int | None = None) -> Iterator[int]:
     """A descriptor (O_PATH) of a directory. Raises OSError.
 
-    Where it is missing it is made with the mode ``make``, if any, for its parent's owner, and so are its parents.
+    Where it is missing it is made with the mode ``make``, if any, for its parent's owner, and so
+    are its parents.
     """
     descriptor = _walk(path, make=make)
     try:
@@ -33,7 +35,8 @@ def opened_directory(path: Path, *, make: int | None = None) -> Iterator[int]:
 
 
 def create(path: Path, text: str) -> None:
-    """Make a file that its owner alone may read, and has its directory's owner. Raises OSError, also if it is there."""
+    """Create a private file (0600) that belongs to its directory's owner. Raises OSError, also if
+    it exists."""
     with (
         opened_directory(path.parent) as directory,
         os.fdopen(os.open(path.name, _NEW, 0o600, dir_fd=directory), "w", encoding="utf-8") as file,
@@ -43,7 +46,8 @@ def create(path: Path, text: str) -> None:
 
 
 def replace(path: Path, text: str) -> None:
-    """Make a file that all may read in place of what is there: of a link itself, and not of what it leads to."""
+    """Write a file that all may read (0644), replacing what is there: a link itself, not its
+    target."""
     with opened_directory(path.parent, make=0o755) as directory:
         new = f".{path.name}.{os.getpid()}"
         with suppress(FileNotFoundError):
@@ -55,7 +59,7 @@ def replace(path: Path, text: str) -> None:
 
 
 def read(path: Path, max_links: int = MAX_LINKS) -> tuple[bytes, os.stat_result]:
-    """A file's content, and whose it is and who may read it. Raises OSError."""
+    """A file's content and its status. Raises OSError."""
     with opened_directory(path.parent) as directory:
         try:
             descriptor = os.open(path.name, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | _nofollow(), dir_fd=directory)
@@ -72,7 +76,7 @@ def read(path: Path, max_links: int = MAX_LINKS) -> tuple[bytes, os.stat_result]
 
 
 def names(path: Path) -> list[str]:
-    """What is in a directory, in order; nothing where there is none. Raises OSError."""
+    """The names in a directory, sorted; none where it does not exist. Raises OSError."""
     try:
         with opened_directory(path) as directory:
             readable = os.open(".", os.O_RDONLY | os.O_CLOEXEC, dir_fd=directory)
@@ -126,7 +130,8 @@ def _enter(parent: int, name: str, *, make: int | None) -> int:
 
 
 def _roots_link(parent: int, name: str) -> str | None:
-    """Where a link of root's leads, in a directory where nobody else could have put it; None for anything else."""
+    """The target of a link of root's, in a directory where nobody else could have put it;
+    otherwise None."""
     try:
         found, directory = os.stat(name, dir_fd=parent, follow_symlinks=False), os.fstat(parent)
         if stat.S_ISLNK(found.st_mode) and found.st_uid == directory.st_uid == 0:

@@ -13,13 +13,14 @@ from typing import NamedTuple
 import numpy as np
 import psutil
 
-from ipc.benchmark.timeline import Timeline, percentile, throughput
+from ipc.benchmark.timeline import Timeline, percentile
 from ipc.client import Client
 from scripts.benchmarks.child import Child
 from scripts.benchmarks.daemon import Daemon
 from scripts.benchmarks.figure import Figure, figure
 from scripts.benchmarks.footprint import Footprint
 from scripts.benchmarks.http_stream import post
+from scripts.benchmarks.rates import throughput
 from scripts.benchmarks.serve import OUTPUT, PROMPT, take_turns
 from scripts.benchmarks.workload import Prompts, Workload, checked
 from scripts.processes import odriver

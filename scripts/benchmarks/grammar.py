@@ -4,8 +4,9 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from ipc.benchmark.timeline import Timeline, decode_rate, percentile
+from ipc.benchmark.timeline import Timeline, percentile
 from scripts.benchmarks.figure import Figure, figure
+from scripts.benchmarks.rates import decode_rate
 from scripts.benchmarks.workload import Prompts, System, Workload, checked
 
 NEIGHBOURS = 63

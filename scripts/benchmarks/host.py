@@ -3,9 +3,10 @@
 import tempfile
 from collections.abc import Iterator
 
-from ipc.benchmark.timeline import Timeline, percentile, throughput
+from ipc.benchmark.timeline import Timeline, percentile
 from scripts.benchmarks.child import Child
 from scripts.benchmarks.figure import Figure, figure
+from scripts.benchmarks.rates import throughput
 from scripts.benchmarks.workload import Workload
 
 NULL_MODEL, NULL_DAEMON = "scripts.benchmarks.null_model", "scripts.benchmarks.null_daemon"

@@ -3,10 +3,11 @@
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
-from ipc.benchmark.timeline import Timeline, decode_rate, percentile, throughput
+from ipc.benchmark.timeline import Timeline, percentile
 from scripts.benchmarks.figure import Figure, figure
 from scripts.benchmarks.limits import Limits
 from scripts.benchmarks.models import Size
+from scripts.benchmarks.rates import decode_rate, throughput
 from scripts.benchmarks.systems import Ours
 from scripts.benchmarks.workload import Prompts, System, Workload, checked
 

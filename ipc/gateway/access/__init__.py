@@ -1,1 +1,1 @@
-"""Who may ask the gateway, how often and how much."""
+"""Who may use the gateway: API keys, rates and limits."""

@@ -1,4 +1,4 @@
-"""Who gets in, and how often."""
+"""Admission of requests: API keys, hosts and rates."""
 
 import time
 from collections.abc import Iterator
@@ -16,16 +16,17 @@ from ipc.openai.request_bodies import BodyError
 
 
 class Admission:
-    """Around what only callers may use: says who asks, and holds them to their limits until the answer has ended.
+    """Middleware of all operations that need a caller: finds the caller and applies its limits
+    until the answer ends.
 
-    Only what is posted counts: a page that looks at the metrics every second has its caller's limits for talking.
+    Only POST requests count: a page that polls the metrics does not use up its caller's rate.
     """
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """As ASGI has it; raises BodyError."""
+        """The ASGI call; raises BodyError."""
         callers: Callers = scope["app"].state.callers
         headers = Headers(scope=scope)
         if callers.everybody is not None:
@@ -49,7 +50,7 @@ class Admission:
 
 
 def caller_of(request: Request) -> Caller:
-    """Who asks."""
+    """The caller of a request."""
     caller: Caller = request.state.caller
     return caller
 
@@ -64,10 +65,11 @@ def _open(caller: Caller) -> Iterator[None]:
 
 
 def _check_host(host: str | None) -> None:
-    """Raises BodyError for no name, as HTTP/1.0 allows it, and for one of somebody's, which a page in this machine's browser may have made its own.
+    """Check the Host header. Raises BodyError for a missing one, which HTTP/1.0 allows, and for a
+    foreign name.
 
-    A browser lets a page read what comes from the host that it came from, whatever address that name has by now (DNS
-    rebinding), and without API keys whoever reaches this address may ask.
+    Without API keys whoever reaches this address may ask. A browser lets a page read what comes
+    from the page's own host, whatever address that name resolves to by now (DNS rebinding).
     """
     if host is None:
         raise BodyError("there must be a Host header: without API keys this is served to localhost alone")

@@ -54,5 +54,5 @@ def read_api_keys(path: Path) -> dict[str, ApiKey]:
 
 
 def digest(api_key: str) -> bytes:
-    """What keys are compared by: the time that it takes tells nothing of how much of one was right."""
+    """The digest by which keys are compared, so that timing tells nothing about a key."""
     return hashlib.sha256(api_key.encode()).digest()

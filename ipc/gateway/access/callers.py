@@ -1,4 +1,4 @@
-"""Who asks, and how much of it they may."""
+"""The callers of the gateway, and what each has used of its limits."""
 
 import hashlib
 import hmac
@@ -33,7 +33,7 @@ class TooMany(BodyError):
 
 
 class Caller:
-    """Somebody who asks, and what they have used; ``key`` is what the daemons know them by. Times are in seconds."""
+    """A caller and what it has used; ``key`` is its key for the daemons. Times are in seconds."""
 
     def __init__(self, name: str, limits: ApiKey | None, key: Path | None) -> None:
         self.name = name
@@ -57,7 +57,8 @@ class Caller:
         self._num_open -= 1
 
     def client(self, address: str, timeout: float) -> AsyncClient:
-        """A connection of their own: a daemon is fair between connections, as it is between keys."""
+        """A new client with the caller's own connection: a daemon is fair between connections and
+        between keys."""
         if self.limits is None or self.limits.key is not None:
             return AsyncClient(address, timeout, key=self.key)
         return SaltingClient(address, timeout, key=self.key, name=self.name)
@@ -72,7 +73,8 @@ class Caller:
 
 
 class SaltingClient(AsyncClient):
-    """For those whom the daemon does not know by name: computed pages of prompts are shared among their own alone."""
+    """For those whom the daemon does not know by name: computed pages of prompts are shared among
+    their own alone."""
 
     def __init__(self, address: str, timeout: float, *, key: Path | None, name: str) -> None:
         super().__init__(address, timeout, key=key)
@@ -85,14 +87,14 @@ class SaltingClient(AsyncClient):
 
 
 class Callers:
-    """Those of a file, or everybody, as one, where there is none. Raises KeyFileError.
+    """The callers of a file, or one caller for everybody without a file. Raises KeyFileError.
 
-    ``key`` is the gateway's own for the daemons, which those ask with who have none.
+    ``key`` is the gateway's own key for the daemons, used for callers without one.
     """
 
     def __init__(self, path: Path | None = None, key: Path | None = None) -> None:
         self.everybody = Caller("", None, key) if path is None else None
-        """Who asks where there are no API keys."""
+        """The caller of all requests where there are no API keys."""
         self._path = path
         self._key = key
         self._by_digest = {} if path is None else self._read(path)
@@ -110,7 +112,8 @@ class Callers:
         return caller
 
     def reload(self) -> None:
-        """Read the file again; of one that is wrong, nothing. Who is as before has used what they have used."""
+        """Read the file again; a wrong file changes nothing. Unchanged callers keep what they have
+        used."""
         if self._path is None:
             return
         try:

@@ -1,7 +1,8 @@
 """How many connections there may be, and which of them go first.
 
-A connection that waits for its peer, between two requests or for the rest of one, goes when another needs its place,
-the one first that has waited longest. One whose request is being answered stays; where all are, the new one is refused.
+A connection that waits for its peer, between two requests or for the rest of one, goes when
+another needs its place, the one first that has waited longest. One whose request is being answered
+stays; where all are, the new one is refused.
 """
 
 from collections import Counter
@@ -9,9 +10,9 @@ from collections.abc import Callable, Iterator
 from typing import Protocol
 
 MAX_CONNECTIONS = 4096
-"""If nothing else is said and there are files enough."""
+"""The default, if there may be as many open files."""
 RESERVED_FILES = 64
-"""Open files that are for other things than connections: the daemons, the log, what is about to be refused."""
+"""Open files kept for other purposes: the daemons, the log, connections about to be refused."""
 
 
 class LimitedConnection(Protocol):
@@ -30,7 +31,8 @@ class LimitedConnection(Protocol):
 
 
 class ConnectionLimit:
-    """At most ``most`` connections, and half as many of one peer, but for those that are ``trusted`` to speak for many."""
+    """At most ``most`` connections, and half as many of one peer unless it is a ``trusted``
+    proxy."""
 
     def __init__(self, most: int = MAX_CONNECTIONS, trusted: Callable[[str], bool] | None = None) -> None:
         self._most = most
@@ -38,14 +40,16 @@ class ConnectionLimit:
         self._trusted = trusted or (lambda _: False)
         self._peers: Counter[str] = Counter()
         self._waiting: dict[LimitedConnection, None] = {}
-        """Those that may give way, those first that have waited longest."""
+        """Idle connections, which may be closed for others; those that have waited longest come
+        first."""
         self._working: set[LimitedConnection] = set()
 
     def __len__(self) -> int:
         return len(self._waiting) + len(self._working)
 
     def admit(self, connection: LimitedConnection) -> bool:
-        """Whether there is a place for one more, which waits then; another may have given way for it."""
+        """Whether there is a place for one more, which waits then; another may have given way for
+        it."""
         peer = connection.peer
         if not self._trusted(connection.host) and self._peers[peer] >= self._most_of_one:
             return self._give_way(other for other in self._waiting if other.peer == peer) and self._add(connection)

@@ -1,4 +1,4 @@
-"""What the requests that are open hold of the gateway's memory: their bodies, and answers that are to leave whole."""
+"""The gateway's memory for open requests: their bodies, and answers that are sent whole."""
 
 import itertools
 from collections.abc import Iterator
@@ -11,7 +11,8 @@ from ipc.openai.request_bodies import BodyError
 from ipc.wire.completion import Piece, num_bytes
 
 MAX_BYTES = 256 << 20
-"""Of all together, about; nobody takes more than their part once it is half full (driver/stages/fair_share.py)."""
+"""Of all requests, about. Once it is half full, nobody gets more than a fair share
+(driver/stages/fair_share.py)."""
 RETRY_AFTER = 1.0
 
 
@@ -42,7 +43,7 @@ class Memory:
             self._total -= count
 
     def add(self, held: "HeldMemory", count: int) -> None:
-        """So many bytes more; raises Full."""
+        """Add this many bytes; raises Full."""
         if self._total + count > MAX_BYTES // 2:
             found = share(MAX_BYTES, count, held.holder, self._held.values())
             if not found.fits:
@@ -56,7 +57,7 @@ class Memory:
 
 
 class HeldMemory:
-    """What one request holds."""
+    """The memory that one request holds."""
 
     def __init__(self, memory: Memory, serial: int, holder: Holder) -> None:
         self.serial = serial
@@ -64,7 +65,7 @@ class HeldMemory:
         self._memory = memory
 
     def add(self, count: int) -> None:
-        """So many bytes of a body; raises Full."""
+        """Add this many bytes of a body; raises Full."""
         self._memory.add(self, count)
 
     def add_piece(self, piece: Piece) -> None:

@@ -1,13 +1,14 @@
-"""How fast a peer has to be who sends a body or reads an answer: no clock, timer or socket in this file.
+"""How fast a peer has to be who sends a body or reads an answer: no clock, timer or socket in this
+file.
 
 Times are in seconds, and the caller's.
 """
 
 BODY_TIMEOUT, BODY_RATE = 30.0, 64 << 10
-"""Seconds that a body has to arrive in, and one second more for each so many bytes that have."""
+"""Seconds that a body has to arrive in, plus one for each BYTES_PER_SECOND that have arrived."""
 SEND_TIMEOUT, SEND_BYTES, SEND_PERIODS = 30.0, 32 << 10, 20
-"""Seconds in each of which so many bytes have to leave of what a reader keeps us from sending, or, where it is a long
-answer, as many as have it away in so many times that."""
+"""Seconds within which a reader must take each part of an answer that waits, or its proportion of
+a long answer."""
 
 
 class BodyPace:
@@ -22,12 +23,12 @@ class BodyPace:
         self._num_bytes += num_bytes
 
     def deadline(self) -> float:
-        """When it is to be there, as it looks now."""
+        """The deadline as of now."""
         return self._began + BODY_TIMEOUT + self._num_bytes / BODY_RATE
 
 
 class SendPace:
-    """Of so many bytes that wait to be sent, since the connection took no more."""
+    """Bytes that wait to be sent, since the connection took no more."""
 
     def __init__(self, num_waiting: int) -> None:
         self._num_waiting = num_waiting

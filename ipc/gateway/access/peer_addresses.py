@@ -1,4 +1,4 @@
-"""Whom a connection comes from, as far as its address tells."""
+"""The peer of a connection, by its address."""
 
 from ipaddress import IPv6Address, ip_address, ip_network
 
@@ -9,7 +9,7 @@ IPV6_PREFIX = 64
 
 
 def peer_of(host: str) -> str:
-    """What addresses of the same peer have in common; of what is no address, itself."""
+    """The network that the peer's addresses share; what is no address stands for itself."""
     try:
         address = ip_address(host)
     except ValueError:
@@ -22,7 +22,8 @@ def peer_of(host: str) -> str:
 
 
 class TrustedProxies:
-    """Those whose word is taken for whom they ask for; raises ValueError for what is neither address nor network."""
+    """Proxies whose X-Forwarded-For is believed. Raises ValueError for what is no address or
+    network."""
 
     def __init__(self, networks: list[str]) -> None:
         self._networks = [ip_network(network, strict=False) for network in networks]
@@ -36,5 +37,5 @@ class TrustedProxies:
 
 
 def peer_of_request(request: Request) -> str:
-    """Of who asks, or of whom a trusted proxy says that it asks for."""
+    """The address of the client, or the one that a trusted proxy names."""
     return peer_of(request.client.host) if request.client is not None else ""

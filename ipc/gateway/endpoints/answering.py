@@ -1,4 +1,4 @@
-"""How the samples of one chat are to be written, and how they are read."""
+"""How the model is asked to write a chat's answer, and how that answer is parsed."""
 
 import uuid
 from typing import Any
@@ -23,13 +23,14 @@ from ipc.openai.request_bodies import BodyError, Question
 from ipc.wire.completion import Choice
 
 NO_CALL = r"/([^{\s]|\s+[^{\s])(?s:.*)|\s*/"
-"""What is said where an object would be a call."""
+"""Content, in formats in which a JSON object at the beginning would be a call."""
 
 
 class Answering:
-    """For a model of this dialect, behind a prompt that ends so (Dialect.opening), with what may be called.
+    """The output format of one chat: by the model's dialect, how its prompt ends, and the tools.
 
-    Raises BodyError where the model has no known way to call.
+    ``opened`` is as in ``Dialect.opening``. Raises BodyError where the model has no known format
+    for calls.
     """
 
     def __init__(
@@ -59,12 +60,13 @@ class Answering:
         return AssistantMessage(content, "assistant", calls or UNSET, thought, thought), output.finish_reason
 
     def new_call_id(self) -> str:
-        """For one more call; the chat template of Mistral's models refuses others than of nine letters."""
+        """For one more call; the chat template of Mistral's models refuses others than of nine
+        letters."""
         short = self._tools is not None and self._tools[0].short_ids
         return uuid.uuid4().hex[:9] if short else f"call_{uuid.uuid4().hex}"
 
     def params(self, params: dict[str, Any]) -> dict[str, Any]:
-        """SamplingParams by which samples are written as they are to be read; raises BodyError."""
+        """SamplingParams for output that the parser can read; raises BodyError."""
         given = dict(params)
         if self._tools is not None and self._tools[0].special:
             given["skip_special_tokens"] = False
@@ -79,7 +81,8 @@ class Answering:
         return given | {"structured_outputs": {"grammar": grammar}}
 
     def _rules(self, asked: dict[str, Any] | None) -> list[str] | None:
-        """The grammar, where one is needed: thoughts, and then content of the form that is asked for, or calls."""
+        """The grammar, where one is needed: thoughts, and then content of the form that is asked
+        for, or calls."""
         said = None if asked is None else f"said: {_form(asked)}"
         if self._tools is not None and (self._tools[1].forced or self._tools[1].strict or asked):
             row, use = self._tools
@@ -95,7 +98,7 @@ class Answering:
         return [f"start: {self._thoughts(self._thinking)} {one_of([start])}", *rules, *self._thought(self._thinking)]
 
     def _start(self, row: ToolFormat, use: ToolUse, said: str | None) -> tuple[str, str | None]:
-        """What an answer is, calls or what is ``said``, and the rule of the latter."""
+        """The grammar's start, calls or content (``said``), and the rule of the latter."""
         if use.forced:
             return "calls", None
         if said is not None:
@@ -113,7 +116,7 @@ class Answering:
         return f"{start}? thought" if row.always else f"({start} thought)?"
 
     def _thought(self, row: ReasoningFormat) -> list[str]:
-        """Up to its end and the space behind it."""
+        """The rules of reasoning, up to its end mark and the whitespace after it."""
         if row.end in self._token_ids:
             return [f"thought: {ANYTHING} {literal(row.end, self._token_ids)} {SPACE}"]
         end = row.end.replace("/", r"\/")

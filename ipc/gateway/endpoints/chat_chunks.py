@@ -1,4 +1,4 @@
-"""What OpenAI's clients are streamed of a chat: pieces of a completion, read as what they are, as chunks."""
+"""A chat's stream: pieces of a completion, parsed, as OpenAI's chunks."""
 
 from typing import Any, Literal
 
@@ -13,14 +13,14 @@ from ipc.wire.completion import Piece
 
 
 class FunctionDelta(Struct, frozen=True):
-    """What is new of a call: its function, or more of its arguments."""
+    """The new part of a call: its function's name, or more of its arguments."""
 
     arguments: str
     name: str | UnsetType = UNSET
 
 
 class ToolCallDelta(Struct, frozen=True):
-    """What is new of the ``index``-th call; its first has the id."""
+    """The new part of the ``index``-th call; the first part has the id."""
 
     index: int
     function: FunctionDelta
@@ -29,7 +29,7 @@ class ToolCallDelta(Struct, frozen=True):
 
 
 class Delta(Struct, frozen=True):
-    """What is new of a message."""
+    """The new part of a message."""
 
     content: str | UnsetType = UNSET
     role: Literal["assistant"] | UnsetType = UNSET
@@ -39,7 +39,7 @@ class Delta(Struct, frozen=True):
 
 
 class ChatChunkChoice(BaseChoice, frozen=True, kw_only=True):
-    """What is new of one sample of a chat."""
+    """The new part of one sample of a chat."""
 
     delta: Delta
     logprobs: ChatLogprobs | None = None
@@ -53,7 +53,8 @@ class ChatChunk(BaseAnswer, frozen=True, kw_only=True):
 
 
 class ChatChunks:
-    """Makes the chunks of one chat, asked for with these params; the first of a sample says who speaks."""
+    """Makes the chunks of one chat, asked for with these params; the first of a sample says who
+    speaks."""
 
     def __init__(
         self, name: str, model: str, created: int, params: dict[str, Any], answering: Answering, *, with_usage: bool
@@ -64,10 +65,10 @@ class ChatChunks:
         self._with_token_ids = params.get("detokenize") is False
         self._answering = answering
         self._parsers: dict[int, OutputParser] = {}
-        """By sample; who has one has begun to speak."""
+        """By sample; each is made with the sample's first piece."""
 
     def take(self, piece: Piece) -> list[ChatChunk]:
-        """What a piece of the completion comes to: nothing, where it is not settled what it is."""
+        """The chunks of a piece: none, while its meaning is not settled."""
         parser = self._parsers.get(piece.index)
         choices = []
         if parser is None:
@@ -82,11 +83,12 @@ class ChatChunks:
         return [ChatChunk(**self._head, choices=[choice], usage=self._usage) for choice in choices]
 
     def total(self, cost: Usage) -> ChatChunk:
-        """The last one, of those that asked for the usage."""
+        """The last chunk, for streams with usage."""
         return ChatChunk(**self._head, choices=[], usage=usage(cost))
 
     def _choices(self, piece: Piece, deltas: list[Delta], parser: OutputParser) -> list[ChatChunkChoice]:
-        """One for each delta, the last of which has what there is beside; one for that alone where there is none."""
+        """A choice for each delta, the last with log-probabilities and the like; without a delta
+        one for those alone."""
         reason = None if piece.finish_reason is None else parser.finish_reason(piece.finish_reason)
         *others, last = deltas or [Delta()]
         if not deltas and reason is None and not piece.logprobs and not self._with_token_ids:

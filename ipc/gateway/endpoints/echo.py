@@ -1,4 +1,4 @@
-"""A prompt that is to stand before its completion, as ``echo`` asks for."""
+"""The prompt before its completion, for ``echo``."""
 
 from typing import Any
 
@@ -19,7 +19,8 @@ class Echo:
         self.text = text
         self._first = first
         self._alone = alone
-        """Whether nothing is to come behind it: the one token that was asked for in its place is left out."""
+        """Whether the prompt alone is wanted: the one token that is generated in any case is left
+        out."""
         self._prompt_logprobs: PromptLogprobs = []
         self._held: list[Piece] = []
         self._said: set[int] = set()
@@ -31,7 +32,8 @@ class Echo:
         return msgspec.structs.replace(answer, choices=choices)
 
     def chunks(self, chunks: TextChunks, piece: Piece, first_index: int) -> list[TextCompletion]:
-        """Those of a piece, with the prompt before the first of each sample, and none before its logprobs are known."""
+        """Those of a piece, with the prompt before the first of each sample, and none before its
+        logprobs are known."""
         self._held.append(piece)
         self._prompt_logprobs += piece.prompt_logprobs
         if self._first is not None and not self._prompt_logprobs:
@@ -40,7 +42,7 @@ class Echo:
         return [chunk for one in held for chunk in self._chunks(chunks, one, first_index)]
 
     def cost(self, cost: Usage) -> Usage:
-        """What was asked for of it."""
+        """The usage without what was not asked for."""
         return Usage(cost.prompt_tokens, 0) if self._alone else cost
 
     def _chunks(self, chunks: TextChunks, piece: Piece, first_index: int) -> list[TextCompletion]:
@@ -70,7 +72,8 @@ class Echo:
 
 
 async def echoed(client: AsyncClient, asked: Question, body: CompletionRequest) -> tuple[Question, Echo]:
-    """What to ask for in place of this, and the echo; raises BodyError where that cannot be told."""
+    """The question to send instead, and the echo; raises BodyError where an echo is not
+    possible."""
     if body.detokenize is False or body.prompt_logprobs is not None:
         name = "detokenize" if body.detokenize is False else "prompt_logprobs"
         raise BodyError(f"{name} does not go with echo", name)

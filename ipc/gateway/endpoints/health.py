@@ -1,4 +1,4 @@
-"""``/health`` and ``/ready``: whether the daemons get on with what they have, and whether they take more."""
+"""``/health`` and ``/ready``: whether daemons make progress, and whether they accept requests."""
 
 import asyncio
 from collections.abc import Callable
@@ -14,11 +14,12 @@ from ipc.gateway.daemons import Daemons, RemoteDaemon
 from ipc.wire.messages import PROGRESS_LIMIT
 
 UNKNOWN = "connected"
-"""The state of a daemon that does not tell it the gateway's key."""
+"""The state of a daemon that does not admit the gateway's key to its status."""
 
 
 class DaemonHealth(Struct, frozen=True):
-    """How one is: "serving", "draining", "asleep" and the like, "stalled" or "unreachable", and more of that in words."""
+    """How one is: "serving", "draining", "asleep" and the like, "stalled" or "unreachable", and
+    more of that in words."""
 
     model: str | None
     state: str

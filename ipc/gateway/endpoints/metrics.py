@@ -1,4 +1,4 @@
-"""``/metrics``: what Prometheus would be told by the daemons."""
+"""``/metrics``: the daemons' metrics for Prometheus."""
 
 import asyncio
 from collections.abc import Iterable
@@ -16,7 +16,8 @@ TEXT = "text/plain; version=0.0.4; charset=utf-8"
 
 
 async def show(request: Request) -> Response:
-    """The numbers of the one daemon as it says them; of several, with a label that says whose each is."""
+    """The numbers of the one daemon as it says them; of several, with a label that says whose each
+    is."""
     daemons: Daemons = request.app.state.daemons
     found = await daemons.reach()
     texts = await asyncio.gather(*(daemon.metrics() for daemon in found))
@@ -27,7 +28,8 @@ async def show(request: Request) -> Response:
 
 
 def merged(texts: dict[str, str]) -> str:
-    """Prometheus's text format of several as that of one: each family once, each sample with the label ``daemon``."""
+    """Prometheus's text format of several as that of one: each family once, each sample with the
+    label ``daemon``."""
     return generate_latest(_Merged(texts)).decode()
 
 
@@ -38,7 +40,7 @@ class _Merged(Collector):
         self._texts = texts
 
     def collect(self) -> Iterable[Metric]:
-        """Each once, as whoever has it first describes it."""
+        """Yield each family once, described as the first daemon describes it."""
         families: dict[str, Metric] = {}
         for daemon, text in self._texts.items():
             for family in text_string_to_metric_families(text):

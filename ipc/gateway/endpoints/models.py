@@ -12,7 +12,7 @@ from ipc.openai.request_bodies import BodyError
 
 
 class Model(Struct, frozen=True):
-    """A model that is served; ``max_model_len`` is in tokens, as vLLM has it."""
+    """A served model; ``max_model_len`` is in tokens, as in vLLM."""
 
     id: str
     created: int
@@ -29,7 +29,7 @@ class ModelList(Struct, frozen=True):
 
 
 async def index(request: Request) -> Response:
-    """What is served."""
+    """List the served models."""
     return json_answer(ModelList(await _models(request)))
 
 

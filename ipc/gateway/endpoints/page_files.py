@@ -1,4 +1,4 @@
-"""The page at ``/``: files as they are, which a browser lets load and run nothing but each other."""
+"""The page at ``/``: static files, which may load and run nothing but each other."""
 
 from pathlib import Path
 

@@ -20,7 +20,7 @@ INCOMPLETE = {"length": "max_output_tokens", "timeout": "timeout", "abort": "abo
 
 
 class ResponseObject(Struct, frozen=True, kw_only=True):
-    """A response, as it is by now: ``status`` is in_progress, completed or incomplete."""
+    """A response in its present state: ``status`` is in_progress, completed or incomplete."""
 
     id: str
     created_at: int
@@ -61,7 +61,7 @@ class ResponseAnswer:
         self._details: dict[str, str] | None = None
         self._usage: dict[str, Any] | None = None
         self._logprobs: list[Any] = []
-        """Of tokens of which nothing has been told."""
+        """Log-probabilities of tokens that no event has reported yet."""
         self.reasoning = ""
 
     def begin(self) -> Iterator[Event]:
@@ -70,7 +70,7 @@ class ResponseAnswer:
             yield self._numbered({"type": f"response.{name}", "response": self.response()})
 
     def take(self, piece: Piece) -> Iterator[Event]:
-        """What a piece of the completion comes to."""
+        """The events of a piece of the completion."""
         self._logprobs += self._shown(piece)
         events = self._parser.feed(piece.text)
         if piece.finish_reason is not None:
@@ -96,7 +96,7 @@ class ResponseAnswer:
         return self._numbered({"type": f"response.{self._status}", "response": self.response()})
 
     def response(self) -> ResponseObject:
-        """As it is by now."""
+        """The response in its present state."""
         body = self._body
         form = msgspec.to_builtins((body.text and body.text.format) or TextFormat())
         return ResponseObject(

@@ -1,4 +1,4 @@
-"""The items that a response is made of, as they are written, and the events that tell of it."""
+"""The items of a response while they are written, and the events of their stream."""
 
 import uuid
 from collections.abc import Callable, Iterator
@@ -85,12 +85,13 @@ class OutputItems:
 
     def __init__(self, new_call_id: Callable[[], str]) -> None:
         self.items: list[dict[str, Any]] = []
-        """Those that are done."""
+        """The finished items."""
         self._new_call_id = new_call_id
         self._item: _Item | None = None
 
     def take(self, event: OutputEvent, logprobs: list[Any]) -> Iterator[Event]:
-        """What changes by an event of a sample, and with it log-probabilities of tokens, where it is content."""
+        """What changes by an event of a sample, and with it log-probabilities of tokens, where it
+        is content."""
         kind = _kind(event)
         if self._item is None or self._item.kind is not kind or isinstance(event, CallBegins):
             yield from self.end()

@@ -1,7 +1,8 @@
-"""What OpenAI's Responses API is asked: the bodies that are taken, and what they ask our client.
+"""The requests of OpenAI's Responses API, and the questions that they become.
 
-Fields of SamplingParams that a chat may have may be here too. A gateway keeps nothing: ``store`` is taken and not read, and
-what would need it, ``previous_response_id`` and ``conversation``, is refused.
+They may have the same fields of SamplingParams as a chat. A gateway stores nothing: ``store`` is
+accepted and ignored; ``previous_response_id`` and ``conversation``, which would need a store, are
+refused.
 """
 
 from typing import Annotated, Any, Literal
@@ -26,7 +27,8 @@ class Part(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class InputItem(Struct, frozen=True, forbid_unknown_fields=True):
-    """A turn of the conversation, as it is said or as it was answered: ``type`` says which of the fields it has."""
+    """A turn of the conversation, from the user or the model; ``type`` says which fields it
+    has."""
 
     type: Literal["message", "function_call", "function_call_output", "reasoning"] = "message"
     id: str | None = None
@@ -52,14 +54,14 @@ class FunctionTool(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class NamedFunctionTool(Struct, frozen=True, forbid_unknown_fields=True):
-    """The one that is to be called."""
+    """The function that must be called."""
 
     name: str
     type: Literal["function"] = "function"
 
 
 class TextFormat(Struct, frozen=True, forbid_unknown_fields=True):
-    """The form of what is said."""
+    """The format of the output text."""
 
     type: Literal["text", "json_object", "json_schema"] = "text"
     name: str | None = None
@@ -69,7 +71,7 @@ class TextFormat(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class TextConfig(Struct, frozen=True, forbid_unknown_fields=True):
-    """Of what is said."""
+    """Options of the output text."""
 
     format: TextFormat | None = None
 
@@ -117,7 +119,8 @@ class ResponseRequest(Sampling, frozen=True, forbid_unknown_fields=True, kw_only
 
     @property
     def shows_logprobs(self) -> bool:
-        """Whether texts come with the log-probabilities of their tokens; raises BodyError for what else is asked for."""
+        """Whether texts come with the log-probabilities of their tokens; raises BodyError for what
+        else is asked for."""
         for name in self.include or []:
             if name != LOGPROBS:
                 raise BodyError(f"include: there is {LOGPROBS} here, and no {name!r}", "include")
@@ -138,7 +141,8 @@ class ResponseRequest(Sampling, frozen=True, forbid_unknown_fields=True, kw_only
         return {"text": None, "json_object": {"json_object": True}, "json_schema": {"json": form.schema}}[form.type]
 
     def _messages(self) -> list[dict[str, Any]]:
-        """As our client takes them; what an assistant says, calls and has thought, one after the other, is one turn."""
+        """As our client takes them; what an assistant says, calls and has thought, one after the
+        other, is one turn."""
         items = [InputItem(role="user", content=self.input)] if isinstance(self.input, str) else self.input
         messages: list[dict[str, Any]] = []
         if self.instructions is not None:

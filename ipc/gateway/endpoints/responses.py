@@ -1,4 +1,5 @@
-"""``/v1/responses``: OpenAI's newer API of conversations. Nothing is kept: an answer's next turn brings all before it."""
+"""``/v1/responses``: OpenAI's newer API of conversations. Nothing is kept: an answer's next turn
+brings all before it."""
 
 from collections.abc import AsyncGenerator
 
@@ -48,7 +49,8 @@ async def create(request: Request) -> Response:
 async def _events(
     stream: AsyncStream, answer: ResponseAnswer, client: AsyncClient, held: HeldMemory | None
 ) -> AsyncGenerator[list[Event]]:
-    """Those of each piece, which is ``held`` if they are to leave whole; the first is waited for: it may be a refusal."""
+    """The events of each piece. A whole answer is ``held``. The first piece is awaited: it may be
+    a refusal."""
     began = False
     async with stream:
         async for piece in stream:

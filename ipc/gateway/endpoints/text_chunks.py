@@ -25,7 +25,8 @@ class TextChunks:
         return self._chunk(TextChoice(index=index, text=prompt, logprobs=logprobs))
 
     def take(self, piece: Piece, first_index: int = 0) -> list[TextCompletion]:
-        """What a piece of a completion comes to, whose first sample has this index."""
+        """The chunks of a piece of a completion; ``first_index`` is the index of the completion's
+        first sample."""
         index = first_index + piece.index
         logprobs = text_logprobs(piece.logprobs, self._lengths[index]) if piece.logprobs else None
         self._lengths[index] += len(piece.text)
@@ -40,7 +41,7 @@ class TextChunks:
         return [self._chunk(choice)]
 
     def total(self, cost: Usage) -> TextCompletion:
-        """The last one, of those that asked for the usage."""
+        """The last chunk, for streams with usage."""
         return TextCompletion(**self._head, choices=[], usage=usage(cost))
 
     def _chunk(self, choice: TextChoice) -> TextCompletion:

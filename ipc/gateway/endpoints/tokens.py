@@ -15,7 +15,8 @@ from ipc.openai.request_bodies import BodyError, template_switches
 
 
 class TokenizeRequest(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """One of ``prompt`` and ``messages``. ``add_special_tokens`` is for a prompt, and what follows it for messages."""
+    """One of ``prompt`` and ``messages``. ``add_special_tokens`` is for a prompt, and what follows
+    it for messages."""
 
     model: str | None = None
     prompt: str | None = None
@@ -36,7 +37,7 @@ class Tokens(Struct, frozen=True):
 
 
 class TokenizerConfig(Struct, frozen=True):
-    """What there is to know of a tokenizer, by the names of tokenizer_config.json."""
+    """A tokenizer's properties, by the names of tokenizer_config.json."""
 
     tokenizer_class: str
     chat_template: Any
@@ -58,7 +59,7 @@ class DetokenizeRequest(Struct, frozen=True, forbid_unknown_fields=True, kw_only
 
 
 class Text(Struct, frozen=True):
-    """What they say, special tokens as they are spelt."""
+    """The text of the tokens, special tokens included."""
 
     prompt: str
 

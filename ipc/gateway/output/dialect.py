@@ -10,15 +10,15 @@ from ipc.gateway.output.reasoning import REASONING_FORMATS, ReasoningFormat, rea
 from ipc.gateway.output.tool_formats import ToolFormat, tool_format_of
 
 TAIL = 16
-"""Tokens at a prompt's end that tell whether it leaves the model thinking."""
+"""Tokens at the end of a prompt that show whether the model continues in reasoning."""
 MAX_PROMPTS = 64
-"""Ways to fill in the chat template of which it is remembered how they end."""
+"""Sets of chat template switches whose prompt endings are cached."""
 
 
 class Dialect:
-    """What a model's tokenizer and chat template tell of it, and what the operator has said instead.
+    """A model's output format, from its tokenizer and chat template, or as the operator set it.
 
-    ``token_ids`` has those of the formats' marks that are one token.
+    ``token_ids`` has the formats' marks that are single tokens.
     """
 
     def __init__(
@@ -33,7 +33,7 @@ class Dialect:
         self._openings: dict[bytes, bool | None] = {}
 
     async def opening(self, client: AsyncClient, chat_template_kwargs: dict[str, Any] | None) -> bool | None:
-        """How prompts end: inside of the marks of thinking, behind them, or neither (None)."""
+        """Whether prompts end inside the reasoning marks, after them, or neither (None)."""
         if self.reasoning_format is None:
             return None
         key = msgspec.msgpack.encode(chat_template_kwargs)
@@ -45,7 +45,8 @@ class Dialect:
 
 
 async def dialect_of(client: AsyncClient, tool_call_parser: str | None, reasoning_parser: str | None) -> Dialect:
-    """The dialect of a daemon's model; the parsers, by vLLM's names, are what its chat template is not asked for then."""
+    """The dialect of a daemon's model; the parsers, by vLLM's names, are what its chat template is
+    not asked for then."""
     template = (await client.tokenizer_info()).get("chat_template") or ""
     if isinstance(template, dict):  # several, by name
         template = "\n".join(template.values())

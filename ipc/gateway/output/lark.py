@@ -1,4 +1,5 @@
-"""Grammars in llguidance's Lark notation: what a text may be, put together from what its parts may be."""
+"""Grammars in llguidance's Lark notation: what a text may be, put together from what its parts may
+be."""
 
 import json
 import re
@@ -15,7 +16,8 @@ SPACE = r"/\s*/"
 
 
 def literal(text: str, token_ids: Mapping[str, int]) -> str:
-    """This text. What of it is a token of its own is that token: its letters would be another text to the model."""
+    """This text. What of it is a token of its own is that token: its letters would be another text
+    to the model."""
     marks = "|".join(map(re.escape, sorted(token_ids, key=len, reverse=True)))
     pieces = re.split(f"({marks})", text) if marks else [text]
     return " ".join(_token_or_text(piece, token_ids) for piece in pieces if piece)
@@ -36,7 +38,7 @@ def json_of(schema: Mapping[str, Any], options: Mapping[str, Any]) -> str:
 
 
 def form_of(params: StructuredOutputsParams) -> str:
-    """A text of this form, of any but a grammar; what is wrong with it is found when it is compiled."""
+    """A Lark expression for a text of any form but a grammar; errors in it show at compilation."""
     if params.choice is not None:
         return one_of(json.dumps(choice, ensure_ascii=False) for choice in params.choice)
     if params.regex is not None:

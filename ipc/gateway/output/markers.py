@@ -2,7 +2,8 @@
 
 
 def before(text: str, marker: str) -> str:
-    """What of a text without ``marker`` is surely in front of it, and of the whitespace before it."""
+    """What of a text without ``marker`` is surely in front of it, and of the whitespace before
+    it."""
     return text[: len(text) - _partial(text, marker)].rstrip()
 
 

@@ -6,7 +6,7 @@ import msgspec
 
 
 class Content(msgspec.Struct, frozen=True):
-    """More of what is said to the user."""
+    """More content for the user."""
 
     text: str
 

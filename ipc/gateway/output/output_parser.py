@@ -1,4 +1,4 @@
-"""One sample of an answer, read as what it is: thoughts, content and calls."""
+"""Parsing one sample of an answer into reasoning, content and calls."""
 
 from typing import NamedTuple
 
@@ -8,9 +8,9 @@ from ipc.gateway.output.tool_call_parser import ToolCallParser
 
 
 class OutputParser:
-    """Thoughts are looked for first, and calls in what is said after them; without parsers all is content.
+    """Parses reasoning first, and calls in the content after it; without parsers all is content.
 
-    With ``hides_reasoning`` nobody hears of the thoughts.
+    With ``hides_reasoning`` the reasoning is dropped.
     """
 
     def __init__(
@@ -30,12 +30,13 @@ class OutputParser:
         return self._called(events)
 
     def end(self) -> list[OutputEvent]:
-        """What is left when there is no more."""
+        """The rest, at the end of the text."""
         rest = self._called([] if self._reasoning is None else self._reasoning.end())
         return rest if self._tool_calls is None else joined([*rest, *self._tool_calls.end()])
 
     def finish_reason(self, reason: str) -> str:
-        """OpenAI's word: an answer that has ended in order with calls has ended with ``tool_calls``."""
+        """OpenAI's word: an answer that has ended in order with calls has ended with
+        ``tool_calls``."""
         called = self._tool_calls is not None and self._tool_calls.num_calls
         return "tool_calls" if called and reason == "stop" else reason
 

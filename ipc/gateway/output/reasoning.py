@@ -1,4 +1,4 @@
-"""What a model thinks, told apart from what it says: ``<think>...</think>``, in a text that comes in pieces."""
+"""Splitting reasoning, ``<think>...</think>``, from content in a text that comes in pieces."""
 
 from typing import Literal, NamedTuple
 
@@ -9,7 +9,8 @@ from ipc.gateway.output.output_events import Content, OutputEvent, Reasoning, jo
 class ReasoningFormat(NamedTuple):
     """How a family of models thinks aloud: between ``start`` and ``end``.
 
-    With ``always`` an answer begins with thinking even where neither the prompt nor the model says ``start``.
+    With ``always`` an answer begins with thinking even where neither the prompt nor the model says
+    ``start``.
     """
 
     start: str
@@ -25,17 +26,17 @@ REASONING_FORMATS = {
 
 
 def reasoning_format_of(chat_template: str) -> ReasoningFormat | None:
-    """The format of a model, as far as its chat template tells: one that knows thinking has both marks."""
+    """The reasoning format of a model: one whose marks both stand in its chat template."""
     row = REASONING_FORMATS["qwen3"]
     return row if row.start in chat_template and row.end in chat_template else None
 
 
 class ReasoningParser:
-    """Splits one answer. However its text is cut into pieces, the events, joined, are the same.
+    """Splits one answer into the same events however its text is cut into pieces.
 
-    ``opened`` says how the prompt ends: True inside of the marks (the template says ``start``), False behind ``end`` (the
-    template forbids to think), None with neither. The whitespace round the marks belongs to nobody. Thinking that does
-    not end is thinking to the last.
+    ``opened`` says how the prompt ends: True inside the marks (the template opens them), False
+    after ``end`` (the template turns reasoning off), None otherwise. Whitespace around the marks
+    is dropped. Reasoning without an end mark extends to the end.
     """
 
     def __init__(self, row: ReasoningFormat, opened: bool | None) -> None:
@@ -45,14 +46,14 @@ class ReasoningParser:
         self._place: Literal["begin", "thought", "pause", "content"] = "content" if opened is False else "begin"
         self._nothing_yet = True
         self._text = ""
-        """What is not settled."""
+        """Text whose meaning is not settled."""
 
     def feed(self, text: str) -> list[OutputEvent]:
         """What more of the text settles."""
         return self._read(text, at_end=False)
 
     def end(self) -> list[OutputEvent]:
-        """What is left when there is no more."""
+        """The rest, at the end of the text."""
         return self._read("", at_end=True)
 
     def _read(self, text: str, *, at_end: bool) -> list[OutputEvent]:

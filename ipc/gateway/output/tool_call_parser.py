@@ -1,4 +1,4 @@
-"""Calls of functions, told apart from what is said, in a text that comes in pieces."""
+"""Splitting function calls from content in a text that comes in pieces."""
 
 from collections.abc import Iterator
 from typing import Any, NamedTuple
@@ -14,12 +14,12 @@ _FIRST_KEY = regex.compile(r'\s*(?:\[\s*)?\{\s*"(?:type|id|name|arguments|parame
 
 
 class ToolCallParser:
-    """Reads one answer. However its text is cut into pieces, the events, joined, are the same.
+    """Parses one answer into the same events however its text is cut into pieces.
 
-    What names none of the functions in ``names``, or is no JSON object up to its arguments, is content like any other,
-    to the letter. From its arguments' brace on a call is a call, even if it is cut off; its arguments end with the brace
-    that matches, and come as they are written. Without ``parallel`` only the first call counts. The whitespace round
-    calls belongs to nobody.
+    A call that names none of the functions in ``names``, or is no JSON object up to its arguments,
+    is content, verbatim. From the opening brace of its arguments on it is a call, even if it is
+    cut off; its arguments end with the matching brace, and are passed on verbatim. Without
+    ``parallel`` only the first call counts. Whitespace around calls is dropped.
     """
 
     def __init__(self, row: ToolFormat, names: set[str], *, parallel: bool = True) -> None:
@@ -28,12 +28,13 @@ class ToolCallParser:
         self._parallel = parallel
         self._place = self._say
         self._text = ""
-        """What is not settled."""
+        """Text whose meaning is not settled."""
         self._held = ""
-        """What was in front of it, should it turn out to be no call."""
+        """The text before it, which is content if no call follows."""
         self._braces = _Braces()
         self._num_scanned = 0
-        """Characters of it that have been looked at for the end of an object, once each however long it is."""
+        """Characters of it that have been looked at for the end of an object, once each however
+        long it is."""
         self._in_object = False
         self._bare = row.bare
         """Whether a call could begin here without its marker."""
@@ -46,7 +47,7 @@ class ToolCallParser:
         return joined(self._read(at_end=False))
 
     def end(self) -> list[OutputEvent]:
-        """What is left when there is no more."""
+        """The rest, at the end of the text."""
         return joined(self._read(at_end=True))
 
     def _read(self, *, at_end: bool) -> Iterator[OutputEvent]:
@@ -84,7 +85,7 @@ class ToolCallParser:
         self._place = self._head
 
     def _head(self, at_end: bool) -> Iterator[OutputEvent]:
-        """Behind a marker, or at a brace: a call, or none, or too early to say."""
+        """After a marker or at a brace: a call, content, or not yet known."""
         header = self._row.header.match(self._text, partial=True)
         if header is not None and not header.partial and header["name"] in self._names:
             yield from self._begin(header["name"])
@@ -97,7 +98,7 @@ class ToolCallParser:
             yield from self._no_call()
 
     def _whole_object(self, at_end: bool) -> Iterator[OutputEvent]:
-        """A call that has not the order of a header is read when all of it is there."""
+        """A call whose fields are not in the header's order is parsed once it is complete."""
         end = self._braces.end(self._text, self._num_scanned)
         self._num_scanned = len(self._text)
         call = None if end < 0 else _call_of(self._text[self._text.index("{") : end])
@@ -140,7 +141,7 @@ class ToolCallParser:
             self._close_call()
 
     def _rest(self, at_end: bool) -> Iterator[OutputEvent]:
-        """What the object of a call has behind its arguments."""
+        """The rest of a call's object after its arguments."""
         rest = self._text.lstrip()
         if rest.startswith(","):
             self._braces = _Braces(depth=1)
@@ -174,7 +175,8 @@ class ToolCallParser:
 
 
 class _Braces:
-    """Finds the brace that matches the first, or where ``depth`` are open, the last of them; not within strings."""
+    """Finds the brace that matches the first, or where ``depth`` are open, the last of them; not
+    within strings."""
 
     def __init__(self, depth: int = 0) -> None:
         self._depth = depth
@@ -205,7 +207,8 @@ class _Call(NamedTuple):
 
 
 def _call_of(text: str) -> _Call | None:
-    """A JSON object as a call: a name, and arguments, which may be an object, the text of one, or left out."""
+    """A JSON object as a call: a name, and arguments, which may be an object, the text of one, or
+    left out."""
     given = _object_of(text)
     function = given.get("function") if given else None
     given = function if isinstance(function, dict) else given

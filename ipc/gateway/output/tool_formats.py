@@ -17,13 +17,15 @@ LIST_HEADER = regex.compile(
 class ToolFormat(NamedTuple):
     """What a call looks like, and all calls of an answer.
 
-    To be read, it begins with ``marker`` or, where it is ``bare``, with the brace of an object at the very beginning;
-    ``header``, which ends in front of the arguments' brace, says the name, and one of ``closers`` may follow. An object
-    that has the name elsewhere than the header looks for it is a call as well.
+    To be read, it begins with ``marker`` or, where it is ``bare``, with the brace of an object at
+    the very beginning; ``header``, which ends in front of the arguments' brace, says the name, and
+    one of ``closers`` may follow. An object that has the name elsewhere than the header looks for
+    it is a call as well.
 
-    To be written, it is ``call[0]`` name ``call[1]`` arguments ``call[2]``, ``between`` any two of them, and ``around`` all.
-    ``tokens`` of these texts are tokens of their own where the model has them, and where they are ``special`` the text has
-    none of them unless it is asked for. With ``short_ids`` the chat template takes only ids of nine letters and digits.
+    To be written, it is ``call[0]`` name ``call[1]`` arguments ``call[2]``, ``between`` any two of
+    them, and ``around`` all. ``tokens`` of these texts are tokens of their own where the model has
+    them, and where they are ``special`` the text has none of them unless it is asked for. With
+    ``short_ids`` the chat template takes only ids of nine letters and digits.
     """
 
     marker: str
@@ -87,11 +89,12 @@ MISTRAL_ARGS = MISTRAL._replace(
     evidence=regex.compile(r"\[ARGS\]"),
 )
 TOOL_FORMATS = {"hermes": (HERMES,), "llama3_json": (LLAMA3_JSON,), "mistral": (MISTRAL_ARGS, MISTRAL)}
-"""By vLLM's names; of a name's formats the first that the chat template gives evidence of, else the last."""
+"""By vLLM's names; of a name's formats the first that the chat template gives evidence of, else
+the last."""
 
 
 def tool_format_of(chat_template: str, name: str | None = None) -> ToolFormat | None:
-    """The format of that name, or of the model as far as its chat template tells; None where it does not."""
+    """The format of that name, or the one that the chat template shows; None if it shows none."""
     rows = [row for rows in TOOL_FORMATS.values() for row in rows] if name is None else TOOL_FORMATS[name]
     evident = next((row for row in rows if row.evidence.search(chat_template)), None)
     return evident if name is None or evident is not None else rows[-1]

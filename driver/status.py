@@ -1,0 +1,33 @@
+"""The driver's snapshot of itself."""
+
+import msgspec
+
+from engine.config import EngineStats
+
+STATES = ("serving", "falling asleep", "asleep", "draining")
+
+
+class DriverStatus(EngineStats, frozen=True):
+    """The engine's snapshot and the driver's own numbers."""
+
+    queued_requests: int = 0
+    """Requests that wait to be prepared."""
+    open_requests: int = 0
+    """Requests without their last sample."""
+    requests_by_client: dict[str, tuple[int, int]] = msgspec.field(default_factory=dict)
+    """By client: its open requests, and how many of them have no token yet."""
+    seconds_since_progress: float = 0.0
+    """For how long the engine has had work and no step has ended; 0 when it is idle."""
+    stages: dict[str, float] = msgspec.field(default_factory=dict)
+    """By stage: for how many seconds its oldest item has been in work; 0 while it waits. For the
+    execution stage, ``seconds_since_progress``."""
+    uptime_seconds: float = 0.0
+    state: str = "serving"
+    """One of STATES."""
+    ttft_seconds_p50: float = 0.0
+    """From here on, of recent samples: times to first token, per output token, and to the end."""
+    ttft_seconds_p99: float = 0.0
+    tpot_seconds_p50: float = 0.0
+    tpot_seconds_p99: float = 0.0
+    e2e_seconds_p50: float = 0.0
+    e2e_seconds_p99: float = 0.0

@@ -1,0 +1,87 @@
+"""The systemd units of daemon and gateway, for one environment; their templates are in
+``units/``."""
+
+from pathlib import Path
+
+CONFIG = Path("/etc/odriver/config.toml")
+UNIT = Path("/etc/systemd/system/odriver.service")
+GATEWAY = "odriver-gateway.service"
+_TEMPLATES = Path(__file__).parent / "units"
+USERS = Path("/etc/sysusers.d/odriver.conf")
+USER = """\
+# oDriver's user, who owns nothing else, and its group, whose members may use the service's socket.
+u odriver - "oDriver" /var/lib/odriver
+"""
+
+_SANDBOX = """\
+NoNewPrivileges=yes
+CapabilityBoundingSet=
+AmbientCapabilities=
+ProtectSystem=strict
+ProtectHome={protect_home}
+PrivateTmp=yes
+"""
+_KERNEL = """\
+ProtectKernelTunables=yes
+ProtectKernelModules=yes
+ProtectKernelLogs=yes
+ProtectControlGroups=yes
+ProtectClock=yes
+ProtectHostname=yes
+ProtectProc=invisible
+RestrictNamespaces=yes
+RestrictRealtime=yes
+RestrictSUIDSGID=yes
+RestrictAddressFamilies=AF_UNIX AF_INET AF_INET6 AF_NETLINK
+{addresses}\
+LockPersonality=yes
+RemoveIPC=yes
+UMask=0077
+SystemCallArchitectures=native
+SystemCallFilter=@system-service
+SystemCallFilter=~@privileged
+SystemCallErrorNumber=EPERM
+"""
+_LOOPBACK_ONLY = """\
+# Nothing listens beyond this machine; link-local is where a TPU VM is told what it is.
+IPAddressDeny=any
+IPAddressAllow=localhost link-local
+"""
+
+_HOMES = tuple(map(Path, ("/home", "/root", "/run/user")))
+
+
+def render_daemon(command: Path, reads: list[Path], *, loopback_only: bool) -> str:
+    """The daemon's unit, for the ``odriver`` at this path and a daemon that reads these files.
+
+    Where it can be, the daemon may use no network but loopback. It sees home directories only if
+    it reads something there.
+    """
+    return _render(UNIT.name, command, reads, loopback_only=loopback_only)
+
+
+def render_gateway(command: Path, reads: list[Path]) -> str:
+    """The gateway's unit, for the ``odriver`` at this path, whose environment is in these
+    directories."""
+    return _render(GATEWAY, command, reads, loopback_only=True)
+
+
+def _render(name: str, command: Path, reads: list[Path], *, loopback_only: bool) -> str:
+    at_home = any(path.is_relative_to(home) for path in (command, *reads) for home in _HOMES)
+    return (
+        (_TEMPLATES / name)
+        .read_text(encoding="utf-8")
+        .format(
+            command=_quoted(command),
+            config=_quoted(CONFIG),
+            sandbox=_SANDBOX.format(protect_home="read-only" if at_home else "yes"),
+            kernel=_KERNEL.format(addresses=_LOOPBACK_ONLY if loopback_only else ""),
+        )
+    )
+
+
+def _quoted(path: Path) -> str:
+    """As systemd reads a word of a command line; ``%`` begins a specifier there, ``$`` a
+    variable."""
+    escaped = str(path).replace("\\", "\\\\").replace('"', '\\"').replace("%", "%%").replace("$", "$$")
+    return f'"{escaped}"' if any(character in escaped for character in " '\"\\") else escaped
