@@ -34,14 +34,12 @@ class _GrammarRequest(NamedTuple):
 
 
 class CompileGrammars:
-    """Gives sequences their constraints and then admits them. Its threads ``run`` it, and wait for
-    worker processes.
+    """Gives sequences their constraints and then admits them. Its threads wait for workers.
 
     Clients take turns (see TurnQueue). Each grammar is tried for a moment; one that takes longer
     moves to a lane of a higher tier, so that quick grammars never wait for slow ones. A grammar
     that several requests need is compiled once; one that cannot be compiled ends only the requests
-    that ask for it. At most ``max_queued`` requests wait, which is as many as may be open without
-    a token.
+    that ask for it. At most ``max_queued`` requests wait, as many as may be open.
     """
 
     def __init__(
@@ -103,7 +101,8 @@ class CompileGrammars:
             self._fail(item, error)
 
     def _is_first(self, item: _GrammarRequest) -> bool:
-        """Whether no other request has its grammar compiled; otherwise it is queued again later."""
+        """Whether no other request has its grammar compiled; otherwise it is queued again
+        later."""
         with self._lock:
             if item.job in self._waiting:
                 self._waiting[item.job].append(item)

@@ -6,7 +6,8 @@ from engine.scheduling.sequence import Sequence
 
 
 class Deadlines:
-    """Sequences with a ``timeout_s`` or a ``queue_timeout_s``, in seconds of the caller's clock."""
+    """Sequences with a ``timeout_s`` or a ``queue_timeout_s``, in seconds of the caller's
+    clock."""
 
     def __init__(self) -> None:
         self._ends: dict[str, float] = {}
@@ -14,7 +15,8 @@ class Deadlines:
         self._next = math.inf
 
     def add(self, sequence: Sequence, received_at: float, timeout: float | None, queue_timeout: float | None) -> None:
-        """Adds a sequence that ends after ``timeout``, or ``queue_timeout`` if it has not begun."""
+        """Adds a sequence that ends after ``timeout``, or ``queue_timeout`` if it has not
+        begun."""
         if timeout is not None:
             self._ends[sequence.request_id] = received_at + timeout
         if queue_timeout is not None:

@@ -1,13 +1,13 @@
 """The driver's errors, by whose fault they are; ``code`` is the word used on the wire.
 
 DriverError
-├── InvalidRequest      invalid_request     the client's: change the request; the message names what
-├── DuplicateRequest    duplicate_request   the client's: the id is in use until its last sample
-├── Overloaded          overloaded          nobody's: too many requests wait; try again later
-├── Draining            draining            the operator's: no new requests, the open ones are finished
-├── Asleep              asleep              the operator's: no new requests until the daemon is woken
-├── DriverStopped       stopped             the operator's: no new requests, the open ones end with the reason
-└── InternalError       internal            ours: a step failed, or a thread died and the driver stops
+├── InvalidRequest    invalid_request    the client's: the message names what to change
+├── DuplicateRequest  duplicate_request  the client's: the id is in use until its last sample
+├── Overloaded        overloaded         nobody's: too many requests wait; try again later
+├── Draining          draining           the operator's: no new requests, the open ones go on
+├── Asleep            asleep             the operator's: no new requests until the driver is woken
+├── DriverStopped     stopped            the operator's: no new requests, the open ones are ended
+└── InternalError     internal           ours: a step failed, or a thread died
 """
 
 from typing import ClassVar

@@ -58,7 +58,8 @@ class Engine(Protocol):
         """A snapshot."""
 
     def compile_staged(self, notify: Callable[[], None]) -> None:
-        """Starts to compile the staged functions; ``notify`` asks, on any thread, for ``adopt``."""
+        """Starts to compile the staged functions; ``notify`` asks, on any thread, for
+        ``adopt``."""
 
     def adopt(self) -> None:
         """Uses the staged functions; raises the error of their compilation."""
@@ -80,16 +81,14 @@ ITERATION_TOKENS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 163
 
 
 class ExecutionLoop:
-    """Handles messages, steps the engine and sends its tokens on. It waits for a message only if
-    the engine is idle.
+    """Handles messages, steps the engine and sends its tokens on.
 
-    It checks before each step which requests have reached their ``timeout_s``, which counts from
-    their arrival. An exception from one message ends the request of that message; one from a step,
-    or from a command to the whole engine, ends the loop.
+    An exception from one message ends the request of that message; one from a step, or from a
+    command to the whole engine, ends the loop.
 
-    It also waits in ``summaries.put`` while the summary thread is far behind: the device pauses,
-    so that tokens do not pile up. The summary thread never waits for this one, as the inbox is
-    unbounded, so this is no deadlock; and closing ``summaries`` ends the wait.
+    It waits for a message if the engine is idle, and in ``summaries.put`` while the summary thread
+    is far behind, so that tokens do not pile up. That is no deadlock: the summary thread never
+    waits for this one, as the inbox is unbounded. Closing ``summaries`` ends the wait.
     """
 
     def __init__(
@@ -111,8 +110,7 @@ class ExecutionLoop:
 
     @property
     def seconds_since_progress(self) -> float:
-        """For how long there has been work and no step has ended; 0 when idle. It grows while this
-        thread hangs, too.
+        """For how long there has been work and no step has ended, even if this thread hangs.
 
         A command, which runs no step, counts only beyond COMMAND_PATIENCE.
         """
@@ -134,7 +132,7 @@ class ExecutionLoop:
             self._engine.close()
 
     def _handle_messages(self) -> bool:
-        """Handles the messages there are; waits for one if the engine is idle. False after Stop."""
+        """Handles all messages; waits for one if the engine is idle. False after Stop."""
         idle = not self._engine.has_work
         if idle:
             self._progressed_at = None

@@ -35,8 +35,8 @@ class LoadLimit:
     def check(self, new: OpenRequest, waiting: Collection[OpenRequest], stats: EngineStats) -> None:
         """Raises Overloaded if the new request is one too many.
 
-        If nothing waits a request may have any length; the first one of a client may fill the room
-        that is left.
+        If nothing waits a request may have any length; the first one of a client may fill the
+        rest.
         """
         tokens = sum([request.num_prompt_tokens for request in waiting])
         requests = share(self._max_requests, 1, new.holder, [(request.holder, 1) for request in waiting])

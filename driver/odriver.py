@@ -18,8 +18,7 @@ The life of a request
 4. The **process summary** thread detokenises, looks for stop strings and puts samples into the
    request's channel. When it finds a stop string it posts Finished to the inbox, so that the
    engine frees the sequence's pages.
-5. The last sample comes with the end: by token, length, stop string or abort. The id is free again
-   just before that.
+5. The last sample comes with the end: by token, length, stop string or abort. The id is free then.
 
 A request that continues an earlier output (``resume_token_ids``) differs in three places. The
 prepare stage makes those tokens the sequence's output and reads them as text; the constraint
@@ -49,8 +48,7 @@ that fails step after step ends the execution thread.
 
 The end ------- ``stop`` closes the bounded queues, which ends every thread that waits in one,
 posts Stop, joins the threads and ends every open request with "stopped". A thread that dies does
-the same as its last act, with "internal", and calls ``on_failure``. The first of several callers
-does it.
+the same as its last act, with "internal", and calls ``on_failure``. Only the first caller does it.
 """
 
 import logging
@@ -196,8 +194,8 @@ class oDriver:
         self._availability.drain(when_done)
 
     def sleep(self, request_id: str, channel: ReturnChannel) -> None:
-        """Refuses new requests, frees the pages' memory once every open one has ended, and then
-        answers the channel.
+        """Refuses new requests; once none is open, frees the pages' memory and answers the
+        channel.
 
         Raises Draining and DriverStopped at once.
         """
@@ -205,7 +203,8 @@ class oDriver:
         self._availability.sleep(request_id, channel)
 
     def wake(self, request_id: str, channel: ReturnChannel) -> None:
-        """Allocates the memory again, answers the channel, and serves. Raises as ``sleep`` does."""
+        """Allocates the memory again, answers the channel, and serves. Raises as ``sleep``
+        does."""
         self._check_running()
         self._availability.wake(request_id, channel)
 
@@ -242,8 +241,7 @@ class oDriver:
         """Begins a trace of the process, for this directory, or ends and writes the one under way
         where it is None.
 
-        The channel gets one sample: the directory as its text, or an error. Raises DriverStopped
-        at once.
+        The channel gets one sample: the directory as text, or an error. Raises DriverStopped.
         """
         self._check_running()
         self._execution.inbox.put(ProfileEngine(request_id, directory, channel))
@@ -252,8 +250,7 @@ class oDriver:
         """Ends the threads and gives every open request the error "stopped" with this reason.
 
         Returns when that is done, by this call or another, or after ``timeout`` seconds: a thread
-        that hangs by then (in a step of the device) is left behind, logged, and can reach no
-        client any more.
+        that hangs by then (in a step of the device) is logged and left behind.
         """
         if not self._end(DriverStopped(reason), timeout):
             self._ended.wait(timeout)

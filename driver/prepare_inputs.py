@@ -41,8 +41,7 @@ class PrepareInputs:
     Clients take turns (see TurnQueue), and long prompts have a lane and a thread of their own: so
     neither many requests of one client nor a text of megabytes delays the others. An exception
     from one request ends that request alone. ``post`` puts an Admit into the inbox of the
-    execution thread, ``compile_grammar`` one with structured outputs into the queue of the compile
-    stage.
+    execution thread, ``compile_grammar`` one with structured outputs into the compile stage.
     """
 
     def __init__(

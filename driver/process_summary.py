@@ -19,8 +19,7 @@ from engine.scheduling.sequence import SequenceOutput
 
 
 class ProcessSummary:
-    """Detokenises, looks for stop strings, measures and delivers. Only its thread knows the text
-    of a request.
+    """Detokenises, looks for stop strings, measures and delivers, all on one thread.
 
     An exception from one request's output ends that request alone, and the engine ends its
     sequences. Outputs of a sequence after its last sample come from steps that were already
@@ -176,8 +175,7 @@ class _Reply:
         self._logprobs = SampleLogprobs(index, opened.params, tokenizer)
 
     def sample(self, output: SequenceOutput, read: tuple[str, int, str | None] | None = None) -> ReturnSample:
-        """What this output adds for the client; it has a finish reason if the sequence or its text
-        ends.
+        """What this output adds; with a finish reason if the sequence or its text ends.
 
         ``read`` is the result of ``SampleText.read``, if the output has been read already.
         """

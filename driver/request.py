@@ -94,8 +94,7 @@ class QueueChannel:
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class ActiveRequest:
-    """One request of a client, with exactly one of ``prompt`` (text or token ids) and
-    ``messages``.
+    """One request of a client, by a ``prompt`` (text or token ids) or by ``messages``.
 
     ``request_id`` is free again when the last sample is delivered. ``params`` are fields of
     SamplingParams by name, unchecked. The scheduler is fair between clients, and within the share
@@ -133,8 +132,7 @@ class ActiveRequest:
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class TokenizerRequest:
-    """A request for the token ids of a text or of a conversation, or for the text of
-    ``token_ids``.
+    """A request for the token ids of a text or a conversation, or for the text of ids.
 
     The channel gets one sample: token ids or a text, with the number of tokens as
     ``usage.prompt_tokens``; or an error. With ``add_special_tokens`` a text is tokenised as a

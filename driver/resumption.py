@@ -33,8 +33,7 @@ def resume(sequences: list[Sequence], resume_token_ids: list[list[int]]) -> list
     """Gives each sequence the output that the client has, and returns these, with a finish reason
     where one is complete.
 
-    The token ids are in the vocabulary. Raises InvalidRequest where they cannot begin an output of
-    these sequences.
+    The token ids are in the vocabulary. Raises InvalidRequest where they cannot begin an output.
     """
     if resume_token_ids and len(resume_token_ids) != len(sequences):
         raise InvalidRequest(

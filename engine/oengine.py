@@ -166,8 +166,8 @@ class oEngine:
             preemptions=self._scheduler.preemptions.total(),
             preemptions_by_cause=dict(self._scheduler.preemptions),
             waiting_tokens=self._scheduler.num_waiting_tokens,
-            prefix_cache_queries=self._scheduler.prefixes.tokens_looked_up,
-            prefix_cache_hits=self._scheduler.prefixes.tokens_found,
+            prefix_cache_queries=self._scheduler.memory.tokens_looked_up,
+            prefix_cache_hits=self._scheduler.memory.tokens_found,
             page_evictions=self._pages.cache.evictions,
             page_lifetime_seconds_sum=self._pages.cache.lifetime_seconds,
             page_idle_seconds_sum=self._pages.cache.idle_seconds,
@@ -214,7 +214,7 @@ class oEngine:
         rows = [row for row, token_id in enumerate(result.token_ids) if token_id == NO_TOKEN]
         spoilt = [plan.sequences[row] for row in rows]
         outputs = self._fail(spoilt, NOT_FINITE)
-        self._scheduler.prefixes.forget(spoilt)
+        self._scheduler.memory.forget(spoilt)
         self._failed_rows += len(outputs)
         for output in outputs:
             about = {"request_id": output.request_id}

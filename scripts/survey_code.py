@@ -27,6 +27,8 @@ PROSE_COLUMNS = 100
 COLUMN = 46  # characters of a column of the table
 PARAMETER = re.compile("qkv|q_proj")
 """The parameter of the model whose declarations are counted."""
+DIRECTIVE = re.compile("# (type|fmt|noqa)\\b")
+"""A comment that is for a tool."""
 ARRAY = re.compile(r"Array|ndarray")
 SHAPE = re.compile(r"\w\[[^\]]+\]")
 Function = ast.FunctionDef | ast.AsyncFunctionDef
@@ -70,9 +72,10 @@ class Module:
 
     @cached_property
     def comments(self) -> set[int]:
-        """The numbers of the lines that have a comment."""
+        """The numbers of the lines that have a comment for people."""
         tokens = tokenize.generate_tokens(io.StringIO(self.text).readline)
-        return {token.start[0] for token in tokens if token.type == tokenize.COMMENT}
+        comments = (token for token in tokens if token.type == tokenize.COMMENT)
+        return {comment.start[0] for comment in comments if not DIRECTIVE.match(comment.string)}
 
     @cached_property
     def code_lines(self) -> list[str]:

@@ -48,7 +48,7 @@ def plain_attention(
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class DenseAttention:
-    """Causal attention over [batch, length, heads, head_dim], a StepAttention."""
+    """Causal attention over whole rows [batch, length, heads, head_dim], a StepAttention."""
 
     fuses_rotation: ClassVar[bool] = False
 

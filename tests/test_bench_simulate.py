@@ -23,11 +23,10 @@ MODEL = Transformer()
 def build_plan(*, decodes=0, start=0, count=0):
     """Rows that decode behind ``start`` tokens, and a chunk of ``count`` tokens behind as many."""
     plan = NextIterationPlan()
-    for number in range(decodes):
-        sequence = Sequence(str(number), [0] * start, SamplingParams(), frozenset(), 9, seed=0)
+    decoding = [Sequence(str(number), [0] * start, SamplingParams(), frozenset(), 9, 0) for number in range(decodes)]
+    for sequence in decoding:
         sequence.num_computed_tokens = start
-        plan.add_decode(sequence)
-    plan.end_decodes()
+    plan.add_decodes(decoding)
     if count:
         sequence = Sequence("chunk", [0] * (start + count), SamplingParams(), frozenset(), 9, seed=0)
         sequence.num_computed_tokens = start

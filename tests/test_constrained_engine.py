@@ -153,6 +153,29 @@ def test_who_is_preempted_before_the_answer_is_admitted_after_it():
     new.constraint.close()
 
 
+def test_a_constraint_is_told_a_token_that_lands_after_its_sequence_was_preempted():
+    """It does without a matcher while the sequence waits, which is admitted again after the answer."""
+    scheduler, _ = build_scheduler(max_num_seqs=2)
+    new = constrained("new")
+    scheduler.add(build_sequence("old", 3, 9))
+    scheduler.add(new)
+    first = scheduler.plan()
+    scheduler.add(build_sequence("urgent", 3, 1, priority=-10))
+    second, third = scheduler.plan(), scheduler.plan()
+    assert new.status is SequenceStatus.WAITING and new.num_in_flight == 1 and not new.constraint.suspended
+
+    land(scheduler, first)
+    assert new.constraint.tokens == [7] and new.constraint.suspended and new.awaits_mask
+    for plan in (second, third):
+        land(scheduler, plan)
+    assert new not in scheduler.plan().sequences
+    new.constraint.answer()
+    assert new.constraint.hear() and scheduler.resume(new) is None
+
+    assert new in scheduler.plan().admitted
+    new.constraint.close()
+
+
 def test_a_late_mask_is_waited_for_once_and_then_looked_for(monkeypatch):
     """A step has a little patience with a fresh token; after that it only looks."""
     waits = []

@@ -6,11 +6,12 @@ import pytest
 
 from caching.page_manager import HBMPageManager
 from engine.sampling_params import SamplingParams
+from engine.scheduling.admission import LOOKED_AT
 from engine.scheduling.backfill import MOST_PASSED
 from engine.scheduling.growth_reserve import GrowthReserve
 from engine.scheduling.plan import StepResult
 from engine.scheduling.preemption import Cause, Preemption, PreemptionLog
-from engine.scheduling.scheduler import LOOKED_AT, InferenceScheduler
+from engine.scheduling.scheduler import InferenceScheduler
 from engine.scheduling.sequence import Sequence, SequenceStatus
 
 EOS = 0
@@ -200,26 +201,84 @@ def test_shortage_preempts_the_newest_which_resumes_first():
     assert len(new.output_token_ids) == 6
 
 
-def test_a_victim_with_a_token_in_flight_is_held_until_it_lands():
-    """Preemption waits for tokens in flight, and the victim is planned no further meanwhile."""
+def preempt_with_tokens_in_flight(**settings):
+    """A scheduler, the sequence that keeps its pages, the one that has just lost them, and the plans in flight."""
     scheduler, _ = build_scheduler(num_pages=5, page_size=2)
-    old, new = build_sequence("old", prompt=2, max_tokens=6), build_sequence("new", prompt=2, max_tokens=6)
+    old, new = build_sequence("old", prompt=2, max_tokens=6), build_sequence("new", prompt=2, **settings)
     scheduler.add(old)
     scheduler.add(new)
     in_flight = deque([scheduler.plan(), scheduler.plan(), scheduler.plan()])
+    in_flight.append(scheduler.plan())
+    assert new.status is SequenceStatus.WAITING and new.num_in_flight == 3 and scheduler.preemptions.total() == 1
+    return scheduler, old, new, in_flight
 
-    while new.status is SequenceStatus.RUNNING:
-        held = scheduler.plan()
-        assert held is None or new not in held.sequences
-        if held:
-            in_flight.append(held)
+
+def test_a_victim_gives_its_pages_at_once_and_its_late_tokens_are_kept():
+    """It is in no further step until they have landed, and then computes them with the rest."""
+    scheduler, old, new, in_flight = preempt_with_tokens_in_flight(max_tokens=6)
+
+    assert new not in in_flight[-1].sequences and in_flight[-1].released == [new] and in_flight[-1].grown == [old]
+    assert not new.pages and new.slot < 0
+    late = [output for plan in in_flight for output in land(scheduler, plan) if output.request_id == "new"]
+    assert [output.token_ids for output in late] == [[7]] * 3 and new.output_token_ids == [7] * 3
+    assert new.status is SequenceStatus.WAITING and scheduler.num_waiting_tokens == 5
+    scheduler.check_integrity()
+    assert len(run_to_end(scheduler, run_ahead=2)["new"]) == 3
+
+
+def test_a_victim_is_not_admitted_before_its_late_tokens_have_landed():
+    """There is room for it at once, but what it has to compute is not known yet; nothing behind it passes it."""
+    scheduler, _, new, in_flight = preempt_with_tokens_in_flight(max_tokens=9)
+    scheduler.finish("old")
+    scheduler.add(build_sequence("behind", prompt=1, max_tokens=1))
+
+    planned = []
+    for _ in range(3):
+        planned.append(scheduler.plan())
         land(scheduler, in_flight.popleft())
 
-    assert new.num_in_flight == 0 and scheduler.preemptions.total() == 1
-    assert old.status is SequenceStatus.RUNNING
+    assert planned == [None] * 3
+    resumed = scheduler.plan()
+    assert resumed.sequences[0] is new and resumed.starts[0] + resumed.counts[0] == 5
 
 
-def test_a_held_victim_stays_when_pages_come_free_meanwhile():
+def test_a_late_stop_token_ends_a_victim_where_it_waits():
+    """What is in flight behind the stop token is dropped."""
+    scheduler, _, new, in_flight = preempt_with_tokens_in_flight(max_tokens=9)
+
+    outputs = []
+    for token, plan in zip((7, EOS, 7, 7), in_flight, strict=True):
+        ids = [token if sequence is new else 7 for sequence in plan.sequences]
+        outputs += [output for output in scheduler.update(plan, StepResult(ids)) if output.request_id == "new"]
+
+    assert [(output.token_ids, output.finish_reason) for output in outputs] == [([7], None), ([EOS], "stop")]
+    assert new.status is SequenceStatus.FINISHED and scheduler.num_waiting == scheduler.num_waiting_tokens == 0
+    assert list(run_to_end(scheduler)) == ["old"]
+
+
+def test_late_tokens_of_a_victim_that_was_aborted_are_dropped():
+    """It waits, ends there, and nothing more is said of it."""
+    scheduler, _, new, in_flight = preempt_with_tokens_in_flight(max_tokens=9)
+
+    assert scheduler.finish("new")
+
+    late = [output for plan in in_flight for output in land(scheduler, plan)]
+    assert {output.request_id for output in late} == {"old"} and new.output_token_ids == []
+    scheduler.check_integrity()
+
+
+def test_late_tokens_of_a_victim_are_sampled_again_where_their_steps_are_lost():
+    """After a failed step nothing in flight lands: it goes on from the tokens that have."""
+    scheduler, _, new, in_flight = preempt_with_tokens_in_flight(max_tokens=6)
+    land(scheduler, in_flight.popleft())
+
+    scheduler.lose_cache()
+
+    assert new.num_in_flight == 0
+    assert len(run_to_end(scheduler, run_ahead=1)["new"]) == 5 and len(new.output_token_ids) == 6
+
+
+def test_a_sequence_without_a_page_stays_when_a_neighbour_ends_in_time():
     """A sequence that ends while the victim's tokens land gives the page that was short: nobody is preempted."""
     scheduler, _ = build_scheduler(num_pages=5, page_size=2)
     ending, victim = build_sequence("ending", prompt=1, max_tokens=2), build_sequence("victim", prompt=1)

@@ -1,4 +1,4 @@
-"""Ragged paged attention by XLA's operations, which serve on any device (caching/attention/spec.py says what it computes)."""
+"""Ragged paged attention by XLA's operations, for any device; caching/attention/spec.py says what it computes."""
 
 from dataclasses import dataclass
 from typing import ClassVar

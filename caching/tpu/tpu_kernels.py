@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from caching.attention.spec import AttentionKernel
 from caching.metadata import PagedAttentionCacheMetaData
 from caching.paged_attention_cache import PagedAttentionCache
 from caching.tpu import jax_attention as tpu_attention
@@ -23,7 +24,7 @@ class TPUKernel:
 
     name: str
     description: str
-    attention: Callable[[Chip], PallasAttention | TPUAttention]
+    attention: Callable[[Chip], AttentionKernel]
     allocate: Callable[[PagedAttentionCacheMetaData], PagedAttentionCache]
     stored_heads: Callable[[int, int, np.dtype], tuple[int, int]]
     """The kv_heads and head_dim that pages have for so many and so wide ones of a dtype."""

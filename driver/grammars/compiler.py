@@ -93,8 +93,7 @@ class GrammarCompiler:
     def compile(self, job: bytes, tier: int) -> CompiledGrammar | None:
         """Compiles a grammar; None if that takes a higher tier.
 
-        Raises GrammarRefused, in the LAST tier also for what takes too long, and DriverErrors such
-        as Overloaded.
+        Raises GrammarRefused, in the LAST tier also for what takes too long, and DriverErrors.
         """
         answer = self._ask(pack_beginning(job, b""), tier)
         if answer is None:

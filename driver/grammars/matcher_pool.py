@@ -5,8 +5,7 @@ could delay or end the others. A request whose grammar is slow or large moves to
 grammars. When a worker ends, which the daemon learns from its socket, the oldest frame without an
 answer is what it was working on: the request of that frame is heavy from then on, and fails if it
 happens again, unless a SIGKILL shows that something else ended the worker. All other matchers
-start again in another worker, from the tokens that their constraints have; they only get their
-masks late.
+start again in another worker, from the tokens of their constraints; only their masks are late.
 """
 
 import itertools

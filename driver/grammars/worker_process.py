@@ -1,5 +1,4 @@
-"""The worker processes that run grammars, so that no grammar can delay, crash or starve the
-daemon.
+"""The worker processes that run grammars, so that none can delay, crash or starve the daemon.
 
 llguidance bounds most of what a grammar costs, but not all: a few kilobytes of nested rules
 overflow its stack, and some intersections of regular expressions take minutes. The system enforces

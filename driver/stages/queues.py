@@ -1,5 +1,4 @@
-"""Queues of a fixed capacity that can be closed, so that ``stop`` ends every thread that waits in
-one.
+"""Queues of a fixed capacity that can be closed, so that ``stop`` ends all threads that wait.
 
 ``queue.Queue.shutdown`` does that from Python 3.13 on; we run on 3.11.
 """

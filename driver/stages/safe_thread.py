@@ -8,11 +8,9 @@ logger = logging.getLogger(__name__)
 
 
 class SafeThread:
-    """Runs ``target``. Logs what it raises, keeps it in ``error`` and calls ``on_death`` with it,
-    on this thread.
+    """Runs ``target``. Logs what it raises, keeps it in ``error`` and calls ``on_death``.
 
-    ``target`` must end by itself when it is asked to: a thread cannot be killed. It does not keep
-    the process alive.
+    ``target`` must be able to end: a thread cannot be killed. It is a daemon thread.
     """
 
     def __init__(self, name: str, target: Callable[[], None], on_death: Callable[[str, BaseException], None]) -> None:

@@ -192,11 +192,9 @@ _budget: ContextVar[_Budget | None] = ContextVar("budget", default=None)
 
 
 def rendered(tokenizer: Any, chat: Chat) -> str:
-    """The text of a conversation by the template of a transformers tokenizer, which
-    ``hold_to_budget`` has prepared.
+    """The text of a conversation by the template of a tokenizer after ``hold_to_budget``.
 
-    Raises InvalidRequest where the template refuses it, would ignore a part of it, or exceeds its
-    budget.
+    Raises InvalidRequest where the template refuses or ignores a part, or exceeds its budget.
     """
     if tokenizer.chat_template is None:
         raise InvalidRequest("this model has no chat template: send a prompt instead of messages")
@@ -228,7 +226,7 @@ def hold_to_budget(tokenizer: Any) -> None:
     templates = tokenizer.chat_template or {}
     for source in [templates] if isinstance(templates, str) else templates.values():
         try:
-            # the one that transformers renders in
+            # The environment in which transformers will render.
             environment = _compile_jinja_template(source).environment
         except jinja2.TemplateError:
             continue  # each conversation will get this error

@@ -10,8 +10,7 @@ _ALL_ELSE = bytes(set(range(256)) - set(b'{}[]"'))
 
 
 def check_json(json: bytes) -> None:
-    """Raises ValueError for more than MAX_VALUES maps and lists, or more than MAX_DEPTH within one
-    another.
+    """Raises ValueError for more than MAX_VALUES maps and lists, or MAX_DEPTH levels of them.
 
     Text that is no JSON may pass. It takes milliseconds for megabytes, and no recursion.
     """

@@ -1,5 +1,4 @@
-"""A lower bound on the tokens of a text, without tokenising it: text that cannot fit is refused in
-milliseconds.
+"""A lower bound on the tokens of a text, to refuse in milliseconds what cannot fit.
 
 A token of n bytes covers n bytes of the text, so each byte costs at least 1/n of a token, where n
 is the length of the longest token with such a byte. The bound is the sum over the bytes. It holds

@@ -27,8 +27,7 @@ class SampleText:
         self._loops = None if loops is None else RepetitionDetector(loops)
 
     def read(self, output: SequenceOutput) -> tuple[str, int, str | None]:
-        """The text to show, the number of tokens read, and the finish reason if the sample ends
-        there.
+        """The text to show, the number of tokens read, and the finish reason if there is one.
 
         It reads up to the token that completes a stop string. A token that ends the sequence with
         "stop" counts, but is shown only with ``include_stop_str_in_output``.

@@ -8,8 +8,7 @@ from engine.sampling_params import RepetitionDetection
 
 
 class StopStrings:
-    """Passes text on up to the stop string that is complete first, or the longer of two that are
-    complete at once.
+    """Passes text on up to the stop string that is complete first, the longer of two.
 
     The text ends at the start of the stop string, or with ``include`` at its end, however it is
     divided into pieces, and no part of a stop string is ever shown. A character costs a step or

@@ -17,12 +17,10 @@ MAX_UNINTERRUPTED = 1024
 
 
 class HuggingFaceTokenizer:
-    """A fast tokenizer of the transformers library, from a local directory. Any thread may call
-    any method.
+    """A fast tokenizer of transformers, from a local directory. For any thread.
 
     It uses the Rust backend, which encodes and decodes on any thread as long as none changes its
-    settings; transformers' own ``encode`` sets truncation and padding at each call. Texts must be
-    encodable in UTF-8.
+    settings; transformers' own ``encode`` sets truncation and padding at each call.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -53,7 +51,7 @@ class HuggingFaceTokenizer:
         return list(encoding.ids)
 
     def render(self, chat: Chat) -> str:
-        """A conversation as text for ``encode_word``, by the chat template; raises InvalidRequest."""
+        """A conversation as text for ``encode_word``, by the template; raises InvalidRequest."""
         return rendered(self._tokenizer, chat)
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
@@ -137,8 +135,7 @@ def prompt_token_ids(
 ) -> list[int]:
     """The ids of a request's prompt or conversation; raises InvalidRequest.
 
-    The limit ``most`` is for the rendered text of a conversation: a template may leave some of the
-    messages out.
+    ``most`` is for the rendered conversation: a template may leave messages out.
     """
     if request.messages is not None:
         chat = checked_chat(request.messages, request.tools, request.chat_template_kwargs)

@@ -23,7 +23,7 @@ class NextIterationPlan:
     num_decodes: int = 0
     num_tokens: int = 0
     released: list[Sequence] = field(default_factory=list)
-    """Sequences that have lost their slot since the last plan; they come before ``admitted``."""
+    """Sequences that lost their slot since the last plan; an admitted one may be among them."""
     admitted: list[Sequence] = field(default_factory=list)
     """Sequences that have been given a slot in this plan."""
     grown: list[Sequence] = field(default_factory=list)
@@ -34,23 +34,26 @@ class NextIterationPlan:
         """Rows that are not padding."""
         return len(self.sequences)
 
-    def add_decode(self, sequence: Sequence) -> None:
-        """One more row: the next token of a decoding sequence. All of these come before any ``add``, and there are many."""
-        if sequence.constraint is not None:
-            self.constrained.append(len(self.sequences))
-        self.sequences.append(sequence)
-        self.starts.append(sequence.num_computed_tokens)
-        sequence.num_computed_tokens += 1
-        sequence.num_in_flight += 1
+    def drop(self, sequence: Sequence) -> None:
+        """A sequence that has no row yet was preempted."""
+        if sequence in self.grown:
+            self.grown.remove(sequence)
 
-    def end_decodes(self) -> None:
-        """Those that were added so far are the decoding rows."""
-        self.num_decodes = self.num_tokens = count = len(self.sequences)
+    def add_decodes(self, sequences: list[Sequence]) -> None:
+        """Add the first rows: the next token of each of these decoding sequences."""
+        self.sequences = sequences
+        self.starts = [sequence.num_computed_tokens for sequence in sequences]
+        self.num_decodes = self.num_tokens = count = len(sequences)
         self.counts = [1] * count
         self.samples = [True] * count
+        for row, sequence in enumerate(sequences):
+            sequence.num_computed_tokens += 1
+            sequence.num_in_flight += 1
+            if sequence.constraint is not None:
+                self.constrained.append(row)
 
     def add(self, sequence: Sequence, count: int) -> None:
-        """One more row: the next ``count`` tokens of a sequence, which from now on count as computed."""
+        """Add a row: the next ``count`` tokens of a sequence, which from now on count as computed."""
         samples = sequence.num_computed_tokens + count == sequence.num_total_tokens
         if samples and sequence.constraint is not None:
             self.constrained.append(self.num_rows)

@@ -1,22 +1,27 @@
-"""Why running sequences were sent back to wait, and how the log tells of it."""
+"""Preemption: running sequences give slot and pages to others, wait again, and go on later."""
 
 import logging
 import math
+from collections import Counter
 from enum import StrEnum
 
 import msgspec
 
+from engine.scheduling.running_sequences import RunningSequences
+from engine.scheduling.sequence import Sequence, SequenceStatus
+from engine.scheduling.waiting_queue import WaitingQueue
+
 logger = logging.getLogger(__name__)
 
 WARNING_INTERVAL = 60.0
-"""Seconds between two warnings of a famine."""
+"""Seconds between two warnings that pages do not suffice."""
 
 
 class Cause(StrEnum):
-    """Who got what the sequence gave up."""
+    """What the sequence was preempted for."""
 
     PAGES = "pages"
-    """A more important sequence, which found no free page for its next token."""
+    """A more important sequence that found no free page for its next token."""
     PRIORITY = "priority"
     """One of a priority lower by the threshold or more."""
     FAIRNESS = "fairness"
@@ -34,27 +39,81 @@ _CAUSES = {
 
 
 class Preemption(msgspec.Struct, frozen=True):
-    """One such event."""
+    """What a sequence lost."""
 
     request_id: str
     client: str
     cause: Cause
     num_tokens: int
-    """Tokens that it had: to be found in the cache, or computed, again."""
+    """Its known tokens: prefix hits later, or computed again."""
     num_pages: int
     """Pages that it gave up."""
 
 
+class Preempter:
+    """Chooses the sequences that yield to waiting ones, and preempts.
+
+    A sequence yields to one of a ``priority`` lower by ``threshold`` or more. If ``fair``, it also
+    yields to a new one of a client that runs nothing, if its own client has more than an equal share.
+    """
+
+    def __init__(self, running: RunningSequences, waiting: WaitingQueue, *, threshold: int, fair: bool) -> None:
+        self._running = running
+        self._waiting = waiting
+        self._threshold = threshold
+        self._fair = fair
+        self.counts: Counter[str] = Counter()
+        """Preemptions so far by cause."""
+        self.events: list[Preemption] = []
+        """Preemptions that have not been taken."""
+
+    def take_events(self) -> list[Preemption]:
+        """The preemptions since the last call."""
+        events, self.events = self.events, []
+        return events
+
+    def victim(self, sequence: Sequence) -> tuple[Sequence, Cause] | None:
+        """The running sequence that yields to this waiting one, and why; None if none does."""
+        if not self._running:
+            return None
+        priority = sequence.params.priority
+        if self._running.highest_priority - priority >= self._threshold:
+            return self._running.least_important(), Cause.PRIORITY
+        if self._fair and not sequence.has_begun:
+            victim = self._running.over_its_share(sequence.client)
+            if victim is not None and victim.params.priority >= priority:
+                return victim, Cause.FAIRNESS
+        return None
+
+    def preempt(self, sequence: Sequence, cause: Cause, *, before_all: bool = True) -> None:
+        """Take slot and pages from a running sequence that is not in the step being planned.
+
+        It waits before all of its priority, or only before its own client's. Tokens that it has in
+        flight are kept when they land, unless it has ended by then.
+        """
+        event = Preemption(
+            sequence.request_id, sequence.client, cause, sequence.num_tokens, len(sequence.pages)
+        )  # fmt: skip
+        self.events.append(event)
+        self.counts[cause] += 1
+        self._waiting.charge_output(sequence)
+        self._running.remove(sequence)
+        sequence.status = SequenceStatus.WAITING
+        self._waiting.add_preempted(sequence, before_all=before_all)
+        if sequence.constraint is not None and not sequence.num_in_flight:
+            sequence.constraint.suspend()
+
+
 class PreemptionLog:
-    """Says each preemption, and at most once a minute what an operator can do about a famine of pages."""
+    """Logs each preemption, and at most once a minute what to do where pages do not suffice."""
 
     def __init__(self, num_pages: int, page_size: int) -> None:
         self._pool = f"{num_pages:,} pages of {page_size} tokens"
         self._warned_at = -math.inf
-        self._famines = 0
+        self._shortages = 0
 
     def tell(self, events: list[Preemption], num_running: int, now: float) -> None:
-        """Log these events; ``now`` is in seconds."""
+        """Log these events, at ``now`` in seconds."""
         for event in events:
             logger.info(
                 "request %s was preempted (%s): it gives up %d pages, waits in front of %s, and goes on from what the "
@@ -62,15 +121,15 @@ class PreemptionLog:
                 event.request_id, _CAUSES[event.cause], event.num_pages, _before(event), event.num_tokens,
                 extra={"request_id": event.request_id, "client": event.client},
             )  # fmt: skip
-            self._famines += event.cause is Cause.PAGES
-        if self._famines and now - self._warned_at >= WARNING_INTERVAL:
+            self._shortages += event.cause is Cause.PAGES
+        if self._shortages and now - self._warned_at >= WARNING_INTERVAL:
             logger.warning(
                 "the pages do not suffice: preempted since the last warning: %d, running now: %d, in %s. Nothing is lost, "
                 "but work is done twice. Should it go on: more pages (--num-pages, --hbm-utilization), fewer sequences at "
                 "once (--max-num-seqs), or a lower max_tokens in requests",
-                self._famines, num_running, self._pool,
+                self._shortages, num_running, self._pool,
             )  # fmt: skip
-            self._warned_at, self._famines = now, 0
+            self._warned_at, self._shortages = now, 0
 
 
 def _before(event: Preemption) -> str:

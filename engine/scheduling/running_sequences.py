@@ -1,27 +1,33 @@
-"""Sequences with a slot, and which of them is to yield where there is not enough for all."""
+"""Sequences with a slot and pages, and which of them are preempted first where they do not suffice."""
 
 from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
-from engine.scheduling.sequence import Sequence
+from engine.scheduling.growth_reserve import GrowthReserve
+from engine.scheduling.sequence import Sequence, SequenceStatus
+from engine.scheduling.sequence_memory import SequenceMemory
 
 
 class RunningSequences:
-    """Who has which slot, in the order in which they got them.
+    """Running sequences in the order in which they were admitted.
 
-    Of two sequences the less important is the one of the higher ``priority``, and of equals the one that arrived later.
-    That order never changes in a sequence's life: the most important of all never yields, so something always advances.
+    Of two sequences the less important is the one of the higher ``priority``, and of equals the one
+    that arrived later. That order never changes in a sequence's life, and the most important one is
+    never preempted, so something always advances.
     """
 
-    def __init__(self, max_num_seqs: int) -> None:
+    def __init__(self, max_num_seqs: int, memory: SequenceMemory, reserve: GrowthReserve) -> None:
         self._max_num_seqs = max_num_seqs
+        self._memory = memory
+        self._reserve = reserve
         self._slots = list(range(max_num_seqs - 1, -1, -1))
         self._sequences: dict[str, Sequence] = {}
         self._by_client: Counter[str] = Counter()
         self._by_priority: Counter[int] = Counter()
-        self.growth = 0
+        self._growth = 0
         """Tokens that all of them are expected to generate yet."""
+        self._released: list[Sequence] = []
 
     def __len__(self) -> int:
         return len(self._sequences)
@@ -31,49 +37,84 @@ class RunningSequences:
 
     @property
     def num_free(self) -> int:
-        """Slots that nobody has."""
+        """Free slots."""
         return len(self._slots)
 
     def get(self, request_id: str) -> Sequence | None:
-        """The sequence of that id, if it runs."""
+        """The running sequence of that id."""
         return self._sequences.get(request_id)
 
     def add(self, sequence: Sequence) -> None:
-        """Give it a slot."""
+        """Give a sequence that has its pages a slot."""
+        sequence.status = SequenceStatus.RUNNING
         sequence.slot = self._slots.pop()
         self._sequences[sequence.request_id] = sequence
         self._by_client[sequence.client] += 1
         self._by_priority[sequence.params.priority] += 1
-        self.growth += sequence.expected_growth
+        sequence.expected_growth = self._expected_growth(sequence)
+        self._growth += sequence.expected_growth
 
     def remove(self, sequence: Sequence) -> None:
-        """Take its slot back."""
+        """Take slot and pages back, whatever is in flight: the device runs steps in order."""
         del self._sequences[sequence.request_id]
         self._slots.append(sequence.slot)
         sequence.slot = -1
+        self._memory.release(sequence)
+        self._released.append(sequence)
         _take_one(self._by_client, sequence.client)
         _take_one(self._by_priority, sequence.params.priority)
-        self.growth -= sequence.expected_growth
+        self._growth -= sequence.expected_growth
 
-    def expect(self, sequence: Sequence, growth: int) -> None:
-        """From now on it is expected to generate so many tokens yet."""
-        self.growth += growth - sequence.expected_growth
+    def take_released(self) -> list[Sequence]:
+        """The sequences removed since the last call."""
+        released, self._released = self._released, []
+        return released
+
+    def expect(self, sequence: Sequence) -> None:
+        """Expect anew how much it will generate, as it has generated some."""
+        growth = self._expected_growth(sequence)
+        self._growth += growth - sequence.expected_growth
         sequence.expected_growth = growth
+
+    def pages_to_spare(self, sequence: Sequence) -> int:
+        """Pages to keep free so that running sequences can grow, and this one if it is admitted."""
+        if not self:
+            return 0
+        growth = self._growth + self._expected_growth(sequence)
+        return self._reserve.pages(growth, len(self) + 1, self._memory.page_size)
+
+    def decoding(self) -> list[Sequence]:
+        """Those whose next token may be planned, if it has a page."""
+        return [
+            s
+            for s in self
+            if s.num_prefill_tokens <= s.num_computed_tokens < s.max_computed_tokens
+            and (s.constraint is None or s.may_sample)
+        ]
+
+    def prefilling(self) -> list[Sequence]:
+        """Those that compute known tokens before they decode."""
+        return [s for s in self if s.num_computed_tokens < s.num_prefill_tokens]
+
+    def will_end(self) -> list[Sequence]:
+        """Those whose last token by length is in flight, or is in the step that is being planned."""
+        page_size = self._memory.page_size
+        last = [s for s in self.decoding() if s.num_computed_tokens == s.max_computed_tokens - 1]
+        planned = [s for s in last if s.num_computed_tokens < len(s.pages) * page_size]
+        return planned + [s for s in self if s.ends_by_length]
 
     @property
     def highest_priority(self) -> int:
-        """That of the least important one."""
+        """The priority of the least important one."""
         return max(self._by_priority)
 
     def least_important(self) -> Sequence:
-        """The first to yield pages."""
+        """The first to be preempted."""
         return max(self, key=_importance)
 
     def over_its_share(self, client: str) -> Sequence | None:
-        """Who may yield to a client that runs nothing: the least important of the client that runs most.
-
-        None where that client runs no more than it would if all ran as many.
-        """
+        """The sequence that yields to a client that runs nothing: the least important of the client
+        that runs most, or None if that one runs no more than an equal share."""
         if client in self._by_client or not self._by_client:
             return None
         largest, count = self._by_client.most_common(1)[0]
@@ -82,7 +123,7 @@ class RunningSequences:
         return max((sequence for sequence in self if sequence.client == largest), key=_importance)
 
     def check_integrity(self) -> None:
-        """Assert that every slot has exactly one owner or none."""
+        """Assert that slots are free or owned once, and that the counts are right."""
         taken = [sequence.slot for sequence in self]
         slots = taken + self._slots
         assert sorted(slots) == list(range(self._max_num_seqs)), f"slots are {taken} and {self._slots}"
@@ -90,7 +131,10 @@ class RunningSequences:
         assert self._by_priority == Counter(sequence.params.priority for sequence in self), (
             "a priority's count is wrong"
         )
-        assert self.growth == sum(sequence.expected_growth for sequence in self), "the growth is wrong"
+        assert self._growth == sum(sequence.expected_growth for sequence in self), "the growth is wrong"
+
+    def _expected_growth(self, sequence: Sequence) -> int:
+        return self._reserve.growth(len(sequence.output_token_ids), sequence.max_tokens)
 
 
 def _take_one(counter: Counter[Any], key: object) -> None:

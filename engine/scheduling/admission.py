@@ -1,0 +1,143 @@
+"""Which waiting sequences are given a slot and pages, and begin in a step."""
+
+from typing import NamedTuple
+
+from caching.page_manager import Found
+from engine.scheduling.backfill import Backfill
+from engine.scheduling.plan import NextIterationPlan
+from engine.scheduling.preemption import Cause, Preempter
+from engine.scheduling.prompt_chunks import PromptChunks
+from engine.scheduling.running_sequences import RunningSequences
+from engine.scheduling.sequence import Sequence, SequenceStatus
+from engine.scheduling.sequence_memory import SequenceMemory
+from engine.scheduling.waiting_queue import WaitingQueue
+
+LOOKED_AT = 128
+"""Sequences that may be passed by in one plan, each for some microseconds: half of them may be the
+samples of one request."""
+
+
+class Claim(NamedTuple):
+    """A waiting sequence that found no room, and may start in the place of running ones."""
+
+    sequence: Sequence
+    passes: Sequence | None = None
+    """The preempted sequence before it in the queue that it passes.
+
+    The one that yields to it does so only if that is enough: otherwise both would come back, time and
+    again.
+    """
+
+
+class Admission:
+    """Admits waiting sequences in the order of the queue, as far as slots, pages and the step suffice."""
+
+    def __init__(
+        self,
+        waiting: WaitingQueue,
+        running: RunningSequences,
+        memory: SequenceMemory,
+        preempter: Preempter,
+        *,
+        fair: bool,
+    ) -> None:
+        self._waiting = waiting
+        self._running = running
+        self._memory = memory
+        self._preempter = preempter
+        self._fair = fair
+        self._claim: Claim | None = None
+
+    def settle_claim(self, plan: NextIterationPlan) -> None:
+        """Start the sequence that claimed room in the last plan, in the place of others.
+
+        It has to come before the rows of the plan, as a sequence in the step cannot yield its pages.
+        """
+        claim, self._claim = self._claim, None
+        if claim is None or claim.sequence.status is not SequenceStatus.WAITING:
+            return
+        sequence = claim.sequence
+        while (found := self._memory.look(sequence)) is not None and not self._room_will_come(sequence, found):
+            if self._begin(sequence, found):
+                self._start(plan, sequence)
+                return
+            yielding = self._yielding(claim, found)
+            if yielding is None:
+                return
+            victim, cause = yielding
+            equals = cause is Cause.FAIRNESS and victim.params.priority == sequence.params.priority
+            # It must not wait before its equal that it yields to; one that passes others is behind it anyway.
+            self._preempter.preempt(victim, cause, before_all=not equals or claim.passes is not None)
+            plan.drop(victim)
+
+    def admit(self, plan: NextIterationPlan, chunks: PromptChunks) -> None:
+        """Start sequences whose turn it is, and pass by those that cannot start in this step."""
+        backfill = Backfill()
+        while chunks.room > 0 or not chunks.counts:  # where decodes fill the step, one may have to yield
+            sequence = self._waiting.head()
+            if sequence is None or self._waiting.num_passed_by == LOOKED_AT or not backfill.may_start(sequence):
+                break
+            if sequence.num_in_flight:
+                break  # it was preempted just now: nothing passes it until its last token has landed
+            found = None if sequence.awaits_mask else self._memory.look(sequence)
+            if found is None:
+                self._waiting.pass_by(sequence)
+            elif chunks.defers(sequence.num_tokens - found.held * self._memory.page_size):
+                backfill.pass_for_step(sequence, self._memory.needed(sequence, found))
+                self._waiting.pass_by(sequence)
+            elif self._running.num_free > backfill.slots and self._begin(sequence, found, backfill.pages):
+                backfill.started()
+                self._start(plan, sequence)
+                chunks.grant(sequence)
+            elif not backfill.give_up_reservation():
+                self._claim = None if backfill.lacks_pages else self._claim_of(sequence)
+                if self._claim is not None or not self._running.num_free:
+                    break
+                backfill.pass_for_pages(sequence)
+                self._waiting.pass_by(sequence)
+        self._waiting.come_back()
+
+    def _start(self, plan: NextIterationPlan, sequence: Sequence) -> None:
+        """Give a waiting sequence that has its pages a slot."""
+        self._waiting.take(sequence)
+        self._running.add(sequence)
+        sequence.num_prefill_tokens = sequence.num_tokens
+        if sequence.scheduled_at is None:
+            sequence.num_cached_tokens = sequence.num_computed_tokens
+        self._waiting.charge(sequence, sequence.num_tokens - sequence.num_computed_tokens)
+        plan.admitted.append(sequence)
+
+    def _begin(self, sequence: Sequence, found: Found, spare: int = 0) -> bool:
+        """Whether there is a slot, and it got its pages, with so many and what others need left over."""
+        spare += self._running.pages_to_spare(sequence)
+        return self._running.num_free > 0 and self._memory.begin(sequence, found, spare)
+
+    def _fits(self, sequence: Sequence, found: Found, released: list[Sequence]) -> bool:
+        """Whether it could start if these running sequences were released."""
+        spare = self._running.pages_to_spare(sequence) - self._memory.num_exclusive(released)
+        return self._running.num_free + len(released) > 0 and self._memory.fits(sequence, found, spare)
+
+    def _room_will_come(self, sequence: Sequence, found: Found) -> bool:
+        """Whether it can start as soon as the last tokens in flight have landed."""
+        ending = self._running.will_end()
+        return bool(ending) and self._fits(sequence, found, ending)
+
+    def _claim_of(self, sequence: Sequence) -> Claim | None:
+        """A claim of the sequence whose turn it is, or of one that may pass it: it was preempted, and
+        the other's client runs nothing, while its own client runs more than an equal share."""
+        if self._preempter.victim(sequence) is not None:
+            return Claim(sequence)
+        newcomer = self._waiting.newcomer() if self._fair and sequence.has_begun else None
+        if newcomer is None or newcomer.has_begun or newcomer.awaits_mask:
+            return None
+        claim, found = Claim(newcomer, passes=sequence), self._memory.look(newcomer)
+        return claim if found is not None and self._yielding(claim, found) is not None else None
+
+    def _yielding(self, claim: Claim, found: Found) -> tuple[Sequence, Cause] | None:
+        """The running sequence that yields to a claim, and why."""
+        yielding = self._preempter.victim(claim.sequence)
+        if yielding is None or claim.passes is None:
+            return yielding
+        victim, cause = yielding
+        enough = victim.client == claim.passes.client and self._fits(claim.sequence, found, [victim])
+        return (victim, cause) if enough else None
