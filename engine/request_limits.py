@@ -36,8 +36,6 @@ MAX_TIMEOUT = 86400.0
 MAX_STOPS = 16
 MAX_STOP_LENGTH = 256
 MAX_STOP_TOKEN_IDS = 128
-MAX_EOS_TOKEN_IDS = 32
-"""Ids that may end a model's output; no known model has a quarter as many."""
 MAX_BAD_WORDS = 128
 MAX_BAD_WORD_TOKENS = 16
 MAX_LOGIT_BIASES = 1024

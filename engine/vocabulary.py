@@ -14,6 +14,9 @@ devices."""
 NO_TOKEN_LOGIT = np.float32(-3e38)
 """The logit of an id that pads the vocabulary and is no token."""
 
+MAX_EOS_TOKEN_IDS = 32
+"""Ids that may end a model's output; no known model has a quarter as many."""
+
 
 def padded_vocab_size(vocab_size: int, devices: int) -> int:
     """The vocabulary, padded so that each of several devices has the same number of whole blocks."""

@@ -16,6 +16,7 @@ import zmq
 from ipc.connection.session import Session
 from ipc.errors import ConnectFailed, ConnectionLost, RequestFailed
 from ipc.wire.addresses import client_address, control_address
+from ipc.wire.codec import encode
 from ipc.wire.keys import client_key
 from ipc.wire.messages import (
     AbortRequest,
@@ -31,7 +32,6 @@ from ipc.wire.messages import (
     Status,
     StatusReply,
     Wake,
-    encode,
 )
 
 

@@ -5,17 +5,8 @@ from typing import Self
 
 import zmq
 
-from ipc.wire.messages import (
-    PROTOCOL_VERSION,
-    ClientMessage,
-    Hello,
-    Ping,
-    Pong,
-    ServerMessage,
-    Welcome,
-    decode_server_message,
-    encode,
-)
+from ipc.wire.codec import decode_server_message, encode
+from ipc.wire.messages import PROTOCOL_VERSION, ClientMessage, Hello, Ping, Pong, ServerMessage, Welcome
 
 PATIENCE = 60_000
 """Milliseconds after which an answer is taken for never coming."""

@@ -21,7 +21,8 @@ from engine.request_limits import MAX_MESSAGE_BYTES
 from ipc.client import Client, ConnectFailed, ConnectionLost, Logprob, Piece, RequestFailed, Usage
 from ipc.connection import session
 from ipc.server.zmq_server import Server
-from ipc.wire.messages import PROTOCOL_VERSION, Error, Hello, Ping, decode_client_message, encode
+from ipc.wire.codec import decode_client_message, encode
+from ipc.wire.messages import PROTOCOL_VERSION, Error, Hello, Ping
 
 ROOT = Path(__file__).parent.parent
 

@@ -21,7 +21,8 @@ from engine.scheduling.sequence import SequenceOutput
 from ipc.async_client import AsyncClient
 from ipc.client import Client, ConnectionLost, Piece, RequestFailed, ResumeFailed, Usage
 from ipc.connection import retry as resumption
-from ipc.wire.messages import Done, Error, Generate, Token, encode
+from ipc.wire.codec import encode
+from ipc.wire.messages import Done, Error, Generate, Token
 
 
 @pytest.fixture

@@ -461,13 +461,13 @@ import sys
 from functools import partial
 from pathlib import Path
 import jax
-from ipc.service import accelerators, daemon
+from ipc.service import accelerators, serve
 def devices():
     raise RuntimeError("Unable to initialize backend 'tpu': ABORTED: in use. (set JAX_PLATFORMS='' to choose another)")
 jax.devices = devices
 accelerators.devices = lambda: [Path(sys.argv[2])]
 accelerators.refusal = partial(accelerators.refusal, lock=Path(sys.argv[2] + ".lock"))
-daemon.serve({"bind": sys.argv[1]})
+serve.serve({"bind": sys.argv[1]})
 """
     command = [sys.executable, "-c", code, address, str(device)]
 

@@ -10,10 +10,10 @@ from checkpoints import LLAMA, LLAMA3_ROPE, MISTRAL, QWEN2, QWEN3, SIZES
 from engine.errors import ConfigurationError
 from engine.models.config import ModelConfig, RopeConfig
 from engine.models.families import read_model_config
-from engine.request_limits import MAX_EOS_TOKEN_IDS
 from engine.sampling.logit_bias import bias_of
 from engine.sampling_params import MAX_STOP_TOKEN_IDS, SamplingParams
 from engine.scheduling.sequence import Sequence
+from engine.vocabulary import MAX_EOS_TOKEN_IDS
 
 CONFIGS = {"llama": LLAMA, "mistral": MISTRAL, "qwen2": QWEN2, "qwen3": QWEN3}
 

@@ -11,12 +11,12 @@ from raw_client import RawClient
 from driver.request import ActiveRequest, Logprob, ReturnSample, Usage
 from ipc.client import Client
 from ipc.connection import read_ahead
-from ipc.server import client_table as clients
-from ipc.server import outbox
+from ipc.server import connected_client, outbox
 from ipc.server.client_table import Clients
 from ipc.server.outbox import Outbox
 from ipc.sockets.peers import Sent
 from ipc.wire.bell import Bell
+from ipc.wire.codec import encode
 from ipc.wire.messages import (
     CREDITS,
     PING_INTERVAL,
@@ -32,7 +32,6 @@ from ipc.wire.messages import (
     Pong,
     ServerMessage,
     Token,
-    encode,
 )
 from ipc.wire.messages import (
     Usage as WireUsage,
@@ -207,7 +206,7 @@ def test_credit_for_a_stream_that_has_ended_tells_that_its_client_reads() -> Non
 
 def test_no_more_than_a_bound_waits_for_one_client(monkeypatch: pytest.MonkeyPatch) -> None:
     """The stream of which most waits is cut off at once, and others of its client are served on."""
-    monkeypatch.setattr(clients, "MAX_BACKLOG_BYTES", 10_000)
+    monkeypatch.setattr(connected_client, "MAX_BACKLOG_BYTES", 10_000)
     wire = Wire()
     unread, other = wire.open("unread"), wire.open("other")
     wire.say(other, CREDITS + 1)

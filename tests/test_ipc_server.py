@@ -20,6 +20,7 @@ from ipc.server.outbox import Outbox, Reply
 from ipc.server.zmq_server import Server
 from ipc.sockets.peers import Sent
 from ipc.wire.bell import Bell
+from ipc.wire.codec import encode
 from ipc.wire.messages import (
     PROTOCOL_VERSION,
     SILENCE_LIMIT,
@@ -34,7 +35,6 @@ from ipc.wire.messages import (
     ServerMessage,
     Token,
     Welcome,
-    encode,
 )
 from ipc.wire.messages import (
     Usage as WireUsage,

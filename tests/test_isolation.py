@@ -20,6 +20,7 @@ import driver.prepare_inputs
 import driver.process_summary
 import ipc.gateway.endpoints.completions
 import ipc.server.client_table
+import ipc.server.requests
 import ipc.server.stream
 from driver.deadlines import Deadlines
 from driver.grammars.compiler import GrammarCompiler
@@ -265,7 +266,7 @@ def test_a_stage_that_fails_everybody_is_broken(monkeypatch: pytest.MonkeyPatch)
         (FakeDriver, "submit_tokenizer_request", Tokenize("poison", prompt="x")),
         (FakeDriver, "submit_tokenizer_request", Detokenize("poison", token_ids=[1])),
         (ipc.server.client_table, "TokenizerInfoReply", TokenizerInfo("poison")),
-        (ipc.server.client_table, "ActiveRequest", Generate("poison", prompt="x")),
+        (ipc.server.requests, "ActiveRequest", Generate("poison", prompt="x")),
         (ipc.server.client_table, "Reply", Generate("poison", prompt="x")),
         (SampleStream, "put", Generate("poison", prompt="x")),
         (ipc.server.stream, "_message", Generate("poison", prompt="x")),

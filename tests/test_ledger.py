@@ -10,8 +10,9 @@ from ipc.server.outbox import Outbox, Reply
 from ipc.sockets.peers import Sent
 from ipc.sockets.tenants import MINUTE, Tenant
 from ipc.wire.bell import Bell
+from ipc.wire.codec import encode
 from ipc.wire.keys import Limits
-from ipc.wire.messages import PROTOCOL_VERSION, Abort, Error, Generate, Hello, ServerMessage, encode
+from ipc.wire.messages import PROTOCOL_VERSION, Abort, Error, Generate, Hello, ServerMessage
 
 
 def build_tenant(tokens_per_minute: int | None = 600, max_requests: int | None = None) -> Tenant:

@@ -7,6 +7,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ipc.wire.codec import (
+    MessageError,
+    decode_client_message,
+    decode_control_message,
+    decode_server_message,
+    encode,
+    peek_request_id,
+)
 from ipc.wire.messages import (
     PROTOCOL_VERSION,
     Abort,
@@ -20,7 +28,6 @@ from ipc.wire.messages import (
     Generate,
     Hello,
     LogLevel,
-    MessageError,
     Ok,
     Ping,
     Pong,
@@ -33,11 +40,6 @@ from ipc.wire.messages import (
     Usage,
     Wake,
     Welcome,
-    decode_client_message,
-    decode_control_message,
-    decode_server_message,
-    encode,
-    peek_request_id,
 )
 
 CLIENT_MESSAGES = [

@@ -17,17 +17,8 @@ from driver.errors import InvalidRequest
 from driver.odriver import oDriver
 from driver.text.json_schema import check_json
 from engine import request_limits as limits
-from ipc.wire.messages import (
-    AbortRequest,
-    Done,
-    Error,
-    Generate,
-    MessageError,
-    Token,
-    decode_client_message,
-    decode_control_message,
-    encode,
-)
+from ipc.wire.codec import MessageError, decode_client_message, decode_control_message, encode
+from ipc.wire.messages import AbortRequest, Done, Error, Generate, Token
 
 DOCUMENT = (Path(__file__).parent.parent / "ipc" / "PROTOCOL.md").read_text()
 USER = {"role": "user", "content": "x"}

@@ -26,8 +26,9 @@ from ipc.sockets.tenants import MINUTE, Quota, Tenant
 from ipc.wire import keys
 from ipc.wire.addresses import checked_address, control_address
 from ipc.wire.bell import Bell
+from ipc.wire.codec import encode
 from ipc.wire.keys import Limits
-from ipc.wire.messages import PROTOCOL_VERSION, Error, Generate, Hello, encode
+from ipc.wire.messages import PROTOCOL_VERSION, Error, Generate, Hello
 
 ROOT = Path(__file__).parent.parent
 

@@ -21,7 +21,8 @@ from ipc.control_client import ControlClient
 from ipc.sockets.link import Kind, Link, LinkLost
 from ipc.sockets.tenants import of_user
 from ipc.wire.addresses import control_address
-from ipc.wire.messages import PROTOCOL_VERSION, Generate, Hello, Ping, Pong, encode
+from ipc.wire.codec import encode
+from ipc.wire.messages import PROTOCOL_VERSION, Generate, Hello, Ping, Pong
 
 
 def processes() -> tuple[list[int], list[int]]:

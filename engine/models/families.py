@@ -14,7 +14,7 @@ import msgspec
 from engine.errors import ConfigurationError
 from engine.models.checkpoint import read_json, weight_files
 from engine.models.config import ModelConfig, RopeConfig
-from engine.request_limits import MAX_EOS_TOKEN_IDS
+from engine.vocabulary import MAX_EOS_TOKEN_IDS
 
 Count = Annotated[int, msgspec.Meta(ge=1)]
 Positive = Annotated[float, msgspec.Meta(gt=0)]

@@ -31,8 +31,8 @@ SYNC_INTERVAL = 1.0
 """Seconds whose results a crash of the machine may cost; one of the process or the daemon costs
 none."""
 OVERLOADED_DELAY = 1.0
-"""Seconds before a request is sent again that the daemon has no room for, where it does not say.
-"""
+"""Seconds before a request is sent again that the daemon has no room for, where it does not
+say."""
 
 
 def run(source: Path, target: Path, address: str, **options: Any) -> int:

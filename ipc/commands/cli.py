@@ -120,9 +120,9 @@ def _bench_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _serve(options: dict[str, Any]) -> NoReturn:
-    from ipc.service import daemon
+    from ipc.service.serve import serve
 
-    daemon.serve(options)
+    serve(options)
 
 
 def _config(options: dict[str, Any]) -> int:
@@ -132,7 +132,7 @@ def _config(options: dict[str, Any]) -> int:
     if as_json:
         print(json.dumps({name: one._asdict() for name, one in found.items()}, indent=2, default=str))
     else:
-        from ipc.commands.tables import show_settings
+        from ipc.commands.listings import show_settings
 
         show_settings(found)
     return 0

@@ -46,7 +46,7 @@ def _new(directory: Path, name: str, out: Path | None = None, **limits: int | bo
 
 
 def _list(directory: Path) -> None:
-    from ipc.commands.tables import show_keys
+    from ipc.commands.listings import show_keys
 
     show_keys(keys.authorized(directory))
 

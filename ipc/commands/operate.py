@@ -43,7 +43,7 @@ def _status(control: ControlClient, options: dict[str, Any]) -> None:
     if options["json"]:
         print(json.dumps(status, indent=2))
     else:
-        from ipc.commands.tables import show_status
+        from ipc.commands.listings import show_status
 
         show_status(status)
 

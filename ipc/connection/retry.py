@@ -15,7 +15,8 @@ import msgspec
 
 from engine.request_limits import MAX_SEED
 from ipc.errors import ConnectionLost, OdriverError, RequestFailed
-from ipc.wire.messages import Done, Generate, Token, Welcome, decode_client_message
+from ipc.wire.codec import decode_client_message
+from ipc.wire.messages import Done, Generate, Token, Welcome
 
 FIRST_DELAY, LONGEST_DELAY = 0.1, 2.0
 """Seconds before a daemon is asked again: twice as many each time that nothing new has come, and a

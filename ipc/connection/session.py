@@ -7,6 +7,7 @@ import zmq
 from zmq.utils.monitor import recv_monitor_message
 
 from ipc.errors import ConnectFailed
+from ipc.wire.codec import MessageError, decode_server_message, encode
 from ipc.wire.greeting import mechanism
 from ipc.wire.keys import ClientKey
 from ipc.wire.messages import (
@@ -16,7 +17,6 @@ from ipc.wire.messages import (
     Done,
     Error,
     Hello,
-    MessageError,
     MetricsReply,
     Ok,
     Ping,
@@ -26,8 +26,6 @@ from ipc.wire.messages import (
     Token,
     TokenizerInfoReply,
     Welcome,
-    decode_server_message,
-    encode,
 )
 
 LINGER = 1000

@@ -23,6 +23,7 @@ from ipc.connection.retry import Resumption, with_seed
 from ipc.connection.session import Answer, Session
 from ipc.errors import ConnectFailed, ConnectionLost, OdriverError, RequestFailed, ResumeFailed
 from ipc.wire.bell import Bell
+from ipc.wire.codec import encode
 from ipc.wire.completion import Message
 from ipc.wire.keys import ClientKey
 from ipc.wire.messages import (
@@ -37,14 +38,13 @@ from ipc.wire.messages import (
     TokenizerInfo,
     TokenizerInfoReply,
     Welcome,
-    encode,
 )
 
 logger = logging.getLogger(__name__)
 
 LONGEST_WAIT = 3600.0
-"""Seconds after which the thread looks around anyway: a timeout may be infinite, a poll's may not.
-"""
+"""Seconds after which the thread looks around anyway: a timeout may be infinite, a poll's may
+not."""
 
 
 class Connection:

@@ -17,8 +17,8 @@ from ipc.openai.translation import error_answer
 MAX_HEAD_BYTES = 1 << 16
 """Of the first line and the headers; more are refused."""
 HEAD_TIMEOUT = 30.0
-"""Seconds that they have to arrive, from the beginning of the connection or from their first byte.
-"""
+"""Seconds that they have to arrive, from the beginning of the connection or from their first
+byte."""
 
 
 class BadHead(Exception):

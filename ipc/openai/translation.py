@@ -26,8 +26,8 @@ STATUS = {
 }
 """HTTP's codes for those of the daemon; any other is 500."""
 TYPES = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 429: "rate_limit_error"}
-"""OpenAI's words for HTTP's codes; others are invalid_request_error below 500, and server_error.
-"""
+"""OpenAI's words for HTTP's codes; others are invalid_request_error below 500, and
+server_error."""
 
 _UNKNOWN = re.compile(r"Object contains unknown field `(?P<name>.*?)`(?: - at `\$\.?(?P<path>.*)`)?")
 _WRONG = re.compile(r"(?P<what>.*) - at (?P<key>`key` in )?`\$\.?(?P<path>.*)`", re.DOTALL)

@@ -6,23 +6,23 @@ thread or clock in this file.
 
 import logging
 import math
-from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from functools import partial
 
 import msgspec
 
 from driver.errors import DriverError, Overloaded
-from driver.request import ActiveRequest, ReturnSample, TokenizerRequest
+from driver.request import ReturnSample
+from ipc.server.connected_client import MAX_BACKLOG_BYTES, ConnectedClient
 from ipc.server.driver_protocol import Driver
 from ipc.server.isolation import Work, isolating
 from ipc.server.ledger import Ledger
 from ipc.server.outbox import Outbox, Reply
-from ipc.server.stream import Backlog, SampleStream
+from ipc.server.requests import Question, submit
+from ipc.server.stream import SampleStream
 from ipc.sockets.peers import Sent
 from ipc.sockets.tenants import EVERYBODY, Tenant
-from ipc.wire import frames as wire
+from ipc.wire.codec import decode_client_message, read
 from ipc.wire.messages import (
     PING_INTERVAL,
     PROTOCOL_VERSION,
@@ -41,36 +41,15 @@ from ipc.wire.messages import (
     TokenizerInfo,
     TokenizerInfoReply,
     Welcome,
-    decode_client_message,
 )
 
 logger = logging.getLogger(__name__)
 
-Question = Generate | Tokenize | Detokenize
-"""What a client is owed an end of."""
 Send = Callable[[bytes, ServerMessage], Sent]
 """Sends to one client without waiting."""
 
-MAX_BACKLOG_BYTES = 64 << 20
-"""Bytes in memory, about, that may wait for one client. Beyond that, its longest stream is cut
-off."""
 MAX_UNSENT = 1000
 """Answers held for a client that asks and does not read. One that asks for more is cut off."""
-
-
-@dataclass(eq=False)
-class _Client:
-    tenant: Tenant
-    heard_at: float
-    pinged_at: float
-    streams: dict[str, SampleStream] = field(default_factory=dict)
-    """Open requests, by the client's request id."""
-    backlog: Backlog = field(default_factory=Backlog)
-    """What waits of the streams."""
-    progressed_at: float = -math.inf
-    """When it last gave credit, whatever for, or a stream of it ended."""
-    unsent: deque[ServerMessage] = field(default_factory=deque)
-    """Other answers, that its connection had no room for."""
 
 
 class Clients:
@@ -94,7 +73,7 @@ class Clients:
         self._post = send
         self._current = current
         self._ledger = Ledger()
-        self._clients: dict[bytes, _Client] = {}
+        self._clients: dict[bytes, ConnectedClient] = {}
         self._full: set[bytes] = set()
         self._judged_at = 0.0
         self._stage = isolating("sockets", self._break_off)
@@ -126,7 +105,7 @@ class Clients:
             if client.tenant.name != tenant.name:  # one that took the name of a connection that was lost
                 self._drop(identity, "the connection ended")
             client.tenant, client.heard_at = tenant, now
-        message = wire.read(frames, decode_client_message)
+        message = read(frames, decode_client_message)
         if isinstance(message, Error):
             self._send(identity, message)
         else:
@@ -146,7 +125,7 @@ class Clients:
         if client is not None:
             self._stage.work(Work(identity, client.tenant.name, partial(self._drop, identity, "the connection ended")))
 
-    def _deliver(self, client: _Client, stream: SampleStream, sample: ReturnSample, now: float) -> None:
+    def _deliver(self, client: ConnectedClient, stream: SampleStream, sample: ReturnSample, now: float) -> None:
         identity = stream.reply.identity
         sent = stream.put(sample, partial(self._post, identity), now)
         self._conclude(identity, client, stream, sent, now)
@@ -159,8 +138,7 @@ class Clients:
         if request_id is None:
             self._drop(identity, str(error))
         elif client is not None and request_id in client.streams:
-            client.streams.pop(request_id).drop()
-            self._driver.abort(_driver_id(identity, request_id))
+            self._abort(client, request_id)
 
     @property
     def patience(self) -> float:
@@ -183,7 +161,7 @@ class Clients:
                 Work(identity, client.tenant.name, partial(self._look_after, identity, client, now, absent=absent))
             )
 
-    def _look_after(self, identity: bytes, client: _Client, now: float, *, absent: bool) -> None:
+    def _look_after(self, identity: bytes, client: ConnectedClient, now: float, *, absent: bool) -> None:
         if identity in self._full:
             self._flush(identity, now)
         if identity not in self._clients:
@@ -213,7 +191,7 @@ class Clients:
             case TokenizerInfo(request_id=request_id):
                 self._send(identity, TokenizerInfoReply(request_id, self._driver.tokenizer_info))
             case Abort(request_id=request_id) if request_id in client.streams:
-                self._driver.abort(_driver_id(identity, request_id))
+                self._driver.abort(client.streams[request_id].reply.driver_id)
             case Credit(request_id=request_id, count=count):
                 client.progressed_at = now
                 if request_id in client.streams:
@@ -224,13 +202,12 @@ class Clients:
 
     def _greet(self, identity: bytes, hello: Hello, now: float, tenant: Tenant) -> None:
         self._drop(identity, "said hello again")
-        if hello.version != PROTOCOL_VERSION:
-            self._send(identity, unsupported(hello))
-            return
-        self._clients[identity] = _Client(tenant, now, now)
-        self._send(identity, msgspec.structs.replace(self._welcome, client_id=identity.hex()))
+        answer = greeting(self._welcome, identity, hello)
+        if isinstance(answer, Welcome):
+            self._clients[identity] = ConnectedClient(tenant, now, now)
+        self._send(identity, answer)
 
-    def _take(self, identity: bytes, client: _Client, message: Question, now: float, num_bytes: int) -> None:
+    def _take(self, identity: bytes, client: ConnectedClient, message: Question, now: float, num_bytes: int) -> None:
         """Owes the client an end of this, unless the driver refuses it."""
         request_id = message.request_id
         if request_id in client.streams:
@@ -244,7 +221,7 @@ class Clients:
         reply = Reply(self._outbox, identity, request_id, stream=not isinstance(message, Generate) or message.stream)
         client.streams[request_id] = SampleStream(reply, client.backlog)
         try:
-            num_prompt_tokens = self._submit(message, reply, client.tenant, num_bytes)
+            num_prompt_tokens = submit(self._driver, message, reply, client.tenant, num_bytes)
         except BaseException as error:
             del client.streams[request_id]
             if not isinstance(error, DriverError):
@@ -253,19 +230,6 @@ class Clients:
             self._send(identity, Error(request_id, error.code, str(error), retry_after))
         else:
             self._ledger.open(client.tenant, reply, num_prompt_tokens, now)
-
-    def _submit(self, message: Question, reply: Reply, tenant: Tenant, num_bytes: int) -> int:
-        """How many tokens of prompt the driver has taken, about."""
-        fields = {name: getattr(message, name) for name in message.__struct_fields__}
-        fields |= {"request_id": _driver_id(reply.identity, reply.request_id), "channel": reply}
-        fields |= {"client": tenant.name or reply.identity.hex(), "num_bytes": num_bytes}
-        if not isinstance(message, Generate):
-            self._driver.submit_tokenizer_request(TokenizerRequest(**fields))
-            return 0
-        del fields["stream"]
-        request = ActiveRequest(**fields, tenant=tenant.name)
-        self._driver.submit_request(request)
-        return request.estimated_tokens
 
     def _flush(self, identity: bytes, now: float) -> None:
         """Send messages that waited for room in a client's connection."""
@@ -277,10 +241,10 @@ class Clients:
             if identity not in self._full and stream.is_stuck:
                 self._flush_stream(identity, client, stream, now)
 
-    def _flush_stream(self, identity: bytes, client: _Client, stream: SampleStream, now: float) -> None:
+    def _flush_stream(self, identity: bytes, client: ConnectedClient, stream: SampleStream, now: float) -> None:
         self._conclude(identity, client, stream, stream.flush(partial(self._post, identity), now), now)
 
-    def _conclude(self, identity: bytes, client: _Client, stream: SampleStream, sent: Sent, now: float) -> None:
+    def _conclude(self, identity: bytes, client: ConnectedClient, stream: SampleStream, sent: Sent, now: float) -> None:
         """Record the result of sending a stream's messages."""
         if stream.ended:
             client.progressed_at = now
@@ -290,12 +254,12 @@ class Clients:
         elif sent is Sent.GONE:
             self._drop(identity, "the connection ended")
 
-    def _cut_off_revoked(self, identity: bytes, client: _Client) -> None:
+    def _cut_off_revoked(self, identity: bytes, client: ConnectedClient) -> None:
         if self._current(client.tenant) is None:
             self._refuse(identity, None, "forbidden", "this key is not authorised any more")
             self._drop(identity, "its key was revoked")
 
-    def _cut_off_stuck(self, identity: bytes, client: _Client, now: float, *, absent: bool) -> None:
+    def _cut_off_stuck(self, identity: bytes, client: ConnectedClient, now: float, *, absent: bool) -> None:
         """End the streams of a client that has something to read of each, and has read nothing for
         SILENCE_LIMIT.
 
@@ -303,25 +267,27 @@ class Clients:
         """
         if absent:
             client.progressed_at = now
-        last_progress = max([client.progressed_at, *(stream.stuck_since for stream in client.streams.values())])
-        if client.streams and now - last_progress > SILENCE_LIMIT:
+        if client.seconds_unread(now) > SILENCE_LIMIT:
             unread = f"cut off: nothing was read for {SILENCE_LIMIT:g} s; read, and send credit"
             for request_id in list(client.streams):
                 self._cut_off(identity, client, request_id, unread)
 
-    def _cut_off_longest(self, identity: bytes, client: _Client) -> None:
+    def _cut_off_longest(self, identity: bytes, client: ConnectedClient) -> None:
         """End the longest waiting streams of a client for which too many bytes wait."""
-        while client.backlog.num_bytes > MAX_BACKLOG_BYTES and client.streams:
-            request_id = max(client.streams, key=lambda name: client.streams[name].num_bytes)
+        while (request_id := client.longest_beyond_limit) is not None:
             longest = (
                 f"cut off: more than {MAX_BACKLOG_BYTES >> 20} MiB wait to be read, most of them of this; read faster"
             )
             self._cut_off(identity, client, request_id, longest)
 
-    def _cut_off(self, identity: bytes, client: _Client, request_id: str, why: str) -> None:
-        client.streams.pop(request_id).drop()
-        self._driver.abort(_driver_id(identity, request_id))
+    def _cut_off(self, identity: bytes, client: ConnectedClient, request_id: str, why: str) -> None:
+        self._abort(client, request_id)
         self._refuse(identity, request_id, "slow_reader", why)
+
+    def _abort(self, client: ConnectedClient, request_id: str) -> None:
+        stream = client.streams.pop(request_id)
+        stream.drop()
+        self._driver.abort(stream.reply.driver_id)
 
     def _refuse(self, identity: bytes, request_id: str | None, code: str, why: str) -> None:
         self._send(identity, Error(request_id, code, why))
@@ -355,16 +321,13 @@ class Clients:
                 len(client.streams),
                 extra={"client": identity.hex()},
             )
-        for request_id in client.streams:
-            self._driver.abort(_driver_id(identity, request_id))
+        for stream in client.streams.values():
+            self._driver.abort(stream.reply.driver_id)
 
 
-def unsupported(hello: Hello) -> Error:
-    """The answer to a client of another protocol version."""
+def greeting(welcome: Welcome, identity: bytes, hello: Hello) -> Welcome | Error:
+    """The answer to ``hello``: a client of another protocol version is refused."""
+    if hello.version == PROTOCOL_VERSION:
+        return msgspec.structs.replace(welcome, client_id=identity.hex())
     words = f"this daemon speaks version {PROTOCOL_VERSION} of the protocol, not {hello.version}"
     return Error(None, "unsupported_version", words)
-
-
-def _driver_id(identity: bytes, request_id: str) -> str:
-    """What the driver calls a request: two clients may use the same ids."""
-    return f"{identity.hex()}:{request_id}"

@@ -16,14 +16,13 @@ import msgspec
 from driver.errors import DriverError, InvalidRequest
 from driver.request import ReturnSample
 from ipc.process.logs import OURS
-from ipc.server.client_table import Send, unsupported
+from ipc.server.client_table import Send, greeting
 from ipc.server.driver_protocol import Driver
 from ipc.server.isolation import Work, isolating
 from ipc.server.outbox import Outbox, Reply
 from ipc.sockets.tenants import EVERYBODY, Tenant
-from ipc.wire import frames as wire
+from ipc.wire.codec import decode_control_message, read
 from ipc.wire.messages import (
-    PROTOCOL_VERSION,
     AbortRequest,
     ControlMessage,
     Drain,
@@ -42,7 +41,6 @@ from ipc.wire.messages import (
     StatusReply,
     Wake,
     Welcome,
-    decode_control_message,
 )
 
 logger = logging.getLogger(__name__)
@@ -99,7 +97,7 @@ class Control:
         """Nothing to check."""
 
     def _hear(self, identity: bytes, frames: list[bytes], tenant: Tenant) -> None:
-        message = wire.read(frames, decode_control_message)
+        message = read(frames, decode_control_message)
         answer = message if isinstance(message, Error) else self._answer(identity, message, tenant)
         if answer is not None:
             self._send(identity, answer)
@@ -125,7 +123,7 @@ class Control:
         """The answer, or None where it comes later, or there is none to give."""
         match message:
             case Hello():
-                return self._greet(identity, message)
+                return greeting(self._welcome, identity, message)
             case Ping():
                 return Pong()
             case Pong():
@@ -142,11 +140,6 @@ class Control:
             return self._do(Reply(self._outbox, identity, message.request_id), message)
         except DriverError as error:
             return Error(message.request_id, error.code, str(error))
-
-    def _greet(self, identity: bytes, hello: Hello) -> ServerMessage:
-        if hello.version != PROTOCOL_VERSION:
-            return unsupported(hello)
-        return msgspec.structs.replace(self._welcome, client_id=identity.hex())
 
     def _do(self, reply: Reply, command: Command) -> ServerMessage | None:
         request_id = reply.request_id
@@ -165,12 +158,12 @@ class Control:
                     logging.getLogger(name).setLevel(level.upper())
                 return Ok(request_id, f"logging {level} and above")
             case Sleep():
-                self._driver.sleep(_name(reply), reply)
+                self._driver.sleep(reply.driver_id, reply)
             case Wake():
-                self._driver.wake(_name(reply), reply)
+                self._driver.wake(reply.driver_id, reply)
             case Profile(name=name):
                 directory = None if name is None else self._profile(name)
-                self._driver.profile(_name(reply), directory, reply)
+                self._driver.profile(reply.driver_id, directory, reply)
         return None
 
     def _profile(self, name: str) -> str:
@@ -196,8 +189,3 @@ def _not_yours(tenant: Tenant) -> str:
         "over TCP this takes a key, as any user of this machine could ask for it: start the daemon with --keys DIR, "
         "or at ipc:///path/to.sock, where its own user and root may"
     )
-
-
-def _name(reply: Reply) -> str:
-    """What the driver calls a command."""
-    return f"{reply.identity.hex()}:{reply.request_id}"

@@ -7,7 +7,7 @@ from functools import cached_property
 
 from driver.errors import DriverError
 from driver.stages.stage import Stage
-from ipc.wire.messages import peek_request_id
+from ipc.wire.codec import peek_request_id
 
 
 @dataclass(eq=False)

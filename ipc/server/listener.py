@@ -21,11 +21,12 @@ from ipc.server.outbox import Outbox, Reply
 from ipc.sockets.auth import Authority
 from ipc.sockets.binding import listening
 from ipc.sockets.peers import Event, HasRoom, Lost, Peers, Refused, Said, Sent
-from ipc.sockets.socket_process import SocketConfiguration
+from ipc.sockets.router import SocketConfiguration
 from ipc.sockets.spawner import Spawner
 from ipc.sockets.tenants import Tenant, of_user
 from ipc.wire.bell import Bell
-from ipc.wire.messages import Error, ServerMessage, encode
+from ipc.wire.codec import encode
+from ipc.wire.messages import Error, ServerMessage
 
 HARD_MAX_MESSAGE_BYTES = 4 * MAX_MESSAGE_BYTES
 """From here on libzmq does not even read the message, but hangs up."""

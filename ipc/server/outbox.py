@@ -31,6 +31,11 @@ class Reply:
         self._held: list[ReturnSample] = []
         self._num_held_bytes = 0
 
+    @property
+    def driver_id(self) -> str:
+        """The driver's name for the request: two clients may use the same ids."""
+        return f"{self.identity.hex()}:{self.request_id}"
+
     def put(self, sample: ReturnSample) -> None:
         """Takes one sample, on any thread, without waiting."""
         self.num_tokens += len(sample.token_ids)

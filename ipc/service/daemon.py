@@ -17,27 +17,20 @@ import math
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from queue import SimpleQueue
 from types import FrameType
-from typing import Any, NoReturn
 
 from rich.console import Console
 
-from engine.config import EngineConfig
-from engine.errors import ConfigurationError, DevicesUnavailable, HostsError
 from engine.progress import Progress
-from ipc.errors import AddressError, KeyFileError
-from ipc.process import open_files
-from ipc.process.logs import configure_logging
 from ipc.process.systemd import extend_timeout, notify, notify_reloading
 from ipc.server.zmq_server import Server
-from ipc.service import accelerators, terminal
+from ipc.service import terminal
 from ipc.service.configuration import LiveConfiguration, default_profile_directory
 from ipc.service.exposition import Exposition
 from ipc.service.metrics_server import MetricsServer
-from ipc.service.settings import configs, held
 from ipc.service.start_up import Load, Loaded, StartableDriver, load
 from ipc.service.watchdog import Watchdog
 from ipc.sockets.auth import Authority
@@ -61,11 +54,11 @@ START_PATIENCE = 600.0
 """Seconds that one function may take to compile, or one stage to begin, before systemd gives up on
 the start."""
 LONGEST_DRAIN = 7 * 86400.0
-"""Seconds that a drain takes at most; who gives it more, or for ever, means as long as it needs.
-"""
+"""Seconds that a drain takes at most; who gives it more, or for ever, means as long as it
+needs."""
 LONGEST_WAIT = 3600.0
-"""Seconds after which the main thread looks around anyway: a poll's timeout may not be infinite.
-"""
+"""Seconds after which the main thread looks around anyway: a poll's timeout may not be
+infinite."""
 
 
 class Interrupted(BaseException):
@@ -273,50 +266,6 @@ class Daemon:
             raise Interrupted
         self._drains.put((0.0 if self._signalled else None, why))
         self._signalled = True
-
-
-def serve(flags: Mapping[str, Any]) -> NoReturn:
-    """Be a daemon with these options of ``odriver serve``: runs it, logs why it ends, and ends
-    this process."""
-    # What a daemon makes is its user's alone, and so are its sockets from the moment that they are
-    # there.
-    os.umask(0o077)
-    console = Console(stderr=True)
-    configure_logging(console)
-    open_files.raise_limit()
-    code = _run(flags, console)
-    logging.shutdown()
-    # Python would wait for its threads, and one may be in a compilation or a step that nothing can
-    # interrupt.
-    os._exit(code)
-
-
-def _run(flags: Mapping[str, Any], console: Console) -> int:
-    try:
-        configuration = LiveConfiguration(lambda: configs(held(flags)), console)
-        configuration.apply()
-        if configuration.engine.process_id:
-            _follow(configuration.engine)
-        return Daemon(configuration, console).run()
-    except (ConfigurationError, AddressError, KeyFileError) as error:
-        logger.error("%s", error)
-        return MISCONFIGURED
-    except DevicesUnavailable as error:
-        obstacle = accelerators.refusal(str(error), accelerators.devices())
-        logger.error("%s. What to do: %s", obstacle.found, obstacle.advice)
-        return FAULT if obstacle.passes else MISCONFIGURED
-    except HostsError as error:
-        logger.error("%s", error)
-        return FAULT
-    except Exception:
-        logger.exception("the daemon failed")
-        return FAULT
-
-
-def _follow(config: EngineConfig) -> NoReturn:
-    from ipc.service.follower_daemon import FollowerDaemon
-
-    FollowerDaemon(config).run()
 
 
 def _report(display: terminal.StartUp, progress: Progress) -> None:

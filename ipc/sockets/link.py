@@ -30,8 +30,8 @@ class Kind(IntEnum):
     CLOSE = 4
     """To the process: close this connection, after it had time to read its last messages."""
     KEYS = 5
-    """To the process: the keys that may connect, in JSON; answered by the same kind when they do.
-    """
+    """To the process: the keys that may connect, in JSON; answered by the same kind when they
+    do."""
     BEAT = 6
     """To the process; answered by the same kind."""
     STOP = 7

@@ -18,7 +18,8 @@ from dataclasses import dataclass
 from enum import Enum, auto
 
 from ipc.sockets.link import Kind, LinkLost, Record
-from ipc.sockets.socket_process import LINGER, SocketConfiguration, Who
+from ipc.sockets.router import LINGER, SocketConfiguration
+from ipc.sockets.socket_process import Who
 from ipc.sockets.spawner import Spawned, Spawner
 
 logger = logging.getLogger(__name__)

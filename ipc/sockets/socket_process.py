@@ -9,11 +9,8 @@ and its imports load in a few milliseconds.
 
 import json
 import math
-import os
-import resource
 import select
 import socket
-import struct
 import time
 from typing import TypedDict
 
@@ -22,17 +19,10 @@ from zmq.utils import z85
 from zmq.utils.monitor import recv_monitor_message
 
 from ipc.sockets.connection_table import Accepted, Connections, PeerConnection
+from ipc.sockets.descriptors import USER, is_chosen, peer_of, raise_open_files_limit, shut
 from ipc.sockets.link import Kind, Link, LinkLost
+from ipc.sockets.router import HELLO_LIMIT, LINGER, SocketConfiguration, new_router
 
-RECEIVE_HIGH_WATER = 16
-"""Messages of one client held unread; beyond them it waits in its own memory, not in ours."""
-SEND_HIGH_WATER = 500
-"""Messages queued for a client that does not read; as many more may be on their way here."""
-LINGER = 1000
-"""Milliseconds that the last messages have to leave when the socket closes."""
-KEEPALIVE = {zmq.TCP_KEEPALIVE: 1, zmq.TCP_KEEPALIVE_IDLE: 30, zmq.TCP_KEEPALIVE_INTVL: 10, zmq.TCP_KEEPALIVE_CNT: 3}
-"""Of TCP connections: seconds of silence until the kernel asks, between its questions, and how
-many go unanswered."""
 UNREAD_LIMIT = 2**20
 """Bytes that the daemon has not read, above which no client is read."""
 MESSAGES_PER_TURN = 64
@@ -42,8 +32,6 @@ TAKEN_AT_ONCE = 50
 MAX_CONNECTIONS = 8192
 SPARE_FILES = 64
 """File descriptors that are not for connections."""
-HELLO_LIMIT = 10.0
-"""Seconds within which a connection must send something."""
 FAREWELL = 1.0
 """Seconds that a connection has to read why it is closed."""
 SWEEP_INTERVAL = 2.0
@@ -52,22 +40,7 @@ RETRY_INTERVAL = 0.02
 """Seconds after which it is tried again to send to a connection that was full."""
 
 _ZAP_ADDRESS = "inproc://zeromq.zap.01"
-_DOMAIN = "odriver"
-_USER = "uid "
 _EVENTS = zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED
-
-
-class SocketConfiguration(TypedDict):
-    """What the daemon says first."""
-
-    address: str
-    max_message_bytes: int
-    """Longer messages are not even read, but end their connection."""
-    silence_limit: float | None
-    """Seconds after which a silent connection is closed."""
-    secret: str | None
-    """The daemon's secret key: with it, none but authorised keys may connect."""
-    keys: list[str]
 
 
 class Who(TypedDict):
@@ -90,7 +63,7 @@ class SocketProcess:
     def __init__(self, link: Link, listening: socket.socket) -> None:
         self._link = link
         self._listening = listening
-        self._connections = Connections(min(MAX_CONNECTIONS, _raise_open_files_limit() - SPARE_FILES))
+        self._connections = Connections(min(MAX_CONNECTIONS, raise_open_files_limit() - SPARE_FILES))
         self._full: set[PeerConnection] = set()
         self._keys: frozenset[str] | None = None
         self._is_open = False
@@ -125,26 +98,9 @@ class SocketProcess:
         self._silence_limit = configuration["silence_limit"] or math.inf
         self._zap = self._context.socket(zmq.REP)
         self._zap.bind(_ZAP_ADDRESS)
-        self._router = self._context.socket(zmq.ROUTER)
-        # Before binding: libzmq ends the session of a peer that has gone by what the listener
-        # copied then.
-        self._router.setsockopt(zmq.LINGER, LINGER)
-        self._router.setsockopt(zmq.ROUTER_MANDATORY, 1)
-        self._router.setsockopt(zmq.MAXMSGSIZE, configuration["max_message_bytes"])
-        self._router.setsockopt(zmq.RCVHWM, RECEIVE_HIGH_WATER)
-        self._router.setsockopt(zmq.SNDHWM, SEND_HIGH_WATER)
-        self._router.setsockopt(zmq.HANDSHAKE_IVL, int(1000 * HELLO_LIMIT))
-        self._router.setsockopt(zmq.IPV6, 1 if "[" in configuration["address"] else 0)
-        # The kernel closes what leads to a machine that is gone; a peer that is merely frozen it
-        # takes for alive.
-        for option, value in KEEPALIVE.items():
-            self._router.setsockopt(option, value)
-        # With a domain libzmq asks about everybody, and not about those with keys alone.
-        self._router.setsockopt_string(zmq.ZAP_DOMAIN, _DOMAIN)
+        self._router = new_router(self._context, configuration)
         if configuration["secret"] is not None:
             self._keys = frozenset(configuration["keys"])
-            self._router.setsockopt(zmq.CURVE_SERVER, 1)
-            self._router.setsockopt(zmq.CURVE_SECRETKEY, configuration["secret"].encode())
         self._router.setsockopt(zmq.USE_FD, self._listening.detach())
         self._monitor = self._router.get_monitor_socket(_EVENTS)
         self._router.bind(configuration["address"])
@@ -278,11 +234,11 @@ class SocketProcess:
         self, serial: int, key: str, routing_id: bytes, frame: zmq.Frame, now: float
     ) -> tuple[PeerConnection, Accepted] | None:
         self._watch(now)
-        has_name = _is_chosen(routing_id)
+        has_name = is_chosen(routing_id)
         found = self._connections.add(serial, int(frame.get(zmq.SRCFD)), routing_id, key, has_name=has_name)
         if found is not None:
             connection, accepted = found
-            uid = int(accepted.peer.removeprefix(_USER)) if accepted.peer.startswith(_USER) else None
+            uid = int(accepted.peer.removeprefix(USER)) if accepted.peer.startswith(USER) else None
             who: Who = {"key": key or None, "uid": uid, "refusal": connection.refusal}
             self._link.put(Kind.OPENED, serial, json.dumps(who).encode())
         return found
@@ -296,10 +252,10 @@ class SocketProcess:
             descriptor = int(news["value"])
             self._disconnected(descriptor)
             if news["event"] == zmq.EVENT_ACCEPTED:
-                peer = _peer(descriptor)
+                peer = peer_of(descriptor)
                 excess = None if peer is None else self._connections.accept(descriptor, peer, now)
                 if excess is not None:
-                    _shut(excess.descriptor, excess.peer)
+                    shut(excess.descriptor, excess.peer)
 
     def _disconnected(self, descriptor: int) -> None:
         connection = self._connections.disconnect(descriptor)
@@ -336,44 +292,4 @@ class SocketProcess:
                 accepted.heard_at = now
             limit = HELLO_LIMIT if accepted.connection is None else self._silence_limit
             if now > min(accepted.heard_at + limit, accepted.ends_at or math.inf):
-                _shut(accepted.descriptor, accepted.peer)
-
-
-def _peer(descriptor: int) -> str | None:
-    """The user or the machine at the other end, by the kernel's word; None if it has gone."""
-    try:
-        with socket.socket(fileno=os.dup(descriptor)) as end:
-            if end.family == socket.AF_UNIX:
-                _, uid, _ = struct.unpack("=iII", end.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
-                return f"{_USER}{uid}"
-            host: str = end.getpeername()[0]
-            if end.family == socket.AF_INET6 and "." not in host:
-                return socket.inet_pton(socket.AF_INET6, host)[:8].hex()  # a machine has all that begin so
-            return host
-    except OSError:
-        return None
-
-
-def _shut(descriptor: int, peer: str) -> None:
-    """End a connection that libzmq has: it sees the other end gone. Not if it has gone already,
-    and the number is another's."""
-    if _peer(descriptor) != peer:
-        return
-    try:
-        with socket.socket(fileno=os.dup(descriptor)) as end:
-            end.shutdown(socket.SHUT_RDWR)
-    except OSError:
-        pass  # it has gone just now
-
-
-def _is_chosen(routing_id: bytes) -> bool:
-    """Whether the peer has chosen its routing id, as far as we can tell: libzmq's have five bytes,
-    the first 0."""
-    return len(routing_id) != 5 or routing_id[0] != 0
-
-
-def _raise_open_files_limit() -> int:
-    """Have as many open files as may be; how many those are."""
-    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
-    return most if most != resource.RLIM_INFINITY else 2**20
+                shut(accepted.descriptor, accepted.peer)

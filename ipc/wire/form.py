@@ -109,8 +109,8 @@ def _num_values(name: str, data: bytes, depth: int, most: int) -> int:
     ``most`` or ``depth``."""
     position, count, left = 0, 0, 1
     outer: list[int] = []
-    """How many values are left in each map and list around the innermost, in which ``left`` are.
-    """
+    """How many values are left in each map and list around the innermost, in which ``left``
+    are."""
     while True:
         while not left:
             if not outer:

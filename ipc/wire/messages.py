@@ -1,4 +1,5 @@
-"""Every message of the wire protocol, and its version. ipc/PROTOCOL.md is the protocol itself."""
+"""Every message of the wire protocol, and its version. ipc/PROTOCOL.md is the protocol itself,
+and codec.py turns messages into frames."""
 
 import re
 from typing import Annotated, Any, Literal
@@ -10,7 +11,6 @@ from driver.errors import shortened
 from driver.request import Logprob, Usage
 from engine.request_limits import MAX_MESSAGES, MAX_N, MAX_REQUEST_ID_LENGTH, MAX_TARGET_LENGTH, MAX_TOOLS
 from ipc.wire.escaping import visible
-from ipc.wire.form import NO_MESSAGE, check_message
 
 PROTOCOL_VERSION = 4
 
@@ -33,13 +33,6 @@ Tools = Annotated[list[dict[str, Any]], Meta(max_length=MAX_TOOLS)]
 User = Annotated[str, Meta(max_length=128)]
 ProfileName = Annotated[str, Meta(pattern=r"\A[A-Za-z0-9][A-Za-z0-9._-]{0,63}\Z")]
 """Of a directory in the one that the daemon has for them: no path, and nothing hidden."""
-
-
-class MessageError(Exception):
-    """A frame that is no message of this protocol; the text says why."""
-
-    def __init__(self, message: str) -> None:
-        super().__init__(shortened(message))
 
 
 class _Message(
@@ -286,58 +279,3 @@ class Ok(_Message, frozen=True):
 ClientMessage = Hello | Generate | Tokenize | Detokenize | TokenizerInfo | Abort | Credit | Ping | Pong
 ControlMessage = Hello | Status | Metrics | AbortRequest | Drain | Sleep | Wake | LogLevel | Profile | Ping | Pong
 ServerMessage = Welcome | Token | Done | Error | TokenizerInfoReply | StatusReply | MetricsReply | Ok | Ping | Pong
-
-
-class _Envelope(Struct):
-    """The request id of a message that cannot be decoded as a whole, for the error that answers
-    it."""
-
-    request_id: RequestId | None = None
-
-
-_encoder = msgspec.msgpack.Encoder()
-_client_decoder: msgspec.msgpack.Decoder[ClientMessage] = msgspec.msgpack.Decoder(ClientMessage)
-_control_decoder: msgspec.msgpack.Decoder[ControlMessage] = msgspec.msgpack.Decoder(ControlMessage)
-_server_decoder: msgspec.msgpack.Decoder[ServerMessage] = msgspec.msgpack.Decoder(ServerMessage)
-_envelope_decoder = msgspec.msgpack.Decoder(_Envelope)
-
-
-def encode(message: ClientMessage | ControlMessage | ServerMessage) -> bytes:
-    """One frame. Raises TypeError, ValueError or OverflowError where a field holds what msgpack
-    cannot."""
-    return _encoder.encode(message)
-
-
-def decode_client_message(frame: bytes) -> ClientMessage:
-    """Decode a client's message. Raises MessageError for anything else, and beyond a limit of
-    form."""
-    try:
-        check_message(frame)
-        return _client_decoder.decode(frame)
-    except NO_MESSAGE as error:
-        raise MessageError(str(error)) from error
-
-
-def decode_control_message(frame: bytes) -> ControlMessage:
-    """Decode a message to the control socket; raises MessageError for anything else."""
-    try:
-        return _control_decoder.decode(frame)
-    except NO_MESSAGE as error:
-        raise MessageError(str(error)) from error
-
-
-def decode_server_message(frame: bytes) -> ServerMessage:
-    """Decode a daemon's message; raises MessageError for anything else."""
-    try:
-        return _server_decoder.decode(frame)
-    except NO_MESSAGE as error:
-        raise MessageError(str(error)) from error
-
-
-def peek_request_id(frame: bytes) -> str | None:
-    """The request id in a frame that may otherwise be no message, None where there is none to be
-    read."""
-    try:
-        return _envelope_decoder.decode(frame).request_id
-    except NO_MESSAGE:
-        return None

@@ -18,20 +18,10 @@ import zmq
 
 from ipc.client import Client
 from ipc.errors import OdriverError
-from ipc.wire import messages
+from ipc.wire import codec, messages
 from ipc.wire.addresses import control_address
-from ipc.wire.messages import (
-    PROTOCOL_VERSION,
-    Abort,
-    Credit,
-    Generate,
-    Hello,
-    LogLevel,
-    MessageError,
-    Ping,
-    Pong,
-    Status,
-)
+from ipc.wire.codec import MessageError
+from ipc.wire.messages import PROTOCOL_VERSION, Abort, Credit, Generate, Hello, LogLevel, Ping, Pong, Status
 from scripts.benchmarks.child import Child, ChildFailed
 from scripts.benchmarks.figure import Figure, figure
 from scripts.benchmarks.generated import ask_by_http, ask_by_zeromq
@@ -46,7 +36,7 @@ GOOD_PROMPT, GOOD_TOKENS = [1, 2, 3], 16
 MEGABYTE = 2**20
 
 SEEDS = [
-    messages.encode(message)
+    codec.encode(message)
     for message in (
         Hello(PROTOCOL_VERSION),
         Generate("a", prompt="Once upon a time", params={"max_tokens": 4, "temperature": 0.5, "stop": ["x"]}),
@@ -90,11 +80,11 @@ def decode_mutated(count: int, seed: int) -> int:
     rng, understood = random.Random(seed), 0
     for _ in range(count):
         frame = mutated(rng)
-        messages.peek_request_id(frame)
+        codec.peek_request_id(frame)
         for decode in (
-            messages.decode_client_message,
-            messages.decode_control_message,
-            messages.decode_server_message,
+            codec.decode_client_message,
+            codec.decode_control_message,
+            codec.decode_server_message,
         ):
             try:
                 decode(frame)
@@ -131,10 +121,10 @@ class BadPeer:
             self._dealer.send_multipart(frames)
         self._probes += 1
         probe = f"probe {self._probes}"
-        self._dealer.send(messages.encode(Abort(probe) if self._rng.randrange(2) else Status(probe)))
+        self._dealer.send(codec.encode(Abort(probe) if self._rng.randrange(2) else Status(probe)))
         self._dealer.send(msgspec.msgpack.encode({"type": "unheard of", "request_id": probe}))
         while self._dealer.poll(PATIENCE_MS):
-            if messages.peek_request_id(self._dealer.recv()) == probe:
+            if codec.peek_request_id(self._dealer.recv()) == probe:
                 return True
         return False
 

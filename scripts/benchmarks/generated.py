@@ -19,7 +19,7 @@ from engine.sampling_params import SamplingParams
 from ipc.gateway.endpoints.response_requests import ResponseRequest
 from ipc.gateway.endpoints.tokens import DetokenizeRequest, TokenizeRequest
 from ipc.openai.request_bodies import ChatCompletionRequest, CompletionRequest
-from ipc.wire import messages
+from ipc.wire import codec, messages
 from ipc.wire.messages import PROTOCOL_VERSION
 
 AT_ONCE = 64
@@ -137,18 +137,18 @@ def ask_by_zeromq(address: str, count: int, seed: int) -> int:
     context = zmq.Context()
     dealer = context.socket(zmq.DEALER)
     dealer.connect(address)
-    dealer.send(messages.encode(messages.Hello(PROTOCOL_VERSION)))
+    dealer.send(codec.encode(messages.Hello(PROTOCOL_VERSION)))
     for start in range(0, count, AT_ONCE):
         left = {str(number) for number in range(start, min(start + AT_ONCE, count))}
         for request_id in left:
             dealer.send(question(rng, request_id))
         for request_id in left:
-            dealer.send(messages.encode(messages.Abort(request_id)))
+            dealer.send(codec.encode(messages.Abort(request_id)))
         until, unnamed = time.monotonic() + PATIENCE, 0  # errors about a message whose id could not be read
         while len(left) > unnamed and dealer.poll(max(0, int(1000 * (until - time.monotonic())))):
             heard = msgspec.msgpack.decode(dealer.recv(), strict=False)
             if heard["type"] == "ping":
-                dealer.send(messages.encode(messages.Pong()))
+                dealer.send(codec.encode(messages.Pong()))
             elif heard["type"] == "error" and heard["request_id"] is None:
                 unnamed += 1
             elif heard["type"] in ("done", "error"):

@@ -1,0 +1,41 @@
+"""A client that has said hello: its open requests, and how far it is behind in reading."""
+
+import math
+from collections import deque
+from dataclasses import dataclass, field
+
+from ipc.server.stream import Backlog, SampleStream
+from ipc.sockets.tenants import Tenant
+from ipc.wire.messages import ServerMessage
+
+MAX_BACKLOG_BYTES = 64 << 20
+"""Bytes in memory, about, that may wait for one client. Beyond that, its longest stream is cut
+off."""
+
+
+@dataclass(eq=False)
+class ConnectedClient:
+    """One of them. Times are in seconds, and the caller's."""
+
+    tenant: Tenant
+    heard_at: float
+    pinged_at: float
+    streams: dict[str, SampleStream] = field(default_factory=dict)
+    """Open requests, by the client's request id."""
+    backlog: Backlog = field(default_factory=Backlog)
+    """What waits of the streams."""
+    progressed_at: float = -math.inf
+    """When it last gave credit, whatever for, or a stream of it ended."""
+    unsent: deque[ServerMessage] = field(default_factory=deque)
+    """Other answers, that its connection had no room for."""
+
+    def seconds_unread(self, now: float) -> float:
+        """For how long it has read nothing, though each of its streams has something to read."""
+        return now - max([self.progressed_at, *(stream.stuck_since for stream in self.streams.values())])
+
+    @property
+    def longest_beyond_limit(self) -> str | None:
+        """The request for which most waits, where too much waits for the client; else None."""
+        if self.backlog.num_bytes <= MAX_BACKLOG_BYTES or not self.streams:
+            return None
+        return max(self.streams, key=lambda name: self.streams[name].num_bytes)

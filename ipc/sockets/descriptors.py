@@ -1,0 +1,50 @@
+"""What the kernel and libzmq say of a connection's file descriptor: its peer, and how to end
+it."""
+
+import os
+import resource
+import socket
+import struct
+
+USER = "uid "
+"""Prefix of a peer that is a user of this machine."""
+
+
+def peer_of(descriptor: int) -> str | None:
+    """The user or the machine at the other end, by the kernel's word; None if it has gone."""
+    try:
+        with socket.socket(fileno=os.dup(descriptor)) as end:
+            if end.family == socket.AF_UNIX:
+                _, uid, _ = struct.unpack("=iII", end.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+                return f"{USER}{uid}"
+            host: str = end.getpeername()[0]
+            if end.family == socket.AF_INET6 and "." not in host:
+                return socket.inet_pton(socket.AF_INET6, host)[:8].hex()  # a machine has all that begin so
+            return host
+    except OSError:
+        return None
+
+
+def shut(descriptor: int, peer: str) -> None:
+    """End a connection that libzmq has: it sees the other end gone. Not if it has gone already,
+    and the number is another's."""
+    if peer_of(descriptor) != peer:
+        return
+    try:
+        with socket.socket(fileno=os.dup(descriptor)) as end:
+            end.shutdown(socket.SHUT_RDWR)
+    except OSError:
+        pass  # it has gone just now
+
+
+def is_chosen(routing_id: bytes) -> bool:
+    """Whether the peer has chosen its routing id, as far as we can tell: libzmq's have five bytes,
+    the first 0."""
+    return len(routing_id) != 5 or routing_id[0] != 0
+
+
+def raise_open_files_limit() -> int:
+    """Have as many open files as may be; how many those are."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    return most if most != resource.RLIM_INFINITY else 2**20
