@@ -13,7 +13,7 @@ from engine.config import ServingLimits
 from engine.structured_outputs import StructuredOutputsParams
 
 
-def test_several_sequences_follow_one_grammar_each_for_itself(grammars, tokenizer):
+def test_several_sequences_follow_one_grammar_each_for_itself(grammars, tokenizer, monkeypatch):
     """Compiled once, they begin alike, and one knows nothing of the other's tokens."""
     (a,), (b,) = tokenizer.encode("a"), tokenizer.encode("b")
 
@@ -23,7 +23,8 @@ def test_several_sequences_follow_one_grammar_each_for_itself(grammars, tokenize
     advance(right, b)
 
     assert allowed(left) == [b] and a in allowed(right) and b not in allowed(right)
-    assert begin(grammars, regex="(ab|ba)+") and grammars.num_compiled == 1
+    monkeypatch.setattr(grammars, "compile", None)  # it is not compiled again
+    assert begin(grammars, regex="(ab|ba)+")
 
 
 def test_who_waits_has_no_matcher_and_goes_on_as_if_it_had(grammars, tokenizer):
