@@ -1,32 +1,16 @@
 """Grammars: what they allow, from the start and on the way, and what is refused."""
 
-from collections.abc import Iterator
-
 import msgspec
 import pytest
 from grammar_constraints import ENDLESS, advance, allowed, begin, hear, running
-from tokenizer_files import build_byte_level, write_tokenizer
+from tokenizer_files import build_byte_level
 
 from driver.errors import InternalError
 from driver.grammars.compiler import LAST, GrammarCompiler, GrammarRefused
 from driver.grammars.protocol import GrammarJob
 from driver.text.json_schema import without_additional_properties
-from driver.text.tokenizer import HuggingFaceTokenizer
 from engine.config import ServingLimits
 from engine.structured_outputs import StructuredOutputsParams
-
-
-@pytest.fixture(scope="module")
-def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> HuggingFaceTokenizer:
-    """As a model directory has it."""
-    return HuggingFaceTokenizer(write_tokenizer(tmp_path_factory.mktemp("tokenizer"), build_byte_level()))
-
-
-@pytest.fixture
-def grammars(tokenizer: HuggingFaceTokenizer) -> Iterator[GrammarCompiler]:
-    """Grammars that are ended with the test."""
-    with running(tokenizer) as grammars:
-        yield grammars
 
 
 def test_several_sequences_follow_one_grammar_each_for_itself(grammars, tokenizer, monkeypatch):

@@ -45,7 +45,7 @@ class Served:
     """A driver, and one's own requests to it."""
 
     def __init__(self, directory: Path, **settings: Any) -> None:
-        settings = {"max_num_seqs": 8, "max_num_batched_tokens": 16, "num_pages": 200, **settings}
+        settings = {"max_num_seqs": 8, "max_num_batched_tokens": 8, "num_pages": 200, **settings}
         self.engine = build_engine(EngineConfig(model=directory, **settings), lambda progress: None)
         self.driver = oDriver(self.engine, HuggingFaceTokenizer(directory))
         self._count = 0
