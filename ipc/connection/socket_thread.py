@@ -15,13 +15,11 @@ from typing import Any
 import msgspec
 import zmq
 
-from driver.errors import shortened
-from engine.request_limits import MAX_DEPTH
-from ipc.connection.call import Call, Put
+from ipc.connection.call import Call, Put, request_frame
 from ipc.connection.read_ahead import CREDIT_STEP, ReadAhead, Unread
 from ipc.connection.retry import Resumption, with_seed
 from ipc.connection.session import Answer, Session
-from ipc.errors import ConnectFailed, ConnectionLost, OdriverError, RequestFailed, ResumeFailed
+from ipc.errors import ConnectFailed, ConnectionLost, OdriverError, RequestFailed
 from ipc.wire.bell import Bell
 from ipc.wire.codec import encode
 from ipc.wire.completion import Message
@@ -124,15 +122,15 @@ class Connection:
             request_id, prompt, messages, tools or [], chat_template_kwargs or {}, params, stream, user=user
         )
         if self._resume_timeout is None:
-            return self._call(request_id, _frame(generate), put, Unread(request_id))
+            return self._call(request_id, request_frame(generate), put, Unread(request_id))
         # Streamed in any case, as what has come need not come again.
-        frame = _frame(msgspec.structs.replace(generate, params=with_seed(params), stream=True))
+        frame = request_frame(msgspec.structs.replace(generate, params=with_seed(params), stream=True))
         return self._call(request_id, frame, put, Unread(request_id), Resumption(frame, time.monotonic()))
 
     def ask(self, put: Put, message_of: Callable[[str], Tokenize | Detokenize | TokenizerInfo]) -> Call:
         """Send a request that has a single answer, made with the request id; the answer is put."""
         request_id = self._new_request_id()
-        return self._call(request_id, _frame(message_of(request_id)), put)
+        return self._call(request_id, request_frame(message_of(request_id)), put)
 
     def _new_request_id(self) -> str:
         return str(next(self._serials))
@@ -264,18 +262,10 @@ class Connection:
 
     def _lose(self, call: Call, why: OdriverError, now: float) -> bool:
         """End a call, or keep it to be resumed; returns whether it is kept."""
-        resumption = call.resumption
-        if resumption is None:
-            call.put(why)
-            return False
-        if not resumption.outlasts(why):
-            call.put(resumption.verdict(why))
-            return False
-        call.deadline = resumption.interrupt(why, now) + (self._resume_timeout or 0.0)
-        call.not_before = now + resumption.delay()
-        call.frame = encode(resumption.rest(now))
-        self._waiting[call.request_id] = call
-        return True
+        is_kept = call.lose(why, now, self._resume_timeout or 0.0)
+        if is_kept:
+            self._waiting[call.request_id] = call
+        return is_kept
 
     def _send_waiting(self, session: Session, welcome: Welcome, now: float) -> None:
         if self._welcome is not welcome and (resumed := self._num_interrupted()):
@@ -283,7 +273,7 @@ class Connection:
         self._welcome = welcome
         for call in [call for call in self._waiting.values() if call.not_before <= now]:
             del self._waiting[call.request_id]
-            problem = _problem(call, welcome)
+            problem = call.problem(welcome)
             if problem is not None:
                 call.put(problem)
             elif not call.frame:
@@ -297,12 +287,7 @@ class Connection:
     def _give_up(self, session: Session, now: float) -> None:
         for call in [call for call in self._waiting.values() if call.deadline <= now]:
             del self._waiting[call.request_id]
-            why = call.resumption and call.resumption.why
-            call.put(
-                ConnectionLost(f"{why}; within {self._resume_timeout:g} s it could not be resumed")
-                if why
-                else session.failure()
-            )
+            call.put(call.interruption or session.failure())
 
     def _drop(self, session: Session) -> None:
         why, now = session.lost or "", time.monotonic()
@@ -322,7 +307,7 @@ class Connection:
             logger.warning("%s: %d requests wait up to %g s to be resumed", why, waiting, self._resume_timeout)
 
     def _num_interrupted(self) -> int:
-        return sum(call.resumption is not None and call.resumption.why is not None for call in self._waiting.values())
+        return sum(call.interruption is not None for call in self._waiting.values())
 
     def _begin(self, call: Call) -> None:
         self._waiting[call.request_id] = call
@@ -344,30 +329,3 @@ class Connection:
         if self._session is not None:
             self._session.close()
         self._context.term()
-
-
-def _frame(message: Generate | Tokenize | Detokenize | TokenizerInfo) -> bytes:
-    """Encode a message. Raises RequestFailed for what msgpack cannot hold: big numbers, deep
-    nesting, objects."""
-    try:
-        return encode(message)
-    except OverflowError as error:
-        why = "a number is too large: integers are from -2**63 to 2**64 - 1"
-        raise RequestFailed("invalid_request", why) from error
-    except UnicodeEncodeError as error:
-        why = f"a text holds half a surrogate pair at character {error.start}, which is no text"
-        raise RequestFailed("invalid_request", why) from error
-    except RecursionError as error:
-        why = f"it is nested too deeply: maps and lists may be {MAX_DEPTH} deep"
-        raise RequestFailed("invalid_request", why) from error
-    except (TypeError, ValueError) as error:
-        raise RequestFailed("invalid_request", f"no message can hold this: {shortened(str(error))}") from error
-
-
-def _problem(call: Call, welcome: Welcome) -> OdriverError | None:
-    """What keeps a call from being sent to this daemon."""
-    limit = welcome.max_message_bytes
-    if len(call.frame) > limit:
-        return RequestFailed("message_too_long", f"a message may have {limit} bytes, not {len(call.frame)}")
-    mismatch = call.resumption and call.resumption.mismatch(welcome)
-    return ResumeFailed(mismatch) if mismatch else None
