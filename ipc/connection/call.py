@@ -17,8 +17,7 @@ Put = Callable[[Outcome], None]
 
 
 class Call:
-    """Outcomes come in order, and there is always a last: an answer that ends it, an error, or
-    None."""
+    """Its outcomes come in order; the last is an answer that ends it, an error, or None."""
 
     def __init__(
         self,
@@ -37,8 +36,8 @@ class Call:
         self.not_before = 0.0
         """When to send it, the earliest."""
         self.unread = unread
-        """The stream's untaken messages, which the reader takes with ``Connection.taken``; None
-        for a single answer."""
+        """The stream's untaken messages, taken with ``Connection.taken``; None for a single
+        answer."""
         self.num_taken = 0
         """Pieces of it that have been taken; its reader alone counts."""
         self._resume_timeout = 0.0
@@ -54,7 +53,8 @@ class Call:
         return ResumeFailed(mismatch) if mismatch else None
 
     def lose(self, why: OdriverError, now: float, resume_timeout: float) -> bool:
-        """End it with the error, or prepare it to be sent again; returns whether it is to be resumed."""
+        """End it with the error, or prepare it to be sent again; returns whether it is to be
+        resumed."""
         if self.resumption is None:
             self.put(why)
             return False
@@ -75,8 +75,7 @@ class Call:
 
 
 def request_frame(message: Generate | Tokenize | Detokenize | TokenizerInfo) -> bytes:
-    """Encode a message. Raises RequestFailed for what msgpack cannot hold: big numbers, deep
-    nesting, objects."""
+    """Encode a message. Raises RequestFailed for what msgpack cannot hold."""
     try:
         return encode(message)
     except OverflowError as error:

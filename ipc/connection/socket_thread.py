@@ -1,5 +1,4 @@
-"""The thread behind a client. It owns the socket; callers queue work for it, and it puts answers
-into their queues."""
+"""The thread behind a client: it owns the socket, and takes work from a queue."""
 
 import itertools
 import logging
@@ -41,8 +40,7 @@ from ipc.wire.messages import (
 logger = logging.getLogger(__name__)
 
 LONGEST_WAIT = 3600.0
-"""Seconds after which the thread looks around anyway: a timeout may be infinite, a poll's may
-not."""
+"""Seconds of the longest poll: a call's timeout may be infinite, a poll's may not."""
 
 
 class Connection:
@@ -70,11 +68,10 @@ class Connection:
         self._closing = False
         self._ended = False
         self._session: Session | None = None
-        self._turned_away_by: Session | None = None
+        self._refused_by: Session | None = None
         """The session in which a daemon that ends has last turned a request away."""
         self._waiting: dict[str, Call] = {}
-        """Calls to send once a daemon is there, and below them the calls that it has yet to
-        answer."""
+        """Calls to send once a daemon is there; below them the calls it has yet to answer."""
         self._open: dict[str, Call] = {}
         self._read_ahead = ReadAhead(self._give_credit)
         self._context = zmq.Context()
@@ -92,8 +89,8 @@ class Connection:
 
     @property
     def is_up(self) -> bool:
-        """Whether a daemon is connected, as far as the thread has noticed; ``welcome`` is then its
-        word."""
+        """Whether a daemon is connected, as far as the thread knows; ``welcome`` is then its
+        own."""
         session = self._session
         if session is None or session.lost is not None or self._ended:
             return False
@@ -115,8 +112,7 @@ class Connection:
         stream: bool = True,
         user: str = "",
     ) -> Call:
-        """Send a completion request. Tokens are put, then Done; take each with ``taken``, or abort
-        the call."""
+        """Send a completion request. Tokens are put, then Done; take each, or abort the call."""
         request_id = self._new_request_id()
         generate = Generate(
             request_id, prompt, messages, tools or [], chat_template_kwargs or {}, params, stream, user=user
@@ -174,8 +170,8 @@ class Connection:
         self._bell.ring()
 
     def close(self) -> None:
-        """End every call with ConnectionLost, the thread and the connection; a second time changes
-        nothing."""
+        """End every call with ConnectionLost, the thread and the connection. It may be
+        repeated."""
         if os.getpid() != self._process:
             return  # the thread and the sockets are the parent's
         self._closing = True
@@ -256,9 +252,9 @@ class Connection:
 
     def _refused(self, call: Call, error: RequestFailed, now: float) -> None:
         waits = self._lose(call, error, now)
-        if waits and self._turned_away_by is not self._session:  # once for all of them, however often they ask
-            self._turned_away_by = self._session
-            self._tell_that_some_wait(str(error))
+        if waits and self._refused_by is not self._session:  # once for all of them, however often they ask
+            self._refused_by = self._session
+            self._warn_of_waiting(str(error))
 
     def _lose(self, call: Call, why: OdriverError, now: float) -> bool:
         """End a call, or keep it to be resumed; returns whether it is kept."""
@@ -294,7 +290,7 @@ class Connection:
         for call in self._open.values():
             self._lose(call, ConnectionLost(why), now)
         self._open.clear()
-        self._tell_that_some_wait(why)
+        self._warn_of_waiting(why)
         if session.welcome is None:
             for call in self._waiting.values():
                 call.put(ConnectFailed(why))
@@ -302,7 +298,7 @@ class Connection:
         session.close()
         self._session = None
 
-    def _tell_that_some_wait(self, why: str) -> None:
+    def _warn_of_waiting(self, why: str) -> None:
         if waiting := self._num_interrupted():
             logger.warning("%s: %d requests wait up to %g s to be resumed", why, waiting, self._resume_timeout)
 
