@@ -82,14 +82,13 @@ class TokenizerLimit:
 
     def submit(self, request: TokenizerRequest, submit: Callable[[TokenizerRequest], None]) -> None:
         """Submits the request, which counts until it is answered; raises Overloaded."""
-        holder = request.client, request.user
-        requests = share(self._max_requests, 1, holder, [(other, 1) for other in list(self._waiting.values())])
+        requests = share(self._max_requests, 1, request.holder, [(other, 1) for other in list(self._waiting.values())])
         if not requests.fits:
             raise Overloaded(
                 f"{requests.total:,} tokenizer requests wait already, {requests.own:,} of them yours: try later"
             )
         serial = next(self._serials)
-        self._waiting[serial] = holder
+        self._waiting[serial] = request.holder
         try:
             submit(replace(request, channel=_Counted(self, serial, request.channel)))
         except BaseException:

@@ -13,7 +13,6 @@ from driver.open_requests import OpenRequest, OpenRequests
 from driver.request import ActiveRequest, ReturnSample, TokenizerRequest, Usage, error_sample
 from driver.request_parameters import sampling_params
 from driver.resumption import read_again, resume
-from driver.stages.fair_share import Holder
 from driver.stages.queues import TurnQueue
 from driver.stages.stage import Stage
 from driver.text.detokenizer import PROMPT_TAIL
@@ -58,10 +57,14 @@ class PrepareInputs:
         self._open_requests = open_requests
         self._post = post
         self._compile_grammar = compile_grammar
-        self._lanes: list[TurnQueue[PreparableRequest]] = [TurnQueue(max_queued, _holder) for _ in LANES]
+        self._lanes: list[TurnQueue[PreparableRequest]] = [
+            TurnQueue(max_queued, lambda item: item.holder) for _ in LANES
+        ]
         self._tokenizer_requests: dict[str, TokenizerRequest] = {}
         """The tokenizer requests that are queued, by id."""
-        self.stage = Stage("prepare inputs", self._handle, self._fail, _source)
+        self.stage: Stage[PreparableRequest] = Stage(
+            "prepare inputs", self._handle, self._fail, lambda item: item.source
+        )
         self.runs = [
             partial(lane.run, self.stage.work)
             for lane, (_, num_threads) in zip(self._lanes, LANES, strict=True)
@@ -105,8 +108,8 @@ class PrepareInputs:
             lane.close()
 
     def _lane_of(self, request: PreparableRequest) -> "TurnQueue[PreparableRequest]":
-        size = request.num_prompt_tokens if isinstance(request, OpenRequest) else request.estimated_tokens
-        return next(lane for lane, (below, _) in zip(self._lanes, LANES, strict=True) if size < below)
+        lanes = zip(self._lanes, LANES, strict=True)
+        return next(lane for lane, (below, _) in lanes if request.num_prompt_tokens < below)
 
     def _handle(self, request: PreparableRequest) -> None:
         try:
@@ -248,14 +251,6 @@ class PrepareInputs:
                     f" ask for at most {room}, or shorten the prompt"
                 )
         return room if params.max_tokens is None else params.max_tokens
-
-
-def _holder(request: PreparableRequest) -> Holder:
-    return (request.client, request.user) if isinstance(request, TokenizerRequest) else request.holder
-
-
-def _source(request: PreparableRequest) -> tuple[str, str]:
-    return (request.client, request.request_id) if isinstance(request, TokenizerRequest) else request.source
 
 
 def _aborted(request_id: str) -> ReturnSample:

@@ -8,6 +8,7 @@ from typing import Any, Protocol
 import msgspec
 
 from driver.errors import DriverError
+from driver.stages.fair_share import Holder
 
 BYTES_PER_TOKEN = 4
 """An estimate for text that is not tokenised yet; a limit of load need not be exact."""
@@ -152,6 +153,16 @@ class TokenizerRequest:
     num_bytes: int = 0
 
     @property
-    def estimated_tokens(self) -> int:
-        """An estimate of its work."""
+    def num_prompt_tokens(self) -> int:
+        """About how many tokens it has."""
         return self.num_bytes // BYTES_PER_TOKEN
+
+    @property
+    def holder(self) -> Holder:
+        """Its client, and that client's user."""
+        return self.client, self.user
+
+    @property
+    def source(self) -> tuple[str, str]:
+        """Its client, and its id."""
+        return self.client, self.request_id

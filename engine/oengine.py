@@ -2,16 +2,17 @@
 
 What a step that fails takes with it
 ------------------------------------
-Whoever was in it ends with an error; on whose behalf the device failed nobody knows. Its cache was donated and is gone or
-spoilt, and so is what the steps dispatched after it made of it: these are dropped unread, all that is on the device but
-weights is made anew, and every other sequence that ran is computed again from its tokens. It draws with the same numbers,
-as those depend on seed and position alone, from logits that are the same up to rounding (on a CPU to the bit). Steps in
-flight before it land as ever. Where MAX_FAILURES_IN_A_ROW steps fail and none lands between them, the fault will not go
-away: ``step`` raises DeviceError. On several hosts it does so at the first, as only the process whose step has failed
-knows of it.
+The sequences in it end with an error, as the device does not say which of them made it fail. The
+cache was donated to the step and is lost, and so are the steps dispatched after it: they are
+dropped unread, everything on the device but the weights is allocated again, and all other running
+sequences are computed again from their tokens. They sample with the same random numbers, which
+depend on seed and position alone, from logits that are the same up to rounding (on a CPU to the
+bit). Steps in flight before the failed one land as ever. If MAX_FAILURES_IN_A_ROW steps fail and
+none lands between them, the fault is permanent: ``step`` raises DeviceError. On several hosts it
+does so at the first failure, as only the process whose step has failed knows of it.
 
-A row whose logits hold NaN or infinity ends its own sequence with an error, and nothing else: no row reads another's
-logits, nor what a page holds behind its owner's last token.
+A row whose logits hold NaN or infinity ends its own sequence with an error, and nothing else: no
+row reads another's logits, nor what a page holds behind its owner's last token.
 """
 
 import logging
@@ -35,14 +36,14 @@ from engine.step.runner import PendingStep, eSurgeRunner
 logger = logging.getLogger(__name__)
 
 MAX_FAILURES_IN_A_ROW = 3
-"""One may be a single request's doing, which ended with it."""
+"""A single failure may be the doing of one request, which has ended with it."""
 NOT_FINITE = (
     "the model's logits for this request hold NaN or infinity, so it has no next token; other requests are not affected"
 )
 
 
 class oEngine:
-    """Joins scheduler and runner, and keeps up to ``run_ahead`` steps on the device beyond the one being read."""
+    """Joins scheduler and runner, and keeps ``run_ahead`` steps in flight beyond the one being read."""
 
     def __init__(
         self,
@@ -85,15 +86,18 @@ class oEngine:
         self._generated_tokens = 0
 
     def compile_staged(self, notify: Callable[[], None]) -> None:
-        """Begin to compile what readiness did not wait for; at each ``notify``, on another thread, ``adopt`` has to follow."""
+        """Begin to compile what readiness did not wait for.
+
+        Another thread calls ``notify``; after each call ``adopt`` has to follow.
+        """
         self._staged.begin(notify)
 
     def adopt(self) -> None:
-        """Use what has been compiled meanwhile; raises what went wrong with it."""
+        """Use what has been compiled meanwhile; raises the error of a compilation that failed."""
         self._staged.adopt()
 
     def sleep(self) -> None:
-        """Give the pages' memory back; weights and compiled functions stay. Nothing may be waiting or running."""
+        """Free the memory of the pages, but no weights. No sequence may wait or run."""
         while self._in_flight:
             self._land()
         assert not self.has_work, "a sequence waits or runs"
@@ -102,7 +106,10 @@ class oEngine:
         self._asleep = True
 
     def wake(self) -> None:
-        """Take the pages' memory again, if it was given back. Raises jax.errors.JaxRuntimeError where others have it."""
+        """Allocate the pages again, if they were freed.
+
+        Raises jax.errors.JaxRuntimeError if the device has no memory for them.
+        """
         with counted_apart():
             self._runner.allocate_cache()
         self._asleep = False
@@ -113,7 +120,7 @@ class oEngine:
 
     @property
     def has_work(self) -> bool:
-        """Whether anything is waiting, running or on the device."""
+        """Whether a sequence waits or runs, or a step is in flight."""
         return bool(self._in_flight or self._scheduler.num_running or self._scheduler.num_waiting)
 
     def add(self, sequence: Sequence) -> None:
@@ -125,13 +132,13 @@ class oEngine:
             self._masks.add(sequence)
 
     def finish(self, request_id: str) -> bool:
-        """End a sequence now and free what it holds; False if it has ended already."""
+        """End a sequence now and free what it holds; False if it has ended."""
         return self._scheduler.finish(request_id)
 
     def step(self) -> list[SequenceOutput]:
-        """Plan and dispatch the next step, then land the oldest one when enough are in flight or none could be planned.
+        """Plan and dispatch a step; land the oldest if enough are in flight or none was planned.
 
-        Raises DeviceError where one after the other has failed.
+        Raises DeviceError if too many steps in a row have failed.
         """
         outputs = self._resume()
         now = time.monotonic()
@@ -152,7 +159,7 @@ class oEngine:
         self._scheduler.check_integrity()
 
     def stats(self) -> EngineStats:
-        """Where things stand."""
+        """The counters and gauges of this moment."""
         return EngineStats(
             running=self._scheduler.num_running,
             waiting=self._scheduler.num_waiting,
@@ -182,7 +189,7 @@ class oEngine:
         )
 
     def _resume(self) -> list[SequenceOutput]:
-        """Let sequences go on whose constraints have answered; the outputs of those that end."""
+        """Resume the sequences whose constraints have answered; the outputs of those that end."""
         ended = [self._scheduler.resume(sequence) for sequence in self._masks.hear()]
         return [output for output in ended if output is not None]
 
@@ -208,7 +215,7 @@ class oEngine:
         return outputs
 
     def _fail_rows(self, plan: NextIterationPlan, result: StepResult) -> list[SequenceOutput]:
-        """End the sequences whose logits were not finite, and keep nothing of what their pages hold."""
+        """End sequences whose logits were not finite, and drop their pages from the prefix cache."""
         if min(result.token_ids) > NO_TOKEN:
             return []
         rows = [row for row, token_id in enumerate(result.token_ids) if token_id == NO_TOKEN]
@@ -222,7 +229,7 @@ class oEngine:
         return outputs
 
     def _recover(self, plan: NextIterationPlan, failure: DeviceError) -> list[SequenceOutput]:
-        """A step has failed: end who was in it, and have everybody else computed again."""
+        """A step has failed: end the sequences in it, and compute all other running ones again."""
         self._failed_steps += 1
         self._failures_in_a_row += 1
         if self._failures_in_a_row == self._max_failures_in_a_row:
@@ -248,7 +255,7 @@ class oEngine:
 
 
 def _stamp(admitted: list[Sequence]) -> None:
-    """Note when they were first planned; after preemption that stays."""
+    """Note when sequences were first admitted; after preemption that stays."""
     for sequence in admitted:
         if sequence.scheduled_at is None:
             sequence.scheduled_at = time.monotonic()

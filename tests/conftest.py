@@ -25,7 +25,13 @@ import jax  # noqa: E402
 from browser import chromium, page_in  # noqa: E402
 from fake_driver import FakeDriver, serving  # noqa: E402
 from gateways import gateway  # noqa: E402
+from grammar_constraints import running  # noqa: E402
+from hypothesis import settings  # noqa: E402
+from jax.experimental.compilation_cache import compilation_cache  # noqa: E402
+from tokenizer_files import build_byte_level, write_tokenizer  # noqa: E402
 
+from driver.grammars.compiler import GrammarCompiler  # noqa: E402
+from driver.text.tokenizer import HuggingFaceTokenizer  # noqa: E402
 from ipc.process.logs import OURS  # noqa: E402
 
 if TYPE_CHECKING:
@@ -33,6 +39,31 @@ if TYPE_CHECKING:
 
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 jax.config.update("jax_numpy_rank_promotion", "raise")
+
+settings.register_profile("few", max_examples=25, deadline=None)
+settings.register_profile("many", max_examples=300, deadline=None)
+settings.load_profile("few")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def directories(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Tests, and processes that they start, keep what they keep in directories of this run, not of its user.
+
+    What one of them has compiled, by XLA or a C++ compiler, none of the others compiles again.
+    """
+    home = tmp_path_factory.mktemp("cache")
+    with pytest.MonkeyPatch.context() as environment:
+        for kind in ("RUNTIME_DIR", "STATE_HOME"):
+            environment.setenv(f"XDG_{kind}", str(tmp_path_factory.mktemp(kind)))
+        environment.setenv("XDG_CACHE_HOME", str(home))
+        environment.setenv("JAX_COMPILATION_CACHE_DIR", str(home / "xla"))
+        environment.setenv("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
+        environment.setenv("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "-1")
+        jax.config.update("jax_compilation_cache_dir", str(home / "xla"))
+        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+        jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+        compilation_cache.reset_cache()  # JAX looks for it once, at the first compilation
+        yield
 
 
 @pytest.fixture(autouse=True)
@@ -58,6 +89,19 @@ def driver(address: str) -> Iterator[FakeDriver]:
     driver = FakeDriver()
     with serving(address, driver):
         yield driver
+
+
+@pytest.fixture(scope="session")
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> HuggingFaceTokenizer:
+    """As a model directory has it."""
+    return HuggingFaceTokenizer(write_tokenizer(tmp_path_factory.mktemp("tokenizer"), build_byte_level()))
+
+
+@pytest.fixture
+def grammars(tokenizer: HuggingFaceTokenizer) -> Iterator[GrammarCompiler]:
+    """Grammars that are ended with the test."""
+    with running(tokenizer) as grammars:
+        yield grammars
 
 
 @pytest.fixture(scope="module")

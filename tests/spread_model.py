@@ -1,6 +1,6 @@
-"""Run by test_tensor_parallel.py, with eight host devices: what a model says on 1, 2, 4 and 8 of them, as JSON.
+"""Run by test_tensor_parallel.py, with eight host devices: what a model says on so many of them, as JSON.
 
-spread_model.py MODEL_DIR
+spread_model.py MODEL_DIR DEVICES...
 """
 
 import json
@@ -79,4 +79,4 @@ def answers(devices: int) -> list[dict]:
     ]
 
 
-print(json.dumps({devices: answers(devices) for devices in (1, 2, 4, 8)}))
+print(json.dumps({devices: answers(int(devices)) for devices in sys.argv[2:]}))

@@ -62,18 +62,18 @@ def build_metadata(*, num_pages=64, dtype=jnp.float32):
     )
 
 
-@pytest.mark.parametrize("window", [None, 1, 5, 70])
+@pytest.mark.parametrize("window", [None, 5, *(pytest.param(window, marks=pytest.mark.thorough) for window in (1, 70))])
 @pytest.mark.parametrize(
     ("q_lens", "kv_lens", "rows", "tokens"),
     [
-        ([1], [1], 1, 1),
-        ([1], [200], 1, 1),
+        pytest.param([1], [1], 1, 1, marks=pytest.mark.thorough),
+        pytest.param([1], [200], 1, 1, marks=pytest.mark.thorough),
         ([1, 1, 1], [3, 130, 64], 4, 4),
-        ([5], [5], 8, 8),
-        ([100], [230], 4, 128),
+        pytest.param([5], [5], 8, 8, marks=pytest.mark.thorough),
+        pytest.param([100], [230], 4, 128, marks=pytest.mark.thorough),
         ([1, 1, 70, 65, 3], [9, 200, 70, 190, 4], 8, 256),
-        ([1, 2], [64, 2], 4, 4),
-        ([63, 64, 1], [63, 65, 130], 3, 128),
+        pytest.param([1, 2], [64, 2], 4, 4, marks=pytest.mark.thorough),
+        pytest.param([63, 64, 1], [63, 65, 130], 3, 128, marks=pytest.mark.thorough),
     ],
 )
 def test_blocks_and_tiles_agree_with_the_plain_twin(q_lens, kv_lens, rows, tokens, window):

@@ -6,6 +6,8 @@ from ipc.benchmark.timeline import Timeline
 from scripts.benchmarks.fairness import measure_fairness
 from scripts.benchmarks.workload import Prompts
 
+pytestmark = pytest.mark.thorough
+
 
 class Waiting:
     """A system that answers the prompts of each workload after so many seconds, on a clock of its own."""

@@ -12,6 +12,8 @@ from driver.errors import Overloaded
 from scripts.benchmarks.http_client import run
 from scripts.benchmarks.workload import Workload
 
+pytestmark = pytest.mark.thorough
+
 WORKLOAD = Workload([[5, 6], [7]], max_tokens=4)
 
 

@@ -17,6 +17,8 @@ from scripts.benchmarks.hostile.measure import Siege
 from scripts.benchmarks.hostile.registry import DAEMON, GATEWAY, KEYED, Attack, Door, GotThrough
 from scripts.benchmarks.hostile.stand import Held
 
+pytestmark = pytest.mark.thorough
+
 HARMLESS = ("M1: forged lines of the log", "odd values", "M4: profiles elsewhere", "M5: drains that never are")
 """To a driver that answers all."""
 

@@ -30,6 +30,8 @@ from scripts.benchmarks.serve import measure_serve, take_turns
 from scripts.benchmarks.systems import Ours
 from scripts.benchmarks.workload import Prompts, Workload, checked
 
+pytestmark = pytest.mark.thorough
+
 SIZE = Size(hidden=16, layers=2, heads=4, kv_heads=2, ffn=24, vocabulary=300)
 
 

@@ -14,6 +14,8 @@ from scripts.benchmarks.simulate import measure_policies
 from scripts.benchmarks.simulator import Simulator
 from scripts.benchmarks.traces import SHAPES, Trace, draw_trace
 
+pytestmark = pytest.mark.thorough
+
 DEVICE = Accelerator()
 MODEL = Transformer()
 

@@ -13,6 +13,8 @@ from scripts.benchmarks.soak import SoakFailed, agrees, check_histories, measure
 from scripts.benchmarks.soak_client import ask_one
 from scripts.benchmarks.soak_requests import ABORTED, Ask, Choice, greedy_cases, random_asks
 
+pytestmark = pytest.mark.thorough
+
 USAGE = Usage(1, 2)
 
 

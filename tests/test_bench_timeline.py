@@ -5,6 +5,8 @@ import pytest
 from ipc.benchmark.timeline import Timeline, completed, load_figures, percentile
 from scripts.benchmarks.rates import decode_rate, throughput
 
+pytestmark = pytest.mark.thorough
+
 
 def build_timeline(*arrivals, sent_at=0.0, prompt_tokens=10, error=None):
     """A request whose tokens came at these times, one at a time where no count is given."""

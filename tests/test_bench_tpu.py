@@ -7,6 +7,8 @@ from engine.planner.compiled_function import CompiledFunction, Exchange
 from ipc.commands.plan_tables import show_plan
 from scripts.benchmarks.tpu import tpu_figures
 
+pytestmark = pytest.mark.thorough
+
 STEP = CompiledFunction(
     "step", 64, 12.5, 5 * 2**20, True, ["copy.1: bf16[64, 128], 2 times"], [], [Exchange("all-reduce", 2.0, 1, 1000)]
 )

@@ -13,6 +13,7 @@ from jax.errors import JaxRuntimeError
 from engine import build, served_model
 from engine.build import build_engine
 from engine.config import EngineConfig
+from engine.device_errors import device_errors
 from engine.errors import ConfigurationError, DevicesUnavailable
 from engine.models.families import read_model_config
 from engine.models.weights import parameter_bytes
@@ -22,6 +23,7 @@ from engine.step import page_budget as memory
 from engine.step.backend import choose_backend, xla_backend
 from engine.step.compilations import num_compilations
 from engine.step.execution_manager import ExecutionManager
+from engine.step.runner import tell_nobody
 
 
 @pytest.fixture(scope="module")
@@ -30,18 +32,15 @@ def directory(tmp_path_factory):
     return build_checkpoint(tmp_path_factory.mktemp("model"))
 
 
-@pytest.fixture(autouse=True)
-def private_compilation_cache(tmp_path_factory, monkeypatch):
-    """Compiled steps are not left in the home of whoever runs the tests."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.getbasetemp() / "cache"))
-    yield
-    jax.config.update("jax_compilation_cache_dir", None)
-
-
 def build_config(directory, **settings):
     """The smallest engine that has more than one of everything."""
     defaults = {"model": directory, "max_num_seqs": 2, "max_num_batched_tokens": 4, "page_size": 4}
     return EngineConfig(**(defaults | settings))
+
+
+def compile_nothing(served, decoder, shapes, _report):
+    """In the place of the compiler, where steps are only counted with."""
+    return ExecutionManager(decoder, shapes, served.backend, served.mesh)
 
 
 def test_the_device_with_the_least_memory_left_says_how_much_there_is(directory, monkeypatch):
@@ -56,7 +55,14 @@ def test_the_device_with_the_least_memory_left_says_how_much_there_is(directory,
     assert memory.memory_budget(build_config(directory, hbm_utilization=1.0), 3) == 700
 
 
-@pytest.mark.parametrize("settings", [{"dtype": "float32"}, {"dtype": "bfloat16"}, {"kv_cache_dtype": "fp8"}])
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"dtype": "float32"},
+        pytest.param({"dtype": "bfloat16"}, marks=pytest.mark.thorough),
+        pytest.param({"kv_cache_dtype": "fp8"}, marks=pytest.mark.thorough),
+    ],
+)
 def test_an_engine_is_ready_when_it_is_built(directory, settings):
     """It reports its progress, counts from zero, and compiles nothing for requests of any kind."""
     reports = []
@@ -113,7 +119,8 @@ def test_the_context_is_what_model_operator_and_pool_allow(directory):
     """max_model_len is the least of the model's, the operator's and what the pool holds."""
 
     def limit(**settings):
-        return build_engine(build_config(directory, **settings), lambda progress: None).limits.max_model_len
+        config = build_config(directory, **settings)
+        return build.build(config, lambda progress: None, lambda steps: steps.shapes.max_model_len, compile_nothing)
 
     assert limit() == 64
     assert limit(max_model_len=20) == 20
@@ -142,38 +149,41 @@ def test_what_cannot_be_served_is_said_before_anything_is_loaded(directory, sett
     assert {report.stage for report in reports} <= {"preparing kernels"}
 
 
-def refuse_above(monkeypatch, *, allocation=10**9, step_of=10**9):
-    """A device that has no memory for the allocation of, or a step with, more than so many pages."""
-    words = "RESOURCE_EXHAUSTED: Out of memory allocating 1234 bytes.\nAnd much more."
-    choose, forward = choose_backend, ExecutionManager.forward
+WORDS = "RESOURCE_EXHAUSTED: Out of memory allocating 1234 bytes.\nAnd much more."
+
+
+def refuse_above(monkeypatch, allocation):
+    """A device that has no memory for more than so many pages."""
+    choose = choose_backend
 
     def choosing(*arguments):
         backend = choose(*arguments)
 
         def allocate(metadata):
             if metadata.num_pages > allocation:
-                raise ValueError(words)  # as on a CPU
+                raise ValueError(WORDS)  # as on a CPU
             return backend.allocate(metadata)
 
         return dataclasses.replace(backend, allocate=allocate)
 
-    def refusing(self, layout):
-        def step(weights, cache, *arguments):
-            if cache.layers[0].shape[0] > step_of:
-                raise JaxRuntimeError(words)
-            return forward(self, layout)(weights, cache, *arguments)
-
-        return step
-
     monkeypatch.setattr(served_model, "choose_backend", choosing)
-    monkeypatch.setattr(ExecutionManager, "forward", refusing)
 
 
 def test_a_pool_that_the_device_refuses_is_made_smaller(directory, monkeypatch, caplog):
     """An eighth of the pages less each time, whether allocation or the first step is refused, and it says so."""
-    refuse_above(monkeypatch, allocation=28, step_of=25)
+    refuse_above(monkeypatch, 28)
 
-    engine = build_engine(build_config(directory), lambda progress: None)
+    def start(steps):
+        if steps.shapes.cache.num_pages > 25:
+            with device_errors():
+                raise JaxRuntimeError(WORDS)  # as the first step of it would
+        return steps.engine(tell_nobody)
+
+    def compile_what_fits(served, decoder, shapes, report):
+        compile_steps = compile_nothing if shapes.cache.num_pages > 25 else build.compile_steps
+        return compile_steps(served, decoder, shapes, report)
+
+    engine = build.build(build_config(directory), lambda progress: None, start, compile_what_fits)
 
     assert engine.stats().pages_total == 22
     said = [record.getMessage() for record in caplog.records if "trying" in record.getMessage()]
@@ -189,7 +199,7 @@ def test_a_pool_that_the_device_refuses_is_made_smaller(directory, monkeypatch, 
 @pytest.mark.parametrize("devices", [1, 2])
 def test_num_pages_that_the_device_refuses_are_a_mistake_to_be_told(directory, monkeypatch, devices):
     """What was asked for is not made smaller, on one device or several; the message has the arithmetic and the setting."""
-    refuse_above(monkeypatch, allocation=32)
+    refuse_above(monkeypatch, 32)
 
     with pytest.raises(
         ConfigurationError, match=r"33 pages \([0-9,]+ bytes\) beside [0-9,]+ bytes of weights.*lower num_pages"
@@ -199,7 +209,7 @@ def test_num_pages_that_the_device_refuses_are_a_mistake_to_be_told(directory, m
 
 def test_a_device_that_refuses_every_pool_is_a_mistake_to_be_told(directory, monkeypatch):
     """Fewer pages than sequences are of no use."""
-    refuse_above(monkeypatch, allocation=2)
+    refuse_above(monkeypatch, 2)
 
     with pytest.raises(ConfigurationError, match="too few for one page for each of max_num_seqs 2"):
         build_engine(build_config(directory), lambda progress: None)
@@ -216,9 +226,9 @@ def test_a_step_that_takes_more_scratch_than_was_guessed_leaves_fewer_pages(dire
     )
     monkeypatch.setattr(ExecutionManager, "scratch_bytes", guess + 10 * page)
 
-    engine = build_engine(config, lambda progress: None)
+    pages = build.build(config, lambda progress: None, lambda steps: steps.shapes.cache.num_pages - 1, compile_nothing)
 
-    assert engine.stats().pages_total == 22
+    assert pages == 22
     assert "23 pages instead of 33" in caplog.text
 
 

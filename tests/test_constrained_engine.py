@@ -4,7 +4,7 @@ import os
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from test_oengine import LateRunner, next_token
 from test_scheduler import build_scheduler, build_sequence, land
@@ -213,7 +213,6 @@ def build_engine(run_ahead, num_pages):
     return oEngine(scheduler, runner, pages, ServingLimits(24, 16, (0,)), run_ahead=run_ahead)
 
 
-@settings(max_examples=60, deadline=None)
 @given(
     lengths=st.lists(st.tuples(st.integers(1, 8), st.integers(1, 12), st.integers(0, 14)), min_size=1, max_size=8),
     num_pages=st.integers(7, 40),

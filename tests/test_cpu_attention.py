@@ -82,7 +82,9 @@ STEPS = {
 }
 
 
-@pytest.mark.parametrize("window", [None, 1, 5, 140])
+@pytest.mark.parametrize(
+    "window", [None, 5, *(pytest.param(window, marks=pytest.mark.thorough) for window in (1, 140))]
+)
 @pytest.mark.parametrize("step", STEPS)
 def test_the_kernel_agrees_with_the_plain_twin(step, window):
     """Every real query gets what the plain twin gives it over the pages as written, whatever the mix of rows."""
@@ -115,7 +117,14 @@ def test_scores_are_capped_and_compete_with_sinks(soft_cap, sinks, window, dtype
 
 @pytest.mark.parametrize(
     ("group", "head_dim", "page_size"),
-    [(1, 16, 16), (1, 48, 32), (4, 80, 16), (7, 64, 64), (60, 16, 128), (2, 128, 16)],
+    [
+        (4, 80, 16),
+        (60, 16, 128),
+        *(
+            pytest.param(*shape, marks=pytest.mark.thorough)
+            for shape in [(1, 16, 16), (1, 48, 32), (7, 64, 64), (2, 128, 16)]
+        ),
+    ],
 )
 def test_the_kernel_knows_every_shape_of_whole_vectors(group, head_dim, page_size):
     """Heads that do not fill a tile, groups wider than one, pages longer than a vector."""

@@ -458,6 +458,7 @@ def test_a_busy_tpu_is_named_with_who_has_it(tmp_path: Path, address: str) -> No
     device.touch()
     code = """
 import sys
+from functools import partial
 from pathlib import Path
 import jax
 from ipc.service import accelerators, serve
@@ -465,6 +466,7 @@ def devices():
     raise RuntimeError("Unable to initialize backend 'tpu': ABORTED: in use. (set JAX_PLATFORMS='' to choose another)")
 jax.devices = devices
 accelerators.devices = lambda: [Path(sys.argv[2])]
+accelerators.refusal = partial(accelerators.refusal, lock=Path(sys.argv[2] + ".lock"))
 serve.serve({"bind": sys.argv[1]})
 """
     command = [sys.executable, "-c", code, address, str(device)]

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 from fakes import EOS, FakeTokenizer
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 from tokenizer_files import BYTE_0, build_byte_fallback, build_byte_level, write_tokenizer
 from tokenizers import AddedToken, models, pre_tokenizers
@@ -56,7 +56,6 @@ def detokenize(tokenizer: HuggingFaceTokenizer, prompt: list[int], output: list[
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@settings(deadline=None)
 @given(text=TEXTS, data=st.data())
 @example(text="the fox the fox", data=None)
 def test_pieces_are_the_text_of_the_whole_without_that_of_the_prompt(
@@ -76,7 +75,6 @@ def test_pieces_are_the_text_of_the_whole_without_that_of_the_prompt(
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@settings(deadline=None)
 @given(text=TEXTS, sizes=st.lists(st.integers(1, 5), min_size=1))
 def test_several_tokens_at_once_give_the_same_text(
     tokenizers: dict[str, HuggingFaceTokenizer], kind: str, text: str, sizes: list[int]
@@ -97,7 +95,6 @@ def test_several_tokens_at_once_give_the_same_text(
 
 
 @pytest.mark.parametrize("kind", ["bytes", "byte_level"])
-@settings(deadline=None)
 @given(token_ids=st.lists(st.integers(3, 255), max_size=80), cut=st.integers(0, 10))
 def test_tokens_that_are_no_text_lose_nothing_of_what_is(
     tokenizers: dict[str, HuggingFaceTokenizer], kind: str, token_ids: list[int], cut: int

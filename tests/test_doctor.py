@@ -52,15 +52,15 @@ def test_accelerators_are_found_with_those_who_hold_them(tmp_path: Path) -> None
 
 def test_an_accelerator_has_to_be_free_and_ours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever has it open is named with the command that ends it; a TPU needs libtpu; none at all is fine."""
-    tpu, gpu = tmp_path / "accel0", tmp_path / "nvidia0"
+    tpu, gpu, lock = tmp_path / "accel0", tmp_path / "nvidia0", tmp_path / "lockfile"
     tpu.touch()
     gpu.touch()
     monkeypatch.setattr(importlib.metadata, "version", lambda name: "0.1")
 
     assert doctor.accelerator([]).state == "good"
-    assert doctor.accelerator([tpu]) == Finding("accelerator", "good", f"{tpu}, free")
+    assert doctor.accelerator([tpu], lock) == Finding("accelerator", "good", f"{tpu}, free")
     with holding(tpu) as process:
-        _, state, found, advice = doctor.accelerator([tpu])
+        _, state, found, advice = doctor.accelerator([tpu], lock)
         assert (state, advice) == ("bad", f"kill {process.pid}")
         assert f"in use by process {process.pid} of {getpass.getuser()} since 2" in found and sys.executable in found
     with holding(gpu) as process:
@@ -68,10 +68,10 @@ def test_an_accelerator_has_to_be_free_and_ours(tmp_path: Path, monkeypatch: pyt
         assert (state, advice) == ("warning", f"if it takes memory: kill {process.pid}")
         assert f"{gpu} is shared with process {process.pid} of " in found
     monkeypatch.setattr(importlib.metadata, "version", lambda name: importlib.metadata.distribution("no-such").version)
-    assert doctor.accelerator([tpu])[1:] == ("bad", f"{tpu}, but no libtpu", 'pip install "odriver[tpu]"')
+    assert doctor.accelerator([tpu], lock)[1:] == ("bad", f"{tpu}, but no libtpu", 'pip install "odriver[tpu]"')
     assert doctor.accelerator([gpu]).state == "warning"
     monkeypatch.setattr(os, "access", lambda path, mode: False)
-    assert doctor.accelerator([tpu]).found == f"{tpu} may not be opened"
+    assert doctor.accelerator([tpu], lock).found == f"{tpu} may not be opened"
 
 
 def test_who_has_locked_the_tpu_is_named(tmp_path: Path) -> None:

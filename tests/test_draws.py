@@ -2,7 +2,6 @@
 
 import itertools
 
-import jax
 import pytest
 from checkpoints import build_checkpoint
 
@@ -13,18 +12,17 @@ from engine.scheduling.sequence import Sequence
 
 NUM_PAGES = 15
 """Enough for one sequence at its longest, too few for all at once."""
+ROOMY = {"max_num_seqs": 5, "max_num_batched_tokens": 5, "num_pages": 99}
 
 
 @pytest.fixture
-def start_engine(tmp_path, monkeypatch):
-    """Starts a small engine, as often as asked, that compiles once for the same settings."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+def start_engine(tmp_path):
+    """Starts a small engine, as often as asked."""
     directory = build_checkpoint(tmp_path / "model")
-    settings = {"max_num_seqs": 4, "max_num_batched_tokens": 7, "page_size": 3, "num_pages": NUM_PAGES}
-    yield lambda **changed: build_engine(
+    settings = {"max_num_seqs": 4, "max_num_batched_tokens": 4, "page_size": 3, "num_pages": NUM_PAGES}
+    return lambda **changed: build_engine(
         EngineConfig(model=directory, max_model_len=40, **{**settings, **changed}), lambda progress: None
     )
-    jax.config.update("jax_compilation_cache_dir", None)
 
 
 def build_sequence(name, *, seed, prompt=5, bad_words=(), **params):
@@ -64,7 +62,15 @@ def run(engine, sequences):
     return tokens
 
 
-def test_a_seed_draws_the_same_tokens_alone_in_company_preempted_and_after_a_restart(start_engine):
+@pytest.mark.parametrize(
+    "roomy",
+    [
+        ROOMY,
+        pytest.param({"max_num_seqs": 12, "max_num_batched_tokens": 32, "num_pages": 99}, marks=pytest.mark.thorough),
+    ],
+    ids=["5 rows", "12 rows"],
+)
+def test_a_seed_draws_the_same_tokens_alone_in_company_preempted_and_after_a_restart(start_engine, roomy):
     """Seed and position decide, not row, neighbours, chunks, preemption or the process; another seed draws others.
 
     What depends on the tokens so far (penalties, bad words, min_tokens) does so whoever knows them, host or device.
@@ -77,9 +83,7 @@ def test_a_seed_draws_the_same_tokens_alone_in_company_preempted_and_after_a_res
 
     together = run(engine, build_sequences())
     restarted = run(start_engine(), build_sequences()[::-1])
-    roomier = run(
-        start_engine(max_num_seqs=12, max_num_batched_tokens=32, num_pages=99, run_ahead=3), build_sequences()
-    )
+    roomier = run(start_engine(**roomy, run_ahead=3), build_sequences())
 
     assert engine.stats().preemptions > 0
     assert together == alone == restarted == roomier
@@ -113,7 +117,7 @@ def build_samples(count, **params):
 def test_samples_of_one_prompt_share_its_pages_and_draw_as_they_would_alone(start_engine):
     """The prompt is computed once, but for its last page; tokens are those of the same seeds apart, preempted or not."""
     params = {"presence_penalty": 1.0, "min_tokens": 3}
-    roomy = start_engine(max_num_seqs=5, num_pages=99)
+    roomy = start_engine(**ROOMY)
     apart = {}
     for sample in build_samples(4, **params):
         sample.salt = sample.request_id.encode()

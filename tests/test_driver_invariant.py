@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from fakes import FakeEngine
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from test_driver_end import FaultyTokenizer
 
@@ -84,7 +84,6 @@ class Client:
         threading.Thread(target=self.driver.stop, args=["enough"]).start()
 
 
-@settings(max_examples=150, deadline=None)
 @given(
     scripts=st.lists(st.lists(ACTIONS, max_size=15), min_size=1, max_size=3),
     fault=st.none() | FAULTS,

@@ -82,7 +82,9 @@ class FaultyRunner(eSurgeRunner):
             raise
 
 
-@pytest.fixture(scope="module", params=[4, 16], ids=["XLA", "kernels"])
+@pytest.fixture(
+    scope="module", params=[pytest.param(4, id="XLA"), pytest.param(16, id="kernels", marks=pytest.mark.thorough)]
+)
 def compiled(request, tmp_path_factory):
     """Compiled steps over pages of 4, which are XLA's, or of 16, the CPU kernels' where there are any."""
     directory = build_checkpoint(tmp_path_factory.mktemp("model"), "qwen3")

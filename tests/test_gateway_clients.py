@@ -17,6 +17,7 @@ from fake_driver import PATIENCE, FakeDriver
 from gateways import gateway
 from openai.types.chat import ChatCompletionMessageParam
 from pydantic import BaseModel, Field
+from test_daemon_process import FLAGS
 from xla_flags import xla_flags
 
 from driver.errors import Overloaded
@@ -26,8 +27,6 @@ from scripts.processes import odriver
 README = (Path(__file__).parent.parent / "README.md").read_text(encoding="utf-8")
 SECTION = README.partition("## From any OpenAI client")[2].partition("\n## ")[0]
 SUM: list[ChatCompletionMessageParam] = [{"role": "user", "content": "What is 3 + 4?"}]
-FLAGS = ["--max-num-seqs", "2", "--max-num-batched-tokens", "16", "--max-model-len", "256"]
-"""Few shapes to compile."""
 
 
 class Animal(BaseModel):
@@ -43,7 +42,6 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     directory = tmp_path_factory.mktemp("daemon")
     address = f"ipc://{directory}/o.sock"
     with pytest.MonkeyPatch.context() as environment:
-        environment.setenv("XDG_CACHE_HOME", str(directory))
         environment.setenv("XLA_FLAGS", xla_flags())
         with (
             odriver("serve", "--bind", address, *FLAGS),

@@ -109,7 +109,7 @@ def cut(text: str, places: list[int]) -> list[str]:
     return [text[start:end] for start, end in zip([0, *ends], [*ends, len(text)], strict=True)]
 
 
-@settings(max_examples=600, deadline=None)
+@settings(max_examples=2 * settings.default.max_examples)
 @given(text=TEXTS, places=st.lists(st.integers(0, 400), max_size=8), row=st.sampled_from(sorted(ROWS)))
 def test_calls_do_not_depend_on_how_a_text_comes(text: str, places: list[int], row: str) -> None:
     """Any pieces of a text, a character at a time too, give what the whole gives."""
@@ -122,7 +122,6 @@ def test_calls_do_not_depend_on_how_a_text_comes(text: str, places: list[int], r
         assert parser.num_calls == sum(isinstance(one, tuple) for one in whole)
 
 
-@settings(max_examples=300, deadline=None)
 @given(text=TEXTS, row=st.sampled_from(sorted(ROWS)))
 def test_an_answer_without_calls_is_its_text(text: str, row: str) -> None:
     """Nothing is lost of a text that calls nothing."""
@@ -185,7 +184,6 @@ def test_some_models_think_without_a_word_of_it() -> None:
     assert thoughts_in("Hm.</think>Yes.", opened=None, name="deepseek_r1") == [("thinks", "Hm."), "Yes."]
 
 
-@settings(max_examples=300, deadline=None)
 @given(
     text=TEXTS,
     places=st.lists(st.integers(0, 400), max_size=8),

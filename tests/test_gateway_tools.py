@@ -196,7 +196,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, dict
     tokenizer.add_special_tokens([AddedToken(mark, special=True) for mark in SPECIAL_MARKS])
     directory = tmp_path_factory.mktemp("model")
     write_model(directory)
-    served = Served(write_tokenizer(directory, tokenizer, TOOL_TEMPLATE), max_num_seqs=1)
+    served = Served(write_tokenizer(directory, tokenizer, TOOL_TEMPLATE))
     address = f"ipc://{directory}/o.sock"
     with serving(address, served.driver):
         yield address, {mark: tokenizer.token_to_id(mark) for mark in (*MARKS, *SPECIAL_MARKS)}

@@ -39,11 +39,18 @@ V5E = CHIPS["TPU v5 lite"]
 FLOAT32 = np.dtype(np.float32)
 XLA = xla_backend(FLOAT32)
 TPU = replace(tpu_backend(V5E, PALLAS), attention=PallasTwin())
+PLAINEST = {("llama2", 16), ("mistral", 4), ("qwen2", 16), ("qwen3", 4)}
+"""Of every family a variant and the size of its pages."""
 BACKENDS = [
-    *((variant, 4, XLA, 1) for variant in sorted(VARIANTS)),
-    *((variant, 16, None, 1) for variant in sorted(VARIANTS)),
-    ("qwen2_sliding", 4, TPU, 1),
-    ("qwen3_sharded", 4, TPU, 2),
+    *(
+        pytest.param(
+            (variant, page_size, backend, 1), marks=() if (variant, page_size) in PLAINEST else pytest.mark.thorough
+        )
+        for variant in sorted(VARIANTS)
+        for page_size, backend in ((4, XLA), (16, None))
+    ),
+    pytest.param(("qwen2_sliding", 4, TPU, 1), marks=pytest.mark.thorough),
+    pytest.param(("qwen3_sharded", 4, TPU, 2), marks=pytest.mark.thorough),
 ]
 
 

@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -27,25 +26,12 @@ from tokenizer_files import build_byte_level, write_tokenizer
 
 from driver.errors import DriverError, DriverStopped, Overloaded
 from driver.grammars import constraint as grammar_constraint
-from driver.grammars.compiler import LAST, GrammarCompiler
+from driver.grammars.compiler import LAST
 from driver.text.tokenizer import HuggingFaceTokenizer
 from engine.structured_outputs import StructuredOutputsParams
 
 ROOT = Path(__file__).parent.parent
 SHORTAGES = [errno.EMFILE, errno.ENFILE, errno.EAGAIN, errno.ENOMEM]
-
-
-@pytest.fixture(scope="module")
-def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> HuggingFaceTokenizer:
-    """As a model directory has it."""
-    return HuggingFaceTokenizer(write_tokenizer(tmp_path_factory.mktemp("tokenizer"), build_byte_level()))
-
-
-@pytest.fixture
-def grammars(tokenizer: HuggingFaceTokenizer) -> Iterator[GrammarCompiler]:
-    """Grammars that are ended with the test."""
-    with running(tokenizer) as grammars:
-        yield grammars
 
 
 @pytest.fixture

@@ -550,8 +550,11 @@ def test_a_fault_of_ours_is_told_to_the_daemon(address: str, driver: FakeDriver)
     server.start()
     server.open(driver, model="parrot", limits=LIMITS)
     driver.refusal = Bug("a bug")  # type: ignore[assignment]
-    with RawClient(address) as client:
-        client.greet()
-        client.say(Generate("a", prompt="x"))
+    try:
+        with RawClient(address) as client:
+            client.greet()
+            client.say(Generate("a", prompt="x"))
 
-        assert "a bug" in failures.get(timeout=PATIENCE)
+            assert "a bug" in failures.get(timeout=PATIENCE)
+    finally:
+        server.stop()

@@ -18,20 +18,17 @@ from engine.sampling.logprobs import compute_logprobs, unpack_logprobs
 from engine.sampling_params import SamplingParams
 from engine.scheduling.sequence import Sequence
 
-SETTINGS = {
-    "chunks": {"max_num_batched_tokens": 7},
-    "one chunk": {"max_num_batched_tokens": 64},
-    "preempted": {"max_num_batched_tokens": 7, "num_pages": 14},
-}
+SETTINGS = [
+    pytest.param({"max_num_batched_tokens": 7}, id="chunks", marks=pytest.mark.thorough),
+    pytest.param({"max_num_batched_tokens": 64}, id="one chunk", marks=pytest.mark.thorough),
+    pytest.param({"max_num_batched_tokens": 7, "num_pages": 14}, id="chunks, preempted"),
+]
 
 
 @pytest.fixture(scope="module")
 def directory(tmp_path_factory):
-    """A small random checkpoint; what is compiled for it is kept beside it."""
-    root = tmp_path_factory.mktemp("logprobs")
-    jax.config.update("jax_compilation_cache_dir", str(root / "cache"))
-    yield build_checkpoint(root / "model")
-    jax.config.update("jax_compilation_cache_dir", None)
+    """A small random checkpoint."""
+    return build_checkpoint(tmp_path_factory.mktemp("model"))
 
 
 def plain_logprobs(directory, token_ids):
@@ -85,7 +82,7 @@ def assert_plain(given, expected, token_id, count):
     np.testing.assert_allclose(given.logprobs[1:], expected[order[:count]], atol=1e-4)
 
 
-@pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS)
+@pytest.mark.parametrize("settings", SETTINGS)
 def test_logprobs_equal_a_plain_forward_pass(directory, settings):
     """Of every token asked for, once and in order, from raw logits whatever penalties and temperature do."""
     served, engine = run(directory, settings)

@@ -5,7 +5,7 @@ from collections import deque
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from caching.metadata import pages_for
@@ -214,7 +214,6 @@ events = st.one_of(
 fault_after = st.tuples(st.integers(1, 9), st.sampled_from(["refused", "lost", "nan"]))
 
 
-@settings(max_examples=300, deadline=None)
 @given(
     num_pages=st.integers(7, 30),
     page_size=st.integers(1, 7),

@@ -113,14 +113,15 @@ def check(rows, case, seed):
     np.testing.assert_array_equal(np.float32(written), np.float32(as_ours(plain)))
 
 
-@pytest.mark.parametrize("case", CASES)
-@settings(max_examples=6, deadline=None)
+@pytest.mark.parametrize("case", [*list(CASES)[:2], pytest.param(list(CASES)[2], marks=pytest.mark.thorough)])
+@settings(max_examples=max(1, settings.default.max_examples // 50))
 @given(rows=ragged_steps(), seed=st.integers(0, 99))
 def test_the_kernel_writes_and_attends_as_plain_attention_does(case, rows, seed):
     """On ragged batches, whatever is beside a row's tokens in its pages; no other page is touched."""
     check(rows, case, seed)
 
 
+@pytest.mark.thorough
 def test_the_kernel_agrees_with_the_other_attentions():
     """With XLA's and with the plain twin of jax's kernel."""
     shapes, spec, _, tolerance = CASES["narrow heads in a window"]

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from engine.sampling import sampler
@@ -17,6 +17,7 @@ VOCABULARIES = {"Llama 3": 128_256, "Qwen 2": 152_064}
 KEY = jax.random.key(0)
 sample = jax.jit(sampler.sample, static_argnums=3)
 weigh = jax.jit(sampler.weigh, static_argnums=2)
+best = jax.jit(argmax)
 choose = jax.jit(jax.vmap(sampler.choose, in_axes=(None, 1)))
 
 
@@ -63,7 +64,7 @@ def kept_by_sorting(logits, top_k, top_p, min_p):
 @pytest.mark.parametrize("variant", SamplingVariant)
 def test_a_row_that_is_not_finite_has_no_token_and_its_neighbours_have_theirs(variant):
     """NaN or infinity anywhere in a row gives NO_TOKEN in its place."""
-    logits, rows = build_logits(rows=5, vocab=300), build_rows(5, temperature=[0, 1, 1, 0, 1], top_k=9)
+    logits, rows = build_logits(rows=6, vocab=300), build_rows(6, temperature=[0, 1, 1, 0, 1, 1], top_k=9)
     expected = np.asarray(sample(logits, rows, KEY, variant)).copy()
     expected[[1, 3]] = sampler.NO_TOKEN
 
@@ -76,7 +77,7 @@ def test_a_row_that_is_not_finite_has_no_token_and_its_neighbours_have_theirs(va
 
 def test_greedy_rows_are_argmax_beside_sampled_ones():
     """temperature 0 is the argmax of its row, whatever its neighbours do (an ancestor gave them the worst token)."""
-    logits = build_logits(rows=6)
+    logits = build_logits(rows=6, vocab=300)
     rows = build_rows(6, temperature=[0, 1, 0, 5, 0, 1], top_k=[0, 3, 2, 0, 0, 0], top_p=0.7)
 
     for variant in SamplingVariant:
@@ -91,7 +92,7 @@ def test_the_best_token_is_the_first_of_equals(vocab):
     rng = np.random.default_rng(vocab)
     logits = np.concatenate([rng.integers(-3, 3, (9, vocab)), np.full((1, vocab), -np.inf)]).astype(np.float32)
 
-    assert argmax(jnp.asarray(logits)).tolist() == np.argmax(logits, axis=-1).tolist()
+    assert best(logits).tolist() == np.argmax(logits, axis=-1).tolist()
 
 
 def test_top_k_keeps_the_k_best():
@@ -124,7 +125,7 @@ def test_min_p_is_relative_to_the_best():
 @pytest.mark.parametrize("variant", [SamplingVariant.TEMPERATURE, SamplingVariant.TRUNCATED])
 def test_the_smallest_temperatures_draw_the_best_token(variant):
     """Whatever the height of the logits, next to no temperature is the argmax, never what truncation removed."""
-    logits = jnp.concatenate([build_logits(rows=20) + np.float32(height) for height in (-50, 0, 50)])
+    logits = jnp.concatenate([build_logits(rows=20, vocab=300) + np.float32(height) for height in (-50, 0, 50)])
     temperature = np.resize([1e-8, 1e-29, 1e-37, 1e-44], 60)
     truncation = {"top_k": np.resize([1, 0, 0, 0, 0], 60), "top_p": np.resize([1, 1, 0.9], 60), "min_p": 0.01}
 
@@ -174,9 +175,9 @@ def test_a_draw_next_to_a_boundary_is_among_the_top_k():
 def test_a_token_that_alone_has_a_weight_is_drawn(place, truncation):
     """Wherever it lies, and however narrow the parameters are."""
     logits = build_logits(vocab=300).at[:, place].set(20)
-    rows = build_rows(50, seeds=np.arange(50), **truncation)
+    rows = build_rows(60, seeds=np.arange(60), **truncation)
 
-    drawn = sample(jnp.repeat(logits, 50, axis=0), rows, KEY, SamplingVariant.TRUNCATED)
+    drawn = sample(jnp.repeat(logits, 60, axis=0), rows, KEY, SamplingVariant.TRUNCATED)
 
     assert set(drawn.tolist()) == {place}
 
@@ -184,7 +185,7 @@ def test_a_token_that_alone_has_a_weight_is_drawn(place, truncation):
 @pytest.mark.parametrize("variant", [SamplingVariant.TEMPERATURE, SamplingVariant.TRUNCATED])
 def test_draws_follow_the_distribution(variant):
     """Over many seeds the frequencies are the softmax of logits over temperature (chi-square, fixed seeds)."""
-    logits, draws = build_logits(vocab=8) / np.float32(3), 4000
+    logits, draws = build_logits(vocab=8) / np.float32(3), 12000
 
     ids = sample(jnp.repeat(logits, draws, axis=0), build_rows(draws, temperature=0.8), KEY, variant)
 
@@ -196,11 +197,11 @@ def test_draws_follow_the_distribution(variant):
 
 def test_a_draw_depends_on_seed_and_position_alone():
     """The same seed and position draw the same token in any row and company; another position draws afresh."""
-    logits = build_logits()
+    logits = build_logits(vocab=300)
     alone = sample(logits, build_rows(1, seeds=5, positions=9), KEY, SamplingVariant.TEMPERATURE)
     crowd = sample(
-        jnp.concatenate([build_logits(rows=3, seed=1), logits]),
-        build_rows(4, seeds=[1, 2, 3, 5], positions=[1, 2, 3, 9], top_k=[4, 0, 0, 0]),
+        jnp.concatenate([build_logits(rows=5, vocab=300, seed=1), logits]),
+        build_rows(6, seeds=[1, 2, 3, 4, 5, 5], positions=[1, 2, 3, 4, 5, 9], top_k=[4, 0, 0, 0, 0, 0]),
         KEY,
         SamplingVariant.TRUNCATED,
     )
@@ -208,11 +209,10 @@ def test_a_draw_depends_on_seed_and_position_alone():
         jnp.repeat(logits, 40, axis=0), build_rows(40, seeds=5, positions=np.arange(40)), KEY, SamplingVariant.TEMPERATURE
     )  # fmt: skip
 
-    assert int(crowd[3]) == int(alone[0]) == int(elsewhere[9])
+    assert int(crowd[5]) == int(alone[0]) == int(elsewhere[9])
     assert len(set(elsewhere.tolist())) > 3
 
 
-@settings(max_examples=200, deadline=None)
 @given(
     seed=st.integers(0, 2**20),
     ties=st.booleans(),

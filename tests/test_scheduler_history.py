@@ -1,12 +1,11 @@
 """Random histories of the scheduler under its model checker; `scripts/bench soak` runs longer ones."""
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from scripts.benchmarks.scheduler_history import SchedulerHistory
 
 
-@settings(max_examples=200, deadline=None)
 @given(random=st.randoms(use_true_random=False), steps=st.integers(1, 60))
 def test_any_history_finishes_every_sequence_and_loses_nothing(random, steps):
     """Requests, plans, landings and aborts at random: pages and order hold after each, and all get their own tokens."""

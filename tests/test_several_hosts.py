@@ -49,12 +49,7 @@ class Process:
     def __init__(self, directory: Path, *flags: str, devices: int = 1) -> None:
         self.address = f"ipc://{directory}/o.sock"
         self._log = directory / f"log {len(list(directory.glob('log *')))}"
-        environment = {
-            **os.environ,
-            "PYTHONPATH": str(ROOT),
-            "XDG_CACHE_HOME": str(directory.parent / "cache"),
-            "XLA_FLAGS": xla_flags(devices),
-        }
+        environment = {**os.environ, "PYTHONPATH": str(ROOT), "XLA_FLAGS": xla_flags(devices)}
         command = [*ODRIVER, "serve", str(directory.parent / "model"), "--bind", self.address, *SIZES.split(), *flags]
         with self._log.open("w") as log:
             self._process = subprocess.Popen(command, env=environment, stderr=log)

@@ -23,15 +23,7 @@ BUCKETS = [1, 2, 3, 4, 5, 6, 8, 10, 12, 16]
 @pytest.fixture(scope="module")
 def directory(tmp_path_factory):
     """A tiny model whose context is 64 tokens."""
-    return build_checkpoint(tmp_path_factory.mktemp("model"))
-
-
-@pytest.fixture(autouse=True)
-def private_compilation_cache(tmp_path_factory, monkeypatch):
-    """Compiled steps are not left in the home of whoever runs the tests."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.getbasetemp() / "cache"))
-    yield
-    jax.config.update("jax_compilation_cache_dir", None)
+    return build_checkpoint(tmp_path_factory.mktemp("model"), num_hidden_layers=1)
 
 
 def build_staged(directory, *, staged=True):

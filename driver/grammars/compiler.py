@@ -62,8 +62,6 @@ class GrammarCompiler:
         self._idle: list[list[Worker]] = [[] for _ in TIERS]
         self._lock = threading.Lock()  # of what is compiled
         self._compiled: OrderedDict[bytes, CompiledGrammar] = OrderedDict()
-        self.num_compiled = 0
-        """How many grammars have been compiled, each time counted."""
 
     @staticmethod
     def job(params: StructuredOutputsParams, *, hide_eos: bool = False) -> bytes:
@@ -105,7 +103,6 @@ class GrammarCompiler:
         heavy = answer.seconds > HEAVY_SECONDS
         grammar = CompiledGrammar(job, np.frombuffer(answer.body, np.int32), heavy)
         with self._lock:
-            self.num_compiled += 1
             self._compiled[job] = grammar
             while len(self._compiled) > MAX_GRAMMARS:
                 self._compiled.popitem(last=False)

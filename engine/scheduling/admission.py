@@ -24,13 +24,13 @@ class Claim(NamedTuple):
     passes: Sequence | None = None
     """The preempted sequence before it in the queue that it passes.
 
-    The one that yields to it does so only if that is enough: otherwise both would come back, time and
-    again.
+    The one that yields to it does so only if that is enough: otherwise both would come back, time
+    and again.
     """
 
 
 class Admission:
-    """Admits waiting sequences in the order of the queue, as far as slots, pages and the step suffice."""
+    """Admits waiting sequences in their order, as far as slots, pages and the step suffice."""
 
     def __init__(
         self,
@@ -51,7 +51,8 @@ class Admission:
     def settle_claim(self, plan: NextIterationPlan) -> None:
         """Start the sequence that claimed room in the last plan, in the place of others.
 
-        It has to come before the rows of the plan, as a sequence in the step cannot yield its pages.
+        It has to come before the rows of the plan, as a sequence in the step cannot yield its
+        pages.
         """
         claim, self._claim = self._claim, None
         if claim is None or claim.sequence.status is not SequenceStatus.WAITING:
@@ -66,19 +67,19 @@ class Admission:
                 return
             victim, cause = yielding
             equals = cause is Cause.FAIRNESS and victim.params.priority == sequence.params.priority
-            # It must not wait before its equal that it yields to; one that passes others is behind it anyway.
+            # A victim must not wait before its equal that it yields to; who passes others is behind it.
             self._preempter.preempt(victim, cause, before_all=not equals or claim.passes is not None)
             plan.drop(victim)
 
     def admit(self, plan: NextIterationPlan, chunks: PromptChunks) -> None:
         """Start sequences whose turn it is, and pass by those that cannot start in this step."""
         backfill = Backfill()
-        while chunks.room > 0 or not chunks.counts:  # where decodes fill the step, one may have to yield
+        while chunks.room > 0 or not chunks.counts:  # a row of a step full of decodes may yield
             sequence = self._waiting.head()
             if sequence is None or self._waiting.num_passed_by == LOOKED_AT or not backfill.may_start(sequence):
                 break
             if sequence.num_in_flight:
-                break  # it was preempted just now: nothing passes it until its last token has landed
+                break  # it was preempted just now: nothing passes it until its tokens have landed
             found = None if sequence.awaits_mask else self._memory.look(sequence)
             if found is None:
                 self._waiting.pass_by(sequence)
@@ -108,7 +109,7 @@ class Admission:
         plan.admitted.append(sequence)
 
     def _begin(self, sequence: Sequence, found: Found, spare: int = 0) -> bool:
-        """Whether there is a slot, and it got its pages, with so many and what others need left over."""
+        """Give it pages, if it can have a slot, and leave so many and what others need."""
         spare += self._running.pages_to_spare(sequence)
         return self._running.num_free > 0 and self._memory.begin(sequence, found, spare)
 
@@ -123,8 +124,9 @@ class Admission:
         return bool(ending) and self._fits(sequence, found, ending)
 
     def _claim_of(self, sequence: Sequence) -> Claim | None:
-        """A claim of the sequence whose turn it is, or of one that may pass it: it was preempted, and
-        the other's client runs nothing, while its own client runs more than an equal share."""
+        """A claim of the sequence whose turn it is, or of one that may pass it: it was
+        preempted, and the other's client runs nothing, while its own client runs more than an
+        equal share."""
         if self._preempter.victim(sequence) is not None:
             return Claim(sequence)
         newcomer = self._waiting.newcomer() if self._fair and sequence.has_begun else None

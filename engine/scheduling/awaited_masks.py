@@ -1,4 +1,4 @@
-"""Sequences whose token has landed, and whose mask for the next one is still being worked out elsewhere."""
+"""Sequences whose last token has landed, while the mask for the next one is computed elsewhere."""
 
 import select
 import time
@@ -8,14 +8,15 @@ from engine.scheduling.sequence import Sequence, SequenceStatus
 PATIENCE = 0.005
 """Seconds that a step waits for the masks after tokens that have just landed.
 
-A mask takes a tenth of it at most, as a rule, and a step is in flight meanwhile; a row whose mask takes longer misses a
-step, so that a slow grammar does not slow its neighbours."""
+A mask takes a tenth of it at most, as a rule, and a step is in flight meanwhile; a row whose mask
+takes longer misses a step, so that a slow grammar does not slow its neighbours.
+"""
 IDLE_PATIENCE = 0.05
-"""Seconds to wait where there is nothing else to do, so that messages are still heard."""
+"""Seconds to wait where there is nothing else to do, so that messages are still received."""
 
 
 class AwaitedMasks:
-    """Hears the answers of constraints. One thread uses it."""
+    """Collects the answers of constraints. One thread uses it."""
 
     def __init__(self) -> None:
         self._fresh: list[Sequence] = []
@@ -29,7 +30,7 @@ class AwaitedMasks:
         self._fresh.append(sequence)
 
     def hear(self) -> list[Sequence]:
-        """Those whose answers have come, after a little patience with those added since last time."""
+        """Sequences whose answers have come; waits up to PATIENCE for those added since the last call."""
         if not self:
             return []
         answered, self._late = _divide(self._late)
@@ -46,12 +47,12 @@ class AwaitedMasks:
         return answered
 
     def wait(self) -> None:
-        """Wait a while for any answer."""
+        """Wait up to IDLE_PATIENCE for any answer."""
         _poll(self._late, IDLE_PATIENCE)
 
 
 def _divide(awaited: list[Sequence]) -> tuple[list[Sequence], list[Sequence]]:
-    """Those whose answers are there, and the others; who has ended meanwhile is neither."""
+    """Those whose answers have come, and the others; sequences that have ended are neither."""
     answered: list[Sequence] = []
     unanswered: list[Sequence] = []
     for sequence in awaited:
@@ -62,7 +63,7 @@ def _divide(awaited: list[Sequence]) -> tuple[list[Sequence], list[Sequence]]:
 
 
 def _poll(awaited: list[Sequence], seconds: float) -> None:
-    """Wait until one of them has an answer, but not for long."""
+    """Wait until one of them has an answer, at most so many seconds."""
     poll = select.poll()
     for sequence in awaited:
         assert sequence.constraint is not None

@@ -1,58 +1,63 @@
-"""Who may start before those whose turn it is and who cannot start in this step.
+"""Backfilling: sequences start before those whose turn it is and that cannot start in this step.
 
-In the words of batch schedulers this is backfilling. Without bounds a stream of short prompts starves a long one: it takes
-every page and slot that comes free. So whoever starts earlier leaves what the first of those passed needs, and all who
-have begun and were preempted, or it counts; and one that was passed so ``MOST_PASSED`` times is not passed any more.
+Without bounds a stream of short prompts starves a long one, as it takes every page and slot that
+comes free. So a sequence that starts earlier leaves what the first of those passed by needs, and
+what all preempted ones need, or it is counted; a sequence that was passed by ``MOST_PASSED`` of
+these is not passed by again.
 """
 
 from engine.scheduling.sequence import Sequence
 
 MOST_PASSED = 16
-"""Sequences that may take what one needs whose turn it is, in all its life: enough that short prompts use what is free
-meanwhile, and so few that it starts soon."""
+"""Sequences that may take what another needs whose turn it is, in all its life: enough that
+short prompts use what is free meanwhile, and so few that it starts soon."""
 
 
 class Backfill:
-    """Those that were passed in one plan for want of pages or of a part of the step."""
+    """The sequences passed by in one plan, as they lack pages or a part of the step."""
 
     def __init__(self) -> None:
         self._passed: dict[Sequence, None] = {}
-        """Whom nothing is left for."""
+        """Those that nothing is reserved for."""
         self._reserved_for: list[Sequence] = []
         self.lacks_pages = False
-        """Whether there are no pages for one of them."""
+        """Whether one of them lacks pages."""
         self.pages = 0
-        """To be left for those of them that the step has no part for."""
+        """Pages reserved for those that the step has no part for."""
 
     @property
     def slots(self) -> int:
-        """To be left with them."""
+        """Slots reserved with these pages."""
         return len(self._reserved_for)
 
     def may_start(self, sequence: Sequence) -> bool:
-        """Whether it may start before all of these: it is their equal, and nobody was passed too often."""
+        """Whether it may pass all of these: it is of their priority, and none was passed too often."""
         priority = sequence.params.priority
         return all(passed.params.priority == priority and passed.num_passed < MOST_PASSED for passed in self._passed)
 
     def pass_for_pages(self, sequence: Sequence) -> None:
-        """There are no pages for it."""
+        """The sequence lacks pages."""
         self.lacks_pages = True
         self._passed[sequence] = None
 
     def pass_for_step(self, sequence: Sequence, pages: int) -> None:
-        """The step has no part for it, which needs so many pages as soon as one has."""
+        """The step has no part for the sequence, which will need so many pages."""
         if sequence not in self._passed and (sequence.has_begun or not self._reserved_for):
             self._reserved_for.append(sequence)
             self.pages += pages
 
     def give_up_reservation(self) -> bool:
-        """Nobody can start beside what is left: from now on whoever starts counts. False if nothing is left for anybody."""
+        """No sequence can start beside what is reserved: reserve nothing from now on, and count
+        those that start.
+
+        False if nothing was reserved.
+        """
         given_up = bool(self._reserved_for)
         self._passed |= dict.fromkeys(self._reserved_for)
         self._reserved_for, self.pages = [], 0
         return given_up
 
     def started(self) -> None:
-        """One has started before them."""
+        """A sequence has started before them."""
         for sequence in self._passed:
             sequence.num_passed += 1

@@ -1,10 +1,11 @@
 """Waiting sequences of one priority, in the order in which they are to be admitted.
 
 Preempted sequences come first. Then it is the turn of the client that has been given the fewest
-tokens for its weight, of that client's users in turn, and of a user's sequences in the order in which
-they arrived. This is the virtual token counter of Sheng et al., "Fairness in Serving Large Language
-Models" (2024): what deficit round robin promises, without a quantum to choose and a round to walk. A
-client that comes back begins where the others are, so that nobody saves up turns by being idle.
+tokens for its weight, of that client's users in turn, and of a user's sequences in the order in
+which they arrived. This is the virtual token counter of Sheng et al., "Fairness in Serving Large
+Language Models" (2024): what deficit round robin promises, without a quantum to choose and a round
+to walk. A client that comes back begins where the others are, so that nobody saves up turns by
+being idle.
 
 Every operation costs O(log clients), however many sequences wait, most times.
 """
@@ -29,7 +30,7 @@ class UserTurns:
 
     def __init__(self) -> None:
         self._users: OrderedDict[str, OrderedDict[str, Sequence]] = OrderedDict()
-        """By user in the order of their turns, then by request id in the order of arrival; none is empty."""
+        """By user in the order of turns, by request id in the order of arrival; none is empty."""
 
     def __bool__(self) -> bool:
         return bool(self._users)
@@ -73,7 +74,7 @@ class ClientTurns:
         self._preempted: OrderedDict[str, Sequence] = OrderedDict()
         self._clients: dict[str, UserTurns] = {}
         self._counters: dict[str, float] = {}
-        """Tokens given for the weight; of clients that wait, and of others that are ahead of them."""
+        """Tokens given for the weight, of clients that wait and of others ahead of them."""
         self._heap: list[tuple[float, int, str]] = []
         """Counters of clients that wait, and older entries of theirs, which are invalid."""
         self._turns = itertools.count()

@@ -1,4 +1,4 @@
-"""How many pages to keep free at admission, so that those who run can grow without taking pages from each other."""
+"""Pages to keep free at admission, so that running sequences grow without preempting others."""
 
 from bisect import bisect_right, insort
 from collections import deque
@@ -7,11 +7,13 @@ from itertools import accumulate
 WATERMARK = 0.01
 """Share of the pool that is kept free whatever is expected."""
 LEAST = 0.1
-"""Share of the expected growth that is reserved at least: sequences do not all reach their end at the same time."""
+"""Share of the expected growth that is reserved at least: sequences do not all reach their end
+at the same time."""
 STEP_UP = 0.2
-"""What a famine adds to that share: the expectation was wrong."""
+"""What a preemption for pages adds to that share: the expectation was wrong."""
 STEPS_DOWN = 600
-"""Steps after which a share of one would be back at zero, if all goes well. SGLang's figure for the same purpose."""
+"""Steps after which a share of one would be back at zero, if all goes well. SGLang's figure for
+the same purpose."""
 LONGEST = 4096
 """Tokens that one sequence is expected to generate yet, at most: SGLang's figure too."""
 REMEMBERED = 256
@@ -21,12 +23,13 @@ PRIOR = tuple(2**power for power in range(6, 13))
 
 
 class GrowthReserve:
-    """Expects a sequence to generate as much as those did on average that ended last and had got as far as it has.
+    """Expects a sequence to become as long as recent ones on average that had got as far.
 
-    ``max_tokens`` alone says little, as most requests leave it out and end long before the context does. Of the growth
-    expected of all, a share is reserved: more after each famine, and less as time goes by. With a share of one hardly
-    anybody is preempted for pages, and much of the pool lies idle; with none, a burst of short prompts is admitted whose
-    outputs do not fit, and they preempt each other time and again.
+    ``max_tokens`` alone says little, as most requests leave it out and end long before the context
+    does. Of the growth expected of all, a share is reserved: more after each preemption for pages,
+    and less as time goes by. With a share of one hardly any sequence is preempted, and much of the
+    pool lies idle; with none, a burst of short prompts is admitted whose outputs do not fit, and
+    they preempt each other time and again.
     """
 
     def __init__(self, num_pages: int, *, watermark: float = WATERMARK, least: float = LEAST) -> None:
@@ -39,12 +42,12 @@ class GrowthReserve:
         """Sums of ``_sorted`` from each place on; made when they are asked for."""
 
     def growth(self, num_output_tokens: int, max_tokens: int) -> int:
-        """Tokens that a sequence is expected to generate yet, which has generated so many and may generate ``max_tokens``."""
+        """Tokens that a sequence is expected to generate yet, of ``max_tokens`` that it may."""
         if not self._longer:
             self._longer = list(accumulate(reversed(self._sorted)))[::-1]
         shorter = bisect_right(self._sorted, num_output_tokens)
         longer = len(self._sorted) - shorter
-        # Who has outgrown all that were seen goes on as long again.
+        # A sequence that is longer than all that were seen is expected to become twice as long.
         more = self._longer[shorter] // longer - num_output_tokens if longer else num_output_tokens
         return min(more, LONGEST, max_tokens - num_output_tokens)
 
@@ -58,13 +61,14 @@ class GrowthReserve:
         self._longer = []
 
     def pages(self, growth: int, num_sequences: int, page_size: int) -> int:
-        """Pages to keep free where so many sequences are expected to generate so many tokens; each has a page begun."""
+        """Pages to keep free where so many sequences, each in the midst of a page, are to
+        generate ``growth`` tokens."""
         return self._watermark + int(self._share * (growth + num_sequences * (page_size - 1))) // page_size
 
     def tighten(self) -> None:
-        """There was a famine."""
+        """A sequence was preempted for pages."""
         self._share = min(1.0, self._share + STEP_UP)
 
     def relax(self) -> None:
-        """There was a step."""
+        """A step was planned."""
         self._share = max(self._least, self._share - 1 / STEPS_DOWN)

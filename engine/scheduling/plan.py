@@ -9,9 +9,10 @@ from engine.scheduling.sequence import Sequence, TokenLogprobs
 class NextIterationPlan:
     """Rows of one step. Decoding rows of one token each come first, then chunks of prompts.
 
-    Row i computes ``counts[i]`` tokens of ``sequences[i]`` from token ``starts[i]`` on, and samples its next token
-    where ``samples[i]``: a decoding row always, a chunk only when it is its prompt's last. A decoding row's own token
-    is the one its slot sampled last, which may still be on the device; a chunk's tokens are known here.
+    Row i computes ``counts[i]`` tokens of ``sequences[i]`` from token ``starts[i]`` on, and
+    samples its next token where ``samples[i]``: a decoding row always, a chunk only when it is its
+    prompt's last. A decoding row's own token is the one its slot sampled last, which may still be
+    on the device; a chunk's tokens are known here.
     """
 
     sequences: list[Sequence] = field(default_factory=list)
@@ -53,7 +54,7 @@ class NextIterationPlan:
                 self.constrained.append(row)
 
     def add(self, sequence: Sequence, count: int) -> None:
-        """Add a row: the next ``count`` tokens of a sequence, which from now on count as computed."""
+        """Add a row: the next ``count`` tokens of a sequence, which now count as computed."""
         samples = sequence.num_computed_tokens + count == sequence.num_total_tokens
         if samples and sequence.constraint is not None:
             self.constrained.append(self.num_rows)
@@ -68,10 +69,10 @@ class NextIterationPlan:
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """What a step gave: of row i, ``token_ids[i]``, which means nothing where the row does not sample.
+    """What a step gave: row i sampled ``token_ids[i]``, which means nothing if it does not sample.
 
-    ``logprobs`` are of the tokens of rows that asked for them; ``prompt_logprobs`` are, by row, the index of a prompt
-    token, and the log-probabilities from it on.
+    ``logprobs`` are of the tokens of rows that asked for them; ``prompt_logprobs`` are, by row,
+    the index of a prompt token, and the log-probabilities from it on.
     """
 
     token_ids: list[int]

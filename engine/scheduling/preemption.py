@@ -54,7 +54,8 @@ class Preempter:
     """Chooses the sequences that yield to waiting ones, and preempts.
 
     A sequence yields to one of a ``priority`` lower by ``threshold`` or more. If ``fair``, it also
-    yields to a new one of a client that runs nothing, if its own client has more than an equal share.
+    yields to a new one of a client that runs nothing, if its own client has more than an equal
+    share.
     """
 
     def __init__(self, running: RunningSequences, waiting: WaitingQueue, *, threshold: int, fair: bool) -> None:

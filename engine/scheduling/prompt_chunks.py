@@ -48,7 +48,7 @@ class PromptChunks:
             plan.add(sequence, count)
 
     def _grant(self, sequence: Sequence, most: int) -> int:
-        """Grant up to ``most`` more tokens, and cache the pages that they fill; how many tokens."""
+        """Grant up to ``most`` more tokens, and cache the pages that they fill; how many."""
         start = self._end(sequence)
         granted = min(self._left(sequence), most, self.room)
         if granted <= 0:

@@ -1,4 +1,4 @@
-"""Sequences with a slot and pages, and which of them are preempted first where they do not suffice."""
+"""Sequences with a slot and pages, and which of them are preempted first."""
 
 from collections import Counter
 from collections.abc import Iterator
@@ -12,9 +12,9 @@ from engine.scheduling.sequence_memory import SequenceMemory
 class RunningSequences:
     """Running sequences in the order in which they were admitted.
 
-    Of two sequences the less important is the one of the higher ``priority``, and of equals the one
-    that arrived later. That order never changes in a sequence's life, and the most important one is
-    never preempted, so something always advances.
+    Of two sequences the less important is the one of the higher ``priority``, and of equals the
+    one that arrived later. That order never changes in a sequence's life, and the most important
+    one is never preempted, so something always advances.
     """
 
     def __init__(self, max_num_seqs: int, memory: SequenceMemory, reserve: GrowthReserve) -> None:
@@ -77,7 +77,7 @@ class RunningSequences:
         sequence.expected_growth = growth
 
     def pages_to_spare(self, sequence: Sequence) -> int:
-        """Pages to keep free so that running sequences can grow, and this one if it is admitted."""
+        """Pages to keep free so that running sequences can grow, and this one with them."""
         if not self:
             return 0
         growth = self._growth + self._expected_growth(sequence)
@@ -97,7 +97,7 @@ class RunningSequences:
         return [s for s in self if s.num_computed_tokens < s.num_prefill_tokens]
 
     def will_end(self) -> list[Sequence]:
-        """Those whose last token by length is in flight, or is in the step that is being planned."""
+        """Those whose last token by length is in flight, or in the step being planned."""
         page_size = self._memory.page_size
         last = [s for s in self.decoding() if s.num_computed_tokens == s.max_computed_tokens - 1]
         planned = [s for s in last if s.num_computed_tokens < len(s.pages) * page_size]
@@ -113,8 +113,8 @@ class RunningSequences:
         return max(self, key=_importance)
 
     def over_its_share(self, client: str) -> Sequence | None:
-        """The sequence that yields to a client that runs nothing: the least important of the client
-        that runs most, or None if that one runs no more than an equal share."""
+        """The sequence that yields to a client that runs nothing: the least important of the
+        client that runs most, or None if that one runs no more than an equal share."""
         if client in self._by_client or not self._by_client:
             return None
         largest, count = self._by_client.most_common(1)[0]

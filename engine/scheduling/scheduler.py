@@ -1,35 +1,41 @@
 """Which tokens the next step computes.
 
-``add``, ``finish``, ``plan``, ``update``, ``resume`` and ``lose_cache`` are the only doors, and the
-scheduler owns every Sequence between them, its slot and its pages. It is a pure machine: no thread,
-clock, queue or device array, so that a test is three lines and any history can be replayed. The rules:
+``add``, ``finish``, ``plan``, ``update``, ``resume`` and ``lose_cache`` are the only doors, and
+the scheduler owns every Sequence between them, its slot and its pages. It is a pure machine: no
+thread, clock, queue or device array, so that a test is three lines and any history can be
+replayed. The rules:
 
-- A step has a budget of tokens. Decoding sequences come first, one token each; what is left goes to
-  chunks of prompts (``prompt_chunks``), admitted ones before waiting ones, so that a stream of prompts
-  never starves a decode. Long prompts get no more than a part of the step, one after the other, as long
-  as others have a use for it: decodes, which then wait less for their next token, or shorter prompts.
-- ``plan`` may be called again before the step before it has landed. A sequence counts its tokens in
-  flight, so that one that will end by length is not planned again; one that ended otherwise has its
-  late tokens dropped in ``update``.
-- A sequence with a constraint is planned again only when its last token has landed and the constraint
-  has answered what may come next (``resume``); its neighbours don't wait for it. When it is preempted
-  it keeps its constraint, which follows the tokens that have landed.
-- A sequence is admitted (``admission``) when pages for all its known tokens are free beside what the
-  running ones are expected to grow (``growth_reserve``): a prompt once admitted never waits for pages.
+- A step has a budget of tokens. Decoding sequences come first, one token each; what is left goes
+  to chunks of prompts (``prompt_chunks``), admitted ones before waiting ones, so that a stream of
+  prompts never starves a decode. Long prompts get no more than a part of the step, one after the
+  other, as long as others have a use for it: decodes, which then wait less for their next token,
+  or shorter prompts.
+- ``plan`` may be called again before the step before it has landed. A sequence counts its tokens
+  in flight, so that one that will end by length is not planned again; one that ended otherwise has
+  its late tokens dropped in ``update``.
+- A sequence with a constraint is planned again only when its last token has landed and the
+  constraint has answered what may come next (``resume``); its neighbours don't wait for it. When
+  it is preempted it keeps its constraint, which follows the tokens that have landed.
+- A sequence is admitted (``admission``) when pages for all its known tokens are free beside what
+  the running ones are expected to grow (``growth_reserve``): a prompt once admitted never waits
+  for pages.
 - A sequence whose turn it is and that cannot start now is passed by others (``backfill``), up to
-  ``LOOKED_AT`` in a plan: its mask is late, another computes its prefix, the part of the step for long
-  prompts is used up, or there are no pages. Its turn comes again in the next plan. The others leave
-  what preempted sequences and the first long prompt need, or they are counted: a sequence that was
-  passed by ``MOST_PASSED`` that took what it needs, always its equals in priority, is not passed again.
+  ``LOOKED_AT`` in a plan: its mask is late, another computes its prefix, the part of the step for
+  long prompts is used up, or there are no pages. Its turn comes again in the next plan. The others
+  leave what preempted sequences and the first long prompt need, or they are counted: a sequence
+  that was passed by ``MOST_PASSED`` that took what it needs, always its equals in priority, is not
+  passed again.
 - A full page is in the prefix cache from the plan on that computes it (``sequence_memory``). A
   sequence waits while another is computing a page of its prefix.
-- A decoding sequence that finds no page waits for one whose last token is in flight. If there is none,
-  the least important sequence is preempted: it gives its pages at once, as the device runs steps in
-  order, waits in front of the others, and later goes on from what is still in the prefix cache. A token
-  that it has in flight is kept when it lands: until then the sequence is not admitted again.
-- A waiting sequence may claim room that others have (``preemption`` says from whom). They are preempted
-  at the beginning of the next plan, as what is in a step cannot give its pages to that step. The most
-  important sequence is never preempted for pages or priority, so something always advances.
+- A decoding sequence that finds no page waits for one whose last token is in flight. If there is
+  none, the least important sequence is preempted: it gives its pages at once, as the device runs
+  steps in order, waits in front of the others, and later goes on from what is still in the prefix
+  cache. A token that it has in flight is kept when it lands: until then the sequence is not
+  admitted again.
+- A waiting sequence may claim room that others have (``preemption`` says from whom). They are
+  preempted at the beginning of the next plan, as what is in a step cannot give its pages to that
+  step. The most important sequence is never preempted for pages or priority, so something always
+  advances.
 """
 
 from collections import Counter
@@ -51,10 +57,10 @@ CHARGED_AT_ONCE = 16
 
 
 class InferenceScheduler:
-    """Continuous batching with chunked prefill (Yu et al. 2022, Agrawal et al. 2023) over paged memory.
+    """Continuous batching with chunked prefill (Yu et al. 2022, Agrawal et al. 2023) over pages.
 
-    ``long_prefill_token_threshold`` is what long prompts may take of a step; ``client_weights`` are
-    shares of the service; a sequence yields to one whose priority is lower by
+    ``long_prefill_token_threshold`` is what long prompts may take of a step; ``client_weights``
+    are shares of the service; a sequence yields to one whose priority is lower by
     ``priority_preemption_threshold``.
     """
 
@@ -191,7 +197,7 @@ class InferenceScheduler:
         return SequenceOutput(sequence.request_id, [], reason, error=error, internal=internal)
 
     def lose_cache(self) -> None:
-        """The memory behind the pages is lost, and so are the steps in flight: compute all anew."""
+        """The cache is lost, and so are the steps in flight: compute everything again."""
         for sequence in (*self._running, *self._waiting):
             sequence.num_in_flight = 0
         for sequence in sorted(self._running, key=lambda sequence: -sequence.arrival):
@@ -205,7 +211,7 @@ class InferenceScheduler:
         self._waiting.check_integrity()
 
     def _grow(self, plan: NextIterationPlan, decoding: list[Sequence]) -> bool:
-        """Give a page to decoding sequences whose pages are full; False if others lost theirs for it."""
+        """Give sequences whose pages are full one more; False if others were preempted for it."""
         pages_suffice = True
         full = [s for s in decoding if s.num_computed_tokens == len(s.pages) * self.page_size]
         for sequence in full:
@@ -221,7 +227,7 @@ class InferenceScheduler:
         return pages_suffice
 
     def _plan_prompts(self, plan: NextIterationPlan, *, may_admit: bool) -> None:
-        """Long prompts get their part, then shorter ones, then waiting ones; without decodes long ones get the rest."""
+        """Grant long prompts their part, then shorter ones, waiting ones, and without decodes the rest."""
         begun = self._running.prefilling()
         chunks = PromptChunks(self.memory, self._budget - plan.num_tokens, self._long)
         begun.sort(key=chunks.is_long, reverse=True)
@@ -234,7 +240,7 @@ class InferenceScheduler:
         chunks.add_to(plan)
 
     def _land(self, sequence: Sequence, token_id: int) -> str | None:
-        """Add a token, also to a sequence that was preempted meanwhile; the reason if it is the last."""
+        """Add a token, also where the sequence waits again; the reason if it is the last."""
         sequence.output_token_ids.append(token_id)
         if sequence.slot < 0:
             self._waiting.add_token()
@@ -257,7 +263,10 @@ class InferenceScheduler:
 
 
 def _not_seen(sequence: Sequence, first: int, logprobs: list[TokenLogprobs]) -> list[TokenLogprobs]:
-    """Those, of the prompt's tokens from ``first`` on, that no step has given yet: after preemption they come again."""
+    """Log-probabilities of prompt tokens, from index ``first`` on, that no step has given before.
+
+    After preemption a step gives them again.
+    """
     if not logprobs:
         return logprobs
     known = sequence.num_prompt_logprobs

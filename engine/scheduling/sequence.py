@@ -1,4 +1,4 @@
-"""One Sequence lives from admission to finish; preemption sends it back to WAITING, never to a copy."""
+"""One Sequence lives from admission to finish; preempted, it is WAITING again, never copied."""
 
 from dataclasses import dataclass, field
 from enum import Enum, auto
@@ -24,8 +24,9 @@ class Sequence:
     """Token ids of one request and what the scheduler knows of them.
 
     Built by prepare inputs; from ``Admit`` on the execution thread is its only reader and writer.
-    ``stop_token_ids`` are the ids that end it with reason "stop" (the model's EOS ids, unless ignored, and
-    the request's own). ``max_tokens`` is resolved: at least 1, and prompt plus ``max_tokens`` fits the context.
+    ``stop_token_ids`` are the ids that end it with reason "stop" (the model's EOS ids, unless
+    ignored, and the request's own). ``max_tokens`` is resolved: at least 1, and prompt plus
+    ``max_tokens`` fits the context.
     """
 
     request_id: str
@@ -37,26 +38,31 @@ class Sequence:
     bad_word_token_ids: tuple[tuple[int, ...], ...] = ()
     """Tokens that may not follow each other, of ``params.bad_words``."""
     client: str = ""
-    """Who asked: the scheduler is fair between clients."""
+    """The client of the request: the scheduler is fair between clients."""
     user: str = ""
     """Of that client: its users take turns."""
     salt: bytes | None = b""
-    """Sequences share the pages of what they begin with alike, if their salts are alike; without one it shares none."""
+    """Sequences of one salt share pages of a common prefix; without a salt it shares none."""
     constraint: TokenConstraint | None = None
-    """What its output has to follow. It has a mask whenever ``awaits_mask`` is false and nothing is in flight."""
+    """What its output has to follow. It has a mask whenever ``awaits_mask`` is false and
+    nothing is in flight."""
 
     status: SequenceStatus = SequenceStatus.WAITING
     output_token_ids: list[int] = field(default_factory=list)
     num_computed_tokens: int = 0
     """Tokens whose keys and values are in pages, or will be once the steps in flight have run."""
     num_prefill_tokens: int = 0
-    """Tokens that were known when it last got a slot; below them it computes chunks, from there on it decodes."""
+    """Tokens that were known when it last got a slot; below them it computes chunks, from there
+    on it decodes."""
     num_in_flight: int = 0
-    """Tokens being sampled on the device that have not landed in ``output_token_ids``."""
+    """Tokens being sampled on the device that have not landed in ``output_token_ids``.
+
+    A preempted sequence may have some: it is not admitted again before they have landed.
+    """
     num_prompt_logprobs: int = 0
-    """Prompt tokens whose log-probabilities, asked for, have landed; the first has none and counts."""
+    """Prompt tokens whose log-probabilities have landed; the first has none and counts."""
     awaits_mask: bool = False
-    """Whether the constraint has been told a token that landed and has not answered."""
+    """Whether the constraint has not answered yet to the last token that landed."""
     scheduled_at: float | None = None
     """When a step was first planned with it, in seconds of ``time.monotonic``."""
     num_cached_tokens: int = 0
@@ -64,19 +70,20 @@ class Sequence:
     slot: int = -1
     pages: list[int] = field(default_factory=list)
     page_keys: list[bytes] = field(default_factory=list)
-    """Of its known full pages, as far as somebody asked: the prompt's come with it; see ``page_keys_to``."""
+    """Of its known full pages, as far as ``page_keys_to`` was asked; the prompt's come with it."""
     found: Found = NOTHING_FOUND
-    """What was found of them when somebody last looked."""
+    """The prefix hit of the last look."""
     num_passed: int = 0
-    """Sequences that got a slot before it as it lacked the pages, though it was its turn."""
+    """Sequences that were admitted before it as it lacked pages, though it was its turn."""
     arrival: int = 0
-    """Its place in the order in which the scheduler heard of sequences."""
+    """Its place in the order in which sequences were added."""
     expected_growth: int = 0
-    """Tokens that it was expected to generate yet, when somebody last looked."""
+    """Tokens that it was expected to generate yet, when that was last computed."""
     num_charged_tokens: int = 0
     """Output tokens for which its client has been charged."""
     max_computed_tokens: int = field(init=False)
-    """What ``num_computed_tokens`` reaches when the last token by length is sampled, which itself is never computed."""
+    """What ``num_computed_tokens`` reaches when the last token by length is sampled; that is
+    never computed."""
 
     def __post_init__(self) -> None:
         self.max_computed_tokens = len(self.prompt_token_ids) + self.max_tokens - 1
@@ -87,7 +94,8 @@ class Sequence:
         return len(self.prompt_token_ids) + len(self.output_token_ids)
 
     def page_keys_to(self, count: int, page_size: int) -> list[bytes]:
-        """Keys of its full pages, of the first ``count`` at least, of which all tokens are known. It has a salt."""
+        """Keys of its full pages, of the first ``count`` at least, of which all tokens are
+        known. It has a salt."""
         assert self.salt is not None, "a sequence without a salt shares no pages"
         keys, prompt = self.page_keys, self.prompt_token_ids
         if len(keys) < count:
@@ -113,7 +121,8 @@ class Sequence:
 
     @property
     def may_sample(self) -> bool:
-        """Whether the rule for its next token is known: with a constraint, when the one before has landed."""
+        """Whether the rule for its next token is known: with a constraint, when the one before
+        has landed."""
         return self.constraint is None or not (self.num_in_flight or self.awaits_mask)
 
     @property
@@ -123,21 +132,24 @@ class Sequence:
 
 
 class TokenLogprobs(msgspec.Struct, frozen=True):
-    """Of one place in a sequence: first the token that is there, then the likeliest ones, as many as were asked for."""
+    """Of one position: first the token that is there, then the likeliest ones, as many as were
+    asked for."""
 
     token_ids: list[int]
     logprobs: list[float]
-    """Natural logarithms of the model's own probabilities, before temperature, penalties, bias and masks."""
+    """Natural logarithms of the model's own probabilities, before temperature, penalties, bias
+    and masks."""
     ranks: list[int]
-    """1 is the likeliest; that of the token that is there is one more than there are likelier ones."""
+    """1 is the likeliest; a token's rank is one more than there are likelier ones."""
 
 
 class SequenceOutput(msgspec.Struct, frozen=True):
-    """What one step gave one request. ``finish_reason`` is None, "stop", "length" or "error", which ``error`` explains.
+    """What one step gave one request. ``finish_reason`` is None, "stop", "length" or "error",
+    which ``error`` explains.
 
-    ``logprobs`` has an entry for each token, ``prompt_logprobs`` one for each prompt token that the step looked at, save
-    the first of all; where they were not asked for they are empty. An error is the request's own fault, unless it is
-    ``internal``.
+    ``logprobs`` has an entry for each token, ``prompt_logprobs`` one for each prompt token that
+    the step looked at, save the first of all; where they were not asked for they are empty. An
+    error is the request's own fault, unless it is ``internal``.
     """
 
     request_id: str

@@ -1,4 +1,4 @@
-"""The pages of sequences: prefix hits, pages for the tokens to come, and what the prefix cache keeps."""
+"""The pages of sequences: prefix hits, pages for tokens to come, and what is cached."""
 
 from collections.abc import Iterable
 
@@ -11,8 +11,8 @@ class SequenceMemory:
     """Gives pages to sequences and takes them back.
 
     A page enters the prefix cache in the plan that fills it: steps run in order, and a step writes
-    before it reads. The last known token of a sequence is never a prefix hit, as a step samples from
-    it. A sequence without a salt shares no pages, and its tokens are not hashed.
+    before it reads. The last known token of a sequence is never a prefix hit, as a step samples
+    from it. A sequence without a salt shares no pages, and its tokens are not hashed.
     """
 
     def __init__(self, pages: HBMPageManager, page_size: int) -> None:
@@ -42,7 +42,7 @@ class SequenceMemory:
         return found
 
     def needed(self, sequence: Sequence, found: Found) -> int:
-        """Free or cached pages that admission takes: for all known tokens, less hits with an owner."""
+        """Free or cached pages that admission takes: all but prefix hits that have an owner."""
         return pages_for(sequence.num_tokens, self.page_size) - found.owned
 
     def fits(self, sequence: Sequence, found: Found, spare: int) -> bool:
@@ -50,7 +50,7 @@ class SequenceMemory:
         return self._pages.can_alloc(self.needed(sequence, found) + spare)
 
     def begin(self, sequence: Sequence, found: Found, spare: int) -> bool:
-        """Give it pages for all known tokens, hits first; False if that leaves fewer than ``spare``.
+        """Give it pages for all known tokens; False if that leaves fewer than ``spare``.
 
         Also False if another sequence is about to compute the page after the last hit.
         """
@@ -80,7 +80,7 @@ class SequenceMemory:
         sequence.pages += self._pages.alloc(1)
 
     def computed(self, sequence: Sequence, start: int, end: int) -> None:
-        """Known tokens from start to end are planned: put the pages that they fill into the cache."""
+        """Known tokens from start to end are planned: cache the pages that they fill."""
         first, last = start // self.page_size, end // self.page_size
         if first == last or sequence.salt is None:
             return
@@ -117,14 +117,14 @@ class SequenceMemory:
         self._pages.forget_all()
 
     def check_integrity(self, running: Iterable[Sequence]) -> None:
-        """Assert that running sequences own exactly their pages, and only they compute prefixes."""
+        """Assert that running sequences own their pages, and only they compute prefixes."""
         self._pages.check_integrity(page for sequence in running for page in sequence.pages)
         awaited = {sequence.request_id for sequence in self._computing.values()}
         lost = awaited - {sequence.request_id for sequence in running}
         assert not lost, f"prefixes are awaited from {lost}, which do not run"
 
     def _find(self, sequence: Sequence) -> list[int] | None:
-        """Pages of the longest prefix hit; None if another sequence is about to fill the next one."""
+        """Pages of the prefix hit; None if another sequence is about to fill the next one."""
         if not self._may_share(sequence):
             return []
         keys, count = self._keys(sequence)

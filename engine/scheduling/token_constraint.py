@@ -1,4 +1,4 @@
-"""What may follow the tokens of a sequence, as the engine knows it: a mask, and a file descriptor to wait at for the next."""
+"""What may follow the tokens of a sequence: a mask, and a descriptor to wait at for the next."""
 
 from typing import Protocol
 
@@ -7,15 +7,16 @@ from numpy.typing import NDArray
 
 
 class TokenConstraint(Protocol):
-    """The rule that the output of one sequence follows, worked out elsewhere while the device works.
+    """The rule that the output of one sequence follows, computed elsewhere while the device works.
 
-    It has a mask from the beginning. After ``advance`` it has none until ``hear`` has found the answer, which may also be
-    that the output is complete or that nobody can say. One thread uses it.
+    It has a mask from the beginning. After ``advance`` it has none until ``hear`` has found the
+    answer, which may also be that the output is complete or that nobody can say. One thread uses
+    it.
     """
 
     @property
     def mask(self) -> NDArray[np.int32]:
-        """i32[ceil(vocab / 32)] the tokens that may be next: token i is bit i % 32 of word i // 32."""
+        """i32[ceil(vocab / 32)] tokens that may be next: token i is bit i % 32 of word i // 32."""
 
     @property
     def complete(self) -> bool:
@@ -32,14 +33,15 @@ class TokenConstraint(Protocol):
         """Whether the answer has come; returns at once."""
 
     def fileno(self) -> int:
-        """Readable where an answer has come that was not heard yet."""
+        """Readable where an answer has come that ``hear`` has not found yet."""
 
     @property
     def internal(self) -> bool:
         """Whether the error is not the request's own fault."""
 
     def suspend(self) -> None:
-        """The sequence waits again: it may be long until the next token. Mask, and an answer that is awaited, are kept."""
+        """The sequence was preempted, and its next token may take long. The mask, or the answer
+        to come, is kept."""
 
     def close(self) -> None:
         """The sequence has ended; a second time changes nothing."""

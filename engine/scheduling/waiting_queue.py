@@ -1,8 +1,8 @@
 """Sequences without a slot, in the order in which they are to be admitted.
 
 A lower ``priority`` comes first, as in vLLM. Within a priority, clients and users take turns
-(``client_turns``). A sequence whose turn it is and that cannot start now may be passed by: then it is
-the next one's turn, until ``come_back`` puts all that were passed by where they were.
+(``client_turns``). A sequence whose turn it is and that cannot start now may be passed by: then it
+is the next one's turn, until ``come_back`` puts all that were passed by where they were.
 """
 
 from bisect import insort
@@ -15,7 +15,7 @@ from engine.scheduling.sequence import Sequence
 OUTPUT_WEIGHT = 2
 """What a generated token counts, beside one of a prompt: the figure of Sheng et al. (2024)."""
 REMEMBERED_LEVELS = 16
-"""Priorities that nobody waits at whose clients' leads are remembered: those that were left last."""
+"""Priorities without waiting sequences whose clients' leads are remembered, the last ones."""
 
 
 class WaitingQueue:
@@ -53,7 +53,8 @@ class WaitingQueue:
     def add_preempted(self, sequence: Sequence, *, before_all: bool) -> None:
         """Add a preempted sequence: before all of its priority, or only before its own client's.
 
-        The least important sequences are preempted first, so the first to wait is the most important.
+        The least important sequences are preempted first, so the first to wait is the most
+        important.
         """
         self._note(sequence)
         if before_all:
@@ -116,7 +117,7 @@ class WaitingQueue:
             level.charge(client, tokens / self._weights.get(client, 1.0))
 
     def charge_output(self, sequence: Sequence) -> None:
-        """Charge the sequence's client for the generated tokens that it has not been charged for."""
+        """Charge the sequence's client for generated tokens that it was not charged for."""
         tokens = len(sequence.output_token_ids) - sequence.num_charged_tokens
         self.charge(sequence, OUTPUT_WEIGHT * tokens)
         sequence.num_charged_tokens += tokens

@@ -91,7 +91,7 @@ def versions(requirements: list[str]) -> Finding:
     return Finding("versions", "good", f"of {len(requirements)} requirements, all that apply are met")
 
 
-def accelerator(devices: list[Path]) -> Finding:
+def accelerator(devices: list[Path], lock: Path = accelerators.TPU_LOCK) -> Finding:
     """Whether a TPU or GPU is there, accessible, free, and supported by the installed JAX."""
     if not devices:
         return Finding("accelerator", "good", "none: the CPU will serve")
@@ -103,7 +103,7 @@ def accelerator(devices: list[Path]) -> Finding:
     if is_gpu and (sharing := accelerators.holders(devices)):
         who, end_it = "; with ".join(map(str, sharing)), accelerators.end_of(sharing)
         return Finding("accelerator", "warning", f"{names} is shared with {who}", f"if it takes memory: {end_it}")
-    if not is_gpu and (obstacle := accelerators.tpu_obstacle(devices)):
+    if not is_gpu and (obstacle := accelerators.tpu_obstacle(devices, lock)):
         return Finding("accelerator", "bad", obstacle.found, obstacle.advice)
     if not any(map(_is_installed, GPU_PLUGINS if is_gpu else ("libtpu",))):
         lacks, install = ("JAX has no plugin for it", "jax[cuda]") if is_gpu else ("no libtpu", "odriver[tpu]")
