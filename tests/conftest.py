@@ -7,6 +7,7 @@ import logging
 import os
 import signal
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -22,6 +23,7 @@ os.environ["XLA_FLAGS"] = xla_flags(devices=2)
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
 
 import jax  # noqa: E402
+import psutil  # noqa: E402
 from browser import chromium, page_in  # noqa: E402
 from fake_driver import FakeDriver, serving  # noqa: E402
 from gateways import gateway  # noqa: E402
@@ -64,6 +66,15 @@ def directories(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
         compilation_cache.reset_cache()  # JAX looks for it once, at the first compilation
         yield
+
+
+@pytest.fixture(scope="module", autouse=True)
+def no_server_left_behind() -> Iterator[None]:
+    """Every server that a file's tests have started has been stopped: its processes are children of this one."""
+    yield
+    for child in psutil.Process().children():
+        with suppress(psutil.NoSuchProcess):  # it was just ending
+            assert child.name() != "odriver-sockets"
 
 
 @pytest.fixture(autouse=True)
