@@ -6,13 +6,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from engine.models.rope import rotate
 from plain_attention import plain_attention
 
 from caching.attention import cpu_attention
 from caching.attention.cpu_attention import CPUAttention
 from caching.attention.spec import AttentionInputs, AttentionSpec, CacheView, PageTable
 from caching.cpu_kernels import KernelsUnavailable
+from engine.models.rope import rotate
 
 try:
     WIDTH = cpu_attention.vector_width()
