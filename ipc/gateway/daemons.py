@@ -14,7 +14,7 @@ from starlette.requests import Request
 
 from ipc.async_client import AsyncClient
 from ipc.errors import ConnectFailed
-from ipc.gateway.access.admission import caller_of
+from ipc.gateway.access.authentication import caller_of
 from ipc.gateway.access.callers import Caller
 from ipc.gateway.access.peer_addresses import peer_of_request
 from ipc.gateway.output.dialect import Dialect, dialect_of
