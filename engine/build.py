@@ -20,10 +20,11 @@ from engine.progress import Progress
 from engine.scheduling.scheduler import InferenceScheduler
 from engine.served_model import ServedModel, served_model
 from engine.step.commands import Command
-from engine.step.execution_manager import ExecutionManager, StepShapes
+from engine.step.execution_manager import ExecutionManager
+from engine.step.executor import StepExecutor
+from engine.step.layout import StepShapes
 from engine.step.page_budget import CachePlanner, check_page_table, memory_budget
 from engine.step.runner import eSurgeRunner, tell_nobody
-from engine.step.step_executor import StepExecutor
 from engine.warm_up import warm_up
 
 logger = logging.getLogger(__name__)
@@ -40,19 +41,16 @@ class CompiledSteps:
 
     served: ServedModel
     manager: ExecutionManager
-    shapes: StepShapes
 
     def executor(self) -> StepExecutor:
         """The part of the engine that this process's devices have."""
-        allocate = self.served.allocator(self.shapes.cache)
-        return StepExecutor(self.manager, self.shapes, allocate, self.served.config.seed, self.served.mesh)
+        return StepExecutor(self.manager, self.served.config.seed)
 
     def engine(self, tell: Callable[[Command], None]) -> oEngine:
         """An engine that has answered its first request. Raises DeviceError where there is no memory for it."""
-        config, shapes, model = self.served.config, self.shapes, self.served.model
-        allocate = self.served.allocator(shapes.cache)
+        config, shapes, model = self.served.config, self.manager.shapes, self.served.model
         with device_errors():
-            runner = eSurgeRunner(self.manager, shapes, allocate, config.seed, self.served.mesh, tell)
+            runner = eSurgeRunner(self.manager, config.seed, tell)
         pages = HBMPageManager(shapes.cache.num_pages)
         scheduler = InferenceScheduler(
             pages,
@@ -141,7 +139,7 @@ def _compile(
             jax.block_until_ready(served.allocator(shapes.cache)())  # dropped: a refusal is known before compiling
             manager = compile_steps(served, decoder, shapes, report)
         if planner.fits(manager.scratch_bytes):
-            return CompiledSteps(served, manager, shapes)
+            return CompiledSteps(served, manager)
 
 
 def _shapes(served: ServedModel, planner: CachePlanner) -> StepShapes:

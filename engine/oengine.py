@@ -29,8 +29,7 @@ from engine.scheduling.plan import NextIterationPlan, StepResult
 from engine.scheduling.preemption import PreemptionLog
 from engine.scheduling.scheduler import InferenceScheduler
 from engine.scheduling.sequence import Sequence, SequenceOutput
-from engine.staged_compilation import StagedCompilation
-from engine.step.compilations import counted_apart, num_compilations
+from engine.step.compilation import StagedCompilation, counted_apart, num_compilations
 from engine.step.runner import PendingStep, eSurgeRunner
 
 logger = logging.getLogger(__name__)

@@ -39,7 +39,7 @@ class AsyncClient(BaseClient["AsyncStream"]):
     """
 
     def _start(self) -> None:
-        self._doorways: dict[asyncio.AbstractEventLoop, _Doorway] = {}
+        self._loop_queues: dict[asyncio.AbstractEventLoop, _LoopQueue] = {}
 
     async def __aenter__(self) -> Self:
         try:
@@ -55,8 +55,7 @@ class AsyncClient(BaseClient["AsyncStream"]):
         await self.close()
 
     async def connect(self) -> Welcome:
-        """Be connected, anew if need be; what the daemon says of itself. Raises ConnectFailed if
-        none answers."""
+        """Connect, if not connected; returns the daemon's welcome. Raises ConnectFailed."""
         return self.welcome if self._connection.is_up else await self._answer(self._connection.connect, Welcome)
 
     async def complete(self, prompt: str | list[int], **params: Any) -> Completion:
@@ -102,8 +101,8 @@ class AsyncClient(BaseClient["AsyncStream"]):
     def _new_queue(self) -> tuple[Outcomes, Put]:
         """A queue of the running loop, and how the connection's thread puts into it."""
         loop, outcomes = asyncio.get_running_loop(), Outcomes()
-        doorway = self._doorways.setdefault(loop, _Doorway(loop))
-        return outcomes, partial(doorway.put, outcomes)
+        loop_queue = self._loop_queues.setdefault(loop, _LoopQueue(loop))
+        return outcomes, partial(loop_queue.put, outcomes)
 
 
 class AsyncStream(BaseStream[Outcomes]):
@@ -142,9 +141,8 @@ class AsyncStream(BaseStream[Outcomes]):
         self._abort()
 
 
-class _Doorway:
-    """Passes outcomes from the connection's thread to one event loop, which it wakes once for all
-    that wait."""
+class _LoopQueue:
+    """Passes outcomes from the connection's thread to one event loop; one wake-up serves many."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
@@ -156,9 +154,9 @@ class _Doorway:
         if not self._rung:
             self._rung = True
             with suppress(RuntimeError):  # the loop is closed: nobody waits there any more
-                self._loop.call_soon_threadsafe(self._hand_in)
+                self._loop.call_soon_threadsafe(self._deliver)
 
-    def _hand_in(self) -> None:
+    def _deliver(self) -> None:
         self._rung = False  # first, as who puts may look at it before it is seen that nothing is left
         while self._left:
             outcomes, outcome = self._left.popleft()

@@ -1,5 +1,4 @@
-"""What ``Client`` and ``AsyncClient`` have in common: a connection, and how it is asked. They
-differ in how one waits."""
+"""What ``Client`` and ``AsyncClient`` share: the connection, its requests and streams."""
 
 import copy
 import weakref
@@ -26,8 +25,7 @@ AnyStream = TypeVar("AnyStream")
 
 
 class BaseStream(Generic[Outcomes]):
-    """The pieces of one completion as they come, to iterate over once. Dropping it aborts the
-    request."""
+    """The pieces of one completion, to iterate over once. Dropping it aborts the request."""
 
     def __init__(self, client: object, connection: Connection, call: Call, outcomes: Outcomes) -> None:
         self._client = client  # a client that nobody else holds lives as long as this
@@ -57,8 +55,7 @@ class BaseStream(Generic[Outcomes]):
 
 
 class BaseClient(ABC, Generic[AnyStream]):
-    """A client of either kind; its thread runs from the start, and connects when it is asked
-    something."""
+    """A client of either kind. Its thread runs from the start, and connects on demand."""
 
     def __init__(
         self,
@@ -94,8 +91,8 @@ class BaseClient(ABC, Generic[AnyStream]):
 
     @property
     def welcome(self) -> Welcome:
-        """What the daemon says of itself: ``model``, ``max_model_len`` and more; raises
-        ConnectFailed before."""
+        """The daemon's welcome: ``model``, ``max_model_len`` and more; raises ConnectFailed
+        before."""
         return self._connection.welcome
 
     def generate(self, prompt: str | list[int], *, stream: bool = True, **params: Any) -> AnyStream:

@@ -84,8 +84,7 @@ class Client(BaseClient["Stream"]):
         self.close()
 
     def connect(self) -> Welcome:
-        """Be connected, anew if need be; what the daemon says of itself. Raises ConnectFailed if
-        none answers."""
+        """Connect, if not connected; returns the daemon's welcome. Raises ConnectFailed."""
         return self.welcome if self._connection.is_up else _answer(self._connection.connect, Welcome)
 
     def complete(self, prompt: str | list[int], **params: Any) -> Completion:
@@ -135,8 +134,8 @@ class Stream(BaseStream["SimpleQueue[Outcome]"]):
         return self
 
     def __next__(self) -> Piece:
-        """The next piece. Raises RequestFailed if the daemon could not do it, ConnectionLost if it
-        went away."""
+        """The next piece. Raises RequestFailed if the daemon refuses, ConnectionLost if it is
+        gone."""
         piece = None if self._ended else self._taken(self._outcomes.get())
         if piece is None:
             raise StopIteration

@@ -81,13 +81,12 @@ class ControlClient:
         return self._command(AbortRequest(self._new_request_id(), request_id))
 
     def drain(self, timeout_s: float | None = None) -> str:
-        """Drain the daemon: it takes no new work, finishes open requests within so many seconds,
-        and ends."""
+        """Drain the daemon: it finishes open requests within so many seconds, and ends."""
         return self._command(Drain(self._new_request_id(), timeout_s))
 
     def sleep(self) -> str:
-        """Put the daemon to sleep: it finishes open requests and frees the memory of its pages;
-        returns then."""
+        """Put the daemon to sleep, without its pages' memory; returns once open requests are
+        done."""
         return self._command(Sleep(self._new_request_id()))
 
     def wake(self) -> str:
@@ -107,8 +106,7 @@ class ControlClient:
         return self._command(Profile(self._new_request_id(), name))
 
     def stop_profile(self) -> str:
-        """Have the daemon write the trace it began; the directory it is in. It computes nothing
-        meanwhile."""
+        """End the trace; returns its directory. The daemon computes nothing meanwhile."""
         return self._command(Profile(self._new_request_id()))
 
     def close(self) -> None:

@@ -45,8 +45,7 @@ class ConnectFailed(OdriverError):
 
 
 class ConnectionLost(OdriverError):
-    """The connection ended while a request was open; the pieces that came before are all there
-    is."""
+    """The connection ended while a request was open; no more pieces come."""
 
 
 class ResumeFailed(ConnectionLost):

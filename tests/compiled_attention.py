@@ -11,7 +11,7 @@ from caching.tpu.tpu_chip import CHIPS
 from caching.tpu.tpu_kernels import TPUKernel
 from engine.mesh import DeviceMesh
 from engine.planner.topology import chips_of
-from engine.step.lowering import lower
+from engine.step.compilation import lower
 
 
 def assert_compiles_in_place(

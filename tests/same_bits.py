@@ -22,11 +22,11 @@ from engine.models.families import read_model_config
 from engine.models.weights import load_decoder
 from engine.sampling.logprobs import compute_logprobs
 from engine.sampling.penalties import Penalties, apply_penalties
-from engine.sampling.sampler import SamplingRows, SamplingVariant, sample, weigh
+from engine.sampling.sampler import SamplingRows, sample, weigh
 from engine.step.backend import choose_backend
-from engine.step.lowering import lower
-from engine.step.model_io import StepLayout
-from engine.step.model_step import ModelStep
+from engine.step.compilation import lower
+from engine.step.forward_programs import ForwardPrograms
+from engine.step.layout import StepLayout
 
 SEQUENCES, LENGTH, PAGE, PAGES = 4, 40, 16, 3
 BUCKETS = (1, 2, 3, 4, 16, 64)
@@ -63,7 +63,7 @@ class Steps:
         backend.prepare(decoder)
         one_page = backend.one_page(model, PAGE, np.dtype(jnp.dtype(dtype)))
         self.pool = replace(one_page, num_pages=1 + SEQUENCES * PAGES)
-        self.backend, self.step = backend, ModelStep(decoder, backend, self.pool, SEQUENCES, one_device())
+        self.backend, self.step = backend, ForwardPrograms(decoder, backend, self.pool, SEQUENCES, one_device())
         self.tokens = np.random.default_rng(0).integers(0, model.vocab_size, (SEQUENCES, LENGTH))
         self.compiled = {}
 
@@ -162,6 +162,10 @@ def function_differs(name: str) -> int:
         seeds=np.arange(ROWS, dtype=np.uint32),
         positions=np.arange(ROWS, dtype=np.int32),
     )
+    uncut = {"temperature": np.arange(ROWS) >= 0, "mixed": np.arange(ROWS) % 2 == 0}.get(name.removesuffix(" weights"))
+    if uncut is not None:
+        whole = {"top_k": np.int32(0), "top_p": np.float32(1), "min_p": np.float32(0)}
+        rows = replace(rows, **{name: np.where(uncut, value, getattr(rows, name)) for name, value in whole.items()})
     key = jax.random.key(0)
     if name == "norm":
         norm = RMSNorm(WIDE, 1e-6)
@@ -184,10 +188,9 @@ def function_differs(name: str) -> int:
             return apply_penalties(logits, state, slots, jnp.zeros(ROWS, jnp.int32), few)[1]
 
         return rows_differ(penalized, logits, np.arange(ROWS, dtype=np.int32))
-    variant = SamplingVariant(name.removesuffix(" weights"))
     if name.endswith(" weights"):
-        return rows_differ(partial(weigh, variant=variant), logits, rows)
-    return rows_differ(lambda logits, rows: sample(logits, rows, key, variant), logits, rows)
+        return rows_differ(weigh, logits, rows)
+    return rows_differ(lambda logits, rows: sample(logits, rows, key), logits, rows)
 
 
 def main() -> None:

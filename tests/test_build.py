@@ -21,7 +21,7 @@ from engine.sampling_params import SamplingParams
 from engine.scheduling.sequence import Sequence
 from engine.step import page_budget as memory
 from engine.step.backend import choose_backend, xla_backend
-from engine.step.compilations import num_compilations
+from engine.step.compilation import num_compilations
 from engine.step.execution_manager import ExecutionManager
 from engine.step.runner import tell_nobody
 
@@ -120,7 +120,9 @@ def test_the_context_is_what_model_operator_and_pool_allow(directory):
 
     def limit(**settings):
         config = build_config(directory, **settings)
-        return build.build(config, lambda progress: None, lambda steps: steps.shapes.max_model_len, compile_nothing)
+        return build.build(
+            config, lambda progress: None, lambda steps: steps.manager.shapes.max_model_len, compile_nothing
+        )
 
     assert limit() == 64
     assert limit(max_model_len=20) == 20
@@ -174,7 +176,7 @@ def test_a_pool_that_the_device_refuses_is_made_smaller(directory, monkeypatch, 
     refuse_above(monkeypatch, 28)
 
     def start(steps):
-        if steps.shapes.cache.num_pages > 25:
+        if steps.manager.shapes.cache.num_pages > 25:
             with device_errors():
                 raise JaxRuntimeError(WORDS)  # as the first step of it would
         return steps.engine(tell_nobody)
@@ -224,9 +226,15 @@ def test_a_step_that_takes_more_scratch_than_was_guessed_leaves_fewer_pages(dire
     monkeypatch.setattr(
         build, "memory_budget", lambda *_: weights + guess + memory._sampling_scratch(config, model) + 33 * page
     )
-    monkeypatch.setattr(ExecutionManager, "scratch_bytes", guess + 10 * page)
 
-    pages = build.build(config, lambda progress: None, lambda steps: steps.shapes.cache.num_pages - 1, compile_nothing)
+    def compile_large(*arguments):
+        manager = compile_nothing(*arguments)
+        manager.scratch_bytes = guess + 10 * page
+        return manager
+
+    pages = build.build(
+        config, lambda progress: None, lambda steps: steps.manager.shapes.cache.num_pages - 1, compile_large
+    )
 
     assert pages == 22
     assert "23 pages instead of 33" in caplog.text

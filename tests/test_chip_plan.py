@@ -23,8 +23,8 @@ from engine.planner.compiled_function import CompiledFunction, CompiledProgram, 
 from engine.planner.hlo_traffic import Collective, Moved
 from engine.planner.ici import exchange_seconds
 from engine.step.backend import tpu_backend
-from engine.step.execution_manager import StepShapes
-from engine.step.lowering import Compilation
+from engine.step.compilation import Compilation
+from engine.step.layout import StepShapes
 from ipc.commands.cli import main
 
 CONFIGS, PROGRAMS = Path(__file__).parent / "configs", Path(__file__).parent / "programs"

@@ -20,8 +20,9 @@ from engine.sampling_params import SamplingParams
 from engine.scheduling.scheduler import InferenceScheduler
 from engine.scheduling.sequence import Sequence
 from engine.step.backend import choose_backend, xla_backend
-from engine.step.compilations import num_compilations
-from engine.step.execution_manager import ExecutionManager, StepShapes
+from engine.step.compilation import num_compilations
+from engine.step.execution_manager import ExecutionManager
+from engine.step.layout import StepShapes
 from engine.step.runner import eSurgeRunner
 
 MAX_NUM_SEQS, BUDGET, MAX_MODEL_LEN, NUM_PAGES = 4, 6, 64, 65
@@ -71,7 +72,9 @@ class FaultyRunner(eSurgeRunner):
         """As it is, but perhaps not to be read."""
         self._manager.unreadable = False
         step = super().dispatch(plan)
-        return replace(step, token_ids=Unreadable()) if self._manager.unreadable else step
+        if not self._manager.unreadable:
+            return step
+        return replace(step, executed=replace(step.executed, token_ids=Unreadable()))
 
     def collect(self, step):
         """Notes those in a step that has failed."""
@@ -103,18 +106,18 @@ def compiled(request, tmp_path_factory):
     shapes = StepShapes(MAX_NUM_SEQS, BUDGET, MAX_MODEL_LEN, metadata)
     manager = FaultyManager(decoder, shapes, backend, one_device())
     manager.compile(lambda progress: None)
-    return manager, shapes, backend.allocator(metadata, one_device())
+    return manager
 
 
 def build_engine(compiled, faults=None, *, num_pages=NUM_PAGES, run_ahead=1):
     """An engine that meets these faults, by the number of the step."""
-    manager, shapes, allocate = compiled
+    manager, shapes = compiled, compiled.shapes
     manager.faults = dict(faults or {})
     pages = HBMPageManager(num_pages)
     scheduler = InferenceScheduler(
         pages, page_size=shapes.cache.page_size, max_num_seqs=MAX_NUM_SEQS, max_num_batched_tokens=BUDGET
     )
-    runner = FaultyRunner(manager, shapes, allocate, 0, one_device())
+    runner = FaultyRunner(manager, 0)
     return oEngine(scheduler, runner, pages, ServingLimits(MAX_MODEL_LEN, 144, ()), run_ahead=run_ahead)
 
 
@@ -198,7 +201,7 @@ def test_an_engine_gives_up_when_one_step_after_the_other_fails(compiled):
 def test_a_row_of_nan_fails_alone_and_leaves_nothing_behind(compiled, alone, run_ahead):
     """A prompt that makes NaN ends with an error of its own. Its neighbours, and those who get its pages next, in which
     there is NaN wherever they have not written yet, get what they get alone."""
-    page_size = compiled[1].cache.page_size
+    page_size = compiled.shapes.cache.page_size
     engine = build_engine(compiled, num_pages=1 + 128 // page_size, run_ahead=run_ahead)
     poisonous = [
         Sequence(f"poisonous {number}", [20] * 40 + [POISON] * 15, SamplingParams(), frozenset(), 5, seed=0)

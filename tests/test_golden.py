@@ -28,7 +28,8 @@ from engine.sampling_params import SamplingParams
 from engine.scheduling.scheduler import InferenceScheduler
 from engine.scheduling.sequence import Sequence
 from engine.step.backend import choose_backend, tpu_backend, xla_backend
-from engine.step.execution_manager import ExecutionManager, StepShapes
+from engine.step.execution_manager import ExecutionManager
+from engine.step.layout import StepShapes
 from engine.step.runner import eSurgeRunner
 
 GOLDENS = Path(__file__).parent / "goldens"
@@ -114,7 +115,7 @@ def compiled(request, tmp_path_factory):
         json.loads((GOLDENS / f"{variant}.json").read_text())["cases"],
         manager,
         shapes,
-        partial(RecordingRunner, manager, shapes, backend.allocator(metadata, mesh), 0, mesh),
+        partial(RecordingRunner, manager, 0),
     )
 
 

@@ -3,11 +3,12 @@
 import jax.numpy as jnp
 import numpy as np
 
-from engine.sampling.sampler import SamplingVariant
+from engine.sampling.needs import Need
 from engine.sampling_params import SamplingParams
 from engine.scheduling.plan import NextIterationPlan
 from engine.scheduling.sequence import Sequence
-from engine.step.model_io import FROM_SLOT, ModelIOProcessor, StepLayout
+from engine.step.layout import FROM_SLOT, StepLayout
+from engine.step.model_io import ModelIOProcessor
 
 
 def build_sequence(number, *, prompt=6, computed=0, slot=0, **params):
@@ -31,13 +32,17 @@ def build_plan(decoding=(), chunks=()):
     return plan
 
 
+def build_io():
+    """For four sequences of at most twelve tokens."""
+    return ModelIOProcessor(max_num_seqs=4, max_model_len=12, pages_per_seq=3, vocab_size=40)
+
+
 def prepare(plan, layout=None):
-    """The unpacked step and the variant."""
+    """The unpacked step and what it needs of the sampler."""
     layout = layout or StepLayout(tokens=8, rows=4, pages_per_seq=3)
-    packed, metadata = ModelIOProcessor(max_num_seqs=4, max_model_len=12, pages_per_seq=3).prepare(plan, layout)
-    return (
-        layout.unpack(jnp.asarray(packed)), layout.unpack_sampling(jnp.asarray(packed[: layout.sampling_size])), metadata.variant
-    )  # fmt: skip
+    step, _ = build_io().prepare(plan, layout)
+    sampling = jnp.asarray(step.packed[: layout.sampling_size])
+    return layout.unpack(jnp.asarray(step.packed)), layout.unpack_sampling(sampling), step.needs
 
 
 def test_a_mixed_step_is_laid_out_as_planned():
@@ -61,14 +66,14 @@ def test_every_row_brings_its_own_sampling_parameters():
     plain = build_sequence(1, temperature=0)
     hot = build_sequence(2, temperature=1.5, top_k=-1, top_p=0.25, min_p=0.125, seed=7)
 
-    _, (_, rows), variant = prepare(build_plan(chunks=[(plain, 2), (hot, 6)]))
+    _, (_, rows), needs = prepare(build_plan(chunks=[(plain, 2), (hot, 6)]))
 
     assert rows.temperature.tolist() == [0, 1.5, 0, 0]
     assert rows.top_k.tolist() == [0, 0, 0, 0]
     assert rows.top_p.tolist()[:2] == [1, 0.25] and rows.min_p.tolist()[:2] == [0, 0.125]
     assert rows.seeds.tolist()[:2] == [2**32 - 1, 2**32 - 2]
     assert rows.positions.tolist() == [2, 6, 0, 0]
-    assert variant is SamplingVariant.TRUNCATED
+    assert needs == Need.DRAW
 
 
 def test_a_greedy_step_needs_only_the_greedy_sampler():
@@ -77,12 +82,12 @@ def test_a_greedy_step_needs_only_the_greedy_sampler():
     _, _, drawn = prepare(build_plan(chunks=[(build_sequence(1, prompt=2), 2)]))
     _, _, unread = prepare(build_plan(chunks=[(build_sequence(1), 2)]))
 
-    assert (greedy, drawn, unread) == (SamplingVariant.GREEDY, SamplingVariant.TEMPERATURE, SamplingVariant.GREEDY)
+    assert (greedy, drawn, unread) == (Need(0), Need.DRAW, Need(0))
 
 
 def test_released_sequences_leave_before_new_ones_come():
     """A sequence that is preempted and admitted again in one plan has one row, with its new slot."""
-    io = ModelIOProcessor(max_num_seqs=4, max_model_len=12, pages_per_seq=3)
+    io = build_io()
     layout = StepLayout(tokens=8, rows=4, pages_per_seq=3)
     sequence = build_sequence(1, slot=3)
     io.prepare(build_plan(chunks=[(sequence, 4)]), layout)
@@ -90,21 +95,21 @@ def test_released_sequences_leave_before_new_ones_come():
     again = build_plan(chunks=[(sequence, 6)])
     again.released = [sequence]
 
-    packed, _ = io.prepare(again, layout)
+    packed = io.prepare(again, layout)[0].packed
 
     assert layout.view(packed, "slots").tolist() == [1, 4, 4, 4]
 
 
 def test_no_more_of_the_page_tables_is_copied_than_is_in_use():
     """Past the longest row's pages a step's table is untouched: whole, those of a long context are megabytes a step."""
-    io, layout = ModelIOProcessor(max_num_seqs=4, max_model_len=12, pages_per_seq=3), StepLayout(8, 4, 3)
+    io, layout = build_io(), StepLayout(8, 4, 3)
     predecessor, successor = build_sequence(1), build_sequence(2)
     predecessor.pages.append(12)
     io.prepare(build_plan(chunks=[(predecessor, 4)]), layout)
     plan = build_plan(chunks=[(successor, 4)])
     plan.released = [predecessor]
 
-    packed, _ = io.prepare(plan, layout)
+    packed = io.prepare(plan, layout)[0].packed
 
     assert layout.view(packed, "page_indices").tolist() == [[20, 21, 0], [0, 0, 0], [0, 0, 0], [0, 0, 0]]
 
@@ -118,8 +123,8 @@ def test_a_step_holds_no_token_matrix():
 
 def test_each_step_has_an_array_of_its_own():
     """The device may still read the last step's array while the next is written."""
-    io, layout = ModelIOProcessor(max_num_seqs=4, max_model_len=12, pages_per_seq=3), StepLayout(8, 4, 3)
-    first, _ = io.prepare(build_plan(chunks=[(build_sequence(1), 4)]), layout)
-    second, _ = io.prepare(build_plan(chunks=[(build_sequence(2, slot=1), 4)]), layout)
+    io, layout = build_io(), StepLayout(8, 4, 3)
+    first = io.prepare(build_plan(chunks=[(build_sequence(1), 4)]), layout)[0].packed
+    second = io.prepare(build_plan(chunks=[(build_sequence(2, slot=1), 4)]), layout)[0].packed
 
     assert not np.shares_memory(first, second)

@@ -19,7 +19,8 @@ from engine.sampling_params import SamplingParams
 from engine.scheduling.plan import StepResult
 from engine.scheduling.scheduler import InferenceScheduler
 from engine.scheduling.sequence import Sequence
-from engine.step.model_io import FROM_SLOT, ModelIOProcessor, StepLayout
+from engine.step.layout import FROM_SLOT, StepLayout
+from engine.step.model_io import ModelIOProcessor
 from engine.step.runner import PendingStep
 from engine.step.step_gap import StepGaps
 
@@ -55,7 +56,10 @@ class LateRunner:
         self.fault, self.spoilt = None, []
         self._rows, self._pages_per_seq = max_num_seqs, pages_for(max_model_len, page_size)
         self._io = ModelIOProcessor(
-            max_num_seqs=max_num_seqs, max_model_len=max_model_len, pages_per_seq=self._pages_per_seq
+            max_num_seqs=max_num_seqs,
+            max_model_len=max_model_len,
+            pages_per_seq=self._pages_per_seq,
+            vocab_size=VOCAB_SIZE,
         )
         self._queue = deque()
         self.gaps = StepGaps()
@@ -64,7 +68,7 @@ class LateRunner:
         """Write the step out as for a real device, in a bucket a little too large."""
         tokens = plan.num_tokens + 1
         layout = StepLayout(tokens, min(tokens, self._rows), self._pages_per_seq)
-        packed, _ = self._io.prepare(plan, layout)
+        packed = self._io.prepare(plan, layout)[0].packed
         if self._met("refused", plan.sequences):
             return PendingStep(plan, failure=DeviceError("refused"))
         self._queue.append((layout, packed))

@@ -16,13 +16,23 @@ from caching.instruction_set import UnknownInstructions, available, compiler_fla
 from engine.errors import ConfigurationError
 from engine.models import linear
 from engine.step.backend import choose_backend
-from engine.step.lowering import lower
+from engine.step.compilation import lower
 
 ROOT = Path(__file__).parent.parent
 PANEL_WIDTH = {"avx2": 16, "avx512": 32}
 MODEL = "model qwen3 float32"
 OTHER_MODELS = ["model llama2 float32 int8", "model llama_linear bfloat16"]
-FUNCTIONS = ["norm", "logprobs", "penalties", "temperature weights", "truncated weights", "temperature", "truncated"]
+FUNCTIONS = [
+    "norm",
+    "logprobs",
+    "penalties",
+    "temperature weights",
+    "truncated weights",
+    "mixed weights",
+    "temperature",
+    "truncated",
+    "mixed",
+]
 
 try:
     linear.panel_width()

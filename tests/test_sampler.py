@@ -9,14 +9,14 @@ from hypothesis import strategies as st
 
 from engine.sampling import sampler
 from engine.sampling.row_blocks import BLOCK
-from engine.sampling.sampler import SamplingRows, SamplingVariant, argmax
+from engine.sampling.sampler import SamplingRows, argmax
 from engine.sampling.truncation import TOP
 
 VOCABULARIES = {"Llama 3": 128_256, "Qwen 2": 152_064}
 
 KEY = jax.random.key(0)
-sample = jax.jit(sampler.sample, static_argnums=3)
-weigh = jax.jit(sampler.weigh, static_argnums=2)
+sample = jax.jit(sampler.sample, static_argnames=("vocabulary", "draws"))
+weigh = jax.jit(sampler.weigh, static_argnames="vocabulary")
 best = jax.jit(argmax)
 choose = jax.jit(jax.vmap(sampler.choose, in_axes=(None, 1)))
 
@@ -44,7 +44,7 @@ def build_logits(rows=1, vocab=50, seed=0):
 
 def kept_tokens(logits, **params):
     """Which tokens of one row survive truncation."""
-    weights = weigh(jnp.asarray([logits], jnp.float32), build_rows(1, **params), SamplingVariant.TRUNCATED)
+    weights = weigh(jnp.asarray([logits], jnp.float32), build_rows(1, **params))
     return np.flatnonzero(np.asarray(weights[0])).tolist()
 
 
@@ -61,18 +61,18 @@ def kept_by_sorting(logits, top_k, top_p, min_p):
     return np.flatnonzero(kept & (weights >= min_p)).tolist()
 
 
-@pytest.mark.parametrize("variant", SamplingVariant)
-def test_a_row_that_is_not_finite_has_no_token_and_its_neighbours_have_theirs(variant):
+@pytest.mark.parametrize("draws", [False, True])
+def test_a_row_that_is_not_finite_has_no_token_and_its_neighbours_have_theirs(draws):
     """NaN or infinity anywhere in a row gives NO_TOKEN in its place."""
     logits, rows = build_logits(rows=6, vocab=300), build_rows(6, temperature=[0, 1, 1, 0, 1, 1], top_k=9)
-    expected = np.asarray(sample(logits, rows, KEY, variant)).copy()
+    expected = np.asarray(sample(logits, rows, KEY, draws=draws)).copy()
     expected[[1, 3]] = sampler.NO_TOKEN
 
     for value in (np.nan, -np.nan, np.inf, -np.inf):
         for place in (0, 127, 128, 299):
             spoilt = np.asarray(logits).copy()
             spoilt[[1, 3], place] = value
-            assert sample(spoilt, rows, KEY, variant).tolist() == expected.tolist()
+            assert sample(spoilt, rows, KEY, draws=draws).tolist() == expected.tolist()
 
 
 def test_greedy_rows_are_argmax_beside_sampled_ones():
@@ -80,8 +80,8 @@ def test_greedy_rows_are_argmax_beside_sampled_ones():
     logits = build_logits(rows=6, vocab=300)
     rows = build_rows(6, temperature=[0, 1, 0, 5, 0, 1], top_k=[0, 3, 2, 0, 0, 0], top_p=0.7)
 
-    for variant in SamplingVariant:
-        ids = sample(logits, rows, KEY, variant)
+    for draws in (False, True):
+        ids = sample(logits, rows, KEY, draws=draws)
         greedy = np.asarray([0, 2, 4])
         assert ids[greedy].tolist() == jnp.argmax(logits, axis=-1)[greedy].tolist()
 
@@ -122,14 +122,14 @@ def test_min_p_is_relative_to_the_best():
     assert kept_tokens(np.log([0.4, 0.25, 0.19, 0.16]), min_p=0.5) == [0, 1]
 
 
-@pytest.mark.parametrize("variant", [SamplingVariant.TEMPERATURE, SamplingVariant.TRUNCATED])
-def test_the_smallest_temperatures_draw_the_best_token(variant):
+@pytest.mark.parametrize("truncated", [False, True])
+def test_the_smallest_temperatures_draw_the_best_token(truncated):
     """Whatever the height of the logits, next to no temperature is the argmax, never what truncation removed."""
     logits = jnp.concatenate([build_logits(rows=20, vocab=300) + np.float32(height) for height in (-50, 0, 50)])
     temperature = np.resize([1e-8, 1e-29, 1e-37, 1e-44], 60)
     truncation = {"top_k": np.resize([1, 0, 0, 0, 0], 60), "top_p": np.resize([1, 1, 0.9], 60), "min_p": 0.01}
 
-    ids = sample(logits, build_rows(60, temperature=temperature, **truncation), KEY, variant)
+    ids = sample(logits, build_rows(60, temperature=temperature, **(truncation if truncated else {})), KEY)
 
     assert ids.tolist() == jnp.argmax(logits, axis=-1).tolist()
 
@@ -163,7 +163,7 @@ def test_a_draw_next_to_a_boundary_is_among_the_top_k():
     )
     rows = build_rows(1, top_k=20, seeds=1, positions=2607)
 
-    drawn = int(sample(logits, rows, KEY, SamplingVariant.TRUNCATED)[0])
+    drawn = int(sample(logits, rows, KEY)[0])
 
     assert drawn in jax.lax.top_k(logits[0], 20)[1].tolist()
 
@@ -177,19 +177,20 @@ def test_a_token_that_alone_has_a_weight_is_drawn(place, truncation):
     logits = build_logits(vocab=300).at[:, place].set(20)
     rows = build_rows(60, seeds=np.arange(60), **truncation)
 
-    drawn = sample(jnp.repeat(logits, 60, axis=0), rows, KEY, SamplingVariant.TRUNCATED)
+    drawn = sample(jnp.repeat(logits, 60, axis=0), rows, KEY)
 
     assert set(drawn.tolist()) == {place}
 
 
-@pytest.mark.parametrize("variant", [SamplingVariant.TEMPERATURE, SamplingVariant.TRUNCATED])
-def test_draws_follow_the_distribution(variant):
+@pytest.mark.parametrize("truncated", [False, True])
+def test_draws_follow_the_distribution(truncated):
     """Over many seeds the frequencies are the softmax of logits over temperature (chi-square, fixed seeds)."""
     logits, draws = build_logits(vocab=8) / np.float32(3), 12000
 
-    ids = sample(jnp.repeat(logits, draws, axis=0), build_rows(draws, temperature=0.8), KEY, variant)
+    top_k = np.where(np.arange(draws) == 0, 1, 0) if truncated else 0  # of a neighbour, which is not counted
+    ids = sample(jnp.repeat(logits, draws, axis=0), build_rows(draws, temperature=0.8, top_k=top_k), KEY)[1:]
 
-    expected = np.asarray(jax.nn.softmax(logits[0] / np.float32(0.8)), np.float64) * draws
+    expected = np.asarray(jax.nn.softmax(logits[0] / np.float32(0.8)), np.float64) * (draws - 1)
     observed = np.bincount(np.asarray(ids), minlength=8)
     # 99.9 % quantile of chi-square with 7 degrees of freedom.
     assert ((observed - expected) ** 2 / expected).sum() < 24.3
@@ -198,15 +199,14 @@ def test_draws_follow_the_distribution(variant):
 def test_a_draw_depends_on_seed_and_position_alone():
     """The same seed and position draw the same token in any row and company; another position draws afresh."""
     logits = build_logits(vocab=300)
-    alone = sample(logits, build_rows(1, seeds=5, positions=9), KEY, SamplingVariant.TEMPERATURE)
+    alone = sample(logits, build_rows(1, seeds=5, positions=9), KEY)
     crowd = sample(
         jnp.concatenate([build_logits(rows=5, vocab=300, seed=1), logits]),
         build_rows(6, seeds=[1, 2, 3, 4, 5, 5], positions=[1, 2, 3, 4, 5, 9], top_k=[4, 0, 0, 0, 0, 0]),
         KEY,
-        SamplingVariant.TRUNCATED,
     )
     elsewhere = sample(
-        jnp.repeat(logits, 40, axis=0), build_rows(40, seeds=5, positions=np.arange(40)), KEY, SamplingVariant.TEMPERATURE
+        jnp.repeat(logits, 40, axis=0), build_rows(40, seeds=5, positions=np.arange(40)), KEY
     )  # fmt: skip
 
     assert int(crowd[5]) == int(alone[0]) == int(elsewhere[9])
@@ -237,7 +237,7 @@ def test_draws_from_a_large_vocabulary_reach_every_part_of_it():
     vocab, draws, parts = 1000, 4000, 10
     logits = jnp.zeros((1, vocab)).at[0, -100:].set(np.log(3))
 
-    ids = sample(jnp.repeat(logits, draws, axis=0), build_rows(draws), KEY, SamplingVariant.TEMPERATURE)
+    ids = sample(jnp.repeat(logits, draws, axis=0), build_rows(draws), KEY)
 
     expected = np.array([1.0] * 9 + [3.0]) / 12 * draws
     observed = np.bincount(np.asarray(ids) // (vocab // parts), minlength=parts)
@@ -256,14 +256,12 @@ def test_mixed_rows_are_each_drawn_from_their_own_distribution():
     mixed = {name: np.tile(values, draws) for name, values in kinds.items()}
 
     rows = build_rows(4 * draws, **mixed)
-    ids = np.asarray(sample(jnp.repeat(logits, 4 * draws, axis=0), rows, KEY, SamplingVariant.TRUNCATED)).reshape(
-        draws, 4
-    )
+    ids = np.asarray(sample(jnp.repeat(logits, 4 * draws, axis=0), rows, KEY)).reshape(draws, 4)
 
     assert set(ids[:, 0]) == {int(jnp.argmax(logits))}
     for kind in (1, 2, 3):
         one = {name: values[kind] for name, values in kinds.items()}
-        weights = np.asarray(weigh(logits, build_rows(1, **one), SamplingVariant.TRUNCATED)[0], np.float64)
+        weights = np.asarray(weigh(logits, build_rows(1, **one))[0], np.float64)
         expected = weights / weights.sum() * draws
         observed = np.bincount(ids[:, kind], minlength=8)
         assert not observed[expected == 0].any()

@@ -14,7 +14,7 @@ import pytest
 
 from engine.sampling.logit_bias import apply_bias, bias_of, neutral_bias
 from engine.sampling.penalties import apply_penalties, neutral_penalties, penalties_of
-from engine.sampling.sampler import SamplingRows, SamplingVariant, weigh
+from engine.sampling.sampler import SamplingRows, weigh
 from engine.sampling_params import SamplingParams
 from engine.scheduling.sequence import Sequence
 
@@ -45,7 +45,7 @@ def compiled():
         jax.tree.map(lambda leaf: jnp.tile(leaf, (SLOTS, *(1 for _ in leaf.shape))), row)
         for row in (neutral_bias(vocab), neutral_penalties(vocab))
     ]
-    return (*states, jax.jit(write), jax.jit(apply_bias), jax.jit(apply_penalties), jax.jit(weigh, static_argnums=2))
+    return (*states, jax.jit(write), jax.jit(apply_bias), jax.jit(apply_penalties), jax.jit(weigh))
 
 
 def write(state, row):
@@ -73,7 +73,7 @@ def probabilities(case, landed):
         penalties, logits = penalize(logits, penalties, slots, last_token.copy(), num_tokens)
     neighbours = np.asarray(logits)[[0, 2]]
     assert (neighbours == np.asarray(case["logits"], np.float32)).all()
-    weights = np.asarray(to_weights(logits, rows_of(sequence.params), SamplingVariant.TRUNCATED)[1], np.float64)
+    weights = np.asarray(to_weights(logits, rows_of(sequence.params))[1], np.float64)
     return weights / weights.sum()
 
 

@@ -20,11 +20,9 @@ from engine.config import EngineConfig
 from engine.errors import ConfigurationError, HostsError
 from engine.hosts.follower import check_alike
 from engine.sampling.logit_bias import neutral_bias
+from engine.sampling.needs import Need
 from engine.sampling.penalties import neutral_penalties
-from engine.sampling.sampler import SamplingVariant
-from engine.sampling.sampling_metadata import Need
-from engine.step.commands import Joined, Landed, Leave, decode_answer, decode_command, encode
-from engine.step.step_description import StepDescription
+from engine.step.commands import Joined, Landed, Leave, StepDescription, decode_answer, decode_command, encode
 from ipc.client import Client, RequestFailed
 from ipc.control_client import ControlClient
 from ipc.service.daemon import FAULT, STOPPED
@@ -180,7 +178,7 @@ def test_the_others_end_when_process_0_dies(two: list[Process]) -> None:
 def test_what_is_said_arrives_as_it_was() -> None:
     """Arrays of any rank, rows of parameters, and what is missing."""
     step = StepDescription(
-        4, np.arange(9, dtype=np.int32), SamplingVariant.TRUNCATED, Need.BIAS | Need.DRAW, [(3, neutral_bias(70))],
+        4, np.arange(9, dtype=np.int32), Need.BIAS | Need.DRAW, [(3, neutral_bias(70))],
         [(1, neutral_penalties(70))], None, np.ones((2, 2, 64), np.int32),
     )  # fmt: skip
 

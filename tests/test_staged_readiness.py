@@ -13,8 +13,7 @@ from engine.build import build_engine
 from engine.config import EngineConfig
 from engine.sampling_params import SamplingParams
 from engine.scheduling.sequence import Sequence
-from engine.staged_compilation import StagedCompilation
-from engine.step.compilations import counted_apart, num_compilations
+from engine.step.compilation import StagedCompilation, counted_apart, num_compilations
 
 PATIENCE = 120
 BUCKETS = [1, 2, 3, 4, 5, 6, 8, 10, 12, 16]

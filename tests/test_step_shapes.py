@@ -8,8 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from caching.metadata import PagedAttentionCacheMetaData
-from engine.step.buckets import covering_buckets, token_buckets
-from engine.step.execution_manager import StepShapes
+from engine.step.layout import StepShapes, covering_buckets, token_buckets
 
 
 def build_shapes(*, max_num_seqs=4, budget=16, max_model_len=100, page_size=16):

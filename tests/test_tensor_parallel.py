@@ -24,10 +24,9 @@ from engine.models.sharding import SPECS, most_devices, spec_of, spread
 from engine.models.weights import abstract_decoder, load_decoder, parameter_bytes
 from engine.served_model import spread_over_devices
 from engine.step.backend import xla_backend
-from engine.step.execution_manager import StepShapes
-from engine.step.model_io import StepLayout
-from engine.step.model_step import ModelStep
-from engine.step.sampling_functions import SamplingFunctions
+from engine.step.forward_programs import ForwardPrograms
+from engine.step.layout import StepLayout, StepShapes
+from engine.step.sampling_programs import SamplingPrograms
 
 ROOT = Path(__file__).parent.parent
 XLA = xla_backend(np.dtype(np.float32))
@@ -169,7 +168,7 @@ def test_a_layer_has_two_sums_and_nothing_is_gathered(tmp_path: Path, two: Devic
     shapes = StepShapes(4, 8, 16, pool)
     decoder = abstract_decoder(model, np.float32, mesh=two, arrange=backend.arrange)
 
-    program = ModelStep(decoder, backend, pool, 4, two).lower(shapes.layout(8)).compile().as_text()
+    program = ForwardPrograms(decoder, backend, pool, 4, two).lower(shapes.layout(8)).compile().as_text()
 
     layers = 1 if scans else model.num_layers  # a loop has its body once
     assert len(re.findall(r" all-reduce\(| all-reduce-start\(", program)) == 1 + 2 * layers
@@ -179,11 +178,8 @@ def test_a_layer_has_two_sums_and_nothing_is_gathered(tmp_path: Path, two: Devic
 def test_no_device_ever_has_all_logits(two: DeviceMesh) -> None:
     """The sampler and what goes before and after it exchange blocks' sums and the likeliest, never rows of logits."""
     vocabulary, rows = 4096, 4
-    functions, layout = SamplingFunctions(4, vocabulary, two), StepLayout(rows, rows, 1)
-    for job in functions.jobs(layout):
-        job()
-    compiled = [functions.bias(layout), functions.penalize(layout), functions.mask(layout), functions.logprobs(layout)]
-    compiled += [functions._sample[key] for key in functions._sample]
+    programs = SamplingPrograms(4, vocabulary, two).of(StepLayout(rows, rows, 1))
+    compiled = [program.lower().compile() for program in programs]
 
     largest = [
         int(np.prod([int(size) for size in shape.split(",")]))

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from engine.sampling import truncation
 from engine.sampling.logit_floors import REMOVED
-from engine.sampling.truncation import keeps
+from engine.sampling.truncation import lowest_kept
 
 VOCAB = 40
 
@@ -27,6 +27,12 @@ def reference(logits, top_k, top_p, min_p):
         crossing = next(value for value in ordered if weights[logits >= value].sum() >= top_p * weights.sum())
     floor = ordered[0] + np.log(min_p) if min_p else -np.inf
     return (logits >= kth) & (logits >= crossing) & (logits >= floor)
+
+
+def keeps(logits, *parameters):
+    """bool[rows, vocab] whether each row keeps a token of f32[rows, vocab]."""
+    below = logits - jnp.max(logits, axis=-1, keepdims=True)
+    return below >= lowest_kept(below, *parameters)[:, None]
 
 
 @cache

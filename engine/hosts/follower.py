@@ -6,9 +6,8 @@ from collections.abc import Callable
 import numpy as np
 
 from engine.errors import HostsError
-from engine.step.commands import AllocateCache, Command, DropCache, Landed, Leave
-from engine.step.step_description import StepDescription
-from engine.step.step_executor import ExecutedStep, StepExecutor
+from engine.step.commands import AllocateCache, Command, DropCache, Landed, Leave, StepDescription
+from engine.step.executor import ExecutedStep, StepExecutor
 
 
 def execute_commands(executor: StepExecutor, hear: Callable[[], Command]) -> None:

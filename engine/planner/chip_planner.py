@@ -28,11 +28,13 @@ from engine.planner.hlo_traffic import Moved, Traffic
 from engine.planner.ici import exchanges_seconds
 from engine.planner.topology import chips_of
 from engine.progress import Progress
-from engine.sampling.sampler import SamplingVariant
 from engine.step.backend import SMALLEST_ACCELERATOR_STEP
-from engine.step.execution_manager import ExecutionManager, StepShapes
-from engine.step.lowering import Compilation
+from engine.step.compilation import Compilation
+from engine.step.execution_manager import ExecutionManager
+from engine.step.forward_programs import FORWARD
+from engine.step.layout import StepShapes
 from engine.step.page_budget import CachePlanner, check_page_table
+from engine.step.sampling_programs import GREEDY
 
 Report = Callable[[Progress], None]
 
@@ -116,10 +118,10 @@ def _compile(fit: ChipFit, mesh: DeviceMesh, shapes: StepShapes, report: Report)
     arrays = LargeArrays(tuple(jax.tree.leaves(nnx.state(decoder))), tuple(pages), logits, model.num_layers)
     programs: list[CompiledProgram] = []
 
-    def hear(compilation: Compilation) -> None:
+    def add(compilation: Compilation) -> None:
         programs.append(CompiledProgram(compilation, arrays))
 
-    manager = ExecutionManager(decoder, shapes, backend, mesh, hear=hear)
+    manager = ExecutionManager(decoder, shapes, backend, mesh, add)
     manager.compile(report, staged=fit.config.staged_readiness)
     return programs
 
@@ -134,8 +136,8 @@ def _decode(fit: ChipFit, programs: list[CompiledProgram], shapes: StepShapes, t
     found = []
     for sequences in batch_sizes(shapes.max_num_seqs):
         if sequences * pages <= shapes.cache.num_usable_pages:
-            step = _smallest(programs, "step", sequences).traffic(sequences * read)
-            sampler = _smallest(programs, SamplingVariant.GREEDY.value, sequences).traffic(0)
+            step = _smallest(programs, FORWARD, sequences).traffic(sequences * read)
+            sampler = _smallest(programs, GREEDY, sequences).traffic(0)
             found.append(_step(roofline, sequences, tokens, step, sampler))
     return found
 

@@ -12,8 +12,7 @@ from jax.stages import Compiled
 
 from engine.planner.hlo import EMPTY, Buffer, Instruction, parse_program
 from engine.planner.hlo_traffic import Collective, Kernel, Moved, Traffic, count_traffic
-from engine.step.lowering import Compilation
-from engine.step.model_step import scratch_bytes
+from engine.step.compilation import Compilation, scratch_bytes
 
 LARGE = 2**20
 """Bytes from which on an array is looked for among the copies."""

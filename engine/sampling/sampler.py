@@ -5,7 +5,6 @@ whatever its neighbours do; a row at temperature 0 is the argmax.
 """
 
 from dataclasses import dataclass
-from enum import Enum
 
 import jax
 import jax.numpy as jnp
@@ -13,7 +12,7 @@ import numpy as np
 from jax import Array
 
 from engine.sampling.row_blocks import BLOCK, highest, in_blocks, total
-from engine.sampling.truncation import keeps
+from engine.sampling.truncation import lowest_kept
 from engine.vocabulary import WHOLE, Vocabulary
 
 NO_TOKEN = -1
@@ -21,15 +20,6 @@ NO_TOKEN = -1
 
 WEIGHTLESS = np.float32(-87)
 """Logit, relative to the best, from which on a token weighs nothing: exp would give numbers that some devices take for 0."""
-
-
-class SamplingVariant(Enum):
-    """What the rows of a step need; each is compiled apart, so that a greedy step pays for nothing else."""
-
-    GREEDY = "greedy"
-    TEMPERATURE = "temperature"
-    TRUNCATED = "truncated"
-    """Some row uses top-k, top-p or min-p."""
 
 
 @jax.tree_util.register_dataclass
@@ -47,29 +37,38 @@ class SamplingRows:
 
 
 def sample(
-    logits: Array, rows: SamplingRows, key: Array, variant: SamplingVariant, vocabulary: Vocabulary = WHOLE
+    logits: Array, rows: SamplingRows, key: Array, vocabulary: Vocabulary = WHOLE, *, draws: bool = True
 ) -> Array:
-    """i32[rows] token ids drawn from f32[rows, vocab] logits, or NO_TOKEN; ``key`` is the engine's."""
+    """i32[rows] token ids drawn from f32[rows, vocab] logits, or NO_TOKEN; ``key`` is the engine's.
+
+    Without ``draws`` every row is greedy, and the program is a small one.
+    """
     finite = _are_finite(logits, vocabulary)
     drawn = best = argmax(logits, vocabulary)
-    if variant is not SamplingVariant.GREEDY:
+    if draws:
         logits = jnp.where(finite[:, None], logits, np.float32(0))  # a search for a cut would have no end among NaN
-        drawn = _draw(weigh(logits, rows, variant, vocabulary), rows, key, vocabulary)
+        drawn = _draw(weigh(logits, rows, vocabulary), rows, key, vocabulary)
         drawn = jnp.where(_are_greedy(rows), best, drawn)
     return jnp.where(finite, drawn, NO_TOKEN)
 
 
-def weigh(logits: Array, rows: SamplingRows, variant: SamplingVariant, vocabulary: Vocabulary = WHOLE) -> Array:
-    """How likely each token is to be drawn, f32[rows, vocab], the best 1 and what is cut 0; undefined for greedy rows."""
+def weigh(logits: Array, rows: SamplingRows, vocabulary: Vocabulary = WHOLE) -> Array:
+    """How likely each token is to be drawn, f32[rows, vocab], the best 1 and what is cut 0; undefined for greedy rows.
+
+    Cuts are looked for only where some row has one.
+    """
     greedy = _are_greedy(rows)
     # From the best on down, so that no temperature, however small, makes it infinite or puts it below what is removed.
     below = logits - vocabulary.max(highest(in_blocks(logits, -jnp.inf)))[:, None]
     scaled = below / jnp.where(greedy, np.float32(1), rows.temperature)[:, None]
-    weights = jnp.where(scaled > WEIGHTLESS, jnp.exp(scaled), np.float32(0))
-    if variant is SamplingVariant.TRUNCATED:
-        top_k, top_p = jnp.where(greedy, 0, rows.top_k), jnp.where(greedy, np.float32(1), rows.top_p)
-        weights = jnp.where(keeps(scaled, top_k, top_p, rows.min_p, vocabulary), weights, np.float32(0))
-    return weights
+    top_k, top_p = jnp.where(greedy, 0, rows.top_k), jnp.where(greedy, np.float32(1), rows.top_p)
+    min_p = jnp.where(greedy, np.float32(0), rows.min_p)
+    lowest = jax.lax.cond(
+        jnp.any((top_k > 0) | (top_p < 1) | (min_p > 0)),
+        lambda: lowest_kept(scaled, top_k, top_p, min_p, vocabulary),
+        lambda: jnp.full_like(top_p, -jnp.inf),
+    )
+    return jnp.where((scaled > WEIGHTLESS) & (scaled >= lowest[:, None]), jnp.exp(scaled), np.float32(0))
 
 
 def argmax(x: Array, vocabulary: Vocabulary = WHOLE) -> Array:

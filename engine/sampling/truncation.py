@@ -10,21 +10,20 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from engine.sampling.row_blocks import highest, in_blocks, total
+from engine.sampling.row_blocks import in_blocks, total
 from engine.vocabulary import WHOLE, Vocabulary
 
 TOP = 64
 """Tokens among which a cut is looked for first."""
 
 
-def keeps(scaled: Array, top_k: Array, top_p: Array, min_p: Array, vocabulary: Vocabulary = WHOLE) -> Array:
-    """bool[rows, vocab]: whether each row's parameters keep a token of f32[rows, vocab] logits.
+def lowest_kept(below: Array, top_k: Array, top_p: Array, min_p: Array, vocabulary: Vocabulary = WHOLE) -> Array:
+    """f32[rows] the lowest logit that each row's parameters keep, of f32[rows, vocab] relative to each row's best.
 
     Tokens equal to the last one kept are kept too. top_k 0 is all of them. top-p weighs what top-k has left; min-p is
     relative to the best.
     """
-    below = scaled - vocabulary.max(highest(in_blocks(scaled, -jnp.inf)))[:, None]
-    vocab = vocabulary.length(scaled)
+    vocab = vocabulary.length(below)
     top_k = jnp.where(top_k > 0, jnp.minimum(top_k, vocab), vocab)
     known, cut = _cut_among_top(below, top_k, top_p, vocabulary)
     cut = jax.lax.cond(
@@ -34,8 +33,7 @@ def keeps(scaled: Array, top_k: Array, top_p: Array, min_p: Array, vocabulary: V
             known, cut, _bisect(below, jnp.where(known, vocab, top_k), jnp.where(known, 1, top_p), vocabulary)
         ),
     )
-    floor = jnp.minimum(jnp.maximum(cut, jnp.log(min_p)), np.float32(0))  # the best is kept, however small top_p is
-    return below >= floor[:, None]
+    return jnp.minimum(jnp.maximum(cut, jnp.log(min_p)), np.float32(0))  # the best is kept, however small top_p is
 
 
 def _cut_among_top(below: Array, top_k: Array, top_p: Array, vocabulary: Vocabulary) -> tuple[Array, Array]:

@@ -1,4 +1,4 @@
-"""What the processes of an engine on several hosts say to each other. Process 0 says commands, the others answer little."""
+"""What a StepExecutor does, as data: on several hosts process 0 sends these commands to the others, which answer little."""
 
 import math
 import struct
@@ -7,7 +7,30 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from engine.step.step_description import StepDescription
+from engine.sampling.logit_bias import LogitBias
+from engine.sampling.needs import Need
+from engine.sampling.penalties import Penalties
+
+
+class StepDescription(msgspec.Struct, frozen=True, tag="step"):
+    """A step of the bucket of ``tokens`` tokens, for whichever process executes it: numbers, and nothing of its sequences.
+
+    Executed in the same order, it gives the same everywhere.
+    """
+
+    tokens: int
+    packed: Any
+    """i32[layout.size] (engine/step/layout.py)."""
+    needs: Need
+    """Of any row that samples."""
+    bias: list[tuple[int, LogitBias]]
+    """Slots and the rows to be written for them."""
+    penalties: list[tuple[int, Penalties]]
+    """The same."""
+    masks: Any = None
+    """i32[rows, words] of ``pack_masks``, where a row has a constraint."""
+    prompt_tokens: Any = None
+    """i32[blocks, 2, PROMPT_BLOCK]: places in the flat batch, and the tokens after them whose log-probabilities are asked."""
 
 
 class Landed(msgspec.Struct, frozen=True, tag="landed"):

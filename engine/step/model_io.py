@@ -1,150 +1,45 @@
-"""Between a plan and the device: one packed i32 array in, one array of ids out."""
+"""From a plan to what a device is sent: one packed i32 array, and what a step does only for some of its rows."""
 
-import math
 from dataclasses import dataclass
-from functools import cached_property
-from typing import Any
 
-import jax
-import jax.numpy as jnp
 import numpy as np
-from jax import Array
 from numpy.typing import NDArray
 
-from caching.attention.spec import PageTable
-from engine.sampling.sampler import SamplingRows
-from engine.sampling.sampling_metadata import ModelRunnerSamplingMetadata, Need, PromptLogprobs
+from engine.sampling.logit_bias import bias_of
+from engine.sampling.needs import Need
+from engine.sampling.penalties import penalties_of
+from engine.sampling.token_masks import pack_masks
 from engine.scheduling.plan import NextIterationPlan
 from engine.scheduling.sequence import Sequence
+from engine.step.commands import StepDescription
+from engine.step.layout import FROM_SLOT, PROMPT_BLOCK, StepLayout
 from engine.step.sequence_buffer import SequenceBuffer
 
-FROM_SLOT = -1
-"""In place of a token id: the token that the row's slot sampled last, which only the device may know yet."""
-
-
-@jax.tree_util.register_dataclass
-@dataclass(frozen=True)
-class ModelInputBatch:
-    """A step as the model sees it: T tokens of at most ``rows`` sequences, of which there are no more than tokens."""
-
-    token_ids: Array
-    """i32[T]; FROM_SLOT in decoding rows, which are the first tokens."""
-    positions: Array
-    """i32[T] of each token in its sequence; 0 in padding."""
-    slots: Array
-    """i32[rows] where a row's last token is kept; the dump slot where a row samples nothing worth keeping."""
-    table: PageTable
-
 
 @dataclass(frozen=True)
-class StepLayout:
-    """Where each field of a step lies in the packed array, for ``tokens`` tokens and ``rows`` rows of the sampler.
+class PromptLogprobs:
+    """One row's prompt tokens whose log-probabilities a step gives: prompt tokens ``first .. first + count - 1``."""
 
-    What the sampler reads comes first and depends on ``rows`` alone, so that buckets with as many rows share samplers.
-    The model has no rows beyond its tokens.
-    """
-
-    tokens: int
-    rows: int
-    pages_per_seq: int
-
-    @property
-    def model_rows(self) -> int:
-        """Rows that the model makes logits for; those that the sampler has beyond them are padding."""
-        return min(self.tokens, self.rows)
-
-    @cached_property
-    def fields(self) -> dict[str, tuple[int, tuple[int, ...]]]:
-        """Offset and shape by name; every field is four bytes an entry."""
-        tokens, rows = (self.tokens,), (self.rows,)
-        shapes: dict[str, tuple[int, ...]] = {
-            "slots": rows,
-            "bias_slots": rows,
-            "penalty_slots": rows,
-            "kv_lens": rows,
-            "temperature": rows,
-            "top_k": rows,
-            "top_p": rows,
-            "min_p": rows,
-            "seeds": rows,
-            "token_ids": tokens,
-            "positions": tokens,
-            "page_indices": (self.model_rows, self.pages_per_seq),
-            "cu_q_lens": (self.model_rows + 1,),
-            "num_seqs": (1,),
-        }
-        offset, fields = 0, {}
-        for name, shape in shapes.items():
-            fields[name] = (offset, shape)
-            offset += math.prod(shape)
-        return fields
-
-    @cached_property
-    def size(self) -> int:
-        """Entries of the packed array."""
-        offset, shape = self.fields["num_seqs"]
-        return offset + math.prod(shape)
-
-    @cached_property
-    def _spans(self) -> dict[str, tuple[slice, tuple[int, ...]]]:
-        return {name: (slice(at, at + math.prod(shape)), shape) for name, (at, shape) in self.fields.items()}
-
-    @property
-    def sampling_size(self) -> int:
-        """Entries of the part that the sampler reads."""
-        return self.fields["token_ids"][0]
-
-    def view(self, packed: NDArray[np.int32], name: str, dtype: type[np.generic] = np.int32) -> NDArray[Any]:
-        """A field of the packed array on the host, writable."""
-        span, shape = self._spans[name]
-        field = packed[span] if len(shape) == 1 else packed[span].reshape(shape)
-        return field if dtype is np.int32 else field.view(dtype)
-
-    def take(self, packed: Array, name: str, dtype: type[np.generic] = np.int32) -> Array:
-        """A field of the packed array on the device."""
-        offset, shape = self.fields[name]
-        field = packed[offset : offset + math.prod(shape)].reshape(shape)
-        return field if dtype is np.int32 else jax.lax.bitcast_convert_type(field, jnp.dtype(dtype))
-
-    def unpack(self, packed: Array) -> ModelInputBatch:
-        """What the model reads, inside a compiled function."""
-        return ModelInputBatch(
-            token_ids=self.take(packed, "token_ids"),
-            positions=self.take(packed, "positions"),
-            slots=self.take(packed, "slots")[: self.model_rows],
-            table=PageTable(
-                kv_lens=self.take(packed, "kv_lens")[: self.model_rows],
-                page_indices=self.take(packed, "page_indices"),
-                cu_q_lens=self.take(packed, "cu_q_lens"),
-                num_seqs=self.take(packed, "num_seqs"),
-            ),
-        )
-
-    def unpack_sampling(self, packed: Array) -> tuple[Array, SamplingRows]:
-        """What the sampler reads of the first ``sampling_size`` entries: the slots to keep tokens in, and parameters."""
-        rows = SamplingRows(
-            temperature=self.take(packed, "temperature", np.float32),
-            top_k=self.take(packed, "top_k"),
-            top_p=self.take(packed, "top_p", np.float32),
-            min_p=self.take(packed, "min_p", np.float32),
-            seeds=self.take(packed, "seeds", np.uint32),
-            # The place of the token to be drawn: its sequence's tokens so far are 0..kv_len-1.
-            positions=self.take(packed, "kv_lens"),
-        )
-        return self.take(packed, "slots"), rows
+    row: int
+    first: int
+    count: int
+    start: int
+    """Where in the step's flat batch the token before ``first`` is."""
 
 
 class ModelIOProcessor:
-    """Keeps a SequenceBuffer in step with the plans and writes each plan out as the packed array."""
+    """Keeps a SequenceBuffer in step with the plans and writes each plan out as a StepDescription."""
 
-    def __init__(self, *, max_num_seqs: int, max_model_len: int, pages_per_seq: int) -> None:
+    def __init__(self, *, max_num_seqs: int, max_model_len: int, pages_per_seq: int, vocab_size: int) -> None:
         self._buffer = SequenceBuffer(max_num_seqs, max_model_len, pages_per_seq)
         self._dump_slot = max_num_seqs
+        self._vocab_size = vocab_size
 
-    def prepare(
-        self, plan: NextIterationPlan, layout: StepLayout
-    ) -> tuple[NDArray[np.int32], ModelRunnerSamplingMetadata]:
-        """The packed array of a plan, freshly made as the device may go on reading it, and what the sampler is to do."""
+    def prepare(self, plan: NextIterationPlan, layout: StepLayout) -> tuple[StepDescription, list[PromptLogprobs]]:
+        """A plan in a bucket, and whose prompt tokens the step gives log-probabilities of, one after the other.
+
+        All arrays are freshly made, as the device may go on reading them.
+        """
         self._follow(plan)
         packed = np.zeros(layout.size, np.int32)
         rows = self._buffer.rows_of(plan.sequences)
@@ -158,12 +53,16 @@ class ModelIOProcessor:
         needed = Need(int(np.bitwise_or.reduce(needs)))
         if needed & Need.DRAW:
             self._write_sampling(layout, packed, rows)
-        return packed, ModelRunnerSamplingMetadata(
-            needs=needed,
-            to_bias=self._admitted(plan, Need.BIAS),
-            to_penalize=self._admitted(plan, Need.PENALTIES),
-            prompt_logprobs=_prompt_logprobs(plan) if needed & Need.PROMPT_LOGPROBS else [],
-        )
+        prompt_logprobs = _prompt_logprobs(plan) if needed & Need.PROMPT_LOGPROBS else []
+        return StepDescription(
+            layout.tokens,
+            packed,
+            needed,
+            [(each.slot, bias_of(each, self._vocab_size)) for each in self._admitted(plan, Need.BIAS)],
+            [(each.slot, penalties_of(each, self._vocab_size)) for each in self._admitted(plan, Need.PENALTIES)],
+            pack_masks(plan, layout.rows, self._vocab_size) if plan.constrained else None,
+            _prompt_tokens(plan, prompt_logprobs) if prompt_logprobs else None,
+        ), prompt_logprobs
 
     def _follow(self, plan: NextIterationPlan) -> None:
         for sequence in plan.released:
@@ -238,3 +137,14 @@ def _prompt_logprobs(plan: NextIterationPlan) -> list[PromptLogprobs]:
             asked.append(PromptLogprobs(row, start + 1, last - start, at))
         at += count
     return asked
+
+
+def _prompt_tokens(plan: NextIterationPlan, asked: list[PromptLogprobs]) -> NDArray[np.int32]:
+    """i32[blocks, 2, PROMPT_BLOCK] places and targets; the last block is padded."""
+    places = np.concatenate([np.arange(one.start, one.start + one.count) for one in asked])
+    targets = np.concatenate(
+        [plan.sequences[one.row].prompt_token_ids[one.first : one.first + one.count] for one in asked]
+    )
+    flat = np.zeros((2, -(-len(places) // PROMPT_BLOCK) * PROMPT_BLOCK), np.int32)
+    flat[:, : len(places)] = places, targets
+    return np.ascontiguousarray(flat.reshape(2, -1, PROMPT_BLOCK).swapaxes(0, 1))

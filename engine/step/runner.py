@@ -7,18 +7,14 @@ from typing import cast
 import numpy as np
 from jax import Array
 
-from caching.paged_attention_cache import PagedAttentionCache
 from engine.device_errors import DeviceError, device_errors
-from engine.mesh import DeviceMesh
 from engine.sampling.logprobs import unpack_logprobs
-from engine.sampling.sampling_metadata import PromptLogprobs
 from engine.scheduling.plan import NextIterationPlan, StepResult
 from engine.scheduling.sequence import TokenLogprobs
 from engine.step.commands import AllocateCache, Command, DropCache, Landed
-from engine.step.execution_manager import ExecutionManager, StepShapes
-from engine.step.model_io import ModelIOProcessor
-from engine.step.step_description import describe_step
-from engine.step.step_executor import StepExecutor
+from engine.step.execution_manager import ExecutionManager
+from engine.step.executor import ExecutedStep, StepExecutor
+from engine.step.model_io import ModelIOProcessor, PromptLogprobs
 from engine.step.step_gap import Result, StepGaps
 
 
@@ -32,13 +28,9 @@ class PendingStep:
     """A step the device has been given, and where its results will be."""
 
     plan: NextIterationPlan
-    token_ids: Array | None = None
-    """i32[rows]"""
-    logprobs: Array | None = None
-    """[rows] of ``compute_logprobs``, where a row asked for them."""
+    executed: ExecutedStep | None = None
     prompt_logprobs: list[PromptLogprobs] = field(default_factory=list)
-    prompt_blocks: list[Array] = field(default_factory=list)
-    """PROMPT_BLOCK rows of ``compute_logprobs`` each, for all ``prompt_logprobs`` one after the other."""
+    """Whose prompt tokens ``executed.prompt_blocks`` are for, one after the other."""
     failure: DeviceError | None = None
     """What the device said, where it did not even begin."""
 
@@ -52,20 +44,18 @@ class eSurgeRunner:
     def __init__(
         self,
         manager: ExecutionManager,
-        shapes: StepShapes,
-        allocate: Callable[[], PagedAttentionCache],
         seed: int,
-        mesh: DeviceMesh,
         tell: Callable[[Command], None] = tell_nobody,
     ) -> None:
         self.gaps = StepGaps()
         self._manager = manager
         self._tell = tell
-        self._executor = StepExecutor(manager, shapes, allocate, seed, mesh)
+        self._executor = StepExecutor(manager, seed)
         self._io = ModelIOProcessor(
-            max_num_seqs=shapes.max_num_seqs,
-            max_model_len=shapes.max_model_len,
-            pages_per_seq=shapes.pages_per_seq,
+            max_num_seqs=manager.shapes.max_num_seqs,
+            max_model_len=manager.shapes.max_model_len,
+            pages_per_seq=manager.shapes.pages_per_seq,
+            vocab_size=manager.sampling.vocab_size,
         )
 
     def drop_cache(self) -> None:
@@ -97,12 +87,12 @@ class eSurgeRunner:
         if step.failure is not None:
             raise step.failure
         with device_errors():
-            assert step.token_ids is not None
-            drawn = np.asarray(step.token_ids)
+            assert step.executed is not None
+            drawn = np.asarray(step.executed.token_ids)
             self._tell(Landed(drawn))
             ids: list[int] = drawn[: step.plan.num_rows].tolist()
             self.gaps.look()
-            return StepResult(ids, _logprobs(step, ids), _prompt_logprobs(step))
+            return StepResult(ids, _logprobs(step, step.executed.logprobs, ids), _prompt_logprobs(step, step.executed))
 
     def reset(self) -> None:
         """As ``StepExecutor.reset``. No sequence may have a slot."""
@@ -112,22 +102,19 @@ class eSurgeRunner:
     def _dispatch(self, plan: NextIterationPlan) -> PendingStep:
         self.gaps.look()
         layout = self._manager.layout_for(plan.num_tokens)
-        packed, metadata = self._io.prepare(plan, layout)
-        step = describe_step(plan, layout, packed, metadata, self._manager.sampling.vocab_size)
+        step, prompt_logprobs = self._io.prepare(plan, layout)
         self._tell(step)
         self.gaps.look()
         executed = self._executor.execute(step)
         self.gaps.dispatched(cast(Result, executed.token_ids))  # jax's types leave is_ready out
-        return PendingStep(
-            plan, executed.token_ids, executed.logprobs, metadata.prompt_logprobs, executed.prompt_blocks
-        )
+        return PendingStep(plan, executed, prompt_logprobs)
 
 
-def _logprobs(step: PendingStep, ids: list[int]) -> dict[int, TokenLogprobs]:
+def _logprobs(step: PendingStep, logprobs: Array | None, ids: list[int]) -> dict[int, TokenLogprobs]:
     """By row, where a row samples and asked for them."""
-    if step.logprobs is None:
+    if logprobs is None:
         return {}
-    table = np.asarray(step.logprobs)
+    table = np.asarray(logprobs)
     return {
         row: unpack_logprobs(table[row], ids[row], sequence.params.logprobs)
         for row, (sequence, samples) in enumerate(zip(step.plan.sequences, step.plan.samples, strict=True))
@@ -135,11 +122,11 @@ def _logprobs(step: PendingStep, ids: list[int]) -> dict[int, TokenLogprobs]:
     }
 
 
-def _prompt_logprobs(step: PendingStep) -> dict[int, tuple[int, list[TokenLogprobs]]]:
+def _prompt_logprobs(step: PendingStep, executed: ExecutedStep) -> dict[int, tuple[int, list[TokenLogprobs]]]:
     """By row, the first prompt token that the step has any of, and theirs."""
-    if not step.prompt_blocks:
+    if not executed.prompt_blocks:
         return {}
-    table = np.concatenate([np.asarray(block) for block in step.prompt_blocks])
+    table = np.concatenate([np.asarray(block) for block in executed.prompt_blocks])
     found, at = {}, 0
     for one in step.prompt_logprobs:
         sequence = step.plan.sequences[one.row]

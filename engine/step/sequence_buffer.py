@@ -3,7 +3,7 @@
 import numpy as np
 from numpy.typing import NDArray
 
-from engine.sampling.sampling_metadata import needs_of
+from engine.sampling.needs import needs_of
 from engine.scheduling.sequence import Sequence
 
 

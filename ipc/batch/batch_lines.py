@@ -44,8 +44,7 @@ class Line(NamedTuple):
 
 
 def read_lines(path: Path) -> Iterator[Line]:
-    """The lines of a file that are not blank; raises BatchError for one that is no request or has
-    no name of its own."""
+    """The requests of a file, one a line. Raises BatchError for a wrong one or a repeated name."""
     names: set[str] = set()
     try:
         with path.open("rb") as lines:

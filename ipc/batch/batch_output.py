@@ -1,5 +1,4 @@
-"""The output of a batch: a line for each request, appended when it is done, so that a crash loses
-no line."""
+"""The output of a batch: a line for each request, appended when done; a crash loses none."""
 
 import fcntl
 import os
@@ -21,8 +20,7 @@ class _Response(msgspec.Struct):
 
 
 class _Result(msgspec.Struct):
-    """The fields of a line in OpenAI's format that say which request it answers and whether it
-    succeeded."""
+    """The fields of a line that say which request it answers and whether it succeeded."""
 
     custom_id: str
     response: _Response
@@ -60,8 +58,7 @@ class BatchOutput:
             os.close(self._descriptor)
 
     def append(self, result: dict[str, Any]) -> None:
-        """One more line. It outlives this process from now on, and the machine from the next
-        ``sync`` on."""
+        """Append a line. From now on it outlives this process, and after ``sync`` the machine."""
         line = msgspec.json.encode(result) + b"\n"
         with self._writing():
             while line:

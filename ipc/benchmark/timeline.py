@@ -13,14 +13,12 @@ import numpy as np
 
 
 class Timeline(msgspec.Struct):
-    """One request, in seconds of a clock that all processes of a machine share:
-    CLOCK_MONOTONIC."""
+    """One request. Times are in seconds of CLOCK_MONOTONIC, which a machine's processes share."""
 
     prompt_tokens: int
     sent_at: float
     arrivals: list[tuple[float, int]] = []
-    """When each piece of the answer came, and with how many tokens; those without any are left
-    out."""
+    """Arrival and number of tokens of each piece of the answer that has any."""
     error: str | None = None
     """Why there was no (whole) answer."""
 

@@ -1,5 +1,4 @@
-"""A load: which requests are sent, when, and how each fared. It loads no jax, so it can run beside
-the daemon."""
+"""A load: which requests are sent, when, and how each fared. It loads no jax."""
 
 import math
 import time
@@ -35,8 +34,7 @@ class Load:
     request_rate: float = math.inf
     burstiness: float = 1.0
     max_concurrency: int | None = None
-    """More wait here, not at the daemon, and the clock of one starts when it is sent. None is no
-    limit."""
+    """Limit of open requests; others wait here, before their clocks start. None is no limit."""
     seed: int = 0
     ignore_eos: bool = False
 

@@ -5,8 +5,7 @@ from typing import Any
 
 
 def add_command(commands: Any, name: str, what: str) -> argparse.ArgumentParser:
-    """A subcommand. An option that is not given is left out, so that its reader's default
-    holds."""
+    """A subcommand. Options that are not given are left out, so that defaults hold."""
     parser: argparse.ArgumentParser = commands.add_parser(
         name, help=what, description=what, allow_abbrev=False, argument_default=argparse.SUPPRESS
     )

@@ -1,5 +1,4 @@
-"""``odriver batch``: answers a file of requests into a file of results; run again, it answers what
-is missing."""
+"""``odriver batch``: answers a file of requests into a file of results, which it can resume."""
 
 import asyncio
 import logging
@@ -28,16 +27,13 @@ logger = logging.getLogger(__name__)
 MAX_CONCURRENCY = 128
 """Default number of open requests: a little more than a daemon runs at once."""
 SYNC_INTERVAL = 1.0
-"""Seconds whose results a crash of the machine may cost; one of the process or the daemon costs
-none."""
+"""Seconds between syncs: a crash of the machine may cost their results, no other crash any."""
 OVERLOADED_DELAY = 1.0
-"""Seconds before a request is sent again that the daemon has no room for, where it does not
-say."""
+"""Seconds before a retry at a full daemon that does not say when."""
 
 
 def run(source: Path, target: Path, address: str, **options: Any) -> int:
-    """Answer what ``target`` has no answer to, with a bar on the terminal; the exit code, 1 if any
-    request failed."""
+    """Answer what is missing in ``target``; returns the exit code, 1 if any request failed."""
     console = Console(stderr=True)
     configure_logging(console)
     names = {line.custom_id for line in read_lines(source)}
@@ -64,8 +60,7 @@ async def answer(
     resume_timeout: float = 300.0,
     key: Path | None = None,
 ) -> None:
-    """Answer all lines, this many at once. Raises ConnectionLost if the daemon goes away for too
-    long."""
+    """Answer all lines, this many at once. Raises ConnectionLost if the daemon stays away."""
     left = iter(lines)
 
     async def work(client: AsyncClient) -> None:

@@ -27,8 +27,7 @@ _STATISTICS = ("mean", "median", "std", "p99")
 
 
 def run(client: Client, load: Load, path: Path | None, *, save: bool) -> int:
-    """Put the load on the daemon, show the figures, and save them; the exit code, 1 if any request
-    failed."""
+    """Run the load, show the figures and save them; returns 1 if any request failed."""
     result, timelines = measure(client, load, Console(stderr=True))
     show(result, timelines, Console())
     if save:

@@ -11,8 +11,7 @@ LEAVE = "/exit"
 
 
 def converse(client: Client) -> None:
-    """Converse until /exit or the end of the input. Ctrl-C stops a reply; its text so far stays in
-    the history."""
+    """Converse until /exit or the end of the input. Ctrl-C stops a reply and keeps its text."""
     interactive = sys.stdin.isatty()
     if interactive:
         with suppress(ImportError):

@@ -19,8 +19,7 @@ from ipc.wire.escaping import LONGEST_LINE, visible
 
 FAILED = 1
 INTERRUPTED = 130
-"""Exit codes beside 0 and EX_CONFIG. argparse exits with 2 for a wrong command line; ``serve`` has
-its own codes."""
+"""Exit codes beside 0 and EX_CONFIG. argparse uses 2; ``serve`` has codes of its own."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -39,8 +39,7 @@ PATIENCE = 5.0
 
 
 class Finding(NamedTuple):
-    """The result of one check. ``state`` is good, warning or bad; ``advice`` is empty where
-    nothing is to do."""
+    """The result of one check: ``state`` is good, warning or bad; ``advice`` may be empty."""
 
     check: str
     state: str
@@ -123,8 +122,7 @@ def _is_installed(name: str) -> bool:
 
 
 def open_files(soft: int, hard: int) -> Finding:
-    """Whether enough clients can connect, once a start has raised the soft limit to the hard
-    one."""
+    """Whether the hard limit of open files allows enough clients; a start raises the soft one."""
     most = "any number" if hard == resource.RLIM_INFINITY else f"{hard} at most"
     found = most if soft == hard else f"{most}: a start raises the limit of this shell, which is {soft}"
     if hard != resource.RLIM_INFINITY and hard < MIN_FILES:

@@ -1,5 +1,4 @@
-"""``odriver install-service``: a systemd unit for this environment, and the configuration that it
-serves with."""
+"""``odriver install-service``: systemd units for this environment, and a configuration."""
 
 import json
 import os

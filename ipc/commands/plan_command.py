@@ -50,8 +50,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: dict[str, Any]) -> int:
-    """Compile, and print what came of it. Raises ConfigurationError where that cannot be, or the
-    model does not fit."""
+    """Compile and print the plan. Raises ConfigurationError, also if the model does not fit."""
     os.environ["JAX_PLATFORMS"] = "cpu"  # whatever this machine has is not what is planned for
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # jaxlib writes out why it cannot read a program, stack and all
     from rich.console import Console

@@ -19,8 +19,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def take(options: dict[str, Any]) -> tuple[str, Path | None]:
-    """Address and key, taken out of the options; unlike a program, a command does not wait for a
-    daemon to come."""
+    """Address and key from the options. A command does not wait for a daemon to start."""
     key = options.pop("key", None)
     asked = options.pop("connect", None) or settings.held({})["bind"].value
     address = client_address(asked, has_key=key is not None)

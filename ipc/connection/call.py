@@ -2,10 +2,13 @@
 
 from collections.abc import Callable
 
+from driver.errors import shortened
+from engine.request_limits import MAX_DEPTH
 from ipc.connection.read_ahead import Unread
 from ipc.connection.retry import Resumption
-from ipc.errors import OdriverError
-from ipc.wire.messages import Done, Token, TokenizerInfoReply, Welcome
+from ipc.errors import ConnectionLost, OdriverError, RequestFailed, ResumeFailed
+from ipc.wire.codec import encode
+from ipc.wire.messages import Detokenize, Done, Generate, Token, Tokenize, TokenizerInfo, TokenizerInfoReply, Welcome
 
 Outcome = Token | Done | TokenizerInfoReply | Welcome | OdriverError | None
 """What the caller gets: an answer, an error in its place, or None after an abort."""
@@ -14,8 +17,7 @@ Put = Callable[[Outcome], None]
 
 
 class Call:
-    """Outcomes come in order, and there is always a last: an answer that ends it, an error, or
-    None."""
+    """Its outcomes come in order; the last is an answer that ends it, an error, or None."""
 
     def __init__(
         self,
@@ -34,9 +36,56 @@ class Call:
         self.not_before = 0.0
         """When to send it, the earliest."""
         self.unread = unread
-        """The stream's untaken messages, which the reader takes with ``Connection.taken``; None
-        for a single answer."""
+        """The stream's untaken messages, taken with ``Connection.taken``; None for a single
+        answer."""
         self.num_taken = 0
         """Pieces of it that have been taken; its reader alone counts."""
+        self._resume_timeout = 0.0
         self.resumption = resumption
         """How to resume it after a lost connection; None if it is not to be."""
+
+    def problem(self, welcome: Welcome) -> OdriverError | None:
+        """Why it cannot be sent to this daemon; None if it can."""
+        limit = welcome.max_message_bytes
+        if len(self.frame) > limit:
+            return RequestFailed("message_too_long", f"a message may have {limit} bytes, not {len(self.frame)}")
+        mismatch = self.resumption and self.resumption.mismatch(welcome)
+        return ResumeFailed(mismatch) if mismatch else None
+
+    def lose(self, why: OdriverError, now: float, resume_timeout: float) -> bool:
+        """End it with the error, or prepare it to be sent again; returns whether it is to be
+        resumed."""
+        if self.resumption is None:
+            self.put(why)
+            return False
+        if not self.resumption.outlasts(why):
+            self.put(self.resumption.verdict(why))
+            return False
+        self._resume_timeout = resume_timeout
+        self.deadline = self.resumption.interrupt(why, now) + resume_timeout
+        self.not_before = now + self.resumption.delay()
+        self.frame = encode(self.resumption.rest(now))
+        return True
+
+    @property
+    def interruption(self) -> ConnectionLost | None:
+        """The error if it is not resumed in time; None if it was not interrupted."""
+        why = self.resumption and self.resumption.why
+        return ConnectionLost(f"{why}; within {self._resume_timeout:g} s it could not be resumed") if why else None
+
+
+def request_frame(message: Generate | Tokenize | Detokenize | TokenizerInfo) -> bytes:
+    """Encode a message. Raises RequestFailed for what msgpack cannot hold."""
+    try:
+        return encode(message)
+    except OverflowError as error:
+        why = "a number is too large: integers are from -2**63 to 2**64 - 1"
+        raise RequestFailed("invalid_request", why) from error
+    except UnicodeEncodeError as error:
+        why = f"a text holds half a surrogate pair at character {error.start}, which is no text"
+        raise RequestFailed("invalid_request", why) from error
+    except RecursionError as error:
+        why = f"it is nested too deeply: maps and lists may be {MAX_DEPTH} deep"
+        raise RequestFailed("invalid_request", why) from error
+    except (TypeError, ValueError) as error:
+        raise RequestFailed("invalid_request", f"no message can hold this: {shortened(str(error))}") from error

@@ -15,8 +15,7 @@ from collections.abc import Callable
 from ipc.wire.messages import CREDITS
 
 MAX_READ_AHEAD_BYTES = 8 << 20
-"""Untaken bytes of a connection above which credit is withheld; messages already on their way add
-to them."""
+"""Untaken bytes of a connection above which credit is withheld."""
 CREDIT_STEP = CREDITS // 2
 """Messages of a stream that credit is given for at once; meanwhile the rest is on its way."""
 
@@ -36,8 +35,7 @@ class Unread:
 
 
 class ReadAhead:
-    """Counts the untaken bytes of all streams of a connection; ``give`` takes a request id and a
-    count of credit."""
+    """Counts the untaken bytes of all streams; ``give`` takes a request id and a credit."""
 
     def __init__(self, give: Callable[[str, int], None]) -> None:
         self._give = give
@@ -73,8 +71,7 @@ class ReadAhead:
         self._withheld.discard(unread)
 
     def take(self, unread: Unread) -> None:
-        """The oldest message has been taken. While credit is withheld, credit is given for an
-        ended stream too: its reader is reading."""
+        """The oldest message has been taken; credit is given for an ended stream too."""
         if unread.is_dropped:
             return
         unread.num_taken += 1

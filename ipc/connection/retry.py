@@ -19,17 +19,14 @@ from ipc.wire.codec import decode_client_message
 from ipc.wire.messages import Done, Generate, Token, Welcome
 
 FIRST_DELAY, LONGEST_DELAY = 0.1, 2.0
-"""Seconds before a daemon is asked again: twice as many each time that nothing new has come, and a
-random part of that."""
+"""Seconds before a retry: doubled each time without progress, of which a random part."""
 NO_TIME = 1e-3
-"""A timeout of a request that has no time left: the daemon ends it, in order, with reason
-"timeout"."""
+"""The timeout of a request without time left: the daemon ends it with reason "timeout"."""
 
 GOING = ("stopped", "draining", "asleep")
 """Codes of a daemon that ends or pauses; it or its successor will serve again."""
 FULL = ("overloaded", "quota_exceeded")
-"""Codes of one that has no room: a new request is its caller's to repeat, one that was taken once
-is ours."""
+"""Codes of a full daemon: the caller repeats a new request, we repeat an accepted one."""
 MAX_LOSSES, MAX_FAULTS = 3, 2
 """How often in a row, without a new token between, a daemon goes away with the request, or ends it
 by a fault of its own, until it is given up: it may be the request that does it, and does it to
@@ -42,8 +39,7 @@ def with_seed(params: dict[str, Any]) -> dict[str, Any]:
 
 
 class Resumption:
-    """One completion, from the first time that it is asked for. Times are in seconds, and the
-    caller's."""
+    """One completion, from its first request on. Times are in seconds, and the caller's."""
 
     def __init__(self, frame: bytes, now: float) -> None:
         self.why: OdriverError | None = None
@@ -63,8 +59,8 @@ class Resumption:
         """Log-probabilities of the prompt that are known and will come again."""
 
     def take(self, answer: Token | Done) -> Token | Done | None:
-        """The new part of a message; None where nothing is new, as with the repeated end of an
-        ended sample."""
+        """The new part of a message; None if nothing is new, as in the repeated end of a
+        sample."""
         index = answer.index
         if index in self._ended and isinstance(answer, Token):
             return None
@@ -82,8 +78,7 @@ class Resumption:
         return answer
 
     def outlasts(self, error: OdriverError) -> bool:
-        """Whether to retry after this error: it is no answer yet and, as far as we know, not
-        caused by the request."""
+        """Whether to retry after this error: it is no answer yet, nor caused by the request."""
         if not isinstance(error, RequestFailed):
             return self._losses + 1 < MAX_LOSSES
         if error.code in FULL:
@@ -91,8 +86,7 @@ class Resumption:
         return error.code in GOING or (error.code == "internal" and self._faults + 1 < MAX_FAULTS)
 
     def verdict(self, error: OdriverError) -> OdriverError:
-        """The error for the caller, when it ends the request, with the reason why there is no
-        retry."""
+        """The final error for the caller, with the reason why there is no retry."""
         if self._losses + 1 < MAX_LOSSES or isinstance(error, RequestFailed):
             return error
         return ConnectionLost(

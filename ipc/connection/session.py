@@ -32,8 +32,7 @@ LINGER = 1000
 """Milliseconds that the last aborts have to leave when the socket closes."""
 
 RECEIVE_HIGH_WATER = 1000
-"""Messages that wait for a thread that does not read; more wait at the daemon, joined into longer
-ones."""
+"""Messages queued for a thread that does not read; more wait at the daemon."""
 GREETING_PATIENCE = 0.2
 """Seconds that a daemon has to say whether it asks for keys."""
 LONGEST_KNOCK = 1000
@@ -73,10 +72,10 @@ class Session:
         """When to call ``keep_alive`` again."""
         self._address = address
         self._key = key
-        self._doubt: str | None = None
+        self._suspicion: str | None = None
         """What may be wrong with the server at the address."""
         self._poller = poller
-        self._heard_at = math.inf
+        self._last_received_at = math.inf
         self._dealer = context.socket(zmq.DEALER)
         # Not zmq.IMMEDIATE: with it, libzmq drops what a daemon said last, if it is unread when
         # the connection ends.
@@ -94,20 +93,18 @@ class Session:
         poller.register(self._monitor, zmq.POLLIN)
 
     def send(self, frame: bytes) -> None:
-        """Send one message to the daemon. After a disconnection nothing answers until the loss is
-        noticed here."""
+        """Send one message. After a disconnection no answer comes until the loss is noticed."""
         self._dealer.send(frame, zmq.NOBLOCK)
 
     def receive(self, now: float) -> Iterator[tuple[Answer, int]]:
-        """Yield the arrived answers, each with its size in bytes; handle messages about the
-        connection itself."""
+        """Yield the arrived answers, each with its size in bytes; handle pings and the like."""
         gone = self._watch()
         while self.lost is None:
             try:
                 frame = self._dealer.recv(zmq.NOBLOCK)
             except zmq.Again:
                 break
-            self._heard_at = now
+            self._last_received_at = now
             message = self._decoded(frame)
             if isinstance(message, Answer):
                 yield message, len(frame)
@@ -123,8 +120,8 @@ class Session:
         daemon's silence does not count.
         """
         if now - self.next_ping > PING_INTERVAL:
-            self._heard_at = now
-        if now - self._heard_at > SILENCE_LIMIT:
+            self._last_received_at = now
+        if now - self._last_received_at > SILENCE_LIMIT:
             self.lost = f"the daemon at {self._address} has not answered for {SILENCE_LIMIT:g} s"
         elif now >= self.next_ping:
             self.send(_PING)
@@ -132,8 +129,8 @@ class Session:
 
     def failure(self) -> ConnectFailed:
         """Why there is no welcome yet."""
-        if self._doubt is not None:
-            return ConnectFailed(self._doubt)
+        if self._suspicion is not None:
+            return ConnectFailed(self._suspicion)
         return ConnectFailed.silent(self._address) if self.reached else ConnectFailed.nobody(self._address)
 
     def close(self) -> None:
@@ -157,12 +154,11 @@ class Session:
                     self.reached = False
                     gone = True
                 case failure:
-                    self._hear_of(failure, news["value"])
+                    self._handshake_failed(failure, news["value"])
         return gone
 
-    def _hear_of(self, failure: int, value: int) -> None:
-        """Handle a failed CURVE handshake. A wrong daemon looks like one that is just ending, so
-        that case is waited out."""
+    def _handshake_failed(self, failure: int, value: int) -> None:
+        """Handle a failed CURVE handshake. It may be a daemon that is just ending: wait then."""
         if failure == zmq.EVENT_HANDSHAKE_FAILED_AUTH:
             self.lost = (
                 f"the daemon at {self._address} does not know this key: it was revoked, or it has to reload (SIGHUP)"
@@ -174,7 +170,7 @@ class Session:
         elif self._key is None and mechanism(self._address, GREETING_PATIENCE) == "CURVE":
             self.lost = self._asks_for_key()
         elif self._key is not None:
-            self._doubt = f"what answers at {self._address} is not the daemon that this key was made for"
+            self._suspicion = f"what answers at {self._address} is not the daemon that this key was made for"
 
     def _asks_for_key(self) -> str:
         return f"the daemon at {self._address} asks for a key: give yours with --key FILE"
@@ -187,7 +183,7 @@ class Session:
             return None
         if isinstance(message, Welcome):
             self.welcome = message
-            self.next_ping = self._heard_at + PING_INTERVAL
+            self.next_ping = self._last_received_at + PING_INTERVAL
         elif isinstance(message, Error) and message.request_id is None:
             self.lost = f"the daemon at {self._address} ended the connection: {message.message}"
             return None

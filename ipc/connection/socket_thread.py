@@ -1,5 +1,4 @@
-"""The thread behind a client. It owns the socket; callers queue work for it, and it puts answers
-into their queues."""
+"""The thread behind a client: it owns the socket, and takes work from a queue."""
 
 import itertools
 import logging
@@ -15,13 +14,11 @@ from typing import Any
 import msgspec
 import zmq
 
-from driver.errors import shortened
-from engine.request_limits import MAX_DEPTH
-from ipc.connection.call import Call, Put
+from ipc.connection.call import Call, Put, request_frame
 from ipc.connection.read_ahead import CREDIT_STEP, ReadAhead, Unread
 from ipc.connection.retry import Resumption, with_seed
 from ipc.connection.session import Answer, Session
-from ipc.errors import ConnectFailed, ConnectionLost, OdriverError, RequestFailed, ResumeFailed
+from ipc.errors import ConnectFailed, ConnectionLost, OdriverError, RequestFailed
 from ipc.wire.bell import Bell
 from ipc.wire.codec import encode
 from ipc.wire.completion import Message
@@ -43,8 +40,7 @@ from ipc.wire.messages import (
 logger = logging.getLogger(__name__)
 
 LONGEST_WAIT = 3600.0
-"""Seconds after which the thread looks around anyway: a timeout may be infinite, a poll's may
-not."""
+"""Seconds of the longest poll: a call's timeout may be infinite, a poll's may not."""
 
 
 class Connection:
@@ -72,11 +68,10 @@ class Connection:
         self._closing = False
         self._ended = False
         self._session: Session | None = None
-        self._turned_away_by: Session | None = None
+        self._refused_by: Session | None = None
         """The session in which a daemon that ends has last turned a request away."""
         self._waiting: dict[str, Call] = {}
-        """Calls to send once a daemon is there, and below them the calls that it has yet to
-        answer."""
+        """Calls to send once a daemon is there; below them the calls it has yet to answer."""
         self._open: dict[str, Call] = {}
         self._read_ahead = ReadAhead(self._give_credit)
         self._context = zmq.Context()
@@ -94,8 +89,8 @@ class Connection:
 
     @property
     def is_up(self) -> bool:
-        """Whether a daemon is connected, as far as the thread has noticed; ``welcome`` is then its
-        word."""
+        """Whether a daemon is connected, as far as the thread knows; ``welcome`` is then its
+        own."""
         session = self._session
         if session is None or session.lost is not None or self._ended:
             return False
@@ -117,22 +112,21 @@ class Connection:
         stream: bool = True,
         user: str = "",
     ) -> Call:
-        """Send a completion request. Tokens are put, then Done; take each with ``taken``, or abort
-        the call."""
+        """Send a completion request. Tokens are put, then Done; take each, or abort the call."""
         request_id = self._new_request_id()
         generate = Generate(
             request_id, prompt, messages, tools or [], chat_template_kwargs or {}, params, stream, user=user
         )
         if self._resume_timeout is None:
-            return self._call(request_id, _frame(generate), put, Unread(request_id))
+            return self._call(request_id, request_frame(generate), put, Unread(request_id))
         # Streamed in any case, as what has come need not come again.
-        frame = _frame(msgspec.structs.replace(generate, params=with_seed(params), stream=True))
+        frame = request_frame(msgspec.structs.replace(generate, params=with_seed(params), stream=True))
         return self._call(request_id, frame, put, Unread(request_id), Resumption(frame, time.monotonic()))
 
     def ask(self, put: Put, message_of: Callable[[str], Tokenize | Detokenize | TokenizerInfo]) -> Call:
         """Send a request that has a single answer, made with the request id; the answer is put."""
         request_id = self._new_request_id()
-        return self._call(request_id, _frame(message_of(request_id)), put)
+        return self._call(request_id, request_frame(message_of(request_id)), put)
 
     def _new_request_id(self) -> str:
         return str(next(self._serials))
@@ -176,8 +170,8 @@ class Connection:
         self._bell.ring()
 
     def close(self) -> None:
-        """End every call with ConnectionLost, the thread and the connection; a second time changes
-        nothing."""
+        """End every call with ConnectionLost, the thread and the connection. It may be
+        repeated."""
         if os.getpid() != self._process:
             return  # the thread and the sockets are the parent's
         self._closing = True
@@ -258,24 +252,16 @@ class Connection:
 
     def _refused(self, call: Call, error: RequestFailed, now: float) -> None:
         waits = self._lose(call, error, now)
-        if waits and self._turned_away_by is not self._session:  # once for all of them, however often they ask
-            self._turned_away_by = self._session
-            self._tell_that_some_wait(str(error))
+        if waits and self._refused_by is not self._session:  # once for all of them, however often they ask
+            self._refused_by = self._session
+            self._warn_of_waiting(str(error))
 
     def _lose(self, call: Call, why: OdriverError, now: float) -> bool:
         """End a call, or keep it to be resumed; returns whether it is kept."""
-        resumption = call.resumption
-        if resumption is None:
-            call.put(why)
-            return False
-        if not resumption.outlasts(why):
-            call.put(resumption.verdict(why))
-            return False
-        call.deadline = resumption.interrupt(why, now) + (self._resume_timeout or 0.0)
-        call.not_before = now + resumption.delay()
-        call.frame = encode(resumption.rest(now))
-        self._waiting[call.request_id] = call
-        return True
+        is_kept = call.lose(why, now, self._resume_timeout or 0.0)
+        if is_kept:
+            self._waiting[call.request_id] = call
+        return is_kept
 
     def _send_waiting(self, session: Session, welcome: Welcome, now: float) -> None:
         if self._welcome is not welcome and (resumed := self._num_interrupted()):
@@ -283,7 +269,7 @@ class Connection:
         self._welcome = welcome
         for call in [call for call in self._waiting.values() if call.not_before <= now]:
             del self._waiting[call.request_id]
-            problem = _problem(call, welcome)
+            problem = call.problem(welcome)
             if problem is not None:
                 call.put(problem)
             elif not call.frame:
@@ -297,19 +283,14 @@ class Connection:
     def _give_up(self, session: Session, now: float) -> None:
         for call in [call for call in self._waiting.values() if call.deadline <= now]:
             del self._waiting[call.request_id]
-            why = call.resumption and call.resumption.why
-            call.put(
-                ConnectionLost(f"{why}; within {self._resume_timeout:g} s it could not be resumed")
-                if why
-                else session.failure()
-            )
+            call.put(call.interruption or session.failure())
 
     def _drop(self, session: Session) -> None:
         why, now = session.lost or "", time.monotonic()
         for call in self._open.values():
             self._lose(call, ConnectionLost(why), now)
         self._open.clear()
-        self._tell_that_some_wait(why)
+        self._warn_of_waiting(why)
         if session.welcome is None:
             for call in self._waiting.values():
                 call.put(ConnectFailed(why))
@@ -317,12 +298,12 @@ class Connection:
         session.close()
         self._session = None
 
-    def _tell_that_some_wait(self, why: str) -> None:
+    def _warn_of_waiting(self, why: str) -> None:
         if waiting := self._num_interrupted():
             logger.warning("%s: %d requests wait up to %g s to be resumed", why, waiting, self._resume_timeout)
 
     def _num_interrupted(self) -> int:
-        return sum(call.resumption is not None and call.resumption.why is not None for call in self._waiting.values())
+        return sum(call.interruption is not None for call in self._waiting.values())
 
     def _begin(self, call: Call) -> None:
         self._waiting[call.request_id] = call
@@ -344,30 +325,3 @@ class Connection:
         if self._session is not None:
             self._session.close()
         self._context.term()
-
-
-def _frame(message: Generate | Tokenize | Detokenize | TokenizerInfo) -> bytes:
-    """Encode a message. Raises RequestFailed for what msgpack cannot hold: big numbers, deep
-    nesting, objects."""
-    try:
-        return encode(message)
-    except OverflowError as error:
-        why = "a number is too large: integers are from -2**63 to 2**64 - 1"
-        raise RequestFailed("invalid_request", why) from error
-    except UnicodeEncodeError as error:
-        why = f"a text holds half a surrogate pair at character {error.start}, which is no text"
-        raise RequestFailed("invalid_request", why) from error
-    except RecursionError as error:
-        why = f"it is nested too deeply: maps and lists may be {MAX_DEPTH} deep"
-        raise RequestFailed("invalid_request", why) from error
-    except (TypeError, ValueError) as error:
-        raise RequestFailed("invalid_request", f"no message can hold this: {shortened(str(error))}") from error
-
-
-def _problem(call: Call, welcome: Welcome) -> OdriverError | None:
-    """What keeps a call from being sent to this daemon."""
-    limit = welcome.max_message_bytes
-    if len(call.frame) > limit:
-        return RequestFailed("message_too_long", f"a message may have {limit} bytes, not {len(call.frame)}")
-    mismatch = call.resumption and call.resumption.mismatch(welcome)
-    return ResumeFailed(mismatch) if mismatch else None

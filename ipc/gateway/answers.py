@@ -36,8 +36,7 @@ def json_answer(answer: msgspec.Struct, status: int = 200, headers: dict[str, st
 
 
 class _Whole(Response):
-    """A response sent in parts, as its reader has room; its memory is held until the last part is
-    sent."""
+    """A response sent in parts, as its reader has room, whose memory is held to the end."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """The ASGI call."""
@@ -92,8 +91,7 @@ async def answer_nobody(request: Request, error: Exception) -> Response:
 
 
 OF_BODIES = (BodyError, OverflowError, RecursionError)
-"""The last two are for schemas and the like, which hold anything: what JSON has and no message can
-bear."""
+"""The last two come from schemas and the like: JSON that no message can hold."""
 HANDLERS = dict.fromkeys((*OF_BODIES, OdriverError, HTTPException), answer_failure) | dict.fromkeys(
     (Disconnected, ClientDisconnect), answer_nobody
 )

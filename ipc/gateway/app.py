@@ -9,7 +9,7 @@ from starlette.middleware import Middleware
 from starlette.routing import Route
 
 from ipc.gateway import openapi
-from ipc.gateway.access.admission import Admission
+from ipc.gateway.access.authentication import Authentication
 from ipc.gateway.access.callers import Callers
 from ipc.gateway.access.memory_limit import Memory
 from ipc.gateway.answers import FAULT_ANSWER, HANDLERS
@@ -45,5 +45,5 @@ def _route(operation: Operation) -> Route:
         operation.path,
         operation.run,
         methods=["GET" if operation.body is None else "POST"],
-        middleware=[] if operation.public else [Middleware(Admission)],
+        middleware=[] if operation.public else [Middleware(Authentication)],
     )

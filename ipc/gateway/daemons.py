@@ -14,7 +14,7 @@ from starlette.requests import Request
 
 from ipc.async_client import AsyncClient
 from ipc.errors import ConnectFailed
-from ipc.gateway.access.admission import caller_of
+from ipc.gateway.access.authentication import caller_of
 from ipc.gateway.access.callers import Caller
 from ipc.gateway.access.peer_addresses import peer_of_request
 from ipc.gateway.output.dialect import Dialect, dialect_of
@@ -34,8 +34,7 @@ RETRY_INTERVAL = 1.0
 
 
 class RemoteDaemon:
-    """One of them, which may come and go; it has ``timeout`` seconds to answer when it is
-    connected to."""
+    """A daemon, which may come and go; it has ``timeout`` seconds to answer a connection."""
 
     def __init__(
         self,
@@ -75,8 +74,7 @@ class RemoteDaemon:
         return self._dialect[1]
 
     def client_of(self, caller: Caller) -> AsyncClient:
-        """The connection for a caller's requests; callers without a name share the gateway's
-        own."""
+        """The connection for a caller's requests; unnamed callers share the gateway's own."""
         if not caller.name:
             return self.client
         client = self._clients.get(caller)
@@ -90,8 +88,7 @@ class RemoteDaemon:
             await client.close()
 
     async def status(self) -> dict[str, Any]:
-        """Its numbers; raises ConnectFailed and RequestFailed. However many ask at once, the
-        daemon is asked once."""
+        """Its status; raises ConnectFailed and RequestFailed. Concurrent calls ask it once."""
         return await self._asked("status", self.client.status)
 
     async def metrics(self) -> str:
@@ -134,8 +131,7 @@ class Reached(NamedTuple):
 
 
 class Daemons:
-    """All of them, one at least; ``async with`` begins to connect to them, and ends the
-    connections."""
+    """One or more daemons; ``async with`` begins to connect, and ends the connections."""
 
     def __init__(self, daemons: list[RemoteDaemon]) -> None:
         self._daemons = daemons
@@ -169,7 +165,7 @@ class Daemons:
         return [daemon for daemon, outcome in zip(self._daemons, outcomes, strict=True) if outcome is None]
 
     async def serving(self, model: str | None) -> RemoteDaemon:
-        """A daemon that serves this model, in turn. Raises BodyError if none does, and
+        """A daemon that serves this model, in turn. Raises BodyError if none, and
         ConnectFailed."""
         known = _serving(self._daemons, model)
         turn = next(self._turns)
@@ -188,16 +184,14 @@ class Daemons:
 
 
 def _serving(daemons: list[RemoteDaemon], model: str | None) -> list[RemoteDaemon]:
-    """Which of these are known to serve the model; without a word of it they must all have the
-    same."""
+    """Those known to serve the model; without a model all must serve the same."""
     if model is None and len({daemon.model for daemon in daemons}) > 1:
         return []
     return [daemon for daemon in daemons if daemon.model is not None and model in (None, daemon.model)]
 
 
 async def daemon_for(request: Request, model: str | None) -> Reached:
-    """The daemon for a request. Raises as ``Daemons.serving``, and ConnectFailed if the caller's
-    key is refused."""
+    """The daemon for a request. Raises as ``Daemons.serving``, and for a refused key."""
     daemons: Daemons = request.app.state.daemons
     daemon = await daemons.serving(model)
     caller = caller_of(request)

@@ -1,5 +1,4 @@
-"""HTTP/1.1 on a connection, by uvicorn, which would wait for its peer for ever, and take a head of
-any length."""
+"""HTTP/1.1 by uvicorn, with deadlines for its peers and a limit of the head's length."""
 
 import asyncio
 from http import HTTPStatus
@@ -17,8 +16,7 @@ from ipc.openai.translation import error_answer
 MAX_HEAD_BYTES = 1 << 16
 """Of the first line and the headers; more are refused."""
 HEAD_TIMEOUT = 30.0
-"""Seconds that they have to arrive, from the beginning of the connection or from their first
-byte."""
+"""Seconds for a head to arrive, from the connection's beginning or the first byte."""
 
 
 class BadHead(Exception):
@@ -195,8 +193,7 @@ class Protocol(HttpToolsProtocol):
             self._arrival = None
 
     def _watch_departure(self) -> None:
-        """Abort the connection if its peer does not read, also after the last response and while
-        closing."""
+        """Abort the connection if its peer does not read, even while it is being closed."""
         self._watch_departure_no_more()
         sending = SendPace(self.transport.get_write_buffer_size())
         self._departure = self.loop.call_later(pace.SEND_TIMEOUT, self._look_at_departure, sending)

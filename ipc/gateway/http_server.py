@@ -109,8 +109,7 @@ class _Server(uvicorn.Server):
 
 
 def _check_reach(host: str, api_keys: Path | None, tls: dict[str, Any]) -> None:
-    """Raises ConfigurationError where other machines could have the daemons work without saying
-    who they are."""
+    """Raises ConfigurationError where other machines could use the daemons without a key."""
     if is_loopback(host):
         return
     if api_keys is None:

@@ -1,5 +1,4 @@
-"""What a request is called: in the answer's header and body, and in the log, where what only looks
-is for debugging."""
+"""The name of a request, in the answer's header and body and in the log."""
 
 import logging
 import re

@@ -21,8 +21,7 @@ async def gathered(streams: list[AsyncStream], held: HeldMemory) -> list[Complet
 
 
 async def merged(streams: list[AsyncStream]) -> AsyncIterator[tuple[int, Piece]]:
-    """Their pieces as they come, with the number of the stream; when one fails the others are
-    aborted."""
+    """Yield the streams' pieces with the stream's number; if one fails, the others are aborted."""
     if len(streams) == 1:
         async with streams[0] as only:
             async for piece in only:

@@ -42,8 +42,7 @@ class ChatLogprobs(Struct, frozen=True):
 
 
 class TextLogprobs(Struct, frozen=True):
-    """An entry for each token, in each list. With ``echo`` the prompt's come first; the first of
-    all has no logprob."""
+    """An entry for each token; with ``echo`` the prompt's come first, of which one has none."""
 
     tokens: list[str]
     token_logprobs: list[float | None]
@@ -65,8 +64,7 @@ class AssistantMessage(Struct, frozen=True):
 
 
 class BaseChoice(Struct, frozen=True, kw_only=True):
-    """The fields of all choices, whole or streamed; the last of a stream has the
-    ``finish_reason``."""
+    """The fields of all choices; the last of a stream has the ``finish_reason``."""
 
     index: int
     finish_reason: str | None = None
@@ -178,8 +176,7 @@ def chat_logprobs(tokens: list[TokenLogprobs], count: int) -> ChatLogprobs:
 
 
 def text_logprobs(tokens: list[TokenLogprobs], offset: int = 0, *, first: str | None = None) -> TextLogprobs:
-    """A text's log-probabilities, after ``offset`` characters; ``first`` is a token in front that
-    has none."""
+    """A text's log-probabilities, from ``offset`` characters on; a token ``first`` has none."""
     unknown = [None] if first is not None else []
     own = [next(iter(token.values())) for token in tokens]
     texts = ([] if first is None else [first]) + [one.decoded_token or "" for one in own]
@@ -199,8 +196,7 @@ def text_logprobs(tokens: list[TokenLogprobs], offset: int = 0, *, first: str | 
 
 
 def _beside(whole: Completion, choice: Choice, params: dict[str, object]) -> dict[str, Any]:
-    """The fields of any choice. The prompt's log-probabilities come once, with the first
-    sample."""
+    """The fields of any choice. Those of the prompt come once, with the first sample."""
     is_first = choice is whole.choices[0]
     return {
         "index": choice.index,

@@ -33,7 +33,7 @@ class ChatMessage(Struct, frozen=True, forbid_unknown_fields=True):
     audio: None = None
     function_call: None = None
 
-    def told(self) -> dict[str, Any]:
+    def as_dict(self) -> dict[str, Any]:
         """As our client takes it."""
         said: dict[str, Any] = {
             "role": self.role,
@@ -41,7 +41,7 @@ class ChatMessage(Struct, frozen=True, forbid_unknown_fields=True):
             "name": self.name,
             "tool_call_id": self.tool_call_id,
             "reasoning_content": self.reasoning_content or self.reasoning,
-            "tool_calls": [call.told() for call in self.tool_calls or []] or None,
+            "tool_calls": [call.as_dict() for call in self.tool_calls or []] or None,
         }
         return {name: value for name, value in said.items() if value is not None}
 

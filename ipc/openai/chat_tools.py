@@ -9,8 +9,7 @@ FunctionName = Annotated[str, Meta(pattern=r"^[A-Za-z0-9_.-]{1,128}$")]
 
 
 class Function(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """``parameters`` is a JSON schema of an object; without it there are none. With ``strict`` no
-    call breaks it."""
+    """``parameters`` is a JSON schema of an object, or None; with ``strict`` calls keep to it."""
 
     name: FunctionName
     description: str | None = None
@@ -56,7 +55,7 @@ class ToolCall(Struct, frozen=True, forbid_unknown_fields=True):
     function: FunctionCall
     type: Literal["function"] = "function"
 
-    def told(self) -> dict[str, Any]:
+    def as_dict(self) -> dict[str, Any]:
         """As our client takes it."""
         function = {"name": self.function.name, "arguments": self.function.arguments}
         return {"id": self.id, "type": "function", "function": function}
@@ -73,7 +72,7 @@ class ToolUse(NamedTuple):
     forced: list[Function]
     parallel: bool
 
-    def told(self) -> list[dict[str, Any]]:
+    def as_dict(self) -> list[dict[str, Any]]:
         """The functions as our client takes them."""
         return [{"type": "function", "function": msgspec.to_builtins(function)} for function in self.functions]
 

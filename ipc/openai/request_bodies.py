@@ -39,8 +39,7 @@ class BodyError(Exception):
 
 
 class Question(NamedTuple):
-    """What to ask our client: a prompt or messages, SamplingParams by name, and what else there is
-    for the chat template."""
+    """A question for our client: a prompt or messages, SamplingParams, and template options."""
 
     prompt: Prompt | None
     messages: list[dict[str, Any]] | None
@@ -141,8 +140,7 @@ class _Request(Sampling, frozen=True, forbid_unknown_fields=True, kw_only=True):
         return self.stream_options is not None and self.stream_options.include_usage
 
     def _params(self) -> dict[str, Any]:
-        """What SamplingParams has of it, but for ``logprobs``, and for the defaults of the kind;
-        raises BodyError."""
+        """SamplingParams but for ``logprobs`` and the kind's defaults; raises BodyError."""
         if self.stream_options is not None and not self.stream:
             raise BodyError("stream_options are for a stream: send stream: true, or leave them out", "stream_options")
         form = _form(self)
@@ -175,9 +173,9 @@ class ChatCompletionRequest(_Request, frozen=True, forbid_unknown_fields=True, k
         if self.logprobs:
             params["logprobs"] = self.top_logprobs or 0
         use = self.tool_use()
-        messages = [message.told() for message in self.messages]
+        messages = [message.as_dict() for message in self.messages]
         switches = template_switches(self.chat_template_kwargs, self.add_generation_prompt, self.continue_final_message)
-        return Question(None, messages, params, use.told() if use else None, switches)
+        return Question(None, messages, params, use.as_dict() if use else None, switches)
 
     def tool_use(self) -> ToolUse | None:
         """What may be called; None where nothing may."""
@@ -236,8 +234,7 @@ def template_switches(
 
 
 def tool_use(functions: list[Function], choice: str, named: str | None, parallel: bool | None) -> ToolUse | None:
-    """What may be called of these: None for nothing, with no functions or the choice "none";
-    raises BodyError."""
+    """The functions that may be called; None for no function. Raises BodyError."""
     names = [function.name for function in functions]
     if len(set(names)) < len(names):
         raise BodyError("tools must have different names", "tools")

@@ -26,8 +26,7 @@ STATUS = {
 }
 """HTTP's codes for those of the daemon; any other is 500."""
 TYPES = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 429: "rate_limit_error"}
-"""OpenAI's words for HTTP's codes; others are invalid_request_error below 500, and
-server_error."""
+"""OpenAI's error types by status; others are invalid_request_error or server_error."""
 
 _UNKNOWN = re.compile(r"Object contains unknown field `(?P<name>.*?)`(?: - at `\$\.?(?P<path>.*)`)?")
 _WRONG = re.compile(r"(?P<what>.*) - at (?P<key>`key` in )?`\$\.?(?P<path>.*)`", re.DOTALL)
@@ -60,8 +59,7 @@ def check_model(asked: str | None, served: str) -> None:
 
 
 def question(prompt: Any, messages: Any, params: dict[str, Any]) -> Question:
-    """A question in our own format. Raises BodyError for both or neither of prompt and messages,
-    or an unknown name."""
+    """A question in our own format. Raises BodyError for a wrong one, or an unknown name."""
     if (prompt is None) == (messages is None):
         raise BodyError("a request has either a prompt or messages: give exactly one of them")
     for name in params:
@@ -71,8 +69,7 @@ def question(prompt: Any, messages: Any, params: dict[str, Any]) -> Question:
 
 
 def decoded(body: dict[str, Any] | bytes, kind: type[Body]) -> Body:
-    """A body of that kind, from JSON or from what JSON has been read to; raises BodyError, which
-    names the field."""
+    """A body of that kind, from JSON or decoded JSON. Raises BodyError, which names the field."""
     try:
         if isinstance(body, bytes):
             check_json(body)

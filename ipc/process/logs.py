@@ -64,8 +64,7 @@ class TextFormatter(logging.Formatter):
 
 
 class JsonFormatter(logging.Formatter):
-    """One JSON object a line: time (RFC 3339, UTC), level, logger, message, and the ``extra``
-    fields."""
+    """One JSON object a line: time (RFC 3339, UTC), level, logger, message, ``extra`` fields."""
 
     def format(self, record: logging.LogRecord) -> str:
         """One line."""

@@ -7,8 +7,7 @@ logger = logging.getLogger(__name__)
 
 
 def raise_limit() -> None:
-    """Take all that the system allows: a shell's default is low for the sake of programs that know
-    no better."""
+    """Raise the soft limit to the hard one: a shell's default is low."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == hard:
         return

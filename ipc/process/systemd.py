@@ -12,8 +12,7 @@ LONGEST_EXTENSION = 30 * 86400.0
 
 
 def notify(*assignments: str) -> None:
-    """Send assignments, such as ``READY=1`` or ``STATUS=loading weights``, as one message; without
-    a listener, nothing."""
+    """Send assignments, such as ``READY=1``, as one message; without a listener, nothing."""
     path = os.environ.get("NOTIFY_SOCKET")
     if not path:
         return
@@ -31,14 +30,12 @@ def notify_reloading() -> None:
 
 
 def extend_timeout(seconds: float) -> None:
-    """Announce that starting or stopping will end, or be extended again, within so many
-    seconds."""
+    """Announce that a start or stop ends, or is extended again, within so many seconds."""
     notify(f"EXTEND_TIMEOUT_USEC={round(1e6 * min(LONGEST_EXTENSION, seconds))}")
 
 
 def watchdog_interval() -> float | None:
-    """In how many seconds of silence this process is taken for hung (sd_watchdog_enabled(3)); None
-    if it is not watched."""
+    """Systemd's watchdog timeout in seconds (sd_watchdog_enabled(3)); None without one."""
     microseconds = os.environ.get("WATCHDOG_USEC", "")
     if not microseconds.isdecimal() or os.environ.get("WATCHDOG_PID", str(os.getpid())) != str(os.getpid()):
         return None

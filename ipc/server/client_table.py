@@ -86,8 +86,7 @@ class Clients:
         self._stage.work(Work(identity, tenant.name, partial(self._hear, identity, frames, now, tenant), frames=frames))
 
     def deliver(self, reply: Reply, sample: ReturnSample, now: float) -> None:
-        """Passes on what the driver has for a request, as far as its client reads, unless that is
-        gone."""
+        """Send a sample, as far as the client reads; drop it if the client has gone."""
         if sample.is_last:
             self._ledger.close(reply, sample.usage)
         client = self._clients.get(reply.identity)
@@ -104,7 +103,7 @@ class Clients:
         if client is not None:
             if client.tenant.name != tenant.name:  # one that took the name of a connection that was lost
                 self._drop(identity, "the connection ended")
-            client.tenant, client.heard_at = tenant, now
+            client.tenant, client.last_received_at = tenant, now
         message = read(frames, decode_client_message)
         if isinstance(message, Error):
             self._send(identity, message)
@@ -167,14 +166,14 @@ class Clients:
         if identity not in self._clients:
             return
         if absent:
-            client.heard_at = now
+            client.last_received_at = now
         self._cut_off_revoked(identity, client)
         self._cut_off_stuck(identity, client, now, absent=absent)
-        if now - client.heard_at > SILENCE_LIMIT:
+        if now - client.last_received_at > SILENCE_LIMIT:
             self._drop(identity, f"silent for {SILENCE_LIMIT:g} s")
-        elif now - max(client.heard_at, client.pinged_at) >= PING_INTERVAL:
+        elif now - max(client.last_received_at, client.pinged_at) >= PING_INTERVAL:
             client.pinged_at = now
-            self._sign_of_life(identity, Ping())
+            self._send_heartbeat(identity, Ping())
 
     def _answer(self, identity: bytes, message: ClientMessage, now: float, tenant: Tenant, num_bytes: int) -> None:
         if isinstance(message, Hello):
@@ -198,7 +197,7 @@ class Clients:
                     client.streams[request_id].grant(count, now)
                     self._flush_stream(identity, client, client.streams[request_id], now)
             case Ping():
-                self._sign_of_life(identity, Pong())
+                self._send_heartbeat(identity, Pong())
 
     def _greet(self, identity: bytes, hello: Hello, now: float, tenant: Tenant) -> None:
         self._drop(identity, "said hello again")
@@ -303,7 +302,7 @@ class Clients:
             if len(client.unsent) > MAX_UNSENT:
                 self._drop(identity, "it asks and does not read")
 
-    def _sign_of_life(self, identity: bytes, message: Ping | Pong) -> None:
+    def _send_heartbeat(self, identity: bytes, message: Ping | Pong) -> None:
         """To a connection that is full there is no need of one."""
         if self._post(identity, message) is Sent.GONE:
             self._drop(identity, "the connection ended")

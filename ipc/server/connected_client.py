@@ -9,8 +9,7 @@ from ipc.sockets.tenants import Tenant
 from ipc.wire.messages import ServerMessage
 
 MAX_BACKLOG_BYTES = 64 << 20
-"""Bytes in memory, about, that may wait for one client. Beyond that, its longest stream is cut
-off."""
+"""Bytes in memory that may wait for one client; beyond it the longest stream is cut off."""
 
 
 @dataclass(eq=False)
@@ -18,7 +17,7 @@ class ConnectedClient:
     """One of them. Times are in seconds, and the caller's."""
 
     tenant: Tenant
-    heard_at: float
+    last_received_at: float
     pinged_at: float
     streams: dict[str, SampleStream] = field(default_factory=dict)
     """Open requests, by the client's request id."""

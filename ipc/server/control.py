@@ -167,8 +167,7 @@ class Control:
         return None
 
     def _profile(self, name: str) -> str:
-        """The directory for a profile of that name; raises InvalidRequest where there is none for
-        any."""
+        """The directory for a trace of that name; raises InvalidRequest if there is none."""
         if self._profiles is None:
             raise InvalidRequest("this daemon has no directory for profiles: start it with --profile-directory DIR")
         return str(self._profiles / name)

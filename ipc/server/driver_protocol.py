@@ -27,12 +27,10 @@ class Driver(Protocol):
         """A snapshot."""
 
     def sleep(self, request_id: str, channel: ReturnChannel) -> None:
-        """Finish open requests, free the pages' memory, and put the result; or raise
-        DriverError."""
+        """Finish open requests, free the pages' memory, and put a sample; or raise DriverError."""
 
     def wake(self, request_id: str, channel: ReturnChannel) -> None:
         """Allocate that memory again, put the result and serve; or raise DriverError."""
 
     def profile(self, request_id: str, directory: str | None, channel: ReturnChannel) -> None:
-        """Begin a trace, or end it if there is no directory, and put the result; or raise
-        DriverError."""
+        """Begin a trace, or end it without a directory, and put a sample; or raise DriverError."""

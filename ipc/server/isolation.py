@@ -1,5 +1,4 @@
-"""Exceptions on a socket thread: one client's message or sample can end its own request and
-nothing else."""
+"""Exceptions on a socket thread end the one request that they are about."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -37,8 +36,7 @@ class Work:
 
 
 def isolating(name: str, end: Callable[[bytes, str | None, DriverError], None]) -> Stage[Work]:
-    """A stage that runs Work; ``end`` ends a client's request, or its connection if there is no
-    id."""
+    """A stage that runs Work; ``end`` ends a client's request, or its connection."""
     return Stage(
         name,
         lambda work: work.do(),

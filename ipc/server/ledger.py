@@ -52,8 +52,7 @@ class Ledger:
         return len(self._accounts)
 
     def refusal(self, tenant: Tenant, now: float) -> tuple[str, float | None] | None:
-        """Why a tenant may have no more requests now, by its limits of now, and in how many
-        seconds it may."""
+        """Why a tenant may open no more requests now, and in how many seconds it may."""
         account = self._accounts.get(tenant.name)
         if account is None:
             return None
@@ -73,8 +72,7 @@ class Ledger:
         account.quota.spend(num_prompt_tokens)
 
     def close(self, reply: Reply, usage: Usage | None) -> None:
-        """Close a request after its last sample; without usage, as after an error, the charge
-        stays."""
+        """Close a request after its last sample; without usage its charge stays."""
         account = self._open.pop(reply, None)
         if account is None:
             return

@@ -37,8 +37,7 @@ RELOAD_PATIENCE = 1.0
 
 
 class Rules(Protocol):
-    """The answers to events of a socket. Only the listener's thread calls it; ``now`` is in
-    seconds."""
+    """The answers to a socket's events, on the listener's thread; ``now`` is in seconds."""
 
     def hear(self, identity: bytes, frames: list[bytes], now: float, tenant: Tenant) -> None:
         """Takes one message, from this tenant."""
@@ -92,7 +91,7 @@ class Listener:
         self._stopping = False
         self._looked_at = 0.0
         self._called_at: float | None = None
-        """When ``seconds_unheard`` last woke the thread; None once the thread has had its turn."""
+        """When ``seconds_unresponsive`` last woke the thread; None once the thread has had its turn."""
         self._reload: Future[None] | None = None
         """Pending until the process has the new keys."""
         self._bound: Future[None] = Future()
@@ -115,9 +114,8 @@ class Listener:
         """Processes of the socket that have died, and were followed by another."""
         return self._peers.num_deaths if self._bound.done() and self._bound.exception() is None else 0
 
-    def seconds_unheard(self) -> float:
-        """For how long the thread, or the process, has not reacted to earlier calls of this
-        method; wakes it again."""
+    def seconds_unresponsive(self) -> float:
+        """For how long thread or process have not reacted to earlier calls; wakes them again."""
         now = time.monotonic()
         waiting_since = [at for at in (self._called_at, self._peers.called_at) if at is not None]
         if self._called_at is None:
@@ -227,8 +225,7 @@ class Listener:
                 self._peers.close(peer)
 
     def _reload_keys(self) -> None:
-        """Send the present keys to the process; wait, for RELOAD_PATIENCE at most, until it has
-        them."""
+        """Send the keys to the process; wait until it has them, for RELOAD_PATIENCE at most."""
         reload: Future[None] = Future()
         self._reload = reload
         self._bell.ring()

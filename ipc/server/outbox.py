@@ -63,8 +63,7 @@ class Outbox:
         self._bell.ring()
 
     def take(self) -> list[tuple[Reply, ReturnSample]]:
-        """The waiting samples, joined into one for each output, in the order of each request's
-        first."""
+        """The waiting samples, joined into one an output, in the order of the requests."""
         waiting: dict[Reply, list[ReturnSample]] = {}
         for _ in range(len(self._samples)):
             reply, sample = self._samples.popleft()

@@ -1,5 +1,4 @@
-"""The messages of one request, and what waits until its client has read: the protocol's flow
-control."""
+"""The messages of one request that wait for its client: the protocol's flow control."""
 
 import math
 from collections.abc import Callable
@@ -88,8 +87,7 @@ class SampleStream:
 
 
 def _sendable(waiting: list[ReturnSample]) -> list[ReturnSample]:
-    """The samples to send, one a message: an error comes after the text before it, and empty
-    samples are left out."""
+    """The samples to send: an error comes after its text, and empty samples are left out."""
     samples = []
     for sample in [part for whole in joined(waiting) for part in parts(whole, MAX_PART_BYTES)]:
         if sample.error is not None:

@@ -21,8 +21,7 @@ from ipc.wire.addresses import control_address
 from ipc.wire.messages import CREDITS, PROTOCOL_VERSION, SILENCE_LIMIT, Welcome
 
 SILENCE_OF_CONNECTIONS = 2 * SILENCE_LIMIT
-"""Seconds after which a silent connection is closed; the work of its client has been aborted
-before."""
+"""Seconds after which a silent connection is closed; its work was aborted before."""
 
 
 class Server:
@@ -63,9 +62,8 @@ class Server:
         return self._work.num_restarts + self._control.num_restarts
 
     def stages(self) -> dict[str, float]:
-        """For how long each thread has not reacted to earlier calls of this method; wakes them
-        again."""
-        return {"sockets": self._work.seconds_unheard(), "control": self._control.seconds_unheard()}
+        """For how long each thread has not reacted to earlier calls; wakes them again."""
+        return {"sockets": self._work.seconds_unresponsive(), "control": self._control.seconds_unresponsive()}
 
     def start(self) -> None:
         """Bind and begin to listen."""

@@ -1,5 +1,4 @@
-"""Which accelerators this machine has, and which processes hold them. Nothing is taken: a TPU has
-one process at a time."""
+"""The machine's accelerators, and the processes that hold them. It takes none of them."""
 
 import fcntl
 import getpass
@@ -22,8 +21,7 @@ LONGEST_COMMAND = 80
 
 
 class Holder(NamedTuple):
-    """A process that has what we want; the time is in seconds since 1970, and texts are "?" where
-    we may not know."""
+    """A process that holds a device; ``since`` is in seconds since 1970, "?" is unknown."""
 
     pid: int
     command: str
@@ -62,8 +60,7 @@ def holders(paths: list[Path], proc: Path = Path("/proc")) -> list[Holder]:
 
 
 def tpu_obstacle(paths: list[Path], lock: Path = TPU_LOCK) -> Obstacle | None:
-    """What libtpu would stumble over: a process that has these devices or the lock, or a lock that
-    it could not take."""
+    """What would keep libtpu from the TPUs: a process with devices or lock, or a foreign lock."""
     found = {holder.pid: holder for holder in (*_lock_holders(lock), *holders(paths))}
     if found:
         return Obstacle(f"the TPU is in use by {'; by '.join(map(str, found.values()))}", end_of(found.values()), True)

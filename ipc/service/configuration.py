@@ -27,8 +27,7 @@ RELOADABLE = ("drain_timeout", "log_level", "log_format")
 
 @dataclass(frozen=True, kw_only=True)
 class DaemonConfig:
-    """Raises ConfigurationError where a value cannot work; ``bind`` is checked when it is used
-    (ipc/wire/addresses.py)."""
+    """Raises ConfigurationError for values that cannot work; ``bind`` is checked when used."""
 
     bind: str | None = setting(None, "ADDR", "ipc:///path/to.sock or tcp://HOST:PORT (default: a private socket)")
     keys: Path | None = setting(
@@ -87,8 +86,7 @@ ReadConfig = Callable[[], tuple[EngineConfig, DaemonConfig]]
 
 
 class LiveConfiguration:
-    """``engine`` as at the start, ``daemon`` as of the last reload. Raises ConfigurationError, but
-    never in a reload."""
+    """``engine`` as at the start, ``daemon`` as last reloaded. Raises ConfigurationError."""
 
     def __init__(self, read: ReadConfig, console: Console) -> None:
         self._read = read
@@ -100,8 +98,7 @@ class LiveConfiguration:
         configure_logging(self._console, self.daemon.level, self.daemon.log_format)
 
     def reload(self) -> None:
-        """Apply the changes that need no restart, and log the others; a wrong configuration
-        changes nothing."""
+        """Apply the changes that need no restart, and log the others; errors change nothing."""
         try:
             engine, daemon = self._read()
         except ConfigurationError as error:

@@ -51,14 +51,11 @@ DRIVER_TIMEOUT = 3.0
 SHUTDOWN_TIMEOUT = 4.5
 """Seconds for the whole shutdown; then the process ends with a traceback of all threads."""
 START_PATIENCE = 600.0
-"""Seconds that one function may take to compile, or one stage to begin, before systemd gives up on
-the start."""
+"""Seconds that systemd waits for each compilation or stage of the start."""
 LONGEST_DRAIN = 7 * 86400.0
-"""Seconds that a drain takes at most; who gives it more, or for ever, means as long as it
-needs."""
+"""Seconds that a drain takes at most; a longer timeout means no limit."""
 LONGEST_WAIT = 3600.0
-"""Seconds after which the main thread looks around anyway: a poll's timeout may not be
-infinite."""
+"""Seconds of the main thread's longest poll, which may not be infinite."""
 
 
 class Interrupted(BaseException):
@@ -100,7 +97,7 @@ class Daemon:
         self._bell = Bell()
         self._drains: SimpleQueue[tuple[float | None, str]] = SimpleQueue()
         """In how many seconds, None for ``drain_timeout``, and why."""
-        self._give_up_at = math.inf
+        self._drain_deadline = math.inf
         self._watchdog: Watchdog | None = None
         self._starting = False
         self._signalled = False
@@ -108,8 +105,7 @@ class Daemon:
         self._reload_asked = False
 
     def run(self) -> int:
-        """Serve, and return the exit code. Raises ConfigurationError and AddressError where it
-        cannot start."""
+        """Serve; returns the exit code. Raises ConfigurationError and AddressError."""
         why = "the daemon could not start"
         code = FAULT
         with _handling_signals(self._on_signal, self._bell, at_terminal=self._console.is_terminal):
@@ -159,7 +155,7 @@ class Daemon:
         """Wait for the end; the exit code and the reason."""
         why = ""
         while self._ends.empty():
-            left = self._give_up_at - time.monotonic()
+            left = self._drain_deadline - time.monotonic()
             if left <= 0:
                 return STOPPED, why
             self._bell.wait(min(left, LONGEST_WAIT))
@@ -172,14 +168,13 @@ class Daemon:
         return self._ends.get()
 
     def _drain(self, timeout: float | None, why: str) -> None:
-        """Take no new work, and end once open requests are done; those not done in time end with
-        the reason."""
+        """Take no new work, and end once open requests are done; the others get the reason."""
         assert self._driver is not None
         timeout = self._configuration.daemon.drain_timeout if timeout is None else timeout
         timeout = min(timeout, LONGEST_DRAIN)
         if self._stalled() is not None:  # and what is stuck does not finish
             timeout = 0.0
-        self._give_up_at = min(self._give_up_at, time.monotonic() + timeout)
+        self._drain_deadline = min(self._drain_deadline, time.monotonic() + timeout)
         extend_timeout(timeout + SHUTDOWN_TIMEOUT)
         notify("STATUS=finishing what is open")
         logger.info("%s: nothing new is taken, and what is open has %g s to finish", why, timeout)
@@ -212,7 +207,7 @@ class Daemon:
         """What is wrong, for ``/health``; None if nothing is."""
         if self._driver is None or self._starting:
             return "starting"
-        if self._give_up_at < math.inf:
+        if self._drain_deadline < math.inf:
             return "draining"
         return self._stalled()
 
@@ -225,8 +220,7 @@ class Daemon:
         return f"nothing has got done in the {stage} stage for {stages[stage]:.0f} s"
 
     def _stages(self) -> dict[str, float]:
-        """For how many seconds each stage of the driver, and each socket thread, has been busy
-        with one thing."""
+        """For how many seconds each stage and socket thread has been busy with one item."""
         assert self._driver is not None
         return {**self._driver.stages(), **self._server.stages()}
 
@@ -283,7 +277,7 @@ def _handling_signals(
 
     At a terminal SIGHUP means that the terminal is gone, and keeps its default action.
     """
-    wakeup = signal.set_wakeup_fd(bell.rope)
+    wakeup = signal.set_wakeup_fd(bell.write_fd)
     numbers = (signal.SIGTERM, signal.SIGINT) if at_terminal else (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
     previous = {number: signal.signal(number, handle) for number in numbers}
     try:

@@ -1,5 +1,4 @@
-"""The daemon's metrics in Prometheus's text format, served over HTTP and over the control
-socket."""
+"""The daemon's metrics in Prometheus's text format, over HTTP and the control socket."""
 
 from collections.abc import Callable, Iterable
 

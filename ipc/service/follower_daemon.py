@@ -48,8 +48,8 @@ class FollowerDaemon:
         self._watchdog = Watchdog(self._stages, self._hung, lambda why: _end(FAULT, why))
 
     def run(self) -> NoReturn:
-        """Follow process 0 to the end, and end. Raises ConfigurationError, DevicesUnavailable and
-        HostsError before."""
+        """Follow process 0 to the end. Raises ConfigurationError, DevicesUnavailable,
+        HostsError."""
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._on_signal)
         if not sys.stderr.isatty():  # there it says that the terminal is gone; else that there is something to reload

@@ -36,8 +36,7 @@ Answer = tuple[HTTPStatus, str, bytes]
 
 
 class MetricsServer:
-    """Serves from ``start`` to ``stop``. ``health`` returns what is wrong, or None, on the
-    server's thread."""
+    """Serves from ``start`` to ``stop``. ``health`` returns what is wrong, or None."""
 
     def __init__(self, host: str, port: int, health: Callable[[], str | None], exposition: Exposition) -> None:
         self._host, self._port = host, port

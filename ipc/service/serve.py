@@ -20,8 +20,7 @@ logger = logging.getLogger(__name__)
 
 
 def serve(flags: Mapping[str, Any]) -> NoReturn:
-    """Be a daemon with these options of ``odriver serve``: runs it, logs why it ends, and ends
-    this process."""
+    """Run a daemon with these options of ``odriver serve``, and end this process."""
     # What a daemon makes is its user's alone, and so are its sockets from the moment that they are
     # there.
     os.umask(0o077)

@@ -86,15 +86,13 @@ SETTINGS = _table(EngineConfig, DaemonConfig)
 
 
 def files() -> list[Path]:
-    """Where a configuration file is looked for where none is named: the user's, then the
-    machine's."""
+    """Where configuration files are looked for: the user's, then the machine's."""
     home = Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config")
     return [home / "odriver" / "config.toml", Path("/etc/odriver/config.toml")]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add a flag for each setting, and ``--config``. A flag that is not given is None or missing
-    in the options."""
+    """Add a flag for each setting, and ``--config``. Flags not given are None or missing."""
     add_setting_arguments(parser)
     where = " or ".join(map(str, files()))
     parser.add_argument("--config", type=Path, metavar="FILE", help=f"settings in TOML (default: {where})")
@@ -129,8 +127,7 @@ def held(flags: Mapping[str, Any]) -> dict[str, SettingValue]:
 
 
 def configs(found: Mapping[str, SettingValue]) -> tuple[EngineConfig, DaemonConfig]:
-    """The two configurations of what holds; raises ConfigurationError where a value cannot
-    work."""
+    """The configurations of engine and daemon; raises ConfigurationError."""
     engine, daemon = (
         {field.name: found[field.name].value for field in fields(of)} for of in (EngineConfig, DaemonConfig)
     )

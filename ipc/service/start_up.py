@@ -1,5 +1,4 @@
-"""From an EngineConfig to a driver that can be started: all that takes the daemon time to
-start."""
+"""From an EngineConfig to a driver that can be started: what takes time in a start."""
 
 import logging
 import os
@@ -66,8 +65,7 @@ Load = Callable[[EngineConfig, Callable[[Progress], None], Callable[[str], None]
 
 
 def load(config: EngineConfig, report: Callable[[Progress], None], on_failure: Callable[[str], None]) -> Loaded:
-    """Load the model and compile every step, and the tokenizer meanwhile. Raises
-    ConfigurationError, DevicesUnavailable and HostsError."""
+    """Load and compile. Raises ConfigurationError, DevicesUnavailable and HostsError."""
     # Seconds' worth of imports: not before it is known that there is an address to serve at.
     from driver.metrics.driver_metrics import DriverMetrics
     from driver.odriver import oDriver

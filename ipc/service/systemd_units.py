@@ -1,5 +1,4 @@
-"""The systemd units of daemon and gateway, for one environment; their templates are in
-``units/``."""
+"""The systemd units of daemon and gateway; their templates are in ``units/``."""
 
 from pathlib import Path
 
@@ -61,8 +60,7 @@ def render_daemon(command: Path, reads: list[Path], *, loopback_only: bool) -> s
 
 
 def render_gateway(command: Path, reads: list[Path]) -> str:
-    """The gateway's unit, for the ``odriver`` at this path, whose environment is in these
-    directories."""
+    """The gateway's unit, for the ``odriver`` at this path and its environment."""
     return _render(GATEWAY, command, reads, loopback_only=True)
 
 
@@ -81,7 +79,6 @@ def _render(name: str, command: Path, reads: list[Path], *, loopback_only: bool)
 
 
 def _quoted(path: Path) -> str:
-    """As systemd reads a word of a command line; ``%`` begins a specifier there, ``$`` a
-    variable."""
+    """Quoted for systemd's command lines, where ``%`` and ``$`` are special."""
     escaped = str(path).replace("\\", "\\\\").replace('"', '\\"').replace("%", "%%").replace("$", "$$")
     return f'"{escaped}"' if any(character in escaped for character in " '\"\\") else escaped

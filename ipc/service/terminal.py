@@ -1,5 +1,4 @@
-"""The progress of the daemon's start, and its facts when it is ready: on a terminal, or in the
-log."""
+"""The progress of the daemon's start, and its result, on a terminal or in the log."""
 
 import logging
 import time

@@ -1,5 +1,4 @@
-"""Watches that every stage makes progress: notifies systemd while all do, and ends the daemon if
-one hangs."""
+"""Watches that every stage makes progress; notifies systemd, or ends a hung daemon."""
 
 import logging
 import math
@@ -14,8 +13,7 @@ from ipc.wire.messages import PROGRESS_LIMIT
 logger = logging.getLogger(__name__)
 
 PREPARE_LIMIT = 300.0
-"""Seconds that the prepare stage has before it is hung: a long text is minutes of work for a
-tokenizer on a slow machine."""
+"""Seconds before the prepare stage is hung: tokenizing a long text may take minutes."""
 
 
 class Watchdog:
@@ -42,7 +40,7 @@ class Watchdog:
         self._clock = clock
         self._looked_at = math.inf
         self._thawed_at = -math.inf
-        """When it was last found that this whole process had been frozen, which is no stage's
+        """When this whole process was last found to have been frozen, which is no stage's
         fault."""
         self._stopping = threading.Event()
         self._thread = SafeThread("watchdog", self._run, self._died)

@@ -1,5 +1,4 @@
-"""Listening at a checked address: the daemon does it itself, so that clients find the address
-whichever process answers."""
+"""Listening sockets, which the daemon keeps whatever becomes of the socket's process."""
 
 import errno
 import socket
@@ -16,8 +15,7 @@ BACKLOG = 512
 
 @contextmanager
 def listening(address: str) -> Iterator[socket.socket]:
-    """A socket that listens there and that other daemons are kept off; raises AddressError where
-    there can be none."""
+    """A listening socket that other daemons are kept off; raises AddressError."""
     with reserved(address):
         try:
             end = _unix(address) if address.startswith("ipc://") else _tcp(address)

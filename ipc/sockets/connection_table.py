@@ -15,8 +15,7 @@ or machine at most a quarter of those that are served; the rest of that half get
 
 
 class PeerConnection:
-    """A connection that has sent something. ``refusal`` is an error's code and message if it is
-    not served."""
+    """A connection that has sent something; ``refusal`` is a code and message if not served."""
 
     def __init__(self, serial: int, routing_id: bytes, owner: str, refusal: tuple[str, str] | None) -> None:
         self.serial = serial
@@ -30,8 +29,7 @@ class PeerConnection:
 
 
 class Accepted:
-    """A file descriptor on which libzmq has accepted a peer; a connection, once the peer has sent
-    something."""
+    """An accepted file descriptor; it has a connection, once its peer has sent something."""
 
     def __init__(self, descriptor: int, peer: str, last_serial: int, now: float) -> None:
         self.descriptor = descriptor
@@ -39,7 +37,7 @@ class Accepted:
         """Its user or its machine, by the kernel's word."""
         self.last_serial = last_serial
         """The last that was given before: those of this descriptor come later."""
-        self.heard_at = now
+        self.last_received_at = now
         self.ends_at: float | None = None
         """When to close it."""
         self.connection: PeerConnection | None = None

@@ -1,5 +1,4 @@
-"""What the kernel and libzmq say of a connection's file descriptor: its peer, and how to end
-it."""
+"""File descriptors of connections: their peers, and how to end them."""
 
 import os
 import resource
@@ -26,8 +25,7 @@ def peer_of(descriptor: int) -> str | None:
 
 
 def shut(descriptor: int, peer: str) -> None:
-    """End a connection that libzmq has: it sees the other end gone. Not if it has gone already,
-    and the number is another's."""
+    """End a connection of libzmq's, which sees its peer gone; not if the number was reused."""
     if peer_of(descriptor) != peer:
         return
     try:
@@ -38,8 +36,7 @@ def shut(descriptor: int, peer: str) -> None:
 
 
 def is_chosen(routing_id: bytes) -> bool:
-    """Whether the peer has chosen its routing id, as far as we can tell: libzmq's have five bytes,
-    the first 0."""
+    """Whether the peer chose its routing id: libzmq's have five bytes, the first of them 0."""
     return len(routing_id) != 5 or routing_id[0] != 0
 
 

@@ -23,8 +23,7 @@ from ipc.sockets.link import Link
 NUM_DESCRIPTORS = 3
 _PR_SET_PDEATHSIG, _PR_SET_NAME = 1, 15
 _IGNORED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-"""Meant for the daemon, which drains and then ends us; a terminal or a service manager may send
-them to all."""
+"""Meant for the daemon, which then ends us; a terminal may send them to the whole group."""
 
 
 class ForkServer:

@@ -1,5 +1,4 @@
-"""Records between the daemon and the process of one of its sockets: a stream of bytes on which
-neither end ever waits."""
+"""Records between the daemon and a socket's process, over a stream that never blocks."""
 
 import socket
 import struct
@@ -30,8 +29,7 @@ class Kind(IntEnum):
     CLOSE = 4
     """To the process: close this connection, after it had time to read its last messages."""
     KEYS = 5
-    """To the process: the keys that may connect, in JSON; answered by the same kind when they
-    do."""
+    """To the process: the keys that may connect, in JSON; it confirms with the same kind."""
     BEAT = 6
     """To the process; answered by the same kind."""
     STOP = 7
@@ -39,11 +37,9 @@ class Kind(IntEnum):
     OPENED = 8
     """From the process: a connection has sent its first message; its peer, in JSON."""
     PARTS = 9
-    """From the process: a message of several frames, which is none; the body is their number in
-    decimal."""
+    """From the process: a message of several frames; the body is their number in decimal."""
     TAKEN = 10
-    """From the process: number of messages, in decimal, sent into the connection since the last of
-    these."""
+    """From the process: messages sent into the connection since the last of these, in decimal."""
     GONE = 11
     """From the process: this connection has ended, and its serial is never used again."""
 
@@ -58,8 +54,7 @@ class Link:
         self._received = bytearray()
 
     def fileno(self) -> int:
-        """A file descriptor that is readable when there is something to ``receive``, or the other
-        end is gone."""
+        """A file descriptor, readable when there are records or the other end is gone."""
         return self._end.fileno()
 
     @property
@@ -86,8 +81,7 @@ class Link:
             del self._unsent[:sent]
 
     def receive(self) -> list[Record]:
-        """The records that are here in full, perhaps none. Raises LinkLost once the other end is
-        gone."""
+        """The complete records, perhaps none. Raises LinkLost once the other end is gone."""
         try:
             data = self._end.recv(_CHUNK)
         except BlockingIOError:

@@ -29,8 +29,7 @@ MAX_ON_THE_WAY = 500
 MAX_UNSENT = 64 * 2**20
 """Bytes that the process has not taken yet, from which on it is given no more."""
 SHORT_LIFE = 1.0
-"""Seconds: a process that dies younger is followed by the next one later, if the one before it
-died so young, too."""
+"""Seconds: after two processes in a row that died younger, the next starts later."""
 LONGEST_DELAY = 1.0
 """Seconds from one process's death to the next one's birth, at most."""
 SILENCE_LIMIT = 20.0
@@ -42,8 +41,7 @@ class Sent(Enum):
 
     AWAY = auto()
     FULL = auto()
-    """The connection holds as much as it may: the client does not read, or its network is slow.
-    Nothing was sent."""
+    """The connection is full: a client that does not read, or a slow network. Nothing was sent."""
     GONE = auto()
     """There is no such client any more."""
 
@@ -84,8 +82,7 @@ class Lost:
 
 @dataclass(frozen=True)
 class Refused:
-    """A new connection over a limit, or a wrong one: an error's code and message; close it after
-    sending that."""
+    """A new connection over a limit: an error's code and message; close it after sending that."""
 
     peer: Peer
     code: str
@@ -96,8 +93,7 @@ Event = Said | HasRoom | Lost | Refused
 
 
 class Peers:
-    """One thread uses it. ``listening`` and ``configuration`` are what each process is given.
-    Times are in seconds."""
+    """Used by one thread. Each process gets ``listening`` and ``configuration``."""
 
     def __init__(
         self, name: str, spawner: Spawner, listening: socket.socket, configuration: SocketConfiguration
@@ -269,8 +265,8 @@ class Peers:
         self._spawned.link.flush()
 
     def _lose(self, dead: Spawned, now: float) -> None:
-        """All of its connections are over, and the next process is made: at once, if this one has
-        lived for long."""
+        """Drop all its connections, and start the next process: at once, if this one lived
+        long."""
         self.num_deaths += 1
         self._delay = 0.0 if now - self._born_at > SHORT_LIFE else self._due_in()
         self._due_at = now + self._delay

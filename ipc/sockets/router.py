@@ -11,8 +11,7 @@ SEND_HIGH_WATER = 500
 LINGER = 1000
 """Milliseconds that the last messages have to leave when the socket closes."""
 KEEPALIVE = {zmq.TCP_KEEPALIVE: 1, zmq.TCP_KEEPALIVE_IDLE: 30, zmq.TCP_KEEPALIVE_INTVL: 10, zmq.TCP_KEEPALIVE_CNT: 3}
-"""Of TCP connections: seconds of silence until the kernel asks, between its questions, and how
-many go unanswered."""
+"""TCP keepalive: seconds of silence, seconds between probes, and their number."""
 HELLO_LIMIT = 10.0
 """Seconds within which a connection must send something."""
 

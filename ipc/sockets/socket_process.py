@@ -68,7 +68,7 @@ class SocketProcess:
         self._keys: frozenset[str] | None = None
         self._is_open = False
         self._stopping = False
-        self._was_deaf = False
+        self._was_paused = False
         """Whether reading was paused at some time since the last sweep."""
         self._swept_at = time.monotonic()
         self._context = zmq.Context()
@@ -112,7 +112,7 @@ class SocketProcess:
         ready = self._wait()
         if self._early or self._link.fileno() in ready:
             for kind, serial, body in self._early or self._link.receive():
-                self._hear_daemon(kind, serial, body)
+                self._handle_record(kind, serial, body)
             self._early = []
         now = time.monotonic()
         if self._monitor in ready:
@@ -144,11 +144,11 @@ class SocketProcess:
 
     def _reads(self) -> bool:
         if self._link.unsent > UNREAD_LIMIT:
-            self._was_deaf = True
+            self._was_paused = True
             return False
         return self._is_open
 
-    def _hear_daemon(self, kind: int, serial: int, body: bytes) -> None:
+    def _handle_record(self, kind: int, serial: int, body: bytes) -> None:
         now = time.monotonic()
         match kind:
             case Kind.MESSAGE:
@@ -162,7 +162,7 @@ class SocketProcess:
             case Kind.BEAT:
                 self._link.put(Kind.BEAT)
             case Kind.OPEN:
-                self._is_open = self._was_deaf = True
+                self._is_open = self._was_paused = True
             case Kind.STOP:
                 self._stopping = True
 
@@ -178,8 +178,7 @@ class SocketProcess:
             self._full.add(connection)
 
     def _deliver(self, connection: PeerConnection, frame: bytes) -> bool:
-        """Whether there was room for it. One that has gone has room: its disconnection is about to
-        be reported."""
+        """Whether there was room for it. A lost connection has room: its end is reported soon."""
         try:
             self._router.send_multipart([connection.routing_id, frame], zmq.NOBLOCK)
         except zmq.Again:
@@ -189,10 +188,10 @@ class SocketProcess:
                 raise
         connection.num_taken += 1
         if connection.num_taken >= TAKEN_AT_ONCE:
-            self._tell_taken(connection)
+            self._report_taken(connection)
         return True
 
-    def _tell_taken(self, connection: PeerConnection) -> None:
+    def _report_taken(self, connection: PeerConnection) -> None:
         self._link.put(Kind.TAKEN, connection.serial, str(connection.num_taken).encode())
         connection.num_taken = 0
 
@@ -221,7 +220,7 @@ class SocketProcess:
         if found is None:
             return True
         connection, accepted = found
-        accepted.heard_at = now
+        accepted.last_received_at = now
         if connection.refusal is not None:
             return True
         if num_frames == 1:
@@ -264,8 +263,7 @@ class SocketProcess:
             self._link.put(Kind.GONE, connection.serial)
 
     def _answer_zap(self, now: float) -> None:
-        """Admit peers under a serial of ours, which libzmq then attaches to each of their
-        messages."""
+        """Admit peers under a serial of ours, which libzmq attaches to their messages."""
         while True:
             try:
                 question = self._zap.recv_multipart(zmq.NOBLOCK)
@@ -284,12 +282,12 @@ class SocketProcess:
 
         If reading was paused, or this call comes far too late, their silence does not count.
         """
-        excused = self._was_deaf or now > self._swept_at + 3 * SWEEP_INTERVAL
-        self._swept_at, self._was_deaf = now, not self._is_open
+        excused = self._was_paused or now > self._swept_at + 3 * SWEEP_INTERVAL
+        self._swept_at, self._was_paused = now, not self._is_open
         self._watch(now)
         for accepted in self._connections.all():
             if excused:
-                accepted.heard_at = now
+                accepted.last_received_at = now
             limit = HELLO_LIMIT if accepted.connection is None else self._silence_limit
-            if now > min(accepted.heard_at + limit, accepted.ends_at or math.inf):
+            if now > min(accepted.last_received_at + limit, accepted.ends_at or math.inf):
                 shut(accepted.descriptor, accepted.peer)

@@ -1,5 +1,4 @@
-"""The daemon's side of its sockets' processes: it starts them, learns how they end, and can kill
-them."""
+"""The daemon's side of its sockets' processes: starting, watching and killing them."""
 
 import signal
 import socket
@@ -15,8 +14,7 @@ from ipc.sockets.link import Link
 _PATHS = [str(Path(__file__).parents[2]), str(Path(zmq.__file__ or "").parents[1])]
 _PROGRAM = "import sys; sys.path[:0] = {paths}; from ipc.sockets.fork_server import main; main({control})"
 _REPORT_PATIENCE = 0.5
-"""Seconds until the report of a process that has ended is given up; it comes at once if the fork
-server lives."""
+"""Seconds to wait for the report of an ended process."""
 
 
 class Spawned:
@@ -48,8 +46,7 @@ class Spawned:
 
 
 class Spawner:
-    """Has the fork server make processes, and starts that one when it is first needed or has died.
-    Any thread may ask."""
+    """Starts processes through the fork server, which it starts when needed. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()

@@ -55,8 +55,7 @@ class Quota:
         self._at = now
 
     def spend(self, tokens: int) -> None:
-        """Tokens have been read or generated; fewer than none, where they were fewer than was
-        thought."""
+        """Tokens have been used; a negative number corrects an estimate."""
         self._used += tokens
 
     def has_drained(self, tenant: Tenant, now: float) -> bool:
@@ -66,8 +65,8 @@ class Quota:
         return self._used <= tenant.limits.tokens_per_minute / MINUTE * (now - self._at)
 
     def refusal(self, tenant: Tenant, num_open: int, now: float) -> tuple[str, float | None] | None:
-        """Why one more request may not be opened, and in how many seconds it may; None if it may
-        now."""
+        """Why one more request may not be opened, and in how many seconds it may; None if it
+        may."""
         limits = tenant.limits
         if limits is None:
             return None

@@ -22,8 +22,7 @@ logger = logging.getLogger(__name__)
 
 CONTROL_SUFFIX = ".control"
 LONGEST_PATH = 107 - len(CONTROL_SUFFIX)
-"""Bytes of a Unix socket's path: ``sun_path`` less its closing NUL, and less what the control
-socket adds."""
+"""Bytes of a socket's path: ``sun_path`` less its NUL and the control socket's suffix."""
 LAST_PORT = 65534
 """The control socket has the next."""
 
@@ -35,8 +34,7 @@ _TCP = re.compile(r"tcp://(?P<host>\[[^]]+\]|[^:\[\]]+):(?P<port>[0-9]{1,5})")
 
 
 def default_address() -> str:
-    """The address that daemon and client share when none is given: a socket in the user's private
-    directory."""
+    """The default address of daemon and client: a socket in the user's private directory."""
     return f"ipc://{_private_directory() / 'odriver.sock'}"
 
 
@@ -74,8 +72,7 @@ def is_local(address: str) -> bool:
 
 
 def control_address(address: str) -> str:
-    """The control address of a daemon: the socket file ``.control`` beside its own, or the next
-    port."""
+    """The control address of a daemon: ``.control`` beside its socket file, or the next port."""
     match = _TCP.fullmatch(address)
     return address + CONTROL_SUFFIX if match is None else f"tcp://{match['host']}:{int(match['port']) + 1}"
 
@@ -88,8 +85,7 @@ def host_and_port(address: str) -> tuple[str, int]:
 
 
 def anyone_listens(address: str) -> bool:
-    """Whether some process accepts connections at a checked address; it may be no daemon of
-    ours."""
+    """Whether any process accepts connections at a checked address."""
     try:
         connected(address).close()
     except (FileNotFoundError, NotADirectoryError, ConnectionRefusedError):
@@ -114,16 +110,14 @@ def keep_private(address: str) -> None:
 
 
 def open_to_group(address: str) -> None:
-    """Have our group connect, too, to work and control at a checked address, if these are socket
-    files."""
+    """Let our group connect, too, to both sockets of a checked address."""
     if address.startswith("ipc://"):
         for path in (address, control_address(address)):
             _set_mode(Path(path.removeprefix("ipc://")), 0o660)
 
 
 def _set_mode(path: Path, mode: int) -> None:
-    """Set the mode of the socket itself; if another user has replaced it, the replacement is left
-    alone."""
+    """Set the socket's mode; a replacement of the socket by another user is left alone."""
     descriptor = os.open(path, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
         if stat.S_ISSOCK(os.fstat(descriptor).st_mode):
@@ -225,8 +219,7 @@ def is_loopback(host: str) -> bool:
 
 
 def connected(address: str) -> socket.socket:
-    """A plain connection to a checked address; raises OSError where there is none within a
-    second."""
+    """A plain connection to a checked address; raises OSError after a second."""
     if address.startswith("tcp://"):
         return socket.create_connection(host_and_port(address), timeout=1)
     connection = socket.socket(socket.AF_UNIX)

@@ -15,13 +15,13 @@ class Bell:
     """
 
     def __init__(self) -> None:
-        self._reader, self.rope = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        self._reader, self.write_fd = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         """The write end. A byte written to it rings too: it is for ``signal.set_wakeup_fd``."""
         self._rung = False
 
     def __del__(self) -> None:
         os.close(self._reader)
-        os.close(self.rope)
+        os.close(self.write_fd)
 
     def fileno(self) -> int:
         """A file descriptor that is readable while a ring is unheard."""
@@ -31,7 +31,7 @@ class Bell:
         """Wake the hearer, now or when it next polls."""
         if not self._rung:
             self._rung = True
-            os.write(self.rope, b"\0")
+            os.write(self.write_fd, b"\0")
 
     def clear(self) -> None:
         """Clear the ring. Call it when the bell is readable, before reading the queue."""

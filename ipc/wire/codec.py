@@ -22,8 +22,7 @@ class MessageError(Exception):
 
 
 class _Envelope(Struct):
-    """The request id of a message that cannot be decoded as a whole, for the error that answers
-    it."""
+    """The request id of an undecodable message, for the error that answers it."""
 
     request_id: RequestId | None = None
 
@@ -36,14 +35,12 @@ _envelope_decoder = msgspec.msgpack.Decoder(_Envelope)
 
 
 def encode(message: ClientMessage | ControlMessage | ServerMessage) -> bytes:
-    """One frame. Raises TypeError, ValueError or OverflowError where a field holds what msgpack
-    cannot."""
+    """One frame. Raises TypeError, ValueError or OverflowError if msgpack cannot hold it."""
     return _encoder.encode(message)
 
 
 def decode_client_message(frame: bytes) -> ClientMessage:
-    """Decode a client's message. Raises MessageError for anything else, and beyond a limit of
-    form."""
+    """Decode a client's message; raises MessageError, also beyond a limit of form."""
     try:
         check_message(frame)
     except NO_MESSAGE as error:
@@ -69,8 +66,7 @@ def _decoded(frame: bytes, decoder: msgspec.msgpack.Decoder[Message]) -> Message
 
 
 def peek_request_id(frame: bytes) -> str | None:
-    """The request id in a frame that may otherwise be no message, None where there is none to be
-    read."""
+    """The request id in a frame that may be no message; None if there is none."""
     try:
         return _envelope_decoder.decode(frame).request_id
     except NO_MESSAGE:

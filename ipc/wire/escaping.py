@@ -15,8 +15,7 @@ LONGEST_LINE = 4000
 """Characters of a log line."""
 
 _HIDDEN = "\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff"
-"""C0 and C1 controls, separators of lines and paragraphs, bidirectional overrides, and halves of
-characters."""
+"""C0 and C1 controls, line separators, bidirectional overrides and lone surrogates."""
 _IN_A_LINE = re.compile(f"[{_HIDDEN}]")
 _IN_TEXT = re.compile(f"(?![\n\t])[{_HIDDEN}]")
 
@@ -32,8 +31,7 @@ def visible(text: str) -> str:
 
 
 def visible_json(text: str) -> str:
-    """JSON that says the same: it spells out C0 by itself, and the others may be spelt as in any
-    of its strings."""
+    """The same JSON, with all control characters escaped."""
     return _IN_TEXT.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
 
 

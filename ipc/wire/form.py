@@ -13,8 +13,7 @@ from msgspec import Raw
 from engine.request_limits import MAX_DEPTH, MAX_NAME_LENGTH, MAX_NAMES, MAX_VALUES
 
 NO_MESSAGE = (ValueError, RecursionError)
-"""What msgspec raises over rubbish: its own errors and bad UTF-8, and the second for lists nested
-thousands deep."""
+"""What msgspec raises: its own errors and bad UTF-8, and RecursionError for deep nesting."""
 
 _IDS = {"allowed_token_ids": list[int], "stop_token_ids": list[int], "logit_bias": dict[int, float]}
 """Parameters that hold token ids, which are many and small; their types limit how many."""
@@ -22,8 +21,7 @@ _decoder = msgspec.msgpack.Decoder(dict[str, Raw])
 
 
 def check_message(frame: bytes) -> None:
-    """Raises ValueError that names what is too deep, too many or too long, or says that this is no
-    message."""
+    """Raises ValueError that names what is too deep, too many or too long."""
     fields, left = _named("the message", frame), MAX_VALUES
     for name in ("messages", "tools"):
         if name in fields:
@@ -105,12 +103,10 @@ _LENGTHS |= {0xD9: (1, 0), 0xDA: (2, 0), 0xDB: (4, 0)}
 
 
 def _num_values(name: str, data: bytes, depth: int, most: int) -> int:
-    """The values in a well-formed piece of msgpack, keys included; raises ValueError beyond
-    ``most`` or ``depth``."""
+    """The number of values, keys included; raises ValueError beyond ``most`` or ``depth``."""
     position, count, left = 0, 0, 1
     outer: list[int] = []
-    """How many values are left in each map and list around the innermost, in which ``left``
-    are."""
+    """Values left in each map and list around the innermost, which has ``left``."""
     while True:
         while not left:
             if not outer:

@@ -1,5 +1,4 @@
-"""What a ZeroMQ server says before anything else: by which mechanism it wants to know its clients
-(ZMTP, RFC 23)."""
+"""A ZeroMQ server's greeting, which names its security mechanism (ZMTP, RFC 23)."""
 
 from ipc.wire.addresses import connected
 

@@ -32,8 +32,7 @@ class ServerKey(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class ClientKey(Struct, frozen=True, forbid_unknown_fields=True):
-    """What a client connects with: its own pair, and the public key of the one daemon that they
-    are for."""
+    """A client's key: its own pair, and the public key of its daemon."""
 
     public: Z85
     secret: Z85
@@ -89,8 +88,8 @@ def authorized(directory: Path) -> dict[str, Limits]:
 
 
 def new(directory: Path, name: str, out: Path, **limits: int | bool) -> None:
-    """Make a key: authorise its public half, and write the client's file. Raises KeyFileError if
-    either exists."""
+    """Make a key: authorise it and write the client's file. Raises KeyFileError if either
+    exists."""
     authorised = _path(directory, name)
     for path in (authorised, out):
         if os.path.lexists(path):

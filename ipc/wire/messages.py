@@ -1,5 +1,4 @@
-"""Every message of the wire protocol, and its version. ipc/PROTOCOL.md is the protocol itself,
-and codec.py turns messages into frames."""
+"""Every message of the wire protocol, and its version; ipc/PROTOCOL.md describes it."""
 
 import re
 from typing import Annotated, Any, Literal
@@ -19,8 +18,7 @@ PING_INTERVAL = 5.0
 SILENCE_LIMIT = 30.0
 """Seconds of silence after which either side takes the other for lost: several pings."""
 PROGRESS_LIMIT = 60.0
-"""Seconds with one item, or without a step, after which a stage of a daemon is stalled: it is not
-healthy any more."""
+"""Seconds with one item, or without a step, after which a daemon's stage is stalled."""
 
 CREDITS = 32
 """Messages of one request that may be sent before the client says that it has read any."""
@@ -47,8 +45,7 @@ class _Message(
 
 
 class Hello(_Message, frozen=True, forbid_unknown_fields=False):
-    """Opens a connection. Only this message may have unknown fields, so that versions can be told
-    apart."""
+    """Opens a connection. It alone may have unknown fields, so that versions can be told apart."""
 
     version: int
 
@@ -110,8 +107,7 @@ class Abort(_Message, frozen=True):
 
 
 class Credit(_Message, frozen=True):
-    """Says that ``count`` more messages of an open request have been read; for one that has ended
-    it means nothing."""
+    """``count`` more messages of an open request have been read; otherwise it has no effect."""
 
     request_id: RequestId
     count: Annotated[int, Meta(ge=1, le=CREDITS)]
@@ -138,24 +134,21 @@ class Metrics(_Message, frozen=True):
 
 
 class AbortRequest(_Message, frozen=True):
-    """Ends any client's open request, ``target``: the client's id, a colon, and the client's own
-    request id."""
+    """Ends any client's request, ``target``: the client's id, a colon, its request id."""
 
     request_id: RequestId
     target: Annotated[str, Meta(max_length=MAX_TARGET_LENGTH)]
 
 
 class Drain(_Message, frozen=True):
-    """Drains the daemon: it takes no new work, finishes open requests within so many seconds, and
-    ends."""
+    """Drains the daemon: it finishes open requests within so many seconds, and ends."""
 
     request_id: RequestId
     timeout_s: Annotated[float, Meta(ge=0)] | None = None
 
 
 class Sleep(_Message, frozen=True):
-    """Puts the daemon to sleep: it finishes open requests, takes no new ones, and frees the memory
-    of its pages."""
+    """Puts the daemon to sleep: it finishes open requests and frees its pages' memory."""
 
     request_id: RequestId
 
@@ -174,8 +167,7 @@ class LogLevel(_Message, frozen=True):
 
 
 class Profile(_Message, frozen=True):
-    """Begins a trace of the daemon, under a name that no other has; without one, ends and writes
-    it."""
+    """Begins a trace under a new name; without a name, ends and writes it."""
 
     request_id: RequestId
     name: ProfileName | None = None
@@ -217,8 +209,7 @@ class Token(_Message, frozen=True):
 
 
 class Done(_Message, frozen=True):
-    """The last piece of a completion, and why it ended: stop, length, repetition, timeout or
-    abort."""
+    """The last piece, and why it ended: stop, length, repetition, timeout or abort."""
 
     request_id: str
     text: str

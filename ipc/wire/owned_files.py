@@ -35,8 +35,8 @@ def opened_directory(path: Path, *, make: int | None = None) -> Iterator[int]:
 
 
 def create(path: Path, text: str) -> None:
-    """Create a private file (0600) that belongs to its directory's owner. Raises OSError, also if
-    it exists."""
+    """Create a file (0600) that belongs to its directory's owner. Raises OSError, also if it
+    exists."""
     with (
         opened_directory(path.parent) as directory,
         os.fdopen(os.open(path.name, _NEW, 0o600, dir_fd=directory), "w", encoding="utf-8") as file,
@@ -46,8 +46,7 @@ def create(path: Path, text: str) -> None:
 
 
 def replace(path: Path, text: str) -> None:
-    """Write a file that all may read (0644), replacing what is there: a link itself, not its
-    target."""
+    """Write a file (0644), replacing what is there: a link itself, not its target."""
     with opened_directory(path.parent, make=0o755) as directory:
         new = f".{path.name}.{os.getpid()}"
         with suppress(FileNotFoundError):
@@ -130,8 +129,7 @@ def _enter(parent: int, name: str, *, make: int | None) -> int:
 
 
 def _roots_link(parent: int, name: str) -> str | None:
-    """The target of a link of root's, in a directory where nobody else could have put it;
-    otherwise None."""
+    """The target of root's own link in a directory where only root can put one; else None."""
     try:
         found, directory = os.stat(name, dir_fd=parent, follow_symlinks=False), os.fstat(parent)
         if stat.S_ISLNK(found.st_mode) and found.st_uid == directory.st_uid == 0:

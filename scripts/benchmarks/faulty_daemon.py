@@ -12,7 +12,7 @@ from jax.errors import JaxRuntimeError
 
 from engine import build
 from engine.step.execution_manager import ExecutionManager
-from engine.step.model_io import StepLayout
+from engine.step.layout import StepLayout
 from ipc.commands.cli import main
 
 
@@ -28,7 +28,7 @@ class FaultyManager(ExecutionManager):
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
-        self._spared = min(self._layouts)
+        self._spared = min(self.shapes.buckets)
         self._countdown = self.every
         self._faults = itertools.cycle(("refused", "taken", "not finite"))
 

@@ -26,14 +26,12 @@ from driver.text.tokenizer import HuggingFaceTokenizer
 from engine.config import DEMO_MODEL, ServingLimits
 from engine.mesh import one_device
 from engine.oengine import oEngine
-from engine.sampling.sampler import SamplingVariant
 from engine.sampling_params import SamplingParams
 from engine.scheduling.scheduler import InferenceScheduler
 from engine.scheduling.sequence import Sequence
-from engine.step.execution_manager import StepShapes
-from engine.step.model_io import StepLayout
+from engine.step.layout import StepLayout, StepShapes
 from engine.step.runner import eSurgeRunner
-from engine.step.sampling_functions import SamplingFunctions
+from engine.step.sampling_programs import SamplingPrograms
 from scripts.benchmarks.child import answer_all
 
 LAYERS, ARRAYS_PER_LAYER = 12, 6
@@ -44,26 +42,15 @@ TOKEN = 300
 """What the null model always says."""
 
 
-class NullSamplingFunctions(SamplingFunctions):
-    """A sampler that gives every row the same token."""
-
-    def __init__(self, shapes: StepShapes) -> None:
-        super().__init__(shapes.max_num_seqs, VOCABULARY, one_device())
-        self._shapes = shapes
-
-    def sampler(self, layout: StepLayout, variant: SamplingVariant) -> Any:  # noqa: ARG002 - one does for all
-        """No sampling."""
-        return _sampler(layout, self._shapes)
-
-
 class NullExecutionManager:
-    """ExecutionManager's surface over functions that give every row the same token."""
+    """ExecutionManager's surface over programs that give every row the same token."""
 
     def __init__(self, shapes: StepShapes) -> None:
         self.weights = [jnp.zeros(1) for _ in range(LAYERS * ARRAYS_PER_LAYER)]
-        self._shapes = shapes
+        self.shapes, self.mesh = shapes, one_device()
+        self.new_cache = functools.partial(PagedAttentionCache.allocate, shapes.cache)
+        self.sampling = SamplingPrograms(shapes.max_num_seqs, VOCABULARY, self.mesh)
         self._layouts = [shapes.layout(tokens) for tokens in shapes.buckets]
-        self.sampling = NullSamplingFunctions(shapes)
 
     def layout_for(self, num_tokens: int) -> StepLayout:
         """The smallest bucket that holds a step."""
@@ -71,7 +58,11 @@ class NullExecutionManager:
 
     def forward(self, layout: StepLayout) -> Any:
         """A step of no model."""
-        return _forward(layout, self._shapes)
+        return _forward(layout, self.shapes)
+
+    def for_rows(self, name: str, layout: StepLayout) -> Any:  # noqa: ARG002 - one does for all
+        """No sampling."""
+        return _sampler(layout, self.shapes)
 
 
 def null_engine(max_num_seqs: int) -> oEngine:
@@ -84,8 +75,7 @@ def null_engine(max_num_seqs: int) -> oEngine:
     shapes = StepShapes(max_num_seqs, budget, CONTEXT, metadata)
     pages = HBMPageManager(1 + max_num_seqs * pages_per_seq)
     scheduler = InferenceScheduler(pages, page_size=PAGE_SIZE, max_num_seqs=max_num_seqs, max_num_batched_tokens=budget)
-    allocate = functools.partial(PagedAttentionCache.allocate, metadata)
-    runner = eSurgeRunner(NullExecutionManager(shapes), shapes, allocate, seed=0, mesh=one_device())  # type: ignore[arg-type]
+    runner = eSurgeRunner(NullExecutionManager(shapes), seed=0)  # type: ignore[arg-type]
     return oEngine(scheduler, runner, pages, ServingLimits(CONTEXT, VOCABULARY, (), PAGE_SIZE), run_ahead=1)
 
 

@@ -15,9 +15,18 @@ import numpy as np
 from engine.mesh import one_device
 from engine.sampling.logit_bias import neutral_bias
 from engine.sampling.penalties import neutral_penalties
-from engine.sampling.sampler import SamplingVariant
-from engine.step.model_io import StepLayout
-from engine.step.sampling_functions import SamplingFunctions
+from engine.step.compilation import compile_program
+from engine.step.layout import StepLayout
+from engine.step.sampling_programs import (
+    BIAS,
+    DRAW,
+    GREEDY,
+    LOGPROBS,
+    PENALTIES,
+    WRITE_BIAS,
+    WRITE_PENALTIES,
+    SamplingPrograms,
+)
 from scripts.benchmarks.child import answer_all, ask_once
 from scripts.benchmarks.figure import Figure, figure
 
@@ -51,22 +60,22 @@ def _measure(question: list[int]) -> dict[str, list[float]]:
 def _variants(vocabulary: int) -> Iterator[tuple[str, Callable[[], object]]]:
     """Names and what to time."""
     bench = _Bench(vocabulary)
-    functions, layout, cut = bench.functions, bench.layout, SamplingVariant.TRUNCATED
-    greedy = bench.drawing(SamplingVariant.GREEDY, PEAKED)
+    state, compiled = bench.state, bench.compiled
+    greedy = bench.drawing(GREEDY, PEAKED)
     yield "greedy", greedy
-    yield "temperature", bench.drawing(SamplingVariant.TEMPERATURE, PEAKED, temperature=1)
+    yield "temperature", bench.drawing(DRAW, PEAKED, temperature=1)
     for name, spread in (("peaked", PEAKED), ("flat", FLAT)):
-        yield f"top-k 50, {name}", bench.drawing(cut, spread, temperature=1, top_k=50)
-        yield f"top-p 0.9, {name}", bench.drawing(cut, spread, temperature=1, top_p=0.9)
-    yield "top-k 1000, flat", bench.drawing(cut, FLAT, temperature=1, top_k=1000)
-    yield "min-p 0.1", bench.drawing(cut, PEAKED, temperature=1, min_p=0.1)
-    yield "greedy, bias and masks", bench.processing(functions.bias(layout), functions.new_bias())
-    yield "greedy, penalties", bench.processing(functions.penalize(layout), functions.new_penalties())
-    tell, logits = functions.logprobs(layout), bench.logits[PEAKED]
-    yield "greedy, log-probabilities", lambda: tell(logits, greedy())
-    yield "a sequence's bias, once", bench.writing(functions.write_bias, functions.new_bias(), neutral_bias(vocabulary))
+        yield f"top-k 50, {name}", bench.drawing(DRAW, spread, temperature=1, top_k=50)
+        yield f"top-p 0.9, {name}", bench.drawing(DRAW, spread, temperature=1, top_p=0.9)
+    yield "top-k 1000, flat", bench.drawing(DRAW, FLAT, temperature=1, top_k=1000)
+    yield "min-p 0.1", bench.drawing(DRAW, PEAKED, temperature=1, min_p=0.1)
+    yield "greedy, bias and masks", bench.processing(compiled[BIAS], state.new_bias())
+    yield "greedy, penalties", bench.processing(compiled[PENALTIES], state.new_penalties())
+    find, logits = compiled[LOGPROBS], bench.logits[PEAKED]
+    yield "greedy, log-probabilities", lambda: find(logits, greedy())
+    yield "a sequence's bias, once", bench.writing(compiled[WRITE_BIAS], state.new_bias(), neutral_bias(vocabulary))
     counts = neutral_penalties(vocabulary)
-    yield "a sequence's counts, once", bench.writing(functions.write_penalties, functions.new_penalties(), counts)
+    yield "a sequence's counts, once", bench.writing(compiled[WRITE_PENALTIES], state.new_penalties(), counts)
     flat, sort, top_k = bench.logits[FLAT], jax.jit(jnp.sort), jax.jit(lambda logits: jax.lax.top_k(logits, 1024))
     yield "jnp.sort alone", lambda: sort(flat)
     yield "lax.top_k of 1024 alone", lambda: top_k(flat)
@@ -76,18 +85,18 @@ class _Bench:
     """Compiled functions over random logits; what they take donated is kept and handed on, as from step to step."""
 
     def __init__(self, vocabulary: int) -> None:
-        self.layout, self.functions = StepLayout(ROWS, ROWS, 1), SamplingFunctions(ROWS, vocabulary, one_device())
-        for job in self.functions.jobs(self.layout):
-            job()
+        self.layout, self.state = StepLayout(ROWS, ROWS, 1), SamplingPrograms(ROWS, vocabulary, one_device())
+        programs = [*self.state.of(self.layout), *self.state.writers()]
+        self.compiled: dict[str, Any] = {program.name: compile_program(program).compiled for program in programs}
         normal = np.random.default_rng(0).normal(size=(ROWS, vocabulary)).astype(np.float32)
         self.logits = {spread: jax.device_put(normal * np.float32(spread)) for spread in (PEAKED, FLAT)}
         self._key = jax.random.key(0)
         self._last_token = jnp.zeros(ROWS + 1, jnp.int32)
 
-    def drawing(self, variant: SamplingVariant, spread: float, **columns: float) -> Callable[[], object]:
+    def drawing(self, sampler: str, spread: float, **columns: float) -> Callable[[], object]:
         """One draw for all rows."""
         rows = self._packed(**columns)
-        return lambda: self._draw(variant, self.logits[spread], rows)
+        return lambda: self._draw(sampler, self.logits[spread], rows)
 
     def processing(self, function: Any, state: Any) -> Callable[[], object]:
         """A function that changes logits, and a greedy draw."""
@@ -96,7 +105,7 @@ class _Bench:
         def work() -> object:
             nonlocal state
             state, logits = function(state, self.logits[PEAKED], self._last_token, rows)
-            return self._draw(SamplingVariant.GREEDY, logits, rows)
+            return self._draw(GREEDY, logits, rows)
 
         return work
 
@@ -110,9 +119,8 @@ class _Bench:
 
         return work
 
-    def _draw(self, variant: SamplingVariant, logits: Any, rows: Any) -> Any:
-        draw = self.functions.sampler(self.layout, variant)
-        token_ids, self._last_token = draw(logits, self._last_token, rows, self._key)
+    def _draw(self, sampler: str, logits: Any, rows: Any) -> Any:
+        token_ids, self._last_token = self.compiled[sampler](logits, self._last_token, rows, self._key)
         return token_ids
 
     def _packed(self, **columns: float) -> Any:

@@ -57,8 +57,7 @@ class Caller:
         self._num_open -= 1
 
     def client(self, address: str, timeout: float) -> AsyncClient:
-        """A new client with the caller's own connection: a daemon is fair between connections and
-        between keys."""
+        """A client with the caller's own connection: the daemon is fair between connections."""
         if self.limits is None or self.limits.key is not None:
             return AsyncClient(address, timeout, key=self.key)
         return SaltingClient(address, timeout, key=self.key, name=self.name)
@@ -73,8 +72,7 @@ class Caller:
 
 
 class SaltingClient(AsyncClient):
-    """For those whom the daemon does not know by name: computed pages of prompts are shared among
-    their own alone."""
+    """A client for a keyless caller, with a salt: its prompts' pages are not shared."""
 
     def __init__(self, address: str, timeout: float, *, key: Path | None, name: str) -> None:
         super().__init__(address, timeout, key=key)
@@ -112,8 +110,7 @@ class Callers:
         return caller
 
     def reload(self) -> None:
-        """Read the file again; a wrong file changes nothing. Unchanged callers keep what they have
-        used."""
+        """Read the file again; a wrong file changes nothing. Callers keep what they have used."""
         if self._path is None:
             return
         try:

@@ -31,8 +31,7 @@ class LimitedConnection(Protocol):
 
 
 class ConnectionLimit:
-    """At most ``most`` connections, and half as many of one peer unless it is a ``trusted``
-    proxy."""
+    """At most ``most`` connections, half of them of one peer, unless it is ``trusted``."""
 
     def __init__(self, most: int = MAX_CONNECTIONS, trusted: Callable[[str], bool] | None = None) -> None:
         self._most = most
@@ -40,16 +39,14 @@ class ConnectionLimit:
         self._trusted = trusted or (lambda _: False)
         self._peers: Counter[str] = Counter()
         self._waiting: dict[LimitedConnection, None] = {}
-        """Idle connections, which may be closed for others; those that have waited longest come
-        first."""
+        """Idle connections, which may be closed for others, the longest waiting first."""
         self._working: set[LimitedConnection] = set()
 
     def __len__(self) -> int:
         return len(self._waiting) + len(self._working)
 
     def admit(self, connection: LimitedConnection) -> bool:
-        """Whether there is a place for one more, which waits then; another may have given way for
-        it."""
+        """Whether there is room for one more, which is then idle; another may be closed for it."""
         peer = connection.peer
         if not self._trusted(connection.host) and self._peers[peer] >= self._most_of_one:
             return self._give_way(other for other in self._waiting if other.peer == peer) and self._add(connection)

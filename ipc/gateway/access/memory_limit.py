@@ -11,8 +11,7 @@ from ipc.openai.request_bodies import BodyError
 from ipc.wire.completion import Piece, num_bytes
 
 MAX_BYTES = 256 << 20
-"""Of all requests, about. Once it is half full, nobody gets more than a fair share
-(driver/stages/fair_share.py)."""
+"""Of all requests, about. Above half of it shares are fair (driver/stages/fair_share.py)."""
 RETRY_AFTER = 1.0
 
 

@@ -7,8 +7,7 @@ Times are in seconds, and the caller's.
 BODY_TIMEOUT, BODY_RATE = 30.0, 64 << 10
 """Seconds that a body has to arrive in, plus one for each BYTES_PER_SECOND that have arrived."""
 SEND_TIMEOUT, SEND_BYTES, SEND_PERIODS = 30.0, 32 << 10, 20
-"""Seconds within which a reader must take each part of an answer that waits, or its proportion of
-a long answer."""
+"""Seconds in which a reader must take each part of a waiting answer, or its proportion."""
 
 
 class BodyPace:

@@ -22,8 +22,7 @@ def peer_of(host: str) -> str:
 
 
 class TrustedProxies:
-    """Proxies whose X-Forwarded-For is believed. Raises ValueError for what is no address or
-    network."""
+    """Proxies whose X-Forwarded-For is believed. Raises ValueError for what is no network."""
 
     def __init__(self, networks: list[str]) -> None:
         self._networks = [ip_network(network, strict=False) for network in networks]

@@ -60,8 +60,7 @@ class Answering:
         return AssistantMessage(content, "assistant", calls or UNSET, thought, thought), output.finish_reason
 
     def new_call_id(self) -> str:
-        """For one more call; the chat template of Mistral's models refuses others than of nine
-        letters."""
+        """The id of one more call; Mistral's chat template accepts only nine letters."""
         short = self._tools is not None and self._tools[0].short_ids
         return uuid.uuid4().hex[:9] if short else f"call_{uuid.uuid4().hex}"
 
@@ -81,8 +80,7 @@ class Answering:
         return given | {"structured_outputs": {"grammar": grammar}}
 
     def _rules(self, asked: dict[str, Any] | None) -> list[str] | None:
-        """The grammar, where one is needed: thoughts, and then content of the form that is asked
-        for, or calls."""
+        """The grammar, if one is needed: reasoning, then content of the given form, or calls."""
         said = None if asked is None else f"said: {_form(asked)}"
         if self._tools is not None and (self._tools[1].forced or self._tools[1].strict or asked):
             row, use = self._tools

@@ -53,8 +53,7 @@ class ChatChunk(BaseAnswer, frozen=True, kw_only=True):
 
 
 class ChatChunks:
-    """Makes the chunks of one chat, asked for with these params; the first of a sample says who
-    speaks."""
+    """Makes the chunks of one chat; the first of each sample has the role."""
 
     def __init__(
         self, name: str, model: str, created: int, params: dict[str, Any], answering: Answering, *, with_usage: bool
@@ -87,8 +86,7 @@ class ChatChunks:
         return ChatChunk(**self._head, choices=[], usage=usage(cost))
 
     def _choices(self, piece: Piece, deltas: list[Delta], parser: OutputParser) -> list[ChatChunkChoice]:
-        """A choice for each delta, the last with log-probabilities and the like; without a delta
-        one for those alone."""
+        """A choice for each delta; log-probabilities and the like come with the last, or alone."""
         reason = None if piece.finish_reason is None else parser.finish_reason(piece.finish_reason)
         *others, last = deltas or [Delta()]
         if not deltas and reason is None and not piece.logprobs and not self._with_token_ids:

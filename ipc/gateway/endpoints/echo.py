@@ -19,8 +19,7 @@ class Echo:
         self.text = text
         self._first = first
         self._alone = alone
-        """Whether the prompt alone is wanted: the one token that is generated in any case is left
-        out."""
+        """Whether only the prompt is wanted: the one token generated in any case is left out."""
         self._prompt_logprobs: PromptLogprobs = []
         self._held: list[Piece] = []
         self._said: set[int] = set()
@@ -32,8 +31,7 @@ class Echo:
         return msgspec.structs.replace(answer, choices=choices)
 
     def chunks(self, chunks: TextChunks, piece: Piece, first_index: int) -> list[TextCompletion]:
-        """Those of a piece, with the prompt before the first of each sample, and none before its
-        logprobs are known."""
+        """The chunks of a piece, after the prompt; none before the prompt's logprobs are known."""
         self._held.append(piece)
         self._prompt_logprobs += piece.prompt_logprobs
         if self._first is not None and not self._prompt_logprobs:
@@ -72,8 +70,7 @@ class Echo:
 
 
 async def echoed(client: AsyncClient, asked: Question, body: CompletionRequest) -> tuple[Question, Echo]:
-    """The question to send instead, and the echo; raises BodyError where an echo is not
-    possible."""
+    """The question to send instead, and the echo; raises BodyError if that is not possible."""
     if body.detokenize is False or body.prompt_logprobs is not None:
         name = "detokenize" if body.detokenize is False else "prompt_logprobs"
         raise BodyError(f"{name} does not go with echo", name)

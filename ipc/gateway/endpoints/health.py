@@ -18,8 +18,7 @@ UNKNOWN = "connected"
 
 
 class DaemonHealth(Struct, frozen=True):
-    """How one is: "serving", "draining", "asleep" and the like, "stalled" or "unreachable", and
-    more of that in words."""
+    """A daemon's state: "serving", "draining", "asleep", "stalled", "unreachable" or others."""
 
     model: str | None
     state: str

@@ -16,8 +16,7 @@ TEXT = "text/plain; version=0.0.4; charset=utf-8"
 
 
 async def show(request: Request) -> Response:
-    """The numbers of the one daemon as it says them; of several, with a label that says whose each
-    is."""
+    """The metrics of one daemon verbatim; of several, labelled with the daemon."""
     daemons: Daemons = request.app.state.daemons
     found = await daemons.reach()
     texts = await asyncio.gather(*(daemon.metrics() for daemon in found))
@@ -28,8 +27,7 @@ async def show(request: Request) -> Response:
 
 
 def merged(texts: dict[str, str]) -> str:
-    """Prometheus's text format of several as that of one: each family once, each sample with the
-    label ``daemon``."""
+    """The metrics of several as one text: each family once, each sample labelled ``daemon``."""
     return generate_latest(_Merged(texts)).decode()
 
 

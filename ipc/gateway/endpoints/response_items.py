@@ -90,8 +90,7 @@ class OutputItems:
         self._item: _Item | None = None
 
     def take(self, event: OutputEvent, logprobs: list[Any]) -> Iterator[Event]:
-        """What changes by an event of a sample, and with it log-probabilities of tokens, where it
-        is content."""
+        """The events of a parsed event; a content event brings its tokens' log-probabilities."""
         kind = _kind(event)
         if self._item is None or self._item.kind is not kind or isinstance(event, CallBegins):
             yield from self.end()

@@ -27,8 +27,7 @@ class Part(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class InputItem(Struct, frozen=True, forbid_unknown_fields=True):
-    """A turn of the conversation, from the user or the model; ``type`` says which fields it
-    has."""
+    """A turn of the conversation, by the user or the model; ``type`` says which fields it has."""
 
     type: Literal["message", "function_call", "function_call_output", "reasoning"] = "message"
     id: str | None = None
@@ -115,12 +114,12 @@ class ResponseRequest(Sampling, frozen=True, forbid_unknown_fields=True, kw_only
         if form is not None:
             params["structured_outputs"] = form
         use = self.tool_use()
-        return Question(None, self._messages(), params, use.told() if use else None, self.chat_template_kwargs)
+        return Question(None, self._messages(), params, use.as_dict() if use else None, self.chat_template_kwargs)
 
     @property
     def shows_logprobs(self) -> bool:
-        """Whether texts come with the log-probabilities of their tokens; raises BodyError for what
-        else is asked for."""
+        """Whether texts come with log-probabilities; raises BodyError for any other
+        ``include``."""
         for name in self.include or []:
             if name != LOGPROBS:
                 raise BodyError(f"include: there is {LOGPROBS} here, and no {name!r}", "include")
@@ -141,8 +140,7 @@ class ResponseRequest(Sampling, frozen=True, forbid_unknown_fields=True, kw_only
         return {"text": None, "json_object": {"json_object": True}, "json_schema": {"json": form.schema}}[form.type]
 
     def _messages(self) -> list[dict[str, Any]]:
-        """As our client takes them; what an assistant says, calls and has thought, one after the
-        other, is one turn."""
+        """As our client takes them; adjacent items of the assistant are one turn."""
         items = [InputItem(role="user", content=self.input)] if isinstance(self.input, str) else self.input
         messages: list[dict[str, Any]] = []
         if self.instructions is not None:

@@ -1,5 +1,4 @@
-"""``/v1/responses``: OpenAI's newer API of conversations. Nothing is kept: an answer's next turn
-brings all before it."""
+"""``/v1/responses``: OpenAI's newer API of conversations. The gateway stores nothing."""
 
 from collections.abc import AsyncGenerator
 
@@ -49,8 +48,7 @@ async def create(request: Request) -> Response:
 async def _events(
     stream: AsyncStream, answer: ResponseAnswer, client: AsyncClient, held: HeldMemory | None
 ) -> AsyncGenerator[list[Event]]:
-    """The events of each piece. A whole answer is ``held``. The first piece is awaited: it may be
-    a refusal."""
+    """The events of each piece. A whole answer is ``held``. The first piece may be a refusal."""
     began = False
     async with stream:
         async for piece in stream:

@@ -25,8 +25,7 @@ class TextChunks:
         return self._chunk(TextChoice(index=index, text=prompt, logprobs=logprobs))
 
     def take(self, piece: Piece, first_index: int = 0) -> list[TextCompletion]:
-        """The chunks of a piece of a completion; ``first_index`` is the index of the completion's
-        first sample."""
+        """The chunks of a piece; ``first_index`` is the index of its completion's first sample."""
         index = first_index + piece.index
         logprobs = text_logprobs(piece.logprobs, self._lengths[index]) if piece.logprobs else None
         self._lengths[index] += len(piece.text)

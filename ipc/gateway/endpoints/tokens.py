@@ -15,8 +15,7 @@ from ipc.openai.request_bodies import BodyError, template_switches
 
 
 class TokenizeRequest(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """One of ``prompt`` and ``messages``. ``add_special_tokens`` is for a prompt, and what follows
-    it for messages."""
+    """A prompt, with ``add_special_tokens``, or messages, with the fields after it."""
 
     model: str | None = None
     prompt: str | None = None
@@ -73,7 +72,7 @@ async def tokenize(request: Request) -> Response:
     client = (await daemon_for(request, body.model)).client
     token_ids = await client.tokenize(
         body.prompt,
-        messages=None if body.messages is None else [message.told() for message in body.messages],
+        messages=None if body.messages is None else [message.as_dict() for message in body.messages],
         tools=body.tools,
         chat_template_kwargs=switches,
         add_special_tokens=body.add_special_tokens is not False,

@@ -45,8 +45,7 @@ class Dialect:
 
 
 async def dialect_of(client: AsyncClient, tool_call_parser: str | None, reasoning_parser: str | None) -> Dialect:
-    """The dialect of a daemon's model; the parsers, by vLLM's names, are what its chat template is
-    not asked for then."""
+    """The dialect of a daemon's model; the parsers, by vLLM's names, override its template."""
     template = (await client.tokenizer_info()).get("chat_template") or ""
     if isinstance(template, dict):  # several, by name
         template = "\n".join(template.values())

@@ -1,5 +1,4 @@
-"""Grammars in llguidance's Lark notation: what a text may be, put together from what its parts may
-be."""
+"""Grammars in llguidance's Lark notation, put together from parts."""
 
 import json
 import re
@@ -16,8 +15,7 @@ SPACE = r"/\s*/"
 
 
 def literal(text: str, token_ids: Mapping[str, int]) -> str:
-    """This text. What of it is a token of its own is that token: its letters would be another text
-    to the model."""
+    """This text; what is a token of its own stays that token, not its letters."""
     marks = "|".join(map(re.escape, sorted(token_ids, key=len, reverse=True)))
     pieces = re.split(f"({marks})", text) if marks else [text]
     return " ".join(_token_or_text(piece, token_ids) for piece in pieces if piece)

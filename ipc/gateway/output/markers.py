@@ -2,8 +2,7 @@
 
 
 def before(text: str, marker: str) -> str:
-    """What of a text without ``marker`` is surely in front of it, and of the whitespace before
-    it."""
+    """The part of a text that is surely before ``marker`` and the whitespace before it."""
     return text[: len(text) - _partial(text, marker)].rstrip()
 
 

@@ -35,8 +35,7 @@ class OutputParser:
         return rest if self._tool_calls is None else joined([*rest, *self._tool_calls.end()])
 
     def finish_reason(self, reason: str) -> str:
-        """OpenAI's word: an answer that has ended in order with calls has ended with
-        ``tool_calls``."""
+        """The finish reason: an answer with calls that ended by itself has ``tool_calls``."""
         called = self._tool_calls is not None and self._tool_calls.num_calls
         return "tool_calls" if called and reason == "stop" else reason
 

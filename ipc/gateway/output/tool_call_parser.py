@@ -33,8 +33,7 @@ class ToolCallParser:
         """The text before it, which is content if no call follows."""
         self._braces = _Braces()
         self._num_scanned = 0
-        """Characters of it that have been looked at for the end of an object, once each however
-        long it is."""
+        """Characters scanned for the end of an object, each once."""
         self._in_object = False
         self._bare = row.bare
         """Whether a call could begin here without its marker."""
@@ -175,8 +174,7 @@ class ToolCallParser:
 
 
 class _Braces:
-    """Finds the brace that matches the first, or where ``depth`` are open, the last of them; not
-    within strings."""
+    """Finds the brace that closes the first, or the last of ``depth`` open ones."""
 
     def __init__(self, depth: int = 0) -> None:
         self._depth = depth
@@ -207,8 +205,7 @@ class _Call(NamedTuple):
 
 
 def _call_of(text: str) -> _Call | None:
-    """A JSON object as a call: a name, and arguments, which may be an object, the text of one, or
-    left out."""
+    """A JSON object as a call: a name, and arguments as an object, as its text, or none."""
     given = _object_of(text)
     function = given.get("function") if given else None
     given = function if isinstance(function, dict) else given

@@ -89,8 +89,7 @@ MISTRAL_ARGS = MISTRAL._replace(
     evidence=regex.compile(r"\[ARGS\]"),
 )
 TOOL_FORMATS = {"hermes": (HERMES,), "llama3_json": (LLAMA3_JSON,), "mistral": (MISTRAL_ARGS, MISTRAL)}
-"""By vLLM's names; of a name's formats the first that the chat template gives evidence of, else
-the last."""
+"""By vLLM's names; of several formats the first that the chat template shows, or the last."""
 
 
 def tool_format_of(chat_template: str, name: str | None = None) -> ToolFormat | None:

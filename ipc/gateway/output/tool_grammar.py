@@ -13,8 +13,7 @@ _NOTHING = {"type": "object", "properties": {}, "additionalProperties": False}
 def call_rules(
     row: ToolFormat, functions: Sequence[Function], token_ids: Mapping[str, int], *, parallel: bool
 ) -> list[str]:
-    """Rules of which ``calls`` is a call of one of these functions, or several where they may be
-    ``parallel``."""
+    """Rules in which ``calls`` is one call of these functions, or several if ``parallel``."""
     first, last = (literal(text, token_ids) for text in row.around)
     more = f" ({literal(row.between, token_ids)} call)*" if parallel else ""
     heads = [literal(row.call[0] + function.name + row.call[1], token_ids) for function in functions]

@@ -1,8 +1,7 @@
-"""The model's part of a step: from the packed integers of a bucket to the logits of each row's last token."""
+"""The programs of the model: from the packed integers of a bucket to the logits of each row's last token."""
 
 from dataclasses import dataclass, field
-from functools import partial
-from typing import Any
+from functools import cached_property, partial
 
 import jax
 import jax.numpy as jnp
@@ -10,7 +9,7 @@ import numpy as np
 from flax import nnx
 from jax import Array
 from jax.sharding import NamedSharding, PartitionSpec, Sharding
-from jax.stages import Compiled, Lowered
+from jax.stages import Lowered
 
 from caching.attention.spec import AttentionInputs, AttentionKernel, AttentionSpec, CacheView, PageTable
 from caching.metadata import PagedAttentionCacheMetaData
@@ -22,13 +21,22 @@ from engine.models.linear import look_up
 from engine.models.step_context import LayerCache, Place, StepContext
 from engine.sampling.logprobs import compute_logprobs
 from engine.step.backend import CACHE, Backend
-from engine.step.lowering import lower
-from engine.step.model_io import FROM_SLOT, ModelInputBatch, StepLayout
+from engine.step.compilation import Program, lower
+from engine.step.layout import FROM_SLOT, PROMPT_BLOCK, ModelInputBatch, StepLayout
 from engine.vocabulary import Vocabulary
 
+FORWARD = "step"
+"""(weights, cache, last_token, packed) -> (cache, logits f32[rows, vocab], hidden f[T, hidden], what the sampler reads).
 
-class ModelStep:
-    """Traces the steps of a decoder; its weights, and the cache, may be shapes alone."""
+The cache is donated."""
+TAKE_HIDDEN = "take hidden"
+"""(hidden f[T, hidden], i32[PROMPT_BLOCK] places) -> f[PROMPT_BLOCK, hidden]."""
+PROMPT_LOGPROBS = "prompt logprobs"
+"""(head, hidden f[PROMPT_BLOCK, hidden], i32[PROMPT_BLOCK] token ids) -> ``compute_logprobs`` of them."""
+
+
+class ForwardPrograms:
+    """What is compiled of a decoder; its weights, and the cache, may be shapes alone. Compiles nothing itself."""
 
     def __init__(
         self, decoder: Decoder, backend: Backend, pool: PagedAttentionCacheMetaData, max_num_seqs: int, mesh: DeviceMesh
@@ -45,10 +53,24 @@ class ModelStep:
         self._state = (weights, backend.abstract_cache(pool, mesh), mesh.shapes(last_token))
         self._specs = ([_spec(leaf.sharding) for leaf in weights], CACHE, COPY, COPY)
 
+    @property
+    def head(self) -> list[Array]:
+        """What PROMPT_LOGPROBS reads of the weights."""
+        return [param.get_value() for param in self._decoder.head_and_scale]
+
+    def of(self, layout: StepLayout) -> list[Program]:
+        """Those of a bucket."""
+        return [
+            Program(FORWARD, layout.tokens, partial(self.lower, layout)),
+            Program(TAKE_HIDDEN, layout.tokens, partial(self._lower_take_hidden, layout)),
+        ]
+
+    def prompt_logprobs(self, count: int) -> Program:
+        """PROMPT_LOGPROBS of so many tokens."""
+        return Program(PROMPT_LOGPROBS, count, partial(self._lower_prompt_logprobs, count))
+
     def lower(self, layout: StepLayout) -> Lowered:
-        """The step of a bucket: (weights, cache, last_token, packed) -> (cache, logits f32[rows, vocab], hidden f[T, hidden],
-        what the sampler reads); the cache is donated. Logits are split over the devices by their vocabulary.
-        """
+        """FORWARD of a bucket. Logits are split over the devices by their vocabulary."""
 
         def step(
             weights: list[Array], cache: PagedAttentionCache, last_token: Array, packed: Array
@@ -62,8 +84,12 @@ class ModelStep:
         on_each = self._mesh.on_each(step, self._specs, (CACHE, LOGITS, COPY, COPY))
         return lower(on_each, *self._state, packed, donate=1)
 
-    def lower_prompt_logprobs(self, count: int) -> Lowered:
-        """(head, hidden f[count, hidden], i32[count] token ids) -> ``compute_logprobs`` of the logits of the hidden states."""
+    def _lower_take_hidden(self, layout: StepLayout) -> Lowered:
+        hidden = self._mesh.shapes(jax.ShapeDtypeStruct((layout.tokens, *self._hidden.shape), self._hidden.dtype))
+        places = self._mesh.shapes(jax.ShapeDtypeStruct((PROMPT_BLOCK,), np.int32))
+        return lower(lambda hidden, at: hidden[at], hidden, places)
+
+    def _lower_prompt_logprobs(self, count: int) -> Lowered:
         decoder = self._decoder
 
         def compute(head: list[Array], hidden: Array, token_ids: Array) -> Array:
@@ -71,14 +97,20 @@ class ModelStep:
             logits = without_padding(to_logits(hidden, *params), decoder.config)
             return compute_logprobs(logits, token_ids, Vocabulary(self._mesh.axis), decoder.config.vocab_size)
 
-        head = [_shape(param.get_value()) for param in decoder.head_and_scale]
-        one = jax.eval_shape(
-            look_up, decoder.embedding, jax.ShapeDtypeStruct((1,), np.int32), scale=decoder.embedding_scale
-        )
-        hidden = jax.ShapeDtypeStruct((count, *one.shape[1:]), one.dtype)
+        head = [_shape(array) for array in self.head]
+        hidden = jax.ShapeDtypeStruct((count, *self._hidden.shape), self._hidden.dtype)
         token_ids = jax.ShapeDtypeStruct((count,), np.int32)
         on_each = self._mesh.on_each(compute, ([_spec(array.sharding) for array in head], COPY, COPY), COPY)
         return lower(on_each, head, *self._mesh.shapes((hidden, token_ids)))
+
+    @cached_property
+    def _hidden(self) -> jax.ShapeDtypeStruct:
+        """A token's hidden state, f[hidden]."""
+        decoder = self._decoder
+        one = jax.eval_shape(
+            look_up, decoder.embedding, jax.ShapeDtypeStruct((1,), np.int32), scale=decoder.embedding_scale
+        )
+        return jax.ShapeDtypeStruct(one.shape[1:], one.dtype)
 
     def _run(
         self, decoder: Decoder, cache: PagedAttentionCache, last_token: Array, batch: ModelInputBatch
@@ -138,11 +170,3 @@ def _shape(leaf: Array) -> jax.ShapeDtypeStruct:
 
 def _spec(sharding: Sharding) -> PartitionSpec:
     return sharding.spec if isinstance(sharding, NamedSharding) else COPY
-
-
-def scratch_bytes(compiled: Compiled) -> int:
-    """What a compiled step takes beside weights and pages while it runs; 0 where the compiler does not say."""
-    sizes: Any = compiled.memory_analysis()
-    if sizes is None:
-        return 0
-    return int(sizes.temp_size_in_bytes + sizes.output_size_in_bytes - sizes.alias_size_in_bytes)

@@ -1,6 +1,5 @@
 """The one owner of device state: weights, pages, last tokens and the sampling key."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
@@ -10,11 +9,11 @@ import numpy as np
 from jax import Array
 
 from caching.paged_attention_cache import PagedAttentionCache
-from engine.mesh import DeviceMesh
-from engine.sampling.sampling_metadata import Need
-from engine.step.execution_manager import ExecutionManager, StepShapes
-from engine.step.model_io import StepLayout
-from engine.step.step_description import StepDescription
+from engine.sampling.needs import Need
+from engine.step.commands import StepDescription
+from engine.step.execution_manager import ExecutionManager
+from engine.step.layout import StepLayout
+from engine.step.sampling_programs import BIAS, DRAW, GREEDY, LOGPROBS, MASK, PENALTIES, WRITE_BIAS, WRITE_PENALTIES
 
 
 @dataclass(frozen=True)
@@ -32,19 +31,12 @@ class ExecutedStep:
 class StepExecutor:
     """Gives steps to this process's devices. Steps run in the order they are given; nothing here waits for one."""
 
-    def __init__(
-        self,
-        manager: ExecutionManager,
-        shapes: StepShapes,
-        allocate: Callable[[], PagedAttentionCache],
-        seed: int,
-        mesh: DeviceMesh,
-    ) -> None:
+    def __init__(self, manager: ExecutionManager, seed: int) -> None:
         self._manager = manager
-        self._allocate = allocate
         self._cache: PagedAttentionCache | None
         self._last_token: Array
-        self._new_last_token = mesh.maker(partial(jnp.zeros, shapes.max_num_seqs + 1, jnp.int32))
+        slots, mesh = manager.shapes.max_num_seqs + 1, manager.mesh
+        self._new_last_token = mesh.maker(partial(jnp.zeros, slots, jnp.int32))
         self._make_state()
         self._key = mesh.maker(partial(jax.random.key, seed))()
 
@@ -57,10 +49,10 @@ class StepExecutor:
     def allocate_cache(self) -> None:
         """Take the pages' memory again, if it was given back."""
         if self._cache is None:
-            self._cache = self._allocate()
+            self._cache = self._manager.new_cache()
 
     def reset(self) -> None:
-        """Make anew, and empty, what a failed step may have spoilt or taken with it: all but weights and functions.
+        """Make anew, and empty, what a failed step may have spoilt or taken with it: all but weights and executables.
 
         Where the device cannot even do that, its error comes out.
         """
@@ -70,22 +62,22 @@ class StepExecutor:
     def execute(self, step: StepDescription) -> ExecutedStep:
         """Give a step to the devices."""
         assert self._cache is not None, "asleep"
-        layout, functions = self._manager.layout_for(step.tokens), self._manager.sampling
-        forward, draw = self._manager.forward(layout), functions.sampler(layout, step.variant)
+        manager = self._manager
+        layout = manager.layout_for(step.tokens)
         # A numpy array is copied to the device by the call itself, in less than half of device_put's time.
-        self._cache, logits, hidden, sampling = forward(
-            self._manager.weights, self._cache, self._last_token, step.packed
+        self._cache, logits, hidden, sampling = manager.forward(layout)(
+            manager.weights, self._cache, self._last_token, step.packed
         )
         processed = self._process(layout, step, logits, sampling)
-        if step.masks is not None:
-            processed = functions.mask(layout)(processed, step.masks)
+        draw = manager.for_rows(DRAW if step.needs & Need.DRAW else GREEDY, layout)
         token_ids, self._last_token = draw(processed, self._last_token, sampling, self._key)
         logprobs, blocks = None, []
         if step.needs & Need.LOGPROBS:
-            logprobs = functions.logprobs(layout)(logits, token_ids)
+            logprobs = manager.for_rows(LOGPROBS, layout)(logits, token_ids)
         if step.prompt_tokens is not None:
+            take_hidden, compute = manager.take_hidden(layout), manager.prompt_logprobs()
             blocks = [
-                self._manager.prompt_logprobs(layout, hidden, places, targets) for places, targets in step.prompt_tokens
+                compute(manager.head, take_hidden(hidden, places), targets) for places, targets in step.prompt_tokens
             ]
         for result in (token_ids, logprobs, *blocks):
             if result is not None:
@@ -93,20 +85,23 @@ class StepExecutor:
         return ExecutedStep(token_ids, logprobs, blocks)
 
     def _make_state(self) -> None:
-        self._cache = self._allocate()
+        self._cache = self._manager.new_cache()
         self._last_token = self._new_last_token()
         self._bias = self._manager.sampling.new_bias()
         self._penalties = self._manager.sampling.new_penalties()
 
     def _process(self, layout: StepLayout, step: StepDescription, logits: Array, sampling: Array) -> Array:
-        """The logits with bias and penalties, where a row has any."""
-        functions = self._manager.sampling
+        """The logits f32[rows, vocab] with bias, penalties and masks, where a row has any."""
+        manager, place = self._manager, self._manager.sampling.place
         for slot, bias in step.bias:
-            self._bias = functions.write_bias(self._bias, np.int32(slot), bias)
+            self._bias = manager.writer(WRITE_BIAS)(self._bias, np.int32(slot), place(bias))
         for slot, counts in step.penalties:
-            self._penalties = functions.write_penalties(self._penalties, np.int32(slot), counts)
+            self._penalties = manager.writer(WRITE_PENALTIES)(self._penalties, np.int32(slot), place(counts))
         if step.needs & Need.BIAS:
-            self._bias, logits = functions.bias(layout)(self._bias, logits, self._last_token, sampling)
+            self._bias, logits = manager.for_rows(BIAS, layout)(self._bias, logits, self._last_token, sampling)
         if step.needs & Need.PENALTIES:
-            self._penalties, logits = functions.penalize(layout)(self._penalties, logits, self._last_token, sampling)
+            penalize = manager.for_rows(PENALTIES, layout)
+            self._penalties, logits = penalize(self._penalties, logits, self._last_token, sampling)
+        if step.masks is not None:
+            logits = manager.for_rows(MASK, layout)(logits, step.masks)
         return logits

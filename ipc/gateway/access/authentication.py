@@ -1,4 +1,4 @@
-"""Admission of requests: API keys, hosts and rates."""
+"""Authentication of requests: API keys, hosts and rates."""
 
 import time
 from collections.abc import Iterator
@@ -15,7 +15,7 @@ from ipc.gateway.access.peer_addresses import peer_of
 from ipc.openai.request_bodies import BodyError
 
 
-class Admission:
+class Authentication:
     """Middleware of all operations that need a caller: finds the caller and applies its limits
     until the answer ends.
 
