@@ -209,7 +209,15 @@ def test_what_is_not_a_number_stays_so(kv_dtype):
     assert jnp.isnan(held[0]).any() and (held[1] == 1).all()
 
 
-@pytest.mark.parametrize("kv_dtype", [np.dtype(np.float32), *KV_DTYPES], ids=str)
+@pytest.mark.parametrize(
+    "kv_dtype",
+    [
+        np.dtype(np.float32),
+        np.dtype(np.int8),
+        *(pytest.param(dtype, marks=pytest.mark.thorough) for dtype in KV_DTYPES if dtype != np.int8),
+    ],
+    ids=str,
+)
 def test_the_pool_is_neither_copied_nor_read_whole(kv_dtype):
     """A compiled step's scratch memory does not grow with the pool (an ancestor copied it every step)."""
     inputs, view = build_step([1, 1, 40], [9, 100, 60], rows=4, tokens=64)

@@ -19,7 +19,7 @@ from caching.tpu.jax_attention import TPUAttention, block_pages, holds_table, st
 from caching.tpu.pallas_attention import PallasAttention
 from caching.tpu.tpu_chip import CHIPS
 from caching.tpu.tpu_kernels import JAX
-from engine import build
+from engine import build, served_model
 from engine.config import EngineConfig
 from engine.errors import ConfigurationError
 from engine.step import backend
@@ -169,7 +169,7 @@ def test_a_page_table_that_the_kernel_has_no_room_for_is_refused(tmp_path, monke
     """Before any weight is read, naming what to change."""
     directory = build_checkpoint(tmp_path, "mistral", max_position_embeddings=2**19)
 
-    monkeypatch.setattr(build, "choose_backend", lambda *shape: tpu_backend(V5E, JAX))
+    monkeypatch.setattr(served_model, "choose_backend", lambda *shape: tpu_backend(V5E, JAX))
 
     with pytest.raises(ConfigurationError, match=r"no room for the page table of max_num_seqs 2 .* raise page_size"):
         build.build_engine(
