@@ -157,7 +157,7 @@ class _LoopQueue:
                 self._loop.call_soon_threadsafe(self._deliver)
 
     def _deliver(self) -> None:
-        self._rung = False  # first, as who puts may look at it before it is seen that nothing is left
+        self._rung = False  # before the loop: a concurrent ``put`` then rings again
         while self._left:
             outcomes, outcome = self._left.popleft()
             outcomes.put_nowait(outcome)

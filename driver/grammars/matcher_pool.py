@@ -148,7 +148,7 @@ class MatcherPool:
         return self._never_readable
 
     def close(self) -> None:
-        """Closes the descriptor; the workers are closed by whoever started them."""
+        """Closes the descriptor; the workers belong to their starter."""
         os.close(self._never_readable)
 
     def _choose(self, *, heavy: bool) -> "SharedWorker | None":

@@ -77,8 +77,7 @@ class Session:
         self._poller = poller
         self._last_received_at = math.inf
         self._dealer = context.socket(zmq.DEALER)
-        # Not zmq.IMMEDIATE: with it, libzmq drops what a daemon said last, if it is unread when
-        # the connection ends.
+        # Not zmq.IMMEDIATE: with it, libzmq drops unread messages when the connection ends.
         self._dealer.setsockopt(zmq.SNDHWM, 0)  # what one asks for is in one's own memory anyway
         self._dealer.setsockopt(zmq.RCVHWM, RECEIVE_HIGH_WATER)
         self._dealer.setsockopt(zmq.IPV6, 1 if "[" in address else 0)
@@ -110,7 +109,8 @@ class Session:
                 yield message, len(frame)
             elif isinstance(message, Ping):
                 self.send(_PONG)
-        if gone and self.welcome is not None and self.lost is None:  # only now: its last words were still to be read
+        # Only now: the daemon's last messages are read before the loss is reported.
+        if gone and self.welcome is not None and self.lost is None:
             self.lost = f"the daemon at {self._address} went away"
 
     def keep_alive(self, now: float) -> None:

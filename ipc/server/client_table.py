@@ -101,7 +101,7 @@ class Clients:
     def _hear(self, identity: bytes, frames: list[bytes], now: float, tenant: Tenant) -> None:
         client = self._clients.get(identity)
         if client is not None:
-            if client.tenant.name != tenant.name:  # one that took the name of a connection that was lost
+            if client.tenant.name != tenant.name:  # a new peer with a lost connection's identity
                 self._drop(identity, "the connection ended")
             client.tenant, client.last_received_at = tenant, now
         message = read(frames, decode_client_message)
@@ -119,7 +119,7 @@ class Clients:
             self._stage.work(Work(identity, client.tenant.name, partial(self._flush, identity, now)))
 
     def lost(self, identity: bytes) -> None:
-        """Aborts what a client had open whose connection is over."""
+        """Aborts the open requests of a client without a connection."""
         client = self._clients.get(identity)
         if client is not None:
             self._stage.work(Work(identity, client.tenant.name, partial(self._drop, identity, "the connection ended")))

@@ -230,7 +230,8 @@ class Daemon:
         why = f"nothing has got done in the {stage} stage for {seconds:.0f} s: the daemon ends, to be started anew"
         logger.error("%s; requests in the hands of a stage: %r", why, self._driver.stuck_requests(PROGRESS_LIMIT))
         faulthandler.dump_traceback(all_threads=True)
-        faulthandler.dump_traceback_later(2 * SHUTDOWN_TIMEOUT, exit=True)  # should the main thread hang as well
+        # The main thread may hang too.
+        faulthandler.dump_traceback_later(2 * SHUTDOWN_TIMEOUT, exit=True)
         self._fail(why)
 
     def _fail(self, why: str) -> None:
@@ -238,7 +239,7 @@ class Daemon:
 
     def _end(self, code: int, why: str) -> None:
         self._ends.put((code, why))
-        if self._starting:  # which may wait for ever for who has gone
+        if self._starting:  # the start may wait for ever for a dead process
             os.kill(os.getpid(), signal.SIGTERM)
         self._bell.ring()
 

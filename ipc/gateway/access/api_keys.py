@@ -2,11 +2,11 @@
 
     [alice]
     api_key = "sk-..."             # what alice sends, as `Authorization: Bearer sk-...`
-    key = "alice.key"              # made by `odriver keys new alice`: whom the daemons take her for
+    key = "alice.key"              # her key at the daemons, from `odriver keys new alice`
     requests_per_minute = 60
     max_requests = 4
 
-Where the daemons ask for keys, a caller who has none of their own asks with the gateway's.
+If the daemons require keys, callers without one use the gateway's.
 """
 
 import hashlib
