@@ -93,7 +93,7 @@ class AsyncClient(BaseClient["AsyncStream"]):
         return AsyncStream(self, self._connection, call, outcomes)
 
     async def _answer(self, ask: Callable[[Put], Call], kind: type[Answer]) -> Answer:
-        """Ask for one thing and wait for it; raises the OdriverError that comes in its place."""
+        """Send a request and return its answer; raises the OdriverError that comes instead."""
         outcomes, put = self._new_queue()
         ask(put)
         return expected(await outcomes.get(), kind)

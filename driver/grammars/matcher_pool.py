@@ -94,7 +94,7 @@ class MatcherOwner(Protocol):
         """Takes the answer to its one frame that had none."""
 
     def suspend(self) -> None:
-        """Gives the matcher up; the next one begins where ``allowance`` says."""
+        """Ends the matcher; ``allowance`` decides where the next one begins."""
 
     def lost(self) -> None:
         """The matcher's worker has ended."""

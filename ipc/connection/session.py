@@ -54,9 +54,9 @@ Answer = Token | Done | Error | TokenizerInfoReply | StatusReply | MetricsReply 
 
 
 class Session:
-    """A DEALER that says hello once connected, pings, and notices a lost daemon.
+    """A DEALER that sends Hello when connected, pings, and notices a lost daemon.
 
-    It is not used again once ``lost`` is set; until ``welcome`` is, it keeps trying to connect.
+    It is not used again once ``lost`` is set; it tries to connect until ``welcome`` is set.
     One thread makes, uses and closes it. Times are in seconds, and the caller's.
     """
 
@@ -142,7 +142,7 @@ class Session:
         self._dealer.close(0 if self.lost else LINGER)
 
     def _watch(self) -> bool:
-        """Whether the daemon went away; says hello each time that one is reached."""
+        """Whether the daemon went away; sends Hello each time that one is reached."""
         gone = False
         while self._monitor.poll(0):
             news = recv_monitor_message(self._monitor)

@@ -258,7 +258,7 @@ class Connection:
             self._warn_of_waiting(str(error))
 
     def _lose(self, call: Call, why: OdriverError, now: float) -> bool:
-        """End a call, or keep it to be resumed; returns whether it is kept."""
+        """End a call, or keep it for resumption; returns whether it is kept."""
         is_kept = call.lose(why, now, self._resume_timeout or 0.0)
         if is_kept:
             self._waiting[call.request_id] = call

@@ -1,4 +1,4 @@
-"""The clients that have said hello, their open requests, and the answers to their messages.
+"""The clients that have sent Hello, their open requests, and the answers to their messages.
 
 All rules of the work socket's server side are here and in ``stream.py``; there is no socket,
 thread or clock in this file.
@@ -292,7 +292,7 @@ class Clients:
         self._send(identity, Error(request_id, code, why))
 
     def _send(self, identity: bytes, message: ServerMessage) -> None:
-        """Sends an answer, now or when there is room; a stranger's is not kept."""
+        """Sends an answer, now or when there is room; only known clients have a backlog."""
         sent, client = self._post(identity, message), self._clients.get(identity)
         if sent is Sent.GONE:
             self._drop(identity, "the connection ended")

@@ -276,7 +276,7 @@ def _handling_signals(
     """Handle signals, which also ring the bell: Python's own waits may miss a signal that comes as
     they begin.
 
-    At a terminal SIGHUP means that the terminal is gone, and keeps its default action.
+    At a terminal SIGHUP means that the terminal is gone, and has its default action.
     """
     wakeup = signal.set_wakeup_fd(bell.write_fd)
     numbers = (signal.SIGTERM, signal.SIGINT) if at_terminal else (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)

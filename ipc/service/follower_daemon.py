@@ -52,7 +52,7 @@ class FollowerDaemon:
         HostsError."""
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._on_signal)
-        # At a terminal SIGHUP means that it is gone; elsewhere it means reload, which does nothing.
+        # At a terminal SIGHUP means that it is gone; elsewhere it means reload: nothing to do.
         if not sys.stderr.isatty():
             signal.signal(signal.SIGHUP, signal.SIG_IGN)
         extend_timeout(START_PATIENCE)

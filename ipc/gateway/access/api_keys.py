@@ -54,5 +54,5 @@ def read_api_keys(path: Path) -> dict[str, ApiKey]:
 
 
 def digest(api_key: str) -> bytes:
-    """The digest by which keys are compared, so that timing tells nothing about a key."""
+    """The digest by which keys are compared, so that timing reveals nothing about a key."""
     return hashlib.sha256(api_key.encode()).digest()
