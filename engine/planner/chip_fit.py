@@ -81,7 +81,7 @@ class ChipFit:
         return CachePlanner(self.config, self.partition, self.one_page, self.weights, self.budget)
 
     def check(self, chips: int) -> None:
-        """Raises ConfigurationError if the model does not fit, with the arithmetic and a remedy."""
+        """Raises ConfigurationError if the model does not fit, with arithmetic and a remedy."""
         scratch, least, page = self.planner().reserved, self.config.max_num_seqs + 1, self.one_page.bytes_per_page
         if self._needed > self.budget:
             raise ConfigurationError(
