@@ -49,7 +49,7 @@ class ServedModel:
     def weights_dtype(self) -> np.dtype[Any]:
         """The dtype of unquantized weights. Stored bfloat16 stays if the kernels widen to float32.
 
-        The results equal those of float32 weights, for half the memory and, at few rows, the time.
+        Results equal float32 weights', for half the memory and, at few rows, half the time.
         """
         exact = self.config.dtype is None and self.model.dtype == "bfloat16" and self.backend.layout is Layout.PANELS
         return np.dtype(jnp.bfloat16) if exact else self.dtype
