@@ -24,7 +24,7 @@ HEADERS = Path(__file__).parent / "cpu"
 
 
 class KernelsUnavailable(Exception):
-    """This machine cannot have our kernels; the text says why and what to install."""
+    """This machine cannot have our kernels; the text has the reason and the remedy."""
 
 
 def cache_home() -> Path:

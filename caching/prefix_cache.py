@@ -38,9 +38,9 @@ class PrefixCache:
         """When each lost its last owner, oldest first."""
         self.evictions = 0
         self.lifetime_seconds = 0.0
-        """Of evicted pages, in sum: since they were filled."""
+        """The sum over evicted pages of the time since they were filled."""
         self.idle_seconds = 0.0
-        """Of evicted pages, in sum: since they lost their last owner."""
+        """The sum over evicted pages of the time since they lost their last owner."""
 
     def __contains__(self, page: int) -> bool:
         return page in self._key_of

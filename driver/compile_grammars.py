@@ -60,7 +60,7 @@ class CompileGrammars:
 
     @property
     def runs(self) -> list[Callable[[], None]]:
-        """What each of the threads runs, until ``close``."""
+        """The targets of the stage's threads; they run until ``close``."""
         return [
             partial(lane.run, self.stage.work)
             for lane, count in zip(self._lanes, NUM_THREADS, strict=True)

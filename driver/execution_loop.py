@@ -35,7 +35,7 @@ from engine.scheduling.sequence import Sequence, SequenceOutput
 
 
 class Engine(Protocol):
-    """What the driver calls of an engine. One thread uses it."""
+    """The driver's interface of an engine. One thread uses it."""
 
     @property
     def limits(self) -> ServingLimits:

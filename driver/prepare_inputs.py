@@ -24,7 +24,7 @@ from engine.sampling_params import SamplingParams
 from engine.scheduling.sequence import Sequence
 
 LANES = ((2048, 2), (32_768, 1), (math.inf, 1))
-"""Of each lane: it takes prompts of fewer tokens than this, about, on so many threads.
+"""Of each lane: the approximate limit of a prompt's tokens, and its number of threads.
 
 Tokenising takes milliseconds in the first lane, tenths of seconds in the second, and many seconds
 in the last, where a text has up to four megabytes. Other threads run meanwhile: the tokenizer

@@ -175,7 +175,7 @@ class _Reply:
         self._logprobs = SampleLogprobs(index, opened.params, tokenizer)
 
     def sample(self, output: SequenceOutput, read: tuple[str, int, str | None] | None = None) -> ReturnSample:
-        """What this output adds; with a finish reason if the sequence or its text ends.
+        """The text that this output adds; with a finish reason if the sequence or its text ends.
 
         ``read`` is the result of ``SampleText.read``, if the output has been read already.
         """

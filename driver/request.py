@@ -1,4 +1,4 @@
-"""What the driver takes and returns: plain data, and the channel that carries it."""
+"""Requests to the driver and its returns: plain data, and the channel that carries it."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field

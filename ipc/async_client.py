@@ -72,7 +72,7 @@ class AsyncClient(BaseClient["AsyncStream"]):
         return (await self._answer(self._detokenizing(token_ids), Done)).text
 
     async def tokenizer_info(self) -> dict[str, Any]:
-        """What the tokenizer is, by the names of Hugging Face's tokenizer_config.json."""
+        """The tokenizer, by the names of Hugging Face's tokenizer_config.json."""
         return (await self._answer(partial(self._connection.ask, message_of=TokenizerInfo), TokenizerInfoReply)).info
 
     async def status(self) -> dict[str, Any]:

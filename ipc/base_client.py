@@ -1,4 +1,4 @@
-"""What ``Client`` and ``AsyncClient`` share: the connection, its requests and streams."""
+"""The common part of ``Client`` and ``AsyncClient``: the connection, its requests and streams."""
 
 import copy
 import weakref
@@ -148,7 +148,7 @@ class BaseClient(ABC, Generic[AnyStream]):
         )
 
     def _asked(self, ask: Callable[[ControlClient], Answer]) -> Answer:
-        """What the daemon's control socket answers."""
+        """The answer of the daemon's control socket."""
         if not self._finalizer.alive:
             raise ConnectionLost("this client is closed")
         with ControlClient(self._address, self._timeout, key=self._key) as control:

@@ -1,4 +1,4 @@
-"""What a program talks to the daemon with; it loads no jax.
+"""The client of a daemon, for programs; it loads no jax.
 
     with Client() as client:
         for piece in client.generate("Once upon a time", max_tokens=64):
@@ -106,7 +106,7 @@ class Client(BaseClient["Stream"]):
         return _answer(self._detokenizing(token_ids), Done).text
 
     def tokenizer_info(self) -> dict[str, Any]:
-        """What the tokenizer is, by the names of Hugging Face's tokenizer_config.json."""
+        """The tokenizer, by the names of Hugging Face's tokenizer_config.json."""
         return _answer(partial(self._connection.ask, message_of=TokenizerInfo), TokenizerInfoReply).info
 
     def status(self) -> dict[str, Any]:

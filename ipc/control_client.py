@@ -1,4 +1,4 @@
-"""What a program steers the daemon with: commands that never wait behind work. It loads no jax.
+"""Controls the daemon: commands that never wait behind requests. It loads no jax.
 
 with ControlClient() as control:
     print(control.status()["running"])

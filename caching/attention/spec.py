@@ -73,7 +73,7 @@ class CacheView:
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class AttentionInputs:
-    """What one layer computes for the T tokens of a step."""
+    """The inputs of one layer's attention for the T tokens of a step."""
 
     q: Array
     """f[T, heads, head_dim]"""

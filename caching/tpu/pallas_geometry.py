@@ -46,7 +46,7 @@ class Geometry:
     block_pages: int
     """Pages computed together."""
     dtype: np.dtype
-    """Of the pages."""
+    """The dtype of the pages."""
 
     @property
     def packing(self) -> int:

@@ -51,7 +51,7 @@ SUSPECT_LIFETIME = 60.0
 
 
 class Allowance:
-    """What all samples of one request have used of the workers. One thread writes it."""
+    """Worker time used by all samples of one request. One thread writes it."""
 
     def __init__(self, *, heavy: bool = False) -> None:
         self.heavy = heavy

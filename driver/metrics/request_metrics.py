@@ -70,7 +70,7 @@ class RequestMetrics:
         self.request_params_n = Histogram(_SAMPLES)
         self.request_max_num_generation_tokens = Histogram(tokens)
         self.prompt_tokens = 0
-        """Of requests that have had their first token; the next are those from the cache."""
+        """Of requests that have a first token; next, the part that came from the cache."""
         self.prompt_tokens_cached = 0
         self.finished = dict.fromkeys(FINISH_REASONS, 0)
         self._recent: deque[Latencies] = deque(maxlen=RECENT)

@@ -22,7 +22,7 @@ class Share(NamedTuple):
     own: int
     """Held by this holder."""
     part: int
-    """What this holder may hold at present."""
+    """The most that this holder may hold at present."""
     fits: bool
 
 

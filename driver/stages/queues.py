@@ -152,7 +152,7 @@ class TurnQueue(Generic[Item]):
 
 
 class _UserItems(Generic[Item]):
-    """What one client has queued."""
+    """The queued items of one client."""
 
     def __init__(self) -> None:
         self._items: dict[str, deque[Item]] = {}

@@ -102,7 +102,7 @@ class LayerGroup:
 
     @property
     def num_layers(self) -> int:
-        """Of all repeats together."""
+        """The layers of all repeats together."""
         return len(self.period) * self.repeats
 
 
@@ -133,17 +133,17 @@ class ModelSpec:
 
     @property
     def num_layers(self) -> int:
-        """Of the model."""
+        """The layers of the model."""
         return len(self.blocks)
 
     @property
     def attention(self) -> SelfAttentionSpec:
-        """Of the first layer; the other layers have the same numbers of heads."""
+        """The first layer's attention; the other layers have the same numbers of heads."""
         return self.blocks[0].mixer
 
     @property
     def intermediate_size(self) -> int:
-        """Of the widest feed-forward."""
+        """The columns of the widest feed-forward."""
         return max(block.feed_forward.intermediate_size for block in self.blocks)
 
 

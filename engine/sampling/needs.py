@@ -8,7 +8,7 @@ from engine.scheduling.sequence import Sequence
 
 
 class Need(IntFlag):
-    """What a sequence needs beyond argmax; a step has the needs of all rows that sample."""
+    """A sequence's needs beyond argmax; a step has those of all rows that sample."""
 
     DRAW = 1
     BIAS = 2

@@ -29,7 +29,7 @@ class Line(NamedTuple):
     body: dict[str, Any]
 
     def question(self, model: str) -> Question:
-        """What to ask the model that is served; raises BodyError.
+        """The request to the served model; raises BodyError.
 
         A line without a seed has one that its ``custom_id`` determines, so that its answer does
         not depend on the run.

@@ -31,7 +31,7 @@ def count(text: str) -> int:
 
 
 def port(text: str) -> int:
-    """Of TCP; 0 is any that is free."""
+    """A TCP port; 0 is any free one."""
     if not text.isdecimal() or int(text) > 65535:
         raise argparse.ArgumentTypeError(f"must be a port, 0 to 65535, not {text!r}")
     return int(text)

@@ -12,7 +12,7 @@ RELOAD = "a running daemon learns of it from SIGHUP: systemctl reload odriver, o
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Of new, list and revoke."""
+    """The arguments of new, list and revoke."""
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     for name, run, what in (
         ("new", _new, "make a key, and authorise it"),

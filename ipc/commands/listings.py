@@ -19,7 +19,7 @@ def show_status(status: Mapping[str, object]) -> None:
 
 
 def show_settings(found: Mapping[str, SettingValue]) -> None:
-    """What holds for a daemon and whence."""
+    """Print a daemon's settings and their origins."""
     table = words_table("oDriver's settings", "", "value", "from")
     for name, (value, whence) in found.items():
         style = "dim" if whence == "default" else None

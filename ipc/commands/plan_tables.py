@@ -1,4 +1,4 @@
-"""What ``odriver plan`` has worked out, as tables on stdout."""
+"""The results of ``odriver plan``, as tables on stdout."""
 
 from rich.console import Console
 from rich.filesize import decimal

@@ -83,7 +83,7 @@ def _clients(now: Status) -> list[RenderableType]:
 
 
 def _warnings(now: Status) -> list[Text]:
-    """What should not be."""
+    """Conditions that need attention."""
     warnings = []
     if now["compilations_after_ready"]:
         warnings.append(f"{now['compilations_after_ready']} unplanned compilations after READY")

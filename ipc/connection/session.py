@@ -73,7 +73,7 @@ class Session:
         self._address = address
         self._key = key
         self._suspicion: str | None = None
-        """What may be wrong with the server at the address."""
+        """A possible fault of the server at the address."""
         self._poller = poller
         self._last_received_at = math.inf
         self._dealer = context.socket(zmq.DEALER)

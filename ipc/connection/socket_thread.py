@@ -64,7 +64,7 @@ class Connection:
         self._serials = itertools.count(1)
         self._bell = Bell()
         self._inbox: deque[Callable[[], None]] = deque()
-        """What callers want the thread to do."""
+        """Callers' work for the thread."""
         self._closing = False
         self._ended = False
         self._session: Session | None = None

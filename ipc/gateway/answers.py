@@ -17,7 +17,7 @@ from ipc.openai.translation import STATUS, error_answer
 
 JSON = "application/json"
 PART_BYTES = 1 << 18
-"""Of an answer, that are given to the connection at once."""
+"""Bytes of a response per write to the connection."""
 RETRY_AFTER = 1.0
 """Seconds after which to come again, where the daemon does not say."""
 FAULT = "the gateway failed: its log says more"

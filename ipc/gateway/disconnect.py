@@ -14,7 +14,7 @@ class Disconnected(Exception):
 
 
 async def unless_disconnected(receive: Receive, working: Coroutine[Any, Any, Result]) -> Result:
-    """What becomes of the work, which is cancelled when the client goes; raises Disconnected then.
+    """The result of the work, which is cancelled when the client goes; raises Disconnected then.
 
     The body of the request has been read before.
     """

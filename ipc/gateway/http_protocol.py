@@ -14,7 +14,7 @@ from ipc.gateway.answers import encoded
 from ipc.openai.translation import error_answer
 
 MAX_HEAD_BYTES = 1 << 16
-"""Of the first line and the headers; more are refused."""
+"""The limit of the first line and the headers together."""
 HEAD_TIMEOUT = 30.0
 """Seconds for a head to arrive, from the connection's beginning or the first byte."""
 
@@ -42,7 +42,7 @@ class Protocol(HttpToolsProtocol):
         """Whether the request has ended, or more than a request came, with the last data."""
         self._why_bad = ""
         self._body: BodyPace | None = None
-        """Of the body that has not come whole."""
+        """The pace of a body that is not complete."""
         self._arrival: asyncio.TimerHandle | None = None
         self._departure: asyncio.TimerHandle | None = None
 

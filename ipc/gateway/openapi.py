@@ -42,7 +42,7 @@ _RANGES: dict[str, dict[str, Any]] = {
     "top_logprobs": {"minimum": 0, "maximum": limits.MAX_LOGPROBS},
     "prompt_logprobs": {"minimum": 0, "maximum": limits.MAX_LOGPROBS},
 }
-"""What SamplingParams checks, for the kinds of value that it checks."""
+"""The ranges that SamplingParams checks, by the kinds of value."""
 
 
 async def show(request: Request) -> Response:
@@ -57,7 +57,7 @@ def _encoded() -> bytes:
 
 
 def document() -> dict[str, Any]:
-    """As Python's own types."""
+    """The OpenAPI document, in Python's own types."""
     kinds = {kind for one in OPERATIONS for kind in (one.body, one.chunk, one.answer) if isinstance(kind, type)}
     _, schemas = msgspec.json.schema_components([*kinds, ErrorAnswer], ref_template=_TEMPLATE)
     for schema in schemas.values():

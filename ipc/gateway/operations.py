@@ -1,4 +1,4 @@
-"""What a gateway can be asked: addresses, and what goes in and out there."""
+"""The gateway's operations: addresses, request bodies and responses."""
 
 from collections.abc import Awaitable, Callable
 from typing import Any, NamedTuple
@@ -35,7 +35,7 @@ class Operation(NamedTuple):
 
 
 _OF_DAEMONS = (400, 502, 503)
-"""What may come of asking a daemon."""
+"""Statuses of errors that a daemon's answer may cause."""
 
 OPERATIONS = [
     Operation(

@@ -1,4 +1,4 @@
-"""What OpenAI has and is not served here, refused by name."""
+"""Endpoints of OpenAI's API that are not served here, refused by name."""
 
 from typing import NoReturn
 

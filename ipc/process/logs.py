@@ -20,7 +20,7 @@ from ipc.wire.escaping import LONGEST_LINE, one_line, visible_json
 
 OURS = ("caching", "engine", "driver", "ipc")
 TRACEBACK_LINES = 100
-"""Of a traceback's beginning, and of its end, that are logged."""
+"""Lines that are logged of a traceback's beginning, and as many of its end."""
 _USUAL = {*vars(logging.makeLogRecord({})), "message", "asctime"}
 
 

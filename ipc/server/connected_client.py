@@ -22,7 +22,7 @@ class ConnectedClient:
     streams: dict[str, SampleStream] = field(default_factory=dict)
     """Open requests, by the client's request id."""
     backlog: Backlog = field(default_factory=Backlog)
-    """What waits of the streams."""
+    """The samples of its streams that wait."""
     progressed_at: float = -math.inf
     """When it last gave credit, whatever for, or a stream of it ended."""
     unsent: deque[ServerMessage] = field(default_factory=deque)

@@ -1,4 +1,4 @@
-"""What the sockets ask of a driver."""
+"""The sockets' interface of a driver."""
 
 from typing import Any, Protocol
 
@@ -18,7 +18,7 @@ class Driver(Protocol):
 
     @property
     def tokenizer_info(self) -> dict[str, Any]:
-        """What a tokenizer_config.json would say."""
+        """The tokenizer, by the names of tokenizer_config.json."""
 
     def abort(self, request_id: str) -> bool:
         """Ends a request; False if there is none of that id."""

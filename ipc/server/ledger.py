@@ -23,7 +23,7 @@ class _Charge:
 
 @dataclass
 class _Account:
-    """Of one tenant, as it was when it last asked."""
+    """The account of one tenant, as the tenant was at its last request."""
 
     tenant: Tenant
     quota: Quota

@@ -1,4 +1,4 @@
-"""What the driver's threads have for the clients, until the socket thread takes it."""
+"""Output of the driver's threads to the clients, until the socket thread takes it."""
 
 import math
 from collections import deque
@@ -11,7 +11,7 @@ from ipc.wire.bell import Bell
 MAX_HELD_BYTES = 1 << 20
 """The longest unstreamed answer that is sent as one message; a longer one is sent in parts."""
 _TOKEN_BYTES, _LOGPROB_BYTES = 40, 250
-"""What a token, and an entry of its log-probabilities, take in memory, about."""
+"""The approximate bytes of a token, and of an entry of its logprobs, in memory."""
 
 
 class Reply:
@@ -25,7 +25,7 @@ class Reply:
         self.identity = identity
         self.request_id = request_id
         self.num_tokens = 0
-        """Of output that the driver has made; the thread that puts counts."""
+        """Output tokens that the driver has made; counted by the thread that puts."""
         self._outbox = outbox
         self._stream = stream
         self._held: list[ReturnSample] = []
@@ -72,7 +72,7 @@ class Outbox:
 
 
 def num_bytes(sample: ReturnSample) -> int:
-    """What a sample takes in memory, about: that of several is that of all as one."""
+    """The approximate bytes of a sample in memory; those of joined samples add up."""
     logprobs = [*sample.logprobs, *sample.prompt_logprobs] if sample.logprobs or sample.prompt_logprobs else ()
     entries = sum([len(token) for token in logprobs if token is not None])
     return len(sample.text) + _TOKEN_BYTES * len(sample.token_ids) + _LOGPROB_BYTES * entries

@@ -11,13 +11,13 @@ from ipc.sockets.peers import Sent
 from ipc.wire.messages import CREDITS, Done, Error, ServerMessage, Token
 
 FREE_END_BYTES = 1 << 20
-"""What waits of a stream at its end, in memory, leaves without credit if it is no more."""
+"""At a stream's end, up to so many waiting bytes are sent without credit."""
 MAX_PART_BYTES = 1 << 18
-"""Of what waits, in memory, about, that one message takes."""
+"""The approximate most waiting bytes that one message takes."""
 
 
 class Backlog:
-    """What waits for one client, of all its streams: bytes in memory, about."""
+    """The approximate bytes that wait for one client, of all its streams."""
 
     def __init__(self) -> None:
         self.num_bytes = 0
@@ -37,7 +37,7 @@ class SampleStream:
         self.ended = False
         """Whether its last message is away."""
         self.num_bytes = 0
-        """Of what waits, in memory, about."""
+        """The approximate bytes that wait."""
         self._backlog = backlog
         self._credit = CREDITS
         self._waiting: list[ReturnSample] = []

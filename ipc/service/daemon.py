@@ -204,7 +204,7 @@ class Daemon:
         faulthandler.cancel_dump_traceback_later()
 
     def health(self) -> str | None:
-        """What is wrong, for ``/health``; None if nothing is."""
+        """Why it is not healthy, for ``/health``; None if it is."""
         if self._driver is None or self._starting:
             return "starting"
         if self._drain_deadline < math.inf:

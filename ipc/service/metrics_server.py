@@ -26,7 +26,7 @@ DEADLINE = 10.0
 MAX_CONNECTIONS = 64
 """Open at once."""
 MAX_HEAD_BYTES = 1 << 14
-"""Of a request's first line and headers."""
+"""The limit of a request's first line and headers."""
 BACKLOG = 128
 """Connections that wait to be accepted."""
 PLAIN = "text/plain; charset=utf-8"

@@ -1,5 +1,4 @@
-"""What holds for a daemon, and whence: a flag, else a variable, else the configuration file, else
-the default.
+"""A daemon's settings and their origin: a flag, a variable, the configuration file, the default.
 
 The table of settings is the fields of EngineConfig and DaemonConfig. ``max_num_seqs`` is
 ``--max-num-seqs`` as a flag, ``ODRIVER_MAX_NUM_SEQS`` as a variable and ``max_num_seqs`` in the
@@ -115,7 +114,7 @@ def add_setting_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def held(flags: Mapping[str, Any]) -> dict[str, SettingValue]:
-    """What holds, by name, with these options of ``add_arguments``; raises ConfigurationError."""
+    """The settings by name, with these options of ``add_arguments``; raises ConfigurationError."""
     given = {name: value for name, value in flags.items() if value is not None}
     asked = given.pop("config", None) or os.environ.get(CONFIG_VARIABLE)
     found = {name: SettingValue(setting.default, "default") for name, setting in SETTINGS.items()}
@@ -166,7 +165,7 @@ def _check_known(name: str, known: Iterable[str], where: str) -> None:
 
 
 def _held(setting: Setting, value: Any, name: str, whence: str, *, strict: bool = True) -> SettingValue:
-    """Of text, as variables are, numbers and booleans are read."""
+    """The setting's value; text, as of variables, is parsed to numbers and booleans."""
     try:
         if setting.type is Path:
             return SettingValue(Path(msgspec.convert(value, str)), whence)

@@ -24,7 +24,7 @@ logger = logging.getLogger(__name__)
 
 
 class StartableDriver(Driver, Protocol):
-    """What the daemon needs of a driver, beyond what the sockets need."""
+    """The daemon's interface of a driver, beyond that of the sockets."""
 
     def start(self) -> None:
         """Begin to serve."""
@@ -55,7 +55,7 @@ class Loaded:
     facts: dict[str, str]
     """For people, by name."""
     metrics: Collector | None = None
-    """What Prometheus is shown of it."""
+    """Its Prometheus metrics."""
     leave: Callable[[int, str], None] = lambda code, why: None  # noqa: ARG005
     """Has the processes of other hosts end with this exit code, and why."""
 
@@ -119,7 +119,7 @@ def load(config: EngineConfig, report: Callable[[Progress], None], on_failure: C
 
 
 def facts_alike(config: EngineConfig) -> dict[str, str]:
-    """What must be equal on all hosts of a daemon, by name."""
+    """The facts that must be equal on all hosts of a daemon, by name."""
     files = sorted((path.name, path.stat().st_size) for path in config.directory.glob("*.safetensors*"))
     settings = {
         f"--{field.name.replace('_', '-')}": str(getattr(config, field.name))

@@ -289,5 +289,5 @@ class Peers:
 
 
 def new_identity() -> bytes:
-    """What a new connection is called."""
+    """A random name for a new connection."""
     return secrets.token_bytes(6)

@@ -1,4 +1,4 @@
-"""What a client gives its caller of a completion: pieces as they come, or the whole."""
+"""A completion as the client returns it: pieces as they come, or the whole."""
 
 from typing import Any
 
@@ -74,11 +74,11 @@ class Completion(msgspec.Struct, frozen=True):
 
 
 _TOKEN_BYTES, _LOGPROB_BYTES = 40, 250
-"""What a token, and an entry of its log-probabilities, take in memory, about."""
+"""The approximate bytes of a token, and of an entry of its logprobs, in memory."""
 
 
 def num_bytes(piece: Piece) -> int:
-    """What a piece takes in memory, about."""
+    """The approximate bytes of a piece in memory."""
     entries = sum([len(token) for token in (*piece.logprobs, *piece.prompt_logprobs) if token is not None])
     return len(piece.text) + _TOKEN_BYTES * len(piece.token_ids) + _LOGPROB_BYTES * entries
 

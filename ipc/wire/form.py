@@ -12,7 +12,7 @@ from msgspec import Raw
 from engine.request_limits import MAX_DEPTH, MAX_NAME_LENGTH, MAX_NAMES, MAX_VALUES
 
 NO_MESSAGE = (ValueError, RecursionError)
-"""What msgspec raises: its own errors and bad UTF-8, and RecursionError for deep nesting."""
+"""msgspec raises its own errors, ValueError for bad UTF-8, RecursionError for deep nesting."""
 
 _IDS = {"allowed_token_ids": list[int], "stop_token_ids": list[int], "logit_bias": dict[int, float]}
 """Parameters that hold token ids, which are many and small; their types limit how many."""
@@ -98,7 +98,7 @@ def _sizes() -> list[int]:
 _SIZES = _sizes()
 _LENGTHS = {0xC4: (1, 0), 0xC5: (2, 0), 0xC6: (4, 0), 0xC7: (1, 1), 0xC8: (2, 1), 0xC9: (4, 1)}
 _LENGTHS |= {0xD9: (1, 0), 0xDA: (2, 0), 0xDB: (4, 0)}
-"""Of binaries, extensions and strings: the bytes of their length, and of their type."""
+"""For binaries, extensions and strings: the bytes of their length, and of their type."""
 
 
 def _num_values(name: str, data: bytes, depth: int, most: int) -> int:

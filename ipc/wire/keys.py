@@ -40,8 +40,7 @@ class ClientKey(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Limits(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """What an authorised key may: requests open at once, tokens read and generated a minute, and
-    the control socket.
+    """Limits of an authorised key: open requests, tokens read and generated a minute, control.
 
     None is no limit.
     """
@@ -68,7 +67,7 @@ def server_key(directory: Path) -> ServerKey:
 
 
 def client_key(path: Path) -> ClientKey:
-    """What ``odriver keys new`` has written for a client. Raises KeyFileError."""
+    """The key file that ``odriver keys new`` wrote for a client. Raises KeyFileError."""
     return _read_secret(path, ClientKey)
 
 

@@ -30,7 +30,7 @@ Tools = Annotated[list[dict[str, Any]], Meta(max_length=MAX_TOOLS)]
 
 User = Annotated[str, Meta(max_length=128)]
 ProfileName = Annotated[str, Meta(pattern=r"\A[A-Za-z0-9][A-Za-z0-9._-]{0,63}\Z")]
-"""Of a directory in the one that the daemon has for them: no path, and nothing hidden."""
+"""The name of a directory in the daemon's profile directory: no path, and nothing hidden."""
 
 
 class _Message(
@@ -247,7 +247,7 @@ class StatusReply(_Message, frozen=True):
 
 
 class TokenizerInfoReply(_Message, frozen=True):
-    """What the tokenizer is, by the names of Hugging Face's tokenizer_config.json."""
+    """The tokenizer, by the names of Hugging Face's tokenizer_config.json."""
 
     request_id: str
     info: dict[str, Any]

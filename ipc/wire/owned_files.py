@@ -140,7 +140,7 @@ def _roots_link(parent: int, name: str) -> str | None:
 
 
 def _hand_over(descriptor: int, directory: int) -> None:
-    """What root makes among another user's files is that user's to read."""
+    """Gives a file that root makes in another user's directory to that user."""
     if os.geteuid() == 0:
         owner = os.fstat(directory)
         os.fchown(descriptor, owner.st_uid, owner.st_gid)

@@ -40,7 +40,7 @@ class WeightFormat:
     """The form in which a backend's steps read weights."""
 
     dtype: np.dtype[Any]
-    """Of all weights that are not quantised, except norm scales, which stay float32."""
+    """The dtype of weights that are not quantised; norm scales stay float32."""
     layout: Layout = Layout.AXES
     scans: bool = False
     """Repeated layers have one array per parameter, which ``lax.scan`` goes through."""
@@ -57,12 +57,12 @@ class Leaf:
     split: tuple[str | None, ...] = ()
 
     def nbytes(self, devices: int) -> int:
-        """Of one device's part."""
+        """The bytes of one device's part."""
         whole = math.prod(self.shape) * self.dtype.itemsize
         return whole // devices if TP in self.split else whole
 
     def stacked(self, layers: int) -> "Leaf":
-        """Of so many layers."""
+        """The Leaf of a stack, ``layers`` first."""
         return Leaf((layers, *self.shape), self.dtype, (None, *self.split))
 
 
@@ -118,7 +118,7 @@ class Scaled:
     out: tuple[int, ...]
     """As in Dense."""
     activations: np.dtype[Any]
-    """Of rows of a table."""
+    """The dtype of rows of a table."""
 
     @classmethod
     def leaves(cls, parameter: Parameter, form: WeightFormat, devices: int) -> "Scaled":

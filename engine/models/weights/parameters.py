@@ -98,12 +98,12 @@ class Parameter:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Of the axes."""
+        """The names of the axes."""
         return tuple(name for name, _ in self.axes)
 
     @property
     def sizes(self) -> tuple[int, ...]:
-        """Of the axes, over all devices together."""
+        """The sizes of the axes, over all devices together."""
         return tuple(size for _, size in self.axes)
 
     @property
@@ -113,7 +113,7 @@ class Parameter:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Of the served array: [in, *out] for a kernel."""
+        """The shape of the served array: [in, *out] for a kernel."""
         return self.as_served(self.sizes)
 
     @property

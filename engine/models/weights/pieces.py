@@ -24,7 +24,7 @@ class Piece:
     groups: tuple[tuple[str, ...], ...]
     """For each axis of the tensor, the parameter's axes that it joins."""
     sizes: Mapping[str, int]
-    """Of those axes, in the parameter."""
+    """The sizes of those axes in the parameter."""
     region: Mapping[str, slice | int]
     """Its index within the parameter along the axes that it does not fill."""
     repeats: int

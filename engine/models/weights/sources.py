@@ -44,7 +44,7 @@ class TensorSource(Protocol):
 
     @property
     def names(self) -> Collection[str]:
-        """Of all tensors."""
+        """The names of all tensors."""
 
     def info(self, name: str) -> TensorInfo:
         """A tensor's shape and dtype. Raises ConfigurationError for an unsupported dtype."""

@@ -11,7 +11,7 @@ from ipc.openai.request_bodies import BodyError
 from ipc.wire.completion import Piece, num_bytes
 
 MAX_BYTES = 256 << 20
-"""Of all requests, about. Above half of it shares are fair (driver/stages/fair_share.py)."""
+"""About, for all requests. Above half of it shares are fair (driver/stages/fair_share.py)."""
 RETRY_AFTER = 1.0
 
 
@@ -73,6 +73,6 @@ class HeldMemory:
 
 
 def held_by(request: Request) -> HeldMemory:
-    """What this request holds."""
+    """The memory held by this request."""
     held: HeldMemory = request.state.held
     return held

@@ -10,7 +10,7 @@ SEND_TIMEOUT, SEND_BYTES, SEND_PERIODS = 30.0, 32 << 10, 20
 
 
 class BodyPace:
-    """Of one body, from the end of its head."""
+    """The pace of one body, from the end of its head."""
 
     def __init__(self, now: float) -> None:
         self._began = now

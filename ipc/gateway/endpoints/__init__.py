@@ -1,1 +1,1 @@
-"""What the gateway answers, an address a file."""
+"""The gateway's endpoints, one file per address."""

@@ -1,4 +1,4 @@
-"""What the Responses API answers: a response, whole or as the events of a stream."""
+"""Responses of the Responses API: whole, or as the events of a stream."""
 
 import time
 from collections.abc import Iterator
@@ -65,7 +65,7 @@ class ResponseAnswer:
         self.reasoning = ""
 
     def begin(self) -> Iterator[Event]:
-        """What a stream begins with."""
+        """The first events of a stream."""
         for name in ("created", "in_progress"):
             yield self._numbered({"type": f"response.{name}", "response": self.response()})
 
@@ -85,7 +85,7 @@ class ResponseAnswer:
             yield from map(self._numbered, self._output.end(self._status))
 
     def finish(self, cost: Usage, num_reasoning_tokens: int) -> Event:
-        """What a stream ends with."""
+        """The last event of a stream."""
         self._usage = {
             "input_tokens": cost.prompt_tokens,
             "input_tokens_details": {"cached_tokens": 0, "cache_write_tokens": 0},

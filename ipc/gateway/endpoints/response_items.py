@@ -20,7 +20,7 @@ class ResponseEvent(Struct, frozen=True):
 
 
 class _ItemKind(Struct, frozen=True):
-    """What items of a type begin as, and how their events are called."""
+    """The initial item of a type, and the names of its events."""
 
     prefix: str
     item: dict[str, Any]

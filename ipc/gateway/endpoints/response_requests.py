@@ -101,7 +101,7 @@ class ResponseRequest(Sampling, frozen=True, forbid_unknown_fields=True, kw_only
     conversation: str | dict[str, Any] | None = None
 
     def question(self) -> Question:
-        """What to ask our client; raises BodyError."""
+        """The request to our client; raises BodyError."""
         for name in ("previous_response_id", "conversation"):
             if getattr(self, name) is not None:
                 raise BodyError(f"{name}: nothing is kept here: send the whole conversation as the input", name)
@@ -128,7 +128,7 @@ class ResponseRequest(Sampling, frozen=True, forbid_unknown_fields=True, kw_only
         return bool(self.include)
 
     def tool_use(self) -> ToolUse | None:
-        """What may be called; None where nothing may."""
+        """The functions that may be called; None if none may."""
         named = self.tool_choice.name if isinstance(self.tool_choice, NamedFunctionTool) else None
         functions = [Function(tool.name, tool.description, tool.parameters, tool.strict) for tool in self.tools or []]
         return tool_use(functions, str(self.tool_choice or "auto"), named, self.parallel_tool_calls)

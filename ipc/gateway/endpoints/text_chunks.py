@@ -1,4 +1,4 @@
-"""What OpenAI's clients are streamed of a text: pieces of a completion as chunks."""
+"""Streams of completions for OpenAI's clients: pieces of text as chunks."""
 
 from collections import defaultdict
 from typing import Any

@@ -88,7 +88,7 @@ async def detokenize(request: Request) -> Response:
 
 
 async def info(request: Request) -> Response:
-    """What the tokenizer is."""
+    """The tokenizer's description."""
     client = (await daemon_for(request, request.query_params.get("model"))).client
     found = {**await client.tokenizer_info(), "model_max_length": client.welcome.max_model_len}
     return json_answer(msgspec.convert(found, TokenizerConfig))

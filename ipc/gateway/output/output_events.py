@@ -1,4 +1,4 @@
-"""What the text of a chat's answer turns out to be, a piece at a time."""
+"""The events that the text of a chat's answer is parsed into, a piece at a time."""
 
 from collections.abc import Iterable
 

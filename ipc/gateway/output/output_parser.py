@@ -25,7 +25,7 @@ class OutputParser:
         self._hides_reasoning = hides_reasoning
 
     def feed(self, text: str) -> list[OutputEvent]:
-        """What more of the text settles."""
+        """The events that more text decides."""
         events: list[OutputEvent] = [Content(text)] if self._reasoning is None else self._reasoning.feed(text)
         return self._called(events)
 

@@ -49,7 +49,7 @@ class ReasoningParser:
         """Text of undecided meaning."""
 
     def feed(self, text: str) -> list[OutputEvent]:
-        """What more of the text settles."""
+        """The events that more text decides."""
         return self._read(text, at_end=False)
 
     def end(self) -> list[OutputEvent]:

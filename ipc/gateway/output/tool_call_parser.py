@@ -41,7 +41,7 @@ class ToolCallParser:
         self.num_calls = 0
 
     def feed(self, text: str) -> list[OutputEvent]:
-        """What more of the text settles."""
+        """The events that more text decides."""
         self._text += text
         return joined(self._read(at_end=False))
 

@@ -15,7 +15,7 @@ LIST_HEADER = regex.compile(
 
 
 class ToolFormat(NamedTuple):
-    """What a call looks like, and all calls of an answer.
+    """The format of a call, and of all calls of an answer.
 
     To be read, it begins with ``marker`` or, where it is ``bare``, with the brace of an object at
     the very beginning; ``header``, which ends in front of the arguments' brace, says the name, and

@@ -1,4 +1,4 @@
-"""What a model may write that calls functions, in its own way of writing calls."""
+"""Grammars of answers that call functions, in the model's own format."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -26,5 +26,5 @@ def call_rules(
 
 
 def _schema(function: Function) -> dict[str, Any]:
-    """Of its arguments, which are an object whatever its parameters say."""
+    """The schema of its arguments, which are an object whatever its parameters are."""
     return _NOTHING if function.parameters is None else {"type": "object", **function.parameters}
