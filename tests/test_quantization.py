@@ -57,7 +57,7 @@ def load(directory, devices=1, *, quantized, **forms):
     return {name: np.asarray(array) for name, array in arrays.items()}
 
 
-@pytest.mark.parametrize("variant", ["llama2", "llama_linear"])
+@pytest.mark.parametrize("variant", ["llama2", "llama_linear", "gemma2"])
 def test_weights_are_rounded_to_127_steps_of_an_output(tmp_path, variant):
     """Each to the nearest of its own output's; norms and biases stay as they are."""
     directory = build_checkpoint(tmp_path, variant)

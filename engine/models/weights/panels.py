@@ -32,7 +32,7 @@ def as_panels(rows: np.ndarray[Any, Any]) -> Array:
     A step then reads each weight once and in order, whatever its shape.
     """
     width = panel_width()
-    padded = np.pad(rows, ((0, -len(rows) % width), (0, 0)))
+    padded = np.pad(rows, ((0, -len(rows) % width), (0, 0))) if len(rows) % width else rows
     panels: Array = jax.device_put(np.ascontiguousarray(padded.reshape(-1, width, padded.shape[1]).transpose(0, 2, 1)))
     return panels
 
