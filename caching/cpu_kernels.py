@@ -1,8 +1,8 @@
-"""Kernels in C++ for the CPU: compiled where they run, kept for the next start, and known to XLA from then on.
+"""C++ kernels for the CPU: compiled on this machine, cached on disk, registered with XLA.
 
-XLA:CPU packs a weight anew for each product of a few rows and gathers pages before it reads them, at half the speed of
-the machine. Kernels of our own do without both. They need a C++ compiler (``CXX``, or c++, g++ or clang++ on the PATH);
-where there is none, XLA's own operations serve.
+XLA:CPU packs a weight again for each product of a few rows, and gathers pages before it reads
+them: that is half the machine's speed. Our kernels do neither. They need a C++ compiler (``CXX``,
+or c++, g++ or clang++ on the PATH); without one, XLA's own operations serve.
 """
 
 import ctypes
@@ -24,17 +24,17 @@ HEADERS = Path(__file__).parent / "cpu"
 
 
 class KernelsUnavailable(Exception):
-    """There are no kernels of our own on this machine; the text says why and what would help."""
+    """This machine cannot have our kernels; the text says why and what to install."""
 
 
 def cache_home() -> Path:
-    """Where what is compiled stays between starts, as XDG_CACHE_HOME says."""
+    """The directory of what is compiled, under XDG_CACHE_HOME."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "odriver"
 
 
 @cache
 def load(source: Path) -> ctypes.CDLL:
-    """The library made of a source file, compiled if that has not been done on a machine like this one.
+    """The library of a source file; compiled unless a machine like this one already did.
 
     Raises KernelsUnavailable and UnknownInstructions.
     """
@@ -46,7 +46,7 @@ def load(source: Path) -> ctypes.CDLL:
 
 
 def register(library: ctypes.CDLL, name: str) -> None:
-    """Let XLA call the handler ``name`` of a library."""
+    """Register the handler ``name`` of a library with XLA."""
     jax.ffi.register_ffi_target(name, jax.ffi.pycapsule(getattr(library, name)), platform="cpu")
 
 
@@ -60,7 +60,7 @@ def _compiler() -> str:
 
 
 def _fingerprint(compiler: str, source: Path) -> str:
-    """What a library depends on: the source, what compiles it, what it is linked into, and the processor."""
+    """A hash of all that a library depends on: sources, compiler, flags, jaxlib, processor."""
     parts = [source.read_bytes(), *(header.read_bytes() for header in sorted(HEADERS.glob("*.h")))]
     texts = [*FLAGS, *compiler_flags(), compiler, jaxlib.version.__version__, processor()]
     parts += [text.encode() for text in texts]
@@ -79,4 +79,4 @@ def _compile(compiler: str, source: Path, library: Path) -> None:
     if done.returncode:
         unfinished.unlink(missing_ok=True)
         raise KernelsUnavailable(f"{compiler} cannot compile {source.name}: {done.stderr.strip()[:500]}")
-    unfinished.rename(library)  # at once, so that nobody loads half of it
+    unfinished.rename(library)  # atomic: no process loads half of it

@@ -1,6 +1,6 @@
-"""Which of a processor's vector instructions the CPU kernels are built for: all that it has, or those of ODRIVER_CPU_ISA.
+"""The vector instructions that CPU kernels are built for: the processor's, or ODRIVER_CPU_ISA's.
 
-A machine that has the larger set can so serve, and be tested, as one that has the smaller. XLA is held to the same by
+So a machine with AVX-512 can serve, and be tested, as one with AVX2. XLA has its own setting,
 ``XLA_FLAGS=--xla_cpu_max_isa=AVX2``, which it reads once, before it looks for devices.
 """
 
@@ -9,20 +9,20 @@ import platform
 from pathlib import Path
 
 VARIABLE = "ODRIVER_CPU_ISA"
-"""``avx2`` or ``avx512``; without it, what the processor has."""
+"""``avx2`` or ``avx512``; unset means all that the processor has."""
 
 FLAGS = {"avx2": ("-march=native", "-mno-avx512f"), "avx512": ("-march=native",)}
-"""The compiler's, by the value of VARIABLE."""
+"""Compiler flags by the value of VARIABLE."""
 NEEDED = {"avx2": "avx2", "avx512": "avx512f"}
-"""What /proc/cpuinfo calls them."""
+"""Their names in /proc/cpuinfo."""
 
 
 class UnknownInstructions(Exception):
-    """VARIABLE names none, or such that this processor lacks."""
+    """VARIABLE has an unknown value, or names instructions that this processor lacks."""
 
 
 def compiler_flags() -> tuple[str, ...]:
-    """What has the compiler use these instructions. Raises UnknownInstructions."""
+    """The compiler's flags for these instructions. Raises UnknownInstructions."""
     asked = os.environ.get(VARIABLE)
     if not asked:
         return ("-march=native",)
@@ -34,12 +34,12 @@ def compiler_flags() -> tuple[str, ...]:
 
 
 def available() -> list[str]:
-    """The values of VARIABLE that this processor can do with."""
+    """The values of VARIABLE that this processor supports."""
     return [name for name, needed in NEEDED.items() if needed in processor().split()]
 
 
 def processor() -> str:
-    """The instructions this processor has; what ``-march=native`` looks at."""
+    """The processor's instructions, as /proc/cpuinfo lists them."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:

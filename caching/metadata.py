@@ -1,4 +1,4 @@
-"""The shape of a paged cache, before any memory is taken for it; of one device's part, where a model has several."""
+"""The shape of a paged cache, or of one device's part of it, before memory is allocated."""
 
 from dataclasses import dataclass
 
@@ -7,7 +7,7 @@ import numpy as np
 
 @dataclass(frozen=True, kw_only=True)
 class PagedAttentionCacheMetaData:
-    """How many pages there are and what one holds; page 0 is the sink and belongs to nobody."""
+    """How many pages there are and what one holds; page 0 is the sink and has no owner."""
 
     num_layers: int
     num_pages: int
@@ -17,11 +17,11 @@ class PagedAttentionCacheMetaData:
     head_dim: int
     dtype: np.dtype
     stacks: tuple[int, ...] = ()
-    """How many layers, in order, have their pages in one array; empty where each layer has its own."""
+    """How many layers, in order, share each array of pages; empty if each has its own."""
 
     @property
     def array_pages(self) -> list[int]:
-        """Pages of each array of the pool, a layer's ``num_pages`` after the other's."""
+        """Pages of each array of the pool: ``num_pages`` for each of its layers."""
         return [layers * self.num_pages for layers in self.stacks or [1] * self.num_layers]
 
     @property

@@ -1,8 +1,9 @@
-"""What keys and values are rounded to in pages, and how XLA's and the CPU's pages hold that.
+"""The dtypes of keys and values in pages, and how the pages of XLA and the CPU store them.
 
-float8_e4m3fn and float8_e5m2 have exponents of their own, and so no scales: what is larger than their largest number
-becomes that. int8 has a scale for each token and head, the largest magnitude there by 127, which is found as the token
-is written: nothing has to be calibrated, and an outlier costs the precision of its own head and token alone.
+float8_e4m3fn and float8_e5m2 have their own exponents and need no scales: a number above their
+largest becomes the largest. int8 has a scale for each token and head: the largest magnitude / 127,
+computed when the token is written. So nothing is calibrated, and an outlier costs precision only
+in its own token and head.
 """
 
 import jax
@@ -18,7 +19,7 @@ STORED_AS: dict[str, np.dtype] = {
     "float8_e4m3fn": np.dtype(np.uint8),
     "float8_e5m2": np.dtype(np.uint8),
 }
-"""XLA:CPU has no arithmetic in these: around each write and read it would turn the whole pool into float32."""
+"""XLA:CPU has no arithmetic in these: each write and read would convert the pool to float32."""
 NAMES: dict[str, np.dtype] = {
     "bfloat16": np.dtype(jnp.bfloat16),
     "float32": np.dtype(np.float32),
@@ -27,7 +28,7 @@ NAMES: dict[str, np.dtype] = {
     "fp8_e4m3": np.dtype(jnp.float8_e4m3fn),
     "fp8_e5m2": np.dtype(jnp.float8_e5m2),
 }
-"""What operators call them, as vLLM has it."""
+"""vLLM's names of kv_cache_dtype."""
 
 
 def is_scaled(dtype: np.dtype) -> bool:
@@ -36,7 +37,7 @@ def is_scaled(dtype: np.dtype) -> bool:
 
 
 def stored_dtype(dtype: np.dtype) -> np.dtype:
-    """What the arrays are made of: small floats lie in them as their bits."""
+    """The dtype of the arrays: small floats are stored as their bits."""
     return STORED_AS.get(dtype.name, dtype)
 
 
@@ -46,7 +47,7 @@ def stored_head_dim(head_dim: int, dtype: np.dtype) -> int:
 
 
 def rounded(x: Array, dtype: np.dtype) -> Array:
-    """As this float dtype; a number that is too large for 8 bits becomes the largest there is, NaN stays NaN."""
+    """f[...] in this float dtype; numbers too large for 8 bits saturate, NaN stays NaN."""
     if dtype.name in LARGEST:
         largest = np.array(LARGEST[dtype.name], x.dtype)
         x = jnp.clip(x, -largest, largest)
@@ -54,7 +55,7 @@ def rounded(x: Array, dtype: np.dtype) -> Array:
 
 
 def quantize(x: Array, axis: int = -1) -> tuple[Array, Array]:
-    """An array as int8, symmetric about 0, and a scale f32 for all that lies along an axis; NaN in x is NaN in its scale."""
+    """Symmetric int8, like x, and f32 scales without ``axis``; NaN in x makes its scale NaN."""
     wide = x.astype(jnp.float32)
     scale = jnp.max(jnp.abs(wide), axis=axis) / np.float32(127)
     steps = wide / jnp.expand_dims(jnp.where(scale == 0, np.float32(1), scale), axis)
@@ -62,7 +63,7 @@ def quantize(x: Array, axis: int = -1) -> tuple[Array, Array]:
 
 
 def as_stored(x: Array, dtype: np.dtype) -> Array:
-    """Keys or values f[..., head_dim] as pages hold them: [..., stored_head_dim], a scale's bytes behind its numbers."""
+    """Keys or values f[..., head_dim] -> [..., stored_head_dim], a scale's bytes at the end."""
     if is_scaled(dtype):
         numbers, scale = quantize(x)
         return jnp.concatenate([numbers, jax.lax.bitcast_convert_type(scale, jnp.int8)], axis=-1)
@@ -72,7 +73,7 @@ def as_stored(x: Array, dtype: np.dtype) -> Array:
 
 
 def as_read(stored: Array, dtype: np.dtype, to: np.dtype) -> Array:
-    """What ``as_stored`` made of f[..., head_dim], to compute with."""
+    """The inverse of ``as_stored``: [..., stored_head_dim] -> [..., head_dim] in dtype ``to``."""
     if is_scaled(dtype):
         scale = jax.lax.bitcast_convert_type(stored[..., -SCALE_BYTES:], jnp.float32)
         return (stored[..., :-SCALE_BYTES].astype(jnp.float32) * scale[..., None]).astype(to)

@@ -1,4 +1,4 @@
-"""Who owns which page, and what is in those that nobody owns. Numbers only: the memory is PagedAttentionCache's."""
+"""The owners of each page, and the contents of pages without owners. No device memory here."""
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -7,11 +7,11 @@ from typing import NamedTuple
 from caching.prefix_cache import PrefixCache
 
 SINK_PAGE = 0
-"""Rows and tokens that are only padding write here; it is never handed out."""
+"""Padding rows and tokens write here; it is never allocated."""
 
 
 class Found(NamedTuple):
-    """How far a chain of keys was found: pages that hold its beginning, and how many of them, from the first on, are owned."""
+    """How many pages from a chain's first key on are known, and how many of those have owners."""
 
     held: int = 0
     owned: int = 0
@@ -21,13 +21,13 @@ NOTHING_FOUND = Found()
 
 
 class HBMPageManager:
-    """Hands out pages 1..num_pages-1, counts their owners, takes them back when the last one lets go.
+    """Allocates pages 1..num_pages-1, counts their owners, and frees them with the last one.
 
-    Ask ``can_alloc(n)``, then ``alloc(n)``: shortage is an answer for the scheduler to act on, and only a
-    caller that did not ask fails. A page may have several owners (``share``).
+    Call ``can_alloc(n)`` before ``alloc(n)``: the scheduler handles a shortage, and only a caller
+    that did not ask gets an error. A page may have several owners (``share``).
 
-    A page whose contents were kept (``keep``) can be found again, also when nobody owns it any more: then it is *cached*,
-    until ``alloc`` finds no free page and gives it away. ``now`` is the time in seconds, which its owner keeps.
+    A page with kept contents (``keep``) is found again even without an owner: it is *cached*
+    until ``alloc`` finds no free page and evicts it. The caller sets ``now``, in seconds.
     """
 
     def __init__(self, num_pages: int) -> None:
@@ -45,22 +45,22 @@ class HBMPageManager:
 
     @property
     def num_free(self) -> int:
-        """Pages that nobody owns and that hold nothing of use."""
+        """Pages that have no owner and no kept contents."""
         return len(self._free)
 
     @property
     def num_cached(self) -> int:
-        """Pages that nobody owns and that can still be found."""
+        """Pages that have no owner and can still be found."""
         return self._cache.num_unowned
 
     @property
     def num_owned(self) -> int:
-        """Pages somebody owns, each counted once."""
+        """Pages that have an owner, each counted once."""
         return self.num_total - self.num_free - self.num_cached
 
     @property
     def cache(self) -> PrefixCache:
-        """To read its counts."""
+        """For its counts alone."""
         return self._cache
 
     def can_alloc(self, count: int) -> bool:
@@ -76,14 +76,15 @@ class HBMPageManager:
         return pages
 
     def find(self, keys: Iterable[bytes]) -> list[int]:
-        """The pages that hold the longest beginning of this chain of keys; to be shared before anything is allocated."""
+        """Pages of the longest known prefix of a chain of keys. Share them before you allocate."""
         return self._cache.find(keys)
 
     def recount(self, keys: Sequence[bytes], count: int, last: Found) -> Found:
-        """What ``find`` would find of the first ``count`` keys, going on from what was found last.
+        """The result of ``find`` for the first ``count`` keys, updated from the last result.
 
-        It costs what has changed since, and may be wrong where a chain has lost a page in its midst: pages that nobody
-        owns are given away from a chain's end on, as a rule, and who owns a page of it owns those before.
+        The cost is that of the change. The result may be wrong if a chain has lost a page in its
+        middle: as a rule, pages are evicted from a chain's end, and an owner of a page owns all
+        pages before it.
         """
         held, owned = min(last.held, count), last.owned
         while held and self._cache.holder(keys[held - 1]) is None:
@@ -102,7 +103,7 @@ class HBMPageManager:
         return page is not None and self._owners[page] > 0
 
     def num_unowned(self, pages: Iterable[int]) -> int:
-        """How many of these cached or owned pages ``share`` would take from those that can be allocated."""
+        """How many of these cached or owned pages ``share`` would take from ``alloc``."""
         return sum(not self._owners[page] for page in pages)
 
     def num_exclusive(self, pages: Iterable[int]) -> int:
@@ -118,14 +119,14 @@ class HBMPageManager:
             self._owners[page] += 1
 
     def keep(self, page: int, key: bytes) -> None:
-        """From now on this owned page holds what the key stands for, and nobody writes to it any more."""
+        """This owned page has the contents of the key from now on, and is not written again."""
         assert self._owners[page] > 0, f"page {page} has no owner who could have filled it"
         self._cache.keep(page, key, self.now)
 
     def free(self, pages: Iterable[int]) -> None:
-        """One owner less for each of these pages; the last one gives it back. Give a chain's last page first.
+        """Remove an owner from each of these pages; the last frees it. Free a chain's end first.
 
-        Cached pages are given away in the order in which they came back, and a chain is of no use without its beginning.
+        Cached pages are evicted in the order of their return, and a chain needs its beginning.
         """
         for page in pages:
             assert page != SINK_PAGE and self._owners[page] > 0, f"page {page} has no owner to free it"
@@ -138,22 +139,22 @@ class HBMPageManager:
                 self._free.append(page)
 
     def forget(self, pages: Iterable[int]) -> None:
-        """What these pages hold is not to be found any more, whoever owns them."""
+        """These pages are not found any more, whether or not they have owners."""
         for page in pages:
             if page in self._cache and self._cache.forget(page):
                 self._free.append(page)
 
     def forget_keys(self, keys: Iterable[bytes]) -> None:
-        """What these keys stand for is not to be found any more, whoever owns the pages."""
+        """These keys are not found any more, whether or not their pages have owners."""
         holders = [self._cache.holder(key) for key in keys]
         self.forget([page for page in holders if page is not None])
 
     def forget_all(self) -> None:
-        """Nothing is to be found any more: the memory was dropped, or the weights that filled it."""
+        """No page is found any more: the memory was dropped, or the weights have changed."""
         self.forget(self._cache.pages())
 
     def check_integrity(self, owned: Iterable[int]) -> None:
-        """Assert that free, cached and owned make up the pool, and that ``owned``, a page per owner, is who owns them."""
+        """Assert that free + cached + owned is the pool; ``owned`` has a page per owner."""
         free = set(self._free)
         assert len(free) == len(self._free), "a page is free twice"
         assert SINK_PAGE not in free, "the sink is in the free list"

@@ -1,4 +1,4 @@
-"""The device memory behind the pages: a pytree that the compiled step takes donated and gives back."""
+"""The device memory of the pages: a pytree that the step takes donated and returns."""
 
 from dataclasses import dataclass
 
@@ -13,18 +13,18 @@ from caching.page_dtype import stored_dtype
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class PagedAttentionCache:
-    """``layers[i]`` holds layer i's pages, or those of the i-th stack of layers, laid out as the backend's attention reads them.
+    """``layers[i]`` has the pages of layer i, or of the i-th stack, in the backend's layout.
 
-    Here that is ``[pages, kv_heads, 2, page_size, head_dim]``, keys before values: head-major, so that one head's keys of
-    a page are contiguous, what a CPU reads fastest. One array per layer lets XLA update each in place; nothing in a step
-    may copy one.
+    Here that is [pages, kv_heads, 2, page_size, head_dim], keys before values. One head's keys of
+    a page are contiguous, which a CPU reads fastest. One array per layer lets XLA update each in
+    place; a step must not copy one.
     """
 
     layers: tuple[Array, ...]
 
     @classmethod
     def allocate(cls, metadata: PagedAttentionCacheMetaData) -> "PagedAttentionCache":
-        """Zeroed pages on the default device. Raises jax.errors.JaxRuntimeError where they do not fit."""
+        """Zeroed pages on the default device. Raises jax.errors.JaxRuntimeError without room."""
         layer = cls.layer_struct(metadata)
         return cls(tuple(jnp.zeros((pages, *layer.shape[1:]), layer.dtype) for pages in metadata.array_pages))
 

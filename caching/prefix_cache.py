@@ -1,7 +1,7 @@
-"""What full pages hold, so that the next sequence to begin with the same tokens need not compute them. Numbers only.
+"""The contents of full pages, so that a sequence with a known prefix need not compute it again.
 
-A page is known by a key over its own tokens and all before them, so one key stands for a whole beginning. Keys of
-different salts never meet: whoever must not learn what others asked has a salt of their own.
+A page's key hashes its own tokens and all before them, so one key identifies a whole prefix. Keys
+of different salts never match: requests that must not share a prefix have different salts.
 """
 
 from array import array
@@ -10,11 +10,11 @@ from collections.abc import Iterable, Sequence
 from hashlib import blake2b
 
 KEY_BYTES = 16
-"""Enough that no two beginnings share a key by accident, nor by design: blake2b is a cryptographic hash."""
+"""Enough against collisions, by accident or by design: blake2b is a cryptographic hash."""
 
 
 def page_keys(previous: bytes, token_ids: Sequence[int], page_size: int) -> list[bytes]:
-    """Keys of the full pages that ``token_ids`` make, after the page with key ``previous``, or after a salt."""
+    """Keys of the full pages of ``token_ids``, after the page with key ``previous`` or a salt."""
     tokens = array("i", token_ids)
     keys = []
     for start in range(0, len(tokens) - page_size + 1, page_size):
@@ -25,9 +25,9 @@ def page_keys(previous: bytes, token_ids: Sequence[int], page_size: int) -> list
 
 
 class PrefixCache:
-    """Which page holds which key. Of the pages that nobody owns, the one let go longest ago is given away first.
+    """Which page has which key. The page that lost its last owner first is evicted first.
 
-    HBMPageManager says who is owned. Times are in seconds, and the caller's.
+    HBMPageManager counts owners. Times are in seconds, and the caller's.
     """
 
     def __init__(self) -> None:
@@ -35,23 +35,23 @@ class PrefixCache:
         self._key_of: dict[int, bytes] = {}
         self._kept_at: dict[int, float] = {}
         self._unowned: OrderedDict[int, float] = OrderedDict()
-        """When each was let go, oldest first."""
+        """When each lost its last owner, oldest first."""
         self.evictions = 0
         self.lifetime_seconds = 0.0
-        """Of evicted pages: from when they were filled."""
+        """Of evicted pages, in sum: since they were filled."""
         self.idle_seconds = 0.0
-        """Of evicted pages: since their last owner let go."""
+        """Of evicted pages, in sum: since they lost their last owner."""
 
     def __contains__(self, page: int) -> bool:
         return page in self._key_of
 
     @property
     def num_unowned(self) -> int:
-        """Pages that hold something and have no owner."""
+        """Pages with contents and no owner."""
         return len(self._unowned)
 
     def holder(self, key: bytes) -> int | None:
-        """The page that holds what the key stands for, if there is one."""
+        """The page with this key, if there is one."""
         return self._page_of.get(key)
 
     def find(self, keys: Iterable[bytes]) -> list[int]:
@@ -65,21 +65,21 @@ class PrefixCache:
         return found
 
     def keep(self, page: int, key: bytes, now: float) -> None:
-        """An owned page now holds this; of two pages with the same contents the first is the one to be found."""
+        """An owned page has this key from now on; of pages with equal contents only the first."""
         if page not in self._key_of and self._page_of.setdefault(key, page) == page:
             self._key_of[page] = key
             self._kept_at[page] = now
 
     def let_go(self, page: int, now: float) -> None:
-        """A kept page has lost its last owner."""
+        """A page with a key has lost its last owner."""
         self._unowned[page] = now
 
     def claim(self, page: int) -> None:
-        """An unowned page has got an owner."""
+        """A page without an owner has one again."""
         del self._unowned[page]
 
     def evict(self, now: float) -> int:
-        """Forget what the page holds that was let go longest ago, and return it."""
+        """Forget the contents of the page that lost its owner first, and return the page."""
         page, since = next(iter(self._unowned.items()))
         self.evictions += 1
         self.lifetime_seconds += now - self._kept_at[page]
@@ -88,10 +88,10 @@ class PrefixCache:
         return page
 
     def forget(self, page: int) -> bool:
-        """The page is not to be found any more; whether nobody owns it."""
+        """The page is not found any more. Returns whether it has no owner."""
         del self._page_of[self._key_of.pop(page)], self._kept_at[page]
         return self._unowned.pop(page, None) is not None
 
     def pages(self) -> list[int]:
-        """All that hold something."""
+        """All pages with contents."""
         return list(self._key_of)

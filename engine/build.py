@@ -1,4 +1,4 @@
-"""From an EngineConfig to an engine that is ready: weights read, memory taken, functions compiled and run once."""
+"""Builds an engine from an EngineConfig: reads weights, allocates pages, compiles and warms up."""
 
 import gc
 import logging
@@ -31,23 +31,23 @@ logger = logging.getLogger(__name__)
 
 Report = Callable[[Progress], None]
 Compile = Callable[[ServedModel, Decoder, StepShapes, Report], ExecutionManager]
-"""Compiles the steps of a decoder. Raises jax.errors.JaxRuntimeError where the device has no memory."""
+"""Compiles a decoder's steps. Raises jax.errors.JaxRuntimeError if the device is out of memory."""
 Built = TypeVar("Built")
 
 
 @dataclass(frozen=True)
 class CompiledSteps:
-    """What engines and executors are made of."""
+    """The compiled steps of a model, from which an engine or an executor is built."""
 
     served: ServedModel
     manager: ExecutionManager
 
     def executor(self) -> StepExecutor:
-        """The part of the engine that this process's devices have."""
+        """The part of an engine that runs on this process's devices."""
         return StepExecutor(self.manager, self.served.config.seed)
 
     def engine(self, tell: Callable[[Command], None]) -> oEngine:
-        """An engine that has answered its first request. Raises DeviceError where there is no memory for it."""
+        """An engine that has completed its warm-up. Raises DeviceError if it is out of memory."""
         config, shapes, model = self.served.config, self.manager.shapes, self.served.model
         with device_errors():
             runner = eSurgeRunner(self.manager, config.seed, tell)
@@ -76,22 +76,22 @@ class CompiledSteps:
 
 
 def compile_steps(served: ServedModel, decoder: Decoder, shapes: StepShapes, report: Report) -> ExecutionManager:
-    """Every function that a step may need; a Compile."""
+    """Compile every function that a step may need; a Compile."""
     manager = ExecutionManager(decoder, shapes, served.backend, served.mesh)
     manager.compile(report, staged=served.config.staged_readiness)
     return manager
 
 
 def build_engine(config: EngineConfig, report: Report, tell: Callable[[Command], None] = tell_nobody) -> oEngine:
-    """An engine ready to step, which tells other processes what to do with it (engine/hosts/processes.py).
+    """An engine ready to step. ``tell`` sends commands to other processes (hosts/processes.py).
 
-    Raises ConfigurationError where the model or the machine cannot do what is asked, and DevicesUnavailable.
+    Raises DevicesUnavailable, and ConfigurationError if the model or machine cannot serve this.
     """
     return build(config, report, lambda compiled: compiled.engine(tell))
 
 
 def build_executor(config: EngineConfig, report: Report) -> StepExecutor:
-    """The part of another process's engine that this process's devices have. Raises as ``build_engine`` does."""
+    """This process's part of another process's engine. Raises as ``build_engine`` does."""
     return build(config, report, CompiledSteps.executor)
 
 
@@ -101,10 +101,10 @@ def build(
     complete: Callable[[CompiledSteps], Built],
     compile_steps: Compile = compile_steps,
 ) -> Built:
-    """What ``complete`` makes of the largest pool that the device accepts, and of the steps compiled for it.
+    """Call ``complete`` with the steps compiled for the largest pool that the device accepts.
 
-    Fewer pages are tried where the device refuses a pool or ``complete`` raises DeviceError for want of memory, and where
-    the compiled steps need more memory than was planned.
+    A smaller pool is tried if the device refuses one, if ``complete`` raises DeviceError because
+    it is out of memory, or if the compiled steps need more memory than was planned.
     """
     _leave_a_core_to_the_kernels()
     report(Progress("preparing kernels", 0, 1, "steps"))
@@ -119,31 +119,31 @@ def build(
         try:
             return complete(_compile(served, decoder, planner, report, compile_steps))
         except DeviceError as refusal:
-            if not refusal.out_of_memory or jax.process_count() > 1:  # the others would know nothing of it
+            if not refusal.out_of_memory or jax.process_count() > 1:  # the others would not retry
                 raise
             why = str(refusal)
-        gc.collect()  # what the attempt has left on the device
+        gc.collect()  # frees the arrays of this attempt
         planner.back_off(why)
 
 
 def _compile(
     served: ServedModel, decoder: Decoder, planner: CachePlanner, report: Report, compile_steps: Compile
 ) -> CompiledSteps:
-    """The steps over the planner's pool; again over a smaller one, if they need more scratch than was planned with.
+    """Compile the steps over the planner's pool. The pool shrinks if they need more scratch.
 
-    Raises DeviceError where the device has no memory for the pool alone, or for a step.
+    Raises DeviceError if the device has no memory for the pool alone, or for a step.
     """
     while True:
         shapes = _shapes(served, planner)
         with device_errors():
-            jax.block_until_ready(served.allocator(shapes.cache)())  # dropped: a refusal is known before compiling
+            jax.block_until_ready(served.allocator(shapes.cache)())  # probe, freed at once
             manager = compile_steps(served, decoder, shapes, report)
         if planner.fits(manager.scratch_bytes):
             return CompiledSteps(served, manager)
 
 
 def _shapes(served: ServedModel, planner: CachePlanner) -> StepShapes:
-    """The sizes of the steps over the planner's pool. Raises ConfigurationError where the context does not fit it."""
+    """The sizes of steps over this pool. Raises ConfigurationError if the context does not fit."""
     return StepShapes(
         max_num_seqs=served.config.max_num_seqs,
         max_num_batched_tokens=served.config.max_num_batched_tokens,
@@ -154,7 +154,7 @@ def _shapes(served: ServedModel, planner: CachePlanner) -> StepShapes:
 
 
 def _use_compilation_cache() -> None:
-    """Keep compiled steps between starts, where JAX_COMPILATION_CACHE_DIR or XDG_CACHE_HOME say."""
+    """Cache compiled steps on disk, in JAX_COMPILATION_CACHE_DIR or under XDG_CACHE_HOME."""
     if not jax.config.jax_compilation_cache_dir:  # type: ignore[attr-defined]
         home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
         jax.config.update("jax_compilation_cache_dir", str(home / "odriver" / "xla"))
@@ -163,9 +163,9 @@ def _use_compilation_cache() -> None:
 
 
 def _leave_a_core_to_the_kernels() -> None:
-    """Give XLA:CPU a thread less than there are cores: its threads spin, and ours would take turns with them.
+    """Give XLA:CPU one thread fewer than there are cores, because its threads spin and delay ours.
 
-    With one for each core a step of one row takes up to 1.8 times as long. XLA has no other setting for it, and reads
-    this one when JAX first looks for devices.
+    With one thread per core a step of one row takes up to 1.8 times as long. XLA has no other
+    setting for this. It reads NPROC when JAX first initializes its devices.
     """
     os.environ.setdefault("NPROC", str(max(1, len(os.sched_getaffinity(0)) - 1)))

@@ -1,4 +1,4 @@
-"""How the engine is to serve, and what it then can."""
+"""The settings of an engine, the limits it serves with, and its counters."""
 
 import dataclasses
 import math
@@ -11,7 +11,7 @@ import msgspec
 from engine.errors import ConfigurationError
 
 DEMO_MODEL = Path(__file__).parent / "models" / "demo"
-"""The small model that oDriver ships and serves when it is given none."""
+"""The small model that oDriver ships. It is the default."""
 QUANTIZATIONS = ("int8",)
 KV_CACHE_DTYPES = ("auto", "bfloat16", "float32", "int8", "fp8", "fp8_e4m3", "fp8_e5m2")
 ATTENTION_BACKENDS = ("auto", "pallas", "jax", "xla")
@@ -21,10 +21,10 @@ MAX_QUEUED_TOKENS = 2**20
 
 
 def setting(default: Any, metavar: str, meaning: str, choices: tuple[str, ...] = ()) -> Any:
-    """A dataclass field. The flag, the variable and the key in the file follow from the field alone (ipc/service/settings.py).
+    """A dataclass field. Its flag, variable and file key derive from it (ipc/service/settings.py).
 
-    ``metavar`` stands for the value in a usage line, where it is no bool and there are no ``choices``; ``meaning`` says
-    what a default of None is.
+    ``metavar`` stands for the value in a usage line, unless it is a bool or has ``choices``.
+    ``meaning`` says what a default of None is.
     """
     described = {"metavar": metavar, "meaning": meaning, "choices": choices}
     return dataclasses.field(default=default, metadata=described)
@@ -32,21 +32,22 @@ def setting(default: Any, metavar: str, meaning: str, choices: tuple[str, ...] =
 
 @dataclass(frozen=True)
 class Hosts:
-    """The processes that one engine runs in, one on each host, and which of them this is."""
+    """The processes of one engine, one per host, and the id of this process."""
 
     coordinator_address: str
-    """HOST:PORT of process 0, where jax.distributed has them find each other."""
+    """HOST:PORT of process 0, for jax.distributed."""
     num_processes: int
     process_id: int
 
 
 @dataclass(frozen=True, kw_only=True)
 class EngineConfig:
-    """What an operator may set; raises ConfigurationError where a value cannot work. Lengths are in tokens.
+    """The operator's settings. Lengths are in tokens. An invalid one raises ConfigurationError.
 
-    None lets the engine choose: ``model`` the one we ship, ``max_num_seqs`` 64, or ``max_num_batched_tokens`` where that is
-    less, ``max_model_len`` the model's own, ``page_size`` 16, and 128 on a TPU, ``num_pages`` what ``hbm_utilization`` of the
-    memory holds, that 0.9 of an accelerator's and 0.4 of a host's, and ``dtype`` float32 on CPU and bfloat16 elsewhere.
+    None is a default. ``model`` is the demo model. ``max_num_seqs`` is 64, or
+    ``max_num_batched_tokens`` if that is less. ``max_model_len`` is the model's. ``page_size`` is
+    16, and 128 on a TPU. ``hbm_utilization`` is 0.9 on an accelerator and 0.4 on a host;
+    ``num_pages`` is what fits in it. ``dtype`` is float32 on CPU and bfloat16 elsewhere.
     """
 
     model: Path | None = setting(None, "MODEL_DIR", "a Hugging Face directory (default: a small one of ours)")
@@ -100,23 +101,23 @@ class EngineConfig:
     max_queued_tokens: int = setting(MAX_QUEUED_TOKENS, "N", "tokens that the prompts of those who wait may have")
     seed: int = setting(0, "N", "mixed into every draw: the same one, and the same seed of a request, draw the same")
     staged_readiness: bool = setting(False, "", "be ready early, and compile most buckets while serving")
-    """Be ready when a few buckets are compiled in which every step can run, and compile the others while serving."""
+    """Become ready once a few buckets cover every step. The others are compiled while serving."""
 
     @property
     def directory(self) -> Path:
-        """Where the model is."""
+        """The model's directory."""
         return self.model or DEMO_MODEL
 
     @property
     def hosts(self) -> Hosts | None:
-        """The processes of several hosts; None on one."""
+        """The processes of several hosts; None on one host."""
         if self.coordinator_address is None:
             return None
         return Hosts(self.coordinator_address, self.num_processes, self.process_id)
 
     @property
     def weights(self) -> dict[str, float] | None:
-        """``client_weights`` by client; None where they make no sense."""
+        """``client_weights`` by client; None if they are invalid."""
         try:
             return dict(_weight(one.strip()) for one in self.client_weights.split(",") if one.strip())
         except ValueError:
@@ -191,18 +192,18 @@ def _weight(given: str) -> tuple[str, float]:
 
 
 class ServingLimits(msgspec.Struct, frozen=True):
-    """What a request is checked against before it becomes a Sequence."""
+    """The limits that a request is checked against before it becomes a Sequence."""
 
     max_model_len: int
-    """Tokens one sequence may hold, prompt and output together: the model's, the operator's or the pool's limit."""
+    """Tokens of prompt and output together: the model's, the operator's or the pool's limit."""
     vocab_size: int
     eos_token_ids: tuple[int, ...]
     page_size: int | None = None
-    """Tokens in a page of the cache, by which prompts are hashed; None where requests share no computed pages."""
+    """Tokens in a page, the block size of prefix hashes; None without prefix caching."""
 
 
 class EngineStats(msgspec.Struct, frozen=True):
-    """A snapshot of the engine, published by the execution thread and read by anyone."""
+    """A snapshot of the engine. The execution thread publishes it; any thread may read it."""
 
     running: int = 0
     waiting: int = 0
@@ -217,37 +218,37 @@ class EngineStats(msgspec.Struct, frozen=True):
     preemptions_by_cause: dict[str, int] = {}
     """See engine/scheduling/preemption.py."""
     waiting_tokens: int = 0
-    """Known tokens of those that wait."""
+    """Known tokens of waiting sequences."""
     prefix_cache_queries: int = 0
-    """Tokens of admitted sequences that kept pages could have held."""
+    """Tokens of admitted sequences that were looked up in the prefix cache."""
     prefix_cache_hits: int = 0
-    """Those of them that did, and were not computed."""
+    """Tokens that were prefix hits and were not computed."""
     page_evictions: int = 0
-    """Kept pages that were given away."""
+    """Cached pages that were evicted."""
     page_lifetime_seconds_sum: float = 0.0
-    """Of those, from when they were filled."""
+    """Of evicted pages, from when they were filled."""
     page_idle_seconds_sum: float = 0.0
-    """Of those, since their last owner let go."""
+    """Of evicted pages, since their last owner released them."""
     failed_steps: int = 0
-    """Steps that the device could not do: the requests in them ended with an error, the others were computed again."""
+    """Steps that failed on the device. Their requests failed too; others were recomputed."""
     failed_rows: int = 0
-    """Requests that ended with an error because their own logits held NaN or infinity."""
+    """Requests that ended with an error because their logits held NaN or infinity."""
     step_gap_seconds_sum: float = 0.0
-    """For how long the device stood idle between steps though there was work; see engine/step/step_gap.py."""
+    """Device idle time between steps while there was work; see engine/step/step_gap.py."""
     step_gap_seconds_count: int = 0
-    """Steps that followed another without a rest."""
+    """Steps that followed another without an idle period."""
     compilations_after_ready: int = 0
-    """Those that nobody planned; with staged readiness the others follow."""
+    """Unplanned compilations. Those of staged readiness are counted below."""
     staged_compilations: int = 0
-    """Functions that were compiled while serving and are in use."""
+    """Functions compiled while serving and now in use."""
     staged_compilations_left: int = 0
-    """Those to come; until then some steps run in a larger bucket than they need."""
+    """Functions still to compile. Until then some steps run in a larger bucket than they need."""
     asleep: bool = False
-    """Whether the pages' memory has been given back."""
+    """Whether the pages' memory is freed."""
 
     @property
     def tokens(self) -> int:
-        """Computed or generated so far."""
+        """Prompt tokens computed plus tokens generated."""
         return self.prompt_tokens + self.generated_tokens
 
 

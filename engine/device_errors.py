@@ -1,4 +1,4 @@
-"""What the device could not do, in its own words."""
+"""Errors that the device raises, and its acquisition."""
 
 import re
 from collections.abc import Iterator
@@ -15,16 +15,16 @@ _OUT_OF_MEMORY = "RESOURCE_EXHAUSTED"
 
 
 class DeviceError(Exception):
-    """A computation or an allocation failed; the message has the first line of what the device said."""
+    """A computation or allocation failed. The message is the first line of the device's error."""
 
     @property
     def out_of_memory(self) -> bool:
-        """Whether there was no memory for it."""
+        """Whether the device was out of memory."""
         return _OUT_OF_MEMORY in str(self)
 
 
 def acquire_devices() -> None:
-    """Have JAX look for devices and take them, for as long as this process lives. Raises DevicesUnavailable."""
+    """Initialize JAX's devices, which this process then holds. Raises DevicesUnavailable."""
     try:
         jax.devices()
     except RuntimeError as error:
@@ -34,10 +34,10 @@ def acquire_devices() -> None:
 
 @contextmanager
 def device_errors() -> Iterator[None]:
-    """Raises DeviceError for what jax raises in the device's name.
+    """Convert the device's errors to DeviceError.
 
-    That is a JaxRuntimeError; but a CPU that is out of memory comes as a ValueError (jax 0.10.2), to be told from other
-    ones by the name of an XLA status at its beginning.
+    They are JaxRuntimeErrors. A CPU that is out of memory raises a ValueError instead (jax
+    0.10.2), which begins with the name of an XLA status.
     """
     try:
         yield

@@ -1,4 +1,4 @@
-"""The devices that one model is spread over by tensor parallelism (Shoeybi et al. 2019, Megatron-LM)."""
+"""The mesh of tensor parallelism (Shoeybi et al. 2019, Megatron-LM)."""
 
 import importlib.util
 from collections.abc import Callable, Sequence
@@ -15,35 +15,35 @@ from numpy.typing import NDArray
 from engine.errors import ConfigurationError
 
 TP = "tp"
-"""The mesh axis over which heads, feed-forward and vocabulary are split."""
+"""The mesh axis over which heads, feed-forward and vocabulary are sharded."""
 AXES = ("dp", "fsdp", "ep", TP, "sp")
-"""eformer's, of which all but ``tp`` are 1."""
+"""The axes of eformer. All but ``tp`` have size 1."""
 
 COPY = PartitionSpec()
-"""What every device has the whole of."""
+"""Replicated on every device."""
 LOGITS = PartitionSpec(None, TP)
-"""f32[rows, vocab], of which every device has its part of the vocabulary."""
+"""f32[rows, vocab], sharded by vocabulary."""
 
 
 @dataclass(frozen=True)
 class DeviceMesh:
-    """Where the arrays of an engine lie. On one device they are ordinary arrays, and nothing here costs anything."""
+    """The devices of one engine, and the sharding of its arrays. One device needs no sharding."""
 
     devices: tuple[Device, ...]
 
     @property
     def size(self) -> int:
-        """Devices that the model is spread over."""
+        """Devices that the model is sharded over."""
         return len(self.devices)
 
     @property
     def axis(self) -> str | None:
-        """The mesh axis that arrays are split over; None on one device."""
+        """The mesh axis that arrays are sharded over; None on one device."""
         return TP if self.size > 1 else None
 
     @cached_property
     def num_local(self) -> int:
-        """Those of them that are this process's."""
+        """Devices of this mesh that belong to this process."""
         return sum(device.process_index == jax.process_index() for device in self.devices)
 
     @cached_property
@@ -54,13 +54,13 @@ class DeviceMesh:
         return Mesh(np.array(self.devices).reshape(1, 1, 1, -1, 1), AXES)
 
     def sharding(self, *spec: str | None) -> Sharding:
-        """Where an array lies of which axes are split over the devices, as PartitionSpec has it; () is a copy on each."""
+        """The sharding for a PartitionSpec's axes; () replicates."""
         if self.size == 1:
             return SingleDeviceSharding(self.devices[0])
         return NamedSharding(self.mesh, PartitionSpec(*spec))
 
     def place(self, tree: Any, specs: Any) -> Any:
-        """Numpy arrays that every process has, as its own part of arrays that lie so; where one has all devices, as they are."""
+        """Global arrays of numpy arrays that every process has. On one process, unchanged."""
         if self.num_local == self.size:
             return tree
 
@@ -70,36 +70,36 @@ class DeviceMesh:
         return jax.tree.map(place, tree, specs)
 
     def shapes(self, tree: Any, *spec: str | None) -> Any:
-        """Arrays, or shapes of them, as shapes of arrays that lie so: what to lower a function with."""
+        """ShapeDtypeStructs of arrays or shapes with this sharding, to lower a function with."""
         sharding = self.sharding(*spec)
         return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding), tree)
 
     def on_each(self, function: Callable[..., Any], specs: Sequence[Any], out_specs: Any) -> Callable[..., Any]:
-        """A function that every device calls with its own part of the arguments; on one device the function itself.
+        """A shard_map of a function over the devices; on one device, the function itself.
 
-        ``specs`` are trees of PartitionSpec, one for each argument; ``out_specs`` is one for the results.
+        ``specs`` are trees of PartitionSpec, one per argument; ``out_specs`` is that of results.
         """
         if self.size == 1:
             return function
         return jax.shard_map(function, mesh=self.mesh, in_specs=tuple(specs), out_specs=out_specs, check_vma=False)
 
     def laid(self, array: jax.Array, *spec: str | None) -> jax.Array:
-        """An array where it is to lie; the same one where it does already."""
+        """The array with this sharding; the same array if it has it already."""
         there: jax.Array = jax.device_put(array, self.sharding(*spec))
         return there
 
     def maker(self, function: Callable[[], Any], *spec: str | None) -> Callable[[], Any]:
-        """A function that makes arrays where they lie: on a mesh none is ever whole in one place. Compiled but once."""
+        """Jit a function so that its arrays are created sharded, never whole on one device."""
         return function if self.size == 1 else jax.jit(function, out_shardings=self.sharding(*spec))
 
 
 def one_device() -> DeviceMesh:
-    """The first device of this process, by itself."""
+    """The first device of this process alone."""
     return DeviceMesh((jax.local_devices()[0],))
 
 
 def _mesh_of_all() -> Mesh:
-    """All devices in an order that makes their neighbours on ``tp`` neighbours on the wire."""
+    """All devices, ordered so that neighbours on ``tp`` are neighbours on the wire."""
     if importlib.util.find_spec("eformer") is None:
         raise ConfigurationError(
             'eformer, which lays out several devices, is not installed: pip install "odriver[tpu]"'

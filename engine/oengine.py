@@ -1,18 +1,18 @@
 """The engine: sequences in, token ids out, a step at a time. One thread owns it.
 
-What a step that fails takes with it
-------------------------------------
-The sequences in it end with an error, as the device does not say which of them made it fail. The
-cache was donated to the step and is lost, and so are the steps dispatched after it: they are
-dropped unread, everything on the device but the weights is allocated again, and all other running
-sequences are computed again from their tokens. They sample with the same random numbers, which
-depend on seed and position alone, from logits that are the same up to rounding (on a CPU to the
-bit). Steps in flight before the failed one land as ever. If MAX_FAILURES_IN_A_ROW steps fail and
-none lands between them, the fault is permanent: ``step`` raises DeviceError. On several hosts it
-does so at the first failure, as only the process whose step has failed knows of it.
+What a failed step costs
+------------------------
+The sequences in it end with an error, because the device does not say which of them caused the
+failure. The cache was donated to the step and is lost, and so are the steps dispatched after it.
+Those are dropped unread, everything on the device but the weights is allocated again, and all
+other running sequences are recomputed from their tokens. They sample with the same random
+numbers, which depend on seed and position alone, from logits that are the same up to rounding
+(on a CPU to the bit). Steps in flight before the failed one complete normally. If
+MAX_FAILURES_IN_A_ROW steps fail and none completes between them, the fault is permanent:
+``step`` raises DeviceError. On several hosts the first failure is enough: one process sees it.
 
-A row whose logits hold NaN or infinity ends its own sequence with an error, and nothing else: no
-row reads another's logits, nor what a page holds behind its owner's last token.
+A row whose logits hold NaN or infinity ends only its own sequence with an error: no row reads
+another's logits, or a page beyond its owner's last token.
 """
 
 import logging
@@ -35,14 +35,14 @@ from engine.step.runner import PendingStep, eSurgeRunner
 logger = logging.getLogger(__name__)
 
 MAX_FAILURES_IN_A_ROW = 3
-"""A single failure may be the doing of one request, which has ended with it."""
+"""One request may cause a single failure, and has ended with it."""
 NOT_FINITE = (
     "the model's logits for this request hold NaN or infinity, so it has no next token; other requests are not affected"
 )
 
 
 class oEngine:
-    """Joins scheduler and runner, and keeps ``run_ahead`` steps in flight beyond the one being read."""
+    """Joins scheduler and runner. ``run_ahead`` steps are in flight beyond the one being read."""
 
     def __init__(
         self,
@@ -75,7 +75,7 @@ class oEngine:
         return self._scheduler.page_size
 
     def start_counting(self) -> None:
-        """Begin the counts of ``stats`` anew; from here on a compilation is one too many."""
+        """Reset the counts of ``stats``. From here on every unplanned compilation counts."""
         self._compilations_at_ready = num_compilations()
         self._runner.gaps.start_counting()
         self._steps = 0
@@ -87,16 +87,16 @@ class oEngine:
     def compile_staged(self, notify: Callable[[], None]) -> None:
         """Begin to compile what readiness did not wait for.
 
-        Another thread calls ``notify``; after each call ``adopt`` has to follow.
+        Another thread calls ``notify``. After each call, call ``adopt``.
         """
         self._staged.begin(notify)
 
     def adopt(self) -> None:
-        """Use what has been compiled meanwhile; raises the error of a compilation that failed."""
+        """Use the functions compiled so far. Raises the error of a failed compilation."""
         self._staged.adopt()
 
     def sleep(self) -> None:
-        """Free the memory of the pages, but no weights. No sequence may wait or run."""
+        """Free the pages' memory but not the weights'. No sequence may be waiting or running."""
         while self._in_flight:
             self._land()
         assert not self.has_work, "a sequence waits or runs"
@@ -114,7 +114,7 @@ class oEngine:
         self._asleep = False
 
     def close(self) -> None:
-        """Compile nothing more."""
+        """Stop compiling."""
         self._staged.close()
 
     @property
@@ -123,7 +123,7 @@ class oEngine:
         return bool(self._in_flight or self._scheduler.num_running or self._scheduler.num_waiting)
 
     def add(self, sequence: Sequence) -> None:
-        """Queue a sequence that ``limits`` allow."""
+        """Queue a sequence that is within ``limits``."""
         if not self.has_work:
             self._runner.gaps.rest()
         self._scheduler.add(sequence)
@@ -131,11 +131,11 @@ class oEngine:
             self._masks.add(sequence)
 
     def finish(self, request_id: str) -> bool:
-        """End a sequence now and free what it holds; False if it has ended."""
+        """End a sequence now and free its pages; False if it has ended already."""
         return self._scheduler.finish(request_id)
 
     def step(self) -> list[SequenceOutput]:
-        """Plan and dispatch a step; land the oldest if enough are in flight or none was planned.
+        """Plan and dispatch a step; collect the oldest if enough are in flight or none is planned.
 
         Raises DeviceError if too many steps in a row have failed.
         """
@@ -188,7 +188,7 @@ class oEngine:
         )
 
     def _resume(self) -> list[SequenceOutput]:
-        """Resume the sequences whose constraints have answered; the outputs of those that end."""
+        """Resume the sequences whose masks are ready; returns the outputs of those that end."""
         ended = [self._scheduler.resume(sequence) for sequence in self._masks.hear()]
         return [output for output in ended if output is not None]
 
@@ -214,7 +214,7 @@ class oEngine:
         return outputs
 
     def _fail_rows(self, plan: NextIterationPlan, result: StepResult) -> list[SequenceOutput]:
-        """End sequences whose logits were not finite, and drop their pages from the prefix cache."""
+        """End sequences with non-finite logits and drop their pages from the prefix cache."""
         if min(result.token_ids) > NO_TOKEN:
             return []
         rows = [row for row, token_id in enumerate(result.token_ids) if token_id == NO_TOKEN]
@@ -228,7 +228,7 @@ class oEngine:
         return outputs
 
     def _recover(self, plan: NextIterationPlan, failure: DeviceError) -> list[SequenceOutput]:
-        """A step has failed: end the sequences in it, and compute all other running ones again."""
+        """Recover from a failed step: end its sequences and recompute all other running ones."""
         self._failed_steps += 1
         self._failures_in_a_row += 1
         if self._failures_in_a_row == self._max_failures_in_a_row:
@@ -254,7 +254,7 @@ class oEngine:
 
 
 def _stamp(admitted: list[Sequence]) -> None:
-    """Note when sequences were first admitted; after preemption that stays."""
+    """Record when sequences were first admitted; preemption does not change that."""
     for sequence in admitted:
         if sequence.scheduled_at is None:
             sequence.scheduled_at = time.monotonic()

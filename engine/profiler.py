@@ -1,4 +1,4 @@
-"""Writes traces of what device and host do: one at a time, of the whole process, for xprof, TensorBoard or Perfetto."""
+"""Traces of device and host, for xprof, TensorBoard or Perfetto: one at a time, process-wide."""
 
 from pathlib import Path
 
@@ -6,19 +6,19 @@ import jax
 
 
 class ProfilerError(Exception):
-    """What was asked for can't be done now; the message says why."""
+    """A profile cannot start or stop now. The message says why."""
 
 
 class Profiler:
-    """Starts and stops; one thread uses it. A trace that is not stopped is not written."""
+    """Starts and stops traces, from one thread. A trace that is not stopped is not written."""
 
     def __init__(self) -> None:
         self._directory: str | None = None
 
     def start(self, directory: str) -> None:
-        """Begin; raises ProfilerError where a trace is under way, or the directory is there already or cannot be made.
+        """Start a trace in a new directory, which therefore has no links out of it.
 
-        One that is new has nothing in it that leads elsewhere.
+        Raises ProfilerError if a trace is running, or the directory exists or cannot be created.
         """
         if self._directory is not None:
             raise ProfilerError(f"a profile for {self._directory} is running already: stop it first")
@@ -33,7 +33,7 @@ class Profiler:
         self._directory = directory
 
     def stop(self) -> str:
-        """End and write the files; the directory they are in. Raises ProfilerError where none is under way."""
+        """Write the trace and return its directory. Raises ProfilerError if none is running."""
         if self._directory is None:
             raise ProfilerError("no profile is running: start one first")
         directory, self._directory = self._directory, None

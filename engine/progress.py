@@ -1,4 +1,4 @@
-"""What a long start-up tells whoever is watching."""
+"""The progress of a long start-up."""
 
 import msgspec
 

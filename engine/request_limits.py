@@ -1,17 +1,17 @@
-"""The limits of a request's form: how deep, how many, how long. ipc/PROTOCOL.md lists them all.
+"""Limits on the form of a request: depth, counts and lengths. ipc/PROTOCOL.md lists them all.
 
-Whatever reads a message or a body checks it against these numbers before it does any work for it. What depends on the
-model (its vocabulary, its context) is checked where the model is known.
+A message or body is checked against these numbers before any work is done for it. Limits of
+the model (its vocabulary, its context) are checked where the model is known.
 """
 
 MAX_MESSAGE_BYTES = 4 * 2**20
-"""The longest message taken: a million token ids fit. What is longer is refused by name."""
+"""The largest message accepted, enough for a million token ids. A larger one is an error."""
 MAX_DEPTH = 64
-"""Maps and lists within one another, the message itself included; also in JSON that is sent as a string."""
+"""Nesting of maps and lists, the message included; also in JSON that is sent as a string."""
 MAX_VALUES = 131_072
-"""Values in the fields of a message that may hold anything, keys included and token ids not; maps and lists in JSON.
+"""Values in a message's untyped fields: keys count, token ids do not. In JSON, maps and lists.
 
-An empty list is one byte on the wire and 56 here: without this limit, a message would be many times its size.
+An empty list is 1 byte on the wire and 56 in memory. The limit bounds that growth.
 """
 
 MAX_REQUEST_ID_LENGTH = 128
@@ -20,14 +20,14 @@ MAX_NAME_LENGTH = 128
 MAX_TARGET_LENGTH = 1024
 """Characters in the name of another client's request."""
 MAX_NAMES = 256
-"""Fields of a message, parameters, switches; each may be there once."""
+"""Fields of a message, parameters, switches; each may appear once."""
 MAX_MESSAGES = 4096
 """Turns of a conversation."""
 MAX_TOOLS = 512
 MAX_TOOL_CALLS = 512
-"""In one turn."""
+"""In one message of a conversation."""
 MAX_PROMPTS = 1024
-"""Completions that one HTTP body may ask for: its prompts times ``n``."""
+"""Completions in one HTTP body: its prompts times ``n``."""
 
 MAX_N = 64
 MAX_SEED = 2**32 - 1
@@ -42,7 +42,7 @@ MAX_LOGIT_BIASES = 1024
 MAX_ALLOWED_TOKEN_IDS = 2**18
 MAX_LOGPROBS = 20
 MAX_PROMPT_LOGPROBS = 2**18
-"""Log-probabilities of a prompt in all: its tokens times one more than ``prompt_logprobs``."""
+"""Log-probabilities of a whole prompt: its tokens times (``prompt_logprobs`` + 1)."""
 MAX_PATTERN_SIZE = 1024
 MAX_PATTERN_COUNT = 1000
 MAX_SALT = 256
@@ -50,8 +50,8 @@ MAX_GRAMMAR_BYTES = 1 << 16
 MAX_CHOICES = 4096
 
 MAX_RENDERED_CHARACTERS = 2 * MAX_MESSAGE_BYTES
-"""Of a conversation as the chat template has it."""
+"""Characters of a conversation that the chat template has rendered."""
 MAX_TEMPLATE_SECONDS = 1.0
-"""Of processor time, for a chat template to render one conversation."""
+"""CPU time of a chat template that renders one conversation."""
 MAX_ERROR_LENGTH = 500
-"""Characters of what anybody is told is wrong: what is quoted may be as long as a message."""
+"""Characters of an error message. What it quotes may be as long as a message."""

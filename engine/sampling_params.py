@@ -1,4 +1,4 @@
-"""What a request asks of the tokens it gets: vLLM's names and defaults, every field honoured or refused."""
+"""A request's sampling parameters: vLLM's names and defaults. No field is ignored."""
 
 import math
 
@@ -24,7 +24,7 @@ from engine.structured_outputs import StructuredOutputsParams
 
 
 class RepetitionDetection(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """A loop to stop at: ``min_count`` times in a row the same tokens, of these lengths (vLLM's names)."""
+    """Stop at a loop: ``min_count`` equal patterns in a row, sizes in tokens (vLLM's names)."""
 
     max_pattern_size: int
     min_pattern_size: int = 1
@@ -40,15 +40,15 @@ class RepetitionDetection(msgspec.Struct, frozen=True, forbid_unknown_fields=Tru
 
 
 class SamplingParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Parameters of one request; constructing it checks ranges and raises ValueError naming the parameter.
+    """Parameters of one request. Raises ValueError, which names the parameter out of range.
 
-    ``max_tokens`` None means until the context is full. ``temperature`` 0 is greedy. ``top_k`` 0 or -1
-    keeps every token. ``seed`` None draws one at admission; sample i of ``n`` has the i-th after it. ``stop`` strings
-    end the text before them, or after them with ``include_stop_str_in_output``, once there are ``min_tokens`` tokens. A
-    lower ``priority`` is served first. ``timeout_s`` is for all of the request, ``queue_timeout_s`` until its first step.
-    Requests share computed pages of prompts that begin alike where their ``cache_salt`` is the same, and without
-    ``enable_prefix_caching`` with no other request. What it means in tokens (ids in the vocabulary, words to ids) is
-    checked where that is known.
+    ``max_tokens`` None means until the context is full. ``temperature`` 0 is greedy. ``top_k`` 0
+    or -1 keeps every token. ``seed`` None draws one at admission; sample i of ``n`` uses the i-th
+    after it. ``stop`` strings end the text before them, or with ``include_stop_str_in_output``
+    after them, once there are ``min_tokens`` tokens. A lower ``priority`` is served first.
+    ``timeout_s`` limits the whole request, ``queue_timeout_s`` the time until its first step.
+    Requests with the same ``cache_salt`` share prefix hits; one without ``enable_prefix_caching``
+    shares none. Values that depend on the vocabulary (ids, words) are checked where it is known.
     """
 
     n: int = 1
@@ -97,7 +97,7 @@ class SamplingParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
 
     @property
     def stops(self) -> list[str]:
-        """The stop strings, one given as a bare string included."""
+        """The stop strings, as a list."""
         return [self.stop] if isinstance(self.stop, str) else self.stop
 
     def _check_lengths(self) -> None:
@@ -116,7 +116,7 @@ class SamplingParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
         _require(0 <= self.min_p <= 1, "min_p", "from 0 to 1", self.min_p)
         _require(-2 <= self.presence_penalty <= 2, "presence_penalty", "from -2 to 2", self.presence_penalty)
         _require(-2 <= self.frequency_penalty <= 2, "frequency_penalty", "from -2 to 2", self.frequency_penalty)
-        repetition = self.repetition_penalty  # divided by much less, logits would be infinite
+        repetition = self.repetition_penalty  # a smaller divisor makes logits infinite
         _require(0.01 <= repetition <= 10, "repetition_penalty", "from 0.01 to 10", repetition)
         _require(self.seed is None or 0 <= self.seed <= MAX_SEED, "seed", f"from 0 to {MAX_SEED}", self.seed)
 

@@ -1,4 +1,4 @@
-"""A model as this machine serves it: over which devices, in which numbers, by which operations."""
+"""A model on this machine: its devices, its dtypes and its backend."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -27,59 +27,59 @@ from engine.step.backend import Backend, choose_backend, default_page_size
 
 @dataclass(frozen=True)
 class ServedModel:
-    """What an operator's settings come to for one model on this machine; no weight has been read."""
+    """A model with the operator's settings resolved for this machine. No weight is loaded yet."""
 
     config: EngineConfig
     partition: Partition
-    """The model, split over the devices."""
+    """The model, sharded over the devices."""
     mesh: DeviceMesh
     backend: Backend
     page_size: int
     dtype: np.dtype[Any]
-    """Of activations."""
+    """The dtype of activations."""
     kv_dtype: np.dtype[Any]
-    """Of keys and values in pages."""
+    """The dtype of keys and values in pages."""
 
     @property
     def model(self) -> ModelSpec:
-        """What is served."""
+        """The model that is served."""
         return self.partition.model
 
     @property
     def weights_dtype(self) -> np.dtype[Any]:
-        """Of weights that are not quantized: bfloat16 ones stay so where kernels read them as the float32 they stand for.
+        """The dtype of unquantized weights. Stored bfloat16 stays if the kernels widen to float32.
 
-        That gives the same numbers as float32 weights for half the memory and, at few rows, in half the time.
+        Results equal float32 weights', for half the memory and, at few rows, half the time.
         """
         exact = self.config.dtype is None and self.model.dtype == "bfloat16" and self.backend.layout is Layout.PANELS
         return np.dtype(jnp.bfloat16) if exact else self.dtype
 
     @property
     def weight_format(self) -> WeightFormat:
-        """How steps read the weights."""
+        """The format in which steps read the weights."""
         return self.backend.weight_format(self.weights_dtype, self.dtype if self.config.quantization else None)
 
     @property
     def weight_bytes(self) -> int:
-        """What each device holds of the weights."""
+        """Bytes of weights on each device."""
         return parameter_bytes(self.partition, self.weight_format)
 
     @property
     def one_page(self) -> PagedAttentionCacheMetaData:
-        """A device's pool of a single page."""
+        """A device's pool of one page."""
         return self.backend.one_page(self.partition, self.page_size, self.kv_dtype)
 
     def allocator(self, pool: PagedAttentionCacheMetaData) -> Callable[[], PagedAttentionCache]:
-        """Makes zeroed pages on every device; raises jax.errors.JaxRuntimeError where they do not fit."""
+        """Allocates zeroed pages on every device; raises JaxRuntimeError if out of memory."""
         return self.backend.allocator(pool, self.mesh)
 
     def load(self, progress: Callable[[int, int], None]) -> Decoder:
-        """The decoder with its weights, in the form that steps read. Raises as ``load_decoder`` does."""
+        """The decoder with its weights, in ``weight_format``. Raises as ``load_decoder`` does."""
         with open_checkpoint(self.config.directory) as checkpoint:
             return load_decoder(checkpoint, self.partition, self.weight_format, mesh=self.mesh, progress=progress)
 
     def describe(self) -> dict[str, str]:
-        """What is served, and on what, for people to read."""
+        """The model and its device, in words."""
         devices, size = jax.devices(), self.mesh.size
         part = "" if size == len(devices) else f", of {len(devices)}"
         hosts = "" if self.config.hosts is None else f", on {jax.process_count()} hosts"
@@ -100,9 +100,9 @@ class ServedModel:
 
 
 def served_model(config: EngineConfig) -> ServedModel:
-    """What is to be served, on this machine's devices, which are taken; compiles kernels if that has not been done.
+    """Resolve the config on this machine: takes its devices, and compiles kernels if needed.
 
-    Raises ConfigurationError where the model or the machine cannot do what is asked, and DevicesUnavailable.
+    Raises DevicesUnavailable, and ConfigurationError if the model or machine cannot serve this.
     """
     model = read_model_config(config.directory)
     acquire_devices()
@@ -120,9 +120,9 @@ def served_model(config: EngineConfig) -> ServedModel:
 
 
 def split_over_devices(config: EngineConfig, model: ModelSpec) -> Partition:
-    """A model as this machine's devices serve it. Raises ConfigurationError where it cannot be split as was asked."""
+    """Shard a model over the devices. Raises ConfigurationError if it cannot be split so."""
     there, asked = jax.device_count(), config.tensor_parallel_size
-    if jax.process_count() > 1:  # none may be left without a part
+    if jax.process_count() > 1:  # every device needs a shard
         if asked not in (None, there):
             raise ConfigurationError(
                 f"tensor_parallel_size {asked} is not the {there} devices of all hosts: leave it out"
@@ -136,7 +136,7 @@ def split_over_devices(config: EngineConfig, model: ModelSpec) -> Partition:
 
 
 def page_dtype(config: EngineConfig, dtype: np.dtype[Any]) -> np.dtype[Any]:
-    """The dtype of keys and values in pages, where activations are of ``dtype``."""
+    """The dtype of keys and values in pages, for activations of ``dtype``."""
     return dtype if config.kv_cache_dtype == "auto" else NAMES[config.kv_cache_dtype]
 
 

@@ -1,4 +1,4 @@
-"""What form the text of a completion must have, by vLLM's names."""
+"""The format of a completion's text, by vLLM's names."""
 
 from typing import Any
 
@@ -13,12 +13,13 @@ JSON_OPTIONS = ("disable_any_whitespace", "disable_additional_properties", "whit
 class StructuredOutputsParams(
     msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True, kw_only=True
 ):
-    """Exactly one of ``json`` (a JSON schema, or its text), ``json_object`` (true: any JSON object), ``regex`` (which the
-    whole text matches), ``choice`` (of which the text is one) and ``grammar`` (in Lark's notation, as llguidance reads it).
+    """Exactly one of ``json`` (a JSON schema, or its text), ``json_object`` (true: any object),
+    ``regex`` (matches the whole text), ``choice`` (the text is one of them) and ``grammar`` (in
+    Lark's notation, as llguidance reads it).
 
-    The rest is for the first two: ``disable_any_whitespace`` allows none around punctuation, ``whitespace_pattern`` is a
-    regex of what is allowed there, and with ``disable_additional_properties`` an object has only those that its schema
-    names, unless that says otherwise. Constructing it checks what can be seen without compiling it; raises ValueError.
+    The others are for JSON. ``whitespace_pattern`` is a regex of whitespace around punctuation,
+    which ``disable_any_whitespace`` forbids. ``disable_additional_properties`` limits an object to
+    its schema's properties, unless the schema allows others. Raises ValueError, without compiling.
     """
 
     json: str | dict[str, Any] | None = None
@@ -44,12 +45,12 @@ class StructuredOutputsParams(
 
     @property
     def form(self) -> str:
-        """The name of the one that is given."""
+        """The name of the field that is given."""
         return next(name for name in FORMS if getattr(self, name) is not None)
 
     @property
     def is_json(self) -> bool:
-        """Whether the text is to be JSON."""
+        """Whether the text must be JSON."""
         return self.form in ("json", "json_object")
 
     def _check_choice(self) -> None:

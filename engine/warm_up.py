@@ -1,4 +1,4 @@
-"""One short request through an engine, before anybody is served."""
+"""Short requests through an engine before it serves clients."""
 
 import numpy as np
 
@@ -34,9 +34,9 @@ class _AnyToken:
 
 
 def warm_up(engine: oEngine) -> None:
-    """Run it, so that the first client's finds everything that happens only once done.
+    """Run them, so that no client waits for one-time work.
 
-    Raises ConfigurationError where the model gives no numbers, and DeviceError.
+    Raises DeviceError, and ConfigurationError if the model's logits are not finite.
     """
     tokens = min(4, engine.limits.max_model_len)
     prompt = [0] * max(1, tokens - 2)

@@ -1,7 +1,7 @@
-"""Ragged paged attention on a CPU by a kernel of our own, which reads the pages where they lie.
+"""Ragged paged attention on a CPU, by a C++ kernel of our own that reads the pages in place.
 
-A page holds one head's keys as [head_dim, page_size] and its values as [page_size, head_dim], both in the place that
-``PagedAttentionCache`` has for [page_size, head_dim].
+A page has one head's keys as [head_dim, page_size] and its values as [page_size, head_dim], each
+in the memory that ``PagedAttentionCache`` declares as [page_size, head_dim].
 """
 
 from collections.abc import Callable
@@ -21,12 +21,15 @@ from caching.paged_attention_cache import PagedAttentionCache
 
 SOURCE = Path(__file__).parent.parent / "cpu" / "attention.cc"
 DTYPES = ("float32", "bfloat16")
-"""Of pages that it can read."""
+"""Dtypes of pages that the kernel reads."""
 
 
 @cache
 def vector_width() -> int:
-    """What page_size and head_dim must be multiples of; makes the kernel known to XLA. Raises KernelsUnavailable."""
+    """page_size and head_dim must be multiples of this. Registers the kernel with XLA.
+
+    Raises KernelsUnavailable.
+    """
     library = load(SOURCE)
     for name in ("odriver_attention", "odriver_untouched"):
         register(library, name)
@@ -34,7 +37,7 @@ def vector_width() -> int:
 
 
 def allocate(metadata: PagedAttentionCacheMetaData) -> PagedAttentionCache:
-    """Pages that take memory as they are first used: to touch all of them takes a second for each GB."""
+    """Pages whose memory is committed at first use: to touch a GB takes a second."""
     untouched = _untouched(PagedAttentionCache.layer_struct(metadata))
     return PagedAttentionCache(tuple(untouched() for _ in range(metadata.num_layers)))
 
@@ -47,15 +50,15 @@ def _untouched(layer: jax.ShapeDtypeStruct) -> Callable[[], Array]:
 
 @dataclass(frozen=True)
 class CPUAttention:
-    """Attention by the C++ kernel, over pages of float32, or of bfloat16 as its bits."""
+    """Attention by the C++ kernel over pages of float32, or of bfloat16 stored as uint16."""
 
     fuses_rotation: ClassVar[bool] = True
 
     def __call__(self, spec: AttentionSpec, view: CacheView, inputs: AttentionInputs) -> tuple[Array, Array]:
         """See AttentionKernel.
 
-        The result is f32 like q, and 0 for padding. A query's result does not depend, in any bit, on the
-        other rows nor on how its prompt was cut into chunks.
+        The result is f32 like q, and 0 for padding. A query's result is the same to the bit
+        whatever the other rows are and however its prompt was cut into chunks.
         """
         assert inputs.rotation is not None
         pages, table = view.pages, view.table

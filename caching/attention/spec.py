@@ -1,12 +1,12 @@
-"""What all attention kernels take: how scores are made, where keys and values are, and what a step brings.
+"""The arguments of all attention kernels: the scores, the pages, and the tokens of a step.
 
 A step's tokens are one flat batch. Row i of ``num_seqs[0]`` rows owns the queries
-``cu_q_lens[i]:cu_q_lens[i + 1]``, which are the last of its ``kv_lens[i]`` tokens; their keys and values are in
-the pages ``page_indices[i]``, in order. Argument names follow the Pallas TPU kernel (Kwon et al. 2023 for the
-idea; ``jax.experimental.pallas.ops.tpu.ragged_paged_attention`` for the names).
+``cu_q_lens[i]:cu_q_lens[i + 1]``, the last of its ``kv_lens[i]`` tokens. Its keys and values are
+in the pages ``page_indices[i]``, in order. The idea is Kwon et al. 2023; the argument names are
+those of ``jax.experimental.pallas.ops.tpu.ragged_paged_attention``.
 
-Rows of a single query come first: that is how the scheduler lays out a step, and it lets a kernel
-compute all decoding rows at once and the others a tile at a time.
+The scheduler puts rows of a single query first, so a kernel can compute all decoding rows at
+once and the other rows a tile at a time.
 """
 
 from dataclasses import dataclass, replace
@@ -21,14 +21,14 @@ from caching.page_manager import SINK_PAGE
 
 @dataclass(frozen=True)
 class AttentionSpec:
-    """How a layer's scores are made of queries and keys. Hashable: a kernel is compiled for one."""
+    """How a layer scores keys. Hashable: a kernel is compiled for each spec."""
 
     scale: float
     """Scores are ``q @ k * scale``."""
     window: int | None = None
-    """How many keys, its own included, a query sees; None is all."""
+    """How many keys a query sees, its own included; None is all."""
     soft_cap: float | None = None
-    """Scores become ``soft_cap * tanh(score / soft_cap)``, as in Gemma 2; None leaves them as they are."""
+    """Scores become ``soft_cap * tanh(score / soft_cap)``, as in Gemma 2; None is no cap."""
 
 
 @jax.tree_util.register_dataclass
@@ -46,7 +46,7 @@ class PageTable:
     """[1] rows that are not padding."""
 
     def locate(self, num_tokens: int, page_size: int) -> tuple[Array, Array]:
-        """Page and offset i32[num_tokens] of each token; padding tokens (after the last row's) go to the sink."""
+        """Page and offset i32[num_tokens] of each token; padding tokens get the sink page."""
         token = jnp.arange(num_tokens, dtype=jnp.int32)
         row = jnp.searchsorted(self.cu_q_lens[1:], token, side="right").astype(jnp.int32)
         real = row < self.num_seqs[0]
@@ -56,7 +56,7 @@ class PageTable:
         return jnp.where(real, page, SINK_PAGE), position % page_size
 
     def from_page(self, first: Array) -> "PageTable":
-        """The table of a layer whose pages begin at i32[] ``first`` of an array that several layers share."""
+        """The table of a layer whose pages begin at i32[] ``first`` of an array of several."""
         return replace(self, page_indices=self.page_indices + first)
 
 
@@ -66,7 +66,7 @@ class CacheView:
     """One layer's part of the cache, as a step sees it."""
 
     pages: Array
-    """Laid out as the kernel reads them; what a kernel returns in their place is the same memory."""
+    """In the kernel's layout; a kernel returns the same memory."""
     table: PageTable
 
 
@@ -82,22 +82,23 @@ class AttentionInputs:
     v: Array
     """Like k."""
     rotation: tuple[Array, Array] | None = None
-    """Cosines and sines f32[T, 1, head_dim / 2], by which a kernel that ``fuses_rotation`` is to rotate q and k.
+    """Cosines and sines f32[T, 1, head_dim / 2] for a kernel that ``fuses_rotation``.
 
-    Other kernels get q and k rotated, and None here."""
+    Other kernels get rotated q and k, and None here."""
     sinks: Array | None = None
-    """f32[heads] the score of a key without a value that every query of a head sees, as in gpt-oss."""
+    """f32[heads] score of a key without a value that every query of a head sees (gpt-oss)."""
 
 
 class AttentionKernel(Protocol):
-    """Attention over pages. Hashable: a step is traced for one."""
+    """Attention over pages. Hashable: a step is traced for each kernel."""
 
     @property
     def fuses_rotation(self) -> bool:
-        """Whether it rotates q and k itself, as it reads them."""
+        """Whether the kernel itself rotates q and k."""
 
     def __call__(self, spec: AttentionSpec, view: CacheView, inputs: AttentionInputs) -> tuple[Array, Array]:
         """Write the step's k and v into their pages, then attend.
 
-        Returns the pages, in place when donated, and f[T, heads, head_dim]; rows of padding are finite but undefined.
+        Returns the pages, in place when donated, and f[T, heads, head_dim]. Padding rows are
+        finite but undefined.
         """

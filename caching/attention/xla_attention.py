@@ -1,4 +1,4 @@
-"""Ragged paged attention by XLA's operations, for any device; caching/attention/spec.py says what it computes."""
+"""Ragged paged attention by XLA's operations, for any device; see caching/attention/spec.py."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -13,10 +13,10 @@ from caching.page_dtype import as_read, as_stored
 from caching.page_manager import SINK_PAGE
 
 MASKED = -1e30
-"""Score of a key that a query may not see; finite, so that a row without keys yields numbers and not NaN."""
+"""Score of a masked key; finite, so that a row without keys gives numbers and not NaN."""
 
 DECODE_BLOCK_TOKENS = 64
-"""Keys per iteration over decoding rows: of 32 to 256 the fastest at 32 rows on a 2-core CPU."""
+"""Keys per iteration over decoding rows; of 32 to 256 the fastest at 32 rows on a 2-core CPU."""
 
 PREFILL_BLOCK_TOKENS = 128
 """Keys per iteration of one prefill tile."""
@@ -26,17 +26,20 @@ PREFILL_TILE = 64
 
 
 def write_pages(kv_pages: Array, k: Array, v: Array, pages: Array, offsets: Array, kv_dtype: np.dtype) -> Array:
-    """Put k and v [T, kv_heads, head_dim] into ``kv_pages`` at i32[T] pages and offsets, in place when donated."""
+    """Scatter k and v [T, kv_heads, head_dim] to i32[T] pages and offsets, in place when donated.
+
+    ``kv_pages`` is [num_pages, kv_heads, 2, page_size, stored_head_dim].
+    """
     new = as_stored(jnp.stack([k, v], axis=2), kv_dtype)
     return kv_pages.at[pages, :, :, offsets, :].set(new, mode="promise_in_bounds")
 
 
 @dataclass(frozen=True)
 class XLAAttention:
-    """Attention over pages ``[num_pages, kv_heads, 2, page_size, stored_head_dim]`` that hold ``kv_dtype``."""
+    """Attention over ``kv_dtype`` pages [num_pages, kv_heads, 2, page_size, stored_head_dim]."""
 
     kv_dtype: np.dtype
-    """As ``page_dtype`` stores it."""
+    """The dtype of the numbers, see ``page_dtype``; the arrays have its ``stored_dtype``."""
     fuses_rotation: ClassVar[bool] = False
 
     def __call__(self, spec: AttentionSpec, view: CacheView, inputs: AttentionInputs) -> tuple[Array, Array]:
@@ -49,7 +52,7 @@ class XLAAttention:
 
 @dataclass(frozen=True)
 class _Pages:
-    """``kv_pages`` with what they hold, and what they are to be read as."""
+    """Pages, their dtype, and the dtype to compute with."""
 
     stored: Array
     dtype: np.dtype
@@ -72,7 +75,8 @@ class _Pages:
         return keys, values
 
     def _read(self, stored: Array) -> Array:
-        """[rows, kv_heads, n, page_size, stored_head_dim] -> [rows, kv_heads, n * page_size, head_dim]"""
+        """[rows, kv_heads, n, page_size, stored_head_dim]
+        -> [rows, kv_heads, n * page_size, head_dim]."""
         rows, kv_heads, count, page_size, width = stored.shape
         return as_read(stored.reshape(rows, kv_heads, count * page_size, width), self.dtype, self.read_as)
 
@@ -86,7 +90,7 @@ def _padded_pages(page_indices: Array, block_pages: int) -> Array:
 def _without_stale(values: Array, lens: Array, position: Array) -> Array:
     """Values [..., kv_heads, c, head_dim] at i32[c] positions, 0 from i32[...] lens on.
 
-    There a page holds what its last owner left, perhaps NaN, which a weight of 0 does not make 0.
+    A page still has its last owner's values behind them, perhaps NaN, and 0 * NaN is NaN.
     """
     known = position < lens[..., None]
     return jnp.where(known[..., None, :, None], values, np.array(0, values.dtype))
@@ -103,7 +107,7 @@ def _accumulate(state: tuple[Array, Array, Array], scores: Array, values: Array)
 
 
 def _start(lead: tuple[int, ...], head_dim: int, sinks: Array | None) -> tuple[Array, Array, Array]:
-    """A running softmax of shape ``lead`` that has seen no key; sinks f32[...] broadcast to it."""
+    """The state of a running softmax of shape ``lead`` before any key; sinks broadcast to it."""
     weighted = jnp.zeros((*lead, head_dim), jnp.float32)
     if sinks is None:
         return jnp.full(lead, MASKED, jnp.float32), jnp.zeros(lead, jnp.float32), weighted
@@ -126,8 +130,8 @@ def _settle(state: tuple[Array, Array, Array]) -> Array:
 def _attend(spec: AttentionSpec, pages: _Pages, table: PageTable, q: Array, sinks: Array | None) -> Array:
     """q[T, heads, head_dim] -> like q.
 
-    Costs what the rows' real context costs: loops over blocks of keys run to the longest row and no
-    further, with a running softmax (Milakov and Gimelshein 2018).
+    The cost follows the rows' context: loops over blocks of keys end at the longest row. The
+    softmax is a running one (Milakov and Gimelshein 2018).
     """
     q_lens = table.cu_q_lens[1:] - table.cu_q_lens[:-1]
     num_decodes = jnp.sum(jnp.cumprod((q_lens == 1).astype(jnp.int32)))
@@ -141,7 +145,7 @@ def _attend(spec: AttentionSpec, pages: _Pages, table: PageTable, q: Array, sink
 
 @dataclass(frozen=True)
 class _Layer:
-    """What the queries of one layer attend to, and how."""
+    """The attention of one layer: its spec, pages and sinks."""
 
     spec: AttentionSpec
     pages: _Pages
@@ -174,10 +178,11 @@ class _Layer:
         return _settle(state).astype(q.dtype).reshape(rows, heads, head_dim)
 
     def prefill_rows(self, q: Array, decoded: Array, table: PageTable, num_decodes: Array) -> Array:
-        """Attention of the rows after the decoding ones, tile by tile, into an array that begins as ``decoded``.
+        """Attention of the rows after the decoding ones, a tile at a time.
 
-        A tile may hang over its row's end; what it computes there is overwritten by the next row's first tile, since
-        tiles are walked in token order, or lies in the padding behind the last token.
+        q[T, heads, head_dim] and ``decoded`` [rows, heads, head_dim] -> like q. Tiles run in token
+        order. A tile that reaches past its row writes to the next row's tokens, which that row's
+        first tile overwrites, or to the padding at the end.
         """
         tokens, heads, head_dim = q.shape
         tile = min(tokens, PREFILL_TILE)
@@ -204,7 +209,10 @@ class _Layer:
         return walked[:tokens]
 
     def _tile(self, q: Array, pages: Array, position: Array, kv_len: Array) -> Array:
-        """Queries q[tile, heads, head_dim] at ``position`` onwards of one sequence of ``kv_len`` tokens -> like q."""
+        """Queries q[tile, heads, head_dim] of one sequence of ``kv_len`` tokens -> like q.
+
+        ``position`` i32[] is the first query's; ``pages`` is i32[1, pages_per_seq].
+        """
         tile, heads, head_dim = q.shape
         kv_heads, page_size, window = self.pages.kv_heads, self.pages.page_size, self.spec.window
         group = heads // kv_heads

@@ -1,7 +1,8 @@
 """Ragged paged attention on a TPU, by the Pallas kernel that jax ships.
 
-A layer's pages are ``[num_pages, page_size, 2 * kv_heads, head_dim]``, key and value of a head side by side. Heads are
-padded with zeros to what the kernel can tile (``stored_heads``), in the pages and, on the way in, in q, k and v.
+A layer's pages are ``[num_pages, page_size, 2 * kv_heads, head_dim]``, a head's key and value side
+by side. Heads are padded with zeros to sizes that the kernel can tile (``stored_heads``): in the
+pages, and in q, k and v before the call.
 """
 
 import math
@@ -22,33 +23,33 @@ from caching.paged_attention_cache import PagedAttentionCache
 from caching.tpu.tpu_chip import Chip
 
 LANES, SUBLANES = 128, 8
-"""A vector register holds so many numbers of 32 bits."""
+"""A vector register is LANES * SUBLANES numbers of 32 bits."""
 
 LATENCY = 1.3e-6
-"""Seconds that one block of keys and values should take to arrive: several times what a transfer takes to begin."""
+"""Seconds to fetch one block of keys and values: several times the start of a transfer."""
 
 MAX_BLOCK_PAGES = 16
-"""Transfers of one block: each keeps its address in a scalar register, of which there are 32."""
+"""Transfers of one block; each has its address in one of 32 scalar registers."""
 
 QUERY_BLOCK = 32
-"""Queries that are computed together; jax's own tables have 32 in most places, at most 64."""
+"""Queries computed together; jax's own tables mostly have 32, at most 64."""
 
 VMEM_LIMIT_BYTES = 64 * 2**20
-"""Of the 128 MiB that a v5e or v6e has; the compiler's own limit of 16 MiB is too little for wide heads."""
+"""Of the 128 MiB of a v5e or v6e; the compiler's default of 16 MiB is too small for wide heads."""
 
 SCALAR_MEMORY_BYTES = 2**20
 OWN_SCALARS_BYTES = 2**14
-"""What a step's table must leave of the scalar memory for the kernel itself; compiled for v5e and v6e it takes 3 kB."""
+"""Scalar memory left to the kernel itself; compiled for v5e and v6e it takes 3 kB."""
 
 Kernel = Callable[..., Array]
-"""``ragged_paged_attention`` of jax, or a twin of the same signature."""
+"""jax's ``ragged_paged_attention``, or a function of the same signature."""
 
 
 def stored_heads(kv_heads: int, head_dim: int, dtype: np.dtype) -> tuple[int, int]:
     """The kv_heads and head_dim of pages that the kernel can read.
 
-    Rows of whole registers; and keys and values of all heads, as many to a register's 32 bits as there go, must be 1, 2,
-    4 or whole registers of them.
+    A row is whole registers. Keys and values of all heads, packed into words of 32 bits, are 1,
+    2, 4 or a multiple of SUBLANES words.
     """
     packed = max(1, 4 // dtype.itemsize)
     words = -(-2 * kv_heads // packed)
@@ -57,19 +58,22 @@ def stored_heads(kv_heads: int, head_dim: int, dtype: np.dtype) -> tuple[int, in
 
 
 def holds_table(rows: int, pages_per_seq: int) -> bool:
-    """Whether the kernel has room for the page table and the lengths of so many rows, 4 bytes an entry."""
+    """Whether the page table and the lengths of so many rows fit, 4 bytes an entry."""
     padded = -(-pages_per_seq // LANES) * LANES
     return 4 * rows * (padded + 2) <= SCALAR_MEMORY_BYTES - OWN_SCALARS_BYTES
 
 
 def allocate(metadata: PagedAttentionCacheMetaData) -> PagedAttentionCache:
-    """Zeroed pages on the default device. Raises jax.errors.JaxRuntimeError where they do not fit."""
+    """Zeroed pages on the default device. Raises jax.errors.JaxRuntimeError if they do not fit."""
     page = (metadata.page_size, 2 * metadata.num_kv_heads, metadata.head_dim)
     return PagedAttentionCache(tuple(jnp.zeros((pages, *page), metadata.dtype) for pages in metadata.array_pages))
 
 
 def write_pages(kv_pages: Array, k: Array, v: Array, pages: Array, offsets: Array) -> Array:
-    """Put k and v [T, kv_heads, head_dim] into ``kv_pages`` at i32[T] pages and offsets, in place when donated."""
+    """Scatter k and v [T, kv_heads, head_dim] to i32[T] pages and offsets, in place when donated.
+
+    ``kv_pages`` is [num_pages, page_size, 2 * stored kv_heads, stored head_dim].
+    """
     page_size, *token = kv_pages.shape[1:]
     new = rounded(jnp.stack([k, v], axis=2).reshape(k.shape[0], *token), kv_pages.dtype)
     flat = kv_pages.reshape(-1, *token)
@@ -94,7 +98,8 @@ class TPUAttention:
         grouped = _padded(q.reshape(tokens, kv_heads, heads // kv_heads, narrow), combined // 2, head_dim)
         k, v = _padded(k, combined // 2, head_dim), _padded(v, combined // 2, head_dim)
         kv_pages = write_pages(kv_pages, k, v, *table.locate(tokens, page_size))
-        as_queries = {} if kv_pages.dtype == q.dtype else {"k_scale": 1.0, "v_scale": 1.0}  # what it converts at
+        # Pages of another dtype than q's are converted at these scales.
+        as_queries = {} if kv_pages.dtype == q.dtype else {"k_scale": 1.0, "v_scale": 1.0}
         out = self.kernel(
             grouped.reshape(tokens, -1, head_dim),
             kv_pages,
@@ -114,21 +119,21 @@ class TPUAttention:
 
 
 def block_pages(chip: Chip, kv_pages: Array | jax.ShapeDtypeStruct, pages_per_seq: int) -> int:
-    """Pages that the kernel reads at once: as few as keep the memory busy, for it reads whole blocks of short rows too."""
+    """Pages per block: the fewest that saturate HBM, as short rows cost a whole block too."""
     bytes_per_page = math.prod(kv_pages.shape[1:]) * kv_pages.dtype.itemsize
     enough = -(-int(chip.hbm_bandwidth * LATENCY) // bytes_per_page)
     return min(enough, MAX_BLOCK_PAGES, pages_per_seq)
 
 
 def tokens_read(chip: Chip, page: PagedAttentionCacheMetaData, pages_per_seq: int, tokens: int) -> int:
-    """Tokens of which the kernel reads keys and values for a row that has so many: whole blocks."""
+    """Tokens whose keys and values the kernel reads for a row of ``tokens``: whole blocks."""
     pool = jax.ShapeDtypeStruct((1, page.page_size, 2 * page.num_kv_heads, page.head_dim), page.dtype)
     block = block_pages(chip, pool, pages_per_seq) * page.page_size
     return -(-tokens // block) * block
 
 
 def tokens_written(page: PagedAttentionCacheMetaData) -> float:
-    """Tokens that are moved for one that is written: XLA puts key and value together, reads and scatters them."""
+    """Tokens moved per token written: XLA joins key and value, reads them and scatters them."""
     del page
     return 3
 
@@ -140,6 +145,6 @@ def misfit(page_size: int, dtype: np.dtype) -> str | None:
 
 
 def _padded(x: Array, kv_heads: int, head_dim: int) -> Array:
-    """x[T, kv_heads, ..., head_dim] with heads and dimensions of zeros behind its own."""
+    """x[T, kv_heads, ..., head_dim] with zeros appended to both axes."""
     between = ((0, 0),) * (x.ndim - 3)
     return jnp.pad(x, ((0, 0), (0, kv_heads - x.shape[1]), *between, (0, head_dim - x.shape[-1])))

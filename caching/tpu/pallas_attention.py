@@ -1,8 +1,9 @@
-"""Ragged paged attention on a TPU by a kernel of our own (Pallas, Mosaic), which writes the step's pages as well.
+"""Ragged paged attention on a TPU by our own Pallas kernel, which also writes the step's pages.
 
-The idea is Kwon et al. 2023; jax's own kernel, and that of tpu-inference after it, gave the names. In one call it puts all new
-keys and values into their pages (caching/tpu/pallas_writes.py), then attends (caching/tpu/pallas_rows.py): rows of a single query one
-by one, others a tile of queries at a time. It runs in Pallas' interpreter too, where its tests hold it against plain ones.
+The idea is Kwon et al. 2023; the names are those of jax's own kernel and of tpu-inference's. One
+call writes all new keys and values to their pages (caching/tpu/pallas_writes.py), then attends
+(caching/tpu/pallas_rows.py): rows of a single query one by one, other rows a tile of queries at a
+time. It also runs in Pallas' interpreter, where tests compare it with plain attention.
 """
 
 from dataclasses import dataclass
@@ -27,7 +28,7 @@ from caching.tpu.pallas_writes import replicated, write_rows
 from caching.tpu.tpu_chip import Chip
 
 TILE_ROWS = 256
-"""Queries of a tile times query heads of a kv head."""
+"""Queries of a tile times query heads per kv head."""
 
 
 def stored_heads(kv_heads: int, head_dim: int, dtype: np.dtype) -> tuple[int, int]:
@@ -46,35 +47,35 @@ def misfit(page_size: int, dtype: np.dtype) -> str | None:
 
 
 def holds_table(rows: int, pages_per_seq: int) -> bool:
-    """Whether the kernel has room for the page table and the lengths of so many rows, 4 bytes an entry."""
+    """Whether the page table and the lengths of so many rows fit, 4 bytes an entry."""
     return 4 * (rows * (pages_per_seq + 2) + 3) <= SCALAR_MEMORY_BYTES - OWN_SCALARS_BYTES
 
 
 def allocate(metadata: PagedAttentionCacheMetaData) -> PagedAttentionCache:
-    """Zeroed pages on the default device. Raises jax.errors.JaxRuntimeError where they do not fit."""
+    """Zeroed pages on the default device. Raises jax.errors.JaxRuntimeError if they do not fit."""
     page = (metadata.num_kv_heads, metadata.page_size, 2 * metadata.head_dim)
     return PagedAttentionCache(tuple(jnp.zeros((pages, *page), metadata.dtype) for pages in metadata.array_pages))
 
 
 def tokens_read(chip: Chip, page: PagedAttentionCacheMetaData, pages_per_seq: int, tokens: int) -> int:
-    """Tokens of which the kernel reads keys and values for a row that has so many: whole pieces of pages."""
+    """Tokens whose keys and values the kernel reads for a row of ``tokens``: whole pieces."""
     del chip, pages_per_seq
     size = piece(page.page_size, page.dtype)
     return -(-tokens // size) * size
 
 
 def tokens_written(page: PagedAttentionCacheMetaData) -> float:
-    """Tokens that are moved for one that is written: its granule, there and back, and a word for each of its numbers."""
+    """Tokens moved per token written: its granule, read and written, and a word per number."""
     return 2 * granule(page.dtype) + 2 * 4 / page.dtype.itemsize
 
 
 @dataclass(frozen=True)
 class PallasAttention:
-    """Attention over pages ``[num_pages, kv_heads, page_size, 2 * head_dim]`` on one kind of chip."""
+    """Attention over pages [num_pages, kv_heads, page_size, 2 * head_dim] on one kind of chip."""
 
     chip: Chip
     interpret: Any = False
-    """Pallas' interpreter, or its parameters, in place of the chip."""
+    """True, or the parameters of Pallas' interpreter, to run without a chip."""
     fuses_rotation: ClassVar[bool] = False
 
     def __call__(self, spec: AttentionSpec, view: CacheView, inputs: AttentionInputs) -> tuple[Array, Array]:
@@ -144,17 +145,17 @@ class PallasAttention:
 
 
 def _widened(x: Array, width: int) -> Array:
-    """x[..., d] with zeros behind its own."""
+    """x[..., d] -> [..., width], zeros appended."""
     return jnp.pad(x, ((0, 0),) * (x.ndim - 1) + ((0, width - x.shape[-1]),))
 
 
 def _tile(geometry: Geometry) -> int:
-    """Queries that are computed together, of rows that have several."""
+    """Queries computed together, in rows that have several."""
     return min(geometry.tokens, max(1, TILE_ROWS // geometry.group // SUBLANES) * SUBLANES)
 
 
 def _kernel(geometry: Geometry, spec: AttentionSpec, tile: int, *refs: Ref) -> None:
-    """Scalars, q, new tokens, sinks where there are any, pages; pages again, which are the same memory, and the result."""
+    """Refs: 4 scalars, q, new tokens, sinks if any, pages, the pages as output, the result."""
     table, (q, new, *sinks, _, pages, out) = Table(*refs[:4]), refs[4:]
     decodes, rows = table.counts[0], table.counts[1]
     write_rows(geometry, table, new, pages)

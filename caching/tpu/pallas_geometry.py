@@ -1,8 +1,8 @@
-"""What the parts of our TPU attention kernel agree on: sizes known when it is compiled, the step's table, bits of pages.
+"""Shared by the parts of our TPU attention kernel: static sizes, the page table, bits of pages.
 
-A page is ``[kv_heads, page_size, width]``: for each head a matrix with a row for each token, its key in the first half of the
-lanes and its value in the second. So a head's page is what the matrix unit takes, as it lies, for any dtype and any number
-of heads; and keys and values of 64 fill a register's lanes together.
+A page is ``[kv_heads, page_size, width]``: for each head a matrix with a row per token, the key in
+the first half of the lanes and the value in the second. So a head's page goes to the matrix unit
+as it is, for any dtype and number of heads, and keys and values of 64 fill a register together.
 """
 
 from dataclasses import dataclass
@@ -15,19 +15,19 @@ from jax import Array
 from jax.experimental.pallas import tpu as pltpu
 
 LANES, SUBLANES = 128, 8
-"""A vector register holds so many numbers of 32 bits."""
+"""A vector register is LANES * SUBLANES numbers of 32 bits."""
 
 Ref = Any
 """A reference to memory inside a kernel; Pallas has no public type for it."""
 
 
 def granule(dtype: np.dtype) -> int:
-    """Tokens of a page that share a register: fewer are not moved."""
+    """Tokens of a page that share a register: the smallest unit of a transfer."""
     return SUBLANES * (4 // dtype.itemsize)
 
 
 def piece(page_size: int, dtype: np.dtype) -> int:
-    """Tokens of a row's last page that are read at once, if any of them is needed: a quarter, where that can be moved."""
+    """The unit of reads of a row's last page, in tokens: a quarter page if transfers allow it."""
     return page_size // 4 if page_size % (4 * granule(dtype)) == 0 else page_size
 
 
@@ -38,13 +38,13 @@ class Geometry:
     tokens: int
     kv_heads: int
     group: int
-    """Query heads of a kv head."""
+    """Query heads per kv head."""
     page_size: int
     pages_per_seq: int
     width: int
     """Lanes of a token in a page, key and value together."""
     block_pages: int
-    """Pages that are computed with at once."""
+    """Pages computed together."""
     dtype: np.dtype
     """Of the pages."""
 
@@ -60,7 +60,7 @@ class Geometry:
 
     @property
     def piece(self) -> int:
-        """Tokens of a row's last page that are read at once."""
+        """The unit of reads of a row's last page, in tokens."""
         return piece(self.page_size, self.dtype)
 
     @property
@@ -70,9 +70,9 @@ class Geometry:
 
     @property
     def halved(self) -> bool:
-        """Whether keys and values are registers of their own.
+        """Whether keys and values have registers of their own.
 
-        Where they are not, a query has zeros where the values are, and its result garbage where the keys are.
+        If not, a query has zeros in the values' lanes, and its result garbage in the keys' lanes.
         """
         return self.width // 2 % LANES == 0
 
@@ -87,10 +87,10 @@ class Table(NamedTuple):
 
     kv_lens: Ref
     page_indices: Ref
-    """i32[rows * pages_per_seq]: a single dimension is not padded."""
+    """i32[rows * pages_per_seq]; an array of one dimension is not padded."""
     cu_q_lens: Ref
     counts: Ref
-    """i32[2] rows of a single query that come first, and rows."""
+    """i32[2]: leading rows of a single query, and all rows."""
 
 
 def as_words(stored: Array) -> Array:
@@ -104,7 +104,7 @@ def as_tokens(words: Array, dtype: np.dtype) -> Array:
 
 
 def bits_before(geometry: Geometry, shape: tuple[int, ...], token: Array) -> Array:
-    """Of words i32[granule / packing, width], those bits that tokens before the i32 ``token`` of the granule have."""
+    """The bits of words i32[granule / packing, width] that tokens before i32[] ``token`` have."""
     row = jax.lax.broadcasted_iota(jnp.int32, shape, 0)
     partial = jnp.left_shift(jnp.int32(1), token % geometry.packing * (32 // geometry.packing)) - 1
     word = token // geometry.packing
@@ -112,7 +112,7 @@ def bits_before(geometry: Geometry, shape: tuple[int, ...], token: Array) -> Arr
 
 
 def bits_of(geometry: Geometry, shape: tuple[int, ...], token: Array) -> Array:
-    """Of words i32[granule / packing, width], those bits that ``token`` has."""
+    """The bits of words i32[granule / packing, width] that i32[] ``token`` has."""
     row = jax.lax.broadcasted_iota(jnp.int32, shape, 0)
     bits = 32 // geometry.packing
     ones = jnp.left_shift(jnp.int32(-1 if bits == 32 else (1 << bits) - 1), token % geometry.packing * bits)

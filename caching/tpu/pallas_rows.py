@@ -1,8 +1,9 @@
 """The second part of our TPU attention kernel: queries attend to the pages of their row.
 
-A span is some queries of one row that are computed together: one for decoding rows, a tile of them for others. Each reads
-the pages that its queries may see, and no others, block by block with a running softmax (Milakov and Gimelshein 2018; Dao
-et al. 2022); while one block is computed with, the next one, be it of the next span, is on its way.
+A span is the queries of one row that are computed together: one for a decoding row, a tile for
+others. A span reads only the pages that its queries see, block by block with a running softmax
+(Milakov and Gimelshein 2018; Dao et al. 2022). While one block is computed, the next one is
+fetched, even if it belongs to the next span.
 """
 
 from collections.abc import Callable
@@ -20,10 +21,10 @@ from caching.attention.spec import AttentionSpec
 from caching.tpu.pallas_geometry import Geometry, Ref, Table, as_tokens, as_words, bits_before
 
 UNROLLED_HEADS = 8
-"""Up to so many heads of a decoding row are computed beside each other; more take the compiler too long."""
+"""The most heads of a decoding row that are unrolled; more take the compiler too long."""
 
 MASKED = -1e30
-"""Score of a key that a query may not see; finite, so that a span that sees nothing in a block yields numbers."""
+"""Score of a masked key; finite, so that a block with no visible key gives numbers."""
 
 
 class Span(NamedTuple):
@@ -31,35 +32,35 @@ class Span(NamedTuple):
 
     row: Array
     token: Array
-    """The first of them, among the step's."""
+    """The index of the first one in the step."""
     queries: Array
     position: Array
-    """Of the first one in its row."""
+    """The position of the first one in its row."""
     first_page: Array
-    """Of the row's, the first that they may see."""
+    """Index in the row of the first page that they see."""
     past_page: Array
 
 
 class Scratch(NamedTuple):
-    """On-chip memory of the queries of a span, their result so far, and blocks of pages."""
+    """On-chip memory: the queries of a span, their result so far, and blocks of pages."""
 
     kv: Ref
     """[2, block_pages, kv_heads, page_size, width]"""
     kv_arrived: Ref
     """[2] semaphores, one for each block"""
     q: Ref
-    """[2, tile, kv_heads, group, head_width] as they come, of this span and the next."""
+    """[2, tile, kv_heads, group, head_width] as fetched, of this span and the next."""
     q_arrived: Ref
     rows: Ref
-    """[kv_heads, tile * group, head_width] as they are multiplied."""
+    """[kv_heads, tile * group, head_width] transposed for the product."""
     high: Ref
     """f32[kv_heads, tile * group, 1] the largest score so far."""
     total: Ref
     """Like ``high``: the sum of exponentials."""
     weighted: Ref
-    """f32[kv_heads, tile * group, head_width] the sum of values by exponentials."""
+    """f32[kv_heads, tile * group, head_width] the sum of values weighted by exponentials."""
     out: Ref
-    """[tile, kv_heads, group, head_width] on their way to memory."""
+    """[tile, kv_heads, group, head_width] results before they are written to HBM."""
     out_left: Ref
 
 
@@ -140,7 +141,7 @@ class Rows:
     def _one_span(
         self, scratch: Scratch, row: Array, index: Array, state: tuple[Array, Array, Array]
     ) -> tuple[Array, Array, Array]:
-        """State: where the next block will be, where the queries, and how many results of the last span are on their way."""
+        """State: slot of the next block, slot of the queries, pending writes of the last span."""
         slot, place, pending = state
         span = self._span(row, index)
         following, exists = self._after(span, index)
@@ -192,7 +193,7 @@ class Rows:
     def _for_each_copy(
         self, scratch: Scratch, span: Span, block: Array, slot: Array, act: Callable[[Ref], None]
     ) -> None:
-        """The transfers of a block: whole pages, and of the span's last page those pieces that have tokens."""
+        """Copies of a block: whole pages, and of the last page only the pieces with tokens."""
         geometry = self.geometry
         first, last = span.first_page + block * geometry.block_pages, span.past_page - 1
 
@@ -215,7 +216,7 @@ class Rows:
                 act(copy(last, pl.multiple_of(piece * geometry.piece, geometry.piece), geometry.piece))
 
     def _first_fetched(self, span: Span) -> Array:
-        """A tile begins where its span does, or earlier where it would reach behind the step's last token."""
+        """A tile begins at its span, or earlier if it would end after the step's last token."""
         return jnp.minimum(span.token, self.geometry.tokens - self.tile)
 
     def _queries(self, scratch: Scratch, span: Span, place: Array) -> Ref:
@@ -231,9 +232,9 @@ class Rows:
             scratch.rows[head] = scratch.q[place, :, head].reshape(scratch.rows.shape[1:])
 
     def _clear(self, scratch: Scratch, slot: Array, valid: Array) -> None:
-        """Make what lies behind the first ``valid`` tokens of a block 0.
+        """Zero the tokens after the first ``valid`` of a block.
 
-        There is what its last owner left, perhaps NaN, which a weight of 0 does not make 0.
+        They are a former owner's, perhaps NaN, and 0 * NaN is NaN.
         """
         geometry = self.geometry
         in_page = geometry.page_size // geometry.granule
@@ -259,7 +260,7 @@ class Rows:
                 scratch.kv[slot, page, :, tokens, :] = jnp.zeros(shape, geometry.dtype)
 
     def _accumulate(self, scratch: Scratch, slot: Array, head: Array, span: Span, start: Array) -> None:
-        """A block of one head, whose first token is the row's ``start``-th."""
+        """Add one head's block, whose first token is the row's ``start``-th, to the softmax."""
         geometry, q = self.geometry, scratch.rows[head]
         kv = scratch.kv[slot, :, head].reshape(geometry.block, geometry.width).astype(q.dtype)
         keys, values = (kv[:, : geometry.head_width], kv[:, -geometry.head_width :]) if geometry.halved else (kv, kv)
@@ -278,7 +279,7 @@ class Rows:
         return scores if cap is None else np.float32(cap) * jnp.tanh(scores * np.float32(1 / cap))
 
     def _seen(self, span: Span, start: Array) -> Array:
-        """bool[tile * group, block] which keys each query may see."""
+        """bool[tile * group, block]: the keys that each query sees."""
         shape = (self.tile * self.geometry.group, self.geometry.block)
         query = span.position - (span.token - self._first_fetched(span))
         query += jax.lax.broadcasted_iota(jnp.int32, shape, 0) // self.geometry.group
@@ -307,7 +308,7 @@ class Rows:
 
 
 def _matmul(a: Array, b: Array, *, contract: int) -> Array:
-    """a[m, k] by b, over its dimension ``contract``, to f32."""
+    """a[m, k] @ b, contracted over axis ``contract`` of b, in f32."""
     exact = jax.lax.Precision.HIGHEST if a.dtype == jnp.float32 else None
     dimensions = (((1,), (contract,)), ((), ()))
     return jax.lax.dot_general(a, b, dimensions, precision=exact, preferred_element_type=jnp.float32)

@@ -1,7 +1,7 @@
-"""The first part of our TPU attention kernel: a step's keys and values are put into their pages.
+"""The first part of our TPU attention kernel: writes a step's keys and values to their pages.
 
-All are written before any is read, as rows of one step may share the pages that one of them fills. A granule of tokens is
-fetched, gets its new ones, and goes back; many at a time, so that their ways to and from memory overlap.
+All writes precede all reads, as rows of one step may share pages that one of them fills. Each
+granule of tokens is fetched, updated and stored; many at a time, so that their transfers overlap.
 """
 
 from collections.abc import Callable
@@ -17,24 +17,24 @@ from jax.experimental.pallas import tpu as pltpu
 from caching.tpu.pallas_geometry import Geometry, Ref, Table, as_tokens, as_words, bits_of
 
 AT_ONCE_BYTES = 2**23
-"""On-chip memory that granules under way may take; 64 rows of one token and 8 heads in bfloat16 take 5 MB."""
+"""On-chip memory for granules; 64 rows of one token and 8 heads in bfloat16 take 5 MB."""
 
 
 class Granule(NamedTuple):
-    """Where new tokens go. All i32 scalars."""
+    """The destination of new tokens. All i32 scalars."""
 
     page: Array
     base: Array
-    """Its first token's place in the page, a multiple of the granule."""
+    """The offset of its first token in the page, a multiple of the granule."""
     begin: Array
     past: Array
-    """Of its tokens, from and up to where they are new."""
+    """Its tokens ``begin:past`` are new."""
     token: Array
     """The step's token that goes to ``begin``."""
 
 
 def write_rows(geometry: Geometry, table: Table, new: Ref, pages: Ref) -> None:
-    """Put ``new`` i32[T, kv_heads, width] (see ``replicated``) of all rows into ``pages``, and wait until they are there."""
+    """Copy ``new`` i32[T, kv_heads, width] (see ``replicated``) to ``pages``, and wait."""
     decodes, rows = table.counts[0], table.counts[1]
 
     def single(writer: Writer) -> None:
@@ -56,7 +56,7 @@ def write_rows(geometry: Geometry, table: Table, new: Ref, pages: Ref) -> None:
 def _with_writer(
     geometry: Geometry, new: Ref, pages: Ref, window: int, most: int, body: Callable[["Writer"], None]
 ) -> None:
-    """Call with room for as many granules as fit, ``most`` at most, and ``window`` new tokens for each."""
+    """Call ``body`` with room for up to ``most`` granules, ``window`` new tokens for each."""
     per_token = geometry.kv_heads * geometry.width
     one = per_token * (geometry.granule * geometry.dtype.itemsize + window * 4)
     room = max(1, min(most, AT_ONCE_BYTES // one))
@@ -70,7 +70,7 @@ def _with_writer(
 
 
 def _context(table: Table, row: Array) -> Array:
-    """Tokens of a row before the step's."""
+    """Tokens of a row before this step."""
     context: Array = table.kv_lens[row] - (table.cu_q_lens[row + 1] - table.cu_q_lens[row])
     return context
 
@@ -91,7 +91,7 @@ def _granule(geometry: Geometry, table: Table, row: Array, index: Array) -> Gran
 
 @dataclass(frozen=True)
 class Writer:
-    """Granules under way: what they are made of, and the on-chip memory for them."""
+    """Copies granules through on-chip memory."""
 
     geometry: Geometry
     new: Ref
@@ -99,13 +99,13 @@ class Writer:
     granules: Ref
     """[room, kv_heads, granule, width] as in pages."""
     fresh: Ref
-    """i32[room, window, kv_heads, width] new tokens, of which some go there."""
+    """i32[room, window, kv_heads, width] the new tokens around each granule."""
     arrived: Ref
     left: Ref
     """Semaphores."""
 
     def write(self, count: Array, granule_at: Callable[[Array], Granule]) -> None:
-        """Write so many granules, as many at a time as there is room for."""
+        """Write ``count`` granules, as many at a time as there is room for."""
         room = self.granules.shape[0]
 
         @pl.loop(0, (count + (room - 1)) // room)
@@ -148,11 +148,11 @@ class Writer:
         return self.pages.at[granule.page, :, pl.ds(base, self.geometry.granule), :]
 
     def _first_fresh(self, granule: Granule) -> Array:
-        """The window of new tokens begins with the granule's first, or earlier where it would reach behind the last one."""
+        """The first token of the window: the granule's first new one, or earlier near the end."""
         return jnp.minimum(granule.token, self.geometry.tokens - self.fresh.shape[1])
 
     def _fill(self, slot: Array, granule: Granule, head: int) -> None:
-        """Put the new tokens of a head into their granule."""
+        """Copy the new tokens of a head into their granule."""
         fetched = granule.token - self._first_fresh(granule)
 
         def put(token: Array, stored: Array) -> Array:
@@ -165,7 +165,7 @@ class Writer:
 
 
 def replicated(stored: Array) -> Array:
-    """Tokens of any dtype as i32 of the same shape, each number as often as there is room: a copy lies wherever it may go."""
+    """f[...] -> i32[...], each number repeated over the 32 bits: any offset has a copy of it."""
     bits = 8 * stored.dtype.itemsize
     if bits == 32:
         return jax.lax.bitcast_convert_type(stored, jnp.int32)

@@ -1,20 +1,20 @@
-"""TPU chips: what one can hold and move in a second, by the name that JAX gives it."""
+"""TPU chips: memory, bandwidth and arithmetic, by the name that JAX gives them."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
 class Chip:
-    """One chip, as its maker describes it (cloud.google.com/tpu/docs, "System architecture"). Bytes and seconds."""
+    """One chip by Google's specification (cloud.google.com/tpu/docs, "System architecture")."""
 
     hbm_bytes: int
     hbm_bandwidth: float
-    """Bytes a second."""
+    """Bytes per second."""
     bf16_flops: float
-    """Floating-point operations a second in bfloat16, a multiplication and its addition counted as two."""
+    """bfloat16 operations per second; a multiply-add counts as two."""
     link_bandwidth: float
-    """Bytes a second, one way, over one of its links to other chips (ICI): what it has "bidirectional" by its 4 or, where the
-    links make a torus of three dimensions, 6 ports, and halved."""
+    """Bytes per second, one way, over one ICI link: half of the "bidirectional" figure divided
+    by the 4 ports of a chip, or 6 in a torus of three dimensions."""
 
 
 CHIPS = {

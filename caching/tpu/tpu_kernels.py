@@ -1,4 +1,4 @@
-"""The attention kernels that there are for TPUs, ours and jax's, and which of them moves fewer bytes."""
+"""The attention kernels for TPUs, ours and jax's, ordered by the bytes that they move."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -15,30 +15,30 @@ from caching.tpu.pallas_attention import PallasAttention
 from caching.tpu.tpu_chip import Chip
 
 CONTEXTS = range(32, 4096, 32)
-"""Tokens of the rows by which kernels are compared: all lengths matter alike, as a row goes through them."""
+"""Lengths in tokens at which kernels are compared, all with the same weight."""
 
 
 @dataclass(frozen=True)
 class TPUKernel:
-    """One of them, with pages as it lays them out."""
+    """A kernel and the layout of its pages."""
 
     name: str
     description: str
     attention: Callable[[Chip], AttentionKernel]
     allocate: Callable[[PagedAttentionCacheMetaData], PagedAttentionCache]
     stored_heads: Callable[[int, int, np.dtype], tuple[int, int]]
-    """The kv_heads and head_dim that pages have for so many and so wide ones of a dtype."""
+    """The kv_heads and head_dim of pages, for a model's kv_heads, head_dim and a dtype."""
     holds_table: Callable[[int, int], bool]
-    """Whether there is room for the page table of so many rows, and pages of the longest."""
+    """Whether a page table fits: rows, and pages of the longest row."""
     misfit: Callable[[int, np.dtype], str | None]
-    """Why pages of so many tokens of a dtype cannot be read."""
+    """Why pages cannot be read, by page_size in tokens and dtype; None if they can."""
     tokens_read: Callable[[Chip, PagedAttentionCacheMetaData, int, int], int]
-    """Tokens of which keys and values are read for a row that has so many, by the most pages of a row."""
+    """Tokens whose keys and values are read: chip, pages, most pages of a row, tokens of a row."""
     tokens_written: Callable[[PagedAttentionCacheMetaData], float]
-    """Tokens that are moved, there and back, for one that is written."""
+    """Tokens moved, read and written, per token written."""
 
     def bytes_moved(self, chip: Chip, page: PagedAttentionCacheMetaData, tokens: int) -> float:
-        """HBM bytes that a decoding row of so many tokens moves in a layer."""
+        """HBM bytes that a decoding row of ``tokens`` moves in a layer."""
         moved = self.tokens_read(chip, page, tpu_attention.MAX_BLOCK_PAGES, tokens) + self.tokens_written(page)
         return moved * page.bytes_per_page / page.page_size
 
@@ -68,7 +68,7 @@ JAX = TPUKernel(
 
 
 def by_bytes(chip: Chip, kv_heads: int, head_dim: int, page_size: int, dtype: np.dtype) -> list[TPUKernel]:
-    """Kernels for pages of so many heads a chip, the one first that moves fewest bytes."""
+    """The kernels for pages of ``kv_heads`` a chip, fewest bytes moved first."""
 
     def moved(kernel: TPUKernel) -> float:
         stored, wide = kernel.stored_heads(kv_heads, head_dim, dtype)

@@ -1,4 +1,4 @@
-"""What a process other than 0 does: as it is told, to its own devices."""
+"""The loop of every process but process 0: it executes process 0's commands."""
 
 from collections import deque
 from collections.abc import Callable
@@ -11,7 +11,7 @@ from engine.step.executor import ExecutedStep, StepExecutor
 
 
 def execute_commands(executor: StepExecutor, hear: Callable[[], Command]) -> None:
-    """Do what is heard, one after the other, until that is to leave. Raises HostsError where a step gave something else than at process 0."""
+    """Execute commands until Leave. HostsError if a step's tokens differ from process 0's."""
     in_flight: deque[ExecutedStep] = deque()
     landed = 0
     while not isinstance(command := hear(), Leave):
@@ -30,8 +30,8 @@ def execute_commands(executor: StepExecutor, hear: Callable[[], Command]) -> Non
 def check_alike(step: int, ours: np.ndarray, theirs: np.ndarray) -> None:
     """Raises HostsError, which says where the tokens of a step differ.
 
-    All hosts run the same program over the same batch, and draw from sums that each device has from all: their tokens are
-    equal whatever the rounding, unlike those of one request in two batches.
+    All hosts run the same program over the same batch and sample from the same all-reduced sums.
+    Their tokens are equal whatever the rounding, unlike those of one request in two batches.
     """
     if not np.array_equal(ours, theirs):
         row = int(np.flatnonzero(ours != theirs)[0])

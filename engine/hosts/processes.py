@@ -1,9 +1,9 @@
-"""The processes that one engine runs in, one on each host: process 0 plans, and all execute the same steps in the same order.
+"""The processes of an engine, one per host. Process 0 plans; all execute the same steps in order.
 
-``jax.distributed`` makes their devices one. What process 0 tells the others goes by a TCP connection to each, which takes
-15 us a step where a broadcast between devices takes milliseconds (two processes on two cores). It also says at once who
-has gone: the kernel closes the connections of a process that dies, and a host that does not answer is given up after
-some HOST_PATIENCE seconds.
+``jax.distributed`` joins their devices. Process 0 sends commands by a TCP connection to each
+process, which takes 15 us a step where a broadcast between devices takes milliseconds (two
+processes on two cores). The connections also detect failures: the kernel closes those of a
+process that dies, and a host that does not answer is given up after about HOST_PATIENCE seconds.
 """
 
 import logging
@@ -38,16 +38,16 @@ from engine.step.commands import (
 logger = logging.getLogger(__name__)
 
 HOST_PATIENCE = 20
-"""Seconds without a sign of life, after which a host is taken for dead."""
+"""Seconds without a sign of life after which a host counts as dead."""
 LEAVING_PATIENCE = 1.0
-"""Seconds that the others have to leave in when they are told to."""
+"""Seconds that the other processes have to end after Leave."""
 TOKEN_BYTES = 16
 FAULT = 1
-"""The exit code of a process that is to be started again."""
+"""The exit code of a process that should be restarted."""
 
 
 class Leader:
-    """Process 0's connections. Any thread may ``tell``; ``lost`` and ``asked_to_stop`` are called on a thread of its own."""
+    """Process 0's connections. Any thread may ``tell``; a thread of its own runs the callbacks."""
 
     def __init__(
         self, others: Mapping[int, Connection], lost: Callable[[str], None], asked_to_stop: Callable[[str], None]
@@ -55,13 +55,13 @@ class Leader:
         self._others = others
         self._lost = lost
         self._asked_to_stop = asked_to_stop
-        self._turn = threading.Lock()  # for the one message that another thread than the execution loop's says: Leave
+        self._turn = threading.Lock()  # Leave is sent by another thread
         self._leaving = False
         self._thread = threading.Thread(target=self._watch, name="hosts", daemon=True)
         self._thread.start()
 
     def tell(self, command: Command) -> None:
-        """Have every other process do the same. Raises HostsError where one has gone."""
+        """Send a command to every other process. Raises HostsError if one has gone."""
         frame = encode(command)
         with self._turn:
             for process_id, connection in self._others.items():
@@ -71,10 +71,10 @@ class Leader:
                     raise HostsError(f"process {process_id} has gone ({error})") from error
 
     def leave(self, code: int, why: str) -> None:
-        """Have the others end with this exit code, and wait a little for it."""
+        """End the other processes with this exit code, and wait briefly for them."""
         self._leaving = True
         frame = encode(Leave(code, why))
-        if self._turn.acquire(timeout=LEAVING_PATIENCE):  # or a step is being told to one who does not listen
+        if self._turn.acquire(timeout=LEAVING_PATIENCE):  # unless a send is blocked
             for connection in self._others.values():
                 try:
                     connection.send_bytes(frame)
@@ -97,7 +97,7 @@ class Leader:
     def _heed(self, process_id: int, answer: Answer) -> None:
         match answer:
             case Left(why=why) if not self._leaving:
-                self._leaving = True  # what follows is no news
+                self._leaving = True  # report only the first
                 logger.error("process %d has gone: %s", process_id, why)
                 self._lost(f"process {process_id} has gone: {why}")
             case AskToStop(why=why):
@@ -111,14 +111,14 @@ class Member:
         self._connection = connection
 
     def listen(self) -> Command:
-        """The next command, waiting for it; where process 0 has gone that is to leave."""
+        """Wait for the next command; Leave if process 0 has gone."""
         try:
             return decode_command(self._connection.recv_bytes())
         except (EOFError, OSError):
             return Leave(FAULT, "process 0 has gone: it has died, or its host has")
 
     def say(self, answer: Answer) -> None:
-        """Tell process 0, if it is there to hear it."""
+        """Send an answer to process 0, if it is still there."""
         try:
             self._connection.send_bytes(encode(answer))
         except OSError as error:
@@ -128,7 +128,7 @@ class Member:
 def lead(
     hosts: Hosts, facts: Mapping[str, str], lost: Callable[[str], None], asked_to_stop: Callable[[str], None]
 ) -> Leader:
-    """Be process 0, and return when all others have come. Raises as ``_join`` does."""
+    """Be process 0; returns when all others are connected. Raises as ``_join`` does."""
     _join(hosts, facts)
     token = secrets.token_bytes(TOKEN_BYTES)
     others: dict[int, Connection] = {}
@@ -148,7 +148,7 @@ def lead(
 
 
 def follow(hosts: Hosts, facts: Mapping[str, str]) -> Member:
-    """Be another process than 0, and return when that is there. Raises as ``_join`` does."""
+    """Be another process; returns when process 0 is connected. Raises as ``_join`` does."""
     _join(hosts, facts)
     port, *token = _broadcast((0,) * (1 + TOKEN_BYTES))
     connection = Client((hosts.coordinator_address.rpartition(":")[0].strip("[]"), port), authkey=bytes(token))
@@ -158,23 +158,23 @@ def follow(hosts: Hosts, facts: Mapping[str, str]) -> Member:
 
 
 def least_of_all(number: int) -> int:
-    """The smallest of the numbers that the processes have of something; each has to ask."""
+    """The minimum of a number over all processes. Every process must call this."""
     if jax.process_count() == 1:
         return number
     return min(high << 30 | low for high, low in _gather((number >> 30, number & (1 << 30) - 1)))
 
 
 def _join(hosts: Hosts, facts: Mapping[str, str]) -> None:
-    """Make the devices of all processes one. Raises HostsError where the others do not come, DevicesUnavailable, and
-    ConfigurationError where they differ in ``facts``: what has to be the same, by what to call it.
+    """Join the devices of all processes. Raises DevicesUnavailable, HostsError if a process is
+    missing, and ConfigurationError if their ``facts``, values by name, differ.
     """
     logger.info(
         "process %d of %d: waiting for the others at %s",
         hosts.process_id, hosts.num_processes, hosts.coordinator_address,
     )  # fmt: skip
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
-    jax.config.update("jax_enable_preemption_service", False)  # it would take SIGTERM from the daemon
-    background = ThreadPoolExecutor(1)  # signals are heard meanwhile
+    jax.config.update("jax_enable_preemption_service", False)  # it would catch our SIGTERM
+    background = ThreadPoolExecutor(1)  # so that signals are handled meanwhile
     try:
         background.submit(
             jax.distributed.initialize, hosts.coordinator_address, hosts.num_processes, hosts.process_id
@@ -201,7 +201,7 @@ def _check_alike(facts: Mapping[str, str]) -> None:
 
 
 def _gather(numbers: "tuple[int, ...] | list[int]") -> list[list[int]]:
-    """Every process's numbers, each below 2^31, by its id."""
+    """Every process's numbers, each below 2^31, by process id."""
     from jax.experimental.multihost_utils import process_allgather
 
     gathered = np.asarray(process_allgather(np.array(numbers, np.int32)))
@@ -214,7 +214,7 @@ def _broadcast(numbers: tuple[int, ...]) -> list[int]:
 
 
 def _hear(connection: Connection) -> Answer | None:
-    """None where there is nobody any more."""
+    """The next answer; None if the connection is closed."""
     try:
         return decode_answer(connection.recv_bytes())
     except (EOFError, OSError):
@@ -222,7 +222,7 @@ def _hear(connection: Connection) -> Answer | None:
 
 
 def _keep_alive(connection: Connection) -> Connection:
-    """Send what is said at once, and notice when a host does not answer."""
+    """Send without delay, and detect a host that does not answer."""
     with socket.socket(fileno=os.dup(connection.fileno())) as tcp:
         tcp.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         tcp.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)

@@ -1,8 +1,8 @@
 """The one decoder that oDriver serves; families differ only in their ModelSpec.
 
-The decoder knows nothing of pages. Each layer gives its q, k, v and its cache to the attention of the
-StepContext, which returns the cache as it is now and the attended values: paged attention in service,
-plain causal attention in training. Leading axes are free: i32[T] in service, i32[batch, length] in
+The decoder does not depend on pages. Each layer passes q, k, v and its cache to the attention of
+the StepContext, which returns the updated cache and the result: paged attention in service, plain
+causal attention in training. Leading axes are free: i32[T] in service, i32[batch, length] in
 training.
 """
 
@@ -30,7 +30,7 @@ from engine.vocabulary import NO_TOKEN_LOGIT, Vocabulary
 
 
 class Attention(nnx.Module):
-    """Rotary self-attention. q, k and v are one kernel, grouped by kv head so that it shards over them."""
+    """Rotary self-attention. q, k and v are one kernel, grouped by kv head so that it shards."""
 
     def __init__(self, spec: SelfAttentionSpec, partition: Partition, make: ParameterFactory) -> None:
         model, kv_heads, replicas = partition.model, partition.stored_kv_heads, partition.kv_replicas
@@ -92,9 +92,10 @@ class DecoderLayer(nnx.Module):
 
 
 class LayerStack(nnx.Module):
-    """Layers that repeat, compiled once and gone through by ``lax.scan``: of each repeat all blocks of the period.
+    """Layers in repeats of a period of blocks, which ``lax.scan`` runs and XLA compiles once.
 
-    Each parameter of a block is one array of all repeats. They begin alike: a stack is made to be loaded, not trained.
+    Each parameter of a block is one array [repeats, ...]. All repeats begin with equal numbers: a
+    stack can be loaded, but not trained.
     """
 
     def __init__(self, group: LayerGroup, partition: Partition, make: ParameterFactory) -> None:
@@ -145,7 +146,7 @@ class Decoder(nnx.Module):
     def __call__(
         self, token_ids: Array, caches: Sequence[LayerCache], step: StepContext
     ) -> tuple[list[LayerCache], Array]:
-        """i32[...] ids, one cache per layer or stack -> caches, normed hidden states [..., hidden]."""
+        """i32[...] ids, a cache per layer or stack -> caches, normed f[..., hidden]."""
         x = look_up(self.embedding.get_value(), token_ids, self.partition.axis)
         if self.partition.model.embedding_multiplier is not None:
             x = x * jnp.asarray(self.partition.model.embedding_multiplier, x.dtype)
@@ -159,22 +160,22 @@ class Decoder(nnx.Module):
         return written, self.norm(x)
 
     def rotation(self, positions: Array) -> Rotation:
-        """What rotates queries and keys at i32[...] positions."""
+        """The cosines and sines of queries and keys at i32[...] positions."""
         model = self.partition.model
         return rotation(positions, inverse_frequencies(model.attention.head_dim, model.rope))
 
     @property
     def head(self) -> Weight:
-        """The table [vocab, hidden] that makes logits of hidden states."""
+        """The table [vocab, hidden] for logits."""
         return (self.embedding if self.lm_head is None else self.lm_head).get_value()
 
     def logits(self, hidden: Array) -> Array:
-        """f[..., hidden] -> f32[..., vocab]; of each device its own part of the padded vocabulary."""
+        """f[..., hidden] -> f32[..., vocab], on each device its part of the padded vocabulary."""
         return logits(hidden, self.head, self.partition)
 
 
 def logits(hidden: Array, head: Weight, partition: Partition) -> Array:
-    """f[..., hidden] -> f32[..., part of the vocabulary] of this device, those of ids that are no tokens below all others."""
+    """f[..., hidden] -> f32[..., part of the vocabulary]; padding is below all tokens."""
     found, cap = head.logits(hidden), partition.model.logit_soft_cap
     if cap is not None:
         found = np.float32(cap) * jnp.tanh(found / np.float32(cap))

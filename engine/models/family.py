@@ -1,7 +1,7 @@
-"""What a file of engine/models/families is written with: a Family, and what most families' config.json have in common.
+"""Family, the content of a file in engine/models/families, and the config.json keys of most.
 
-Keys mean what they mean to transformers 5; its version 4 spellings (``rope_theta`` and ``rope_scaling`` for
-``rope_parameters``, ``torch_dtype`` for ``dtype``) are read too.
+Keys mean what they mean in transformers 5. Its version 4 spellings are read too: ``rope_theta``
+and ``rope_scaling`` for ``rope_parameters``, ``torch_dtype`` for ``dtype``.
 """
 
 from collections.abc import Callable, Mapping
@@ -30,7 +30,7 @@ SUPPORTED_VALUES: Mapping[str, tuple[Any, ...]] = MappingProxyType(
         "torch_dtype": DTYPES,
     }
 )
-"""Keys under which a checkpoint may ask for something else, and all that there is: the default first."""
+"""The supported values of keys that could change the architecture, the default first."""
 
 _ROPE_KEYS: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
@@ -39,17 +39,17 @@ _ROPE_KEYS: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "llama3": ("factor", "low_freq_factor", "high_freq_factor"),
     }
 )
-"""The rope types served, and the keys that each needs; they are also RopeSpec's."""
+"""The supported rope types, and the keys that each requires; RopeSpec's have the same names."""
 
 LAYER_TYPES = ("full_attention", "sliding_attention")
 
 
 class UnsupportedError(Exception):
-    """What no decoder can be; ``read_model_config`` adds which file asks for it."""
+    """No decoder supports this; ``read_model_config`` adds the file's name."""
 
 
 class _Rope(msgspec.Struct):
-    """``rope_parameters`` or ``rope_scaling``; ``type`` is the oldest spelling of ``rope_type``."""
+    """``rope_parameters`` or ``rope_scaling``; ``type`` is the oldest name of ``rope_type``."""
 
     rope_type: str | None = None
     type: str | None = None
@@ -64,7 +64,7 @@ class _Rope(msgspec.Struct):
 
 
 class Fields(msgspec.Struct):
-    """The keys of ``config.json`` that shape a decoder, with the defaults that most families share.
+    """The architecture's keys of ``config.json``, with the defaults of most families.
 
     A family with keys of its own has a subclass.
     """
@@ -95,21 +95,21 @@ class Fields(msgspec.Struct):
 
 @dataclass(frozen=True)
 class Family:
-    """One ``model_type``: how its config.json comes down to a ModelSpec, and where its checkpoints have each parameter."""
+    """One ``model_type``: a ModelSpec from its config.json, and the names of its tensors."""
 
     model_type: str
     architecture: str
     spec: Callable[[Any], ModelSpec]
-    """Of ``fields``; mostly ``decoder_spec`` with what differs."""
+    """From ``fields``; mostly a call of ``decoder_spec`` with the differences."""
     fields: type[Fields] = Fields
     defaults: Mapping[str, Any] = field(default_factory=dict)
-    """What transformers assumes where config.json has no such key."""
+    """The defaults of transformers for keys that config.json lacks."""
     fixed: Mapping[str, Any] = field(default_factory=dict)
-    """What the family's code in transformers does whatever config.json has."""
+    """Values that the family's code in transformers uses whatever config.json has."""
     supported: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
-    """As SUPPORTED_VALUES, in its place where a key is in both."""
+    """Like SUPPORTED_VALUES, and overrides it for keys in both."""
     tensors: Mapping[str, TensorRule] = field(default_factory=dict)
-    """By a parameter's name, where checkpoints have it if not where its module says."""
+    """By a parameter's name, its tensors if they differ from the module's default."""
 
 
 def require(holds: bool, message: str) -> None:
@@ -137,7 +137,7 @@ def decoder_spec(
     embedding_multiplier: float | None = None,
     logit_soft_cap: float | None = None,
 ) -> ModelSpec:
-    """A decoder of blocks that differ in their windows alone; ``feed_forward`` is gated by SiLU if it is not given."""
+    """A decoder of blocks that differ only in their windows; ``feed_forward`` defaults to SiLU."""
     heads, hidden = fields.num_attention_heads, fields.hidden_size
     kv_heads = fields.num_key_value_heads or heads
     require(heads % kv_heads == 0, f"num_key_value_heads {kv_heads} does not divide num_attention_heads {heads}")
@@ -195,13 +195,13 @@ def _rope(fields: Fields) -> RopeSpec:
 
 
 def _max_position(fields: Fields, rope: RopeSpec) -> int:
-    """The context length in tokens. Linear scaling leaves ``max_position_embeddings`` at what it stretches."""
+    """The context length in tokens; linear scaling multiplies ``max_position_embeddings``."""
     stretch = rope.factor if rope.scaling == "linear" else 1.0
     return int(fields.max_position_embeddings * stretch)
 
 
 def _windows(fields: Fields) -> list[int | None]:
-    """The sliding window of each layer, None where it sees everything."""
+    """The sliding window of each layer in tokens; None is full attention."""
     layers = fields.num_hidden_layers
     if fields.layer_types is None:
         slides = [layer >= fields.max_window_layers for layer in range(layers)]

@@ -1,4 +1,4 @@
-"""The gated feed-forward. Another kind is a module like this one: a FeedForwardSpec and the ``nnx.Module`` it builds."""
+"""The gated feed-forward. Another kind would be another module with a spec and its nnx.Module."""
 
 from dataclasses import dataclass
 from enum import Enum
@@ -13,13 +13,13 @@ from engine.models.weights.parameters import LAYER, TensorRule, tensors
 
 
 class Activation(Enum):
-    """What the gate goes through."""
+    """The gate's activation."""
 
     SILU = "silu"
     GELU_TANH = "gelu_pytorch_tanh"
 
     def __call__(self, x: Array) -> Array:
-        """By each element."""
+        """Elementwise."""
         return jax.nn.silu(x) if self is Activation.SILU else jax.nn.gelu(x, approximate=True)
 
 

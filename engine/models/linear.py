@@ -1,4 +1,4 @@
-"""Products of activations and weights, whatever form the weights are served in (engine/models/weights/forms.py)."""
+"""Products of activations with weights in any form of engine/models/weights/forms.py."""
 
 import jax
 import jax.numpy as jnp
@@ -13,7 +13,7 @@ from engine.vocabulary import Vocabulary
 def linear(x: Array, kernel: nnx.Param[Weight], bias: nnx.Param[Array] | None, axis: str | None = None) -> Array:
     """x[..., in] @ kernel[in, *out] + bias[*out] -> [..., *out] in the dtype of x.
 
-    Where the input is split over a mesh axis, the products are summed over it.
+    If the input is split over a mesh axis, the products are all-reduced over it.
     """
     weight = kernel.get_value()
     flat = weight.product(x).astype(x.dtype)
@@ -24,7 +24,7 @@ def linear(x: Array, kernel: nnx.Param[Weight], bias: nnx.Param[Array] | None, a
 
 
 def look_up(table: Weight, token_ids: Array, axis: str | None = None) -> Array:
-    """Rows [..., hidden] of a table [vocab, hidden] for i32[...] token ids; the table may be split over a mesh axis."""
+    """Rows [..., hidden] of a table [vocab, hidden] at i32[...] ids; ``axis`` splits the table."""
     if axis is None:
         return table.rows(token_ids)
     vocabulary, (size,) = Vocabulary(axis), table.out

@@ -1,4 +1,4 @@
-"""Reads a model directory's JSON: which family it is of, and the ModelSpec that its family makes of config.json.
+"""Reads the JSON files of a model directory: its family, and the ModelSpec that this makes.
 
 Families are found by listing a folder: each of its files defines ``FAMILY``.
 """
@@ -22,21 +22,21 @@ FAMILIES = Path(__file__).parent / "families"
 
 
 class _Kind(msgspec.Struct):
-    """The keys of ``config.json`` that tell the family."""
+    """The keys of ``config.json`` that identify the family."""
 
     model_type: str | None = None
     architectures: list[str] | None = None
 
 
 class _Eos(msgspec.Struct):
-    """The one key that both config.json and ``generation_config.json`` are read for."""
+    """The key that is read from both config.json and ``generation_config.json``."""
 
     eos_token_id: int | list[int] | None = None
 
 
 @cache
 def families_in(folder: Path) -> dict[str, Family]:
-    """The families whose files are in a folder, by ``model_type``."""
+    """The families of a folder's files, by ``model_type``."""
     found = {}
     for path in sorted(folder.glob("[!_]*.py")):
         where = spec_from_file_location(f"engine.models.families.{path.stem}", path)
@@ -48,10 +48,10 @@ def families_in(folder: Path) -> dict[str, Family]:
 
 
 def read_model_config(directory: Path, families: Path = FAMILIES) -> ModelSpec:
-    """The decoder that a Hugging Face directory holds, of one of the families in a folder.
+    """The decoder of a Hugging Face directory, by one of the families in a folder.
 
-    Raises ConfigurationError, which says what to do, where the directory is no model, or holds one that no
-    decoder can be.
+    Raises ConfigurationError, with what to do, if the directory has no model or an unsupported
+    one.
     """
     if not directory.is_dir():
         raise ConfigurationError(f"{directory} is not a directory: give the path of a downloaded model")
@@ -64,7 +64,7 @@ def read_model_config(directory: Path, families: Path = FAMILIES) -> ModelSpec:
 
 
 def read_config_file(path: Path, families: Path = FAMILIES) -> ModelSpec:
-    """The decoder that a ``config.json`` describes, whether or not its weights are there. Raises ConfigurationError."""
+    """The decoder of a ``config.json``, with or without weights. Raises ConfigurationError."""
     if not path.is_file():
         raise ConfigurationError(f"{path} is not a file: give a config.json, or the directory of a Hugging Face model")
     given = read_json(path, dict[str, Any])
@@ -94,7 +94,7 @@ def _family(given: dict[str, Any], families: dict[str, Family]) -> Family:
 
 
 def _eos_token_ids(directory: Path, config: _Eos) -> tuple[int, ...]:
-    """``generation_config.json``'s, else ``config.json``'s."""
+    """Those of ``generation_config.json``, else of ``config.json``."""
     path = directory / "generation_config.json"
     generation = read_json(path, _Eos) if path.is_file() else _Eos()
     eos = config.eos_token_id if generation.eos_token_id is None else generation.eos_token_id

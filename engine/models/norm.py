@@ -1,4 +1,4 @@
-"""The norm of all decoders that are served."""
+"""The norm of all decoders."""
 
 import jax
 import jax.numpy as jnp
@@ -10,7 +10,7 @@ from engine.models.weights.parameters import TensorRule
 
 
 class RMSNorm(nnx.Module):
-    """Root mean square norm (Zhang and Sennrich 2019), in float32 whatever x is."""
+    """Root mean square norm (Zhang and Sennrich 2019), f[..., hidden], computed in float32."""
 
     def __init__(self, name: str, axes: Axes, eps: float, rule: TensorRule, make: ParameterFactory) -> None:
         self.scale = make.scale(f"{name}.scale", axes, rule)
@@ -19,5 +19,5 @@ class RMSNorm(nnx.Module):
     def __call__(self, x: Array) -> Array:
         wide = x.astype(jnp.float32)
         wide = wide * jax.lax.rsqrt(jnp.mean(jnp.square(wide), axis=-1, keepdims=True) + self.eps)
-        # Scaled in float32 too: a stack of scales that had to be rounded would be, all of it, before every loop.
+        # Scales stay float32: else XLA would convert all scales of a stack before each scan.
         return (wide * self.scale[...].reshape((1,) * (x.ndim - 1) + (-1,))).astype(x.dtype)

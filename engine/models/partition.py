@@ -1,4 +1,4 @@
-"""A model as several devices serve it: heads, feed-forward and vocabulary, each device with its own part of every layer."""
+"""A model split over devices: each has its part of all heads, feed-forwards and vocabulary."""
 
 from dataclasses import dataclass
 
@@ -10,7 +10,7 @@ from engine.vocabulary import padded_vocab_size
 
 @dataclass(frozen=True)
 class Partition:
-    """A model and the number of devices that it is split over. ``split`` checks that it can be."""
+    """A model and the number of devices that it is split over. ``split`` checks both."""
 
     model: ModelSpec
     devices: int = 1
@@ -22,7 +22,7 @@ class Partition:
 
     @property
     def kv_replicas(self) -> int:
-        """How many devices have the same kv head, each for its own part of the query heads, where there are too few."""
+        """Devices with the same kv head, if there are too few; they split its query heads."""
         return max(1, self.devices // self.model.attention.num_kv_heads)
 
     @property
@@ -37,12 +37,12 @@ class Partition:
 
     @property
     def padded_vocab_size(self) -> int:
-        """Rows of the embedding and columns of logits: as many on every device, in whole blocks of the sampler."""
+        """Rows of the embedding and columns of logits: whole sampler blocks on every device."""
         return padded_vocab_size(self.model.vocab_size, self.devices)
 
 
 def split(model: ModelSpec, devices: int) -> Partition:
-    """A model as so many devices serve it. Raises ConfigurationError naming what does not divide."""
+    """A model split over ``devices``. Raises ConfigurationError naming what does not divide."""
     if fault := _fault(model, devices):
         raise ConfigurationError(
             f"tensor_parallel_size {devices} does not divide {fault}; it can be {_listed(_divisors(model, devices))}"
@@ -51,7 +51,7 @@ def split(model: ModelSpec, devices: int) -> Partition:
 
 
 def most_devices(model: ModelSpec, devices: int) -> int:
-    """The largest number of devices, of so many, that a model can be split over."""
+    """The largest number, up to ``devices``, that a model can be split over."""
     return max(_divisors(model, devices))
 
 
@@ -60,7 +60,7 @@ def _divisors(model: ModelSpec, most: int) -> list[int]:
 
 
 def _fault(model: ModelSpec, devices: int) -> str | None:
-    """What of a model cannot be split evenly, in words."""
+    """The part of a model that cannot be split evenly, in words."""
     for block in model.blocks:
         heads, width = block.mixer.num_heads, block.feed_forward.intermediate_size
         if heads % devices:

@@ -1,4 +1,4 @@
-"""Rotary position embedding in the half-split form that Hugging Face checkpoints are trained with."""
+"""Rotary position embedding in the half-split form of Hugging Face checkpoints."""
 
 import jax.numpy as jnp
 import numpy as np
@@ -12,7 +12,7 @@ Rotation = tuple[Array, Array]
 
 
 def inverse_frequencies(head_dim: int, rope: RopeSpec) -> NDArray[np.float32]:
-    """Radians per position, f32[head_dim / 2]; the scalings are those of transformers' modeling_rope_utils."""
+    """Radians per position, f32[head_dim / 2]; scaled as in transformers' modeling_rope_utils."""
     inverse = 1.0 / rope.theta ** (np.arange(0, head_dim, 2, dtype=np.float64) / head_dim)
     if rope.scaling == "linear":
         inverse = inverse / rope.factor
@@ -28,12 +28,12 @@ def inverse_frequencies(head_dim: int, rope: RopeSpec) -> NDArray[np.float32]:
 
 
 def rotation(positions: Array, inverse: NDArray[np.float32]) -> Rotation:
-    """What turns the vectors at i32[...] positions; the axis of length 1 broadcasts over heads."""
+    """Cosines and sines at i32[...] positions; the axis of length 1 broadcasts over heads."""
     angles = positions[..., None, None].astype(jnp.float32) * inverse.reshape((1,) * (positions.ndim + 1) + (-1,))
     return jnp.cos(angles), jnp.sin(angles)
 
 
 def rotate(x: Array, cos: Array, sin: Array) -> Array:
-    """Turn x[..., heads, head_dim] by its positions; computed in float32, returned in x's dtype."""
+    """Rotate x[..., heads, head_dim] by its positions, in float32; the result has x's dtype."""
     first, second = jnp.split(x.astype(jnp.float32), 2, axis=-1)
     return jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1).astype(x.dtype)

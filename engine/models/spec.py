@@ -1,4 +1,4 @@
-"""What a decoder is, as data: the blocks of a model and its scales. How it is split over devices is in partition.py."""
+"""A decoder as data: its blocks and scales. partition.py has its split over devices."""
 
 from dataclasses import dataclass
 from enum import Enum, auto
@@ -15,9 +15,9 @@ from engine.models.weights.parameters import TensorRule
 class RopeSpec:
     """Rotary position embedding (Su et al. 2021), with the scalings that Llama checkpoints use.
 
-    ``scaling`` is ``default``, ``linear`` (positions divided by ``factor``) or ``llama3`` (wavelengths
-    above ``original_max_position / low_freq_factor`` divided by ``factor``, those below
-    ``original_max_position / high_freq_factor`` kept, a blend between).
+    ``scaling`` is ``default``, ``linear`` (positions divided by ``factor``) or ``llama3``
+    (wavelengths above ``original_max_position / low_freq_factor`` divided by ``factor``, those
+    below ``original_max_position / high_freq_factor`` unchanged, blended between).
     """
 
     theta: float = 10_000.0
@@ -44,7 +44,7 @@ class SelfAttentionSpec:
 
     @property
     def cached(self) -> tuple[int, int]:
-        """The kv heads and head_dim that it keeps of each token."""
+        """The kv heads and head_dim that the cache has for each token."""
         return self.num_kv_heads, self.head_dim
 
 
@@ -52,22 +52,22 @@ class FeedForward(Protocol):
     """The module of a feed-forward, an ``nnx.Module``: f[..., hidden] -> f[..., hidden]."""
 
     def __call__(self, x: Array) -> Array:
-        """Summed over the devices, where the model is split over several."""
+        """f[..., hidden] -> f[..., hidden], all-reduced if the model is split over devices."""
 
 
 class FeedForwardSpec(Protocol):
-    """One kind of feed-forward; it lies beside its module (engine/models/feed_forward.py). Hashable."""
+    """One kind of feed-forward, in the file of its module. Hashable."""
 
     @property
     def intermediate_size(self) -> int:
         """The columns that several devices split."""
 
     def build(self, hidden_size: int, make: ParameterFactory) -> FeedForward:
-        """Its module, with the parameters that ``make`` makes."""
+        """Its module, with parameters from ``make``."""
 
 
 class NormPlan(Enum):
-    """Where a block has RMSNorms: on what goes into attention and feed-forward, on what comes out, or both."""
+    """RMSNorms before attention and feed-forward, after them, or both."""
 
     BEFORE = auto()
     AFTER = auto()
@@ -118,14 +118,14 @@ class ModelSpec:
     rope: RopeSpec = RopeSpec()
     tied_embeddings: bool = False
     embedding_multiplier: float | None = None
-    """What embedded tokens are multiplied by, in the dtype of the activations."""
+    """Factor of embedded tokens, applied in the dtype of the activations."""
     logit_soft_cap: float | None = None
-    """Logits become ``cap * tanh(logits / cap)``; None leaves them as they are."""
+    """Logits become ``cap * tanh(logits / cap)``; None is no cap."""
     eos_token_ids: tuple[int, ...] = ()
     dtype: str = "float32"
-    """The checkpoint's own dtype; EngineConfig decides in which dtype it is served."""
+    """The checkpoint's dtype; EngineConfig decides the dtype in service."""
     tensors: tuple[tuple[str, TensorRule], ...] = ()
-    """By the name of a parameter, where this family's checkpoints have it if not where the module says."""
+    """By a parameter's name, its tensors if they differ from the module's default."""
 
     def __post_init__(self) -> None:
         if len({block.mixer.cached for block in self.blocks}) != 1:
@@ -138,7 +138,7 @@ class ModelSpec:
 
     @property
     def attention(self) -> SelfAttentionSpec:
-        """Of the first layer; the others have the same numbers of heads."""
+        """Of the first layer; the other layers have the same numbers of heads."""
         return self.blocks[0].mixer
 
     @property
@@ -148,9 +148,9 @@ class ModelSpec:
 
 
 def layer_plan(blocks: tuple[BlockSpec, ...]) -> tuple[LayerGroup, ...]:
-    """The layers in order as groups that one ``lax.scan`` can go through, each the longest that repeats a period.
+    """The layers in order, in groups for one ``lax.scan`` each: the longest repeats of a period.
 
-    Five windowed layers and a full one, eleven times, are one group with a period of six.
+    Eleven times five windowed layers and a full one are one group with a period of six.
     """
     groups, start = [], 0
     while start < len(blocks):
@@ -167,7 +167,7 @@ def layer_plan(blocks: tuple[BlockSpec, ...]) -> tuple[LayerGroup, ...]:
 
 
 def _group(blocks: tuple[BlockSpec, ...], length: int) -> LayerGroup:
-    """The first ``length`` blocks and how often they stand one after the other."""
+    """The first ``length`` blocks and how often they repeat."""
     period, repeats = blocks[:length], 1
     while blocks[repeats * length : (repeats + 1) * length] == period:
         repeats += 1

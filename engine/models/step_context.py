@@ -1,4 +1,4 @@
-"""What all layers of one step share: it goes through the decoder as one value."""
+"""The arrays and the attention that all layers of a step share."""
 
 from dataclasses import dataclass
 from typing import Protocol
@@ -11,7 +11,7 @@ from engine.models.rope import Rotation
 
 LayerCache = Array | None
 Place = Array | None
-"""i32[] which of the layers that share a cache one is; None where a layer has a cache of its own."""
+"""i32[] index of a layer among those that share a cache; None if it has its own."""
 
 
 class StepAttention(Protocol):
@@ -24,7 +24,10 @@ class StepAttention(Protocol):
     def __call__(
         self, spec: AttentionSpec, cache: LayerCache, place: Place, inputs: AttentionInputs
     ) -> tuple[LayerCache, Array]:
-        """One layer's cache as it is now, and f[..., heads, head_dim]; ``inputs`` have the decoder's leading axes."""
+        """One layer's updated cache, and f[..., heads, head_dim].
+
+        The arrays of ``inputs`` have the decoder's leading axes.
+        """
 
 
 @jax.tree_util.register_dataclass

@@ -1,1 +1,1 @@
-"""What serving on chips that are not there would be like. No daemon imports it."""
+"""Predicts how a model would be served on chips that are absent. No daemon imports it."""

@@ -1,4 +1,4 @@
-"""Whether a model fits on so many chips of a kind, and with what arithmetic it does not; nothing is compiled for it."""
+"""Whether a model fits on a number of chips, by arithmetic alone; nothing is compiled."""
 
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -18,58 +18,58 @@ from engine.step.backend import TPU_PAGE_SIZE, Backend, tpu_backend, tpu_kernel
 from engine.step.page_budget import ACCELERATOR_UTILIZATION, CachePlanner
 
 MOST_CHIPS = 256
-"""Beyond it nobody asks what would fit: it is a whole pod of the smaller kinds."""
+"""The search stops here: a whole pod of the smaller kinds."""
 
 
 @dataclass(frozen=True)
 class ChipFit:
-    """The memory of one chip, and what a model's part of it takes."""
+    """The memory of one chip, and the use that a model's shard makes of it."""
 
     config: EngineConfig
     partition: Partition
-    """The model, split over the chips."""
+    """The model, sharded over the chips."""
     chip: Chip
     dtype: np.dtype
 
     @property
     def stored_dtype(self) -> np.dtype:
-        """Of the weights."""
+        """The dtype of the weights in memory."""
         return np.dtype(self.config.quantization or self.dtype)
 
     @property
     def kv_dtype(self) -> np.dtype:
-        """Of the pages."""
+        """The dtype of the pages."""
         return page_dtype(self.config, self.dtype)
 
     @property
     def budget(self) -> int:
-        """Bytes that may be used."""
+        """Bytes of a chip that may be used."""
         return int(self.chip.hbm_bytes * (self.config.hbm_utilization or ACCELERATOR_UTILIZATION))
 
     @property
     def weight_format(self) -> WeightFormat:
-        """How steps read the weights."""
+        """The format in which steps read the weights."""
         return self.backend.weight_format(self.dtype, self.dtype if self.config.quantization else None)
 
     @cached_property
     def weights(self) -> int:
-        """Bytes."""
+        """Bytes of a chip's weights."""
         return parameter_bytes(self.partition, self.weight_format)
 
     @cached_property
     def kernel(self) -> TPUKernel:
-        """That attends. Raises ConfigurationError where none can."""
+        """The attention kernel. Raises ConfigurationError if none fits."""
         heads = self.partition.kv_heads_each, self.partition.model.attention.head_dim
         return tpu_kernel(self.chip, self._page_size, *heads, self.kv_dtype, self.config.attention_backend)
 
     @property
     def backend(self) -> Backend:
-        """What the steps are made of."""
+        """The backend of the steps."""
         return tpu_backend(self.chip, self.kernel)
 
     @property
     def one_page(self) -> PagedAttentionCacheMetaData:
-        """The pool of a single page."""
+        """A chip's pool of one page."""
         return self.backend.one_page(self.partition, self._page_size, self.kv_dtype)
 
     @property
@@ -77,11 +77,11 @@ class ChipFit:
         return self.config.page_size or TPU_PAGE_SIZE
 
     def planner(self) -> CachePlanner:
-        """Who divides the memory, as in the daemon. Raises ConfigurationError where more context is asked for than the model has."""
+        """The daemon's planner. Raises ConfigurationError if the context exceeds the model's."""
         return CachePlanner(self.config, self.partition, self.one_page, self.weights, self.budget)
 
     def check(self, chips: int) -> None:
-        """Raises ConfigurationError where the model does not fit, with the arithmetic, and with what it takes instead."""
+        """Raises ConfigurationError if the model does not fit, with arithmetic and a remedy."""
         scratch, least, page = self.planner().reserved, self.config.max_num_seqs + 1, self.one_page.bytes_per_page
         if self._needed > self.budget:
             raise ConfigurationError(
@@ -92,11 +92,11 @@ class ChipFit:
 
     @property
     def _needed(self) -> int:
-        """The fewest bytes that the model can be served in."""
+        """The fewest bytes in which the model can be served."""
         return self.weights + self.planner().reserved + (self.config.max_num_seqs + 1) * self.one_page.bytes_per_page
 
     def _advice(self, chips: int) -> str:
-        """The smallest number of chips that the model fits on."""
+        """The smallest number of chips on which the model fits, in words."""
         for count in range(self.partition.devices + 1, MOST_CHIPS + 1):
             if self._fits(count):
                 larger = f", which takes a topology of {count} chips" if count > chips else ""
@@ -106,6 +106,6 @@ class ChipFit:
     def _fits(self, chips: int) -> bool:
         try:
             fit = replace(self, partition=split(self.partition.model, chips))
-        except ConfigurationError:  # it cannot be split over so many
+        except ConfigurationError:  # not divisible by so many
             return False
         return fit._needed <= fit.budget

@@ -1,4 +1,4 @@
-"""What serving on TPU chips would be like: what a plan says, and what a step comes to at best."""
+"""The plan for serving on TPU chips, and the roofline of a step."""
 
 from dataclasses import dataclass
 
@@ -12,75 +12,75 @@ from engine.planner.hlo_traffic import Moved
 
 
 class DecodeStep(msgspec.Struct, frozen=True):
-    """What a step of one token for each of so many sequences comes to, at best. Bytes are those of one chip."""
+    """The roofline of a decoding step, one token per sequence. Bytes are those of one chip."""
 
     sequences: int
     bytes_needed: int
-    """To read: weights, the keys and values that the sequences have, and logits."""
+    """Lower bound on reads: weights, the sequences' keys and values, and logits."""
     bytes_read: int
-    """That the compiled step and the greedy sampler read: pages as the attention kernel does, and whatever else."""
+    """Reads of the compiled step and the greedy sampler, with pages as the kernel reads them."""
     bytes_written: int
     bandwidth_seconds: float
-    """To read and write them."""
+    """Time of these reads and writes."""
     compute_seconds: float
     exchange_seconds: float
-    """That chips wait for each other."""
+    """Time in which chips wait for collectives."""
     tokens_per_second: float
-    """By the slower of the first two, and the third."""
+    """From the longer of bandwidth and compute time, plus the exchange."""
 
 
 class ChipPlan(msgspec.Struct, frozen=True):
-    """Everything about a model on chips of a topology. Bytes are those of one chip, unless a name says otherwise."""
+    """A model on the chips of a topology. Bytes are those of one chip, unless a name says more."""
 
     model: str
     topology: str
     chip: str
     chips: int
-    """That the topology has."""
+    """Chips of the topology."""
     tensor_parallel_size: int
-    """Those that the model is split over."""
+    """Chips that the model is sharded over."""
     hbm: int
     budget: int
-    """What may be used of it."""
+    """The part of ``hbm`` that may be used."""
     weights: int
     scratch: int
-    """Kept free for the largest step and the sampler."""
+    """Reserved for the largest step and the sampler."""
     pages: int
     num_pages: int
     page_size: int
     """Tokens in a page."""
     context_tokens: int
-    """That fit in all pages together."""
+    """Capacity of all pages together, in tokens."""
     max_model_len: int
     """Tokens."""
     tokens_a_sequence: int
-    """What the steps below are reckoned for."""
+    """Context of each sequence in ``decode``."""
     functions: list[CompiledFunction]
-    """All that a daemon compiles before it is READY: the steps, and what is between logits and tokens."""
+    """Every function that a daemon compiles before READY: steps, samplers, logits processors."""
     compile_seconds: float
-    """From the first to the last, as many at a time as this machine has cores."""
+    """Wall time of all compilations, with one per core of this machine at a time."""
     decode: list[DecodeStep]
 
     @property
     def steps(self) -> list[CompiledFunction]:
-        """Of the functions those that have a layer in them, from the smallest on."""
+        """The functions that run the model's layers, by ascending size."""
         return sorted((one for one in self.functions if one.name == "step"), key=lambda one: one.size)
 
 
 @dataclass(frozen=True)
 class Roofline:
-    """A chip that does nothing but move and multiply (Williams et al. 2009), and the part of a model that it has."""
+    """A roofline (Williams et al. 2009) of a chip with its shard of a model."""
 
     chip: Chip
     partition: Partition
-    """The model, split over the chips."""
+    """The model, sharded over the chips."""
     dtype: np.dtype
     kv_dtype: np.dtype
     weight_bytes: int
-    """Of one chip's part."""
+    """Of one chip's shard."""
 
     def step(self, sequences: int, tokens: int, moved: Moved, exchange_seconds: float) -> DecodeStep:
-        """A step of sequences that hold so many tokens each, of which a chip's program moves so much."""
+        """A step of sequences of ``tokens`` tokens each. ``moved`` is its traffic on a chip."""
         flops = sequences * (2 * self._read_weights // self.dtype.itemsize + self._flops_of_attention(tokens))
         bandwidth = (moved.read + moved.written) / self.chip.hbm_bandwidth
         compute = flops / self.chip.bf16_flops
@@ -97,13 +97,13 @@ class Roofline:
 
     @property
     def _read_weights(self) -> int:
-        """All but the embedding, of which a step reads a row for each token."""
+        """All but the embedding, of which a step reads one row per token."""
         model = self.partition.model
         table = self.partition.padded_vocab_size // self._chips * model.hidden_size * self.dtype.itemsize
         return self.weight_bytes - (0 if model.tied_embeddings else table)
 
     def _bytes_a_sequence(self, tokens: int) -> int:
-        """Keys and values, and logits in float32."""
+        """Keys, values and float32 logits."""
         model = self.partition.model
         key_and_value = 2 * self.partition.kv_heads_each * model.attention.head_dim * self.kv_dtype.itemsize
         return self._seen(tokens) * key_and_value + 4 * model.vocab_size // self._chips
@@ -113,7 +113,7 @@ class Roofline:
         return 4 * attention.num_heads // self._chips * attention.head_dim * self._seen(tokens)
 
     def _seen(self, tokens: int) -> int:
-        """Keys that a token sees, in all layers together."""
+        """Keys that a token attends to, summed over the layers."""
         return sum(min(tokens, block.mixer.scores.window or tokens) for block in self.partition.model.blocks)
 
     @property
@@ -122,5 +122,5 @@ class Roofline:
 
 
 def batch_sizes(max_num_seqs: int) -> list[int]:
-    """Powers of four, and the most."""
+    """Powers of four, and the maximum."""
     return sorted({4**power for power in range(10) if 4**power < max_num_seqs} | {max_num_seqs})

@@ -1,4 +1,4 @@
-"""Finds out what serving on TPUs would be like, without one: libtpu compiles all that the daemon would."""
+"""Plans serving on absent TPUs: libtpu compiles everything that the daemon would."""
 
 import time
 from collections.abc import Callable
@@ -39,9 +39,9 @@ Report = Callable[[Progress], None]
 
 
 def plan_chips(config: EngineConfig, path: Path, topology: str, tokens_a_sequence: int, report: Report) -> ChipPlan:
-    """Compile what a daemon would for chips of a topology. ``path`` is a config.json; no weights are needed.
+    """Compile a daemon's functions for a topology. ``path`` is a config.json, without weights.
 
-    Raises ConfigurationError, with the arithmetic, where the model does not fit.
+    Raises ConfigurationError, with the arithmetic, if the model does not fit.
     """
     devices = chips_of(topology)
     chip = _known(devices[0])
@@ -81,7 +81,7 @@ def plan_chips(config: EngineConfig, path: Path, topology: str, tokens_a_sequenc
 
 
 def pages_read(kernel: TPUKernel, chip: Chip, shapes: StepShapes, tokens: int) -> int:
-    """Bytes that attention reads of one layer's pages for a sequence of so many tokens."""
+    """Bytes of one layer's pages that attention reads for a sequence of ``tokens`` tokens."""
     cache = shapes.cache
     read = kernel.tokens_read(chip, cache, shapes.pages_per_seq, tokens)
     return read * cache.bytes_per_page // (cache.num_layers * cache.page_size)
@@ -108,7 +108,7 @@ def _shapes(config: EngineConfig, cache: CachePlanner) -> StepShapes:
 
 
 def _compile(fit: ChipFit, mesh: DeviceMesh, shapes: StepShapes, report: Report) -> list[CompiledProgram]:
-    """All that a daemon compiles before it is READY, in the order in which it is done."""
+    """Every function that a daemon compiles before READY, in order of completion."""
     backend, partition = fit.backend, fit.partition
     decoder = abstract_decoder(partition, fit.weight_format, mesh=mesh)
     logits = jax.ShapeDtypeStruct((shapes.max_num_seqs, partition.padded_vocab_size), jnp.float32)
@@ -125,7 +125,7 @@ def _compile(fit: ChipFit, mesh: DeviceMesh, shapes: StepShapes, report: Report)
 
 
 def _decode(fit: ChipFit, programs: list[CompiledProgram], shapes: StepShapes, tokens: int) -> list[DecodeStep]:
-    """Of as many sequences as there are pages for, each in the smallest bucket that holds them, and the greedy sampler."""
+    """Decoding steps with the greedy sampler, for each batch size whose pages fit in the pool."""
     roofline, read = (
         Roofline(fit.chip, fit.partition, fit.stored_dtype, fit.kv_dtype, fit.weights),
         pages_read(fit.kernel, fit.chip, shapes, tokens),
@@ -147,6 +147,6 @@ def _step(roofline: Roofline, sequences: int, tokens: int, *traffic: Traffic) ->
 
 
 def _smallest(programs: list[CompiledProgram], name: str, rows: int) -> CompiledProgram:
-    """The function that such a step would run in."""
+    """The smallest compiled size that holds such a step."""
     found = [one for one in programs if one.report.name == name and one.report.size >= rows and one.report.readable]
     return min(found, key=lambda one: one.report.size)

@@ -1,4 +1,4 @@
-"""What the compiler made of a function: what it takes, what it copies, what chips say to each other, and what it moves."""
+"""A compiled function: its scratch memory, copies, collectives and memory traffic."""
 
 import math
 from collections import defaultdict
@@ -15,42 +15,42 @@ from engine.planner.hlo_traffic import Collective, Kernel, Moved, Traffic, count
 from engine.step.compilation import Compilation, scratch_bytes
 
 LARGE = 2**20
-"""Bytes from which on an array is looked for among the copies."""
+"""Arrays of at least so many bytes are looked for among the copies."""
 
 
 class Exchange(msgspec.Struct, frozen=True):
-    """Collectives of one kind that a function has."""
+    """A function's collectives of one kind."""
 
     kind: str
     per_layer: float
     besides: int
-    """Before and after the layers."""
+    """Outside the layers."""
     nbytes: int
-    """In all, of what each chip gives or has in the end."""
+    """In total, the larger of a chip's operands and results."""
 
 
 class CompiledFunction(msgspec.Struct, frozen=True):
-    """What the compiler says of one."""
+    """The compiler's report on one function."""
 
     name: str
-    """``step``, or one of those between logits and tokens."""
+    """``step``, or a program between logits and tokens."""
     size: int
-    """Tokens of a step, else rows."""
+    """Tokens of a step, otherwise rows."""
     compile_seconds: float
     scratch_bytes: int
-    """What it takes beside weights and pages."""
+    """Memory besides weights and pages."""
     readable: bool
-    """Whether the program could be had; where not, nothing below is known of it."""
+    """Whether the program's text is available. If not, the fields below are empty."""
     copies: list[str]
-    """Instructions that write anew into HBM what is as large as a layer's weight or pages; there should be none."""
+    """Instructions that copy an array as large as a layer's weight or pages; ideally none."""
     gathers: list[str]
-    """Those that bring to each chip what others have of these or of the logits; there should be none."""
+    """Collectives that gather such an array or the logits on each chip; ideally none."""
     exchanges: list[Exchange]
 
 
 @dataclass(frozen=True)
 class LargeArrays:
-    """Weights, pages and logits, to know them again in a program."""
+    """Weights, pages and logits, by whose sizes a program's buffers are recognized."""
 
     weights: tuple[jax.ShapeDtypeStruct, ...]
     pages: tuple[jax.ShapeDtypeStruct, ...]
@@ -59,16 +59,16 @@ class LargeArrays:
 
     @property
     def parts(self) -> set[int]:
-        """Numbers that one chip has of weights and pages, and of those of a layer."""
+        """Element counts of a chip's shards of weights and pages, whole and per layer."""
         return self._numbers([_part(leaf) for leaf in (*self.weights, *self.pages)])
 
     @property
     def wholes(self) -> set[int]:
-        """The same of all chips together, and of the logits."""
+        """Element counts of whole weights and pages, whole and per layer, and of the logits."""
         return self._numbers([leaf.shape for leaf in (*self.weights, *self.pages)]) | {math.prod(self.logits.shape)}
 
     def are_pages(self, buffer: Buffer) -> bool:
-        """Whether that is a chip's part of an array of pages."""
+        """Whether a buffer is a chip's shard of the pages."""
         return any(buffer.numbers == math.prod(_part(leaf)) for leaf in self.pages)
 
     def _numbers(self, shapes: list[tuple[int, ...]]) -> set[int]:
@@ -77,7 +77,7 @@ class LargeArrays:
 
 
 class CompiledProgram:
-    """A function's program, and what there is to say of it."""
+    """A function's program and the report on it."""
 
     def __init__(self, compilation: Compilation, arrays: LargeArrays) -> None:
         self._arrays = arrays
@@ -103,7 +103,7 @@ class CompiledProgram:
         )
 
     def traffic(self, pages_read: int) -> Traffic:
-        """What it moves, if its attention reads so many bytes of each layer's pages."""
+        """Its memory traffic, if attention reads ``pages_read`` bytes of each layer's pages."""
         return count_traffic(self._program, self._attention(pages_read))
 
     def _attention(self, pages_read: int) -> Kernel:
@@ -119,9 +119,9 @@ class CompiledProgram:
 
 
 def _text(compiled: Compiled) -> str | None:
-    """The program; None where jaxlib cannot make it of what libtpu gives.
+    """The program's text; None if jaxlib cannot convert libtpu's.
 
-    jaxlib 0.10 does not know the asynchronous operations of several operands that libtpu 0.0.52 has for a v6e.
+    jaxlib 0.10 does not know the multi-operand asynchronous operations of libtpu 0.0.52 (v6e).
     """
     try:
         return compiled.as_text()
@@ -132,12 +132,12 @@ def _text(compiled: Compiled) -> str | None:
 
 
 def _part(leaf: jax.ShapeDtypeStruct) -> tuple[int, ...]:
-    """The shape of what one chip has of an array."""
+    """The shape of a chip's shard of an array."""
     return tuple(leaf.sharding.shard_shape(leaf.shape)) if leaf.sharding else leaf.shape
 
 
 def _has_row_for_each(one: Instruction, tokens: int) -> bool:
-    """Whether it makes something of the step's own tokens, which may be as large as a weight."""
+    """Whether its results have a row per token of the step, which may be as large as a weight."""
     return all(buffer.shape[:1] == (tokens,) for buffer in one.buffers if buffer.hbm_bytes)
 
 

@@ -1,12 +1,12 @@
 """Compiled programs, read from the text that XLA prints of them (``jax.stages.Compiled.as_text``).
 
-The text is the one form in which a program for an absent chip can be had with its memory spaces; there is no reader of it in
-jax. It holds a computation after the other, an instruction a line, each used only after its own line::
+Only this text has an absent chip's program with its memory spaces, and jax has no parser for it.
+It lists computations with an instruction per line, each defined before its first use::
 
     %fused_computation.4 (param_0: bf16[128256,4096], param_1: s32[64]) -> bf16[64,4096] {
       %param_0 = bf16[128256,4096]{1,0:T(8,128)(2,1)} parameter(0)
       ...
-      ROOT %gather.31 = bf16[64,4096]{1,0:T(8,128)(2,1)S(1)} gather(%param_0, %param_1), offset_dims={1}, ...
+      ROOT %gather.31 = bf16[64,4096]{1,0:T(8,128)(2,1)S(1)} gather(%param_0, %param_1), ...
     }
 """
 
@@ -18,18 +18,18 @@ from dataclasses import dataclass
 HEADER = re.compile(r"(ENTRY )?%([^ ]+) \(.*\{$")
 INSTRUCTION = re.compile(r"  (ROOT )?%([^ ]+) = ")
 ARRAY = re.compile(r"([a-z]\w*)\[([\d,]*)\](?:\{([\d,]*)(?::([^}]*))?\})?")
-"""``bf16[64,4096]{1,0:T(8,128)(2,1)S(1)}``: dtype, shape, axes from the fastest on, and how it lies in which memory."""
+"""``bf16[64,4096]{1,0:T(8,128)(2,1)S(1)}``: dtype, shape, minor-to-major axes, tiles and space."""
 TILE = re.compile(r"^T\(([\d,]+)\)")
 SPACE = re.compile(r"S\((\d+)\)")
 NAME = re.compile(r"%([\w.\-]+)")
 BITS = re.compile(r"(\d+)")
 HBM = 0
-"""The memory space that a layout does not name; 1 is a chip's VMEM, and the others are smaller still."""
+"""The default memory space. 1 is a chip's VMEM; the others are smaller still."""
 
 
 @dataclass(frozen=True)
 class Buffer:
-    """An array as a program holds it."""
+    """An array of a program."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -39,34 +39,34 @@ class Buffer:
 
     @property
     def numbers(self) -> int:
-        """That it is made of."""
+        """Its element count."""
         return math.prod(self.shape)
 
     @property
     def hbm_bytes(self) -> int:
-        """What it takes of the chip's memory; 0 where it lies elsewhere."""
+        """Bytes in HBM; 0 if it is in another memory."""
         return self.nbytes if self.space == HBM else 0
 
 
 @dataclass(frozen=True)
 class Instruction:
-    """One operation; ``%`` is left out of names."""
+    """One operation. Names are without ``%``."""
 
     name: str
     opcode: str
     buffers: tuple[Buffer, ...]
-    """What it makes; of a tuple the leaves, in order."""
+    """Its result; a tuple's leaves, in order."""
     argument: str
-    """Between its parentheses: names, and what is no name in ``constant(7)`` and ``parameter(0)``."""
+    """In its parentheses: operand names, or a literal as in ``constant(7)``, ``parameter(0)``."""
     attributes: str
 
     @property
     def operands(self) -> list[str]:
-        """The names of what it reads."""
+        """The names of its operands."""
         return NAME.findall(self.argument)
 
     def attribute(self, name: str) -> str | None:
-        """``body=%region_1.5`` and ``index=2``: what is behind the sign."""
+        """The value of an attribute such as ``body=%region_1.5`` or ``index=2``."""
         found = re.search(rf"\b{name}=%?([\w.\-]+)", self.attributes)
         return found and found[1]
 
@@ -78,18 +78,18 @@ class Instruction:
 
 @dataclass(frozen=True)
 class Computation:
-    """Instructions, each behind those that it reads."""
+    """Instructions, each after its operands."""
 
     instructions: dict[str, Instruction]
     root: Instruction
 
     def parameter(self, index: int) -> Instruction | None:
-        """None where the computation has no use for it."""
+        """A parameter by number; None if the computation does not use it."""
         found = (one for one in self if one.opcode == "parameter" and one.argument == str(index))
         return next(found, None)
 
     def users(self, name: str) -> list[Instruction]:
-        """Those that read an instruction."""
+        """The instructions that read ``name``."""
         return [one for one in self if name in one.operands]
 
     def __iter__(self) -> Iterator[Instruction]:
@@ -101,18 +101,18 @@ class Computation:
 
 @dataclass(frozen=True)
 class Program:
-    """All computations by name, and the one that is run."""
+    """All computations by name, and the entry computation."""
 
     computations: dict[str, Computation]
     entry: Computation
 
 
 EMPTY = Program({}, Computation({}, Instruction("", "tuple", (), "", "")))
-"""That does nothing."""
+"""A program without instructions."""
 
 
 def parse_program(text: str) -> Program:
-    """Raises ValueError where that is no program."""
+    """Parse the text of a compiled program. Raises ValueError if it is not one."""
     computations: dict[str, Computation] = {}
     lines: list[str] = []
     entry, name = "", ""
@@ -157,7 +157,7 @@ def _parse_instruction(line: str) -> Instruction:
 
 
 def _closing(line: str, opening: int) -> int:
-    """Behind the parenthesis that closes the one there."""
+    """The index after the parenthesis that closes the one at ``opening``."""
     depth = 0
     for place in range(opening, len(line)):
         depth += (line[place] == "(") - (line[place] == ")")
@@ -178,7 +178,7 @@ def _parse_buffer(dtype: str, shape: str, order: str, layout: str) -> Buffer:
 
 
 def _padded_size(axes: tuple[int, ...], order: tuple[int, ...], tile: tuple[int, ...]) -> int:
-    """Numbers that an array takes: its fastest axes are padded to whole tiles; one below a tile's rank is not padded."""
+    """Elements, with minor axes padded to whole tiles. A rank below a tile's is not padded."""
     if len(tile) > len(axes) or len(order) != len(axes):
         return math.prod(axes)
     padded = list(axes)
@@ -188,7 +188,7 @@ def _padded_size(axes: tuple[int, ...], order: tuple[int, ...], tile: tuple[int,
 
 
 def _bits(dtype: str) -> int:
-    """Of a number: ``bf16``, ``s32``, ``f8e4m3fn``; a truth value takes a byte, a token nothing."""
+    """Bits of an element: ``bf16``, ``s32``, ``f8e4m3fn``; a bool takes a byte, a token none."""
     if dtype == "pred":
         return 8
     found = BITS.search(dtype)

@@ -1,10 +1,10 @@
-"""What a compiled program moves to and from the chip's memory (HBM), and from chip to chip, added up from its instructions.
+"""The HBM and inter-chip traffic of a compiled program, summed over its instructions.
 
-XLA's own count (``cost_analysis``) is no use here: on a TPU it takes what is moved within the chip for what is moved to its
-memory. In a scheduled program the layouts say where everything lies, so the sum is simple: what an instruction reads or writes
-in HBM, times the turns of the loops that it is in. Of what is cut from an array only the cut counts, and of what is written
-into one in place only what is written. Two things are beyond the text: how often a loop turns that depends on data, and what
-a kernel of our own reads of its operands, which is for the caller to say.
+XLA's own count (``cost_analysis``) is of no use: on a TPU it counts traffic within the chip as
+traffic to memory. A scheduled program's layouts name each array's memory, so the sum is simple:
+the bytes that an instruction reads or writes in HBM, times the trips of its loops. A slice counts
+as its own size, and an in-place update as the size of the update. The text lacks the trip counts
+of loops that depend on data, and the reads of our kernels, which the caller supplies.
 """
 
 import re
@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from engine.planner.hlo import HBM, Buffer, Computation, Instruction, Program
 
 Kernel = Callable[[Instruction, list[Buffer]], "Moved | None"]
-"""What a custom call moves, by what it is and what it reads; None where that is all that it does not write in place."""
+"""The traffic of a custom call, by its operands. None counts every buffer that is not aliased."""
 
 COLLECTIVES = ("all-gather", "all-reduce", "all-to-all", "collective-permute", "reduce-scatter")
 FREE = {
@@ -22,18 +22,18 @@ FREE = {
     "opt-barrier", "optimization-barrier", "async-update", "async-done", "copy-done", "slice-done", "send-done", "recv-done",
     *(f"{name}-done" for name in COLLECTIVES),
 }  # fmt: skip
-"""Those that move nothing, or what has been counted where it was begun."""
+"""Instructions that move nothing, or that were counted at their start."""
 FREE_CALLS = {"AllocateBuffer", "ConcatBitcast", "AssumeGatherIndicesInBound"}
 CUTS = {"dynamic-slice", "slice", "gather", "slice-start", "dynamic-slice-start"}
-"""They read as much of their first operand as they make."""
+"""They read as much of their first operand as their result holds."""
 VIEWS = {"bitcast", "reshape", "transpose", "copy", "convert", "get-tuple-element"}
-"""Within a fusion these read no more than what is read of them."""
+"""In a fusion these read only what their users read."""
 SHARED = re.compile(r"\{(\d*)\}: \((\d+), \{\}\)")
-"""A result of a custom call and the operand whose memory it has; how much of that it reads and writes is the kernel's affair."""
+"""A custom call's result and the operand it aliases. The kernel knows how much of it is moved."""
 ALIASING = "output_to_operand_aliasing"
-"""Within a fusion, of another one whose result is its operand, laid out differently."""
+"""In a fusion, marks another one whose result aliases its operand in a different layout."""
 IN_PLACE = {"dynamic-update-slice": 1, "scatter": 2}
-"""They write into their first operand; what they write is the operand of this number."""
+"""They write into their first operand. The value is the number of the update's operand."""
 
 
 @dataclass(frozen=True)
@@ -52,47 +52,47 @@ class Moved:
 
 @dataclass(frozen=True)
 class Transfer:
-    """What one instruction moves, and how often it runs."""
+    """The traffic of one instruction, and how often it runs."""
 
     instruction: Instruction
     moved: Moved
-    """Each time."""
+    """Per run."""
     times: int
     depth: int
-    """Loops that it is in."""
+    """Number of enclosing loops."""
 
 
 @dataclass(frozen=True)
 class Collective:
-    """An exchange between chips."""
+    """A collective between chips."""
 
     kind: str
     """One of COLLECTIVES."""
     nbytes: int
-    """Of what each chip gives or, if that is more, has in the end; each time."""
+    """Per run, the larger of a chip's operands and results."""
     buffers: tuple[Buffer, ...]
-    """What each chip has in the end."""
+    """The results on each chip."""
     times: int
     depth: int
 
 
 @dataclass
 class Traffic:
-    """Of a whole program."""
+    """The traffic of a whole program."""
 
     transfers: list[Transfer] = field(default_factory=list)
-    """Those that move something."""
+    """Instructions that move something."""
     collectives: list[Collective] = field(default_factory=list)
     unbounded: list[str] = field(default_factory=list)
-    """Loops whose turns are not in the text; counted as one."""
+    """Loops with unknown trip counts, counted as one trip."""
 
     @property
     def moved(self) -> Moved:
-        """In all."""
+        """Bytes in total."""
         return sum((one.moved * one.times for one in self.transfers), Moved())
 
     def copies(self, sizes: Container[int]) -> list[Transfer]:
-        """Those that write anew into HBM what has as many numbers as one of ``sizes``."""
+        """Transfers that write a new array to HBM with an element count in ``sizes``."""
         return [
             one
             for one in self.transfers
@@ -103,7 +103,7 @@ class Traffic:
         ]
 
     def gathers(self, sizes: Container[int]) -> list[Collective]:
-        """Those that bring to each chip what has as many numbers as one of ``sizes``; a sum over chips brings nothing new."""
+        """Collectives that gather an element count in ``sizes``; an all-reduce gathers nothing."""
         return [
             one
             for one in self.collectives
@@ -112,7 +112,7 @@ class Traffic:
 
 
 def count_traffic(program: Program, kernel: Kernel = lambda call, operands: None) -> Traffic:  # noqa: ARG005
-    """Add it all up."""
+    """Sum up the traffic of a program."""
     walk = _Walk(program, kernel, Traffic())
     walk.run(program.entry, 1, 0)
     return walk.traffic
@@ -145,7 +145,7 @@ class _Walk:
         self.run(body, times * (1 if turns is None else turns), depth + 1)
 
     def _branch(self, conditional: Instruction, times: int, depth: int) -> None:
-        """The branch that moves most."""
+        """Count the branch with the most traffic."""
         names = re.findall(r"(?:true|false)_computation=%([\w.\-]+)", conditional.attributes)
         if listed := re.search(r"branch_computations=\{([^}]*)\}", conditional.attributes):
             names = [name.strip().lstrip("%") for name in listed[1].split(",")]
@@ -158,7 +158,7 @@ class _Walk:
         self.traffic.unbounded += most.unbounded
 
     def _collect(self, one: Instruction, within: Computation, times: int, depth: int) -> None:
-        """Notice a collective, also one inside of a fusion."""
+        """Record a collective, also one inside a fusion."""
         kind = next((kind for kind in COLLECTIVES if one.opcode in (kind, f"{kind}-start")), None)
         if kind is not None:
             given = [buffer for name in one.operands for buffer in within[name].buffers]
@@ -187,10 +187,8 @@ class _Walk:
             moved = Moved((cut.nbytes if operands[0].space == HBM else 0) + rest, cut.hbm_bytes)
         elif one.opcode == "copy-start":
             moved = Moved(operands[0].hbm_bytes, one.buffers[0].hbm_bytes)
-        elif (
-            one.opcode.endswith("-start") and one.opcode != "all-reduce-start"
-        ):  # the operands, the results, what is awaited
-            made = one.buffers[len(operands) : 2 * len(operands)]
+        elif one.opcode.endswith("-start") and one.opcode != "all-reduce-start":
+            made = one.buffers[len(operands) : 2 * len(operands)]  # operands, results, context
             moved = _all(operands, made)
         else:
             moved = _all(operands, one.buffers)
@@ -234,7 +232,7 @@ class _Walk:
         if user.opcode in VIEWS or (user.opcode == "fusion" and ALIASING in user.attributes):
             return whole if user is fused.root else self._read_of(user.name, whole, fused)
         if user.opcode == "tuple":
-            return 0  # handed through
+            return 0  # passed through
         if user.opcode == "fusion":
             inner = self.program.computations[user.called]
             parameter = inner.parameter(user.operands.index(name))
@@ -259,7 +257,7 @@ def _all(operands: list[Buffer], made: tuple[Buffer, ...]) -> Moved:
 
 
 def count_turns(program: Program, within: Computation, loop: Instruction) -> int | None:
-    """How often a loop turns that counts up to a constant; None where it depends on data."""
+    """Trip count of a loop that counts up to a constant; None if it depends on data."""
     condition = program.computations[loop.attribute("condition") or ""]
     body = program.computations[loop.attribute("body") or ""]
     compared = condition.root
@@ -272,7 +270,7 @@ def count_turns(program: Program, within: Computation, loop: Instruction) -> int
     first = within[loop.operands[0]].operands
     start, step = _constant(within, first[int(place)]), _step(body, int(place))
     last = _constant(condition, limit.name)
-    if last is None and limit.opcode == "get-tuple-element":  # handed from turn to turn
+    if last is None and limit.opcode == "get-tuple-element":  # loop-carried
         last = _constant(within, first[int(limit.attribute("index") or 0)])
     if start is None or last is None:
         return None
@@ -280,7 +278,7 @@ def count_turns(program: Program, within: Computation, loop: Instruction) -> int
 
 
 def _step(body: Computation, place: int) -> int:
-    """What a counter grows by in each turn: 1, unless the body says otherwise."""
+    """The increment of a counter: 1, unless the body has another."""
     grown = body[body.root.operands[place]]
     known = [_constant(body, name) for name in grown.operands] if grown.opcode == "add" else []
     return next((step for step in known if step), 1)

@@ -1,20 +1,20 @@
-"""How long chips take to exchange what a step has them exchange, at best: over the links between neighbours (ICI)."""
+"""Lower bound on the time of a step's collectives, over the links between neighbours (ICI)."""
 
 from caching.tpu.tpu_chip import Chip
 from engine.planner.hlo_traffic import Collective
 
 HOP_SECONDS = 1e-6
-"""From one chip to the next, however little is sent ("How to Scale Your Model", jax-ml.github.io/scaling-book)."""
+"""Latency of one hop ("How to Scale Your Model", jax-ml.github.io/scaling-book)."""
 
 ROUNDS = {"all-reduce": 2}
-"""A sum is a reduce-scatter and an all-gather; the others go once round."""
+"""A sum is a reduce-scatter and an all-gather; the others take one round."""
 
 
 def exchange_seconds(collective: Collective, chip: Chip, chips: int) -> float:
-    """One collective of so many chips, in a ring that runs both ways round.
+    """Time of one collective over ``chips`` chips, in a bidirectional ring.
 
-    Every slice has such a ring. Where there are wires for more than one, large exchanges may be quicker; a step's are small,
-    and what they take is mostly the way.
+    Every slice has such a ring. With links for several rings, large exchanges may be faster; those
+    of a step are small and dominated by latency.
     """
     if collective.kind == "collective-permute":
         return HOP_SECONDS + collective.nbytes / chip.link_bandwidth
@@ -24,5 +24,5 @@ def exchange_seconds(collective: Collective, chip: Chip, chips: int) -> float:
 
 
 def exchanges_seconds(collectives: list[Collective], chip: Chip, chips: int) -> float:
-    """All of a program's, one after the other: that they wait for each other in a layer is their nature."""
+    """The sum over a program's collectives: within a layer each depends on the last one."""
     return sum(one.times * exchange_seconds(one, chip, chips) for one in collectives)

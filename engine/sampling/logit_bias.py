@@ -1,8 +1,9 @@
-"""What is added to, or struck from, a row's logits: logit_bias, allowed_token_ids, bad_words and min_tokens.
+"""Changes of a row's logits by logit_bias, allowed_token_ids, bad_words and min_tokens.
 
-The device keeps a row of it for every slot, written when a sequence that needs one gets its slot. The last row, the dump
-slot's, changes nothing and belongs to rows that need nothing. The tokens that bad words of several tokens are recognised
-by are kept on the device too, since the last of them may not have landed when the next step is planned.
+The device has a row of state per slot. It is written when a sequence that needs one gets the slot.
+The last row is the dump slot's: it changes nothing and serves all rows that need nothing. The
+tokens that complete a bad word are on the device too, as the last of them may still be in flight
+when the next step is planned.
 """
 
 from dataclasses import dataclass
@@ -21,37 +22,40 @@ from engine.vocabulary import MAX_EOS_TOKEN_IDS, WHOLE, Vocabulary
 MAX_BANS = 2 * MAX_BAD_WORDS
 """Bad words of several tokens, each with and without the space before it."""
 MAX_HIDDEN = MAX_STOP_TOKEN_IDS + MAX_EOS_TOKEN_IDS
-"""Ids that end a sequence: its own, and the model's."""
+"""Ids that end a sequence: the request's, and the model's."""
 RECENT = MAX_BAD_WORD_TOKENS - 1
 ANY = -1
-"""In front of a ban's prefix: whatever token."""
+"""At the front of a ban's prefix: any token."""
 NONE = -2
-"""No token: in front of the first one generated."""
+"""Before the first generated token: no token."""
 
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class LogitBias:
-    """For one sequence, in numpy; on the device with a leading axis over slots, the dump slot last. Ids past the vocabulary are none."""
+    """Numpy arrays of one sequence; on the device with an axis of slots first, dump slot last.
+
+    Ids at or above the vocabulary's size stand for none.
+    """
 
     values: Any
-    """f32[vocab], added."""
+    """f32[vocab], added to the logits."""
     num_tokens: Any
-    """i32[] tokens of the sequence that ``recent`` knows of."""
+    """i32[] number of tokens up to the last of ``recent``."""
     recent: Any
     """i32[RECENT] the last tokens generated, the newest last."""
     banned_ids: Any
-    """i32[MAX_BANS], each struck after ..."""
+    """i32[MAX_BANS] tokens, each removed after the tokens ..."""
     banned_after: Any
-    """i32[MAX_BANS, RECENT] ... these tokens."""
+    """i32[MAX_BANS, RECENT] ... of this row."""
     hidden_ids: Any
-    """i32[MAX_HIDDEN], struck while the sequence has less than ..."""
+    """i32[MAX_HIDDEN] tokens, removed while the sequence is shorter than ..."""
     hidden_until: Any
-    """i32[] ... so many tokens."""
+    """i32[] ... this many tokens."""
 
 
 def needs_bias(sequence: Sequence) -> bool:
-    """Whether a sequence's logits are to be changed in any of these ways."""
+    """Whether a sequence's logits change in any of these ways."""
     params = sequence.params
     return bool(
         params.logit_bias or params.allowed_token_ids is not None or sequence.bad_word_token_ids or params.min_tokens
@@ -59,7 +63,7 @@ def needs_bias(sequence: Sequence) -> bool:
 
 
 def neutral_bias(vocab_size: int) -> LogitBias:
-    """Changes nothing."""
+    """The state that changes nothing."""
     return LogitBias(
         values=np.zeros(vocab_size, np.float32),
         num_tokens=np.zeros((), np.int32),
@@ -72,7 +76,7 @@ def neutral_bias(vocab_size: int) -> LogitBias:
 
 
 def bias_of(sequence: Sequence, vocab_size: int) -> LogitBias:
-    """A sequence's, as of the tokens it has; none may be in flight."""
+    """The state of a sequence at its present tokens; none may be in flight."""
     row = neutral_bias(vocab_size)
     params, output = sequence.params, sequence.output_token_ids[-RECENT:]
     row.num_tokens[...] = sequence.num_tokens
@@ -112,8 +116,9 @@ def apply_bias(
 ) -> tuple[LogitBias, Array]:
     """The state with each row's newest token, and the changed logits f32[rows, vocab].
 
-    ``slots`` i32[rows] are dump slots for rows that need nothing; ``last_token`` i32[slots] is what each slot sampled last, a
-    token of the state's sequence if that has more than it knew; ``num_tokens`` i32[rows] are those before the one to draw.
+    ``slots`` i32[rows] are the dump slot for rows that need nothing. ``last_token`` i32[slots] is
+    the last sample of each slot, which counts where ``num_tokens`` has grown. ``num_tokens``
+    i32[rows] are the tokens before the one to sample.
     """
     recent = state.recent[slots]
     newer = jnp.concatenate([recent[:, 1:], last_token[slots][:, None]], axis=1)
@@ -127,7 +132,7 @@ def apply_bias(
     hidden = jnp.where(hides[:, None], state.hidden_ids[slots], vocab_size)
     rows = jnp.arange(logits.shape[0], dtype=jnp.int32)[:, None]
     biased = logits + state.values[slots]
-    # Min, so that what is not allowed stays below what is banned.
+    # Minimum, so that a token that is not allowed stays below a banned one.
     struck = vocabulary.place(jnp.concatenate([banned, hidden], axis=1), part)
     biased = biased.at[rows, struck].min(REMOVED, mode="drop")
     return (

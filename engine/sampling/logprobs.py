@@ -1,4 +1,4 @@
-"""Log-probabilities: of tokens drawn, of prompt tokens, and the likeliest beside them, from raw logits."""
+"""Logprobs of sampled and prompt tokens, and of the likeliest beside them, from raw logits."""
 
 import jax
 import jax.numpy as jnp
@@ -15,10 +15,11 @@ from engine.vocabulary import WHOLE, Vocabulary
 def compute_logprobs(
     logits: Array, token_ids: Array, vocabulary: Vocabulary = WHOLE, vocab_size: int | None = None
 ) -> Array:
-    """i32[rows, 2 + 2 * likeliest] for logits f32[rows, vocab] and i32[rows] tokens, to be read by ``unpack_logprobs``.
+    """Logprobs of i32[rows] tokens in logits f32[rows, vocab], for ``unpack_logprobs``.
 
-    One array, so that it comes to the host as one copy: the tokens' logprob bits and ranks, then ids and bits of the
-    MAX_LOGPROBS likeliest, or the whole of a smaller vocabulary, which may be padded to more than ``vocab_size``.
+    Returns i32[rows, 2 + 2 * n]: the bits of each token's f32 logprob, its rank, then ids and
+    logprob bits of the n likeliest. One array is one copy to the host. n is MAX_LOGPROBS, or
+    ``vocab_size`` if that is smaller; the logits may be padded beyond it.
     """
     best = vocabulary.max(highest(in_blocks(logits, -jnp.inf)))[:, None]
     weights = jnp.sum(total(in_blocks(jnp.exp(logits - best), 0.0)), axis=-1, keepdims=True)
@@ -32,7 +33,7 @@ def compute_logprobs(
 
 
 def unpack_logprobs(row: NDArray[np.int32], token_id: int, count: int) -> TokenLogprobs:
-    """One row of ``compute_logprobs`` for the token that it was asked for, with the ``count`` likeliest."""
+    """One row i32[2 + 2 * n] of ``compute_logprobs``: its token and the ``count`` likeliest."""
     width = (len(row) - 2) // 2
     count = min(count, width)
     top = row[2 + width : 2 + width + count].view(np.float32)

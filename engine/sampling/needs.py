@@ -1,4 +1,4 @@
-"""What the rows of a step need of the sampler, so that a step computes that and no more."""
+"""The parts of the sampler that the rows of a step need; a step computes no others."""
 
 from enum import IntFlag
 
@@ -8,18 +8,18 @@ from engine.scheduling.sequence import Sequence
 
 
 class Need(IntFlag):
-    """What one sequence needs beyond the likeliest token; a step needs what any of its rows that sample does."""
+    """What a sequence needs beyond argmax; a step has the needs of all rows that sample."""
 
     DRAW = 1
     BIAS = 2
     PENALTIES = 4
     LOGPROBS = 8
     PROMPT_LOGPROBS = 16
-    """The one that rows need whether they sample or not."""
+    """Applies to rows that do not sample, too."""
 
 
 def needs_of(sequence: Sequence) -> Need:
-    """What a sequence needs from its first token to its last."""
+    """The needs of a sequence, the same for all of its tokens."""
     params, needs = sequence.params, Need(0)
     if params.temperature > 0:
         needs |= Need.DRAW

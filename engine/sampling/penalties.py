@@ -1,8 +1,8 @@
 """Presence, frequency and repetition penalties.
 
-The device counts the tokens of each slot that has penalties, so that a token that has not landed yet counts as well. A
-row of counts is written when a sequence gets its slot, again after preemption. The last row is the dump slot's and
-penalises nothing.
+The device counts the tokens of each slot that has penalties, so that a token in flight counts too.
+A row of counts is written when a sequence gets its slot, also after preemption. The last row is
+the dump slot's and penalises nothing.
 """
 
 from dataclasses import dataclass
@@ -18,18 +18,18 @@ from engine.vocabulary import WHOLE, Vocabulary
 
 IN_PROMPT = 1
 GENERATED = 2
-"""What a token adds to its count: the prompt's once, those generated each time."""
+"""A token's count is IN_PROMPT if the prompt has it, plus GENERATED each time it is generated."""
 
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Penalties:
-    """For one sequence, in numpy; on the device with a leading axis over slots, the dump slot last."""
+    """Numpy arrays of one sequence; on the device with an axis of slots first, dump slot last."""
 
     counts: Any
-    """i32[vocab] IN_PROMPT if the prompt has the token, and GENERATED each time it was generated."""
+    """i32[vocab] IN_PROMPT if the prompt has the token, plus GENERATED per generation."""
     num_tokens: Any
-    """i32[] tokens of the sequence that are counted."""
+    """i32[] number of tokens counted."""
     presence: Any
     frequency: Any
     repetition: Any
@@ -37,18 +37,18 @@ class Penalties:
 
 
 def needs_penalties(sequence: Sequence) -> bool:
-    """Whether a sequence's tokens are to be counted."""
+    """Whether a sequence has penalties."""
     params = sequence.params
     return bool(params.presence_penalty or params.frequency_penalty or params.repetition_penalty != 1)
 
 
 def neutral_penalties(vocab_size: int) -> Penalties:
-    """Penalises nothing."""
+    """The state that penalises nothing."""
     return _penalties(np.zeros(vocab_size, np.int32), 0, 0.0, 0.0, 1.0)
 
 
 def penalties_of(sequence: Sequence, vocab_size: int) -> Penalties:
-    """A sequence's, as of the tokens it has; none may be in flight."""
+    """The state of a sequence at its present tokens; none may be in flight."""
     counts = GENERATED * np.bincount(sequence.output_token_ids, minlength=vocab_size).astype(np.int32)
     counts[sequence.prompt_token_ids] += IN_PROMPT
     params = sequence.params
@@ -67,8 +67,9 @@ def apply_penalties(
 ) -> tuple[Penalties, Array]:
     """The state with each row's newest token counted, and the penalised logits f32[rows, vocab].
 
-    Arguments as ``apply_bias`` has them. Repetition divides what is above 0 and multiplies what is below (Keskar et al.
-    2019), then frequency takes off for each time a token was generated and presence once, as OpenAI's API has it.
+    Arguments are those of ``apply_bias``. Repetition divides positive logits and multiplies
+    negative ones (Keskar et al. 2019). Then frequency is subtracted per generation of a token
+    and presence once, as in OpenAI's API.
     """
     fed = num_tokens > state.num_tokens[slots]
     token = vocabulary.place(last_token[slots], logits.shape[-1])

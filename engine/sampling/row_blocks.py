@@ -1,7 +1,7 @@
-"""Rows over the vocabulary in blocks of tokens, each reduced to a number.
+"""Reductions of rows over the vocabulary, a block of tokens at a time.
 
-A CPU folds blocks by halves: XLA:CPU vectorises that, but no reduction of the innermost axis, which takes it three to eight
-times as long; and the order of a sum is then written here.
+On a CPU a block is folded in halves. XLA:CPU vectorises that but not a reduction over the
+innermost axis, which takes three to eight times as long. It also fixes the order of a sum.
 """
 
 from collections.abc import Callable
@@ -13,22 +13,22 @@ from jax import Array
 from engine.vocabulary import VOCABULARY_BLOCK
 
 BLOCK = VOCABULARY_BLOCK
-"""Tokens that are looked at together, first for the best or for their sum and then one by one."""
+"""Tokens reduced together; one of them is then chosen within its block."""
 
 
 def in_blocks(x: Array, padding: float) -> Array:
-    """f32[rows, vocab] as [rows, blocks, BLOCK]."""
+    """f32[rows, vocab] -> [rows, blocks, BLOCK], padded."""
     rows, vocab = x.shape
     return jnp.pad(x, ((0, 0), (0, -vocab % BLOCK)), constant_values=padding).reshape(rows, -1, BLOCK)
 
 
 def highest(blocks: Array) -> Array:
-    """f32[rows, blocks] of each block of f32[rows, blocks, BLOCK]."""
+    """The maximum of each block, f32[rows, blocks, BLOCK] -> f32[rows, blocks]."""
     return _folded(blocks, jnp.maximum, lambda blocks: jnp.max(blocks, axis=-1))
 
 
 def total(blocks: Array) -> Array:
-    """f32[rows, blocks], the sum of each block of f32[rows, blocks, BLOCK]."""
+    """The sum of each block, f32[rows, blocks, BLOCK] -> f32[rows, blocks]."""
     return _folded(blocks, jnp.add, lambda blocks: jnp.sum(blocks, axis=-1))
 
 

@@ -1,7 +1,7 @@
 """From logits to the next token of each row.
 
-Order: temperature, top-k, top-p (keeps the token that crosses p), min-p, draw. Each row follows its own parameters,
-whatever its neighbours do; a row at temperature 0 is the argmax.
+The order is temperature, top-k, top-p (with the token that crosses p), min-p, sampling. Each row
+depends on its own parameters only; a row at temperature 0 is the argmax.
 """
 
 from dataclasses import dataclass
@@ -16,10 +16,10 @@ from engine.sampling.truncation import lowest_kept
 from engine.vocabulary import WHOLE, Vocabulary
 
 NO_TOKEN = -1
-"""In place of a token id: the row's logits hold NaN or infinity, and it has no next token."""
+"""Instead of a token id: the row's logits have NaN or infinity, and there is no next token."""
 
 WEIGHTLESS = np.float32(-87)
-"""Logit, relative to the best, from which on a token weighs nothing: exp would give numbers that some devices take for 0."""
+"""The relative logit up to which a token's weight is 0: some devices flush its exp to 0."""
 
 
 @jax.tree_util.register_dataclass
@@ -33,32 +33,33 @@ class SamplingRows:
     min_p: Array
     seeds: Array
     positions: Array
-    """The place in its sequence of the token to be drawn."""
+    """The index in its sequence of the token to sample."""
 
 
 def sample(
     logits: Array, rows: SamplingRows, key: Array, vocabulary: Vocabulary = WHOLE, *, draws: bool = True
 ) -> Array:
-    """i32[rows] token ids drawn from f32[rows, vocab] logits, or NO_TOKEN; ``key`` is the engine's.
+    """i32[rows] token ids sampled from f32[rows, vocab] logits, or NO_TOKEN.
 
-    Without ``draws`` every row is greedy, and the program is a small one.
+    ``key`` is the engine's. Without ``draws`` every row is greedy, and the program is small.
     """
     finite = _are_finite(logits, vocabulary)
     drawn = best = argmax(logits, vocabulary)
     if draws:
-        logits = jnp.where(finite[:, None], logits, np.float32(0))  # a search for a cut would have no end among NaN
+        # Bisection would not terminate on NaN.
+        logits = jnp.where(finite[:, None], logits, np.float32(0))
         drawn = _draw(weigh(logits, rows, vocabulary), rows, key, vocabulary)
         drawn = jnp.where(_are_greedy(rows), best, drawn)
     return jnp.where(finite, drawn, NO_TOKEN)
 
 
 def weigh(logits: Array, rows: SamplingRows, vocabulary: Vocabulary = WHOLE) -> Array:
-    """How likely each token is to be drawn, f32[rows, vocab], the best 1 and what is cut 0; undefined for greedy rows.
+    """f32[rows, vocab] probabilities relative to the best token's: 1 for it, 0 for cut tokens.
 
-    Cuts are looked for only where some row has one.
+    Greedy rows are undefined. Cuts are computed only if some row has one.
     """
     greedy = _are_greedy(rows)
-    # From the best on down, so that no temperature, however small, makes it infinite or puts it below what is removed.
+    # The best is so 0 at any temperature: neither infinite nor below the removed tokens.
     below = logits - vocabulary.max(highest(in_blocks(logits, -jnp.inf)))[:, None]
     scaled = below / jnp.where(greedy, np.float32(1), rows.temperature)[:, None]
     top_k, top_p = jnp.where(greedy, 0, rows.top_k), jnp.where(greedy, np.float32(1), rows.top_p)
@@ -72,9 +73,9 @@ def weigh(logits: Array, rows: SamplingRows, vocabulary: Vocabulary = WHOLE) -> 
 
 
 def argmax(x: Array, vocabulary: Vocabulary = WHOLE) -> Array:
-    """i32[rows], the first of the highest in each row of f32[rows, vocab].
+    """i32[rows], the first maximum of each row of f32[rows, vocab].
 
-    XLA:CPU walks an argmax element by element but vectorises a maximum: look for the block with the highest first.
+    XLA:CPU vectorises a maximum but not an argmax, so this finds the block with the maximum first.
     """
     blocks = in_blocks(x, -jnp.inf)
     block = jnp.argmax(vocabulary.gather(highest(blocks)), axis=-1).astype(jnp.int32)
@@ -83,10 +84,10 @@ def argmax(x: Array, vocabulary: Vocabulary = WHOLE) -> Array:
 
 
 def _draw(weights: Array, rows: SamplingRows, key: Array, vocabulary: Vocabulary) -> Array:
-    """i32[rows] tokens, each as often as it weighs: first a block of tokens, then a token of it.
+    """i32[rows] tokens by f32[rows, vocab] weights: first a block of tokens, then one of it.
 
-    Two uniform numbers a row, which seed and position determine whatever else runs; a float has too few digits for
-    one to choose among all tokens.
+    Seed and position alone determine a row's two uniform numbers; one float has too few digits to
+    choose among all tokens.
     """
 
     def uniform(seed: Array, position: Array) -> Array:
@@ -99,10 +100,10 @@ def _draw(weights: Array, rows: SamplingRows, key: Array, vocabulary: Vocabulary
 
 
 def choose(weights: Array, numbers: Array) -> Array:
-    """i32[rows] the place in f32[rows, n] that a share of f32[rows], from 0 to 1, of the row's weights lies in.
+    """i32[rows] indices into f32[rows, n] weights, at f32[rows] shares from 0 to 1 of their sum.
 
-    Its weight is above 0 if any is: a sum up to a place may be less than that up to an earlier one, or differ from it
-    where nothing is added, as XLA does not add up in order.
+    The chosen weight is above 0 if any is. XLA does not add up in order: a prefix sum may be less
+    than an earlier one, or differ from it though nothing was added.
     """
     sums, places = jnp.cumsum(weights, axis=-1), jnp.arange(weights.shape[-1], dtype=jnp.int32)[None, :]
     weighs = weights > 0
@@ -113,15 +114,15 @@ def choose(weights: Array, numbers: Array) -> Array:
 
 
 def _are_greedy(rows: SamplingRows) -> Array:
-    """bool[rows]. Numbers that some devices take for 0 are, so that none divides by them."""
+    """bool[rows]. A subnormal temperature counts as 0, as some devices would divide by 0."""
     return rows.temperature < np.finfo(np.float32).tiny
 
 
 def _are_finite(logits: Array, vocabulary: Vocabulary) -> Array:
-    """bool[rows] whether all of f32[rows, vocab] are: 0 times any other is NaN, and so is a sum with it.
+    """bool[rows] whether all of f32[rows, vocab] are finite: otherwise the sum of 0 * x is NaN.
 
-    A maximum would not tell, as XLA:CPU's may pass over NaN; and it takes a sum over the same place in all blocks, which
-    it can vectorise, half the time of a search for NaN.
+    XLA:CPU's maximum may ignore NaN. It vectorises a sum over the blocks, in half the time of a
+    search for NaN.
     """
     sums = jnp.sum(in_blocks(logits * np.float32(0), 0.0), axis=1)
     return jnp.isfinite(vocabulary.total(jnp.sum(sums, axis=-1)))

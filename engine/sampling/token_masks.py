@@ -1,4 +1,4 @@
-"""Masks of the tokens that may be drawn, a bit each, and how they act on logits."""
+"""Masks of the allowed tokens, a bit per token, and their effect on logits."""
 
 import jax
 import jax.numpy as jnp
@@ -14,17 +14,18 @@ WORD_BITS = 32
 
 
 def mask_words(vocab_size: int) -> int:
-    """Words of a mask."""
+    """The i32 words of a mask."""
     return -(-vocab_size // WORD_BITS)
 
 
 def pack_masks(plan: NextIterationPlan, rows: int, vocab_size: int) -> NDArray[np.int32]:
-    """i32[rows, words] of what the constraints of a plan allow; rows without one may draw anything."""
+    """i32[rows, words] masks of a plan's constraints; all bits set in rows without one."""
     masks = np.full((rows, mask_words(vocab_size)), -1, np.int32)
     for row in plan.constrained:
         constraint = plan.sequences[row].constraint
         assert constraint is not None
-        masks[row, : len(constraint.mask)] = constraint.mask  # what pads the vocabulary is never drawn anyway
+        # Padding of the vocabulary is never sampled, whatever its bits.
+        masks[row, : len(constraint.mask)] = constraint.mask
     return masks
 
 

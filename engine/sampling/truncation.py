@@ -1,8 +1,9 @@
-"""Which tokens top-k, top-p and min-p keep, found without sorting.
+"""The cut of top-k, top-p and min-p in a row's tokens, without a sort.
 
-Most cuts lie among a row's few likeliest tokens, which ``lax.top_k`` finds in about one reading of the logits. Where one
-does not, it is found by bisection over the values that a float can have: what is at or above a candidate is counted, or
-its weights are summed. A CPU sorts 64 rows of 32,000 or 152,000 in more than ten times what either takes.
+Most cuts are among a row's few likeliest tokens, which ``lax.top_k`` finds in about one pass over
+the logits. Otherwise bisection over the values of a float finds the cut: it counts the tokens at
+or above a candidate, or sums their weights. A CPU sort of 64 rows of 32,000 or 152,000 tokens
+takes more than ten times as long as either.
 """
 
 import jax
@@ -14,14 +15,15 @@ from engine.sampling.row_blocks import in_blocks, total
 from engine.vocabulary import WHOLE, Vocabulary
 
 TOP = 64
-"""Tokens among which a cut is looked for first."""
+"""The likeliest tokens, which are searched for the cut first."""
 
 
 def lowest_kept(below: Array, top_k: Array, top_p: Array, min_p: Array, vocabulary: Vocabulary = WHOLE) -> Array:
-    """f32[rows] the lowest logit that each row's parameters keep, of f32[rows, vocab] relative to each row's best.
+    """f32[rows] the lowest logit that each row's parameters keep.
 
-    Tokens equal to the last one kept are kept too. top_k 0 is all of them. top-p weighs what top-k has left; min-p is
-    relative to the best.
+    ``below`` f32[rows, vocab] is relative to each row's best. Ties with the last token kept are
+    kept. top_k 0 is no limit; top-p weighs the tokens that top-k keeps; min-p is relative to the
+    best.
     """
     vocab = vocabulary.length(below)
     top_k = jnp.where(top_k > 0, jnp.minimum(top_k, vocab), vocab)
@@ -33,18 +35,19 @@ def lowest_kept(below: Array, top_k: Array, top_p: Array, min_p: Array, vocabula
             known, cut, _bisect(below, jnp.where(known, vocab, top_k), jnp.where(known, 1, top_p), vocabulary)
         ),
     )
-    return jnp.minimum(jnp.maximum(cut, jnp.log(min_p)), np.float32(0))  # the best is kept, however small top_p is
+    # The best token is kept, however small top_p is.
+    return jnp.minimum(jnp.maximum(cut, jnp.log(min_p)), np.float32(0))
 
 
 def _cut_among_top(below: Array, top_k: Array, top_p: Array, vocabulary: Vocabulary) -> tuple[Array, Array]:
-    """Whether each row's cut by top-k and top-p is certain from its TOP likeliest tokens, bool[rows], and where it is."""
+    """bool[rows] whether the TOP likeliest tokens determine top-k's and top-p's cut; the cut."""
     vocab = vocabulary.length(below)
-    # Where nobody reads the indices, XLA:CPU makes a sort of it; the barrier reads them.
+    # If nothing reads the indices, XLA:CPU makes it a sort; the barrier reads them.
     top, _ = jax.lax.optimization_barrier(vocabulary.top(below, TOP))
     size = top.shape[-1]
     kth = jnp.take_along_axis(top, jnp.minimum(top_k, size)[:, None] - 1, axis=-1)
     everything, counts = (top_k == vocab)[:, None], (top_k <= size)[:, None]
-    # Tokens equal to the last one in sight may be out of sight.
+    # Tokens equal to the last of these may be missing from them.
     certain = everything | (counts & (kth > top[:, -1:])) if size < vocab else jnp.ones_like(everything)
     weights = jnp.where(everything | (top >= kth), jnp.exp(top), np.float32(0))
     all_weights = vocabulary.total(jnp.sum(total(in_blocks(jnp.exp(below), 0.0)), axis=-1, keepdims=True))
@@ -59,7 +62,7 @@ def _cut_among_top(below: Array, top_k: Array, top_p: Array, vocabulary: Vocabul
 
 
 def _bisect(below: Array, top_k: Array, top_p: Array, vocabulary: Vocabulary) -> Array:
-    """The cut of each row, f32[rows], wherever it is; the lowest logit for top_k of all the vocabulary and top_p of 1."""
+    """f32[rows] the cut anywhere in a row; its lowest logit if neither top_k nor top_p cuts."""
     vocab = vocabulary.length(below)
 
     def one(row: tuple[Array, Array, Array]) -> Array:
@@ -73,7 +76,7 @@ def _bisect(below: Array, top_k: Array, top_p: Array, vocabulary: Vocabulary) ->
         return _as_float(crossing)
 
     rows = (below, top_k, top_p)
-    # A CPU takes the rows one by one, each from its cache, and skips what a row does not ask for.
+    # A CPU runs row by row, each from its cache, and skips the cuts that a row does not have.
     cut: Array = jax.lax.platform_dependent(
         *rows, cpu=lambda *rows: jax.lax.map(one, rows), default=lambda *rows: jax.vmap(one)(rows)
     )
@@ -81,7 +84,7 @@ def _bisect(below: Array, top_k: Array, top_p: Array, vocabulary: Vocabulary) ->
 
 
 def _last_kept(keys: Array, weights: Array, low: Array, enough: Array, vocabulary: Vocabulary) -> Array:
-    """The highest key of which it and those above weigh at least ``enough``; all from ``low`` on do."""
+    """The highest key such that it and those above weigh at least ``enough``; ``low`` does."""
 
     def halve(bounds: tuple[Array, Array]) -> tuple[Array, Array]:
         low, high = bounds
@@ -95,13 +98,13 @@ def _last_kept(keys: Array, weights: Array, low: Array, enough: Array, vocabular
 
 
 def _total(weights: Array, vocabulary: Vocabulary) -> Array:
-    """The sum of f32[vocab]; without the barrier XLA:CPU would add up in one reduction, which it does not vectorise."""
+    """The sum of f32[vocab]; without the barrier XLA:CPU makes one reduction, not vectorised."""
     by_place = jax.lax.optimization_barrier(jnp.sum(in_blocks(weights[None], 0.0)[0], axis=0))
     return vocabulary.total(jnp.sum(by_place))
 
 
 def _keys(below: Array) -> Array:
-    """i32 in the order of these f32, none of which is above 0; zeros of either sign are equal."""
+    """f32 that are not above 0 -> i32 in the same order; zeros of either sign are equal."""
     bits = jax.lax.bitcast_convert_type(jnp.where(below == 0, np.float32(0), below), jnp.int32)
     return jnp.where(bits < 0, bits ^ np.int32(0x7FFFFFFF), bits)
 

@@ -1,1 +1,1 @@
-"""A step of the device: its layout, what is compiled for it, and who runs it."""
+"""A step of the device: its layout, its compiled programs and its execution."""

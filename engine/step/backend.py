@@ -1,4 +1,4 @@
-"""Which operations serve on this machine's device: XLA's own, or kernels of ours where we have them."""
+"""The backend of this machine's device: XLA's operations, or our kernels where there are any."""
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -28,7 +28,7 @@ from engine.models.weights import panels
 from engine.models.weights.forms import Layout, WeightFormat
 
 CACHE = PartitionSpec(TP)
-"""Each device has pages of its own, for its own kv heads: one behind the other, as if there were as many more."""
+"""Sharding of the pool: each device has the pages of its own kv heads, concatenated on axis 0."""
 
 
 def _with_scales(kv_heads: int, head_dim: int, dtype: np.dtype) -> tuple[int, int]:
@@ -37,29 +37,29 @@ def _with_scales(kv_heads: int, head_dim: int, dtype: np.dtype) -> tuple[int, in
 
 @dataclass(frozen=True)
 class Backend:
-    """What a step is made of."""
+    """The operations of a step."""
 
     attention: AttentionKernel
     allocate: Callable[[PagedAttentionCacheMetaData], PagedAttentionCache]
     description: str
-    """For people."""
+    """For logs and status."""
     layout: Layout = Layout.AXES
-    """How its products read weights."""
+    """The layout in which its matrix products read weights."""
     scans: bool = False
-    """Layers that repeat are one program, gone through by ``lax.scan``; XLA:CPU would copy their weights first."""
+    """Whether repeated layers run by ``lax.scan``. XLA:CPU would copy their weights first."""
     smallest_step: int = 1
-    """Tokens below which a step takes no less time: an accelerator waits for the weights to be read."""
+    """Tokens below which a step is no faster: it is bound by reading the weights."""
     stored_heads: Callable[[int, int, np.dtype], tuple[int, int]] = _with_scales
-    """The kv_heads and head_dim that pages have for so many and so wide ones of a dtype."""
+    """The kv_heads and head_dim of pages, from those of the model and the dtype."""
     holds_table: Callable[[int, int], bool] = lambda rows, pages_per_seq: True  # noqa: ARG005
-    """Whether attention has room for the page table of so many rows, and pages of the longest."""
+    """Whether attention has room for a page table of so many rows and pages per sequence."""
 
     def weight_format(self, dtype: np.dtype, activations: np.dtype | None = None) -> WeightFormat:
-        """The form in which its steps read weights of a dtype; int8 where ``activations`` is what they compute in."""
+        """The format of a dtype's weights; int8 if ``activations``, the compute dtype, is set."""
         return WeightFormat(dtype, self.layout, self.scans, activations)
 
     def one_page(self, partition: Partition, page_size: int, dtype: np.dtype) -> PagedAttentionCacheMetaData:
-        """The shape of a pool for a device's part of a model, of a single page."""
+        """A device's pool of one page, for its part of a model."""
         model = partition.model
         kv_heads, head_dim = self.stored_heads(partition.kv_heads_each, model.attention.head_dim, dtype)
         return PagedAttentionCacheMetaData(
@@ -73,35 +73,35 @@ class Backend:
         )
 
     def allocator(self, metadata: PagedAttentionCacheMetaData, mesh: DeviceMesh) -> Callable[[], PagedAttentionCache]:
-        """Makes zeroed pages on every device; raises jax.errors.JaxRuntimeError where they do not fit."""
+        """Allocates zeroed pages on every device; raises JaxRuntimeError if out of memory."""
         return mesh.maker(mesh.on_each(partial(self.allocate, metadata), (), CACHE), *CACHE)
 
     def abstract_cache(self, metadata: PagedAttentionCacheMetaData, mesh: DeviceMesh) -> PagedAttentionCache:
-        """Shapes and dtypes of what an ``allocator`` makes, to compile against."""
+        """Shapes and dtypes of what ``allocator`` returns, to compile against."""
         cache: PagedAttentionCache = mesh.shapes(jax.eval_shape(self.allocator(metadata, mesh)), *CACHE)
         return cache
 
 
 def xla_backend(kv_dtype: np.dtype) -> Backend:
-    """XLA's operations, which serve on any device, over pages of a dtype."""
+    """XLA's operations over pages of a dtype, on any device."""
     return Backend(XLAAttention(kv_dtype), PagedAttentionCache.allocate, description="XLA's operations")
 
 
 SMALLEST_ACCELERATOR_STEP = 16
-"""Rows of bfloat16 that a TPU's register holds; multiplying so many takes less than reading what they are multiplied by."""
+"""Rows of bfloat16 in a TPU's register. Multiplying them takes less time than reading weights."""
 
 PAGE_SIZE = 16
 TPU_PAGE_SIZE = 128
-"""There a page is one transfer of the attention kernel, which should not be small."""
+"""On a TPU a page is one DMA of the attention kernel, which should be large."""
 
 
 def default_page_size() -> int:
-    """Tokens in a page, where the operator does not say."""
+    """Tokens in a page, unless the operator sets them."""
     return TPU_PAGE_SIZE if jax.default_backend() == "tpu" else PAGE_SIZE
 
 
 def tpu_backend(chip: Chip, kernel: TPUKernel) -> Backend:
-    """An attention kernel for one kind of chip, and XLA for the rest."""
+    """An attention kernel for one kind of chip; XLA for the rest."""
     return Backend(
         kernel.attention(chip),
         kernel.allocate,
@@ -117,9 +117,9 @@ def tpu_backend(chip: Chip, kernel: TPUKernel) -> Backend:
 def tpu_kernel(
     chip: Chip, page_size: int, kv_heads: int, head_dim: int, kv_dtype: np.dtype, asked: str = "auto"
 ) -> TPUKernel:
-    """The kernel that was asked for, or of those that can read such pages the one that moves fewest bytes.
+    """The requested kernel; "auto" is the one that reads these pages with the fewest bytes moved.
 
-    Raises ConfigurationError where there is none.
+    Raises ConfigurationError if there is none.
     """
     found = [
         kernel for kernel in by_bytes(chip, kv_heads, head_dim, page_size, kv_dtype) if asked in ("auto", kernel.name)
@@ -134,7 +134,7 @@ def tpu_kernel(
 
 
 def _compile_at_once() -> None:
-    """The kernels' libraries, each on a core of its own."""
+    """Compile the kernels' libraries in parallel."""
     with ThreadPoolExecutor(2) as pool:
         list(pool.map(load, (panels.SOURCE, cpu_attention.SOURCE)))
 
@@ -147,10 +147,10 @@ def choose_backend(
     kv_heads: int = 1,
     attention_backend: str = "auto",
 ) -> Backend:
-    """The fastest that can serve such pages here, on so many devices; compiles kernels if that has not been done.
+    """The fastest backend for such pages on so many devices; compiles kernels if needed.
 
-    ``kv_heads`` are those of one device, ``attention_backend`` is what the operator wants. Raises ConfigurationError where
-    none can.
+    ``kv_heads`` are those of one device, ``attention_backend`` is the operator's setting. Raises
+    ConfigurationError if no backend fits.
     """
     platform, xla = jax.default_backend(), xla_backend(kv_dtype)
     kind = jax.devices()[0].device_kind
@@ -184,7 +184,7 @@ def choose_backend(
 
 
 def _cpu_misfit(page_size: int, head_dim: int, kv_dtype: np.dtype, width: int) -> str | None:
-    """Why the CPU's attention kernel cannot read such pages."""
+    """The reason why the CPU's attention kernel cannot read such pages, if there is one."""
     if page_size % width or head_dim % width:
         return f"page_size {page_size} or head_dim {head_dim} is no multiple of {width}"
     return None if kv_dtype.name in cpu_attention.DTYPES else f"it has none for pages of {kv_dtype}"

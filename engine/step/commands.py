@@ -1,4 +1,4 @@
-"""What a StepExecutor does, as data: on several hosts process 0 sends these commands to the others, which answer little."""
+"""Commands of a StepExecutor, as data. On several hosts process 0 sends them to the others."""
 
 import math
 import struct
@@ -13,28 +13,28 @@ from engine.sampling.penalties import Penalties
 
 
 class StepDescription(msgspec.Struct, frozen=True, tag="step"):
-    """A step of the bucket of ``tokens`` tokens, for whichever process executes it: numbers, and nothing of its sequences.
+    """A step in the bucket of ``tokens`` tokens: arrays and numbers, without its sequences.
 
-    Executed in the same order, it gives the same everywhere.
+    Every process that executes the same steps in the same order gets the same results.
     """
 
     tokens: int
     packed: Any
     """i32[layout.size] (engine/step/layout.py)."""
     needs: Need
-    """Of any row that samples."""
+    """Of all rows that sample."""
     bias: list[tuple[int, LogitBias]]
-    """Slots and the rows to be written for them."""
+    """Slots and the bias rows to write into them."""
     penalties: list[tuple[int, Penalties]]
-    """The same."""
+    """Slots and the penalty rows to write into them."""
     masks: Any = None
-    """i32[rows, words] of ``pack_masks``, where a row has a constraint."""
+    """i32[rows, words] of ``pack_masks``; None if no row has a constraint."""
     prompt_tokens: Any = None
-    """i32[blocks, 2, PROMPT_BLOCK]: places in the flat batch, and the tokens after them whose log-probabilities are asked."""
+    """i32[blocks, 2, PROMPT_BLOCK]: flat-batch indices, and the next tokens to get logprobs of."""
 
 
 class Landed(msgspec.Struct, frozen=True, tag="landed"):
-    """The oldest step that has not landed yet has, and gave these tokens; everybody's has to have given the same."""
+    """The oldest step in flight completed with these tokens. Every process must have the same."""
 
     token_ids: Any
     """i32[rows]"""
@@ -49,7 +49,7 @@ class AllocateCache(msgspec.Struct, frozen=True, tag="allocate cache"):
 
 
 class Leave(msgspec.Struct, frozen=True, tag="leave"):
-    """The end, and the exit code to end with."""
+    """End the process with this exit code."""
 
     code: int
     why: str
@@ -59,19 +59,19 @@ Command = StepDescription | Landed | DropCache | AllocateCache | Leave
 
 
 class Joined(msgspec.Struct, frozen=True, tag="joined"):
-    """The first that a process says to process 0: which one it is."""
+    """A process's first message to process 0: its id."""
 
     process_id: int
 
 
 class Left(msgspec.Struct, frozen=True, tag="left"):
-    """The process ends, which is everybody's end."""
+    """The process ends. The engine ends with it."""
 
     why: str
 
 
 class AskToStop(msgspec.Struct, frozen=True, tag="ask to stop"):
-    """The process was told to stop: would process 0 finish what is open, and then have everybody leave?"""
+    """A process got a signal to stop: process 0 should finish open requests, then end all."""
 
     why: str
 
@@ -82,7 +82,7 @@ _DTYPES = (np.dtype(np.int32), np.dtype(np.float32))
 
 
 def encode(message: Command | Answer) -> bytes:
-    """As msgpack; arrays are extensions of it, numbered by their dtype: the rank, the shape and the numbers."""
+    """As msgpack. An array is an extension, numbered by dtype: its rank, shape and numbers."""
     return _encoder.encode(message)
 
 

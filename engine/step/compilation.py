@@ -1,4 +1,4 @@
-"""How functions are compiled: traced one at a time, counted, and, what an engine can do without at first, while it serves."""
+"""Compilation of functions: traced one at a time, counted, and partly staged while serving."""
 
 import logging
 import os
@@ -28,18 +28,17 @@ _count = 0
 _planned = threading.local()
 
 CPU_OPTIONS = {"xla_cpu_experimental_ynn_fusion_type": ""}
-"""XLA:CPU hands reductions of 4,096 numbers and more, and what is around them, to YNNPACK, which adds up in another order
-and has an exp of its own: a row's numbers would depend on how many rows there are beside it. XLA's own loops go row by row.
-
-What they may do is to contract a product with the sum that follows, where both are in one loop, which depends on the number
-of rows: a step has no such pair between its kernels."""
+"""XLA:CPU gives reductions of 4,096 numbers and more, and what surrounds them, to YNNPACK, which
+adds in another order and has its own exp: a row's numbers would depend on the row count. XLA's
+own loops go row by row. They may still contract a product with the sum that follows in the same
+loop, and the row count decides if it is the same. A step has no such pair between its kernels."""
 
 
 def lower(function: Callable[..., Any], *arguments: Any, donate: int | tuple[int, ...] = ()) -> Lowered:
-    """``jax.jit(function, donate_argnums=donate).lower(*arguments)``, on any thread; on a CPU with CPU_OPTIONS.
+    """``jax.jit(function, donate_argnums=donate).lower(*arguments)``, on any thread.
 
-    Functions that threads trace beside each other come out in ways that depend on who was first, and a later start
-    would look for other entries of the compilation cache. Compiling, which takes longest, may go on beside it.
+    CPUs get CPU_OPTIONS. A lock serializes tracing: concurrent traces depend on their order, and a
+    later start would miss the compilation cache. Compilation, which takes longest, needs no lock.
     """
     options = CPU_OPTIONS if _platform_of(arguments) == "cpu" else None
     with _TURN, _compiling_for(arguments):
@@ -58,18 +57,18 @@ class Program:
 
 @dataclass(frozen=True)
 class Compilation:
-    """A function as it was compiled."""
+    """A compiled function."""
 
     function: str
     size: int
     """Tokens or rows."""
     seconds: float
-    """That it took, without tracing."""
+    """Compile time, without tracing."""
     compiled: Compiled
 
 
 OnCompiled = Callable[[Compilation], None]
-"""Called with each, on the thread that has compiled it."""
+"""Called for each compilation, on the thread that compiled it."""
 
 
 def compile_program(program: Program) -> Compilation:
@@ -81,14 +80,14 @@ def compile_program(program: Program) -> Compilation:
 
 
 def scratch_bytes(compiled: Compiled) -> int:
-    """What a compiled step takes beside weights and pages while it runs; 0 where the compiler does not say."""
+    """A step's memory besides weights and pages; 0 if the compiler does not report it."""
     sizes: Any = compiled.memory_analysis()
     if sizes is None:
         return 0
     return int(sizes.temp_size_in_bytes + sizes.output_size_in_bytes - sizes.alias_size_in_bytes)
 
 
-def _listen(event: str, duration_secs: float, **_: str | int) -> None:  # noqa: ARG001 - jax names it
+def _listen(event: str, duration_secs: float, **_: str | int) -> None:  # noqa: ARG001 - jax's name
     global _count
     _count += event == _COMPILED and not hasattr(_planned, "apart")
 
@@ -97,16 +96,16 @@ jax.monitoring.register_event_duration_secs_listener(_listen)
 
 
 def num_compilations() -> int:
-    """Compilations since this module was imported, those answered by the persistent cache included.
+    """Compilations since this module was imported, persistent cache hits included.
 
-    Those made under ``counted_apart`` are not.
+    Those under ``counted_apart`` are excluded.
     """
     return _count
 
 
 @contextmanager
 def counted_apart() -> Iterator[None]:
-    """What this thread compiles meanwhile was planned, and whoever planned it counts it."""
+    """Exclude this thread's compilations from ``num_compilations``; the caller counts them."""
     _planned.apart = True
     try:
         yield
@@ -115,10 +114,10 @@ def counted_apart() -> Iterator[None]:
 
 
 class StagedCompilation:
-    """Jobs that compile a function each, done in order by workers once ``begin`` is called.
+    """Jobs that compile one function each. Workers run them in order after ``begin``.
 
-    The thread that steps the engine owns this. ``publish`` is called on it when there is something new to be used;
-    what a worker raises comes out of ``adopt``, on it too.
+    The thread that steps the engine owns this. It runs ``publish`` when a function is ready, and
+    the error of a failed job is raised there by ``adopt``.
     """
 
     def __init__(self, jobs: Sequence[Callable[[], None]], publish: Callable[[], None]) -> None:
@@ -127,16 +126,16 @@ class StagedCompilation:
         self._jobs = jobs
         self._publish = publish
         self._ended: SimpleQueue[Future[None]] = SimpleQueue()
-        # Half the cores: where the device is a CPU, steps need the rest, and tracing holds the GIL.
+        # Half the cores: a CPU device needs the others for its steps, and tracing holds the GIL.
         self._pool = ThreadPoolExecutor(max(1, (os.cpu_count() or 1) // 2), "staged compilation")
 
     def begin(self, notify: Callable[[], None]) -> None:
-        """Start the workers; ``notify`` is called on one of them when it is time to ``adopt``."""
+        """Start the workers. One of them calls ``notify`` when it is time to ``adopt``."""
         for job in self._jobs:
             self._pool.submit(_run_apart, job).add_done_callback(partial(self._end, notify))
 
     def adopt(self) -> None:
-        """Put to use what has been compiled; raises what went wrong with it."""
+        """Publish what has been compiled; raises the error of a failed job."""
         while not self._ended.empty():
             self._ended.get().result()
             self.num_done += 1
@@ -146,7 +145,7 @@ class StagedCompilation:
                 logger.info("everything is compiled: the last %d functions while serving", self.num_done)
 
     def close(self) -> None:
-        """Begin no further job; those under way end by themselves, and to no effect."""
+        """Start no further job. Running jobs end by themselves and are ignored."""
         self._pool.shutdown(wait=False, cancel_futures=True)
 
     def _end(self, notify: Callable[[], None], job: Future[None]) -> None:
@@ -161,7 +160,7 @@ def _run_apart(job: Callable[[], None]) -> None:
 
 
 def _compiling_for(arguments: tuple[Any, ...]) -> AbstractContextManager[None]:
-    """Where arguments lie on a chip that is not there: Pallas asks what chip it lowers for, and would look at this machine."""
+    """A mesh context for an absent chip: Pallas would lower for this machine's instead."""
     sharding = _sharding_of(arguments)
     if sharding is None or _platform_of(arguments) == jax.default_backend():
         return nullcontext()
@@ -171,7 +170,7 @@ def _compiling_for(arguments: tuple[Any, ...]) -> AbstractContextManager[None]:
 
 
 def _platform_of(arguments: tuple[Any, ...]) -> str:
-    """What a function of them is compiled for."""
+    """The platform that a function of these arguments is compiled for."""
     sharding = _sharding_of(arguments)
     if sharding is None:
         return jax.default_backend()
@@ -180,6 +179,6 @@ def _platform_of(arguments: tuple[Any, ...]) -> str:
 
 
 def _sharding_of(arguments: tuple[Any, ...]) -> Sharding | None:
-    """Where they lie, if that is said."""
+    """The sharding of the first argument; None if it has none."""
     first = jax.tree.leaves(arguments)[0]
     return first.sharding if isinstance(first, jax.ShapeDtypeStruct | Array) else None

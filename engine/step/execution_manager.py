@@ -1,4 +1,4 @@
-"""What is compiled for steps: one table of executables, by program and size, made before the first request."""
+"""A table of a step's executables, by program and size, compiled before the first request."""
 
 import os
 from bisect import bisect_left
@@ -19,9 +19,9 @@ from engine.step.sampling_programs import SamplingPrograms
 
 
 class ExecutionManager:
-    """Compiles ahead of time, through JAX's persistent cache, and hands out executables by bucket.
+    """Compiles ahead of time, through JAX's persistent cache, and returns executables by bucket.
 
-    Executables refuse other shapes than their own, so nothing can compile behind our back later.
+    Executables reject other shapes than their own, so nothing is compiled implicitly later.
     """
 
     def __init__(
@@ -34,7 +34,7 @@ class ExecutionManager:
     ) -> None:
         self.shapes, self.mesh = shapes, mesh
         self.new_cache: Callable[[], PagedAttentionCache] = backend.allocator(shapes.cache, mesh)
-        """Makes zeroed pages; raises jax.errors.JaxRuntimeError where they do not fit."""
+        """Allocates zeroed pages; raises jax.errors.JaxRuntimeError if out of memory."""
         self.sampling = SamplingPrograms(shapes.max_num_seqs, decoder.partition.model.vocab_size, mesh)
         self._forward = ForwardPrograms(decoder, backend, shapes.cache, shapes.max_num_seqs, mesh)
         self.weights = self._forward.weights
@@ -45,14 +45,14 @@ class ExecutionManager:
         self._ready: list[StepLayout] = []
         self._ready_tokens: list[int] = []
         self.scratch_bytes = 0
-        """The most that a compiled step takes beside weights and pages while it runs; 0 where the compiler does not say."""
+        """The most that a step takes besides weights and pages; 0 if the compiler does not say."""
         self.staged = StagedCompilation([], self._publish)
-        """What ``compile`` has left for later."""
+        """Functions that ``compile`` has deferred."""
 
     def compile(self, report: Callable[[Progress], None], *, staged: bool = False) -> None:
-        """Compile every program of every bucket, as many at a time as there are cores: XLA leaves the GIL meanwhile.
+        """Compile every program of every bucket, one per core at a time: XLA releases the GIL.
 
-        If ``staged``, only those buckets that cover all steps; the others are left to ``self.staged``.
+        If ``staged``, compile buckets that cover all steps; defer the others to ``self.staged``.
         """
         buckets = self.shapes.buckets
         jobs = self._jobs(covering_buckets(buckets) if staged else buckets)
@@ -62,7 +62,7 @@ class ExecutionManager:
             for done, future in enumerate(as_completed([pool.submit(job) for job in jobs]), start=1):
                 future.result()
                 report(Progress("compiling", done, len(jobs), "functions"))
-        finally:  # after a fault or a signal nobody waits for what is left
+        finally:  # after a fault or a signal, drop the queue
             pool.shutdown(wait=False, cancel_futures=True)
         self._publish()
         self.staged = StagedCompilation(self._jobs(buckets), self._publish)
@@ -72,7 +72,7 @@ class ExecutionManager:
         return self._ready[bisect_left(self._ready_tokens, num_tokens)]
 
     def forward(self, layout: StepLayout) -> Any:
-        """The model's part of a bucket's step, FORWARD."""
+        """FORWARD, the model's part of a bucket's step."""
         return self._executables[FORWARD, layout.tokens]
 
     def take_hidden(self, layout: StepLayout) -> Any:
@@ -92,7 +92,7 @@ class ExecutionManager:
         return self._executables[name, self.shapes.max_num_seqs + 1]
 
     def _jobs(self, buckets: list[int]) -> list[Callable[[], None]]:
-        """What is not compiled yet of what these buckets need, a bucket after the other."""
+        """Jobs for what these buckets need and is not compiled yet, bucket by bucket."""
         missing: dict[tuple[str, int], Program] = {}
         for layout in self._layouts:
             if layout.tokens in buckets:
@@ -100,7 +100,7 @@ class ExecutionManager:
         return [partial(self._compile, program) for key, program in missing.items() if key not in self._executables]
 
     def _programs(self, layout: StepLayout) -> Iterator[Program]:
-        """All that a bucket's step may run."""
+        """Every program that a bucket's step may run."""
         yield from self._forward.of(layout)
         yield from self.sampling.of(layout)
         yield self._forward.prompt_logprobs(PROMPT_BLOCK)
@@ -114,7 +114,7 @@ class ExecutionManager:
         self._on_compiled(compilation)
 
     def _publish(self) -> None:
-        """Let steps use the buckets of which everything is compiled."""
+        """Let steps use the buckets whose programs are all compiled."""
         self._ready = [
             layout
             for layout in self._layouts

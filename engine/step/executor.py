@@ -1,4 +1,4 @@
-"""The one owner of device state: weights, pages, last tokens and the sampling key."""
+"""Owner of the device state: weights, pages, last tokens and the sampling key."""
 
 from dataclasses import dataclass
 from functools import partial
@@ -18,18 +18,18 @@ from engine.step.sampling_programs import BIAS, DRAW, GREEDY, LOGPROBS, MASK, PE
 
 @dataclass(frozen=True)
 class ExecutedStep:
-    """Where the results of a step will be."""
+    """The pending results of a step."""
 
     token_ids: Array
     """i32[rows]"""
     logprobs: Array | None
-    """[rows] of ``compute_logprobs``, where a row asked for them."""
+    """[rows] of ``compute_logprobs``; None if no row wants them."""
     prompt_blocks: list[Array]
     """PROMPT_BLOCK rows of ``compute_logprobs`` each."""
 
 
 class StepExecutor:
-    """Gives steps to this process's devices. Steps run in the order they are given; nothing here waits for one."""
+    """Dispatches steps to this process's devices, which run them in order. Never waits for one."""
 
     def __init__(self, manager: ExecutionManager, seed: int) -> None:
         self._manager = manager
@@ -41,30 +41,30 @@ class StepExecutor:
         self._key = mesh.maker(partial(jax.random.key, seed))()
 
     def drop_cache(self) -> None:
-        """Give the pages' memory back, with all that is in it. No step may be in flight."""
+        """Free the pages' memory and contents. No step may be in flight."""
         for leaf in jax.tree.leaves(self._cache):
             leaf.delete()
         self._cache = None
 
     def allocate_cache(self) -> None:
-        """Take the pages' memory again, if it was given back."""
+        """Allocate the pages again, if they were freed."""
         if self._cache is None:
             self._cache = self._manager.new_cache()
 
     def reset(self) -> None:
-        """Make anew, and empty, what a failed step may have spoilt or taken with it: all but weights and executables.
+        """Recreate, empty, the state that a failed step loses: not weights and executables.
 
-        Where the device cannot even do that, its error comes out.
+        Raises the device's error if even that fails.
         """
         self.drop_cache()
         self._make_state()
 
     def execute(self, step: StepDescription) -> ExecutedStep:
-        """Give a step to the devices."""
+        """Dispatch a step to the devices."""
         assert self._cache is not None, "asleep"
         manager = self._manager
         layout = manager.layout_for(step.tokens)
-        # A numpy array is copied to the device by the call itself, in less than half of device_put's time.
+        # The call itself copies a numpy array to the device, twice as fast as device_put.
         self._cache, logits, hidden, sampling = manager.forward(layout)(
             manager.weights, self._cache, self._last_token, step.packed
         )
@@ -91,7 +91,7 @@ class StepExecutor:
         self._penalties = self._manager.sampling.new_penalties()
 
     def _process(self, layout: StepLayout, step: StepDescription, logits: Array, sampling: Array) -> Array:
-        """The logits f32[rows, vocab] with bias, penalties and masks, where a row has any."""
+        """The logits f32[rows, vocab] with the bias, penalties and masks of rows that have any."""
         manager, place = self._manager, self._manager.sampling.place
         for slot, bias in step.bias:
             self._bias = manager.writer(WRITE_BIAS)(self._bias, np.int32(slot), place(bias))

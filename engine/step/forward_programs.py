@@ -1,4 +1,4 @@
-"""The programs of the model: from the packed integers of a bucket to the logits of each row's last token."""
+"""The model's programs: from a bucket's packed integers to the logits of each row's last token."""
 
 from dataclasses import dataclass, field
 from functools import cached_property, partial
@@ -27,17 +27,16 @@ from engine.step.layout import FROM_SLOT, PROMPT_BLOCK, ModelInputBatch, StepLay
 from engine.vocabulary import Vocabulary
 
 FORWARD = "step"
-"""(weights, cache, last_token, packed) -> (cache, logits f32[rows, vocab], hidden f[T, hidden], what the sampler reads).
-
-The cache is donated."""
+"""(weights, cache, last_token, packed) -> (cache, logits f32[rows, vocab], hidden f[T, hidden],
+the sampler's part of packed). The cache is donated."""
 TAKE_HIDDEN = "take hidden"
-"""(hidden f[T, hidden], i32[PROMPT_BLOCK] places) -> f[PROMPT_BLOCK, hidden]."""
+"""(hidden f[T, hidden], indices i32[PROMPT_BLOCK]) -> f[PROMPT_BLOCK, hidden]."""
 PROMPT_LOGPROBS = "prompt logprobs"
-"""(head, hidden f[PROMPT_BLOCK, hidden], i32[PROMPT_BLOCK] token ids) -> ``compute_logprobs`` of them."""
+"""(head, hidden f[PROMPT_BLOCK, hidden], token ids i32[PROMPT_BLOCK]) -> ``compute_logprobs``."""
 
 
 class ForwardPrograms:
-    """What is compiled of a decoder; its weights, and the cache, may be shapes alone. Compiles nothing itself."""
+    """A decoder's programs. Weights and cache may be abstract. Compiles nothing itself."""
 
     def __init__(
         self, decoder: Decoder, backend: Backend, pool: PagedAttentionCacheMetaData, max_num_seqs: int, mesh: DeviceMesh
@@ -56,22 +55,22 @@ class ForwardPrograms:
 
     @property
     def head(self) -> Weight:
-        """What PROMPT_LOGPROBS reads of the weights."""
+        """The weights that PROMPT_LOGPROBS reads."""
         return self._decoder.head
 
     def of(self, layout: StepLayout) -> list[Program]:
-        """Those of a bucket."""
+        """The programs of a bucket."""
         return [
             Program(FORWARD, layout.tokens, partial(self.lower, layout)),
             Program(TAKE_HIDDEN, layout.tokens, partial(self._lower_take_hidden, layout)),
         ]
 
     def prompt_logprobs(self, count: int) -> Program:
-        """PROMPT_LOGPROBS of so many tokens."""
+        """PROMPT_LOGPROBS of ``count`` tokens."""
         return Program(PROMPT_LOGPROBS, count, partial(self._lower_prompt_logprobs, count))
 
     def lower(self, layout: StepLayout) -> Lowered:
-        """FORWARD of a bucket. Logits are split over the devices by their vocabulary."""
+        """FORWARD of a bucket. Its logits are sharded by vocabulary."""
 
         def step(
             weights: list[Array], cache: PagedAttentionCache, last_token: Array, packed: Array
@@ -113,7 +112,7 @@ class ForwardPrograms:
     def _run(
         self, decoder: Decoder, cache: PagedAttentionCache, last_token: Array, batch: ModelInputBatch
     ) -> tuple[PagedAttentionCache, Array, Array]:
-        """The cache, the hidden states of all tokens, and those of each row's last."""
+        """The cache, the hidden states of all tokens, and those of each row's last token."""
         attention = PagedAttention(batch.table, self._kernel, self._num_pages)
         step = StepContext(decoder.rotation(batch.positions), attention)
         layers, hidden = decoder(_with_last_tokens(batch, last_token), cache.layers, step)
@@ -124,12 +123,12 @@ class ForwardPrograms:
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class PagedAttention:
-    """A step's attention over pages, a StepAttention."""
+    """Attention over the pages of a step; a StepAttention."""
 
     table: PageTable
     kernel: AttentionKernel = field(metadata={"static": True})
     num_pages: int = field(metadata={"static": True})
-    """Of each layer."""
+    """In each layer."""
 
     @property
     def fuses_rotation(self) -> bool:
@@ -150,12 +149,12 @@ class PagedAttention:
 def _attend(
     kernel: AttentionKernel, spec: AttentionSpec, view: CacheView, inputs: AttentionInputs
 ) -> tuple[Array, Array]:
-    """One layer's attention; compiled into its caller, but traced once for all layers alike."""
+    """One layer's attention. It is inlined when compiled, but traced once for equal layers."""
     return kernel(spec, view, inputs)
 
 
 def _with_last_tokens(batch: ModelInputBatch, last_token: Array) -> Array:
-    """The step's token ids, those of decoding rows filled in from their slots."""
+    """The step's token ids; those of decoding rows are read from their slots."""
     rows = batch.slots.shape[0]
     head = batch.token_ids[:rows]
     head = jnp.where(head == FROM_SLOT, last_token[batch.slots], head)

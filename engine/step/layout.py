@@ -1,11 +1,11 @@
-"""The sizes that steps are compiled for, and where each field of a step lies in its packed array.
+"""The bucket sizes of steps, and the offset of each field in a step's packed array.
 
-Padding is counted as (bucket - tokens) / bucket: the share of a step that is for nothing.
+Padding is counted as (bucket - tokens) / bucket, the wasted share of a step.
 
-Up to ``max_num_seqs`` a step may be all decodes, the same size step after step, so the sizes lie as close as {4, 5, 6} x 2^k:
-less than a quarter of any such step is padding, and powers of two have none. Beyond it a step has a prompt's chunk in it,
-and while prompts wait it has the whole budget; only a prompt's last chunk is padded. There {2, 3} x 2^k must do, which
-keeps it under a third: every size costs a compilation, of seconds where the model is large.
+Up to ``max_num_seqs`` a step may be all decodes, of the same size step after step, so sizes are
+{4, 5, 6} x 2^k: padding is below a quarter of it, and powers of two have none. A larger step has
+a prompt's chunk and, while prompts wait, the whole budget; only a last chunk is padded. Sizes of
+{2, 3} x 2^k keep that below a third: each costs a compilation, of seconds for a large model.
 """
 
 import math
@@ -24,36 +24,36 @@ from caching.metadata import PagedAttentionCacheMetaData, pages_for
 from engine.sampling.sampler import SamplingRows
 
 PROMPT_BLOCK = 64
-"""Prompt tokens whose log-probabilities are computed at once: their logits are what a step has memory for anyway."""
+"""Prompt tokens per block of log-probabilities: their logits fit in a step's memory anyway."""
 DECODE_MANTISSAS = (4, 5, 6)
 CHUNK_MANTISSAS = (2, 3)
 SMALLEST = (1, 2, 3)
 COVERING_RATIO = 8
-"""How much larger than its own bucket the one may be that a step runs in while that is not compiled yet."""
+"""How much larger than its own bucket a step's bucket may be until its own is compiled."""
 FROM_SLOT = -1
-"""In place of a token id: the token that the row's slot sampled last, which only the device may know yet."""
+"""Stands for a token id: the last token sampled in the row's slot, which is on the device."""
 
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class ModelInputBatch:
-    """A step as the model sees it: T tokens of at most ``rows`` sequences, of which there are no more than tokens."""
+    """The model's view of a step: T tokens of at most ``rows`` sequences, and rows <= T."""
 
     token_ids: Array
-    """i32[T]; FROM_SLOT in decoding rows, which are the first tokens."""
+    """i32[T]; FROM_SLOT in decoding rows, whose tokens come first."""
     positions: Array
-    """i32[T] of each token in its sequence; 0 in padding."""
+    """i32[T], each token's position in its sequence; 0 in padding."""
     slots: Array
-    """i32[rows] where a row's last token is kept; the dump slot where a row samples nothing worth keeping."""
+    """i32[rows], where a row's sampled token is stored; the dump slot if it samples none."""
     table: PageTable
 
 
 @dataclass(frozen=True)
 class StepLayout:
-    """Where each field of a step lies in the packed array, for ``tokens`` tokens and ``rows`` rows of the sampler.
+    """Field offsets of the packed array, for ``tokens`` tokens and ``rows`` rows of the sampler.
 
-    What the sampler reads comes first and depends on ``rows`` alone, so that buckets with as many rows share samplers.
-    The model has no rows beyond its tokens.
+    The sampler's fields come first and depend on ``rows`` alone, so that buckets with equally many
+    rows share samplers. The model has no more rows than tokens.
     """
 
     tokens: int
@@ -62,12 +62,12 @@ class StepLayout:
 
     @property
     def model_rows(self) -> int:
-        """Rows that the model makes logits for; those that the sampler has beyond them are padding."""
+        """Rows that the model computes logits for. The sampler's further rows are padding."""
         return min(self.tokens, self.rows)
 
     @cached_property
     def fields(self) -> dict[str, tuple[int, tuple[int, ...]]]:
-        """Offset and shape by name; every field is four bytes an entry."""
+        """Offset and shape by name. Every entry has four bytes."""
         tokens, rows = (self.tokens,), (self.rows,)
         shapes: dict[str, tuple[int, ...]] = {
             "slots": rows,
@@ -103,11 +103,11 @@ class StepLayout:
 
     @property
     def sampling_size(self) -> int:
-        """Entries of the part that the sampler reads."""
+        """Entries of the sampler's part."""
         return self.fields["token_ids"][0]
 
     def view(self, packed: NDArray[np.int32], name: str, dtype: type[np.generic] = np.int32) -> NDArray[Any]:
-        """A field of the packed array on the host, writable."""
+        """A field of the packed array on the host, as a writable view."""
         span, shape = self._spans[name]
         field = packed[span] if len(shape) == 1 else packed[span].reshape(shape)
         return field if dtype is np.int32 else field.view(dtype)
@@ -119,7 +119,7 @@ class StepLayout:
         return field if dtype is np.int32 else jax.lax.bitcast_convert_type(field, jnp.dtype(dtype))
 
     def unpack(self, packed: Array) -> ModelInputBatch:
-        """What the model reads, inside a compiled function."""
+        """The model's part, inside a compiled function."""
         return ModelInputBatch(
             token_ids=self.take(packed, "token_ids"),
             positions=self.take(packed, "positions"),
@@ -133,14 +133,14 @@ class StepLayout:
         )
 
     def unpack_sampling(self, packed: Array) -> tuple[Array, SamplingRows]:
-        """What the sampler reads of the first ``sampling_size`` entries: the slots to keep tokens in, and parameters."""
+        """The sampler's part, the first ``sampling_size`` entries: slots and parameters."""
         rows = SamplingRows(
             temperature=self.take(packed, "temperature", np.float32),
             top_k=self.take(packed, "top_k"),
             top_p=self.take(packed, "top_p", np.float32),
             min_p=self.take(packed, "min_p", np.float32),
             seeds=self.take(packed, "seeds", np.uint32),
-            # The place of the token to be drawn: its sequence's tokens so far are 0..kv_len-1.
+            # The position of the next token: its sequence's tokens so far are 0..kv_len-1.
             positions=self.take(packed, "kv_lens"),
         )
         return self.take(packed, "slots"), rows
@@ -148,14 +148,14 @@ class StepLayout:
 
 @dataclass(frozen=True)
 class StepShapes:
-    """The sizes that every compiled function has in common."""
+    """Sizes that all compiled functions share."""
 
     max_num_seqs: int
     max_num_batched_tokens: int
     max_model_len: int
     cache: PagedAttentionCacheMetaData
     smallest_step: int = 1
-    """Tokens below which a step takes no less time."""
+    """Tokens below which a step is no faster."""
 
     @property
     def pages_per_seq(self) -> int:
@@ -164,7 +164,7 @@ class StepShapes:
 
     @property
     def buckets(self) -> list[int]:
-        """The token counts that are compiled, ascending."""
+        """The token counts to compile for, ascending."""
         return token_buckets(self.max_num_seqs, self.max_num_batched_tokens, self.smallest_step)
 
     def layout(self, tokens: int) -> StepLayout:
@@ -173,10 +173,10 @@ class StepShapes:
 
 
 def token_buckets(max_num_seqs: int, max_num_batched_tokens: int, smallest: int = 1) -> list[int]:
-    """The token counts of the compiled steps, ascending; the last is the budget.
+    """The token counts of compiled steps, ascending; the last is the budget.
 
-    ``smallest`` is above 1 where a step of less takes as long, because it is weights that are waited for: there padding
-    costs next to nothing, and decoding steps are powers of two.
+    ``smallest`` is above 1 if a smaller step is no faster because it is bound by reading weights.
+    Padding then costs next to nothing, and decoding steps are powers of two.
     """
     most = max(max_num_seqs, smallest)
     closer = {*SMALLEST, *_sizes(DECODE_MANTISSAS, max_num_batched_tokens)}
@@ -187,7 +187,7 @@ def token_buckets(max_num_seqs: int, max_num_batched_tokens: int, smallest: int 
 
 
 def covering_buckets(buckets: list[int]) -> list[int]:
-    """Few of the buckets in which every step can run, ascending: the largest, and from it down one of each magnitude."""
+    """A few buckets in which every step fits, ascending: the largest and one per magnitude."""
     covering = [buckets[-1]]
     for bucket in reversed(buckets):
         if bucket * COVERING_RATIO <= covering[0]:
@@ -196,10 +196,10 @@ def covering_buckets(buckets: list[int]) -> list[int]:
 
 
 def sampling_rows(tokens: int, max_num_seqs: int) -> int:
-    """The rows that the sampler of a bucket has: a power of two, or all.
+    """Rows of a bucket's sampler: a power of two, or all.
 
-    Samplers cost seconds to compile too, in several variants, and far less than a step to run: up to half of their
-    rows may be padding.
+    Samplers come in several variants that take seconds to compile, but little time to run. Up to
+    half of their rows may be padding.
     """
     return min(1 << (tokens - 1).bit_length(), max_num_seqs)
 

@@ -1,4 +1,4 @@
-"""From a plan to what a device is sent: one packed i32 array, and what a step does only for some of its rows."""
+"""Converts a plan to a StepDescription: a packed i32 array, and extras of some of its rows."""
 
 from dataclasses import dataclass
 
@@ -18,17 +18,17 @@ from engine.step.sequence_buffer import SequenceBuffer
 
 @dataclass(frozen=True)
 class PromptLogprobs:
-    """One row's prompt tokens whose log-probabilities a step gives: prompt tokens ``first .. first + count - 1``."""
+    """Prompt tokens ``first .. first + count - 1`` of a row, whose logprobs a step computes."""
 
     row: int
     first: int
     count: int
     start: int
-    """Where in the step's flat batch the token before ``first`` is."""
+    """Flat-batch index of the token before ``first``."""
 
 
 class ModelIOProcessor:
-    """Keeps a SequenceBuffer in step with the plans and writes each plan out as a StepDescription."""
+    """Keeps a SequenceBuffer in sync with the plans; converts each to a StepDescription."""
 
     def __init__(self, *, max_num_seqs: int, max_model_len: int, pages_per_seq: int, vocab_size: int) -> None:
         self._buffer = SequenceBuffer(max_num_seqs, max_model_len, pages_per_seq)
@@ -36,9 +36,9 @@ class ModelIOProcessor:
         self._vocab_size = vocab_size
 
     def prepare(self, plan: NextIterationPlan, layout: StepLayout) -> tuple[StepDescription, list[PromptLogprobs]]:
-        """A plan in a bucket, and whose prompt tokens the step gives log-probabilities of, one after the other.
+        """A plan in a bucket, and the prompt tokens whose logprobs it computes, in order.
 
-        All arrays are freshly made, as the device may go on reading them.
+        All arrays are new, because the device may still read the earlier ones.
         """
         self._follow(plan)
         packed = np.zeros(layout.size, np.int32)
@@ -92,7 +92,7 @@ class ModelIOProcessor:
     ) -> None:
         count = plan.num_rows
         layout.view(packed, "kv_lens")[:count] = np.add(plan.starts, plan.counts)
-        width = self._buffer.num_pages[rows].max()  # the whole table of a long context takes milliseconds to copy
+        width = self._buffer.num_pages[rows].max()  # copying the full width can take ms
         layout.view(packed, "page_indices")[:count, :width] = self._buffer.page_indices[rows, :width]
         ends = layout.view(packed, "cu_q_lens")
         ends[1 : count + 1] = np.cumsum(plan.counts)
@@ -128,7 +128,7 @@ class ModelIOProcessor:
 
 
 def _prompt_logprobs(plan: NextIterationPlan) -> list[PromptLogprobs]:
-    """For each row that is to give some: a token's come from the logits of the one before it."""
+    """For each row that wants some. The previous token's logits give a token's logprobs."""
     asked, at = [], plan.num_decodes
     for row in range(plan.num_decodes, plan.num_rows):
         sequence, start, count = plan.sequences[row], plan.starts[row], plan.counts[row]
@@ -140,7 +140,7 @@ def _prompt_logprobs(plan: NextIterationPlan) -> list[PromptLogprobs]:
 
 
 def _prompt_tokens(plan: NextIterationPlan, asked: list[PromptLogprobs]) -> NDArray[np.int32]:
-    """i32[blocks, 2, PROMPT_BLOCK] places and targets; the last block is padded."""
+    """i32[blocks, 2, PROMPT_BLOCK] of indices and targets; the last block is padded."""
     places = np.concatenate([np.arange(one.start, one.start + one.count) for one in asked])
     targets = np.concatenate(
         [plan.sequences[one.row].prompt_token_ids[one.first : one.first + one.count] for one in asked]

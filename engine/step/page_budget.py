@@ -1,4 +1,4 @@
-"""How many pages the memory holds, and how long a context they allow."""
+"""The number of pages that fit in memory, and the context length they allow."""
 
 import logging
 from dataclasses import replace
@@ -18,18 +18,18 @@ logger = logging.getLogger(__name__)
 
 ACCELERATOR_UTILIZATION = 0.9
 CPU_UTILIZATION = 0.4
-"""A host's memory is shared with everything else that runs on it, an accelerator's is ours."""
+"""Other processes share a host's memory; an accelerator's is ours."""
 
 
 BACK_OFF = 8
-"""Where the device refuses a pool, the next one to be tried has this part of its pages less."""
+"""If the device refuses a pool, the next one has fewer pages by 1/BACK_OFF."""
 
 
 class CachePlanner:
-    """Divides a device's memory: as many pages as were asked for, or as fit beside weights and scratch.
+    """Sizes the pool: as many pages as were asked for, or as fit besides weights and scratch.
 
-    Never more than every sequence at full length needs. Made before the weights are loaded. Raises ConfigurationError where
-    more context is asked for than the model has.
+    It is never larger than all sequences at full length need. It is made before the weights are
+    loaded. Raises ConfigurationError if the context asked for is longer than the model's.
     """
 
     def __init__(
@@ -52,12 +52,12 @@ class CachePlanner:
 
     @cached_property
     def pool(self) -> PagedAttentionCacheMetaData:
-        """The pool. Raises ConfigurationError when there is not one page for each sequence that may run."""
+        """The pool. Raises ConfigurationError if it lacks a page per sequence that may run."""
         return self._plan()
 
     @property
     def max_model_len(self) -> int:
-        """Tokens of the longest sequence that the pool allows. Raises ConfigurationError where that is less than was asked for."""
+        """Tokens of the pool's longest sequence. ConfigurationError if the operator wants more."""
         available = self.pool.num_usable_tokens
         if self._config.max_model_len is not None and available < self._asked_context:
             raise ConfigurationError(
@@ -72,7 +72,7 @@ class CachePlanner:
         return context
 
     def fits(self, scratch_bytes: int) -> bool:
-        """Whether the pool leaves room for steps that, once compiled, take so much beside weights and pages; else it shrinks."""
+        """Whether the pool leaves ``scratch_bytes`` free for compiled steps; else it shrinks."""
         self._scratch = max(self._scratch, scratch_bytes)
         left = self._plan()
         if left.num_pages >= self.pool.num_pages:
@@ -85,7 +85,7 @@ class CachePlanner:
         return False
 
     def back_off(self, why: str) -> None:
-        """Shrink the pool, which the device has refused; says so. Raises ConfigurationError where that is no answer."""
+        """Shrink a pool that the device has refused. Raises ConfigurationError if it cannot."""
         refused = self.pool.num_pages
         size = f"{refused:,} pages ({refused * self._page:,} bytes) {self._beside()}"
         if self._config.num_pages is not None:
@@ -99,7 +99,7 @@ class CachePlanner:
 
     @property
     def reserved(self) -> int:
-        """Bytes kept free for the largest step and the sampler."""
+        """Bytes reserved for the largest step and the sampler."""
         return self._scratch + _sampling_scratch(self._config, self._partition)
 
     def _plan(self) -> PagedAttentionCacheMetaData:
@@ -127,7 +127,7 @@ class CachePlanner:
 
 
 def check_page_table(config: EngineConfig, backend: Backend, pages_per_seq: int) -> None:
-    """Raises ConfigurationError where a step's page table is more than the attention kernel has room for."""
+    """Raises ConfigurationError if the attention kernel has no room for a step's page table."""
     if not backend.holds_table(config.max_num_seqs, pages_per_seq):
         raise ConfigurationError(
             f"the attention kernel has no room for the page table of max_num_seqs {config.max_num_seqs} sequences of up to "
@@ -136,12 +136,12 @@ def check_page_table(config: EngineConfig, backend: Backend, pages_per_seq: int)
 
 
 def memory_budget(config: EngineConfig, devices: int = 1) -> int:
-    """Bytes that we may use of each of so many devices of this host: of the one that has the fewest left, weights included."""
+    """Bytes we may use on each of this host's devices, weights included: the minimum over them."""
     return min(_left_on(device, devices, config.hbm_utilization) for device in jax.local_devices()[:devices])
 
 
 def _asked_context(config: EngineConfig, model: ModelSpec) -> int:
-    """The operator's context or the model's."""
+    """The operator's context length, or the model's."""
     asked = config.max_model_len
     if asked is not None and asked > model.max_position:
         raise ConfigurationError(
@@ -158,12 +158,12 @@ def _left_on(device: jax.Device, devices: int, utilization: float | None) -> int
 
 
 def _step_scratch(config: EngineConfig, partition: Partition) -> int:
-    """A generous guess at what the largest compiled step needs besides weights and pages, in float32."""
+    """An upper estimate of the largest step's float32 scratch, besides weights and pages."""
     model, attention = partition.model, partition.model.attention
     split = 4 * model.intermediate_size + 4 * attention.num_heads * attention.head_dim
     return 4 * config.max_num_batched_tokens * (8 * model.hidden_size + split // partition.devices)
 
 
 def _sampling_scratch(config: EngineConfig, partition: Partition) -> int:
-    """The same of the sampler's working set, and what it keeps of each slot."""
+    """The same for the sampler's working set and its state per slot."""
     return 4 * config.max_num_seqs * (4 + 2) * partition.padded_vocab_size // partition.devices

@@ -1,4 +1,4 @@
-"""Plans become steps of the device, and what it makes of them results."""
+"""Runs plans as steps of the device and returns their results."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -19,26 +19,26 @@ from engine.step.step_gap import Result, StepGaps
 
 
 def tell_nobody(command: Command) -> None:
-    """There is no other process."""
+    """For an engine in a single process."""
     del command
 
 
 @dataclass(frozen=True)
 class PendingStep:
-    """A step the device has been given, and where its results will be."""
+    """A dispatched step and its pending results."""
 
     plan: NextIterationPlan
     executed: ExecutedStep | None = None
     prompt_logprobs: list[PromptLogprobs] = field(default_factory=list)
-    """Whose prompt tokens ``executed.prompt_blocks`` are for, one after the other."""
+    """The rows of ``executed.prompt_blocks``, in order."""
     failure: DeviceError | None = None
-    """What the device said, where it did not even begin."""
+    """The device's error, if the dispatch itself failed."""
 
 
 class eSurgeRunner:
     """Runs plans. ``dispatch`` returns before the device is done; ``collect`` waits for it.
 
-    ``tell`` has other processes do to their devices, in the same order, what is done here (engine/hosts/processes.py).
+    ``tell`` sends every command to the other processes, in order (engine/hosts/processes.py).
     """
 
     def __init__(
@@ -59,19 +59,19 @@ class eSurgeRunner:
         )
 
     def drop_cache(self) -> None:
-        """Give the pages' memory back, with all that is in it. No step may be in flight."""
+        """Free the pages' memory and contents. No step may be in flight."""
         self._tell(DropCache())
         self._executor.drop_cache()
 
     def allocate_cache(self) -> None:
-        """Take the pages' memory again, if it was given back."""
+        """Allocate the pages again, if they were freed."""
         self._tell(AllocateCache())
         self._executor.allocate_cache()
 
     def dispatch(self, plan: NextIterationPlan) -> PendingStep:
-        """Send a plan to the device. Steps run in the order they are dispatched.
+        """Dispatch a plan to the device. Steps run in order.
 
-        One that has a ``failure`` will fail when it is collected; nothing may be dispatched after it before ``reset``.
+        If a step has a ``failure``, ``collect`` raises it. Dispatch no other before ``reset``.
         """
         try:
             with device_errors():
@@ -80,9 +80,9 @@ class eSurgeRunner:
             return PendingStep(plan, failure=error)
 
     def collect(self, step: PendingStep) -> StepResult:
-        """Wait for a step and return what its rows sampled, with the log-probabilities that were asked for.
+        """Wait for a step and return its rows' sampled tokens and requested log-probabilities.
 
-        Raises DeviceError; then steps dispatched after it are worth nothing, and ``reset`` has to follow.
+        Raises DeviceError. Later steps in flight are then invalid, and ``reset`` must follow.
         """
         if step.failure is not None:
             raise step.failure
@@ -106,12 +106,12 @@ class eSurgeRunner:
         self._tell(step)
         self.gaps.look()
         executed = self._executor.execute(step)
-        self.gaps.dispatched(cast(Result, executed.token_ids))  # jax's types leave is_ready out
+        self.gaps.dispatched(cast(Result, executed.token_ids))  # jax's types lack is_ready
         return PendingStep(plan, executed, prompt_logprobs)
 
 
 def _logprobs(step: PendingStep, logprobs: Array | None, ids: list[int]) -> dict[int, TokenLogprobs]:
-    """By row, where a row samples and asked for them."""
+    """By row, for rows that sample and request them."""
     if logprobs is None:
         return {}
     table = np.asarray(logprobs)
@@ -123,7 +123,7 @@ def _logprobs(step: PendingStep, logprobs: Array | None, ids: list[int]) -> dict
 
 
 def _prompt_logprobs(step: PendingStep, executed: ExecutedStep) -> dict[int, tuple[int, list[TokenLogprobs]]]:
-    """By row, the first prompt token that the step has any of, and theirs."""
+    """By row, the first prompt token of this step and the logprobs from it on."""
     if not executed.prompt_blocks:
         return {}
     table = np.concatenate([np.asarray(block) for block in executed.prompt_blocks])

@@ -1,7 +1,7 @@
-"""The programs between logits and tokens, and the state that they keep on the device for each slot.
+"""The programs between logits and tokens, and their device state per slot.
 
-A step runs one of the samplers, and the others only if one of its rows needs them, in this order: bias, penalties, mask,
-sampler, log-probabilities. Each is compiled for every number of rows that a bucket has.
+A step runs one sampler, and the others only if a row needs them, in this order: bias, penalties,
+mask, sampler, log-probabilities. Each is compiled for every row count that a bucket has.
 """
 
 from collections.abc import Callable
@@ -28,25 +28,25 @@ from engine.step.layout import StepLayout
 from engine.vocabulary import Vocabulary, padded_vocab_size
 
 GREEDY, DRAW = "greedy", "draw"
-"""(logits, last_token, sampling, key) -> (ids i32[rows], last_token); last_token is donated. The first is for steps of which
-no row draws: an eighth of the other's compilation, and a third to a half of its time."""
+"""(logits, last_token, sampling, key) -> (ids i32[rows], last_token); last_token is donated.
+GREEDY is for steps without draws: 1/8 of DRAW's compile time, 1/3 to 1/2 of its run time."""
 BIAS, PENALTIES = "bias", "penalties"
 """(state, logits, last_token, sampling) -> (state, logits); the state is donated."""
 MASK = "mask"
 """``mask_logits``."""
 LOGPROBS = "logprobs"
-"""(logits, ids) -> what ``unpack_logprobs`` reads."""
+"""(logits, ids) -> the input of ``unpack_logprobs``."""
 WRITE_BIAS, WRITE_PENALTIES = "write bias", "write penalties"
-"""(state of all slots, slot, a sequence's) -> state; the state is donated."""
+"""(state of all slots, slot, state of a sequence) -> state; the state is donated."""
 
 OVER_VOCABULARY = ("values", "counts")
-"""The fields of states that have a number for each token."""
+"""The state fields that have one entry per token."""
 
 State = TypeVar("State", LogitBias, Penalties)
 
 
 class SamplingPrograms:
-    """What is compiled for sampling, over logits of ``num_tokens`` columns and what pads them; compiles nothing itself."""
+    """Programs that sample from logits of ``num_tokens`` columns and padding, not compiled yet."""
 
     def __init__(self, max_num_seqs: int, num_tokens: int, mesh: DeviceMesh) -> None:
         self._num_slots = max_num_seqs + 1
@@ -54,14 +54,14 @@ class SamplingPrograms:
         self._mesh = mesh
         self._vocabulary = Vocabulary(mesh.axis)
         self.vocab_size = vocab_size = padded_vocab_size(num_tokens, mesh.size)
-        """Columns of logits; those past the model's own are drawn by nobody."""
+        """Columns of logits. Those beyond the model's vocabulary are never drawn."""
         self.new_bias = self._maker(neutral_bias(vocab_size))
-        """The state of all slots, which changes nothing yet."""
+        """Creates the neutral bias state of all slots."""
         self.new_penalties = self._maker(neutral_penalties(vocab_size))
-        """The state of all slots, which penalises nothing yet."""
+        """Creates the neutral penalty state of all slots."""
 
     def of(self, layout: StepLayout) -> list[Program]:
-        """Those that a bucket's rows may need."""
+        """The programs that a bucket's rows may need."""
         lowerings: dict[str, Callable[[StepLayout], Lowered]] = {
             GREEDY: partial(self._lower_sampler, draws=False),
             DRAW: partial(self._lower_sampler, draws=True),
@@ -73,14 +73,14 @@ class SamplingPrograms:
         return [Program(name, layout.rows, partial(lowering, layout)) for name, lowering in lowerings.items()]
 
     def writers(self) -> list[Program]:
-        """Those that write the state of a sequence which has just been given its slot."""
+        """The programs that write the state of a newly admitted sequence into its slot."""
         return [
             Program(WRITE_BIAS, self._num_slots, partial(self._lower_writer, neutral_bias)),
             Program(WRITE_PENALTIES, self._num_slots, partial(self._lower_writer, neutral_penalties)),
         ]
 
     def place(self, row: State) -> State:
-        """One sequence's state, as writers take it."""
+        """One sequence's state as global arrays, for the writers."""
         placed: State = self._mesh.place(row, _specs(row))
         return placed
 
@@ -88,7 +88,7 @@ class SamplingPrograms:
         def draw(logits: Array, last_token: Array, sampling: Array, key: Array) -> tuple[Array, Array]:
             slots, rows = layout.unpack_sampling(sampling)
             token_ids = sample(logits, rows, key, self._vocabulary, draws=draws)
-            return token_ids, last_token.at[slots].set(jnp.maximum(token_ids, 0))  # NO_TOKEN is no row to look up
+            return token_ids, last_token.at[slots].set(jnp.maximum(token_ids, 0))  # no NO_TOKEN
 
         key = self._mesh.shapes(jax.eval_shape(lambda: jax.random.key(0)))
         on_each = self._mesh.on_each(draw, (LOGITS, COPY, COPY, COPY), COPY)
@@ -120,7 +120,7 @@ class SamplingPrograms:
         return lower(on_each, logits, self._mesh.shapes(token_ids))
 
     def _lower_change(self, change: Callable[..., Any], row: State, layout: StepLayout) -> Lowered:
-        """A function of a state, donated, and logits that gives both."""
+        """Lower (state, logits, ...) -> (state, logits); the state is donated."""
         specs = _specs(row, None)
         on_each = self._mesh.on_each(change, (specs, LOGITS, COPY, COPY), (specs, LOGITS))
         return lower(on_each, self._abstract(row), *self._arguments(layout), donate=0)
@@ -139,14 +139,14 @@ class SamplingPrograms:
         return lower(on_each, self._abstract(row), slot, shapes, donate=0)
 
     def _arguments(self, layout: StepLayout) -> tuple[jax.ShapeDtypeStruct, ...]:
-        """Logits, last tokens and what the sampler reads of the packed array."""
+        """Abstract logits, last tokens and the sampler's part of the packed array."""
         logits = jax.ShapeDtypeStruct((layout.rows, self.vocab_size), jnp.float32)
         last_token = jax.ShapeDtypeStruct((self._num_slots,), np.int32)
         sampling = jax.ShapeDtypeStruct((layout.sampling_size,), np.int32)
         return self._mesh.shapes(logits, *LOGITS), self._mesh.shapes(last_token), self._mesh.shapes(sampling)
 
     def _maker(self, row: State) -> Callable[[], State]:
-        """Makes the state of all slots, each like this row."""
+        """A function that creates the state of all slots from one row."""
 
         def make(leaf: NDArray[Any], spec: PartitionSpec) -> Callable[[], Array]:
             return self._mesh.maker(partial(jnp.tile, leaf, (self._num_slots, *(1 for _ in leaf.shape))), *spec)
@@ -165,7 +165,7 @@ class SamplingPrograms:
 
 
 def _specs(row: State, *lead: None) -> Any:
-    """How each field of a state is split: along the vocabulary, where it has a number for each token."""
+    """How each field of a state is sharded: by vocabulary if it has an entry per token."""
 
     def spec(path: KeyPath[Any], _: NDArray[Any]) -> PartitionSpec:
         assert isinstance(path[-1], GetAttrKey)

@@ -1,4 +1,4 @@
-"""What the device has to be told about each running sequence, in numpy rows kept dense from 0."""
+"""The device's input for each running sequence, in numpy rows kept dense from 0."""
 
 import numpy as np
 from numpy.typing import NDArray
@@ -8,16 +8,16 @@ from engine.scheduling.sequence import Sequence
 
 
 class SequenceBuffer:
-    """Columns over rows; row order means nothing, ``slots`` says where a row's state lies on the device.
+    """Columns over rows. Row order has no meaning; ``slots`` is the index of a row's device state.
 
-    ``add`` writes every column of the row it takes, so that a reused row inherits nothing: tokens and pages past
-    ``num_tokens`` and ``num_pages`` are never read. Rows 0..num_rows-1 are in use, save between ``remove`` and
-    ``condense``.
+    ``add`` writes every column of its row, so a reused row inherits nothing: tokens and pages past
+    ``num_tokens`` and ``num_pages`` are never read. Rows 0..num_rows-1 are in use, except between
+    ``remove`` and ``condense``.
     """
 
     def __init__(self, max_num_seqs: int, max_model_len: int, pages_per_seq: int) -> None:
         self.token_ids = np.zeros((max_num_seqs, max_model_len), np.int32)
-        """Tokens known when the row was added: those its chunks compute."""
+        """Tokens known when the row was added, which its chunks compute."""
         self.num_tokens = np.zeros(max_num_seqs, np.int32)
         self.page_indices = np.zeros((max_num_seqs, pages_per_seq), np.int32)
         self.num_pages = np.zeros(max_num_seqs, np.int32)
@@ -28,17 +28,17 @@ class SequenceBuffer:
         self.min_p = np.zeros(max_num_seqs, np.float32)
         self.seeds = np.zeros(max_num_seqs, np.uint32)
         self.needs = np.zeros(max_num_seqs, np.int32)
-        """Need flags: what the sampler is to do for the row."""
+        """Need flags: the sampler's work for the row."""
         self._sequences: list[Sequence | None] = []
         self._rows: dict[Sequence, int] = {}
 
     @property
     def num_rows(self) -> int:
-        """Rows in use, and holes that ``condense`` has not closed yet."""
+        """Rows in use, and holes not yet closed by ``condense``."""
         return len(self._sequences)
 
     def row_of(self, sequence: Sequence) -> int:
-        """The row a sequence has now."""
+        """The current row of a sequence."""
         return self._rows[sequence]
 
     def rows_of(self, sequences: list[Sequence]) -> NDArray[np.intp]:
@@ -46,7 +46,7 @@ class SequenceBuffer:
         return np.fromiter(map(self._rows.__getitem__, sequences), np.intp, len(sequences))
 
     def add(self, sequence: Sequence) -> int:
-        """Take the next row for a sequence that has just been given its slot."""
+        """Add a row for a sequence that was just given its slot."""
         row = len(self._sequences)
         self._sequences.append(sequence)
         self._rows[sequence] = row
@@ -67,17 +67,17 @@ class SequenceBuffer:
         return row
 
     def add_pages(self, sequences: list[Sequence]) -> None:
-        """Append the one page that each of these has got since it was last looked at."""
+        """Append the one page by which each sequence has grown."""
         rows = self.rows_of(sequences)
         self.page_indices[rows, self.num_pages[rows]] = [sequence.pages[-1] for sequence in sequences]
         self.num_pages[rows] += 1
 
     def remove(self, sequence: Sequence) -> None:
-        """Leave a hole where a sequence was; ``condense`` closes it."""
+        """Remove a sequence's row. ``condense`` closes the hole."""
         self._sequences[self._rows.pop(sequence)] = None
 
     def swap(self, left: int, right: int) -> None:
-        """Exchange two rows, tokens and pages only as far as they are in use."""
+        """Exchange two rows; of tokens and pages, only the part in use."""
         tokens = max(self.num_tokens[left], self.num_tokens[right])
         pages = max(self.num_pages[left], self.num_pages[right])
         for column, width in ((self.token_ids, tokens), (self.page_indices, pages)):
@@ -95,7 +95,7 @@ class SequenceBuffer:
                 self._rows[sequence] = row
 
     def condense(self) -> None:
-        """Close the holes with rows from the end, so that the rows in use are 0..num_rows-1 again."""
+        """Fill holes with rows from the end, so that rows 0..num_rows-1 are in use again."""
         for hole in [row for row, sequence in enumerate(self._sequences) if sequence is None]:
             while self._sequences and self._sequences[-1] is None:
                 self._sequences.pop()

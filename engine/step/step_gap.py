@@ -1,10 +1,10 @@
-"""How long the device stood idle between two steps though there was work, as far as the host can know.
+"""Device idle time between two steps while there was work, as seen from the host.
 
-A device that runs behind the host's back does not say when it became idle; the host sees that its last step is done
-when it looks. It looks when a step has been collected (with no run-ahead the very moment at which that step is done),
-before it prepares the next one, and once more right before that is given to the device. A gap lasts from the first
-look that finds the device idle until it has been given a step, so it is never longer than in truth, and shorter by
-at most the host's work between two looks. Where a step was given before the last one was done, it is 0.
+The device runs asynchronously and does not say when it becomes idle. The host checks if its last
+step is done: after it collects a step (without run-ahead the moment when that step is done),
+before it prepares the next one, and right before it dispatches that. A gap lasts from the first
+check that finds the device idle until the dispatch. It is never overestimated, underestimated by
+at most the host's work between two checks, and 0 if the dispatch precedes the last step's end.
 """
 
 import time
@@ -13,14 +13,14 @@ from typing import Protocol
 
 
 class Result(Protocol):
-    """What the device makes of a step, sooner or later: a ``jax.Array``."""
+    """The future result of a step: a ``jax.Array``."""
 
     def is_ready(self) -> bool:
-        """Whether it is there."""
+        """Whether it has been computed."""
 
 
 class StepGaps:
-    """Counts the gaps between steps that follow each other, and sums their seconds. One thread uses it."""
+    """Counts the gaps between consecutive steps and sums their seconds. One thread uses it."""
 
     def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
         self._clock = clock
@@ -29,18 +29,18 @@ class StepGaps:
         self.start_counting()
 
     def start_counting(self) -> None:
-        """Begin anew."""
+        """Reset the counts."""
         self.seconds = 0.0
         self.count = 0
         self.rest()
 
     def look(self) -> None:
-        """Notice if all that the device was given is done."""
+        """Check whether the device has finished all its steps."""
         if self._latest is not None and self._idle_since is None and self._latest.is_ready():
             self._idle_since = self._clock()
 
     def dispatched(self, result: Result) -> None:
-        """The device has just been given a step, after which it has ``result``."""
+        """Record that a step was dispatched, which will produce ``result``."""
         if self._latest is not None:
             self.count += 1
             if self._idle_since is not None:
@@ -48,5 +48,5 @@ class StepGaps:
         self._latest, self._idle_since = result, None
 
     def rest(self) -> None:
-        """There was nothing to do: the time until the next step is no gap."""
+        """Record that there is no work: the time until the next step is no gap."""
         self._latest = self._idle_since = None

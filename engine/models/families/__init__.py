@@ -1,1 +1,1 @@
-"""A file a family: how its config.json comes down to a ModelSpec, and where its checkpoints have each parameter."""
+"""A file per family: a ModelSpec from its config.json, and the names of its tensors."""

@@ -1,4 +1,4 @@
-"""Gemma 2: every other layer slides, norms stand before and after, scores and logits are capped, norm scales are stored less 1."""
+"""Gemma 2: alternating windows, four norms per layer, soft caps, norm scales stored minus 1."""
 
 from typing import Any
 
@@ -12,7 +12,7 @@ from engine.models.weights.parameters import LAYER, tensors
 
 
 class Gemma2Fields(Fields):
-    """Its own keys; the defaults are transformers'."""
+    """The family's own keys, with the defaults of transformers."""
 
     query_pre_attn_scalar: Positive = 256
     attn_logit_softcapping: Positive | None = 50.0
@@ -20,7 +20,7 @@ class Gemma2Fields(Fields):
 
 
 def gemma2(fields: Gemma2Fields) -> ModelSpec:
-    """Layers 0, 2, 4 ... slide where config.json does not say which."""
+    """Layers 0, 2, 4 ... slide, unless config.json lists the sliding layers."""
     if fields.layer_types is None:
         alternating = ["sliding_attention", "full_attention"] * fields.num_hidden_layers
         fields = msgspec.structs.replace(fields, layer_types=alternating[: fields.num_hidden_layers])

@@ -1,1 +1,1 @@
-"""A decoder's weights: declared beside the modules that use them, read from a source, served in one of few forms."""
+"""A decoder's weights: declared in its modules, read from a source, served in a few forms."""

@@ -1,4 +1,4 @@
-"""How a module declares its parameters: each by its name, its logical axes and sizes, and where a checkpoint has it."""
+"""Modules declare parameters here: name, logical axes, sizes, and tensors in a checkpoint."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -15,11 +15,11 @@ from engine.models.weights.parameters import Parameter, Role, TensorRule
 Axes = Mapping[str, int]
 """Names and sizes, in order; the names are those of ``engine.models.weights.parameters.AXES``."""
 STD = 0.02
-"""Of a kernel before training, as in GPT-2 (Radford et al. 2019)."""
+"""Standard deviation of a kernel before training, as in GPT-2 (Radford et al. 2019)."""
 
 
 class ParameterFactory:
-    """Makes the parameters of one model: random numbers to train, or shapes under ``nnx.eval_shape`` to load.
+    """Makes a model's parameters: random to train, or shapes under ``nnx.eval_shape`` to load.
 
     Each is an ``nnx.Param`` whose metadata ``declared`` is its Parameter.
     """
@@ -27,7 +27,7 @@ class ParameterFactory:
     def __init__(self, rngs: nnx.Rngs, devices: int, num_layers: int, rules: Mapping[str, TensorRule]) -> None:
         self._rngs = rngs
         self.axis = TP if devices > 1 else None
-        """The mesh axis over which the products of ``last`` kernels are summed; None on one device."""
+        """The mesh axis that products of ``last`` kernels are summed over; None on one device."""
         self._devices = devices
         self._num_layers = num_layers
         self._rules = rules
@@ -36,7 +36,7 @@ class ParameterFactory:
     def kernel(
         self, name: str, inputs: Axes, outputs: Axes, rule: TensorRule, *, kv_replicas: int = 1, last: bool = False
     ) -> nnx.Param[Weight]:
-        """A kernel [prod(inputs), *outputs]; ``last`` where its products are added to the residual stream."""
+        """A kernel [prod(inputs), *outputs]; ``last`` if it adds to the residual stream."""
         axes = (*inputs.items(), *outputs.items())
         std = STD / (2 * self._num_layers) ** 0.5 if last else STD
         return self._weight(Parameter(name, Role.KERNEL, axes, self._rule(name, rule), len(inputs), kv_replicas), std)
@@ -58,7 +58,7 @@ class ParameterFactory:
         return nnx.Param(jnp.ones(parameter.shape, jnp.float32), declared=parameter)
 
     def require_all_rules_used(self) -> None:
-        """Raises ValueError where a family has a rule for a parameter that its decoder does not have."""
+        """Raises ValueError if a family has a rule for a parameter that its decoder lacks."""
         if self._unused:
             raise ValueError(f"the family has tensor rules for {sorted(self._unused)}, which its decoder does not have")
 
@@ -74,6 +74,6 @@ class ParameterFactory:
 
 
 def declared(param: nnx.Variable[Any]) -> Parameter:
-    """The declaration of a parameter that a factory has made."""
+    """The declaration of a factory's parameter."""
     parameter: Parameter = param.get_metadata("declared")
     return parameter

@@ -1,7 +1,8 @@
-"""The forms in which weights are served, and what each does: products, rows of a table, logits.
+"""The forms of weights in service, and their operations: products, rows of a table, logits.
 
-A form is a pytree and one class here. It says the shapes of its arrays (``leaves``), how it is made of the numbers
-of a parameter (``made_of``), and how steps use it; ``form_of`` chooses it. ``engine.models.linear`` is the door.
+A form is a pytree with a class here. The class gives the shapes of its arrays (``leaves``), makes
+them from a parameter's numbers (``made_of``) and has the operations of a step. ``form_of`` chooses
+the form; models use it through ``engine.models.linear``.
 """
 
 import math
@@ -22,34 +23,34 @@ from engine.models.weights.parameters import Parameter, Role
 
 
 class Layout(Enum):
-    """How the numbers of a kernel [in, *out] or table [vocab, hidden] lie, as a backend's products read them."""
+    """Memory layout of a kernel [in, *out] or table [vocab, hidden], for a backend's products."""
 
     AXES = auto()
     """As they are declared."""
     MATRIX = auto()
-    """Kernels as [in, prod(out)], each device's part flattened by itself. A TPU stores the last two axes in tiles: it
-    would pad small ones, and copy the whole kernel before each product."""
+    """Kernels are [in, prod(out)], flattened for each device by itself. A TPU stores the last
+    two axes in tiles: it would pad small ones, and copy the kernel before each product."""
     PANELS = auto()
-    """Kernels, and tables as the kernels [hidden, vocab] that make logits, in panels for the CPU's own product; on one
-    device."""
+    """For the CPU's own product, on one device: kernels, and tables as kernels [hidden, vocab]
+    for logits, are in panels."""
 
 
 @dataclass(frozen=True)
 class WeightFormat:
-    """How a backend's steps read a model's weights."""
+    """The form in which a backend's steps read weights."""
 
     dtype: np.dtype[Any]
-    """Of all that is not quantised, but for norm scales, which stay float32."""
+    """Of all weights that are not quantised, except norm scales, which stay float32."""
     layout: Layout = Layout.AXES
     scans: bool = False
-    """Layers that repeat are one array for each parameter, gone through by ``lax.scan``."""
+    """Repeated layers have one array per parameter, which ``lax.scan`` goes through."""
     activations: np.dtype[Any] | None = None
-    """Kernels and tables are int8, and rows of a table are of this dtype; None where nothing is quantised."""
+    """Kernels and tables are int8, and rows of a table have this dtype; None: no quantisation."""
 
 
 @dataclass(frozen=True)
 class Leaf:
-    """The shape of one array of a form, over all devices, and the mesh axis that each of its axes is split over."""
+    """The shape of one array of a form, over all devices, and the mesh axis of each axis."""
 
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
@@ -68,12 +69,12 @@ class Leaf:
 @partial(jax.tree_util.register_dataclass, data_fields=["values"], meta_fields=["layout", "out"])
 @dataclass(frozen=True)
 class Dense:
-    """The numbers as they are."""
+    """The numbers in a float dtype."""
 
     values: Any
     layout: Layout
     out: tuple[int, ...]
-    """The output axes of one device's part: what a product's last axis is reshaped to."""
+    """The output axes of one device's part: the shape of a product's last axis."""
 
     @classmethod
     def leaves(cls, parameter: Parameter, form: WeightFormat, devices: int) -> "Dense":
@@ -82,7 +83,7 @@ class Dense:
 
     @classmethod
     def made_of(cls, values: Array, parameter: Parameter, form: WeightFormat, mesh: DeviceMesh) -> "Dense":
-        """Of a parameter's numbers: the served array, its outputs as one axis where the layout is MATRIX."""
+        """The form of a parameter's ``values``; its outputs are one axis in a MATRIX layout."""
         return cls(_as_laid_out(values, parameter, form.layout), form.layout, _out(parameter, mesh.size))
 
     def product(self, x: Array) -> Array:
@@ -98,7 +99,7 @@ class Dense:
         return _transposed_matmul(hidden, self.values)
 
     def rows(self, places: Array) -> Array:
-        """Rows [..., hidden] of a table at i32[...] places; float32 where it lies in panels."""
+        """Rows [..., hidden] of a table at i32[...] indices; float32 if the table is in panels."""
         if self.layout is Layout.PANELS:
             return _apart(panels.rows(self.values, places))
         return jnp.take(self.values, places, axis=0)
@@ -131,7 +132,7 @@ class Scaled:
 
     @classmethod
     def made_of(cls, values: Array, parameter: Parameter, form: WeightFormat, mesh: DeviceMesh) -> "Scaled":
-        """Of a parameter's numbers: the served array, its outputs as one axis where the layout is MATRIX."""
+        """The form of a parameter's ``values``; its outputs are one axis in a MATRIX layout."""
         assert form.activations is not None
         numbers, scales = _quantize(values, axis=_contracted(parameter))
         if form.layout is not Layout.PANELS:
@@ -153,10 +154,11 @@ class Scaled:
         return self._times(_transposed_matmul(hidden, self.values))
 
     def rows(self, places: Array) -> Array:
-        """Rows [..., hidden] of a table at i32[...] places."""
+        """Rows [..., hidden] of a table at i32[...] indices."""
         if self.layout is Layout.PANELS:
             return _apart(self._scaled(panels.rows(self.values, places), places))
-        if places.shape == (1,):  # XLA:TPU would cut a single row from a copy of the whole, laid out for that
+        # For a single row XLA:TPU would copy the whole table to another layout.
+        if places.shape == (1,):
             padded = jnp.concatenate([places, jnp.zeros_like(places)])
             return self._scaled(jnp.take(self.values, padded, axis=0)[:1], places)
         return self._scaled(jnp.take(self.values, places, axis=0), places)
@@ -172,7 +174,7 @@ class Scaled:
 
 
 Weight = Dense | Scaled
-"""What a kernel or table is served as."""
+"""The forms of a kernel or table."""
 
 
 def form_of(parameter: Parameter, form: WeightFormat) -> type[Weight] | None:
@@ -183,7 +185,7 @@ def form_of(parameter: Parameter, form: WeightFormat) -> type[Weight] | None:
 
 
 def leaves_of(parameter: Parameter, form: WeightFormat, devices: int) -> Any:
-    """A parameter as it is served, a Leaf in place of each array."""
+    """A parameter's form with a Leaf for each array."""
     kind = form_of(parameter, form)
     return dense_leaf(parameter, form) if kind is None else kind.leaves(parameter, form, devices)
 
@@ -231,7 +233,8 @@ _quantize = jax.jit(quantize, static_argnames="axis")
 
 def _matmul(x: Array, values: Array) -> Array:
     matrix = values.reshape(values.shape[0], -1).astype(x.dtype)
-    return jnp.matmul(x, matrix, preferred_element_type=np.float32)  # asked for less, XLA:TPU would turn the kernel
+    # For a result below float32 XLA:TPU would transpose the kernel.
+    return jnp.matmul(x, matrix, preferred_element_type=np.float32)
 
 
 def _transposed_matmul(hidden: Array, table: Array) -> Array:
@@ -239,6 +242,6 @@ def _transposed_matmul(hidden: Array, table: Array) -> Array:
 
 
 def _apart(rows: Array) -> Array:
-    """Rows that are not fused with what is added next, as in the CPU's kernels."""
+    """Rows that XLA does not fuse with the next addition, as in the CPU's kernels."""
     apart: Array = jax.lax.optimization_barrier(rows)
     return apart

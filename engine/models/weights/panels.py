@@ -15,7 +15,7 @@ SOURCE = Path(__file__).parent.parent / "cpu" / "linear.cc"
 
 @cache
 def panel_width() -> int:
-    """Columns of a panel on this machine; makes the kernel known to XLA. Raises KernelsUnavailable."""
+    """Columns of a panel on this machine. Registers the kernel. Raises KernelsUnavailable."""
     library = load(SOURCE)
     register(library, "odriver_linear")
     return int(library.odriver_panel_width())
@@ -27,7 +27,7 @@ def panels_shape(rows: int, depth: int) -> tuple[int, int, int]:
 
 
 def as_panels(rows: np.ndarray[Any, Any]) -> Array:
-    """[out, in] as panels [ceil(out / width), in, width], zeros behind the last row. Raises KernelsUnavailable.
+    """[out, in] -> panels [ceil(out / width), in, width], zero-padded. Raises KernelsUnavailable.
 
     A step then reads each weight once and in order, whatever its shape.
     """
@@ -38,14 +38,14 @@ def as_panels(rows: np.ndarray[Any, Any]) -> Array:
 
 
 def product(x: Array, panels: Array, out: int, scales: Array) -> Array:
-    """f[..., in] times panels of ``out`` columns -> f32[..., out], each column by its scale f32[out], or none f32[0]."""
+    """f[..., in] @ panels of ``out`` columns, scaled by f32[out] or f32[0] -> f32[..., out]."""
     call = jax.ffi.ffi_call("odriver_linear", jax.ShapeDtypeStruct((*x.shape[:-1], out), np.float32))
     multiplied: Array = call(x.astype(np.float32), panels, scales)
     return multiplied
 
 
 def rows(panels: Array, places: Array) -> Array:
-    """Rows f32[..., in] at i32[...] places of what lies in panels."""
+    """Rows f32[..., in] at i32[...] indices of an array in panels."""
     width = panels.shape[2]
     found: Array = panels[places // width, :, places % width]
     return found.astype(np.float32)

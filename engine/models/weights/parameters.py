@@ -1,7 +1,7 @@
 """A parameter's declaration: its logical axes, and where a checkpoint has it.
 
-All else follows from the axes: how the parameter is split over devices (AXES), stacked over layers, flattened,
-packed and quantised (forms.py), and which part of which tensor each device reads (pieces.py).
+All else follows from the axes: the split over devices (AXES), the stack over layers, packing and
+quantisation (forms.py), and the part of each tensor that a device reads (pieces.py).
 """
 
 import math
@@ -27,16 +27,16 @@ AXES: Mapping[str, str | None] = {
 }
 """The mesh axis that each logical axis is split over; None is whole on every device.
 
-A layer's first products are split by their outputs and its last ones by their inputs, so that two sums over the
-devices, after attention and after the feed-forward, are all that a layer exchanges (Shoeybi et al. 2019).
+A layer's first products are split by outputs and its last by inputs, so a layer needs only two
+all-reduces: after attention and after the feed-forward (Shoeybi et al. 2019).
 """
 
 LAYER = "model.layers.{layer}."
-"""What the tensors of a layer begin with in most checkpoints."""
+"""The prefix of a layer's tensors in most checkpoints."""
 
 
 class Role(Enum):
-    """What a parameter is used for."""
+    """The use of a parameter."""
 
     VECTOR = auto()
     """[*out]: biases and norm scales, never quantised."""
@@ -48,20 +48,20 @@ class Role(Enum):
 
 @dataclass(frozen=True)
 class TensorRule:
-    """Where a checkpoint has a parameter: one tensor, or several side by side along one axis.
+    """A parameter in a checkpoint: one tensor, or several along one axis.
 
-    A name may hold ``{layer}`` and, for an axis of the parameter, its name: ``experts.{experts}.w1.weight`` is one
-    tensor for each index of the axis ``experts``. A name that occurs several times is one tensor that holds these
-    parts one after the other: it is cut.
+    A name may have fields ``{layer}`` and the parameter's axes: ``experts.{experts}.w1.weight`` is
+    one tensor for each index of the axis ``experts``. If a name occurs several times, one tensor
+    has these parts one after the other, and is cut.
     """
 
     tensors: tuple[str, ...]
     along: str | None = None
-    """The axis along which several tensors lie: each takes one place of it, the first all that the others leave."""
+    """The axis of several tensors: each takes one index of it, the first all that are left."""
     stored: str | None = None
-    """The tensor's axes by the parameter's, as ``"experts (gate_up ffn) hidden"``; one stored axis may hold several.
+    """The tensor's axes, ``"experts (gate_up ffn) hidden"``; brackets join several in one.
 
-    Where it is None, a kernel is stored as torch has it, ``"(*out) (*inputs)"``, and all else as it is declared.
+    By default a kernel is stored as in torch, ``"(*out) (*inputs)"``, and all else as declared.
     """
     transform: Callable[[NDArray[Any]], NDArray[Any]] | None = None
     """Applied to float32 numbers, each by itself."""
@@ -79,18 +79,18 @@ def tensors(
 
 @dataclass(frozen=True)
 class Parameter:
-    """One parameter as it is declared, for all layers that have it. Hashable: it is metadata of an ``nnx.Param``."""
+    """One declared parameter of all layers. Hashable, as metadata of an ``nnx.Param``."""
 
     name: str
-    """Within its layer, as ``attention.qkv_kernel``: the key by which a family gives it another rule."""
+    """Within its layer, like ``attention.qkv_kernel``: the key of a family's rule for it."""
     role: Role
     axes: tuple[tuple[str, int], ...]
     """Names and sizes over all devices; a kernel's inputs come first."""
     rule: TensorRule
     inputs: int = 0
-    """How many of the axes a product contracts; several lie as one in the served array."""
+    """How many of the axes a product contracts; they are one axis of the served array."""
     kv_replicas: int = 1
-    """How often each kv head of the tensors after the first lies here, one copy for each device that needs it."""
+    """Copies of each kv head of the tensors after the first, one per device that needs it."""
     padding: int = 0
     """Rows of zeros at the end of a table that the checkpoint does not have."""
     exact: bool = False
@@ -118,11 +118,11 @@ class Parameter:
 
     @property
     def served_split(self) -> tuple[str | None, ...]:
-        """The mesh axis that each axis of the served array is split over; the first of several inputs decides."""
+        """The mesh axis of each axis of the served array; the first of several inputs decides."""
         return (*self.split[:1], *self.split[max(1, self.inputs) :])
 
     def as_served(self, sizes: tuple[int, ...]) -> tuple[int, ...]:
-        """The sizes of an array, or of one device's part of it, with the inputs as one."""
+        """The sizes of an array, or of one device's part of it, with the inputs joined."""
         return (math.prod(sizes[: self.inputs]), *sizes[self.inputs :]) if self.inputs else sizes
 
     def part(self, devices: int) -> tuple[int, ...]:

@@ -1,4 +1,4 @@
-"""Which part of which tensor a part of a parameter is made of, and how it is read."""
+"""The tensors of a parameter's part, and how they are read."""
 
 import math
 import re
@@ -18,38 +18,38 @@ KV_HEADS = "kv_heads"
 
 @dataclass(frozen=True)
 class Piece:
-    """One tensor's place within a parameter."""
+    """The share of one tensor in a parameter."""
 
     tensor: str
     groups: tuple[tuple[str, ...], ...]
-    """The parameter's axes that each axis of the tensor holds."""
+    """For each axis of the tensor, the parameter's axes that it joins."""
     sizes: Mapping[str, int]
     """Of those axes, in the parameter."""
     region: Mapping[str, slice | int]
-    """Where it lies within the parameter along the axes that it does not fill."""
+    """Its index within the parameter along the axes that it does not fill."""
     repeats: int
-    """How often each of its kv heads lies in the parameter, one after the other."""
+    """Copies of each of its kv heads in the parameter, one after the other."""
     shape: tuple[int, ...]
-    """What it takes of the tensor: all, unless the tensor is cut."""
+    """The shape of its part of the tensor: all of it, unless the tensor is cut."""
     begins: tuple[int, ...]
-    """Where that begins in the tensor."""
+    """The start of that part in the tensor."""
     stored: tuple[int, ...]
     """The whole tensor's shape."""
 
 
 def pieces(parameter: Parameter, layer: int | None) -> list[Piece]:
-    """What a parameter is made of, in one layer or outside of all."""
+    """The pieces of a parameter in one layer, or outside of all layers."""
     found: list[Piece] = []
     for number, template in enumerate(parameter.rule.tensors):
         for at in _indices(template, dict(parameter.axes)):
             piece = _piece(parameter, number, template.format(layer=layer, **at), at)
             found.append(_after([other for other in found if other.tensor == piece.tensor], piece))
-    wholes = {piece.tensor: piece.stored for piece in found}  # as the last piece of each knows
+    wholes = {piece.tensor: piece.stored for piece in found}  # the last piece has the whole shape
     return [replace(piece, stored=wholes[piece.tensor]) for piece in found]
 
 
 def _indices(template: str, sizes: Mapping[str, int]) -> Iterator[dict[str, int]]:
-    """All indices along the axes that a tensor's name names."""
+    """All indices along the axes that are fields of a tensor's name."""
     named = [name for name in re.findall(r"\{(\w+)\}", template) if name != "layer"]
     for at in product(*(range(sizes[name]) for name in named)):
         yield dict(zip(named, at, strict=True))
@@ -77,7 +77,7 @@ def _stored_size(parameter: Parameter, name: str, size: int, repeats: int) -> in
 
 
 def _after(others: list[Piece], piece: Piece) -> Piece:
-    """A piece where the others of the same tensor end, along the tensor's axis that holds the fused one."""
+    """A piece after the others of the same tensor, along the fused axis."""
     if not others:
         return piece
     (fused,) = (name for name, at in piece.region.items() if isinstance(at, slice))
@@ -89,7 +89,7 @@ def _after(others: list[Piece], piece: Piece) -> Piece:
 
 
 def _groups(parameter: Parameter, sizes: Mapping[str, int]) -> tuple[tuple[str, ...], ...]:
-    """The parameter's axes that each axis of a tensor holds."""
+    """For each axis of a tensor, the parameter's axes that it joins."""
     if parameter.rule.stored is not None:
         words = re.findall(r"\(([^)]*)\)|(\w+)", parameter.rule.stored)
         return tuple(tuple((several or one).split()) for several, one in words)
@@ -103,7 +103,7 @@ def _groups(parameter: Parameter, sizes: Mapping[str, int]) -> tuple[tuple[str, 
 def assemble(
     source: TensorSource, parameter: Parameter, layer: int | None, index: tuple[slice, ...], dtype: np.dtype[Any]
 ) -> NDArray[Any]:
-    """The part of a parameter that ``index`` selects, one slice for each of its axes; a fused axis is always whole."""
+    """The part of a parameter at ``index``, a slice per axis; a fused axis is always whole."""
     windows = {name: chosen.indices(size)[:2] for (name, size), chosen in zip(parameter.axes, index, strict=True)}
     part = np.empty([stop - start for start, stop in windows.values()], dtype)
     for piece in pieces(parameter, layer):
@@ -114,19 +114,19 @@ def assemble(
 
 @dataclass(frozen=True)
 class _Extent:
-    """What is read along one axis of a tensor."""
+    """The read along one axis of a tensor."""
 
     read: slice
     kept: int
-    """Of what is read; a part that is all padding reads a row for its shape and keeps none."""
+    """Rows used of those read; a part of padding alone reads a row for its shape, uses none."""
     wanted: int
-    """What is kept, and the padding."""
+    """Rows used, and the padding."""
     sizes: Mapping[str, int]
-    """The parameter's axes that what is wanted holds, before kv heads are repeated."""
+    """Sizes of the parameter's axes in the wanted rows, before kv heads are repeated."""
     lead: str
-    """The axis of them along which no more is read than is wanted."""
+    """The axis of these along which only the wanted part is read."""
     within: slice
-    """What is wanted along it, after kv heads are repeated."""
+    """The wanted part along it, after kv heads are repeated."""
 
 
 def _extent(piece: Piece, axis: int, windows: Mapping[str, tuple[int, int]]) -> _Extent:

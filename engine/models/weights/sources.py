@@ -1,4 +1,4 @@
-"""Where tensors come from: a Hugging Face model directory, or arrays in memory."""
+"""Sources of tensors: a Hugging Face model directory, or arrays in memory."""
 
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -21,14 +21,14 @@ Content = TypeVar("Content")
 
 
 class _Index(msgspec.Struct):
-    """``model.safetensors.index.json``: which file holds which tensor."""
+    """``model.safetensors.index.json``: the file of each tensor."""
 
     weight_map: dict[str, str]
 
 
 @dataclass(frozen=True)
 class TensorInfo:
-    """A tensor as it is stored."""
+    """A stored tensor."""
 
     shape: tuple[int, ...]
     dtype: str
@@ -36,26 +36,26 @@ class TensorInfo:
 
 
 class TensorSource(Protocol):
-    """Tensors by name, under the names that checkpoints give them."""
+    """Tensors by their names in checkpoints."""
 
     @property
     def origin(self) -> str:
-        """What an error names."""
+        """The name of this source in errors."""
 
     @property
     def names(self) -> Collection[str]:
         """Of all tensors."""
 
     def info(self, name: str) -> TensorInfo:
-        """The shape and dtype of a tensor; raises ConfigurationError where its dtype is not served."""
+        """A tensor's shape and dtype. Raises ConfigurationError for an unsupported dtype."""
 
     def read(self, name: str, index: tuple[slice, ...]) -> NDArray[Any]:
-        """Part of a tensor, in the dtype it is stored in (bfloat16 is that of ml_dtypes)."""
+        """Part of a tensor in its stored dtype (bfloat16 is that of ml_dtypes)."""
 
 
 @dataclass(frozen=True)
 class Arrays:
-    """A TensorSource of arrays in memory: weights that another program has just computed."""
+    """A TensorSource of arrays in memory: weights just computed by another program."""
 
     arrays: Mapping[str, NDArray[Any]]
     origin: str = "arrays in memory"
@@ -77,11 +77,11 @@ class Arrays:
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A TensorSource of open safetensors files; nothing is read before it is asked for."""
+    """A TensorSource of open safetensors files, read on demand."""
 
     directory: Path
     files: Mapping[str, Any]
-    """By tensor name, the ``safe_open`` file that holds it."""
+    """By tensor name, its ``safe_open`` file."""
 
     @property
     def origin(self) -> str:
@@ -112,7 +112,7 @@ def _served(origin: str, name: str, stored: str, dtype: str | None) -> str:
 
 @contextmanager
 def open_checkpoint(directory: Path) -> Iterator[Checkpoint]:
-    """Maps the weight files of a model directory; raises ConfigurationError for a missing or corrupt one."""
+    """Maps a model directory's weight files. Raises ConfigurationError if missing or corrupt."""
     with ExitStack() as stack:
         files: dict[str, Any] = {}
         for path in weight_files(directory):
@@ -127,7 +127,7 @@ def open_checkpoint(directory: Path) -> Iterator[Checkpoint]:
 
 
 def weight_files(directory: Path) -> list[Path]:
-    """The safetensors files of a model directory; raises ConfigurationError where they are missing."""
+    """A model directory's safetensors files. Raises ConfigurationError if they are missing."""
     if (directory / SINGLE_FILE).is_file():
         return [directory / SINGLE_FILE]
     if not (directory / INDEX_FILE).is_file():
@@ -141,7 +141,7 @@ def weight_files(directory: Path) -> list[Path]:
 
 
 def read_json(path: Path, shape: type[Content]) -> Content:
-    """What a JSON file holds, as ``shape``; raises ConfigurationError where it cannot be read as that."""
+    """A JSON file as ``shape``. Raises ConfigurationError if it cannot be read as that."""
     try:
         return msgspec.json.decode(path.read_bytes(), type=shape)
     except msgspec.ValidationError as error:
@@ -151,7 +151,7 @@ def read_json(path: Path, shape: type[Content]) -> Content:
 
 
 def _without_weights(directory: Path) -> str:
-    """Why a directory that has neither a weight file nor an index cannot be served, and what would help."""
+    """Why a directory with no weight file and no index cannot be served, and what would help."""
     wanted = f"{directory} has neither {SINGLE_FILE} nor {INDEX_FILE}"
     if any(directory.glob("*.bin")) or any(directory.glob("*.pth")):
         return (

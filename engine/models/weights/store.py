@@ -1,4 +1,4 @@
-"""The served arrays of a decoder: what they are, what they take, and how a source's tensors are put into them."""
+"""The served arrays of a decoder: their shapes, their bytes, and how a source fills them."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -33,22 +33,22 @@ class Served:
     path: tuple[Any, ...]
     parameter: Parameter
     layers: tuple[int, ...] | None
-    """The layers whose parameters lie in it; None where it belongs to no layer."""
+    """The layers whose parameters it has; None if it belongs to no layer."""
     is_stacked: bool
 
     @property
     def sources(self) -> tuple[int | None, ...]:
-        """What its parts are read for, one after the other."""
+        """The layers that its parts are read for, in order."""
         return (None,) if self.layers is None else self.layers
 
     def leaves(self, form: WeightFormat, devices: int) -> Any:
-        """What is served, a Leaf in place of each array."""
+        """The served form, with a Leaf for each array."""
         leaves = leaves_of(self.parameter, form, devices)
         return jax.tree.map(lambda leaf: leaf.stacked(len(self.sources)), leaves) if self.is_stacked else leaves
 
 
 def abstract_decoder(partition: Partition, form: WeightFormat, *, mesh: DeviceMesh) -> Decoder:
-    """The decoder that ``load_decoder`` gives, of shapes alone; reads nothing."""
+    """The decoder that ``load_decoder`` returns, of shapes alone; reads nothing."""
     decoder = _declared_decoder(partition, form.scans)
     graph, state = nnx.split(decoder)
     shapes = []
@@ -68,11 +68,11 @@ def load_decoder(
 
 
 def put(source: TensorSource, decoder: Decoder, form: WeightFormat, *, mesh: DeviceMesh, progress: Report) -> None:
-    """Read, transform and place every tensor of a source into the served arrays of a decoder.
+    """Read, transform and put every tensor of a source into the served arrays of a decoder.
 
-    The decoder has shapes alone, or weights of the same form that these replace: their arrays are donated. Each
-    parameter of a layer is read straight into the devices' parts of it, so that the host never holds more than one.
-    Raises ConfigurationError naming the tensor that is missing, misshapen or unknown before any is read.
+    The decoder has shapes alone, or weights of the same form, which are then donated. Each
+    parameter of a layer is read directly into the devices' parts, so the host never has more than
+    one. Raises ConfigurationError naming a missing, misshapen or unknown tensor before any read.
     """
     partition = decoder.partition
     state = nnx.state(decoder)
@@ -88,7 +88,7 @@ def put(source: TensorSource, decoder: Decoder, form: WeightFormat, *, mesh: Dev
 
 
 def parameter_bytes(partition: Partition, form: WeightFormat) -> int:
-    """What ``load_decoder`` will place on each device; reads nothing."""
+    """Bytes that ``load_decoder`` will allocate on each device; reads nothing."""
     state = nnx.state(_declared_decoder(partition, scans=True))  # the same arrays in fewer entries
     entries = [_served(path, variable, partition) for path, variable in nnx.to_flat_state(state)]
     return sum(
@@ -103,7 +103,7 @@ def _declared_decoder(partition: Partition, scans: bool) -> Decoder:
 
 
 def _served(path: tuple[Any, ...], variable: nnx.Variable[Any], partition: Partition) -> Served:
-    """What lies at a path of a decoder's state: ``layers.3.mlp...``, in a stack ``layers.0.blocks.1.mlp...``."""
+    """The entry at a path: ``layers.3.mlp...``, in a stack ``layers.0.blocks.1.mlp...``."""
     parameter = declared(variable)
     if path[0] != "layers":
         return Served(path, parameter, None, is_stacked=False)
@@ -116,7 +116,7 @@ def _served(path: tuple[Any, ...], variable: nnx.Variable[Any], partition: Parti
 
 
 def _nbytes(parameter: Parameter, form: WeightFormat) -> int:
-    """Of a parameter before it is quantised, on all devices together."""
+    """Bytes of a parameter before it is quantised, on all devices together."""
     return dense_leaf(parameter, form).nbytes(devices=1)
 
 
@@ -134,7 +134,7 @@ class _Progress:
 
 
 class _Placement:
-    """Reads parameters into the devices' parts of them."""
+    """Reads parameters into the devices' parts."""
 
     def __init__(self, source: TensorSource, form: WeightFormat, mesh: DeviceMesh, progress: _Progress) -> None:
         self._source = source
@@ -143,7 +143,7 @@ class _Placement:
         self._progress = progress
 
     def fill(self, entry: Served, served: Any) -> Any:
-        """The arrays of an entry, in place of those, or those shapes, that are served."""
+        """The new arrays of an entry; ``served`` are its former arrays or shapes."""
         if not entry.is_stacked:
             jax.tree.map(_delete, served)
             return self._made(entry.parameter, entry.sources[0])
@@ -155,7 +155,7 @@ class _Placement:
         return stacks
 
     def _room(self, served: Any, leaf: Leaf) -> Array:
-        """The served stack, or one of zeros where there is none yet."""
+        """The served stack, or zeros if there is none yet."""
         if isinstance(served, Array):
             return served
         room: Array = self._mesh.maker(partial(jnp.zeros, leaf.shape, leaf.dtype), *leaf.split)()
@@ -169,7 +169,7 @@ class _Placement:
         return made
 
     def _place(self, parameter: Parameter, layer: int | None) -> Array:
-        """Each device's part, read for it alone; in the layout of its form, but not yet quantised or packed."""
+        """Each device's part, read for it alone, in its form's layout; not quantised or packed."""
         leaf = dense_leaf(parameter, self._form)
         declared_sharding = self._mesh.sharding(*parameter.split)
         parts = []
@@ -181,7 +181,7 @@ class _Placement:
                 jax.device_put(part.reshape((sizes[0], -1) if len(leaf.shape) < len(sizes) else sizes), device)
             )
         array = jax.make_array_from_single_device_arrays(leaf.shape, self._mesh.sharding(*leaf.split), parts)
-        jax.block_until_ready(array)  # or transfers under way would keep their parameters on the host
+        jax.block_until_ready(array)  # pending transfers would hold their parameters on the host
         return array
 
 

@@ -1,4 +1,4 @@
-"""Whether a source has the tensors that a decoder is made of, and no others."""
+"""Checks that a source has exactly the tensors that a decoder needs."""
 
 import re
 from collections.abc import Sequence
@@ -12,13 +12,13 @@ from engine.models.weights.pieces import pieces
 from engine.models.weights.sources import TensorSource
 
 HARMLESS = re.compile(r"model\.(layers\.\d+\.self_attn\.)?rotary_emb\.inv_freq")
-"""Tensors that old checkpoints hold though they follow from config.json."""
+"""Tensors of old checkpoints that follow from config.json."""
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 COMPARED_ROWS = 4096
 
 
 def verify(source: TensorSource, wanted: Sequence[tuple[Parameter, int | None]], model: ModelSpec) -> None:
-    """Raises ConfigurationError unless a source holds what parameters (of a layer) are made of, and nothing else."""
+    """Raises ConfigurationError unless a source has exactly the tensors of ``wanted``."""
     shapes = {piece.tensor: piece.stored for parameter, layer in wanted for piece in pieces(parameter, layer)}
     missing = [name for name in shapes if name not in source.names]
     _refuse(source, missing, "not in the checkpoint, though config.json calls for it")
@@ -37,7 +37,7 @@ def verify(source: TensorSource, wanted: Sequence[tuple[Parameter, int | None]],
 
 
 def _verify_tied(source: TensorSource, rows: int) -> None:
-    """Raises ConfigurationError where a head is stored beside the embedding that it is said to be."""
+    """Raises ConfigurationError if a stored head differs from the embedding it is tied to."""
     same = source.info(HEAD).shape == source.info(EMBEDDING).shape
     for start in range(0, rows if same else 0, COMPARED_ROWS):
         block = (slice(start, min(start + COMPARED_ROWS, rows)), slice(None))
