@@ -46,7 +46,7 @@ class DuplicateRequest(DriverError):
 
 
 class Overloaded(DriverError):
-    """Too much waits already; ``retry_after_s`` says when to try again."""
+    """Too many requests wait; ``retry_after_s`` is the delay before a retry, in seconds."""
 
     code = "overloaded"
 

@@ -1,4 +1,4 @@
-"""How many requests may wait, whose they may be, and when to try again."""
+"""The limit of waiting requests, each client's share of it, and the retry delay."""
 
 import itertools
 import time

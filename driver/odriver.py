@@ -149,7 +149,7 @@ class oDriver:
             self._prepare.submit(added)
         except (Overloaded, Asleep, Draining, QueueClosed) as refusal:
             if not self._open_requests.withdraw(added):
-                return  # the end of the driver came in between, and has told the channel
+                return  # the driver has ended meanwhile, and has notified the channel
             if isinstance(refusal, QueueClosed):
                 raise DriverStopped(str(self._why_stopped)) from None
             self._log.refused(request, refusal)
@@ -210,7 +210,7 @@ class oDriver:
 
     @property
     def seconds_since_progress(self) -> float:
-        """For how long the engine has had work and has landed no step; 0 when it is idle."""
+        """Seconds for which the engine has had work and completed no step; 0 when it is idle."""
         return self._execution.seconds_since_progress
 
     def stages(self) -> dict[str, float]:
@@ -278,7 +278,7 @@ class oDriver:
         self._compile.close()
         self._execution.inbox.put(Stop())
         self._summaries.close()
-        self._grammar_compiler.stop()  # which wakes who waits for a grammar
+        self._grammar_compiler.stop()  # this wakes threads that wait for a grammar
         if self._join(timeout):
             self._grammar_compiler.close()
         self._open_requests.fail_all(why)

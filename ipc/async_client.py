@@ -93,7 +93,7 @@ class AsyncClient(BaseClient["AsyncStream"]):
         return AsyncStream(self, self._connection, call, outcomes)
 
     async def _answer(self, ask: Callable[[Put], Call], kind: type[Answer]) -> Answer:
-        """Ask for one thing and wait for it; raises the OdriverError that comes in its place."""
+        """Send a request and return its answer; raises the OdriverError that comes instead."""
         outcomes, put = self._new_queue()
         ask(put)
         return expected(await outcomes.get(), kind)
@@ -157,7 +157,7 @@ class _LoopQueue:
                 self._loop.call_soon_threadsafe(self._deliver)
 
     def _deliver(self) -> None:
-        self._rung = False  # first, as who puts may look at it before it is seen that nothing is left
+        self._rung = False  # before the loop: a concurrent ``put`` then rings again
         while self._left:
             outcomes, outcome = self._left.popleft()
             outcomes.put_nowait(outcome)

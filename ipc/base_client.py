@@ -35,7 +35,7 @@ class BaseStream(Generic[Outcomes]):
         self._ended = False
 
     def _taken(self, outcome: Outcome) -> Piece | None:
-        """The next piece, None at the end. Raises the error that has come in its place."""
+        """The next piece, None at the end. Raises the error that has come instead."""
         self._ended = not isinstance(outcome, Token)
         if isinstance(outcome, Token | Done):
             self._connection.taken(self._call)
@@ -156,7 +156,7 @@ class BaseClient(ABC, Generic[AnyStream]):
 
 
 def expected(outcome: Outcome, kind: type[Answer]) -> Answer:
-    """The answer of this kind; raises the OdriverError that has come in its place."""
+    """The answer of this kind; raises the OdriverError that has come instead."""
     if isinstance(outcome, OdriverError):
         raise outcome
     assert isinstance(outcome, kind)

@@ -153,7 +153,7 @@ class Stream(BaseStream["SimpleQueue[Outcome]"]):
 
 
 def _answer(ask: Callable[[Put], Call], kind: type[Answer]) -> Answer:
-    """Ask for one thing and wait for it; raises the OdriverError that comes in its place."""
+    """Send a request and return its answer; raises the OdriverError that comes instead."""
     outcomes: SimpleQueue[Outcome] = SimpleQueue()
     ask(outcomes.put)
     return expected(outcomes.get(), kind)

@@ -95,7 +95,8 @@ class ControlClient:
 
     def set_log_level(self, level: str) -> str:
         """Set the level of the daemon's log: "debug", "info", "warning" or "error"."""
-        return self._command(LogLevel(self._new_request_id(), level))  # type: ignore[arg-type]  # it is checked there
+        # The daemon checks the level.
+        return self._command(LogLevel(self._new_request_id(), level))  # type: ignore[arg-type]
 
     def start_profile(self, name: str) -> str:
         """Have the daemon trace what its device and host do; where it will write that, in a new

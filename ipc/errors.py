@@ -1,4 +1,4 @@
-"""What a client of the daemon may meet, by whose fault it is.
+"""The errors of the daemon's clients, by whose fault they are.
 
 OdriverError
     AddressError        the address cannot be used: wrong form, unsafe directory
@@ -19,7 +19,7 @@ class OdriverError(Exception):
 
 
 class AddressError(OdriverError, ValueError):
-    """The address cannot be used; the message says why."""
+    """The address cannot be used; the message has the reason."""
 
 
 class AddressInUse(AddressError):
@@ -27,7 +27,7 @@ class AddressInUse(AddressError):
 
 
 class KeyFileError(OdriverError):
-    """A key file cannot be used; the message says which and why."""
+    """A key file cannot be used; the message has its name and the reason."""
 
 
 class ConnectFailed(OdriverError):
@@ -49,7 +49,7 @@ class ConnectionLost(OdriverError):
 
 
 class ResumeFailed(ConnectionLost):
-    """The daemon that came back cannot continue the request; the message says what has changed."""
+    """The daemon that came back cannot continue the request; the message has the difference."""
 
 
 class RequestFailed(OdriverError):

@@ -26,7 +26,7 @@ LANES, SUBLANES = 128, 8
 """A vector register is LANES * SUBLANES numbers of 32 bits."""
 
 LATENCY = 1.3e-6
-"""Seconds to fetch one block of keys and values: several times the start of a transfer."""
+"""Seconds to fetch one block of keys and values: several times a transfer's latency."""
 
 MAX_BLOCK_PAGES = 16
 """Transfers of one block; each has its address in one of 32 scalar registers."""

@@ -208,5 +208,5 @@ def _json_options(params: StructuredOutputsParams) -> dict[str, str | bool]:
 
 
 def refused(params: StructuredOutputsParams, why: object) -> InvalidRequest:
-    """The error for the client whose grammar it is."""
+    """The error for the grammar's client."""
     return InvalidRequest(f"{FORM}.{params.form}: {why}")

@@ -91,7 +91,7 @@ class GrammarConstraint:
             self._end_matcher()
 
     def take(self, answer: Answer) -> None:
-        """Sets mask, completion or error to what the answer says."""
+        """Sets mask, completion or error from the answer."""
         self._awaits_answer = False
         if answer.kind == GO:
             self.mask = np.frombuffer(answer.body, np.int32)

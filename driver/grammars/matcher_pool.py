@@ -94,7 +94,7 @@ class MatcherOwner(Protocol):
         """Takes the answer to its one frame that had none."""
 
     def suspend(self) -> None:
-        """Gives the matcher up; the next one begins where ``allowance`` says."""
+        """Ends the matcher; ``allowance`` decides where the next one begins."""
 
     def lost(self) -> None:
         """The matcher's worker has ended."""
@@ -148,7 +148,7 @@ class MatcherPool:
         return self._never_readable
 
     def close(self) -> None:
-        """Closes the descriptor; the workers are closed by whoever started them."""
+        """Closes the descriptor; the workers belong to their starter."""
         os.close(self._never_readable)
 
     def _choose(self, *, heavy: bool) -> "SharedWorker | None":

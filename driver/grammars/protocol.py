@@ -15,7 +15,7 @@ import msgspec
 
 READY, GO, COMPLETE, ERROR = range(4)
 """Kinds of answers. READY has the worker's process id for a number, GO the mask of the tokens that
-may be next. COMPLETE says that no token may follow, ERROR why there is no mask (UTF-8)."""
+may be next. COMPLETE means that no token may follow; ERROR has the reason (UTF-8)."""
 BEGIN, ADVANCE, END = range(3)
 """Kinds of frames."""
 FRAME = struct.Struct("<IIB")

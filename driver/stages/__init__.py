@@ -1,1 +1,1 @@
-"""What the stages of the pipeline are made of: threads, queues and whose turn it is."""
+"""The parts of a pipeline stage: threads, queues and fair shares."""

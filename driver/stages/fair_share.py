@@ -1,9 +1,9 @@
 """Fair shares of a bounded capacity.
 
-The first half of the capacity is for whoever comes first. Beyond it nobody takes more than a part:
+The first half of the capacity is first come, first served. Beyond it nobody gets more than a part:
 the capacity divided by the clients that hold some of it, and a client's part divided by that
-client's users, so that a client gains nothing by inventing users. A client that is alone may take
-all. An eighth more is kept for clients that come when it is full.
+client's users, so that a client gains nothing by inventing users. A single client may have all. An
+extra eighth is reserved for clients that come when it is full.
 """
 
 from collections import defaultdict
@@ -15,7 +15,7 @@ Holder = tuple[str, str]
 
 
 class Share(NamedTuple):
-    """The share of one holder who wants more."""
+    """The share of one holder that wants more."""
 
     total: int
     """Held by all."""

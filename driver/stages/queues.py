@@ -67,7 +67,7 @@ class TurnQueue(Generic[Item]):
     The next client is the one that has waited longest for its turn. It gets no second turn before
     ``done`` is called for the item of the first: so a user's items keep their order, and a client
     occupies one thread at most, however many users it names. Any thread may call any method. After
-    ``close()`` both ends raise QueueClosed, waiting or not. ``holder_of`` says whose an item is.
+    ``close()`` both ends raise QueueClosed, waiting or not. ``holder_of`` gives an item's holder.
     """
 
     def __init__(self, capacity: int, holder_of: Callable[[Item], Holder]) -> None:
@@ -75,9 +75,9 @@ class TurnQueue(Generic[Item]):
         self._holder_of = holder_of
         self._size = 0
         self._ready: dict[str, _UserItems[Item]] = {}
-        """What each client has queued, which is never nothing; by client, next turn first."""
+        """Queued items of each client with any; next turn first."""
         self._busy: dict[str, _UserItems[Item]] = {}
-        """The same of clients whose last item is not done; it may be nothing."""
+        """The same of clients with an item not done; may be empty."""
         self._changed = threading.Condition()
         self._closed = False
 

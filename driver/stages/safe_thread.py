@@ -1,4 +1,4 @@
-"""A thread whose death is noticed."""
+"""A thread that reports its death."""
 
 import logging
 import threading
@@ -8,7 +8,7 @@ logger = logging.getLogger(__name__)
 
 
 class SafeThread:
-    """Runs ``target``. Logs what it raises, keeps it in ``error`` and calls ``on_death``.
+    """Runs ``target``. An exception is logged, stored in ``error`` and passed to ``on_death``.
 
     ``target`` must be able to end: a thread cannot be killed. It is a daemon thread.
     """

@@ -1,6 +1,6 @@
 """The lines of a batch's input: a request each, in OpenAI's batch format or plainly.
 
-    {"custom_id": "a", "method": "POST", "url": "/v1/chat/completions", "body": {"messages": [...], "max_tokens": 64}}
+    {"custom_id": "a", "method": "POST", "url": "/v1/chat/completions", "body": {...}}
     {"prompt": "Once upon a time", "max_tokens": 64, "temperature": 0}
 
 A plain line has a ``prompt`` (text or token ids) or ``messages``, SamplingParams by name, and may

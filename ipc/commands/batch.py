@@ -79,7 +79,7 @@ async def answer(
             async with asyncio.TaskGroup() as workers:
                 for _ in range(max_concurrency):
                     workers.create_task(work(client))
-        except ExceptionGroup as failures:  # of tasks that all failed alike, as nothing else ends one
+        except ExceptionGroup as failures:  # its tasks fail only for one and the same reason
             raise failures.exceptions[0] from None
         finally:
             syncing.cancel()

@@ -78,7 +78,8 @@ def describe(client: Client, load: Load) -> dict[str, Any]:
 
 def default_name(result: dict[str, Any]) -> str:
     """The name of a file to save to, where none is given."""
-    model = re.sub(r"[^\w.-]", "-", result["model_id"])  # the daemon says it, and no word of its is a path here
+    # The model id is the daemon's text and must not become a path.
+    model = re.sub(r"[^\w.-]", "-", result["model_id"])
     return f"odriver-{result['request_rate']}qps-{model}-{result['date']}.json"
 
 

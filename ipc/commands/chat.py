@@ -24,7 +24,7 @@ def converse(client: Client) -> None:
 
 
 def _ask(prompt: str) -> str | None:
-    """What the user says next; None to leave."""
+    """The user's next message; None to leave."""
     while True:
         try:
             said = input(prompt)

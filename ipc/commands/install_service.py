@@ -22,7 +22,7 @@ KEYS = Path("/var/lib/odriver/keys")
 
 
 class InstallFailed(OdriverError):
-    """The service cannot be installed so; the message says what to do."""
+    """The service cannot be installed this way; the message has the remedy."""
 
 
 def install(

@@ -52,7 +52,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: dict[str, Any]) -> int:
     """Compile and print the plan. Raises ConfigurationError, also if the model does not fit."""
     os.environ["JAX_PLATFORMS"] = "cpu"  # whatever this machine has is not what is planned for
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # jaxlib writes out why it cannot read a program, stack and all
+    # jaxlib logs each program that it cannot parse, with a stack trace.
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     from rich.console import Console
 
     from engine.config import EngineConfig

@@ -1,4 +1,4 @@
-"""Which daemon a command means, and who it says that it is."""
+"""The daemon of a command, and its identity."""
 
 import argparse
 import sys

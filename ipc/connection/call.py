@@ -11,7 +11,7 @@ from ipc.wire.codec import encode
 from ipc.wire.messages import Detokenize, Done, Generate, Token, Tokenize, TokenizerInfo, TokenizerInfoReply, Welcome
 
 Outcome = Token | Done | TokenizerInfoReply | Welcome | OdriverError | None
-"""What the caller gets: an answer, an error in its place, or None after an abort."""
+"""An answer, an error instead, or None after an abort."""
 Put = Callable[[Outcome], None]
 """Takes an outcome, on any thread, without waiting or raising."""
 

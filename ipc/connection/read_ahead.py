@@ -1,10 +1,9 @@
-"""How far a connection reads ahead of the readers of its streams, and when it gives the daemon
-credit.
+"""How far a connection reads ahead of its streams' readers, and when it gives the daemon credit.
 
 Below a limit of untaken bytes, credit is given for messages as they arrive, so a stream may end
-before anybody reads it. Above the limit, credit is given for messages that are taken: then a
-reader who stops makes the daemon wait, and this process does not grow. A reader who reads streams
-one after the other gives credit to the one being read.
+before anybody reads it. Above the limit, credit is given for messages that are taken: then a slow
+reader makes the daemon wait, and this process does not grow. A reader of streams one after the
+other gives credit to the one being read.
 
 Only the connection's thread uses this. No clock, socket or thread is in this file.
 """

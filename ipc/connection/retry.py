@@ -46,7 +46,7 @@ class Resumption:
         """How it was lost the last time."""
         self._interrupted_at: float | None = None
         self._frame = frame
-        """The request as it was sent; the caller may change the objects that it was made of."""
+        """The request as it was sent; the caller may since change its objects."""
         self._began = now
         self._delay = FIRST_DELAY
         self._losses = self._faults = 0
@@ -95,7 +95,7 @@ class Resumption:
         )
 
     def interrupt(self, why: OdriverError, now: float) -> float:
-        """It was lost; since when that keeps anything new from coming."""
+        """The call was lost; returns the time since when nothing new can come."""
         self.why = why
         self._losses += not isinstance(why, RequestFailed)
         self._faults += isinstance(why, RequestFailed) and why.code == "internal"
@@ -104,7 +104,7 @@ class Resumption:
         return self._interrupted_at
 
     def delay(self) -> float:
-        """Seconds to wait before asking a reachable daemon again, at least as long as it said."""
+        """Seconds before the next attempt at a reachable daemon, at least its retry_after_s."""
         longest, self._delay = self._delay, min(2 * self._delay, LONGEST_DELAY)
         hint = self.why.retry_after_s if isinstance(self.why, RequestFailed) else None
         return (hint or 0.0) + longest * random.uniform(0.5, 1)
@@ -125,7 +125,7 @@ class Resumption:
         return msgspec.structs.replace(request, params=params, resume_token_ids=token_ids)
 
     def mismatch(self, welcome: Welcome) -> str | None:
-        """What keeps this daemon from going on with what another one, or this, began."""
+        """Why this daemon cannot continue the request; None if it can."""
         server = welcome.model, welcome.vocab_size
         if self._server is not None and self._server != server:
             model, vocab_size = self._server

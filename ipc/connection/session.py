@@ -54,9 +54,9 @@ Answer = Token | Done | Error | TokenizerInfoReply | StatusReply | MetricsReply 
 
 
 class Session:
-    """A DEALER that says hello once connected, pings, and notices a lost daemon.
+    """A DEALER that sends Hello when connected, pings, and notices a lost daemon.
 
-    It is not used again once ``lost`` is set; until ``welcome`` is, it keeps trying to connect.
+    It is not used again once ``lost`` is set; it tries to connect until ``welcome`` is set.
     One thread makes, uses and closes it. Times are in seconds, and the caller's.
     """
 
@@ -77,8 +77,7 @@ class Session:
         self._poller = poller
         self._last_received_at = math.inf
         self._dealer = context.socket(zmq.DEALER)
-        # Not zmq.IMMEDIATE: with it, libzmq drops what a daemon said last, if it is unread when
-        # the connection ends.
+        # Not zmq.IMMEDIATE: with it, libzmq drops unread messages when the connection ends.
         self._dealer.setsockopt(zmq.SNDHWM, 0)  # what one asks for is in one's own memory anyway
         self._dealer.setsockopt(zmq.RCVHWM, RECEIVE_HIGH_WATER)
         self._dealer.setsockopt(zmq.IPV6, 1 if "[" in address else 0)
@@ -110,7 +109,8 @@ class Session:
                 yield message, len(frame)
             elif isinstance(message, Ping):
                 self.send(_PONG)
-        if gone and self.welcome is not None and self.lost is None:  # only now: its last words were still to be read
+        # Only now: the daemon's last messages are read before the loss is reported.
+        if gone and self.welcome is not None and self.lost is None:
             self.lost = f"the daemon at {self._address} went away"
 
     def keep_alive(self, now: float) -> None:
@@ -142,7 +142,7 @@ class Session:
         self._dealer.close(0 if self.lost else LINGER)
 
     def _watch(self) -> bool:
-        """Whether the daemon went away; says hello each time that one is reached."""
+        """Whether the daemon went away; sends Hello each time that one is reached."""
         gone = False
         while self._monitor.poll(0):
             news = recv_monitor_message(self._monitor)

@@ -142,7 +142,8 @@ class Connection:
         if os.getpid() != self._process:
             raise ConnectionLost("this client was made before the process forked: make another one in the child")
         patience = self._timeout
-        if resumption is not None and self._welcome is not None:  # it waits for the daemon's return like its elders
+        # Like earlier calls, a call that can resume waits for the daemon to return.
+        if resumption is not None and self._welcome is not None:
             patience = self._resume_timeout or 0.0
         call = Call(request_id, frame, put, time.monotonic() + patience, unread, resumption)
         self._inbox.append(partial(self._begin, call))
@@ -252,12 +253,12 @@ class Connection:
 
     def _refused(self, call: Call, error: RequestFailed, now: float) -> None:
         waits = self._lose(call, error, now)
-        if waits and self._refused_by is not self._session:  # once for all of them, however often they ask
+        if waits and self._refused_by is not self._session:  # warn once per session
             self._refused_by = self._session
             self._warn_of_waiting(str(error))
 
     def _lose(self, call: Call, why: OdriverError, now: float) -> bool:
-        """End a call, or keep it to be resumed; returns whether it is kept."""
+        """End a call, or keep it for resumption; returns whether it is kept."""
         is_kept = call.lose(why, now, self._resume_timeout or 0.0)
         if is_kept:
             self._waiting[call.request_id] = call

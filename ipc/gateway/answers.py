@@ -45,7 +45,8 @@ class _Whole(Response):
         for start in range(0, len(self.body), PART_BYTES):
             part = bytes(self.body[start : start + PART_BYTES])
             await send({"type": "http.response.body", "body": part, "more_body": True})
-        await send({"type": "http.response.body", "body": b"", "more_body": False})  # which waits for room
+        # This send waits until the reader has room.
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
 def failure(error: Exception) -> tuple[int, ErrorAnswer, float | None]:

@@ -13,7 +13,7 @@ from ipc.openai.translation import decoded
 Body = TypeVar("Body")
 
 MAX_BODY_BYTES = 2 * MAX_MESSAGE_BYTES
-"""The limit of an HTTP body; the message made of it has the daemon's own limit."""
+"""The limit of an HTTP body; the daemon has its own limit for the message."""
 
 
 async def read(request: Request, kind: type[Body]) -> Body:

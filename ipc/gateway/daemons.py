@@ -108,7 +108,7 @@ class RemoteDaemon:
     def _forget(self, what: str, asking: asyncio.Task[Any]) -> None:
         del self._asking[what]
         if not asking.cancelled():
-            asking.exception()  # whoever asked may have given up
+            asking.exception()  # mark as retrieved: the caller may have given up
 
     async def reach_at_last(self) -> None:
         """Connect to it, retrying until it is there."""

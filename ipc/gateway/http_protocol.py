@@ -49,8 +49,7 @@ class Protocol(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Called by asyncio."""
         super().connection_made(transport)
-        # So that we hear of whatever cannot be sent at once; with high=0 asyncio's TLS would pause
-        # for nothing.
+        # Any unsent byte then pauses the writer; with high=0 asyncio's TLS pauses without one.
         transport.set_write_buffer_limits(high=1, low=0)
         self.host = self.client[0] if self.client else ""
         self.peer = peer_of(self.host)
@@ -120,7 +119,7 @@ class Protocol(HttpToolsProtocol):
         super().on_response_complete()
 
     def send_400_response(self, msg: str) -> None:
-        """Called by uvicorn, whose message says less."""
+        """Called by uvicorn, with a less specific message."""
         self._refuse(400, "invalid_request", self._why_bad or msg)
 
     def pause_writing(self) -> None:
@@ -178,7 +177,7 @@ class Protocol(HttpToolsProtocol):
 
     def _look_at_body(self, body: BodyPace) -> None:
         now = self.loop.time()
-        if self.pipeline or self.flow.read_paused:  # it is we who do not read
+        if self.pipeline or self.flow.read_paused:  # reading is paused on our side
             self._body = body = BodyPace(now)
         if now < body.deadline():
             self._wait_for_body(body)

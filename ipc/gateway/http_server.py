@@ -76,7 +76,7 @@ def run(
         at = f"[{host}]" if ":" in host else host
         url = f"{scheme}://{at}:{listening.getsockname()[1]}"
         server = _Server(_config(app, drain_timeout, proxies, limit, tls), url, callers.reload)
-        for number in (signal.SIGTERM, signal.SIGINT):  # which uvicorn raises again when it has ended in order
+        for number in (signal.SIGTERM, signal.SIGINT):  # uvicorn raises these again at its end
             signal.signal(number, server.end)
         server.run([listening])
     return os.EX_OK if server.started else 1

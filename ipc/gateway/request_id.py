@@ -49,7 +49,7 @@ class RequestIds:
             await self._app(scope, receive, send_with_name)
         except Exception:
             logger.exception("request %s failed", name, extra={"request_id": name})
-            if status == HUNG_UP:  # nothing was answered yet; else the connection is cut, as only that says so
+            if status == HUNG_UP:  # no response yet; an incomplete one ends as a closed connection
                 await self._fault(scope, receive, send_with_name)
         finally:
             _log(scope, name, status, time.monotonic() - began)

@@ -27,7 +27,7 @@ async def merged(streams: list[AsyncStream]) -> AsyncIterator[tuple[int, Piece]]
             async for piece in only:
                 yield 0, piece
         return
-    queue: asyncio.Queue[News] = asyncio.Queue(maxsize=1)  # who does not read makes the streams wait
+    queue: asyncio.Queue[News] = asyncio.Queue(maxsize=1)  # a slow reader blocks the streams
     tasks = [asyncio.create_task(_pour(number, stream, queue)) for number, stream in enumerate(streams)]
     try:
         num_open = len(streams)
@@ -58,7 +58,7 @@ async def _pour(number: int, stream: AsyncStream, queue: asyncio.Queue[News]) ->
         async with stream:
             async for piece in stream:
                 await queue.put((number, piece))
-    except Exception as error:  # noqa: BLE001  # raised by who waits for the queue
+    except Exception as error:  # noqa: BLE001  # the reader of the queue raises it
         await queue.put(error)
     else:
         await queue.put(None)

@@ -13,5 +13,5 @@ def raise_limit() -> None:
         return
     try:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-    except (OSError, ValueError) as error:  # a kernel has a limit of its own below one that is called infinite
+    except (OSError, ValueError) as error:  # an infinite hard limit can exceed the kernel's own
         logger.warning("the limit of open files stays at %d: %s", soft, error)

@@ -20,7 +20,7 @@ def notify(*assignments: str) -> None:
     try:
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as out:
             out.sendto("\n".join(assignments).encode(), address)
-    except OSError as error:  # serving matters more than being heard
+    except OSError as error:  # serving matters more than notifying
         logger.warning("cannot notify NOTIFY_SOCKET=%s of %r: %s", path, assignments, error)
 
 

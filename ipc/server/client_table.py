@@ -1,4 +1,4 @@
-"""The clients that have said hello, their open requests, and the answers to their messages.
+"""The clients that have sent Hello, their open requests, and the answers to their messages.
 
 All rules of the work socket's server side are here and in ``stream.py``; there is no socket,
 thread or clock in this file.
@@ -101,7 +101,7 @@ class Clients:
     def _hear(self, identity: bytes, frames: list[bytes], now: float, tenant: Tenant) -> None:
         client = self._clients.get(identity)
         if client is not None:
-            if client.tenant.name != tenant.name:  # one that took the name of a connection that was lost
+            if client.tenant.name != tenant.name:  # a new peer with a lost connection's identity
                 self._drop(identity, "the connection ended")
             client.tenant, client.last_received_at = tenant, now
         message = read(frames, decode_client_message)
@@ -119,7 +119,7 @@ class Clients:
             self._stage.work(Work(identity, client.tenant.name, partial(self._flush, identity, now)))
 
     def lost(self, identity: bytes) -> None:
-        """Aborts what a client had open whose connection is over."""
+        """Aborts the open requests of a client without a connection."""
         client = self._clients.get(identity)
         if client is not None:
             self._stage.work(Work(identity, client.tenant.name, partial(self._drop, identity, "the connection ended")))
@@ -292,7 +292,7 @@ class Clients:
         self._send(identity, Error(request_id, code, why))
 
     def _send(self, identity: bytes, message: ServerMessage) -> None:
-        """Sends an answer, now or when there is room; a stranger's is not kept."""
+        """Sends an answer, now or when there is room; only known clients have a backlog."""
         sent, client = self._post(identity, message), self._clients.get(identity)
         if sent is Sent.GONE:
             self._drop(identity, "the connection ended")

@@ -1,4 +1,4 @@
-"""A client that has said hello: its open requests, and how far it is behind in reading."""
+"""A client that has sent Hello: its open requests, and how far it is behind in reading."""
 
 import math
 from collections import deque

@@ -106,7 +106,7 @@ class Control:
         """Nothing waits for it."""
 
     def lost(self, identity: bytes) -> None:
-        """Nothing was kept of it."""
+        """Control has no state of a client."""
 
     def _deliver(self, reply: Reply, sample: ReturnSample) -> None:
         error = sample.error

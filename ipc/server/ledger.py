@@ -28,7 +28,7 @@ class _Account:
     tenant: Tenant
     quota: Quota
     charges: dict[Reply, _Charge] = field(default_factory=dict)
-    """For each request whose last sample has not come."""
+    """By request, until its last sample has come."""
 
     def charge_output(self) -> None:
         """Charge the output made since the last call."""

@@ -91,7 +91,7 @@ class Listener:
         self._stopping = False
         self._looked_at = 0.0
         self._called_at: float | None = None
-        """When ``seconds_unresponsive`` last woke the thread; None once the thread has had its turn."""
+        """When ``seconds_unresponsive`` last woke the thread; None once the thread has run."""
         self._reload: Future[None] | None = None
         """Pending until the process has the new keys."""
         self._bound: Future[None] = Future()

@@ -58,7 +58,7 @@ class Outbox:
         self._samples: deque[tuple[Reply, ReturnSample]] = deque()
 
     def put(self, reply: Reply, sample: ReturnSample) -> None:
-        """Keeps the sample and wakes the socket thread."""
+        """Queues the sample and wakes the socket thread."""
         self._samples.append((reply, sample))
         self._bell.ring()
 

@@ -53,7 +53,7 @@ class Server:
 
     @property
     def num_clients(self) -> int:
-        """Connected clients that have said hello."""
+        """Connected clients that have sent Hello."""
         return self._num_clients()
 
     @property

@@ -36,7 +36,7 @@ class Holder(NamedTuple):
 
 
 class Obstacle(NamedTuple):
-    """What keeps us from the TPUs, and the command that ends it."""
+    """Why the TPUs are not available, and the command that changes it."""
 
     found: str
     advice: str
@@ -60,7 +60,7 @@ def holders(paths: list[Path], proc: Path = Path("/proc")) -> list[Holder]:
 
 
 def tpu_obstacle(paths: list[Path], lock: Path = TPU_LOCK) -> Obstacle | None:
-    """What would keep libtpu from the TPUs: a process with devices or lock, or a foreign lock."""
+    """Why libtpu cannot open the TPUs: a process with devices or lock, or a foreign lock."""
     found = {holder.pid: holder for holder in (*_lock_holders(lock), *holders(paths))}
     if found:
         return Obstacle(f"the TPU is in use by {'; by '.join(map(str, found.values()))}", end_of(found.values()), True)

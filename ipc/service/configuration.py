@@ -107,7 +107,7 @@ class LiveConfiguration:
         changed = [*_changed(self.engine, engine), *_changed(self.daemon, daemon)]
         taken = {name: getattr(daemon, name) for name in changed if name in RELOADABLE}
         self.daemon = replace(self.daemon, **taken)
-        if taken.keys() & {"log_level", "log_format"}:  # or a level that was set over control would be lost
+        if taken.keys() & {"log_level", "log_format"}:  # else a level set by control would be lost
             self.apply()
         logger.info("reloaded: %s", ", ".join(taken) or "nothing to take over")
         left = [name for name in changed if name not in RELOADABLE]

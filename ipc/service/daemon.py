@@ -230,7 +230,8 @@ class Daemon:
         why = f"nothing has got done in the {stage} stage for {seconds:.0f} s: the daemon ends, to be started anew"
         logger.error("%s; requests in the hands of a stage: %r", why, self._driver.stuck_requests(PROGRESS_LIMIT))
         faulthandler.dump_traceback(all_threads=True)
-        faulthandler.dump_traceback_later(2 * SHUTDOWN_TIMEOUT, exit=True)  # should the main thread hang as well
+        # The main thread may hang too.
+        faulthandler.dump_traceback_later(2 * SHUTDOWN_TIMEOUT, exit=True)
         self._fail(why)
 
     def _fail(self, why: str) -> None:
@@ -238,7 +239,7 @@ class Daemon:
 
     def _end(self, code: int, why: str) -> None:
         self._ends.put((code, why))
-        if self._starting:  # which may wait for ever for who has gone
+        if self._starting:  # the start may wait for ever for a dead process
             os.kill(os.getpid(), signal.SIGTERM)
         self._bell.ring()
 
@@ -275,7 +276,7 @@ def _handling_signals(
     """Handle signals, which also ring the bell: Python's own waits may miss a signal that comes as
     they begin.
 
-    At a terminal SIGHUP means that the terminal is gone, and keeps its default action.
+    At a terminal SIGHUP means that the terminal is gone, and has its default action.
     """
     wakeup = signal.set_wakeup_fd(bell.write_fd)
     numbers = (signal.SIGTERM, signal.SIGINT) if at_terminal else (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)

@@ -52,7 +52,8 @@ class FollowerDaemon:
         HostsError."""
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._on_signal)
-        if not sys.stderr.isatty():  # there it says that the terminal is gone; else that there is something to reload
+        # At a terminal SIGHUP means that it is gone; elsewhere it means reload: nothing to do.
+        if not sys.stderr.isatty():
             signal.signal(signal.SIGHUP, signal.SIG_IGN)
         extend_timeout(START_PATIENCE)
         notify("STATUS=waiting for the other processes")

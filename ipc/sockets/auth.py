@@ -14,8 +14,7 @@ logger = logging.getLogger(__name__)
 class Authority:
     """The daemon's keys. Raises KeyFileError; any thread may call anything.
 
-    A connection is let in if its key is authorised then; ``tenant`` says whether it still is, and
-    as whom.
+    A connection is accepted if its key is authorised; ``tenant`` gives its tenant while it is.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -36,7 +35,7 @@ class Authority:
         return list(self._tenants)
 
     def tenant(self, public: str) -> Tenant | None:
-        """Whose key that is; None if it is not authorised (any more)."""
+        """The tenant of a key; None if it is not authorised (any more)."""
         return self._tenants.get(public)
 
     def on_reload(self, tell: Callable[[], None]) -> None:

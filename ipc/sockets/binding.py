@@ -1,4 +1,4 @@
-"""Listening sockets, which the daemon keeps whatever becomes of the socket's process."""
+"""Listening sockets, which stay with the daemon when the socket's process ends."""
 
 import errno
 import socket
@@ -15,7 +15,7 @@ BACKLOG = 512
 
 @contextmanager
 def listening(address: str) -> Iterator[socket.socket]:
-    """A listening socket that other daemons are kept off; raises AddressError."""
+    """A listening socket at an address reserved for this daemon. Raises AddressError."""
     with reserved(address):
         try:
             end = _unix(address) if address.startswith("ipc://") else _tcp(address)
@@ -34,7 +34,7 @@ def _unix(address: str) -> socket.socket:
     end = socket.socket(socket.AF_UNIX)
     try:
         end.bind(str(path))
-        keep_private(address)  # nobody else may connect, wherever it lies; until it listens, nobody can
+        keep_private(address)  # before ``listen``: until then no other user can connect
         end.listen(BACKLOG)
     except BaseException:
         end.close()

@@ -1,9 +1,9 @@
-"""Which connections a socket's process has, whose they are, and which it will not have: no socket,
-thread or clock in here.
+"""The connections of a socket's process, their tenants, and the refusals. No socket, thread or
+clock in this file.
 
-libzmq names a connection by its routing id, which the peer may choose and the next one choose
-again. So a connection is known by a serial of ours, given at its handshake, which libzmq then says
-with every message of it, and by nothing else.
+libzmq identifies a connection by its routing id, which a peer may choose and a later peer reuse.
+So a connection has a serial of ours instead. It is assigned at the handshake, and libzmq attaches
+it to every message of the connection.
 """
 
 import itertools
@@ -23,7 +23,7 @@ class PeerConnection:
         self.owner = owner
         self.refusal = refusal
         self.num_taken = 0
-        """Messages sent into it that the daemon has not been told of."""
+        """Messages sent into it and not yet reported to the daemon."""
         self.held: deque[bytes] = deque()
         """Messages that have not."""
 
@@ -110,8 +110,7 @@ class Connections:
     def add(
         self, serial: int, descriptor: int, routing_id: bytes, key: str, *, has_name: bool
     ) -> tuple[PeerConnection, Accepted] | None:
-        """It says something for the first time; None if it has ended, and these are words that it
-        left.
+        """Its first message has come; None if it has ended since.
 
         It is its key's, or its user's or machine's if that is empty.
         """

@@ -18,7 +18,8 @@ def peer_of(descriptor: int) -> str | None:
                 return f"{USER}{uid}"
             host: str = end.getpeername()[0]
             if end.family == socket.AF_INET6 and "." not in host:
-                return socket.inet_pton(socket.AF_INET6, host)[:8].hex()  # a machine has all that begin so
+                # One machine has all addresses of a /64.
+                return socket.inet_pton(socket.AF_INET6, host)[:8].hex()
             return host
     except OSError:
         return None

@@ -112,7 +112,7 @@ class ForkServer:
 
 
 def _wake_up(number: int, frame: FrameType | None) -> None:
-    """The wakeup descriptor says it all."""
+    """Does nothing: the wakeup descriptor becomes readable."""
     del number, frame
 
 

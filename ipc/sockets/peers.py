@@ -282,7 +282,7 @@ class Peers:
         )  # fmt: skip
         dead.close()
         while self._reloads:
-            self._reloads.popleft().set_result(None)  # the next one has all keys from the beginning
+            self._reloads.popleft().set_result(None)  # the next process starts with the new keys
 
     def _due_in(self) -> float:
         return min(LONGEST_DELAY, 2 * self._delay + 0.05)

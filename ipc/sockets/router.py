@@ -1,4 +1,4 @@
-"""The ROUTER that clients connect to, and what the daemon says of it."""
+"""The ROUTER that clients connect to, and its configuration by the daemon."""
 
 from typing import TypedDict
 
@@ -19,7 +19,7 @@ _DOMAIN = "odriver"
 
 
 class SocketConfiguration(TypedDict):
-    """What the daemon says first."""
+    """The daemon's first message."""
 
     address: str
     max_message_bytes: int

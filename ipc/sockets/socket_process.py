@@ -2,9 +2,9 @@
 
 A client can make libzmq abort its process: it connects under a routing id of the form that libzmq
 itself assigns, which later collides. So libzmq faces clients in this process, where only
-connections can be lost: no weights, no requests, and no rules beyond who may connect and how
-often. It does not know what a frame means, and reads nothing while the daemon does not. This file
-and its imports load in a few milliseconds.
+connections can be lost: no weights, no requests, and no rules but for connecting and its rate. It
+does not decode frames, and reads nothing while the daemon does not. This file and its imports load
+in a few milliseconds.
 """
 
 import json
@@ -53,7 +53,7 @@ class Who(TypedDict):
 
 
 def run(link: Link, listening: socket.socket) -> None:
-    """Be the process, until the daemon says stop or is gone."""
+    """Run the process until the daemon stops it or is gone."""
     SocketProcess(link, listening).run()
 
 
@@ -171,7 +171,7 @@ class SocketProcess:
     def _send(self, serial: int, frame: bytes) -> None:
         found = self._connections.get(serial)
         if found is None:
-            return  # the daemon is told, or was
+            return  # the daemon has a report of its end, or will have
         connection, _ = found
         if connection.held or not self._deliver(connection, frame):
             connection.held.append(frame)
@@ -242,7 +242,7 @@ class SocketProcess:
             self._link.put(Kind.OPENED, serial, json.dumps(who).encode())
         return found
 
-    # Who connects, and who is to go.
+    # New connections, and connections to be closed.
 
     def _watch(self, now: float) -> None:
         """Take note of all that have come and gone."""

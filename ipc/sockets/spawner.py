@@ -105,6 +105,6 @@ class Spawner:
             self._control = None
         if self._server is not None:
             if self._server.poll() is None:
-                self._server.kill()  # it keeps nothing, and what it has forked dies with it
+                self._server.kill()  # it has no state, and its children die with it
             self._server.wait()
             self._server = None

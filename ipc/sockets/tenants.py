@@ -16,7 +16,7 @@ class Tenant:
     limits: Limits | None = None
     """None is no limit at all."""
     user: int | None = None
-    """Whose process it is, by the kernel's word, which it has of ``ipc://`` alone."""
+    """The peer process's user by the kernel (SO_PEERCRED), known for ``ipc://`` only."""
 
     @property
     def may_control(self) -> bool:
@@ -33,8 +33,7 @@ EVERYBODY = Tenant("")
 
 
 def of_user(user: int | None) -> Tenant:
-    """The tenant of a peer without a key: each user is one, but the daemon's own user, who has no
-    limits.
+    """The tenant of a peer without a key, one per user; the daemon's own user has no limits.
 
     Where the kernel does not report the user, all are one tenant.
     """

@@ -127,7 +127,7 @@ def _set_mode(path: Path, mode: int) -> None:
 
 
 def is_forbidden(address: str) -> bool:
-    """Whether our user is kept from a checked address by the modes of files."""
+    """Whether file modes forbid our user a checked address."""
     try:
         connected(address).close()
     except PermissionError:

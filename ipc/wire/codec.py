@@ -15,7 +15,7 @@ Message = TypeVar("Message")
 
 
 class MessageError(Exception):
-    """A frame that is no message of this protocol; the text says why."""
+    """A frame that is no message of this protocol; the text has the reason."""
 
     def __init__(self, message: str) -> None:
         super().__init__(shortened(message))

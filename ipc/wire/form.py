@@ -1,8 +1,7 @@
-"""Whether a client's message is of a form that can be read: looked at as bytes, before anything is
-built of it.
+"""Checks the form of a client's message, as bytes, before it is decoded.
 
-The fields that may hold anything (``messages``, ``tools``, ``chat_template_kwargs``, ``params``)
-are looked at here; of all others, ipc/wire/messages.py says how long they may be.
+Fields of any content (``messages``, ``tools``, ``chat_template_kwargs``, ``params``) are checked
+here; ipc/wire/messages.py limits the length of all others.
 """
 
 from contextlib import suppress

@@ -3,7 +3,7 @@
 from ipc.wire.addresses import connected
 
 _SIGNATURE_AND_VERSION = b"\xff" + bytes(8) + b"\x7f\x03"
-"""As much of our own greeting as it waits for before it says all of its."""
+"""The part of our greeting that a server requires before it sends all of its own."""
 _LENGTH, _MECHANISM = 64, slice(12, 32)
 
 

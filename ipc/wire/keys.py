@@ -131,7 +131,8 @@ def _make_directory(directory: Path) -> None:
 
 
 def _write(path: Path, fields: dict[str, str | int | bool]) -> None:
-    lines = [f"{name} = {msgspec.json.encode(value).decode()}\n" for name, value in fields.items()]  # as in TOML
+    # JSON values of these types are TOML values.
+    lines = [f"{name} = {msgspec.json.encode(value).decode()}\n" for name, value in fields.items()]
     try:
         owned_files.create(path, "".join(lines))
     except OSError as error:

@@ -21,7 +21,7 @@ PROGRESS_LIMIT = 60.0
 """Seconds with one item, or without a step, after which a daemon's stage is stalled."""
 
 CREDITS = 32
-"""Messages of one request that may be sent before the client says that it has read any."""
+"""Messages of one request that may be sent before the client has reported reading any."""
 
 RequestId = Annotated[str, Meta(min_length=1, max_length=MAX_REQUEST_ID_LENGTH, pattern=r"\A[ -~]*\Z")]
 """Printable ASCII: it is written into logs and onto terminals verbatim."""

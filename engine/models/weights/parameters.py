@@ -59,7 +59,7 @@ class TensorRule:
     along: str | None = None
     """The axis of several tensors: each takes one index of it, the first all that are left."""
     stored: str | None = None
-    """The tensor's axes, ``"experts (gate_up ffn) hidden"``; brackets join several in one.
+    """The tensor's axes by the parameter's names: ``"experts (gate_up ffn) hidden"`` joins two.
 
     By default a kernel is stored as in torch, ``"(*out) (*inputs)"``, and all else as declared.
     """

@@ -1,1 +1,1 @@
-"""Who may use the gateway: API keys, rates and limits."""
+"""Access to the gateway: API keys, rates and limits."""

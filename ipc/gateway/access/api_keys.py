@@ -2,11 +2,11 @@
 
     [alice]
     api_key = "sk-..."             # what alice sends, as `Authorization: Bearer sk-...`
-    key = "alice.key"              # made by `odriver keys new alice`: whom the daemons take her for
+    key = "alice.key"              # her key at the daemons, from `odriver keys new alice`
     requests_per_minute = 60
     max_requests = 4
 
-Where the daemons ask for keys, a caller who has none of their own asks with the gateway's.
+If the daemons require keys, callers without one use the gateway's.
 """
 
 import hashlib
@@ -54,5 +54,5 @@ def read_api_keys(path: Path) -> dict[str, ApiKey]:
 
 
 def digest(api_key: str) -> bytes:
-    """The digest by which keys are compared, so that timing tells nothing about a key."""
+    """The digest by which keys are compared, so that timing reveals nothing about a key."""
     return hashlib.sha256(api_key.encode()).digest()

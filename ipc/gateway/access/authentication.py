@@ -42,7 +42,7 @@ class Authentication:
 
             async def send_and_end(message: Message) -> None:
                 if message["type"] == "http.response.body" and not message.get("more_body", False):
-                    opened.close()  # before, as whoever has all of an answer may ask again
+                    opened.close()  # first: a client with a complete answer may send again
                 await send(message)
 
             scope["state"]["held"] = held
@@ -68,7 +68,7 @@ def _check_host(host: str | None) -> None:
     """Check the Host header. Raises BodyError for a missing one, which HTTP/1.0 allows, and for a
     foreign name.
 
-    Without API keys whoever reaches this address may ask. A browser lets a page read what comes
+    Without API keys every peer of this address has access. A browser lets a page read what comes
     from the page's own host, whatever address that name resolves to by now (DNS rebinding).
     """
     if host is None:

@@ -98,7 +98,7 @@ class Callers:
         self._by_digest = {} if path is None else self._read(path)
 
     def identified(self, authorization: str | None) -> Caller:
-        """Whose header that is; raises Unauthorized."""
+        """The caller of an Authorization header. Raises Unauthorized."""
         if self.everybody is not None:
             return self.everybody
         scheme, _, api_key = (authorization or "").partition(" ")

@@ -1,8 +1,8 @@
-"""How many connections there may be, and which of them go first.
+"""The limit of connections, and which of them end first.
 
-A connection that waits for its peer, between two requests or for the rest of one, goes when
-another needs its place, the one first that has waited longest. One whose request is being answered
-stays; where all are, the new one is refused.
+At the limit a new connection ends the one that has waited longest for its peer: between two
+requests, or for the rest of one. Connections with an answer in progress stay; if all have one, the
+new connection is refused.
 """
 
 from collections import Counter
@@ -16,7 +16,7 @@ RESERVED_FILES = 64
 
 
 class LimitedConnection(Protocol):
-    """What can be ended for another's sake."""
+    """A connection that can be ended for another one."""
 
     @property
     def host(self) -> str:
@@ -24,7 +24,7 @@ class LimitedConnection(Protocol):
 
     @property
     def peer(self) -> str:
-        """Whose address that is."""
+        """The peer at that address."""
 
     def give_way(self) -> None:
         """End at once."""

@@ -1,5 +1,4 @@
-"""How fast a peer has to be who sends a body or reads an answer: no clock, timer or socket in this
-file.
+"""The minimum rate of a peer that sends a body or reads an answer. No clock, timer or socket here.
 
 Times are in seconds, and the caller's.
 """

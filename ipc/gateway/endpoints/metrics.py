@@ -32,7 +32,7 @@ def merged(texts: dict[str, str]) -> str:
 
 
 class _Merged(Collector):
-    """The families of all, by whose they are."""
+    """The metric families of all daemons, by daemon."""
 
     def __init__(self, texts: dict[str, str]) -> None:
         self._texts = texts

@@ -12,7 +12,7 @@ from ipc.gateway.output.tool_formats import ToolFormat, tool_format_of
 TAIL = 16
 """Tokens at the end of a prompt that show whether the model continues in reasoning."""
 MAX_PROMPTS = 64
-"""Sets of chat template switches whose prompt endings are cached."""
+"""Sets of chat template switches with cached prompt endings."""
 
 
 class Dialect:

@@ -12,7 +12,7 @@ class Content(msgspec.Struct, frozen=True):
 
 
 class Reasoning(msgspec.Struct, frozen=True):
-    """More of what the model thinks before it says anything."""
+    """More of the model's reasoning."""
 
     text: str
 

@@ -7,10 +7,10 @@ from ipc.gateway.output.output_events import Content, OutputEvent, Reasoning, jo
 
 
 class ReasoningFormat(NamedTuple):
-    """How a family of models thinks aloud: between ``start`` and ``end``.
+    """The reasoning format of a family of models: between ``start`` and ``end``.
 
-    With ``always`` an answer begins with thinking even where neither the prompt nor the model says
-    ``start``.
+    With ``always`` an answer begins with reasoning even if neither the prompt nor the model has
+    written ``start``.
     """
 
     start: str
@@ -26,7 +26,7 @@ REASONING_FORMATS = {
 
 
 def reasoning_format_of(chat_template: str) -> ReasoningFormat | None:
-    """The reasoning format of a model: one whose marks both stand in its chat template."""
+    """The reasoning format of a model: its chat template has both marks."""
     row = REASONING_FORMATS["qwen3"]
     return row if row.start in chat_template and row.end in chat_template else None
 
@@ -34,7 +34,7 @@ def reasoning_format_of(chat_template: str) -> ReasoningFormat | None:
 class ReasoningParser:
     """Splits one answer into the same events however its text is cut into pieces.
 
-    ``opened`` says how the prompt ends: True inside the marks (the template opens them), False
+    ``opened`` is the end of the prompt: True inside the marks (the template opens them), False
     after ``end`` (the template turns reasoning off), None otherwise. Whitespace around the marks
     is dropped. Reasoning without an end mark extends to the end.
     """
@@ -42,11 +42,11 @@ class ReasoningParser:
     def __init__(self, row: ReasoningFormat, opened: bool | None) -> None:
         self._row = row
         self._thinks = row.always if opened is None else opened
-        """Whether it does from its first word on, without saying so."""
+        """Whether reasoning begins with the first token, without ``start``."""
         self._place: Literal["begin", "thought", "pause", "content"] = "content" if opened is False else "begin"
         self._nothing_yet = True
         self._text = ""
-        """Text whose meaning is not settled."""
+        """Text of undecided meaning."""
 
     def feed(self, text: str) -> list[OutputEvent]:
         """What more of the text settles."""
@@ -57,7 +57,7 @@ class ReasoningParser:
         return self._read("", at_end=True)
 
     def _read(self, text: str, *, at_end: bool) -> list[OutputEvent]:
-        """The places follow each other in this order."""
+        """The states follow each other in this order."""
         self._text += text
         if self._place == "begin":
             self._begin(at_end)

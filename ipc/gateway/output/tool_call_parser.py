@@ -28,7 +28,7 @@ class ToolCallParser:
         self._parallel = parallel
         self._place = self._say
         self._text = ""
-        """Text whose meaning is not settled."""
+        """Text of undecided meaning."""
         self._held = ""
         """The text before it, which is content if no call follows."""
         self._braces = _Braces()

@@ -39,7 +39,7 @@ class ToolFormat(NamedTuple):
     special: bool
     short_ids: bool
     evidence: "regex.Pattern[str]"
-    """Of what a chat template says that has its model write so."""
+    """Matches the chat templates of models that write this format."""
 
 
 HERMES = ToolFormat(
