@@ -5,7 +5,9 @@ No configuration file of this machine holds either.
 
 import logging
 import os
+import shutil
 import signal
+import tempfile
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -22,6 +24,16 @@ os.environ["JAX_PLATFORMS"] = "cpu"
 os.environ["XLA_FLAGS"] = xla_flags(devices=2)
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
 
+HOME = Path(tempfile.mkdtemp(prefix="odriver-"))
+"""Tests, and processes that they start, write here and not to directories of this user. It is there before any test file is
+imported, as some compile the CPU's kernels then. What was compiled once, by XLA or a C++ compiler, is not compiled again."""
+for variable, name in {"XDG_RUNTIME_DIR": "run", "XDG_STATE_HOME": "state", "XDG_CACHE_HOME": "cache"}.items():
+    (HOME / name).mkdir(mode=0o700)
+    os.environ[variable] = str(HOME / name)
+os.environ["JAX_COMPILATION_CACHE_DIR"] = str(HOME / "cache" / "xla")
+os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
+os.environ["JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES"] = "-1"
+
 import jax  # noqa: E402
 import psutil  # noqa: E402
 from browser import chromium, page_in  # noqa: E402
@@ -29,7 +41,6 @@ from fake_driver import FakeDriver, serving  # noqa: E402
 from gateways import gateway  # noqa: E402
 from grammar_constraints import running  # noqa: E402
 from hypothesis import settings  # noqa: E402
-from jax.experimental.compilation_cache import compilation_cache  # noqa: E402
 from tokenizer_files import build_byte_level, write_tokenizer  # noqa: E402
 
 from driver.grammars.compiler import GrammarCompiler  # noqa: E402
@@ -47,25 +58,9 @@ settings.register_profile("many", max_examples=300, deadline=None)
 settings.load_profile("few")
 
 
-@pytest.fixture(scope="session", autouse=True)
-def directories(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Tests, and processes that they start, keep what they keep in directories of this run, not of its user.
-
-    What one of them has compiled, by XLA or a C++ compiler, none of the others compiles again.
-    """
-    home = tmp_path_factory.mktemp("cache")
-    with pytest.MonkeyPatch.context() as environment:
-        for kind in ("RUNTIME_DIR", "STATE_HOME"):
-            environment.setenv(f"XDG_{kind}", str(tmp_path_factory.mktemp(kind)))
-        environment.setenv("XDG_CACHE_HOME", str(home))
-        environment.setenv("JAX_COMPILATION_CACHE_DIR", str(home / "xla"))
-        environment.setenv("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
-        environment.setenv("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "-1")
-        jax.config.update("jax_compilation_cache_dir", str(home / "xla"))
-        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
-        jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
-        compilation_cache.reset_cache()  # JAX looks for it once, at the first compilation
-        yield
+def pytest_unconfigure() -> None:
+    """The run is over."""
+    shutil.rmtree(HOME)
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -14,7 +14,7 @@ from ipc.gateway.endpoints.metrics import merged
 @pytest.fixture
 def http(address: str) -> Iterator[httpx.Client]:
     """A client of a gateway whose daemon is not there yet."""
-    with gateway(address, timeout=0.2) as client:
+    with gateway(address, timeout=1) as client:
         yield client
 
 
@@ -55,7 +55,7 @@ def test_several_daemons_are_told_apart_by_their_models(tmp_path_factory: pytest
             error = http.post(TEXT, json={"prompt": "x"}).json()["error"]
             assert error["param"] == "model" and "parrot and owl are served here" in error["message"]
             assert http.get("/metrics").text == f'# HELP up u\n# TYPE up gauge\nup{{daemon="{first}"}} 1.0\n'
-        with gateway(first, second, timeout=0.2) as http:
+        with gateway(first, second, timeout=1) as http:
             assert http.post(TEXT, json={"prompt": "x", "model": "parrot"}).status_code == 200
             assert http.get("/health").status_code == 200
 
@@ -63,7 +63,7 @@ def test_several_daemons_are_told_apart_by_their_models(tmp_path_factory: pytest
 def test_daemons_of_one_model_take_turns(tmp_path_factory: pytest.TempPathFactory) -> None:
     """And when one goes, the other takes all."""
     first, second = (f"ipc://{tmp_path_factory.mktemp('d')}/o.sock" for _ in range(2))
-    with serving(first, one := FakeDriver()), gateway(first, second, timeout=0.2) as http:
+    with serving(first, one := FakeDriver()), gateway(first, second, timeout=1) as http:
         with serving(second, other := FakeDriver()):
             assert len(http.get("/metrics").text) == 0 and len(http.get("/v1/models").json()["data"]) == 1
             for _ in range(6):
