@@ -82,9 +82,8 @@ class HBMPageManager:
     def recount(self, keys: Sequence[bytes], count: int, last: Found) -> Found:
         """The result of ``find`` for the first ``count`` keys, updated from the last result.
 
-        The cost is that of the change. The result may be wrong if a chain has lost a page in its
-        middle: as a rule, pages are evicted from a chain's end, and an owner of a page owns all
-        pages before it.
+        The cost is that of the change. A chain that has lost a page in its middle may be wrong: as
+        a rule chains are evicted from the end, and owners own all pages before theirs.
         """
         held, owned = min(last.held, count), last.owned
         while held and self._cache.holder(keys[held - 1]) is None:

@@ -26,10 +26,7 @@ DTYPES = ("float32", "bfloat16")
 
 @cache
 def vector_width() -> int:
-    """page_size and head_dim must be multiples of this. Registers the kernel with XLA.
-
-    Raises KernelsUnavailable.
-    """
+    """The unit of page_size and head_dim. Registers the kernel. Raises KernelsUnavailable."""
     library = load(SOURCE)
     for name in ("odriver_attention", "odriver_untouched"):
         register(library, name)

@@ -26,10 +26,7 @@ PREFILL_TILE = 64
 
 
 def write_pages(kv_pages: Array, k: Array, v: Array, pages: Array, offsets: Array, kv_dtype: np.dtype) -> Array:
-    """Scatter k and v [T, kv_heads, head_dim] to i32[T] pages and offsets, in place when donated.
-
-    ``kv_pages`` is [num_pages, kv_heads, 2, page_size, stored_head_dim].
-    """
+    """Write k and v [T, kv_heads, head_dim] at i32[T] pages and offsets, in place if donated."""
     new = as_stored(jnp.stack([k, v], axis=2), kv_dtype)
     return kv_pages.at[pages, :, :, offsets, :].set(new, mode="promise_in_bounds")
 
@@ -209,10 +206,7 @@ class _Layer:
         return walked[:tokens]
 
     def _tile(self, q: Array, pages: Array, position: Array, kv_len: Array) -> Array:
-        """Queries q[tile, heads, head_dim] of one sequence of ``kv_len`` tokens -> like q.
-
-        ``position`` i32[] is the first query's; ``pages`` is i32[1, pages_per_seq].
-        """
+        """q[tile, heads, head_dim] from ``position`` on, of a row of ``kv_len`` tokens -> like q."""
         tile, heads, head_dim = q.shape
         kv_heads, page_size, window = self.pages.kv_heads, self.pages.page_size, self.spec.window
         group = heads // kv_heads

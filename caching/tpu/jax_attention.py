@@ -70,10 +70,7 @@ def allocate(metadata: PagedAttentionCacheMetaData) -> PagedAttentionCache:
 
 
 def write_pages(kv_pages: Array, k: Array, v: Array, pages: Array, offsets: Array) -> Array:
-    """Scatter k and v [T, kv_heads, head_dim] to i32[T] pages and offsets, in place when donated.
-
-    ``kv_pages`` is [num_pages, page_size, 2 * stored kv_heads, stored head_dim].
-    """
+    """Write k and v [T, kv_heads, head_dim] at i32[T] pages and offsets, in place if donated."""
     page_size, *token = kv_pages.shape[1:]
     new = rounded(jnp.stack([k, v], axis=2).reshape(k.shape[0], *token), kv_pages.dtype)
     flat = kv_pages.reshape(-1, *token)

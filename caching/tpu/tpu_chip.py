@@ -11,7 +11,7 @@ class Chip:
     hbm_bandwidth: float
     """Bytes per second."""
     bf16_flops: float
-    """bfloat16 operations per second; a multiply-add counts as two."""
+    """Floating-point operations per second in bfloat16; a multiply-add counts as two."""
     link_bandwidth: float
     """Bytes per second, one way, over one ICI link: half of the "bidirectional" figure divided
     by the 4 ports of a chip, or 6 in a torus of three dimensions."""

@@ -24,10 +24,7 @@ class StepAttention(Protocol):
     def __call__(
         self, spec: AttentionSpec, cache: LayerCache, place: Place, inputs: AttentionInputs
     ) -> tuple[LayerCache, Array]:
-        """One layer's updated cache, and f[..., heads, head_dim].
-
-        The arrays of ``inputs`` have the decoder's leading axes.
-        """
+        """One layer's updated cache, and f[..., heads, head_dim] with the axes of ``inputs``."""
 
 
 @jax.tree_util.register_dataclass

@@ -1,9 +1,8 @@
 """Changes of a row's logits by logit_bias, allowed_token_ids, bad_words and min_tokens.
 
-The device has a row of state per slot. It is written when a sequence that needs one gets the slot.
-The last row is the dump slot's: it changes nothing and serves all rows that need nothing. The
-tokens that complete a bad word are on the device too, as the last of them may still be in flight
-when the next step is planned.
+The device has a row of state per slot, written when a sequence that needs one gets the slot. The
+last row is the dump slot's: it changes nothing, for rows that need nothing. The tokens that begin
+bad words are on the device too, as the last may be in flight when the next step is planned.
 """
 
 from dataclasses import dataclass

@@ -125,7 +125,7 @@ class Resumption:
         return msgspec.structs.replace(request, params=params, resume_token_ids=token_ids)
 
     def mismatch(self, welcome: Welcome) -> str | None:
-        """Why this daemon cannot continue the request; None if it can."""
+        """Why this daemon cannot continue a request begun at another; None if it can."""
         server = welcome.model, welcome.vocab_size
         if self._server is not None and self._server != server:
             model, vocab_size = self._server
