@@ -206,7 +206,7 @@ class _Layer:
         return walked[:tokens]
 
     def _tile(self, q: Array, pages: Array, position: Array, kv_len: Array) -> Array:
-        """q[tile, heads, head_dim] from ``position`` on, of a row of ``kv_len`` tokens -> like q."""
+        """q[tile, heads, head_dim] from ``position`` on, in a row of ``kv_len`` tokens -> as q."""
         tile, heads, head_dim = q.shape
         kv_heads, page_size, window = self.pages.kv_heads, self.pages.page_size, self.spec.window
         group = heads // kv_heads

@@ -1,4 +1,4 @@
-"""A daemon's settings and their origin: a flag, a variable, the configuration file, the default.
+"""A daemon's settings, by the first of: flag, variable, configuration file, default.
 
 The table of settings is the fields of EngineConfig and DaemonConfig. ``max_num_seqs`` is
 ``--max-num-seqs`` as a flag, ``ODRIVER_MAX_NUM_SEQS`` as a variable and ``max_num_seqs`` in the
