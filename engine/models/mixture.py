@@ -24,6 +24,11 @@ class MixtureSpec:
     num_experts: int
     experts_per_token: int
 
+    @property
+    def width(self) -> int:
+        """See FeedForwardSpec."""
+        return self.num_experts * self.intermediate_size
+
     def build(self, hidden_size: int, make: ParameterFactory) -> "MixtureMLP":
         """See FeedForwardSpec."""
         return MixtureMLP(self, hidden_size, make)
