@@ -40,6 +40,14 @@ GEMMA2 = {
     "sliding_window": 8,
     "num_hidden_layers": 4,
 }
+MIXTRAL = {
+    "architectures": ["MixtralForCausalLM"],
+    "model_type": "mixtral",
+    **SIZES,
+    "head_dim": 16,
+    "num_local_experts": 5,
+    "num_experts_per_tok": 2,
+}
 LLAMA3_ROPE = {
     "factor": 8.0,
     "low_freq_factor": 1.0,
@@ -108,6 +116,7 @@ VARIANTS = {
         files=3,
     ),
     "gemma2": Variant({**GEMMA2, "rope_theta": 1000.0}, seed=110),
+    "mixtral": Variant({**MIXTRAL, "rope_theta": 1000.0}, seed=2),
 }
 """Each family, tied and untied, in the config styles of transformers 4 and 5; several windows are shorter than a prompt."""
 
@@ -165,10 +174,15 @@ def _shapes(config: dict[str, Any]) -> dict[str, tuple[int, ...]]:
         "self_attn.k_proj": (kv, hidden, qkv_bias),
         "self_attn.v_proj": (kv, hidden, qkv_bias),
         "self_attn.o_proj": (hidden, q, config.get("attention_bias", False)),
-        "mlp.gate_proj": (ffn, hidden, config.get("mlp_bias", False)),
-        "mlp.up_proj": (ffn, hidden, config.get("mlp_bias", False)),
-        "mlp.down_proj": (hidden, ffn, config.get("mlp_bias", False)),
     }
+    if config["model_type"] == "mixtral":
+        linears["block_sparse_moe.gate"] = (config["num_local_experts"], hidden, False)
+        for expert in range(config["num_local_experts"]):
+            linears |= {f"block_sparse_moe.experts.{expert}.{name}": (ffn, hidden, False) for name in ("w1", "w3")}
+            linears[f"block_sparse_moe.experts.{expert}.w2"] = (hidden, ffn, False)
+    else:
+        linears |= {f"mlp.{name}_proj": (ffn, hidden, config.get("mlp_bias", False)) for name in ("gate", "up")}
+        linears["mlp.down_proj"] = (hidden, ffn, config.get("mlp_bias", False))
     norms = {"input_layernorm": hidden, "post_attention_layernorm": hidden}
     if config["model_type"] == "gemma2":
         norms |= {"pre_feedforward_layernorm": hidden, "post_feedforward_layernorm": hidden}

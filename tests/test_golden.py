@@ -40,7 +40,7 @@ V5E = CHIPS["TPU v5 lite"]
 FLOAT32 = np.dtype(np.float32)
 XLA = xla_backend(FLOAT32)
 TPU = replace(tpu_backend(V5E, PALLAS), attention=PallasTwin())
-PLAINEST = {("llama2", 16), ("mistral", 4), ("qwen2", 16), ("qwen3", 4), ("gemma2", 16)}
+PLAINEST = {("llama2", 16), ("mistral", 4), ("qwen2", 16), ("qwen3", 4), ("gemma2", 16), ("mixtral", 4)}
 """Of every family a variant and the size of its pages."""
 BACKENDS = [
     *(
@@ -54,6 +54,8 @@ BACKENDS = [
     pytest.param(("qwen3_sharded", 4, TPU, 2), marks=pytest.mark.thorough),
     pytest.param(("gemma2", 4, TPU, 1), marks=pytest.mark.thorough),
     pytest.param(("gemma2", 4, XLA, 2), marks=pytest.mark.thorough),
+    pytest.param(("mixtral", 4, TPU, 1), marks=pytest.mark.thorough),
+    pytest.param(("mixtral", 4, XLA, 2), marks=pytest.mark.thorough),
 ]
 
 

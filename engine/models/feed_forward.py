@@ -31,6 +31,11 @@ class GatedSpec:
     bias: bool = False
     activation: Activation = Activation.SILU
 
+    @property
+    def width(self) -> int:
+        """See FeedForwardSpec."""
+        return self.intermediate_size
+
     def build(self, hidden_size: int, make: ParameterFactory) -> "GatedMLP":
         """See FeedForwardSpec."""
         return GatedMLP(self, hidden_size, make)

@@ -62,6 +62,10 @@ class FeedForwardSpec(Protocol):
     def intermediate_size(self) -> int:
         """The columns that several devices split."""
 
+    @property
+    def width(self) -> int:
+        """The numbers that its last product takes of each token, on all devices together: what a step needs room for."""
+
     def build(self, hidden_size: int, make: ParameterFactory) -> FeedForward:
         """Its module, with parameters from ``make``."""
 
@@ -145,6 +149,11 @@ class ModelSpec:
     def intermediate_size(self) -> int:
         """The columns of the widest feed-forward."""
         return max(block.feed_forward.intermediate_size for block in self.blocks)
+
+    @property
+    def feed_forward_width(self) -> int:
+        """Of the widest feed-forward."""
+        return max(block.feed_forward.width for block in self.blocks)
 
 
 def layer_plan(blocks: tuple[BlockSpec, ...]) -> tuple[LayerGroup, ...]:

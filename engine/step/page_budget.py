@@ -160,7 +160,7 @@ def _left_on(device: jax.Device, devices: int, utilization: float | None) -> int
 def _step_scratch(config: EngineConfig, partition: Partition) -> int:
     """An upper estimate of the largest step's float32 scratch, besides weights and pages."""
     model, attention = partition.model, partition.model.attention
-    split = 4 * model.intermediate_size + 4 * attention.num_heads * attention.head_dim
+    split = 4 * model.feed_forward_width + 4 * attention.num_heads * attention.head_dim
     return 4 * config.max_num_batched_tokens * (8 * model.hidden_size + split // partition.devices)
 
 
