@@ -40,7 +40,7 @@ V5E = CHIPS["TPU v5 lite"]
 FLOAT32 = np.dtype(np.float32)
 XLA = xla_backend(FLOAT32)
 TPU = replace(tpu_backend(V5E, PALLAS), attention=PallasTwin())
-PLAINEST = {("llama2", 16), ("mistral", 4), ("qwen2", 16), ("qwen3", 4), ("gemma2", 16), ("mixtral", 4)}
+PLAINEST = {("llama2", 16), ("mistral", 4), ("qwen2", 16), ("qwen3", 4), ("gemma2", 16), ("mixtral", 16)}
 """Of every family a variant and the size of its pages."""
 BACKENDS = [
     *(
