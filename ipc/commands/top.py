@@ -86,7 +86,7 @@ def _warnings(now: Status) -> list[Text]:
     """Conditions that need attention."""
     warnings = []
     if now["compilations_after_ready"]:
-        warnings.append(f"{now['compilations_after_ready']} unplanned compilations after READY")
+        warnings.append(f"{now['compilations_after_ready']} compilations after READY")
     for stage, seconds in now["stages"].items():
         if seconds > 1:
             warnings.append(f"nothing has got done in the {stage} stage for {seconds:.0f} s")
