@@ -5,11 +5,11 @@ import logging
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TypeVar
 
 import jax
 
+from caching.cpu_kernels import cache_home
 from caching.page_manager import HBMPageManager
 from engine.config import EngineConfig, ServingLimits
 from engine.device_errors import DeviceError, device_errors
@@ -156,8 +156,7 @@ def _shapes(served: ServedModel, planner: CachePlanner) -> StepShapes:
 def _use_compilation_cache() -> None:
     """Cache compiled steps on disk, in JAX_COMPILATION_CACHE_DIR or under XDG_CACHE_HOME."""
     if not jax.config.jax_compilation_cache_dir:  # type: ignore[attr-defined]
-        home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-        jax.config.update("jax_compilation_cache_dir", str(home / "odriver" / "xla"))
+        jax.config.update("jax_compilation_cache_dir", str(cache_home() / "xla"))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
 

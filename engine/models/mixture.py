@@ -1,4 +1,4 @@
-"""A mixture of gated feed-forwards, as Mixtral has it, computed densely: every expert sees every token."""
+"""Mixtral's mixture of gated feed-forwards, computed densely: every expert sees every token."""
 
 from dataclasses import dataclass
 
@@ -17,10 +17,13 @@ EXPERT = f"{MOE}experts.{{experts}}."
 
 @dataclass(frozen=True)
 class MixtureSpec:
-    """The sum of the likeliest experts, weighted by their renormalised probabilities (Jiang et al. 2024), a FeedForwardSpec."""
+    """The sum of the likeliest experts, weighted by their renormalised probabilities.
+
+    Jiang et al. 2024. A FeedForwardSpec.
+    """
 
     intermediate_size: int
-    """Of each expert."""
+    """The columns of one expert."""
     num_experts: int
     experts_per_token: int
 
@@ -35,7 +38,7 @@ class MixtureSpec:
 
 
 class MixtureMLP(nnx.Module):
-    """Gate and up of all experts are one kernel f[hidden, experts, 2, ffn], and down is one f[ffn * experts, hidden]."""
+    """Kernels: gate and up f[hidden, experts, 2, ffn], down f[ffn * experts, hidden]."""
 
     def __init__(self, spec: MixtureSpec, hidden_size: int, make: ParameterFactory) -> None:
         hidden, ffn, experts = {"hidden": hidden_size}, {"ffn": spec.intermediate_size}, {"experts": spec.num_experts}

@@ -64,7 +64,7 @@ class FeedForwardSpec(Protocol):
 
     @property
     def width(self) -> int:
-        """The numbers that its last product takes of each token, on all devices together: what a step needs room for."""
+        """Inputs of its last product a token, on all devices; a step needs memory for them."""
 
     def build(self, hidden_size: int, make: ParameterFactory) -> FeedForward:
         """Its module, with parameters from ``make``."""
@@ -146,13 +146,8 @@ class ModelSpec:
         return self.blocks[0].mixer
 
     @property
-    def intermediate_size(self) -> int:
-        """The columns of the widest feed-forward."""
-        return max(block.feed_forward.intermediate_size for block in self.blocks)
-
-    @property
     def feed_forward_width(self) -> int:
-        """Of the widest feed-forward."""
+        """The ``width`` of the widest feed-forward."""
         return max(block.feed_forward.width for block in self.blocks)
 
 

@@ -67,7 +67,7 @@ class Admission:
                 return
             victim, cause = yielding
             equals = cause is Cause.FAIRNESS and victim.params.priority == sequence.params.priority
-            # A victim must not wait before its equal that it yields to; who passes others is behind it.
+            # A victim waits behind the equal that it yields to; a claim that passes is behind it.
             self._preempter.preempt(victim, cause, before_all=not equals or claim.passes is not None)
             plan.drop(victim)
 

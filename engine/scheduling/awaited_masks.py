@@ -30,7 +30,7 @@ class AwaitedMasks:
         self._fresh.append(sequence)
 
     def hear(self) -> list[Sequence]:
-        """Sequences whose answers have come; waits up to PATIENCE for those added since the last call."""
+        """Sequences with an answer; waits up to PATIENCE for those added since the last call."""
         if not self:
             return []
         answered, self._late = _divide(self._late)

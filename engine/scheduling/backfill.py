@@ -31,7 +31,7 @@ class Backfill:
         return len(self._reserved_for)
 
     def may_start(self, sequence: Sequence) -> bool:
-        """Whether it may pass all of these: it is of their priority, and none was passed too often."""
+        """Whether it may pass all of these: their priority is its own, none was passed too often."""
         priority = sequence.params.priority
         return all(passed.params.priority == priority and passed.num_passed < MOST_PASSED for passed in self._passed)
 

@@ -227,7 +227,7 @@ class InferenceScheduler:
         return pages_suffice
 
     def _plan_prompts(self, plan: NextIterationPlan, *, may_admit: bool) -> None:
-        """Grant long prompts their part, then shorter ones, waiting ones, and without decodes the rest."""
+        """Grant tokens to long prompts, shorter ones, waiting ones; without decodes all the rest."""
         begun = self._running.prefilling()
         chunks = PromptChunks(self.memory, self._budget - plan.num_tokens, self._long)
         begun.sort(key=chunks.is_long, reverse=True)

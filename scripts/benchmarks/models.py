@@ -1,7 +1,6 @@
 """The models that are measured: Llama layout, random weights of seed 0, written once as Hugging Face directories."""
 
 import json
-import os
 import shutil
 import tempfile
 from collections.abc import Iterator, Mapping
@@ -10,6 +9,8 @@ from pathlib import Path
 
 import numpy as np
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+
+from caching.cpu_kernels import cache_home
 
 SEED = 0
 VOCABULARY = 32000
@@ -83,8 +84,7 @@ SIZES = {
 
 def models_directory() -> Path:
     """Where they are kept: ``odriver/bench-models`` in XDG_CACHE_HOME or ~/.cache."""
-    home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    return home / "odriver" / "bench-models"
+    return cache_home() / "bench-models"
 
 
 def model_directory(model: str) -> Path:

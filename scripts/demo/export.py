@@ -35,7 +35,7 @@ def llama_config(model: ModelSpec) -> dict[str, object]:
         "model_type": "llama",
         "vocab_size": model.vocab_size,
         "hidden_size": model.hidden_size,
-        "intermediate_size": model.intermediate_size,
+        "intermediate_size": model.blocks[0].feed_forward.intermediate_size,
         "num_hidden_layers": model.num_layers,
         "num_attention_heads": attention.num_heads,
         "num_key_value_heads": attention.num_kv_heads,

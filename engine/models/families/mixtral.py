@@ -1,4 +1,4 @@
-"""Mixtral: Mistral with a mixture of experts in each layer; it slides only where config.json says so."""
+"""Mixtral: Mistral with a mixture of experts in each layer; config.json may set a window."""
 
 from engine.models.family import Count, Family, Fields, decoder_spec, require
 from engine.models.mixture import MixtureSpec
