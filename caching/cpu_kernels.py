@@ -7,20 +7,23 @@ or c++, g++ or clang++ on the PATH); without one, XLA's own operations serve.
 
 import ctypes
 import hashlib
+import importlib.util
 import os
 import shutil
 import subprocess
+from concurrent.futures import Future, ThreadPoolExecutor
 from functools import cache
+from importlib.metadata import version
 from pathlib import Path
-
-import jax
-import jaxlib.version
 
 from caching.instruction_set import compiler_flags, processor
 
 COMPILERS = ("c++", "g++", "clang++")
 FLAGS = ("-std=c++17", "-O3", "-ffp-contract=fast", "-shared", "-fPIC", "-w")
 HEADERS = Path(__file__).parent / "cpu"
+ATTENTION = HEADERS / "attention.cc"
+
+_compilers = ThreadPoolExecutor(thread_name_prefix="kernel compiler")
 
 
 class KernelsUnavailable(Exception):
@@ -32,12 +35,21 @@ def cache_home() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "odriver"
 
 
-@cache
 def load(source: Path) -> ctypes.CDLL:
-    """The library of a source file; compiled unless a machine like this one already did.
+    """The library of a source file. Raises KernelsUnavailable and UnknownInstructions."""
+    return loading(source).result()
 
-    Raises KernelsUnavailable and UnknownInstructions.
+
+@cache
+def loading(source: Path) -> "Future[ctypes.CDLL]":
+    """``load`` in the background, without JAX, which takes a second to import.
+
+    The library is compiled unless a process on a machine like this one already did that.
     """
+    return _compilers.submit(_load, source)
+
+
+def _load(source: Path) -> ctypes.CDLL:
     compiler = _compiler()
     library = cache_home() / "kernels" / f"{source.stem}-{_fingerprint(compiler, source)}.so"
     if not library.exists():
@@ -47,6 +59,8 @@ def load(source: Path) -> ctypes.CDLL:
 
 def register(library: ctypes.CDLL, name: str) -> None:
     """Register the handler ``name`` of a library with XLA."""
+    import jax
+
     jax.ffi.register_ffi_target(name, jax.ffi.pycapsule(getattr(library, name)), platform="cpu")
 
 
@@ -61,8 +75,9 @@ def _compiler() -> str:
 
 def _fingerprint(compiler: str, source: Path) -> str:
     """A hash of all that a library depends on: sources, compiler, flags, jaxlib, processor."""
-    parts = [source.read_bytes(), *(header.read_bytes() for header in sorted(HEADERS.glob("*.h")))]
-    texts = [*FLAGS, *compiler_flags(), compiler, jaxlib.version.__version__, processor()]
+    headers = sorted({*HEADERS.glob("*.h"), *source.parent.glob("*.h")})
+    parts = [source.read_bytes(), *(header.read_bytes() for header in headers)]
+    texts = [*FLAGS, *compiler_flags(), compiler, version("jaxlib"), processor()]
     parts += [text.encode() for text in texts]
     digest = hashlib.sha256()
     for part in parts:
@@ -70,11 +85,18 @@ def _fingerprint(compiler: str, source: Path) -> str:
     return digest.hexdigest()[:16]
 
 
+def _xla_headers() -> Path:
+    """``jax.ffi.include_dir()``, found without an import of JAX."""
+    jaxlib = importlib.util.find_spec("jaxlib")
+    assert jaxlib is not None and jaxlib.origin is not None
+    return Path(jaxlib.origin).parent / "include"
+
+
 def _compile(compiler: str, source: Path, library: Path) -> None:
     library.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     unfinished = library.with_suffix(f".{os.getpid()}")
     flags = (*FLAGS, *compiler_flags())
-    command = [compiler, *flags, f"-I{jax.ffi.include_dir()}", f"-I{HEADERS}", str(source), "-o", str(unfinished)]
+    command = [compiler, *flags, f"-I{_xla_headers()}", f"-I{HEADERS}", str(source), "-o", str(unfinished)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         unfinished.unlink(missing_ok=True)

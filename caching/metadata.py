@@ -10,19 +10,22 @@ class PagedAttentionCacheMetaData:
     """How many pages there are and what one holds; page 0 is the sink and has no owner."""
 
     num_layers: int
+    """Layers that a page holds."""
     num_pages: int
     page_size: int
     """Tokens a page holds."""
     num_kv_heads: int
     head_dim: int
     dtype: np.dtype
-    stacks: tuple[int, ...] = ()
-    """How many layers, in order, share each array of pages; empty if each has its own."""
+    stacked: bool = False
+    """Whether all layers share one array of pages, one after the other, or each has its own."""
+    windows: tuple[int | None, ...] = (None,)
+    """By group of layers (caching/cache_groups.py), how many tokens are kept; None is all."""
 
     @property
     def array_pages(self) -> list[int]:
         """Pages of each array of the pool: ``num_pages`` for each of its layers."""
-        return [layers * self.num_pages for layers in self.stacks or [1] * self.num_layers]
+        return [self.num_layers * self.num_pages] if self.stacked else [self.num_pages] * self.num_layers
 
     @property
     def num_usable_pages(self) -> int:
@@ -30,13 +33,8 @@ class PagedAttentionCacheMetaData:
         return self.num_pages - 1
 
     @property
-    def num_usable_tokens(self) -> int:
-        """Tokens that fit when every usable page is full."""
-        return self.num_usable_pages * self.page_size
-
-    @property
     def bytes_per_page(self) -> int:
-        """Bytes of one page over all layers, keys and values."""
+        """Bytes of one page over all its layers, keys and values."""
         return self.num_layers * 2 * self.num_kv_heads * self.page_size * self.head_dim * self.dtype.itemsize
 
     @property

@@ -79,6 +79,10 @@ class HBMPageManager:
         """Pages of the longest known prefix of a chain of keys. Share them before you allocate."""
         return self._cache.find(keys)
 
+    def is_kept(self, key: bytes) -> bool:
+        """Whether a page has this key."""
+        return self._cache.holder(key) is not None
+
     def recount(self, keys: Sequence[bytes], count: int, last: Found) -> Found:
         """The result of ``find`` for the first ``count`` keys, updated from the last result.
 
@@ -109,33 +113,40 @@ class HBMPageManager:
         """How many of these pages have one owner."""
         return sum(self._owners[page] == 1 for page in pages)
 
-    def share(self, pages: Iterable[int]) -> None:
-        """One more owner for each of these owned or cached pages."""
+    def share(self, pages: Iterable[int]) -> int:
+        """One more owner for each of these owned or cached pages; how many had one."""
+        owned = 0
         for page in pages:
-            if not self._owners[page]:
+            if self._owners[page]:
+                owned += 1
+            else:
                 assert page in self._cache, f"page {page} is free and cannot be shared"
                 self._cache.claim(page)
             self._owners[page] += 1
+        return owned
 
     def keep(self, page: int, key: bytes) -> None:
         """This owned page has the contents of the key from now on, and is not written again."""
         assert self._owners[page] > 0, f"page {page} has no owner who could have filled it"
         self._cache.keep(page, key, self.now)
 
-    def free(self, pages: Iterable[int]) -> None:
+    def free(self, pages: Iterable[int]) -> int:
         """Remove an owner from each of these pages; the last frees it. Free a chain's end first.
 
         Cached pages are evicted in the order of their return, and a chain needs its beginning.
+        Returns how many still have an owner.
         """
+        owned = 0
         for page in pages:
             assert page != SINK_PAGE and self._owners[page] > 0, f"page {page} has no owner to free it"
             self._owners[page] -= 1
             if self._owners[page]:
-                continue
-            if page in self._cache:
+                owned += 1
+            elif page in self._cache:
                 self._cache.let_go(page, self.now)
             else:
                 self._free.append(page)
+        return owned
 
     def forget(self, pages: Iterable[int]) -> None:
         """These pages are not found any more, whether or not they have owners."""
@@ -148,9 +159,14 @@ class HBMPageManager:
         holders = [self._cache.holder(key) for key in keys]
         self.forget([page for page in holders if page is not None])
 
-    def forget_all(self) -> None:
-        """No page is found any more: the memory was dropped, or the weights have changed."""
-        self.forget(self._cache.pages())
+    def forget_all(self) -> int:
+        """No page is found any more: the memory was dropped, or the weights have changed.
+
+        Returns how many could be.
+        """
+        pages = self._cache.pages()
+        self.forget(pages)
+        return len(pages)
 
     def check_integrity(self, owned: Iterable[int]) -> None:
         """Assert that free + cached + owned is the pool; ``owned`` has a page per owner."""

@@ -1,13 +1,15 @@
 """The contents of full pages, so that a sequence with a known prefix need not compute it again.
 
 A page's key hashes its own tokens and all before them, so one key identifies a whole prefix. Keys
-of different salts never match: requests that must not share a prefix have different salts.
+of different salts never match: requests that must not share a prefix have different salts. The
+same tokens have another page, and so another key, in each group of layers (cache_groups.py).
 """
 
 from array import array
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from hashlib import blake2b
+from typing import Any
 
 KEY_BYTES = 16
 """Enough against collisions, by accident or by design: blake2b is a cryptographic hash."""
@@ -22,6 +24,25 @@ def page_keys(previous: bytes, token_ids: Sequence[int], page_size: int) -> list
         previous = blake2b(previous + page, digest_size=KEY_BYTES).digest()
         keys.append(previous)
     return keys
+
+
+def in_group(key: bytes, group: int) -> bytes:
+    """The key of a page in a group of layers; in the first one it is that of the tokens."""
+    return key + bytes((group,)) if group else key
+
+
+class KeysInGroup(Sequence[bytes]):
+    """A list of keys as they are in a group of layers."""
+
+    def __init__(self, keys: list[bytes], group: int) -> None:
+        self._keys = keys
+        self._group = group
+
+    def __len__(self) -> int:
+        return len(self._keys)
+
+    def __getitem__(self, index: Any) -> Any:
+        return in_group(self._keys[index], self._group)
 
 
 class PrefixCache:

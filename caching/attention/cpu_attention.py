@@ -7,7 +7,6 @@ in the memory that ``PagedAttentionCache`` declares as [page_size, head_dim].
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
-from pathlib import Path
 from typing import ClassVar
 
 import jax
@@ -15,11 +14,10 @@ import numpy as np
 from jax import Array
 
 from caching.attention.spec import AttentionInputs, AttentionSpec, CacheView
-from caching.cpu_kernels import load, register
+from caching.cpu_kernels import ATTENTION, load, register
 from caching.metadata import PagedAttentionCacheMetaData
 from caching.paged_attention_cache import PagedAttentionCache
 
-SOURCE = Path(__file__).parent.parent / "cpu" / "attention.cc"
 DTYPES = ("float32", "bfloat16")
 """Dtypes of pages that the kernel reads."""
 
@@ -27,7 +25,7 @@ DTYPES = ("float32", "bfloat16")
 @cache
 def vector_width() -> int:
     """The unit of page_size and head_dim. Registers the kernel. Raises KernelsUnavailable."""
-    library = load(SOURCE)
+    library = load(ATTENTION)
     for name in ("odriver_attention", "odriver_untouched"):
         register(library, name)
     return int(library.odriver_vector_width())
@@ -59,7 +57,8 @@ class CPUAttention:
         """
         assert inputs.rotation is not None
         pages, table = view.pages, view.table
-        sinks = np.zeros(0, np.float32) if inputs.sinks is None else inputs.sinks
+        nothing = np.zeros(0, np.float32)
+        sinks, k, v = (nothing if x is None else x for x in (inputs.sinks, inputs.k, inputs.v))
         call = jax.ffi.ffi_call(
             "odriver_attention",
             (jax.ShapeDtypeStruct(pages.shape, pages.dtype), jax.ShapeDtypeStruct(inputs.q.shape, np.float32)),
@@ -67,13 +66,14 @@ class CPUAttention:
         )
         written, out = call(
             pages,
-            *(x.astype(np.float32) for x in (inputs.q, inputs.k, inputs.v, *inputs.rotation, sinks)),
+            *(x.astype(np.float32) for x in (inputs.q, k, v, *inputs.rotation, sinks)),
             table.kv_lens,
             table.page_indices,
             table.cu_q_lens,
             table.num_seqs,
             scale=np.float32(spec.scale),
             window=np.int64(spec.window or 0),
+            chunk=np.int64(spec.chunk or 0),
             soft_cap=np.float32(spec.soft_cap or 0),
         )
         return written, out

@@ -14,6 +14,7 @@ from typing import Protocol
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array
 
 from caching.page_manager import SINK_PAGE
@@ -29,6 +30,21 @@ class AttentionSpec:
     """How many keys a query sees, its own included; None is all."""
     soft_cap: float | None = None
     """Scores become ``soft_cap * tanh(score / soft_cap)``, as in Gemma 2; None is no cap."""
+    chunk: int | None = None
+    """A query sees the keys behind the last multiple of it alone, as in Llama 4; None is all."""
+
+    @property
+    def reach(self) -> int | None:
+        """The most keys that a query sees; None is all."""
+        return self.window or self.chunk
+
+    def first_seen(self, positions: Array) -> Array:
+        """i32[...] positions of queries -> i32[...] of the first key that each sees."""
+        if self.chunk is not None:
+            return jax.lax.div(positions, jnp.int32(self.chunk)) * np.int32(self.chunk)
+        if self.window is not None:
+            return jnp.maximum(positions - (self.window - 1), 0)
+        return jnp.zeros_like(positions)
 
 
 @jax.tree_util.register_dataclass
@@ -39,7 +55,8 @@ class PageTable:
     kv_lens: Array
     """[rows] tokens of each row, this step's queries included; 0 in padding rows."""
     page_indices: Array
-    """[rows, pages_per_seq]"""
+    """[rows, pages_per_seq], the sink where a window has passed; of a whole step
+    [groups, rows, pages_per_seq], a table for each group of layers."""
     cu_q_lens: Array
     """[rows + 1] where each row's queries begin; padding rows repeat the total."""
     num_seqs: Array
@@ -55,9 +72,11 @@ class PageTable:
         page = self.page_indices[row, position // page_size]
         return jnp.where(real, page, SINK_PAGE), position % page_size
 
-    def from_page(self, first: Array) -> "PageTable":
-        """The table of a layer whose pages begin at i32[] ``first`` of an array of several."""
-        return replace(self, page_indices=self.page_indices + first)
+    def of_layer(self, group: Array | int, first: Array | None) -> "PageTable":
+        """A layer's table: its group's; its pages begin at i32[] ``first`` of an array of
+        several layers, if there is one."""
+        page_indices = self.page_indices[group]
+        return replace(self, page_indices=page_indices if first is None else page_indices + first)
 
 
 @jax.tree_util.register_dataclass
@@ -77,14 +96,15 @@ class AttentionInputs:
 
     q: Array
     """f[T, heads, head_dim]"""
-    k: Array
-    """f[T, kv_heads, head_dim]"""
-    v: Array
+    k: Array | None
+    """f[T, kv_heads, head_dim]; None if another layer has written the step's keys and values."""
+    v: Array | None
     """Like k."""
     rotation: tuple[Array, Array] | None = None
-    """Cosines and sines f32[T, 1, head_dim / 2] for a kernel that ``fuses_rotation``.
+    """Cosines and sines f32[T, 1, pairs] for a kernel that ``fuses_rotation``.
 
-    Other kernels get rotated q and k, and None here."""
+    Of a head's first 2 * pairs dimensions, i turns with i + pairs. Other kernels get rotated q and
+    k, and None here."""
     sinks: Array | None = None
     """f32[heads] score of a key without a value that every query of a head sees (gpt-oss)."""
 

@@ -41,8 +41,10 @@ class XLAAttention:
 
     def __call__(self, spec: AttentionSpec, view: CacheView, inputs: AttentionInputs) -> tuple[Array, Array]:
         """See AttentionKernel."""
-        places = view.table.locate(inputs.q.shape[0], view.pages.shape[3])
-        pages = write_pages(view.pages, inputs.k, inputs.v, *places, self.kv_dtype)
+        pages = view.pages
+        if inputs.k is not None and inputs.v is not None:
+            places = view.table.locate(inputs.q.shape[0], pages.shape[3])
+            pages = write_pages(pages, inputs.k, inputs.v, *places, self.kv_dtype)
         stored = _Pages(pages, self.kv_dtype, inputs.q.dtype)
         return pages, _attend(spec, stored, view.table, inputs.q, inputs.sinks)
 
@@ -84,12 +86,13 @@ def _padded_pages(page_indices: Array, block_pages: int) -> Array:
     return jnp.pad(page_indices, ((0, 0), (0, -width % block_pages)), constant_values=SINK_PAGE)
 
 
-def _without_stale(values: Array, lens: Array, position: Array) -> Array:
-    """Values [..., kv_heads, c, head_dim] at i32[c] positions, 0 from i32[...] lens on.
+def _without_stale(values: Array, firsts: Array, lens: Array, position: Array) -> Array:
+    """Values [..., kv_heads, c, head_dim] at i32[c] positions, 0 before i32[...] firsts and from
+    i32[...] lens on.
 
-    A page still has its last owner's values behind them, perhaps NaN, and 0 * NaN is NaN.
+    Pages there have another owner's values, perhaps NaN, and 0 * NaN is NaN.
     """
-    known = position < lens[..., None]
+    known = (position < lens[..., None]) & (position >= firsts[..., None])
     return jnp.where(known[..., None, :, None], values, np.array(0, values.dtype))
 
 
@@ -152,12 +155,12 @@ class _Layer:
     def decode_rows(self, q: Array, table: PageTable, num_decodes: Array) -> Array:
         """Attention of the leading rows of one query each; q[rows, heads, head_dim] -> like q."""
         rows, heads, head_dim = q.shape
-        kv_heads, page_size, window = self.pages.kv_heads, self.pages.page_size, self.spec.window
+        kv_heads, page_size = self.pages.kv_heads, self.pages.page_size
         block_pages = max(1, DECODE_BLOCK_TOKENS // page_size)
         block = block_pages * page_size
         grouped = q.reshape(rows, kv_heads, heads // kv_heads, head_dim)
         lens = jnp.where(jnp.arange(rows, dtype=jnp.int32) < num_decodes, table.kv_lens, 0)
-        firsts = jnp.zeros_like(lens) if window is None else jnp.maximum(lens - window, 0)
+        firsts = self.spec.first_seen(jnp.maximum(lens - 1, 0))
         pages = _padded_pages(table.page_indices, block_pages)
 
         def attend(index: Array, state: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
@@ -166,10 +169,10 @@ class _Layer:
             position = index * block + jnp.arange(block, dtype=jnp.int32)[None, :]
             seen = (position < lens[:, None]) & (position >= firsts[:, None])
             scores = _scores(self.spec, grouped, keys)
-            values = _without_stale(values, lens, position)
+            values = _without_stale(values, firsts, lens, position)
             return _accumulate(state, jnp.where(seen[:, None, None, :], scores, MASKED), values)
 
-        begin = jnp.int32(0) if window is None else jnp.min(jnp.where(lens > 0, firsts, np.int32(2**30))) // block
+        begin = jnp.min(jnp.where(lens > 0, firsts, np.int32(2**30))) // block
         end = (jnp.max(lens) + (block - 1)) // block
         state = jax.lax.fori_loop(begin, end, attend, _start(grouped.shape[:-1], head_dim, self.sinks))
         return _settle(state).astype(q.dtype).reshape(rows, heads, head_dim)
@@ -208,7 +211,7 @@ class _Layer:
     def _tile(self, q: Array, pages: Array, position: Array, kv_len: Array) -> Array:
         """q[tile, heads, head_dim] from ``position`` on, in a row of ``kv_len`` tokens -> as q."""
         tile, heads, head_dim = q.shape
-        kv_heads, page_size, window = self.pages.kv_heads, self.pages.page_size, self.spec.window
+        kv_heads, page_size = self.pages.kv_heads, self.pages.page_size
         group = heads // kv_heads
         block_pages = max(1, PREFILL_BLOCK_TOKENS // page_size)
         block = block_pages * page_size
@@ -223,15 +226,15 @@ class _Layer:
             keys, values = (gathered[0] for gathered in self.pages.gather(here))
             key_position = index * block + jnp.arange(block, dtype=jnp.int32)[None, :]
             seen = (key_position <= query_position) & (key_position < kv_len)
-            if window is not None:
-                seen &= key_position > query_position - window
+            if self.spec.reach is not None:
+                seen &= key_position >= self.spec.first_seen(query_position)
             scores = _scores(self.spec, grouped, keys)
             masked = jnp.where(seen, scores.reshape(kv_heads, group, tile, block), MASKED)
-            values = _without_stale(values, kv_len, key_position[0])
+            values = _without_stale(values, seen_from, kv_len, key_position[0])
             return _accumulate(state, masked.reshape(kv_heads, group * tile, block), values)
 
-        begin = jnp.int32(0) if window is None else jnp.maximum(position - (window - 1), 0) // block
-        end = (jnp.minimum(position + tile, kv_len) + (block - 1)) // block
+        seen_from = self.spec.first_seen(position)
+        begin, end = seen_from // block, (jnp.minimum(position + tile, kv_len) + (block - 1)) // block
         sinks = None if self.sinks is None else jnp.repeat(self.sinks, tile, axis=1)
         state = jax.lax.fori_loop(begin, end, attend, _start((kv_heads, group * tile), head_dim, sinks))
         out = _settle(state).astype(q.dtype).reshape(kv_heads, group, tile, head_dim)

@@ -7,12 +7,11 @@
 
 #include <vector>
 
+#include "handler.h"
 #include "team.h"
 #include "tiles.h"
-#include "xla/ffi/api/ffi.h"
 
 namespace odriver {
-namespace ffi = xla::ffi;
 
 constexpr int64_t kBlock = 128;      // keys per update of the running softmax, or a page where that is longer
 constexpr int64_t kTileQueries = 48;  // queries times heads of a group that share one reading of the keys
@@ -35,21 +34,23 @@ struct Task {
   int64_t row, kv_head, first, past;
 };
 
-// Rotary position embedding in the half-split form: element d turns with element d + head_dim / 2.
+// Rotary position embedding in the half-split form: of the first 2 * pairs elements, d turns with d + pairs.
 struct Rotation {
   const float *cos, *sin;
+  int64_t pairs;
   template <typename Put>
   void turn(const float* x, int64_t token, int64_t head_dim, const Put& put) const {
-    const int64_t half = head_dim / 2;
-    const float *c = cos + token * half, *s = sin + token * half;
-    for (int64_t d = 0; d < half; ++d) {
-      put(d, x[d] * c[d] - x[half + d] * s[d]);
-      put(half + d, x[half + d] * c[d] + x[d] * s[d]);
+    const float *c = cos + token * pairs, *s = sin + token * pairs;
+    for (int64_t d = 0; d < pairs; ++d) {
+      put(d, x[d] * c[d] - x[pairs + d] * s[d]);
+      put(pairs + d, x[pairs + d] * c[d] + x[d] * s[d]);
     }
+    for (int64_t d = 2 * pairs; d < head_dim; ++d) put(d, x[d]);
   }
 };
 
-// The arrays of a step: q[tokens, heads, head_dim], k and v [tokens, kv_heads, head_dim].
+// The arrays of a step: q[tokens, heads, head_dim], k and v [tokens, kv_heads, head_dim], or null if the pages have
+// them already.
 struct Step {
   const float *q, *k, *v;
   Rotation rotation;
@@ -57,7 +58,14 @@ struct Step {
   float* out;
   float scale;
   int64_t window;   // 0 is none
+  int64_t chunk;    // 0 is none
   float soft_cap;   // 0 is none
+
+  // The first key that a query at `position` sees.
+  int64_t first_seen(int64_t position) const {
+    if (chunk) return position / chunk * chunk;
+    return window ? std::max<int64_t>(0, position + 1 - window) : 0;
+  }
 };
 
 template <typename Stored>
@@ -123,10 +131,10 @@ inline void cap_scores(float* scores, int64_t count, float cap) {
   for (int64_t c = 0; c < count; c += kWidth) store(scores + c, hyperbolic_tangent(load(scores + c) * inverse) * cap);
 }
 
-// Hides from a query at `position` the keys after it, and those that its window has passed.
-inline void mask(float* scores, int64_t first_key, int64_t count, int64_t position, int64_t window) {
+// Hides from a query at `position` the keys after it, and those before the first that it sees.
+inline void mask(float* scores, int64_t first_key, int64_t count, int64_t position, int64_t first_seen) {
   for (int64_t c = std::max<int64_t>(0, position + 1 - first_key); c < count; ++c) scores[c] = kMasked;
-  const int64_t gone = window ? std::min(count, position + 1 - window - first_key) : 0;
+  const int64_t gone = std::min(count, first_seen - first_key);
   for (int64_t c = 0; c < gone; ++c) scores[c] = kMasked;
 }
 
@@ -180,7 +188,7 @@ template <typename Stored>
 void attend(const Stored* pages, const Step& step, const Shape& shape, const Table& table, const Task& task) {
   static thread_local Scratch scratch;
   const int64_t group = shape.group(), head_dim = shape.head_dim, page_size = shape.page_size;
-  const int64_t queries = (task.past - task.first) * group, window = step.window;
+  const int64_t queries = (task.past - task.first) * group;
   const int64_t block = std::max(kBlock / page_size, int64_t{1}) * page_size;
   scratch.fit(queries, block, head_dim, group, step.sinks ? step.sinks + task.kv_head * group : nullptr);
   float *scaled = scratch.q.data(), *scores = scratch.scores.data(), *sums = scratch.out.data();
@@ -194,20 +202,22 @@ void attend(const Stored* pages, const Step& step, const Shape& shape, const Tab
   const int64_t first_position = table.position(task.row, task.first);
   const int64_t length = table.position(task.row, task.past - 1) + 1;
   const Context<Stored> context{pages, shape, table, task.row, task.kv_head, length};
-  const int64_t begin = window ? std::max<int64_t>(0, first_position + 1 - window) / block * block : 0;
-  for (int64_t key = begin; key < length; key += block) {
-    const int64_t keys = std::min(block, length - key);
+  // Pages before what the first query sees are another's: their scores are masked unread.
+  const int64_t seen = step.first_seen(first_position) / page_size * page_size;
+  for (int64_t key = seen / block * block; key < length; key += block) {
+    const int64_t keys = std::min(block, length - key), unseen = std::max<int64_t>(0, seen - key);
     const int64_t count = (keys + kWidth - 1) / kWidth * kWidth;
-    int64_t c = 0;
+    int64_t c = unseen;
     if (queries <= kWideRows) c = score<4>(context, queries, scaled, key, c, count, scores, block);
     c = score<2>(context, queries, scaled, key, c, count, scores, block);
     score<1>(context, queries, scaled, key, c, count, scores, block);
     for (int64_t query = 0; query < queries; ++query) {
       if (step.soft_cap > 0) cap_scores(scores + query * block, count, step.soft_cap);
-      mask(scores + query * block, key, count, first_position + query / group, window);
+      const int64_t position = first_position + query / group;
+      mask(scores + query * block, key, count, position, step.first_seen(position));
       soften(scores + query * block, count, sums + query * head_dim, head_dim, scratch.high[query], scratch.total[query]);
     }
-    for (c = 0; c < keys; c += page_size) {  // no further than the last key: what lies behind is nobody's
+    for (c = unseen; c < keys; c += page_size) {  // no further than the last key: what lies behind is nobody's
       const int64_t depth = std::min(page_size, keys - c);
       int64_t d = 0;
       if (queries <= kWideRows) d = mix<4>(context, queries, scores + c, key + c, depth, d, sums, block);
@@ -240,61 +250,47 @@ void run(Stored* pages, const Step& step, const Shape& shape, const Table& table
   // Padding writes nothing, and is handed on as zeros.
   const int64_t used = table.cu_q_lens[table.num_seqs], token_elements = shape.heads * shape.head_dim;
   std::fill(step.out + used * token_elements, step.out + shape.tokens * token_elements, 0.0f);
-  parallel_for(table.num_seqs, [&](int64_t row) {
-    for (int64_t token = table.cu_q_lens[row]; token < table.cu_q_lens[row + 1]; ++token)
-      write(pages, step, shape, table, row, token);
-  });
+  if (step.k)
+    parallel_for(table.num_seqs, [&](int64_t row) {
+      for (int64_t token = table.cu_q_lens[row]; token < table.cu_q_lens[row + 1]; ++token)
+        write(pages, step, shape, table, row, token);
+    });
   const std::vector<Task> tasks = tasks_of(shape, table);
   parallel_for(static_cast<int64_t>(tasks.size()),
                [&](int64_t task) { attend<Stored>(pages, step, shape, table, tasks[task]); });
 }
 
-using Floats = ffi::Buffer<ffi::F32>;
-using Ints = ffi::Buffer<ffi::S32>;
-
-ffi::Error attention(ffi::AnyBuffer kv_pages, Floats q, Floats k, Floats v, Floats cos, Floats sin, Floats sinks,
-                     Ints kv_lens, Ints page_indices, Ints cu_q_lens, Ints num_seqs,
-                     ffi::Result<ffi::AnyBuffer> written, ffi::Result<Floats> out, float scale,
-                     int64_t window, float soft_cap) {
-  void* pages = written->untyped_data();
-  if (pages != kv_pages.untyped_data()) return ffi::Error(ffi::ErrorCode::kInternal, "XLA has copied the pages");
-  const auto pool_shape = kv_pages.dimensions(), queries = q.dimensions();
-  const Shape shape{queries[0], queries[1], pool_shape[1], pool_shape[4], pool_shape[3], page_indices.dimensions()[1]};
-  const Table table{kv_lens.typed_data(), page_indices.typed_data(), cu_q_lens.typed_data(), num_seqs.typed_data()[0]};
-  const Step step{q.typed_data(), k.typed_data(), v.typed_data(), {cos.typed_data(), sin.typed_data()},
-                  sinks.element_count() ? sinks.typed_data() : nullptr, out->typed_data(), scale, window, soft_cap};
-  if (kv_pages.element_type() == ffi::F32)
+// (pages, q, k, v, cos, sin, sinks, kv_lens, page_indices, cu_q_lens, num_seqs) -> (the same pages, out)
+const char* attention(const Call& call) {
+  const Buffer pool = call.arg(0), q = call.arg(1), sinks = call.arg(6), page_indices = call.arg(8);
+  void* pages = call.result(0).data();
+  if (pages != pool.data()) return "XLA has copied the pages";
+  const Shape shape{q.dim(0), q.dim(1), pool.dim(1), pool.dim(4), pool.dim(3), page_indices.dim(1)};
+  const Table table{call.arg(7).ints(), page_indices.ints(), call.arg(9).ints(), call.arg(10).ints()[0]};
+  const Step step{q.floats(),
+                  call.arg(2).size() ? call.arg(2).floats() : nullptr,
+                  call.arg(3).floats(),
+                  {call.arg(4).floats(), call.arg(5).floats(), call.arg(4).dim(2)},
+                  sinks.size() ? sinks.floats() : nullptr,
+                  call.result(1).floats(),
+                  call.attr<float>("scale"),
+                  call.attr<int64_t>("window"),
+                  call.attr<int64_t>("chunk"),
+                  call.attr<float>("soft_cap")};
+  if (pool.dtype() == XLA_FFI_DataType_F32)
     run(static_cast<float*>(pages), step, shape, table);
   else
     run(static_cast<uint16_t*>(pages), step, shape, table);
-  return ffi::Error::Success();
+  return nullptr;
 }
-
-XLA_FFI_DEFINE_HANDLER_SYMBOL(odriver_attention, attention,
-                              ffi::Ffi::Bind()
-                                  .Arg<ffi::AnyBuffer>()
-                                  .Arg<Floats>()
-                                  .Arg<Floats>()
-                                  .Arg<Floats>()
-                                  .Arg<Floats>()
-                                  .Arg<Floats>()
-                                  .Arg<Floats>()
-                                  .Arg<Ints>()
-                                  .Arg<Ints>()
-                                  .Arg<Ints>()
-                                  .Arg<Ints>()
-                                  .Ret<ffi::AnyBuffer>()
-                                  .Ret<Floats>()
-                                  .Attr<float>("scale")
-                                  .Attr<int64_t>("window")
-                                  .Attr<float>("soft_cap"));
 
 // Memory that nobody has touched: the system gives it, zeroed, as it is written. What a page holds behind a sequence's
 // last token is never read.
-ffi::Error untouched(ffi::Result<ffi::AnyBuffer>) { return ffi::Error::Success(); }
-
-XLA_FFI_DEFINE_HANDLER_SYMBOL(odriver_untouched, untouched, ffi::Ffi::Bind().Ret<ffi::AnyBuffer>());
+const char* untouched(const Call&) { return nullptr; }
 
 }  // namespace odriver
+
+ODRIVER_HANDLER(odriver_attention, odriver::attention)
+ODRIVER_HANDLER(odriver_untouched, odriver::untouched)
 
 extern "C" int odriver_vector_width() { return odriver::kWidth; }

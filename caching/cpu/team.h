@@ -41,9 +41,12 @@ class Team {
   Team() {
     cpu_set_t cores;
     const bool known = sched_getaffinity(0, sizeof cores, &cores) == 0;
-    const int count = known ? CPU_COUNT(&cores) : static_cast<int>(std::thread::hardware_concurrency());
-    for (int helper = 1; helper < count; ++helper) std::thread([this] { help(); }).detach();
+    size_ = known ? CPU_COUNT(&cores) : static_cast<int>(std::thread::hardware_concurrency());
+    for (int helper = 1; helper < size_; ++helper) std::thread([this] { help(); }).detach();
   }
+
+  // The threads, the caller's among them.
+  int size() const { return size_; }
 
   // Works on the loop until all its tasks are done. A helper that comes late finds none left and does not touch the body.
   void run(const std::function<void(int64_t)>& body, int64_t count) {
@@ -94,6 +97,7 @@ class Team {
   std::shared_ptr<Loop> loop_;          // under the mutex
   std::atomic<int64_t> posted_{0};      // loops so far; changed under the mutex
   std::atomic<int> asleep_{0};
+  int size_;
 };
 
 // One team for the process, even of several libraries where GCC compiles them; its threads run until the process ends.

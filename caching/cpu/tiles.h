@@ -37,8 +37,16 @@ inline Vector load(const float* from) { return *reinterpret_cast<const Unaligned
 
 // The bits of bfloat16 are the upper half of a float's.
 inline Vector load(const uint16_t* from) {
+#if defined(__AVX512F__)
+  const __m256i halves = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from));
+  return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(halves), 16));
+#elif defined(__AVX2__)
+  const __m128i halves = _mm_loadu_si128(reinterpret_cast<const __m128i*>(from));
+  return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(halves), 16));
+#else
   const Integers wide = __builtin_convertvector(*reinterpret_cast<const Halves*>(from), Integers) << 16;
   return reinterpret_cast<const Vector&>(wide);
+#endif
 }
 
 // gcc 12 takes a dozen instructions for what x86 has two for.
@@ -50,6 +58,28 @@ inline Vector load(const int8_t* from) {
 #else
   const Shorts wider = __builtin_convertvector(*reinterpret_cast<const Bytes*>(from), Shorts);
   return __builtin_convertvector(__builtin_convertvector(wider, Integers), Vector);
+#endif
+}
+
+// Two numbers from -8 to 7 in a byte: the lower bits of kWidth bytes are one vector, the upper ones the next.
+enum class Nibbles : uint8_t {};
+
+inline void load(const Nibbles* from, Vector* two) {
+#if defined(__AVX512F__)
+  const __m512i both = _mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from)));
+  const __m512 numbers = _mm512_setr_ps(0, 1, 2, 3, 4, 5, 6, 7, -8, -7, -6, -5, -4, -3, -2, -1);
+  two[0] = _mm512_permutexvar_ps(both, numbers);
+  two[1] = _mm512_permutexvar_ps(_mm512_srli_epi32(both, 4), numbers);
+#else
+#if defined(__AVX2__)
+  const __m256i wide = _mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(from)));
+  const Integers both = reinterpret_cast<const Integers&>(wide);
+#else
+  const Bytes bytes = *reinterpret_cast<const Bytes*>(from);
+  const Integers both = __builtin_convertvector(__builtin_convertvector(bytes, Shorts), Integers);
+#endif
+  two[0] = __builtin_convertvector(both << 28 >> 28, Vector);
+  two[1] = __builtin_convertvector(both >> 4, Vector);
 #endif
 }
 
@@ -81,50 +111,75 @@ inline float sum(Vector x) {
 }
 
 // The right side of a product: `vectors` columns of kWidth, each with a beginning of its own, a row every `stride`.
-// `ahead` is what will be read next; it is fetched meanwhile.
+// `ahead` is what will be read next; it is fetched meanwhile. Another kind has the same members.
 template <int vectors, typename Stored>
 struct Columns {
+  static constexpr int kVectors = vectors;
+  static constexpr bool kGrouped = false;
   const Stored* begin[vectors];
   const Stored* ahead[vectors];
   int64_t stride;
+
+  void read(int64_t k, Vector* row) const {
+    for (int v = 0; v < vectors; ++v) row[v] = load(begin[v] + k * stride);
+  }
+  __attribute__((always_inline)) void fetch(int64_t k) const {
+    for (int v = 0; v < vectors; ++v) __builtin_prefetch(ahead[v] + k * stride);
+  }
 };
 
-// out[rows, vectors * kWidth] (+)= x[rows, depth] @ columns[depth, vectors * kWidth]
-template <int rows, int vectors, bool prefetch, typename Stored>
-__attribute__((noinline)) void tile(const float* x, int64_t x_stride, const Columns<vectors, Stored>& columns,
-                                    int64_t depth, float* out, int64_t out_stride, bool add) {
+// sums[rows, columns] += x[rows, from begin to end] @ right[from begin to end, columns]
+template <int rows, bool prefetch, typename Right>
+inline __attribute__((always_inline)) void accumulate(const float* x, int64_t x_stride, const Right& right, int64_t begin,
+                                                      int64_t end, Vector (&sums)[rows][Right::kVectors]) {
+  for (int64_t k = begin; k < end; ++k) {
+    Vector columns[Right::kVectors];
+    right.read(k, columns);
+    if (prefetch) right.fetch(k);
+    for (int row = 0; row < rows; ++row) {
+      const float left = x[row * x_stride + k];
+      for (int v = 0; v < Right::kVectors; ++v) sums[row][v] += left * columns[v];
+    }
+  }
+}
+
+// out[rows, columns] (+)= x[rows, depth] @ right[depth, columns]
+template <int rows, bool prefetch, typename Right>
+__attribute__((noinline)) void tile(const float* x, int64_t x_stride, const Right& right, int64_t depth, float* out,
+                                    int64_t out_stride, bool add) {
+  constexpr int vectors = Right::kVectors;
   Vector sums[rows][vectors];
   for (int row = 0; row < rows; ++row)
     for (int v = 0; v < vectors; ++v) sums[row][v] = add ? load(out + row * out_stride + v * kWidth) : Vector{};
-  for (int64_t k = 0, at = 0; k < depth; ++k, at += columns.stride) {
-    Vector right[vectors];
-    for (int v = 0; v < vectors; ++v) {
-      right[v] = load(columns.begin[v] + at);
-      if (prefetch) __builtin_prefetch(columns.ahead[v] + at);
-    }
-    for (int row = 0; row < rows; ++row) {
-      const float left = x[row * x_stride + k];
-      for (int v = 0; v < vectors; ++v) sums[row][v] += left * right[v];
+  if constexpr (!Right::kGrouped) {
+    accumulate<rows, prefetch>(x, x_stride, right, 0, depth, sums);
+  } else {
+    for (int64_t k = 0; k < depth; k += right.group) {
+      Vector of_group[rows][vectors] = {}, scales[vectors];
+      accumulate<rows, prefetch>(x, x_stride, right, k, std::min(depth, k + right.group), of_group);
+      right.read_scales(k, scales);
+      for (int row = 0; row < rows; ++row)
+        for (int v = 0; v < vectors; ++v) sums[row][v] += of_group[row][v] * scales[v];
     }
   }
   for (int row = 0; row < rows; ++row)
     for (int v = 0; v < vectors; ++v) store(out + row * out_stride + v * kWidth, sums[row][v]);
 }
 
-template <bool prefetch, int vectors, typename Stored, int rows = kMaxSums / vectors>
-inline void tile_of(int64_t count, const float* x, int64_t x_stride, const Columns<vectors, Stored>& columns,
-                    int64_t depth, float* out, int64_t out_stride, bool add) {
+template <bool prefetch, typename Right, int rows = kMaxSums / Right::kVectors>
+inline void tile_of(int64_t count, const float* x, int64_t x_stride, const Right& right, int64_t depth, float* out,
+                    int64_t out_stride, bool add) {
   if (count == rows)
-    tile<rows, vectors, prefetch>(x, x_stride, columns, depth, out, out_stride, add);
+    tile<rows, prefetch>(x, x_stride, right, depth, out, out_stride, add);
   else if constexpr (rows > 1)
-    tile_of<prefetch, vectors, Stored, rows - 1>(count, x, x_stride, columns, depth, out, out_stride, add);
+    tile_of<prefetch, Right, rows - 1>(count, x, x_stride, right, depth, out, out_stride, add);
 }
 
 // The same for any number of rows, cut into tiles as even as can be; the first tile fetches ahead for the others.
-template <int vectors, typename Stored>
-void product(int64_t rows, const float* x, int64_t x_stride, const Columns<vectors, Stored>& columns, int64_t depth,
-             float* out, int64_t out_stride, bool add) {
-  constexpr int64_t at_once = kMaxSums / vectors;
+template <typename Right>
+void product(int64_t rows, const float* x, int64_t x_stride, const Right& right, int64_t depth, float* out,
+             int64_t out_stride, bool add) {
+  constexpr int64_t at_once = kMaxSums / Right::kVectors;
   const int64_t tiles = (rows + at_once - 1) / at_once;
   int64_t row = 0;
   for (int64_t done = 0; done < tiles; ++done) {
@@ -132,9 +187,9 @@ void product(int64_t rows, const float* x, int64_t x_stride, const Columns<vecto
     const float* from = x + row * x_stride;
     float* to = out + row * out_stride;
     if (done == 0)
-      tile_of<true>(count, from, x_stride, columns, depth, to, out_stride, add);
+      tile_of<true>(count, from, x_stride, right, depth, to, out_stride, add);
     else
-      tile_of<false>(count, from, x_stride, columns, depth, to, out_stride, add);
+      tile_of<false>(count, from, x_stride, right, depth, to, out_stride, add);
     row += count;
   }
 }

@@ -7,7 +7,7 @@ pages, and in q, k and v before the call.
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import jax
@@ -16,7 +16,7 @@ import numpy as np
 from jax import Array
 from jax.experimental.pallas.ops.tpu import ragged_paged_attention as kernel
 
-from caching.attention.spec import AttentionInputs, AttentionSpec, CacheView
+from caching.attention.spec import AttentionInputs, AttentionSpec, CacheView, PageTable
 from caching.metadata import PagedAttentionCacheMetaData
 from caching.page_dtype import is_scaled, rounded
 from caching.paged_attention_cache import PagedAttentionCache
@@ -86,15 +86,19 @@ class TPUAttention:
     fuses_rotation: ClassVar[bool] = False
 
     def __call__(self, spec: AttentionSpec, view: CacheView, inputs: AttentionInputs) -> tuple[Array, Array]:
-        """See AttentionKernel. Raises ValueError for sinks, which this kernel does not have."""
+        """See AttentionKernel. Raises ValueError for sinks and shared keys, which it has not."""
         if inputs.sinks is not None:
             raise ValueError("jax's TPU kernel has no attention sinks: choose attention_backend pallas or xla")
+        if inputs.k is None or inputs.v is None:
+            raise ValueError("jax's TPU kernel reads no other layer's pages: choose attention_backend pallas or xla")
         kv_pages, table, q, k, v = view.pages, view.table, inputs.q, inputs.k, inputs.v
         _, page_size, combined, head_dim = kv_pages.shape
         heads, (tokens, kv_heads, narrow) = q.shape[1], k.shape
         grouped = _padded(q.reshape(tokens, kv_heads, heads // kv_heads, narrow), combined // 2, head_dim)
         k, v = _padded(k, combined // 2, head_dim), _padded(v, combined // 2, head_dim)
         kv_pages = write_pages(kv_pages, k, v, *table.locate(tokens, page_size))
+        if spec.window is not None:
+            table = _from_window(table, spec.window, page_size)
         # Pages of another dtype than q's are converted at these scales.
         as_queries = {} if kv_pages.dtype == q.dtype else {"k_scale": 1.0, "v_scale": 1.0}
         out = self.kernel(
@@ -113,6 +117,16 @@ class TPUAttention:
             **as_queries,
         )
         return kv_pages, out.reshape(grouped.shape)[:, :kv_heads, :, :narrow].reshape(q.shape)
+
+
+def _from_window(table: PageTable, window: int, page_size: int) -> PageTable:
+    """The table without the pages before each row's window: the kernel reads all that there are."""
+    q_lens = table.cu_q_lens[1:] - table.cu_q_lens[:-1]
+    firsts = jnp.maximum(table.kv_lens - q_lens - (window - 1), 0) // page_size
+    last = table.page_indices.shape[1] - 1
+    places = jnp.minimum(firsts[:, None] + jnp.arange(last + 1, dtype=jnp.int32)[None, :], last)
+    page_indices = jnp.take_along_axis(table.page_indices, places, axis=1, mode="promise_in_bounds")
+    return replace(table, kv_lens=table.kv_lens - firsts * page_size, page_indices=page_indices)
 
 
 def block_pages(chip: Chip, kv_pages: Array | jax.ShapeDtypeStruct, pages_per_seq: int) -> int:
@@ -135,9 +149,11 @@ def tokens_written(page: PagedAttentionCacheMetaData) -> float:
     return 3
 
 
-def misfit(page_size: int, dtype: np.dtype) -> str | None:
-    """Why the kernel cannot read such pages: it has one scale for all of them."""
+def misfit(page_size: int, dtype: np.dtype, extras: str | None) -> str | None:
+    """Why the kernel cannot serve: it has one scale for all pages, and no extras."""
     del page_size
+    if extras:
+        return f"it has no {extras}"
     return f"kv_cache_dtype {dtype} has a scale for each token" if is_scaled(dtype) else None
 
 

@@ -37,8 +37,9 @@ def stored_heads(kv_heads: int, head_dim: int, dtype: np.dtype) -> tuple[int, in
     return kv_heads, -(-2 * head_dim // LANES) * LANES // 2
 
 
-def misfit(page_size: int, dtype: np.dtype) -> str | None:
-    """Why the kernel cannot read such pages."""
+def misfit(page_size: int, dtype: np.dtype, extras: str | None) -> str | None:
+    """Why the kernel cannot read such pages; it has all extras."""
+    del extras
     if is_scaled(dtype):
         return f"kv_cache_dtype {dtype} has a scale for each token"
     if page_size % granule(dtype):
@@ -85,8 +86,10 @@ class PallasAttention:
         geometry = self._geometry(kv_pages, q, view.table)
         grouped = q.reshape(q.shape[0], geometry.kv_heads, geometry.group, head_dim)
         grouped = _widened(grouped, geometry.head_width)
-        new = jnp.concatenate([_widened(inputs.k, half), _widened(inputs.v, half)], axis=-1)
-        new = replicated(rounded(new, kv_pages.dtype))
+        new = None
+        if inputs.k is not None and inputs.v is not None:
+            both = jnp.concatenate([_widened(inputs.k, half), _widened(inputs.v, half)], axis=-1)
+            new = replicated(rounded(both, kv_pages.dtype))
         kv_pages, out = self._call(geometry, spec, view, grouped, new, inputs.sinks)
         values = out[..., :head_dim] if geometry.halved else out[..., half : half + head_dim]
         return kv_pages, values.reshape(q.shape)
@@ -106,7 +109,7 @@ class PallasAttention:
         )
 
     def _call(
-        self, geometry: Geometry, spec: AttentionSpec, view: CacheView, q: Array, new: Array, sinks: Array | None
+        self, geometry: Geometry, spec: AttentionSpec, view: CacheView, q: Array, new: Array | None, sinks: Array | None
     ) -> tuple[Array, Array]:
         kv_pages, table = view.pages, view.table
         q_lens = table.cu_q_lens[1:] - table.cu_q_lens[:-1]
@@ -118,13 +121,15 @@ class PallasAttention:
             jnp.concatenate([decodes[None], table.num_seqs]),
         )
         tile = _tile(geometry)
-        arrays = [q, new]
+        arrays = [q] if new is None else [q, new]
+        in_hbm = len(arrays)
         if sinks is not None:
             by_group = sinks.astype(jnp.float32).reshape(geometry.kv_heads, 1, geometry.group)
             arrays.append(jnp.tile(by_group, (1, tile, 1)).reshape(geometry.kv_heads, -1, 1))
-        places = [pl.BlockSpec(memory_space=pl.ANY)] * 2 + [pl.BlockSpec(memory_space=pltpu.VMEM)] * (len(arrays) - 2)
+        places = [pl.BlockSpec(memory_space=pl.ANY)] * in_hbm
+        places += [pl.BlockSpec(memory_space=pltpu.VMEM)] * (len(arrays) - in_hbm)
         call = pl.pallas_call(
-            partial(_kernel, geometry, spec, tile),
+            partial(_kernel, geometry, spec, tile, new is not None),
             grid_spec=pltpu.PrefetchScalarGridSpec(
                 num_scalar_prefetch=len(scalars),
                 grid=(),
@@ -154,11 +159,13 @@ def _tile(geometry: Geometry) -> int:
     return min(geometry.tokens, max(1, TILE_ROWS // geometry.group // SUBLANES) * SUBLANES)
 
 
-def _kernel(geometry: Geometry, spec: AttentionSpec, tile: int, *refs: Ref) -> None:
-    """Refs: 4 scalars, q, new tokens, sinks if any, pages, the pages as output, the result."""
-    table, (q, new, *sinks, _, pages, out) = Table(*refs[:4]), refs[4:]
+def _kernel(geometry: Geometry, spec: AttentionSpec, tile: int, writes: bool, *refs: Ref) -> None:
+    """Refs: 4 scalars, q, new tokens if any, sinks if any, pages, the pages as output, the result."""
+    table, (q, *given, _, pages, out) = Table(*refs[:4]), refs[4:]
     decodes, rows = table.counts[0], table.counts[1]
-    write_rows(geometry, table, new, pages)
+    sinks = given[1:] if writes else given
+    if writes:
+        write_rows(geometry, table, given[0], pages)
 
     def attend(size: int, begin: Array, past: Array) -> None:
         mine = sinks[0].at[:, pl.ds(0, size * geometry.group)] if sinks else None

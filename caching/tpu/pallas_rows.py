@@ -127,10 +127,9 @@ class Rows:
         token = first + index * self.tile
         queries = jnp.minimum(past - token, self.tile)
         position = self.table.kv_lens[row] - past + token
-        window, page_size = self.spec.window, self.geometry.page_size
-        seen_from = jnp.int32(0) if window is None else jnp.maximum(position - (window - 1), 0)
+        page_size = self.geometry.page_size
         past_page = (position + queries + (page_size - 1)) // page_size
-        return Span(row, token, queries, position, seen_from // page_size, past_page)
+        return Span(row, token, queries, position, self.spec.first_seen(position) // page_size, past_page)
 
     def _after(self, span: Span, index: Array) -> tuple[Span, Array]:
         """The next span, and whether there is one."""
@@ -285,7 +284,7 @@ class Rows:
         query += jax.lax.broadcasted_iota(jnp.int32, shape, 0) // self.geometry.group
         key = start + jax.lax.broadcasted_iota(jnp.int32, shape, 1)
         seen = key <= query
-        return seen if self.spec.window is None else seen & (key > query - self.spec.window)
+        return seen if self.spec.reach is None else seen & (key >= self.spec.first_seen(query))
 
     def _give_results(self, scratch: Scratch, span: Span) -> None:
         for head in range(self.geometry.kv_heads):

@@ -30,8 +30,8 @@ class TPUKernel:
     """The kv_heads and head_dim of pages, for a model's kv_heads, head_dim and a dtype."""
     holds_table: Callable[[int, int], bool]
     """Whether a page table fits: rows, and pages of the longest row."""
-    misfit: Callable[[int, np.dtype], str | None]
-    """Why pages cannot be read, by page_size in tokens and dtype; None if they can."""
+    misfit: Callable[[int, np.dtype, str | None], str | None]
+    """Why it cannot serve, or None: page_size in tokens, dtype, what else attention needs."""
     tokens_read: Callable[[Chip, PagedAttentionCacheMetaData, int, int], int]
     """Tokens whose keys and values are read: chip, pages, most pages of a row, tokens of a row."""
     tokens_written: Callable[[PagedAttentionCacheMetaData], float]

@@ -50,7 +50,7 @@ class Leader:
     """Process 0's connections. Any thread may ``tell``; a thread of its own runs the callbacks."""
 
     def __init__(
-        self, others: Mapping[int, Connection], lost: Callable[[str], None], asked_to_stop: Callable[[str], None]
+        self, others: Mapping[int, Connection], lost: Callable[[str], None], asked_to_stop: Callable[[str, float], None]
     ) -> None:
         self._others = others
         self._lost = lost
@@ -100,8 +100,8 @@ class Leader:
                 self._leaving = True  # report only the first
                 logger.error("process %d has gone: %s", process_id, why)
                 self._lost(f"process {process_id} has gone: {why}")
-            case AskToStop(why=why):
-                self._asked_to_stop(f"process {process_id}: {why}")
+            case AskToStop(why=why, seconds=seconds):
+                self._asked_to_stop(f"process {process_id}: {why}", seconds)
 
 
 class Member:
@@ -126,7 +126,7 @@ class Member:
 
 
 def lead(
-    hosts: Hosts, facts: Mapping[str, str], lost: Callable[[str], None], asked_to_stop: Callable[[str], None]
+    hosts: Hosts, facts: Mapping[str, str], lost: Callable[[str], None], asked_to_stop: Callable[[str, float], None]
 ) -> Leader:
     """Be process 0; returns when all others are connected. Raises as ``_join`` does."""
     _join(hosts, facts)

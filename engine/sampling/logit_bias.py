@@ -13,10 +13,11 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
+from engine.config import MAX_EOS_TOKEN_IDS
 from engine.request_limits import MAX_BAD_WORD_TOKENS, MAX_BAD_WORDS, MAX_STOP_TOKEN_IDS
 from engine.sampling.logit_floors import NOT_ALLOWED, REMOVED
 from engine.scheduling.sequence import Sequence
-from engine.vocabulary import MAX_EOS_TOKEN_IDS, WHOLE, Vocabulary
+from engine.vocabulary import WHOLE, Vocabulary
 
 MAX_BANS = 2 * MAX_BAD_WORDS
 """Bad words of several tokens, each with and without the space before it."""

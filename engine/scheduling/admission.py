@@ -58,7 +58,7 @@ class Admission:
         if claim is None or claim.sequence.status is not SequenceStatus.WAITING:
             return
         sequence = claim.sequence
-        while (found := self._memory.look(sequence)) is not None and not self._room_will_come(sequence, found):
+        while (found := self._memory.find(sequence)) is not None and not self._room_will_come(sequence, found):
             if self._begin(sequence, found):
                 self._start(plan, sequence)
                 return
@@ -80,10 +80,10 @@ class Admission:
                 break
             if sequence.num_in_flight:
                 break  # it was preempted just now: nothing passes it until its tokens have landed
-            found = None if sequence.awaits_mask else self._memory.look(sequence)
+            found = None if sequence.awaits_mask else self._memory.find(sequence)
             if found is None:
                 self._waiting.pass_by(sequence)
-            elif chunks.defers(sequence.num_tokens - found.held * self._memory.page_size):
+            elif chunks.defers(self._memory.num_left(sequence, found)):
                 backfill.pass_for_step(sequence, self._memory.needed(sequence, found))
                 self._waiting.pass_by(sequence)
             elif self._running.num_free > backfill.slots and self._begin(sequence, found, backfill.pages):
@@ -132,7 +132,7 @@ class Admission:
         newcomer = self._waiting.newcomer() if self._fair and sequence.has_begun else None
         if newcomer is None or newcomer.has_begun or newcomer.awaits_mask:
             return None
-        claim, found = Claim(newcomer, passes=sequence), self._memory.look(newcomer)
+        claim, found = Claim(newcomer, passes=sequence), self._memory.find(newcomer)
         return claim if found is not None and self._yielding(claim, found) is not None else None
 
     def _yielding(self, claim: Claim, found: Found) -> tuple[Sequence, Cause] | None:

@@ -60,10 +60,10 @@ class GrowthReserve:
         insort(self._sorted, num_output_tokens)
         self._longer = []
 
-    def pages(self, growth: int, num_sequences: int, page_size: int) -> int:
-        """Pages to keep free where so many sequences, each in the midst of a page, are to
-        generate ``growth`` tokens."""
-        return self._watermark + int(self._share * (growth + num_sequences * (page_size - 1))) // page_size
+    def pages(self, growth: int, num_tables: int, page_size: int) -> int:
+        """Pages to keep free where so many page tables, each in the midst of a page, are to hold
+        ``growth`` more tokens."""
+        return self._watermark + int(self._share * (growth + num_tables * (page_size - 1))) // page_size
 
     def tighten(self) -> None:
         """A sequence was preempted for pages."""

@@ -93,7 +93,7 @@ class Preempter:
         flight are kept when they land, unless it has ended by then.
         """
         event = Preemption(
-            sequence.request_id, sequence.client, cause, sequence.num_tokens, len(sequence.pages)
+            sequence.request_id, sequence.client, cause, sequence.num_tokens, sequence.num_pages
         )  # fmt: skip
         self.events.append(event)
         self.counts[cause] += 1

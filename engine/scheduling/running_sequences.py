@@ -26,7 +26,7 @@ class RunningSequences:
         self._by_client: Counter[str] = Counter()
         self._by_priority: Counter[int] = Counter()
         self._growth = 0
-        """Tokens that all of them are expected to generate yet."""
+        """Of all of them, the ``expected_growth``."""
         self._released: list[Sequence] = []
 
     def __len__(self) -> int:
@@ -81,7 +81,8 @@ class RunningSequences:
         if not self:
             return 0
         growth = self._growth + self._expected_growth(sequence)
-        return self._reserve.pages(growth, len(self) + 1, self._memory.page_size)
+        tables = (len(self) + 1) * len(self._memory.groups.windows)
+        return self._reserve.pages(growth, tables, self._memory.page_size)
 
     def decoding(self) -> list[Sequence]:
         """Those whose next token may be planned, if it has a page."""
@@ -98,9 +99,8 @@ class RunningSequences:
 
     def will_end(self) -> list[Sequence]:
         """Those whose last token by length is in flight, or in the step being planned."""
-        page_size = self._memory.page_size
         last = [s for s in self.decoding() if s.num_computed_tokens == s.max_computed_tokens - 1]
-        planned = [s for s in last if s.num_computed_tokens < len(s.pages) * page_size]
+        planned = [s for s in last if s.num_computed_tokens < s.num_paged_tokens]
         return planned + [s for s in self if s.ends_by_length]
 
     @property
@@ -134,7 +134,8 @@ class RunningSequences:
         assert self._growth == sum(sequence.expected_growth for sequence in self), "the growth is wrong"
 
     def _expected_growth(self, sequence: Sequence) -> int:
-        return self._reserve.growth(len(sequence.output_token_ids), sequence.max_tokens)
+        more = self._reserve.growth(len(sequence.output_token_ids), sequence.max_tokens)
+        return self._memory.growth(sequence, more)
 
 
 def _take_one(counter: Counter[Any], key: object) -> None:

@@ -41,7 +41,6 @@ replayed. The rules:
 from collections import Counter
 from collections.abc import Mapping
 
-from caching.page_manager import HBMPageManager
 from engine.scheduling.admission import Admission
 from engine.scheduling.growth_reserve import GrowthReserve
 from engine.scheduling.plan import NextIterationPlan, StepResult
@@ -66,9 +65,8 @@ class InferenceScheduler:
 
     def __init__(
         self,
-        pages: HBMPageManager,
+        memory: SequenceMemory,
         *,
-        page_size: int,
         max_num_seqs: int,
         max_num_batched_tokens: int,
         long_prefill_token_threshold: int | None = None,
@@ -77,12 +75,10 @@ class InferenceScheduler:
         reserve: GrowthReserve | None = None,
         fair: bool = True,
     ) -> None:
-        self.page_size = page_size
-        self.memory = SequenceMemory(pages, page_size)
-        self._pages = pages
+        self.memory = memory
         self._budget = max_num_batched_tokens
         self._long = long_prefill_token_threshold or max(1, max_num_batched_tokens // 2)
-        self._reserve = reserve or GrowthReserve(pages.num_total)
+        self._reserve = reserve or GrowthReserve(memory.num_pages)
         self._waiting = WaitingQueue(client_weights, fair=fair)
         self._running = RunningSequences(max_num_seqs, self.memory, self._reserve)
         self._preempter = Preempter(self._running, self._waiting, threshold=priority_preemption_threshold, fair=fair)
@@ -146,13 +142,13 @@ class InferenceScheduler:
 
         ``now``, in seconds, tells how old kept pages are, and nothing else.
         """
-        self._pages.now = now
+        self.memory.begin_plan(now)
         plan = NextIterationPlan()
         decoding = self._running.decoding()
         pages_suffice = self._grow(plan, decoding)
         if pages_suffice:
             self._admission.settle_claim(plan)
-        plan.add_decodes([s for s in decoding if s.num_computed_tokens < len(s.pages) * self.page_size])
+        plan.add_decodes([s for s in decoding if s.num_computed_tokens < s.num_paged_tokens])
         self._plan_prompts(plan, may_admit=pages_suffice)
         if not plan.num_tokens:
             return None
@@ -213,17 +209,19 @@ class InferenceScheduler:
     def _grow(self, plan: NextIterationPlan, decoding: list[Sequence]) -> bool:
         """Give sequences whose pages are full one more; False if others were preempted for it."""
         pages_suffice = True
-        full = [s for s in decoding if s.num_computed_tokens == len(s.pages) * self.page_size]
+        full = [s for s in decoding if s.num_computed_tokens == s.num_paged_tokens]
         for sequence in full:
-            while sequence.slot >= 0 and not self.memory.can_grow() and not self._running.will_end():
+            while sequence.slot >= 0:
+                if self.memory.grow(sequence):
+                    plan.grown.append(sequence)
+                    break
+                if self._running.will_end():
+                    break
                 victim = self._running.least_important()
                 self._preempter.preempt(victim, Cause.PAGES)
                 self._reserve.tighten()
                 plan.drop(victim)
                 pages_suffice = False
-            if sequence.slot >= 0 and self.memory.can_grow():
-                self.memory.grow(sequence)
-                plan.grown.append(sequence)
         return pages_suffice
 
     def _plan_prompts(self, plan: NextIterationPlan, *, may_admit: bool) -> None:

@@ -5,7 +5,7 @@ from enum import Enum, auto
 
 import msgspec
 
-from caching.page_manager import NOTHING_FOUND, Found
+from caching.page_manager import Found
 from caching.prefix_cache import page_keys
 from engine.sampling_params import SamplingParams
 from engine.scheduling.token_constraint import TokenConstraint
@@ -68,17 +68,25 @@ class Sequence:
     num_cached_tokens: int = 0
     """Tokens that were found in the prefix cache then."""
     slot: int = -1
-    pages: list[int] = field(default_factory=list)
+    pages: list[list[int]] = field(default_factory=list)
+    """By cache group, the page of each page of tokens; the sink where a window has passed."""
+    first_pages: list[int] = field(default_factory=list)
+    """By cache group, the first of ``pages`` that it owns."""
+    num_paged_tokens: int = 0
+    """Tokens that its pages hold: it may compute so many."""
     page_keys: list[bytes] = field(default_factory=list)
     """Of its known full pages, as far as ``page_keys_to`` was asked; the prompt's come with it."""
-    found: Found = NOTHING_FOUND
-    """The prefix hit of the last look."""
+    chains: list[Found] | tuple[()] = ()
+    """By cache group that keeps all tokens, what the prefix cache had when it was last asked."""
+    window_hit: tuple[int, int] = (-1, 0)
+    """Pages of which a hit was looked for in groups with windows, and those of the hit."""
     num_passed: int = 0
     """Sequences that were admitted before it as it lacked pages, though it was its turn."""
     arrival: int = 0
     """Its place in the order in which sequences were added."""
     expected_growth: int = 0
-    """Tokens that it was expected to generate yet, when that was last computed."""
+    """Tokens, in each cache group, that it was expected to need pages for yet, when that was
+    last computed."""
     num_charged_tokens: int = 0
     """Output tokens for which its client has been charged."""
     max_computed_tokens: int = field(init=False)
@@ -103,6 +111,11 @@ class Sequence:
             after = self.output_token_ids[max(0, start - len(prompt)) : max(0, end - len(prompt))]
             keys += page_keys(keys[-1] if keys else self.salt, prompt[start:end] + after, page_size)
         return keys
+
+    @property
+    def num_pages(self) -> int:
+        """Pages that it owns, in all cache groups."""
+        return sum(map(len, self.pages)) - sum(self.first_pages)
 
     @property
     def num_total_tokens(self) -> int:

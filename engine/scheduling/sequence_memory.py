@@ -1,24 +1,41 @@
 """The pages of sequences: prefix hits, pages for tokens to come, and what is cached."""
 
+from collections import Counter
 from collections.abc import Iterable
+from collections.abc import Sequence as ListOf
+from itertools import chain
 
+from caching.cache_groups import CacheGroups
 from caching.metadata import pages_for
-from caching.page_manager import NOTHING_FOUND, Found, HBMPageManager
+from caching.page_manager import NOTHING_FOUND, SINK_PAGE, Found, HBMPageManager
+from caching.prefix_cache import KeysInGroup, in_group
 from engine.scheduling.sequence import Sequence
 
 
 class SequenceMemory:
-    """Gives pages to sequences and takes them back.
+    """Gives pages to sequences and takes them back: ``find``, ``fits``, ``begin``, ``grow``,
+    ``computed`` and ``release`` are the doors between the scheduler and the page manager.
 
     A page enters the prefix cache in the plan that fills it: steps run in order, and a step writes
     before it reads. The last known token of a sequence is never a prefix hit, as a step samples
     from it. A sequence without a salt shares no pages, and its tokens are not hashed.
+
+    A sequence has a page table for each of the ``groups``. In those with a window, its pages return
+    as soon as no token that is still to be computed sees them, and a prefix hit needs the last
+    window alone. A prompt that was admitted never waits for pages there either: a page that others
+    share takes one of the pool for each of its owners, as each will want another in its place.
     """
 
-    def __init__(self, pages: HBMPageManager, page_size: int) -> None:
-        self.page_size = page_size
+    def __init__(self, pages: HBMPageManager, groups: CacheGroups) -> None:
+        self.groups = groups
+        self.page_size = groups.page_size
         """Tokens in a page."""
+        self._num_groups, self._full, self._windowed = len(groups.windows), groups.full, groups.windowed
         self._pages = pages
+        self._owed = 0
+        """Owners of the pages of windows beyond the first of each: pages that they may yet take."""
+        self._prefilled: list[Sequence] = []
+        """Those that have planned their last chunk since the last plan."""
         self._computing: dict[bytes, Sequence] = {}
         """By key, the pages that admitted sequences have yet to fill."""
         self.tokens_looked_up = 0
@@ -26,28 +43,39 @@ class SequenceMemory:
         self.tokens_found = 0
         """Those of them that were prefix hits."""
 
-    def look(self, sequence: Sequence) -> Found | None:
+    @property
+    def num_pages(self) -> int:
+        """Pages that sequences can own."""
+        return self._pages.num_total
+
+    def find(self, sequence: Sequence) -> Found | None:
         """About what the prefix cache has of a waiting sequence; None while another computes more.
 
-        It costs what has changed since the last look, as most sequences that wait go on waiting.
+        It costs what has changed since the last time, as most sequences that wait go on waiting.
         """
         if not self._may_share(sequence):
             return NOTHING_FOUND
         keys, count = self._keys(sequence)
         if count and keys[count - 1] in self._computing:  # and so is all before it that is not held
+            sequence.window_hit = -1, 0
             return None
-        found = sequence.found = self._pages.recount(keys, count, sequence.found)
-        if found.held < count and keys[found.held] in self._computing:
-            return None
-        return found
+        last = sequence.chains or [NOTHING_FOUND] * len(self._full)
+        sequence.chains = [
+            self._pages.recount(_in_group(keys, group), count, last[number]) for number, group in enumerate(self._full)
+        ]
+        return self._hit(sequence, keys, count)
+
+    def num_left(self, sequence: Sequence, found: Found) -> int:
+        """Known tokens that are to be computed behind the prefix hit."""
+        return sequence.num_tokens - found.held * self.page_size
 
     def needed(self, sequence: Sequence, found: Found) -> int:
         """Free or cached pages that admission takes: all but prefix hits that have an owner."""
-        return pages_for(sequence.num_tokens, self.page_size) - found.owned
+        return self.groups.pages_from(found.held * self.page_size, sequence.num_tokens) - found.owned
 
     def fits(self, sequence: Sequence, found: Found, spare: int) -> bool:
         """Whether the sequence can be admitted with ``spare`` pages left free or cached."""
-        return self._pages.can_alloc(self.needed(sequence, found) + spare)
+        return self._pages.can_alloc(self.needed(sequence, found) + spare + self._owed)
 
     def begin(self, sequence: Sequence, found: Found, spare: int) -> bool:
         """Give it pages for all known tokens; False if that leaves fewer than ``spare``.
@@ -56,38 +84,36 @@ class SequenceMemory:
         """
         if not self.fits(sequence, found, spare):
             return False
-        shared = self._find(sequence)
-        if shared is None or not self.fits(sequence, sequence.found, spare):
+        exact = self._find_exactly(sequence)
+        if exact is None or not self.fits(sequence, exact, spare):
             return False
-        self._pages.share(shared)
-        total = pages_for(sequence.num_tokens, self.page_size)
-        sequence.pages = shared + self._pages.alloc(total - len(shared))
-        sequence.num_computed_tokens = len(shared) * self.page_size
+        self._take(sequence, exact.held)
         if sequence.salt is not None:
             keys, count = self._keys(sequence)
             self.tokens_looked_up += count * self.page_size
             self.tokens_found += sequence.num_computed_tokens
-            for key in keys[len(shared) : count]:
+            for key in keys[exact.held : count]:
                 self._computing.setdefault(key, sequence)
         return True
 
-    def can_grow(self) -> bool:
-        """Whether a page is free or cached."""
-        return self._pages.can_alloc(1)
-
-    def grow(self, sequence: Sequence) -> None:
-        """Give it one more page. Ask ``can_grow`` first."""
-        sequence.pages += self._pages.alloc(1)
+    def grow(self, sequence: Sequence) -> bool:
+        """Give it pages for one more page of tokens; False if too few are free or cached."""
+        if self._windowed:
+            self._let_go(sequence)
+        if not self._pages.can_alloc(self._num_groups + self._owed):
+            return False
+        for table in sequence.pages:
+            table += self._pages.alloc(1)
+        sequence.num_paged_tokens += self.page_size
+        return True
 
     def computed(self, sequence: Sequence, start: int, end: int) -> None:
         """Known tokens from start to end are planned: cache the pages that they fill."""
-        first, last = start // self.page_size, end // self.page_size
-        if first == last or sequence.salt is None:
-            return
-        keys = sequence.page_keys_to(last, self.page_size)
-        for page in range(first, last):
-            self._pages.keep(sequence.pages[page], keys[page])
-            self._is_computed(keys[page], sequence)
+        if self._windowed:
+            self._advance(sequence)
+            if end == sequence.num_prefill_tokens:
+                self._prefilled.append(sequence)
+        self._cache(sequence, start, end)
 
     def release(self, sequence: Sequence) -> None:
         """Take its pages back; those filled with known output tokens go into the cache first.
@@ -96,43 +122,164 @@ class SequenceMemory:
         """
         known = min(sequence.num_computed_tokens, sequence.num_tokens)
         if known > sequence.num_prefill_tokens:
-            self.computed(sequence, sequence.num_prefill_tokens, known)
+            self._cache(sequence, sequence.num_prefill_tokens, known)
         for key in sequence.page_keys:
             self._is_computed(key, sequence)
-        self._pages.free(reversed(sequence.pages))
-        sequence.pages = []
-        sequence.num_computed_tokens = 0
+        for group, table in enumerate(sequence.pages):
+            self._free(group, reversed(table[sequence.first_pages[group] :]))
+        sequence.pages, sequence.first_pages = [], []
+        sequence.num_computed_tokens = sequence.num_paged_tokens = 0
 
     def num_exclusive(self, sequences: Iterable[Sequence]) -> int:
         """Pages that would come free if these sequences were released."""
-        return self._pages.num_exclusive(page for sequence in sequences for page in sequence.pages)
+        sequences = list(sequences)
+        windows = sum(
+            len(sequence.pages[group]) - sequence.first_pages[group]
+            for sequence in sequences
+            for group in self._windowed
+        )
+        full = (sequence.pages[group] for sequence in sequences for group in self._full)
+        return windows + self._pages.num_exclusive(chain.from_iterable(full))
+
+    def growth(self, sequence: Sequence, num_tokens: int) -> int:
+        """Tokens, in each group counted anew, for which it needs pages if it generates so many."""
+        if not self._windowed:
+            return self._num_groups * num_tokens
+        return self.groups.growth(sequence.num_tokens, num_tokens)
+
+    def begin_plan(self, now: float) -> None:
+        """Take back what prompts that are computed needed beside their windows.
+
+        ``now`` is the time in seconds, from which the prefix cache computes how old its pages are.
+        """
+        self._pages.now = now
+        for sequence in self._prefilled:
+            self._let_go(sequence)
+        self._prefilled.clear()
 
     def forget(self, sequences: Iterable[Sequence]) -> None:
         """Drop what these sequences computed from the cache, also where they are released."""
         for sequence in sequences:
-            self._pages.forget_keys(sequence.page_keys)
+            for group in range(self._num_groups):
+                self._pages.forget_keys(_in_group(sequence.page_keys, group))
 
-    def forget_all(self) -> None:
-        """Empty the prefix cache."""
-        self._pages.forget_all()
+    def forget_all(self) -> int:
+        """Empty the prefix cache; returns how many pages it had."""
+        return self._pages.forget_all()
 
     def check_integrity(self, running: Iterable[Sequence]) -> None:
         """Assert that running sequences own their pages, and only they compute prefixes."""
-        self._pages.check_integrity(page for sequence in running for page in sequence.pages)
+        owned: list[int] = []
+        in_windows: Counter[int] = Counter()
+        for sequence in running:
+            for group, (table, first) in enumerate(zip(sequence.pages, sequence.first_pages, strict=True)):
+                assert set(table[:first]) <= {SINK_PAGE}, "a page behind a window is still in the table"
+                owned += table[first:]
+                if self.groups.windows[group] is not None:
+                    in_windows.update(table[first:])
+        self._pages.check_integrity(owned)
+        owed = in_windows.total() - len(in_windows)
+        assert self._owed == owed, f"{self._owed} pages are owed, and {owed} are shared"
+        assert self._pages.can_alloc(self._owed), "pages were promised that are not there"
         awaited = {sequence.request_id for sequence in self._computing.values()}
         lost = awaited - {sequence.request_id for sequence in running}
         assert not lost, f"prefixes are awaited from {lost}, which do not run"
 
-    def _find(self, sequence: Sequence) -> list[int] | None:
-        """Pages of the prefix hit; None if another sequence is about to fill the next one."""
-        if not self._may_share(sequence):
-            return []
-        keys, count = self._keys(sequence)
-        pages = self._pages.find(keys[:count])
-        sequence.found = Found(len(pages), len(pages) - self._pages.num_unowned(pages))
-        if len(pages) < count and keys[len(pages)] in self._computing:
-            return None
+    def _take(self, sequence: Sequence, held: int) -> None:
+        """Share a prefix hit of ``held`` pages, and allocate for what is behind it."""
+        num_pages, start = pages_for(sequence.num_tokens, self.page_size), held * self.page_size
+        spans = [self.groups.span(group, start, num_pages) for group in range(self._num_groups)]
+        for group, (first, _) in enumerate(spans):
+            shared = self._share(sequence.page_keys[first:held], group) if held else []
+            sequence.pages.append([SINK_PAGE] * first + shared)
+            sequence.first_pages.append(first)
+        for table, (_, past) in zip(sequence.pages, spans, strict=True):
+            table += self._pages.alloc(past - len(table))
+        sequence.num_computed_tokens = start
+        sequence.num_paged_tokens = num_pages * self.page_size
+
+    def _advance(self, sequence: Sequence) -> None:
+        """Move the windows of a prompt on to its next chunk."""
+        self._let_go(sequence)
+        num_pages = sequence.num_paged_tokens // self.page_size
+        for group in self._windowed:
+            _, past = self.groups.span(group, sequence.num_computed_tokens, num_pages)
+            table = sequence.pages[group]
+            if past > len(table):
+                table += self._pages.alloc(past - len(table))
+
+    def _let_go(self, sequence: Sequence) -> None:
+        """Free what no token sees that is still to be computed, or computed again after a hit."""
+        known = min(sequence.num_computed_tokens, sequence.num_tokens)
+        start = max(known, sequence.num_computed_tokens - self.groups.step_tokens + 1) // self.page_size
+        for group in self._windowed if sequence.pages else ():
+            before, first = sequence.first_pages[group], start - self.groups.behind[group]
+            if first > before:
+                table = sequence.pages[group]
+                self._free(group, table[before:first])
+                table[before:first] = [SINK_PAGE] * (first - before)
+                sequence.first_pages[group] = first
+
+    def _share(self, keys: list[bytes], group: int) -> list[int]:
+        pages = self._pages.find(_in_group(keys, group))
+        assert len(pages) == len(keys), "a page of a prefix hit is gone"
+        owned = self._pages.share(pages)
+        if group in self._windowed:
+            self._owed += owned
         return pages
+
+    def _free(self, group: int, pages: Iterable[int]) -> None:
+        owned = self._pages.free(pages)
+        if group in self._windowed:
+            self._owed -= owned
+
+    def _cache(self, sequence: Sequence, start: int, end: int) -> None:
+        first, last = start // self.page_size, end // self.page_size
+        if first == last or sequence.salt is None:
+            return
+        keys = sequence.page_keys_to(last, self.page_size)
+        for group, table in enumerate(sequence.pages):
+            for page in range(max(first, sequence.first_pages[group]), last):
+                self._pages.keep(table[page], in_group(keys[page], group))
+        for key in keys[first:last]:
+            self._is_computed(key, sequence)
+
+    def _find_exactly(self, sequence: Sequence) -> Found | None:
+        """The prefix hit; None if another sequence is about to fill the page behind it."""
+        if not self._may_share(sequence):
+            return NOTHING_FOUND
+        keys, count = self._keys(sequence)
+        sequence.window_hit = -1, 0
+        found = [self._pages.find(_in_group(keys[:count], group)) for group in self._full]
+        sequence.chains = [Found(len(pages), len(pages) - self._pages.num_unowned(pages)) for pages in found]
+        return self._hit(sequence, keys, count)
+
+    def _hit(self, sequence: Sequence, keys: list[bytes], count: int) -> Found | None:
+        """The hit of which every group has what it needs; None if it is to wait for more.
+
+        ``owned`` counts only where all tokens are kept: in a window, each owner takes a page.
+        """
+        chains, held = sequence.chains, count
+        for found in chains:
+            held = min(held, found.held)
+        if self._windowed:
+            held = self._hit_of_windows(sequence, keys, held)
+        if held < count and keys[held] in self._computing:
+            sequence.window_hit = -1, 0
+            return None
+        if len(chains) == 1 and chains[0].held == held:
+            return chains[0]
+        return Found(held, sum(min(chain.owned, held) for chain in chains))
+
+    def _hit_of_windows(self, sequence: Sequence, keys: list[bytes], held: int) -> int:
+        """Of ``held`` pages those at whose end all windows are known. A longer hit than the last
+        one is looked for only where more pages are held, or another has computed some."""
+        before, hit = sequence.window_hit
+        hit = self.groups.hit(
+            hit if held == before else held, lambda page, group: self._pages.is_kept(in_group(keys[page], group))
+        )
+        sequence.window_hit = held, hit
+        return hit
 
     def _may_share(self, sequence: Sequence) -> bool:
         """Not while log-probabilities of the prompt are to be computed: pages do not hold them."""
@@ -148,3 +295,7 @@ class SequenceMemory:
     def _is_computed(self, key: bytes, sequence: Sequence) -> None:
         if self._computing.get(key) is sequence:
             del self._computing[key]
+
+
+def _in_group(keys: list[bytes], group: int) -> ListOf[bytes]:
+    return KeysInGroup(keys, group) if group else keys

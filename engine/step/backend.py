@@ -1,7 +1,6 @@
 """The backend of this machine's device: XLA's operations, or our kernels where there are any."""
 
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -13,7 +12,7 @@ from caching.attention import cpu_attention
 from caching.attention.cpu_attention import CPUAttention
 from caching.attention.spec import AttentionKernel
 from caching.attention.xla_attention import XLAAttention
-from caching.cpu_kernels import KernelsUnavailable, load
+from caching.cpu_kernels import KernelsUnavailable
 from caching.instruction_set import UnknownInstructions
 from caching.metadata import PagedAttentionCacheMetaData
 from caching.page_dtype import stored_head_dim
@@ -22,10 +21,11 @@ from caching.tpu.tpu_chip import CHIPS, Chip
 from caching.tpu.tpu_kernels import JAX, PALLAS, TPUKernel, by_bytes
 from engine.errors import ConfigurationError
 from engine.mesh import TP, DeviceMesh
+from engine.models.cpu_libraries import finish_loading
+from engine.models.layers.cache_layout import cache_layout
 from engine.models.partition import Partition
-from engine.models.spec import layer_plan
 from engine.models.weights import panels
-from engine.models.weights.forms import Layout, WeightFormat
+from engine.models.weights.weight_format import Layout, WeightFormat
 
 CACHE = PartitionSpec(TP)
 """Sharding of the pool: each device has the pages of its own kv heads, concatenated on axis 0."""
@@ -51,25 +51,33 @@ class Backend:
     """Tokens below which a step is no faster: it is bound by reading the weights."""
     stored_heads: Callable[[int, int, np.dtype], tuple[int, int]] = _with_scales
     """The kv_heads and head_dim of pages, from those of the model and the dtype."""
+    replaced: tuple[str, ...] = ()
+    """Kernels that are at fault on this machine, in whose place XLA's operations serve."""
     holds_table: Callable[[int, int], bool] = lambda rows, pages_per_seq: True  # noqa: ARG005
     """Whether attention has room for a page table of so many rows and pages per sequence."""
 
-    def weight_format(self, dtype: np.dtype, activations: np.dtype | None = None) -> WeightFormat:
-        """The format of a dtype's weights; int8 if ``activations``, the compute dtype, is set."""
-        return WeightFormat(dtype, self.layout, self.scans, activations)
+    def weight_format(self, dtype: np.dtype, activations: np.dtype | None = None, bits: int = 8) -> WeightFormat:
+        """The format of a dtype's weights; quantised if ``activations``, the compute dtype, is set."""
+        return WeightFormat(dtype, self.layout, self.scans, activations, bits)
+
+    def quantized_format(self, dtype: np.dtype, activations: np.dtype, quantization: str | None) -> WeightFormat:
+        """The format of ``quantization``: int8, int4 or None."""
+        return self.weight_format(dtype, activations if quantization else None, 4 if quantization == "int4" else 8)
 
     def one_page(self, partition: Partition, page_size: int, dtype: np.dtype) -> PagedAttentionCacheMetaData:
         """A device's pool of one page, for its part of a model."""
         model = partition.model
-        kv_heads, head_dim = self.stored_heads(partition.kv_heads_each, model.attention.head_dim, dtype)
+        kv_heads, head_dim = self.stored_heads(partition.kv_heads_each, model.head_dim, dtype)
+        layout = cache_layout(model.blocks)
         return PagedAttentionCacheMetaData(
-            num_layers=model.num_layers,
+            num_layers=layout.num_layers,
             num_pages=1,
             page_size=page_size,
             num_kv_heads=kv_heads,
             head_dim=head_dim,
             dtype=dtype,
-            stacks=tuple(group.num_layers for group in layer_plan(model.blocks)) if self.scans else (),
+            stacked=self.scans,
+            windows=layout.windows,
         )
 
     def allocator(self, metadata: PagedAttentionCacheMetaData, mesh: DeviceMesh) -> Callable[[], PagedAttentionCache]:
@@ -115,28 +123,31 @@ def tpu_backend(chip: Chip, kernel: TPUKernel) -> Backend:
 
 
 def tpu_kernel(
-    chip: Chip, page_size: int, kv_heads: int, head_dim: int, kv_dtype: np.dtype, asked: str = "auto"
+    chip: Chip,
+    page_size: int,
+    kv_heads: int,
+    head_dim: int,
+    kv_dtype: np.dtype,
+    asked: str = "auto",
+    *,
+    extras: str | None = None,
 ) -> TPUKernel:
     """The requested kernel; "auto" is the one that reads these pages with the fewest bytes moved.
+
+    ``extras`` are the model's ``attention_extras``.
 
     Raises ConfigurationError if there is none.
     """
     found = [
         kernel for kernel in by_bytes(chip, kv_heads, head_dim, page_size, kv_dtype) if asked in ("auto", kernel.name)
     ]
-    misfits = [kernel.misfit(page_size, kv_dtype) for kernel in found]
+    misfits = [kernel.misfit(page_size, kv_dtype, extras) for kernel in found]
     for kernel, misfit in zip(found, misfits, strict=True):
         if misfit is None:
             return kernel
     raise ConfigurationError(
-        f"attention_backend {asked} cannot read such pages on a TPU: {misfits[0]}; choose xla, or for kv_cache_dtype fp8"
+        f"attention_backend {asked} cannot serve this model on a TPU: {misfits[0]}; choose xla, or for kv_cache_dtype fp8"
     )
-
-
-def _compile_at_once() -> None:
-    """Compile the kernels' libraries in parallel."""
-    with ThreadPoolExecutor(2) as pool:
-        list(pool.map(load, (panels.SOURCE, cpu_attention.SOURCE)))
 
 
 def choose_backend(
@@ -146,18 +157,21 @@ def choose_backend(
     devices: int = 1,
     kv_heads: int = 1,
     attention_backend: str = "auto",
+    extras: str | None = None,
 ) -> Backend:
     """The fastest backend for such pages on so many devices; compiles kernels if needed.
 
-    ``kv_heads`` are those of one device, ``attention_backend`` is the operator's setting. Raises
-    ConfigurationError if no backend fits.
+    ``kv_heads`` are those of one device, ``attention_backend`` is the operator's setting,
+    ``extras`` are the model's ``attention_extras``. Raises ConfigurationError if no backend fits.
     """
     platform, xla = jax.default_backend(), xla_backend(kv_dtype)
     kind = jax.devices()[0].device_kind
     if platform == "tpu" and attention_backend != "xla":
         if kind in CHIPS:
             chip = CHIPS[kind]
-            return tpu_backend(chip, tpu_kernel(chip, page_size, kv_heads, head_dim, kv_dtype, attention_backend))
+            return tpu_backend(
+                chip, tpu_kernel(chip, page_size, kv_heads, head_dim, kv_dtype, attention_backend, extras=extras)
+            )
         xla = replace(xla, description=f"{xla.description}: the attention kernels are not set up for {kind}")
     if attention_backend in (PALLAS.name, JAX.name):
         raise ConfigurationError(
@@ -168,7 +182,7 @@ def choose_backend(
     if devices > 1:
         return replace(xla, description=f"{xla.description}: oDriver's CPU kernels are for one device")
     try:
-        _compile_at_once()
+        finish_loading()
         panels.panel_width()
         width = cpu_attention.vector_width()
     except UnknownInstructions as error:

@@ -74,6 +74,8 @@ class AskToStop(msgspec.Struct, frozen=True, tag="ask to stop"):
     """A process got a signal to stop: process 0 should finish open requests, then end all."""
 
     why: str
+    seconds: float = math.inf
+    """In which its host stops."""
 
 
 Answer = Joined | Left | AskToStop

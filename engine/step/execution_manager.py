@@ -36,7 +36,7 @@ class ExecutionManager:
         self.new_cache: Callable[[], PagedAttentionCache] = backend.allocator(shapes.cache, mesh)
         """Allocates zeroed pages; raises jax.errors.JaxRuntimeError if out of memory."""
         self.sampling = SamplingPrograms(shapes.max_num_seqs, decoder.partition.model.vocab_size, mesh)
-        self._forward = ForwardPrograms(decoder, backend, shapes.cache, shapes.max_num_seqs, mesh)
+        self._forward = ForwardPrograms(decoder, backend, shapes.cache, shapes.max_num_seqs, mesh, shapes.max_model_len)
         self.weights = self._forward.weights
         self.head = self._forward.head
         self._on_compiled = on_compiled

@@ -36,10 +36,19 @@ PROMPT_LOGPROBS = "prompt logprobs"
 
 
 class ForwardPrograms:
-    """A decoder's programs. Weights and cache may be abstract. Compiles nothing itself."""
+    """A decoder's programs. Weights and cache may be abstract. Compiles nothing itself.
+
+    ``max_model_len``, by default the model's, decides between the factors of longrope.
+    """
 
     def __init__(
-        self, decoder: Decoder, backend: Backend, pool: PagedAttentionCacheMetaData, max_num_seqs: int, mesh: DeviceMesh
+        self,
+        decoder: Decoder,
+        backend: Backend,
+        pool: PagedAttentionCacheMetaData,
+        max_num_seqs: int,
+        mesh: DeviceMesh,
+        max_model_len: int | None = None,
     ) -> None:
         self._decoder = decoder
         self._graph, state = nnx.split(decoder)
@@ -47,6 +56,7 @@ class ForwardPrograms:
         self.weights, self._structure = jax.tree.flatten(state)
         self._kernel = backend.attention
         self._num_pages = pool.num_pages
+        self._longest = max_model_len
         self._mesh = mesh
         weights = [_shape(leaf) for leaf in self.weights]
         last_token = jax.ShapeDtypeStruct((max_num_seqs + 1,), np.int32)
@@ -105,8 +115,7 @@ class ForwardPrograms:
     @cached_property
     def _hidden(self) -> jax.ShapeDtypeStruct:
         """A token's hidden state, f[hidden]."""
-        table = self._decoder.embedding.get_value()
-        one = jax.eval_shape(look_up, table, jax.ShapeDtypeStruct((1,), np.int32))
+        one = jax.eval_shape(look_up, self._decoder.embedding, jax.ShapeDtypeStruct((1,), np.int32))
         return jax.ShapeDtypeStruct(one.shape[1:], one.dtype)
 
     def _run(
@@ -114,7 +123,8 @@ class ForwardPrograms:
     ) -> tuple[PagedAttentionCache, Array, Array]:
         """The cache, the hidden states of all tokens, and those of each row's last token."""
         attention = PagedAttention(batch.table, self._kernel, self._num_pages)
-        step = StepContext(decoder.rotation(batch.positions), attention)
+        rotations = decoder.rotations(batch.positions, self._longest)
+        step = StepContext(rotations, attention, batch.table.cu_q_lens[-1])
         layers, hidden = decoder(_with_last_tokens(batch, last_token), cache.layers, step)
         last = hidden[jnp.maximum(batch.table.cu_q_lens[1:] - 1, 0)]
         return PagedAttentionCache(tuple(layers)), hidden, last  # type: ignore[arg-type]
@@ -140,7 +150,7 @@ class PagedAttention:
     ) -> tuple[Array, Array]:
         """See StepAttention."""
         assert cache is not None
-        table = self.table if place is None else self.table.from_page(place * self.num_pages)
+        table = self.table.of_layer(place.group, None if place.layer is None else place.layer * self.num_pages)
         attended: tuple[Array, Array] = _attend(self.kernel, spec, CacheView(cache, table), inputs)
         return attended
 

@@ -11,6 +11,7 @@ a prompt's chunk and, while prompts wait, the whole budget; only a last chunk is
 import math
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import accumulate, pairwise
 from typing import Any
 
 import jax
@@ -20,7 +21,9 @@ from jax import Array
 from numpy.typing import NDArray
 
 from caching.attention.spec import PageTable
+from caching.cache_groups import CacheGroups
 from caching.metadata import PagedAttentionCacheMetaData, pages_for
+from caching.page_manager import SINK_PAGE
 from engine.sampling.sampler import SamplingRows
 
 PROMPT_BLOCK = 64
@@ -59,6 +62,10 @@ class StepLayout:
     tokens: int
     rows: int
     pages_per_seq: int
+    widths: tuple[int, ...] = ()
+    """Pages that travel of each group's table, one after the other; without any, one whole table.
+
+    Of a table with a window, these are the pages from the row's ``first_pages`` on."""
 
     @property
     def model_rows(self) -> int:
@@ -81,7 +88,8 @@ class StepLayout:
             "seeds": rows,
             "token_ids": tokens,
             "positions": tokens,
-            "page_indices": (self.model_rows, self.pages_per_seq),
+            "page_indices": (self.model_rows, sum(self._widths)),
+            "first_pages": (self.model_rows, len(self.windowed)),
             "cu_q_lens": (self.model_rows + 1,),
             "num_seqs": (1,),
         }
@@ -90,6 +98,21 @@ class StepLayout:
             fields[name] = (offset, shape)
             offset += math.prod(shape)
         return fields
+
+    @cached_property
+    def table_columns(self) -> list[slice]:
+        """By group, its columns of ``page_indices``."""
+        ends = list(accumulate(self._widths, initial=0))
+        return [slice(*columns) for columns in pairwise(ends)]
+
+    @cached_property
+    def windowed(self) -> list[int]:
+        """The groups of which a part of the table travels."""
+        return [group for group, width in enumerate(self._widths) if width < self.pages_per_seq]
+
+    @property
+    def _widths(self) -> tuple[int, ...]:
+        return self.widths or (self.pages_per_seq,)
 
     @cached_property
     def size(self) -> int:
@@ -126,11 +149,23 @@ class StepLayout:
             slots=self.take(packed, "slots")[: self.model_rows],
             table=PageTable(
                 kv_lens=self.take(packed, "kv_lens")[: self.model_rows],
-                page_indices=self.take(packed, "page_indices"),
+                page_indices=self._tables(packed),
                 cu_q_lens=self.take(packed, "cu_q_lens"),
                 num_seqs=self.take(packed, "num_seqs"),
             ),
         )
+
+    def _tables(self, packed: Array) -> Array:
+        """i32[groups, rows, pages_per_seq], the sink where a part does not reach."""
+        parts, firsts = self.take(packed, "page_indices"), self.take(packed, "first_pages")
+        tables = [parts[:, columns] for columns in self.table_columns]
+        for number, group in enumerate(self.windowed):
+            part = jnp.pad(tables[group], ((0, 0), (0, 1)), constant_values=SINK_PAGE)
+            place = jnp.arange(self.pages_per_seq, dtype=jnp.int32)[None, :] - firsts[:, number, None]
+            outside = np.int32(self._widths[group])
+            place = jnp.where((place < 0) | (place > outside), outside, place)
+            tables[group] = jnp.take_along_axis(part, place, axis=1, mode="promise_in_bounds")
+        return jnp.stack(tables)
 
     def unpack_sampling(self, packed: Array) -> tuple[Array, SamplingRows]:
         """The sampler's part, the first ``sampling_size`` entries: slots and parameters."""
@@ -167,9 +202,16 @@ class StepShapes:
         """The token counts to compile for, ascending."""
         return token_buckets(self.max_num_seqs, self.max_num_batched_tokens, self.smallest_step)
 
+    @cached_property
+    def groups(self) -> CacheGroups:
+        """The page tables of a sequence."""
+        return CacheGroups(self.cache.page_size, self.cache.windows, self.max_num_batched_tokens)
+
     def layout(self, tokens: int) -> StepLayout:
         """The packed array of a bucket."""
-        return StepLayout(tokens, sampling_rows(tokens, self.max_num_seqs), self.pages_per_seq)
+        pages = self.pages_per_seq
+        widths = tuple(min(pages, most or pages) for most in self.groups.most)
+        return StepLayout(tokens, sampling_rows(tokens, self.max_num_seqs), pages, widths)
 
 
 def token_buckets(max_num_seqs: int, max_num_batched_tokens: int, smallest: int = 1) -> list[int]:

@@ -30,8 +30,10 @@ class PromptLogprobs:
 class ModelIOProcessor:
     """Keeps a SequenceBuffer in sync with the plans; converts each to a StepDescription."""
 
-    def __init__(self, *, max_num_seqs: int, max_model_len: int, pages_per_seq: int, vocab_size: int) -> None:
-        self._buffer = SequenceBuffer(max_num_seqs, max_model_len, pages_per_seq)
+    def __init__(
+        self, *, max_num_seqs: int, max_model_len: int, pages_per_seq: int, vocab_size: int, num_groups: int = 1
+    ) -> None:
+        self._buffer = SequenceBuffer(max_num_seqs, max_model_len, pages_per_seq, num_groups)
         self._dump_slot = max_num_seqs
         self._vocab_size = vocab_size
 
@@ -40,7 +42,7 @@ class ModelIOProcessor:
 
         All arrays are new, because the device may still read the earlier ones.
         """
-        self._follow(plan)
+        self._follow(plan, layout)
         packed = np.zeros(layout.size, np.int32)
         rows = self._buffer.rows_of(plan.sequences)
         samples = np.array(plan.samples)
@@ -64,7 +66,7 @@ class ModelIOProcessor:
             _prompt_tokens(plan, prompt_logprobs) if prompt_logprobs else None,
         ), prompt_logprobs
 
-    def _follow(self, plan: NextIterationPlan) -> None:
+    def _follow(self, plan: NextIterationPlan, layout: StepLayout) -> None:
         for sequence in plan.released:
             self._buffer.remove(sequence)
         if plan.released:
@@ -72,6 +74,8 @@ class ModelIOProcessor:
         for sequence in plan.admitted:
             self._buffer.add(sequence)
         self._buffer.add_pages(plan.grown)
+        if layout.windowed:
+            self._buffer.move_windows(plan.sequences[plan.num_decodes :], layout.windowed)
 
     def _write_tokens(
         self, plan: NextIterationPlan, layout: StepLayout, packed: NDArray[np.int32], rows: NDArray[np.intp]
@@ -92,12 +96,23 @@ class ModelIOProcessor:
     ) -> None:
         count = plan.num_rows
         layout.view(packed, "kv_lens")[:count] = np.add(plan.starts, plan.counts)
-        width = self._buffer.num_pages[rows].max()  # copying the full width can take ms
-        layout.view(packed, "page_indices")[:count, :width] = self._buffer.page_indices[rows, :width]
+        self._write_tables(layout, packed, rows)
         ends = layout.view(packed, "cu_q_lens")
         ends[1 : count + 1] = np.cumsum(plan.counts)
         ends[count + 1 :] = plan.num_tokens
         layout.view(packed, "num_seqs")[0] = count
+
+    def _write_tables(self, layout: StepLayout, packed: NDArray[np.int32], rows: NDArray[np.intp]) -> None:
+        tables, count = layout.view(packed, "page_indices"), len(rows)
+        longest = self._buffer.num_pages[rows].max()  # copying the full width can take ms
+        for group, columns in enumerate(layout.table_columns):
+            if group not in layout.windowed:
+                tables[:count, columns][:, :longest] = self._buffer.page_indices[group, rows, :longest]
+        for number, group in enumerate(layout.windowed):
+            firsts, part = self._buffer.first_pages[group, rows], tables[:count, layout.table_columns[group]]
+            places = np.minimum(firsts[:, None] + np.arange(part.shape[1]), layout.pages_per_seq - 1)
+            part[:] = self._buffer.page_indices[group, rows[:, None], places]
+            layout.view(packed, "first_pages")[:count, number] = firsts
 
     def _write_slots(
         self,

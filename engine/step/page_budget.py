@@ -6,8 +6,11 @@ from functools import cached_property
 
 import jax
 import psutil
+from jax.errors import JaxRuntimeError
 
-from caching.metadata import PagedAttentionCacheMetaData, pages_for
+from caching.cache_groups import CacheGroups
+from caching.metadata import PagedAttentionCacheMetaData
+from caching.tpu.tpu_chip import CHIPS
 from engine.config import EngineConfig
 from engine.errors import ConfigurationError
 from engine.models.partition import Partition
@@ -44,7 +47,9 @@ class CachePlanner:
         self._partition = partition
         self._one_page = one_page
         self._asked_context = _asked_context(config, partition.model)
-        self._needed = config.max_num_seqs * pages_for(self._asked_context, one_page.page_size) + 1
+        self.groups = CacheGroups(one_page.page_size, one_page.windows, config.max_num_batched_tokens)
+        """The page tables of a sequence."""
+        self._needed = config.max_num_seqs * self.groups.pages_of(self._asked_context) + 1
         self._budget = budget
         self._weights = weight_bytes
         self._scratch = _step_scratch(config, partition)
@@ -52,24 +57,23 @@ class CachePlanner:
 
     @cached_property
     def pool(self) -> PagedAttentionCacheMetaData:
-        """The pool. Raises ConfigurationError if it lacks a page per sequence that may run."""
+        """The pool. Raises ConfigurationError if a sequence that may run has no page in a group."""
         return self._plan()
 
     @property
     def max_model_len(self) -> int:
         """Tokens of the pool's longest sequence. ConfigurationError if the operator wants more."""
-        available = self.pool.num_usable_tokens
+        available = self.groups.tokens_in(self.pool.num_usable_pages, self._asked_context)
         if self._config.max_model_len is not None and available < self._asked_context:
             raise ConfigurationError(
                 f"the pool holds {available} tokens, which is less than max_model_len {self._asked_context}: lower "
                 f"max_model_len, or give more memory (hbm_utilization, num_pages)"
             )
-        context = min(self._asked_context, available)
-        if context < 2:
+        if available < 2:
             raise ConfigurationError(
-                f"a context of {context} token has no room for a prompt and an answer: raise max_model_len or num_pages"
+                f"a context of {available} token has no room for a prompt and an answer: raise max_model_len or num_pages"
             )
-        return context
+        return available
 
     def fits(self, scratch_bytes: int) -> bool:
         """Whether the pool leaves ``scratch_bytes`` free for compiled steps; else it shrinks."""
@@ -98,6 +102,18 @@ class CachePlanner:
         )  # fmt: skip
 
     @property
+    def least(self) -> int:
+        """The fewest pages of a pool."""
+        return self._config.max_num_seqs * len(self.groups.windows) + 1
+
+    @property
+    def least_in_words(self) -> str:
+        """What each of them is for, but for the sink."""
+        count, tables = self._config.max_num_seqs, len(self.groups.windows)
+        each = "" if tables == 1 else f" in each of {tables} groups of layers"
+        return f"for each of max_num_seqs {count} sequences{each}"
+
+    @property
     def reserved(self) -> int:
         """Bytes reserved for the largest step and the sampler."""
         return self._scratch + _sampling_scratch(self._config, self._partition)
@@ -116,12 +132,10 @@ class CachePlanner:
         return f"beside {self._weights:,} bytes of weights and {self.reserved:,} of scratch"
 
     def _of(self, num_pages: int) -> PagedAttentionCacheMetaData:
-        least = self._config.max_num_seqs + 1
-        if num_pages < least:
+        if num_pages < self.least:
             raise ConfigurationError(
-                f"{num_pages} pages of {self._page:,} bytes are too few for one page for each of max_num_seqs "
-                f"{least - 1} sequences and the sink, {self._beside()}: lower max_num_seqs, or give more memory "
-                f"(hbm_utilization, num_pages)"
+                f"{num_pages} pages of {self._page:,} bytes are too few for one page {self.least_in_words} and the sink, "
+                f"{self._beside()}: lower max_num_seqs, or give more memory (hbm_utilization, num_pages)"
             )
         return replace(self._one_page, num_pages=num_pages)
 
@@ -136,7 +150,10 @@ def check_page_table(config: EngineConfig, backend: Backend, pages_per_seq: int)
 
 
 def memory_budget(config: EngineConfig, devices: int = 1) -> int:
-    """Bytes we may use on each of this host's devices, weights included: the minimum over them."""
+    """Bytes we may use on each of this host's devices, weights included: the minimum over them.
+
+    Raises ConfigurationError if the memory of an accelerator is not known.
+    """
     return min(_left_on(device, devices, config.hbm_utilization) for device in jax.local_devices()[:devices])
 
 
@@ -151,17 +168,35 @@ def _asked_context(config: EngineConfig, model: ModelSpec) -> int:
 
 
 def _left_on(device: jax.Device, devices: int, utilization: float | None) -> int:
-    stats = device.memory_stats()
+    try:
+        stats, silence = device.memory_stats(), "reports no memory_stats"
+    except JaxRuntimeError as error:  # as some TPU runtimes do
+        stats, silence = None, f"reports no memory_stats ({str(error).partition(chr(10))[0]})"
+    share = utilization or ACCELERATOR_UTILIZATION
     if stats and "bytes_limit" in stats:
-        return int(stats["bytes_limit"] * (utilization or ACCELERATOR_UTILIZATION)) - int(stats.get("bytes_in_use", 0))
-    return int(psutil.virtual_memory().available * (utilization or CPU_UTILIZATION)) // devices
+        return int(stats["bytes_limit"] * share) - int(stats.get("bytes_in_use", 0))
+    if device.platform == "cpu":
+        return int(psutil.virtual_memory().available * (utilization or CPU_UTILIZATION)) // devices
+    if device.device_kind not in CHIPS:
+        raise ConfigurationError(
+            f"{device.device_kind} {silence}, and its memory is known of {', '.join(CHIPS)} alone: use a runtime that reports it"
+        )
+    memory = CHIPS[device.device_kind].hbm_bytes
+    logger.warning(
+        "%s %d %s: the pages are planned for the %s bytes that such a chip has, of which %.3g may be used. Set num_pages if "
+        "other processes use it too",
+        device.device_kind, device.id, silence, f"{memory:,}", share,
+    )  # fmt: skip
+    return int(memory * share)
 
 
 def _step_scratch(config: EngineConfig, partition: Partition) -> int:
     """An upper estimate of the largest step's float32 scratch, besides weights and pages."""
-    model, attention = partition.model, partition.model.attention
-    split = 4 * model.feed_forward_width + 4 * attention.num_heads * attention.head_dim
-    return 4 * config.max_num_batched_tokens * (8 * model.hidden_size + split // partition.devices)
+    model = partition.model
+    devices = partition.devices
+    attention = 4 * model.attention.num_heads * model.head_dim // devices
+    each = 8 * model.hidden_size + attention + model.feed_forward_scratch(devices)
+    return 4 * config.max_num_batched_tokens * each
 
 
 def _sampling_scratch(config: EngineConfig, partition: Partition) -> int:

@@ -16,6 +16,7 @@ from engine.step.execution_manager import ExecutionManager
 from engine.step.executor import ExecutedStep, StepExecutor
 from engine.step.model_io import ModelIOProcessor, PromptLogprobs
 from engine.step.step_gap import Result, StepGaps
+from engine.step.step_times import StepTimes
 
 
 def tell_nobody(command: Command) -> None:
@@ -33,6 +34,8 @@ class PendingStep:
     """The rows of ``executed.prompt_blocks``, in order."""
     failure: DeviceError | None = None
     """The device's error, if the dispatch itself failed."""
+    times: StepTimes = field(default_factory=StepTimes)
+    """Of its phases, from ``prepare`` on."""
 
 
 class eSurgeRunner:
@@ -56,6 +59,7 @@ class eSurgeRunner:
             max_model_len=manager.shapes.max_model_len,
             pages_per_seq=manager.shapes.pages_per_seq,
             vocab_size=manager.sampling.vocab_size,
+            num_groups=len(manager.shapes.cache.windows),
         )
 
     def drop_cache(self) -> None:
@@ -88,7 +92,9 @@ class eSurgeRunner:
             raise step.failure
         with device_errors():
             assert step.executed is not None
+            step.times.resume()
             drawn = np.asarray(step.executed.token_ids)
+            step.times.end("wait")
             self._tell(Landed(drawn))
             ids: list[int] = drawn[: step.plan.num_rows].tolist()
             self.gaps.look()
@@ -101,13 +107,16 @@ class eSurgeRunner:
 
     def _dispatch(self, plan: NextIterationPlan) -> PendingStep:
         self.gaps.look()
+        times = StepTimes()
         layout = self._manager.layout_for(plan.num_tokens)
         step, prompt_logprobs = self._io.prepare(plan, layout)
+        times.end("prepare")
         self._tell(step)
         self.gaps.look()
         executed = self._executor.execute(step)
         self.gaps.dispatched(cast(Result, executed.token_ids))  # jax's types lack is_ready
-        return PendingStep(plan, executed, prompt_logprobs)
+        times.end("dispatch")
+        return PendingStep(plan, executed, prompt_logprobs, times=times)
 
 
 def _logprobs(step: PendingStep, logprobs: Array | None, ids: list[int]) -> dict[int, TokenLogprobs]:

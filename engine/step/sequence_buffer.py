@@ -15,11 +15,13 @@ class SequenceBuffer:
     ``remove`` and ``condense``.
     """
 
-    def __init__(self, max_num_seqs: int, max_model_len: int, pages_per_seq: int) -> None:
+    def __init__(self, max_num_seqs: int, max_model_len: int, pages_per_seq: int, num_groups: int = 1) -> None:
         self.token_ids = np.zeros((max_num_seqs, max_model_len), np.int32)
         """Tokens known when the row was added, which its chunks compute."""
         self.num_tokens = np.zeros(max_num_seqs, np.int32)
-        self.page_indices = np.zeros((max_num_seqs, pages_per_seq), np.int32)
+        self.page_indices = np.zeros((num_groups, max_num_seqs, pages_per_seq), np.int32)
+        """By cache group. What lies before ``first_pages`` is never read either."""
+        self.first_pages = np.zeros((num_groups, max_num_seqs), np.int32)
         self.num_pages = np.zeros(max_num_seqs, np.int32)
         self.slots = np.zeros(max_num_seqs, np.int32)
         self.temperature = np.zeros(max_num_seqs, np.float32)
@@ -54,8 +56,10 @@ class SequenceBuffer:
         self.token_ids[row, :prompt] = sequence.prompt_token_ids
         self.token_ids[row, prompt : sequence.num_tokens] = sequence.output_token_ids
         self.num_tokens[row] = sequence.num_tokens
-        self.num_pages[row] = len(sequence.pages)
-        self.page_indices[row, : len(sequence.pages)] = sequence.pages
+        self.num_pages[row] = max(map(len, sequence.pages))
+        for group, pages in enumerate(sequence.pages):
+            self.page_indices[group, row, : len(pages)] = pages
+            self.first_pages[group, row] = sequence.first_pages[group]
         self.slots[row] = sequence.slot
         params = sequence.params
         self.temperature[row] = params.temperature
@@ -67,10 +71,22 @@ class SequenceBuffer:
         return row
 
     def add_pages(self, sequences: list[Sequence]) -> None:
-        """Append the one page by which each sequence has grown."""
+        """Append the one page of each group by which each sequence has grown."""
         rows = self.rows_of(sequences)
-        self.page_indices[rows, self.num_pages[rows]] = [sequence.pages[-1] for sequence in sequences]
+        places = self.num_pages[rows]
+        for group, tables in enumerate(self.page_indices):
+            tables[rows, places] = [sequence.pages[group][-1] for sequence in sequences]
+            self.first_pages[group, rows] = [sequence.first_pages[group] for sequence in sequences]
         self.num_pages[rows] += 1
+
+    def move_windows(self, sequences: list[Sequence], groups: list[int]) -> None:
+        """Write the pages of windows anew: those of prompts move with each chunk."""
+        for row, sequence in zip(self.rows_of(sequences), sequences, strict=True):
+            for group in groups:
+                first, pages = sequence.first_pages[group], sequence.pages[group]
+                self.page_indices[group, row, first : len(pages)] = pages[first:]
+                self.first_pages[group, row] = first
+                self.num_pages[row] = max(self.num_pages[row], len(pages))
 
     def remove(self, sequence: Sequence) -> None:
         """Remove a sequence's row. ``condense`` closes the hole."""
@@ -80,8 +96,9 @@ class SequenceBuffer:
         """Exchange two rows; of tokens and pages, only the part in use."""
         tokens = max(self.num_tokens[left], self.num_tokens[right])
         pages = max(self.num_pages[left], self.num_pages[right])
-        for column, width in ((self.token_ids, tokens), (self.page_indices, pages)):
+        for column, width in ((self.token_ids, tokens), *((table, pages) for table in self.page_indices)):
             column[[left, right], :width] = column[[right, left], :width]
+        self.first_pages[:, [left, right]] = self.first_pages[:, [right, left]]
         for scalars in (
             self.num_tokens, self.num_pages, self.slots, self.temperature, self.top_k, self.top_p, self.min_p, self.seeds,
             self.needs,

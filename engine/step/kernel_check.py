@@ -1,0 +1,132 @@
+"""Whether this machine's kernels compute what they should; those that do not are left to XLA."""
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import cache
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from caching.attention.spec import AttentionSpec
+from caching.attention.twin import Heads, largest_error
+from caching.metadata import PagedAttentionCacheMetaData
+from engine.hosts.processes import least_of_all
+from engine.models.partition import Partition
+from engine.models.weights import panels
+from engine.models.weights.weight_format import Layout
+from engine.step.backend import Backend, xla_backend
+
+logger = logging.getLogger(__name__)
+
+EXACT, ROUNDED = 1e-3, 0.1
+"""The largest difference from a twin whose results are about 1: in float32, and where inputs or
+products are rounded to fewer bits. A key too many, or of another row, makes a difference of 1."""
+
+
+@dataclass(frozen=True)
+class Trial:
+    """An attention kernel and what a model asks of it."""
+
+    backend: Backend
+    one_page: PagedAttentionCacheMetaData
+    specs: tuple[AttentionSpec, ...]
+    heads: Heads
+
+    def fault(self) -> str | None:
+        """How the kernel differs from its twin; None if it does not."""
+        tolerance = tolerance_of(self.one_page.dtype, self.heads.dtype)
+        for spec in self.specs:
+            error = largest_error(self.backend.attention, self.backend.allocate, self.one_page, spec, self.heads)
+            if not error <= tolerance:
+                return f"its results differ from plain attention's by {error:.3g}, more than {tolerance:g}"
+        return None
+
+
+def tolerance_of(kv_dtype: np.dtype, dtype: np.dtype) -> float:
+    """EXACT or ROUNDED, by the dtypes of pages and activations."""
+    is_narrow = kv_dtype.itemsize < 4 or dtype.itemsize < 4
+    return ROUNDED if is_narrow or jax.default_backend() != "cpu" else EXACT
+
+
+def trial_of(backend: Backend, partition: Partition, page_size: int, dtype: np.dtype, kv_dtype: np.dtype) -> Trial:
+    """What a device's part of a model asks of a backend's kernel."""
+    model = partition.model
+    heads = Heads(model.attention.num_heads // partition.devices, partition.kv_heads_each, model.head_dim, dtype)
+    specs = tuple(dict.fromkeys(block.mixer.scores for block in model.blocks))
+    return Trial(backend, backend.one_page(partition, page_size, kv_dtype), specs, heads)
+
+
+@cache
+def checked(trial: Trial, kv_dtype: np.dtype) -> Backend:
+    """The backend, with XLA's operations in the place of kernels that differ from their twins, or
+    fail. On several hosts every process must call this, and a fault of one holds for all.
+    """
+    backend, xla = trial.backend, xla_backend(kv_dtype)
+    if backend.attention != xla.attention and (why := _fault("attention", trial.fault)):
+        words = f"{xla.description}, in the place of {backend.description}: {why}"
+        layout = backend.layout if backend.layout is Layout.PANELS else xla.layout
+        backend = replace(
+            xla, description=words, layout=layout, scans=backend.scans, smallest_step=backend.smallest_step,
+            replaced=("attention",),
+        )  # fmt: skip
+    if backend.layout is Layout.PANELS and (why := _fault("matrix product", product_fault)):
+        words = f"{backend.description}; matrix products by XLA: {why}"
+        backend = replace(backend, description=words, layout=xla.layout, replaced=(*backend.replaced, "matrix product"))
+    return backend
+
+
+def _fault(name: str, fault: Callable[[], str | None]) -> str | None:
+    """The fault of a kernel on any host, which is logged."""
+    try:
+        why = fault()
+    except Exception as error:  # a kernel that cannot be compiled here is no reason not to serve
+        logger.debug("the %s kernel fails", name, exc_info=True)
+        why = f"it fails ({type(error).__name__}: {str(error).partition(chr(10))[0]})"
+    if least_of_all(int(why is None)):
+        return None
+    why = why or "it is at fault on another host"
+    logger.error(
+        "THE %s KERNEL IS REPLACED by XLA's operations, which are slower: %s. Please report this, with what "
+        "`odriver doctor --tpu` says",
+        name.upper(), why,
+    )  # fmt: skip
+    return why
+
+
+def product_fault() -> str | None:
+    """Of the CPU's matrix products, with weights of each form, for one row and for several.
+
+    Raises KernelsUnavailable.
+    """
+    depth, out = 96, 2 * panels.panel_width() + 3
+    random = np.random.default_rng(0)
+    x = random.standard_normal((9, depth)).astype(np.float32) / np.float32(depth**0.5)
+    whole, ones = random.standard_normal((out, depth)), np.ones(out)
+    scales = np.linspace(0.5, 2, out).astype(np.float32) / 8
+    eighths = np.round(8 * whole).clip(-127, 127).astype(np.int8)
+    halves, in_groups = np.round(2 * whole).clip(-8, 7).astype(np.int8), np.repeat(2 * scales[:, None], 3, axis=1)
+    none = jnp.zeros(0, np.float32)
+    weights = {
+        "float32": (whole, ones, panels.as_panels(whole.astype(np.float32)), none),
+        "bfloat16": (whole.astype(jnp.bfloat16), ones, panels.as_panels(whole.astype(jnp.bfloat16)), none),
+        "int8": (eighths, scales, panels.as_panels(eighths), jnp.asarray(scales)),
+        "4 bits": (halves, 2 * scales, panels.as_panels4(halves), panels.as_panels(in_groups)),
+    }
+    found = jax.jit(lambda x, packed: [_products(x, kernel, out, by) for kernel, by in packed])(
+        jnp.asarray(x), [(kernel, by) for _, _, kernel, by in weights.values()]
+    )
+    for (name, (weight, scale, _, _)), results in zip(weights.items(), found, strict=True):
+        expected = x.astype(np.float64) @ weight.astype(np.float64).T * scale
+        error = max(np.abs(np.asarray(result) - expected[: len(result)]).max() for result in results)
+        if not error <= EXACT:
+            return f"products with {name} differ from numpy's by {error:.3g}, more than {EXACT:g}"
+    return None
+
+
+def _products(x: jax.Array, kernel: jax.Array, out: int, scales: jax.Array) -> tuple[jax.Array, ...]:
+    """f32[rows, out] of all rows, of the first alone, and of all with a kernel before this one."""
+    sizes, kernels = jnp.asarray([0, len(x)], np.int32), jnp.stack([jnp.zeros_like(kernel), kernel])
+    grouped = panels.grouped_product(x, kernels, sizes, out, jnp.stack([scales, scales]))
+    return panels.product(x, kernel, out, scales), panels.product(x[:1], kernel, out, scales), grouped
