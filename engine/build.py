@@ -13,11 +13,13 @@ from caching.cpu_kernels import cache_home
 from caching.page_manager import HBMPageManager
 from engine.config import EngineConfig, ServingLimits
 from engine.device_errors import DeviceError, device_errors
+from engine.errors import ConfigurationError
 from engine.hosts.processes import least_of_all
 from engine.models.decoder import Decoder
 from engine.oengine import MAX_FAILURES_IN_A_ROW, oEngine
 from engine.progress import Progress
 from engine.scheduling.scheduler import InferenceScheduler
+from engine.scheduling.sequence_memory import SequenceMemory
 from engine.served_model import ServedModel, served_model
 from engine.step.commands import Command
 from engine.step.execution_manager import ExecutionManager
@@ -53,8 +55,7 @@ class CompiledSteps:
             runner = eSurgeRunner(self.manager, config.seed, tell)
         pages = HBMPageManager(shapes.cache.num_pages)
         scheduler = InferenceScheduler(
-            pages,
-            page_size=shapes.cache.page_size,
+            SequenceMemory(pages, shapes.groups),
             max_num_seqs=config.max_num_seqs,
             max_num_batched_tokens=config.max_num_batched_tokens,
             long_prefill_token_threshold=config.long_prefill_token_threshold,
@@ -66,10 +67,18 @@ class CompiledSteps:
             scheduler,
             runner,
             pages,
-            ServingLimits(shapes.max_model_len, model.vocab_size, model.eos_token_ids, shared),
+            ServingLimits(
+                shapes.max_model_len,
+                model.vocab_size,
+                tuple(dict.fromkeys((*model.eos_token_ids, *self.served.generation.eos_token_ids))),
+                shared,
+                self.served.generation.sampling_params,
+                max_num_seqs=config.max_num_seqs,
+            ),
             run_ahead=config.run_ahead,
             max_failures_in_a_row=MAX_FAILURES_IN_A_ROW if config.hosts is None else 1,
             staged=self.manager.staged,
+            replaced_kernels=len(self.served.backend.replaced),
         )
         warm_up(engine)
         return engine
@@ -108,11 +117,11 @@ def build(
     """
     _leave_a_core_to_the_kernels()
     report(Progress("preparing kernels", 0, 1, "steps"))
-    served = served_model(config)
     _use_compilation_cache()
+    served = served_model(config)
     report(Progress("preparing kernels", 1, 1, "steps"))
     budget = least_of_all(memory_budget(config, served.mesh.num_local))
-    planner = CachePlanner(config, served.partition, served.one_page, served.weight_bytes, budget)
+    served, planner = planned(served, budget)
     check_page_table(config, served.backend, _shapes(served, planner).pages_per_seq)
     decoder = served.load(lambda done, total: report(Progress("loading weights", done, total, "bytes")))
     while True:
@@ -124,6 +133,19 @@ def build(
             why = str(refusal)
         gc.collect()  # frees the arrays of this attempt
         planner.back_off(why)
+
+
+def planned(served: ServedModel, budget: int) -> tuple[ServedModel, CachePlanner]:
+    """The model and its pages, in the first of its forms that leaves room for them."""
+    planner = CachePlanner(served.config, served.partition, served.one_page, served.weight_bytes, budget)
+    if (smaller := served.smaller) is None:
+        return served, planner
+    try:
+        _ = planner.max_model_len
+    except ConfigurationError as error:
+        logger.warning("weights in %s instead of %s: %s", smaller.quantization, served.quantization, error)
+        return planned(smaller, budget)
+    return served, planner
 
 
 def _compile(

@@ -12,9 +12,11 @@ from engine.errors import ConfigurationError
 
 DEMO_MODEL = Path(__file__).parent / "models" / "demo"
 """The small model that oDriver ships. It is the default."""
-QUANTIZATIONS = ("int8",)
+QUANTIZATIONS = ("int8", "int4", "none")
 KV_CACHE_DTYPES = ("auto", "bfloat16", "float32", "int8", "fp8", "fp8_e4m3", "fp8_e5m2")
 ATTENTION_BACKENDS = ("auto", "pallas", "jax", "xla")
+MAX_EOS_TOKEN_IDS = 32
+"""Ids that may end a model's output; known models have less than a quarter as many."""
 MAX_NUM_SEQS = 64
 MAX_QUEUED_REQUESTS = 1024
 MAX_QUEUED_TOKENS = 2**20
@@ -50,7 +52,20 @@ class EngineConfig:
     ``num_pages`` is what fits in it. ``dtype`` is float32 on CPU and bfloat16 elsewhere.
     """
 
-    model: Path | None = setting(None, "MODEL_DIR", "a Hugging Face directory (default: a small one of ours)")
+    model: str | None = setting(
+        None,
+        "MODEL",
+        "a Hugging Face directory, a name on its hub, or gs://BUCKET/DIRECTORY (default: a small model of ours)",
+    )
+    revision: str | None = setting(None, "REV", "branch, tag or commit of a model on the hub (default: main)")
+    served_model_name: tuple[str, ...] = setting(
+        (), "NAME", "what requests may call the model; the first is its name in metrics (default: as it is named here)"
+    )
+    tokenizer: str | None = setting(None, "MODEL", "whose tokenizer, named as the model is (default: the model's)")
+    chat_template: Path | None = setting(None, "FILE", "a chat template in Jinja (default: the tokenizer's)")
+    generation_config: str = setting(
+        "auto", "auto|none|DIR", "whose generation_config.json has the defaults of requests; auto is the model's"
+    )
     max_num_seqs: int = setting(
         None, "N", f"sequences that run at once (default: {MAX_NUM_SEQS}, or max_num_batched_tokens if that is less)"
     )
@@ -62,18 +77,27 @@ class EngineConfig:
         None, "F", "share of the memory that may be used, above 0 to 1 (default: 0.9; 0.4 on a CPU)"
     )
     dtype: str | None = setting(
-        None, "", "of weights and activations (default: float32 on CPU, else bfloat16)", choices=("float32", "bfloat16")
+        None,
+        "",
+        "dtype of weights and activations (default: float32 on CPU, else bfloat16)",
+        choices=("float32", "bfloat16"),
     )
     quantization: str | None = setting(
-        None, "", "kernels and tables of the weights in 8 bits, with a scale for each output", choices=QUANTIZATIONS
+        None,
+        "",
+        "store weights in 8 or 4 bits, with scales (default: int8 for quantised checkpoints, else none)",
+        choices=QUANTIZATIONS,
     )
     kv_cache_dtype: str = setting(
-        "auto", "", "of keys and values in the cache; auto is dtype, fp8 is fp8_e4m3", choices=KV_CACHE_DTYPES
+        "auto",
+        "",
+        "dtype of keys and values in the cache; auto is that of activations, fp8 is fp8_e4m3",
+        choices=KV_CACHE_DTYPES,
     )
     attention_backend: str = setting(
         "auto",
         "",
-        "what computes attention: on a TPU pallas (a kernel of ours) or jax (its own), anywhere xla; auto is the fastest",
+        "kernel of attention: pallas (ours) or jax (jax's own) on a TPU, xla anywhere; auto is the fastest",
         choices=ATTENTION_BACKENDS,
     )
     tensor_parallel_size: int | None = setting(
@@ -90,23 +114,25 @@ class EngineConfig:
         None, "N", "tokens of a step that long prompts may take beside others (default: half of them)"
     )
     priority_preemption_threshold: int = setting(
-        10, "N", "how much lower a priority takes the place of a running request"
+        10, "N", "how much lower a priority must be to preempt a running request"
     )
-    client_weights: str = setting("", "NAME=W,...", "shares of the service, by client; those not named have 1")
+    client_weights: str = setting("", "NAME=W,...", "shares of the service, by client (default: 1 for each)")
     max_queued_requests: int = setting(
         MAX_QUEUED_REQUESTS,
         "N",
-        "requests that may wait for a token; one more is refused, first of who has most, and told when to come again",
+        "requests that may wait for their first token; one more is refused, of the client that has most, with when to retry",
     )
-    max_queued_tokens: int = setting(MAX_QUEUED_TOKENS, "N", "tokens that the prompts of those who wait may have")
-    seed: int = setting(0, "N", "mixed into every draw: the same one, and the same seed of a request, draw the same")
+    max_queued_tokens: int = setting(MAX_QUEUED_TOKENS, "N", "prompt tokens that waiting requests may have in all")
+    seed: int = setting(0, "N", "seed of all draws, with which each request's own seed is combined")
     staged_readiness: bool = setting(False, "", "be ready early, and compile most buckets while serving")
     """Become ready once a few buckets cover every step. The others are compiled while serving."""
+    weights_url: str | None = None
+    """No setting: the directory in a bucket that has the weights, if ``model`` has but the rest."""
 
     @property
     def directory(self) -> Path:
         """The model's directory."""
-        return self.model or DEMO_MODEL
+        return directory_of(self.model)
 
     @property
     def hosts(self) -> Hosts | None:
@@ -184,6 +210,13 @@ class EngineConfig:
             raise ConfigurationError("staged_readiness is for one host: leave it out, or num_processes")
 
 
+def directory_of(model: str | None) -> Path:
+    """The directory of a model that has one; ``demo`` is ours where no other directory is called
+    so."""
+    is_ours = model is None or (model == DEMO_MODEL.name and not Path(model).is_dir())
+    return DEMO_MODEL if is_ours or model is None else Path(model)
+
+
 def _weight(given: str) -> tuple[str, float]:
     client, equals, weight = given.rpartition("=")
     if not (equals and client and 0 < float(weight) < math.inf):
@@ -192,7 +225,7 @@ def _weight(given: str) -> tuple[str, float]:
 
 
 class ServingLimits(msgspec.Struct, frozen=True):
-    """The limits that a request is checked against before it becomes a Sequence."""
+    """What a request is checked against, and filled up with, before it becomes a Sequence."""
 
     max_model_len: int
     """Tokens of prompt and output together: the model's, the operator's or the pool's limit."""
@@ -200,12 +233,27 @@ class ServingLimits(msgspec.Struct, frozen=True):
     eos_token_ids: tuple[int, ...]
     page_size: int | None = None
     """Tokens in a page, the block size of prefix hashes; None without prefix caching."""
+    default_sampling_params: dict[str, Any] = {}
+    """The model's own values of SamplingParams, for requests that leave them out.
+
+    ``max_tokens`` among them is a limit of every request, as in vLLM.
+    """
+    max_num_seqs: int = 1
+    """Sequences that run at once."""
+
+    def __post_init__(self) -> None:
+        count = len(self.eos_token_ids)
+        if count > MAX_EOS_TOKEN_IDS:
+            raise ConfigurationError(f"the model has {count} end tokens, and {MAX_EOS_TOKEN_IDS} are most")
 
 
 class EngineStats(msgspec.Struct, frozen=True):
     """A snapshot of the engine. The execution thread publishes it; any thread may read it."""
 
     running: int = 0
+    """Sequences that have a slot."""
+    max_num_seqs: int = 0
+    """Slots."""
     waiting: int = 0
     pages_total: int = 0
     pages_free: int = 0
@@ -237,12 +285,16 @@ class EngineStats(msgspec.Struct, frozen=True):
     """Device idle time between steps while there was work; see engine/step/step_gap.py."""
     step_gap_seconds_count: int = 0
     """Steps that followed another without an idle period."""
+    step_seconds: dict[str, float] = {}
+    """Of all steps, by phase; see engine/step/step_times.py."""
     compilations_after_ready: int = 0
     """Unplanned compilations. Those of staged readiness are counted below."""
     staged_compilations: int = 0
     """Functions compiled while serving and now in use."""
     staged_compilations_left: int = 0
     """Functions still to compile. Until then some steps run in a larger bucket than they need."""
+    replaced_kernels: int = 0
+    """Kernels that are at fault on this machine; XLA's operations serve in their place."""
     asleep: bool = False
     """Whether the pages' memory is freed."""
 

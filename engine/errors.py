@@ -2,6 +2,7 @@
 
     ConfigurationError      the operator's: an invalid model directory, flag or machine;
                             the daemon logs it and exits, and systemd does not restart it
+    DownloadFailed          the network's: a model did not come; systemd tries again
     ValueError              the client's, from SamplingParams: it names the parameter and its range
     DevicesUnavailable      the machine's: its devices are in use, or cannot be opened
     HostsError              another host's: it did not connect, has gone, or got other results
@@ -21,3 +22,7 @@ class DevicesUnavailable(Exception):
 
 class HostsError(Exception):
     """The processes of a multi-host engine cannot continue. The message says which one and why."""
+
+
+class DownloadFailed(ConfigurationError):
+    """A model could not be read from the network. The same configuration may work later."""

@@ -1,6 +1,5 @@
 """The mesh of tensor parallelism (Shoeybi et al. 2019, Megatron-LM)."""
 
-import importlib.util
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -11,8 +10,6 @@ import numpy as np
 from jax import Array, Device
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding, SingleDeviceSharding
 from numpy.typing import NDArray
-
-from engine.errors import ConfigurationError
 
 TP = "tp"
 """The mesh axis over which heads, feed-forward and vocabulary are sharded."""
@@ -100,10 +97,6 @@ def one_device() -> DeviceMesh:
 
 def _mesh_of_all() -> Mesh:
     """All devices, ordered so that neighbours on ``tp`` are neighbours on the wire."""
-    if importlib.util.find_spec("eformer") is None:
-        raise ConfigurationError(
-            'eformer, which lays out several devices, is not installed: pip install "odriver[tpu]"'
-        )
     from eformer.escale import create_mesh
 
     mesh: Mesh = create_mesh(tuple(-1 if axis == TP else 1 for axis in AXES), AXES)

@@ -31,6 +31,7 @@ from engine.scheduling.scheduler import InferenceScheduler
 from engine.scheduling.sequence import Sequence, SequenceOutput
 from engine.step.compilation import StagedCompilation, counted_apart, num_compilations
 from engine.step.runner import PendingStep, eSurgeRunner
+from engine.step.step_times import step_histograms
 
 logger = logging.getLogger(__name__)
 
@@ -54,30 +55,39 @@ class oEngine:
         run_ahead: int,
         max_failures_in_a_row: int = MAX_FAILURES_IN_A_ROW,
         staged: StagedCompilation | None = None,
+        replaced_kernels: int = 0,
     ) -> None:
         self.limits = limits
         self._scheduler = scheduler
         self._runner = runner
         self._pages = pages
         self._run_ahead = run_ahead
+        self._replaced_kernels = replaced_kernels
         self._staged = staged or StagedCompilation([], publish=lambda: None)
         self._in_flight: deque[PendingStep] = deque()
         self._masks = AwaitedMasks()
         self._max_failures_in_a_row = max_failures_in_a_row
         self._failures_in_a_row = 0
         self._asleep = False
-        self._preemption_log = PreemptionLog(pages.num_total, scheduler.page_size)
+        self._preemption_log = PreemptionLog(pages.num_total, scheduler.memory.page_size)
         self.start_counting()
 
     @property
     def page_size(self) -> int:
         """Tokens in a page."""
-        return self._scheduler.page_size
+        return self._scheduler.memory.page_size
+
+    @property
+    def num_page_tables(self) -> int:
+        """Groups of layers, in each of which a sequence has pages."""
+        return len(self._scheduler.memory.groups.windows)
 
     def start_counting(self) -> None:
         """Reset the counts of ``stats``. From here on every unplanned compilation counts."""
         self._compilations_at_ready = num_compilations()
         self._runner.gaps.start_counting()
+        self.step_seconds = step_histograms()
+        """Of each step that landed, by phase; one thread writes them, and any may read."""
         self._steps = 0
         self._failed_steps = 0
         self._failed_rows = 0
@@ -103,6 +113,10 @@ class oEngine:
         self._scheduler.lose_cache()
         self._runner.drop_cache()
         self._asleep = True
+
+    def reset_prefix_cache(self) -> int:
+        """Forget the contents of all pages; returns how many had any. Sequences keep theirs."""
+        return self._scheduler.memory.forget_all()
 
     def wake(self) -> None:
         """Allocate the pages again, if they were freed.
@@ -142,11 +156,13 @@ class oEngine:
         outputs = self._resume()
         now = time.monotonic()
         plan = self._scheduler.plan(now)
+        planning = time.monotonic() - now
         if self._scheduler.preempted:
             self._preemption_log.tell(self._scheduler.take_preempted(), self._scheduler.num_running, now)
         if plan is not None:
             _stamp(plan.admitted)
             self._in_flight.append(self._runner.dispatch(plan))
+            self._in_flight[-1].times.seconds["plan"] = planning
         if plan is None or len(self._in_flight) > self._run_ahead:
             outputs += self._land()
         while self._in_flight and self._in_flight[-1].failure is not None:
@@ -161,6 +177,7 @@ class oEngine:
         """The counters and gauges of this moment."""
         return EngineStats(
             running=self._scheduler.num_running,
+            max_num_seqs=self.limits.max_num_seqs,
             waiting=self._scheduler.num_waiting,
             pages_total=self._pages.num_total,
             pages_free=self._pages.num_free,
@@ -181,9 +198,11 @@ class oEngine:
             failed_rows=self._failed_rows,
             step_gap_seconds_sum=self._runner.gaps.seconds,
             step_gap_seconds_count=self._runner.gaps.count,
+            step_seconds={phase: histogram.sum for phase, histogram in self.step_seconds.items()},
             compilations_after_ready=num_compilations() - self._compilations_at_ready,
             staged_compilations=self._staged.num_done,
             staged_compilations_left=self._staged.num_left,
+            replaced_kernels=self._replaced_kernels,
             asleep=self._asleep,
         )
 
@@ -209,9 +228,27 @@ class oEngine:
             if sequence.awaits_mask:
                 self._masks.add(sequence)
         self._steps += 1
+        self._measure(step)
         self._prompt_tokens += step.plan.num_tokens - step.plan.num_decodes
         self._generated_tokens += sum(len(output.token_ids) for output in outputs)
         return outputs
+
+    def _measure(self, step: PendingStep) -> None:
+        step.times.end("land")
+        for phase, seconds in step.times.seconds.items():
+            self.step_seconds[phase].observe(seconds)
+        if logger.isEnabledFor(logging.DEBUG):
+            plan = step.plan
+            facts: dict[str, float] = {
+                "step": self._steps,
+                "tokens": plan.num_tokens,
+                "rows": plan.num_rows,
+                "decodes": plan.num_decodes,
+            }
+            logger.debug(
+                "step %d: %d tokens in %d rows, %d of them decode; %s",
+                *facts.values(), step.times, extra=facts | step.times.seconds,
+            )  # fmt: skip
 
     def _fail_rows(self, plan: NextIterationPlan, result: StepResult) -> list[SequenceOutput]:
         """End sequences with non-finite logits and drop their pages from the prefix cache."""

@@ -48,7 +48,9 @@ class SamplingParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
     after them, once there are ``min_tokens`` tokens. A lower ``priority`` is served first.
     ``timeout_s`` limits the whole request, ``queue_timeout_s`` the time until its first step.
     Requests with the same ``cache_salt`` share prefix hits; one without ``enable_prefix_caching``
-    shares none. Values that depend on the vocabulary (ids, words) are checked where it is known.
+    shares none. Of a prompt only the last ``truncate_prompt_tokens`` are used; with -1 as many as
+    leave room for ``max_tokens``. Values that depend on the vocabulary (ids, words) are checked
+    where it is known.
     """
 
     n: int = 1
@@ -77,6 +79,7 @@ class SamplingParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
     enable_prefix_caching: bool = True
     logprobs: int | None = None
     prompt_logprobs: int | None = None
+    truncate_prompt_tokens: int | None = None
     detokenize: bool = True
     skip_special_tokens: bool = True
     spaces_between_special_tokens: bool = True
@@ -106,6 +109,8 @@ class SamplingParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
         _require(self.min_tokens >= 0, "min_tokens", "at least 0", self.min_tokens)
         _require(most is None or self.min_tokens <= most, "min_tokens", f"at most max_tokens ({most})", self.min_tokens)
         allowed = f"above 0 and at most {MAX_TIMEOUT:g} seconds"
+        kept = self.truncate_prompt_tokens
+        _require(kept is None or kept >= 1 or kept == -1, "truncate_prompt_tokens", "at least 1, or -1", kept)
         for name, timeout in (("timeout_s", self.timeout_s), ("queue_timeout_s", self.queue_timeout_s)):
             _require(timeout is None or 0 < timeout <= MAX_TIMEOUT, name, allowed, timeout)
 

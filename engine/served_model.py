@@ -1,7 +1,7 @@
 """A model on this machine: its devices, its dtypes and its backend."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
@@ -16,13 +16,16 @@ from engine.device_errors import acquire_devices
 from engine.errors import ConfigurationError
 from engine.mesh import DeviceMesh
 from engine.models.decoder import Decoder
+from engine.models.generation_config import GenerationConfig, chosen_generation_config
+from engine.models.layers.experts import ExpertsSpec
 from engine.models.model_config import read_model_config
 from engine.models.partition import Partition, most_devices, split
 from engine.models.spec import ModelSpec
-from engine.models.weights.forms import Layout, WeightFormat
-from engine.models.weights.sources import open_checkpoint
+from engine.models.weights.opening import check_weights, open_weights
 from engine.models.weights.store import load_decoder, parameter_bytes
+from engine.models.weights.weight_format import Layout, WeightFormat
 from engine.step.backend import Backend, choose_backend, default_page_size
+from engine.step.kernel_check import checked, trial_of
 
 
 @dataclass(frozen=True)
@@ -39,6 +42,10 @@ class ServedModel:
     """The dtype of activations."""
     kv_dtype: np.dtype[Any]
     """The dtype of keys and values in pages."""
+    generation: GenerationConfig
+    """The defaults of requests."""
+    quantization: str | None = None
+    """The form of the weights, if it is not their dtype."""
 
     @property
     def model(self) -> ModelSpec:
@@ -55,9 +62,16 @@ class ServedModel:
         return np.dtype(jnp.bfloat16) if exact else self.dtype
 
     @property
+    def smaller(self) -> "ServedModel | None":
+        """The same in a form of fewer bits, if the operator leaves the choice to us."""
+        forms = quantizations(self.config, self.model)
+        rest = forms[forms.index(self.quantization) + 1 :]
+        return replace(self, quantization=rest[0]) if rest else None
+
+    @property
     def weight_format(self) -> WeightFormat:
         """The format in which steps read the weights."""
-        return self.backend.weight_format(self.weights_dtype, self.dtype if self.config.quantization else None)
+        return self.backend.quantized_format(self.weights_dtype, self.dtype, self.quantization)
 
     @property
     def weight_bytes(self) -> int:
@@ -75,8 +89,8 @@ class ServedModel:
 
     def load(self, progress: Callable[[int, int], None]) -> Decoder:
         """The decoder with its weights, in ``weight_format``. Raises as ``load_decoder`` does."""
-        with open_checkpoint(self.config.directory) as checkpoint:
-            return load_decoder(checkpoint, self.partition, self.weight_format, mesh=self.mesh, progress=progress)
+        with open_weights(self.config.directory, self.config.weights_url) as source:
+            return load_decoder(source, self.partition, self.weight_format, mesh=self.mesh, progress=progress)
 
     def describe(self) -> dict[str, str]:
         """The model and its device, in words."""
@@ -84,18 +98,24 @@ class ServedModel:
         part = "" if size == len(devices) else f", of {len(devices)}"
         hosts = "" if self.config.hosts is None else f", on {jax.process_count()} hosts"
         numbers = [self.dtype.name]
-        if self.config.quantization:
-            numbers.append(f"weights in {self.config.quantization}")
+        if self.quantization:
+            numbers.append(f"weights in {in_words(self.quantization, self.model)}")
         elif self.weights_dtype != self.dtype:
             numbers.append(f"weights as stored in {self.weights_dtype}")
+        if self.model.published is not None:
+            numbers[-1] += f", read from {self.model.published.description}"
         if self.kv_dtype != self.dtype:
             numbers.append(f"pages in {self.kv_dtype}")
+        others = {"not served": ", ".join(name for _, name in self.model.unserved)} if self.model.unserved else {}
+        defaults = ", ".join(f"{name} {value:g}" for name, value in self.generation.sampling_params.items())
         return {
             "model": str(self.config.directory),
             "parameters": f"{parameter_bytes(Partition(self.model), WeightFormat(np.dtype(np.float32))) // 4:,}",
             "dtype": ", ".join(numbers),
             "device": f"{size} x {devices[0].device_kind}{part}{hosts}",
             "operations": self.backend.description,
+            **others,
+            **({"defaults": defaults} if defaults else {}),
         }
 
 
@@ -105,6 +125,8 @@ def served_model(config: EngineConfig) -> ServedModel:
     Raises DevicesUnavailable, and ConfigurationError if the model or machine cannot serve this.
     """
     model = read_model_config(config.directory)
+    check_weights(config.directory, config.weights_url)
+    generation = chosen_generation_config(config.generation_config, config.directory)
     acquire_devices()
     partition = split_over_devices(config, model)
     devices = partition.devices
@@ -112,11 +134,18 @@ def served_model(config: EngineConfig) -> ServedModel:
     kv_dtype = page_dtype(config, dtype)
     page_size = config.page_size or default_page_size()
     backend = choose_backend(
-        page_size, model.attention.head_dim, kv_dtype, devices, partition.kv_heads_each, config.attention_backend
+        page_size,
+        model.head_dim,
+        kv_dtype,
+        devices,
+        partition.kv_heads_each,
+        config.attention_backend,
+        model.attention_extras,
     )
-    return ServedModel(
-        config, partition, DeviceMesh(tuple(jax.devices()[:devices])), backend, page_size, dtype, kv_dtype
-    )
+    backend = checked(trial_of(backend, partition, page_size, dtype, kv_dtype), kv_dtype)
+    mesh = DeviceMesh(tuple(jax.devices()[:devices]))
+    form = quantizations(config, model)[0]
+    return ServedModel(config, partition, mesh, backend, page_size, dtype, kv_dtype, generation, form)
 
 
 def split_over_devices(config: EngineConfig, model: ModelSpec) -> Partition:
@@ -138,6 +167,27 @@ def split_over_devices(config: EngineConfig, model: ModelSpec) -> Partition:
 def page_dtype(config: EngineConfig, dtype: np.dtype[Any]) -> np.dtype[Any]:
     """The dtype of keys and values in pages, for activations of ``dtype``."""
     return dtype if config.kv_cache_dtype == "auto" else NAMES[config.kv_cache_dtype]
+
+
+def quantizations(config: EngineConfig, model: ModelSpec) -> tuple[str | None, ...]:
+    """The forms of the weights that may be served, the first that fits.
+
+    It is the operator's choice, or int8 for a checkpoint that is quantised already, and int4 if
+    that has 4 bits and int8 does not fit.
+    """
+    if config.quantization is not None:
+        return (None if config.quantization == "none" else config.quantization,)
+    if model.published is None:
+        return (None,)
+    return ("int8", "int4") if model.published.bits == 4 else ("int8",)
+
+
+def in_words(quantization: str, model: ModelSpec) -> str:
+    """A form of the weights, and what is served in another."""
+    if quantization != "int4":
+        return quantization
+    experts = any(isinstance(block.feed_forward, ExpertsSpec) for block in model.blocks)
+    return f"int4, tables{' and experts' * experts} in int8"
 
 
 def _default_dtype() -> str:

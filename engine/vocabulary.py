@@ -14,9 +14,6 @@ depend on the number of devices."""
 NO_TOKEN_LOGIT = np.float32(-3e38)
 """The logit of a padding id, which is no token."""
 
-MAX_EOS_TOKEN_IDS = 32
-"""Ids that may end a model's output; known models have less than a quarter as many."""
-
 
 def padded_vocab_size(vocab_size: int, devices: int) -> int:
     """The vocabulary, padded to the same number of whole blocks on each of several devices."""

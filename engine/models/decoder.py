@@ -7,6 +7,7 @@ training.
 """
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import jax
@@ -17,78 +18,122 @@ from jax import Array
 
 from caching.attention.spec import AttentionInputs
 from engine.mesh import TP
+from engine.models.layers.cache_layout import CachePlace, cache_layout
+from engine.models.layers.per_layer_input import PerLayerEmbedding, PerLayerInput, of_layers
+from engine.models.layers.qkv_norms import QKVNorms
 from engine.models.linear import linear, look_up
 from engine.models.norm import RMSNorm
 from engine.models.partition import Partition
-from engine.models.rope import Rotation, inverse_frequencies, rotate, rotation
-from engine.models.spec import BlockSpec, LayerGroup, SelfAttentionSpec, layer_plan
+from engine.models.rope import Rotation, half_split, inverse_frequencies, rotate, rotation
+from engine.models.spec import (
+    BlockSpec,
+    LayerGroup,
+    SelfAttentionSpec,
+    layer_plan,
+    single_layers,
+)
 from engine.models.step_context import LayerCache, Place, StepContext
-from engine.models.weights.factory import ParameterFactory
-from engine.models.weights.forms import Weight
-from engine.models.weights.parameters import LAYER, TensorRule, tensors
+from engine.models.weights.factory import ParameterFactory, declared
+from engine.models.weights.forms import InStack, Weight
+from engine.models.weights.parameters import LAYER, Role, TensorRule, tensors
+from engine.models.weights.weight_format import Layout
 from engine.vocabulary import NO_TOKEN_LOGIT, Vocabulary
 
 
 class Attention(nnx.Module):
-    """Rotary self-attention. q, k and v are one kernel, grouped by kv head so that it shards."""
+    """Self-attention. q, k and v are one kernel, grouped by kv head so that it shards.
+
+    A layer that reads another's keys and values has q alone.
+    """
 
     def __init__(self, spec: SelfAttentionSpec, partition: Partition, make: ParameterFactory) -> None:
-        model, kv_heads, replicas = partition.model, partition.stored_kv_heads, partition.kv_replicas
+        model, kv_heads = partition.model, partition.stored_kv_heads
         hidden, heads = {"hidden": model.hidden_size}, {"heads": spec.num_heads * spec.head_dim}
-        grouped = {"kv_heads": kv_heads, "group": spec.num_heads // kv_heads + 2, "head_dim": spec.head_dim}
-        qkv = _fused("weight", "q", "k", "v"), _fused("bias", "q", "k", "v")
+        self.group, replicas = spec.num_heads // kv_heads, kv_heads // spec.num_kv_heads
+        self.parts = "q" if spec.kv_source is not None else "qk" if spec.keys_are_values else "qkv"
+        grouped = {"kv_heads": kv_heads, "group": self.group + len(self.parts) - 1, "head_dim": spec.head_dim}
+        qkv = _fused("weight", *self.parts), _fused("bias", *self.parts)
         self.qkv_kernel = make.kernel("attention.qkv_kernel", hidden, grouped, qkv[0], kv_replicas=replicas)
         self.qkv_bias = (
             make.bias("attention.qkv_bias", grouped, qkv[1], kv_replicas=replicas) if spec.qkv_bias else None
         )
         self.o_kernel = make.kernel("attention.o_kernel", heads, hidden, _fused("weight", "o"), last=True)
         self.o_bias = make.bias("attention.o_bias", hidden, _fused("bias", "o")) if spec.output_bias else None
-        self.q_norm, self.k_norm = (
-            RMSNorm(
-                f"attention.{name}", {"head_dim": spec.head_dim}, model.rms_norm_eps, _norm(f"self_attn.{name}"), make
-            )
-            if spec.qk_norm
-            else None
-            for name in ("q_norm", "k_norm")
-        )
-        self.scores, self.axis = spec.scores, make.axis
+        sinks = tensors(f"{LAYER}self_attn.sinks")
+        self.sinks = make.scale("attention.sinks", {"heads": spec.num_heads}, sinks) if spec.sinks else None
+        self.norms = QKVNorms(spec, self.parts, model.rms_norm_eps, kv_heads, make)
+        self.scores, self.axis, self.paged_head_dim = spec.scores, make.axis, model.head_dim
+        self.rope, self.interleaved = model.ropes.index((spec.rope, spec.head_dim)), spec.rope.interleaved
 
     def __call__(self, x: Array, cache: LayerCache, place: Place, step: StepContext) -> tuple[LayerCache, Array]:
         grouped = linear(x, self.qkv_kernel, self.qkv_bias)
-        q = grouped[..., :-2, :].reshape(*x.shape[:-1], -1, grouped.shape[-1])
-        k, v = grouped[..., -2, :], grouped[..., -1, :]
-        if self.q_norm is not None and self.k_norm is not None:
-            q, k = self.q_norm(q), self.k_norm(k)
-        if step.attention.fuses_rotation:
-            inputs = AttentionInputs(q, k, v, step.rotation)
-        else:
-            inputs = AttentionInputs(rotate(q, *step.rotation), rotate(k, *step.rotation), v)
-        cache, attended = step.attention(self.scores, cache, place, inputs)
-        attended = attended.reshape(*x.shape[:-1], -1)
+        q, k, v = grouped[..., : self.group, :], None, None
+        if "k" in self.parts:
+            k, v = grouped[..., self.group, :], grouped[..., -1, :]
+        q, k, v = self.norms(q, k, v)
+        cache, attended = step.attention(self.scores, cache, place, self._inputs(q, k, v, step))
+        attended = attended[..., : grouped.shape[-1]].reshape(*x.shape[:-1], -1)
         return cache, linear(attended, self.o_kernel, self.o_bias, self.axis)
+
+    def _inputs(self, q: Array, k: Array | None, v: Array | None, step: StepContext) -> AttentionInputs:
+        """Queries and keys at their positions, padded to the head_dim of pages."""
+        cos, sin, query_scale = step.rotations[self.rope]
+        if query_scale is not None:
+            q = (q.astype(jnp.float32) * query_scale).astype(q.dtype)
+        sinks = None if self.sinks is None else self.sinks[...]
+        is_rotated = not step.attention.fuses_rotation
+
+        def turned(x: Array) -> Array:
+            x = half_split(x, 2 * cos.shape[-1]) if self.interleaved else x
+            return self._padded(rotate(x, cos, sin) if is_rotated else x)
+
+        keys, values = None if k is None else turned(k), None if v is None else self._padded(v)
+        return AttentionInputs(turned(q), keys, values, None if is_rotated else (cos, sin), sinks)
+
+    def _padded(self, x: Array) -> Array:
+        missing = self.paged_head_dim - x.shape[-1]
+        return jnp.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, missing)]) if missing else x
 
 
 class DecoderLayer(nnx.Module):
     """Attention and feed-forward, each between its norms and added to the residual stream."""
 
     def __init__(self, spec: BlockSpec, partition: Partition, make: ParameterFactory) -> None:
-        hidden, eps, norms = {"hidden": partition.model.hidden_size}, partition.model.rms_norm_eps, spec.norms
+        model, norms = partition.model, spec.norms
+        hidden, eps = {"hidden": model.hidden_size}, model.rms_norm_eps
 
         def norm(name: str, stored: str, wanted: bool) -> RMSNorm | None:
-            return RMSNorm(name, hidden, eps, _norm(stored), make) if wanted else None
+            rule = tensors(f"{LAYER}{stored}.weight")
+            return RMSNorm(name, hidden, eps, rule, make, centered=model.centered_norms) if wanted else None
 
         self.attention_norm = norm("attention_norm", "input_layernorm", norms.before)
         self.attention = Attention(spec.mixer, partition, make)
         self.attention_post_norm = norm("attention_post_norm", "post_attention_layernorm", norms.after)
         mlp_norm = "pre_feedforward_layernorm" if norms.after else "post_attention_layernorm"
-        self.mlp_norm = norm("mlp_norm", mlp_norm, norms.before)
-        self.mlp = spec.feed_forward.build(partition.model.hidden_size, make)
+        norms = spec.feed_forward_norms or norms
+        self.mlp_norm = norm("mlp_norm", mlp_norm, norms.before and not spec.is_parallel)
+        self.mlp = spec.feed_forward.build(model.hidden_size, make)
         self.mlp_post_norm = norm("mlp_post_norm", "post_feedforward_layernorm", norms.after)
+        self.is_parallel = spec.is_parallel
+        self.residual_scale, per_layer = spec.residual_scale, model.per_layer_inputs
+        self.per_layer_input = PerLayerInput(per_layer, model.hidden_size, eps, make) if per_layer else None
+        scale = tensors(f"{LAYER}layer_scalar")
+        self.output_scale = make.scale("output_scale", {"hidden": 1}, scale) if spec.output_scale else None
 
-    def __call__(self, x: Array, cache: LayerCache, place: Place, step: StepContext) -> tuple[LayerCache, Array]:
-        cache, attended = self.attention(_normed(x, self.attention_norm), cache, place, step)
-        x = x + _normed(attended, self.attention_post_norm)
-        return cache, x + _normed(self.mlp(_normed(x, self.mlp_norm)), self.mlp_post_norm)
+    def __call__(
+        self, x: Array, cache: LayerCache, place: Place, step: StepContext, own: Array | None = None
+    ) -> tuple[LayerCache, Array]:
+        """``own`` is the layer's own input f[..., size], if the model has such."""
+        normed = _normed(x, self.attention_norm)
+        cache, attended = self.attention(normed, cache, place, step)
+        x = x + _scaled(_normed(attended, self.attention_post_norm), self.residual_scale)
+        fed = self.mlp(normed if self.is_parallel else _normed(x, self.mlp_norm), step.num_tokens)
+        x = x + _scaled(_normed(fed, self.mlp_post_norm), self.residual_scale)
+        if self.per_layer_input is not None and own is not None:
+            x = self.per_layer_input(x, own)
+        if self.output_scale is not None:
+            x = x * self.output_scale[...].astype(x.dtype).reshape((1,) * x.ndim)
+        return cache, x
 
 
 class LayerStack(nnx.Module):
@@ -105,19 +150,28 @@ class LayerStack(nnx.Module):
         nnx.update(self.blocks, stacked)
         self.repeats = group.repeats
 
-    def __call__(self, x: Array, cache: LayerCache, step: StepContext) -> tuple[LayerCache, Array]:
-        graph, weights = nnx.split(self.blocks)
-        period = len(self.blocks)
+    def __call__(
+        self, x: Array, cache: LayerCache, places: Sequence[CachePlace], step: StepContext, own: Array | None
+    ) -> tuple[LayerCache, Array]:
+        """``places`` are those of all its layers; ``own`` is f[repeats, period, ..., size]."""
+        graph, *states = nnx.split(self.blocks, _is_read_in_place, ...)
+        stacks, weights = states
 
-        def repeat(carry: tuple[LayerCache, Array], each: tuple[Any, Array]) -> tuple[tuple[LayerCache, Array], None]:
-            (cache, x), (weights, first) = carry, each
-            blocks: nnx.List[DecoderLayer] = nnx.merge(graph, weights)
+        def repeat(
+            carry: tuple[LayerCache, Array], each: tuple[Any, Array, Array, Any]
+        ) -> tuple[tuple[LayerCache, Array], None]:
+            (cache, x), (weights, index, places, own) = carry, each
+            experts = jax.tree.map(partial(InStack, place=index), stacks, is_leaf=_is_form)
+            blocks: nnx.List[DecoderLayer] = nnx.merge(graph, experts, weights)
             for number, block in enumerate(blocks):
-                cache, x = block(x, cache, first + np.int32(number), step)
+                place = Place(places[number, 0] if in_groups else 0, places[number, 1])
+                cache, x = block(x, cache, place, step, None if own is None else own[number])
             return (cache, x), None
 
-        firsts = jnp.arange(0, self.repeats * period, period, dtype=jnp.int32)
-        return jax.lax.scan(repeat, (cache, x), (weights, firsts))[0]
+        in_groups = any(place.group for place in places)
+        by_repeat = jnp.array(places, jnp.int32).reshape(self.repeats, len(self.blocks), 2)
+        indices = jnp.arange(self.repeats, dtype=jnp.int32)
+        return jax.lax.scan(repeat, (cache, x), (weights, indices, by_repeat, own))[0]
 
 
 class Decoder(nnx.Module):
@@ -134,9 +188,12 @@ class Decoder(nnx.Module):
             if scans
             else [DecoderLayer(block, partition, make) for block in model.blocks]
         )
-        self.norm = RMSNorm(
-            "norm", {"hidden": model.hidden_size}, model.rms_norm_eps, tensors("model.norm.weight"), make
+        eps, rows, per_layer = model.rms_norm_eps, (partition.padded_vocab_size, padding), model.per_layer_inputs
+        self.per_layer_embedding = (
+            PerLayerEmbedding(per_layer, model.num_layers, rows, model.hidden_size, eps, make) if per_layer else None
         )
+        hidden, norm = {"hidden": model.hidden_size}, tensors("model.norm.weight")
+        self.norm = RMSNorm("norm", hidden, eps, norm, make, centered=model.centered_norms)
         self.lm_head = (
             None if model.tied_embeddings else make.table("lm_head", axes, tensors("lm_head.weight"), padding=padding)
         )
@@ -146,23 +203,34 @@ class Decoder(nnx.Module):
     def __call__(
         self, token_ids: Array, caches: Sequence[LayerCache], step: StepContext
     ) -> tuple[list[LayerCache], Array]:
-        """i32[...] ids, a cache per layer or stack -> caches, normed f[..., hidden]."""
-        x = look_up(self.embedding.get_value(), token_ids, self.partition.axis)
+        """i32[...] ids, a cache for each layer of a page, or one for all -> caches, f[..., hidden]."""
+        x = look_up(self.embedding, token_ids, self.partition.axis)
         if self.partition.model.embedding_multiplier is not None:
             x = x * jnp.asarray(self.partition.model.embedding_multiplier, x.dtype)
-        written: list[LayerCache] = []
-        for layer, cache in zip(self.layers, caches, strict=True):
+        own = None if self.per_layer_embedding is None else self.per_layer_embedding(token_ids, x)
+        written, blocks = list(caches), self.partition.model.blocks
+        groups = layer_plan(blocks) if isinstance(self.layers[0], LayerStack) else single_layers(blocks)
+        start, places = 0, cache_layout(blocks).places
+        for layer, group in zip(self.layers, groups, strict=True):
+            inputs = of_layers(own, start, group.num_layers, len(group.period))
             if isinstance(layer, LayerStack):
-                cache, x = layer(x, cache, step)
+                written[0], x = layer(x, written[0], places[start : start + group.num_layers], step, inputs)
             else:
-                cache, x = layer(x, cache, None, step)
-            written.append(cache)
+                (number, array), first = places[start], None if inputs is None else inputs[0, 0]
+                written[array], x = layer(x, written[array], Place(number, None), step, first)
+            start += group.num_layers
         return written, self.norm(x)
 
-    def rotation(self, positions: Array) -> Rotation:
-        """The cosines and sines of queries and keys at i32[...] positions."""
+    def rotations(self, positions: Array, longest: int | None = None) -> tuple[Rotation, ...]:
+        """The rotation of each of the model's ropes at i32[...] positions.
+
+        ``longest`` is the length of the longest sequence that is served; by default the model's.
+        """
         model = self.partition.model
-        return rotation(positions, inverse_frequencies(model.attention.head_dim, model.rope))
+        lengths = longest or model.max_position
+        return tuple(
+            rotation(positions, inverse_frequencies(head_dim, rope, lengths), rope) for rope, head_dim in model.ropes
+        )
 
     @property
     def head(self) -> Weight:
@@ -177,6 +245,8 @@ class Decoder(nnx.Module):
 def logits(hidden: Array, head: Weight, partition: Partition) -> Array:
     """f[..., hidden] -> f32[..., part of the vocabulary]; padding is below all tokens."""
     found, cap = head.logits(hidden), partition.model.logit_soft_cap
+    if partition.model.logit_scale != 1.0:
+        found = found * np.float32(partition.model.logit_scale)
     if cap is not None:
         found = np.float32(cap) * jnp.tanh(found / np.float32(cap))
     if partition.padded_vocab_size == partition.model.vocab_size:
@@ -187,13 +257,23 @@ def logits(hidden: Array, head: Weight, partition: Partition) -> Array:
     return jnp.where(is_token, found, NO_TOKEN_LOGIT)
 
 
+def _is_read_in_place(path: object, variable: nnx.Variable[Any]) -> bool:  # noqa: ARG001
+    """Whether a stack is for products that find a layer's part of it: ``scan`` would copy that."""
+    is_tpu = isinstance(variable.get_value(), Weight) and variable.get_value().layout is Layout.MATRIX
+    return is_tpu and declared(variable).role is Role.EXPERTS
+
+
+def _is_form(leaf: object) -> bool:
+    return isinstance(leaf, Weight)
+
+
 def _normed(x: Array, norm: RMSNorm | None) -> Array:
     return x if norm is None else norm(x)
 
 
+def _scaled(x: Array, scale: float) -> Array:
+    return x if scale == 1.0 else (x.astype(jnp.float32) * np.float32(scale)).astype(x.dtype)
+
+
 def _fused(kind: str, *names: str) -> TensorRule:
     return tensors(*(f"{LAYER}self_attn.{name}_proj.{kind}" for name in names), along="group" if names[1:] else None)
-
-
-def _norm(name: str) -> TensorRule:
-    return tensors(f"{LAYER}{name}.weight")

@@ -1,66 +1,27 @@
-"""Family, the content of a file in engine/models/families, and the config.json keys of most.
+"""Family, the content of a file in engine/models/families, and the config.json keys of most."""
 
-Keys mean what they mean in transformers 5. Its version 4 spellings are read too: ``rope_theta``
-and ``rope_scaling`` for ``rope_parameters``, ``torch_dtype`` for ``dtype``.
-"""
-
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
-from typing import Annotated, Any
+from typing import Any
 
 import msgspec
 
 from caching.attention.spec import AttentionSpec
-from engine.models.feed_forward import GatedSpec
+from engine.models.feed_forward import ACTIVATIONS, Activation, GatedSpec
+from engine.models.requirements import Count, Layers, Positive, require, require_one_of
+from engine.models.rope_fields import LAYER_TYPES, RopeReader, Share, context_length
 from engine.models.spec import BlockSpec, FeedForwardSpec, ModelSpec, NormPlan, RopeSpec, SelfAttentionSpec
 from engine.models.weights.parameters import TensorRule
-
-Count = Annotated[int, msgspec.Meta(ge=1)]
-Positive = Annotated[float, msgspec.Meta(gt=0)]
 
 DTYPES = (None, "float32", "float16", "bfloat16")
 SUPPORTED_VALUES: Mapping[str, tuple[Any, ...]] = MappingProxyType(
     {
-        "hidden_act": ("silu", "swish"),
-        "quantization_config": (None,),
-        "compression_config": (None,),
-        "partial_rotary_factor": (1, None),
         "dtype": DTYPES,
         "torch_dtype": DTYPES,
     }
 )
 """The supported values of keys that could change the architecture, the default first."""
-
-_ROPE_KEYS: Mapping[str, tuple[str, ...]] = MappingProxyType(
-    {
-        "default": (),
-        "linear": ("factor",),
-        "llama3": ("factor", "low_freq_factor", "high_freq_factor"),
-    }
-)
-"""The supported rope types, and the keys that each requires; RopeSpec's have the same names."""
-
-LAYER_TYPES = ("full_attention", "sliding_attention")
-
-
-class UnsupportedError(Exception):
-    """No decoder supports this; ``read_model_config`` adds the file's name."""
-
-
-class _Rope(msgspec.Struct):
-    """``rope_parameters`` or ``rope_scaling``; ``type`` is the oldest name of ``rope_type``."""
-
-    rope_type: str | None = None
-    type: str | None = None
-    rope_theta: Positive | None = None
-    factor: Positive | None = None
-    low_freq_factor: Positive | None = None
-    high_freq_factor: Positive | None = None
-    original_max_position_embeddings: Count | None = None
-    partial_rotary_factor: float | None = None
-    full_attention: Any = None
-    sliding_attention: Any = None
 
 
 class Fields(msgspec.Struct):
@@ -72,11 +33,12 @@ class Fields(msgspec.Struct):
     vocab_size: Count
     hidden_size: Count
     intermediate_size: Count
-    num_hidden_layers: Count
+    num_hidden_layers: Layers
     num_attention_heads: Count
     max_position_embeddings: Count
     num_key_value_heads: Count | None = None
     head_dim: Count | None = None
+    hidden_act: str = "silu"
     rms_norm_eps: Positive = 1e-6
     tie_word_embeddings: bool = False
     attention_bias: bool = False
@@ -86,11 +48,30 @@ class Fields(msgspec.Struct):
     max_window_layers: int = 28
     layer_types: list[str] | None = None
     rope_theta: Positive | None = None
-    rope_scaling: _Rope | None = None
-    rope_parameters: _Rope | None = None
+    rope_scaling: dict[str, Any] | None = None
+    rope_parameters: dict[str, Any] | None = None
+    partial_rotary_factor: Share | None = None
     original_max_position_embeddings: Count | None = None
     dtype: str | None = None
     torch_dtype: str | None = None
+
+    @property
+    def size_of_head(self) -> int:
+        """``head_dim``, or what follows from the other sizes. Raises UnsupportedError."""
+        heads, hidden = self.num_attention_heads, self.hidden_size
+        require(
+            self.head_dim is not None or hidden % heads == 0,
+            f"num_attention_heads {heads} does not divide hidden_size {hidden}, and there is no head_dim",
+        )
+        size = self.head_dim or hidden // heads
+        require(size % 2 == 0, f"head_dim {size} must be even for rotary embedding")
+        return size
+
+    @property
+    def activation(self) -> Activation:
+        """``hidden_act``. Raises UnsupportedError."""
+        require_one_of("hidden_act", self.hidden_act, tuple(ACTIVATIONS))
+        return ACTIVATIONS[self.hidden_act]
 
 
 @dataclass(frozen=True)
@@ -109,95 +90,140 @@ class Family:
     supported: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
     """Like SUPPORTED_VALUES, and overrides it for keys in both."""
     tensors: Mapping[str, TensorRule] = field(default_factory=dict)
-    """By a parameter's name, its tensors if they differ from the module's default."""
+    """By a parameter's name, its tensors if they differ from the module's default.
+
+    ``ModelSpec.tensors`` has those of parameters that not every config of the family has.
+    """
 
 
-def require(holds: bool, message: str) -> None:
-    """Raises UnsupportedError."""
-    if not holds:
-        raise UnsupportedError(message)
+@dataclass(frozen=True)
+class Wrapper:
+    """One ``model_type`` with other parts around a text model; the text alone is served."""
 
-
-def require_one_of(key: str, value: object, supported: tuple[Any, ...]) -> None:
-    """Raises UnsupportedError naming what is supported."""
-    shown = repr(value) if len(repr(value)) <= 80 else repr(value)[:80] + "..."
-    named = ", ".join(str(other) for other in supported if other is not None) or "none"
-    require(value in supported, f"{key} {shown} is not supported; supported: {named}")
+    model_type: str
+    architecture: str
+    text: str
+    """The ``model_type`` of a ``text_config`` that names none."""
+    parts: Mapping[str, str]
+    """What is not served, by the prefix of its tensors."""
+    fixed: Mapping[str, Any] = field(default_factory=dict)
+    """Values that its code in transformers uses whatever ``text_config`` has."""
 
 
 def decoder_spec(
     fields: Fields,
     *,
     qkv_bias: bool = False,
+    output_bias: bool | None = None,
     qk_norm: bool = False,
+    joint_qk_norm: bool = False,
     attention_scale: float | None = None,
     attention_soft_cap: float | None = None,
     feed_forward: FeedForwardSpec | None = None,
     norms: NormPlan = NormPlan.BEFORE,
+    ropes: Sequence[RopeSpec] | None = None,
     embedding_multiplier: float | None = None,
+    residual_scale: float = 1.0,
+    logit_scale: float = 1.0,
     logit_soft_cap: float | None = None,
+    sinks: bool = False,
 ) -> ModelSpec:
-    """A decoder of blocks that differ only in their windows; ``feed_forward`` defaults to SiLU."""
-    heads, hidden = fields.num_attention_heads, fields.hidden_size
-    kv_heads = fields.num_key_value_heads or heads
+    """A decoder of blocks that differ only in their windows and ropes.
+
+    By default ``output_bias`` is config.json's ``attention_bias``, ``feed_forward`` is a GatedSpec
+    with the activation ``hidden_act`` and ``ropes`` are the same for all layers.
+    """
+    heads, kv_heads = fields.num_attention_heads, fields.num_key_value_heads or fields.num_attention_heads
     require(heads % kv_heads == 0, f"num_key_value_heads {kv_heads} does not divide num_attention_heads {heads}")
-    require(
-        fields.head_dim is not None or hidden % heads == 0,
-        f"num_attention_heads {heads} does not divide hidden_size {hidden}, and there is no head_dim",
-    )
-    head_dim = fields.head_dim or hidden // heads
-    require(head_dim % 2 == 0, f"head_dim {head_dim} must be even for rotary embedding")
-    scale, rope = attention_scale or head_dim**-0.5, _rope(fields)
+    head_dim = fields.size_of_head
+    gated = GatedSpec(fields.intermediate_size, fields.mlp_bias, fields.activation)
+    layers = fields.num_hidden_layers
 
-    def block(window: int | None) -> BlockSpec:
-        scores = AttentionSpec(scale, window, attention_soft_cap)
+    def block(window: int | None, rope: RopeSpec) -> BlockSpec:
         mixer = SelfAttentionSpec(
-            heads, kv_heads, head_dim, scores, qkv_bias or fields.attention_bias, fields.attention_bias, qk_norm
+            heads,
+            kv_heads,
+            head_dim,
+            AttentionSpec(attention_scale or head_dim**-0.5, window, attention_soft_cap),
+            qkv_bias or fields.attention_bias,
+            fields.attention_bias if output_bias is None else output_bias,
+            qk_norm,
+            joint_qk_norm,
+            rope,
+            sinks,
         )
-        return BlockSpec(mixer, feed_forward or GatedSpec(fields.intermediate_size, fields.mlp_bias), norms)
+        return BlockSpec(mixer, feed_forward or gated, norms, residual_scale)
 
+    each = tuple(ropes or [uniform_rope(fields)] * layers)
     return ModelSpec(
         vocab_size=fields.vocab_size,
-        hidden_size=hidden,
-        blocks=tuple(map(block, _windows(fields))),
-        max_position=_max_position(fields, rope),
+        hidden_size=fields.hidden_size,
+        blocks=tuple(map(block, _windows(fields), each)),
+        max_position=context_length(fields.max_position_embeddings, each),
         rms_norm_eps=fields.rms_norm_eps,
-        rope=rope,
         tied_embeddings=fields.tie_word_embeddings,
         embedding_multiplier=embedding_multiplier,
+        logit_scale=logit_scale,
         logit_soft_cap=logit_soft_cap,
         dtype=fields.dtype or fields.torch_dtype or "float32",
     )
 
 
-def _rope(fields: Fields) -> RopeSpec:
-    rope = fields.rope_scaling or fields.rope_parameters or _Rope()
+def with_experts(model: ModelSpec, experts: FeedForwardSpec, layers: Collection[int]) -> ModelSpec:
+    """The model with these experts as the feed-forward of some layers."""
+    blocks = enumerate(model.blocks)
+    return replace(
+        model, blocks=tuple(replace(block, feed_forward=experts) if n in layers else block for n, block in blocks)
+    )
+
+
+def rope_reader(fields: Fields, *, partial: bool = False, scales_queries: bool = False) -> RopeReader:
+    """The reader of a model's rope parameters; the flags are RopeReader's."""
+    return RopeReader(
+        fields.size_of_head,
+        fields.max_position_embeddings,
+        fields.original_max_position_embeddings,
+        fields.partial_rotary_factor,
+        partial,
+        scales_queries,
+    )
+
+
+def uniform_rope(fields: Fields, *, partial: bool = False) -> RopeSpec:
+    """The rope of all layers."""
+    given = fields.rope_scaling or fields.rope_parameters or {}
     require(
-        rope.full_attention is None and rope.sliding_attention is None,
+        not set(LAYER_TYPES) & set(given),
         "rope parameters that differ by layer type are not supported; supported is one set for all layers",
     )
-    partial = rope.partial_rotary_factor
-    require_one_of("partial_rotary_factor", partial, SUPPORTED_VALUES["partial_rotary_factor"])
-    scaling = rope.rope_type or rope.type or "default"
-    require_one_of("rope type", scaling, tuple(_ROPE_KEYS))
-    values = {key: getattr(rope, key) for key in _ROPE_KEYS[scaling]}
-    for key, value in values.items():
-        require(value is not None, f"rope type {scaling!r} needs {key}")
-    if scaling == "llama3":
-        low, high = values["low_freq_factor"], values["high_freq_factor"]
-        require(low < high, f"low_freq_factor {low} must be below high_freq_factor {high}")
-        values["original_max_position"] = (
-            fields.original_max_position_embeddings
-            or rope.original_max_position_embeddings
-            or fields.max_position_embeddings
-        )
-    return RopeSpec(theta=rope.rope_theta or fields.rope_theta or 10_000.0, scaling=scaling, **values)
+    return rope_reader(fields, partial=partial).read(given, fields.rope_theta or 10_000.0)
 
 
-def _max_position(fields: Fields, rope: RopeSpec) -> int:
-    """The context length in tokens; linear scaling multiplies ``max_position_embeddings``."""
-    stretch = rope.factor if rope.scaling == "linear" else 1.0
-    return int(fields.max_position_embeddings * stretch)
+def ropes_by_layer_type(fields: Fields, *, full_theta: float, sliding_theta: float) -> list[RopeSpec]:
+    """The rope of each layer by ``layer_types``, as Gemma 3 and OLMo 3 have it.
+
+    ``rope_scaling`` is for the layers of full attention alone. The thetas are for parameters
+    without ``rope_theta``.
+    """
+    types, given = fields.layer_types or [], fields.rope_parameters or {}
+    for key, value in given.items():
+        require(key in LAYER_TYPES, f"rope_parameters has {key}; supported are {' and '.join(LAYER_TYPES)} in it")
+        require(not value or isinstance(value, dict), f"rope_parameters has a {key} that is not an object")
+    full, sliding = ({**(given.get(name) or {})} for name in LAYER_TYPES)
+    full |= fields.rope_scaling or {}
+    reader = rope_reader(fields)
+    ropes = {LAYER_TYPES[0]: reader.read(full, full_theta), LAYER_TYPES[1]: reader.read(sliding, sliding_theta)}
+    for layer_type in types:
+        require_one_of("layer_types", layer_type, LAYER_TYPES)
+    return [ropes[layer_type] for layer_type in types]
+
+
+def layer_pattern(fields: Fields, period: int) -> list[str]:
+    """``layer_types``; by default each layer slides but for the last of a period."""
+    if fields.layer_types is not None:
+        return fields.layer_types
+    layers = range(1, fields.num_hidden_layers + 1)
+    return ["sliding_attention" if layer % period else "full_attention" for layer in layers]
 
 
 def _windows(fields: Fields) -> list[int | None]:

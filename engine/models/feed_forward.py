@@ -1,26 +1,68 @@
-"""The gated feed-forward. Another kind would be another module with a spec and its nnx.Module."""
+"""The gated feed-forward. Another kind is another module with a spec and its nnx.Module."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from enum import Enum
+from enum import Enum, auto
+from types import MappingProxyType
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 from jax import Array
 
 from engine.models.linear import linear
-from engine.models.weights.factory import ParameterFactory
+from engine.models.weights.factory import Axes, ParameterFactory
 from engine.models.weights.parameters import LAYER, TensorRule, tensors
 
 
 class Activation(Enum):
     """The gate's activation."""
 
-    SILU = "silu"
-    GELU_TANH = "gelu_pytorch_tanh"
+    SILU = auto()
+    GELU = auto()
+    GELU_TANH = auto()
+    RELU = auto()
 
     def __call__(self, x: Array) -> Array:
         """Elementwise."""
-        return jax.nn.silu(x) if self is Activation.SILU else jax.nn.gelu(x, approximate=True)
+        if self is Activation.SILU:
+            return jax.nn.silu(x)
+        if self is Activation.RELU:
+            return jax.nn.relu(x)
+        return jax.nn.gelu(x, approximate=self is Activation.GELU_TANH)
+
+    def gated(self, gate: Array, up: Array) -> Array:
+        """Elementwise."""
+        return self(gate) * up
+
+
+@dataclass(frozen=True)
+class ClampedGate:
+    """``(up + 1) * gate * sigmoid(alpha * gate)`` of clamped gate and up (gpt-oss)."""
+
+    alpha: float
+    limit: float
+
+    def gated(self, gate: Array, up: Array) -> Array:
+        """Elementwise, float32."""
+        limit = np.float32(self.limit)
+        gate, up = jnp.minimum(gate, limit), jnp.clip(up, -limit, limit)
+        return (up + np.float32(1)) * gate * jax.nn.sigmoid(gate * np.float32(self.alpha))
+
+
+ACTIVATIONS: Mapping[str, Activation] = MappingProxyType(
+    {
+        "silu": Activation.SILU,
+        "swish": Activation.SILU,
+        "gelu": Activation.GELU,
+        "gelu_pytorch_tanh": Activation.GELU_TANH,
+        "gelu_new": Activation.GELU_TANH,
+        "gelu_fast": Activation.GELU_TANH,
+        "relu": Activation.RELU,
+    }
+)
+"""By the names of config.json."""
 
 
 @dataclass(frozen=True)
@@ -31,10 +73,13 @@ class GatedSpec:
     bias: bool = False
     activation: Activation = Activation.SILU
 
-    @property
-    def width(self) -> int:
+    def indivisible(self, devices: int) -> str | None:
         """See FeedForwardSpec."""
-        return self.intermediate_size
+        return f"the {self.intermediate_size} columns of the feed-forward" if self.intermediate_size % devices else None
+
+    def scratch(self, hidden_size: int, devices: int) -> int:  # noqa: ARG002
+        """See FeedForwardSpec."""
+        return 4 * self.intermediate_size // devices
 
     def build(self, hidden_size: int, make: ParameterFactory) -> "GatedMLP":
         """See FeedForwardSpec."""
@@ -42,24 +87,37 @@ class GatedSpec:
 
 
 class GatedMLP(nnx.Module):
-    """Gate and up are one kernel f[hidden, 2, ffn], split on its last axis."""
+    """Gate and up are one kernel f[hidden, 2, ffn], split on its last axis.
 
-    def __init__(self, spec: GatedSpec, hidden_size: int, make: ParameterFactory) -> None:
+    ``name`` begins the names of its parameters, ``prefix`` those of its tensors in a layer.
+    """
+
+    def __init__(
+        self, spec: GatedSpec, hidden_size: int, make: ParameterFactory, name: str = "mlp", prefix: str = "mlp"
+    ) -> None:
         hidden, ffn = {"hidden": hidden_size}, {"ffn": spec.intermediate_size}
         gate_up = {"gate_up": 2, **ffn}
 
         def stored(kind: str, *names: str) -> TensorRule:
-            return tensors(
-                *(f"{LAYER}mlp.{name}_proj.{kind}" for name in names), along="gate_up" if names[1:] else None
-            )
+            rule = (f"{LAYER}{prefix}.{name}_proj.{kind}" for name in names)
+            return tensors(*rule, along="gate_up" if names[1:] else None)
 
-        self.gate_up_kernel = make.kernel("mlp.gate_up_kernel", hidden, gate_up, stored("weight", "gate", "up"))
-        self.gate_up_bias = make.bias("mlp.gate_up_bias", gate_up, stored("bias", "gate", "up")) if spec.bias else None
-        self.down_kernel = make.kernel("mlp.down_kernel", ffn, hidden, stored("weight", "down"), last=True)
-        self.down_bias = make.bias("mlp.down_bias", hidden, stored("bias", "down")) if spec.bias else None
+        def bias(place: str, axes: Axes, rule: TensorRule) -> nnx.Param[Array] | None:
+            return make.bias(f"{name}.{place}_bias", axes, rule) if spec.bias else None
+
+        self.gate_up_kernel = make.kernel(f"{name}.gate_up_kernel", hidden, gate_up, stored("weight", "gate", "up"))
+        self.gate_up_bias = bias("gate_up", gate_up, stored("bias", "gate", "up"))
+        self.down_kernel = make.kernel(f"{name}.down_kernel", ffn, hidden, stored("weight", "down"), last=True)
+        self.down_bias = bias("down", hidden, stored("bias", "down"))
         self.activation, self.axis = spec.activation, make.axis
 
-    def __call__(self, x: Array) -> Array:
+    def __call__(self, x: Array, num_tokens: Array | None) -> Array:  # noqa: ARG002
+        return linear(self._activated(x), self.down_kernel, self.down_bias, self.axis)
+
+    def part(self, x: Array) -> Array:
+        """f[..., hidden] -> f[..., hidden], this device's part of the sum, without the bias."""
+        return linear(self._activated(x), self.down_kernel, None)
+
+    def _activated(self, x: Array) -> Array:
         gate_up = linear(x, self.gate_up_kernel, self.gate_up_bias)
-        activated = self.activation(gate_up[..., 0, :]) * gate_up[..., 1, :]
-        return linear(activated, self.down_kernel, self.down_bias, self.axis)
+        return self.activation.gated(gate_up[..., 0, :], gate_up[..., 1, :])

@@ -6,6 +6,7 @@ import numpy as np
 from flax import nnx
 from jax import Array
 
+from engine.models.weights.factory import declared
 from engine.models.weights.forms import Weight
 from engine.vocabulary import Vocabulary
 
@@ -23,12 +24,13 @@ def linear(x: Array, kernel: nnx.Param[Weight], bias: nnx.Param[Array] | None, a
     return whole + bias[...].astype(whole.dtype).reshape((1,) * (x.ndim - 1) + weight.out)
 
 
-def look_up(table: Weight, token_ids: Array, axis: str | None = None) -> Array:
+def look_up(table: nnx.Param[Weight], token_ids: Array, axis: str | None = None) -> Array:
     """Rows [..., hidden] of a table [vocab, hidden] at i32[...] ids; ``axis`` splits the table."""
+    weight, (_, hidden) = table.get_value(), declared(table).sizes
     if axis is None:
-        return table.rows(token_ids)
-    vocabulary, (size,) = Vocabulary(axis), table.out
+        return weight.rows(token_ids)[..., :hidden]
+    vocabulary, (size,) = Vocabulary(axis), weight.out
     place = vocabulary.place(token_ids, size)
     here = place < size
-    rows = table.rows(jnp.minimum(place, np.int32(size - 1)))
+    rows = weight.rows(jnp.minimum(place, np.int32(size - 1)))[..., :hidden]
     return vocabulary.total(jnp.where(here[..., None], rows, np.array(0, rows.dtype)))

@@ -3,6 +3,7 @@
 Families are found by listing a folder: each of its files defines ``FAMILY``.
 """
 
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import cache
 from importlib.util import module_from_spec, spec_from_file_location
@@ -11,14 +12,21 @@ from typing import Any
 
 import msgspec
 
+from engine.config import MAX_EOS_TOKEN_IDS
 from engine.errors import ConfigurationError
-from engine.models.family import SUPPORTED_VALUES, Family, UnsupportedError, require, require_one_of
+from engine.models.family import SUPPORTED_VALUES, Family, Wrapper
+from engine.models.family_names import FAMILIES, unsupported
+from engine.models.generation_config import ids_of, read_generation_config
+from engine.models.requirements import UnsupportedError, require, require_one_of
 from engine.models.spec import ModelSpec
-from engine.models.weights.sources import read_json, weight_files
-from engine.vocabulary import MAX_EOS_TOKEN_IDS
+from engine.models.weights.published.formats import KEYS, published_format
+from engine.models.weights.sources import HEAD, read_json, stored_names
 
-FAMILIES = Path(__file__).parent / "families"
-"""The folder of the families that oDriver ships."""
+TIED = "tie_word_embeddings"
+"""Beside a ``text_config`` it counts, not within. If it is not there, the weights decide."""
+
+SHARED = ("dtype", "torch_dtype", *KEYS, "eos_token_id")
+"""Keys that may be beside a ``text_config`` instead of within."""
 
 
 class _Kind(msgspec.Struct):
@@ -28,16 +36,22 @@ class _Kind(msgspec.Struct):
     architectures: list[str] | None = None
 
 
+class _Text(msgspec.Struct):
+    """The keys of a Wrapper's ``config.json``."""
+
+    text_config: dict[str, Any]
+
+
 class _Eos(msgspec.Struct):
-    """The key that is read from both config.json and ``generation_config.json``."""
+    """The key of ``config.json`` that generation_config.json may have, too."""
 
     eos_token_id: int | list[int] | None = None
 
 
 @cache
-def families_in(folder: Path) -> dict[str, Family]:
+def families_in(folder: Path) -> dict[str, Family | Wrapper]:
     """The families of a folder's files, by ``model_type``."""
-    found = {}
+    found: dict[str, Family | Wrapper] = {}
     for path in sorted(folder.glob("[!_]*.py")):
         where = spec_from_file_location(f"engine.models.families.{path.stem}", path)
         assert where is not None and where.loader is not None
@@ -59,8 +73,8 @@ def read_model_config(directory: Path, families: Path = FAMILIES) -> ModelSpec:
     if not path.is_file():
         raise ConfigurationError(f"{directory} has no config.json: give the directory of a Hugging Face model")
     model = read_config_file(path, families)
-    weight_files(directory)
-    return model
+    names = stored_names(directory) if model.unserved and TIED not in read_json(path, dict[str, Any]) else None
+    return model if names is None else replace(model, tied_embeddings=not any(name.endswith(HEAD) for name in names))
 
 
 def read_config_file(path: Path, families: Path = FAMILIES) -> ModelSpec:
@@ -69,38 +83,60 @@ def read_config_file(path: Path, families: Path = FAMILIES) -> ModelSpec:
         raise ConfigurationError(f"{path} is not a file: give a config.json, or the directory of a Hugging Face model")
     given = read_json(path, dict[str, Any])
     try:
+        wrapper, given = _unwrapped(given, families_in(families))
         family = _family(given, families_in(families))
+        assert isinstance(family, Family)
         for key, supported in {**SUPPORTED_VALUES, **family.supported}.items():
             require_one_of(key, given.get(key, supported[0]), supported)
         filled = {**family.defaults, **given, **family.fixed}
         model = family.spec(msgspec.convert(filled, family.fields))
         eos = _eos_token_ids(path.parent, msgspec.convert(filled, _Eos))
-        return replace(model, eos_token_ids=eos, tensors=tuple(family.tensors.items()))
+        unserved = tuple(wrapper.parts.items()) if wrapper else ()
+        return replace(
+            model,
+            eos_token_ids=eos,
+            tensors=(*family.tensors.items(), *model.tensors),
+            unserved=unserved,
+            published=published_format(given),
+        )
     except (msgspec.ValidationError, UnsupportedError) as error:
         raise ConfigurationError(f"{path}: {error}") from error
 
 
-def _family(given: dict[str, Any], families: dict[str, Family]) -> Family:
+def _unwrapped(
+    given: dict[str, Any], families: Mapping[str, Family | Wrapper]
+) -> tuple[Wrapper | None, dict[str, Any]]:
+    """The wrapper of a config.json, if it has one, and the keys of its text model."""
+    wrapper = _family(given, families)
+    if isinstance(wrapper, Family):
+        return None, given
+    text = msgspec.convert(given, _Text).text_config
+    text = {"model_type": wrapper.text, **text, "architectures": None}
+    kind = text["model_type"]
+    require(
+        isinstance(families.get(kind), Family),
+        f"text_config has model_type {kind!r}, which is not supported; supported are {', '.join(families)}",
+    )
+    outer = {key: given[key] for key in SHARED if key in given}
+    own = {TIED: given[TIED]} if TIED in given else {}
+    return wrapper, {**outer, **text, **own, **wrapper.fixed}
+
+
+def _family(given: dict[str, Any], families: Mapping[str, Family | Wrapper]) -> Family | Wrapper:
     kind = msgspec.convert(given, _Kind)
-    supported = ", ".join(f"{model_type} ({family.architecture})" for model_type, family in families.items())
     family = families.get(kind.model_type or "")
     if family is None:
-        raise UnsupportedError(f"model_type {kind.model_type!r} is not supported; supported are {supported}")
+        raise UnsupportedError(unsupported(kind.model_type, families))
     require(
         not kind.architectures or family.architecture in kind.architectures,
-        f"architectures {kind.architectures} are not supported; supported are {supported}",
+        f"architectures {kind.architectures} are not supported; supported are {family.architecture}",
     )
     return family
 
 
 def _eos_token_ids(directory: Path, config: _Eos) -> tuple[int, ...]:
-    """Those of ``generation_config.json``, else of ``config.json``."""
-    path = directory / "generation_config.json"
-    generation = read_json(path, _Eos) if path.is_file() else _Eos()
-    eos = config.eos_token_id if generation.eos_token_id is None else generation.eos_token_id
-    if eos is None:
-        return ()
-    ids = tuple(dict.fromkeys(eos if isinstance(eos, list) else [eos]))
+    """Those of ``generation_config.json`` and of ``config.json``."""
+    ids = tuple(dict.fromkeys((*read_generation_config(directory).eos_token_ids, *ids_of(config.eos_token_id))))
     require(min(ids, default=0) >= 0, f"eos_token_id has {min(ids, default=0)}, which is no token")
     require(len(ids) <= MAX_EOS_TOKEN_IDS, f"eos_token_id has {len(ids)} ids, and {MAX_EOS_TOKEN_IDS} are most")
     return ids

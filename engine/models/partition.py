@@ -23,12 +23,12 @@ class Partition:
     @property
     def kv_replicas(self) -> int:
         """Devices with the same kv head, if there are too few; they split its query heads."""
-        return max(1, self.devices // self.model.attention.num_kv_heads)
+        return max(1, self.devices // self.model.num_kv_heads)
 
     @property
     def stored_kv_heads(self) -> int:
         """kv heads on all devices together, replicas included."""
-        return self.model.attention.num_kv_heads * self.kv_replicas
+        return self.model.num_kv_heads * self.kv_replicas
 
     @property
     def kv_heads_each(self) -> int:
@@ -62,12 +62,11 @@ def _divisors(model: ModelSpec, most: int) -> list[int]:
 def _fault(model: ModelSpec, devices: int) -> str | None:
     """The part of a model that cannot be split evenly, in words."""
     for block in model.blocks:
-        heads, width = block.mixer.num_heads, block.feed_forward.intermediate_size
-        if heads % devices:
-            return f"the {heads} attention heads"
-        if width % devices:
-            return f"the {width} columns of the feed-forward"
-    kv_heads = model.attention.num_kv_heads
+        if block.mixer.num_heads % devices:
+            return f"the {block.mixer.num_heads} attention heads"
+        if fault := block.feed_forward.indivisible(devices):
+            return fault
+    kv_heads = model.num_kv_heads
     if kv_heads % devices and devices % kv_heads:
         return f"the {kv_heads} kv heads, nor they it"
     return None

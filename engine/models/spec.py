@@ -7,17 +7,22 @@ from typing import Protocol
 from jax import Array
 
 from caching.attention.spec import AttentionSpec
+from engine.models.layers.per_layer_input import PerLayerInputSpec
 from engine.models.weights.factory import ParameterFactory
 from engine.models.weights.parameters import TensorRule
+from engine.models.weights.published.stored import Format
 
 
 @dataclass(frozen=True)
 class RopeSpec:
-    """Rotary position embedding (Su et al. 2021), with the scalings that Llama checkpoints use.
+    """How positions enter a layer: rotary position embedding (Su et al. 2021), scaled or not.
 
-    ``scaling`` is ``default``, ``linear`` (positions divided by ``factor``) or ``llama3``
+    ``scaling`` is ``default``, ``linear`` (positions divided by ``factor``), ``llama3``
     (wavelengths above ``original_max_position / low_freq_factor`` divided by ``factor``, those
-    below ``original_max_position / high_freq_factor`` unchanged, blended between).
+    below ``original_max_position / high_freq_factor`` unchanged, blended between), ``yarn`` (Peng
+    et al. 2023: the same by the rotations ``beta_fast`` and ``beta_slow``), ``longrope`` (Ding et
+    al. 2024: a factor for each frequency) or ``proportional`` (Gemma 4: the pairs behind the first
+    ``turning_pairs`` do not turn).
     """
 
     theta: float = 10_000.0
@@ -26,11 +31,32 @@ class RopeSpec:
     low_freq_factor: float = 1.0
     high_freq_factor: float = 4.0
     original_max_position: int = 8192
+    rotary_dim: int | None = None
+    """The leading dimensions of a head that are rotated; None is all, 0 a layer without rope."""
+    interleaved: bool = False
+    """Whether dimension 2i turns with 2i + 1, instead of i with i + rotary_dim / 2."""
+    attention_factor: float = 1.0
+    """Cosines and sines are multiplied by it."""
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+    truncate: bool = True
+    """Whether yarn blends between whole dimensions."""
+    short_factor: tuple[float, ...] = ()
+    long_factor: tuple[float, ...] = ()
+    """Used by a server whose ``max_model_len`` is above ``original_max_position``."""
+    turning_pairs: int = 0
+    query_scale_beta: float = 0.0
+    """Queries are multiplied by ``1 + beta * log(1 + position // original_max_position)``."""
+    query_scale_start: int = 0
+    """The position that this counts the first token as."""
+
+
+NO_ROPE = RopeSpec(rotary_dim=0)
 
 
 @dataclass(frozen=True)
 class SelfAttentionSpec:
-    """Rotary self-attention with grouped kv heads."""
+    """Self-attention with grouped kv heads."""
 
     num_heads: int
     num_kv_heads: int
@@ -41,30 +67,39 @@ class SelfAttentionSpec:
     output_bias: bool = False
     qk_norm: bool = False
     """Each query and key head goes through an RMSNorm before it is rotated."""
-
-    @property
-    def cached(self) -> tuple[int, int]:
-        """The kv heads and head_dim that the cache has for each token."""
-        return self.num_kv_heads, self.head_dim
+    joint_qk_norm: bool = False
+    """All query heads go through one RMSNorm before they are rotated, and all key heads."""
+    rope: RopeSpec = RopeSpec()
+    sinks: bool = False
+    """Each head has a learned score of a key without a value, which all its queries see."""
+    value_norm: bool = False
+    """Each value head goes through an RMSNorm without scales."""
+    unit_qk_norm: bool = False
+    """Each query and key head goes through an RMSNorm without scales."""
+    keys_are_values: bool = False
+    """Values are the keys as they are before norm and rotation."""
+    kv_source: int | None = None
+    """The layer whose keys and values are read; None is this one."""
 
 
 class FeedForward(Protocol):
     """The module of a feed-forward, an ``nnx.Module``: f[..., hidden] -> f[..., hidden]."""
 
-    def __call__(self, x: Array) -> Array:
-        """f[..., hidden] -> f[..., hidden], all-reduced if the model is split over devices."""
+    def __call__(self, x: Array, num_tokens: Array | None) -> Array:
+        """f[..., hidden] -> f[..., hidden], all-reduced if the model is split over devices.
+
+        ``num_tokens`` is StepContext's.
+        """
 
 
 class FeedForwardSpec(Protocol):
     """One kind of feed-forward, in the file of its module. Hashable."""
 
-    @property
-    def intermediate_size(self) -> int:
-        """The columns that several devices split."""
+    def indivisible(self, devices: int) -> str | None:
+        """What so many devices cannot split evenly, in words, if there is such."""
 
-    @property
-    def width(self) -> int:
-        """Inputs of its last product a token, on all devices; a step needs memory for them."""
+    def scratch(self, hidden_size: int, devices: int) -> int:
+        """An upper estimate of a token's float32 numbers on each of the devices, in a step."""
 
     def build(self, hidden_size: int, make: ParameterFactory) -> FeedForward:
         """Its module, with parameters from ``make``."""
@@ -95,6 +130,14 @@ class BlockSpec:
     mixer: SelfAttentionSpec
     feed_forward: FeedForwardSpec
     norms: NormPlan = NormPlan.BEFORE
+    residual_scale: float = 1.0
+    """Attention and feed-forward are multiplied by it before they are added."""
+    is_parallel: bool = False
+    """Attention and feed-forward see the same input, and are added together."""
+    output_scale: bool = False
+    """The residual stream behind the layer is multiplied by a learned number."""
+    feed_forward_norms: NormPlan | None = None
+    """The norms of the feed-forward if they are not those of attention."""
 
 
 @dataclass(frozen=True)
@@ -119,10 +162,13 @@ class ModelSpec:
     blocks: tuple[BlockSpec, ...]
     max_position: int
     rms_norm_eps: float = 1e-6
-    rope: RopeSpec = RopeSpec()
+    centered_norms: bool = False
+    """Norms subtract the mean first."""
     tied_embeddings: bool = False
     embedding_multiplier: float | None = None
     """Factor of embedded tokens, applied in the dtype of the activations."""
+    logit_scale: float = 1.0
+    """Logits are multiplied by it, before the cap."""
     logit_soft_cap: float | None = None
     """Logits become ``cap * tanh(logits / cap)``; None is no cap."""
     eos_token_ids: tuple[int, ...] = ()
@@ -130,10 +176,20 @@ class ModelSpec:
     """The checkpoint's dtype; EngineConfig decides the dtype in service."""
     tensors: tuple[tuple[str, TensorRule], ...] = ()
     """By a parameter's name, its tensors if they differ from the module's default."""
+    unserved: tuple[tuple[str, str], ...] = ()
+    """The parts of the checkpoint besides the text model: the prefix of their tensors, a name."""
+    unused_tensors: str | None = None
+    """Expression for names of tensors that published checkpoints have and no layer reads."""
+    published: Format | None = None
+    """The quantised format of the checkpoint."""
+    per_layer_inputs: PerLayerInputSpec | None = None
+    """Every layer also sees an embedding of the token that is its own."""
 
     def __post_init__(self) -> None:
-        if len({block.mixer.cached for block in self.blocks}) != 1:
-            raise ValueError("all layers share one pool of pages: their kv heads and head_dim must be the same")
+        if any(self.num_kv_heads % block.mixer.num_kv_heads for block in self.blocks):
+            raise ValueError(
+                "all layers share one pool of pages: the most kv heads must be a multiple of every layer's"
+            )
 
     @property
     def num_layers(self) -> int:
@@ -142,13 +198,46 @@ class ModelSpec:
 
     @property
     def attention(self) -> SelfAttentionSpec:
-        """The first layer's attention; the other layers have the same numbers of heads."""
+        """The first layer's attention."""
         return self.blocks[0].mixer
 
     @property
-    def feed_forward_width(self) -> int:
-        """The ``width`` of the widest feed-forward."""
-        return max(block.feed_forward.width for block in self.blocks)
+    def num_kv_heads(self) -> int:
+        """The kv heads of a page, the most of any layer. A layer with fewer has each repeatedly."""
+        return max(block.mixer.num_kv_heads for block in self.blocks)
+
+    @property
+    def head_dim(self) -> int:
+        """The head_dim of a page, the largest of any layer. Smaller heads are padded."""
+        return max(block.mixer.head_dim for block in self.blocks)
+
+    @property
+    def num_cached_layers(self) -> int:
+        """The layers that have keys and values of their own."""
+        return sum(block.mixer.kv_source is None for block in self.blocks)
+
+    @property
+    def ropes(self) -> tuple[tuple[RopeSpec, int], ...]:
+        """The different ropes of the layers with their head_dim; a step has a rotation for each."""
+        return tuple(dict.fromkeys((block.mixer.rope, block.mixer.head_dim) for block in self.blocks))
+
+    @property
+    def attention_extras(self) -> str | None:
+        """What attention of some layer needs that not every kernel has, in words."""
+        if any(block.mixer.sinks for block in self.blocks):
+            return "attention sinks"
+        if any(block.mixer.scores.chunk for block in self.blocks):
+            return "chunks of attention"
+        return "layers that read another's keys" if self.num_cached_layers < self.num_layers else None
+
+    def feed_forward_scratch(self, devices: int) -> int:
+        """The most ``scratch`` of any feed-forward."""
+        return max(block.feed_forward.scratch(self.hidden_size, devices) for block in self.blocks)
+
+
+def single_layers(blocks: tuple[BlockSpec, ...]) -> tuple[LayerGroup, ...]:
+    """Each layer as a group, where no ``lax.scan`` runs them."""
+    return tuple(LayerGroup((block,), 1) for block in blocks)
 
 
 def layer_plan(blocks: tuple[BlockSpec, ...]) -> tuple[LayerGroup, ...]:

@@ -1,7 +1,7 @@
 """The arrays and the attention that all layers of a step share."""
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import jax
 from jax import Array
@@ -10,8 +10,15 @@ from caching.attention.spec import AttentionInputs, AttentionSpec
 from engine.models.rope import Rotation
 
 LayerCache = Array | None
-Place = Array | None
-"""i32[] index of a layer among those that share a cache; None if it has its own."""
+
+
+class Place(NamedTuple):
+    """Where a layer finds its keys and values."""
+
+    group: Array | int
+    """Its page table."""
+    layer: Array | None
+    """i32[] index among the layers that share its array; None if it has its own."""
 
 
 class StepAttention(Protocol):
@@ -32,5 +39,8 @@ class StepAttention(Protocol):
 class StepContext:
     """Arrays by token have the leading axes of the step's token ids."""
 
-    rotation: Rotation
+    rotations: tuple[Rotation, ...]
+    """One for each of the model's ``ropes``."""
     attention: StepAttention
+    num_tokens: Array | None = None
+    """i32[] how many of the tokens are not padding, which comes last; None is all."""

@@ -11,9 +11,9 @@ from caching.tpu.tpu_kernels import TPUKernel
 from engine.config import EngineConfig
 from engine.errors import ConfigurationError
 from engine.models.partition import Partition, split
-from engine.models.weights.forms import WeightFormat
 from engine.models.weights.store import parameter_bytes
-from engine.served_model import page_dtype
+from engine.models.weights.weight_format import WeightFormat
+from engine.served_model import page_dtype, quantizations
 from engine.step.backend import TPU_PAGE_SIZE, Backend, tpu_backend, tpu_kernel
 from engine.step.page_budget import ACCELERATOR_UTILIZATION, CachePlanner
 
@@ -31,10 +31,20 @@ class ChipFit:
     chip: Chip
     dtype: np.dtype
 
+    @cached_property
+    def quantization(self) -> str | None:
+        """The form of the weights, if it is not their dtype: the first that fits, or the last."""
+        *larger, last = quantizations(self.config, self.partition.model)
+        return next((form for form in larger if self._fits_in(form)), last)
+
+    def _fits_in(self, form: str | None) -> bool:
+        fit = replace(self, config=replace(self.config, quantization=form))
+        return fit._needed <= fit.budget
+
     @property
     def stored_dtype(self) -> np.dtype:
-        """The dtype of the weights in memory."""
-        return np.dtype(self.config.quantization or self.dtype)
+        """The dtype of the tables in memory."""
+        return np.dtype(np.int8) if self.quantization else self.dtype
 
     @property
     def kv_dtype(self) -> np.dtype:
@@ -49,7 +59,7 @@ class ChipFit:
     @property
     def weight_format(self) -> WeightFormat:
         """The format in which steps read the weights."""
-        return self.backend.weight_format(self.dtype, self.dtype if self.config.quantization else None)
+        return self.backend.quantized_format(self.dtype, self.dtype, self.quantization)
 
     @cached_property
     def weights(self) -> int:
@@ -59,8 +69,9 @@ class ChipFit:
     @cached_property
     def kernel(self) -> TPUKernel:
         """The attention kernel. Raises ConfigurationError if none fits."""
-        heads = self.partition.kv_heads_each, self.partition.model.attention.head_dim
-        return tpu_kernel(self.chip, self._page_size, *heads, self.kv_dtype, self.config.attention_backend)
+        model = self.partition.model
+        heads, asked = (self.partition.kv_heads_each, model.head_dim), self.config.attention_backend
+        return tpu_kernel(self.chip, self._page_size, *heads, self.kv_dtype, asked, extras=model.attention_extras)
 
     @property
     def backend(self) -> Backend:
@@ -82,18 +93,19 @@ class ChipFit:
 
     def check(self, chips: int) -> None:
         """Raises ConfigurationError if the model does not fit, with arithmetic and a remedy."""
-        scratch, least, page = self.planner().reserved, self.config.max_num_seqs + 1, self.one_page.bytes_per_page
+        planner, page = self.planner(), self.one_page.bytes_per_page
         if self._needed > self.budget:
             raise ConfigurationError(
-                f"it does not fit on {self.partition.devices} chips: {self.weights:,} bytes of weights, {scratch:,} of "
-                f"scratch and {least} pages of {page:,} (one for each of max_num_seqs {least - 1} sequences, and the sink) are "
+                f"it does not fit on {self.partition.devices} chips: {self.weights:,} bytes of weights, {planner.reserved:,} "
+                f"of scratch and {planner.least} pages of {page:,} (one {planner.least_in_words}, and the sink) are "
                 f"{self._needed:,} bytes a chip, and of its {self.chip.hbm_bytes:,} may be used {self.budget:,}. {self._advice(chips)}"
             )
 
     @property
     def _needed(self) -> int:
         """The fewest bytes in which the model can be served."""
-        return self.weights + self.planner().reserved + (self.config.max_num_seqs + 1) * self.one_page.bytes_per_page
+        planner = self.planner()
+        return self.weights + planner.reserved + planner.least * self.one_page.bytes_per_page
 
     def _advice(self, chips: int) -> str:
         """The smallest number of chips on which the model fits, in words."""

@@ -6,8 +6,12 @@ import msgspec
 import numpy as np
 
 from caching.tpu.tpu_chip import Chip
+from engine.models.layers.experts import ExpertsSpec
 from engine.models.partition import Partition
+from engine.models.weights.store import parameter_bytes
+from engine.models.weights.weight_format import Layout, WeightFormat, table_width
 from engine.planner.compiled_function import CompiledFunction
+from engine.planner.experts_read import expert_bytes, share_read
 from engine.planner.hlo_traffic import Moved
 
 
@@ -16,7 +20,8 @@ class DecodeStep(msgspec.Struct, frozen=True):
 
     sequences: int
     bytes_needed: int
-    """Lower bound on reads: weights, the sequences' keys and values, and logits."""
+    """Lower bound on reads: weights, the sequences' keys and values, and logits. Of a mixture's
+    experts those that ``experts_read`` says."""
     bytes_read: int
     """Reads of the compiled step and the greedy sampler, with pages as the kernel reads them."""
     bytes_written: int
@@ -27,6 +32,8 @@ class DecodeStep(msgspec.Struct, frozen=True):
     """Time in which chips wait for collectives."""
     tokens_per_second: float
     """From the longer of bandwidth and compute time, plus the exchange."""
+    experts_read: float | None = None
+    """Share of a chip's experts that is read, an estimate: see ``share_read``. None without."""
 
 
 class ChipPlan(msgspec.Struct, frozen=True):
@@ -43,6 +50,8 @@ class ChipPlan(msgspec.Struct, frozen=True):
     budget: int
     """The part of ``hbm`` that may be used."""
     weights: int
+    form: str
+    """Of the weights, in words."""
     scratch: int
     """Reserved for the largest step and the sampler."""
     pages: int
@@ -50,7 +59,7 @@ class ChipPlan(msgspec.Struct, frozen=True):
     page_size: int
     """Tokens in a page."""
     context_tokens: int
-    """Capacity of all pages together, in tokens."""
+    """Capacity of all pages together, in tokens of sequences of ``max_model_len``."""
     max_model_len: int
     """Tokens."""
     tokens_a_sequence: int
@@ -75,37 +84,66 @@ class Roofline:
     partition: Partition
     """The model, sharded over the chips."""
     dtype: np.dtype
+    """Of the tables."""
     kv_dtype: np.dtype
     weight_bytes: int
     """Of one chip's shard."""
 
     def step(self, sequences: int, tokens: int, moved: Moved, exchange_seconds: float) -> DecodeStep:
         """A step of sequences of ``tokens`` tokens each. ``moved`` is its traffic on a chip."""
-        flops = sequences * (2 * self._read_weights // self.dtype.itemsize + self._flops_of_attention(tokens))
+        flops = sequences * (2 * self._multiplied_weights + self._flops_of_attention(tokens))
+        experts, all_experts = self._read_experts(sequences), sum(self._experts.values())
+        weights = self._read_weights - all_experts + experts
         bandwidth = (moved.read + moved.written) / self.chip.hbm_bandwidth
         compute = flops / self.chip.bf16_flops
         return DecodeStep(
             sequences=sequences,
-            bytes_needed=self._read_weights + sequences * self._bytes_a_sequence(tokens),
+            bytes_needed=weights + sequences * self._bytes_a_sequence(tokens),
             bytes_read=moved.read,
             bytes_written=moved.written,
             bandwidth_seconds=bandwidth,
             compute_seconds=compute,
             exchange_seconds=exchange_seconds,
             tokens_per_second=sequences / (max(bandwidth, compute) + exchange_seconds),
+            experts_read=experts / all_experts if all_experts else None,
         )
 
     @property
     def _read_weights(self) -> int:
-        """All but the embedding, of which a step reads one row per token."""
+        """Bytes of all but the embedding, of which a step reads one row per token."""
         model = self.partition.model
-        table = self.partition.padded_vocab_size // self._chips * model.hidden_size * self.dtype.itemsize
-        return self.weight_bytes - (0 if model.tied_embeddings else table)
+        return (
+            self.weight_bytes - self._unread_rows * table_width(model.hidden_size, Layout.MATRIX) * self.dtype.itemsize
+        )
+
+    @property
+    def _multiplied_weights(self) -> int:
+        """Weights that a token is multiplied by on a chip, on average over the chips."""
+        one_byte = np.dtype(np.int8)
+        numbers, experts = (
+            parameter_bytes(self.partition, WeightFormat(one_byte)),
+            expert_bytes(self.partition, one_byte),
+        )
+        each = (count * spec.experts_per_token // spec.num_experts for spec, count in experts.items())
+        return numbers - self._unread_rows * self.partition.model.hidden_size - sum(experts.values()) + sum(each)
+
+    @property
+    def _unread_rows(self) -> int:
+        """Rows of a chip's embedding, if it is not the head too."""
+        return 0 if self.partition.model.tied_embeddings else self.partition.padded_vocab_size // self._chips
+
+    @property
+    def _experts(self) -> dict[ExpertsSpec, int]:
+        return expert_bytes(self.partition, self.dtype)
+
+    def _read_experts(self, tokens: int) -> int:
+        """Bytes of experts that a step of so many tokens reads."""
+        return sum(int(nbytes * share_read(spec, tokens, self._chips)) for spec, nbytes in self._experts.items())
 
     def _bytes_a_sequence(self, tokens: int) -> int:
         """Keys, values and float32 logits."""
         model = self.partition.model
-        key_and_value = 2 * self.partition.kv_heads_each * model.attention.head_dim * self.kv_dtype.itemsize
+        key_and_value = 2 * self.partition.kv_heads_each * model.head_dim * self.kv_dtype.itemsize
         return self._seen(tokens) * key_and_value + 4 * model.vocab_size // self._chips
 
     def _flops_of_attention(self, tokens: int) -> int:
@@ -114,7 +152,7 @@ class Roofline:
 
     def _seen(self, tokens: int) -> int:
         """Keys that a token attends to, summed over the layers."""
-        return sum(min(tokens, block.mixer.scores.window or tokens) for block in self.partition.model.blocks)
+        return sum(min(tokens, block.mixer.scores.reach or tokens) for block in self.partition.model.blocks)
 
     @property
     def _chips(self) -> int:

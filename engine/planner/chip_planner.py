@@ -1,7 +1,7 @@
 """Plans serving on absent TPUs: libtpu compiles everything that the daemon would."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import jax
@@ -16,18 +16,21 @@ from caching.tpu.tpu_kernels import TPUKernel
 from engine.config import EngineConfig
 from engine.errors import ConfigurationError
 from engine.mesh import DeviceMesh
+from engine.models.decoder import Decoder, LayerStack
+from engine.models.layers.experts import ExpertsMLP
 from engine.models.model_config import read_config_file
 from engine.models.partition import Partition, most_devices, split
 from engine.models.spec import ModelSpec
 from engine.models.weights.store import abstract_decoder
 from engine.planner.chip_fit import ChipFit
 from engine.planner.chip_plan import ChipPlan, DecodeStep, Roofline, batch_sizes
-from engine.planner.compiled_function import CompiledProgram, LargeArrays
+from engine.planner.compiled_function import CompiledProgram, ExpertStack, LargeArrays
 from engine.planner.hlo_traffic import Moved, Traffic
 from engine.planner.ici import exchanges_seconds
-from engine.planner.topology import chips_of
+from engine.planner.topology import chips_of, topology_of
 from engine.progress import Progress
-from engine.step.backend import SMALLEST_ACCELERATOR_STEP
+from engine.served_model import in_words
+from engine.step.backend import SMALLEST_ACCELERATOR_STEP, Backend
 from engine.step.compilation import Compilation
 from engine.step.execution_manager import ExecutionManager
 from engine.step.forward_programs import FORWARD
@@ -41,8 +44,10 @@ Report = Callable[[Progress], None]
 def plan_chips(config: EngineConfig, path: Path, topology: str, tokens_a_sequence: int, report: Report) -> ChipPlan:
     """Compile a daemon's functions for a topology. ``path`` is a config.json, without weights.
 
-    Raises ConfigurationError, with the arithmetic, if the model does not fit.
+    ``topology`` is any name that ``topology_of`` knows. Raises ConfigurationError for others, and,
+    with the arithmetic, if the model does not fit.
     """
+    topology = topology_of(topology)
     devices = chips_of(topology)
     chip = _known(devices[0])
     partition = _partition(config, read_config_file(path), len(devices))
@@ -67,16 +72,17 @@ def plan_chips(config: EngineConfig, path: Path, topology: str, tokens_a_sequenc
         hbm=chip.hbm_bytes,
         budget=fit.budget,
         weights=fit.weights,
+        form=in_words(fit.quantization, partition.model) if fit.quantization else fit.dtype.name,
         scratch=cache.reserved,
         pages=shapes.cache.num_bytes,
         num_pages=shapes.cache.num_pages,
         page_size=shapes.cache.page_size,
-        context_tokens=shapes.cache.num_usable_tokens,
+        context_tokens=_capacity(shapes),
         max_model_len=shapes.max_model_len,
         tokens_a_sequence=tokens,
         functions=[one.report for one in programs],
         compile_seconds=seconds,
-        decode=_decode(fit, programs, shapes, tokens),
+        decode=decode_steps(fit, programs, shapes, tokens),
     )
 
 
@@ -85,6 +91,12 @@ def pages_read(kernel: TPUKernel, chip: Chip, shapes: StepShapes, tokens: int) -
     cache = shapes.cache
     read = kernel.tokens_read(chip, cache, shapes.pages_per_seq, tokens)
     return read * cache.bytes_per_page // (cache.num_layers * cache.page_size)
+
+
+def _capacity(shapes: StepShapes) -> int:
+    """Tokens in all pages, if sequences are as long as may be."""
+    longest = pages_for(shapes.max_model_len, shapes.cache.page_size) * shapes.cache.page_size
+    return shapes.cache.num_usable_pages * longest // shapes.groups.pages_of(longest)
 
 
 def _known(device: Device) -> Chip:
@@ -111,9 +123,7 @@ def _compile(fit: ChipFit, mesh: DeviceMesh, shapes: StepShapes, report: Report)
     """Every function that a daemon compiles before READY, in order of completion."""
     backend, partition = fit.backend, fit.partition
     decoder = abstract_decoder(partition, fit.weight_format, mesh=mesh)
-    logits = jax.ShapeDtypeStruct((shapes.max_num_seqs, partition.padded_vocab_size), jnp.float32)
-    pages = jax.tree.leaves(backend.abstract_cache(shapes.cache, mesh))
-    arrays = LargeArrays(tuple(jax.tree.leaves(nnx.state(decoder))), tuple(pages), logits, partition.model.num_layers)
+    arrays = large_arrays(decoder, partition, backend, mesh, shapes)
     programs: list[CompiledProgram] = []
 
     def add(compilation: Compilation) -> None:
@@ -124,18 +134,36 @@ def _compile(fit: ChipFit, mesh: DeviceMesh, shapes: StepShapes, report: Report)
     return programs
 
 
-def _decode(fit: ChipFit, programs: list[CompiledProgram], shapes: StepShapes, tokens: int) -> list[DecodeStep]:
+def large_arrays(
+    decoder: Decoder, partition: Partition, backend: Backend, mesh: DeviceMesh, shapes: StepShapes
+) -> LargeArrays:
+    """The weights, pages and logits of a decoder's steps."""
+    logits = jax.ShapeDtypeStruct((shapes.max_num_seqs, partition.padded_vocab_size), jnp.float32)
+    pages = jax.tree.leaves(backend.abstract_cache(shapes.cache, mesh))
+    weights = tuple(jax.tree.leaves(nnx.state(decoder)))
+    return LargeArrays(weights, tuple(pages), logits, partition.model.num_layers, tuple(_expert_stacks(decoder)))
+
+
+def _expert_stacks(decoder: Decoder) -> Iterator[ExpertStack]:
+    for layer in decoder.layers:
+        for block in layer.blocks if isinstance(layer, LayerStack) else ():
+            if isinstance(mlp := block.mlp, ExpertsMLP):
+                kernels = mlp.gate_up_kernel.get_value(), mlp.down_kernel.get_value()
+                yield from (ExpertStack(leaf, mlp.spec) for leaf in jax.tree.leaves(kernels))
+
+
+def decode_steps(fit: ChipFit, programs: list[CompiledProgram], shapes: StepShapes, tokens: int) -> list[DecodeStep]:
     """Decoding steps with the greedy sampler, for each batch size whose pages fit in the pool."""
     roofline, read = (
         Roofline(fit.chip, fit.partition, fit.stored_dtype, fit.kv_dtype, fit.weights),
         pages_read(fit.kernel, fit.chip, shapes, tokens),
     )
-    pages = pages_for(tokens, shapes.cache.page_size)
+    pages = shapes.groups.pages_of(tokens)
     found = []
     for sequences in batch_sizes(shapes.max_num_seqs):
         if sequences * pages <= shapes.cache.num_usable_pages:
-            step = _smallest(programs, FORWARD, sequences).traffic(sequences * read)
-            sampler = _smallest(programs, GREEDY, sequences).traffic(0)
+            step = _smallest(programs, FORWARD, sequences).traffic(sequences * read, sequences)
+            sampler = _smallest(programs, GREEDY, sequences).traffic(0, sequences)
             found.append(_step(roofline, sequences, tokens, step, sampler))
     return found
 

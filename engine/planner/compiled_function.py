@@ -10,6 +10,8 @@ import msgspec
 from jax.errors import JaxRuntimeError
 from jax.stages import Compiled
 
+from engine.models.layers.experts import ExpertsSpec
+from engine.planner.experts_read import share_read
 from engine.planner.hlo import EMPTY, Buffer, Instruction, parse_program
 from engine.planner.hlo_traffic import Collective, Kernel, Moved, Traffic, count_traffic
 from engine.step.compilation import Compilation, scratch_bytes
@@ -49,6 +51,29 @@ class CompiledFunction(msgspec.Struct, frozen=True):
 
 
 @dataclass(frozen=True)
+class ExpertStack:
+    """The experts of several layers in one array [layers, experts, ...], which products read."""
+
+    array: jax.ShapeDtypeStruct
+    spec: ExpertsSpec
+
+    @property
+    def part(self) -> tuple[int, ...]:
+        """The shape of a chip's part."""
+        return _part(self.array)
+
+    @property
+    def chips(self) -> int:
+        """Chips that it is split over."""
+        whole: int = math.prod(self.array.shape)
+        return whole // math.prod(self.part)
+
+    def read(self, buffer: Buffer, tokens: int) -> int:
+        """Bytes of the buffer that has it that one layer's product of a step reads."""
+        return int(buffer.hbm_bytes // self.part[0] * share_read(self.spec, tokens, self.chips))
+
+
+@dataclass(frozen=True)
 class LargeArrays:
     """Weights, pages and logits, by whose sizes a program's buffers are recognized."""
 
@@ -56,6 +81,7 @@ class LargeArrays:
     pages: tuple[jax.ShapeDtypeStruct, ...]
     logits: jax.ShapeDtypeStruct
     num_layers: int
+    experts: tuple[ExpertStack, ...] = ()
 
     @property
     def parts(self) -> set[int]:
@@ -71,6 +97,10 @@ class LargeArrays:
         """Whether a buffer is a chip's shard of the pages."""
         return any(buffer.numbers == math.prod(_part(leaf)) for leaf in self.pages)
 
+    def experts_in(self, buffer: Buffer) -> ExpertStack | None:
+        """The experts that a buffer has, of all layers of their stack."""
+        return next((stack for stack in self.experts if buffer.numbers == math.prod(stack.part)), None)
+
     def _numbers(self, shapes: list[tuple[int, ...]]) -> set[int]:
         layers = [(shape[0] // self.num_layers, *shape[1:]) for shape in shapes if shape[0] % self.num_layers == 0]
         return {size for shape in (*shapes, *layers) if (size := math.prod(shape)) * 2 >= LARGE}
@@ -83,7 +113,7 @@ class CompiledProgram:
         self._arrays = arrays
         text = _text(compilation.compiled)
         self._program = parse_program(text) if text else EMPTY
-        traffic = self.traffic(0)
+        traffic = self.traffic(0, compilation.size)
         self.report = CompiledFunction(
             name=compilation.function,
             size=compilation.size,
@@ -102,15 +132,23 @@ class CompiledProgram:
             exchanges=_exchanges(traffic, arrays.num_layers),
         )
 
-    def traffic(self, pages_read: int) -> Traffic:
-        """Its memory traffic, if attention reads ``pages_read`` bytes of each layer's pages."""
-        return count_traffic(self._program, self._attention(pages_read))
+    def traffic(self, pages_read: int, tokens: int) -> Traffic:
+        """Its memory traffic, if attention reads ``pages_read`` bytes of each layer's pages.
 
-    def _attention(self, pages_read: int) -> Kernel:
+        Of a step's ``tokens`` each chooses its experts.
+        """
+        return count_traffic(self._program, self._kernels(pages_read, tokens))
+
+    def _kernels(self, pages_read: int, tokens: int) -> Kernel:
         def moved(call: Instruction, operands: list[Buffer]) -> Moved | None:
-            if not any(map(self._arrays.are_pages, operands)):
+            if any(map(self._arrays.are_pages, operands)):
+                return Moved(pages_read + self._others(operands), self._others(call.buffers))
+            stacks = [(stack, buffer) for buffer in operands if (stack := self._arrays.experts_in(buffer))]
+            if not stacks:
                 return None
-            return Moved(pages_read + self._others(operands), self._others(call.buffers))
+            others = sum(buffer.hbm_bytes for buffer in operands if not self._arrays.experts_in(buffer))
+            read = sum(stack.read(buffer, tokens) for stack, buffer in stacks)
+            return Moved(read + others, sum(buffer.hbm_bytes for buffer in call.buffers))
 
         return moved
 

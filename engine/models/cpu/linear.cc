@@ -1,108 +1,132 @@
-// x[rows, depth] @ kernel * scales[width] -> out[rows, width], for kernels packed as panels[count, depth, kPanelWidth]:
-// the columns kPanelWidth at a time, each panel contiguous, so that a step reads the weights once and in order.
+// x[rows, depth] @ kernel * scales[width] -> out[rows, width], for kernels in panels (panels.h).
 //
 // It is here that int8's are scaled (scales is empty for others), as XLA would make one operation of that and of what is
-// added next for some numbers of rows and not for others.
+// added next for some numbers of rows and not for others. Scales of 4 bits are for groups of inputs, in panels as well.
+//
+// A grouped product has kernels of several experts, one after the other, and rows sorted by expert. An expert's kernel without
+// rows is not read, and rows behind those of all experts become zero.
 
+#include <algorithm>
 #include <vector>
 
+#include "handler.h"
+#include "panels.h"
 #include "team.h"
-#include "tiles.h"
-#include "xla/ffi/api/ffi.h"
 
 namespace odriver {
-namespace ffi = xla::ffi;
 
-constexpr int kVectors = 2;
-constexpr int64_t kPanelWidth = kVectors * kWidth;
-constexpr int64_t kAheadBytes = 2048;  // of 1 to 8 KiB the best where weights come from memory
-constexpr int64_t kRowsOfNarrow = 24;  // up to so many rows bfloat16 and int8 are read as they are
 constexpr int64_t kBlockBytes = 1 << 20;  // of activations, which stay in a core's cache while panels go by
+constexpr int kTasks = 8;  // of each thread: few, so that it reads on and on, and enough to share them evenly
 
-template <int panels, typename Stored>
-Columns<panels * kVectors, Stored> columns_of(const Stored* panel, int64_t depth) {
-  Columns<panels * kVectors, Stored> columns{{}, {}, kPanelWidth};
-  for (int v = 0; v < panels * kVectors; ++v) {
-    columns.begin[v] = panel + (v / kVectors) * depth * kPanelWidth + (v % kVectors) * kWidth;
-    columns.ahead[v] = columns.begin[v] + kAheadBytes / sizeof(Stored);
+// Consecutive rows of one expert, how many panels they are multiplied by at once, and the first step that does so.
+struct Part {
+  int64_t expert, begin, rows, panels, step;
+};
+
+// With few rows, enough sums to hide what each addition waits.
+int64_t panels_at_once(int64_t rows) {
+  if (rows * kMaxPanels * kPanelVectors <= kMaxSums) return kMaxPanels;
+  return rows <= kWideRows ? 2 : 1;
+}
+
+// The rows of each expert, cut so that a part's activations stay in a core's cache while panels go by. The last part is the
+// rows behind all, of which there are no steps.
+std::vector<Part> parts_of(const int32_t* sizes, int64_t experts, int64_t rows, int64_t depth, int64_t panels) {
+  std::vector<Part> parts;
+  int64_t row = 0, step = 0;
+  for (int64_t expert = 0; expert < experts; ++expert) {
+    const int64_t first = row, size = std::clamp<int64_t>(sizes[expert], 0, rows - first);
+    const int64_t blocks = (size * depth * int64_t(sizeof(float)) + kBlockBytes - 1) / kBlockBytes;
+    for (int64_t block = 0; block < blocks; ++block) {
+      const int64_t end = first + (block + 1) * size / blocks, at_once = panels_at_once(end - row);
+      parts.push_back({expert, row, end - row, at_once, step});
+      step += (panels + at_once - 1) / at_once;
+      row = end;
+    }
   }
-  return columns;
+  parts.push_back({experts, row, rows - row, 1, step});
+  return parts;
 }
 
-// A panel as floats: over many rows cheaper than to widen it in every tile.
-template <typename Stored>
-const float* widened(const Stored* panel, int64_t elements) {
-  static thread_local std::vector<float> wide;
-  wide.resize(elements + kAheadBytes / sizeof(float));
-  for (int64_t at = 0; at < elements; at += kWidth) store(&wide[at], load(panel + at));
-  return wide.data();
+const Part* part_of(const std::vector<Part>& parts, int64_t step) {
+  return &*std::prev(std::partition_point(parts.begin(), parts.end(), [&](const Part& part) { return part.step <= step; }));
 }
 
-// The columns of some panels; the last one may hang over the last column.
-template <int panels, typename Stored>
-void multiply(const float* x, const Stored* panel, float* out, int64_t rows, int64_t depth, int64_t width,
-              int64_t columns) {
-  if constexpr (sizeof(Stored) < sizeof(float))
-    if (rows > kRowsOfNarrow)
-      return multiply<panels>(x, widened(panel, panels * depth * kPanelWidth), out, rows, depth, width, columns);
-  const auto right = columns_of<panels>(panel, depth);
-  if (columns == panels * kPanelWidth) return product(rows, x, depth, right, depth, out, width, false);
-  for (int64_t row = 0; row < rows; ++row) {
-    float whole[panels * kPanelWidth];
-    product(1, x + row * depth, depth, right, depth, whole, 0, false);
-    std::copy(whole, whole + columns, out + row * width);
-  }
-}
+// A call: x and out, and the rows of each expert.
+struct Rows {
+  const float* x;
+  float* out;
+  int64_t rows, depth, width;
+  const int32_t* sizes;
+  int64_t experts;
+};
 
 void scale(const float* scales, float* out, int64_t rows, int64_t width, int64_t columns) {
   for (int64_t row = 0; row < rows; ++row)
     for (int64_t column = 0; column < columns; ++column) out[row * width + column] *= scales[column];
 }
 
-template <typename Stored>
-void multiply(const float* x, const Stored* panels, const float* scales, float* out, int64_t rows, int64_t depth,
-              int64_t width) {
-  const int64_t count = (width + kPanelWidth - 1) / kPanelWidth;
-  const int64_t together = rows <= kWideRows ? 2 : 1;  // with few rows, enough sums to hide what each addition waits
-  const int64_t blocks = (rows * depth * int64_t(sizeof(float)) + kBlockBytes - 1) / kBlockBytes;
-  for (int64_t block = 0; block < blocks; ++block) {
-    const int64_t begin = block * rows / blocks, some = (block + 1) * rows / blocks - begin;
-    parallel_for((count + together - 1) / together, [&](int64_t task) {
-      const int64_t panel = task * together, first = panel * kPanelWidth;
-      const Stored* from = panels + panel * depth * kPanelWidth;
-      float* to = out + begin * width + first;
-      const int64_t columns = std::min(together * kPanelWidth, width - first);
-      if (together == 2 && panel + 2 <= count)
-        multiply<2>(x + begin * depth, from, to, some, depth, width, columns);
-      else
-        multiply<1>(x + begin * depth, from, to, some, depth, width, columns);
-      if (scales) scale(scales + first, to, some, width, columns);
-    });
-  }
+// `scales` are those of whole columns, or null.
+template <typename Stored, typename Scales>
+void multiply(const Rows& all, const Kernels<Stored, Scales>& kernels, const float* scales) {
+  const int64_t count = (all.width + kPanelWidth - 1) / kPanelWidth;
+  const std::vector<Part> parts = parts_of(all.sizes, all.experts, all.rows, all.depth, count);
+  const int64_t steps = parts.back().step, each = std::max<int64_t>(1, steps / (kTasks * team().size()));
+  parallel_for((steps + each - 1) / each, [&](int64_t task) {
+    const int64_t begin = task * each, end = std::min(steps, begin + each);
+    const Part* part = part_of(parts, begin);
+    for (int64_t step = begin; step < end; ++step) {
+      if (step == part[1].step) ++part;
+      const int64_t panel = (step - part->step) * part->panels, column = panel * kPanelWidth;
+      const int64_t at_once = std::min(part->panels, count - panel), first = part->expert * count + panel;
+      const int64_t next = panel + at_once < count ? first + at_once : part[1].expert * count;
+      const int64_t columns = std::min(at_once * kPanelWidth, all.width - column);
+      float* out = all.out + part->begin * all.width + column;
+      multiply_by(at_once, all.x + part->begin * all.depth, kernels, first, next, out, part->rows, all.width, columns);
+      if (scales) scale(scales + part->expert * all.width + column, out, part->rows, all.width, columns);
+    }
+  });
+  std::fill_n(all.out + parts.back().begin * all.width, parts.back().rows * all.width, 0.0f);
 }
 
-ffi::Error linear(ffi::Buffer<ffi::F32> x, ffi::AnyBuffer panels, ffi::Buffer<ffi::F32> scales,
-                  ffi::ResultBuffer<ffi::F32> out) {
-  const int64_t depth = x.dimensions().back(), width = out->dimensions().back();
-  const int64_t rows = x.element_count() / depth;
-  const void* from = panels.untyped_data();
-  const float* by = scales.element_count() ? scales.typed_data() : nullptr;
-  if (panels.element_type() == ffi::F32)
-    multiply(x.typed_data(), static_cast<const float*>(from), by, out->typed_data(), rows, depth, width);
-  else if (panels.element_type() == ffi::S8)
-    multiply(x.typed_data(), static_cast<const int8_t*>(from), by, out->typed_data(), rows, depth, width);
+void multiply(const Rows& all, const Buffer& panels, const Buffer& scales) {
+  const auto multiply_by = [&](auto* stored) {
+    multiply(all, Kernels<std::decay_t<decltype(*stored)>, NoScales>{stored, all.depth, {}},
+             scales.size() ? scales.floats() : nullptr);
+  };
+  if (panels.dtype() == XLA_FFI_DataType_F32)
+    multiply_by(panels.floats());
+  else if (panels.dtype() == XLA_FFI_DataType_BF16)
+    multiply_by(static_cast<const uint16_t*>(panels.data()));
+  else if (panels.dtype() == XLA_FFI_DataType_S8)
+    multiply_by(static_cast<const int8_t*>(panels.data()));
   else
-    multiply(x.typed_data(), static_cast<const uint16_t*>(from), by, out->typed_data(), rows, depth, width);
-  return ffi::Error::Success();
+    multiply(all,
+             Kernels<Nibbles, GroupScales>{static_cast<const Nibbles*>(panels.data()), all.depth,
+                                           {scales.floats(), scales.dim(-2), all.depth}},
+             nullptr);
 }
 
-XLA_FFI_DEFINE_HANDLER_SYMBOL(odriver_linear, linear,
-                              ffi::Ffi::Bind()
-                                  .Arg<ffi::Buffer<ffi::F32>>()
-                                  .Arg<ffi::AnyBuffer>()
-                                  .Arg<ffi::Buffer<ffi::F32>>()
-                                  .Ret<ffi::Buffer<ffi::F32>>());
+// (x f32, panels f32, bf16, s8 or 4 bits in u8, scales f32) -> out f32
+const char* linear(const Call& call) {
+  const Buffer x = call.arg(0), out = call.result(0);
+  const int64_t depth = x.dim(-1), width = out.dim(-1);
+  const int32_t rows = out.size() / width;
+  multiply({x.floats(), out.floats(), rows, depth, width, &rows, 1}, call.arg(1), call.arg(2));
+  return nullptr;
+}
+
+// (x f32, panels and scales of each expert as above, rows s32 of each expert) -> out f32
+const char* grouped_linear(const Call& call) {
+  const Buffer x = call.arg(0), sizes = call.arg(3), out = call.result(0);
+  multiply({x.floats(), out.floats(), out.dim(0), x.dim(-1), out.dim(-1), sizes.ints(), sizes.size()}, call.arg(1),
+           call.arg(2));
+  return nullptr;
+}
 
 }  // namespace odriver
+
+ODRIVER_HANDLER(odriver_linear, odriver::linear)
+ODRIVER_HANDLER(odriver_grouped_linear, odriver::grouped_linear)
 
 extern "C" int odriver_panel_width() { return odriver::kPanelWidth; }

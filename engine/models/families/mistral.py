@@ -7,5 +7,11 @@ FAMILY = Family(
     "MistralForCausalLM",
     decoder_spec,
     defaults={"num_key_value_heads": 8, "sliding_window": 4096, "eos_token_id": 2},
-    fixed={"use_sliding_window": True, "max_window_layers": 0, "attention_bias": False, "mlp_bias": False},
+    fixed={
+        "use_sliding_window": True,
+        "max_window_layers": 0,
+        "attention_bias": False,
+        "mlp_bias": False,
+        "layer_types": None,
+    },
 )

@@ -1,8 +1,10 @@
 """Mixtral: Mistral with a mixture of experts in each layer; config.json may set a window."""
 
-from engine.models.family import Count, Family, Fields, decoder_spec, require
-from engine.models.mixture import MixtureSpec
+from engine.models.family import Family, Fields, decoder_spec
+from engine.models.layers.experts import ExpertsSpec, one_by_one
+from engine.models.requirements import Count
 from engine.models.spec import ModelSpec
+from engine.models.weights.parameters import LAYER, tensors
 
 
 class MixtralFields(Fields):
@@ -14,10 +16,12 @@ class MixtralFields(Fields):
 
 def mixtral(fields: MixtralFields) -> ModelSpec:
     """All layers have the same experts."""
-    experts, chosen = fields.num_local_experts, fields.num_experts_per_tok
-    require(chosen <= experts, f"num_experts_per_tok {chosen} is more than num_local_experts {experts}")
-    return decoder_spec(fields, feed_forward=MixtureSpec(fields.intermediate_size, experts, chosen))
+    sizes = fields.intermediate_size, fields.num_local_experts, fields.num_experts_per_tok
+    experts = ExpertsSpec(*sizes, activation=fields.activation)
+    return decoder_spec(fields, feed_forward=experts)
 
+
+TENSORS = one_by_one("block_sparse_moe.experts.", "w1", "w3", "w2")
 
 FAMILY = Family(
     "mixtral",
@@ -32,4 +36,5 @@ FAMILY = Family(
         "eos_token_id": 2,
     },
     fixed={"use_sliding_window": True, "max_window_layers": 0, "attention_bias": False},
+    tensors={"mlp.router.kernel": tensors(f"{LAYER}block_sparse_moe.gate.weight"), **TENSORS},
 )

@@ -9,8 +9,9 @@ from flax import nnx
 from jax import Array
 
 from engine.mesh import TP
-from engine.models.weights.forms import Dense, Layout, Weight
+from engine.models.weights.forms import Dense, Weight
 from engine.models.weights.parameters import Parameter, Role, TensorRule
+from engine.models.weights.weight_format import Layout
 
 Axes = Mapping[str, int]
 """Names and sizes, in order; the names are those of ``engine.models.weights.parameters.AXES``."""
@@ -28,18 +29,39 @@ class ParameterFactory:
         self._rngs = rngs
         self.axis = TP if devices > 1 else None
         """The mesh axis that products of ``last`` kernels are summed over; None on one device."""
-        self._devices = devices
+        self.devices = devices
         self._num_layers = num_layers
         self._rules = rules
         self._unused = set(rules)
 
     def kernel(
-        self, name: str, inputs: Axes, outputs: Axes, rule: TensorRule, *, kv_replicas: int = 1, last: bool = False
+        self,
+        name: str,
+        inputs: Axes,
+        outputs: Axes,
+        rule: TensorRule,
+        *,
+        kv_replicas: int = 1,
+        last: bool = False,
+        exact: bool = False,
     ) -> nnx.Param[Weight]:
-        """A kernel [prod(inputs), *outputs]; ``last`` if it adds to the residual stream."""
+        """A kernel [prod(inputs), *outputs]; ``last`` if it adds to the residual stream.
+
+        An ``exact`` one stays float32, and is never quantised.
+        """
         axes = (*inputs.items(), *outputs.items())
-        std = STD / (2 * self._num_layers) ** 0.5 if last else STD
-        return self._weight(Parameter(name, Role.KERNEL, axes, self._rule(name, rule), len(inputs), kv_replicas), std)
+        rule = self._rule(name, rule)
+        parameter = Parameter(name, Role.KERNEL, axes, rule, len(inputs), kv_replicas, exact=exact)
+        return self._weight(parameter, self._std(last))
+
+    def experts(self, name: str, axes: Axes, rule: TensorRule, *, whole: str, last: bool = False) -> nnx.Param[Weight]:
+        """Kernels [experts, input, *outputs], of one input.
+
+        ``whole`` is the axis that devices do not split: ``experts`` or ``ffn``.
+        """
+        every = tuple(axes.items())
+        parameter = Parameter(name, Role.EXPERTS, every, self._rule(name, rule), inputs=1, whole=whole)
+        return self._weight(parameter, self._std(last))
 
     def table(self, name: str, axes: Axes, rule: TensorRule, *, padding: int = 0) -> nnx.Param[Weight]:
         """A table [vocabulary, hidden], the last ``padding`` of its rows not in the checkpoint."""
@@ -47,14 +69,26 @@ class ParameterFactory:
             Parameter(name, Role.TABLE, tuple(axes.items()), self._rule(name, rule), padding=padding), STD
         )
 
-    def bias(self, name: str, axes: Axes, rule: TensorRule, *, kv_replicas: int = 1) -> nnx.Param[Array]:
-        """Zeros [*axes]."""
-        parameter = Parameter(name, Role.VECTOR, tuple(axes.items()), self._rule(name, rule), kv_replicas=kv_replicas)
+    def bias(
+        self,
+        name: str,
+        axes: Axes,
+        rule: TensorRule,
+        *,
+        kv_replicas: int = 1,
+        exact: bool = False,
+        whole: str | None = None,
+    ) -> nnx.Param[Array]:
+        """Zeros [*axes]; an ``exact`` one stays float32, and devices do not split ``whole``."""
+        rule, every = self._rule(name, rule), tuple(axes.items())
+        parameter = Parameter(name, Role.VECTOR, every, rule, kv_replicas=kv_replicas, exact=exact, whole=whole)
         return nnx.Param(jnp.zeros(parameter.shape), declared=parameter)
 
-    def scale(self, name: str, axes: Axes, rule: TensorRule) -> nnx.Param[Array]:
+    def scale(self, name: str, axes: Axes, rule: TensorRule, *, kv_replicas: int = 1) -> nnx.Param[Array]:
         """Ones f32[*axes], which stay float32."""
-        parameter = Parameter(name, Role.VECTOR, tuple(axes.items()), self._rule(name, rule), exact=True)
+        parameter = Parameter(
+            name, Role.VECTOR, tuple(axes.items()), self._rule(name, rule), kv_replicas=kv_replicas, exact=True
+        )
         return nnx.Param(jnp.ones(parameter.shape, jnp.float32), declared=parameter)
 
     def require_all_rules_used(self) -> None:
@@ -66,11 +100,12 @@ class ParameterFactory:
         self._unused.discard(name)
         return self._rules.get(name, rule)
 
+    def _std(self, last: bool) -> float:
+        return STD / (2 * self._num_layers) ** 0.5 if last else STD
+
     def _weight(self, parameter: Parameter, std: float) -> nnx.Param[Weight]:
-        part = parameter.part(self._devices)
-        out = part[:1] if parameter.role is Role.TABLE else part[1:]
         numbers = std * jax.random.normal(self._rngs.params(), parameter.shape)
-        return nnx.Param(Dense(numbers, Layout.AXES, out), declared=parameter)
+        return nnx.Param(Dense(numbers, Layout.AXES, parameter.out(self.devices)), declared=parameter)
 
 
 def declared(param: nnx.Variable[Any]) -> Parameter:

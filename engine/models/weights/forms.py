@@ -6,10 +6,9 @@ the form; models use it through ``engine.models.linear``.
 """
 
 import math
-from dataclasses import dataclass
-from enum import Enum, auto
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -17,53 +16,20 @@ import numpy as np
 from jax import Array
 
 from caching.page_dtype import quantize
-from engine.mesh import TP, DeviceMesh
+from engine.mesh import DeviceMesh
 from engine.models.weights import panels
+from engine.models.weights.int4 import Int4, group_size
 from engine.models.weights.parameters import Parameter, Role
+from engine.models.weights.weight_format import Layout, Leaf, WeightFormat, as_laid_out, numbers_leaf, stored_dtype
 
 
-class Layout(Enum):
-    """Memory layout of a kernel [in, *out] or table [vocab, hidden], for a backend's products."""
+class Groups(NamedTuple):
+    """Rows that are sorted by expert."""
 
-    AXES = auto()
-    """As they are declared."""
-    MATRIX = auto()
-    """Kernels are [in, prod(out)], flattened for each device by itself. A TPU stores the last
-    two axes in tiles: it would pad small ones, and copy the kernel before each product."""
-    PANELS = auto()
-    """For the CPU's own product, on one device: kernels, and tables as kernels [hidden, vocab]
-    for logits, are in panels."""
-
-
-@dataclass(frozen=True)
-class WeightFormat:
-    """The form in which a backend's steps read weights."""
-
-    dtype: np.dtype[Any]
-    """The dtype of weights that are not quantised; norm scales stay float32."""
-    layout: Layout = Layout.AXES
-    scans: bool = False
-    """Repeated layers have one array per parameter, which ``lax.scan`` goes through."""
-    activations: np.dtype[Any] | None = None
-    """Kernels and tables are int8, and rows of a table have this dtype; None: no quantisation."""
-
-
-@dataclass(frozen=True)
-class Leaf:
-    """The shape of one array of a form, over all devices, and the mesh axis of each axis."""
-
-    shape: tuple[int, ...]
-    dtype: np.dtype[Any]
-    split: tuple[str | None, ...] = ()
-
-    def nbytes(self, devices: int) -> int:
-        """The bytes of one device's part."""
-        whole = math.prod(self.shape) * self.dtype.itemsize
-        return whole // devices if TP in self.split else whole
-
-    def stacked(self, layers: int) -> "Leaf":
-        """The Leaf of a stack, ``layers`` first."""
-        return Leaf((layers, *self.shape), self.dtype, (None, *self.split))
+    sizes: Array
+    """i32[experts] rows of each expert; those behind all groups belong to none."""
+    experts: Array
+    """i32[rows] the expert of each row."""
 
 
 @partial(jax.tree_util.register_dataclass, data_fields=["values"], meta_fields=["layout", "out"])
@@ -79,12 +45,21 @@ class Dense:
     @classmethod
     def leaves(cls, parameter: Parameter, form: WeightFormat, devices: int) -> "Dense":
         """The shapes of a parameter in this form."""
-        return cls(_numbers(parameter, form.dtype, form.layout), form.layout, _out(parameter, devices))
+        return cls(
+            numbers_leaf(parameter, stored_dtype(parameter, form), form.layout), form.layout, parameter.out(devices)
+        )
 
     @classmethod
     def made_of(cls, values: Array, parameter: Parameter, form: WeightFormat, mesh: DeviceMesh) -> "Dense":
         """The form of a parameter's ``values``; its outputs are one axis in a MATRIX layout."""
-        return cls(_as_laid_out(values, parameter, form.layout), form.layout, _out(parameter, mesh.size))
+        return cls(as_laid_out(values, parameter, form.layout), form.layout, parameter.out(mesh.size))
+
+    def grouped_product(self, x: Array, groups: Groups) -> Array:
+        """x[rows, in], sorted by expert -> f32[rows, prod(out)]; undefined behind all groups."""
+        if self.layout is Layout.PANELS:
+            unscaled = jnp.zeros((groups.sizes.shape[0], 0), np.float32)
+            return panels.grouped_product(x, self.values, groups.sizes, math.prod(self.out), unscaled)
+        return _ragged_matmul(x, self.values, groups)
 
     def product(self, x: Array) -> Array:
         """x[..., in] -> f32[..., prod(out)]."""
@@ -99,7 +74,7 @@ class Dense:
         return _transposed_matmul(hidden, self.values)
 
     def rows(self, places: Array) -> Array:
-        """Rows [..., hidden] of a table at i32[...] indices; float32 if the table is in panels."""
+        """Rows [..., columns] of a table at i32[...] indices; float32 if the table is in panels."""
         if self.layout is Layout.PANELS:
             return _apart(panels.rows(self.values, places))
         return jnp.take(self.values, places, axis=0)
@@ -124,11 +99,13 @@ class Scaled:
     def leaves(cls, parameter: Parameter, form: WeightFormat, devices: int) -> "Scaled":
         """The shapes of a parameter in this form."""
         assert form.activations is not None
-        values, axis = _numbers(parameter, np.dtype(np.int8), form.layout), _contracted(parameter)
-        whole = _numbers(parameter, np.dtype(np.float32), Layout.AXES if form.layout is Layout.PANELS else form.layout)
+        values, axis = numbers_leaf(parameter, np.dtype(np.int8), form.layout), _contracted(parameter)
+        whole = numbers_leaf(
+            parameter, np.dtype(np.float32), Layout.AXES if form.layout is Layout.PANELS else form.layout
+        )
         split = () if form.layout is Layout.PANELS else _without(whole.split, axis)
         scales = Leaf(_without(whole.shape, axis), whole.dtype, split)
-        return cls(values, scales, form.layout, _out(parameter, devices), form.activations)
+        return cls(values, scales, form.layout, parameter.out(devices), form.activations)
 
     @classmethod
     def made_of(cls, values: Array, parameter: Parameter, form: WeightFormat, mesh: DeviceMesh) -> "Scaled":
@@ -138,8 +115,16 @@ class Scaled:
         if form.layout is not Layout.PANELS:
             leaves = cls.leaves(parameter, form, mesh.size)
             numbers, scales = mesh.laid(numbers, *leaves.values.split), mesh.laid(scales, *leaves.scales.split)
-        numbers = _as_laid_out(numbers, parameter, form.layout)
-        return cls(numbers, scales, form.layout, _out(parameter, mesh.size), form.activations)
+        numbers = as_laid_out(numbers, parameter, form.layout)
+        return cls(numbers, scales, form.layout, parameter.out(mesh.size), form.activations)
+
+    def grouped_product(self, x: Array, groups: Groups) -> Array:
+        """x[rows, in], sorted by expert -> f32[rows, prod(out)]; undefined behind all groups."""
+        scales = self.scales.reshape(-1, math.prod(self.out))
+        if self.layout is Layout.PANELS:
+            return panels.grouped_product(x, self.values, groups.sizes, math.prod(self.out), scales)
+        scaled: Array = _ragged_matmul(x, self.values, groups) * scales[groups.experts]
+        return scaled
 
     def product(self, x: Array) -> Array:
         """x[..., in] -> f32[..., prod(out)]."""
@@ -154,7 +139,7 @@ class Scaled:
         return self._times(_transposed_matmul(hidden, self.values))
 
     def rows(self, places: Array) -> Array:
-        """Rows [..., hidden] of a table at i32[...] indices."""
+        """Rows [..., columns] of a table at i32[...] indices."""
         if self.layout is Layout.PANELS:
             return _apart(self._scaled(panels.rows(self.values, places), places))
         # For a single row XLA:TPU would copy the whole table to another layout.
@@ -174,54 +159,67 @@ class Scaled:
 
 
 Weight = Dense | Scaled
-"""The forms of a kernel or table."""
+"""The forms of a table, and of kernels of experts."""
+Kernel = Weight | Int4
+"""The forms of other kernels."""
 
 
-def form_of(parameter: Parameter, form: WeightFormat) -> type[Weight] | None:
+@partial(jax.tree_util.register_dataclass, data_fields=["stack", "place"], meta_fields=[])
+@dataclass(frozen=True)
+class InStack:
+    """The experts of one layer within a stack of several layers', which it does not copy.
+
+    A product reads the experts that have rows: to the others, and to those of other layers, it
+    gives groups of none.
+    """
+
+    stack: Weight
+    """Its arrays are [layers, experts, ...]."""
+    place: Array
+    """i32[] of the layer."""
+
+    @property
+    def out(self) -> tuple[int, ...]:
+        """As in Dense."""
+        return self.stack.out
+
+    def grouped_product(self, x: Array, groups: Groups) -> Array:
+        """x[rows, in], sorted by expert -> f32[rows, prod(out)]; undefined behind all groups."""
+        layers, experts = self.stack.values.shape[:2]
+        # Smaller arrays are cut: to find their rows, XLA:TPU would read those of all layers.
+        cut = jax.tree.map(partial(jax.lax.dynamic_index_in_dim, index=self.place, keepdims=False), self.stack)
+        whole = replace(cut, values=self.stack.values.reshape(layers * experts, *self.stack.values.shape[2:]))
+        nothing, first = jnp.zeros(layers * experts, jnp.int32), self.place * np.int32(experts)
+        sizes = jax.lax.dynamic_update_slice(nothing, groups.sizes, (first,))
+        product: Array = whole.grouped_product(x, Groups(sizes, groups.experts))
+        return product
+
+
+def form_of(parameter: Parameter, form: WeightFormat, devices: int) -> type[Kernel] | None:
     """The form of a parameter; None for a vector, which is an array by itself."""
     if parameter.role is Role.VECTOR:
         return None
-    return Dense if form.activations is None else Scaled
+    if form.activations is None or parameter.exact:
+        return Dense
+    in_groups = form.bits == 4 and parameter.role is Role.KERNEL and group_size(parameter, devices) > 0
+    return Int4 if in_groups else Scaled
 
 
 def leaves_of(parameter: Parameter, form: WeightFormat, devices: int) -> Any:
     """A parameter's form with a Leaf for each array."""
-    kind = form_of(parameter, form)
+    kind = form_of(parameter, form, devices)
     return dense_leaf(parameter, form) if kind is None else kind.leaves(parameter, form, devices)
 
 
 def dense_leaf(parameter: Parameter, form: WeightFormat) -> Leaf:
     """The array of a parameter's numbers before they are quantised or put into panels."""
-    dtype = np.dtype(np.float32) if parameter.exact else form.dtype
-    return _numbers(parameter, dtype, Layout.MATRIX if form.layout is Layout.MATRIX else Layout.AXES)
-
-
-def _numbers(parameter: Parameter, dtype: np.dtype[Any], layout: Layout) -> Leaf:
-    shape, split = parameter.shape, parameter.served_split
-    if layout is Layout.PANELS:
-        is_table = parameter.role is Role.TABLE
-        rows, depth = shape if is_table else (math.prod(shape[1:]), shape[0])
-        return Leaf(panels.panels_shape(rows, depth), dtype)
-    if layout is Layout.MATRIX and parameter.role is Role.KERNEL:
-        return Leaf((shape[0], math.prod(shape[1:])), dtype, (split[0], TP if TP in split[1:] else None))
-    return Leaf(shape, dtype, split)
-
-
-def _as_laid_out(values: Array, parameter: Parameter, layout: Layout) -> Array:
-    if layout is not Layout.PANELS:
-        return values
-    numbers = np.asarray(values)
-    return panels.as_panels(numbers if parameter.role is Role.TABLE else numbers.reshape(len(numbers), -1).T)
-
-
-def _out(parameter: Parameter, devices: int) -> tuple[int, ...]:
-    part = parameter.part(devices)
-    return part[:1] if parameter.role is Role.TABLE else part[1:]
+    layout = Layout.MATRIX if form.layout is Layout.MATRIX else Layout.AXES
+    return numbers_leaf(parameter, stored_dtype(parameter, form), layout)
 
 
 def _contracted(parameter: Parameter) -> int:
     """The axis that a product sums over."""
-    return 1 if parameter.role is Role.TABLE else 0
+    return 1 if parameter.role is Role.TABLE else parameter.role.lead
 
 
 def _without(axes: tuple[Any, ...], axis: int) -> tuple[Any, ...]:
@@ -237,8 +235,17 @@ def _matmul(x: Array, values: Array) -> Array:
     return jnp.matmul(x, matrix, preferred_element_type=np.float32)
 
 
+def _ragged_matmul(x: Array, values: Array, groups: Groups) -> Array:
+    """XLA:TPU reads int8 ``values`` as they are; to convert them first would write them anew."""
+    matrices = values.reshape(*values.shape[:2], -1)
+    return jax.lax.ragged_dot(x, matrices, groups.sizes, preferred_element_type=np.float32)
+
+
 def _transposed_matmul(hidden: Array, table: Array) -> Array:
-    return jnp.matmul(hidden, table.astype(hidden.dtype).T, preferred_element_type=np.float32)
+    """f[..., hidden] by a table [vocab, columns], with zeros for the columns behind the hidden."""
+    columns = table.shape[1] - hidden.shape[-1]
+    wide = jnp.pad(hidden, [*[(0, 0)] * (hidden.ndim - 1), (0, columns)]) if columns else hidden
+    return jnp.matmul(wide, table.astype(hidden.dtype).T, preferred_element_type=np.float32)
 
 
 def _apart(rows: Array) -> Array:

@@ -23,7 +23,10 @@ AXES: Mapping[str, str | None] = {
     "group": None,
     "head_dim": None,
     "gate_up": None,
-    "experts": None,
+    "experts": TP,
+    "scores": None,
+    "layers": None,
+    "per_layer": None,
 }
 """The mesh axis that each logical axis is split over; None is whole on every device.
 
@@ -44,6 +47,13 @@ class Role(Enum):
     """[vocabulary, hidden]: embedding and head."""
     KERNEL = auto()
     """[*inputs, *out]: activations multiply from the left."""
+    EXPERTS = auto()
+    """[experts, *inputs, *out]: a kernel for each expert."""
+
+    @property
+    def lead(self) -> int:
+        """The axes before a kernel's inputs."""
+        return 1 if self is Role.EXPERTS else 0
 
 
 @dataclass(frozen=True)
@@ -59,12 +69,16 @@ class TensorRule:
     along: str | None = None
     """The axis of several tensors: each takes one index of it, the first all that are left."""
     stored: str | None = None
-    """The tensor's axes by the parameter's names: ``"experts (gate_up ffn) hidden"`` joins two.
+    """The tensor's axes by the parameter's names: ``"experts (gate_up ffn) hidden"`` joins two,
+    and ``()`` is an axis of length 1.
 
-    By default a kernel is stored as in torch, ``"(*out) (*inputs)"``, and all else as declared.
+    By default a kernel is stored as in torch, ``"(*out) (*inputs)"``, those of several experts as
+    ``"experts (*out) (*inputs)"``, and all else as declared.
     """
     transform: Callable[[NDArray[Any]], NDArray[Any]] | None = None
     """Applied to float32 numbers, each by itself."""
+    otherwise: "TensorRule | None" = None
+    """The rule for a checkpoint without the first of these tensors."""
 
 
 def tensors(
@@ -85,7 +99,7 @@ class Parameter:
     """Within its layer, like ``attention.qkv_kernel``: the key of a family's rule for it."""
     role: Role
     axes: tuple[tuple[str, int], ...]
-    """Names and sizes over all devices; a kernel's inputs come first."""
+    """Names and sizes over all devices; a kernel's inputs come first, before them the experts."""
     rule: TensorRule
     inputs: int = 0
     """How many of the axes a product contracts; they are one axis of the served array."""
@@ -95,6 +109,8 @@ class Parameter:
     """Rows of zeros at the end of a table that the checkpoint does not have."""
     exact: bool = False
     """It stays float32, whatever the dtype of the model."""
+    whole: str | None = None
+    """An axis that is whole on every device, though AXES splits it."""
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -109,23 +125,30 @@ class Parameter:
     @property
     def split(self) -> tuple[str | None, ...]:
         """The mesh axis that each axis is split over."""
-        return tuple(AXES[name] for name in self.names)
+        return tuple(None if name == self.whole else AXES[name] for name in self.names)
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The shape of the served array: [in, *out] for a kernel."""
+        """The shape of the served array: [in, *out] for a kernel, [experts, in, *out] for many."""
         return self.as_served(self.sizes)
 
     @property
     def served_split(self) -> tuple[str | None, ...]:
         """The mesh axis of each axis of the served array; the first of several inputs decides."""
-        return (*self.split[:1], *self.split[max(1, self.inputs) :])
+        lead = self.role.lead
+        return (*self.split[: lead + 1], *self.split[lead + max(1, self.inputs) :])
 
     def as_served(self, sizes: tuple[int, ...]) -> tuple[int, ...]:
         """The sizes of an array, or of one device's part of it, with the inputs joined."""
-        return (math.prod(sizes[: self.inputs]), *sizes[self.inputs :]) if self.inputs else sizes
+        lead, outputs = self.role.lead, self.role.lead + self.inputs
+        return (*sizes[:lead], math.prod(sizes[lead:outputs]), *sizes[outputs:]) if self.inputs else sizes
 
     def part(self, devices: int) -> tuple[int, ...]:
         """The shape of one device's part of the served array."""
         axes = zip(self.shape, self.served_split, strict=True)
         return tuple(size // devices if axis == TP else size for size, axis in axes)
+
+    def out(self, devices: int) -> tuple[int, ...]:
+        """The output axes of one device's part: the shape of a product's last axis."""
+        part = self.part(devices)
+        return part[:1] if self.role is Role.TABLE else part[self.role.lead + 1 :]

@@ -39,13 +39,14 @@ class Piece:
 
 def pieces(parameter: Parameter, layer: int | None) -> list[Piece]:
     """The pieces of a parameter in one layer, or outside of all layers."""
-    found: list[Piece] = []
+    found: dict[str, list[Piece]] = {}
     for number, template in enumerate(parameter.rule.tensors):
         for at in _indices(template, dict(parameter.axes)):
             piece = _piece(parameter, number, template.format(layer=layer, **at), at)
-            found.append(_after([other for other in found if other.tensor == piece.tensor], piece))
-    wholes = {piece.tensor: piece.stored for piece in found}  # the last piece has the whole shape
-    return [replace(piece, stored=wholes[piece.tensor]) for piece in found]
+            others = found.setdefault(piece.tensor, [])
+            others.append(_after(others, piece))
+    # the last piece of a tensor has the whole shape
+    return [replace(piece, stored=others[-1].stored) for others in found.values() for piece in others]
 
 
 def _indices(template: str, sizes: Mapping[str, int]) -> Iterator[dict[str, int]]:
@@ -93,23 +94,44 @@ def _groups(parameter: Parameter, sizes: Mapping[str, int]) -> tuple[tuple[str, 
     if parameter.rule.stored is not None:
         words = re.findall(r"\(([^)]*)\)|(\w+)", parameter.rule.stored)
         return tuple(tuple((several or one).split()) for several, one in words)
-    inputs = tuple(name for name in parameter.names[: parameter.inputs] if name in sizes)
-    out = tuple(name for name in parameter.names[parameter.inputs :] if name in sizes)
+    lead, outputs = parameter.role.lead, parameter.role.lead + parameter.inputs
+    experts = tuple((name,) for name in parameter.names[:lead] if name in sizes)
+    inputs = tuple(name for name in parameter.names[lead:outputs] if name in sizes)
+    out = tuple(name for name in parameter.names[outputs:] if name in sizes)
     if parameter.role is Role.TABLE:
         return tuple((name,) for name in out)
-    return (out, inputs) if parameter.role is Role.KERNEL else (out,)
+    return (out,) if parameter.role is Role.VECTOR else (*experts, out, inputs)
 
 
 def assemble(
-    source: TensorSource, parameter: Parameter, layer: int | None, index: tuple[slice, ...], dtype: np.dtype[Any]
+    source: TensorSource,
+    parameter: Parameter,
+    layer: int | None,
+    index: tuple[slice, ...],
+    dtype: np.dtype[Any],
+    padding: int = 0,
 ) -> NDArray[Any]:
-    """The part of a parameter at ``index``, a slice per axis; a fused axis is always whole."""
+    """The part of a parameter at ``index``, a slice per axis; a fused axis is always whole.
+
+    ``padding`` zeros follow along the last axis.
+    """
     windows = {name: chosen.indices(size)[:2] for (name, size), chosen in zip(parameter.axes, index, strict=True)}
-    part = np.empty([stop - start for start, stop in windows.values()], dtype)
+    *others, last = (stop - start for start, stop in windows.values())
+    padded = np.empty((*others, last + padding), dtype)
+    padded[..., last:] = 0
+    part = padded[..., :last]
     for piece in pieces(parameter, layer):
-        region = tuple(piece.region.get(name, slice(None)) for name in parameter.names)
-        part[region] = _read(source, parameter, piece, windows)
-    return part
+        region = [_within(piece.region.get(name, slice(None)), windows[name]) for name in parameter.names]
+        if None not in region:
+            part[tuple(region)] = _read(source, parameter, piece, windows)
+    return padded
+
+
+def _within(at: slice | int, window: tuple[int, int]) -> slice | int | None:
+    """An index of a parameter's axis within a window of it; None if it is outside."""
+    if isinstance(at, slice):
+        return at
+    return at - window[0] if window[0] <= at < window[1] else None
 
 
 @dataclass(frozen=True)
@@ -131,6 +153,8 @@ class _Extent:
 
 def _extent(piece: Piece, axis: int, windows: Mapping[str, tuple[int, int]]) -> _Extent:
     group, begin, length = piece.groups[axis], piece.begins[axis], piece.shape[axis]
+    if not group:
+        return _Extent(slice(0, 1), 1, 1, {}, "", slice(0, 1))
     lead = next((name for name in group if piece.sizes[name] > 1), group[0])
     start, stop = (0, piece.sizes[lead]) if lead in piece.region else windows[lead]
     repeats = piece.repeats if lead == KV_HEADS else 1

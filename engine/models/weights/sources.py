@@ -1,7 +1,7 @@
 """Sources of tensors: a Hugging Face model directory, or arrays in memory."""
 
-from collections.abc import Collection, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+import math
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
@@ -12,10 +12,13 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 
 from engine.errors import ConfigurationError
+from engine.models.weights.safetensors_header import DTYPES, Entry, entries, header_size
 
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
-STORED_DTYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
+HEAD = "lm_head.weight"
+FLOATS = ("F32", "F16", "BF16")
+"""The dtypes of tensors that are served as they are stored."""
 
 Content = TypeVar("Content")
 
@@ -31,8 +34,18 @@ class TensorInfo:
     """A stored tensor."""
 
     shape: tuple[int, ...]
-    dtype: str
-    """float32, float16 or bfloat16."""
+    dtype: np.dtype[Any]
+    """One of ``safetensors_header.DTYPES``."""
+
+    @property
+    def nbytes(self) -> int:
+        """Its bytes as it is stored."""
+        return math.prod(self.shape) * self.dtype.itemsize
+
+    @property
+    def stored_as(self) -> str:
+        """Its dtype by the name of the safetensors format."""
+        return next(name for name, dtype in DTYPES.items() if dtype == self.dtype)
 
 
 class TensorSource(Protocol):
@@ -68,7 +81,7 @@ class Arrays:
     def info(self, name: str) -> TensorInfo:
         """See TensorSource."""
         array = self.arrays[name]
-        return TensorInfo(array.shape, _served(self.origin, name, array.dtype.name, array.dtype.name))
+        return TensorInfo(array.shape, read_dtype(self.origin, name, array.dtype.name))
 
     def read(self, name: str, index: tuple[slice, ...]) -> NDArray[Any]:
         """See TensorSource."""
@@ -76,12 +89,21 @@ class Arrays:
 
 
 @dataclass(frozen=True)
+class Stored:
+    """One tensor of a file that is mapped into memory."""
+
+    file: NDArray[np.uint8]
+    begin: int
+    """Of its bytes in the file."""
+    entry: Entry
+
+
+@dataclass(frozen=True)
 class Checkpoint:
-    """A TensorSource of open safetensors files, read on demand."""
+    """A TensorSource of mapped safetensors files, read on demand."""
 
     directory: Path
-    files: Mapping[str, Any]
-    """By tensor name, its ``safe_open`` file."""
+    tensors: Mapping[str, Stored]
 
     @property
     def origin(self) -> str:
@@ -91,39 +113,43 @@ class Checkpoint:
     @property
     def names(self) -> Collection[str]:
         """See TensorSource."""
-        return self.files.keys()
+        return self.tensors.keys()
 
     def info(self, name: str) -> TensorInfo:
         """See TensorSource."""
-        tensor = self.files[name].get_slice(name)
-        stored = tensor.get_dtype()
-        return TensorInfo(tuple(tensor.get_shape()), _served(self.origin, name, stored, STORED_DTYPES.get(stored)))
+        entry = self.tensors[name].entry
+        return TensorInfo(entry.shape, read_dtype(self.origin, name, entry.dtype))
 
     def read(self, name: str, index: tuple[slice, ...]) -> NDArray[Any]:
         """See TensorSource; a copy."""
-        return np.asarray(self.files[name].get_slice(name)[index])
+        stored, info = self.tensors[name], self.info(name)
+        whole = np.frombuffer(stored.file, info.dtype, math.prod(info.shape), stored.begin).reshape(info.shape)
+        return np.array(whole[index])
 
 
-def _served(origin: str, name: str, stored: str, dtype: str | None) -> str:
-    if dtype is None or dtype not in STORED_DTYPES.values():
-        raise ConfigurationError(f"{origin}: {name} is stored as {stored}; supported are {', '.join(STORED_DTYPES)}")
-    return dtype
+def read_dtype(origin: str, name: str, stored: str) -> np.dtype[Any]:
+    """The dtype of a format's or numpy's name. Raises ConfigurationError if it is not read."""
+    for known, dtype in DTYPES.items():
+        if stored in (known, dtype.name):
+            return dtype
+    raise ConfigurationError(f"{origin}: {name} is stored as {stored}; supported are {', '.join(FLOATS)}")
 
 
-@contextmanager
-def open_checkpoint(directory: Path) -> Iterator[Checkpoint]:
+def open_checkpoint(directory: Path) -> Checkpoint:
     """Maps a model directory's weight files. Raises ConfigurationError if missing or corrupt."""
-    with ExitStack() as stack:
-        files: dict[str, Any] = {}
-        for path in weight_files(directory):
-            try:
-                file = stack.enter_context(safe_open(path, framework="numpy"))
-            except (OSError, SafetensorError) as error:
-                raise ConfigurationError(
-                    f"{path} is corrupt, incomplete or no safetensors file ({error}): download it again"
-                ) from error
-            files.update(dict.fromkeys(file.keys(), file))
-        yield Checkpoint(directory, files)
+    tensors: dict[str, Stored] = {}
+    for path in weight_files(directory):
+        try:
+            with safe_open(path, framework="numpy"):  # checks the header against the file
+                file = np.memmap(path, np.uint8, "r")
+        except (OSError, SafetensorError) as error:
+            raise ConfigurationError(
+                f"{path} is corrupt, incomplete or no safetensors file ({error}): download it again"
+            ) from error
+        data = 8 + header_size(file[:8].tobytes())
+        found = entries(file[8:data].tobytes())
+        tensors |= {name: Stored(file, data + entry.data_offsets[0], entry) for name, entry in found.items()}
+    return Checkpoint(directory, tensors)
 
 
 def weight_files(directory: Path) -> list[Path]:
@@ -132,12 +158,16 @@ def weight_files(directory: Path) -> list[Path]:
         return [directory / SINGLE_FILE]
     if not (directory / INDEX_FILE).is_file():
         raise ConfigurationError(_without_weights(directory))
-    index = read_json(directory / INDEX_FILE, _Index)
-    paths = [directory / name for name in sorted(set(index.weight_map.values()))]
+    paths = [directory / name for name in shard_names(directory)]
     for path in paths:
         if not path.is_file():
             raise ConfigurationError(f"{INDEX_FILE} names {path.name}, which is not in {directory}: download it")
     return paths
+
+
+def shard_names(directory: Path) -> list[str]:
+    """The files of which the index in a directory says that they have the tensors."""
+    return sorted(set(read_json(directory / INDEX_FILE, _Index).weight_map.values()))
 
 
 def read_json(path: Path, shape: type[Content]) -> Content:
@@ -153,6 +183,8 @@ def read_json(path: Path, shape: type[Content]) -> Content:
 def _without_weights(directory: Path) -> str:
     """Why a directory with no weight file and no index cannot be served, and what would help."""
     wanted = f"{directory} has neither {SINGLE_FILE} nor {INDEX_FILE}"
+    if any(directory.glob("*.gguf")):
+        return f"{wanted}, only GGUF files, which are not read: give the directory of the same model in safetensors"
     if any(directory.glob("*.bin")) or any(directory.glob("*.pth")):
         return (
             f"{wanted}, only PyTorch pickles, which are not read: write it anew as safetensors, for instance with "
@@ -161,3 +193,12 @@ def _without_weights(directory: Path) -> str:
     if others := sorted(path.name for path in directory.glob("*.safetensors")):
         return f"{wanted}, only {', '.join(others[:3])}: add the index or rename the file"
     return f"{wanted}: download the weights into it"
+
+
+def stored_names(directory: Path) -> Collection[str] | None:
+    """The tensors of a model directory; None if its weights are elsewhere."""
+    if (directory / INDEX_FILE).is_file():
+        return read_json(directory / INDEX_FILE, _Index).weight_map.keys()
+    if not (directory / SINGLE_FILE).is_file():
+        return None
+    return open_checkpoint(directory).names

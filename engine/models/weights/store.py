@@ -1,7 +1,7 @@
 """The served arrays of a decoder: their shapes, their bytes, and how a source fills them."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -16,11 +16,14 @@ from engine.models.decoder import Decoder
 from engine.models.partition import Partition
 from engine.models.spec import layer_plan
 from engine.models.weights.factory import declared
-from engine.models.weights.forms import Leaf, WeightFormat, dense_leaf, form_of, leaves_of
-from engine.models.weights.parameters import Parameter
-from engine.models.weights.pieces import assemble
+from engine.models.weights.forms import dense_leaf, form_of, leaves_of
+from engine.models.weights.parameters import Parameter, Role
+from engine.models.weights.pieces import assemble, pieces
+from engine.models.weights.published.dequantised import Dequantised
 from engine.models.weights.sources import TensorSource
+from engine.models.weights.text_part import TextPart
 from engine.models.weights.verification import verify
+from engine.models.weights.weight_format import Leaf, WeightFormat
 
 Report = Callable[[int, int], None]
 """Called after each parameter of a layer with the bytes placed so far and in all."""
@@ -40,6 +43,13 @@ class Served:
     def sources(self) -> tuple[int | None, ...]:
         """The layers that its parts are read for, in order."""
         return (None,) if self.layers is None else self.layers
+
+    def found_in(self, source: TensorSource) -> "Served":
+        """With the rule for the tensors that a source has."""
+        other = self.parameter.rule.otherwise
+        if other is None or pieces(self.parameter, self.sources[0])[0].tensor in source.names:
+            return self
+        return replace(self, parameter=replace(self.parameter, rule=other))
 
     def leaves(self, form: WeightFormat, devices: int) -> Any:
         """The served form, with a Leaf for each array."""
@@ -75,8 +85,13 @@ def put(source: TensorSource, decoder: Decoder, form: WeightFormat, *, mesh: Dev
     one. Raises ConfigurationError naming a missing, misshapen or unknown tensor before any read.
     """
     partition = decoder.partition
+    if partition.model.unserved:
+        source = TextPart(source, partition.model.unserved)
+    if partition.model.published is not None:
+        source = Dequantised(source, partition.model.published)
     state = nnx.state(decoder)
-    entries = [(_served(path, variable, partition), variable) for path, variable in nnx.to_flat_state(state)]
+    state_entries = nnx.to_flat_state(state)
+    entries = [(_served(path, variable, partition).found_in(source), variable) for path, variable in state_entries]
     wanted = [(entry.parameter, layer) for entry, _ in entries for layer in entry.sources]
     verify(source, wanted, partition.model)
     sizes = [_nbytes(parameter, form) for parameter, _ in wanted]
@@ -163,7 +178,7 @@ class _Placement:
 
     def _made(self, parameter: Parameter, layer: int | None) -> Any:
         values = self._place(parameter, layer)
-        kind = form_of(parameter, self._form)
+        kind = form_of(parameter, self._form, self._mesh.size)
         made = values if kind is None else kind.made_of(values, parameter, self._form, self._mesh)
         self._progress.add(_nbytes(parameter, self._form))
         return made
@@ -171,14 +186,15 @@ class _Placement:
     def _place(self, parameter: Parameter, layer: int | None) -> Array:
         """Each device's part, read for it alone, in its form's layout; not quantised or packed."""
         leaf = dense_leaf(parameter, self._form)
+        padding = leaf.shape[-1] - parameter.sizes[-1] if parameter.role is Role.TABLE else 0
         declared_sharding = self._mesh.sharding(*parameter.split)
         parts = []
         for device, index in declared_sharding.addressable_devices_indices_map(parameter.sizes).items():
             assert index is not None
-            part = assemble(self._source, parameter, layer, index, leaf.dtype)
-            sizes = parameter.as_served(part.shape)
+            part = assemble(self._source, parameter, layer, index, leaf.dtype, padding)
+            sizes, axes = parameter.as_served(part.shape), len(leaf.shape)
             parts.append(
-                jax.device_put(part.reshape((sizes[0], -1) if len(leaf.shape) < len(sizes) else sizes), device)
+                jax.device_put(part.reshape(sizes if len(sizes) == axes else (*sizes[: axes - 1], -1)), device)
             )
         array = jax.make_array_from_single_device_arrays(leaf.shape, self._mesh.sharding(*leaf.split), parts)
         jax.block_until_ready(array)  # pending transfers would hold their parameters on the host

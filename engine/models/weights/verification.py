@@ -1,7 +1,7 @@
 """Checks that a source has exactly the tensors that a decoder needs."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import numpy as np
 
@@ -9,11 +9,11 @@ from engine.errors import ConfigurationError
 from engine.models.spec import ModelSpec
 from engine.models.weights.parameters import Parameter
 from engine.models.weights.pieces import pieces
-from engine.models.weights.sources import TensorSource
+from engine.models.weights.sources import FLOATS, HEAD, TensorSource
 
 HARMLESS = re.compile(r"model\.(layers\.\d+\.self_attn\.)?rotary_emb\.inv_freq")
 """Tensors of old checkpoints that follow from config.json."""
-EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
+EMBEDDING = "model.embed_tokens.weight"
 COMPARED_ROWS = 4096
 
 
@@ -23,16 +23,23 @@ def verify(source: TensorSource, wanted: Sequence[tuple[Parameter, int | None]],
     missing = [name for name in shapes if name not in source.names]
     _refuse(source, missing, "not in the checkpoint, though config.json calls for it")
     for name, shape in shapes.items():
-        found = source.info(name).shape
-        if found != shape:
+        found = source.info(name)
+        if found.shape != shape:
             raise ConfigurationError(
-                f"{source.origin}: {name} has shape {list(found)}, but config.json calls for {list(shape)}"
+                f"{source.origin}: {name} has shape {list(found.shape)}, but config.json calls for {list(shape)}"
+            )
+        if found.stored_as not in FLOATS:
+            raise ConfigurationError(
+                f"{source.origin}: {name} is stored as {found.stored_as}; supported are {', '.join(FLOATS)}, and what "
+                "quantization_config in config.json describes"
             )
     unknown = set(source.names) - set(shapes)
     if model.tied_embeddings and HEAD in unknown:
         unknown.remove(HEAD)
         _verify_tied(source, model.vocab_size)
-    unknown = {name for name in unknown if not HARMLESS.fullmatch(name)}
+    unused = re.compile(model.unused_tensors or "a^")
+    unknown = {name for name in unknown if not HARMLESS.fullmatch(name) and not unused.fullmatch(name)}
+    unknown -= {name for name in unknown if _adds_nothing(source, name, shapes)}
     _refuse(source, sorted(unknown), "in the checkpoint, but a decoder as config.json describes it has no use for it")
 
 
@@ -47,6 +54,12 @@ def _verify_tied(source: TensorSource, rows: int) -> None:
             f"{source.origin}: config.json ties the embeddings, but {HEAD} differs from {EMBEDDING}: "
             "set tie_word_embeddings to false to serve both"
         )
+
+
+def _adds_nothing(source: TensorSource, name: str, wanted: Collection[str]) -> bool:
+    """Whether it is a bias of zeros, which AutoGPTQ has written beside kernels without any."""
+    kernel = name.removesuffix(".bias")
+    return f"{kernel}.weight" in wanted and kernel != name and not source.read(name, (slice(None),)).any()
 
 
 def _refuse(source: TensorSource, names: list[str], fault: str) -> None:

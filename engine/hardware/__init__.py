@@ -1,0 +1,1 @@
+"""What this machine's devices are found to do, for the first contact with new hardware."""

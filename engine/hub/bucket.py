@@ -1,0 +1,37 @@
+"""The small files of a model in a bucket. Its weights are read where they are."""
+
+import os
+from pathlib import Path
+
+from caching.cpu_kernels import cache_home
+from engine.errors import ConfigurationError
+from engine.hub.small_files import is_small
+from engine.models.weights.bucket_source import bucket_errors, bucket_path
+
+
+def copy_small(url: str) -> Path:
+    """A local directory with the small files of one in a bucket, as they are now.
+
+    Raises ConfigurationError, and DownloadFailed if another attempt may succeed.
+    """
+    parts = url.removeprefix("gs://").strip("/").split("/")
+    if not all(parts) or ".." in parts:
+        raise ConfigurationError(f"{url} is no directory in a bucket: they are like gs://BUCKET/DIRECTORY")
+    local = cache_home().joinpath("buckets", *parts)
+    with bucket_errors(url):
+        files = {path.name: path for path in bucket_path(url).iterdir() if is_small(path.name)}
+        if "config.json" not in files:
+            raise ConfigurationError(f"{url} has no config.json: give the directory of a model in the bucket")
+        local.mkdir(parents=True, exist_ok=True)
+        for name, path in files.items():
+            _replace(local / name, path.read_bytes())
+    for old in local.iterdir():
+        if old.is_file() and old.name not in files:
+            old.unlink()
+    return local
+
+
+def _replace(path: Path, content: bytes) -> None:
+    new = path.with_name(f"{path.name}.{os.getpid()}")
+    new.write_bytes(content)
+    new.replace(path)

@@ -1,0 +1,56 @@
+"""What MODEL may name: a directory, a repository of the hub, a directory in a bucket."""
+
+import re
+from enum import Enum, auto
+from pathlib import Path
+
+from engine.config import directory_of
+from engine.errors import ConfigurationError
+
+_REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
+_OLLAMA = re.compile(r"(?:[\w.-]+/)*[\w.-]+:[\w.-]+")
+EXAMPLE = "Qwen/Qwen3-0.6B"
+
+
+class Place(Enum):
+    """Where a model is."""
+
+    DIRECTORY = auto()
+    HUB = auto()
+    BUCKET = auto()
+
+
+def place_of(name: str) -> Place:
+    """An existing directory comes first. Raises ConfigurationError for a name that can be none."""
+    if directory_of(name).is_dir():
+        return Place.DIRECTORY
+    if name.lower().endswith("gguf"):
+        raise ConfigurationError(
+            f"{name}: GGUF files are not read: give the repository or directory of the same model in safetensors, "
+            f"such as {EXAMPLE}"
+        )
+    if name.startswith("gs://"):
+        return Place.BUCKET
+    if _REPOSITORY.fullmatch(name):
+        return Place.HUB
+    if "://" in name:
+        raise ConfigurationError(f"{name}: models are read from directories, from gs:// and from the Hugging Face hub")
+    if _OLLAMA.fullmatch(name):
+        raise ConfigurationError(
+            f"{name} is a name of Ollama's: give the model's on the Hugging Face hub, such as {EXAMPLE}"
+        )
+    raise ConfigurationError(
+        f"{name} is not a directory: give that of a downloaded model, a name of the Hugging Face hub such as "
+        f"{EXAMPLE}, or gs://BUCKET/DIRECTORY"
+    )
+
+
+def served_name(name: str) -> str:
+    """What requests call a model: a repository's name, also for its directory in the cache."""
+    if not Path(name).is_dir():
+        return name if place_of(name) is Place.HUB else name.rstrip("/").rpartition("/")[2]
+    directory = Path(name).resolve()
+    repository = directory.parent.parent.name
+    if directory.parent.name == "snapshots" and repository.startswith("models--"):
+        return repository.removeprefix("models--").replace("--", "/")
+    return directory.name

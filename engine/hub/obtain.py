@@ -1,0 +1,80 @@
+"""From what the operator calls a model to directories of this machine."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+from engine.config import EngineConfig, directory_of
+from engine.errors import ConfigurationError
+from engine.hub.names import Place, place_of, served_name
+from engine.hub.small_files import NO_VOCABULARY, SMALL_FILES, TOKENIZER_FILES, vocabulary_file
+from engine.models.family_names import check_family
+from engine.models.generation_config import chosen_generation_config
+from engine.progress import Progress
+
+Report = Callable[[Progress], None]
+
+
+def obtained(config: EngineConfig, report: Report) -> EngineConfig:
+    """The config with directories in place of names, and with the names that are served.
+
+    Weights on the hub are downloaded; those in a bucket stay there. Raises ConfigurationError
+    before that if the model cannot be served, and DownloadFailed.
+    """
+    model = config.model or str(config.directory)
+    directory, weights_url = small_files(model, config.revision)
+    check_family(directory)
+    tokenizer = None if config.tokenizer is None else small_files(config.tokenizer, None, TOKENIZER_FILES)[0]
+    if vocabulary_file(tokenizer or directory) is None:
+        raise ConfigurationError(f"{config.tokenizer or model} {NO_VOCABULARY}")
+    chosen_generation_config(config.generation_config, directory)
+    if config.chat_template is not None and not config.chat_template.is_file():
+        raise ConfigurationError(f"there is no chat template {config.chat_template}")
+    if place_of(model) is Place.HUB:
+        from engine.hub.hugging_face import download_weights
+        from engine.models.model_config import read_config_file
+
+        read_config_file(directory / "config.json")
+        download_weights(model, directory, report)
+    return replace(
+        config,
+        model=str(directory),
+        weights_url=weights_url,
+        revision=None,
+        tokenizer=None if tokenizer is None else str(tokenizer),
+        served_model_name=config.served_model_name or (served_name(model),),
+    )
+
+
+def small_files(
+    name: str, revision: str | None = None, patterns: tuple[str, ...] = SMALL_FILES
+) -> tuple[Path, str | None]:
+    """A directory with a model's small files, and the URL of its weights if they are in a bucket.
+
+    Raises ConfigurationError and DownloadFailed.
+    """
+    place = place_of(name)
+    if revision is not None and place is not Place.HUB:
+        raise ConfigurationError(
+            f"revision is of a repository of the Hugging Face hub, and {name} is none: leave it out"
+        )
+    match place:
+        case Place.DIRECTORY:
+            return _newest(directory_of(name)), None
+        case Place.BUCKET:
+            from engine.hub.bucket import copy_small
+
+            return copy_small(name), name.rstrip("/")
+        case Place.HUB:
+            from engine.hub.hugging_face import download_small
+
+            return download_small(name, revision, patterns), None
+
+
+def _newest(directory: Path) -> Path:
+    """The newest checkpoint of a directory that EasyDeL trains in; any other directory itself."""
+    if (directory / "config.json").is_file() or not any(directory.glob("*/metadata.json")):
+        return directory
+    from eformer.serialization.checkpointer import find_latest_checkpoint
+
+    return Path(find_latest_checkpoint(str(directory)) or directory)

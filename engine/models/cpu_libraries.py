@@ -1,0 +1,21 @@
+"""The C++ libraries of a step on a CPU. It imports no JAX: they compile while JAX is imported."""
+
+from pathlib import Path
+
+from caching.cpu_kernels import ATTENTION, load, loading
+
+LINEAR = Path(__file__).parent / "cpu" / "linear.cc"
+SOURCES = (ATTENTION, LINEAR)
+
+
+def start_loading() -> None:
+    """Load them in the background and in parallel, compiled unless they have been."""
+    for source in SOURCES:
+        loading(source)
+
+
+def finish_loading() -> None:
+    """Raises KernelsUnavailable and UnknownInstructions."""
+    start_loading()
+    for source in SOURCES:
+        load(source)

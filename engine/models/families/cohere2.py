@@ -1,0 +1,50 @@
+"""Command R7B and Command A: attention beside the feed-forward; full layers have no rope."""
+
+from dataclasses import replace
+
+import msgspec
+
+from engine.models.family import Family, Fields, decoder_spec, layer_pattern, uniform_rope
+from engine.models.requirements import Count, Positive
+from engine.models.spec import NO_ROPE, BlockSpec, ModelSpec
+
+
+class CohereFields(Fields):
+    """The family's own keys, with the defaults of transformers."""
+
+    layer_norm_eps: Positive = 1e-5
+    logit_scale: Positive = 0.0625
+    sliding_window_pattern: Count = 4
+
+
+def cohere(fields: CohereFields) -> ModelSpec:
+    """All layers have rope, in neighbouring pairs."""
+    rope = replace(uniform_rope(fields), interleaved=True)
+    model = decoder_spec(
+        msgspec.structs.replace(fields, rms_norm_eps=fields.layer_norm_eps),
+        ropes=[rope] * fields.num_hidden_layers,
+        logit_scale=fields.logit_scale,
+    )
+    blocks = tuple(replace(block, is_parallel=True) for block in model.blocks)
+    return replace(model, blocks=blocks, centered_norms=True)
+
+
+def cohere2(fields: CohereFields) -> ModelSpec:
+    """Windowed layers have rope, the others none."""
+    types = layer_pattern(fields, fields.sliding_window_pattern)
+    model = cohere(msgspec.structs.replace(fields, layer_types=types))
+    return replace(model, blocks=tuple(map(_without_rope_if_full, model.blocks)))
+
+
+def _without_rope_if_full(block: BlockSpec) -> BlockSpec:
+    return block if block.mixer.scores.window else replace(block, mixer=replace(block.mixer, rope=NO_ROPE))
+
+
+FAMILY = Family(
+    "cohere2",
+    "Cohere2ForCausalLM",
+    cohere2,
+    fields=CohereFields,
+    defaults={"tie_word_embeddings": True, "eos_token_id": 255001},
+    fixed={"use_sliding_window": True, "mlp_bias": False, "head_dim": None},
+)

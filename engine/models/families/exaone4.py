@@ -1,0 +1,38 @@
+"""EXAONE 4: norms after attention and feed-forward; full layers beside windowed ones have no rope."""
+
+import msgspec
+
+from engine.models.family import Family, Fields, decoder_spec, layer_pattern, uniform_rope
+from engine.models.requirements import UnsupportedError
+from engine.models.spec import NO_ROPE, ModelSpec, NormPlan
+
+
+class Exaone4Fields(Fields):
+    """The family's own key, with the default of transformers.
+
+    Published configs, which list ``layer_types``, have a word like ``LLLG``.
+    """
+
+    sliding_window_pattern: int | str | None = 4
+
+
+def exaone4(fields: Exaone4Fields) -> ModelSpec:
+    """Without a window all layers have rope."""
+    period = fields.sliding_window_pattern
+    if fields.layer_types is None and fields.sliding_window is not None:
+        if not isinstance(period, int) or period < 1:
+            raise UnsupportedError(f"sliding_window_pattern {period!r} needs layer_types")
+        fields = msgspec.structs.replace(fields, layer_types=layer_pattern(fields, period))
+    rope, types = uniform_rope(fields), fields.layer_types or ["full_attention"] * fields.num_hidden_layers
+    ropes = [NO_ROPE if fields.sliding_window and kind == "full_attention" else rope for kind in types]
+    return decoder_spec(fields, qk_norm=True, norms=NormPlan.AFTER, ropes=ropes)
+
+
+FAMILY = Family(
+    "exaone4",
+    "Exaone4ForCausalLM",
+    exaone4,
+    fields=Exaone4Fields,
+    defaults={"num_key_value_heads": 32, "rms_norm_eps": 1e-5, "eos_token_id": 2},
+    fixed={"use_sliding_window": True, "max_window_layers": 1_000_000, "attention_bias": False, "mlp_bias": False},
+)

@@ -1,0 +1,74 @@
+"""GLM-4.5 to 4.7: experts chosen by sigmoids and shared ones, behind a dense layer or some."""
+
+from dataclasses import replace
+from typing import Annotated
+
+import msgspec
+
+from engine.models.family import Family, Fields, decoder_spec, uniform_rope, with_experts
+from engine.models.feed_forward import GatedSpec
+from engine.models.layers.expert_router import RouterSpec, Scoring
+from engine.models.layers.experts import ExpertsSpec, gated
+from engine.models.requirements import Count, Positive
+from engine.models.spec import ModelSpec
+
+
+class SigmoidMoeFields(Fields):
+    """The keys of a router like DeepSeek-V3's, with GLM's defaults of transformers."""
+
+    n_routed_experts: Count = 128
+    n_shared_experts: Count = 1
+    num_experts_per_tok: Count = 8
+    moe_intermediate_size: Count = 1408
+    first_k_dense_replace: int = 1
+    n_group: Count = 1
+    topk_group: Count = 1
+    norm_topk_prob: bool = True
+    routed_scaling_factor: Positive = 1.0
+
+
+class Glm4MoeFields(SigmoidMoeFields):
+    """The family's own keys."""
+
+    use_qk_norm: bool = False
+    num_nextn_predict_layers: Annotated[int, msgspec.Meta(ge=0, le=4096)] = 1
+
+
+def with_sigmoid_experts(model: ModelSpec, fields: SigmoidMoeFields) -> ModelSpec:
+    """The model with experts and shared ones behind its first layers."""
+    size, activation = fields.moe_intermediate_size, fields.activation
+    router = RouterSpec(
+        Scoring.SIGMOID,
+        normalised=fields.norm_topk_prob,
+        scale=fields.routed_scaling_factor,
+        groups=fields.n_group,
+        groups_per_token=fields.topk_group,
+        correction=True,
+    )
+    shared = GatedSpec(size * fields.n_shared_experts, activation=activation)
+    experts = ExpertsSpec(size, fields.n_routed_experts, fields.num_experts_per_tok, router, activation, shared=shared)
+    sparse = range(max(0, fields.first_k_dense_replace), fields.num_hidden_layers)
+    rules = gated("mlp.shared", "mlp.shared_experts") if sparse else {}
+    return replace(with_experts(model, experts, sparse), tensors=tuple(rules.items()))
+
+
+def glm4_moe(fields: Glm4MoeFields) -> ModelSpec:
+    """``attention_bias`` is of queries, keys and values alone.
+
+    Layers behind the last one, which predict further tokens, are not used.
+    """
+    layers, further = fields.num_hidden_layers, fields.num_nextn_predict_layers
+    ropes = [uniform_rope(fields, partial=True)] * layers
+    model = decoder_spec(fields, output_bias=False, qk_norm=fields.use_qk_norm, ropes=ropes)
+    numbers = "|".join(map(str, range(layers, layers + further))) or "none"
+    return replace(with_sigmoid_experts(model, fields), unused_tensors=rf"model\.layers\.({numbers})\..*")
+
+
+FAMILY = Family(
+    "glm4_moe",
+    "Glm4MoeForCausalLM",
+    glm4_moe,
+    fields=Glm4MoeFields,
+    defaults={"num_key_value_heads": 8, "rms_norm_eps": 1e-5, "partial_rotary_factor": 0.5},
+    fixed={"use_sliding_window": False, "layer_types": None, "mlp_bias": False},
+)

@@ -1,0 +1,1 @@
+"""Modules of layers that some models have and others not."""

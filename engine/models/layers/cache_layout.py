@@ -1,0 +1,83 @@
+"""Which page table each layer reads, and where in a page its keys and values are."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import NamedTuple
+
+from engine.models.spec import BlockSpec
+
+MOST_GROUPS = 8
+"""Page tables that a model's layers have at most: the host writes each of them for each step."""
+WINDOWS_SHARE = 1 / 8
+"""What a layer with a window counts beside one without: contexts of eight windows."""
+
+
+class CachePlace(NamedTuple):
+    """Where a layer finds its keys and values."""
+
+    group: int
+    """Its page table."""
+    layer: int
+    """Which of the layers that a page holds."""
+
+
+@dataclass(frozen=True)
+class CacheLayout:
+    """The layers of a model in groups of ``num_layers``, each with a page table of its own."""
+
+    places: tuple[CachePlace, ...]
+    """Of each layer of the model."""
+    windows: tuple[int | None, ...]
+    """By group, the tokens that its layers see; None is all."""
+    num_layers: int
+    """Layers that a page holds. Groups with fewer leave the rest of their pages empty."""
+
+
+@cache
+def cache_layout(blocks: tuple[BlockSpec, ...]) -> CacheLayout:
+    """The layout with which long sequences take the least memory, in as few groups as that takes."""
+    kinds: dict[int | None, list[int]] = {}
+    for layer, window in _windows(blocks).items():
+        kinds.setdefault(window, []).append(layer)
+    ordered = sorted(kinds, key=lambda window: -(window or 2**62))
+    size = _group_size({window: len(layers) for window, layers in kinds.items()})
+    places: dict[int, CachePlace] = {}
+    windows: list[int | None] = []
+    for window in ordered:
+        for number, layer in enumerate(kinds[window]):
+            places[layer] = CachePlace(len(windows) + number // size, number % size)
+        windows += [window] * -(-len(kinds[window]) // size)
+    sources = [_source(blocks, layer) for layer in range(len(blocks))]
+    return CacheLayout(tuple(places[source] for source in sources), tuple(windows), size)
+
+
+def _windows(blocks: Sequence[BlockSpec]) -> dict[int, int | None]:
+    """By layer that has keys and values, how many of them are read: by itself, or by another."""
+    windows: dict[int, int | None] = {}
+    for layer, block in enumerate(blocks):
+        source, window = _source(blocks, layer), block.mixer.scores.reach
+        before = windows.get(source, 0)
+        windows[source] = None if before is None or window is None else max(before, window)
+    return windows
+
+
+def _source(blocks: Sequence[BlockSpec], layer: int) -> int:
+    source = blocks[layer].mixer.kv_source
+    return layer if source is None else source
+
+
+def _group_size(counts: dict[int | None, int]) -> int:
+    """Layers of a group, for so many layers by window."""
+
+    def groups(size: int) -> int:
+        return sum(-(-count // size) for count in counts.values())
+
+    def cost(size: int) -> tuple[float, int]:
+        memory = sum(
+            -(-count // size) * size * (1 if window is None else WINDOWS_SHARE) for window, count in counts.items()
+        )
+        return memory, groups(size)
+
+    most = max(counts.values())
+    return min((size for size in range(1, most + 1) if groups(size) <= MOST_GROUPS or size == most), key=cost)

@@ -1,0 +1,40 @@
+"""Opens a model's weights, wherever they are and however they are stored."""
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+
+from engine.models.weights.easydel import TENSORSTORE_INDEX, easydel_checkpoint
+from engine.models.weights.sources import (
+    INDEX_FILE,
+    SINGLE_FILE,
+    TensorSource,
+    open_checkpoint,
+    shard_names,
+    weight_files,
+)
+
+
+@contextmanager
+def open_weights(directory: Path, url: str | None = None) -> Iterator[TensorSource]:
+    """The weights of the model in a directory, which are there or in a bucket's.
+
+    Raises ConfigurationError if missing or corrupt, and DownloadFailed.
+    """
+    if (directory / TENSORSTORE_INDEX).is_file():
+        yield easydel_checkpoint(directory, url)
+    elif url is None:
+        yield open_checkpoint(directory)
+    else:
+        from engine.models.weights.bucket_source import STREAMS, bucket_checkpoint
+
+        files = shard_names(directory) if (directory / INDEX_FILE).is_file() else [SINGLE_FILE]
+        with ThreadPoolExecutor(STREAMS, "bucket") as pool:
+            yield bucket_checkpoint(url, files, pool)
+
+
+def check_weights(directory: Path, url: str | None = None) -> None:
+    """Raises ConfigurationError if weights that should be in a directory are not there."""
+    if url is None and not (directory / TENSORSTORE_INDEX).is_file():
+        weight_files(directory)

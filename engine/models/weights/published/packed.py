@@ -1,0 +1,188 @@
+"""Whole numbers of 4 or 8 bits packed into int32, with scales and zeros for groups of inputs."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from engine.errors import ConfigurationError
+from engine.models.requirements import require
+from engine.models.weights.published.stored import QuantisedTensor, in_chunks, read_scales, read_whole
+from engine.models.weights.sources import TensorSource
+
+WORD = 32
+BITS = (4, 8)
+
+
+def unpack(words: NDArray[np.int32], bits: int, order: Sequence[int] = ()) -> NDArray[np.uint8]:
+    """i32[..., n] -> u8[..., n * 32 / bits], the lowest bits of a word first, or in an order."""
+    words = np.ascontiguousarray(words)
+    if bits == 8:
+        return words.view(np.uint8)
+    numbers = np.empty((*words.shape, WORD // bits), np.uint8)
+    octets = words.view(np.uint8).reshape(*words.shape, WORD // 8)
+
+    def spread(rows: slice) -> None:
+        for place, number in enumerate(order or range(WORD // bits)):
+            octet = octets[rows, ..., number // 2]
+            numbers[rows, ..., place] = octet >> 4 if number % 2 else octet & 15
+
+    in_chunks(numbers.shape, spread)
+    return numbers.reshape(*words.shape[:-1], -1)
+
+
+@dataclass(frozen=True)
+class Zeros:
+    """The zeros of groups, packed like the numbers or not; ``name`` is None if all are the same."""
+
+    name: str | None = None
+    packed_axis: int | None = None
+    added: int = 0
+    """To each as it is stored."""
+
+
+@dataclass(frozen=True)
+class PackedTensor:
+    """A QuantisedTensor ``(number - zero) * scale`` of a module's weight [out, in].
+
+    Raises ConfigurationError if a stored tensor has another shape or dtype.
+    """
+
+    source: TensorSource
+    words: str
+    scales: str
+    zeros: Zeros
+    bits: int
+    shape: tuple[int, int]
+    group: int
+    """Inputs that share a scale."""
+    packed_axis: int = 1
+    """Of the stored words: the axis with several numbers in each."""
+    transposed: bool = False
+    """Whether words, scales and zeros are stored with the inputs first."""
+    order: tuple[int, ...] = ()
+    """The number within a word that is each of its outputs or inputs; none is in order."""
+    indices: str | None = None
+    """The group of each input, if they are not one after the other."""
+    unread: tuple[str, ...] = ()
+    """Other stored tensors of this one."""
+
+    @property
+    def parts(self) -> tuple[str, ...]:
+        """See QuantisedTensor."""
+        read = (self.words, self.scales, self.zeros.name, self.indices)
+        return (*(name for name in read if name is not None), *self.unread)
+
+    @property
+    def groups(self) -> int:
+        """The groups of an output."""
+        return -(-self.shape[1] // self.group)
+
+    def __post_init__(self) -> None:
+        per, inputs = WORD // self.bits, self.shape[1]
+        expected: list[tuple[str, tuple[int, ...], tuple[str, ...]]] = [
+            (self.words, self._packed(inputs, self.packed_axis, per), ("I32",)),
+            (self.scales, self._packed(self.groups, None, per), ("F32", "F16", "BF16")),
+        ]
+        if self.zeros.name is not None:
+            dtype = "I8" if self.zeros.packed_axis is None else "I32"
+            expected.append((self.zeros.name, self._packed(self.groups, self.zeros.packed_axis, per), (dtype,)))
+        if self.indices is not None:
+            expected.append((self.indices, (inputs,), ("I32",)))
+        for name, shape, dtypes in expected:
+            info = self.source.info(name)
+            if info.shape != shape or info.stored_as not in dtypes:
+                raise ConfigurationError(
+                    f"{self.source.origin}: {name} is {info.stored_as} {list(info.shape)}, but for {self.bits} bits of a "
+                    f"weight {list(self.shape)} in groups of {self.group} it is {' or '.join(dtypes)} {list(shape)}"
+                )
+
+    def _packed(self, inputs: int, axis: int | None, per: int) -> tuple[int, ...]:
+        """The stored shape of [out, inputs] with ``per`` numbers in a word along an axis."""
+        shape = [inputs, self.shape[0]] if self.transposed else [self.shape[0], inputs]
+        if axis is not None:
+            shape[axis] = -(-shape[axis] // per)
+        return tuple(shape)
+
+    def read(self, index: tuple[slice, ...]) -> NDArray[np.float32]:
+        """See QuantisedTensor. Computed as it is stored, as a kernel has its inputs first, too."""
+        rows, columns = (slice(*part.indices(size)[:2]) for part, size in zip(index, self.shape, strict=True))
+        numbers = self._read(self.words, (rows, columns), self.packed_axis)
+        scales, zeros, groups = self._scales(rows), self._zeros(rows), self._groups(columns)
+        values = np.empty(numbers.shape, np.float32)
+
+        def each(of_groups: NDArray[np.float32], chunk: slice) -> NDArray[np.float32]:
+            if self.transposed:
+                return of_groups.take(groups[chunk], 0)
+            return of_groups[chunk].take(groups, 1)
+
+        def widen(chunk: slice) -> None:
+            values[chunk] = numbers[chunk]
+            values[chunk] -= each(zeros, chunk) if isinstance(zeros, np.ndarray) else np.float32(zeros)
+            values[chunk] *= each(scales, chunk)
+
+        in_chunks(numbers.shape, widen)
+        return values.T if self.transposed else values
+
+    def _groups(self, columns: slice) -> NDArray[np.integer[Any]]:
+        """The group of each input."""
+        if self.indices is None:
+            return np.arange(columns.start, columns.stop) // self.group
+        indices = read_whole(self.source, self.indices)
+        if indices.min() < 0 or indices.max() >= self.groups:
+            raise ConfigurationError(
+                f"{self.source.origin}: {self.indices} has groups {indices.min()} to {indices.max()}, but there are "
+                f"{self.groups}: download it again"
+            )
+        chosen: NDArray[np.integer[Any]] = indices[columns]
+        return chosen
+
+    def _scales(self, rows: slice) -> NDArray[np.float32]:
+        """Those of the groups of some outputs, as they are stored."""
+        scales = read_scales(self.source, self.scales)
+        return scales[:, rows] if self.transposed else scales[rows]
+
+    def _zeros(self, rows: slice) -> NDArray[np.float32] | int:
+        """Like ``_scales``, or the one of all."""
+        if self.zeros.name is None:
+            return self.zeros.added
+        zeros = self._read(self.zeros.name, (rows, slice(0, self.groups)), self.zeros.packed_axis)
+        return zeros.astype(np.float32) + np.float32(self.zeros.added)
+
+    def _read(self, name: str, index: tuple[slice, slice], axis: int | None) -> NDArray[Any]:
+        """[out, in] of a stored tensor, or [in, out], unpacked along one of its axes."""
+        stored = index[::-1] if self.transposed else index
+        if axis is None:
+            return self.source.read(name, stored)
+        per, along = WORD // self.bits, stored[axis]
+        outer = slice(along.start // per, -(-along.stop // per))
+        words = self.source.read(name, tuple(outer if axis == number else stored[number] for number in (0, 1)))
+        numbers = unpack(words.T if axis == 0 else words, self.bits, self.order)
+        numbers = numbers[:, along.start - outer.start * per : along.stop - outer.start * per]
+        return numbers.T if axis == 0 else numbers
+
+
+def packed_weights(
+    source: TensorSource, words: str, packed: Callable[[TensorSource, str], PackedTensor]
+) -> dict[str, QuantisedTensor]:
+    """The weights of all modules with a tensor that ends in ``words``; ``packed`` makes each."""
+    modules = [name.removesuffix(words) for name in source.names if name.endswith(words)]
+    return {f"{module}.weight": packed(source, module) for module in modules}
+
+
+def matrix(source: TensorSource, name: str) -> tuple[int, int]:
+    """The shape of a tensor of two axes. Raises ConfigurationError if it has others."""
+    shape = source.info(name).shape
+    if len(shape) != 2:
+        raise ConfigurationError(f"{source.origin}: {name} has shape {list(shape)}, where packed weights have two axes")
+    return shape[0], shape[1]
+
+
+def group_size(given: int) -> int:
+    """The size of groups in a config. Raises UnsupportedError if there are no such groups."""
+    require(
+        given == -1 or 0 < given < 2**31, f"quantization_config's group_size {given} is not supported; -1 is all inputs"
+    )
+    return given
