@@ -1,13 +1,14 @@
 """The driver's errors, by whose fault they are; ``code`` is the word used on the wire.
 
 DriverError
-├── InvalidRequest    invalid_request    the client's: the message names what to change
-├── DuplicateRequest  duplicate_request  the client's: the id is in use until its last sample
-├── Overloaded        overloaded         nobody's: too many requests wait; try again later
-├── Draining          draining           the operator's: no new requests, the open ones go on
-├── Asleep            asleep             the operator's: no new requests until the driver is woken
-├── DriverStopped     stopped            the operator's: no new requests, the open ones are ended
-└── InternalError     internal           ours: a step failed, or a thread died
+├── InvalidRequest             invalid_request          the client's: the message names what to change
+│   └── ContextLengthExceeded  context_length_exceeded  prompt and output do not fit the model's context
+├── DuplicateRequest           duplicate_request        the client's: the id is in use until its last sample
+├── Overloaded                 overloaded               nobody's: too many requests wait; try again later
+├── Draining                   draining                 the operator's: no new requests, the open ones go on
+├── Asleep                     asleep                   the operator's: no new requests until the driver is woken
+├── DriverStopped              stopped                  the operator's: no new requests, the open ones are ended
+└── InternalError              internal                 ours: a step failed, or a thread died
 """
 
 from typing import ClassVar
@@ -37,6 +38,16 @@ class InvalidRequest(DriverError):
     """The request is wrong, or cannot be served as it is."""
 
     code = "invalid_request"
+
+
+class ContextLengthExceeded(InvalidRequest):
+    """The prompt, or the prompt and the output that was asked for, exceed the model's context."""
+
+    code = "context_length_exceeded"
+
+    def __init__(self, max_model_len: int, what: str, remedy: str) -> None:
+        longest = f"this model's maximum context length is {max_model_len} tokens, prompt and output together"
+        super().__init__(f"{longest}, but {what}: {remedy}")
 
 
 class DuplicateRequest(DriverError):

@@ -2,17 +2,16 @@
 
 import queue
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from typing import Protocol
 
 import msgspec
 
 from driver.deadlines import Deadlines
 from driver.errors import DriverError, InvalidRequest
-from driver.metrics.request_metrics import Histogram
 from driver.open_requests import OpenRequest
 from driver.request import ReturnSample, Usage, error_sample
+from driver.stages.engine_protocol import Engine
 from driver.stages.queues import BoundedQueue, QueueClosed
 from driver.stages.stage import Stage
 from driver.thread_messages import (
@@ -23,56 +22,16 @@ from driver.thread_messages import (
     Finished,
     Inbound,
     ProfileEngine,
+    ResetPrefixCache,
     SleepEngine,
     StepOutputs,
     Stop,
     Summary,
     WakeEngine,
 )
-from engine.config import EngineStats, ServingLimits
+from engine.histogram import Histogram
 from engine.profiler import Profiler, ProfilerError
-from engine.scheduling.sequence import Sequence, SequenceOutput
-
-
-class Engine(Protocol):
-    """The driver's interface of an engine. One thread uses it."""
-
-    @property
-    def limits(self) -> ServingLimits:
-        """The limits of a sequence; constant, so any thread may read them."""
-
-    @property
-    def has_work(self) -> bool:
-        """Whether a sequence waits or runs, or a step is in flight on the device."""
-
-    def add(self, sequence: Sequence) -> None:
-        """Queues a sequence; never fails."""
-
-    def finish(self, request_id: str) -> bool:
-        """Ends a sequence early and frees its pages; False if it is unknown or has ended."""
-
-    def step(self) -> list[SequenceOutput]:
-        """Plans and dispatches one step, and returns the tokens of at most one earlier step."""
-
-    def stats(self) -> EngineStats:
-        """A snapshot."""
-
-    def compile_staged(self, notify: Callable[[], None]) -> None:
-        """Starts to compile the staged functions; ``notify`` asks, on any thread, for
-        ``adopt``."""
-
-    def adopt(self) -> None:
-        """Uses the staged functions; raises the error of their compilation."""
-
-    def sleep(self) -> None:
-        """Frees the pages' memory; no sequence may wait or run."""
-
-    def wake(self) -> None:
-        """Allocates that memory again."""
-
-    def close(self) -> None:
-        """Stops compiling."""
-
+from engine.scheduling.sequence import SequenceOutput
 
 COMMAND_PATIENCE = 600.0
 """Seconds that a command, such as to write a trace, may take before that is no progress."""
@@ -107,6 +66,11 @@ class ExecutionLoop:
         self._summaries = summaries
         self._progressed_at: float | None = None
         """When the last step ended or the work began; None without work, ahead in a command."""
+
+    @property
+    def step_seconds(self) -> Mapping[str, Histogram]:
+        """Seconds of each step, by phase; this thread writes them."""
+        return self._engine.step_seconds
 
     @property
     def seconds_since_progress(self) -> float:
@@ -166,6 +130,9 @@ class ExecutionLoop:
                 self._end(sequence_id, "timeout")
             case ProfileEngine():
                 item.channel.put(self._profile(item))
+            case ResetPrefixCache(request_id=request_id, channel=channel):
+                count = self._engine.reset_prefix_cache()
+                channel.put(_done(request_id, f"the prefix cache is empty: {count} pages are forgotten"))
             case _CommandDone(command=command, answer=answer):
                 command.channel.put(answer)
         self.stats = self._engine.stats()
@@ -183,7 +150,10 @@ class ExecutionLoop:
                 self._fail_sequences(request.sequence_ids, error)
             case Finished(sequence_id=sequence_id) | _Overdue(sequence_id=sequence_id):
                 self._fail_sequences([sequence_id], error)
-            case ProfileEngine(request_id=request_id, channel=channel):
+            case (
+                ProfileEngine(request_id=request_id, channel=channel)
+                | ResetPrefixCache(request_id=request_id, channel=channel)
+            ):
                 channel.put(error_sample(request_id, error))
             case _CommandDone():
                 """Its channel has been called, and raised."""
@@ -281,7 +251,7 @@ class _CommandDone(msgspec.Struct, frozen=True):
     answer: ReturnSample
 
 
-_Item = Admit | AbortSequences | Finished | ProfileEngine | _Overdue | _CommandDone
+_Item = Admit | AbortSequences | Finished | ProfileEngine | ResetPrefixCache | _Overdue | _CommandDone
 
 
 def _source(item: _Item) -> tuple[str, str]:
@@ -293,7 +263,7 @@ def _source(item: _Item) -> tuple[str, str]:
             return request.source
         case Finished(sequence_id=sequence_id) | _Overdue(sequence_id=sequence_id):
             return sequence_id, sequence_id
-        case ProfileEngine(request_id=request_id):
+        case ProfileEngine(request_id=request_id) | ResetPrefixCache(request_id=request_id):
             return request_id, request_id
         case _CommandDone(command=command):
             return command.request_id, command.request_id

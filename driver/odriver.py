@@ -29,26 +29,33 @@ request and posts AbortSequences to the inbox. The execution thread knows the se
 it, or sees the flag when the Admit comes, or the request has ended already and nothing happens.
 Aborts and tokens reach the summary thread through one queue, so no token follows the last sample.
 
-Which thread waits for which ---------------------------- The prepare threads wait for requests,
-the compile threads for grammars, the summary thread for summaries, and the execution thread for a
-message when the engine is idle: without work no thread uses the processor. Under load only the
-execution thread waits for another, while the summary queue is full. The summary and prepare
-threads write to the inbox, which is unbounded, and to channels, which must not block. A worker
-process answers or is killed by its alarm. So there is no circle of waits, and no deadlock.
+Which thread waits for which
+----------------------------
+The prepare threads wait for requests, the compile threads for grammars, the summary thread for
+summaries, and the execution thread for a message when the engine is idle: without work no thread
+uses the processor. Under load only the execution thread waits for another, while the summary queue
+is full. The summary and prepare threads write to the inbox, which is unbounded, and to channels,
+which must not block. A worker process answers or is killed by its alarm. So there is no circle of
+waits, and no deadlock.
 
-Errors of a request ------------------- An exception that one request causes in a stage ends that
-request with "internal" and a traceback in the log, and the stage continues
-(driver/stages/stage.py). Only a run of such errors, from several clients and with no success
-between, counts as a fault of the stage, and ends its thread.
+Errors of a request
+-------------------
+An exception that one request causes in a stage ends that request with "internal" and a traceback
+in the log, and the stage continues (driver/stages/stage.py). Only a run of such errors, from
+several clients and with no success between, counts as a fault of the stage, and ends its thread.
 
-Errors of the device -------------------- When a step fails, or the logits of a row are not finite,
-the engine returns outputs with an error. The requests in them end with "internal" and the reason,
-all samples of a request together, and the other requests continue (engine/oengine.py). A device
-that fails step after step ends the execution thread.
+Errors of the device
+--------------------
+When a step fails, or the logits of a row are not finite, the engine returns outputs with an error.
+The requests in them end with "internal" and the reason, all samples of a request together, and the
+other requests continue (engine/oengine.py). A device that fails step after step ends the execution
+thread.
 
-The end ------- ``stop`` closes the bounded queues, which ends every thread that waits in one,
-posts Stop, joins the threads and ends every open request with "stopped". A thread that dies does
-the same as its last act, with "internal", and calls ``on_failure``. Only the first caller does it.
+The end
+-------
+``stop`` closes the bounded queues, which ends every thread that waits in one, posts Stop, joins
+the threads and ends every open request with "stopped". A thread that dies does the same as its
+last act, with "internal", and calls ``on_failure``. Only the first caller does it.
 """
 
 import logging
@@ -61,22 +68,25 @@ import msgspec
 from driver.availability import Availability
 from driver.compile_grammars import CompileGrammars
 from driver.errors import Asleep, Draining, DriverError, DriverStopped, InternalError, Overloaded
-from driver.execution_loop import Engine, ExecutionLoop
+from driver.execution_loop import ExecutionLoop
 from driver.grammars.compiler import GrammarCompiler
 from driver.load_limit import LoadLimit, TokenizerLimit
+from driver.metrics.request_listing import RequestRow, listed
 from driver.metrics.request_log import RequestLog
-from driver.metrics.request_metrics import Histogram, RequestMetrics
-from driver.open_requests import OpenRequests
+from driver.metrics.request_metrics import RequestMetrics
+from driver.open_requests import OpenRequest, OpenRequests
 from driver.prepare_inputs import PrepareInputs
 from driver.process_summary import ProcessSummary
-from driver.request import ActiveRequest, ReturnChannel, TokenizerRequest
+from driver.request import ActiveRequest, RequestOrder, ReturnChannel, ReturnSample, TokenizerRequest, error_sample
+from driver.stages.engine_protocol import Engine
 from driver.stages.fair_share import most
 from driver.stages.queues import BoundedQueue, QueueClosed
 from driver.stages.safe_thread import SafeThread
 from driver.status import DriverStatus
 from driver.text.tokenizer import HuggingFaceTokenizer
-from driver.thread_messages import AbortSequences, ProfileEngine, Stop, Summary
-from engine.config import MAX_QUEUED_REQUESTS, MAX_QUEUED_TOKENS
+from driver.thread_messages import AbortSequences, ProfileEngine, ResetPrefixCache, Stop, Summary
+from engine.config import MAX_QUEUED_REQUESTS, MAX_QUEUED_TOKENS, ServingLimits
+from engine.histogram import Histogram
 
 logger = logging.getLogger(__name__)
 
@@ -105,21 +115,24 @@ class oDriver:
     ) -> None:
         self.tokenizer_info = tokenizer.info()
         """As in a tokenizer_config.json."""
+        self.limits = _with_end_token(engine.limits, tokenizer)
+        """The engine's, with the tokenizer's end token."""
         self._load_limit = LoadLimit(max_queued_requests, max_queued_tokens)
         self._tokenizer_limit = TokenizerLimit(max_queued_requests)
         most_queued = most(max_queued_requests)
         self._on_failure = on_failure
         self._log = RequestLog()
-        self._open_requests = OpenRequests(self._log.ended)
+        self._observers: list[Callable[[OpenRequest, ReturnSample], None]] = [self._log.ended]
+        self._open_requests = OpenRequests(self._tell_observers)
         self._summaries: BoundedQueue[Summary] = BoundedQueue(MAX_SUMMARIES)
         self._execution = ExecutionLoop(engine, self._summaries)
         post = self._execution.inbox.put
-        self._grammar_compiler = GrammarCompiler(tokenizer, engine.limits)
+        self._grammar_compiler = GrammarCompiler(tokenizer, self.limits)
         self._compile = CompileGrammars(self._grammar_compiler, self._open_requests, post, most_queued)
         self._prepare = PrepareInputs(
-            tokenizer, engine.limits, self._open_requests, post, 2 * most_queued, self._compile.submit
+            tokenizer, self.limits, self._open_requests, post, 2 * most_queued, self._compile.submit
         )
-        self.request_metrics = RequestMetrics(engine.limits.max_model_len)
+        self.request_metrics = RequestMetrics(self.limits.max_model_len)
         self._summary = ProcessSummary(tokenizer, self._open_requests, self._summaries, post, self.request_metrics)
         self._threads = [
             *[SafeThread("prepare inputs", run, self._thread_died) for run in self._prepare.runs],
@@ -133,6 +146,11 @@ class oDriver:
         self._right_to_end = threading.Lock()
         self._ended = threading.Event()
         self._started_at = time.monotonic()
+
+    def observe(self, ended: Callable[[OpenRequest, ReturnSample], None]) -> None:
+        """Calls this, too, with each request that is refused or gets its last sample; before
+        ``start``."""
+        self._observers.append(ended)
 
     def start(self) -> None:
         """Starts the threads; once only."""
@@ -152,7 +170,7 @@ class oDriver:
                 return  # the driver has ended meanwhile, and has notified the channel
             if isinstance(refusal, QueueClosed):
                 raise DriverStopped(str(self._why_stopped)) from None
-            self._log.refused(request, refusal)
+            self._tell_observers(added, error_sample(request.request_id, refusal))
             raise
         except BaseException:
             self._open_requests.withdraw(added)
@@ -186,8 +204,13 @@ class oDriver:
             stages=self.stages(),
             uptime_seconds=time.monotonic() - self._started_at,
             state=self._availability.state(engine_sleeps=self._execution.stats.asleep),
+            default_sampling_params=self.limits.default_sampling_params,
         )
         return msgspec.structs.replace(status, **self.request_metrics.percentiles())
+
+    def requests(self, order: RequestOrder, limit: int | None, client: str | None) -> tuple[list[RequestRow], int]:
+        """The first ``limit`` open requests, of one client perhaps, and how many there are."""
+        return listed(self._open_requests.all(), time.monotonic(), order, limit, client)
 
     def drain(self, when_done: Callable[[], None]) -> None:
         """Refuses new requests; calls ``when_done``, on any thread, when none is open."""
@@ -237,6 +260,17 @@ class oDriver:
         """Tokens of each step."""
         return self._execution.iteration_tokens
 
+    @property
+    def step_seconds(self) -> Mapping[str, Histogram]:
+        """Seconds of each step, by phase."""
+        return self._execution.step_seconds
+
+    def reset_prefix_cache(self, request_id: str, channel: ReturnChannel) -> None:
+        """Empties the prefix cache between two steps, and answers the channel. Raises
+        DriverStopped."""
+        self._check_running()
+        self._execution.inbox.put(ResetPrefixCache(request_id, channel))
+
     def profile(self, request_id: str, directory: str | None, channel: ReturnChannel) -> None:
         """Begins a trace of the process, for this directory, or ends and writes the one under way
         where it is None.
@@ -259,6 +293,10 @@ class oDriver:
         """Ends as ``stop`` does, but by a fault: open requests end with "internal"."""
         if not self._end(InternalError(reason), timeout):
             self._ended.wait(timeout)
+
+    def _tell_observers(self, request: OpenRequest, last: ReturnSample) -> None:
+        for ended in self._observers:
+            ended(request, last)
 
     def _check_running(self) -> None:
         if self._right_to_end.locked():
@@ -292,3 +330,10 @@ class oDriver:
         for thread in left:
             logger.error("thread %s still runs %g seconds after it was told to stop", thread.name, timeout)
         return not left
+
+
+def _with_end_token(limits: ServingLimits, tokenizer: HuggingFaceTokenizer) -> ServingLimits:
+    """The end tokens are the model's and the tokenizer's, which many fine-tunes change alone."""
+    ids = dict.fromkeys((*limits.eos_token_ids, *tokenizer.eos_token_ids))
+    known = tuple(token_id for token_id in ids if token_id < limits.vocab_size)
+    return msgspec.structs.replace(limits, eos_token_ids=known)

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from driver.errors import DriverError, DuplicateRequest
 from driver.request import ActiveRequest, ReturnSample, error_sample
 from driver.stages.fair_share import Holder
+from engine.scheduling.sequence import Sequence
 
 logger = logging.getLogger(__name__)
 
@@ -38,10 +39,15 @@ class OpenRequest:
     """An estimate: the prompt is not tokenised yet."""
     num_samples: int = 1
     """The number of its sequences; a prepare thread sets it before it admits them."""
+    sequences: list[Sequence] = field(default_factory=list)
+    """Its sequences, once a prepare thread has made them; only the execution thread writes them."""
     received_at: float = field(default_factory=time.monotonic)
     scheduled_at: float | None = None
-    """When it was first part of a step; the summary thread writes this and the next."""
+    """When it was first part of a step; the summary thread writes this and what follows."""
     first_token_at: float | None = None
+    last_token_at: float | None = None
+    num_new_tokens: int = 0
+    """Tokens that it has generated, without those that it resumes."""
 
     @property
     def request_id(self) -> str:
@@ -88,6 +94,10 @@ class OpenRequests:
             num_open, num_waiting = counts.get(client, (0, 0))
             counts[client] = num_open + 1, num_waiting + (request.first_token_at is None)
         return counts
+
+    def all(self) -> list[OpenRequest]:
+        """The open requests, oldest first."""
+        return list(self._owed.values())
 
     def waiting(self) -> list[OpenRequest]:
         """The requests that have no token yet."""

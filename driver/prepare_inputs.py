@@ -8,7 +8,7 @@ from queue import Full
 
 import msgspec
 
-from driver.errors import DriverError, InvalidRequest, Overloaded
+from driver.errors import ContextLengthExceeded, DriverError, InvalidRequest, Overloaded
 from driver.open_requests import OpenRequest, OpenRequests
 from driver.request import ActiveRequest, ReturnSample, TokenizerRequest, Usage, error_sample
 from driver.request_parameters import sampling_params
@@ -54,6 +54,7 @@ class PrepareInputs:
     ) -> None:
         self._tokenizer = tokenizer
         self._limits = limits
+        self._defaults = {name: value for name, value in limits.default_sampling_params.items() if name != "max_tokens"}
         self._open_requests = open_requests
         self._post = post
         self._compile_grammar = compile_grammar
@@ -131,7 +132,7 @@ class PrepareInputs:
         if request.aborted:
             self._open_requests.close(request, _aborted(request.request_id))
             return
-        params = sampling_params(request.request.params)
+        params = sampling_params(request.request.params, self._defaults)
         sequences = self._sequences(request, params)
         outputs = resume(sequences, request.request.resume_token_ids)
         prompt = sequences[0].prompt_token_ids
@@ -149,7 +150,7 @@ class PrepareInputs:
 
     def _sequences(self, request: OpenRequest, params: SamplingParams) -> list[Sequence]:
         """One for each sample; only the first returns the prompt's log-probabilities."""
-        prompt_token_ids = self._prompt_token_ids(request.request)
+        prompt_token_ids = self._prompt_token_ids(request.request, params)
         _check_prompt_logprobs(params.prompt_logprobs, len(prompt_token_ids))
         max_tokens = self._max_tokens(len(prompt_token_ids), params)
         stop_token_ids = frozenset(params.stop_token_ids).union(() if params.ignore_eos else self._limits.eos_token_ids)
@@ -179,6 +180,7 @@ class PrepareInputs:
             sequences.append(sequence)
             params = msgspec.structs.replace(params, prompt_logprobs=None)
         self._hash_prompt(sequences)
+        request.sequences = sequences
         return sequences
 
     def _hash_prompt(self, sequences: list[Sequence]) -> None:
@@ -226,10 +228,13 @@ class PrepareInputs:
                 variants[spaced] = None
         return tuple(variants)
 
-    def _prompt_token_ids(self, request: ActiveRequest) -> list[int]:
+    def _prompt_token_ids(self, request: ActiveRequest, params: SamplingParams) -> list[int]:
         if (request.prompt is None) == (request.messages is None):
             raise InvalidRequest("a request has either a prompt or messages: give exactly one of them")
-        token_ids = prompt_token_ids(request, self._tokenizer.encode, self._tokenizer, self._limits.max_model_len)
+        most, kept = self._limits.max_model_len, params.truncate_prompt_tokens
+        if kept == -1:
+            kept = max(1, most - (params.max_tokens or 1))
+        token_ids = prompt_token_ids(request, self._tokenizer.encode, self._tokenizer, most, kept)
         if not token_ids or request.prompt == "":
             raise InvalidRequest("the prompt is empty: it must have at least one token")
         self._check_in_vocabulary("prompt", token_ids)
@@ -241,16 +246,19 @@ class PrepareInputs:
     def _max_tokens(self, num_prompt_tokens: int, params: SamplingParams) -> int:
         most = self._limits.max_model_len
         room = most - num_prompt_tokens
-        holds = f"a request may hold {most} tokens here, prompt and output together"
+        prompt = f"the prompt has {num_prompt_tokens} tokens"
         if room < 1:
-            raise InvalidRequest(f"the prompt has {num_prompt_tokens} tokens, but {holds}: shorten it")
+            raise ContextLengthExceeded(most, prompt, "shorten it")
         for name, count in (("max_tokens", params.max_tokens), ("min_tokens", params.min_tokens)):
             if count is not None and count > room:
-                raise InvalidRequest(
-                    f"{name} is {count} and the prompt has {num_prompt_tokens} tokens, but {holds}:"
-                    f" ask for at most {room}, or shorten the prompt"
-                )
-        return room if params.max_tokens is None else params.max_tokens
+                remedy = f"ask for at most {room}, or shorten the prompt"
+                raise ContextLengthExceeded(most, f"{prompt} and {name} is {count}", remedy)
+        allowed = int(self._limits.default_sampling_params.get("max_tokens", room))
+        if params.min_tokens > allowed:
+            raise InvalidRequest(
+                f"min_tokens must be at most {allowed}, this model's own limit, not {params.min_tokens}"
+            )
+        return min(room if params.max_tokens is None else params.max_tokens, allowed)
 
 
 def _aborted(request_id: str) -> ReturnSample:

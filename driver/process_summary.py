@@ -6,7 +6,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from driver.errors import DriverError, InternalError, InvalidRequest
-from driver.metrics.request_metrics import RequestMetrics, SampleTimes
+from driver.metrics.request_metrics import RequestMetrics, SampleTimes, timings_of
 from driver.open_requests import OpenRequest, OpenRequests
 from driver.request import ReturnSample, Usage
 from driver.resumption import Resumed
@@ -74,7 +74,7 @@ class ProcessSummary:
         usage = _OpenUsage(opened.num_prompt_tokens, opened.request.num_samples)
         texts = {resumed.output.request_id: resumed.text for resumed in opened.resumed}
         for index, sequence_id in enumerate(opened.request.sequence_ids):
-            times = SampleTimes(self._metrics, opened, opened.sequences[index])
+            times = SampleTimes(self._metrics, opened, index)
             text = texts.get(sequence_id) or SampleText(opened.params, opened.prompt_tail, self._tokenizer)
             self._replies[sequence_id] = _Reply(index, opened, usage, times, text, self._tokenizer)
         for resumed in opened.resumed:
@@ -83,12 +83,13 @@ class ProcessSummary:
     def _resume(self, reply: "_Reply", resumed: Resumed) -> None:
         """Reads what the client has; delivers the end, if that is one."""
         output = resumed.output
-        sample = reply.sample(output, resumed.read)
+        sample = reply.sample(output, self._clock(), resumed.read)
         if sample.finish_reason is not None:
             end = ReturnSample(
                 request_id=sample.request_id,
                 index=sample.index,
                 finish_reason=sample.finish_reason,
+                stop_reason=sample.stop_reason,
                 usage=sample.usage,
             )
             self._put(reply, output, end, self._clock())
@@ -98,10 +99,7 @@ class ProcessSummary:
             kind = InternalError if output.internal else InvalidRequest
             self._end(reply.opened.request, kind(output.error), now, ended=output.request_id)
             return
-        sample = reply.sample(output)
-        if sample.token_ids:
-            reply.times.add_tokens(len(sample.token_ids), now)
-        self._put(reply, output, sample, now)
+        self._put(reply, output, reply.sample(output, now), now)
 
     def _put(self, reply: "_Reply", output: SequenceOutput, sample: ReturnSample, now: float) -> None:
         if sample.finish_reason is not None:
@@ -174,12 +172,16 @@ class _Reply:
         self._text = text
         self._logprobs = SampleLogprobs(index, opened.params, tokenizer)
 
-    def sample(self, output: SequenceOutput, read: tuple[str, int, str | None] | None = None) -> ReturnSample:
+    def sample(
+        self, output: SequenceOutput, now: float, read: tuple[str, int, str | None] | None = None
+    ) -> ReturnSample:
         """The text that this output adds; with a finish reason if the sequence or its text ends.
 
-        ``read`` is the result of ``SampleText.read``, if the output has been read already.
+        ``read`` is the result of ``SampleText.read``, if the output is one that the client has.
         """
         text, num_read, finish_reason = read or self._text.read(output)
+        if num_read and read is None:
+            self.times.add_tokens(num_read, now)
         self.usage.completion_tokens += num_read
         self.usage.num_open -= finish_reason is not None
         return ReturnSample(
@@ -190,7 +192,17 @@ class _Reply:
             logprobs=self._logprobs.of_output(output.logprobs[:num_read]),
             prompt_logprobs=self._logprobs.of_prompt(output.prompt_logprobs),
             finish_reason=finish_reason,
-            usage=None if self.usage.num_open else Usage(self.usage.prompt_tokens, self.usage.completion_tokens),
+            stop_reason=self._text.stop_reason,
+            usage=None if self.usage.num_open else self._cost(),
+        )
+
+    def _cost(self) -> Usage:
+        """What the request took; its prompt is counted once, as its first sample found it."""
+        return Usage(
+            self.usage.prompt_tokens,
+            self.usage.completion_tokens,
+            self.opened.num_cached_tokens(0),
+            timings_of(self.opened.request),
         )
 
 

@@ -3,22 +3,46 @@
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from queue import SimpleQueue
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import msgspec
 
 from driver.errors import DriverError
 from driver.stages.fair_share import Holder
 
+RequestOrder = Literal["age", "tokens", "rate", "client"]
+"""How open requests are listed: oldest, most tokens generated, or fastest first; or by client, and
+then the oldest first."""
 BYTES_PER_TOKEN = 4
 """An estimate for text that is not tokenised yet; a limit of load need not be exact."""
 
 
-class Usage(msgspec.Struct, frozen=True):
-    """Tokens of the prompt and tokens generated, with the one that ended the output."""
+class Timings(msgspec.Struct, frozen=True, kw_only=True):
+    """The phases of a request in seconds, by the names of their histograms.
+
+    ``time_to_first_token_s`` is ``queue_time_s`` and ``prefill_time_s`` together.
+    ``decode_time_s`` ends with the last token, of the longest sample where there are several, and
+    ``tokens_per_second`` are all tokens after the first by that time; 0 if there are none.
+    """
+
+    queue_time_s: float
+    prefill_time_s: float
+    time_to_first_token_s: float
+    decode_time_s: float
+    tokens_per_second: float
+
+
+class Usage(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Tokens of the prompt and tokens generated, with the one that ended the output.
+
+    ``cached_tokens`` are those of the prompt that were found in the prefix cache. A request that
+    ended without a token has no ``timings``, and so has one about tokens alone.
+    """
 
     prompt_tokens: int
     completion_tokens: int
+    cached_tokens: int = 0
+    timings: Timings | None = None
 
 
 class RequestError(msgspec.Struct, frozen=True):
@@ -29,11 +53,16 @@ class RequestError(msgspec.Struct, frozen=True):
 
 
 class Logprob(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A token's log-probability (natural), its rank from 1, and its text if asked for."""
+    """A token's log-probability (natural), its rank from 1, and its text if asked for.
+
+    ``token_bytes`` are the bytes of a token that is only a part of a character, which its text
+    shows as U+FFFD.
+    """
 
     logprob: float
     rank: int
     decoded_token: str | None = None
+    token_bytes: bytes | None = None
 
 
 class ReturnSample(msgspec.Struct, frozen=True, kw_only=True):
@@ -43,6 +72,7 @@ class ReturnSample(msgspec.Struct, frozen=True, kw_only=True):
     are held back. ``index`` says which of the request's ``n`` outputs it belongs to; the last of
     each has a ``finish_reason`` (stop, length, repetition, timeout, abort). Exactly one sample of
     a request is its last: it has a ``finish_reason`` and ``usage``, or an ``error``, never both.
+    ``stop_reason`` is the stop string or the id of ``stop_token_ids`` that ended the output.
     As in vLLM, ``logprobs`` has for each token a dictionary of Logprobs by token id, its own first
     and then the likeliest; so has ``prompt_logprobs``, with None for the first token.
     """
@@ -54,6 +84,7 @@ class ReturnSample(msgspec.Struct, frozen=True, kw_only=True):
     logprobs: list[dict[int, Logprob]] = []
     prompt_logprobs: list[dict[int, Logprob] | None] = []
     finish_reason: str | None = None
+    stop_reason: int | str | None = None
     usage: Usage | None = None
     error: RequestError | None = None
 
@@ -106,6 +137,7 @@ class ActiveRequest:
     that the client has already. Generation continues behind it as if it had never been
     interrupted, and only new output goes into the channel. ``num_bytes`` is the size of the
     request's message, by which the length of a conversation is estimated before it is tokenised.
+    ``traceparent`` is W3C's, for the request's trace; empty for none.
     """
 
     request_id: str
@@ -119,6 +151,7 @@ class ActiveRequest:
     user: str = ""
     tenant: str = ""
     resume_token_ids: list[list[int]] = field(default_factory=list)
+    traceparent: str = ""
     num_bytes: int = 0
 
     @property
@@ -137,7 +170,8 @@ class TokenizerRequest:
 
     The channel gets one sample: token ids or a text, with the number of tokens as
     ``usage.prompt_tokens``; or an error. With ``add_special_tokens`` a text is tokenised as a
-    prompt is, with special tokens around it.
+    prompt is, with special tokens around it. ``truncate_prompt_tokens`` is how many of the last
+    ids are wanted.
     """
 
     request_id: str
@@ -147,6 +181,7 @@ class TokenizerRequest:
     tools: list[dict[str, Any]] = field(default_factory=list)
     chat_template_kwargs: dict[str, Any] = field(default_factory=dict)
     add_special_tokens: bool = True
+    truncate_prompt_tokens: int | None = None
     token_ids: list[int] | None = None
     client: str = ""
     user: str = ""

@@ -9,8 +9,11 @@ from driver.errors import InvalidRequest
 from engine.sampling_params import SamplingParams
 
 
-def sampling_params(params: dict[str, Any]) -> SamplingParams:
-    """The checked parameters; raises InvalidRequest that names the wrong one."""
+def sampling_params(params: dict[str, Any], defaults: dict[str, Any] | None = None) -> SamplingParams:
+    """The checked parameters, with the defaults of those that are left out.
+
+    Raises InvalidRequest that names the wrong one.
+    """
     names = SamplingParams.__struct_fields__
     for name in params:
         if name not in names:
@@ -18,7 +21,7 @@ def sampling_params(params: dict[str, Any]) -> SamplingParams:
             hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(names)}"
             raise InvalidRequest(f"unknown parameter {name!r}: {hint}")
     try:
-        return msgspec.convert(params, SamplingParams, strict=True)
+        return msgspec.convert((defaults or {}) | params, SamplingParams, strict=True)
     except msgspec.ValidationError as error:
         raise InvalidRequest(_in_plain_words(str(error))) from error
 

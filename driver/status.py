@@ -1,5 +1,7 @@
 """The driver's snapshot of itself."""
 
+from typing import Any
+
 import msgspec
 
 from engine.config import EngineStats
@@ -24,6 +26,8 @@ class DriverStatus(EngineStats, frozen=True):
     uptime_seconds: float = 0.0
     state: str = "serving"
     """One of STATES."""
+    default_sampling_params: dict[str, Any] = msgspec.field(default_factory=dict)
+    """See ServingLimits."""
     ttft_seconds_p50: float = 0.0
     """From here on, of recent samples: times to first token, per output token, and to the end."""
     ttft_seconds_p99: float = 0.0

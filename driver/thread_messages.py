@@ -1,7 +1,7 @@
 """The messages between the driver's threads.
 
 The inbox of the execution thread takes Admit, AbortSequences, Finished, SleepEngine, WakeEngine,
-ProfileEngine, Compiled and Stop. It is unbounded, so no sender ever waits. The queue of the
+ProfileEngine, ResetPrefixCache, Compiled and Stop. It is unbounded, so no sender ever waits. The queue of the
 summary thread is short, and only the execution thread puts into it: Opened, StepOutputs and Ended.
 One queue carries a request's opening, tokens and end, so their order holds.
 """
@@ -29,6 +29,10 @@ class Opened(msgspec.Struct, frozen=True):
     num_prompt_tokens: int
     params: SamplingParams
     resumed: list[Resumed] = []
+
+    def num_cached_tokens(self, index: int) -> int:
+        """Prompt tokens that a sample found in the prefix cache, without resumed output."""
+        return min(self.sequences[index].num_cached_tokens, self.num_prompt_tokens)
 
 
 class Admit(msgspec.Struct, frozen=True):
@@ -76,6 +80,13 @@ class ProfileEngine(msgspec.Struct, frozen=True):
     channel: ReturnChannel
 
 
+class ResetPrefixCache(msgspec.Struct, frozen=True):
+    """Empty the prefix cache; then answer the channel."""
+
+    request_id: str
+    channel: ReturnChannel
+
+
 class Compiled(msgspec.Struct, frozen=True):
     """Call the engine's ``adopt``."""
 
@@ -97,5 +108,7 @@ class Ended(msgspec.Struct, frozen=True):
     finish_reason: str
 
 
-Inbound = Admit | AbortSequences | Finished | SleepEngine | WakeEngine | ProfileEngine | Compiled | Stop
+Inbound = (
+    Admit | AbortSequences | Finished | SleepEngine | WakeEngine | ProfileEngine | ResetPrefixCache | Compiled | Stop
+)
 Summary = Opened | StepOutputs | Ended

@@ -11,9 +11,10 @@ from collections.abc import Iterable, Mapping
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from driver.metrics.request_metrics import Histogram, RequestMetrics
+from driver.metrics.request_metrics import RequestMetrics
 from driver.odriver import oDriver
 from driver.status import STATES, DriverStatus
+from engine.histogram import Histogram
 
 _LABELS = ("model_name", "engine")
 
@@ -42,6 +43,12 @@ class DriverMetrics(Collector):
         yield self._by_label("vllm:request_success", "Requests that ended", "finished_reason", requests.finished)
         yield self._by_label("odriver_requests_failed", "Requests that got an error", "code", dict(self._driver.failed))
         yield self._histogram("iteration_tokens_total", self._driver.iteration_tokens)
+        phases = HistogramMetricFamily(
+            "odriver_step_seconds", "Of the host in each phase of a step", labels=(*_LABELS, "phase")
+        )
+        for phase, histogram in self._driver.step_seconds.items():
+            phases.add_metric((*self._values, phase), _buckets(histogram), histogram.sum)
+        yield phases
         for name, histogram in requests.histograms().items():
             yield self._histogram(name, histogram)
             if name in _FORMER_NAMES:
@@ -54,14 +61,16 @@ class DriverMetrics(Collector):
             ("vllm:num_requests_waiting", "Sequences that wait for a step, and requests to be prepared", waiting),
             ("vllm:kv_cache_usage_perc", "Share of pages in use by sequences; 1 is all", used),
             ("vllm:gpu_cache_usage_perc", "The former name of vllm:kv_cache_usage_perc", used),
+            ("odriver_max_num_seqs", "Sequences that can take part in steps at once", status.max_num_seqs),
             ("odriver_waiting_tokens", "Known tokens of the sequences that wait", status.waiting_tokens),
             ("odriver_open_requests", "Requests that are owed an end", status.open_requests),
-            ("odriver_pages_total", "Pages in the cache", status.pages_total),
+            ("odriver_pages", "Pages in the cache", status.pages_total),
             ("odriver_pages_free", "Pages that hold nothing", status.pages_free),
             ("odriver_pages_cached", "Pages that no sequence uses and that hold a prefix", status.pages_cached),
             ("odriver_seconds_since_progress", "Since a step landed, while there is work", status.seconds_since_progress),
             ("odriver_uptime_seconds", "Since the driver was made", status.uptime_seconds),
             ("odriver_staged_compilations_left", "Functions that readiness did not wait for", status.staged_compilations_left),
+            ("odriver_replaced_kernels", "Kernels at fault, in whose place XLA serves", status.replaced_kernels),
         ):  # fmt: skip
             yield self._alone(GaugeMetricFamily, name, meaning, value)
         waiting_for = {"capacity": waiting, "deferred": 0}
@@ -128,9 +137,12 @@ class DriverMetrics(Collector):
     def _histogram(self, name: str, histogram: Histogram) -> Metric:
         unit = "seconds" if name.endswith("seconds") else "tokens" if "tokens" in name else "samples"
         family = HistogramMetricFamily(f"vllm:{name}", f"As in vLLM, in {unit}", labels=_LABELS)
-        buckets = [(_number(bound), count) for bound, count in histogram.cumulative()]
-        family.add_metric(self._values, buckets, histogram.sum)
+        family.add_metric(self._values, _buckets(histogram), histogram.sum)
         return family
+
+
+def _buckets(histogram: Histogram) -> list[tuple[str, int]]:
+    return [(_number(bound), count) for bound, count in histogram.cumulative()]
 
 
 def _number(bound: float) -> str:

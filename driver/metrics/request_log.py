@@ -5,7 +5,7 @@ import threading
 import time
 from collections import Counter
 
-from driver.errors import DriverError
+from driver.metrics.request_metrics import timings_of
 from driver.open_requests import OpenRequest
 from driver.request import ActiveRequest, ReturnSample
 
@@ -21,27 +21,30 @@ class RequestLog:
         self._counting = threading.Lock()
 
     def ended(self, request: OpenRequest, last: ReturnSample) -> None:
-        """Logs an open request that gets its last sample."""
+        """Logs a request that is refused, or gets its last sample."""
         if last.error is not None:
             self._count(last.error.code)
         if not logger.isEnabledFor(logging.INFO):
             return
-        now, received_at = time.monotonic(), request.received_at
-        facts: dict[str, object] = {"seconds": round(now - received_at, 4)}
+        facts: dict[str, object] = {"seconds": round(time.monotonic() - request.received_at, 4)}
         if last.usage is not None:
-            facts |= {"prompt_tokens": last.usage.prompt_tokens, "completion_tokens": last.usage.completion_tokens}
+            facts |= {
+                "prompt_tokens": last.usage.prompt_tokens,
+                "cached_tokens": last.usage.cached_tokens,
+                "completion_tokens": last.usage.completion_tokens,
+            }
         if request.first_token_at is not None:
-            facts["seconds_to_first_token"] = round(request.first_token_at - received_at, 4)
-        if request.scheduled_at is not None:
-            facts["seconds_queued"] = round(request.scheduled_at - received_at, 4)
+            facts["seconds_to_first_token"] = round(request.first_token_at - request.received_at, 4)
+        timings = timings_of(request)
+        if timings is not None:
+            facts |= {
+                "seconds_queued": round(timings.queue_time_s, 4),
+                "seconds_prefilling": round(timings.prefill_time_s, 4),
+                "tokens_per_second": round(timings.tokens_per_second, 1),
+            }
         if last.error is not None:
             facts["error"] = last.error.message
         _log(request.request, last.error.code if last.error is not None else last.finish_reason, facts)
-
-    def refused(self, request: ActiveRequest, error: DriverError) -> None:
-        """Logs a request that was refused."""
-        self._count(error.code)
-        _log(request, error.code, {"error": str(error)})
 
     def _count(self, code: str) -> None:
         with self._counting:

@@ -3,34 +3,14 @@
 With ``n`` above 1 each sample counts as a request, as in vLLM.
 """
 
-from bisect import bisect_left
 from collections import deque
-from collections.abc import Iterable, Iterator
-from itertools import accumulate
+from collections.abc import Iterator
 from typing import NamedTuple
 
+from driver.open_requests import OpenRequest
+from driver.request import Timings
 from driver.thread_messages import Opened
-from engine.scheduling.sequence import Sequence
-
-
-class Histogram:
-    """Counts values by bucket, for a bisection each. One thread writes, any may read."""
-
-    def __init__(self, bounds: Iterable[float]) -> None:
-        self.bounds = tuple(bounds)
-        self.counts = [0] * (len(self.bounds) + 1)
-        """By bucket; a bucket has the values up to its bound, and the last one has no bound."""
-        self.sum = 0.0
-
-    def observe(self, value: float) -> None:
-        """Count one value."""
-        self.counts[bisect_left(self.bounds, value)] += 1
-        self.sum += value
-
-    def cumulative(self) -> list[tuple[float, int]]:
-        """Each bound, infinity last, with the number of values up to it."""
-        return list(zip((*self.bounds, float("inf")), accumulate(list(self.counts)), strict=True))
-
+from engine.histogram import Histogram
 
 FINISH_REASONS = ("stop", "length", "abort", "error", "repetition", "timeout")
 
@@ -98,10 +78,11 @@ class RequestMetrics:
 class SampleTimes:
     """The times of one sample of a request, in seconds of the caller's clock."""
 
-    def __init__(self, metrics: RequestMetrics, opened: Opened, sequence: Sequence) -> None:
+    def __init__(self, metrics: RequestMetrics, opened: Opened, index: int) -> None:
         self._metrics = metrics
         self._opened = opened
-        self._sequence = sequence
+        self._index = index
+        self._sequence = opened.sequences[index]
         self._received_at = opened.request.received_at
         self.num_tokens = 0
         self._first_at: float | None = None
@@ -110,12 +91,14 @@ class SampleTimes:
     def add_tokens(self, count: int, now: float) -> None:
         """Notes that ``count`` tokens came."""
         self.num_tokens += count
+        request = self._opened.request
+        request.num_new_tokens += count
+        request.last_token_at = now
         if self._first_at is None:
             self._first_at = now
             self._metrics.time_to_first_token_seconds.observe(now - self._received_at)
             self._metrics.prompt_tokens += self._opened.num_prompt_tokens
-            self._metrics.prompt_tokens_cached += self._num_cached
-            request = self._opened.request
+            self._metrics.prompt_tokens_cached += self._opened.num_cached_tokens(self._index)
             request.first_token_at = request.first_token_at or now
             request.scheduled_at = request.scheduled_at or self._sequence.scheduled_at
         else:
@@ -128,7 +111,8 @@ class SampleTimes:
         metrics.finished[reason] += 1
         metrics.e2e_request_latency_seconds.observe(now - self._received_at)
         metrics.request_prompt_tokens.observe(self._opened.num_prompt_tokens)
-        metrics.request_prefill_kv_computed_tokens.observe(self._opened.num_prompt_tokens - self._num_cached)
+        num_computed = self._opened.num_prompt_tokens - self._opened.num_cached_tokens(self._index)
+        metrics.request_prefill_kv_computed_tokens.observe(num_computed)
         metrics.request_generation_tokens.observe(self.num_tokens)
         if self._opened.params.max_tokens is not None:
             metrics.request_params_max_tokens.observe(self._opened.params.max_tokens)
@@ -136,11 +120,6 @@ class SampleTimes:
         metrics.request_queue_time_seconds.observe((scheduled_at or now) - self._received_at)
         if scheduled_at is not None and self._first_at is not None:
             self._finish_phases(scheduled_at, self._first_at)
-
-    @property
-    def _num_cached(self) -> int:
-        """Prompt tokens found in the prefix cache, without resumed output."""
-        return min(self._sequence.num_cached_tokens, self._opened.num_prompt_tokens)
 
     def _finish_phases(self, scheduled_at: float, first_at: float) -> None:
         metrics, decode = self._metrics, self._last_at - first_at
@@ -150,6 +129,21 @@ class SampleTimes:
         per_token = decode / max(1, self.num_tokens - 1)
         metrics.request_time_per_output_token_seconds.observe(per_token)
         metrics.note(Latencies(first_at - self._received_at, per_token, self._last_at - self._received_at))
+
+
+def timings_of(request: OpenRequest) -> Timings | None:
+    """The phases of a request so far; None before its first token."""
+    received_at, scheduled_at, first_at = request.received_at, request.scheduled_at, request.first_token_at
+    if scheduled_at is None or first_at is None or request.last_token_at is None:
+        return None
+    decode = request.last_token_at - first_at
+    return Timings(
+        queue_time_s=scheduled_at - received_at,
+        prefill_time_s=first_at - scheduled_at,
+        time_to_first_token_s=first_at - received_at,
+        decode_time_s=decode,
+        tokens_per_second=(request.num_new_tokens - 1) / decode if decode > 0 else 0.0,
+    )
 
 
 def _one_two_five(most: int) -> Iterator[int]:

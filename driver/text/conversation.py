@@ -3,7 +3,7 @@
 import time
 from collections.abc import Iterable
 from contextvars import ContextVar
-from functools import lru_cache
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import jinja2
@@ -11,14 +11,16 @@ import msgspec
 
 from driver.errors import InvalidRequest
 from driver.text.json_schema import check_json
+from driver.text.template_words import template_words
+from engine.errors import ConfigurationError
 from engine.request_limits import MAX_RENDERED_CHARACTERS, MAX_TEMPLATE_SECONDS, MAX_TOOL_CALLS
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
 _FIELDS = {
     "assistant": {"reasoning_content", "tool_calls"},
-    "tool": {"name", "tool_call_id"},
+    "tool": {"tool_call_id"},
 }
-"""Fields that messages of a role may have beside role and content."""
+"""Fields that messages of a role may have beside role, content and name."""
 ENDS = frozenset(["add_generation_prompt", "continue_final_message"])
 """Arguments of every template: the assistant speaks next, or continues the last message."""
 _RESERVED = frozenset(
@@ -55,10 +57,11 @@ def checked_chat(
 ) -> Chat:
     """Checks a conversation; raises InvalidRequest that names what is wrong, and where.
 
-    A message has a ``role`` and a text as its ``content``. An assistant's may have
+    A message has a ``role`` and a text as its ``content``, and may have the ``name`` of who
+    speaks. An assistant's may have
     ``reasoning_content``, and ``tool_calls`` (``{"function": {"name": ..., "arguments": a JSON
     object or its text}}``) in place of its content; a tool's, which answers a call,
-    ``tool_call_id`` and ``name``.
+    ``tool_call_id``.
     """
     if not isinstance(messages, list) or not messages:
         raise InvalidRequest("messages must be a list of at least one message")
@@ -71,16 +74,51 @@ def checked_chat(
     )
 
 
+def read_template(path: Path) -> str:
+    """The text of a chat template in a file. Raises ConfigurationError if it is none."""
+    from transformers.utils.chat_template_utils import _compile_jinja_template
+
+    try:
+        template = path.read_text(encoding="utf-8")
+        _compile_jinja_template(template)
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigurationError(f"the chat template {path} cannot be read: {error}") from error
+    except jinja2.TemplateSyntaxError as error:
+        raise ConfigurationError(
+            f"the chat template {path} is wrong in line {error.lineno}: {error.message}"
+        ) from error
+    return template
+
+
 def check_template(template: str, chat: Chat) -> None:
     """Raises InvalidRequest where the template would ignore a part of the conversation."""
-    names, strings = _words(template)
-    if chat.tools and "tools" not in names:
+    names, strings = template_words(template)
+    if chat.tools and names.isdisjoint(("tools", "xml_tools")):
         raise InvalidRequest("the chat template of this model knows no tools: ask without them, or serve another model")
     if any("tool_calls" in message for message in chat.messages) and "tool_calls" not in names | strings:
         raise InvalidRequest("the chat template of this model knows no tool_calls: send what was called as text")
     for name in chat.template_kwargs.keys() - ENDS:
         if name in _RESERVED or name not in names:
             raise InvalidRequest(f"chat_template_kwargs: the chat template of this model has no {name!r}")
+
+
+def _without_developers(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """With OpenAI's role developer as system, which it is a newer name of.
+
+    Messages that stand together and so get the same role become one: many templates take one
+    system message, and that first.
+    """
+    if all(message["role"] != "developer" for message in messages):
+        return messages
+    renamed: list[dict[str, Any]] = []
+    for message in messages:
+        is_system = message["role"] in ("developer", "system")
+        if is_system and renamed and renamed[-1]["role"] == "system":
+            content = f"{renamed[-1]['content']}\n\n{message['content']}"
+            renamed[-1] = {**renamed[-1], "content": content}
+        else:
+            renamed.append({**message, "role": "system"} if is_system else message)
+    return renamed
 
 
 def check_encodable(what: str, text: str) -> None:
@@ -93,21 +131,13 @@ def check_encodable(what: str, text: str) -> None:
         ) from error
 
 
-@lru_cache(maxsize=8)
-def _words(template: str) -> tuple[frozenset[str], frozenset[str]]:
-    """The names and the strings in the code of a template, without the text that it writes."""
-    words = [(kind, word) for _, kind, word in jinja2.Environment().lex(template)]
-    names = frozenset(word for kind, word in words if kind == "name")
-    return names, frozenset(word[1:-1] for kind, word in words if kind == "string")
-
-
 def _checked_message(where: str, message: Any) -> dict[str, Any]:
     if not isinstance(message, dict) or "role" not in message:
         raise InvalidRequest(f"{where} must have role and content")
     role, calls = message["role"], message.get("tool_calls")
     if role not in ROLES:
         raise InvalidRequest(f"{where}: role must be one of {', '.join(ROLES)}, not {role!r}")
-    if unknown := message.keys() - {"role", "content"} - _FIELDS.get(role, set()):
+    if unknown := message.keys() - {"role", "content", "name"} - _FIELDS.get(role, set()):
         raise InvalidRequest(f"{where}: a message of role {role} has no {min(map(str, unknown))!r}")
     checked = {name: value for name, value in message.items() if name != "tool_calls"}
     if calls and checked.get("content") is None:
@@ -197,13 +227,20 @@ def rendered(tokenizer: Any, chat: Chat) -> str:
     Raises InvalidRequest where the template refuses or ignores a part, or exceeds its budget.
     """
     if tokenizer.chat_template is None:
-        raise InvalidRequest("this model has no chat template: send a prompt instead of messages")
+        raise InvalidRequest(
+            "this model has no chat template: send a prompt instead of messages (`odriver complete`), or serve it with --chat-template"
+        )
     tools = chat.tools or None
     ends = {"add_generation_prompt": True} | chat.template_kwargs
     token = _budget.set(_Budget())
     try:
-        check_template(tokenizer.get_chat_template(tools=tools), chat)
-        return str(tokenizer.apply_chat_template(chat.messages, tools, tokenize=False, **ends))
+        template = tokenizer.get_chat_template(tools=tools)
+        check_template(template, chat)
+        names, strings = template_words(template)
+        if tools and "tools" not in names:
+            ends |= {"xml_tools": tools}  # SmolLM3's name of them
+        messages = chat.messages if "developer" in strings else _without_developers(chat.messages)
+        return str(tokenizer.apply_chat_template(messages, tools, tokenize=False, **ends))
     except (
         ArithmeticError,
         AttributeError,

@@ -9,14 +9,14 @@ normalizer the bound is 0.
 """
 
 import json
-import re
 import unicodedata
 from collections.abc import Iterable
 from typing import Any, Literal
 
 import numpy as np
 
-_BYTE_TOKEN = re.compile(r"<0x([0-9A-F]{2})>")
+from driver.text.token_bytes import BYTE_TOKEN, byte_letters
+
 _KEEPS_ALL = frozenset(["ByteLevel", "Digits", "FixedLength", "Metaspace", "Punctuation", "Split", "UnicodeScripts"])
 """Pre-tokenizers that drop no text, unless their behavior is "Removed"."""
 _FORMS: tuple[Literal["NFC", "NFD", "NFKC", "NFKD"], ...] = ("NFC", "NFD", "NFKC", "NFKD")
@@ -54,7 +54,7 @@ def _loses_nothing(definition: dict[str, Any]) -> bool:
     vocabulary = _tokens(definition)
     if model.get("byte_fallback"):
         return all(f"<0x{byte:02X}>" in vocabulary for byte in range(256))
-    return model["type"] == "BPE" and _is_byte_level(definition) and vocabulary.issuperset(_letters())
+    return model["type"] == "BPE" and _is_byte_level(definition) and vocabulary.issuperset(byte_letters())
 
 
 def _keeps_length(normalizer: dict[str, Any]) -> bool:
@@ -68,14 +68,14 @@ def _keeps_length(normalizer: dict[str, Any]) -> bool:
 def _longest(definition: dict[str, Any]) -> "np.ndarray[tuple[int], np.dtype[np.float64]]":
     """For each byte, the length of the longest token that has it, or infinity."""
     longest = np.zeros(256)
-    letters = _letters() if _is_byte_level(definition) else {}
+    letters = byte_letters() if _is_byte_level(definition) else {}
     added = {token["content"] for token in definition["added_tokens"]}
     for token in _tokens(definition) | added:
         if letters and token not in added:
             spelt = bytes(letters[letter] for letter in token if letter in letters)
         else:
             spelt = token.encode(errors="replace") + (b" " if "\u2581" in token else b"")
-        if byte := _BYTE_TOKEN.fullmatch(token):
+        if byte := BYTE_TOKEN.fullmatch(token):
             spelt += bytes([int(byte[1], 16)])
         distinct = list(set(spelt))
         longest[distinct] = np.maximum(longest[distinct], len(spelt))
@@ -102,10 +102,3 @@ def _steps(step: dict[str, Any] | None, inside: str) -> Iterable[dict[str, Any]]
             yield from _steps(part, inside)
     else:
         yield step
-
-
-def _letters() -> dict[str, int]:
-    """GPT-2's letter for each byte: itself if visible, else the next from U+0100 on."""
-    seen = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    unseen = [byte for byte in range(256) if byte not in seen]
-    return {chr(byte): byte for byte in seen} | {chr(0x100 + place): byte for place, byte in enumerate(unseen)}

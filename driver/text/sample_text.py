@@ -1,7 +1,7 @@
 """One sample as its client sees it: its text, its log-probabilities and its end."""
 
 from driver.request import Logprob
-from driver.text.detokenizer import Detokenizer
+from driver.text.detokenizer import REPLACEMENT, Detokenizer
 from driver.text.stops import RepetitionDetector, StopStrings
 from driver.text.tokenizer import HuggingFaceTokenizer
 from engine.sampling_params import SamplingParams
@@ -25,6 +25,8 @@ class SampleText:
         self._stops = StopStrings(params.stops, include=params.include_stop_str_in_output)
         loops = params.repetition_detection
         self._loops = None if loops is None else RepetitionDetector(loops)
+        self.stop_reason: int | str | None = None
+        """The stop string, or the id of ``stop_token_ids``, that ended the output (vLLM's name)."""
 
     def read(self, output: SequenceOutput) -> tuple[str, int, str | None]:
         """The text to show, the number of tokens read, and the finish reason if there is one.
@@ -39,6 +41,7 @@ class SampleText:
             if not (hides_last and num_read == len(tokens)):
                 text += self._show([token_id])
             if self._stops.matched:
+                self.stop_reason = self._stops.matched
                 return text, num_read, "stop"
             looped = self._loops is not None and self._loops.add(token_id)
             if looped and output.finish_reason is None and self._num_tokens >= self._params.min_tokens:
@@ -46,6 +49,9 @@ class SampleText:
         if output.finish_reason is None:
             return text, len(tokens), None
         text += self._rest()
+        self.stop_reason = self._stops.matched
+        if self.stop_reason is None and output.finish_reason == "stop" and tokens:
+            self.stop_reason = tokens[-1] if tokens[-1] in self._params.stop_token_ids else None
         return text, len(tokens), "stop" if self._stops.matched else output.finish_reason
 
     def _show(self, token_ids: list[int]) -> str:
@@ -82,10 +88,12 @@ class SampleLogprobs:
         named: dict[int, Logprob] = {}
         for token_id, logprob, rank in zip(token.token_ids, token.logprobs, token.ranks, strict=True):
             if token_id not in named:
-                named[token_id] = Logprob(logprob, rank, self._text(token_id))
+                named[token_id] = Logprob(logprob, rank, *self._spelt(token_id))
         return named
 
-    def _text(self, token_id: int) -> str | None:
+    def _spelt(self, token_id: int) -> tuple[str | None, bytes | None]:
+        """Its text, and its bytes where they are no text: a part of a character."""
         if self._tokenizer is None:
-            return None
-        return self._tokenizer.decode([token_id], skip_special_tokens=False)
+            return None, None
+        text = self._tokenizer.decode([token_id], skip_special_tokens=False)
+        return text, self._tokenizer.bytes_of(token_id) if REPLACEMENT in text else None

@@ -19,7 +19,8 @@ class StopStrings:
         self._stops = [_Stop(stop) for stop in stops]
         self._include = include
         self._held = ""
-        self.matched = False
+        self.matched: str | None = None
+        """The stop string that has come."""
 
     def add(self, piece: str) -> str:
         """The text that can be shown; the longest suffix that could begin a stop is held back."""
@@ -27,11 +28,11 @@ class StopStrings:
             return piece
         text = self._held + piece
         for end, character in enumerate(piece, start=len(self._held) + 1):
-            longest = max([stop.add(character) for stop in self._stops])
-            if longest:
-                self.matched = True
+            complete = [stop.string for stop in self._stops if stop.add(character)]
+            if complete:
+                self.matched = max(complete, key=len)
                 self._held = ""
-                return text[: end if self._include else end - longest]
+                return text[: end if self._include else end - len(self.matched)]
         shown = len(text) - max(stop.num_begun for stop in self._stops)
         self._held = text[shown:]
         return text[:shown]
@@ -46,18 +47,18 @@ class _Stop:
     """How many first characters of a string the text ends with (Knuth, Morris, Pratt)."""
 
     def __init__(self, string: str) -> None:
-        self._string = string
+        self.string = string
         self._shorter = _shorter(string)
         self.num_begun = 0
         """How many characters at the end of the text begin the string, at most."""
 
-    def add(self, character: str) -> int:
-        """Reads one more character; returns the string's length if that completes it, or 0."""
+    def add(self, character: str) -> bool:
+        """Reads one more character; returns whether that completes the string."""
         begun = self.num_begun
-        while begun and self._string[begun] != character:
+        while begun and self.string[begun] != character:
             begun = self._shorter[begun]
-        self.num_begun = begun + (self._string[begun] == character)
-        return self.num_begun if self.num_begun == len(self._string) else 0
+        self.num_begun = begun + (self.string[begun] == character)
+        return self.num_begun == len(self.string)
 
 
 @lru_cache(maxsize=256)

@@ -5,13 +5,17 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from driver.errors import InvalidRequest
+from driver.errors import ContextLengthExceeded, InvalidRequest
 from driver.request import ActiveRequest, ReturnSample, TokenizerRequest, Usage
-from driver.text.conversation import Chat, check_encodable, checked_chat, hold_to_budget, rendered
+from driver.text.conversation import Chat, check_encodable, checked_chat, hold_to_budget, read_template, rendered
 from driver.text.least_tokens import LeastTokens
+from driver.text.token_bytes import token_bytes
+from driver.text.tokenizer_files import loadable
 from engine.config import ServingLimits
 from engine.errors import ConfigurationError
 
+SLACK = 8
+"""Times the model's context that a prompt may have which is to be cut: all of it is tokenised."""
 MAX_UNINTERRUPTED = 1024
 """Up to so many tokens are decoded with the interpreter's lock held, for under 1 ms."""
 
@@ -19,12 +23,16 @@ MAX_UNINTERRUPTED = 1024
 class HuggingFaceTokenizer:
     """A fast tokenizer of transformers, from a local directory. For any thread.
 
+    A ``chat_template`` takes the place of its own. Raises ConfigurationError for unusable files.
     It uses the Rust backend, which encodes and decodes on any thread as long as none changes its
     settings; transformers' own ``encode`` sets truncation and padding at each call.
     """
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, chat_template: Path | None = None) -> None:
         self._tokenizer = _load(directory)
+        if chat_template is not None:
+            self._tokenizer.chat_template = read_template(chat_template)
+        _check_templates(self._tokenizer.chat_template or "", directory)
         self._backend = self._tokenizer.backend_tokenizer
         self._backend.no_truncation()
         self._backend.no_padding()
@@ -32,6 +40,12 @@ class HuggingFaceTokenizer:
         hold_to_budget(self._tokenizer)
         added = self._backend.get_added_tokens_decoder()
         self._special = frozenset(token_id for token_id, token in added.items() if token.special)
+
+    @property
+    def eos_token_ids(self) -> tuple[int, ...]:
+        """Its end token, if it has one."""
+        token_id = self._tokenizer.eos_token_id
+        return () if token_id is None else (int(token_id),)
 
     def encode(self, text: str) -> list[int]:
         """The ids of a prompt, with the special tokens that the model expects around one."""
@@ -64,6 +78,10 @@ class HuggingFaceTokenizer:
             return str(self._backend.decode_batch([list(token_ids)], skip_special_tokens=skip_special_tokens)[0])
         return str(self._backend.decode(list(token_ids), skip_special_tokens=skip_special_tokens))
 
+    def bytes_of(self, token_id: int) -> bytes | None:
+        """The bytes of a token that is only a part of a character; None if they are not known."""
+        return token_bytes(self._backend.id_to_token(token_id) or "")
+
     def is_visible(self, token_id: int) -> bool:
         """Whether the id has text: special and unassigned ids have none."""
         return token_id not in self._special and self._backend.id_to_token(token_id) is not None
@@ -87,8 +105,6 @@ class HuggingFaceTokenizer:
 
 
 def _load(directory: Path) -> Any:
-    if not (directory / "tokenizer.json").is_file():
-        raise ConfigurationError(f"{directory} has no tokenizer.json: a model directory needs a fast tokenizer's files")
     # At import transformers would warn that PyTorch is missing, which we never use.
     os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
     # Our batches have one text; threads for more would be warned of at each fork.
@@ -96,13 +112,22 @@ def _load(directory: Path) -> Any:
     from transformers import AutoTokenizer
 
     try:
-        tokenizer = AutoTokenizer.from_pretrained(directory, local_files_only=True)
+        with loadable(directory) as files:
+            tokenizer = AutoTokenizer.from_pretrained(files, local_files_only=True, mistral_format=False)
+    except ConfigurationError:
+        raise
     # the tokenizers library raises bare Exception for a file it can't read
     except Exception as error:
         raise ConfigurationError(f"the tokenizer files in {directory} cannot be read: {error}") from error
     if not tokenizer.is_fast:
         raise ConfigurationError(f"{directory} holds a slow tokenizer: convert it to a tokenizer.json first")
     return tokenizer
+
+
+def _check_templates(templates: Any, directory: Path) -> None:
+    """Raises ConfigurationError unless each is a text."""
+    if not all(isinstance(one, str) for one in (templates.values() if isinstance(templates, dict) else [templates])):
+        raise ConfigurationError(f"{directory} has a chat_template that is no text: give one with --chat-template FILE")
 
 
 def answer_tokenizer(request: TokenizerRequest, tokenizer: HuggingFaceTokenizer, limits: ServingLimits) -> ReturnSample:
@@ -117,7 +142,7 @@ def answer_tokenizer(request: TokenizerRequest, tokenizer: HuggingFaceTokenizer,
         text = tokenizer.decode(token_ids, skip_special_tokens=False)
     else:
         encode = tokenizer.encode if request.add_special_tokens else tokenizer.encode_word
-        token_ids = prompt_token_ids(request, encode, tokenizer, limits.max_model_len)
+        token_ids = prompt_token_ids(request, encode, tokenizer, limits.max_model_len, request.truncate_prompt_tokens)
     return ReturnSample(
         request_id=request.request_id,
         text=text,
@@ -132,38 +157,56 @@ def prompt_token_ids(
     encode: Callable[[str], list[int]],
     tokenizer: HuggingFaceTokenizer,
     most: int,
+    kept: int | None = None,
 ) -> list[int]:
-    """The ids of a request's prompt or conversation; raises InvalidRequest.
+    """The ids of a request's prompt or conversation, the last ``kept`` if it is to be cut; raises
+    InvalidRequest.
 
-    ``most`` is for the rendered conversation: a template may leave messages out.
+    ``most`` is for the rendered conversation: a template may leave messages out. A prompt that is
+    to be cut may have SLACK times as many.
     """
+    token_ids = _whole_prompt(request, encode, tokenizer, most, 1 if kept is None else SLACK)
+    return token_ids if kept is None else token_ids[-kept:]
+
+
+def _whole_prompt(
+    request: ActiveRequest | TokenizerRequest,
+    encode: Callable[[str], list[int]],
+    tokenizer: HuggingFaceTokenizer,
+    most: int,
+    slack: int,
+) -> list[int]:
     if request.messages is not None:
         chat = checked_chat(request.messages, request.tools, request.chat_template_kwargs)
-        return text_token_ids("the prompt", tokenizer.render(chat), tokenizer.encode_word, tokenizer, most)
+        return text_token_ids("the prompt", tokenizer.render(chat), tokenizer.encode_word, tokenizer, most, slack)
     if request.tools or request.chat_template_kwargs:
         raise InvalidRequest("tools and chat_template_kwargs are for the chat template: send messages")
     if isinstance(request.prompt, list):
-        check_fits("the prompt", len(request.prompt), most)
+        check_fits("the prompt", len(request.prompt), most, slack)
         return list(request.prompt)
     if not isinstance(request.prompt, str):
         raise InvalidRequest(f"prompt must be a string or a list of token ids, not {type(request.prompt).__name__}")
-    return text_token_ids("the prompt", request.prompt, encode, tokenizer, most)
+    return text_token_ids("the prompt", request.prompt, encode, tokenizer, most, slack)
 
 
 def text_token_ids(
-    what: str, text: str, encode: Callable[[str], list[int]], tokenizer: HuggingFaceTokenizer, most: int
+    what: str,
+    text: str,
+    encode: Callable[[str], list[int]],
+    tokenizer: HuggingFaceTokenizer,
+    most: int,
+    slack: int = 1,
 ) -> list[int]:
-    """The ids of a text; refuses one with more than ``most`` before it is tokenised."""
+    """The ids of a text; refuses one that ``check_fits`` refuses before it is tokenised."""
     check_encodable(what, text)
-    check_fits(what, tokenizer.least_tokens(text), most, "at least ")
+    check_fits(what, tokenizer.least_tokens(text), most, slack, "at least ")
     return encode(text)
 
 
-def check_fits(what: str, num_tokens: int, most: int, about: str = "") -> None:
-    """Raises InvalidRequest for more than ``most`` tokens."""
-    if num_tokens > most:
-        holds = f"a request may hold {most} tokens here, prompt and output together"
-        raise InvalidRequest(f"{what} has {about}{num_tokens} tokens, but {holds}: shorten it")
+def check_fits(what: str, num_tokens: int, most: int, slack: int = 1, about: str = "") -> None:
+    """Raises ContextLengthExceeded for more than ``slack`` times ``most`` tokens."""
+    if num_tokens > slack * most:
+        raise ContextLengthExceeded(most, f"{what} has {about}{num_tokens} tokens", "shorten it")
 
 
 def check_in_vocabulary(name: str, token_ids: list[int], vocab_size: int) -> None:

@@ -1,0 +1,55 @@
+"""The driver's interface of an engine."""
+
+from collections.abc import Callable, Mapping
+from typing import Protocol
+
+from engine.config import EngineStats, ServingLimits
+from engine.histogram import Histogram
+from engine.scheduling.sequence import Sequence, SequenceOutput
+
+
+class Engine(Protocol):
+    """``oEngine``, or a fake one. One thread uses it."""
+
+    @property
+    def limits(self) -> ServingLimits:
+        """The limits of a sequence; constant, so any thread may read them."""
+
+    @property
+    def has_work(self) -> bool:
+        """Whether a sequence waits or runs, or a step is in flight on the device."""
+
+    def add(self, sequence: Sequence) -> None:
+        """Queues a sequence; never fails."""
+
+    def finish(self, request_id: str) -> bool:
+        """Ends a sequence early and frees its pages; False if it is unknown or has ended."""
+
+    def step(self) -> list[SequenceOutput]:
+        """Plans and dispatches one step, and returns the tokens of at most one earlier step."""
+
+    def stats(self) -> EngineStats:
+        """A snapshot."""
+
+    @property
+    def step_seconds(self) -> Mapping[str, Histogram]:
+        """Seconds of each step, by phase; any thread may read them."""
+
+    def reset_prefix_cache(self) -> int:
+        """Forgets the contents of all pages; how many had any."""
+
+    def compile_staged(self, notify: Callable[[], None]) -> None:
+        """Starts to compile the staged functions; ``notify`` asks, on any thread, for
+        ``adopt``."""
+
+    def adopt(self) -> None:
+        """Uses the staged functions; raises the error of their compilation."""
+
+    def sleep(self) -> None:
+        """Frees the pages' memory; no sequence may wait or run."""
+
+    def wake(self) -> None:
+        """Allocates that memory again."""
+
+    def close(self) -> None:
+        """Stops compiling."""
