@@ -95,13 +95,16 @@ class BaseClient(ABC, Generic[AnyStream]):
         before."""
         return self._connection.welcome
 
-    def generate(self, prompt: str | list[int], *, stream: bool = True, **params: Any) -> AnyStream:
+    def generate(
+        self, prompt: str | list[int], *, stream: bool = True, traceparent: str = "", **params: Any
+    ) -> AnyStream:
         """Continue a text, or token ids; ``params`` are those of ``SamplingParams``. Iterate over
         the answer's pieces.
 
-        Without ``stream`` they come when all is done, a piece for each sample.
+        Without ``stream`` they come when all is done, a piece for each sample. ``traceparent``,
+        W3C's, makes the daemon's trace of the request a part of the caller's.
         """
-        return self._stream(prompt=prompt, params=params, stream=stream)
+        return self._stream(prompt=prompt, params=params, stream=stream, traceparent=traceparent)
 
     def chat(
         self,
@@ -110,6 +113,7 @@ class BaseClient(ABC, Generic[AnyStream]):
         stream: bool = True,
         tools: list[dict[str, Any]] | None = None,
         chat_template_kwargs: dict[str, Any] | None = None,
+        traceparent: str = "",
         **params: Any,
     ) -> AnyStream:
         """Continue a conversation, through the model's chat template, otherwise as ``generate``.
@@ -119,7 +123,12 @@ class BaseClient(ABC, Generic[AnyStream]):
         ``enable_thinking``.
         """
         return self._stream(
-            messages=messages, tools=tools, chat_template_kwargs=chat_template_kwargs, params=params, stream=stream
+            messages=messages,
+            tools=tools,
+            chat_template_kwargs=chat_template_kwargs,
+            params=params,
+            stream=stream,
+            traceparent=traceparent,
         )
 
     @abstractmethod
@@ -134,10 +143,18 @@ class BaseClient(ABC, Generic[AnyStream]):
         tools: list[dict[str, Any]] | None = None,
         chat_template_kwargs: dict[str, Any] | None = None,
         add_special_tokens: bool = True,
+        truncate_prompt_tokens: int | None = None,
     ) -> Callable[[Put], Call]:
         def message(request_id: str) -> Tokenize:
             return Tokenize(
-                request_id, prompt, messages, tools or [], chat_template_kwargs or {}, add_special_tokens, self._user
+                request_id,
+                prompt,
+                messages,
+                tools or [],
+                chat_template_kwargs or {},
+                add_special_tokens,
+                self._user,
+                truncate_prompt_tokens,
             )
 
         return partial(self._connection.ask, message_of=message)

@@ -15,46 +15,18 @@ from queue import SimpleQueue
 from types import TracebackType
 from typing import Any, Self
 
-from driver.request import Logprob, Usage
 from ipc.base_client import Answer, BaseClient, BaseStream, expected
 from ipc.connection.call import Call, Outcome, Put
 from ipc.control_client import ControlClient
-from ipc.errors import (
-    AddressError,
-    ConnectFailed,
-    ConnectionLost,
-    KeyFileError,
-    OdriverError,
-    RequestFailed,
-    ResumeFailed,
-)
-from ipc.wire.completion import Choice, Completion, Message, Piece, TokenLogprobs, whole
+from ipc.wire.completion import Completion, Piece, whole
 from ipc.wire.messages import Done, TokenizerInfo, TokenizerInfoReply, Welcome
-
-__all__ = [
-    "AddressError",
-    "Choice",
-    "Client",
-    "Completion",
-    "ConnectFailed",
-    "ConnectionLost",
-    "KeyFileError",
-    "Logprob",
-    "Message",
-    "OdriverError",
-    "Piece",
-    "RequestFailed",
-    "ResumeFailed",
-    "Stream",
-    "TokenLogprobs",
-    "Usage",
-]
 
 
 class Client(BaseClient["Stream"]):
     """A connection to a daemon. Threads may share it, and have many requests open at once.
 
-    ``address`` None is where ``odriver serve`` listens by default. ``timeout`` is how many seconds
+    ``address`` None is where ``odriver serve`` listens: by ODRIVER_BIND, the configuration file or
+    default. ``timeout`` is how many seconds
     the daemon has to answer when the client connects; a daemon that is starting is waited for as
     long. Raises AddressError, and ConnectFailed if no daemon answers. An accepted request has no
     time limit: it ends with an answer, or with ConnectionLost when the daemon goes away or hangs.
@@ -96,8 +68,8 @@ class Client(BaseClient["Stream"]):
         """The token ids that a prompt would have, or a conversation. Raises as reading a
         completion does.
 
-        The options are ``messages``, ``tools`` and ``chat_template_kwargs``, as in ``chat``, and
-        ``add_special_tokens``.
+        The options are ``messages``, ``tools`` and ``chat_template_kwargs``, as in ``chat``,
+        ``add_special_tokens`` and ``truncate_prompt_tokens``.
         """
         return _answer(self._tokenizing(prompt, **options), Done).token_ids
 

@@ -13,6 +13,7 @@ from typing import Any, Self
 
 import zmq
 
+from driver.request import RequestOrder
 from ipc.connection.session import Session
 from ipc.errors import ConnectFailed, ConnectionLost, RequestFailed
 from ipc.wire.addresses import client_address, control_address
@@ -23,11 +24,15 @@ from ipc.wire.messages import (
     ControlMessage,
     Drain,
     Error,
+    ListRequests,
     LogLevel,
     Metrics,
     MetricsReply,
     Ok,
     Profile,
+    Reload,
+    RequestsReply,
+    ResetPrefixCache,
     Sleep,
     Status,
     StatusReply,
@@ -39,9 +44,9 @@ class ControlClient:
     """A connection to a daemon's control socket, for one thread; each method waits for the
     daemon's answer.
 
-    ``address`` is the daemon's, None the default one. ``timeout`` is how many seconds the daemon
-    has to answer when it is connected to; ``key`` is as in ``Client``. Raises AddressError, and
-    ConnectFailed if none answers; the methods raise RequestFailed where the daemon refuses, and
+    ``address`` is the daemon's, and None as for ``Client``. ``timeout`` is how many seconds the daemon
+    has to answer when it is connected to; ``key`` is as in ``Client``. Raises AddressError,
+    ConnectFailed if none answers, and DaemonStarting at once while it is not ready; the methods raise RequestFailed where the daemon refuses, and
     ConnectionLost where it goes away.
     """
 
@@ -76,8 +81,21 @@ class ControlClient:
         assert isinstance(reply, MetricsReply)
         return reply.text
 
+    def requests(
+        self, order: RequestOrder = "age", limit: int | None = None, client: str | None = None
+    ) -> tuple[list[dict[str, Any]], int]:
+        """The first ``limit`` open requests, of one client perhaps, and how many there are.
+
+        The order is "age" (oldest first), "tokens", "rate" (most first) or "client". Each has
+        ``id``, ``client``, ``user``, ``model``, ``state``, ``age_s``, ``prompt_tokens``,
+        ``completion_tokens`` and ``tokens_per_second``, and none of its content.
+        """
+        reply = self._ask(ListRequests(self._new_request_id(), order, limit, client))
+        assert isinstance(reply, RequestsReply)
+        return reply.requests, reply.total
+
     def abort(self, request_id: str) -> str:
-        """End any client's request, by the id that the log has for it."""
+        """End any client's request, by the id that ``requests`` and the log have for it."""
         return self._command(AbortRequest(self._new_request_id(), request_id))
 
     def drain(self, timeout_s: float | None = None) -> str:
@@ -92,6 +110,14 @@ class ControlClient:
     def wake(self) -> str:
         """Have a sleeping daemon serve again; returns when it does."""
         return self._command(Wake(self._new_request_id()))
+
+    def reload(self) -> str:
+        """Have the daemon read its configuration and its keys again; what it has taken over."""
+        return self._command(Reload(self._new_request_id()))
+
+    def reset_prefix_cache(self) -> str:
+        """Empty the prefix cache; requests that are open keep their pages."""
+        return self._command(ResetPrefixCache(self._new_request_id()))
 
     def set_log_level(self, level: str) -> str:
         """Set the level of the daemon's log: "debug", "info", "warning" or "error"."""
@@ -124,7 +150,7 @@ class ControlClient:
         assert isinstance(reply, Ok)
         return reply.text
 
-    def _ask(self, command: ControlMessage) -> Ok | StatusReply | MetricsReply:
+    def _ask(self, command: ControlMessage) -> Ok | StatusReply | MetricsReply | RequestsReply:
         """The daemon's answer, which may take its time."""
         self._session.send(encode(command))
         while self._session.lost is None:
@@ -132,7 +158,7 @@ class ControlClient:
             for answer, _ in self._session.receive(now):
                 if isinstance(answer, Error):
                     raise RequestFailed(answer.code, answer.message)
-                if isinstance(answer, Ok | StatusReply | MetricsReply):
+                if isinstance(answer, Ok | StatusReply | MetricsReply | RequestsReply):
                     return answer
             self._session.keep_alive(now)
             self._wait(self._session.next_ping)
@@ -145,7 +171,7 @@ class ControlClient:
             if self._session.lost is not None:
                 raise ConnectFailed(self._session.lost)
             if self._session.welcome is None:
-                if now >= deadline:
+                if now >= deadline or self._session.starting is not None:
                     raise self._session.failure()
                 self._wait(deadline)
 

@@ -5,6 +5,7 @@ OdriverError
         AddressInUse    another process listens there
     KeyFileError        a file of keys is missing, wrong, or open to others
     ConnectFailed       no daemon answered there, or it refused us
+        DaemonStarting  the daemon there is not ready yet
     ConnectionLost      the daemon went away, or the client was closed, with the request open
         ResumeFailed    the one that came back cannot go on with it
     RequestFailed       the daemon's answer to one request: a code and a message
@@ -41,7 +42,11 @@ class ConnectFailed(OdriverError):
     @classmethod
     def silent(cls, address: str) -> Self:
         """For an address where something listens and does not answer."""
-        return cls(f"the daemon at {address} does not answer: it may be starting still, or be stuck")
+        return cls(f"the daemon at {address} does not answer: it may be stuck")
+
+
+class DaemonStarting(ConnectFailed):
+    """The daemon at the address was not ready in time; the message says how far it was."""
 
 
 class ConnectionLost(OdriverError):

@@ -8,7 +8,7 @@ have a ``custom_id``; without one it is called by its number, ``line-2``.
 """
 
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -28,8 +28,13 @@ class Line(NamedTuple):
     url: str | None
     body: dict[str, Any]
 
-    def question(self, model: str) -> Question:
-        """The request to the served model; raises BodyError.
+    @property
+    def model(self) -> str | None:
+        """The name that it has for the model, if any."""
+        return None if self.url is None else self.body.get("model")
+
+    def question(self, models: Sequence[str]) -> Question:
+        """The request to the model that has these names; raises BodyError.
 
         A line without a seed has one that its ``custom_id`` determines, so that its answer does
         not depend on the run.
@@ -38,7 +43,7 @@ class Line(NamedTuple):
         if self.url is None:
             asked = question(body.pop("prompt", None), body.pop("messages", None), body)
         else:
-            asked = question_of(self.url, body, model)
+            asked = question_of(self.url, body, models)
         asked.params.setdefault("seed", zlib.crc32(self.custom_id.encode()))
         return asked
 

@@ -1,7 +1,70 @@
-"""Subcommands, and numbers on a command line."""
+"""The parser of the command line, subcommands, and numbers on a command line."""
 
 import argparse
-from typing import Any
+import difflib
+import sys
+from collections.abc import Iterable, Sequence
+from typing import Any, NoReturn
+
+from ipc.commands.vllm_flags import vllm_hint
+
+
+class Parser(argparse.ArgumentParser):
+    """Names what is near a misspelt flag or command, and leaves the list of all to ``--help``."""
+
+    def parse_known_args(  # type: ignore[override]
+        self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None
+    ) -> tuple[argparse.Namespace, list[str]]:
+        """Nothing may be unknown: each subcommand's parser is called for its own arguments."""
+        if self._subparsers is not None and args and args[0].startswith("-"):
+            self._refuse(args[:1])  # which argparse would only do if a command followed
+        found, unknown = super().parse_known_args(args, namespace)
+        self._refuse(unknown)
+        return found, unknown
+
+    def _refuse(self, arguments: Sequence[str]) -> None:
+        """Exit, unless there are none but flags that are known."""
+        names = [argument.partition("=")[0] for argument in arguments]
+        flags = self._option_string_actions
+        if all(name in flags for name in names):
+            return
+        known = {*flags, *(action.metavar for action in self._actions if isinstance(action.metavar, str))}
+        hints = [hint for name in names if (hint := vllm_hint(name, known))]
+        near = [one for name in names if name.startswith("--") for one in _near(name, flags)]
+        more = f"; {'; '.join(hints)}" if hints else _question(near)
+        self.error(f"unrecognized arguments: {' '.join(arguments)}{more}")
+
+    def error(self, message: str) -> NoReturn:
+        """Exit with 2, saying why."""
+        print(f"usage: {self.prog} ...; `{self.prog} --help` lists what it takes", file=sys.stderr)
+        self.exit(2, f"{self.prog}: error: {message}\n")
+
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        if action.choices is not None and value not in action.choices:
+            choices = [str(choice) for choice in action.choices]
+            near = _question(_near(str(value), choices)) or f" (choose from {', '.join(choices)})"
+            raise argparse.ArgumentError(action, f"invalid choice: {value!r}{near}")
+
+
+def _near(name: str, known: Iterable[str]) -> list[str]:
+    known = list(known)
+    return [one for one in known if one.startswith(name)][:3] or difflib.get_close_matches(name, known, 1, cutoff=0.7)
+
+
+def _question(near: list[str]) -> str:
+    return f"; did you mean {' or '.join(near)}?" if near else ""
+
+
+class ShowVersion(argparse.Action):
+    """Prints the installed version of oDriver and exits."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *arguments: object) -> NoReturn:
+        """The flag was given."""
+        from importlib.metadata import version
+
+        del arguments
+        print(f"odriver {version('odriver')}")
+        parser.exit()
 
 
 def add_command(commands: Any, name: str, what: str) -> argparse.ArgumentParser:

@@ -11,13 +11,15 @@ import msgspec
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
+from driver.text.template_words import template_names
 from ipc.async_client import AsyncClient
 from ipc.batch.batch_lines import Line, read_lines
 from ipc.batch.batch_output import SUCCESS, BatchOutput
 from ipc.connection.retry import FULL
 from ipc.errors import BatchError, OdriverError, RequestFailed
+from ipc.gateway.asking import ask, shown_prompt, tokenized
 from ipc.openai.request_bodies import BodyError, Question
-from ipc.openai.translation import STATUS, body_of, error_answer
+from ipc.openai.translation import STATUS, body_of, error_answer, param_of
 from ipc.process.logs import configure_logging
 from ipc.wire.completion import whole
 from ipc.wire.escaping import one_line
@@ -89,15 +91,15 @@ async def answer(
 
 async def _result(client: AsyncClient, line: Line) -> dict[str, Any]:
     """The line of the output: the answer, or why there is none."""
-    model = client.welcome.model
+    welcome = client.welcome
     try:
-        asked = line.question(model)
-        status, body = SUCCESS, await _body(client, asked, line, model)
+        asked = line.question(welcome.models)
+        status, body = SUCCESS, await _body(client, asked, line, line.model or welcome.model)
     except BodyError as error:
         status, body = error.status, _error_body(str(error), error.status, error.code, error.param)
     except RequestFailed as error:
         status = STATUS.get(error.code, 500)
-        body = _error_body(error.message, status, error.code)
+        body = _error_body(error.message, status, error.code, param_of(error.code, error.message, line.url))
     except OdriverError:
         raise  # it is about the daemon, and not about this line
     except Exception:
@@ -116,13 +118,13 @@ def _error_body(message: str, status: int, code: str, param: str | None = None) 
 async def _body(client: AsyncClient, asked: Question, line: Line, model: str) -> dict[str, Any]:
     while True:
         try:
-            if asked.messages is not None:
-                stream = client.chat(asked.messages, chat_template_kwargs=asked.chat_template_kwargs, **asked.params)
-            else:
-                assert asked.prompt is not None
-                stream = client.generate(asked.prompt, **asked.params)
-            async with stream:
-                return body_of(whole([piece async for piece in stream]), asked, model, line.custom_id)
+            if asked.hints:
+                info = await client.tokenizer_info()
+                asked = asked.hinted(template_names(info.get("chat_template")))
+            asked = await tokenized(client, asked)
+            prompt = await shown_prompt(client, asked)
+            async with ask(client, asked) as stream:
+                return body_of(whole([piece async for piece in stream]), asked, model, line.custom_id, prompt)
         except RequestFailed as error:
             if error.code not in FULL:
                 raise

@@ -1,53 +1,108 @@
-"""A conversation in the terminal."""
+"""``odriver chat``: a conversation in the terminal."""
 
+import argparse
+import re
 import sys
 from contextlib import suppress
+from typing import Any
 
-from ipc.client import Client, Message
+from ipc.client import Client
+from ipc.commands import sampling_flags, timings, which_daemon
 from ipc.errors import RequestFailed
+from ipc.wire.completion import Message
 from ipc.wire.escaping import one_line, write
 
-LEAVE = "/exit"
+HELP = """\
+/system TEXT  what the model is to be, from now on; without TEXT, what that is
+/clear        begin anew, with the same system message
+/help         this
+/exit         leave; so does Ctrl-D. Ctrl-C stops a reply."""
+_COMMAND = re.compile(r"/([a-z]+)(?:\s+(.*))?", re.DOTALL)
 
 
-def converse(client: Client) -> None:
-    """Converse until /exit or the end of the input. Ctrl-C stops a reply and keeps its text."""
-    interactive = sys.stdin.isatty()
-    if interactive:
-        with suppress(ImportError):
-            import readline  # noqa: F401 - input() then edits lines and knows the last ones
-        write(f"This is {client.welcome.model}. {LEAVE} or Ctrl-D leaves, Ctrl-C stops a reply.")
-    history: list[Message] = []
-    while (said := _ask("> " if interactive else "")) is not None:
-        if said.strip():
-            history = _answered(client, [*history, {"role": "user", "content": said}], history)
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The daemon, the system message and the sampling parameters of one sample."""
+    which_daemon.add_arguments(parser)
+    parser.add_argument("--system", default=None, metavar="TEXT", help="what the model is to be: a system message")
+    timings.add_argument(parser)
+    sampling_flags.add_arguments(parser, without=("n", "logprobs", "prompt_logprobs", "detokenize"))
 
 
-def _ask(prompt: str) -> str | None:
-    """The user's next message; None to leave."""
-    while True:
+def run(options: dict[str, Any]) -> int:
+    """Converse until /exit or the end of the input; 1 if the last message got no reply."""
+    with which_daemon.client(options) as client:
+        system, timed = options.pop("system"), options.pop("timings")
+        return Conversation(client, system, sampling_flags.take_params(options), timed=timed).run()
+
+
+class Conversation:
+    """What was said so far. Ctrl-C stops a reply and keeps its text; a refused one is forgotten."""
+
+    def __init__(self, client: Client, system: str | None, params: dict[str, Any], *, timed: bool) -> None:
+        self._client = client
+        self._system = system
+        self._params = params
+        self._timed = timed
+        self._history: list[Message] = []
+        self._interactive = sys.stdin.isatty()
+
+    def run(self) -> int:
+        """The exit code."""
+        if self._interactive:
+            with suppress(ImportError):
+                import readline  # noqa: F401 - input() then edits lines and knows the last ones
+            write(f"This is {self._client.welcome.model}. /help says what there is beside talking.")
+        code = 0
+        while (line := self._read()) is not None:
+            command = _COMMAND.fullmatch(line.strip())
+            if command is not None:
+                self._obey(command[1], command[2])
+            elif line.strip():
+                code = 0 if self._say(line) else 1
+        return code
+
+    def _read(self) -> str | None:
+        """The user's next line; None to leave."""
+        while True:
+            try:
+                line = input("> " if self._interactive else "")
+            except EOFError:
+                return None
+            except KeyboardInterrupt:
+                print("\n/exit or Ctrl-D leaves.")
+                continue
+            return None if line.strip() == "/exit" else line
+
+    def _obey(self, name: str, argument: str | None) -> None:
+        match name:
+            case "help":
+                write(HELP)
+            case "clear":
+                self._history = []
+            case "system" if argument is None:
+                write(self._system or "there is no system message")
+            case "system":
+                self._system = argument
+            case _:
+                print(f"odriver: there is no /{name}: /help lists what there is", file=sys.stderr)
+
+    def _say(self, text: str) -> bool:
+        """Send a message and print the reply as it comes; whether there was one."""
+        asked: list[Message] = [*self._history, {"role": "user", "content": text}]
+        system: list[Message] = [] if self._system is None else [{"role": "system", "content": self._system}]
+        reply, usage = "", None
         try:
-            said = input(prompt)
-        except EOFError:
-            return None
+            with self._client.chat(system + asked, **self._params) as pieces:
+                for piece in pieces:
+                    reply, usage = reply + piece.text, piece.usage
+                    write(piece.text, end="")
         except KeyboardInterrupt:
-            print(f"\n{LEAVE} or Ctrl-D leaves.")
-            continue
-        return None if said.strip() == LEAVE else said
-
-
-def _answered(client: Client, history: list[Message], before: list[Message]) -> list[Message]:
-    """The history with the reply, printed as it came; the history before if there is no reply."""
-    reply = ""
-    try:
-        with client.chat(history) as pieces:
-            for piece in pieces:
-                reply += piece.text
-                write(piece.text, end="")
-    except KeyboardInterrupt:
-        print(" [stopped]", end="")
-    except RequestFailed as error:
-        print(f"odriver: {one_line(str(error))}", file=sys.stderr)
-        return before
-    print()
-    return [*history, {"role": "assistant", "content": reply}]
+            print(" [stopped]", end="")
+        except RequestFailed as error:
+            print(f"odriver: {one_line(str(error))}", file=sys.stderr)
+            return False
+        print()
+        if self._timed and usage is not None:
+            timings.show(usage)
+        self._history = [*asked, {"role": "assistant", "content": reply}]
+        return True

@@ -11,26 +11,33 @@ from typing import Any, NoReturn
 
 from driver.errors import shortened
 from engine.errors import ConfigurationError
-from ipc.commands import complete, gateway_command, keys_command, operate, plan_command, which_daemon
-from ipc.commands.arguments import add_command, count
-from ipc.errors import OdriverError
+from ipc.commands import chat, complete, gateway_command, keys_command, operate, plan_command, which_daemon
+from ipc.commands.arguments import Parser, ShowVersion, add_command, count
+from ipc.errors import AddressError, KeyFileError, OdriverError
 from ipc.service import settings
+from ipc.wire.addresses import default_address
 from ipc.wire.escaping import LONGEST_LINE, visible
 
 FAILED = 1
 INTERRUPTED = 130
-"""Exit codes beside 0 and EX_CONFIG. argparse uses 2; ``serve`` has codes of its own."""
+"""Exit codes beside 0 and EX_CONFIG. argparse uses 2."""
+OF_CONFIGURATION = (ConfigurationError, AddressError, KeyFileError)
+"""Errors after which the same command would fail again, as for ``serve``."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return the exit code."""
-    options = vars(_parser().parse_args(arguments))
+    given = sys.argv[1:] if arguments is None else arguments
+    if not given:
+        parser().print_help()
+        return 0
+    options = vars(parser().parse_args(given))
     run = options.pop("run")
     try:
         return int(run(options))
     except (OdriverError, ConfigurationError) as error:
         print(f"odriver: {visible(shortened(str(error), LONGEST_LINE))}", file=sys.stderr)
-        return FAILED if isinstance(error, OdriverError) else os.EX_CONFIG
+        return os.EX_CONFIG if isinstance(error, OF_CONFIGURATION) else FAILED
     except KeyboardInterrupt:
         return INTERRUPTED
     except BrokenPipeError:
@@ -39,20 +46,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return FAILED
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        "odriver", description="Serve a language model, and talk to it.", allow_abbrev=False
+def parser() -> Parser:
+    """The command line, every subcommand included."""
+    command_line = Parser("odriver", description="Serve a language model, and talk to it.", allow_abbrev=False)
+    command_line.add_argument(
+        "--version", action=ShowVersion, nargs=0, default=argparse.SUPPRESS, help="show oDriver's version and exit"
     )
-    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    commands = command_line.add_subparsers(required=True, metavar="COMMAND")
     for name, add_arguments, run, what in (
         ("serve", settings.add_arguments, _serve, "run the daemon"),
         ("gateway", gateway_command.add_arguments, gateway_command.run, "serve OpenAI's HTTP API in front of daemons"),
         ("config", _settings_arguments, _config, "show what holds for a daemon started like this, and whence"),
         ("install-service", _install_arguments, _install, "have systemd run a daemon with these settings"),
+        ("uninstall-service", _no_arguments, _uninstall, "stop the service, and remove what install-service wrote"),
         ("complete", complete.add_arguments, complete.run, "continue a text"),
-        ("chat", which_daemon.add_arguments, _chat, "talk with the model"),
+        ("chat", chat.add_arguments, chat.run, "talk with the model"),
         ("batch", _batch_arguments, _batch, "answer a file of requests, and again only what is missing"),
-        ("doctor", _settings_arguments, _doctor, "say what would keep this machine from serving, and what to do"),
+        ("doctor", _doctor_arguments, _doctor, "say what would keep this machine from serving, and what to do"),
         ("plan", plan_command.add_arguments, plan_command.run, "say what a model would be like on a TPU, without one"),
         ("keys", keys_command.add_arguments, keys_command.run, "say who may connect from other machines"),
         ("bench", _bench_arguments, _bench, "put a load on the daemon and time its answers"),
@@ -65,7 +75,7 @@ def _parser() -> argparse.ArgumentParser:
         control.add_arguments(command)
         which_daemon.add_arguments(command)
         command.set_defaults(run=functools.partial(operate.run, control))
-    return parser
+    return command_line
 
 
 def _settings_arguments(parser: argparse.ArgumentParser) -> None:
@@ -73,11 +83,27 @@ def _settings_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", default=False, help="as JSON instead of a table")
 
 
+def _doctor_arguments(parser: argparse.ArgumentParser) -> None:
+    _settings_arguments(parser)
+    what = "measure what the TPU (or GPU, or CPU) does: kernels, memory, copies, collectives, the model's steps"
+    parser.add_argument("--tpu", action="store_true", default=False, help=what)
+    parser.add_argument(
+        "--report", type=Path, metavar="FILE", help="with --tpu, where to write that as JSON, to send it"
+    )
+
+
 def _install_arguments(parser: argparse.ArgumentParser) -> None:
     settings.add_setting_arguments(parser)
     parser.add_argument(
         "--print", action="store_true", default=False, help="show what would be written, and write nothing"
     )
+    parser.add_argument(
+        "--force", action="store_true", default=False, help="write it even where the service could not run as it is"
+    )
+
+
+def _no_arguments(parser: argparse.ArgumentParser) -> None:
+    pass
 
 
 def _batch_arguments(parser: argparse.ArgumentParser) -> None:
@@ -129,6 +155,9 @@ def _config(options: dict[str, Any]) -> int:
     as_json = options.pop("json")
     found = settings.held(options)
     settings.configs(found)
+    if found["bind"].value is None:
+        found["bind"] = settings.SettingValue(default_address(), "default")
+    found = settings.shown(found)
     if as_json:
         print(json.dumps({name: one._asdict() for name, one in found.items()}, indent=2, default=str))
     else:
@@ -141,16 +170,16 @@ def _config(options: dict[str, Any]) -> int:
 def _install(options: dict[str, Any]) -> int:
     from ipc.commands.install_service import install
 
-    show = options.pop("print")
-    install(options, show=show)
+    show, force = options.pop("print"), options.pop("force")
+    install(options, show=show, force=force)
     return 0
 
 
-def _chat(options: dict[str, Any]) -> int:
-    from ipc.commands import chat
+def _uninstall(options: dict[str, Any]) -> int:
+    from ipc.commands.install_service import uninstall
 
-    with which_daemon.client(options) as client:
-        chat.converse(client)
+    del options
+    uninstall()
     return 0
 
 
@@ -164,7 +193,13 @@ def _batch(options: dict[str, Any]) -> int:
 def _doctor(options: dict[str, Any]) -> int:
     from ipc.commands import doctor
 
-    as_json = options.pop("json")
+    as_json, tpu, path = options.pop("json"), options.pop("tpu"), options.pop("report", None)
+    if tpu:
+        from ipc.commands import hardware
+
+        return hardware.run(options, path, as_json=as_json)
+    if path is not None:
+        raise ConfigurationError("--report is of what --tpu measures: give both")
     findings = doctor.examine(options)
     if as_json:
         print(json.dumps([finding._asdict() for finding in findings], indent=2))

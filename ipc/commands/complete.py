@@ -6,8 +6,9 @@ from typing import Any
 
 import msgspec
 
+from driver.request import Usage
 from ipc.client import Client
-from ipc.commands import sampling_flags, which_daemon
+from ipc.commands import sampling_flags, timings, which_daemon
 from ipc.wire import escaping
 
 
@@ -16,6 +17,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("prompt", nargs="?", default=None, metavar="PROMPT", help="the text to continue (default: what stdin says)")
     which_daemon.add_arguments(parser)
+    timings.add_argument(parser)
     sampling_flags.add_arguments(parser)
     add("--json", action="store_true", default=False, help="everything there is, as JSON")
 
@@ -23,9 +25,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: dict[str, Any]) -> int:
     """Print the completion; the exit code."""
     with which_daemon.client(options) as client:
-        prompt, as_json = options.pop("prompt"), options.pop("json")
+        prompt, as_json, timed = options.pop("prompt"), options.pop("json"), options.pop("timings")
         params = sampling_flags.take_params(options)
-        _show(client, _read_prompt() if prompt is None else prompt, params, json=as_json)
+        usage = _show(client, _read_prompt() if prompt is None else prompt, params, json=as_json)
+    if timed and usage is not None:
+        timings.show(usage)
     return 0
 
 
@@ -36,16 +40,24 @@ def _read_prompt() -> str:
     return sys.stdin.read().removesuffix("\n")
 
 
-def _show(client: Client, prompt: str, params: dict[str, Any], *, json: bool) -> None:
-    """Print a completion: as it comes, or, where it is more than one text, when it is whole."""
+def _show(client: Client, prompt: str, params: dict[str, Any], *, json: bool) -> Usage | None:
+    """Print a completion: as it comes, or, where it is more than one text, when it is whole.
+
+    Returns what it cost.
+    """
     if json or "logprobs" in params or "prompt_logprobs" in params:
         whole = client.complete(prompt, **params)
         escaping.write(escaping.visible_json(msgspec.json.format(msgspec.json.encode(whole)).decode()))
-    elif params.get("n", 1) > 1:
-        for choice in client.complete(prompt, **params).choices:
+        return whole.usage
+    if params.get("n", 1) > 1:
+        whole = client.complete(prompt, **params)
+        for choice in whole.choices:
             escaping.write(f"[{choice.index}] {choice.text}")
-    else:
-        with client.generate(prompt, **params) as pieces:
-            for piece in pieces:
-                escaping.write(piece.text, end="")
-        print()
+        return whole.usage
+    usage = None
+    with client.generate(prompt, **params) as pieces:
+        for piece in pieces:
+            usage = piece.usage
+            escaping.write(piece.text, end="")
+    print()
+    return usage

@@ -16,13 +16,13 @@ from typing import Any, NamedTuple
 
 import psutil
 from packaging.requirements import Requirement
-from rich.console import Console
 from rich.filesize import decimal
 
 from engine.config import EngineConfig
 from engine.errors import ConfigurationError
 from ipc.client import Client
 from ipc.errors import OdriverError
+from ipc.process import tables
 from ipc.process.tables import plain, words_table
 from ipc.service import accelerators
 from ipc.service.configuration import DaemonConfig
@@ -50,7 +50,7 @@ class Finding(NamedTuple):
 def examine(flags: Mapping[str, Any]) -> list[Finding]:
     """Every check, for a daemon with these options of ``odriver serve``."""
     try:
-        engine, daemon = configs(held(flags))
+        engine, daemon, _ = configs(held(flags))
     except ConfigurationError as error:
         return [Finding("settings", "bad", str(error), "put it right; `odriver config` shows what holds"), *_machine()]
     return [Finding("settings", "good", "can be read"), *_machine(), *_model(engine), *_addresses(daemon)]
@@ -62,7 +62,7 @@ def show(findings: Sequence[Finding]) -> None:
     table = words_table("oDriver's doctor", "", "", "found", "what to do")
     for check, state, found, advice in findings:
         table.add_row(marks[state], check, plain(found), plain(advice))
-    Console().print(table)
+    tables.show(table)
 
 
 def _machine() -> Iterator[Finding]:
@@ -167,14 +167,18 @@ def cache() -> Finding:
 
 
 def _model(config: EngineConfig) -> Iterator[Finding]:
+    from engine.hub.names import Place, place_of
     from engine.models.model_config import read_model_config
-    from engine.models.weights.sources import open_checkpoint, weight_files
+    from engine.models.weights.opening import open_weights
 
     directory = config.directory
     try:
+        if config.model is not None and place_of(config.model) is not Place.DIRECTORY:
+            yield Finding("model", "good", f"{config.model}: the start asks the network for it")
+            return
         read_model_config(directory)
-        with open_checkpoint(directory):
-            size = sum(path.stat().st_size for path in weight_files(directory))
+        with open_weights(directory) as source:
+            size = sum(source.info(name).nbytes for name in source.names)
     except ConfigurationError as error:
         yield Finding("model", "bad", str(error), "name another directory, or put this one right")
         return

@@ -4,9 +4,9 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from ipc.commands.arguments import count, port, seconds
+from ipc.commands.arguments import port
+from ipc.process.http_socket import HOST, PORT
 from ipc.service import settings
-from ipc.service.configuration import LOG_FORMATS, LOG_LEVELS
 from ipc.wire.addresses import client_address
 
 
@@ -21,48 +21,26 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "`odriver config` shows)",
     )
     add("--key", type=Path, metavar="FILE", help="a key from `odriver keys new`, where the daemons ask for one")
-    add(
-        "--api-keys",
-        type=Path,
-        metavar="FILE",
-        help="API keys of the callers, in TOML (default: everybody on this machine)",
-    )
-    add("--host", metavar="HOST", help="where to serve (default: 127.0.0.1)")
-    add("--port", type=port, metavar="PORT", help="and at which port; 0 is any that is free (default: 8000)")
-    add("--ssl-certfile", type=Path, metavar="FILE", help="serve HTTPS with this certificate")
-    add("--ssl-keyfile", type=Path, metavar="FILE", help="and its key")
-    add(
-        "--tool-call-parser",
-        choices=("hermes", "llama3_json", "mistral"),
-        help="format of tool calls (default: as the chat template shows)",
-    )
-    add(
-        "--reasoning-parser",
-        choices=("qwen3", "deepseek_r1"),
-        help="format of reasoning (default: as the chat template shows)",
-    )
-    add(
-        "--trusted-proxies",
-        metavar="CIDR,...",
-        help="addresses or networks of proxies whose X-Forwarded-For is believed (default: none)",
-    )
-    add(
-        "--max-connections",
-        type=count,
-        metavar="N",
-        help="connections that may be open at once, half of them from one address (default: 4096)",
-    )
-    add("--drain-timeout", type=seconds, metavar="S", help="seconds to finish what is open in (default: 30)")
-    add("--log-level", choices=LOG_LEVELS, help="the least that is logged (default: info, a line for each request)")
-    add("--log-format", choices=LOG_FORMATS, help="of the log on stderr (default: text)")
+    add("--host", metavar="HOST", help=f"address to serve at (default: {HOST})")
+    add("--port", type=port, metavar="PORT", help=f"port to serve at; 0 is any that is free (default: {PORT})")
+    settings.add_setting_arguments(parser, settings.GATEWAY_OPTIONS)
+    settings.add_config_argument(parser)
 
 
 def run(options: dict[str, Any]) -> int:
     """Serve until SIGTERM or Ctrl-C; the exit code."""
     from ipc.gateway import http_server as server
 
-    key = options.get("key")
-    if options.get("host") == "localhost":
-        options["host"] = "127.0.0.1"
-    addresses = options.pop("connect", None) or [settings.held({})["bind"].value]
-    return server.run([client_address(address, has_key=key is not None) for address in addresses], **options)
+    host, key = options.pop("host", HOST), options.pop("key", None)
+    addresses, at, config = options.pop("connect", [None]), options.pop("port", PORT), options.get("config")
+    found = settings.held(options)
+    http = settings.http_config(found)
+    host = HOST if host == "localhost" else host
+    http.check_reach(host)
+    return server.run(
+        [client_address(address, has_key=key is not None, config=config) for address in addresses],
+        host=host,
+        port=at,
+        key=key,
+        **{name: found[name].value for name in settings.GATEWAY_OPTIONS},
+    )

@@ -8,7 +8,7 @@ from ipc.commands.arguments import add_command, count
 from ipc.service import settings
 from ipc.wire import keys
 
-RELOAD = "a running daemon learns of it from SIGHUP: systemctl reload odriver, or kill -HUP its process"
+RELOAD = "a running daemon learns of it from `odriver reload`, with a key made with --control; a service from `systemctl reload odriver`"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -2,23 +2,27 @@
 
 import argparse
 import json
+import sys
 import time
+import typing
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+from driver.request import RequestOrder
 from ipc.commands import which_daemon
-from ipc.commands.arguments import seconds
+from ipc.commands.arguments import count, seconds
 from ipc.control_client import ControlClient
+from ipc.errors import RequestFailed
 from ipc.service.configuration import LOG_LEVELS
-from ipc.wire.escaping import write
+from ipc.wire.escaping import one_line, write
 
 
 class Command(NamedTuple):
-    """``add_arguments`` adds its own; ``run`` gets them, by name."""
+    """``add_arguments`` adds its own; ``run`` gets them by name, and returns the exit code."""
 
     name: str
     add_arguments: Callable[[argparse.ArgumentParser], None]
-    run: Callable[[ControlClient, dict[str, Any]], None]
+    run: Callable[[ControlClient, dict[str, Any]], int | None]
     what: str
 
 
@@ -26,8 +30,7 @@ def run(command: Command, options: dict[str, Any]) -> int:
     """Connect, do one of COMMANDS, and return the exit code."""
     address, key = which_daemon.take(options)
     with ControlClient(address, key=key) as control:
-        command.run(control, options)
-    return 0
+        return command.run(control, options) or 0
 
 
 def _no_arguments(parser: argparse.ArgumentParser) -> None:
@@ -63,8 +66,44 @@ def _top(control: ControlClient, options: dict[str, Any]) -> None:
     top.run(control.status, options["interval"], once=options["once"], console=Console())
 
 
+def _requests_arguments(parser: argparse.ArgumentParser) -> None:
+    add, orders = parser.add_argument, typing.get_args(RequestOrder)
+    add("--sort", choices=orders, default="age", help="oldest, most tokens or fastest first, or by client")
+    add("--limit", type=count, default=None, metavar="N", help=f"at most so many (default: {MOST_ROWS} in a table)")
+    add("--client", default=None, metavar="NAME", help="of this client alone")
+    add("--json", action="store_true", default=False, help="as JSON instead of a table")
+    add("-q", "--quiet", action="store_true", default=False, help="the ids alone, one a line, as `abort` takes them")
+
+
+def _requests(control: ControlClient, options: dict[str, Any]) -> None:
+    is_table = not (options["json"] or options["quiet"])
+    limit = MOST_ROWS if is_table and options["limit"] is None else options["limit"]
+    rows, total = control.requests(options["sort"], limit, options["client"])
+    if options["quiet"]:
+        for row in rows:
+            write(row["id"])
+    elif options["json"]:
+        print(json.dumps({"requests": rows, "total": total}, indent=2))
+    else:
+        from ipc.commands.listings import show_requests
+
+        show_requests(rows, total)
+
+
 def _abort_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("request_id", metavar="ID", help="what the daemon's log calls it")
+    parser.add_argument("request_id", nargs="+", metavar="ID", help="what `odriver requests` and the log call it")
+
+
+def _abort(control: ControlClient, options: dict[str, Any]) -> int:
+    """Abort each; 1 if one is not open."""
+    code = 0
+    for request_id in options["request_id"]:
+        try:
+            write(control.abort(request_id))
+        except RequestFailed as error:
+            print(f"odriver: {one_line(str(error))}", file=sys.stderr)
+            code = 1
+    return code
 
 
 def _drain_arguments(parser: argparse.ArgumentParser) -> None:
@@ -74,7 +113,7 @@ def _drain_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _level_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("level", choices=LOG_LEVELS, help="the least that is logged")
+    parser.add_argument("level", choices=LOG_LEVELS, help="lowest level that is logged")
 
 
 def _profile_arguments(parser: argparse.ArgumentParser) -> None:
@@ -97,15 +136,14 @@ def _profile(control: ControlClient, options: dict[str, Any]) -> None:
         write(control.stop_profile())
 
 
+MOST_ROWS = 50
+"""Rows of a table of requests, unless more are asked for."""
+
 COMMANDS = [
     Command("status", _status_arguments, _status, "show how the daemon is"),
     Command("top", _top_arguments, _top, "watch the daemon at work"),
-    Command(
-        "abort",
-        _abort_arguments,
-        lambda control, options: write(control.abort(options["request_id"])),
-        "end one request, of whatever client",
-    ),
+    Command("requests", _requests_arguments, _requests, "list the open requests, of all clients"),
+    Command("abort", _abort_arguments, _abort, "end requests, of whatever client"),
     Command(
         "drain",
         _drain_arguments,
@@ -119,6 +157,18 @@ COMMANDS = [
         "have the daemon finish what it has, and give back the memory of its pages until it is woken",
     ),
     Command("wake", _no_arguments, lambda control, _: write(control.wake()), "have a sleeping daemon serve again"),
+    Command(
+        "reload",
+        _no_arguments,
+        lambda control, _: write(control.reload()),
+        "have the daemon read its configuration and its keys again",
+    ),
+    Command(
+        "reset-prefix-cache",
+        _no_arguments,
+        lambda control, _: write(control.reset_prefix_cache()),
+        "have the daemon forget the prompts that it keeps computed",
+    ),
     Command(
         "log-level",
         _level_arguments,

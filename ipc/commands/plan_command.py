@@ -14,8 +14,13 @@ from ipc.commands.arguments import count
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The model, the topology, and the settings of ``serve`` that a step's shape depends on."""
     add = parser.add_argument
-    add("model", type=Path, metavar="MODEL", help="a Hugging Face directory, or a config.json alone")
-    add("--topology", required=True, metavar="NAME", help="chips, and how they are wired: v5e:2x4 and the like")
+    add("model", metavar="MODEL", help="as for `serve`, or a config.json alone; weights are not needed")
+    add(
+        "--topology",
+        required=True,
+        metavar="NAME",
+        help="the TPU, as gcloud names it (v6e-1, v5litepod-8, ct6e-standard-8t) or by its topology (v5e:2x4)",
+    )
     add(
         "--tp",
         "--tensor-parallel-size",
@@ -33,17 +38,25 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add("--max-num-batched-tokens", type=count, metavar="N", help="tokens computed in one step (default: 512)")
     add("--page-size", type=count, metavar="N", help="tokens in one page (default: 128)")
-    add("--quantization", choices=QUANTIZATIONS, help="of the weights (default: none)")
-    add("--kv-cache-dtype", choices=KV_CACHE_DTYPES, help="of keys and values in the cache (default: auto, bfloat16)")
+    add(
+        "--quantization",
+        choices=QUANTIZATIONS,
+        help="store weights in 8 or 4 bits (default: int8 for quantised checkpoints, else none)",
+    )
+    add(
+        "--kv-cache-dtype",
+        choices=KV_CACHE_DTYPES,
+        help="dtype of keys and values in the cache (default: auto, bfloat16)",
+    )
     kernels = [name for name in ATTENTION_BACKENDS if name != "xla"]
-    add("--attention-backend", choices=kernels, help="what computes attention (default: auto, what moves fewest bytes)")
+    add("--attention-backend", choices=kernels, help="kernel of attention (default: auto, what moves fewest bytes)")
     add("--hbm-utilization", type=float, metavar="F", help="share of the memory that may be used (default: 0.9)")
     add(
         "--tokens",
         type=count,
         default=1024,
         metavar="N",
-        help="that each sequence holds in the figures (default: 1024)",
+        help="tokens that each sequence holds in the figures (default: 1024)",
     )
     add("--staged-readiness", action="store_true", help="compile only what staged readiness waits for")
     add("--json", action="store_true", default=False, help="as JSON instead of tables")
@@ -62,11 +75,19 @@ def run(options: dict[str, Any]) -> int:
     from ipc.service.terminal import start_up
 
     as_json, topology, tokens, model = (options.pop(name) for name in ("json", "topology", "tokens", "model"))
-    path = model / "config.json" if model.is_dir() else model
     with start_up(Console(stderr=True)) as shown:
-        plan = plan_chips(EngineConfig(**options), path, topology, tokens, shown.show)
+        plan = plan_chips(EngineConfig(**options), _config_file(model), topology, tokens, shown.show)
     if as_json:
         print(msgspec.json.format(msgspec.json.encode(plan)).decode())
     else:
         show_plan(plan)
     return 0
+
+
+def _config_file(model: str) -> Path:
+    """The model's config.json, which is downloaded if it is elsewhere."""
+    if model.endswith(".json"):
+        return Path(model)
+    from engine.hub.obtain import small_files
+
+    return small_files(model, patterns=("config.json",))[0] / "config.json"

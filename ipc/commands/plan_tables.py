@@ -1,27 +1,23 @@
 """The results of ``odriver plan``, as tables on stdout."""
 
-from rich.console import Console
 from rich.filesize import decimal
 from rich.table import Table
 from rich.text import Text
 
 from engine.planner.chip_plan import ChipPlan
-from ipc.process.tables import facts_table, numbers_table, plain
+from ipc.process.tables import facts_table, numbers_table, plain, show
 
 
 def show_plan(plan: ChipPlan) -> None:
     """Print what a chip holds, what was compiled for it, and how long its steps take."""
-    Console().print(_plan_memory(plan))
-    Console().print(_plan_steps(plan))
-    Console().print(_plan_samplers(plan))
-    Console().print(_plan_decode(plan))
+    show(_plan_memory(plan), _plan_steps(plan), _plan_samplers(plan), _plan_decode(plan))
 
 
 def _plan_memory(plan: ChipPlan) -> Table:
     table = facts_table(
         f"{plan.model} on {plan.tensor_parallel_size} of the {plan.chips} {plan.chip} of {plan.topology}"
     )
-    table.add_row("weights a chip", decimal(plan.weights))
+    table.add_row("weights a chip", f"{decimal(plan.weights)} in {plan.form}")
     table.add_row("scratch", decimal(plan.scratch))
     table.add_row("pages", f"{decimal(plan.pages)}: {plan.num_pages:,} of {plan.page_size} tokens")
     table.add_row("may be used", f"{decimal(plan.budget)} of {decimal(plan.hbm)}")
@@ -56,15 +52,18 @@ def _plan_samplers(plan: ChipPlan) -> Table:
 
 
 def _plan_decode(plan: ChipPlan) -> Table:
+    headings = ["sequences", "must read", "reads", "writes", "ms to move", "to compute", "to exchange", "tokens/s"]
+    if has_experts := any(step.experts_read is not None for step in plan.decode):
+        headings.append("experts read (estimate)")
     table = numbers_table(
-        f"Decoding sequences of {plan.tokens_a_sequence:,} tokens, at best; bytes of a chip",
-        *("sequences", "must read", "reads", "writes", "ms to move", "to compute", "to exchange", "tokens/s"),
+        f"Decoding sequences of {plan.tokens_a_sequence:,} tokens, at best; bytes of a chip", *headings
     )
     for step in plan.decode:
         seconds = step.bandwidth_seconds, step.compute_seconds, step.exchange_seconds
         table.add_row(
             f"{step.sequences:,}", decimal(step.bytes_needed), decimal(step.bytes_read), decimal(step.bytes_written),
             *(f"{1e3 * each:.2f}" for each in seconds), f"{step.tokens_per_second:,.0f}",
+            *([f"{step.experts_read or 0:.0%}"] if has_experts else []),
         )  # fmt: skip
     return table
 

@@ -1,8 +1,9 @@
-"""The flags of ``odriver complete``: one for each parameter of SamplingParams, with its range."""
+"""The flags of ``odriver complete`` and ``odriver chat``: one for each parameter of SamplingParams, with its range."""
 
 import argparse
 import types
 import typing
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -23,52 +24,77 @@ from engine.sampling_params import RepetitionDetection, SamplingParams
 
 _GROUPS: dict[str, dict[str, tuple[str, str]]] = {
     "length": {
-        "max_tokens": ("N", "at most so many, 1 or more (default: as the context allows)"),
-        "min_tokens": ("N", "end by no token or text before so many, 0 to max-tokens (default: 0)"),
+        "max_tokens": ("N", "most tokens to generate, 1 or more (default: as the model and the context allow)"),
+        "min_tokens": ("N", "fewest tokens to generate: nothing ends the output before, 0 to max-tokens (default: 0)"),
+        "truncate_prompt_tokens": (
+            "N",
+            "use the last N tokens of the prompt alone, 1 or more; -1 is as many as leave room for max-tokens (default: all)",
+        ),
     },
     "scheduling": {
-        "priority": ("N", "lower is served first (default: 0)"),
-        "timeout_s": ("F", f"end after so many seconds, above 0 to {MAX_TIMEOUT:g}"),
-        "queue_timeout_s": ("F", f"end if not begun after so many, above 0 to {MAX_TIMEOUT:g}"),
-        "cache_salt": ("TEXT", "share computed pages with requests of the same salt only"),
-        "enable_prefix_caching": ("", "share computed pages of prompts that begin alike (default: yes)"),
+        "priority": ("N", "priority; lower is served first (default: 0)"),
+        "timeout_s": ("F", f"seconds after which the request ends, above 0 to {MAX_TIMEOUT:g}"),
+        "queue_timeout_s": (
+            "F",
+            f"seconds after which the request ends if it has not begun, above 0 to {MAX_TIMEOUT:g}",
+        ),
+        "cache_salt": ("TEXT", "share computed pages only with requests of the same salt"),
+        "enable_prefix_caching": ("", "share computed pages with prompts that begin alike (default: yes)"),
     },
     "choice of tokens": {
-        "temperature": ("F", "0 to 100; 0 takes the likeliest token each time (default: 1)"),
-        "top_p": ("F", "the likeliest that are this probable together, above 0 to 1 (default: 1)"),
-        "top_k": ("N", "so many of the likeliest, 1 or more; 0 or -1 is all (default: 0)"),
-        "min_p": ("F", "those at least this share as probable as the likeliest, 0 to 1 (default: 0)"),
-        "seed": ("N", f"the same draws the same tokens, 0 to {MAX_SEED} (default: drawn anew)"),
-        "presence_penalty": ("F", "off what the output has already, -2 to 2 (default: 0)"),
-        "frequency_penalty": ("F", "off for each time that it has it, -2 to 2 (default: 0)"),
+        "temperature": (
+            "F",
+            "randomness, 0 to 100; 0 takes the likeliest token each time (default: the model's, or 1)",
+        ),
+        "top_p": (
+            "F",
+            "keep the likeliest tokens that are this probable together, above 0 to 1 (default: the model's, or 1)",
+        ),
+        "top_k": (
+            "N",
+            "keep so many of the likeliest tokens, 1 or more; 0 or -1 keeps all (default: the model's, or 0)",
+        ),
+        "min_p": (
+            "F",
+            "keep tokens at least this share as probable as the likeliest, 0 to 1 (default: the model's, or 0)",
+        ),
+        "seed": ("N", f"seed of the draws, the same for the same draws, 0 to {MAX_SEED} (default: drawn anew)"),
+        "presence_penalty": ("F", "subtract this from the logits of tokens in the output, -2 to 2 (default: 0)"),
+        "frequency_penalty": ("F", "the same for each time that the token is in the output, -2 to 2 (default: 0)"),
         "repetition_penalty": (
             "F",
-            "makes less likely what prompt or output have, 0.01 to 10; 1 is none (default: 1)",
+            "make tokens of prompt and output less likely by this factor, 0.01 to 10; 1 changes nothing (default: the model's, or 1)",
         ),
     },
     "which tokens": {
-        "logit_bias": ("ID=F", "add to this token's logit, -100 to 100; may be given several times"),
-        "allowed_token_ids": ("ID,ID", "these and no others, at least one"),
-        "bad_words": ("S", f"never say this, of at most {MAX_BAD_WORD_TOKENS} tokens; up to {MAX_BAD_WORDS} times"),
+        "logit_bias": ("ID=F", "add F to the logit of token ID, -100 to 100; may be given several times"),
+        "allowed_token_ids": ("ID,ID", "generate these tokens and no others, at least one"),
+        "bad_words": (
+            "S",
+            f"a text never to generate, of at most {MAX_BAD_WORD_TOKENS} tokens; up to {MAX_BAD_WORDS} times",
+        ),
     },
     "where it ends": {
-        "stop": ("S", f"before this text, 1 to {MAX_STOP_LENGTH} characters; up to {MAX_STOPS} times"),
-        "stop_token_ids": ("ID,ID", f"at one of these tokens, at most {MAX_STOP_TOKEN_IDS}"),
-        "include_stop_str_in_output": ("", "behind what ends it instead of before"),
-        "ignore_eos": ("", "not at the model's own end token"),
+        "stop": ("S", f"end before this text, 1 to {MAX_STOP_LENGTH} characters; up to {MAX_STOPS} times"),
+        "stop_token_ids": ("ID,ID", f"end at one of these tokens, at most {MAX_STOP_TOKEN_IDS}"),
+        "include_stop_str_in_output": ("", "keep the stop string or token in the output"),
+        "ignore_eos": ("", "go on past the model's end token"),
         "repetition_detection": (
             "MAX[,MIN[,COUNT]]",
-            f"when MIN to MAX tokens (1 to {MAX_PATTERN_SIZE}) come COUNT times in a row (2 to {MAX_PATTERN_COUNT}; "
+            f"end when MIN to MAX tokens (1 to {MAX_PATTERN_SIZE}) come COUNT times in a row (2 to {MAX_PATTERN_COUNT}; "
             "default: 1 and 2)",
         ),
     },
     "output": {
-        "n": ("N", f"so many completions, 1 to {MAX_N} (default: 1)"),
+        "n": ("N", f"completions of the prompt, 1 to {MAX_N} (default: 1)"),
         "logprobs": ("N", f"log-probabilities of each token and the N likeliest, 0 to {MAX_LOGPROBS}; as JSON"),
         "prompt_logprobs": ("N", f"the same of the prompt's tokens, 0 to {MAX_LOGPROBS}; as JSON"),
-        "detokenize": ("", "make texts of tokens (default: yes)"),
+        "detokenize": ("", "turn tokens into text (default: yes)"),
         "skip_special_tokens": ("", "leave special tokens out of texts (default: yes)"),
-        "spaces_between_special_tokens": ("", "as the tokenizer spaces them (default: yes)"),
+        "spaces_between_special_tokens": (
+            "",
+            "put spaces between special tokens, as the tokenizer does (default: yes)",
+        ),
     },
 }
 """By group and parameter: what stands for the value in a usage line, and what the flag is for."""
@@ -86,12 +112,14 @@ FORMS = {
 """Flags of the text's form, and the fields of StructuredOutputsParams that they fill."""
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add all flags. The daemon's defaults hold for flags that are not given."""
+def add_arguments(parser: argparse.ArgumentParser, without: Collection[str] = ()) -> None:
+    """Add all flags but those. The daemon's defaults hold for flags that are not given."""
     hints = typing.get_type_hints(SamplingParams)
     for title, parameters in _GROUPS.items():
         group = parser.add_argument_group(title)
         for name, (metavar, what) in parameters.items():
+            if name in without:
+                continue
             flag = f"--{name.replace('_', '-')}"
             if hints[name] is not bool:
                 group.add_argument(flag, metavar=metavar, help=what, **_reading(hints[name]))
@@ -110,15 +138,15 @@ def take_params(options: dict[str, Any]) -> dict[str, Any]:
 
 def _add_forms(group: Any) -> None:
     add = group.add_mutually_exclusive_group().add_argument
-    add("--json-schema", type=_text, metavar="FILE", help="JSON that this schema allows")
-    add("--json-object", action="store_true", help="a JSON object")
-    add("--regex", metavar="R", help="what matches all of this pattern")
-    add("--choice", action="append", metavar="S", help="this text; given several times, one of them")
-    add("--grammar", type=_text, metavar="FILE", help="what this grammar allows, in Lark's notation")
+    add("--json-schema", type=_text, metavar="FILE", help="the text is JSON that this schema allows")
+    add("--json-object", action="store_true", help="the text is a JSON object")
+    add("--regex", metavar="R", help="the text matches all of this pattern")
+    add("--choice", action="append", metavar="S", help="the text is this one; given several times, one of them")
+    add("--grammar", type=_text, metavar="FILE", help="the text is what this grammar allows, in Lark's notation")
     add = group.add_argument
-    add("--disable-any-whitespace", action="store_true", help="write JSON without any")
-    add("--whitespace-pattern", metavar="R", help="or with what matches this around its punctuation")
-    add("--disable-additional-properties", action="store_true", help="only those that the schema names")
+    add("--disable-any-whitespace", action="store_true", help="JSON has no whitespace around its punctuation")
+    add("--whitespace-pattern", metavar="R", help="JSON has whitespace there that matches this pattern")
+    add("--disable-additional-properties", action="store_true", help="JSON has only properties that its schema names")
 
 
 def _reading(hint: Any) -> dict[str, Any]:

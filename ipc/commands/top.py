@@ -1,6 +1,5 @@
 """``odriver top``: what a daemon is doing, in a terminal, as it goes."""
 
-import math
 import time
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -11,6 +10,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from ipc.commands.listings import duration
 from ipc.process.tables import plain
 
 Status = Mapping[str, Any]
@@ -43,13 +43,15 @@ def view(before: Status, now: Status, seconds: float) -> RenderableType:
     table = Table.grid(padding=(0, 2))
     table.add_column(style="bold")
     table.add_column()
-    table.add_row("model", plain(f"{now['model']}, up {_duration(now['uptime_seconds'])}, {now['clients']} clients"))
+    table.add_row("model", plain(f"{now['model']}, up {duration(now['uptime_seconds'])}, {now['clients']} clients"))
     table.add_row(
         "tokens a second",
         f"{rate('generated_tokens'):,.1f} generated, {rate('prompt_tokens'):,.1f} of prompts, in {rate('steps'):,.1f} steps",
     )
     table.add_row(
-        "rows", f"{now['running']} running, {now['waiting']} waiting, {now['queued_requests']} to be prepared"
+        "requests",
+        f"{now['running']} of {now['max_num_seqs']} slots, {now['waiting']} waiting,"
+        f" {now['queued_requests']} to be prepared",
     )
     table.add_row("pages", _pages(now))
     for name, words in (("ttft", "first token"), ("tpot", "each further"), ("e2e", "whole request")):
@@ -57,8 +59,16 @@ def view(before: Status, now: Status, seconds: float) -> RenderableType:
         table.add_row(words, f"{_milliseconds(middle)} median, {_milliseconds(most)} p99")
     gaps = max(1, now["step_gap_seconds_count"] - before["step_gap_seconds_count"])
     table.add_row("step gap", f"{_milliseconds(rate('step_gap_seconds_sum') * seconds / gaps)} mean")
+    table.add_row("step", _step(before, now))
     table.add_row("since the start", f"{now['generated_tokens']:,} tokens, {now['preemptions']:,} preemptions")
     return Group(table, *_clients(now), *_warnings(now))
+
+
+def _step(before: Status, now: Status) -> str:
+    """The mean of each phase of the steps in between, as far as there were any."""
+    steps, earlier = max(1, now["steps"] - before["steps"]), before["step_seconds"]
+    phases = now["step_seconds"].items()
+    return ", ".join(f"{phase} {_milliseconds((total - earlier[phase]) / steps)}" for phase, total in phases)
 
 
 def _pages(now: Status) -> RenderableType:
@@ -95,11 +105,3 @@ def _warnings(now: Status) -> list[Text]:
 
 def _milliseconds(seconds: float) -> str:
     return f"{1000 * seconds:,.1f} ms"
-
-
-def _duration(seconds: float) -> str:
-    """``5 s``, ``3 min``, ``2 h`` or ``9 d``."""
-    for unit, length in (("d", 86400), ("h", 3600), ("min", 60)):
-        if seconds >= length:
-            return f"{math.floor(seconds / length)} {unit}"
-    return f"{seconds:.0f} s"

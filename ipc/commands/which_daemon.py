@@ -2,28 +2,38 @@
 
 import argparse
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
 from ipc.client import Client
-from ipc.errors import ConnectFailed
+from ipc.errors import ConnectFailed, DaemonStarting
 from ipc.service import settings
 from ipc.wire.addresses import SERVICE, anyone_listens, client_address, is_forbidden
+from ipc.wire.configured import configured_bind
+from ipc.wire.escaping import one_line
+
+PATIENCE = 3.0
+"""Seconds of one attempt to connect, after which the progress of a start is shown."""
+LONGEST_SILENCE = 10.0
+"""Seconds after which a daemon that says nothing is given up."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """``--connect`` and ``--key``."""
+    """``--connect``, ``--key`` and ``--config``."""
     add = parser.add_argument
     add("--connect", metavar="ADDR", help="where the daemon listens (default: the `bind` that `odriver config` shows)")
     add("--key", type=Path, metavar="FILE", help="a key from `odriver keys new`, where the daemon asks for one")
+    settings.add_config_argument(parser)
 
 
 def take(options: dict[str, Any]) -> tuple[str, Path | None]:
     """Address and key from the options. A command does not wait for a daemon to start."""
     key = options.pop("key", None)
-    asked = options.pop("connect", None) or settings.held({})["bind"].value
-    address = client_address(asked, has_key=key is not None)
-    if asked is None and address == SERVICE:
+    config = options.pop("config", None)
+    asked = options.pop("connect", None)
+    address = client_address(asked, has_key=key is not None, config=config)
+    if address == SERVICE and asked is None and configured_bind(config) is None:
         print(f"odriver: no daemon of yours runs, and the service answers, at {SERVICE}", file=sys.stderr)
     if is_forbidden(address):
         raise ConnectFailed(
@@ -36,6 +46,20 @@ def take(options: dict[str, Any]) -> tuple[str, Path | None]:
 
 
 def client(options: dict[str, Any]) -> Client:
-    """A client of that daemon."""
+    """A client of that daemon. One that starts is waited for, and what it says is shown."""
     address, key = take(options)
-    return Client(address, key=key)
+    told, answered_at = "", time.monotonic()
+    while True:
+        began = time.monotonic()
+        try:
+            return Client(address, PATIENCE, key=key)
+        except DaemonStarting as starting:
+            answered_at = time.monotonic()
+            if str(starting) != told:
+                over = "\x1b[A\x1b[K" if told and sys.stderr.isatty() else ""  # the line before
+                told = str(starting)
+                print(f"{over}odriver: {one_line(told)}", file=sys.stderr)
+        except ConnectFailed:
+            now = time.monotonic()  # a refusal comes before this attempt's time is over
+            if now - began < PATIENCE or now - answered_at > LONGEST_SILENCE:
+                raise

@@ -3,7 +3,7 @@ rest.
 
 A draw depends on seed and position alone. So the same request, with the same seed and with the
 known tokens as the beginning of its output, gets the tokens it would have got, up to rounding
-(README, "The same tokens again"). The arrived tokens are recorded here, message by message.
+(docs/reliability.md, "The same tokens again"). The arrived tokens are recorded here, message by message.
 """
 
 import random

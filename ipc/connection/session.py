@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import zmq
 from zmq.utils.monitor import recv_monitor_message
 
-from ipc.errors import ConnectFailed
+from ipc.errors import ConnectFailed, DaemonStarting
 from ipc.wire.codec import MessageError, decode_server_message, encode
 from ipc.wire.greeting import mechanism
 from ipc.wire.keys import ClientKey
@@ -21,7 +21,9 @@ from ipc.wire.messages import (
     Ok,
     Ping,
     Pong,
+    RequestsReply,
     ServerMessage,
+    Starting,
     StatusReply,
     Token,
     TokenizerInfoReply,
@@ -49,7 +51,7 @@ _HELLO = encode(Hello(PROTOCOL_VERSION))
 _PING = encode(Ping())
 _PONG = encode(Pong())
 
-Answer = Token | Done | Error | TokenizerInfoReply | StatusReply | MetricsReply | Ok
+Answer = Token | Done | Error | TokenizerInfoReply | StatusReply | MetricsReply | RequestsReply | Ok
 """An answer to a request."""
 
 
@@ -66,6 +68,8 @@ class Session:
         self.welcome: Welcome | None = None
         self.reached = False
         """Whether something speaks ZeroMQ at the address."""
+        self.starting: str | None = None
+        """How far the daemon's start is, as it last said."""
         self.lost: str | None = None
         """Why it is over."""
         self.next_ping = math.inf
@@ -121,7 +125,7 @@ class Session:
         """
         if now - self.next_ping > PING_INTERVAL:
             self._last_received_at = now
-        if now - self._last_received_at > SILENCE_LIMIT:
+        if self.welcome is not None and now - self._last_received_at > SILENCE_LIMIT:
             self.lost = f"the daemon at {self._address} has not answered for {SILENCE_LIMIT:g} s"
         elif now >= self.next_ping:
             self.send(_PING)
@@ -131,6 +135,8 @@ class Session:
         """Why there is no welcome yet."""
         if self._suspicion is not None:
             return ConnectFailed(self._suspicion)
+        if self.starting is not None:
+            return DaemonStarting(f"the daemon at {self._address} is starting: {self.starting}")
         return ConnectFailed.silent(self._address) if self.reached else ConnectFailed.nobody(self._address)
 
     def close(self) -> None:
@@ -160,9 +166,7 @@ class Session:
     def _handshake_failed(self, failure: int, value: int) -> None:
         """Handle a failed CURVE handshake. It may be a daemon that is just ending: wait then."""
         if failure == zmq.EVENT_HANDSHAKE_FAILED_AUTH:
-            self.lost = (
-                f"the daemon at {self._address} does not know this key: it was revoked, or it has to reload (SIGHUP)"
-            )
+            self.lost = f"the daemon at {self._address} does not know this key: it was revoked, or is new and `odriver reload` has to be run"
         elif value == zmq.PROTOCOL_ERROR_ZMTP_MECHANISM_MISMATCH and self._key is None:
             self.lost = self._asks_for_key()
         elif value == zmq.PROTOCOL_ERROR_ZMTP_MECHANISM_MISMATCH:
@@ -184,6 +188,8 @@ class Session:
         if isinstance(message, Welcome):
             self.welcome = message
             self.next_ping = self._last_received_at + PING_INTERVAL
+        elif isinstance(message, Starting):
+            self.starting = message.text
         elif isinstance(message, Error) and message.request_id is None:
             self.lost = f"the daemon at {self._address} ended the connection: {message.message}"
             return None

@@ -111,11 +111,20 @@ class Connection:
         params: dict[str, Any],
         stream: bool = True,
         user: str = "",
+        traceparent: str = "",
     ) -> Call:
         """Send a completion request. Tokens are put, then Done; take each, or abort the call."""
         request_id = self._new_request_id()
         generate = Generate(
-            request_id, prompt, messages, tools or [], chat_template_kwargs or {}, params, stream, user=user
+            request_id,
+            prompt,
+            messages,
+            tools or [],
+            chat_template_kwargs or {},
+            params,
+            stream,
+            user=user,
+            traceparent=traceparent,
         )
         if self._resume_timeout is None:
             return self._call(request_id, request_frame(generate), put, Unread(request_id))

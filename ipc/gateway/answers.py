@@ -10,10 +10,10 @@ from starlette.types import Receive, Scope, Send
 
 from ipc.errors import ConnectFailed, ConnectionLost, OdriverError, RequestFailed
 from ipc.gateway.disconnect import Disconnected
-from ipc.gateway.request_id import HUNG_UP
+from ipc.gateway.request_id import HUNG_UP, WHY
 from ipc.openai.answer_bodies import ErrorAnswer
 from ipc.openai.request_bodies import BodyError
-from ipc.openai.translation import STATUS, error_answer
+from ipc.openai.translation import STATUS, error_answer, param_of
 
 JSON = "application/json"
 PART_BYTES = 1 << 18
@@ -49,8 +49,9 @@ class _Whole(Response):
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
-def failure(error: Exception) -> tuple[int, ErrorAnswer, float | None]:
-    """Status and body for an exception, and the Retry-After in seconds where a retry may help."""
+def failure(error: Exception, path: str | None = None) -> tuple[int, ErrorAnswer, float | None]:
+    """Status and body for an exception at that path, and the Retry-After in seconds where a retry
+    may help."""
     retry_after = None
     match error:
         case BodyError():
@@ -72,13 +73,14 @@ def failure(error: Exception) -> tuple[int, ErrorAnswer, float | None]:
             return 400, error_answer(f"the body is not what it should be: {why}", 400, "invalid_request"), None
         case _:
             return 500, error_answer(FAULT, 500, "internal"), None
-    return status, error_answer(str(error), status, code), retry_after
+    return status, error_answer(str(error), status, code, param_of(code, str(error), path)), retry_after
 
 
 async def answer_failure(request: Request, error: Exception) -> Response:
     """An exception as an error response in OpenAI's format."""
-    del request
-    status, answer, retry_after = failure(error)
+    status, answer, retry_after = failure(error, request.url.path)
+    if status >= 500 and status != 503:  # with 503 a client comes again, as it is meant to
+        setattr(request.state, WHY, str(error))
     headers = dict(getattr(error, "headers", None) or {})
     if retry_after is not None:
         headers["Retry-After"] = str(math.ceil(retry_after))

@@ -16,10 +16,21 @@ MAX_BODY_BYTES = 2 * MAX_MESSAGE_BYTES
 """The limit of an HTTP body; the daemon has its own limit for the message."""
 
 
+CURLS = ("", "application/x-www-form-urlencoded")
+"""The content type of a body from curl that is not told any."""
+OF_BROWSERS = ("origin", "sec-fetch-site")
+"""Headers that a browser sends with each body, and nobody else does."""
+
+
 async def read(request: Request, kind: type[Body]) -> Body:
-    """A JSON body of that kind; raises BodyError."""
+    """A JSON body of that kind; raises BodyError.
+
+    A browser has to say that it is JSON. So a foreign page cannot send a body without asking us
+    first (CORS), whoever else may have access.
+    """
     content_type = request.headers.get("content-type", "")
-    if content_type.partition(";")[0].strip().lower() != JSON:
+    plain = content_type.partition(";")[0].strip().lower()
+    if plain != JSON and (plain not in CURLS or any(name in request.headers for name in OF_BROWSERS)):
         said = f"not {content_type!r}" if content_type else "which the request does not say"
         raise BodyError(f"the content type must be {JSON}, {said}", status=415, code="unsupported_media_type")
     coding = request.headers.get("content-encoding", "identity").strip().lower()

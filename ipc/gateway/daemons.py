@@ -13,7 +13,7 @@ from weakref import WeakKeyDictionary
 from starlette.requests import Request
 
 from ipc.async_client import AsyncClient
-from ipc.errors import ConnectFailed
+from ipc.errors import ConnectFailed, DaemonStarting
 from ipc.gateway.access.authentication import caller_of
 from ipc.gateway.access.callers import Caller
 from ipc.gateway.access.peer_addresses import peer_of_request
@@ -57,10 +57,15 @@ class RemoteDaemon:
     @property
     def model(self) -> str | None:
         """The model it served at the last connection; None before the first."""
+        return next(iter(self.models), None)
+
+    @property
+    def models(self) -> list[str]:
+        """All names of that model; empty before the first connection."""
         try:
-            return self.client.welcome.model
+            return self.client.welcome.models
         except ConnectFailed:
-            return None
+            return []
 
     async def reach(self) -> None:
         """Be connected to it; raises ConnectFailed."""
@@ -112,11 +117,14 @@ class RemoteDaemon:
 
     async def reach_at_last(self) -> None:
         """Connect to it, retrying until it is there."""
+        trouble = ""
         while True:
             try:
                 await self.reach()
             except ConnectFailed as error:
-                logger.warning("%s", error)
+                if str(error) != trouble and not isinstance(error, DaemonStarting):
+                    logger.warning("%s", error)
+                trouble = str(error)
                 await asyncio.sleep(RETRY_INTERVAL)
             else:
                 logger.info("connected to %s, which serves %s", self.address, self.model)
@@ -178,16 +186,16 @@ class Daemons:
         found = await self.reach()
         for daemon in _serving(found, model):
             return daemon
-        served = " and ".join(dict.fromkeys(str(daemon.model) for daemon in found))
+        served = [name for daemon in found for name in daemon.models]
         check_model(model, served)
-        raise BodyError(f"say which model: {served} are served here", "model")
+        raise BodyError(f"say which model: {' and '.join(dict.fromkeys(served))} are served here", "model")
 
 
 def _serving(daemons: list[RemoteDaemon], model: str | None) -> list[RemoteDaemon]:
     """Those known to serve the model; without a model all must serve the same."""
     if model is None and len({daemon.model for daemon in daemons}) > 1:
         return []
-    return [daemon for daemon in daemons if daemon.model is not None and model in (None, daemon.model)]
+    return [daemon for daemon in daemons if daemon.models and (model is None or model in daemon.models)]
 
 
 async def daemon_for(request: Request, model: str | None) -> Reached:

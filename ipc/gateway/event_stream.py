@@ -15,6 +15,7 @@ from starlette.types import Receive, Scope, Send
 from ipc.errors import ConnectionLost, OdriverError, RequestFailed
 from ipc.gateway.answers import FAULT, encoded, failure
 from ipc.gateway.disconnect import Disconnected, unless_disconnected
+from ipc.gateway.request_id import WHY
 
 logger = logging.getLogger(__name__)
 
@@ -44,15 +45,14 @@ class EventStream(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """The ASGI call."""
-        del scope
         pinging = asyncio.create_task(self._ping(send))
         try:
             with suppress(Disconnected):
-                await unless_disconnected(receive, self._stream(send))
+                await unless_disconnected(receive, self._stream(scope, send))
         finally:
             pinging.cancel()
 
-    async def _stream(self, send: Send) -> None:
+    async def _stream(self, scope: Scope, send: Send) -> None:
         clock = asyncio.get_running_loop().time
         self._spoke_at = clock()
         try:
@@ -66,14 +66,19 @@ class EventStream(Response):
             if not self._started:
                 raise
             ended = ConnectionLost("the gateway ends") if isinstance(error, asyncio.CancelledError) else error
-            await self._say(send, event(encoded(failure(ended)[1])))
+            await self._break_off(scope, send, ended)
         except Exception:
             if not self._started:
                 raise
             logger.exception("a stream has failed")
-            await self._say(send, event(encoded(failure(RequestFailed("internal", FAULT))[1])))
+            await self._break_off(scope, send, RequestFailed("internal", FAULT))
         await self._say(send, self._done)
         await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def _break_off(self, scope: Scope, send: Send, error: OdriverError) -> None:
+        """Say why no more comes, after a status that said nothing of it."""
+        scope["state"][WHY] = str(error)
+        await self._say(send, event(encoded(failure(error)[1])))
 
     async def _say(self, send: Send, events: bytes) -> None:
         if not self._started:

@@ -1,7 +1,6 @@
-"""``odriver gateway``: serves the app until it is stopped."""
+"""Serves the app at a socket until it is stopped: ``odriver gateway``, and a daemon's ``--http``."""
 
 import asyncio
-import errno
 import logging
 import math
 import os
@@ -20,75 +19,106 @@ from rich.console import Console
 from starlette.applications import Starlette
 
 from engine.errors import ConfigurationError
-from ipc.errors import AddressError, AddressInUse
+from ipc.errors import KeyFileError
 from ipc.gateway.access.callers import Callers
-from ipc.gateway.access.connection_limit import MAX_CONNECTIONS, RESERVED_FILES, ConnectionLimit
+from ipc.gateway.access.connection_limit import RESERVED_FILES, ConnectionLimit
 from ipc.gateway.access.peer_addresses import TrustedProxies
 from ipc.gateway.app import make_app
 from ipc.gateway.daemons import Daemons, RemoteDaemon
 from ipc.gateway.http_protocol import Protocol
-from ipc.process import open_files
+from ipc.process import gateway_orders, open_files
+from ipc.process.gateway_orders import Log, Order, Reloaded, ReloadKeys
+from ipc.process.http_socket import listen, url_of
 from ipc.process.logs import configure_logging
-from ipc.process.systemd import notify
-from ipc.wire.addresses import is_loopback
+from ipc.process.systemd import extend_timeout, notify
 
 logger = logging.getLogger(__name__)
 
-DRAIN_TIMEOUT = 30.0
-"""Default seconds to finish open requests in."""
-BACKLOG = 2048
-"""Connections that wait to be accepted."""
+LONGEST_DRAIN = 7 * 86400.0
+"""Seconds that a drain takes at most; a longer timeout means no limit."""
 
 
-def run(
+def run(addresses: list[str], *, host: str, port: int, **options: Any) -> int:
+    """Serve these daemons at that address until SIGTERM or SIGINT; returns the exit code.
+
+    The other options are those of ``serve``. Raises ConfigurationError and AddressError.
+    """
+    with closing(listen(host, port)) as listening:
+        url = url_of(listening, is_encrypted=options.get("ssl_certfile") is not None)
+
+        def announce() -> None:
+            logger.info("serving at %s", url)
+            notify("READY=1", f"STATUS={url}")
+
+        def announce_end(seconds: float) -> None:
+            extend_timeout(seconds)
+            logger.info("nothing new is taken, and what is open has %g s to finish", seconds)
+
+        return serve(listening, addresses, on_ready=announce, on_end=announce_end, **options)
+
+
+def serve(
+    listening: socket.socket,
     addresses: list[str],
     *,
-    host: str = "127.0.0.1",
-    port: int = 8000,
+    on_ready: Callable[[], None],
+    on_end: Callable[[float], None] = lambda seconds: None,  # noqa: ARG005
+    daemon: socket.socket | None = None,
     key: Path | None = None,
+    api_key: str | None = None,
     api_keys: Path | None = None,
-    trusted_proxies: str = "",
-    max_connections: int = MAX_CONNECTIONS,
-    drain_timeout: float = DRAIN_TIMEOUT,
-    log_level: str = "info",
-    log_format: str = "text",
+    trusted_proxies: str,
+    max_connections: int,
+    drain_timeout: float,
+    log_level: str,
+    log_format: str,
     tool_call_parser: str | None = None,
     reasoning_parser: str | None = None,
     **tls: Any,
 ) -> int:
-    """Serve these daemons at that address; returns the exit code.
+    """Serve these daemons at a socket that listens; returns the exit code.
 
-    SIGTERM and SIGINT let open requests finish; a second signal forces the end.
+    SIGTERM and SIGINT let open requests finish, and so does the end of ``daemon``, a socket to the
+    process that this one belongs to, from which its orders come; a second signal forces the end.
     ``trusted_proxies`` are addresses or networks, separated by commas, whose X-Forwarded-For is
     believed.
     """
-    console = Console(stderr=True)
-    configure_logging(console, logging.getLevelNamesMapping()[log_level.upper()], log_format)
+    configure_logging(Console(stderr=True), log_level, log_format)
     open_files.raise_limit()
-    _check_reach(host, api_keys, tls)
     proxies = [proxy.strip() for proxy in trusted_proxies.split(",") if proxy.strip()]
     limit = _connection_limit(max_connections, proxies)
-    callers = Callers(api_keys, key)
+    callers = Callers(api_keys, key, api_key)
     daemon_at = partial(RemoteDaemon, key=key, tool_call_parser=tool_call_parser, reasoning_parser=reasoning_parser)
     app = make_app(Daemons([daemon_at(address) for address in addresses]), callers)
-    with closing(_listen(host, port)) as listening:
-        scheme = "https" if tls.get("ssl_certfile") else "http"
-        at = f"[{host}]" if ":" in host else host
-        url = f"{scheme}://{at}:{listening.getsockname()[1]}"
-        server = _Server(_config(app, drain_timeout, proxies, limit, tls), url, callers.reload)
-        for number in (signal.SIGTERM, signal.SIGINT):  # uvicorn raises these again at its end
-            signal.signal(number, server.end)
-        server.run([listening])
+    config = _config(app, drain_timeout, proxies, limit, tls)
+    try:
+        config.load()
+    except OSError as error:
+        raise ConfigurationError(f"the certificate and its key cannot be used: {error}") from error
+    server = _Server(config, on_ready, on_end, callers, daemon)
+    for number in (signal.SIGTERM, signal.SIGINT):  # uvicorn raises these again at its end
+        signal.signal(number, server.end)
+    server.run([listening])
     return os.EX_OK if server.started else 1
 
 
 class _Server(uvicorn.Server):
-    """A server that announces its address when it is ready, and handles SIGHUP."""
+    """A server that says when it is ready and when it ends, handles SIGHUP, and obeys its
+    daemon."""
 
-    def __init__(self, config: uvicorn.Config, url: str, reload: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        config: uvicorn.Config,
+        on_ready: Callable[[], None],
+        on_end: Callable[[float], None],
+        callers: Callers,
+        daemon: socket.socket | None,
+    ) -> None:
         super().__init__(config)
-        self._url = url
-        self._reload = reload
+        self._on_ready = on_ready
+        self._on_end = on_end
+        self._callers = callers
+        self._daemon = daemon
 
     def end(self, number: int, frame: FrameType | None) -> None:
         """A signal that has come before uvicorn listens to it, or again at its end."""
@@ -96,29 +126,47 @@ class _Server(uvicorn.Server):
         self.should_exit = True
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, self._reload)
+        loop = asyncio.get_running_loop()
+        loop.add_signal_handler(signal.SIGHUP, self._reload)
         await super().startup(sockets)
+        if self._daemon is not None:
+            loop.add_reader(self._daemon, self._hear, self._daemon)
         if self.started:
-            logger.info("serving at %s", self._url)
-            notify("READY=1", f"STATUS={self._url}")
+            self._on_ready()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        left = self.config.timeout_graceful_shutdown
-        logger.info("nothing new is taken, and what is open has %s s to finish", left)
+        self._on_end(self.config.timeout_graceful_shutdown or 0)
         await super().shutdown(sockets)
 
+    def _reload(self) -> None:
+        """A signal has come to read the API keys again."""
+        try:
+            logger.info("%s", self._callers.reload() or "there is no file of API keys to read again")
+        except KeyFileError as error:
+            logger.error("the API keys are not reloaded: %s", error)
 
-def _check_reach(host: str, api_keys: Path | None, tls: dict[str, Any]) -> None:
-    """Raises ConfigurationError where other machines could use the daemons without a key."""
-    if is_loopback(host):
-        return
-    if api_keys is None:
-        raise ConfigurationError(
-            f"other machines may reach {host}, and anybody there could use the models: name those who may with "
-            "--api-keys FILE, or serve at 127.0.0.1"
-        )
-    if tls.get("ssl_certfile") is None:
-        logger.warning("API keys and all requests travel unencrypted: give --ssl-certfile and --ssl-keyfile")
+    def _hear(self, daemon: socket.socket) -> None:
+        """Do what the daemon orders; end when it has gone."""
+        try:
+            order = daemon.recv(gateway_orders.LONGEST)
+        except ConnectionResetError:
+            order = b""
+        if order:
+            self._obey(daemon, gateway_orders.read_order(order))
+        else:
+            asyncio.get_running_loop().remove_reader(daemon)
+            self.should_exit = True
+
+    def _obey(self, daemon: socket.socket, order: Order) -> None:
+        match order:
+            case Log(level=level, log_format=log_format):
+                configure_logging(Console(stderr=True), level, log_format)
+            case ReloadKeys(serial=serial):
+                try:
+                    answer = Reloaded(serial, text=self._callers.reload())
+                except KeyFileError as error:
+                    answer = Reloaded(serial, error=str(error))
+                daemon.send(gateway_orders.write(answer))
 
 
 def _connection_limit(most: int, proxies: list[str]) -> ConnectionLimit:
@@ -147,19 +195,6 @@ def _config(
         lifespan="on",
         ws="none",
         server_header=False,
-        timeout_graceful_shutdown=math.ceil(drain_timeout),
+        timeout_graceful_shutdown=math.ceil(min(drain_timeout, LONGEST_DRAIN)),
         **tls,
     )
-
-
-def _listen(host: str, port: int) -> socket.socket:
-    try:
-        return socket.create_server((host, port), family=_family(host), backlog=BACKLOG)
-    except OSError as error:
-        if error.errno == errno.EADDRINUSE:
-            raise AddressInUse(f"address in use: another program listens at {host}, port {port}") from error
-        raise AddressError(f"cannot listen at {host}, port {port}: {error.strerror or error}") from error
-
-
-def _family(host: str) -> socket.AddressFamily:
-    return socket.AF_INET6 if ":" in host else socket.AF_INET

@@ -9,8 +9,8 @@ from starlette.responses import Response
 
 from ipc.gateway.endpoints import chat_completions, completions, health, metrics, models, responses, tokens
 from ipc.gateway.endpoints.chat_chunks import ChatChunk
-from ipc.gateway.endpoints.response_requests import ResponseRequest
 from ipc.gateway.refused import refuse_embeddings
+from ipc.gateway.responses_api.response_requests import ResponseRequest
 from ipc.openai.answer_bodies import ChatCompletion, TextCompletion
 from ipc.openai.request_bodies import ChatCompletionRequest, CompletionRequest
 
@@ -94,5 +94,8 @@ OPERATIONS = [
     ),
     Operation("/health", "Whether daemons make progress", health.health, health.Health, errors=(503,), public=True),
     Operation("/ready", "Whether daemons take requests", health.ready, health.Health, errors=(503,), public=True),
+    Operation("/ping", "The same as /health", health.ping, health.Health, errors=(503,), public=True),
+    Operation("/load", "How much the daemons have to do", health.load, health.Load, errors=_OF_DAEMONS),
+    Operation("/version", "Which oDriver this is", health.show_version, health.Version, public=True),
     Operation("/metrics", "The daemons' numbers", metrics.show, metrics.TEXT, errors=(502, 503)),
 ]

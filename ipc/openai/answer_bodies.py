@@ -6,48 +6,28 @@ from typing import Any, Literal
 from msgspec import UNSET, Struct, UnsetType
 
 from driver.request import Logprob, Usage
+from ipc.openai.answer_format import AnswerFormat
 from ipc.openai.chat_tools import ToolCall
-from ipc.wire.completion import Choice, Completion, TokenLogprobs
+from ipc.openai.logprob_bodies import ChatLogprobs, TextLogprobs, chat_logprobs, text_logprobs
+from ipc.openai.timing_bodies import AnswerTimings
+from ipc.wire.completion import Choice, Completion, Piece
+
+FinishReason = Literal["stop", "length", "tool_calls"]
+
+
+class PromptTokensDetails(Struct, frozen=True):
+    """Tokens of the prompt that were found in the prefix cache."""
+
+    cached_tokens: int
 
 
 class CompletionUsage(Struct, frozen=True):
-    """Tokens that a request cost."""
+    """Tokens that a request cost. A stream's usage so far has no details."""
 
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
-
-
-class TopLogprob(Struct, frozen=True):
-    """A token, and the bytes of its text."""
-
-    token: str
-    logprob: float
-    bytes: list[int]
-
-
-class ChatLogprob(Struct, frozen=True):
-    """A token with its log-probability, and the likeliest tokens in its place."""
-
-    token: str
-    logprob: float
-    bytes: list[int]
-    top_logprobs: list[TopLogprob]
-
-
-class ChatLogprobs(Struct, frozen=True):
-    """An entry for each token."""
-
-    content: list[ChatLogprob]
-
-
-class TextLogprobs(Struct, frozen=True):
-    """An entry for each token; with ``echo`` the prompt's come first, of which one has none."""
-
-    tokens: list[str]
-    token_logprobs: list[float | None]
-    top_logprobs: list[dict[str, float] | None]
-    text_offset: list[int]
+    prompt_tokens_details: PromptTokensDetails | UnsetType = UNSET
 
 
 PromptLogprobs = list[dict[int, Logprob] | None]
@@ -64,10 +44,15 @@ class AssistantMessage(Struct, frozen=True):
 
 
 class BaseChoice(Struct, frozen=True, kw_only=True):
-    """The fields of all choices; the last of a stream has the ``finish_reason``."""
+    """The fields of all choices; the last of a stream has the ``finish_reason``.
+
+    As in vLLM the ``stop_reason`` says more: the stop string or token, or "repetition", "timeout"
+    or "abort".
+    """
 
     index: int
-    finish_reason: str | None = None
+    finish_reason: FinishReason | None = None
+    stop_reason: int | str | UnsetType | None = UNSET
     token_ids: list[int] | UnsetType = UNSET
     prompt_logprobs: PromptLogprobs | UnsetType = UNSET
 
@@ -84,10 +69,11 @@ class TextChoice(BaseChoice, frozen=True, kw_only=True):
 
     text: str
     logprobs: TextLogprobs | None = None
+    prompt_token_ids: list[int] | UnsetType = UNSET
 
 
 class BaseAnswer(Struct, frozen=True, kw_only=True):
-    """The fields of all answers. A batch's results have no ``created``.
+    """The fields of all answers. A batch's results have no ``created`` and no ``timings``.
 
     In a stream ``usage`` is there on request: null, except in the last event, which has no
     choices.
@@ -97,6 +83,7 @@ class BaseAnswer(Struct, frozen=True, kw_only=True):
     model: str
     created: int | UnsetType = UNSET
     usage: CompletionUsage | UnsetType | None = UNSET
+    timings: AnswerTimings | UnsetType = UNSET
 
 
 class ChatCompletion(BaseAnswer, frozen=True, kw_only=True):
@@ -104,6 +91,7 @@ class ChatCompletion(BaseAnswer, frozen=True, kw_only=True):
 
     choices: list[ChatChoice]
     object: Literal["chat.completion"] = "chat.completion"
+    prompt_token_ids: list[int] | UnsetType = UNSET
 
 
 class TextCompletion(BaseAnswer, frozen=True, kw_only=True):
@@ -130,7 +118,35 @@ class ErrorAnswer(Struct, frozen=True):
 
 def usage(cost: Usage) -> CompletionUsage:
     """The daemon's as theirs."""
-    return CompletionUsage(cost.prompt_tokens, cost.completion_tokens, cost.prompt_tokens + cost.completion_tokens)
+    total = cost.prompt_tokens + cost.completion_tokens
+    details = PromptTokensDetails(cost.cached_tokens)
+    return CompletionUsage(cost.prompt_tokens, cost.completion_tokens, total, details)
+
+
+def total(costs: list[Usage]) -> Usage:
+    """The tokens of several prompts together."""
+    return Usage(
+        sum(cost.prompt_tokens for cost in costs),
+        sum(cost.completion_tokens for cost in costs),
+        sum(cost.cached_tokens for cost in costs),
+    )
+
+
+THEIR_REASONS: dict[str, FinishReason] = {
+    "stop": "stop",
+    "length": "length",
+    "tool_calls": "tool_calls",
+    "repetition": "stop",
+    "timeout": "length",
+    "abort": "length",
+}
+"""OpenAI's finish reasons for ours: an output that was cut off has "length"."""
+
+
+def ending(reason: str, last: Choice | Piece) -> dict[str, Any]:
+    """Finish and stop reason of a sample that has ended."""
+    theirs = THEIR_REASONS[reason]
+    return {"finish_reason": theirs, "stop_reason": last.stop_reason if reason in (theirs, "tool_calls") else reason}
 
 
 def plain_message(choice: Choice) -> tuple[AssistantMessage, str]:
@@ -140,77 +156,54 @@ def plain_message(choice: Choice) -> tuple[AssistantMessage, str]:
 
 def chat_completion(
     whole: Completion,
-    params: dict[str, object],
+    answer_format: AnswerFormat,
     name: str,
     model: str,
+    prompt_token_ids: list[int] | UnsetType = UNSET,
     message_of: Callable[[Choice], tuple[AssistantMessage, str]] = plain_message,
 ) -> ChatCompletion:
-    """The answer to a question with these params, without its time of creation."""
+    """The answer in this format, without its time of creation."""
     choices = []
     for choice in whole.choices:
         message, reason = message_of(choice)
-        logprobs = chat_logprobs(choice.logprobs, int(str(params["logprobs"]))) if choice.logprobs else None
-        choices.append(
-            ChatChoice(message=message, finish_reason=reason, logprobs=logprobs, **_beside(whole, choice, params))
-        )
-    return ChatCompletion(id=f"chatcmpl-{name}", model=model, choices=choices, usage=usage(whole.usage))
+        logprobs = chat_logprobs(choice.logprobs, answer_format) if choice.logprobs else None
+        beside = _beside(whole, choice, answer_format) | ending(reason, choice)
+        choices.append(ChatChoice(message=message, logprobs=logprobs, **beside))
+    return ChatCompletion(
+        id=f"chatcmpl-{name}",
+        model=model,
+        choices=choices,
+        usage=usage(whole.usage),
+        prompt_token_ids=prompt_token_ids,
+    )
 
 
-def text_completion(whole: Completion, params: dict[str, object], name: str, model: str) -> TextCompletion:
-    """The answer to a question with these params, without its time of creation."""
+def text_completion(
+    whole: Completion,
+    answer_format: AnswerFormat,
+    name: str,
+    model: str,
+    prompt_token_ids: list[int] | UnsetType = UNSET,
+) -> TextCompletion:
+    """The answer in this format, without its time of creation."""
     choices = [
         TextChoice(
             text=choice.text,
-            finish_reason=choice.finish_reason,
-            logprobs=text_logprobs(choice.logprobs) if choice.logprobs else None,
-            **_beside(whole, choice, params),
+            logprobs=text_logprobs(choice.logprobs, answer_format) if choice.logprobs else None,
+            prompt_token_ids=prompt_token_ids,
+            **_beside(whole, choice, answer_format),
+            **ending(choice.finish_reason, choice),
         )
         for choice in whole.choices
     ]
     return TextCompletion(id=f"cmpl-{name}", model=model, choices=choices, usage=usage(whole.usage))
 
 
-def chat_logprobs(tokens: list[TokenLogprobs], count: int) -> ChatLogprobs:
-    """A chat's log-probabilities, with the ``count`` likeliest."""
-    return ChatLogprobs([_chat_logprob(token, count) for token in tokens])
-
-
-def text_logprobs(tokens: list[TokenLogprobs], offset: int = 0, *, first: str | None = None) -> TextLogprobs:
-    """A text's log-probabilities, from ``offset`` characters on; a token ``first`` has none."""
-    unknown = [None] if first is not None else []
-    own = [next(iter(token.values())) for token in tokens]
-    texts = ([] if first is None else [first]) + [one.decoded_token or "" for one in own]
-    offsets = []
-    for text in texts:
-        offsets.append(offset)
-        offset += len(text)
-    return TextLogprobs(
-        tokens=texts,
-        token_logprobs=[*unknown, *(one.logprob for one in own)],
-        top_logprobs=[
-            *unknown,
-            *({one.decoded_token or "": one.logprob for one in token.values()} for token in tokens),
-        ],
-        text_offset=offsets,
-    )
-
-
-def _beside(whole: Completion, choice: Choice, params: dict[str, object]) -> dict[str, Any]:
+def _beside(whole: Completion, choice: Choice, answer_format: AnswerFormat) -> dict[str, Any]:
     """The fields of any choice. Those of the prompt come once, with the first sample."""
     is_first = choice is whole.choices[0]
     return {
         "index": choice.index,
-        "token_ids": choice.token_ids if params.get("detokenize") is False else UNSET,
+        "token_ids": choice.token_ids if answer_format.with_token_ids else UNSET,
         "prompt_logprobs": whole.prompt_logprobs if is_first and whole.prompt_logprobs else UNSET,
     }
-
-
-def _chat_logprob(token: TokenLogprobs, count: int) -> ChatLogprob:
-    own, *_ = token.values()
-    likeliest = [TopLogprob(*_spelt(one)) for one in token.values() if one.rank <= count]
-    return ChatLogprob(*_spelt(own), likeliest)
-
-
-def _spelt(one: Logprob) -> tuple[str, float, list[int]]:
-    text = one.decoded_token or ""
-    return text, one.logprob, list(text.encode())

@@ -6,12 +6,16 @@ from msgspec import Meta, Struct
 
 from ipc.openai.chat_tools import ToolCall
 
+CacheControl = dict[str, Any]
+"""Anthropic's mark of a prefix to cache, which changes nothing: all prefixes are cached."""
+
 
 class TextPart(Struct, frozen=True, forbid_unknown_fields=True):
     """A part of a message's content."""
 
     text: str
     type: Literal["text"] = "text"
+    cache_control: CacheControl | None = None
 
 
 class ChatMessage(Struct, frozen=True, forbid_unknown_fields=True):
@@ -32,12 +36,16 @@ class ChatMessage(Struct, frozen=True, forbid_unknown_fields=True):
     annotations: Annotated[list[Any], Meta(max_length=0)] | None = None
     audio: None = None
     function_call: None = None
+    cache_control: CacheControl | None = None
 
     def as_dict(self) -> dict[str, Any]:
-        """As our client takes it."""
+        """As our client takes it; an answer that was all reasoning has no content."""
+        content = _text(self.content)
+        if content is None and self.role == "assistant" and not self.tool_calls:
+            content = ""
         said: dict[str, Any] = {
             "role": self.role,
-            "content": _text(self.content),
+            "content": content,
             "name": self.name,
             "tool_call_id": self.tool_call_id,
             "reasoning_content": self.reasoning_content or self.reasoning,

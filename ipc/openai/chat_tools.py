@@ -18,10 +18,11 @@ class Function(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=Tr
 
 
 class Tool(Struct, frozen=True, forbid_unknown_fields=True):
-    """What may be called."""
+    """What may be called; ``cache_control`` changes nothing, as in a message."""
 
     function: Function
     type: Literal["function"] = "function"
+    cache_control: dict[str, Any] | None = None
 
 
 class NamedFunction(Struct, frozen=True, forbid_unknown_fields=True):
@@ -49,11 +50,12 @@ class FunctionCall(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class ToolCall(Struct, frozen=True, forbid_unknown_fields=True):
-    """A call; its result refers to its ``id``."""
+    """A call; its result refers to its ``id``. ``index`` is its place in a stream, if it came in one."""
 
     id: str
     function: FunctionCall
     type: Literal["function"] = "function"
+    index: int | None = None
 
     def as_dict(self) -> dict[str, Any]:
         """As our client takes it."""

@@ -1,10 +1,9 @@
 """The bodies of OpenAI's requests, with the fields of SamplingParams beside OpenAI's.
 
-An unknown field is refused by name. Fields that OpenAI's clients send and that do not change the
-answer are accepted and ignored: ``user``, ``metadata``, ``store``, ``service_tier``,
-``safety_identifier``, ``prompt_cache_key``. A null is the same as no field.
+An unknown field is refused by name. A null is the same as no field.
 """
 
+from collections.abc import Collection
 from typing import Annotated, Any, Literal, NamedTuple
 
 import msgspec
@@ -12,18 +11,17 @@ from msgspec import Meta, Struct
 
 from driver.errors import shortened
 from engine.request_limits import MAX_MESSAGES, MAX_PROMPTS, MAX_TOOLS
-from engine.sampling_params import RepetitionDetection, SamplingParams
 from engine.structured_outputs import StructuredOutputsParams
+from ipc.openai.answer_format import AnswerFormat
 from ipc.openai.chat_messages import ChatMessage
 from ipc.openai.chat_tools import Function, NamedTool, Tool, ToolChoice, ToolUse
+from ipc.openai.shared_fields import ReasoningEffort, Sampling, StreamOptions, Verbosity
+from ipc.openai.structural_tag import TagStructure, tag_grammar
 
 DEFAULT_MAX_TOKENS = 16
 """Of a text's completion, where the body does not say."""
 
 Prompt = str | list[int]
-
-SHARED = frozenset(SamplingParams.__struct_fields__) - {"logprobs", "structured_outputs"}
-"""Fields of SamplingParams that a body may have under the same name and in the same meaning."""
 
 
 class BodyError(Exception):
@@ -39,19 +37,32 @@ class BodyError(Exception):
 
 
 class Question(NamedTuple):
-    """A question for our client: a prompt or messages, SamplingParams, and template options."""
+    """A question for our client: a prompt or messages, SamplingParams, and template options.
+
+    ``hints`` are OpenAI's options of how a model is to write, which some chat templates read.
+    Without ``add_special_tokens`` a prompt has no special tokens around it.
+    """
 
     prompt: Prompt | None
     messages: list[dict[str, Any]] | None
     params: dict[str, Any]
+    answer_format: AnswerFormat = AnswerFormat()
     tools: list[dict[str, Any]] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    hints: dict[str, Any] = {}  # noqa: RUF012  # nobody changes it
+    add_special_tokens: bool = True
 
+    def hinted(self, template_names: Collection[str]) -> "Question":
+        """With the hints that a template with these names reads as switches of it.
 
-class StreamOptions(Struct, frozen=True, forbid_unknown_fields=True):
-    """Options of a stream: with ``include_usage`` its last event has the usage and no choices."""
-
-    include_usage: bool = False
+        Reasoning effort "none" turns a template's ``enable_thinking`` off. A switch that the
+        request sets itself stays as it is.
+        """
+        switches = {name: value for name, value in self.hints.items() if name in template_names}
+        thinks = self.hints.get("reasoning_effort") != "none"
+        if not thinks and "reasoning_effort" not in switches and "enable_thinking" in template_names:
+            switches["enable_thinking"] = False
+        return self._replace(chat_template_kwargs={**switches, **(self.chat_template_kwargs or {})} or None)
 
 
 class JsonSchema(Struct, frozen=True, forbid_unknown_fields=True):
@@ -64,68 +75,28 @@ class JsonSchema(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class ResponseFormat(Struct, frozen=True, forbid_unknown_fields=True):
-    """OpenAI's way to ask for JSON."""
+    """OpenAI's way to ask for JSON, and vLLM's to ask for it behind triggers."""
 
-    type: Literal["text", "json_object", "json_schema"]
+    type: Literal["text", "json_object", "json_schema", "structural_tag"]
     json_schema: JsonSchema | None = None
-
-
-class Sampling(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """What all kinds have. The fields of SamplingParams have its names."""
-
-    model: str | None = None
-    stream: bool | None = None
-
-    temperature: float | None = None
-    top_p: float | None = None
-    presence_penalty: float | None = None
-    frequency_penalty: float | None = None
-    logit_bias: dict[int, float] | None = None
-    seed: int | None = None
-    stop: str | list[str] | None = None
-
-    min_tokens: int | None = None
-    top_k: int | None = None
-    min_p: float | None = None
-    repetition_penalty: float | None = None
-    allowed_token_ids: list[int] | None = None
-    bad_words: list[str] | None = None
-    stop_token_ids: list[int] | None = None
-    include_stop_str_in_output: bool | None = None
-    ignore_eos: bool | None = None
-    repetition_detection: RepetitionDetection | None = None
-    priority: int | None = None
-    timeout_s: float | None = None
-    queue_timeout_s: float | None = None
-    cache_salt: str | None = None
-    enable_prefix_caching: bool | None = None
-    skip_special_tokens: bool | None = None
-    spaces_between_special_tokens: bool | None = None
-
-    user: str | None = None
-    metadata: dict[str, str] | None = None
-    store: bool | None = None
-    service_tier: str | None = None
-    safety_identifier: str | None = None
-    prompt_cache_key: str | None = None
-
-    def _shared_params(self) -> dict[str, Any]:
-        """What SamplingParams has under the same name and in the same meaning."""
-        given = {name: getattr(self, name) for name in self.__struct_fields__ if name in SHARED}
-        given = {name: value for name, value in given.items() if value is not None}
-        if self.repetition_detection is not None:
-            given["repetition_detection"] = msgspec.to_builtins(self.repetition_detection)
-        return given
+    structures: list[TagStructure] | None = None
+    triggers: list[str] | None = None
 
 
 class _Request(Sampling, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """What completions of texts and of chats have."""
+    """What completions of texts and of chats have. ``length_penalty`` is for beam search alone."""
 
     stream_options: StreamOptions | None = None
     n: int | None = None
     max_tokens: int | None = None
     prompt_logprobs: int | None = None
     detokenize: bool | None = None
+    truncate_prompt_tokens: int | None = None
+    add_special_tokens: bool | None = None
+    return_token_ids: bool | None = None
+    return_tokens_as_token_ids: bool | None = None
+    use_beam_search: Literal[False] | None = None
+    length_penalty: float | None = None
 
     structured_outputs: StructuredOutputsParams | None = None
     response_format: ResponseFormat | None = None
@@ -138,6 +109,20 @@ class _Request(Sampling, frozen=True, forbid_unknown_fields=True, kw_only=True):
     def includes_usage(self) -> bool:
         """Whether a stream has one more chunk, with the usage."""
         return self.stream_options is not None and self.stream_options.include_usage
+
+    @property
+    def continues_usage(self) -> bool:
+        """Whether all other chunks have the usage so far."""
+        return self.includes_usage and self.stream_options is not None and self.stream_options.continuous_usage_stats
+
+    def answer_format(self, num_logprobs: int | None) -> AnswerFormat:
+        """What the answer has beside its text."""
+        return AnswerFormat(
+            num_logprobs or 0,
+            with_token_ids=bool(self.return_token_ids) or self.detokenize is False,
+            with_prompt_token_ids=bool(self.return_token_ids),
+            tokens_as_ids=bool(self.return_tokens_as_token_ids),
+        )
 
     def _params(self) -> dict[str, Any]:
         """SamplingParams but for ``logprobs`` and the kind's defaults; raises BodyError."""
@@ -161,6 +146,9 @@ class ChatCompletionRequest(_Request, frozen=True, forbid_unknown_fields=True, k
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     include_reasoning: bool | None = None
+    reasoning_effort: ReasoningEffort | None = None
+    verbosity: Verbosity | None = None
+    modalities: list[Literal["text"]] | None = None
 
     def question(self) -> Question:
         """What to ask our client; raises BodyError."""
@@ -172,10 +160,14 @@ class ChatCompletionRequest(_Request, frozen=True, forbid_unknown_fields=True, k
             raise BodyError("top_logprobs needs logprobs: true", "top_logprobs")
         if self.logprobs:
             params["logprobs"] = self.top_logprobs or 0
+        if self.add_special_tokens:
+            raise BodyError("add_special_tokens is for a prompt: a chat template has its own", "add_special_tokens")
         use = self.tool_use()
         messages = [message.as_dict() for message in self.messages]
         switches = template_switches(self.chat_template_kwargs, self.add_generation_prompt, self.continue_final_message)
-        return Question(None, messages, params, use.as_dict() if use else None, switches)
+        hints = hints_of(reasoning_effort=self.reasoning_effort, verbosity=self.verbosity)
+        answer_format = self.answer_format(self.top_logprobs)
+        return Question(None, messages, params, answer_format, use.as_dict() if use else None, switches, hints)
 
     def tool_use(self) -> ToolUse | None:
         """What may be called; None where nothing may."""
@@ -210,7 +202,8 @@ class CompletionRequest(_Request, frozen=True, forbid_unknown_fields=True, kw_on
         if len(prompts) * n > MAX_PROMPTS:
             why = f"a body may ask for {MAX_PROMPTS} completions, not {len(prompts)} prompts times n, which is {n}"
             raise BodyError(why, "prompt")
-        return [Question(prompt, None, dict(params)) for prompt in prompts]
+        answer_format, special = self.answer_format(self.logprobs), self.add_special_tokens is not False
+        return [Question(prompt, None, dict(params), answer_format, add_special_tokens=special) for prompt in prompts]
 
     def prompts(self) -> list[Prompt]:
         """One or many; raises BodyError where they are not all of a kind."""
@@ -231,6 +224,11 @@ def template_switches(
     """Switches for the chat template, with how the conversation ends; None if there are none."""
     ends = {"add_generation_prompt": add_generation_prompt, "continue_final_message": continue_final_message}
     return {**(kwargs or {}), **{name: value for name, value in ends.items() if value is not None}} or None
+
+
+def hints_of(**hints: str | None) -> dict[str, str]:
+    """Those that are given."""
+    return {name: value for name, value in hints.items() if value is not None}
 
 
 def tool_use(functions: list[Function], choice: str, named: str | None, parallel: bool | None) -> ToolUse | None:
@@ -269,6 +267,11 @@ def _form(request: _Request) -> dict[str, Any] | None:
 def _json_form(asked: ResponseFormat) -> dict[str, Any]:
     if asked.type == "json_object":
         return {"json_object": True}
+    if asked.type == "structural_tag":
+        try:
+            return {"grammar": tag_grammar(asked.structures or [], asked.triggers or [])}
+        except ValueError as error:
+            raise BodyError(f"response_format.{error}", "response_format.structures") from error
     if asked.json_schema is None:
         raise BodyError("response_format of type json_schema needs a json_schema", "response_format")
     return {"json": asked.json_schema.schema}

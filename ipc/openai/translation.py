@@ -1,21 +1,29 @@
 """Requests and answers as OpenAI's API has them, and as ours has them."""
 
 import re
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from typing import Any, TypeVar
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
-from driver.errors import shortened
+from driver.errors import ContextLengthExceeded, InvalidRequest, shortened
 from driver.text.json_schema import check_json
 from engine.sampling_params import SamplingParams
+from ipc.openai.allowed_values import allowed_values
 from ipc.openai.answer_bodies import ErrorAnswer, ErrorDetail, chat_completion, text_completion
+from ipc.openai.answer_format import format_of
 from ipc.openai.request_bodies import BodyError, ChatCompletionRequest, CompletionRequest, Question
 from ipc.wire.completion import Completion
 from ipc.wire.escaping import visible
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
+PROMPTS = {CHAT: "messages", TEXT: "prompt", "/v1/responses": "input"}
+"""The field with the prompt, by address."""
 STATUS = {
     "invalid_request": 400,
+    ContextLengthExceeded.code: 400,
     "message_too_long": 413,
     "forbidden": 403,
     "quota_exceeded": 429,
@@ -30,16 +38,20 @@ TYPES = {401: "authentication_error", 403: "permission_error", 404: "not_found_e
 
 _UNKNOWN = re.compile(r"Object contains unknown field `(?P<name>.*?)`(?: - at `\$\.?(?P<path>.*)`)?")
 _WRONG = re.compile(r"(?P<what>.*) - at (?P<key>`key` in )?`\$\.?(?P<path>.*)`", re.DOTALL)
+_NO_CHOICE = re.compile(r"Invalid enum value (?P<value>.*)", re.DOTALL)
+_JSON = {"True": "true", "False": "false"}
+_MEDIA = re.compile("image|audio|video|file")
+"""In the types of parts that are no text."""
 
 Body = TypeVar("Body")
 
 
-def question_of(url: str, body: dict[str, Any], model: str) -> Question:
+def question_of(url: str, body: dict[str, Any], models: Sequence[str]) -> Question:
     """The body of a request to one of their addresses that is answered whole; raises BodyError."""
     if url not in (CHAT, TEXT):
         raise BodyError(f"url must be {CHAT} or {TEXT}, not {url!r}")
     request = decoded(body, ChatCompletionRequest) if url == CHAT else decoded(body, CompletionRequest)
-    check_model(request.model, model)
+    check_model(request.model, models)
     if request.stream:
         raise BodyError("stream must be false, or left out: a batch's answers are whole", "stream")
     if isinstance(request, ChatCompletionRequest):
@@ -52,10 +64,12 @@ def question_of(url: str, body: dict[str, Any], model: str) -> Question:
     return questions[0]
 
 
-def check_model(asked: str | None, served: str) -> None:
-    """Raises BodyError where another model is asked for than is served."""
-    if asked is not None and asked != served:
-        raise BodyError(f"{served} is served here, and not {asked!r}", "model", 404, "model_not_found")
+def check_model(asked: str | None, served: Sequence[str]) -> None:
+    """Raises BodyError where another model is asked for than is served, by all its names."""
+    if asked is not None and asked not in served:
+        names = list(dict.fromkeys(served))
+        told = f"{' and '.join(names)} {'are' if names[1:] else 'is'} served here, and not {asked!r}"
+        raise BodyError(told, "model", 404, "model_not_found")
 
 
 def question(prompt: Any, messages: Any, params: dict[str, Any]) -> Question:
@@ -65,7 +79,7 @@ def question(prompt: Any, messages: Any, params: dict[str, Any]) -> Question:
     for name in params:
         if name not in SamplingParams.__struct_fields__:
             raise BodyError(f"unknown parameter {name!r}", name)
-    return Question(prompt, messages, params)
+    return Question(prompt, messages, params, format_of(params))
 
 
 def decoded(body: dict[str, Any] | bytes, kind: type[Body]) -> Body:
@@ -76,14 +90,28 @@ def decoded(body: dict[str, Any] | bytes, kind: type[Body]) -> Body:
             return msgspec.json.decode(body, type=kind)
         return msgspec.convert(body, kind, str_keys=True)
     except (ValueError, RecursionError) as error:
-        raise _body_error(shortened(str(error))) from error
+        raise _media_error(body) or _body_error(shortened(str(error)), kind) from error
 
 
-def body_of(completion: Completion, asked: Question, model: str, name: str) -> dict[str, Any]:
+def body_of(
+    completion: Completion, asked: Question, model: str, name: str, prompt_token_ids: list[int] | UnsetType = UNSET
+) -> dict[str, Any]:
     """The answer, less the time when it was made: the same tokens make the same body."""
     answer = chat_completion if asked.messages is not None else text_completion
-    body: dict[str, Any] = msgspec.to_builtins(answer(completion, asked.params, name, model), str_keys=True)
+    told = answer(completion, asked.answer_format, name, model, prompt_token_ids)
+    body: dict[str, Any] = msgspec.to_builtins(told, str_keys=True)
     return body
+
+
+def param_of(code: str, message: str, url: str | None) -> str | None:
+    """The field to which a daemon's error at that address belongs, where that is known.
+
+    An error about a parameter begins with its name.
+    """
+    if code == ContextLengthExceeded.code:
+        return PROMPTS.get(url or "")
+    name = message.partition(" ")[0].partition("[")[0].partition(".")[0].removesuffix(":")
+    return name if code == InvalidRequest.code and name in SamplingParams.__struct_fields__ else None
 
 
 def error_answer(message: str, status: int, code: str, param: str | None = None) -> ErrorAnswer:
@@ -92,12 +120,40 @@ def error_answer(message: str, status: int, code: str, param: str | None = None)
     return ErrorAnswer(ErrorDetail(visible(shortened(message)), kind, param and visible(shortened(param)), code))
 
 
-def _body_error(said: str) -> BodyError:
-    """What msgspec has against a body, in words that name the field first."""
+def _media_error(body: dict[str, Any] | bytes) -> BodyError | None:
+    """What is wrong with a body that has an image, a sound or a file among its texts."""
+    with suppress(ValueError, RecursionError):
+        given = msgspec.json.decode(body) if isinstance(body, bytes) else body
+        for where, part in _parts(given):
+            kind = part.get("type")
+            if isinstance(kind, str) and _MEDIA.search(kind):
+                return BodyError(f"{where}: this model takes text alone, and no {kind!r}", f"{where}.type")
+    return None
+
+
+def _parts(body: Any) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The parts of the contents of messages or items, and where each is."""
+    for field in ("messages", "input"):
+        turns = body.get(field) if isinstance(body, dict) else None
+        for position, turn in enumerate(turns if isinstance(turns, list) else []):
+            for name in ("content", "output"):
+                parts = turn.get(name) if isinstance(turn, dict) else None
+                for number, part in enumerate(parts if isinstance(parts, list) else []):
+                    if isinstance(part, dict):
+                        yield f"{field}[{position}].{name}[{number}]", part
+
+
+def _body_error(said: str, kind: type) -> BodyError:
+    """What msgspec has against a body of that kind, in words that name the field first."""
     if (unknown := _UNKNOWN.fullmatch(said)) is not None:
         name = ".".join(filter(None, (unknown["path"], unknown["name"])))
         return BodyError(f"unknown parameter {name!r}", name)
     if (wrong := _WRONG.fullmatch(said)) is not None:
         where = f"a key of {wrong['path']}" if wrong["key"] else wrong["path"] or "the body"
+        if (choice := _NO_CHOICE.fullmatch(wrong["what"])) and (values := allowed_values(kind, wrong["path"])):
+            allowed = " or ".join(filter(None, (", ".join(values[:-1]), values[-1])))
+            return BodyError(
+                f"{where} must be {allowed}, not {_JSON.get(choice['value'], choice['value'])}", wrong["path"]
+            )
         return BodyError(f"{where}: {wrong['what'][:1].lower()}{wrong['what'][1:]}", wrong["path"] or None)
     return BodyError(f"the body is not what it should be: {said}")

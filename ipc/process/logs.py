@@ -24,15 +24,20 @@ TRACEBACK_LINES = 100
 _USUAL = {*vars(logging.makeLogRecord({})), "message", "asctime"}
 
 
-def configure_logging(console: Console, level: int = logging.INFO, log_format: str = "text") -> None:
+def configure_logging(console: Console, level: str = "info", log_format: str = "text") -> None:
     """Send the log to the console, ours from this level on; a second call changes that. "text" or
     "json".
 
     This is the one place that adds a handler.
     """
     logging.basicConfig(handlers=[_handler(console, log_format)], level=logging.WARNING, force=True)
+    set_level(level)
+
+
+def set_level(level: str) -> None:
+    """Log of ours what is of this level or above."""
     for name in OURS:
-        logging.getLogger(name).setLevel(level)
+        logging.getLogger(name).setLevel(level.upper())
 
 
 def _handler(console: Console, log_format: str) -> logging.Handler:

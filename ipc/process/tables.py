@@ -1,9 +1,23 @@
 """Tables on a terminal, whose values may be text of clients."""
 
+import os
+import sys
+
+from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from ipc.wire.escaping import one_line
+
+PIPE_WIDTH = 240
+"""Columns of tables that go to a pipe or a file, where nothing has to be cut; COLUMNS overrides."""
+
+
+def show(*tables: Table) -> None:
+    """Print tables on stdout."""
+    console = Console() if sys.stdout.isatty() or "COLUMNS" in os.environ else Console(width=PIPE_WIDTH)
+    for table in tables:
+        console.print(table)
 
 
 def plain(value: object, style: str = "") -> Text:

@@ -328,5 +328,10 @@ def greeting(welcome: Welcome, identity: bytes, hello: Hello) -> Welcome | Error
     """The answer to ``hello``: a client of another protocol version is refused."""
     if hello.version == PROTOCOL_VERSION:
         return msgspec.structs.replace(welcome, client_id=identity.hex())
+    return unsupported(hello)
+
+
+def unsupported(hello: Hello) -> Error:
+    """The answer to a client of another protocol version."""
     words = f"this daemon speaks version {PROTOCOL_VERSION} of the protocol, not {hello.version}"
     return Error(None, "unsupported_version", words)

@@ -4,7 +4,6 @@ There is no socket, thread or clock in this file. Commands that take time answer
 outbox.
 """
 
-import logging
 import math
 from collections.abc import Callable
 from functools import partial
@@ -14,8 +13,7 @@ from typing import Any
 import msgspec
 
 from driver.errors import DriverError, InvalidRequest
-from driver.request import ReturnSample
-from ipc.process.logs import OURS
+from driver.request import ReturnChannel, ReturnSample
 from ipc.server.client_table import Send, greeting
 from ipc.server.driver_protocol import Driver
 from ipc.server.isolation import Work, isolating
@@ -28,6 +26,7 @@ from ipc.wire.messages import (
     Drain,
     Error,
     Hello,
+    ListRequests,
     LogLevel,
     Metrics,
     MetricsReply,
@@ -35,6 +34,9 @@ from ipc.wire.messages import (
     Ping,
     Pong,
     Profile,
+    Reload,
+    RequestsReply,
+    ResetPrefixCache,
     ServerMessage,
     Sleep,
     Status,
@@ -43,15 +45,17 @@ from ipc.wire.messages import (
     Welcome,
 )
 
-logger = logging.getLogger(__name__)
-
-Command = AbortRequest | Drain | Sleep | Wake | LogLevel | Profile
+LateCommand = Sleep | Wake | Reload | ResetPrefixCache | Profile
+Command = ListRequests | AbortRequest | Drain | LogLevel | LateCommand
+Reloading = Callable[[str, ReturnChannel], None]
+"""Has the daemon reload; the channel gets one sample, of this request id."""
 
 
 class Control:
     """Answers control messages. It keeps no state.
 
-    ``drain``, given seconds or None, ends the daemon once its work is done. ``profiles`` is the
+    ``drain``, given seconds or None, ends the daemon once its work is done. ``reload`` has it read
+    its configuration again, and ``set_log_level`` log from a level on. ``profiles`` is the
     directory of traces, None if there is none.
     """
 
@@ -62,6 +66,8 @@ class Control:
         num_clients: Callable[[], int],
         metrics: Callable[[], str],
         drain: Callable[[float | None], None],
+        reload: Reloading,
+        set_log_level: Callable[[str], None],
         socket_stages: Callable[[], dict[str, float]],
         outbox: Outbox,
         send: Send,
@@ -72,6 +78,8 @@ class Control:
         self._num_clients = num_clients
         self._metrics = metrics
         self._drain = drain
+        self._reload = reload
+        self._set_log_level = set_log_level
         self._socket_stages = socket_stages
         self._outbox = outbox
         self._send = send
@@ -144,27 +152,38 @@ class Control:
     def _do(self, reply: Reply, command: Command) -> ServerMessage | None:
         request_id = reply.request_id
         match command:
+            case ListRequests(order=order, limit=limit, client=client):
+                rows, total = self._driver.requests(order, limit, client)
+                model = {"model": self._welcome.model}
+                return RequestsReply(request_id, [msgspec.structs.asdict(row) | model for row in rows], total)
             case AbortRequest(target=target):
                 if not self._driver.abort(target):
-                    return Error(
-                        request_id, "not_found", f"no request {target!r} is open; the log names those that are"
-                    )
+                    open_ones = "`odriver requests` lists those that are"
+                    return Error(request_id, "not_found", f"no request {target!r} is open; {open_ones}")
                 return Ok(request_id, f"{target} is aborted")
             case Drain(timeout_s=timeout):
                 self._drain(timeout)
                 return Ok(request_id, "draining: nothing new is taken, and the daemon ends when what is open is done")
             case LogLevel(level=level):
-                for name in OURS:
-                    logging.getLogger(name).setLevel(level.upper())
+                self._set_log_level(level)
                 return Ok(request_id, f"logging {level} and above")
+        self._begin(reply, command)
+        return None
+
+    def _begin(self, reply: Reply, command: LateCommand) -> None:
+        """Have a command done that answers later."""
+        match command:
             case Sleep():
                 self._driver.sleep(reply.driver_id, reply)
             case Wake():
                 self._driver.wake(reply.driver_id, reply)
+            case Reload():
+                self._reload(reply.driver_id, reply)
+            case ResetPrefixCache():
+                self._driver.reset_prefix_cache(reply.driver_id, reply)
             case Profile(name=name):
                 directory = None if name is None else self._profile(name)
                 self._driver.profile(reply.driver_id, directory, reply)
-        return None
 
     def _profile(self, name: str) -> str:
         """The directory for a trace of that name; raises InvalidRequest if there is none."""
@@ -175,7 +194,8 @@ class Control:
     def _status(self) -> dict[str, object]:
         snapshot: dict[str, Any] = msgspec.to_builtins(self._driver.status())
         snapshot["stages"] |= self._socket_stages()
-        return {"model": self._welcome.model, "clients": self._num_clients(), **snapshot}
+        aliases = {"aliases": self._welcome.aliases} if self._welcome.aliases else {}
+        return {"model": self._welcome.model, **aliases, "clients": self._num_clients(), **snapshot}
 
 
 def _not_yours(tenant: Tenant) -> str:

@@ -1,10 +1,13 @@
 """The sockets' interface of a driver."""
 
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 
-from driver.request import ActiveRequest, ReturnChannel, TokenizerRequest
+from driver.request import ActiveRequest, RequestOrder, ReturnChannel, TokenizerRequest
+
+if TYPE_CHECKING:
+    from driver.metrics.request_listing import RequestRow
 
 
 class Driver(Protocol):
@@ -25,6 +28,12 @@ class Driver(Protocol):
 
     def status(self) -> msgspec.Struct:
         """A snapshot."""
+
+    def requests(self, order: RequestOrder, limit: int | None, client: str | None) -> "tuple[list[RequestRow], int]":
+        """The first ``limit`` open requests, of one client perhaps, and how many there are."""
+
+    def reset_prefix_cache(self, request_id: str, channel: ReturnChannel) -> None:
+        """Empty the prefix cache, and put a sample; or raise DriverError."""
 
     def sleep(self, request_id: str, channel: ReturnChannel) -> None:
         """Finish open requests, free the pages' memory, and put a sample; or raise DriverError."""

@@ -18,6 +18,7 @@ from driver.stages.safe_thread import SafeThread
 from engine.request_limits import MAX_MESSAGE_BYTES
 from ipc.errors import AddressError
 from ipc.server.outbox import Outbox, Reply
+from ipc.server.starting import StartingRules
 from ipc.sockets.auth import Authority
 from ipc.sockets.binding import listening
 from ipc.sockets.peers import Event, HasRoom, Lost, Peers, Refused, Said, Sent
@@ -61,7 +62,7 @@ class Rules(Protocol):
 
 class Listener:
     """Listens at one checked address from ``start`` on, and answers from ``open`` on, waiting
-    clients first.
+    clients first; until then it tells them the ``progress`` of the start.
 
     ``start`` raises AddressError where it cannot listen. ``stop`` sends what is left in the outbox
     and frees the address. If the thread dies it calls ``on_failure``; the socket's process may
@@ -76,6 +77,7 @@ class Listener:
         address: str,
         on_failure: Callable[[str], None],
         authority: Authority | None,
+        progress: Callable[[], str],
         silence_limit: float | None = None,
     ) -> None:
         self.outbox = Outbox(bell := Bell())
@@ -86,7 +88,8 @@ class Listener:
         self._authority = authority
         self._silence_limit = silence_limit
         self._on_failure = on_failure
-        self._rules: Rules | None = None
+        self._starting = StartingRules(self.send, progress)
+        self._rules: Rules = self._starting
         self._is_open = False
         self._stopping = False
         self._looked_at = 0.0
@@ -174,9 +177,7 @@ class Listener:
         poll = select.poll()
         poll.register(self._bell, select.POLLIN)
         self._peers.flush_and_poll(poll)
-        due_at = self._peers.due_at
-        if self._rules is not None:
-            due_at = min(due_at, self._looked_at + self._rules.patience)
+        due_at = min(self._peers.due_at, self._looked_at + self._rules.patience)
         patience = None if due_at == math.inf else max(0, math.ceil(1000 * (due_at - time.monotonic())))
         if any(descriptor == self._bell.fileno() for descriptor, _ in poll.poll(patience)):
             self._bell.clear()
@@ -189,14 +190,17 @@ class Listener:
         if self._reload is not None and self._authority is not None:
             reload, self._reload = self._reload, None
             self._peers.authorise(self._authority.keys(), reload)
+        rules = self._rules
+        if rules is not self._starting:
+            while self._starting.early:
+                identity, (frames, tenant) = self._starting.early.popitem()
+                rules.hear(identity, frames, now, tenant)
         for _ in range(MESSAGES_PER_TURN):
             event = self._peers.next()
             if event is None:
                 break
-            if self._rules is not None:  # without, nobody has been read
-                self._hear(self._rules, event, now)
-        if self._rules is not None:
-            self._answer(self._rules, now)
+            self._hear(rules, event, now)
+        self._answer(rules, now)
 
     def _answer(self, rules: Rules, now: float) -> None:
         if not self._is_open:

@@ -101,6 +101,7 @@ def _one(pieces: list[ReturnSample]) -> ReturnSample:
         logprobs=[logprob for piece in pieces for logprob in piece.logprobs],
         prompt_logprobs=[logprob for piece in pieces for logprob in piece.prompt_logprobs],
         finish_reason=last.finish_reason,
+        stop_reason=last.stop_reason,
         usage=last.usage,
         error=last.error,
     )
@@ -129,6 +130,11 @@ def parts(sample: ReturnSample, max_bytes: int) -> list[ReturnSample]:
         for start in starts
     ]
     cut[-1] = msgspec.structs.replace(
-        cut[-1], text=sample.text, finish_reason=sample.finish_reason, usage=sample.usage, error=sample.error
+        cut[-1],
+        text=sample.text,
+        finish_reason=sample.finish_reason,
+        stop_reason=sample.stop_reason,
+        usage=sample.usage,
+        error=sample.error,
     )
     return cut

@@ -5,13 +5,13 @@ Each has a process of its own, which faces the clients (``socket_process``), and
 which answers them.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from engine.config import ServingLimits
 from engine.request_limits import MAX_MESSAGE_BYTES
 from ipc.server.client_table import Clients
-from ipc.server.control import Control
+from ipc.server.control import Control, Reloading
 from ipc.server.driver_protocol import Driver
 from ipc.server.listener import Listener
 from ipc.sockets.auth import Authority
@@ -31,7 +31,8 @@ class Server:
     then on, and are answered from ``open`` on. ``stop`` sends what the driver has left in the
     outbox and frees the addresses. ``on_failure`` is called on a dying thread. ``on_drain`` is
     called on the control thread when a client drains the daemon, with the seconds to finish in or
-    None for the default. Only tenants of an ``authority`` are admitted, everybody if there is
+    None for the default, ``on_reload`` when one asks it to reload, and ``on_log_level`` with the
+    level that it is to log. Only tenants of an ``authority`` are admitted, everybody if there is
     none. ``profiles`` is the directory for traces.
     """
 
@@ -40,16 +41,26 @@ class Server:
         address: str,
         on_failure: Callable[[str], None],
         on_drain: Callable[[float | None], None],
+        on_reload: Reloading,
+        on_log_level: Callable[[str], None],
         authority: Authority | None = None,
         profiles: Path | None = None,
     ) -> None:
         self._on_drain = on_drain
+        self._on_reload = on_reload
+        self._on_log_level = on_log_level
         self._authority = authority
         self._profiles = profiles
         self._spawner = Spawner()
         self._num_clients: Callable[[], int] = lambda: 0
-        self._work = Listener("sockets", self._spawner, address, on_failure, authority, SILENCE_OF_CONNECTIONS)
-        self._control = Listener("control", self._spawner, control_address(address), on_failure, authority)
+        self.progress = "starting"
+        """How far the start is, for clients; the daemon sets it."""
+
+        def listener(name: str, address: str, silence_limit: float | None = None) -> Listener:
+            return Listener(name, self._spawner, address, on_failure, authority, lambda: self.progress, silence_limit)
+
+        self._work = listener("sockets", address, SILENCE_OF_CONNECTIONS)
+        self._control = listener("control", control_address(address))
 
     @property
     def num_clients(self) -> int:
@@ -66,7 +77,7 @@ class Server:
         return {"sockets": self._work.seconds_unresponsive(), "control": self._control.seconds_unresponsive()}
 
     def start(self) -> None:
-        """Bind and begin to listen."""
+        """Bind and begin to listen. Who comes is told to wait, and how far the start is."""
         try:
             self._work.start()
             self._control.start()
@@ -74,13 +85,23 @@ class Server:
             self.stop()
             raise
 
-    def open(self, driver: Driver, model: str, limits: ServingLimits, metrics: Callable[[], str] = str) -> None:
+    def open(
+        self,
+        driver: Driver,
+        model: str,
+        limits: ServingLimits,
+        metrics: Callable[[], str] = str,
+        aliases: Sequence[str] = (),
+    ) -> None:
         """Begin to answer, waiting clients first; ``metrics`` returns Prometheus's text."""
         welcome = Welcome(
             version=PROTOCOL_VERSION,
             model=model,
+            aliases=list(aliases),
+            default_sampling_params=limits.default_sampling_params,
             max_model_len=limits.max_model_len,
             vocab_size=limits.vocab_size,
+            max_num_seqs=limits.max_num_seqs,
             max_message_bytes=MAX_MESSAGE_BYTES,
             credits=CREDITS,
             silence_limit=SILENCE_LIMIT,
@@ -96,6 +117,8 @@ class Server:
                 self._num_clients,
                 metrics,
                 self._on_drain,
+                self._on_reload,
+                self._on_log_level,
                 self.stages,
                 self._control.outbox,
                 self._control.send,

@@ -11,8 +11,8 @@ from typing import NamedTuple
 
 import psutil
 
-DEVICES = ("accel[0-9]*", "vfio/[0-9]*", "nvidia[0-9]*")
-"""In /dev: TPUs by their own driver, TPUs by VFIO, GPUs."""
+GOOGLE = "0x1ae0"
+"""Google's vendor id on the PCI bus. VFIO passes on devices of other vendors, too."""
 TPU_LOCK = Path("/tmp/libtpu_lockfile")
 """The file that libtpu locks (lockf) while a process uses the TPUs, and does not remove."""
 FLOCK = "hhqqi0q"
@@ -44,9 +44,23 @@ class Obstacle(NamedTuple):
     """Whether it may go away by itself."""
 
 
-def devices(dev: Path = Path("/dev")) -> list[Path]:
-    """The accelerators that there are."""
-    return sorted(path for pattern in DEVICES for path in dev.glob(pattern))
+def devices(root: Path = Path("/")) -> list[Path]:
+    """The accelerators of this machine."""
+    return tpus(root) + gpus(root)
+
+
+def tpus(root: Path = Path("/")) -> list[Path]:
+    """The device files of TPUs: their own driver's, or VFIO's where the group's device is Google's.
+
+    scripts/environment.sh looks for the same.
+    """
+    groups = [path for path in (root / "dev" / "vfio").glob("[0-9]*") if _is_googles(root, path.name)]
+    return sorted((*(root / "dev").glob("accel[0-9]*"), *groups))
+
+
+def gpus(root: Path = Path("/")) -> list[Path]:
+    """The device files of NVIDIA's GPUs."""
+    return sorted((root / "dev").glob("nvidia[0-9]*"))
 
 
 def holders(paths: list[Path], proc: Path = Path("/proc")) -> list[Holder]:
@@ -80,6 +94,12 @@ def end_of(processes: Collection[Holder]) -> str:
     """The command that ends these."""
     sudo = "" if all(process.user == getpass.getuser() for process in processes) else "sudo "
     return f"{sudo}kill {' '.join(str(process.pid) for process in processes)}"
+
+
+def _is_googles(root: Path, group: str) -> bool:
+    """Whether a device of this IOMMU group is."""
+    vendors = (root / "sys" / "kernel" / "iommu_groups" / group / "devices").glob("*/vendor")
+    return any(vendor.read_text().strip() == GOOGLE for vendor in vendors)
 
 
 def _lock_holders(lock: Path) -> list[Holder]:

@@ -1,22 +1,23 @@
 """The daemon's own settings, and the configuration of a running daemon, which a reload reads
 again.
 
-Those of the engine are in engine/config.py; where a value comes from is in settings.py.
+Those of the engine are in engine/config.py, and those of HTTP in http_config.py; where a value
+comes from is in settings.py.
 """
 
-import logging
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
+from typing import TypeVar
 
 from rich.console import Console
 
 from engine.config import EngineConfig, setting
 from engine.errors import ConfigurationError
-from ipc.process.logs import configure_logging
-
-logger = logging.getLogger(__name__)
+from ipc.process.logs import configure_logging, set_level
+from ipc.service.device_choice import DEVICES
+from ipc.service.http_config import HttpConfig
 
 LOG_LEVELS = ("debug", "info", "warning", "error")
 LOG_FORMATS = ("text", "json")
@@ -39,15 +40,26 @@ class DaemonConfig:
         30.0, "S", "seconds to finish open requests in when the daemon is stopped; inf is no limit"
     )
     profile_directory: Path | None = setting(
-        None, "DIR", "where what `odriver profile` asks for is written (default: odriver/profiles in XDG_STATE_HOME)"
+        None, "DIR", "directory for the traces of `odriver profile` (default: odriver/profiles in XDG_STATE_HOME)"
     )
     socket_access: str = setting(
-        "user", "", "who may use an ipc:// socket: the daemon's user, or its group, too", choices=SOCKET_ACCESS
+        "user", "", "who may use an ipc:// socket: the daemon's user alone, or its group too", choices=SOCKET_ACCESS
     )
     metrics_port: int | None = setting(None, "PORT", "HTTP port for /metrics and /health; 0 is any (default: none)")
-    metrics_host: str = setting("127.0.0.1", "HOST", "address of that port; it is neither encrypted nor authenticated")
-    log_level: str = setting("info", "", "the least that is logged of our own", choices=LOG_LEVELS)
-    log_format: str = setting("text", "", "of the log on stderr", choices=LOG_FORMATS)
+    metrics_host: str = setting(
+        "127.0.0.1", "HOST", "address of the metrics port, which is neither encrypted nor authenticated"
+    )
+    otlp_traces_endpoint: str | None = setting(
+        None,
+        "URL",
+        "send a trace of each request to this OpenTelemetry collector, such as http://localhost:4318/v1/traces "
+        "(default: none)",
+    )
+    device: str = setting(
+        "auto", "", "device to serve on; auto is a TPU or GPU if there is one, else the CPU", choices=DEVICES
+    )
+    log_level: str = setting("info", "", "lowest level that is logged", choices=LOG_LEVELS)
+    log_format: str = setting("text", "", "format of the log on stderr", choices=LOG_FORMATS)
 
     def __post_init__(self) -> None:
         if not self.drain_timeout >= 0:
@@ -58,15 +70,11 @@ class DaemonConfig:
             ("log_level", LOG_LEVELS),
             ("log_format", LOG_FORMATS),
             ("socket_access", SOCKET_ACCESS),
+            ("device", DEVICES),
         ):
             value = getattr(self, name)
             if value not in choices:
                 raise ConfigurationError(f"{name} must be {_either(choices)}, not {value}")
-
-    @property
-    def level(self) -> int:
-        """``log_level`` as the number that logging knows."""
-        return logging.getLevelNamesMapping()[self.log_level.upper()]
 
 
 def default_profile_directory() -> Path | None:
@@ -81,39 +89,56 @@ def _either(choices: tuple[str, ...]) -> str:
     return f"{', '.join(choices[:-1])} or {choices[-1]}"
 
 
-ReadConfig = Callable[[], tuple[EngineConfig, DaemonConfig]]
+ReadConfig = Callable[[], tuple[EngineConfig, DaemonConfig, HttpConfig]]
 """Reads the present configuration; raises ConfigurationError."""
 
 
 class LiveConfiguration:
-    """``engine`` as at the start, ``daemon`` as last reloaded. Raises ConfigurationError."""
+    """``engine`` and ``http`` as at the start, ``daemon`` as last reloaded. Raises
+    ConfigurationError."""
 
     def __init__(self, read: ReadConfig, console: Console) -> None:
         self._read = read
         self._console = console
-        self.engine, self.daemon = read()
+        self._listeners: list[Callable[[str, str], object]] = []
+        self.engine, self.daemon, self.http = read()
+
+    def on_log(self, tell: Callable[[str, str], object]) -> None:
+        """Call this with level and format of the log when they change, on any thread."""
+        self._listeners.append(tell)
 
     def apply(self) -> None:
         """Do what can be done at once: log as is configured."""
-        configure_logging(self._console, self.daemon.level, self.daemon.log_format)
+        configure_logging(self._console, self.daemon.log_level, self.daemon.log_format)
+        self._tell(self.daemon.log_level)
 
-    def reload(self) -> None:
-        """Apply the changes that need no restart, and log the others; errors change nothing."""
-        try:
-            engine, daemon = self._read()
-        except ConfigurationError as error:
-            logger.error("nothing is reloaded: %s", error)
-            return
-        changed = [*_changed(self.engine, engine), *_changed(self.daemon, daemon)]
+    def set_log_level(self, level: str) -> None:
+        """Log from this level on, until a reload brings another; on any thread."""
+        set_level(level)
+        self._tell(level)
+
+    def reload(self) -> str:
+        """Apply the changes that need no restart; says which, and which others there are.
+
+        Raises ConfigurationError, and changes nothing then.
+        """
+        engine, daemon, http = self._read()
+        changed = [*_changed(self.engine, engine), *_changed(self.daemon, daemon), *_changed(self.http, http)]
         taken = {name: getattr(daemon, name) for name in changed if name in RELOADABLE}
         self.daemon = replace(self.daemon, **taken)
         if taken.keys() & {"log_level", "log_format"}:  # else a level set by control would be lost
             self.apply()
-        logger.info("reloaded: %s", ", ".join(taken) or "nothing to take over")
         left = [name for name in changed if name not in RELOADABLE]
-        if left:
-            logger.warning("what has changed of %s holds after a restart", ", ".join(left))
+        text = ", ".join(taken) or "no setting that a running daemon can change"
+        return f"{text}; what has changed of {', '.join(left)} holds after a restart" if left else text
+
+    def _tell(self, level: str) -> None:
+        for tell in self._listeners:
+            tell(level, self.daemon.log_format)
 
 
-def _changed(before: EngineConfig | DaemonConfig, now: EngineConfig | DaemonConfig) -> list[str]:
+Config = TypeVar("Config", EngineConfig, DaemonConfig, HttpConfig)
+
+
+def _changed(before: Config, now: Config) -> list[str]:
     return [field.name for field in fields(before) if getattr(before, field.name) != getattr(now, field.name)]

@@ -7,7 +7,8 @@ is compiled and has run once.
 SIGTERM and SIGINT drain the daemon, as ``odriver drain`` does: it takes no new work, finishes open
 requests and exits with 0. Requests that are not finished in time, or by a second signal, end with
 an error. A signal after that ends the process at once. SIGHUP reloads the configuration and the
-keys, and applies what needs no restart. If a thread of driver or sockets dies, or a stage hangs,
+keys, and applies what needs no restart. A virtual machine that is about to stop says so, and the
+daemon drains within the time that is left. If a thread of driver or sockets dies, or a stage hangs,
 open requests end with an error, and the exit code asks for a restart.
 """
 
@@ -17,14 +18,21 @@ import math
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from functools import partial
 from queue import SimpleQueue
 from types import FrameType
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 
+from driver.errors import InvalidRequest
+from driver.request import ReturnChannel, ReturnSample, Usage, error_sample
+from engine.errors import ConfigurationError
 from engine.progress import Progress
+from ipc.errors import KeyFileError
+from ipc.process.gateway_process import GatewayProcess
+from ipc.process.signals import handling_signals
 from ipc.process.systemd import extend_timeout, notify, notify_reloading
 from ipc.server.zmq_server import Server
 from ipc.service import terminal
@@ -32,12 +40,16 @@ from ipc.service.configuration import LiveConfiguration, default_profile_directo
 from ipc.service.exposition import Exposition
 from ipc.service.metrics_server import MetricsServer
 from ipc.service.start_up import Load, Loaded, StartableDriver, load
+from ipc.service.vm_notices import VMNotices, metadata_server
 from ipc.service.watchdog import Watchdog
 from ipc.sockets.auth import Authority
 from ipc.wire.addresses import checked_address, default_address, is_local, open_to_group
 from ipc.wire.bell import Bell
 from ipc.wire.keys import default_directory
 from ipc.wire.messages import PROGRESS_LIMIT
+
+if TYPE_CHECKING:
+    from driver.metrics.request_traces import RequestTraces
 
 logger = logging.getLogger(__name__)
 
@@ -46,6 +58,8 @@ FAULT = 1
 MISCONFIGURED = os.EX_CONFIG
 """Exit codes: after MISCONFIGURED a restart is of no use, after FAULT it may be."""
 
+GATEWAY_TIMEOUT = 1.0
+"""Seconds for the gateway to send the last of what is open."""
 DRIVER_TIMEOUT = 3.0
 """Seconds for the driver's threads to finish their present item, such as a step of the device."""
 SHUTDOWN_TIMEOUT = 4.5
@@ -65,7 +79,13 @@ class Interrupted(BaseException):
 class Daemon:
     """One daemon. ``run`` it once, in the main thread, which gets the signals."""
 
-    def __init__(self, configuration: LiveConfiguration, console: Console, load: Load = load) -> None:
+    def __init__(
+        self,
+        configuration: LiveConfiguration,
+        console: Console,
+        load: Load = load,
+        gateway: GatewayProcess | None = None,
+    ) -> None:
         self._configuration = configuration
         settings = configuration.daemon
         self._address = checked_address(settings.bind, has_key=True)
@@ -75,7 +95,13 @@ class Daemon:
         self._load = load
         profiles = settings.profile_directory or default_profile_directory()
         self._server = Server(
-            self._address, self._fail, self._ask_to_drain, self._authority, profiles and profiles.absolute()
+            self._address,
+            self._fail,
+            self._ask_to_drain,
+            self._ask_to_reload,
+            configuration.set_log_level,
+            self._authority,
+            profiles and profiles.absolute(),
         )
         self._exposition = Exposition()
         self._exposition.gauge("odriver_clients", "Clients that are connected", lambda: self._server.num_clients)
@@ -90,6 +116,14 @@ class Daemon:
         if settings.metrics_port is not None:
             host, port = settings.metrics_host, settings.metrics_port
             self._metrics = MetricsServer(host, port, self.health, self._exposition)
+        self._traces: RequestTraces | None = None
+        if settings.otlp_traces_endpoint is not None:
+            from driver.metrics import request_traces
+
+            self._traces = request_traces.RequestTraces(settings.otlp_traces_endpoint)
+        self._gateway = gateway
+        if gateway is not None:
+            configuration.on_log(gateway.log)
         self._driver: StartableDriver | None = None
         self._loaded: Loaded | None = None
         self._ends: SimpleQueue[tuple[int, str]] = SimpleQueue()
@@ -99,16 +133,18 @@ class Daemon:
         """In how many seconds, None for ``drain_timeout``, and why."""
         self._drain_deadline = math.inf
         self._watchdog: Watchdog | None = None
+        self._notices = VMNotices(self._ask_to_stop, metadata_server())
         self._starting = False
         self._signalled = False
         self._stopping = False
-        self._reload_asked = False
+        self._reloads: SimpleQueue[tuple[str, ReturnChannel] | None] = SimpleQueue()
+        """Who asked for a reload, None for a signal."""
 
     def run(self) -> int:
         """Serve; returns the exit code. Raises ConfigurationError and AddressError."""
         why = "the daemon could not start"
         code = FAULT
-        with _handling_signals(self._on_signal, self._bell, at_terminal=self._console.is_terminal):
+        with handling_signals(self._on_signal, self._bell, at_terminal=self._console.is_terminal):
             try:
                 self.startup()
                 why = "the daemon failed"
@@ -126,17 +162,26 @@ class Daemon:
         """Take the address, load, start the threads, and say READY."""
         self._starting, began = True, time.monotonic()
         self._server.start()
+        self._notices.start()
         if self._configuration.daemon.socket_access == "group":
             open_to_group(self._address)
         if self._metrics is not None:
             self._metrics.start()
+        if self._gateway is not None:
+            issue = None if self._authority is None else self._authority.issue
+            self._gateway.start(self._address, issue, self._gateway_ended)
         with terminal.start_up(self._console) as display:
-            loaded = self._load(self._configuration.engine, lambda progress: _report(display, progress), self._fail)
+            report = partial(self._report, display)
+            loaded = self._load(self._configuration.engine, report, self._fail, self._ask_to_stop)
         self._driver, self._loaded = loaded.driver, loaded
+        if self._traces is not None:
+            self._driver.observe(partial(self._traces.ended, loaded.model))
         self._driver.start()
         if loaded.metrics is not None:
             self._exposition.add(loaded.metrics)
-        self._server.open(self._driver, loaded.model, loaded.limits, self._exposition.text)
+        self._server.open(self._driver, loaded.model, loaded.limits, self._exposition.text, loaded.aliases)
+        if self._gateway is not None:
+            self._gateway.wait_until_settled()
         self._starting = False
         notify("STATUS=serving")
         notify("READY=1")
@@ -145,11 +190,19 @@ class Daemon:
         facts = {"address": self._address}
         if self._metrics is not None:
             facts["metrics"] = f"{self._metrics.url}/metrics"
+        if self._gateway is not None:
+            facts |= {"API": f"{self._gateway.url}/v1", "page": f"{self._gateway.url}/"}
         facts["started in"] = f"{time.monotonic() - began:.1f} s"
         connect = "" if self._address == default_address() else f" --connect {self._address}"
         connect += "" if self._authority is None else " --key NAME.key"
         facts["try"] = f'odriver complete "Once upon a time"{connect}'
         terminal.show_ready(self._console, loaded.facts | facts)
+
+    def _report(self, display: terminal.StartUp, progress: Progress) -> None:
+        self._server.progress = far = f"{progress.stage}: {terminal.amount(progress)}"
+        display.show(progress)
+        extend_timeout(START_PATIENCE)
+        notify(f"STATUS={far}")
 
     def main_loop(self) -> tuple[int, str]:
         """Wait for the end; the exit code and the reason."""
@@ -159,9 +212,8 @@ class Daemon:
             if left <= 0:
                 return STOPPED, why
             self._bell.wait(min(left, LONGEST_WAIT))
-            if self._reload_asked:
-                self._reload_asked = False
-                self.reload()
+            while not self._reloads.empty():
+                self.reload(self._reloads.get())
             while not self._drains.empty():
                 timeout, why = self._drains.get()
                 self._drain(timeout, why)
@@ -178,20 +230,43 @@ class Daemon:
         extend_timeout(timeout + SHUTDOWN_TIMEOUT)
         notify("STATUS=finishing what is open")
         logger.info("%s: nothing new is taken, and what is open has %g s to finish", why, timeout)
-        self._driver.drain(lambda: self._end(STOPPED, why))
+        self._driver.drain(lambda: self._drained(lambda: self._end(STOPPED, why)))
 
-    def reload(self) -> None:
-        """Read the configuration again."""
+    def _drained(self, end: Callable[[], None]) -> None:
+        """The driver has nothing open any more; the gateway may have answers to send yet."""
+        if self._gateway is None:
+            end()
+        else:
+            self._gateway.finish(end)
+
+    def reload(self, asker: tuple[str, ReturnChannel] | None = None) -> None:
+        """Read the configuration and the keys again, each for itself; answer who asked."""
         notify_reloading()
-        self._configuration.reload()
+        taken, wrong = [], []
+        reloads = [self._configuration.reload]
         if self._authority is not None:
-            self._authority.reload()
+            reloads.append(self._authority.reload)
+        if self._gateway is not None:
+            reloads.append(self._gateway.reload)
+        for reload in reloads:
+            try:
+                taken.append(reload())
+            except (ConfigurationError, KeyFileError) as error:
+                wrong.append(f"not reloaded: {error}")
+        reloaded = "; ".join(filter(None, taken))
+        text = "; ".join([*wrong, f"reloaded: {reloaded}"] if reloaded else wrong)
+        logger.log(logging.ERROR if wrong else logging.INFO, "%s", text)
         notify("READY=1")
+        if asker is not None:
+            request_id, channel = asker
+            done = ReturnSample(request_id=request_id, text=text, finish_reason="stop", usage=Usage(0, 0))
+            channel.put(error_sample(request_id, InvalidRequest(text)) if wrong else done)
 
     def shutdown(self, why: str, *, fault: bool = False) -> None:
         """End open requests with the reason, as a fault of theirs perhaps, and close."""
         self._starting, self._stopping = False, True
         faulthandler.dump_traceback_later(SHUTDOWN_TIMEOUT, exit=True)
+        self._notices.stop()
         if self._watchdog is not None:
             self._watchdog.stop()
         notify("STOPPING=1")
@@ -199,8 +274,12 @@ class Daemon:
             end = self._driver.fail if fault else self._driver.stop
             end(why, timeout=DRIVER_TIMEOUT)
         self._server.stop()
+        if self._gateway is not None:
+            self._gateway.stop(GATEWAY_TIMEOUT)
         if self._metrics is not None:
             self._metrics.stop()
+        if self._traces is not None:
+            self._traces.close()
         faulthandler.cancel_dump_traceback_later()
 
     def health(self) -> str | None:
@@ -234,6 +313,11 @@ class Daemon:
         faulthandler.dump_traceback_later(2 * SHUTDOWN_TIMEOUT, exit=True)
         self._fail(why)
 
+    def _gateway_ended(self, code: int, how: str) -> None:
+        """The gateway has ended by itself."""
+        logger.error("%s", how)
+        self._end(MISCONFIGURED if code == MISCONFIGURED else FAULT, how)
+
     def _fail(self, why: str) -> None:
         self._end(FAULT, why)
 
@@ -247,10 +331,23 @@ class Daemon:
         self._drains.put((timeout, "the daemon was drained by an operator"))
         self._bell.ring()
 
+    def _ask_to_reload(self, request_id: str, channel: ReturnChannel) -> None:
+        self._reloads.put((request_id, channel))
+        self._bell.ring()
+
+    def _ask_to_stop(self, why: str, seconds: float = math.inf) -> None:
+        """Drain, on any thread, as this or another host stops in so many seconds."""
+        if self._starting:
+            self._end(STOPPED, why)
+        else:
+            left = max(0.0, seconds - SHUTDOWN_TIMEOUT)
+            self._drains.put((min(left, self._configuration.daemon.drain_timeout), why))
+            self._bell.ring()
+
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         del frame
         if number == signal.SIGHUP:
-            self._reload_asked = True
+            self._reloads.put(None)
             return
         why = f"the daemon was stopped by {signal.Signals(number).name}"
         if self._stopping:
@@ -261,29 +358,3 @@ class Daemon:
             raise Interrupted
         self._drains.put((0.0 if self._signalled else None, why))
         self._signalled = True
-
-
-def _report(display: terminal.StartUp, progress: Progress) -> None:
-    display.show(progress)
-    extend_timeout(START_PATIENCE)
-    notify(f"STATUS={progress.stage}: {terminal.amount(progress)}")
-
-
-@contextmanager
-def _handling_signals(
-    handle: Callable[[int, FrameType | None], None], bell: Bell, *, at_terminal: bool
-) -> Iterator[None]:
-    """Handle signals, which also ring the bell: Python's own waits may miss a signal that comes as
-    they begin.
-
-    At a terminal SIGHUP means that the terminal is gone, and has its default action.
-    """
-    wakeup = signal.set_wakeup_fd(bell.write_fd)
-    numbers = (signal.SIGTERM, signal.SIGINT) if at_terminal else (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-    previous = {number: signal.signal(number, handle) for number in numbers}
-    try:
-        yield
-    finally:
-        for number, handler in previous.items():
-            signal.signal(number, handler)
-        signal.set_wakeup_fd(wakeup)

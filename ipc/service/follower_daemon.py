@@ -22,9 +22,11 @@ from engine.config import EngineConfig
 from engine.errors import ConfigurationError
 from engine.hosts.follower import execute_commands
 from engine.hosts.processes import FAULT, Member, follow
+from engine.hub.obtain import obtained
 from engine.step.commands import AskToStop, Command, Leave, Left
 from ipc.process.systemd import extend_timeout, notify
 from ipc.service.start_up import facts_alike
+from ipc.service.vm_notices import VMNotices, metadata_server
 from ipc.service.watchdog import Watchdog
 
 logger = logging.getLogger(__name__)
@@ -57,7 +59,9 @@ class FollowerDaemon:
             signal.signal(signal.SIGHUP, signal.SIG_IGN)
         extend_timeout(START_PATIENCE)
         notify("STATUS=waiting for the other processes")
-        self._member = follow(self._hosts, facts_alike(self._config))
+        self._config = obtained(self._config, lambda _: extend_timeout(START_PATIENCE))
+        self._member = member = follow(self._hosts, facts_alike(self._config))
+        VMNotices(lambda why, seconds: member.say(AskToStop(why, seconds)), metadata_server()).start()
         self._thread.start()
         while not isinstance(command := self._member.listen(), Leave):
             self._commands.put(command)

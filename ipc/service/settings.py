@@ -1,19 +1,20 @@
 """A daemon's settings, by the first of: flag, variable, configuration file, default.
 
-The table of settings is the fields of EngineConfig and DaemonConfig. ``max_num_seqs`` is
+The table of settings is the fields of EngineConfig, DaemonConfig and HttpConfig. ``max_num_seqs`` is
 ``--max-num-seqs`` as a flag, ``ODRIVER_MAX_NUM_SEQS`` as a variable and ``max_num_seqs`` in the
 file, which is TOML without tables. The file is the one that ``--config`` or ``ODRIVER_CONFIG``
-names, else the first that exists of FILES. A name that nothing has is an error, wherever it
+names, else the first that exists of ``configured.files``. A name that nothing has is an error, wherever it
 stands, and so is a value of the wrong type. A variable that is empty is not set.
 """
 
 import argparse
 import difflib
 import os
-import tomllib
+import re
 import types
 import typing
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import MISSING, dataclass, fields
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -24,19 +25,22 @@ from caching import instruction_set
 from engine.config import EngineConfig
 from engine.errors import ConfigurationError
 from ipc.service.configuration import DaemonConfig
+from ipc.service.http_config import HttpConfig
+from ipc.wire.configured import FILE_VARIABLE, config_file, read_toml
 
 PREFIX = "ODRIVER_"
-CONFIG_VARIABLE = PREFIX + "CONFIG"
-NO_SETTINGS = (CONFIG_VARIABLE, instruction_set.VARIABLE)
+NO_SETTINGS = (FILE_VARIABLE, instruction_set.VARIABLE)
 """Variables that begin like those of settings."""
+STRINGS = tuple[str, ...]
+"""Several words on a command line, an array in a file, and separated by commas in a variable."""
 
 
 @dataclass(frozen=True)
 class Setting:
-    """A row of the table; ``type`` is int, float, bool, str or Path."""
+    """A row of the table; ``type`` is int, float, bool, str, Path or ``tuple[str, ...]``."""
 
     name: str
-    type: type
+    type: Any
     default: Any
     metavar: str
     meaning: str
@@ -46,6 +50,11 @@ class Setting:
     def flag(self) -> str:
         """As on a command line."""
         return f"--{self.name.replace('_', '-')}"
+
+    @property
+    def default_words(self) -> str:
+        """What holds where it is None or empty, as its meaning says."""
+        return self.meaning.rpartition("(default: ")[2].removesuffix(")") if "(default: " in self.meaning else "none"
 
     @property
     def variable(self) -> str:
@@ -66,14 +75,15 @@ def _table(*configs: type) -> dict[str, Setting]:
         for config in configs
         for hints in [typing.get_type_hints(config)]
         for field in fields(config)
+        if field.metadata
     }
 
 
-def _plain(hint: Any) -> type:
+def _plain(hint: Any) -> Any:
     """``int`` of ``int | None``."""
     alternatives = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
     (plain,) = (one for one in alternatives if one is not types.NoneType)
-    return plain  # type: ignore[no-any-return]
+    return plain
 
 
 def _default(default: Any) -> Any:
@@ -81,30 +91,39 @@ def _default(default: Any) -> Any:
     return default
 
 
-SETTINGS = _table(EngineConfig, DaemonConfig)
-
-
-def files() -> list[Path]:
-    """Where configuration files are looked for: the user's, then the machine's."""
-    home = Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config")
-    return [home / "odriver" / "config.toml", Path("/etc/odriver/config.toml")]
+SETTINGS = _table(EngineConfig, DaemonConfig, HttpConfig)
+SECRETS = ("api_key",)
+"""Settings whose values are not shown."""
+GATEWAY_OPTIONS = (
+    *("api_key", "api_keys", "ssl_certfile", "ssl_keyfile", "tool_call_parser", "reasoning_parser"),
+    *("trusted_proxies", "max_connections", "drain_timeout", "log_level", "log_format"),
+)
+"""Settings of a gateway, of the daemon's own or another."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add a flag for each setting, and ``--config``. Flags not given are None or missing."""
     add_setting_arguments(parser)
-    where = " or ".join(map(str, files()))
+    add_config_argument(parser)
+
+
+def add_config_argument(parser: argparse.ArgumentParser) -> None:
+    """``--config``."""
+    where = "~/.config/odriver/config.toml, else /etc/odriver/config.toml"
     parser.add_argument("--config", type=Path, metavar="FILE", help=f"settings in TOML (default: {where})")
 
 
-def add_setting_arguments(parser: argparse.ArgumentParser) -> None:
-    """A flag for each setting."""
+def add_setting_arguments(parser: argparse.ArgumentParser, names: Iterable[str] = SETTINGS) -> None:
+    """A flag for each setting of these names."""
     add = parser.add_argument
-    for setting in SETTINGS.values():
-        default = "" if setting.default in (None, False) else f" (default: {setting.default})"
+    for setting in map(SETTINGS.__getitem__, names):
+        is_said = setting.default in (None, (), "") or setting.default is False
+        default = "" if is_said else f" (default: {setting.default})"
         described: dict[str, Any] = {"help": setting.meaning + default}
         if setting.type is bool:
             described["action"] = argparse.BooleanOptionalAction
+        elif setting.type == STRINGS:
+            described |= {"nargs": "+", "metavar": setting.metavar}
         else:
             described |= {"type": setting.type, "metavar": setting.metavar or None, "choices": setting.choices or None}
         if setting.name == "model":
@@ -116,31 +135,67 @@ def add_setting_arguments(parser: argparse.ArgumentParser) -> None:
 def held(flags: Mapping[str, Any]) -> dict[str, SettingValue]:
     """The settings by name, with these options of ``add_arguments``; raises ConfigurationError."""
     given = {name: value for name, value in flags.items() if value is not None}
-    asked = given.pop("config", None) or os.environ.get(CONFIG_VARIABLE)
+    path = config_file(given.pop("config", None))
     found = {name: SettingValue(setting.default, "default") for name, setting in SETTINGS.items()}
-    path = Path(asked) if asked else next((one for one in files() if one.is_file()), None)
     if path is not None:
-        found |= _read(path)
+        found |= read_file(path)
     found |= _variables()
-    return found | {name: SettingValue(value, SETTINGS[name].flag) for name, value in given.items()}
+    return found | {
+        name: SettingValue(tuple(value) if isinstance(value, list) else value, SETTINGS[name].flag)
+        for name, value in given.items()
+    }
 
 
-def configs(found: Mapping[str, SettingValue]) -> tuple[EngineConfig, DaemonConfig]:
-    """The configurations of engine and daemon; raises ConfigurationError."""
-    engine, daemon = (
-        {field.name: found[field.name].value for field in fields(of)} for of in (EngineConfig, DaemonConfig)
-    )
-    return EngineConfig(**engine), DaemonConfig(**daemon)
+def configs(found: Mapping[str, SettingValue]) -> tuple[EngineConfig, DaemonConfig, HttpConfig]:
+    """The configurations of engine, daemon and HTTP; raises ConfigurationError."""
+    with _telling_sources(found):
+        engine, daemon = EngineConfig(**_values(found, EngineConfig)), DaemonConfig(**_values(found, DaemonConfig))
+    return engine, daemon, http_config(found)
 
 
-def _read(path: Path) -> dict[str, SettingValue]:
+def with_sources(complaint: str, found: Mapping[str, SettingValue]) -> str:
+    """A complaint, and where the settings that it names, or quotes the text of, come from.
+
+    A flag is in its reader's sight, and so it is not told.
+    """
+    sources = {
+        name: whence
+        for name, (value, whence) in found.items()
+        if whence not in ("default", SETTINGS[name].flag)
+        and f"({name} comes from " not in complaint
+        and (re.search(rf"\b{name}\b", complaint) or (isinstance(value, str | Path) and str(value) in complaint))
+    }
+    return complaint + "".join(f" ({name} comes from {whence})" for name, whence in sources.items())
+
+
+def http_config(found: Mapping[str, SettingValue]) -> HttpConfig:
+    """The configuration of HTTP; raises ConfigurationError."""
+    with _telling_sources(found):
+        return HttpConfig(**_values(found, HttpConfig))
+
+
+def shown(found: Mapping[str, SettingValue]) -> dict[str, SettingValue]:
+    """The settings for people, without secrets."""
+    hidden = {name: found[name]._replace(value="(not shown)") for name in SECRETS if found[name].value is not None}
+    return {**found, **hidden}
+
+
+def _values(found: Mapping[str, SettingValue], config: type) -> dict[str, Any]:
+    return {field.name: found[field.name].value for field in fields(config) if field.metadata}
+
+
+@contextmanager
+def _telling_sources(found: Mapping[str, SettingValue]) -> Iterator[None]:
+    """A ConfigurationError from the block says where the settings come from."""
     try:
-        with path.open("rb") as file:
-            written = tomllib.load(file)
-    except OSError as error:
-        raise ConfigurationError(f"cannot read the configuration {path}: {error.strerror}") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigurationError(f"{path} is not TOML: {error}") from error
+        yield
+    except ConfigurationError as error:
+        raise ConfigurationError(with_sources(str(error), found)) from error
+
+
+def read_file(path: Path) -> dict[str, SettingValue]:
+    """The settings of a configuration file, by name; raises ConfigurationError."""
+    written = read_toml(path)
     for name in written:
         _check_known(name, SETTINGS, str(path))
     return {name: _held(SETTINGS[name], value, f"{path}: {name}", str(path)) for name, value in written.items()}
@@ -165,11 +220,16 @@ def _check_known(name: str, known: Iterable[str], where: str) -> None:
 
 
 def _held(setting: Setting, value: Any, name: str, whence: str, *, strict: bool = True) -> SettingValue:
-    """The setting's value; text, as of variables, is parsed to numbers and booleans."""
+    """The setting's value; text, as of variables, is parsed to numbers, booleans and lists."""
     try:
         if setting.type is Path:
             return SettingValue(Path(msgspec.convert(value, str)), whence)
+        if setting.name == "http" and type(value) is int:  # a port needs no quotes in a file
+            value = str(value)
+        if setting.type == STRINGS and not strict:
+            value = [one.strip() for one in value.split(",")]
         return SettingValue(msgspec.convert(value, setting.type, strict=strict), whence)
     except msgspec.ValidationError as error:
-        kind = {int: "a whole number", float: "a number", bool: "true or false"}.get(setting.type, "a string")
+        kinds = {int: "a whole number", float: "a number", bool: "true or false", STRINGS: "a list of strings"}
+        kind = kinds.get(setting.type, "a string")
         raise ConfigurationError(f"{name} must be {kind}, not {value!r}") from error

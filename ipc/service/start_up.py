@@ -2,7 +2,6 @@
 
 import logging
 import os
-import signal
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, fields, replace
@@ -12,12 +11,16 @@ from typing import TYPE_CHECKING, Protocol
 
 from prometheus_client.registry import Collector
 
+from driver.request import ReturnSample
 from engine.config import EngineConfig, ServingLimits
 from engine.errors import ConfigurationError
+from engine.models.cpu_libraries import start_loading
 from engine.progress import Progress
 from ipc.server.driver_protocol import Driver
+from ipc.service import device_choice
 
 if TYPE_CHECKING:
+    from driver.open_requests import OpenRequest
     from driver.text.tokenizer import HuggingFaceTokenizer
 
 logger = logging.getLogger(__name__)
@@ -25,6 +28,9 @@ logger = logging.getLogger(__name__)
 
 class StartableDriver(Driver, Protocol):
     """The daemon's interface of a driver, beyond that of the sockets."""
+
+    def observe(self, ended: "Callable[[OpenRequest, ReturnSample], None]") -> None:
+        """Call this with each request that gets its last sample; before ``start``."""
 
     def start(self) -> None:
         """Begin to serve."""
@@ -56,17 +62,32 @@ class Loaded:
     """For people, by name."""
     metrics: Collector | None = None
     """Its Prometheus metrics."""
+    aliases: tuple[str, ...] = ()
+    """Further names of the model."""
     leave: Callable[[int, str], None] = lambda code, why: None  # noqa: ARG005
     """Has the processes of other hosts end with this exit code, and why."""
 
 
-Load = Callable[[EngineConfig, Callable[[Progress], None], Callable[[str], None]], Loaded]
-"""(config, report, on_failure) -> the loaded driver; ``on_failure`` is passed to it."""
+Load = Callable[[EngineConfig, Callable[[Progress], None], Callable[[str], None], Callable[[str, float], None]], Loaded]
+"""(config, report, on_failure, ask_to_stop) -> the loaded driver; ``on_failure`` is passed to it.
+
+``ask_to_stop`` is called, on any thread, if another host asks why and within how many seconds."""
 
 
-def load(config: EngineConfig, report: Callable[[Progress], None], on_failure: Callable[[str], None]) -> Loaded:
+def load(
+    config: EngineConfig,
+    report: Callable[[Progress], None],
+    on_failure: Callable[[str], None],
+    ask_to_stop: Callable[[str, float], None],
+) -> Loaded:
     """Load and compile. Raises ConfigurationError, DevicesUnavailable and HostsError."""
-    # Seconds' worth of imports: not before it is known that there is an address to serve at.
+    if os.environ.get(device_choice.VARIABLE) == "cpu":
+        start_loading()
+    from engine.hub.obtain import obtained
+
+    model = config.model or str(config.directory)
+    config = obtained(config, report)
+    # Seconds' worth of imports: not before it is known that there are an address and a model.
     from driver.metrics.driver_metrics import DriverMetrics
     from driver.odriver import oDriver
     from engine.build import build_engine
@@ -74,7 +95,7 @@ def load(config: EngineConfig, report: Callable[[Progress], None], on_failure: C
     from engine.step.runner import tell_nobody
 
     background = ThreadPoolExecutor(1)
-    tokenizer = background.submit(_load_tokenizer, config.directory)
+    tokenizer = background.submit(_load_tokenizer, config)
     background.shutdown(wait=False)
 
     def report_unless_in_vain(progress: Progress) -> None:
@@ -87,15 +108,18 @@ def load(config: EngineConfig, report: Callable[[Progress], None], on_failure: C
         from engine.hosts.processes import lead
 
         report(Progress("waiting for the other hosts", 0, config.hosts.num_processes - 1, "processes"))
-        leader = lead(config.hosts, facts_alike(config), on_failure, _ask_to_stop)
+        leader = lead(config.hosts, facts_alike(config), on_failure, ask_to_stop)
     try:
         engine = build_engine(config, report_unless_in_vain, tell_nobody if leader is None else leader.tell)
     except ConfigurationError as error:
         if leader is not None:
             leader.leave(os.EX_CONFIG, str(error))
         raise
+    tables = engine.num_page_tables
     facts = served_model(config).describe() | {
-        "pages": f"{engine.stats().pages_total:,} of {engine.page_size} tokens",
+        "model": model,
+        "pages": f"{engine.stats().pages_total:,} of {engine.page_size} tokens"
+        + (f" in one of {tables} groups of layers" if tables > 1 else ""),
         "context": f"{engine.limits.max_model_len:,} tokens",
     }
     driver = oDriver(
@@ -105,7 +129,7 @@ def load(config: EngineConfig, report: Callable[[Progress], None], on_failure: C
         max_queued_tokens=config.max_queued_tokens,
         on_failure=on_failure,
     )
-    name = config.directory.resolve().name
+    name, *aliases = config.served_model_name
     cache_config = {
         "block_size": str(engine.page_size),
         "num_gpu_blocks": str(engine.stats().pages_total),
@@ -114,7 +138,7 @@ def load(config: EngineConfig, report: Callable[[Progress], None], on_failure: C
         "enable_prefix_caching": str(config.enable_prefix_caching),
     }
     metrics = DriverMetrics(driver, name, cache_config)
-    loaded = Loaded(driver, name, engine.limits, facts, metrics)
+    loaded = Loaded(driver, name, driver.limits, facts, metrics, tuple(aliases))
     return loaded if leader is None else replace(loaded, leave=leader.leave)
 
 
@@ -124,7 +148,8 @@ def facts_alike(config: EngineConfig) -> dict[str, str]:
     settings = {
         f"--{field.name.replace('_', '-')}": str(getattr(config, field.name))
         for field in fields(config)
-        if field.name not in ("model", "process_id", "coordinator_address")
+        if field.name
+        not in ("model", "served_model_name", "tokenizer", "chat_template", "process_id", "coordinator_address")
     }
     versions = {f"the version of {name}": version(name) for name in ("jax", "jaxlib")}
     config_file = config.directory / "config.json"
@@ -132,12 +157,7 @@ def facts_alike(config: EngineConfig) -> dict[str, str]:
     return {**settings, **versions, "config.json": written, "the files of weights": str(files)}
 
 
-def _ask_to_stop(why: str) -> None:
-    logger.info("%s", why)
-    os.kill(os.getpid(), signal.SIGTERM)
-
-
-def _load_tokenizer(directory: Path) -> "HuggingFaceTokenizer":
+def _load_tokenizer(config: EngineConfig) -> "HuggingFaceTokenizer":
     from driver.text.tokenizer import HuggingFaceTokenizer
 
-    return HuggingFaceTokenizer(directory)
+    return HuggingFaceTokenizer(Path(config.tokenizer or config.directory), config.chat_template)

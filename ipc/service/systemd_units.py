@@ -47,15 +47,26 @@ IPAddressDeny=any
 IPAddressAllow=localhost link-local
 """
 
+_ONLINE = """\
+Wants=network-online.target
+After=network-online.target
+"""
+_TOKEN = """\
+# The model comes from the network. A token for it, if any, is root's /etc/credstore/odriver.hf-token.
+LoadCredential=odriver.hf-token
+"""
+
 _HOMES = tuple(map(Path, ("/home", "/root", "/run/user")))
 
 
-def render_daemon(command: Path, reads: list[Path], *, loopback_only: bool) -> str:
+def render_daemon(command: Path, reads: list[Path], *, loopback_only: bool, is_remote: bool = False) -> str:
     """The daemon's unit, for the ``odriver`` at this path and a daemon that reads these files.
 
-    Where it can be, the daemon may use no network but loopback. It sees home directories only if
-    it reads something there.
+    Where it can be, the daemon may use no network but loopback: not where other machines reach it,
+    or where its model ``is_remote``. It sees home directories only if it reads something there.
     """
+    if is_remote:
+        return _render(UNIT.name, command, reads, loopback_only=False, network=_ONLINE, token=_TOKEN)
     return _render(UNIT.name, command, reads, loopback_only=loopback_only)
 
 
@@ -64,7 +75,15 @@ def render_gateway(command: Path, reads: list[Path]) -> str:
     return _render(GATEWAY, command, reads, loopback_only=True)
 
 
-def _render(name: str, command: Path, reads: list[Path], *, loopback_only: bool) -> str:
+def _render(
+    name: str,
+    command: Path,
+    reads: list[Path],
+    *,
+    loopback_only: bool,
+    network: str = "After=network.target\n",
+    token: str = "",
+) -> str:
     at_home = any(path.is_relative_to(home) for path in (command, *reads) for home in _HOMES)
     return (
         (_TEMPLATES / name)
@@ -72,6 +91,8 @@ def _render(name: str, command: Path, reads: list[Path], *, loopback_only: bool)
         .format(
             command=_quoted(command),
             config=_quoted(CONFIG),
+            network=network,
+            token=token,
             sandbox=_SANDBOX.format(protect_home="read-only" if at_home else "yes"),
             kernel=_KERNEL.format(addresses=_LOOPBACK_ONLY if loopback_only else ""),
         )

@@ -3,6 +3,7 @@
 import logging
 import time
 from collections.abc import Mapping
+from itertools import chain
 from types import TracebackType
 from typing import Protocol, Self
 
@@ -48,7 +49,8 @@ def amount(progress: Progress) -> str:
 def show_ready(console: Console, facts: Mapping[str, str]) -> None:
     """A table on a terminal, a log line elsewhere."""
     if not console.is_terminal:
-        logger.info("ready: %s", ", ".join(f"{name} {fact}" for name, fact in facts.items()))
+        fields = ", ".join(["%s %s"] * len(facts))  # of the record: only those that are too long are cut
+        logger.info(f"ready: {fields}", *chain.from_iterable(facts.items()))
         return
     table = facts_table("oDriver is ready")
     for name, fact in facts.items():

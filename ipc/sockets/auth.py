@@ -4,11 +4,13 @@ import logging
 from collections.abc import Callable
 from pathlib import Path
 
-from ipc.errors import KeyFileError
 from ipc.sockets.tenants import Tenant
 from ipc.wire import keys
 
 logger = logging.getLogger(__name__)
+
+GATEWAY = "(gateway)"
+"""The tenant of a daemon's own gateway; no key of a directory can have that name."""
 
 
 class Authority:
@@ -20,15 +22,25 @@ class Authority:
     def __init__(self, directory: Path) -> None:
         self._directory = directory
         self._key = keys.server_key(directory)
+        self._issued: dict[str, Tenant] = {}
         self._tenants = self._read()
         self._listeners: list[Callable[[], None]] = []
         if not self._tenants:
-            logger.warning("no key may connect yet: make one with `odriver keys new NAME`, then send the daemon SIGHUP")
+            logger.warning(
+                "no key may connect yet: make one with `odriver keys new NAME`, and start the daemon again (a service:"
+                " `systemctl reload odriver`)"
+            )
 
     @property
     def secret(self) -> str:
         """The daemon's secret key, for its sockets."""
         return self._key.secret
+
+    def issue(self, path: Path) -> None:
+        """Admit the daemon's own gateway, by a key for as long as this process lives; write it."""
+        limits = keys.issue(path, self._key)
+        self._issued[limits.public] = Tenant(GATEWAY, limits)
+        self.reload()
 
     def keys(self) -> list[str]:
         """The public keys that may connect."""
@@ -42,17 +54,16 @@ class Authority:
         """Call this when there may be other keys; it returns when they are in force."""
         self._listeners.append(tell)
 
-    def reload(self) -> None:
-        """Read the authorised keys again; of a directory that is wrong, nothing."""
-        try:
-            self._tenants = self._read()
-        except KeyFileError as error:
-            logger.error("the keys are not reloaded: %s", error)
-            return
+    def reload(self) -> str:
+        """Read the authorised keys again; says how many there are.
+
+        Raises KeyFileError, and changes nothing then.
+        """
+        self._tenants = self._read()
         for tell in self._listeners:
             tell()
-        logger.info("%d keys may connect", len(self._tenants))
+        return f"{len(self._tenants)} keys may connect"
 
     def _read(self) -> dict[str, Tenant]:
         found = keys.authorized(self._directory)
-        return {limits.public: Tenant(name, limits) for name, limits in found.items()}
+        return {limits.public: Tenant(name, limits) for name, limits in found.items()} | self._issued

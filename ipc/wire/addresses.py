@@ -17,6 +17,7 @@ from ipaddress import ip_address
 from pathlib import Path
 
 from ipc.errors import AddressError, AddressInUse
+from ipc.wire.configured import configured_bind
 
 logger = logging.getLogger(__name__)
 
@@ -34,7 +35,7 @@ _TCP = re.compile(r"tcp://(?P<host>\[[^]]+\]|[^:\[\]]+):(?P<port>[0-9]{1,5})")
 
 
 def default_address() -> str:
-    """The default address of daemon and client: a socket in the user's private directory."""
+    """The address where none is configured: a socket in the user's private directory."""
     return f"ipc://{_private_directory() / 'odriver.sock'}"
 
 
@@ -52,12 +53,14 @@ def checked_address(address: str | None, *, has_key: bool = False) -> str:
     return _checked_tcp(address, has_key=has_key)
 
 
-def client_address(address: str | None, *, has_key: bool = False) -> str:
-    """As ``checked_address``, for a client: for None, too, the service's address, if the user has
-    no daemon of theirs.
+def client_address(address: str | None, *, has_key: bool = False, config: Path | None = None) -> str:
+    """As ``checked_address``, for a client: for None it is where ``odriver serve`` would listen, by
+    ODRIVER_BIND, the configuration file (``config`` or the usual one) or default.
 
-    The service has to be there, and the user in its group.
+    Where nothing is configured and the user has no daemon of theirs, it is the service's address;
+    the service has to be there, and the user in its group.
     """
+    address = address or configured_bind(config)
     checked = checked_address(address, has_key=has_key)
     if address is None and not anyone_listens(checked) and _admits_us(SERVICE):
         logger.info("no daemon of this user listens at %s: the service is asked, at %s", checked, SERVICE)

@@ -20,6 +20,7 @@ class Bell:
         self._rung = False
 
     def __del__(self) -> None:
+        self._rung = True  # garbage is collected in any order: a ring after this must not write
         os.close(self._reader)
         os.close(self.write_fd)
 

@@ -9,7 +9,7 @@ from msgspec import Struct
 from driver.errors import shortened
 from engine.request_limits import MAX_MESSAGE_BYTES
 from ipc.wire.form import NO_MESSAGE, check_message
-from ipc.wire.messages import ClientMessage, ControlMessage, Error, RequestId, ServerMessage
+from ipc.wire.messages import ClientMessage, ControlMessage, Error, Hello, RequestId, ServerMessage
 
 Message = TypeVar("Message")
 
@@ -28,6 +28,7 @@ class _Envelope(Struct):
 
 
 _encoder = msgspec.msgpack.Encoder()
+_hello_decoder: msgspec.msgpack.Decoder[Hello] = msgspec.msgpack.Decoder(Hello)
 _client_decoder: msgspec.msgpack.Decoder[ClientMessage] = msgspec.msgpack.Decoder(ClientMessage)
 _control_decoder: msgspec.msgpack.Decoder[ControlMessage] = msgspec.msgpack.Decoder(ControlMessage)
 _server_decoder: msgspec.msgpack.Decoder[ServerMessage] = msgspec.msgpack.Decoder(ServerMessage)
@@ -37,6 +38,14 @@ _envelope_decoder = msgspec.msgpack.Decoder(_Envelope)
 def encode(message: ClientMessage | ControlMessage | ServerMessage) -> bytes:
     """One frame. Raises TypeError, ValueError or OverflowError if msgpack cannot hold it."""
     return _encoder.encode(message)
+
+
+def decode_hello(frame: bytes) -> Hello:
+    """Decode the only message that a daemon takes while it starts; raises MessageError."""
+    try:
+        return _hello_decoder.decode(frame)
+    except NO_MESSAGE as error:
+        raise MessageError("the daemon starts: say hello first, and wait for welcome") from error
 
 
 def decode_client_message(frame: bytes) -> ClientMessage:

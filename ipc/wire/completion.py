@@ -20,7 +20,8 @@ class Piece(msgspec.Struct, frozen=True):
 
     Only the last piece of all has the ``usage``. ``index`` is the sample's, of ``n``. ``logprobs``
     has an entry for each token, ``prompt_logprobs`` one for each prompt token, None for the first;
-    both only on request.
+    both only on request. ``stop_reason`` is the stop string or the id of ``stop_token_ids`` that
+    ended the sample.
     """
 
     text: str
@@ -30,6 +31,7 @@ class Piece(msgspec.Struct, frozen=True):
     index: int = 0
     logprobs: list[TokenLogprobs] = []
     prompt_logprobs: list[TokenLogprobs | None] = []
+    stop_reason: int | str | None = None
 
 
 class Choice(msgspec.Struct, frozen=True):
@@ -40,6 +42,7 @@ class Choice(msgspec.Struct, frozen=True):
     token_ids: list[int]
     finish_reason: str
     logprobs: list[TokenLogprobs]
+    stop_reason: int | str | None = None
 
 
 class Completion(msgspec.Struct, frozen=True):
@@ -93,6 +96,7 @@ def piece_of(answer: Token | Done) -> Piece:
         answer.index,
         answer.logprobs,
         answer.prompt_logprobs,
+        answer.stop_reason,
     )
 
 
@@ -119,4 +123,5 @@ def _choice(index: int, pieces: list[Piece]) -> Choice:
         token_ids=[token_id for piece in pieces for token_id in piece.token_ids],
         finish_reason=reason,
         logprobs=[token for piece in pieces for token in piece.logprobs],
+        stop_reason=pieces[-1].stop_reason,
     )

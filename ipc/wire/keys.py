@@ -94,10 +94,17 @@ def new(directory: Path, name: str, out: Path, **limits: int | bool) -> None:
         if os.path.lexists(path):
             raise KeyFileError(f"{path} exists: choose another name, or revoke that key and remove the file")
     server = server_key(directory)
-    public, secret = _new_pair()
     _make_directory(authorised.parent)
+    issued = issue(out, server)
+    _write(authorised, {"public": issued.public, **limits})
+
+
+def issue(out: Path, server: ServerKey) -> Limits:
+    """Write the file of a new key that may control the daemon, once it is authorised. Raises
+    KeyFileError."""
+    public, secret = _new_pair()
     _write(out, {"public": public, "secret": secret, "server": server.public})
-    _write(authorised, {"public": public, **limits})
+    return Limits(public, control=True)
 
 
 def revoke(directory: Path, name: str) -> None:

@@ -7,11 +7,11 @@ import msgspec
 from msgspec import Meta, Struct
 
 from driver.errors import shortened
-from driver.request import Logprob, Usage
+from driver.request import Logprob, RequestOrder, Usage
 from engine.request_limits import MAX_MESSAGES, MAX_N, MAX_REQUEST_ID_LENGTH, MAX_TARGET_LENGTH, MAX_TOOLS
 from ipc.wire.escaping import visible
 
-PROTOCOL_VERSION = 4
+PROTOCOL_VERSION = 5
 
 PING_INTERVAL = 5.0
 """Seconds of silence after which either side pings the other."""
@@ -28,6 +28,9 @@ RequestId = Annotated[str, Meta(min_length=1, max_length=MAX_REQUEST_ID_LENGTH, 
 Messages = Annotated[list[dict[str, Any]], Meta(max_length=MAX_MESSAGES)]
 Tools = Annotated[list[dict[str, Any]], Meta(max_length=MAX_TOOLS)]
 
+TRACEPARENT = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
+TraceParent = Annotated[str, Meta(pattern=rf"\A({TRACEPARENT.pattern})?\Z")]
+"""W3C's ``traceparent``, or nothing."""
 User = Annotated[str, Meta(max_length=128)]
 ProfileName = Annotated[str, Meta(pattern=r"\A[A-Za-z0-9][A-Za-z0-9._-]{0,63}\Z")]
 """The name of a directory in the daemon's profile directory: no path, and nothing hidden."""
@@ -60,7 +63,7 @@ class Generate(_Message, frozen=True):
     with the same ``seed``, gave before it was cut off: only what follows comes, ``usage`` counts
     all, and a sample that is whole already gets its ``finish_reason`` again and nothing else.
     ``user`` says for which of its own users a client asks: they take turns, and share what the
-    client may have.
+    client may have. ``traceparent`` is the span that the request's is a child of.
     """
 
     request_id: RequestId
@@ -72,10 +75,12 @@ class Generate(_Message, frozen=True):
     stream: bool = True
     resume_token_ids: Annotated[list[list[int]], Meta(max_length=MAX_N)] = []
     user: User = ""
+    traceparent: TraceParent = ""
 
 
 class Tokenize(_Message, frozen=True):
-    """Asks for the token ids that a prompt, or chat messages, would have; they come with Done."""
+    """Asks for the token ids that a prompt, or chat messages, would have, the last
+    ``truncate_prompt_tokens`` perhaps; they come with Done."""
 
     request_id: RequestId
     prompt: str | None = None
@@ -84,6 +89,7 @@ class Tokenize(_Message, frozen=True):
     chat_template_kwargs: dict[str, Any] = {}
     add_special_tokens: bool = True
     user: User = ""
+    truncate_prompt_tokens: Annotated[int, Meta(ge=1)] | None = None
 
 
 class Detokenize(_Message, frozen=True):
@@ -133,6 +139,16 @@ class Metrics(_Message, frozen=True):
     request_id: RequestId
 
 
+class ListRequests(_Message, frozen=True):
+    """Asks for the open requests: the first ``limit`` of them in this order, of one client
+    perhaps."""
+
+    request_id: RequestId
+    order: RequestOrder = "age"
+    limit: Annotated[int, Meta(ge=1)] | None = None
+    client: Annotated[str, Meta(max_length=MAX_TARGET_LENGTH)] | None = None
+
+
 class AbortRequest(_Message, frozen=True):
     """Ends any client's request, ``target``: the client's id, a colon, its request id."""
 
@@ -159,6 +175,18 @@ class Wake(_Message, frozen=True):
     request_id: RequestId
 
 
+class Reload(_Message, frozen=True):
+    """Has the daemon read its configuration and its keys again."""
+
+    request_id: RequestId
+
+
+class ResetPrefixCache(_Message, frozen=True):
+    """Empties the prefix cache."""
+
+    request_id: RequestId
+
+
 class LogLevel(_Message, frozen=True):
     """Sets the least severe level that the daemon logs."""
 
@@ -177,18 +205,38 @@ class Welcome(_Message, frozen=True):
     """Answers ``hello`` with what is served. ``max_model_len`` is in tokens, prompt and completion
     together.
 
-    Token ids go from 0 to ``vocab_size - 1``. ``credits`` is CREDITS, ``silence_limit``
-    SILENCE_LIMIT. ``client_id`` is the client's name in the daemon's log and in ``abort_request``.
+    Token ids go from 0 to ``vocab_size - 1``. ``max_num_seqs`` sequences run at once. ``credits``
+    is CREDITS, ``silence_limit`` SILENCE_LIMIT. ``client_id`` is the client's name in the daemon's
+    log and in ``abort_request``. ``aliases`` are further names of the model.
+    ``default_sampling_params`` are its own values of parameters that requests leave out;
+    ``max_tokens`` among them is a limit of every request.
     """
 
     version: int
     model: str
     max_model_len: int
     vocab_size: int
+    max_num_seqs: int
     max_message_bytes: int
     credits: int
     silence_limit: float
     client_id: str
+    aliases: list[str] = []
+    default_sampling_params: dict[str, Any] = {}
+
+    @property
+    def models(self) -> list[str]:
+        """All names of the model."""
+        return [self.model, *self.aliases]
+
+
+class Starting(_Message, frozen=True):
+    """Answers ``hello`` while the daemon starts, and says anew how far it is; ``welcome`` follows.
+
+    ``text`` is for people.
+    """
+
+    text: str
 
 
 class Token(_Message, frozen=True):
@@ -196,7 +244,7 @@ class Token(_Message, frozen=True):
 
     ``logprobs``, if asked for, has a map for each token id: Logprobs by token id, its own first
     and then the likeliest; ``prompt_logprobs`` the same for prompt tokens, and nil for the first
-    of them.
+    of them. ``stop_reason`` is the stop string or the id of ``stop_token_ids`` that ended it.
     """
 
     request_id: str
@@ -206,6 +254,7 @@ class Token(_Message, frozen=True):
     finish_reason: str | None = None
     logprobs: list[dict[int, Logprob]] = []
     prompt_logprobs: list[dict[int, Logprob] | None] = []
+    stop_reason: int | str | None = None
 
 
 class Done(_Message, frozen=True):
@@ -219,6 +268,7 @@ class Done(_Message, frozen=True):
     index: int = 0
     logprobs: list[dict[int, Logprob]] = []
     prompt_logprobs: list[dict[int, Logprob] | None] = []
+    stop_reason: int | str | None = None
 
 
 class Error(_Message, frozen=True):
@@ -246,6 +296,14 @@ class StatusReply(_Message, frozen=True):
     status: dict[str, Any]
 
 
+class RequestsReply(_Message, frozen=True):
+    """Open requests, each as a map, and how many there are with those that are left out."""
+
+    request_id: str
+    requests: list[dict[str, Any]]
+    total: int
+
+
 class TokenizerInfoReply(_Message, frozen=True):
     """The tokenizer, by the names of Hugging Face's tokenizer_config.json."""
 
@@ -268,5 +326,33 @@ class Ok(_Message, frozen=True):
 
 
 ClientMessage = Hello | Generate | Tokenize | Detokenize | TokenizerInfo | Abort | Credit | Ping | Pong
-ControlMessage = Hello | Status | Metrics | AbortRequest | Drain | Sleep | Wake | LogLevel | Profile | Ping | Pong
-ServerMessage = Welcome | Token | Done | Error | TokenizerInfoReply | StatusReply | MetricsReply | Ok | Ping | Pong
+ControlMessage = (
+    Hello
+    | Status
+    | Metrics
+    | ListRequests
+    | AbortRequest
+    | Drain
+    | Sleep
+    | Wake
+    | Reload
+    | ResetPrefixCache
+    | LogLevel
+    | Profile
+    | Ping
+    | Pong
+)
+ServerMessage = (
+    Welcome
+    | Starting
+    | Token
+    | Done
+    | Error
+    | TokenizerInfoReply
+    | StatusReply
+    | MetricsReply
+    | RequestsReply
+    | Ok
+    | Ping
+    | Pong
+)

@@ -29,7 +29,7 @@ class Authentication:
         """The ASGI call; raises BodyError."""
         callers: Callers = scope["app"].state.callers
         headers = Headers(scope=scope)
-        if callers.everybody is not None:
+        if callers.is_open:
             _check_host(headers.get("host"))
         caller = callers.identified(headers.get("authorization"))
         scope["state"]["caller"] = caller

@@ -2,16 +2,12 @@
 
 import hashlib
 import hmac
-import logging
 from pathlib import Path
 from typing import Any
 
 from ipc.async_client import AsyncClient, AsyncStream
-from ipc.errors import KeyFileError
 from ipc.gateway.access.api_keys import ApiKey, digest, read_api_keys
 from ipc.openai.request_bodies import BodyError
-
-logger = logging.getLogger(__name__)
 
 MINUTE = 60.0
 
@@ -85,45 +81,49 @@ class SaltingClient(AsyncClient):
 
 
 class Callers:
-    """The callers of a file, or one caller for everybody without a file. Raises KeyFileError.
+    """The callers of a file, and one caller for all who send ``api_key``. Raises KeyFileError.
 
-    ``key`` is the gateway's own key for the daemons, used for callers without one.
+    Without either, that one is everybody. ``key`` is the gateway's own key for the daemons, used
+    for callers without one.
     """
 
-    def __init__(self, path: Path | None = None, key: Path | None = None) -> None:
-        self.everybody = Caller("", None, key) if path is None else None
-        """The caller of all requests where there are no API keys."""
+    def __init__(self, path: Path | None = None, key: Path | None = None, api_key: str | None = None) -> None:
+        self.is_open = path is None and api_key is None
+        """Whether a request needs no key."""
+        self._everybody = Caller("", None, key)
+        self._api_key = None if api_key is None else digest(api_key)
         self._path = path
         self._key = key
         self._by_digest = {} if path is None else self._read(path)
 
     def identified(self, authorization: str | None) -> Caller:
         """The caller of an Authorization header. Raises Unauthorized."""
-        if self.everybody is not None:
-            return self.everybody
+        if self.is_open:
+            return self._everybody
         scheme, _, api_key = (authorization or "").partition(" ")
         if scheme.lower() != "bearer" or not api_key:
             raise Unauthorized("this gateway asks for an API key: send it as `Authorization: Bearer KEY`")
-        caller = self._by_digest.get(digest(api_key.strip()))
+        sent = digest(api_key.strip())
+        caller = self._everybody if sent == self._api_key else self._by_digest.get(sent)
         if caller is None:
             raise Unauthorized("this API key is not known here, or not any more")
         return caller
 
-    def reload(self) -> None:
-        """Read the file again; a wrong file changes nothing. Callers keep what they have used."""
+    def reload(self) -> str:
+        """Read the file again; says how many keys it has, nothing where there is no file. Callers
+        keep what they have used.
+
+        Raises KeyFileError, and changes nothing then.
+        """
         if self._path is None:
-            return
-        try:
-            found = self._read(self._path)
-        except KeyFileError as error:
-            logger.error("the API keys are not reloaded: %s", error)
-            return
+            return ""
+        found = self._read(self._path)
         for name, caller in found.items():
             before = self._by_digest.get(name)
             if before is not None and (before.name, before.limits) == (caller.name, caller.limits):
                 found[name] = before
         self._by_digest = found
-        logger.info("%d API keys are known", len(found))
+        return f"{len(found)} API keys are known"
 
     def _read(self, path: Path) -> dict[bytes, Caller]:
         found = {}

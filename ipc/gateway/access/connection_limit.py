@@ -9,8 +9,8 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Protocol
 
-MAX_CONNECTIONS = 4096
-"""The default, if there may be as many open files."""
+from ipc.process.http_socket import MAX_CONNECTIONS
+
 RESERVED_FILES = 64
 """Open files kept for other purposes: the daemons, the log, connections about to be refused."""
 

@@ -1,5 +1,6 @@
 """How the model is asked to write a chat's answer, and how that answer is parsed."""
 
+import re
 import uuid
 from typing import Any
 
@@ -11,8 +12,9 @@ from engine.structured_outputs import StructuredOutputsParams
 from ipc.async_client import AsyncClient
 from ipc.gateway.daemons import RemoteDaemon
 from ipc.gateway.output.dialect import Dialect
-from ipc.gateway.output.lark import ANYTHING, SPACE, form_of, literal, one_of
-from ipc.gateway.output.output_parser import OutputParser, whole_output
+from ipc.gateway.output.harmony import HarmonyParser
+from ipc.gateway.output.lark import ANYTHING, SPACE, form_of, literal, one_of, text_rule
+from ipc.gateway.output.output_parser import AnswerParser, OutputParser, whole_output
 from ipc.gateway.output.reasoning import ReasoningFormat, ReasoningParser
 from ipc.gateway.output.tool_call_parser import ToolCallParser
 from ipc.gateway.output.tool_formats import TOOL_FORMATS, ToolFormat
@@ -22,8 +24,8 @@ from ipc.openai.chat_tools import FunctionCall, ToolCall, ToolUse
 from ipc.openai.request_bodies import BodyError, Question
 from ipc.wire.completion import Choice
 
-NO_CALL = r"/([^{\s]|\s+[^{\s])(?s:.*)|\s*/"
-"""Content, in formats in which a JSON object at the beginning would be a call."""
+NO_CALL = r"/([^%s\s]|\s+[^%s\s])(?s:.*)|\s*/"
+"""Content, in formats in which such a bracket at the beginning would begin a call."""
 
 
 class Answering:
@@ -37,18 +39,23 @@ class Answering:
         self, dialect: Dialect, opened: bool | None, tool_use: ToolUse | None, *, hides_reasoning: bool = False
     ) -> None:
         self._token_ids = dialect.token_ids
-        self._thinking = dialect.reasoning_format if opened is not False else None
+        row = dialect.reasoning_format
+        self._thinking = row if row is not None and (opened is not False or row.content[0]) else None
         self._opened = opened
         self._hides_reasoning = hides_reasoning
         self._tools = None if tool_use is None else (_known(dialect.tool_format), tool_use)
 
-    def parser(self) -> OutputParser:
+    def parser(self) -> AnswerParser:
         """One for a sample."""
+        use = None if self._tools is None else self._tools[1]
+        functions = {function.name: function.parameters for function in use.callable} if use is not None else {}
+        parallel = use is None or use.parallel
+        if self._thinking is not None and self._thinking.channels:
+            return HarmonyParser(functions, parallel=parallel, hides_reasoning=self._hides_reasoning)
         reasoning = None if self._thinking is None else ReasoningParser(self._thinking, self._opened)
         tool_calls = None
         if self._tools is not None:
-            row, use = self._tools
-            tool_calls = ToolCallParser(row, {function.name for function in use.callable}, parallel=use.parallel)
+            tool_calls = ToolCallParser(self._tools[0], functions, parallel=parallel)
         return OutputParser(reasoning, tool_calls, hides_reasoning=self._hides_reasoning)
 
     def message(self, choice: Choice) -> tuple[AssistantMessage, str]:
@@ -64,10 +71,14 @@ class Answering:
         short = self._tools is not None and self._tools[0].short_ids
         return uuid.uuid4().hex[:9] if short else f"call_{uuid.uuid4().hex}"
 
+    def question(self, asked: Question) -> Question:
+        """With SamplingParams for output that the parser can read; raises BodyError."""
+        return asked._replace(params=self.params(asked.params))
+
     def params(self, params: dict[str, Any]) -> dict[str, Any]:
         """SamplingParams for output that the parser can read; raises BodyError."""
         given = dict(params)
-        if self._tools is not None and self._tools[0].special:
+        if any(row is not None and row.special for row in (self._tools and self._tools[0], self._thinking)):
             given["skip_special_tokens"] = False
         asked = given.get("structured_outputs")
         rules = self._rules(asked)
@@ -88,23 +99,37 @@ class Answering:
             rules = call_rules(row, use.callable, self._token_ids, parallel=use.parallel)
             rules += [] if said is None else [said]
         elif said is not None and self._thinking is not None:
-            start, rules = "said", [said]
+            start, rules = self._content, [said]
         else:
             return None
-        if self._thinking is None:
+        if self._thinking is None or self._opened is False:
             return [f"start: {start}", *rules]
-        return [f"start: {self._thoughts(self._thinking)} {one_of([start])}", *rules, *self._thought(self._thinking)]
+        thoughts = [f"thought: thoughts {SPACE}", text_rule("thoughts", self._thinking.end, self._token_ids)]
+        return [f"start: {self._thoughts(self._thinking)} {one_of([start])}", *rules, *thoughts]
+
+    @property
+    def _content(self) -> str:
+        """Content, which is the rule ``said``, between its marks."""
+        row = self._thinking
+        marks = row.content if row is not None and row.special else ("", "")
+        start, end = (literal(mark, self._token_ids) for mark in marks)
+        return f"{start} said {end}".strip()
 
     def _start(self, row: ToolFormat, use: ToolUse, said: str | None) -> tuple[str, str | None]:
         """The grammar's start, calls or content (``said``), and the rule of the latter."""
+        content = self._content
         if use.forced:
             return "calls", None
         if said is not None:
-            return "said | calls", said
-        if row.bare:
-            return "said | calls", f"said: {NO_CALL}"
+            return f"{content} | calls", said
+        if content != "said":
+            return f"{content} | calls", f"said: {ANYTHING}"
+        first = re.escape(row.first[:1])
+        rule = f"said: {NO_CALL % (first, first) if row.bare else ANYTHING}"
         if row.marker in self._token_ids:
-            return "said calls?", f"said: {ANYTHING}"
+            return "said calls?", rule
+        if row.bare:
+            return "said | calls", rule
         raise BodyError(f"strict is not supported by this model, in which {row.marker} is no token", "tools")
 
     def _thoughts(self, row: ReasoningFormat) -> str:
@@ -113,18 +138,11 @@ class Answering:
             return "thought"
         return f"{start}? thought" if row.always else f"({start} thought)?"
 
-    def _thought(self, row: ReasoningFormat) -> list[str]:
-        """The rules of reasoning, up to its end mark and the whitespace after it."""
-        if row.end in self._token_ids:
-            return [f"thought: {ANYTHING} {literal(row.end, self._token_ids)} {SPACE}"]
-        end = row.end.replace("/", r"\/")
-        return [f"thought: thoughts {SPACE}", f"thoughts[lazy]: /(?s:.*){end}/"]
-
 
 def _known(tool_format: ToolFormat | None) -> ToolFormat:
     if tool_format is None:
         raise BodyError(
-            "the chat template of this model does not tell how it calls tools: if it can, start the gateway with"
+            "the chat template of this model does not tell how it calls tools: if it can, serve with"
             f" --tool-call-parser, which may be {', '.join(TOOL_FORMATS)}",
             "tools",
         )
@@ -141,8 +159,10 @@ def _form(asked: dict[str, Any]) -> str:
 
 async def answering_of(
     daemon: RemoteDaemon, client: AsyncClient, asked: Question, tool_use: ToolUse | None, *, hides_reasoning: bool
-) -> Answering:
-    """For this question; raises BodyError, and what asking the daemon may."""
+) -> tuple[Question, Answering]:
+    """The question as the model is asked it; raises BodyError, and what asking the daemon may."""
     dialect = await daemon.dialect()
+    asked = asked.hinted(dialect.template_names)
     opened = await dialect.opening(client, asked.chat_template_kwargs)
-    return Answering(dialect, opened, tool_use, hides_reasoning=hides_reasoning)
+    answering = Answering(dialect, opened, tool_use, hides_reasoning=hides_reasoning)
+    return answering.question(asked), answering

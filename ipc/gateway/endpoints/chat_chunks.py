@@ -6,9 +6,13 @@ from msgspec import UNSET, Struct, UnsetType
 
 from driver.request import Usage
 from ipc.gateway.endpoints.answering import Answering
+from ipc.gateway.endpoints.stream_usage import StreamUsage
 from ipc.gateway.output.output_events import CallArguments, CallBegins, Content, OutputEvent, Reasoning
-from ipc.gateway.output.output_parser import OutputParser
-from ipc.openai.answer_bodies import BaseAnswer, BaseChoice, ChatLogprobs, chat_logprobs, usage
+from ipc.gateway.output.output_parser import AnswerParser
+from ipc.openai.answer_bodies import BaseAnswer, BaseChoice, ending, usage
+from ipc.openai.answer_format import AnswerFormat
+from ipc.openai.logprob_bodies import ChatLogprobs, chat_logprobs
+from ipc.openai.timing_bodies import answer_timings
 from ipc.wire.completion import Piece
 
 
@@ -50,24 +54,34 @@ class ChatChunk(BaseAnswer, frozen=True, kw_only=True):
 
     choices: list[ChatChunkChoice]
     object: Literal["chat.completion.chunk"] = "chat.completion.chunk"
+    prompt_token_ids: list[int] | UnsetType = UNSET
 
 
 class ChatChunks:
-    """Makes the chunks of one chat; the first of each sample has the role."""
+    """Makes the chunks of one chat; the first of each sample has the role, and the first of all
+    the prompt's ids, if they are shown."""
 
     def __init__(
-        self, name: str, model: str, created: int, params: dict[str, Any], answering: Answering, *, with_usage: bool
+        self,
+        name: str,
+        model: str,
+        created: int,
+        answer_format: AnswerFormat,
+        answering: Answering,
+        stream_usage: StreamUsage,
+        prompt_token_ids: list[int] | UnsetType = UNSET,
     ) -> None:
         self._head: dict[str, Any] = {"id": f"chatcmpl-{name}", "model": model, "created": created}
-        self._usage = None if with_usage else UNSET
-        self._num_logprobs: int = params.get("logprobs") or 0
-        self._with_token_ids = params.get("detokenize") is False
+        self._usage = stream_usage
+        self._format = answer_format
+        self._prompt_token_ids = prompt_token_ids
         self._answering = answering
-        self._parsers: dict[int, OutputParser] = {}
+        self._parsers: dict[int, AnswerParser] = {}
         """By sample; each is made with the sample's first piece."""
 
     def take(self, piece: Piece) -> list[ChatChunk]:
         """The chunks of a piece: none, while its meaning is not settled."""
+        self._usage.take(piece)
         parser = self._parsers.get(piece.index)
         choices = []
         if parser is None:
@@ -79,24 +93,29 @@ class ChatChunks:
         if piece.finish_reason is not None:
             events += parser.end()
         choices += self._choices(piece, [self._delta(event) for event in events], parser)
-        return [ChatChunk(**self._head, choices=[choice], usage=self._usage) for choice in choices]
+        return [self._chunk(choice) for choice in choices]
 
     def total(self, cost: Usage) -> ChatChunk:
         """The last chunk, for streams with usage."""
-        return ChatChunk(**self._head, choices=[], usage=usage(cost))
+        return ChatChunk(**self._head, choices=[], usage=usage(cost), timings=answer_timings([cost]))
 
-    def _choices(self, piece: Piece, deltas: list[Delta], parser: OutputParser) -> list[ChatChunkChoice]:
+    def _chunk(self, choice: ChatChunkChoice) -> ChatChunk:
+        prompt_token_ids, self._prompt_token_ids = self._prompt_token_ids, UNSET
+        usage_so_far = self._usage.shown()
+        return ChatChunk(**self._head, choices=[choice], usage=usage_so_far, prompt_token_ids=prompt_token_ids)
+
+    def _choices(self, piece: Piece, deltas: list[Delta], parser: AnswerParser) -> list[ChatChunkChoice]:
         """A choice for each delta; log-probabilities and the like come with the last, or alone."""
-        reason = None if piece.finish_reason is None else parser.finish_reason(piece.finish_reason)
+        end = {} if piece.finish_reason is None else ending(parser.finish_reason(piece.finish_reason), piece)
         *others, last = deltas or [Delta()]
-        if not deltas and reason is None and not piece.logprobs and not self._with_token_ids:
+        if not deltas and not end and not piece.logprobs and not self._format.with_token_ids:
             return []
         beside = ChatChunkChoice(
             index=piece.index,
             delta=last,
-            logprobs=chat_logprobs(piece.logprobs, self._num_logprobs) if piece.logprobs else None,
-            finish_reason=reason,
-            token_ids=piece.token_ids if self._with_token_ids else UNSET,
+            logprobs=chat_logprobs(piece.logprobs, self._format) if piece.logprobs else None,
+            token_ids=piece.token_ids if self._format.with_token_ids else UNSET,
+            **end,
         )
         return [*(ChatChunkChoice(index=piece.index, delta=delta) for delta in others), beside]
 

@@ -10,42 +10,41 @@ from starlette.responses import Response
 from ipc.async_client import AsyncStream
 from ipc.gateway.access.memory_limit import held_by
 from ipc.gateway.answers import encoded, json_answer
+from ipc.gateway.asking import ask, prompt_token_ids, shown_prompt
 from ipc.gateway.bodies import read
 from ipc.gateway.daemons import daemon_for
 from ipc.gateway.disconnect import unless_disconnected
 from ipc.gateway.endpoints.answering import answering_of
 from ipc.gateway.endpoints.chat_chunks import ChatChunks
+from ipc.gateway.endpoints.stream_usage import StreamUsage
 from ipc.gateway.event_stream import EventStream, event
-from ipc.gateway.request_id import request_id_of
+from ipc.gateway.request_id import request_id_of, traceparent_of
 from ipc.gateway.streams import gathered
 from ipc.openai.answer_bodies import chat_completion
 from ipc.openai.request_bodies import ChatCompletionRequest
+from ipc.openai.timing_bodies import answer_timings
 
 
 async def create(request: Request) -> Response:
     """Continue a conversation."""
     body = await read(request, ChatCompletionRequest)
-    asked = body.question()
-    assert asked.messages is not None
+    name, asked = request_id_of(request, body.request_id), body.question()
     daemon, client = await daemon_for(request, body.model)
-    name, model, created = request_id_of(request), client.welcome.model, int(time.time())
-    answering = await answering_of(
+    model, created, trace = body.model or client.welcome.model, int(time.time()), traceparent_of(request)
+    asked, answering = await answering_of(
         daemon, client, asked, body.tool_use(), hides_reasoning=body.include_reasoning is False
     )
-    params = answering.params(asked.params)
-    stream = client.chat(
-        asked.messages,
-        stream=bool(body.stream),
-        tools=asked.tools,
-        chat_template_kwargs=asked.chat_template_kwargs,
-        **params,
-    )
+    prompt = await shown_prompt(client, asked)
     if body.stream:
-        chunks = ChatChunks(name, model, created, params, answering, with_usage=body.includes_usage)
-        return EventStream(_events(stream, chunks, with_usage=body.includes_usage))
+        num_prompt_tokens = len(await prompt_token_ids(client, asked)) if body.continues_usage else None
+        so_far = StreamUsage(num_prompt_tokens, included=body.includes_usage)
+        chunks = ChatChunks(name, model, created, asked.answer_format, answering, so_far, prompt)
+        return EventStream(_events(ask(client, asked, traceparent=trace), chunks, with_usage=body.includes_usage))
+    stream = ask(client, asked, stream=False, traceparent=trace)
     (completion,) = await unless_disconnected(request.receive, gathered([stream], held_by(request)))
-    answer = chat_completion(completion, params, name, model, answering.message)
-    return json_answer(msgspec.structs.replace(answer, created=created))
+    answer = chat_completion(completion, asked.answer_format, name, model, prompt, answering.message)
+    timings = answer_timings([completion.usage])
+    return json_answer(msgspec.structs.replace(answer, created=created, timings=timings))
 
 
 async def _events(stream: AsyncStream, chunks: ChatChunks, *, with_usage: bool) -> AsyncGenerator[bytes]:

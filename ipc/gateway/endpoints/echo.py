@@ -7,7 +7,9 @@ import msgspec
 from driver.request import Usage
 from ipc.async_client import AsyncClient
 from ipc.gateway.endpoints.text_chunks import TextChunks
-from ipc.openai.answer_bodies import PromptLogprobs, TextChoice, TextCompletion, TextLogprobs, text_logprobs
+from ipc.openai.answer_bodies import PromptLogprobs, TextChoice, TextCompletion
+from ipc.openai.answer_format import AnswerFormat
+from ipc.openai.logprob_bodies import TextLogprobs, text_logprobs
 from ipc.openai.request_bodies import BodyError, CompletionRequest, Question
 from ipc.wire.completion import Completion, Piece
 
@@ -15,8 +17,9 @@ from ipc.wire.completion import Completion, Piece
 class Echo:
     """The text of a prompt, and with log-probabilities that of its first token, which has none."""
 
-    def __init__(self, text: str, first: str | None, *, alone: bool) -> None:
+    def __init__(self, text: str, first: str | None, answer_format: AnswerFormat, *, alone: bool) -> None:
         self.text = text
+        self._format = answer_format
         self._first = first
         self._alone = alone
         """Whether only the prompt is wanted: the one token generated in any case is left out."""
@@ -30,20 +33,20 @@ class Echo:
         choices = [self._before(choice) for choice in answer.choices]
         return msgspec.structs.replace(answer, choices=choices)
 
-    def chunks(self, chunks: TextChunks, piece: Piece, first_index: int) -> list[TextCompletion]:
+    def chunks(self, chunks: TextChunks, piece: Piece, number: int, first_index: int) -> list[TextCompletion]:
         """The chunks of a piece, after the prompt; none before the prompt's logprobs are known."""
         self._held.append(piece)
         self._prompt_logprobs += piece.prompt_logprobs
         if self._first is not None and not self._prompt_logprobs:
             return []
         held, self._held = self._held, []
-        return [chunk for one in held for chunk in self._chunks(chunks, one, first_index)]
+        return [chunk for one in held for chunk in self._chunks(chunks, one, number, first_index)]
 
     def cost(self, cost: Usage) -> Usage:
         """The usage without what was not asked for."""
-        return Usage(cost.prompt_tokens, 0) if self._alone else cost
+        return Usage(cost.prompt_tokens, 0, cost.cached_tokens) if self._alone else cost
 
-    def _chunks(self, chunks: TextChunks, piece: Piece, first_index: int) -> list[TextCompletion]:
+    def _chunks(self, chunks: TextChunks, piece: Piece, number: int, first_index: int) -> list[TextCompletion]:
         said = []
         piece = msgspec.structs.replace(piece, prompt_logprobs=[])
         if piece.index not in self._said:
@@ -51,7 +54,7 @@ class Echo:
             said.append(chunks.echo(first_index + piece.index, self.text, self._logprobs()))
         if self._alone:
             piece = msgspec.structs.replace(piece, text="", token_ids=[], logprobs=[])
-        return [*said, *chunks.take(piece, first_index)]
+        return [*said, *chunks.take(piece, number, first_index)]
 
     def _before(self, choice: TextChoice) -> TextChoice:
         text, logprobs = self.text, self._logprobs()
@@ -66,14 +69,20 @@ class Echo:
     def _logprobs(self) -> TextLogprobs | None:
         if self._first is None:
             return None
-        return text_logprobs([token for token in self._prompt_logprobs if token is not None], first=self._first)
+        known = [token for token in self._prompt_logprobs if token is not None]
+        return text_logprobs(known, self._format, first=self._first)
 
 
 async def echoed(client: AsyncClient, asked: Question, body: CompletionRequest) -> tuple[Question, Echo]:
     """The question to send instead, and the echo; raises BodyError if that is not possible."""
-    if body.detokenize is False or body.prompt_logprobs is not None:
-        name = "detokenize" if body.detokenize is False else "prompt_logprobs"
-        raise BodyError(f"{name} does not go with echo", name)
+    for name, unfit in {
+        "detokenize": body.detokenize is False,
+        "prompt_logprobs": body.prompt_logprobs is not None,
+        "truncate_prompt_tokens": body.truncate_prompt_tokens is not None,
+        "return_token_ids": bool(body.return_token_ids),
+    }.items():
+        if unfit:
+            raise BodyError(f"{name} does not go with echo", name)
     prompt, params = asked.prompt, dict(asked.params)
     assert prompt is not None
     alone = params["max_tokens"] == 0
@@ -84,12 +93,12 @@ async def echoed(client: AsyncClient, asked: Question, body: CompletionRequest) 
         params["prompt_logprobs"] = body.logprobs
         if isinstance(prompt, str):
             token_ids = await client.tokenize(prompt)
-            return asked._replace(prompt=token_ids, params=params), Echo(
-                prompt, await _first(client, token_ids), alone=alone
-            )
+            first = await _first(client, token_ids)
+            echo = Echo(prompt, first, asked.answer_format, alone=alone)
+            return asked._replace(prompt=token_ids, params=params), echo
         first = await _first(client, prompt)
     text = prompt if isinstance(prompt, str) else await client.detokenize(prompt)
-    return asked._replace(params=params), Echo(text, first, alone=alone)
+    return asked._replace(params=params), Echo(text, first, asked.answer_format, alone=alone)
 
 
 async def _first(client: AsyncClient, token_ids: list[int]) -> str:

@@ -1,14 +1,16 @@
-"""``/health`` and ``/ready``: whether daemons make progress, and whether they accept requests."""
+"""``/health`` and ``/ready``: whether daemons make progress, and whether they accept requests;
+``/load`` and ``/version``, as vLLM has them."""
 
 import asyncio
 from collections.abc import Callable
+from importlib.metadata import version
 from typing import Literal
 
 from msgspec import Struct
 from starlette.requests import Request
 from starlette.responses import Response
 
-from ipc.errors import OdriverError, RequestFailed
+from ipc.errors import DaemonStarting, OdriverError, RequestFailed
 from ipc.gateway.answers import RETRY_AFTER, json_answer
 from ipc.gateway.daemons import Daemons, RemoteDaemon
 from ipc.wire.messages import PROGRESS_LIMIT
@@ -18,7 +20,8 @@ UNKNOWN = "connected"
 
 
 class DaemonHealth(Struct, frozen=True):
-    """A daemon's state: "serving", "draining", "asleep", "stalled", "unreachable" or others."""
+    """A daemon's state: "starting", "serving", "draining", "asleep", "stalled", "unreachable" or
+    others."""
 
     model: str | None
     state: str
@@ -32,9 +35,39 @@ class Health(Struct, frozen=True):
     daemons: list[DaemonHealth]
 
 
+class Load(Struct, frozen=True):
+    """Requests that are open at the daemons."""
+
+    server_load: int
+
+
+class Version(Struct, frozen=True):
+    """That of oDriver."""
+
+    version: str
+
+
+async def load(request: Request) -> Response:
+    """How many requests are open; raises ConnectFailed where no daemon can be asked."""
+    daemons: Daemons = request.app.state.daemons
+    statuses = await asyncio.gather(*(daemon.status() for daemon in await daemons.reach()))
+    return json_answer(Load(sum(status["open_requests"] for status in statuses)))
+
+
+async def show_version(request: Request) -> Response:
+    """The version that is installed."""
+    del request
+    return json_answer(Version(version("odriver")))
+
+
 async def health(request: Request) -> Response:
     """200 while a daemon makes progress, or is idle; one that drains or sleeps is in health."""
-    return await _answer(request, lambda state: state not in ("stalled", "unreachable"))
+    return await _answer(request, lambda state: state not in ("starting", "stalled", "unreachable"))
+
+
+async def ping(request: Request) -> Response:
+    """The same, by SageMaker's name."""
+    return await health(request)
 
 
 async def ready(request: Request) -> Response:
@@ -55,6 +88,8 @@ async def _health(daemon: RemoteDaemon) -> DaemonHealth:
         status = await daemon.status()
     except RequestFailed as error:
         return DaemonHealth(daemon.model, UNKNOWN, str(error))
+    except DaemonStarting as error:
+        return DaemonHealth(daemon.model, "starting", str(error))
     except OdriverError as error:
         return DaemonHealth(daemon.model, "unreachable", str(error))
     stage, seconds = max(status["stages"].items(), key=lambda stage: stage[1])

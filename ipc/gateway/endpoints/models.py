@@ -8,15 +8,21 @@ from starlette.responses import Response
 
 from ipc.gateway.answers import json_answer
 from ipc.gateway.daemons import Daemons
-from ipc.openai.request_bodies import BodyError
+from ipc.openai.translation import check_model
 
 
 class Model(Struct, frozen=True):
-    """A served model; ``max_model_len`` is in tokens, as in vLLM."""
+    """A name of a served model; ``max_model_len`` is in tokens, as in vLLM.
+
+    ``root`` is the model's first name. ``default_sampling_params`` are its own values of what
+    requests leave out.
+    """
 
     id: str
     created: int
+    root: str
     max_model_len: int
+    default_sampling_params: dict[str, float]
     object: Literal["model"] = "model"
     owned_by: Literal["odriver"] = "odriver"
 
@@ -30,20 +36,23 @@ class ModelList(Struct, frozen=True):
 
 async def index(request: Request) -> Response:
     """List the served models."""
-    return json_answer(ModelList(await _models(request)))
+    return json_answer(ModelList(list((await _models(request)).values())))
 
 
 async def show(request: Request) -> Response:
     """One of them."""
-    name = request.path_params["model"]
-    for model in await _models(request):
-        if model.id == name:
-            return json_answer(model)
-    raise BodyError(f"no model {name!r} is served here", "model", 404, "model_not_found")
+    name, models = request.path_params["model"], await _models(request)
+    check_model(name, list(models))
+    return json_answer(models[name])
 
 
-async def _models(request: Request) -> list[Model]:
+async def _models(request: Request) -> dict[str, Model]:
+    """By name."""
     daemons: Daemons = request.app.state.daemons
     welcomes = [daemon.client.welcome for daemon in await daemons.reach()]
-    models = {one.model: Model(one.model, request.app.state.started_at, one.max_model_len) for one in welcomes}
-    return list(models.values())
+    created = request.app.state.started_at
+    return {
+        name: Model(name, created, one.model, one.max_model_len, one.default_sampling_params)
+        for one in welcomes
+        for name in one.models
+    }

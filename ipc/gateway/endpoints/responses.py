@@ -9,15 +9,16 @@ from starlette.responses import Response
 from ipc.async_client import AsyncClient, AsyncStream
 from ipc.gateway.access.memory_limit import HeldMemory, held_by
 from ipc.gateway.answers import json_answer
+from ipc.gateway.asking import ask
 from ipc.gateway.bodies import read
 from ipc.gateway.daemons import daemon_for
 from ipc.gateway.disconnect import unless_disconnected
 from ipc.gateway.endpoints.answering import answering_of
-from ipc.gateway.endpoints.response_answers import ResponseAnswer, ResponseObject
-from ipc.gateway.endpoints.response_items import Event, ResponseEvent
-from ipc.gateway.endpoints.response_requests import ResponseRequest
 from ipc.gateway.event_stream import EventStream
-from ipc.gateway.request_id import request_id_of
+from ipc.gateway.request_id import request_id_of, traceparent_of
+from ipc.gateway.responses_api.response_answers import ResponseAnswer, ResponseObject
+from ipc.gateway.responses_api.response_items import Event, ResponseEvent
+from ipc.gateway.responses_api.response_requests import ResponseRequest
 
 __all__ = ["ResponseEvent", "ResponseObject", "create"]
 
@@ -27,17 +28,11 @@ _encoder = msgspec.json.Encoder()
 async def create(request: Request) -> Response:
     """Continue a conversation."""
     body = await read(request, ResponseRequest)
-    asked = body.question()
-    assert asked.messages is not None
+    name, asked = request_id_of(request, body.request_id), body.question()
     daemon, client = await daemon_for(request, body.model)
-    answering = await answering_of(daemon, client, asked, body.tool_use(), hides_reasoning=False)
-    stream = client.chat(
-        asked.messages,
-        tools=asked.tools,
-        chat_template_kwargs=asked.chat_template_kwargs,
-        **answering.params(asked.params),
-    )
-    answer = ResponseAnswer(body, answering, request_id_of(request), client.welcome.model)
+    asked, answering = await answering_of(daemon, client, asked, body.tool_use(), hides_reasoning=False)
+    stream = ask(client, asked, traceparent=traceparent_of(request))
+    answer = ResponseAnswer(body, answering, asked.answer_format, name, client.welcome)
     events = _events(stream, answer, client, None if body.stream else held_by(request))
     if body.stream:
         return EventStream(_encoded(events), done=b"")

@@ -3,20 +3,33 @@
 from collections import defaultdict
 from typing import Any
 
-from msgspec import UNSET
+from msgspec import UNSET, UnsetType
 
 from driver.request import Usage
-from ipc.openai.answer_bodies import TextChoice, TextCompletion, TextLogprobs, text_logprobs, usage
+from ipc.gateway.endpoints.stream_usage import StreamUsage
+from ipc.openai.answer_bodies import TextChoice, TextCompletion, ending, total, usage
+from ipc.openai.answer_format import AnswerFormat
+from ipc.openai.logprob_bodies import TextLogprobs, text_logprobs
+from ipc.openai.timing_bodies import answer_timings
 from ipc.wire.completion import Piece
 
 
 class TextChunks:
-    """Makes the chunks of one text, asked for with these params."""
+    """Makes the chunks of texts; ``prompts`` has the ids of each one's prompt, if they are shown."""
 
-    def __init__(self, name: str, model: str, created: int, params: dict[str, Any], *, with_usage: bool) -> None:
+    def __init__(
+        self,
+        name: str,
+        model: str,
+        created: int,
+        answer_format: AnswerFormat,
+        stream_usage: StreamUsage,
+        prompts: list[list[int] | UnsetType],
+    ) -> None:
         self._head: dict[str, Any] = {"id": f"cmpl-{name}", "model": model, "created": created}
-        self._usage = None if with_usage else UNSET
-        self._with_token_ids = params.get("detokenize") is False
+        self._usage = stream_usage
+        self._format = answer_format
+        self._prompts = dict(enumerate(prompts))
         self._lengths: defaultdict[int, int] = defaultdict(int)
 
     def echo(self, index: int, prompt: str, logprobs: TextLogprobs | None) -> TextCompletion:
@@ -24,24 +37,27 @@ class TextChunks:
         self._lengths[index] = len(prompt)
         return self._chunk(TextChoice(index=index, text=prompt, logprobs=logprobs))
 
-    def take(self, piece: Piece, first_index: int = 0) -> list[TextCompletion]:
-        """The chunks of a piece; ``first_index`` is the index of its completion's first sample."""
+    def take(self, piece: Piece, number: int = 0, first_index: int = 0) -> list[TextCompletion]:
+        """The chunks of a piece of the completion of this number, whose first sample has that
+        index."""
         index = first_index + piece.index
-        logprobs = text_logprobs(piece.logprobs, self._lengths[index]) if piece.logprobs else None
+        self._usage.take(piece)
+        logprobs = text_logprobs(piece.logprobs, self._format, self._lengths[index]) if piece.logprobs else None
         self._lengths[index] += len(piece.text)
         choice = TextChoice(
             index=index,
             text=piece.text,
             logprobs=logprobs,
-            finish_reason=piece.finish_reason,
-            token_ids=piece.token_ids if self._with_token_ids else UNSET,
+            token_ids=piece.token_ids if self._format.with_token_ids else UNSET,
             prompt_logprobs=piece.prompt_logprobs or UNSET,
+            prompt_token_ids=self._prompts.pop(number, UNSET),
+            **({} if piece.finish_reason is None else ending(piece.finish_reason, piece)),
         )
         return [self._chunk(choice)]
 
-    def total(self, cost: Usage) -> TextCompletion:
-        """The last chunk, for streams with usage."""
-        return TextCompletion(**self._head, choices=[], usage=usage(cost))
+    def total(self, costs: list[Usage]) -> TextCompletion:
+        """The last chunk, for streams with usage, from those of all prompts."""
+        return TextCompletion(**self._head, choices=[], usage=usage(total(costs)), timings=answer_timings(costs))
 
     def _chunk(self, choice: TextChoice) -> TextCompletion:
-        return TextCompletion(**self._head, choices=[choice], usage=self._usage)
+        return TextCompletion(**self._head, choices=[choice], usage=self._usage.shown())

@@ -4,10 +4,11 @@ from typing import Any
 
 import msgspec
 
+from driver.text.template_words import template_names
 from ipc.async_client import AsyncClient
 from ipc.errors import RequestFailed
-from ipc.gateway.output.reasoning import REASONING_FORMATS, ReasoningFormat, reasoning_format_of
-from ipc.gateway.output.tool_formats import ToolFormat, tool_format_of
+from ipc.gateway.output.reasoning import HARMONY_REASONING, REASONING_FORMATS, ReasoningFormat, reasoning_format_of
+from ipc.gateway.output.tool_formats import HARMONY, ToolFormat, tool_format_of
 
 TAIL = 16
 """Tokens at the end of a prompt that show whether the model continues in reasoning."""
@@ -18,7 +19,8 @@ MAX_PROMPTS = 64
 class Dialect:
     """A model's output format, from its tokenizer and chat template, or as the operator set it.
 
-    ``token_ids`` has the formats' marks that are single tokens.
+    ``token_ids`` has the formats' marks that are single tokens, ``template_names`` the names that
+    the chat template reads.
     """
 
     def __init__(
@@ -26,15 +28,17 @@ class Dialect:
         tool_format: ToolFormat | None,
         reasoning_format: ReasoningFormat | None,
         token_ids: dict[str, int],
+        template_names: frozenset[str] = frozenset(),
     ) -> None:
         self.tool_format = tool_format
         self.reasoning_format = reasoning_format
         self.token_ids = token_ids
+        self.template_names = template_names
         self._openings: dict[bytes, bool | None] = {}
 
     async def opening(self, client: AsyncClient, chat_template_kwargs: dict[str, Any] | None) -> bool | None:
         """Whether prompts end inside the reasoning marks, after them, or neither (None)."""
-        if self.reasoning_format is None:
+        if self.reasoning_format is None or self.reasoning_format.channels:  # its prompts end before any
             return None
         key = msgspec.msgpack.encode(chat_template_kwargs)
         if key not in self._openings:
@@ -47,13 +51,17 @@ class Dialect:
 async def dialect_of(client: AsyncClient, tool_call_parser: str | None, reasoning_parser: str | None) -> Dialect:
     """The dialect of a daemon's model; the parsers, by vLLM's names, override its template."""
     template = (await client.tokenizer_info()).get("chat_template") or ""
+    names = template_names(template)
     if isinstance(template, dict):  # several, by name
         template = "\n".join(template.values())
     tools = tool_format_of(template, tool_call_parser)
     thinks = REASONING_FORMATS[reasoning_parser] if reasoning_parser else reasoning_format_of(template)
-    marks = (*(tools.tokens if tools else ()), *((thinks.start, thinks.end) if thinks else ()))
+    if tools is HARMONY:  # its messages are of both kinds
+        thinks = HARMONY_REASONING
+    marks = (*(tools.tokens if tools else ()), *(thinks.marks if thinks else ()))
     found = {mark: await client.tokenize(mark, add_special_tokens=False) for mark in marks}
-    return Dialect(tools, thinks, {mark: token_ids[0] for mark, token_ids in found.items() if len(token_ids) == 1})
+    single = {mark: token_ids[0] for mark, token_ids in found.items() if len(token_ids) == 1}
+    return Dialect(tools, thinks, single, names)
 
 
 async def _opening(

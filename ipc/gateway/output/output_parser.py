@@ -1,10 +1,23 @@
 """Parsing one sample of an answer into reasoning, content and calls."""
 
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from ipc.gateway.output.output_events import CallArguments, CallBegins, Content, OutputEvent, Reasoning, joined
 from ipc.gateway.output.reasoning import ReasoningParser
 from ipc.gateway.output.tool_call_parser import ToolCallParser
+
+
+class AnswerParser(Protocol):
+    """Parses one sample of an answer, a piece of its text at a time."""
+
+    def feed(self, text: str) -> list[OutputEvent]:
+        """The events that more text decides."""
+
+    def end(self) -> list[OutputEvent]:
+        """The rest, at the end of the text."""
+
+    def finish_reason(self, reason: str) -> str:
+        """The finish reason: an answer with calls that ended by itself has ``tool_calls``."""
 
 
 class OutputParser:
@@ -59,7 +72,7 @@ class Output(NamedTuple):
     finish_reason: str
 
 
-def whole_output(parser: OutputParser, text: str, reason: str) -> Output:
+def whole_output(parser: AnswerParser, text: str, reason: str) -> Output:
     """All of a sample at once, by a parser that has read nothing yet."""
     events = [*parser.feed(text), *parser.end()]
     calls = [event.name for event in events if isinstance(event, CallBegins)]

@@ -1,4 +1,4 @@
-"""Splitting reasoning, ``<think>...</think>``, from content in a text that comes in pieces."""
+"""Splitting reasoning, such as ``<think>...</think>``, from content in a text that comes in pieces."""
 
 from typing import Literal, NamedTuple
 
@@ -10,25 +10,61 @@ class ReasoningFormat(NamedTuple):
     """The reasoning format of a family of models: between ``start`` and ``end``.
 
     With ``always`` an answer begins with reasoning even if neither the prompt nor the model has
-    written ``start``.
+    written ``start``. Content is between the marks ``content``, which may be missing. With
+    ``special`` the text has the marks only if special tokens are asked for. With ``channels`` an
+    answer is of messages, which ``HarmonyParser`` reads.
     """
 
     start: str
     end: str
-    always: bool
+    always: bool = False
+    content: tuple[str, str] = ("", "")
+    special: bool = False
+    channels: bool = False
+    evidence: tuple[str, ...] = ()
+    """What the chat templates of its models have, if not ``start`` and ``end``."""
+
+    @property
+    def marks(self) -> tuple[str, ...]:
+        """Its texts that may be tokens of their own."""
+        return tuple(mark for mark in (self.start, self.end, *self.content) if mark)
 
 
+THINK = ReasoningFormat("<think>", "</think>")
+HARMONY_REASONING = ReasoningFormat(
+    "<|channel|>analysis<|message|>",
+    "<|end|><|start|>assistant",
+    content=("<|channel|>final<|message|>", ""),
+    special=True,
+    channels=True,
+    evidence=("<|channel|>analysis<|message|>",),
+)
 REASONING_FORMATS = {
-    "qwen3": ReasoningFormat("<think>", "</think>", always=False),
-    "deepseek_r1": ReasoningFormat("<think>", "</think>", always=True),
+    "openai_gptoss": HARMONY_REASONING,
+    "gemma4": ReasoningFormat("<|channel>thought", "<channel|>", special=True),
+    "mistral": ReasoningFormat("[THINK]", "[/THINK]", special=True),
+    "seed_oss": ReasoningFormat("<seed:think>", "</seed:think>"),
+    "cohere": ReasoningFormat(
+        "<|START_THINKING|>", "<|END_THINKING|>", content=("<|START_RESPONSE|>", "<|END_RESPONSE|>"), special=True
+    ),
+    "granite": THINK._replace(
+        content=("<response>", "</response>"), evidence=("<think></think>", "<response></response>")
+    ),
+    "qwen3": THINK,
+    "glm45": THINK,
+    "olmo3": THINK,
+    "minimax_m2": THINK._replace(always=True),
+    "deepseek_r1": THINK._replace(always=True),
+    "deepseek_v3": THINK,
+    "kimi_k2": THINK,
 }
-"""By vLLM's names of them."""
+"""By vLLM's names of them, the most particular first."""
 
 
 def reasoning_format_of(chat_template: str) -> ReasoningFormat | None:
-    """The reasoning format of a model: its chat template has both marks."""
-    row = REASONING_FORMATS["qwen3"]
-    return row if row.start in chat_template and row.end in chat_template else None
+    """The first reasoning format that the chat template shows."""
+    rows = REASONING_FORMATS.values()
+    return next((row for row in rows if all(text in chat_template for text in row.evidence or row.marks[:2])), None)
 
 
 class ReasoningParser:
@@ -43,8 +79,11 @@ class ReasoningParser:
         self._row = row
         self._thinks = row.always if opened is None else opened
         """Whether reasoning begins with the first token, without ``start``."""
-        self._place: Literal["begin", "thought", "pause", "content"] = "content" if opened is False else "begin"
+        self._place: Literal["begin", "thought", "pause", "wrapped", "content"] = "begin"
+        if opened is False:
+            self._after_thought()
         self._nothing_yet = True
+        """Of the reasoning, or of content between marks."""
         self._text = ""
         """Text of undecided meaning."""
 
@@ -63,9 +102,9 @@ class ReasoningParser:
             self._begin(at_end)
         thought = self._think(at_end) if self._place == "thought" else ""
         if self._place == "pause":
-            self._text = self._text.lstrip()
-            self._place = "content" if self._text else "pause"
-        said = self._take(len(self._text)) if self._place == "content" else ""
+            self._pause(at_end)
+        said = self._unwrapped(at_end) if self._place == "wrapped" else ""
+        said += self._take(len(self._text)) if self._place == "content" else ""
         return joined([Reasoning(thought), Content(said)])
 
     def _begin(self, at_end: bool) -> None:
@@ -73,8 +112,14 @@ class ReasoningParser:
         if said.startswith(start):
             self._text = said[len(start) :]
             self._place = "thought"
+        elif (at_end or not start.startswith(said)) and self._thinks:
+            self._place = "thought"
         elif at_end or not start.startswith(said):
-            self._place = "thought" if self._thinks else "content"
+            self._after_thought()
+
+    def _after_thought(self) -> None:
+        """Content that follows no end mark keeps its whitespace, but for that around marks."""
+        self._place = "pause" if self._row.content[0] else "content"
 
     def _think(self, at_end: bool) -> str:
         end = self._row.end
@@ -84,6 +129,29 @@ class ReasoningParser:
             thought, _, self._text = self._text.partition(end)
             self._place = "pause"
             return thought.rstrip()
+        settled = len(self._text) if at_end else len(before(self._text, end))
+        self._nothing_yet = self._nothing_yet and not settled
+        return self._take(settled)
+
+    def _pause(self, at_end: bool) -> None:
+        """Between reasoning and content."""
+        self._text = self._text.lstrip()
+        start, end = self._row.content
+        if start and self._text.startswith(start):
+            self._text = self._text[len(start) :]
+            self._place, self._nothing_yet = "wrapped", True
+        elif self._text and (at_end or not start.startswith(self._text)):
+            self._place = "wrapped" if end else "content"
+
+    def _unwrapped(self, at_end: bool) -> str:
+        """Content up to the mark that ends it; what follows is content as well."""
+        end = self._row.content[1]
+        if self._nothing_yet:
+            self._text = self._text.lstrip()
+        said, found, rest = self._text.partition(end)
+        if found:
+            self._place, self._text = "content", rest
+            return said.rstrip()
         settled = len(self._text) if at_end else len(before(self._text, end))
         self._nothing_yet = self._nothing_yet and not settled
         return self._take(settled)

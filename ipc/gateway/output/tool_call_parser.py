@@ -1,39 +1,50 @@
 """Splitting function calls from content in a text that comes in pieces."""
 
-from collections.abc import Iterator
-from typing import Any, NamedTuple
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 import msgspec
 import regex
 
+from ipc.gateway.output.argument_readers import ArgumentsReader, Braces, JsonArguments, TaggedArguments
+from ipc.gateway.output.call_literals import Call
 from ipc.gateway.output.markers import before
 from ipc.gateway.output.output_events import CallArguments, CallBegins, Content, OutputEvent, joined
 from ipc.gateway.output.tool_formats import ToolFormat
 
-_FIRST_KEY = regex.compile(r'\s*(?:\[\s*)?\{\s*"(?:type|id|name|arguments|parameters|function)"\s*:')
+_FIRST_KEY = regex.compile(
+    r'\s*(?:\[\s*)?\{\s*"(?:type|id|tool_call_id|name|tool_name|arguments|parameters|function)"\s*:'
+)
+
+
+MAX_HEADER = 2048
+"""Characters between a marker and the arguments of a call."""
 
 
 class ToolCallParser:
     """Parses one answer into the same events however its text is cut into pieces.
 
-    A call that names none of the functions in ``names``, or is no JSON object up to its arguments,
-    is content, verbatim. From the opening brace of its arguments on it is a call, even if it is
-    cut off; its arguments end with the matching brace, and are passed on verbatim. Without
+    A call that names none of the ``functions``, which are the parameters by the name, or is not
+    written in the format, is content, verbatim. From its arguments on it is a call, even if it is
+    cut off; a JSON object ends with the matching brace, and is passed on verbatim. Without
     ``parallel`` only the first call counts. Whitespace around calls is dropped.
     """
 
-    def __init__(self, row: ToolFormat, names: set[str], *, parallel: bool = True) -> None:
+    def __init__(
+        self, row: ToolFormat, functions: Mapping[str, Mapping[str, Any] | None], *, parallel: bool = True
+    ) -> None:
         self._row = row
-        self._names = names
+        self._functions = functions
         self._parallel = parallel
         self._place = self._say
         self._text = ""
         """Text of undecided meaning."""
         self._held = ""
         """The text before it, which is content if no call follows."""
-        self._braces = _Braces()
+        self._braces = Braces()
+        self._reader: ArgumentsReader = JsonArguments()
         self._num_scanned = 0
-        """Characters scanned for the end of an object, each once."""
+        """Characters scanned for the end of an object or of calls, each once."""
         self._in_object = False
         self._bare = row.bare
         """Whether a call could begin here without its marker."""
@@ -57,9 +68,11 @@ class ToolCallParser:
 
     def _say(self, at_end: bool) -> Iterator[OutputEvent]:
         """Content, up to where a call may begin."""
-        text, marker = self._text, self._row.marker
-        if self._bare and text.lstrip().startswith("{"):
-            self._open("", text)
+        text, marker, first = self._text, self._row.marker, self._row.first
+        start = text.lstrip()
+        if self._bare and first and start and (start.startswith(first) or (first.startswith(start) and not at_end)):
+            if start.startswith(first):
+                self._open("", text)
             return
         head, found, tail = text.partition(marker)
         if found:
@@ -80,38 +93,75 @@ class ToolCallParser:
 
     def _open(self, held: str, text: str) -> None:
         self._held, self._text = held, text
-        self._braces, self._num_scanned = _Braces(), 0
+        self._braces, self._num_scanned = Braces(), 0
         self._place = self._head
 
     def _head(self, at_end: bool) -> Iterator[OutputEvent]:
         """After a marker or at a brace: a call, content, or not yet known."""
-        header = self._row.header.match(self._text, partial=True)
-        if header is not None and not header.partial and header["name"] in self._names:
-            yield from self._begin(header["name"])
-            self._in_object = header["object"] is not None
-            self._text = self._text[header.end() :]
-            self._place = self._arguments
-        elif header is None and _FIRST_KEY.match(self._text, partial=True):
+        header = self._row.header.match(self._text[: MAX_HEADER + 1], partial=True)
+        if header is not None and not header.partial and header["name"] in self._functions:
+            yield from self._called(header)
+        elif header is None and self._row.has_objects and _FIRST_KEY.match(self._text, partial=True):
             yield from self._whole_object(at_end)
-        elif header is None or not header.partial or at_end:
+        elif header is None or not header.partial or at_end or len(self._text) > MAX_HEADER:
             yield from self._no_call()
+
+    def _called(self, header: "regex.Match[str]") -> Iterator[OutputEvent]:
+        """A header with the name of a function."""
+        tags, name = self._row.tags, header["name"]
+        if self._row.calls is not None:
+            self._braces = Braces(braces="[]", quotes="\"'")
+            self._place = self._whole_calls
+            return
+        yield from self._begin(name)
+        self._in_object = bool(header.groupdict().get("object"))
+        self._reader = JsonArguments() if tags is None else TaggedArguments(tags, self._functions[name])
+        self._text = self._text[header.end() :]
+        self._place = self._arguments
+
+    def _whole_calls(self, at_end: bool) -> Iterator[OutputEvent]:
+        """Calls that are parsed once they are complete."""
+        last, read = self._row.last, self._row.calls
+        assert read is not None
+        if last == "]":
+            end = self._braces.end(self._text, self._num_scanned)
+        else:
+            place = self._text.find(last, max(0, self._num_scanned - len(last)))
+            end = place if place < 0 else place + len(last)
+        self._num_scanned = len(self._text)
+        if end < 0 and not at_end:
+            return
+        block = self._text if end < 0 else self._text[:end]
+        calls = read(block if last == "]" else block.removesuffix(last))
+        if not calls or any(call.name not in self._functions for call in calls):
+            yield from self._no_call(whole=end < 0)
+            return
+        for call in calls:
+            yield from self._begin(call.name)
+            yield from self._more_arguments(call.arguments)
+        self._text = self._text[len(block) :]
+        self._close_call()
 
     def _whole_object(self, at_end: bool) -> Iterator[OutputEvent]:
         """A call whose fields are not in the header's order is parsed once it is complete."""
         end = self._braces.end(self._text, self._num_scanned)
         self._num_scanned = len(self._text)
         call = None if end < 0 else _call_of(self._text[self._text.index("{") : end])
-        if call is not None and call.name in self._names:
+        if call is not None and call.name in self._functions:
             yield from self._begin(call.name)
             yield from self._more_arguments(call.arguments)
             self._text = self._text[end:]
             self._close_call()
         elif at_end or end >= 0:
-            yield from self._no_call()
+            yield from self._no_call(whole=end < 0)
 
-    def _no_call(self) -> Iterator[OutputEvent]:
+    def _no_call(self, *, whole: bool = False) -> Iterator[OutputEvent]:
+        """What began like a call is content; of one that never ends, the ``whole`` rest is, which
+        keeps the time for a text in proportion to its length."""
         self._bare = False
         self._place = self._say
+        if whole:
+            self._held, self._text = self._held + self._text, ""
         if self._held:
             yield self._content(self._held)
 
@@ -130,20 +180,18 @@ class ToolCallParser:
 
     def _arguments(self, at_end: bool) -> Iterator[OutputEvent]:
         del at_end
-        end = self._braces.end(self._text)
-        taken = len(self._text) if end < 0 else end
-        yield from self._more_arguments(self._text[:taken])
-        self._text = self._text[taken:]
-        if end >= 0 and self._in_object:
+        arguments, self._text, ended = self._reader.read(self._text)
+        yield from self._more_arguments(arguments)
+        if ended and self._in_object:
             self._place = self._rest
-        elif end >= 0:
+        elif ended:
             self._close_call()
 
     def _rest(self, at_end: bool) -> Iterator[OutputEvent]:
         """The rest of a call's object after its arguments."""
         rest = self._text.lstrip()
         if rest.startswith(","):
-            self._braces = _Braces(depth=1)
+            self._braces = Braces(depth=1)
             self._place = self._skip
         elif rest or at_end:
             self._text = rest.removeprefix("}")
@@ -163,60 +211,29 @@ class ToolCallParser:
         self._place = self._close
 
     def _close(self, at_end: bool) -> Iterator[OutputEvent]:
-        rest = self._text.lstrip()
-        closer = next((closer for closer in self._row.closers if rest.startswith(closer)), None)
-        if closer is not None:
+        closers, rest = self._row.closers, self._text.lstrip()
+        while closer := next((closer for closer in closers if rest.startswith(closer)), None):
             self._text = rest[len(closer) :]
-            self._place = self._say
-        elif at_end or not any(closer.startswith(rest) for closer in self._row.closers):
+            rest = self._text.lstrip()
+        if at_end or not any(closer.startswith(rest) for closer in closers):
             self._place = self._say
         return iter(())
 
 
-class _Braces:
-    """Finds the brace that closes the first, or the last of ``depth`` open ones."""
-
-    def __init__(self, depth: int = 0) -> None:
-        self._depth = depth
-        self._in_string = False
-        self._escaped = False
-
-    def end(self, text: str, start: int = 0) -> int:
-        """Where it is, in more of the text, and one; -1 if it is still to come."""
-        for place in range(start, len(text)):
-            character = text[place]
-            if self._escaped:
-                self._escaped = False
-            elif self._in_string:
-                self._escaped = character == "\\"
-                self._in_string = character != '"'
-            elif character == '"':
-                self._in_string = True
-            elif character in "{}":
-                self._depth += 1 if character == "{" else -1
-                if self._depth == 0:
-                    return place + 1
-        return -1
-
-
-class _Call(NamedTuple):
-    name: str
-    arguments: str
-
-
-def _call_of(text: str) -> _Call | None:
+def _call_of(text: str) -> Call | None:
     """A JSON object as a call: a name, and arguments as an object, as its text, or none."""
     given = _object_of(text)
     function = given.get("function") if given else None
     given = function if isinstance(function, dict) else given
-    if given is None or not isinstance(given.get("name"), str):
+    name = None if given is None else given.get("name", given.get("tool_name"))
+    if given is None or not isinstance(name, str):
         return None
     arguments = given.get("arguments", given.get("parameters"))
     if isinstance(arguments, str):
-        return None if _object_of(arguments) is None else _Call(given["name"], arguments)
+        return None if _object_of(arguments) is None else Call(name, arguments)
     if arguments is not None and not isinstance(arguments, dict):
         return None
-    return _Call(given["name"], msgspec.json.encode(arguments or {}).decode())
+    return Call(name, msgspec.json.encode(arguments or {}).decode())
 
 
 def _object_of(text: str) -> dict[str, Any] | None:

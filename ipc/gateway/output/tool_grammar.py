@@ -1,13 +1,30 @@
 """Grammars of answers that call functions, in the model's own format."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from ipc.gateway.output.lark import SPACED, json_of, literal, one_of
-from ipc.gateway.output.tool_formats import ToolFormat
+from ipc.gateway.output.argument_readers import Tags
+from ipc.gateway.output.lark import SPACED, json_of, literal, one_of, text_rule
+from ipc.gateway.output.schema_types import parameter_kinds
+from ipc.gateway.output.tool_formats import GEMMA4, ToolFormat
 from ipc.openai.chat_tools import Function
 
+_QUOTE = '<|"|>'
 _NOTHING = {"type": "object", "properties": {}, "additionalProperties": False}
+_GEMMA_WORDS = {
+    "boolean": '"true" | "false"',
+    "null": '"null"',
+    "number": "NUMBER",
+    "array": "list",
+    "object": "object",
+}
+_GEMMA_RULES = [
+    r"NUMBER: /-?(0|[1-9][0-9]*)(\.[0-9]+)?/",
+    'value: string | NUMBER | "true" | "false" | "null" | list | object',
+    'list: "[" (value ("," value)*)? "]"',
+    'object: "{" (pair ("," pair)*)? "}"',
+    r'pair: /[A-Za-z_]\w*/ ":" value',
+]
 
 
 def call_rules(
@@ -15,16 +32,94 @@ def call_rules(
 ) -> list[str]:
     """Rules in which ``calls`` is one call of these functions, or several if ``parallel``."""
     first, last = (literal(text, token_ids) for text in row.around)
-    more = f" ({literal(row.between, token_ids)} call)*" if parallel else ""
+    several = parallel and row.between is not None
+    more = f" ({literal(row.between or '', token_ids)} call)*" if several else ""
     heads = [literal(row.call[0] + function.name + row.call[1], token_ids) for function in functions]
     calls = one_of(f"{head} arguments_{number}" for number, head in enumerate(heads))
-    return [
-        f"calls: {first} call{more} {last}",
-        f"call: {calls} {literal(row.call[2], token_ids)}",
-        *(f"arguments_{number}: {json_of(_schema(function), SPACED)}" for number, function in enumerate(functions)),
-    ]
+    rules = [f"calls: {first} call{more} {last}", f"call: {calls} {literal(row.call[2], token_ids)}"]
+    for number, function in enumerate(functions):
+        rules += _Arguments(row, function, number, token_ids).rules()
+    if row is GEMMA4:
+        rules += [*_GEMMA_RULES, f"string: {literal(_QUOTE, token_ids)} text", text_rule("text", _QUOTE, token_ids)]
+    elif row.tags is not None:
+        rules.append(text_rule("text", _end(row.tags), token_ids))
+    return rules
 
 
-def _schema(function: Function) -> dict[str, Any]:
-    """The schema of its arguments, which are an object whatever its parameters are."""
-    return _NOTHING if function.parameters is None else {"type": "object", **function.parameters}
+def _end(tags: Tags) -> str:
+    """What is written behind a value."""
+    return "\n" * tags.newlines + tags.closing
+
+
+class _Arguments:
+    """The rules of a function's arguments, of which ``arguments_N`` is the first, in a format.
+
+    JSON keeps to the whole schema. Where each parameter is written by itself, they come in the
+    schema's order, the required ones always, each of its own schema as far as the notation goes.
+    """
+
+    def __init__(self, row: ToolFormat, function: Function, number: int, token_ids: Mapping[str, int]) -> None:
+        self._row = row
+        self._number = number
+        self._token_ids = token_ids
+        self._schema = _NOTHING if function.parameters is None else {"type": "object", **function.parameters}
+        properties = self._schema.get("properties")
+        self._properties: dict[str, Any] = properties if isinstance(properties, dict) else {}
+        required = self._schema.get("required")
+        self._required = required if isinstance(required, list) else []
+
+    def rules(self) -> list[str]:
+        """All of them."""
+        name = f"arguments_{self._number}"
+        if self._row.tags is None and self._row.calls is None:
+            return [f"{name}: {json_of(self._schema, SPACED)}"]
+        opening, closing = ("{", "}") if self._row is GEMMA4 else ("", "")
+        start = f"{literal(opening, self._token_ids)} {name}_first_0 {literal(closing, self._token_ids)}"
+        return [f"{name}: {start}", *self._sequence(name)]
+
+    def _sequence(self, name: str) -> Iterator[str]:
+        """Each parameter or, unless it is required, none, and a comma between any two."""
+        comma = "" if self._row.tags is not None else "," if self._row is GEMMA4 else ", "
+        for place, (key, schema) in enumerate(self._properties.items()):
+            yield f"{name}_{place}: {self._parameter(key, schema)}"
+            for state, before in (("first", ""), ("more", literal(comma, self._token_ids))):
+                given = f"{before} {name}_{place} {name}_more_{place + 1}"
+                left_out = "" if key in self._required else f" | {name}_{state}_{place + 1}"
+                yield f"{name}_{state}_{place}: {given}{left_out}"
+        for state in ("first", "more"):
+            yield f'{name}_{state}_{len(self._properties)}: ""'
+
+    def _parameter(self, key: str, schema: Any) -> str:
+        tags, ids = self._row.tags, self._token_ids
+        if self._row is GEMMA4:
+            return f"{literal(key + ':', ids)} {self._gemma_value(key, schema)}"
+        if tags is None:
+            return f"{literal(key + '=', ids)} {self._json(schema)}"
+        return f"{literal(tags.key[0] + key + tags.key[1], ids)} {self._text(key, schema, _end(tags))}"
+
+    def _text(self, key: str, schema: Any, end: str) -> str:
+        """A value between tags, and the end of it."""
+        kinds = parameter_kinds(self._schema, key)
+        if words := _words(schema, kinds):
+            return f"{one_of(literal(word, {}) for word in words)} {literal(end, self._token_ids)}"
+        if "string" in kinds:
+            return "text"
+        return f"{self._json(schema)} {literal(end, self._token_ids)}"
+
+    def _json(self, schema: Any) -> str:
+        shared = {name: self._schema[name] for name in ("$defs", "definitions") if name in self._schema}
+        return json_of({**shared, **schema} if isinstance(schema, dict) else shared, SPACED)
+
+    def _gemma_value(self, key: str, schema: Any) -> str:
+        kinds = parameter_kinds(self._schema, key)
+        if words := _words(schema, kinds):
+            return one_of(literal(f"{_QUOTE}{word}{_QUOTE}", self._token_ids) for word in words)
+        if kinds <= {"number", "boolean", "null"}:  # as JSON has them
+            return self._json(schema)
+        return one_of(_GEMMA_WORDS.get(kind, "string") for kind in sorted(kinds))
+
+
+def _words(schema: Any, kinds: frozenset[str]) -> list[str]:
+    """The strings that a parameter may be, if they are listed and it may be nothing else."""
+    values = schema.get("enum") if isinstance(schema, dict) and kinds == {"string"} else None
+    return list(map(str, values)) if isinstance(values, list) else []

@@ -1,7 +1,7 @@
 // The answers that are being written, one to a conversation, in as many conversations as you like.
 //
 // An answer is a message with: reasoning, finish (a reason, or "stopped" by whoever reads), problem ({what, advice}),
-// and numbers: tokens, firstAfter (milliseconds), perSecond.
+// and numbers: tokens, firstAfter (milliseconds, as seen here), perSecond (as the daemon says: pieces may come in one go).
 
 import { chat } from "./gateway.js";
 import { explain } from "./problems.js";
@@ -54,7 +54,7 @@ export class Answers {
       answer.reasoning += piece.reasoning ?? "";
       answer.finish = piece.finish ?? answer.finish;
       if (piece.text || piece.reasoning) clock.piece();
-      Object.assign(answer, clock.numbers(piece.usage?.completion_tokens));
+      Object.assign(answer, clock.numbers(piece.usage?.completion_tokens, piece.timings?.predicted_per_second));
       if (clock.last - saved > SAVE_EVERY) {
         this.save(conversation);
         saved = clock.last;
@@ -80,11 +80,9 @@ class Clock {
   }
 
   /** Once the tokens are known, which is at the end. */
-  numbers(tokens) {
+  numbers(tokens, perSecond) {
     if (this.first === null) return {};
     const firstAfter = this.first - this.began;
-    if (!tokens) return { firstAfter };
-    const seconds = (this.last - this.first) / 1000;
-    return { firstAfter, tokens, perSecond: tokens > 1 && seconds > 0 ? (tokens - 1) / seconds : null };
+    return tokens ? { firstAfter, tokens, perSecond } : { firstAfter };
   }
 }

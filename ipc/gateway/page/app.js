@@ -26,6 +26,8 @@ const engine = new EngineView(modelName, () => modelName() || findModels());
 /** Those with an answer being written are these objects, and not what the storage has of them. */
 const live = new Map();
 const removed = new Set();
+/** By name, the models as the gateway describes them. */
+let served = new Map();
 let current;
 
 function start() {
@@ -34,13 +36,17 @@ function start() {
   open(kept.find(({ id }) => id === sessionStorage.getItem(OPEN)) ?? conversations.create(kept[0]?.settings ?? {}));
   byId("new").addEventListener("click", begin);
   byId("key").addEventListener("click", () => giveKey());
-  byId("model").addEventListener("change", () => composer.focus());
+  byId("model").addEventListener("change", () => {
+    showModel();
+    composer.focus();
+  });
   setUpKeyDialog();
   document.addEventListener("keydown", shortcut);
   addEventListener("pagehide", () => live.forEach(save));
   addEventListener("storage", showList);
   findModels();
   engine.watch();
+  composer.focus();
 }
 
 // Conversations
@@ -195,14 +201,22 @@ async function findModels() {
   }
 }
 
-function showModels(names) {
+function showModels(found) {
   const select = byId("model");
   const before = select.value;
-  select.replaceChildren(...names.map((name) => element("option", {}, name)));
-  if (names.includes(before)) select.value = before;
-  select.disabled = names.length < 2;
-  byId("prompt").placeholder = `Message ${select.value}`;
+  served = new Map(found.map((model) => [model.id, model]));
+  select.replaceChildren(...found.map(({ id }) => element("option", {}, id)));
+  if (served.has(before)) select.value = before;
+  select.disabled = found.length < 2;
+  showModel();
   notice();
+}
+
+function showModel() {
+  byId("prompt").placeholder = `Message ${modelName()}`;
+  const model = served.get(modelName());
+  settings.showDefaults(model?.default_sampling_params ?? {});
+  byId("context").textContent = model ? `${model.max_model_len.toLocaleString()} tokens` : "–";
 }
 
 function giveKey() {

@@ -83,7 +83,7 @@ export class EngineView {
   }
 
   #showPages(now) {
-    const total = now.value("odriver_pages_total");
+    const total = now.value("odriver_pages");
     const free = now.value("odriver_pages_free");
     const cached = now.value("odriver_pages_cached");
     const used = total === null ? null : Math.max(0, total - free - cached);

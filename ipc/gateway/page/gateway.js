@@ -23,10 +23,10 @@ export function setApiKey(key) {
   else sessionStorage.removeItem(KEY);
 }
 
-/** The names of the models. */
+/** The models, by their first names: further names are of the same. */
 export async function models() {
   const response = await ask("v1/models");
-  return (await response.json()).data.map((model) => model.id);
+  return (await response.json()).data.filter((model) => model.id === model.root);
 }
 
 /** The numbers, as Prometheus reads them. */
@@ -36,7 +36,7 @@ export async function metricsText(signal) {
 }
 
 /**
- * What a chat completion says, as it comes: {text}, {reasoning}, {finish}, {usage}. Raises GatewayError, BrokenOff, and
+ * What a chat completion says, as it comes: {text}, {reasoning}, {finish}, {usage, timings}. Raises GatewayError, BrokenOff, and
  * AbortError where the signal says so, which hangs up.
  */
 export async function* chat(body, signal) {
@@ -51,7 +51,7 @@ export async function* chat(body, signal) {
 
 function* newsOf(chunk) {
   if (chunk.error) throw new GatewayError(chunk.error.message, { status: Number(chunk.error.code) || 500 });
-  if (chunk.usage) yield { usage: chunk.usage };
+  if (chunk.usage) yield { usage: chunk.usage, timings: chunk.timings };
   for (const { delta, finish_reason: finish } of chunk.choices) {
     const reasoning = delta.reasoning_content ?? delta.reasoning;
     if (reasoning) yield { reasoning };

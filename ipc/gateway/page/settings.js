@@ -2,7 +2,7 @@
 
 import { byId, element } from "./dom.js";
 
-/** By vLLM's names. A control that is left empty is not sent: the gateway's own default holds, which is shown. */
+/** By vLLM's names. A control that is left empty is not sent: the model's own default holds, which is shown. */
 const CONTROLS = [
   { name: "temperature", label: "Temperature", min: 0, max: 2, step: 0.05, usual: 1, help: "0 takes the likeliest token each time" },
   { name: "top_p", label: "Top p", min: 0.01, max: 1, step: 0.01, usual: 1, help: "Keep the likeliest tokens that make up this share" },
@@ -40,6 +40,7 @@ export function summaryOf(settings) {
 /** The form of them. onChange(settings) is called with what was typed. */
 export class SettingsForm {
   #settings = {};
+  #defaults = {};
 
   constructor(onChange) {
     this.onChange = onChange;
@@ -57,6 +58,19 @@ export class SettingsForm {
     byId("system").value = settings.system ?? "";
     byId("stop").value = settings.stop ?? "";
     byId("reset").hidden = !summaryOf(settings);
+  }
+
+  /** The model's own values, of what is left empty. */
+  showDefaults(defaults) {
+    this.#defaults = defaults;
+    for (const control of CONTROLS) {
+      byId(control.name).placeholder = this.#usual(control);
+      this.#fill(control);
+    }
+  }
+
+  #usual({ name, usual }) {
+    return this.#defaults[name] ?? usual;
   }
 
   #row(control) {
@@ -87,14 +101,15 @@ export class SettingsForm {
     if (valid) this.#set(name, number.value === "" ? undefined : number.valueAsNumber, number);
   }
 
-  #fill({ name, usual }, typing) {
+  #fill(control, typing) {
+    const { name } = control;
     const value = this.#settings[name];
     const number = byId(name);
     if (number !== typing) {
       number.value = value ?? "";
       number.setAttribute("aria-invalid", "false");
     }
-    if (WITH_SLIDER.has(name)) byId(`${name}-slider`).value = value ?? usual;
+    if (WITH_SLIDER.has(name)) byId(`${name}-slider`).value = value ?? this.#usual(control);
     number.parentElement.classList.toggle("changed", value !== undefined);
   }
 

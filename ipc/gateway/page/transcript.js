@@ -172,7 +172,7 @@ function copyButton(text) {
 function numbersOf({ tokens, firstAfter, perSecond, finish }) {
   const words = [];
   if (tokens) words.push(`${tokens.toLocaleString("en")} tokens`);
-  if (perSecond) words.push(`${perSecond.toFixed(0)} tokens/s`);
+  if (perSecond) words.push(`${Math.round(perSecond).toLocaleString("en")} tokens/s`);
   if (firstAfter) words.push(`first after ${firstAfter < 1000 ? `${firstAfter.toFixed(0)} ms` : `${(firstAfter / 1000).toFixed(1)} s`}`);
   if (FINISHES[finish]) words.push(FINISHES[finish]);
   return words.join(" · ");

@@ -5,18 +5,25 @@ from collections.abc import Iterator
 from typing import Any, Literal
 
 import msgspec
-from msgspec import Struct
+from msgspec import UNSET, Struct, UnsetType
 
 from driver.request import Usage
 from ipc.gateway.endpoints.answering import Answering
-from ipc.gateway.endpoints.response_items import Event, OutputItems
-from ipc.gateway.endpoints.response_requests import FunctionTool, NamedFunctionTool, ResponseRequest, TextFormat
 from ipc.gateway.output.output_events import Content, OutputEvent, Reasoning
-from ipc.openai.answer_bodies import chat_logprobs
+from ipc.gateway.responses_api.response_items import Event, OutputItems
+from ipc.gateway.responses_api.response_requests import (
+    FunctionTool,
+    NamedFunctionTool,
+    ReasoningOptions,
+    ResponseRequest,
+    TextFormat,
+)
+from ipc.openai.answer_bodies import THEIR_REASONS
+from ipc.openai.answer_format import AnswerFormat
+from ipc.openai.logprob_bodies import chat_logprobs
+from ipc.openai.timing_bodies import AnswerTimings, answer_timings
 from ipc.wire.completion import Piece
-
-INCOMPLETE = {"length": "max_output_tokens", "timeout": "timeout", "abort": "abort"}
-"""Why a response is not complete, by finish reason; OpenAI knows the first."""
+from ipc.wire.messages import Welcome
 
 
 class ResponseObject(Struct, frozen=True, kw_only=True):
@@ -44,22 +51,33 @@ class ResponseObject(Struct, frozen=True, kw_only=True):
     background: Literal[False] = False
     store: Literal[False] = False
     previous_response_id: None = None
+    reasoning: ReasoningOptions
     metadata: dict[str, str]
     user: str | None
+    service_tier: Literal["default"] = "default"
+    prompt_cache_key: str | None
+    safety_identifier: str | None
+    timings: AnswerTimings | UnsetType = UNSET
 
 
 class ResponseAnswer:
     """Makes one response of the pieces of its only sample."""
 
-    def __init__(self, body: ResponseRequest, answering: Answering, name: str, model: str) -> None:
+    def __init__(
+        self, body: ResponseRequest, answering: Answering, answer_format: AnswerFormat, name: str, welcome: Welcome
+    ) -> None:
         self._body = body
+        self._defaults = {"temperature": 1.0, "top_p": 1.0, **welcome.default_sampling_params}
+        self._format = answer_format
         self._parser = answering.parser()
-        self._output = OutputItems(answering.new_call_id)
+        self._output = OutputItems(answering.new_call_id, seals_reasoning=body.seals_reasoning)
+        model = body.model or welcome.model
         self._head: dict[str, Any] = {"id": f"resp_{name}", "created_at": int(time.time()), "model": model}
         self._num_events = 0
         self._status = "in_progress"
         self._details: dict[str, str] | None = None
         self._usage: dict[str, Any] | None = None
+        self._timings: AnswerTimings | UnsetType = UNSET
         self._logprobs: list[Any] = []
         """Log-probabilities of tokens that no event has reported yet."""
         self.reasoning = ""
@@ -77,22 +95,20 @@ class ResponseAnswer:
             events += self._parser.end()
         for event in events:
             yield from map(self._numbered, self._take(event))
-        if piece.finish_reason in INCOMPLETE:
-            self._status, self._details = "incomplete", {"reason": INCOMPLETE[piece.finish_reason]}
-        elif piece.finish_reason is not None:
-            self._status = "completed"
         if piece.finish_reason is not None:
+            self._end(piece.finish_reason)
             yield from map(self._numbered, self._output.end(self._status))
 
     def finish(self, cost: Usage, num_reasoning_tokens: int) -> Event:
         """The last event of a stream."""
         self._usage = {
             "input_tokens": cost.prompt_tokens,
-            "input_tokens_details": {"cached_tokens": 0, "cache_write_tokens": 0},
+            "input_tokens_details": {"cached_tokens": cost.cached_tokens, "cache_write_tokens": 0},
             "output_tokens": cost.completion_tokens,
             "output_tokens_details": {"reasoning_tokens": num_reasoning_tokens},
             "total_tokens": cost.prompt_tokens + cost.completion_tokens,
         }
+        self._timings = answer_timings([cost])
         return self._numbered({"type": f"response.{self._status}", "response": self.response()})
 
     def response(self) -> ResponseObject:
@@ -106,17 +122,33 @@ class ResponseAnswer:
             instructions=body.instructions,
             output=list(self._output.items),
             usage=self._usage,
+            timings=self._timings,
             max_output_tokens=body.max_output_tokens,
-            temperature=1.0 if body.temperature is None else body.temperature,
-            top_p=1.0 if body.top_p is None else body.top_p,
+            temperature=self._defaults["temperature"] if body.temperature is None else body.temperature,
+            top_p=self._defaults["top_p"] if body.top_p is None else body.top_p,
             top_logprobs=body.top_logprobs or 0,
-            text={"format": {name: value for name, value in form.items() if value is not None}},
+            text={
+                "format": {name: value for name, value in form.items() if value is not None},
+                "verbosity": (body.text and body.text.verbosity) or "medium",
+            },
             tools=body.tools or [],
             tool_choice=body.tool_choice or "auto",
             parallel_tool_calls=body.parallel_tool_calls is not False,
+            reasoning=body.reasoning or ReasoningOptions(),
             metadata=body.metadata or {},
             user=body.user,
+            prompt_cache_key=body.prompt_cache_key,
+            safety_identifier=body.safety_identifier,
         )
+
+    def _end(self, reason: str) -> None:
+        """What OpenAI has no word for is an end at the limit, beside which ours is told."""
+        if THEIR_REASONS[reason] != "length":
+            self._status = "completed"
+            return
+        self._status, self._details = "incomplete", {"reason": "max_output_tokens"}
+        if reason != "length":
+            self._details["stop_reason"] = reason
 
     def _take(self, event: OutputEvent) -> Iterator[Event]:
         if isinstance(event, Reasoning):
@@ -127,7 +159,7 @@ class ResponseAnswer:
     def _shown(self, piece: Piece) -> list[Any]:
         if not piece.logprobs:
             return []
-        logprobs: list[Any] = msgspec.to_builtins(chat_logprobs(piece.logprobs, self._body.top_logprobs or 0).content)
+        logprobs: list[Any] = msgspec.to_builtins(chat_logprobs(piece.logprobs, self._format).content)
         return logprobs
 
     def _numbered(self, event: Event) -> Event:

@@ -1,8 +1,8 @@
 """The requests of OpenAI's Responses API, and the questions that they become.
 
-They may have the same fields of SamplingParams as a chat. A gateway stores nothing: ``store`` is
-accepted and ignored; ``previous_response_id`` and ``conversation``, which would need a store, are
-refused.
+They may have the same fields of SamplingParams as a chat. A gateway stores nothing:
+``previous_response_id``, ``conversation`` and items that refer to stored ones are refused. It
+truncates nothing: ``truncation`` "auto" is the same as "disabled".
 """
 
 from typing import Annotated, Any, Literal
@@ -10,11 +10,15 @@ from typing import Annotated, Any, Literal
 from msgspec import Meta, Struct
 
 from engine.request_limits import MAX_MESSAGES, MAX_TOOLS
+from ipc.gateway.responses_api.sealed_reasoning import opened
+from ipc.openai.answer_format import AnswerFormat
 from ipc.openai.chat_tools import Function, FunctionName, ToolUse
-from ipc.openai.request_bodies import BodyError, Question, Sampling, tool_use
+from ipc.openai.request_bodies import BodyError, Question, hints_of, tool_use
+from ipc.openai.shared_fields import ReasoningEffort, Sampling, Verbosity
 
 Never = Annotated[list[Any], Meta(max_length=0)]
-LOGPROBS = "message.output_text.logprobs"
+LOGPROBS, ENCRYPTED = "message.output_text.logprobs", "reasoning.encrypted_content"
+"""What a response may ``include``."""
 
 
 class Part(Struct, frozen=True, forbid_unknown_fields=True):
@@ -29,7 +33,7 @@ class Part(Struct, frozen=True, forbid_unknown_fields=True):
 class InputItem(Struct, frozen=True, forbid_unknown_fields=True):
     """A turn of the conversation, by the user or the model; ``type`` says which fields it has."""
 
-    type: Literal["message", "function_call", "function_call_output", "reasoning"] = "message"
+    type: Literal["message", "function_call", "function_call_output", "reasoning", "item_reference"] = "message"
     id: str | None = None
     status: str | None = None
     role: Literal["system", "developer", "user", "assistant"] | None = None
@@ -39,7 +43,7 @@ class InputItem(Struct, frozen=True, forbid_unknown_fields=True):
     call_id: str | None = None
     output: str | list[Part] | None = None
     summary: list[Part] | None = None
-    encrypted_content: None = None
+    encrypted_content: str | None = None
 
 
 class FunctionTool(Struct, frozen=True, forbid_unknown_fields=True):
@@ -73,6 +77,15 @@ class TextConfig(Struct, frozen=True, forbid_unknown_fields=True):
     """Options of the output text."""
 
     format: TextFormat | None = None
+    verbosity: Verbosity | None = None
+
+
+class ReasoningOptions(Struct, frozen=True, forbid_unknown_fields=True):
+    """How much a model is to reason. There are no summaries: the reasoning itself is shown."""
+
+    effort: ReasoningEffort | None = None
+    summary: Literal["auto", "concise", "detailed"] | None = None
+    generate_summary: Literal["auto", "concise", "detailed"] | None = None
 
 
 class ResponseStreamOptions(Struct, frozen=True, forbid_unknown_fields=True):
@@ -95,7 +108,8 @@ class ResponseRequest(Sampling, frozen=True, forbid_unknown_fields=True, kw_only
     parallel_tool_calls: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     stream_options: ResponseStreamOptions | None = None
-    truncation: Literal["disabled"] | None = None
+    truncation: Literal["auto", "disabled"] | None = None
+    reasoning: ReasoningOptions | None = None
     background: Literal[False] | None = None
     previous_response_id: str | None = None
     conversation: str | dict[str, Any] | None = None
@@ -114,18 +128,34 @@ class ResponseRequest(Sampling, frozen=True, forbid_unknown_fields=True, kw_only
         if form is not None:
             params["structured_outputs"] = form
         use = self.tool_use()
-        return Question(None, self._messages(), params, use.as_dict() if use else None, self.chat_template_kwargs)
+        effort = None if self.reasoning is None else self.reasoning.effort
+        hints = hints_of(reasoning_effort=effort, verbosity=None if self.text is None else self.text.verbosity)
+        return Question(
+            None,
+            self._messages(),
+            params,
+            AnswerFormat(self.top_logprobs or 0),
+            use.as_dict() if use else None,
+            self.chat_template_kwargs,
+            hints,
+        )
+
+    @property
+    def seals_reasoning(self) -> bool:
+        """Whether items of reasoning have an ``encrypted_content``."""
+        return ENCRYPTED in (self.include or [])
 
     @property
     def shows_logprobs(self) -> bool:
-        """Whether texts come with log-probabilities; raises BodyError for any other
+        """Whether texts come with log-probabilities; raises BodyError for an unknown
         ``include``."""
         for name in self.include or []:
-            if name != LOGPROBS:
-                raise BodyError(f"include: there is {LOGPROBS} here, and no {name!r}", "include")
-        if self.top_logprobs and not self.include:
+            if name not in (LOGPROBS, ENCRYPTED):
+                raise BodyError(f"include: there are {LOGPROBS} and {ENCRYPTED} here, and no {name!r}", "include")
+        shows = LOGPROBS in (self.include or [])
+        if self.top_logprobs and not shows:
             raise BodyError(f"top_logprobs needs include: [{LOGPROBS!r}]", "top_logprobs")
-        return bool(self.include)
+        return shows
 
     def tool_use(self) -> ToolUse | None:
         """The functions that may be called; None if none may."""
@@ -147,6 +177,8 @@ class ResponseRequest(Sampling, frozen=True, forbid_unknown_fields=True, kw_only
             messages.append({"role": "system", "content": self.instructions})
         for position, item in enumerate(items):
             message = _message(f"input[{position}]", item)
+            if message is None:
+                continue
             if message["role"] == "assistant" and messages and _goes_on(messages[-1], message):
                 calls = messages[-1].get("tool_calls", []) + message.pop("tool_calls", [])
                 messages[-1] |= message | ({"tool_calls": calls} if calls else {})
@@ -160,11 +192,13 @@ NEEDED = {
     "function_call": ("name", "arguments", "call_id"),
     "function_call_output": ("call_id", "output"),
     "reasoning": (),
+    "item_reference": (),
 }
 """Fields that an item of a type must have."""
 
 
-def _message(where: str, item: InputItem) -> dict[str, Any]:
+def _message(where: str, item: InputItem) -> dict[str, Any] | None:
+    """An item as our client takes it; None for reasoning of which nothing can be read."""
     for name in NEEDED[item.type]:
         if getattr(item, name) is None:
             raise BodyError(f"{where}: an item of type {item.type} needs {name}", f"{where}.{name}")
@@ -179,8 +213,11 @@ def _message(where: str, item: InputItem) -> dict[str, Any]:
             }
         case "function_call_output":
             return {"role": "tool", "tool_call_id": item.call_id, "content": _text(item.output)}
+        case "item_reference":
+            raise BodyError(f"{where}: nothing is kept here: send the item itself (store: false)", f"{where}.type")
         case "reasoning":
-            return {"role": "assistant", "reasoning_content": _text(item.content or item.summary)}
+            thought = _text(item.content or item.summary) or opened(item.encrypted_content or "")
+            return {"role": "assistant", "reasoning_content": thought} if thought else None
 
 
 def _text(parts: str | list[Part] | None) -> str:

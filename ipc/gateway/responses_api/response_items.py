@@ -7,6 +7,7 @@ from typing import Any
 from msgspec import Struct
 
 from ipc.gateway.output.output_events import CallArguments, CallBegins, Content, OutputEvent, Reasoning
+from ipc.gateway.responses_api.sealed_reasoning import sealed
 
 Event = dict[str, Any]
 """As the Responses API has them, but for their ``sequence_number``."""
@@ -46,8 +47,9 @@ _CALL = _ItemKind("fc", {"type": "function_call", "arguments": ""}, None, "funct
 class _Item:
     """The one that is being written, at its place in the output."""
 
-    def __init__(self, kind: _ItemKind, index: int, **fields: Any) -> None:
+    def __init__(self, kind: _ItemKind, index: int, *, seals: bool, **fields: Any) -> None:
         self.kind = kind
+        self._seals = seals
         self.fields = {"id": f"{kind.prefix}_{uuid.uuid4().hex}", **kind.item, **fields, "status": "in_progress"}
         self._at = {"output_index": index}
         self._place = {"item_id": self.fields["id"], **self._at} | ({"content_index": 0} if kind.part else {})
@@ -73,6 +75,8 @@ class _Item:
             part = {**self.kind.part, **text, **self._beside(self._logprobs)}
             yield {"type": "response.content_part.done", **self._place, "part": part}
             whole = {"content": [part]}
+        if self._seals:
+            whole = {**whole, "encrypted_content": sealed(text["text"])}
         self.fields = {**self.fields, **whole, "status": status}
         yield {"type": "response.output_item.done", **self._at, "item": self.fields}
 
@@ -83,10 +87,11 @@ class _Item:
 class OutputItems:
     """Writes the output of a response, item by item; ``new_call_id`` names one more call."""
 
-    def __init__(self, new_call_id: Callable[[], str]) -> None:
+    def __init__(self, new_call_id: Callable[[], str], *, seals_reasoning: bool = False) -> None:
         self.items: list[dict[str, Any]] = []
         """The finished items."""
         self._new_call_id = new_call_id
+        self._seals_reasoning = seals_reasoning
         self._item: _Item | None = None
 
     def take(self, event: OutputEvent, logprobs: list[Any]) -> Iterator[Event]:
@@ -95,7 +100,7 @@ class OutputItems:
         if self._item is None or self._item.kind is not kind or isinstance(event, CallBegins):
             yield from self.end()
             fields = {"call_id": self._new_call_id(), "name": event.name} if isinstance(event, CallBegins) else {}
-            self._item = _Item(kind, len(self.items), **fields)
+            self._item = _Item(kind, len(self.items), seals=self._seals_reasoning and kind is _REASONING, **fields)
             yield from self._item.added()
         if not isinstance(event, CallBegins):
             yield self._item.delta(event.text, logprobs)

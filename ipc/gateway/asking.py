@@ -1,0 +1,59 @@
+"""Sending questions to a daemon."""
+
+from msgspec import UNSET, UnsetType
+
+from ipc.async_client import AsyncClient, AsyncStream
+from ipc.openai.request_bodies import Question
+
+
+async def tokenized(client: AsyncClient, asked: Question) -> Question:
+    """With a prompt's ids, where it is to have no special tokens."""
+    if asked.add_special_tokens or not isinstance(asked.prompt, str):
+        return asked
+    token_ids = await client.tokenize(
+        asked.prompt, add_special_tokens=False, truncate_prompt_tokens=_num_kept(client, asked)
+    )
+    return asked._replace(prompt=token_ids)
+
+
+async def prompt_token_ids(client: AsyncClient, asked: Question) -> list[int]:
+    """The ids of a question's prompt, as they are given to the model."""
+    kept = _num_kept(client, asked)
+    if isinstance(asked.prompt, list):
+        return asked.prompt if kept is None else asked.prompt[-kept:]
+    return await client.tokenize(
+        asked.prompt,
+        messages=asked.messages,
+        tools=asked.tools,
+        chat_template_kwargs=asked.chat_template_kwargs,
+        truncate_prompt_tokens=kept,
+    )
+
+
+def _num_kept(client: AsyncClient, asked: Question) -> int | None:
+    """How many of a prompt's last tokens are used; None for all, or for a number that the daemon
+    refuses."""
+    kept = asked.params.get("truncate_prompt_tokens") or 0
+    if kept == -1:
+        kept = max(1, client.welcome.max_model_len - (asked.params.get("max_tokens") or 1))
+    return kept if kept > 0 else None
+
+
+async def shown_prompt(client: AsyncClient, asked: Question) -> list[int] | UnsetType:
+    """The same, if the answer is to have them."""
+    return await prompt_token_ids(client, asked) if asked.answer_format.with_prompt_token_ids else UNSET
+
+
+def ask(client: AsyncClient, asked: Question, *, stream: bool = True, traceparent: str = "") -> AsyncStream:
+    """Send it, as a part of a trace perhaps; the pieces of the answer."""
+    if asked.messages is None:
+        assert asked.prompt is not None
+        return client.generate(asked.prompt, stream=stream, traceparent=traceparent, **asked.params)
+    return client.chat(
+        asked.messages,
+        stream=stream,
+        tools=asked.tools,
+        chat_template_kwargs=asked.chat_template_kwargs,
+        traceparent=traceparent,
+        **asked.params,
+    )

@@ -1,0 +1,131 @@
+"""Reading the arguments of a call, in a model's notation, as JSON while they come."""
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple, Protocol
+
+import regex
+
+from ipc.gateway.output.call_literals import json_of_text
+from ipc.gateway.output.markers import partial
+from ipc.gateway.output.schema_types import parameter_kinds, quoted
+
+
+class Tags(NamedTuple):
+    """Arguments as text between marks: ``opening`` matches what is before a value and names its
+    ``key``, ``closing`` is behind it, and ``end`` behind the last one.
+
+    ``newlines`` stand around a value and are none of it. To be written, a key is between the texts
+    of ``key``.
+    """
+
+    opening: "regex.Pattern[str]"
+    closing: str
+    end: str
+    key: tuple[str, str]
+    newlines: bool = False
+
+
+class ArgumentsReader(Protocol):
+    """Reads the arguments of one call."""
+
+    def read(self, text: str) -> tuple[str, str, bool]:
+        """The JSON that a text settles, the rest of the text, and whether the arguments ended."""
+
+
+class JsonArguments:
+    """Passes a JSON object on verbatim, up to the brace that closes the first one."""
+
+    def __init__(self) -> None:
+        self._braces = Braces()
+
+    def read(self, text: str) -> tuple[str, str, bool]:
+        """As ``ArgumentsReader`` says."""
+        end = self._braces.end(text)
+        return (text, "", False) if end < 0 else (text[:end], text[end:], True)
+
+
+class TaggedArguments:
+    """Makes an object of values between tags: strings as they come, others when they are complete.
+
+    A value is of a kind that the function's ``parameters`` allow for its key. What is neither a
+    value nor the end ends the arguments as well.
+    """
+
+    def __init__(self, tags: Tags, parameters: Mapping[str, Any] | None) -> None:
+        self._tags = tags
+        self._parameters = parameters
+        self._kinds: frozenset[str] | None = None
+        """Of the value that is being read."""
+        self._is_string = False
+        self._begun = False
+        """Whether something of a string was read."""
+        self._separator = "{"
+
+    def read(self, text: str) -> tuple[str, str, bool]:
+        """As ``ArgumentsReader`` says."""
+        settled, ended, waits = "", False, False
+        while not ended and not waits:
+            step = self._between if self._kinds is None else self._value
+            more, text, ended, waits = step(text)
+            settled += more
+        return settled, text, ended
+
+    def _between(self, text: str) -> tuple[str, str, bool, bool]:
+        """Between values: what it adds, the rest, whether it is the end, and whether it waits."""
+        rest, end = text.lstrip(), self._tags.end
+        opening = self._tags.opening.match(rest, partial=True)
+        if opening is not None and not opening.partial:
+            key, separator = opening["key"].strip(), self._separator
+            self._kinds, self._separator, self._begun = parameter_kinds(self._parameters, key), ", ", False
+            self._is_string = self._kinds == {"string"}
+            start = '"' if self._is_string else ""
+            return f"{separator}{quoted(key)}: {start}", rest[opening.end() :], False, False
+        if opening is not None or (end.startswith(rest) and rest != end):
+            return "", rest, False, True
+        return "{}" if self._separator == "{" else "}", rest.removeprefix(end), True, False
+
+    def _value(self, text: str) -> tuple[str, str, bool, bool]:
+        place, closing = text.find(self._tags.closing), self._tags.closing
+        if place < 0 and not self._is_string:
+            return "", text, False, True
+        if self._tags.newlines and not self._begun and text.startswith("\n"):
+            text, place, self._begun = text[1:], place - 1, True
+        self._begun = self._begun or bool(text)
+        if place < 0:
+            held = max(partial(text, closing), partial(text, "\n" + closing) if self._tags.newlines else 0)
+            return quoted(text[: len(text) - held])[1:-1], text[len(text) - held :], False, True
+        value, rest = text[:place], text[place + len(closing) :]
+        value = value.removesuffix("\n") if self._tags.newlines else value
+        json = quoted(value)[1:] if self._is_string else json_of_text(value, self._kinds or frozenset())
+        self._kinds = None
+        return json, rest, False, False
+
+
+class Braces:
+    """Finds the brace that closes the first, or the last of ``depth`` open ones, outside of strings
+    in any of these ``quotes``."""
+
+    def __init__(self, depth: int = 0, braces: str = "{}", quotes: str = '"') -> None:
+        self._depth = depth
+        self._braces = braces
+        self._quotes = quotes
+        self._string = ""
+        """The quote of the string that it is in."""
+        self._escaped = False
+
+    def end(self, text: str, start: int = 0) -> int:
+        """Where it is, in more of the text, and one; -1 if it is still to come."""
+        for place in range(start, len(text)):
+            character = text[place]
+            if self._escaped:
+                self._escaped = False
+            elif self._string:
+                self._escaped = character == "\\"
+                self._string = "" if character == self._string else self._string
+            elif character in self._quotes:
+                self._string = character
+            elif character in self._braces:
+                self._depth += 1 if character == self._braces[0] else -1
+                if self._depth == 0:
+                    return place + 1
+        return -1

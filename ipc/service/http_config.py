@@ -1,0 +1,79 @@
+"""The settings of HTTP: of ``odriver gateway``, and of a daemon that serves it (``--http``)."""
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from engine.config import setting
+from engine.errors import ConfigurationError
+from ipc.process.http_socket import HOST, MAX_CONNECTIONS, PORT, check_reach, host_and_port
+
+TOOL_CALL_PARSERS = (
+    *("hermes", "llama3_json", "pythonic", "llama4_pythonic", "mistral", "openai", "qwen3_coder", "qwen3_xml", "glm45"),
+    *("seed_oss", "minimax_m2", "deepseek_v3", "deepseek_v31", "kimi_k2", "gemma4", "granite", "cohere", "olmo3"),
+    "phi4_mini_json",
+)
+REASONING_PARSERS = (
+    *("openai_gptoss", "gemma4", "mistral", "seed_oss", "cohere", "granite", "qwen3", "glm45", "olmo3"),
+    *("minimax_m2", "deepseek_r1", "deepseek_v3", "kimi_k2"),
+)
+_API_KEY = re.compile(r"[\x21-\x7e]{1,512}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class HttpConfig:
+    """Raises ConfigurationError for values that cannot work."""
+
+    http: str | None = setting(
+        None, "[HOST:]PORT", "serve OpenAI's HTTP API and the page there; port 0 is any that is free (default: none)"
+    )
+    web: bool = setting(False, "", f"the same at port {PORT}, or at any if that is taken, for the page in a browser")
+    api_key: str | None = setting(
+        None,
+        "KEY",
+        "what all callers of HTTP have to send as their key; other users see it in `ps`, but not in ODRIVER_API_KEY "
+        "(default: this machine needs none)",
+    )
+    api_keys: Path | None = setting(None, "FILE", "a key and limits for each caller of HTTP, in TOML (default: none)")
+    ssl_certfile: Path | None = setting(None, "FILE", "serve HTTPS with this certificate (default: HTTP)")
+    ssl_keyfile: Path | None = setting(None, "FILE", "the key of that certificate (default: in the same file)")
+    tool_call_parser: str | None = setting(
+        None, "", "format of tool calls over HTTP (default: as the chat template shows)", TOOL_CALL_PARSERS
+    )
+    reasoning_parser: str | None = setting(
+        None, "", "format of reasoning over HTTP (default: as the chat template shows)", REASONING_PARSERS
+    )
+    trusted_proxies: str = setting(
+        "", "CIDR,...", "addresses or networks of proxies whose X-Forwarded-For is believed (default: none)"
+    )
+    max_connections: int = setting(
+        MAX_CONNECTIONS, "N", "HTTP connections that may be open at once, half of them from one address"
+    )
+
+    def __post_init__(self) -> None:
+        for name, choices in (("tool_call_parser", TOOL_CALL_PARSERS), ("reasoning_parser", REASONING_PARSERS)):
+            value = getattr(self, name)
+            if value is not None and value not in choices:
+                raise ConfigurationError(f"{name} must be one of {', '.join(choices)}, not {value}")
+        if self.max_connections < 1:
+            raise ConfigurationError(f"max_connections must be 1 or more, not {self.max_connections}")
+        if self.api_key is not None and not _API_KEY.fullmatch(self.api_key):
+            raise ConfigurationError("api_key must be of 1 to 512 letters, digits and signs, without spaces")
+        for name in ("ssl_certfile", "ssl_keyfile"):
+            path = getattr(self, name)
+            if path is not None and not path.is_file():
+                raise ConfigurationError(f"{name}: there is no file {path}")
+        if self.address is not None:
+            self.check_reach(self.address[0])
+
+    @property
+    def address(self) -> tuple[str, int] | None:
+        """Host and port of a daemon that serves HTTP; None for one that does not."""
+        if self.http is not None:
+            return host_and_port(self.http)
+        return (HOST, PORT) if self.web else None
+
+    def check_reach(self, host: str) -> None:
+        """Raises ConfigurationError where other machines could use the models without a key."""
+        has_keys = self.api_key is not None or self.api_keys is not None
+        check_reach(host, has_keys=has_keys, is_encrypted=self.ssl_certfile is not None)
