@@ -66,7 +66,7 @@ class CountingDriver:
         """Nobody asks for that here."""
         raise DriverStopped("this driver only counts")
 
-    sleep = wake = profile = refuse
+    sleep = wake = profile = requests = reset_prefix_cache = refuse
 
     def run(self) -> None:
         """A token for each, again and again."""
@@ -160,7 +160,7 @@ def be_the_daemon(line: socket.socket, directory: Path, delay: float, loss: floa
     network, driver = Network((device(DAEMON), theirs), delay, loss), CountingDriver()
     for run in (network.run, driver.run):
         threading.Thread(target=run, daemon=True).start()
-    server = Server(ADDRESS, sys.exit, sys.exit, Authority(directory))
+    server = Server(ADDRESS, sys.exit, sys.exit, sys.exit, sys.exit, Authority(directory))
     server.start()
     server.open(driver, "numbers", ServingLimits(2 * LONG, 2 * LONG, ()))
     line.send(b"ready")

@@ -7,7 +7,7 @@ import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple, NoReturn
@@ -25,37 +25,56 @@ class Ready(NamedTuple):
     status: str
 
 
+class Starting(NamedTuple):
+    """A process that has been started, and the socket to which it says how it is."""
+
+    process: "subprocess.Popen[bytes]"
+    news: socket.socket
+
+    def wait(self, on_status: Callable[[str], None] = lambda _: None) -> Ready:
+        """Until it is READY, with each STATUS of it meanwhile; if it dies before, exit as it did."""
+        ended, status = os.pidfd_open(self.process.pid), ""
+        try:
+            with selectors.DefaultSelector() as selector:
+                selector.register(self.news, selectors.EVENT_READ)
+                selector.register(ended, selectors.EVENT_READ)
+                while True:
+                    if self.news not in {key.fileobj for key, _ in selector.select()}:
+                        sys.exit(self.process.wait())
+                    said = dict(line.split("=", 1) for line in self.news.recv(4096).decode().splitlines())
+                    status = said.get("STATUS", status)
+                    if said.get("READY") == "1":
+                        return Ready(self.process, status)
+                    on_status(status)
+        finally:
+            os.close(ended)
+
+
 @contextmanager
 def odriver(*arguments: str) -> Iterator[Ready]:
     """The command with these arguments, when it is READY; if it dies before, exit as it did.
 
     It hears no Ctrl-C, and no configuration of this machine holds.
     """
+    with starting(*arguments) as process:
+        yield process.wait()
+
+
+@contextmanager
+def starting(*arguments: str, **environment: str) -> Iterator[Starting]:
+    """The same, at once."""
     with tempfile.TemporaryDirectory(prefix="odriver-") as directory, _listening(f"{directory}/notify") as news:
+        notify = {"NOTIFY_SOCKET": f"{directory}/notify", "ODRIVER_CONFIG": os.devnull}
         process = subprocess.Popen(
-            [sys.executable, "-c", MORTAL, str(Path(sys.executable).with_name("odriver")), *arguments],
-            env={**os.environ, "NOTIFY_SOCKET": f"{directory}/notify", "ODRIVER_CONFIG": os.devnull},
+            [sys.executable, "-ISc", MORTAL, str(Path(sys.executable).with_name("odriver")), *arguments],
+            env={**os.environ, **notify, **environment},
             start_new_session=True,
         )
         try:
-            yield Ready(process, _wait_until_ready(process, news))
+            yield Starting(process, news)
         finally:
             process.terminate()
             process.wait()
-
-
-def wait_for_first(*processes: "subprocess.Popen[bytes]") -> int:
-    """Until one of them ends; its exit code."""
-    ends = {os.pidfd_open(process.pid): process for process in processes}
-    try:
-        with selectors.DefaultSelector() as selector:
-            for end in ends:
-                selector.register(end, selectors.EVENT_READ)
-            [(key, _), *_] = selector.select()
-        return ends[key.fd].wait()
-    finally:
-        for end in ends:
-            os.close(end)
 
 
 def end_on_sigterm() -> None:
@@ -68,24 +87,6 @@ def _listening(path: str) -> Iterator[socket.socket]:
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as news:
         news.bind(path)
         yield news
-
-
-def _wait_until_ready(process: "subprocess.Popen[bytes]", news: socket.socket) -> str:
-    """Until it says READY=1: what its STATUS was."""
-    ended, status = os.pidfd_open(process.pid), ""
-    try:
-        with selectors.DefaultSelector() as selector:
-            selector.register(news, selectors.EVENT_READ)
-            selector.register(ended, selectors.EVENT_READ)
-            while True:
-                if news not in {key.fileobj for key, _ in selector.select()}:
-                    sys.exit(process.wait())
-                said = dict(line.split("=", 1) for line in news.recv(4096).decode().splitlines())
-                status = said.get("STATUS", status)
-                if said.get("READY") == "1":
-                    return status
-    finally:
-        os.close(ended)
 
 
 def _exit(number: int, frame: object) -> NoReturn:

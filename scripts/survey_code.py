@@ -20,7 +20,7 @@ from statistics import median, quantiles
 from textwrap import wrap
 
 ROOT = Path(__file__).parent.parent
-PRODUCTION = ("caching", "engine", "driver", "ipc")
+PRODUCTION = ("caching", "engine", "driver", "ipc", "odriver")
 MOST_MODULES = 15  # of a folder
 MOST_LINES = 300  # of a module
 PROSE_COLUMNS = 100
@@ -105,9 +105,9 @@ class Module:
         return names & known
 
 
-def read_modules(tree: Path, folder: str) -> list[Module]:
-    """The modules below a folder of the tree, by path."""
-    paths = sorted((tree / folder).rglob("*.py"))
+def read_modules(tree: Path, name: str) -> list[Module]:
+    """The modules of a package at the top of the tree, by path, or the one module of that name."""
+    paths = sorted([*tree.glob(f"{name}.py"), *(tree / name).rglob("*.py")])
     return [Module(path.relative_to(tree), path.read_text()) for path in paths]
 
 

@@ -19,7 +19,7 @@ from playwright.sync_api import Page, expect, sync_playwright
 from ipc.client import Client
 from scripts.processes import odriver
 
-PLACE = Path(__file__).parent
+PLACE = Path(__file__).parent.parent / "docs"
 DESK = {"viewport": {"width": 1360, "height": 850}, "color_scheme": "light"}
 PHONE = {
     "viewport": {"width": 390, "height": 780},

@@ -15,6 +15,7 @@ from scripts.benchmarks import fairness, simulate, soak
 from scripts.benchmarks.chaos import ChaosFailed, measure_chaos
 from scripts.benchmarks.child import ChildFailed
 from scripts.benchmarks.daemon import DaemonFailed
+from scripts.benchmarks.experts import measure_experts
 from scripts.benchmarks.fairness import measure_fairness
 from scripts.benchmarks.figure import Figure
 from scripts.benchmarks.fuzz import FRAMES, REQUESTS, FuzzFailed, measure_fuzz
@@ -86,32 +87,34 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     """The command line, with what it needs found to be there before anything is measured."""
-    parser = _parser()
-    options = parser.parse_args(arguments)
+    command_line = parser()
+    options = command_line.parse_args(arguments)
     if options.repeat < 1:
-        parser.error(f"--repeat must be at least 1, not {options.repeat}")
+        command_line.error(f"--repeat must be at least 1, not {options.repeat}")
     if options.plot is not None and not importlib.util.find_spec("matplotlib"):
-        parser.error('a plot needs matplotlib: pip install -e ".[bench]"')
+        command_line.error('a plot needs matplotlib: pip install -e ".[bench]"')
     if options.vs is None:
         options.torch_python = None
     elif options.torch_python is None:
         if not importlib.util.find_spec("torch"):
-            parser.error("--vs transformers needs --torch-python PATH, a Python that has torch: see --help")
+            command_line.error("--vs transformers needs --torch-python PATH, a Python that has torch: see --help")
         options.torch_python = sys.executable
     return options
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+def parser() -> argparse.ArgumentParser:
+    """The command line, every subcommand included."""
+    command_line = argparse.ArgumentParser(
         "scripts/bench",
         description="Measure oDriver on this machine, beside the machine's limits and beside others.",
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    commands = command_line.add_subparsers(required=True, metavar="COMMAND")
     for name, measure, what in (
         ("all", _all, "everything, with one table and one plot"),
         ("serve", _serve, "decode at 1, 8 and 32 at once, 16 streams, what streaming costs"),
+        ("experts", _experts, "decode of models with experts beside a dense one that reads as many weights a token"),
         ("prefill", _prefill, "how fast a lone prompt of 512 and of 2,048 tokens is read"),
         ("random", _random, "2,000 requests of random lengths and parameters, and what was compiled for them"),
         ("host", _host, "the host's time for a step of a model that is nothing"),
@@ -147,7 +150,7 @@ def _parser() -> argparse.ArgumentParser:
             draw=plot_policies if name == "simulate" else plot,
         )
         _add_arguments(command, name)
-    return parser
+    return command_line
 
 
 def _add_arguments(command: argparse.ArgumentParser, name: str) -> None:
@@ -176,7 +179,7 @@ def _add_arguments(command: argparse.ArgumentParser, name: str) -> None:
         return
     if name in ("host", "sampling", "simulate", "soak"):
         return
-    if name == "fairness":
+    if name in ("fairness", "experts"):
         add("--settings", default="", metavar="S", help='flags for the daemon: --settings="--run-ahead 0"')
         return
     model = " and ".join(SIZES) if name == "all" else "small"
@@ -202,6 +205,10 @@ def _all(options: argparse.Namespace) -> Iterator[Figure]:
 
 def _serve(options: argparse.Namespace) -> Iterator[Figure]:
     yield from _with_daemon(options, measure_serve)
+
+
+def _experts(options: argparse.Namespace) -> Iterator[Figure]:
+    yield from measure_experts(shlex.split(options.settings), options.repeat)
 
 
 def _prefill(options: argparse.Namespace) -> Iterator[Figure]:

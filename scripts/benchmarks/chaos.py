@@ -138,11 +138,15 @@ class _Asker:
         return self._target.read_bytes().count(b"\n") if self._target.exists() else 0
 
     def outputs(self) -> list[tuple[Any, ...]]:
-        """By name: texts, reasons and costs."""
+        """By name: texts, reasons and tokens; what of a prompt was cached depends on the kills."""
         results = [json.loads(line) for line in self._target.read_text(encoding="utf-8").splitlines()]
         bodies = [(result["custom_id"], result["response"]["body"]) for result in results]
         return sorted(
-            (name, [(choice["text"], choice["finish_reason"]) for choice in body["choices"]], body["usage"])
+            (
+                name,
+                [(choice["text"], choice["finish_reason"]) for choice in body["choices"]],
+                body["usage"]["total_tokens"],
+            )
             for name, body in bodies
         )
 

@@ -16,8 +16,8 @@ import zmq
 from msgspec import inspect
 
 from engine.sampling_params import SamplingParams
-from ipc.gateway.endpoints.response_requests import ResponseRequest
 from ipc.gateway.endpoints.tokens import DetokenizeRequest, TokenizeRequest
+from ipc.gateway.responses_api.response_requests import ResponseRequest
 from ipc.openai.request_bodies import ChatCompletionRequest, CompletionRequest
 from ipc.wire import codec, messages
 from ipc.wire.messages import PROTOCOL_VERSION

@@ -1,4 +1,4 @@
-"""The models that are measured: Llama layout, random weights of seed 0, written once as Hugging Face directories."""
+"""The models that are measured: random weights of seed 0, written once as Hugging Face directories."""
 
 import json
 import shutil
@@ -6,6 +6,7 @@ import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 import numpy as np
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
@@ -20,9 +21,23 @@ MAX_POSITION = 4096
 _SYLLABLES = [consonant + vowel for consonant in "bcdfghjklmnprstvwz" for vowel in "aeiou"]
 
 
+class ModelShape(Protocol):
+    """What is written of a model."""
+
+    @property
+    def vocabulary(self) -> int:
+        """Entries of the tokenizer."""
+
+    def config(self) -> dict[str, object]:
+        """config.json."""
+
+    def tensors(self) -> Iterator[tuple[str, tuple[int, ...]]]:
+        """Name and shape of every tensor, linear ones as [out, in]."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Size:
-    """The sizes of a decoder whose head is its embedding."""
+    """The sizes of a decoder in Llama's layout, whose head is its embedding."""
 
     hidden: int
     layers: int
@@ -37,12 +52,37 @@ class Size:
         return self.hidden // self.heads
 
     def tensors(self) -> Iterator[tuple[str, tuple[int, ...]]]:
-        """Name and shape of every tensor, linear ones as [out, in]."""
+        """See ModelShape."""
         yield "model.embed_tokens.weight", (self.vocabulary, self.hidden)
         for layer in range(self.layers):
             for name, shape in self._layer():
                 yield f"model.layers.{layer}.{name}.weight", shape
         yield "model.norm.weight", (self.hidden,)
+
+    def config(self) -> dict[str, object]:
+        """See ModelShape."""
+        return {
+            "architectures": ["LlamaForCausalLM"],
+            "model_type": "llama",
+            "vocab_size": self.vocabulary,
+            "hidden_size": self.hidden,
+            "intermediate_size": self.ffn,
+            "num_hidden_layers": self.layers,
+            "num_attention_heads": self.heads,
+            "num_key_value_heads": self.kv_heads,
+            "head_dim": self.head_dim,
+            "max_position_embeddings": MAX_POSITION,
+            "rms_norm_eps": 1e-5,
+            "rope_theta": 10000.0,
+            "tie_word_embeddings": True,
+            "hidden_act": "silu",
+            "attention_bias": False,
+            "mlp_bias": False,
+            "bos_token_id": None,
+            "eos_token_id": 0,
+            "pad_token_id": 0,
+            "torch_dtype": "float32",
+        }
 
     @property
     def linear_parameters(self) -> int:
@@ -91,9 +131,14 @@ def model_directory(model: str) -> Path:
     """The directory of a model of SIZES, made if need be, or the path given."""
     if model not in SIZES:
         return Path(model)
-    directory = models_directory() / model
+    return written(model, SIZES[model])
+
+
+def written(name: str, shape: ModelShape) -> Path:
+    """The directory of a model, made if need be."""
+    directory = models_directory() / name
     if not directory.exists():
-        write_model(directory, SIZES[model])
+        write_model(directory, shape)
     return directory
 
 
@@ -110,15 +155,15 @@ def size_of(directory: Path) -> Size:
     )
 
 
-def write_model(directory: Path, size: Size) -> None:
+def write_model(directory: Path, shape: ModelShape) -> None:
     """A whole model directory; it appears at once, or not at all."""
     directory.parent.mkdir(parents=True, exist_ok=True)
     unfinished = Path(tempfile.mkdtemp(prefix=directory.name, dir=directory.parent))
     try:
-        _write_json(unfinished / "config.json", _config(size))
+        _write_json(unfinished / "config.json", shape.config())
         _write_json(unfinished / "generation_config.json", {"eos_token_id": 0, "pad_token_id": 0})
-        write_weights(unfinished / "model.safetensors", size)
-        tokenizer(size.vocabulary).save(str(unfinished / "tokenizer.json"))
+        write_weights(unfinished / "model.safetensors", shape)
+        tokenizer(shape.vocabulary).save(str(unfinished / "tokenizer.json"))
         _write_json(unfinished / "tokenizer_config.json", TOKENIZER_CONFIG)
         unfinished.chmod(0o755)
         unfinished.rename(directory)
@@ -126,20 +171,20 @@ def write_model(directory: Path, size: Size) -> None:
         shutil.rmtree(unfinished, ignore_errors=True)
 
 
-def write_weights(path: Path, size: Size) -> None:
+def write_weights(path: Path, shape: ModelShape) -> None:
     """A safetensors file in float32, a tensor at a time: a length, a JSON header with places, and the bytes."""
     header: dict[str, object] = {"__metadata__": {"format": "pt"}}
     end = 0
-    for name, shape in size.tensors():
-        begin, end = end, end + 4 * int(np.prod(shape))
-        header[name] = {"dtype": "F32", "shape": shape, "data_offsets": [begin, end]}
+    for name, sizes in shape.tensors():
+        begin, end = end, end + 4 * int(np.prod(sizes))
+        header[name] = {"dtype": "F32", "shape": sizes, "data_offsets": [begin, end]}
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)
     rng = np.random.default_rng(SEED)
     with path.open("wb") as file:
         file.write(len(text).to_bytes(8, "little") + text)
-        for _, shape in size.tensors():
-            file.write(_random(rng, shape).data)
+        for _, sizes in shape.tensors():
+            file.write(_random(rng, sizes).data)
 
 
 def tokenizer(vocabulary: int) -> Tokenizer:
@@ -167,31 +212,6 @@ def _random(rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
     if len(shape) == 1:
         return np.ones(shape, np.float32)
     return rng.standard_normal(shape, np.float32) * np.float32(min(0.02, shape[1] ** -0.5))
-
-
-def _config(size: Size) -> dict[str, object]:
-    return {
-        "architectures": ["LlamaForCausalLM"],
-        "model_type": "llama",
-        "vocab_size": size.vocabulary,
-        "hidden_size": size.hidden,
-        "intermediate_size": size.ffn,
-        "num_hidden_layers": size.layers,
-        "num_attention_heads": size.heads,
-        "num_key_value_heads": size.kv_heads,
-        "head_dim": size.head_dim,
-        "max_position_embeddings": MAX_POSITION,
-        "rms_norm_eps": 1e-5,
-        "rope_theta": 10000.0,
-        "tie_word_embeddings": True,
-        "hidden_act": "silu",
-        "attention_bias": False,
-        "mlp_bias": False,
-        "bos_token_id": None,
-        "eos_token_id": 0,
-        "pad_token_id": 0,
-        "torch_dtype": "float32",
-    }
 
 
 def _write_json(path: Path, content: Mapping[str, object]) -> None:

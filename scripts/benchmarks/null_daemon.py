@@ -17,7 +17,7 @@ from scripts.benchmarks.null_model import null_engine
 def main() -> None:
     """Serve at an address, given with the number of sequences that may run at once, until stdin ends."""
     address, max_num_seqs = sys.argv[1], int(sys.argv[2])
-    server = Server(address, on_failure=sys.exit, on_drain=sys.exit)
+    server = Server(address, on_failure=sys.exit, on_drain=sys.exit, on_reload=sys.exit, on_log_level=sys.exit)
     server.start()
     engine = null_engine(max_num_seqs)
     driver = oDriver(engine, HuggingFaceTokenizer(DEMO_MODEL), on_failure=sys.exit)

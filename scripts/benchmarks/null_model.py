@@ -17,6 +17,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from caching.cache_groups import CacheGroups
 from caching.metadata import PagedAttentionCacheMetaData, pages_for
 from caching.page_manager import HBMPageManager
 from caching.paged_attention_cache import PagedAttentionCache
@@ -29,6 +30,7 @@ from engine.oengine import oEngine
 from engine.sampling_params import SamplingParams
 from engine.scheduling.scheduler import InferenceScheduler
 from engine.scheduling.sequence import Sequence
+from engine.scheduling.sequence_memory import SequenceMemory
 from engine.step.layout import StepLayout, StepShapes
 from engine.step.runner import eSurgeRunner
 from engine.step.sampling_programs import SamplingPrograms
@@ -74,9 +76,12 @@ def null_engine(max_num_seqs: int) -> oEngine:
     budget = max(BUDGET, max_num_seqs)
     shapes = StepShapes(max_num_seqs, budget, CONTEXT, metadata)
     pages = HBMPageManager(1 + max_num_seqs * pages_per_seq)
-    scheduler = InferenceScheduler(pages, page_size=PAGE_SIZE, max_num_seqs=max_num_seqs, max_num_batched_tokens=budget)
+    scheduler = InferenceScheduler(
+        SequenceMemory(pages, CacheGroups(PAGE_SIZE)), max_num_seqs=max_num_seqs, max_num_batched_tokens=budget
+    )
     runner = eSurgeRunner(NullExecutionManager(shapes), seed=0)  # type: ignore[arg-type]
-    return oEngine(scheduler, runner, pages, ServingLimits(CONTEXT, VOCABULARY, (), PAGE_SIZE), run_ahead=1)
+    limits = ServingLimits(CONTEXT, VOCABULARY, (), PAGE_SIZE, max_num_seqs=max_num_seqs)
+    return oEngine(scheduler, runner, pages, limits, run_ahead=1)
 
 
 def step_times(rows: int, waiting: int, steps: int) -> list[float]:

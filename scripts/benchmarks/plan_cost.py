@@ -5,11 +5,13 @@ import itertools
 import time
 from collections.abc import Iterator
 
+from caching.cache_groups import CacheGroups
 from caching.page_manager import HBMPageManager
 from engine.sampling_params import SamplingParams
 from engine.scheduling.plan import StepResult
 from engine.scheduling.scheduler import InferenceScheduler
 from engine.scheduling.sequence import Sequence
+from engine.scheduling.sequence_memory import SequenceMemory
 from scripts.benchmarks.figure import Figure, figure
 
 WAITING = (100, 1_000, 10_000, 100_000)
@@ -29,7 +31,7 @@ def measure_plan_cost(repeats: int) -> Iterator[Figure]:
 def seconds_per_step(waiting: int, steps: int) -> float:
     """Seconds a step once all rows decode. Every sequence that ends is followed by one that comes."""
     scheduler = InferenceScheduler(
-        HBMPageManager(PAGES), page_size=PAGE_SIZE, max_num_seqs=ROWS, max_num_batched_tokens=BUDGET
+        SequenceMemory(HBMPageManager(PAGES), CacheGroups(PAGE_SIZE)), max_num_seqs=ROWS, max_num_batched_tokens=BUDGET
     )
     sequences = _sequences()
     for sequence in itertools.islice(sequences, ROWS + waiting):

@@ -2,9 +2,11 @@
 
 from dataclasses import dataclass
 
+from caching.cache_groups import CacheGroups
 from caching.page_manager import HBMPageManager
 from engine.scheduling.growth_reserve import GrowthReserve
 from engine.scheduling.scheduler import InferenceScheduler
+from engine.scheduling.sequence_memory import SequenceMemory
 
 PAGE_SIZE, MAX_NUM_SEQS, BUDGET = 16, 512, 4096
 
@@ -25,8 +27,7 @@ class Policy:
         """A scheduler with a pool of its own."""
         pages = HBMPageManager(num_pages)
         return InferenceScheduler(
-            pages,
-            page_size=PAGE_SIZE,
+            SequenceMemory(pages, CacheGroups(PAGE_SIZE)),
             max_num_seqs=MAX_NUM_SEQS,
             max_num_batched_tokens=BUDGET,
             long_prefill_token_threshold=None if self.cap else BUDGET,

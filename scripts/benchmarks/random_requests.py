@@ -52,6 +52,7 @@ PARAMETERS: dict[str, Callable[[np.random.Generator], Any]] = {
     "logprobs": lambda rng: int(rng.integers(20, endpoint=True)),
     "prompt_logprobs": lambda rng: int(rng.integers(20, endpoint=True)),
     "detokenize": lambda _: True,
+    "truncate_prompt_tokens": lambda rng: int(rng.choice([-1, 1, 50])),
     "skip_special_tokens": lambda rng: bool(rng.integers(2)),
     "spaces_between_special_tokens": lambda rng: bool(rng.integers(2)),
     "structured_outputs": lambda rng: (FORMS + [None] * FORMLESS)[rng.integers(len(FORMS) + FORMLESS)],

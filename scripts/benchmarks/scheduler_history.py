@@ -16,13 +16,15 @@ from random import Random
 import msgspec
 import numpy as np
 
-from caching.page_manager import HBMPageManager
+from caching.cache_groups import CacheGroups
+from caching.page_manager import SINK_PAGE, HBMPageManager
 from engine.sampling_params import SamplingParams
 from engine.scheduling.backfill import MOST_PASSED
 from engine.scheduling.growth_reserve import GrowthReserve
 from engine.scheduling.plan import NextIterationPlan, StepResult
 from engine.scheduling.scheduler import InferenceScheduler
 from engine.scheduling.sequence import Sequence
+from engine.scheduling.sequence_memory import SequenceMemory
 from engine.scheduling.waiting_queue import OUTPUT_WEIGHT
 
 VOCABULARY, EOS = 11, 0
@@ -30,6 +32,8 @@ PARAMS = SamplingParams(temperature=0)
 STEMS = 3
 """Prompts begin alike in so many ways."""
 LONGEST_PROMPT, LONGEST_OUTPUT, MOST_SEQUENCES = 20, 12, 6
+WINDOWS: tuple[tuple[int | None, ...], ...] = ((None,), (None,), (None, 4), (None, 6, 6), (3,), (None, None, 1), (2, 9))
+"""What groups of layers keep of a sequence, in tokens; None is all."""
 WEIGHTS = {"a": 1.0, "b": 3.0, "c": 1.0}
 FLOOD = 40
 CHARGED_AT_MOST = LONGEST_PROMPT + LONGEST_OUTPUT + OUTPUT_WEIGHT * LONGEST_OUTPUT * MOST_SEQUENCES
@@ -107,18 +111,19 @@ class SchedulerHistory:
 
     def __init__(self, random: Random) -> None:
         self._random = random
+        windows = random.choice(WINDOWS)
         self._page_size = random.randint(1, 5)
-        self._pages = HBMPageManager(random.randint(10, 40))
+        self._pages = HBMPageManager(random.randint(10, 40) * len(windows))
         max_num_seqs = random.randint(1, MOST_SEQUENCES)
         self._max_num_seqs = max_num_seqs
         self._budget = max_num_seqs + random.randint(0, 12)
+        self._groups = CacheGroups(self._page_size, windows, self._budget)
         self._run_ahead = random.randint(0, 3)
         self._fair = random.random() < 0.8
         long = random.choice((None, 1, 3, self._budget))
         self._long = long or max(1, self._budget // 2)
         self._scheduler = InferenceScheduler(
-            self._pages,
-            page_size=self._page_size,
+            SequenceMemory(self._pages, self._groups),
             max_num_seqs=max_num_seqs,
             max_num_batched_tokens=self._budget,
             long_prefill_token_threshold=long,
@@ -130,8 +135,8 @@ class SchedulerHistory:
         self._in_flight: deque[NextIterationPlan] = deque()
         self._alive: dict[str, Life] = {}
         self._ended: list[Life] = []
-        self._content: dict[tuple[int, int], int] = {}
-        """By page and place in it, the history that was written there last."""
+        self._content: dict[tuple[int, int], tuple[int, int]] = {}
+        """By page and place in it, the group and history that were written there last."""
         self._queues: dict[tuple[str, int], deque[str]] = {}
         """Ids by client and priority, of those that have no slot, in the order in which they are to get one."""
         self._given: dict[tuple[str, int], dict[str, float]] = {}
@@ -181,7 +186,8 @@ class SchedulerHistory:
 
     def _add(self, client: str | None = None) -> None:
         """A request of one to three samples."""
-        random, capacity = self._random, self._pages.num_total * self._page_size
+        random, pages = self._random, self._pages.num_total
+        capacity = self._groups.tokens_in(pages, pages * self._page_size)
         prompt = _prompt(random, min(LONGEST_PROMPT, capacity - 1))
         room = capacity - len(prompt)
         max_tokens = room if random.random() > 0.7 else random.randint(1, min(LONGEST_OUTPUT, room))
@@ -294,7 +300,10 @@ class SchedulerHistory:
         assert plan.counts[: plan.num_decodes] == [1] * plan.num_decodes
         for sequence, start, count in zip(plan.sequences, plan.starts, plan.counts, strict=True):
             assert sequence.request_id in self._alive, "a sequence that has ended is planned"
-            assert start + count <= len(sequence.pages) * self._page_size, "a token has no page"
+            assert start + count <= sequence.num_paged_tokens, "a token has no page"
+            for group in self._groups.windowed:
+                owned = len(sequence.pages[group]) - sequence.first_pages[group]
+                assert owned <= self._groups.most[group], "a window holds pages that nobody will read"
 
     def _check_order(self, plan: NextIterationPlan) -> None:
         """Of one client and one priority, those that came first get a slot first; whoever lost it, before them.
@@ -347,24 +356,30 @@ class SchedulerHistory:
 
     def _write_and_read(self, plan: NextIterationPlan) -> None:
         """What the device does: all rows write, and then each reads all there is of its own."""
-        rows = list(zip(plan.sequences, plan.starts, plan.counts, strict=True))
+        rows = [
+            (group, sequence, start, count)
+            for sequence, start, count in zip(plan.sequences, plan.starts, plan.counts, strict=True)
+            for group in range(len(self._groups.windows))
+        ]
         written: set[tuple[int, int]] = set()
-        for sequence, start, count in rows:
+        for group, sequence, start, count in rows:
             histories = self._alive[sequence.request_id].histories
             for place in range(start, start + count):
-                slot = self._slot(sequence, place)
+                slot = self._slot(sequence, group, place)
                 assert slot not in written, f"page {slot[0]} has two writers"
                 written.add(slot)
-                self._content[slot] = histories[place]
-        for sequence, start, count in rows:
-            histories = self._alive[sequence.request_id].histories
-            for place in range(start + count):
-                assert self._content.get(self._slot(sequence, place)) == histories[place], (
+                self._content[slot] = group, histories[place]
+        for group, sequence, start, count in rows:
+            histories, window = self._alive[sequence.request_id].histories, self._groups.windows[group]
+            for place in range(0 if window is None else max(0, start - window + 1), start + count):
+                assert self._content.get(self._slot(sequence, group, place)) == (group, histories[place]), (
                     "a page holds another's tokens"
                 )
 
-    def _slot(self, sequence: Sequence, place: int) -> tuple[int, int]:
-        return sequence.pages[place // self._page_size], place % self._page_size
+    def _slot(self, sequence: Sequence, group: int, place: int) -> tuple[int, int]:
+        page = sequence.pages[group][place // self._page_size]
+        assert page != SINK_PAGE, "a page that is needed was let go"
+        return page, place % self._page_size
 
 
 def _prompt(random: Random, longest: int) -> list[int]:

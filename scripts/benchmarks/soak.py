@@ -45,7 +45,7 @@ QUIET_TIMEOUT = 60.0
 MORE_MEMORY = 0.05
 """Share by which resident memory may differ: malloc keeps what other threads may want again, and does not say."""
 MORE_THREADS = MORE_FILES = 0
-HISTORY_STEPS, HISTORY_LENGTH = 100_000, 200
+HISTORY_STEPS, HISTORY_LENGTH = 1_000_000, 200
 
 
 class SoakFailed(Exception):

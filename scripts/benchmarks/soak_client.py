@@ -6,8 +6,9 @@ from concurrent.futures import ThreadPoolExecutor
 
 import msgspec
 
-from ipc.client import Client, Piece
+from ipc.client import Client
 from ipc.errors import OdriverError, RequestFailed
+from ipc.wire.completion import Piece
 from scripts.benchmarks.child import answer_all
 from scripts.benchmarks.soak_requests import Ask, Choice, Ending
 

@@ -16,6 +16,10 @@ PLANS = (
     ("Llama-3-8B", "v6e:2x4"),
     ("Llama-3-70B", "v5e:4x8"),
     ("Llama-3-70B", "v6e:4x4"),
+    ("Qwen3-30B-A3B", "v5e:2x4"),
+    ("Qwen3-30B-A3B", "v6e:2x4"),
+    ("gpt-oss-20b", "v5e:2x4"),
+    ("gpt-oss-20b", "v6e:2x4"),
 )
 ROWS, TOKENS = 64, 1024
 """Of the decoding step that is looked at."""
@@ -48,3 +52,6 @@ def tpu_figures(benchmark: str, plan: ChipPlan) -> Iterator[Figure]:
     ):
         yield figure(benchmark, name, unit, [value], more_is_better=False, limit=limit)
     yield figure(benchmark, f"at best, {step.sequences} rows", "tokens/s", [step.tokens_per_second])
+    if plan.decode[0].experts_read is not None:
+        name = f"experts read by {plan.decode[0].sequences} rows, estimated"
+        yield figure(benchmark, name, "%", [100 * plan.decode[0].experts_read], more_is_better=False)

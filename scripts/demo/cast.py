@@ -1,6 +1,7 @@
 """Who a story can be about, whom they meet and where: the word lists of the story grammar."""
 
 from dataclasses import dataclass
+from itertools import permutations
 from random import Random
 
 SHE_NAMES = (
@@ -83,6 +84,13 @@ def draw_name(rng: Random, is_she: bool) -> str:
         syllables = "".join(rng.sample(_SYLLABLES, rng.choice((1, 2, 2))))
         return (syllables + rng.choice(_ENDINGS if len(syllables) > 2 else _ENDINGS[1:])).capitalize()
     return rng.choice(SHE_NAMES if is_she else HE_NAMES)
+
+
+def all_names() -> set[str]:
+    """Every name that ``draw_name`` may draw."""
+    stems = {*_SYLLABLES, *map("".join, permutations(_SYLLABLES, 2))}
+    made_up = {stem + ending for stem in stems for ending in _ENDINGS if ending or len(stem) > 2}
+    return {*SHE_NAMES, *HE_NAMES, *(name.capitalize() for name in made_up)}
 
 
 def draw_hero(rng: Random) -> Hero:

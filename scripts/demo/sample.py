@@ -22,7 +22,7 @@ def _next_tokens(graph: nnx.GraphDef[Decoder], params: nnx.State[Any, Any], ids:
     """The likeliest token after the first ``lengths`` i32[rows] of i32[rows, length] ids."""
     model = nnx.merge(graph, params)
     positions = jnp.broadcast_to(jnp.arange(ids.shape[1]), ids.shape)
-    step = StepContext(model.rotation(positions), CausalAttention(jnp.zeros_like(ids)))
+    step = StepContext(model.rotations(positions), CausalAttention(jnp.zeros_like(ids)))
     _, hidden = model(ids, [None] * model.partition.model.num_layers, step)
     last = jnp.take_along_axis(hidden, lengths[:, None, None] - 1, axis=1)[:, 0]
     return model.logits(last).argmax(axis=-1)

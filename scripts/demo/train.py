@@ -108,7 +108,7 @@ def build_train_step(graph: nnx.GraphDef[Decoder], optimizer: optax.GradientTran
         model = nnx.merge(graph, params)
         caches = [None] * model.partition.model.num_layers
         attention = CausalAttention(jnp.asarray(batch.segments))
-        step = StepContext(model.rotation(jnp.asarray(batch.positions)), attention)
+        step = StepContext(model.rotations(jnp.asarray(batch.positions)), attention)
         _, hidden = model(jnp.asarray(batch.inputs), caches, step)
         losses = optax.softmax_cross_entropy_with_integer_labels(model.logits(hidden), batch.targets)
         return jnp.sum(losses * batch.weights) / jnp.sum(batch.weights)
