@@ -48,7 +48,7 @@ def page_in(browser: "Browser", url: str, **context: Any) -> Iterator["Page"]:
         page.on("console", lambda message: wrong.append(message.text) if "Content Security" in message.text else None)
         page.on("dialog", lambda dialog: wrong.append(dialog.message))
         page.goto(url)
-        page.wait_for_function("document.querySelector('#model').value + document.querySelector('#notice').innerText")
+        page.locator("#model option:not([value='']), #notice:not(:empty)").first.wait_for(state="attached")
         yield page
     assert wrong == []
 

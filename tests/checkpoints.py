@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from moe_checkpoints import MOE_VARIANTS, has_experts, moe_shapes
 from numpy.typing import NDArray
 
 Tensors = dict[str, NDArray[np.float32]]
@@ -40,6 +41,8 @@ GEMMA2 = {
     "sliding_window": 8,
     "num_hidden_layers": 4,
 }
+GEMMAS = ("gemma2", "gemma3_text")
+"""Those with norms before and after."""
 MIXTRAL = {
     "architectures": ["MixtralForCausalLM"],
     "model_type": "mixtral",
@@ -48,6 +51,66 @@ MIXTRAL = {
     "num_local_experts": 5,
     "num_experts_per_tok": 2,
 }
+GEMMA3 = {
+    **GEMMA2,
+    "architectures": ["Gemma3ForCausalLM"],
+    "model_type": "gemma3_text",
+    "attn_logit_softcapping": None,
+    "final_logit_softcapping": None,
+    "tie_word_embeddings": False,
+}
+PHI3 = {
+    "architectures": ["Phi3ForCausalLM"],
+    "model_type": "phi3",
+    **SIZES,
+    "pad_token_id": 0,
+    "hidden_size": 64,
+    "sliding_window": 24,
+}
+OLMO2 = {"architectures": ["Olmo2ForCausalLM"], "model_type": "olmo2", "head_dim": 16, **SIZES}
+OLMO3 = {**OLMO2, "architectures": ["Olmo3ForCausalLM"], "model_type": "olmo3", "sliding_window": 8}
+SMOLLM3 = {"architectures": ["SmolLM3ForCausalLM"], "model_type": "smollm3", "head_dim": 16, "pad_token_id": 0, **SIZES}
+GRANITE = {
+    "architectures": ["GraniteForCausalLM"],
+    "model_type": "granite",
+    "head_dim": 16,
+    **SIZES,
+    "embedding_multiplier": 1.5,
+    "residual_multiplier": 0.8,
+    "attention_multiplier": 0.1,
+    "logits_scaling": 0.5,
+}
+GEMMA = {"architectures": ["GemmaForCausalLM"], "model_type": "gemma", **SIZES, "head_dim": 16, "hidden_act": "gelu"}
+ERNIE = {"architectures": ["Ernie4_5ForCausalLM"], "model_type": "ernie4_5", **SIZES, "head_dim": 16, "use_bias": False}
+EXAONE4 = {
+    "architectures": ["Exaone4ForCausalLM"],
+    "model_type": "exaone4",
+    **SIZES,
+    "head_dim": 16,
+    "sliding_window": 8,
+}
+GLM4 = {"architectures": ["Glm4ForCausalLM"], "model_type": "glm4", "head_dim": 16, "pad_token_id": 0, **SIZES}
+MINISTRAL3 = {"architectures": ["Ministral3ForCausalLM"], "model_type": "ministral3", "head_dim": 16, **SIZES}
+SEED_OSS = {"architectures": ["SeedOssForCausalLM"], "model_type": "seed_oss", "head_dim": 16, **SIZES}
+GEMMA4 = {
+    "architectures": ["Gemma4ForCausalLM"],
+    "model_type": "gemma4_text",
+    **SIZES,
+    "pad_token_id": 0,
+    "hidden_activation": "gelu_pytorch_tanh",
+    "num_hidden_layers": 6,
+    "head_dim": 16,
+    "global_head_dim": 32,
+    "sliding_window": 8,
+    "layer_types": ["sliding_attention", "full_attention"] * 3,
+    "num_kv_shared_layers": 2,
+    "use_double_wide_mlp": True,
+    "hidden_size_per_layer_input": 8,
+    "vocab_size_per_layer_input": 144,
+    "tie_word_embeddings": False,
+}
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16}
+TOWER = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 1, "patch_size": 14}
 LLAMA3_ROPE = {
     "factor": 8.0,
     "low_freq_factor": 1.0,
@@ -117,6 +180,97 @@ VARIANTS = {
     ),
     "gemma2": Variant({**GEMMA2, "rope_theta": 1000.0}, seed=110),
     "mixtral": Variant({**MIXTRAL, "rope_theta": 1000.0}, seed=2),
+    "llama_yarn": Variant({**LLAMA, "rope_theta": 1000.0, "rope_scaling": YARN, "hidden_act": "gelu"}),
+    "llama_dynamic": Variant(
+        {**LLAMA, "rope_theta": 1000.0, "rope_scaling": {"type": "dynamic", "factor": 2.0}}, seed=2
+    ),
+    "gemma3": Variant(
+        {
+            **GEMMA3,
+            "num_hidden_layers": 7,
+            "sliding_window_pattern": 3,
+            "rope_theta": 5000.0,
+            "rope_local_base_freq": 500.0,
+            "rope_scaling": {"rope_type": "linear", "factor": 4.0},
+        }
+    ),
+    "gemma3_vision": Variant(
+        {
+            "architectures": ["Gemma3ForConditionalGeneration"],
+            "model_type": "gemma3",
+            "text_config": {
+                **GEMMA3,
+                "layer_types": ["full_attention", "sliding_attention", "sliding_attention", "full_attention"],
+                "rope_parameters": {
+                    "full_attention": {"rope_type": "default", "rope_theta": 5000.0},
+                    "sliding_attention": {"rope_type": "default", "rope_theta": 500.0},
+                },
+            },
+            "tie_word_embeddings": False,
+            "vision_config": {**TOWER, "model_type": "siglip_vision_model", "image_size": 28},
+            "torch_dtype": "float32",
+        }
+    ),
+    "phi3": Variant(
+        {
+            **PHI3,
+            "partial_rotary_factor": 0.75,
+            "rope_scaling": {
+                "type": "longrope",
+                "short_factor": [1.0, 1.1, 1.3, 1.4, 1.7, 2.0],
+                "long_factor": [9.0] * 6,
+            },
+            "original_max_position_embeddings": 56,
+        },
+        seed=1,
+    ),
+    "phi3_long": Variant(
+        {
+            **PHI3,
+            "tie_word_embeddings": True,
+            "rope_parameters": {
+                "rope_type": "longrope",
+                "rope_theta": 1000.0,
+                "attention_factor": 1.2,
+                "short_factor": [1.0] * 8,
+                "long_factor": [1.0, 1.1, 1.3, 1.4, 1.7, 2.0, 3.0, 4.0],
+            },
+            "original_max_position_embeddings": 1,
+        },
+        seed=1,
+    ),
+    "olmo2": Variant({**OLMO2, "num_key_value_heads": 4, "rope_theta": 1000.0}, seed=2),
+    "olmo3": Variant({**OLMO3, "num_hidden_layers": 5, "rope_scaling": {**YARN, "attention_factor": 1.2}}),
+    "smollm3": Variant({**SMOLLM3, "num_hidden_layers": 4, "no_rope_layer_interval": 2, "rope_theta": 1000.0}, seed=2),
+    "granite": Variant({**GRANITE, "rope_theta": 1000.0}, seed=4),
+    "glm4": Variant({**GLM4, "rope_theta": 1000.0}, seed=3),
+    "ministral3": Variant(
+        {
+            **MINISTRAL3,
+            "rope_parameters": {
+                **YARN,
+                "rope_theta": 1000.0,
+                "llama_4_scaling_beta": 0.4,
+                "mscale": 1.0,
+                "mscale_all_dim": 0.5,
+            },
+        }
+    ),
+    "mistral_vision": Variant(
+        {
+            "architectures": ["Mistral3ForConditionalGeneration"],
+            "model_type": "mistral3",
+            "text_config": {**MISTRAL, "sliding_window": None, "head_dim": 16, "rope_theta": 1000.0},
+            "vision_config": {**TOWER, "model_type": "pixtral", "image_size": 28, "head_dim": 16},
+        },
+        seed=2,
+    ),
+    "gemma4": Variant({**GEMMA4, "final_logit_softcapping": 20.0}, seed=2),
+    "seed_oss": Variant({**SEED_OSS, "attention_out_bias": True, "rope_theta": 1000.0}, seed=2),
+    "gemma": Variant({**GEMMA, "rope_theta": 1000.0, "tie_word_embeddings": False}),
+    "ernie4_5": Variant({**ERNIE, "rope_theta": 1000.0}, seed=5),
+    "exaone4": Variant({**EXAONE4, "num_hidden_layers": 4, "sliding_window_pattern": 2, "rope_theta": 1000.0}, seed=3),
+    **{name: Variant({**SIZES, **config}, seed=seed) for name, (seed, config) in MOE_VARIANTS.items()},
 }
 """Each family, tied and untied, in the config styles of transformers 4 and 5; several windows are shorter than a prompt."""
 
@@ -142,9 +296,17 @@ def build_checkpoint(
 
 
 def random_tensors(config: dict[str, Any], seed: int) -> Tensors:
-    """The tensors that config.json calls for, under the names transformers gives them."""
+    """The tensors that config.json calls for, under the names transformers gives them.
+
+    Those of a text model beside a vision tower have the names that version 4 gave them.
+    """
+    if "text_config" in config:
+        stored = random_tensors(config["text_config"], seed)
+        text = {f"language_model.{name}": tensor for name, tensor in stored.items()}
+        return text | {"vision_tower.post_layernorm.weight": np.ones(TOWER["hidden_size"], np.float32)}
     rng = np.random.default_rng(seed)
-    shapes, scale = _shapes(config), _gemma_scale if config["model_type"] == "gemma2" else lambda name: 1.0
+    shapes = moe_shapes(config) if has_experts(config) else _shapes(config)
+    scale = _gemma_scale if config["model_type"] in GEMMAS else lambda name: 1.0
     return {name: _random(rng, name, shape, scale(name)).astype(np.float32) for name, shape in shapes.items()}
 
 
@@ -168,37 +330,88 @@ def _shapes(config: dict[str, Any]) -> dict[str, tuple[int, ...]]:
     vocabulary, hidden, ffn = config["vocab_size"], config["hidden_size"], config["intermediate_size"]
     head_dim = config.get("head_dim") or hidden // config["num_attention_heads"]
     q, kv = config["num_attention_heads"] * head_dim, config["num_key_value_heads"] * head_dim
-    qkv_bias = config["model_type"] == "qwen2" or config.get("attention_bias", False)
+    family = config["model_type"]
+    bias = config.get("attention_bias", family in ("glm4", "seed_oss"))
+    qkv_bias = bias or family == "qwen2"
+    output_bias = {"glm4": False, "seed_oss": config.get("attention_out_bias", False)}.get(family, bias)
     linears = {
         "self_attn.q_proj": (q, hidden, qkv_bias),
         "self_attn.k_proj": (kv, hidden, qkv_bias),
         "self_attn.v_proj": (kv, hidden, qkv_bias),
-        "self_attn.o_proj": (hidden, q, config.get("attention_bias", False)),
+        "self_attn.o_proj": (hidden, q, output_bias),
     }
-    if config["model_type"] == "mixtral":
+    if family == "phi3":
+        linears = {"self_attn.qkv_proj": (q + 2 * kv, hidden, False), "self_attn.o_proj": (hidden, q, False)}
+    if family == "mixtral":
         linears["block_sparse_moe.gate"] = (config["num_local_experts"], hidden, False)
         for expert in range(config["num_local_experts"]):
             linears |= {f"block_sparse_moe.experts.{expert}.{name}": (ffn, hidden, False) for name in ("w1", "w3")}
             linears[f"block_sparse_moe.experts.{expert}.w2"] = (hidden, ffn, False)
+    elif family in ("phi3", "glm4"):
+        linears |= {"mlp.gate_up_proj": (2 * ffn, hidden, False), "mlp.down_proj": (hidden, ffn, False)}
     else:
         linears |= {f"mlp.{name}_proj": (ffn, hidden, config.get("mlp_bias", False)) for name in ("gate", "up")}
         linears["mlp.down_proj"] = (hidden, ffn, config.get("mlp_bias", False))
     norms = {"input_layernorm": hidden, "post_attention_layernorm": hidden}
-    if config["model_type"] == "gemma2":
+    if family in GEMMAS:
         norms |= {"pre_feedforward_layernorm": hidden, "post_feedforward_layernorm": hidden}
-    if config["model_type"] == "qwen3":
+    if family in ("qwen3", "gemma3_text"):
         norms |= {"self_attn.q_norm": head_dim, "self_attn.k_norm": head_dim}
+    if family == "glm4":
+        norms |= {"post_self_attn_layernorm": hidden, "post_mlp_layernorm": hidden}
+    if family in ("olmo2", "olmo3", "exaone4"):
+        norms = {"post_attention_layernorm": hidden, "post_feedforward_layernorm": hidden}
+        sizes = (head_dim, head_dim) if family == "exaone4" else (q, kv)
+        norms |= {"self_attn.q_norm": sizes[0], "self_attn.k_norm": sizes[1]}
     shapes: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (vocabulary, hidden)}
+    if family == "gemma4_text":
+        return shapes | _gemma4_shapes(config)
     for layer in range(config["num_hidden_layers"]):
         prefix = f"model.layers.{layer}"
-        for name, (outputs, inputs, bias) in linears.items():
+        for name, (outputs, inputs, has_bias) in linears.items():
             shapes[f"{prefix}.{name}.weight"] = (outputs, inputs)
-            if bias:
+            if has_bias:
                 shapes[f"{prefix}.{name}.bias"] = (outputs,)
         shapes |= {f"{prefix}.{name}.weight": (size,) for name, size in norms.items()}
     shapes["model.norm.weight"] = (hidden,)
-    if not config.get("tie_word_embeddings", config["model_type"] == "gemma2"):
+    if not config.get("tie_word_embeddings", family in (*GEMMAS, "smollm3", "ernie4_5")):
         shapes["lm_head.weight"] = (vocabulary, hidden)
+    return shapes
+
+
+def _gemma4_shapes(config: dict[str, Any]) -> dict[str, tuple[int, ...]]:
+    hidden, own, layers = config["hidden_size"], config["hidden_size_per_layer_input"], config["num_hidden_layers"]
+    shapes: dict[str, tuple[int, ...]] = {
+        "model.embed_tokens_per_layer.weight": (config["vocab_size"], layers * own),
+        "model.per_layer_model_projection.weight": (layers * own, hidden),
+        "model.per_layer_projection_norm.weight": (own,),
+        "model.norm.weight": (hidden,),
+        "lm_head.weight": (config["vocab_size"], hidden),
+    }
+    for layer, layer_type in enumerate(config["layer_types"]):
+        prefix, shared = f"model.layers.{layer}.", layer >= layers - config["num_kv_shared_layers"]
+        head_dim = config["global_head_dim" if layer_type == "full_attention" else "head_dim"]
+        ffn = config["intermediate_size"] * (2 if shared else 1)
+        heads = {"q": config["num_attention_heads"]} | (
+            {} if shared else dict.fromkeys("kv", config["num_key_value_heads"])
+        )
+        for name, count in heads.items():
+            shapes[f"{prefix}self_attn.{name}_proj.weight"] = (count * head_dim, hidden)
+        for name in [*heads][:2]:
+            shapes[f"{prefix}self_attn.{name}_norm.weight"] = (head_dim,)
+        shapes[f"{prefix}self_attn.o_proj.weight"] = (hidden, config["num_attention_heads"] * head_dim)
+        shapes |= {f"{prefix}mlp.{name}_proj.weight": (ffn, hidden) for name in ("gate", "up")}
+        shapes[f"{prefix}mlp.down_proj.weight"] = (hidden, ffn)
+        shapes[f"{prefix}per_layer_input_gate.weight"] = (own, hidden)
+        shapes[f"{prefix}per_layer_projection.weight"] = (hidden, own)
+        norms = (
+            "input_layernorm",
+            "post_attention_layernorm",
+            "pre_feedforward_layernorm",
+            "post_feedforward_layernorm",
+        )
+        shapes |= {f"{prefix}{name}.weight": (hidden,) for name in (*norms, "post_per_layer_input_norm")}
+        shapes[f"{prefix}layer_scalar"] = (1,)
     return shapes
 
 
@@ -215,9 +428,11 @@ def _random(rng: np.random.Generator, name: str, shape: tuple[int, ...], scale: 
     ``scale`` is the mean of a norm's.
     """
     noise = rng.standard_normal(shape)
-    if "norm" in name:
+    if "norm" in name or name.endswith(("layer_scalar", "scale")):
         return scale + 0.2 * noise
-    if name.endswith(".bias"):
+    if name.endswith("sinks"):
+        return noise
+    if name.endswith("bias"):
         return 0.3 * noise
     if "embed" in name or "lm_head" in name:
         return 0.4 * noise

@@ -3,8 +3,10 @@
 No configuration file of this machine holds either.
 """
 
+import gc
 import logging
 import os
+import re
 import shutil
 import signal
 import tempfile
@@ -14,23 +16,41 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from xla_flags import xla_flags
+from xla_flags import QUICK, xla_flags
 
 # A shell starts its background jobs with SIGINT ignored, and processes that a test starts would inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
+SETTINGS = re.compile(
+    r"(ODRIVER|HF|OTEL|GOOGLE|GCLOUD|STORAGE_EMULATOR|XDG|TPU)_|.*_proxy$|"
+    r"(COLUMNS|LINES|TERM|NO_COLOR|FORCE_COLOR|NOTIFY_SOCKET|INVOCATION_ID|JOURNAL_STREAM|CREDENTIALS_DIRECTORY)$",
+    re.IGNORECASE,
+)
+"""Variables by which a machine or a shell has a say in what is run here; the tests find none of them set."""
+for variable in filter(SETTINGS.match, tuple(os.environ)):
+    if variable != "ODRIVER_CPU_ISA" and "PYTEST_XDIST_WORKER" not in os.environ:
+        del os.environ[variable]
+for variable in ("COLUMNS", "LINES"):
+    os.unsetenv(
+        variable
+    )  # readline, which pytest imports, sets them for processes that are started, and not in os.environ
+
 os.environ["ODRIVER_CONFIG"] = os.devnull  # not what this machine's own daemon is configured with
+os.environ["NO_GCE_CHECK"] = "true"  # nor what a machine of Google's is told of its end
 os.environ["JAX_PLATFORMS"] = "cpu"
-os.environ["XLA_FLAGS"] = xla_flags(devices=2)
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
 
 HOME = Path(tempfile.mkdtemp(prefix="odriver-"))
 """Tests, and processes that they start, write here and not to directories of this user. It is there before any test file is
-imported, as some compile the CPU's kernels then. What was compiled once, by XLA or a C++ compiler, is not compiled again."""
-for variable, name in {"XDG_RUNTIME_DIR": "run", "XDG_STATE_HOME": "state", "XDG_CACHE_HOME": "cache"}.items():
+imported, as some compile the CPU's kernels then. What was compiled once, by XLA or a C++ compiler, is not compiled again: the
+workers of pytest-xdist share the cache of the process that starts them."""
+KINDS = {"XDG_RUNTIME_DIR": "run", "XDG_STATE_HOME": "state", "XDG_CACHE_HOME": "cache"}
+if "PYTEST_XDIST_WORKER" in os.environ:
+    del KINDS["XDG_CACHE_HOME"]
+for variable, name in KINDS.items():
     (HOME / name).mkdir(mode=0o700)
     os.environ[variable] = str(HOME / name)
-os.environ["JAX_COMPILATION_CACHE_DIR"] = str(HOME / "cache" / "xla")
+os.environ["JAX_COMPILATION_CACHE_DIR"] = str(Path(os.environ["XDG_CACHE_HOME"]) / "xla")
 os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
 os.environ["JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES"] = "-1"
 
@@ -43,8 +63,10 @@ from grammar_constraints import running  # noqa: E402
 from hypothesis import settings  # noqa: E402
 from tokenizer_files import build_byte_level, write_tokenizer  # noqa: E402
 
+from caching.cpu_kernels import KernelsUnavailable  # noqa: E402
 from driver.grammars.compiler import GrammarCompiler  # noqa: E402
 from driver.text.tokenizer import HuggingFaceTokenizer  # noqa: E402
+from engine.models import cpu_libraries  # noqa: E402
 from ipc.process.logs import OURS  # noqa: E402
 
 if TYPE_CHECKING:
@@ -56,6 +78,15 @@ jax.config.update("jax_numpy_rank_promotion", "raise")
 settings.register_profile("few", max_examples=25, deadline=None)
 settings.register_profile("many", max_examples=300, deadline=None)
 settings.load_profile("few")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Before any test file is imported."""
+    os.environ["XLA_FLAGS"] = QUICK if "not thorough" in config.getoption("markexpr") else ""
+    os.environ["XLA_FLAGS"] = xla_flags(devices=2)
+    if getattr(config.option, "numprocesses", None):  # or else each of the workers would compile the CPU's kernels
+        with suppress(KernelsUnavailable):
+            cpu_libraries.finish_loading()
 
 
 def pytest_unconfigure() -> None:
@@ -70,6 +101,13 @@ def no_server_left_behind() -> Iterator[None]:
     for child in psutil.Process().children():
         with suppress(psutil.NoSuchProcess):  # it was just ending
             assert child.name() != "odriver-sockets"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def what_is_kept_is_no_garbage() -> None:
+    """Of the millions of objects that JAX keeps of the files before, none is looked at in each full collection again."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True)

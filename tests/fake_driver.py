@@ -1,6 +1,6 @@
 """A driver for the socket tests: it does at once, on the socket thread, what three threads and a model would do."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from queue import SimpleQueue
@@ -8,9 +8,19 @@ from queue import SimpleQueue
 import msgspec
 
 from driver.errors import Draining, DriverError
-from driver.request import ActiveRequest, RequestError, ReturnSample, TokenizerRequest, Usage
+from driver.metrics.request_listing import RequestRow
+from driver.request import (
+    ActiveRequest,
+    RequestError,
+    RequestOrder,
+    ReturnChannel,
+    ReturnSample,
+    TokenizerRequest,
+    Usage,
+)
 from engine.config import ServingLimits
 from engine.request_limits import MAX_MESSAGE_BYTES
+from ipc.process.logs import set_level
 from ipc.server.driver_protocol import Driver
 from ipc.server.zmq_server import Server
 from ipc.sockets.auth import Authority
@@ -20,10 +30,10 @@ PATIENCE = 60
 """Seconds after which a test takes something for never going to happen."""
 
 
-LIMITS = ServingLimits(max_model_len=256, vocab_size=257, eos_token_ids=())
+LIMITS = ServingLimits(max_model_len=256, vocab_size=257, eos_token_ids=(), max_num_seqs=4)
 
 
-WELCOME = Welcome(PROTOCOL_VERSION, "parrot", 256, 257, MAX_MESSAGE_BYTES, CREDITS, SILENCE_LIMIT, client_id="")
+WELCOME = Welcome(PROTOCOL_VERSION, "parrot", 256, 257, 4, MAX_MESSAGE_BYTES, CREDITS, SILENCE_LIMIT, client_id="")
 
 
 class FakeStatus(msgspec.Struct):
@@ -85,6 +95,19 @@ class FakeDriver:
         self.finish(self.open[request_id], "abort")
         return True
 
+    def requests(self, order: RequestOrder, limit: int | None, client: str | None) -> tuple[list[RequestRow], int]:
+        """The oldest first, whatever the order."""
+        del order
+        rows = [
+            RequestRow(request.request_id, request.client, request.user, "decode", 1.0, 1, 0, 0.0)
+            for request in self.open.values()
+            if client in (None, request.client)
+        ]
+        return rows[:limit], len(rows)
+
+    def reset_prefix_cache(self, request_id: str, channel: ReturnChannel) -> None:
+        channel.put(ReturnSample(request_id=request_id, text="forgotten", finish_reason="stop", usage=Usage(0, 0)))
+
     def status(self) -> msgspec.Struct:
         return FakeStatus(len(self.open), self.state, self.seconds_since_progress, self.stages())
 
@@ -133,6 +156,16 @@ class FakeDriver:
         self.open.clear()
 
 
+def build_server(
+    address: str,
+    on_failure: Callable[[str], None] = lambda why: None,
+    authority: Authority | None = None,
+    profiles: Path | None = None,
+) -> Server:
+    """A server that is not started yet, and that nobody drains or asks to reload."""
+    return Server(address, on_failure, lambda timeout: None, lambda *asker: None, set_level, authority, profiles)
+
+
 @contextmanager
 def serving(
     address: str,
@@ -141,12 +174,15 @@ def serving(
     authority: Authority | None = None,
     metrics: Callable[[], str] = str,
     profiles: Path | None = None,
+    aliases: Sequence[str] = (),
+    defaults: dict[str, float] | None = None,
 ) -> Iterator[Server]:
     """A server for the time of a with statement; it has not failed at its end."""
     failures: SimpleQueue[str] = SimpleQueue()
-    server = Server(address, failures.put, lambda timeout: None, authority, profiles)
+    server = build_server(address, failures.put, authority, profiles)
     server.start()
-    server.open(driver, model=model, limits=LIMITS, metrics=metrics)
+    limits = msgspec.structs.replace(LIMITS, default_sampling_params=defaults or {})
+    server.open(driver, model=model, limits=limits, metrics=metrics, aliases=aliases)
     try:
         yield server
     finally:

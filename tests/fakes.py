@@ -9,6 +9,7 @@ from typing import Any
 from driver.text.conversation import Chat
 from engine.config import EngineStats, ServingLimits
 from engine.scheduling.sequence import Sequence, SequenceOutput, SequenceStatus
+from engine.step.step_times import step_histograms
 
 EOS = 256
 VOCAB_SIZE = 257
@@ -16,6 +17,8 @@ VOCAB_SIZE = 257
 
 class FakeTokenizer:
     """A token per UTF-8 byte, and EOS; a chat is ``role: content`` lines."""
+
+    eos_token_ids: tuple[int, ...] = ()
 
     def encode(self, text: str) -> list[int]:
         return list(text.encode())
@@ -60,7 +63,11 @@ class FakeEngine:
         gate: threading.Semaphore | None = None,
         fails_at: int | None = None,
     ) -> None:
-        self.limits = ServingLimits(max_model_len=max_model_len, vocab_size=VOCAB_SIZE, eos_token_ids=(EOS,))
+        self.limits = ServingLimits(
+            max_model_len=max_model_len, vocab_size=VOCAB_SIZE, eos_token_ids=(EOS,), max_num_seqs=max_num_seqs
+        )
+        self.step_seconds = step_histograms()
+        self.num_kept_pages = 0
         self.steps = 0
         self.asleep = False
         self.admitted: list[Sequence] = []
@@ -111,11 +118,21 @@ class FakeEngine:
     def wake(self) -> None:
         self.asleep = False
 
+    def reset_prefix_cache(self) -> int:
+        kept, self.num_kept_pages = self.num_kept_pages, 0
+        return kept
+
     def close(self) -> None:
         """Nothing is under way."""
 
     def stats(self) -> EngineStats:
-        return EngineStats(running=len(self._running), waiting=len(self._waiting), steps=self.steps, asleep=self.asleep)
+        return EngineStats(
+            running=len(self._running),
+            max_num_seqs=self.limits.max_num_seqs,
+            waiting=len(self._waiting),
+            steps=self.steps,
+            asleep=self.asleep,
+        )
 
     def _dispatch(self) -> list[tuple[Sequence, int]]:
         while self._waiting and len(self._running) < self._max_num_seqs:

@@ -11,9 +11,9 @@ from engine.mesh import DeviceMesh
 from engine.models.decoder import Decoder
 from engine.models.model_config import read_model_config
 from engine.models.partition import split
-from engine.models.weights.forms import WeightFormat
 from engine.models.weights.sources import open_checkpoint
 from engine.models.weights.store import load_decoder
+from engine.models.weights.weight_format import WeightFormat
 
 FLOAT32 = WeightFormat(np.dtype(np.float32))
 
@@ -26,7 +26,5 @@ def load(
 ) -> Decoder:
     """The decoder of a directory, on the first of this machine's devices."""
     mesh = DeviceMesh(tuple(jax.local_devices()[:devices]))
-    with open_checkpoint(directory) as checkpoint:
-        return load_decoder(
-            checkpoint, split(read_model_config(directory), devices), form, mesh=mesh, progress=progress
-        )
+    partition = split(read_model_config(directory), devices)
+    return load_decoder(open_checkpoint(directory), partition, form, mesh=mesh, progress=progress)

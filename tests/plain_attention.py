@@ -1,6 +1,6 @@
 """The plain twins that attention is held against: of kernels over pages, and of a decoder over whole rows."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
 import jax
@@ -10,6 +10,7 @@ from jax import Array
 from numpy.typing import NDArray
 
 from caching.attention.spec import AttentionInputs, AttentionSpec, CacheView
+from caching.page_manager import SINK_PAGE
 from engine.models.step_context import LayerCache, Place
 
 
@@ -39,10 +40,19 @@ def plain_attention(
         scores = scores if spec.soft_cap is None else spec.soft_cap * np.tanh(scores / spec.soft_cap)
         query, key = np.arange(kv_len - (past - begin), kv_len)[:, None], np.arange(kv_len)
         seen = (key <= query) & (spec.window is None or key > query - spec.window)
+        seen &= spec.chunk is None or key // spec.chunk == query // spec.chunk
         weights = np.where(seen, np.exp(scores), 0)
         total = weights.sum(-1) + np.exp(sinks)
         outputs.append(np.einsum("hqk,hkd->qhd", weights / total[..., None], values))
     return pages, np.concatenate(outputs)
+
+
+def without_what_windows_have_passed(spec: AttentionSpec, view: CacheView) -> CacheView:
+    """The same step where each row has given back the pages that none of its queries sees: the sink stands for them."""
+    table, page_size = view.table, view.pages.shape[3]
+    firsts = np.asarray(spec.first_seen(jnp.maximum(table.kv_lens - jnp.diff(table.cu_q_lens), 0)))
+    passed = np.arange(table.page_indices.shape[1]) < firsts[:, None] // page_size
+    return replace(view, table=replace(table, page_indices=jnp.where(passed, SINK_PAGE, table.page_indices)))
 
 
 @jax.tree_util.register_dataclass
@@ -50,19 +60,29 @@ def plain_attention(
 class DenseAttention:
     """Causal attention over whole rows [batch, length, heads, head_dim], a StepAttention."""
 
+    keeps: bool = field(default=False, metadata={"static": True})
+    """Whether a layer's cache has, by group, the keys and values that later layers may read."""
     fuses_rotation: ClassVar[bool] = False
 
     def __call__(
-        self, spec: AttentionSpec, cache: LayerCache, _place: Place, inputs: AttentionInputs
+        self, spec: AttentionSpec, cache: LayerCache, place: Place, inputs: AttentionInputs
     ) -> tuple[LayerCache, Array]:
         """Each query sees the last ``window`` keys, its own included."""
-        q, group = inputs.q, inputs.q.shape[2] // inputs.k.shape[2]
-        keys, values = jnp.repeat(inputs.k, group, axis=2), jnp.repeat(inputs.v, group, axis=2)
+        written = cache[place.group] if inputs.k is None else (inputs.k, inputs.v)
+        q, group = inputs.q, inputs.q.shape[2] // written[0].shape[2]
+        keys, values = (jnp.repeat(x, group, axis=2) for x in written)
         positions = np.arange(q.shape[1])
         distance = positions[:, None] - positions
-        visible = (distance >= 0) & (distance < (spec.window or len(positions)))
+        chunks = positions // (spec.chunk or len(positions))
+        visible = (distance >= 0) & (distance < (spec.window or len(positions))) & (chunks[:, None] == chunks)
         scores = jnp.einsum("bqhd,bkhd->bhqk", q, keys) * spec.scale
         if spec.soft_cap is not None:
             scores = spec.soft_cap * jnp.tanh(scores / spec.soft_cap)
-        weights = jax.nn.softmax(jnp.where(visible[None, None], scores, -jnp.inf), axis=-1)
-        return cache, jnp.einsum("bhqk,bkhd->bqhd", weights, values)
+        scores = jnp.where(visible[None, None], scores, -jnp.inf)
+        if inputs.sinks is not None:
+            sinks = jnp.broadcast_to(inputs.sinks[None, :, None, None], (*scores.shape[:-1], 1))
+            scores = jnp.concatenate([scores, sinks], axis=-1)
+        weights = jax.nn.softmax(scores, axis=-1)[..., : len(positions)]
+        return {**(cache or {}), place.group: written} if self.keeps else cache, jnp.einsum(
+            "bhqk,bkhd->bqhd", weights, values
+        )

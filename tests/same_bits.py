@@ -51,12 +51,13 @@ class Steps:
     def __init__(self, directory: Path, variant: str, dtype: str, *, quantized: bool) -> None:
         build_checkpoint(directory, variant, **SIZES)
         model = read_model_config(directory)
-        backend = choose_backend(PAGE, model.attention.head_dim, np.dtype(jnp.dtype(dtype)))
+        backend = choose_backend(PAGE, model.head_dim, np.dtype(jnp.dtype(dtype)))
         assert backend.description == "oDriver's CPU kernels"
         activations = np.dtype(np.float32) if quantized else None
         decoder = load(directory, backend.weight_format(np.dtype(jnp.dtype(dtype)), activations))
         one_page = backend.one_page(Partition(model), PAGE, np.dtype(jnp.dtype(dtype)))
-        self.pool = replace(one_page, num_pages=1 + SEQUENCES * PAGES)
+        self.groups = len(one_page.windows)
+        self.pool = replace(one_page, num_pages=1 + self.groups * SEQUENCES * PAGES)
         self.backend, self.step = backend, ForwardPrograms(decoder, backend, self.pool, SEQUENCES, one_device())
         self.tokens = np.random.default_rng(0).integers(0, model.vocab_size, (SEQUENCES, LENGTH))
         self.compiled = {}
@@ -67,7 +68,7 @@ class Steps:
         for plan in schedule:
             total = sum(count for _, _, count in plan)
             tokens = next(bucket for bucket in BUCKETS if bucket >= total)
-            layout = StepLayout(tokens, min(tokens, SEQUENCES), PAGES)
+            layout = StepLayout(tokens, min(tokens, SEQUENCES), PAGES, (PAGES,) * self.groups)
             if tokens not in self.compiled:
                 self.compiled[tokens] = self.step.lower(layout).compile()
             last = jnp.zeros(SEQUENCES + 1, jnp.int32)
@@ -89,7 +90,8 @@ class Steps:
             layout.view(packed, "token_ids")[at : at + count] = self.tokens[sequence, start : start + count]
             layout.view(packed, "positions")[at : at + count] = np.arange(start, start + count)
             layout.view(packed, "kv_lens")[row] = start + count
-            layout.view(packed, "page_indices")[row] = 1 + sequence * PAGES + np.arange(PAGES)
+            of_groups = sequence + SEQUENCES * np.arange(self.groups)[:, None]
+            layout.view(packed, "page_indices")[row] = (1 + of_groups * PAGES + np.arange(PAGES)).ravel()
             at += count
             layout.view(packed, "cu_q_lens")[row + 1 :] = at
         return packed

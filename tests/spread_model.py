@@ -54,7 +54,7 @@ class _Constraint:
 def answers(devices: int) -> list[dict]:
     """Every request's tokens and log-probabilities, all served at once."""
     config = EngineConfig(
-        model=Path(sys.argv[1]), tensor_parallel_size=devices, max_num_seqs=4, max_num_batched_tokens=8, page_size=4,
+        model=Path(sys.argv[1]), tensor_parallel_size=devices, max_num_seqs=4, max_num_batched_tokens=4, page_size=4,
         max_model_len=40, num_pages=60, staged_readiness=True,
     )  # fmt: skip
     engine = build_engine(config, lambda progress: None)

@@ -11,9 +11,11 @@ import pytest
 from fake_driver import PATIENCE, FakeDriver, serving
 
 from driver.errors import Overloaded
-from driver.request import ActiveRequest
+from driver.request import ActiveRequest, Usage
 from ipc.async_client import AsyncClient, AsyncStream
-from ipc.client import Client, ConnectFailed, ConnectionLost, Piece, RequestFailed, Stream, Usage
+from ipc.client import Client, Stream
+from ipc.errors import ConnectFailed, ConnectionLost, RequestFailed
+from ipc.wire.completion import Piece
 
 
 def run(address: str, use: Callable[[AsyncClient], Coroutine[Any, Any, Any]]) -> Any:

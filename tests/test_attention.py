@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.experimental.pallas.ops.tpu.ragged_paged_attention import ref_ragged_paged_attention as kernel_twin
-from plain_attention import plain_attention
+from plain_attention import plain_attention, without_what_windows_have_passed
 
 from caching.attention.spec import AttentionInputs, AttentionSpec, CacheView, PageTable
 from caching.attention.xla_attention import XLAAttention, write_pages
@@ -62,7 +62,18 @@ def build_metadata(*, num_pages=64, dtype=jnp.float32):
     )
 
 
-@pytest.mark.parametrize("window", [None, 5, *(pytest.param(window, marks=pytest.mark.thorough) for window in (1, 70))])
+@pytest.mark.parametrize(
+    ("window", "chunk"),
+    [
+        (None, None),
+        (5, None),
+        (None, 24),
+        *(
+            pytest.param(*reach, marks=pytest.mark.thorough)
+            for reach in ((1, None), (70, None), (None, 1), (None, 100))
+        ),
+    ],
+)
 @pytest.mark.parametrize(
     ("q_lens", "kv_lens", "rows", "tokens"),
     [
@@ -76,10 +87,10 @@ def build_metadata(*, num_pages=64, dtype=jnp.float32):
         pytest.param([63, 64, 1], [63, 65, 130], 3, 128, marks=pytest.mark.thorough),
     ],
 )
-def test_blocks_and_tiles_agree_with_the_plain_twin(q_lens, kv_lens, rows, tokens, window):
+def test_blocks_and_tiles_agree_with_the_plain_twin(q_lens, kv_lens, rows, tokens, window, chunk):
     """The backend gives every real query what the plain twin gives it, whatever the mix of rows."""
     assert_agrees_with_the_plain_twin(
-        AttentionSpec(0.3, window), *build_step(q_lens, kv_lens, rows=rows, tokens=tokens)
+        AttentionSpec(0.3, window, chunk=chunk), *build_step(q_lens, kv_lens, rows=rows, tokens=tokens)
     )
 
 
@@ -102,6 +113,19 @@ def test_scores_are_capped_and_compete_with_sinks(soft_cap, sinks, window):
     inputs, view = build_step([1, 1, 70, 65, 3], [9, 200, 70, 190, 4], rows=8, tokens=256)
 
     assert_agrees_with_the_plain_twin(AttentionSpec(0.3, window, soft_cap), replace(inputs, sinks=sinks), view)
+
+
+@pytest.mark.parametrize(("window", "chunk"), [(5, None), (70, None), (None, 30)])
+def test_pages_that_a_window_has_passed_are_never_read(window, chunk):
+    """They are somebody else's by then, or the sink, whose NaN would show; in decoding rows and in tiles."""
+    spec, (inputs, view) = (
+        AttentionSpec(0.3, window, chunk=chunk),
+        build_step([1, 1, 70, 65, 3], [9, 200, 160, 190, 40], tokens=192),
+    )
+
+    _, out = _by_xla(spec, without_what_windows_have_passed(spec, view), inputs)
+
+    np.testing.assert_array_equal(out, _by_xla(spec, view, inputs)[1])
 
 
 def test_the_plain_twin_agrees_with_the_kernels():
@@ -151,15 +175,17 @@ TINY = 2**-10
 """Half of the smallest number in float8_e4m3fn."""
 
 
-@pytest.mark.parametrize("kv_dtype", KV_DTYPES, ids=str)
 @pytest.mark.parametrize(
-    ("dtype", "spec", "sinks"),
+    ("kv_dtype", "dtype", "spec", "sinks"),
     [
-        (jnp.float32, AttentionSpec(0.3, 9), None),
-        (jnp.bfloat16, AttentionSpec(0.3, 9), None),
-        (jnp.float32, AttentionSpec(0.3, None, 2.0), SINKS),
+        pytest.param(kv_dtype, *case, id=f"{name}-{kv_dtype}", marks=() if kv_dtype in few else pytest.mark.thorough)
+        for name, case, few in (
+            ("float32", (jnp.float32, AttentionSpec(0.3, 9), None), KV_DTYPES),
+            ("bfloat16", (jnp.bfloat16, AttentionSpec(0.3, 9), None), (np.int8,)),
+            ("capped, with sinks", (jnp.float32, AttentionSpec(0.3, None, 2.0), SINKS), (np.int8,)),
+        )
+        for kv_dtype in KV_DTYPES
     ],
-    ids=["float32", "bfloat16", "capped, with sinks"],
 )
 def test_attention_over_small_pages_is_that_over_what_they_hold(spec, sinks, kv_dtype, dtype):
     """Pages of fewer bits give what pages of the rounded numbers give, and a step's own keys are rounded like the rest."""

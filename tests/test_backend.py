@@ -12,7 +12,7 @@ from caching.attention import cpu_attention
 from caching.cpu_kernels import KernelsUnavailable
 from engine.errors import ConfigurationError
 from engine.models.weights import panels
-from engine.models.weights.forms import Layout
+from engine.models.weights.weight_format import Layout
 from engine.step.backend import choose_backend, xla_backend
 
 FLOAT32 = np.dtype(np.float32)
@@ -22,7 +22,7 @@ XLA = xla_backend(FLOAT32)
 @pytest.fixture
 def fresh():
     """No library has been loaded yet, neither before nor after."""
-    caches = (cpu_kernels.load, cpu_attention.vector_width, panels.panel_width)
+    caches = (cpu_kernels.loading, cpu_attention.vector_width, panels.panel_width)
     for cached in caches:
         cached.cache_clear()
     yield
@@ -61,15 +61,17 @@ def test_a_compiler_that_fails_is_quoted(monkeypatch, tmp_path):
 def test_a_library_is_compiled_once(monkeypatch, tmp_path):
     """The second start finds the library of the first."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    source = tmp_path / "small.cc"
+    source.write_text('#include "tiles.h"\n')
     try:
-        cpu_kernels.load(panels.SOURCE)
+        cpu_kernels.load(source)
     except KernelsUnavailable as unavailable:
         pytest.skip(str(unavailable))
     (library,) = (tmp_path / "odriver" / "kernels").iterdir()
     made = library.stat().st_mtime_ns
-    cpu_kernels.load.cache_clear()
+    cpu_kernels.loading.cache_clear()
 
-    cpu_kernels.load(panels.SOURCE)
+    cpu_kernels.load(source)
 
     assert library.stat().st_mtime_ns == made
 

@@ -21,6 +21,7 @@ def permitted() -> bool:
         return False
 
 
+@pytest.mark.thorough
 def test_streams_are_whole_over_a_network_that_loses_and_is_cut() -> None:
     """Each token comes once; both sides notice the cut, and what was open is aborted, or resumed when it is mended."""
     if not permitted():

@@ -21,6 +21,7 @@ from driver.odriver import oDriver
 from driver.request import Logprob, Usage
 from ipc.commands import batch
 from ipc.commands.cli import main
+from ipc.openai.answer_format import format_of
 from ipc.openai.request_bodies import BodyError, Question
 from ipc.openai.translation import CHAT, TEXT, body_of, question_of
 from ipc.wire.completion import Choice, Completion
@@ -36,6 +37,10 @@ class Files:
     def write(self, *lines: dict[str, Any] | str) -> None:
         texts = [line if isinstance(line, str) else json.dumps(line) for line in lines]
         self.source.write_text("".join(f"{text}\n" for text in texts))
+
+    def count(self) -> int:
+        """Of results so far."""
+        return self.target.read_bytes().count(b"\n") if self.target.exists() else 0
 
     def results(self) -> dict[str, dict[str, Any]]:
         """By custom_id; each is there once."""
@@ -73,8 +78,13 @@ def test_lines_of_either_format_are_answered(files: Files, driver: FakeDriver) -
         "id": "cmpl-text",
         "object": "text_completion",
         "model": "parrot",
-        "choices": [{"index": 0, "text": "onceupon", "logprobs": None, "finish_reason": "stop"}],
-        "usage": {"prompt_tokens": 1, "completion_tokens": 2, "total_tokens": 3},
+        "choices": [{"index": 0, "text": "onceupon", "logprobs": None, "finish_reason": "stop", "stop_reason": None}],
+        "usage": {
+            "prompt_tokens": 1,
+            "completion_tokens": 2,
+            "total_tokens": 3,
+            "prompt_tokens_details": {"cached_tokens": 0},
+        },
     }
     assert results["chat"]["body"]["choices"][0]["message"] == {"role": "assistant", "content": "whatisit"}
     assert results["line-4"]["body"]["choices"][0]["text"] == "aplainone"
@@ -256,16 +266,17 @@ def test_a_daemon_that_does_not_come_back_ends_the_run(
 
 
 @contextmanager
-def parrots(address: str) -> Iterator[None]:
-    """Real drivers that are served one after the other, each for a moment, until the end of the with statement."""
+def parrots(address: str, files: Files) -> Iterator[None]:
+    """Real drivers that are served one after the other, each for 30 results, until the end of the with statement."""
     ended = threading.Event()
 
     def serve() -> None:
         while not ended.is_set():
-            driver = oDriver(FakeEngine(), FakeTokenizer())
+            driver, before = oDriver(FakeEngine(), FakeTokenizer()), files.count()
             driver.start()
             with serving(address, driver):
-                ended.wait(0.2)
+                while not ended.wait(0.01) and files.count() < before + 30:
+                    pass
             driver.stop("it is no more")
 
     thread = threading.Thread(target=serve)
@@ -283,7 +294,7 @@ def run_until(files: Files, least: int | None) -> None:
     while True:
         with subprocess.Popen(command, env=ENVIRONMENT, stderr=subprocess.PIPE, text=True) as process:
             while process.poll() is None and least is not None:
-                if files.target.exists() and files.target.read_bytes().count(b"\n") >= least:
+                if files.count() >= least:
                     process.kill()
                 time.sleep(0.001)
             _, said = process.communicate(timeout=PATIENCE)
@@ -296,7 +307,7 @@ def test_kills_of_the_batch_and_of_the_daemon_leave_no_trace(files: Files, addre
     """The output is that of a run that nobody disturbed, each custom_id once."""
     prompts = [f"é😀 number {number} " for number in range(300)]
     files.write(*({"prompt": prompt, "max_tokens": 60} for prompt in prompts))
-    with parrots(address):
+    with parrots(address, files):
         for least in (20, 120):
             run_until(files, least)
             os.truncate(files.target, files.target.stat().st_size - 5)
@@ -329,7 +340,9 @@ def test_their_parameters_become_ours(body: dict[str, Any], params: dict[str, An
     """Those of a chat, by their names and ours."""
     messages = [{"role": "user", "content": "x"}]
 
-    assert question_of(CHAT, {"messages": messages, **body}, "parrot") == Question(None, messages, params)
+    asked = question_of(CHAT, {"messages": messages, **body}, ["parrot"])
+
+    assert asked == Question(None, messages, params, format_of(params))
 
 
 @pytest.mark.parametrize(
@@ -341,7 +354,20 @@ def test_their_parameters_become_ours(body: dict[str, Any], params: dict[str, An
         ({"logprobs": 3}, "logprobs: expected `bool"),
         ({"top_logprobs": 3}, "needs logprobs"),
         ({"max_tokens": 3, "max_completion_tokens": 4}, "max_tokens and max_completion_tokens differ"),
-        ({"response_format": {"type": "xml"}}, "response_format.type: invalid enum value 'xml'"),
+        (
+            {"response_format": {"type": "xml"}},
+            "response_format.type must be json_object, json_schema, structural_tag or text, not 'xml'",
+        ),
+        ({"use_beam_search": True}, "use_beam_search must be false, not true"),
+        (
+            {"reasoning_effort": "huge"},
+            "reasoning_effort must be high, low, max, medium, minimal, none or xhigh, not 'huge'",
+        ),
+        ({"tool_choice": {"type": "x"}}, r"tool_choice\.type must be function, not 'x'"),
+        (
+            {"messages": [{"role": "king"}]},
+            r"messages\[0\]\.role must be assistant, developer, system, tool or user, not 'king'",
+        ),
         ({"logit_bias": {"word": 1}}, "a key of logit_bias: expected `int`"),
         ({"self": 1}, "unknown parameter 'self'"),
     ],
@@ -349,12 +375,12 @@ def test_their_parameters_become_ours(body: dict[str, Any], params: dict[str, An
 def test_what_is_not_served_is_refused_by_name(body: dict[str, Any], words: str) -> None:
     """Nothing is ignored that would have changed the answer."""
     with pytest.raises(BodyError, match=words):
-        question_of(CHAT, {"messages": [], **body}, "parrot")
+        question_of(CHAT, {"messages": []} | body, ["parrot"])
 
 
 def test_a_text_has_their_length_if_none_is_given() -> None:
     """Sixteen tokens."""
-    assert question_of(TEXT, {"prompt": "x"}, "parrot").params == {"max_tokens": 16}
+    assert question_of(TEXT, {"prompt": "x"}, ["parrot"]).params == {"max_tokens": 16}
 
 
 def test_log_probabilities_are_told_as_theirs() -> None:
@@ -362,8 +388,8 @@ def test_log_probabilities_are_told_as_theirs() -> None:
     tokens = [{5: Logprob(-2.0, 3, "é"), 6: Logprob(-0.5, 1, "a")}, {6: Logprob(-0.1, 1, "a")}]
     completion = Completion([Choice(0, "éa", [5, 6], "length", tokens)], Usage(1, 2), [])
 
-    chat = question_of(CHAT, {"messages": [], "logprobs": True, "top_logprobs": 1}, "parrot")
-    text = question_of(TEXT, {"prompt": "x", "logprobs": 1}, "parrot")
+    chat = question_of(CHAT, {"messages": [], "logprobs": True, "top_logprobs": 1}, ["parrot"])
+    text = question_of(TEXT, {"prompt": "x", "logprobs": 1}, ["parrot"])
 
     a = {"token": "a", "logprob": -0.5, "bytes": [97]}
     content = body_of(completion, chat, "parrot", "n")["choices"][0]["logprobs"]["content"]

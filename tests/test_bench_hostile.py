@@ -67,7 +67,7 @@ def test_an_attack_that_is_not_answered_got_through(address: str, monkeypatch: p
     monkeypatch.setattr("scripts.benchmarks.hostile.peer.PATIENCE", 0.1)
     monkeypatch.setattr("scripts.benchmarks.hostile.peer.Peer.ask.__defaults__", (0.1,))
     with serving(address, FakeDriver()) as server:
-        monkeypatch.setattr(server._control, "_rules", None)
+        monkeypatch.setattr(server._control, "_hear", lambda *event: None)
         assert attacker.run("M4: profiles elsewhere", DAEMON, Door(address, seconds=0.0)).startswith("no answer within")
 
 

@@ -15,6 +15,8 @@ from driver.errors import Overloaded
 from ipc.benchmark.workload import Load, LoadError, send
 from ipc.client import Client
 
+pytestmark = pytest.mark.thorough
+
 ROOT = Path(__file__).parent.parent
 NAMES = ("ttft", "tpot", "itl", "e2el")
 

@@ -6,7 +6,7 @@ import pytest
 from caching.page_manager import HBMPageManager
 from driver.request import Usage
 from driver.request_parameters import sampling_params
-from ipc.client import Piece
+from ipc.wire.completion import Piece
 from scripts.benchmarks import soak
 from scripts.benchmarks.footprint import Footprint
 from scripts.benchmarks.soak import SoakFailed, agrees, check_histories, measure_soak

@@ -1,5 +1,6 @@
 """``scripts/bench tpu`` and what people see of a plan, of one that was made up."""
 
+import msgspec
 import pytest
 
 from engine.planner.chip_plan import ChipPlan, DecodeStep
@@ -20,7 +21,7 @@ def plan():
     """Of Llama-3-8B, say, on four of eight chips."""
     step = DecodeStep(64, 3_000_000_000, 3_150_000_000, 5_000_000, 0.004, 0.001, 0.002, 10_000.0)
     return ChipPlan(
-        "config.json", "v5e:2x4", "TPU v5 lite", 8, 4, 2**34, 2**33, 2**31, 2**28, 2**32, 100, 128, 12672, 8192, 1024,
+        "config.json", "v5e:2x4", "TPU v5 lite", 8, 4, 2**34, 2**33, 2**31, "bfloat16", 2**28, 2**32, 100, 128, 12672, 8192, 1024,
         [STEP, GREEDY], 33.0, [step],
     )  # fmt: skip
 
@@ -35,13 +36,21 @@ def test_what_must_be_reached_is_the_limit_of_what_was_found(plan):
     assert found["all-reduces a layer"].share == 1
 
 
-def test_a_plan_is_shown(plan, capsys, monkeypatch):
-    """What a chip holds, the steps with their sums, what is not known of a sampler, and what decoding takes."""
-    monkeypatch.setenv("COLUMNS", "160")
+def test_of_a_mixture_the_share_of_experts_is_a_figure(plan):
+    """Of the step with the fewest rows."""
+    plan = msgspec.structs.replace(plan, decode=[msgspec.structs.replace(plan.decode[0], experts_read=0.25)])
 
+    *_, last = tpu_figures("Qwen3-30B-A3B", plan)
+
+    assert (last.name, last.value, last.unit) == ("experts read by 64 rows, estimated", 25, "%")
+
+
+def test_a_plan_is_shown(plan, capsys):
+    """What a chip holds, the steps with their sums, what is not known of a sampler, and what decoding takes; whole in a pipe."""
     show_plan(plan)
 
     shown = capsys.readouterr().out
+    assert "…" not in shown
     assert "config.json on 4 of the 8 TPU v5 lite of v5e:2x4" in shown
     for row in (
         ("64", "12.5", "5.2 MB", "2 all-reduce", "1 all-reduce", "copy.1: bf16[64, 128], 2 times"),
@@ -49,3 +58,14 @@ def test_a_plan_is_shown(plan, capsys, monkeypatch):
         ("64", "3.0 GB", "3.1 GB", "5.0 MB", "4.00", "1.00", "2.00", "10,000"),
     ):
         assert any(line.replace("│", " ").split() == " ".join(row).split() for line in shown.splitlines())
+
+
+def test_a_mixture_of_experts_is_shown_with_the_share_that_is_read(plan, capsys):
+    """Marked as an estimate, in one more column."""
+    (step,) = plan.decode
+
+    show_plan(msgspec.structs.replace(plan, decode=[msgspec.structs.replace(step, experts_read=0.25)]))
+
+    shown = capsys.readouterr().out.replace("│", " ")
+    assert "experts read (estimate)" in " ".join(shown.split())
+    assert any(line.split()[-2:] == ["10,000", "25%"] for line in shown.splitlines())

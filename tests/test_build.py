@@ -17,7 +17,7 @@ from engine.device_errors import device_errors
 from engine.errors import ConfigurationError, DevicesUnavailable
 from engine.models.model_config import read_model_config
 from engine.models.partition import Partition
-from engine.models.weights.forms import Layout
+from engine.models.weights.weight_format import Layout
 from engine.sampling_params import SamplingParams
 from engine.scheduling.sequence import Sequence
 from engine.step import page_budget as memory
@@ -31,6 +31,12 @@ from engine.step.runner import tell_nobody
 def directory(tmp_path_factory):
     """A tiny model whose context is 64 tokens."""
     return build_checkpoint(tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture(scope="module")
+def shallow(tmp_path_factory):
+    """The same in one layer, for what is compiled."""
+    return build_checkpoint(tmp_path_factory.mktemp("model"), num_hidden_layers=1)
 
 
 def build_config(directory, **settings):
@@ -56,6 +62,35 @@ def test_the_device_with_the_least_memory_left_says_how_much_there_is(directory,
     assert memory.memory_budget(build_config(directory, hbm_utilization=1.0), 3) == 700
 
 
+def silent_chip(kind, stats):
+    """A device that says nothing of its memory, or whose runtime fails when it is asked."""
+    return SimpleNamespace(memory_stats=stats, device_kind=kind, platform="tpu", id=0)
+
+
+def fail_to_report():
+    """As on TPU pods of some runtimes."""
+    raise JaxRuntimeError("UNIMPLEMENTED: no memory stats\nwith more lines")
+
+
+@pytest.mark.parametrize("stats", [lambda: None, dict, fail_to_report])
+def test_a_chip_that_does_not_report_its_memory_is_planned_from_the_table(directory, monkeypatch, caplog, stats):
+    """By what such a chip has and not by the host's memory; the log says so, with the number."""
+    monkeypatch.setattr(jax, "local_devices", lambda: [silent_chip("TPU v5 lite", stats)] * 8)
+
+    assert memory.memory_budget(build_config(directory), 8) == int(0.9 * 2**34)
+
+    assert "TPU v5 lite 0 reports no memory_stats" in caplog.text
+    assert "the 17,179,869,184 bytes that such a chip has, of which 0.9 may be used" in caplog.text
+
+
+def test_an_unknown_chip_that_does_not_report_its_memory_is_refused(directory, monkeypatch):
+    """The host's memory says nothing about an accelerator's."""
+    monkeypatch.setattr(jax, "local_devices", lambda: [silent_chip("TPU v99", lambda: None)])
+
+    with pytest.raises(ConfigurationError, match="TPU v99 reports no memory_stats, and its memory is known of TPU v4"):
+        memory.memory_budget(build_config(directory))
+
+
 @pytest.mark.parametrize(
     "settings",
     [
@@ -64,11 +99,11 @@ def test_the_device_with_the_least_memory_left_says_how_much_there_is(directory,
         pytest.param({"kv_cache_dtype": "fp8"}, marks=pytest.mark.thorough),
     ],
 )
-def test_an_engine_is_ready_when_it_is_built(directory, settings):
+def test_an_engine_is_ready_when_it_is_built(shallow, settings):
     """It reports its progress, counts from zero, and compiles nothing for requests of any kind."""
     reports = []
 
-    engine = build_engine(build_config(directory, **settings), reports.append)
+    engine = build_engine(build_config(shallow, max_num_seqs=4, **settings), reports.append)
 
     assert {report.stage for report in reports} == {"preparing kernels", "loading weights", "compiling"}
     assert all(report.done == report.total for report in reports[-1:])
@@ -101,10 +136,11 @@ def test_small_pages_hold_more_tokens_in_the_same_memory(directory):
 
 def test_bfloat16_weights_are_kept_as_stored_and_serve_as_float32(tmp_path):
     """Unless a dtype is asked for: the tokens are those of float32 weights, and people are told."""
-    stored = build_checkpoint(tmp_path, "llama2_bfloat16")
+    stored = build_checkpoint(tmp_path, "llama2_bfloat16", num_hidden_layers=1)
 
     def tokens(**settings):
-        engine = build_engine(build_config(stored, page_size=16, **settings), lambda progress: None)
+        config = build_config(stored, page_size=16, staged_readiness=True, **settings)
+        engine = build_engine(config, lambda progress: None)
         engine.add(Sequence("", [5, 6, 7], SamplingParams(temperature=1), frozenset(), 30, seed=3))
         return [token for _ in iter(lambda: engine.has_work, False) for out in engine.step() for token in out.token_ids]
 
@@ -172,7 +208,7 @@ def refuse_above(monkeypatch, allocation):
     monkeypatch.setattr(served_model, "choose_backend", choosing)
 
 
-def test_a_pool_that_the_device_refuses_is_made_smaller(directory, monkeypatch, caplog):
+def test_a_pool_that_the_device_refuses_is_made_smaller(shallow, monkeypatch, caplog):
     """An eighth of the pages less each time, whether allocation or the first step is refused, and it says so."""
     refuse_above(monkeypatch, 28)
 
@@ -186,7 +222,8 @@ def test_a_pool_that_the_device_refuses_is_made_smaller(directory, monkeypatch, 
         compile_steps = compile_nothing if shapes.cache.num_pages > 25 else build.compile_steps
         return compile_steps(served, decoder, shapes, report)
 
-    engine = build.build(build_config(directory), lambda progress: None, start, compile_what_fits)
+    config = build_config(shallow, staged_readiness=True)
+    engine = build.build(config, lambda progress: None, start, compile_what_fits)
 
     assert engine.stats().pages_total == 22
     said = [record.getMessage() for record in caplog.records if "trying" in record.getMessage()]
@@ -257,13 +294,13 @@ def test_devices_that_cannot_be_taken_are_told_in_their_words(directory, monkeyp
 
 def test_a_model_that_gives_no_numbers_is_not_served(tmp_path):
     """NaN in answer to the first prompt is found before anybody is served."""
-    directory = build_checkpoint(tmp_path)
-    tensors = random_tensors(VARIANTS["llama2"].config, 0)
+    directory = build_checkpoint(tmp_path, num_hidden_layers=1)
+    tensors = random_tensors(VARIANTS["llama2"].config | {"num_hidden_layers": 1}, 0)
     tensors["model.norm.weight"][:] = np.nan
     write_tensors(directory, tensors)
 
     with pytest.raises(ConfigurationError, match=r"NaN or infinity .* weights are damaged"):
-        build_engine(build_config(directory), lambda progress: None)
+        build_engine(build_config(directory, staged_readiness=True), lambda progress: None)
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ from transformers import AutoTokenizer
 from driver.errors import InvalidRequest
 from driver.text.conversation import checked_chat
 from driver.text.tokenizer import HuggingFaceTokenizer
+from engine.errors import ConfigurationError
 
 QUADRATIC = (
     "{% set ns = namespace(same=0) %}{% for a in messages %}{% for b in messages %}"
@@ -70,3 +71,28 @@ def test_a_budget_is_one_rendering_s(tmp_path: Path) -> None:
     assert [text[:1] for text in texts] == list("abcdefgh") and {len(text) for text in texts} == {6_000_000}
     theirs = AutoTokenizer.from_pretrained(tmp_path).apply_chat_template([user("x" * 100_000)], tokenize=False)
     assert len(theirs) == 10_000_000
+
+
+def test_a_template_of_a_file_takes_the_place_of_the_models(tmp_path: Path) -> None:
+    """Whatever the tokenizer's files have; it is what the tokenizer is said to have."""
+    directory, path = write_tokenizer(tmp_path, build_byte_level()), tmp_path / "mine.jinja"
+    path.write_text("{% for message in messages %}[{{ message.content }}]{% endfor %}")
+
+    tokenizer = HuggingFaceTokenizer(directory, path)
+
+    assert tokenizer.render(checked_chat([user("a"), user("b")])) == "[a][b]"
+    assert tokenizer.info()["chat_template"] == path.read_text()
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [(None, "mine.jinja cannot be read"), (b"\xff", "cannot be read"), (b"\n{% for %}", "is wrong in line 2: ")],
+)
+def test_a_file_that_is_no_template_is_refused(tmp_path: Path, content: bytes | None, reason: str) -> None:
+    """At the start, with the line."""
+    path = tmp_path / "mine.jinja"
+    if content is not None:
+        path.write_bytes(content)
+
+    with pytest.raises(ConfigurationError, match=reason):
+        HuggingFaceTokenizer(write_tokenizer(tmp_path / "model", build_byte_level()), path)

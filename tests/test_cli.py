@@ -16,7 +16,7 @@ from fake_driver import PATIENCE, FakeDriver, serving
 
 from driver.errors import Overloaded
 from engine.sampling_params import SamplingParams
-from ipc.commands import sampling_flags
+from ipc.commands import cli, sampling_flags
 
 ROOT = Path(__file__).parent.parent
 ODRIVER = [sys.executable, "-c", "import sys; from ipc.commands.cli import main; sys.exit(main())"]
@@ -190,10 +190,10 @@ def test_without_a_daemon_every_command_says_what_to_do(command: list[str], addr
 
 
 def test_an_address_that_cannot_be_is_an_error_in_plain_words() -> None:
-    """As any other."""
+    """With the exit code of a configuration that cannot work, as for a daemon."""
     done = odriver("status", "--connect", "tcp://0.0.0.0:1")
 
-    assert done.returncode == 1
+    assert done.returncode == 78
     assert "odriver keys new" in done.stderr
     assert "Traceback" not in done.stderr
 
@@ -201,7 +201,6 @@ def test_an_address_that_cannot_be_is_an_error_in_plain_words() -> None:
 @pytest.mark.parametrize(
     "arguments",
     [
-        [],
         ["sing"],
         ["complete", "x", "--max-tokens", "many"],
         ["complete", "x", "--max", "5"],
@@ -215,6 +214,54 @@ def test_a_wrong_command_line_exits_with_2(arguments: list[str]) -> None:
 
     assert done.returncode == 2
     assert done.stderr.startswith("usage: odriver")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "near"),
+    [
+        (["complete", "x", "--temperture", "0"], "unrecognized arguments: --temperture 0; did you mean --temperature?"),
+        (["serve", "--max-num-seq=4"], "unrecognized arguments: --max-num-seq=4; did you mean --max-num-seqs?"),
+        (["serve", "--max-num"], "did you mean --max-num-seqs or --max-num-batched-tokens?"),
+        (["statsu"], "invalid choice: 'statsu'; did you mean status?"),
+        (["keys", "revok", "a"], "invalid choice: 'revok'; did you mean revoke?"),
+        (["log-level", "loud"], "invalid choice: 'loud' (choose from debug, info, warning, error)"),
+        (["--verison"], "did you mean --version?"),
+        (["serve", "--port", "8000"], "--port of vLLM is --http PORT here: without it HTTP is not served"),
+        (
+            ["serve", "--model=a/b", "-tp", "2"],
+            "--model of vLLM is MODEL here: the model is named without a flag; -tp of "
+            "vLLM is --tensor-parallel-size N here",
+        ),
+        (
+            ["serve", "--swap-space", "4"],
+            "; there is no --swap-space here: a request that loses its pages is computed again, "
+            "mostly from the prefix cache",
+        ),
+        (["complete", "x", "--model", "a/b"], "--model of vLLM is --connect ADDR here: a daemon serves one model"),
+        (["keys", "new", "a", "--model", "b"], "unrecognized arguments: --model b"),
+        (["gateway", "--swap-space", "4"], "unrecognized arguments: --swap-space 4"),
+    ],
+)
+def test_what_is_near_a_misspelt_word_is_said(
+    arguments: list[str], near: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of a flag, a command or a value, in two lines and not with a list of all flags."""
+    with pytest.raises(SystemExit) as exited:
+        cli.main(arguments)
+
+    lines = capsys.readouterr().err.splitlines()
+    assert exited.value.code == 2 and len(lines) == 2 and lines[1].endswith(near)
+
+
+def test_odriver_alone_shows_what_there_is(capsys: pytest.CaptureFixture[str]) -> None:
+    """And its version, where that is asked for."""
+    assert cli.main([]) == 0
+    assert "uninstall-service" in capsys.readouterr().out
+    with pytest.raises(SystemExit) as exited:
+        cli.main(["--version"])
+
+    assert exited.value.code == 0
+    assert re.fullmatch(r"odriver \d+\.\d+\.\d+\S*\n", capsys.readouterr().out)
 
 
 def test_ctrl_c_aborts_the_completion(driver: FakeDriver, address: str) -> None:
@@ -263,6 +310,15 @@ def test_status_as_json_is_the_dict(address: str) -> None:
 
 
 @pytest.mark.usefixtures("driver")
+@pytest.mark.parametrize("command", [["status"], ["requests"], ["complete", "x"]])
+def test_a_command_finds_the_daemon_by_its_configuration(command: list[str], address: str, tmp_path: Path) -> None:
+    """With --config, as ``odriver serve`` has it."""
+    (tmp_path / "o.toml").write_text(f"bind = '{address}'")
+
+    assert odriver(*command, "--config", str(tmp_path / "o.toml")).returncode == 0
+
+
+@pytest.mark.usefixtures("driver")
 def test_status_is_a_table(address: str) -> None:
     """For people: a row for each number."""
     rows = odriver("status", "--connect", address).stdout.splitlines()
@@ -297,6 +353,45 @@ def test_a_refused_turn_is_forgotten(driver: FakeDriver, address: str) -> None:
 
     assert (chat.returncode, stdout, stderr) == (0, "taken\n", "")
     assert driver.submitted[1].messages == [{"role": "user", "content": "taken"}]
+
+
+def test_a_chat_whose_last_message_is_refused_fails(driver: FakeDriver, address: str) -> None:
+    """As when the model has no chat template: a script sees it by the exit code."""
+    driver.refusal = Overloaded("too many wait")
+
+    done = odriver("chat", "--connect", address, stdin="refused\n")
+
+    assert (done.returncode, done.stdout, done.stderr) == (1, "", "odriver: too many wait\n")
+
+
+def test_a_chat_has_a_system_message_and_the_parameters_of_complete(driver: FakeDriver, address: str) -> None:
+    """The message may be changed, and the conversation begun anew; what is no command is sent or said to be none."""
+    lines = "/system\nfirst\n/system Be a pirate.\nsecond\n/clear\n/etc/passwd is a file\n/nothing\n/help\n"
+    flags = ("--system", "Be brief.", "--temperature", "0", "--max-tokens", "7", "--stop", "x")
+
+    done = odriver("chat", "--connect", address, *flags, stdin=lines)
+
+    assert done.returncode == 0
+    assert done.stderr == "odriver: there is no /nothing: /help lists what there is\n"
+    assert done.stdout.startswith("Be brief.\nfirst\nsecond\n/etc/passwdisafile\n/system TEXT")
+    assert all(request.params == {"temperature": 0.0, "max_tokens": 7, "stop": ["x"]} for request in driver.submitted)
+    asked = [[message["content"] for message in request.messages or []] for request in driver.submitted]
+    assert asked == [
+        ["Be brief.", "first"],
+        ["Be a pirate.", "first", "first", "second"],
+        ["Be a pirate.", "/etc/passwd is a file"],
+    ]
+    assert driver.submitted[0].messages is not None and driver.submitted[0].messages[0]["role"] == "system"
+
+
+@pytest.mark.usefixtures("driver")
+def test_how_long_a_reply_took_is_said_on_stderr(address: str) -> None:
+    """Where it is asked for, beside a text that is as without it."""
+    done = odriver("complete", "once upon", "--connect", address, "--timings")
+    chat = odriver("chat", "--connect", address, "--timings", stdin="once upon\n")
+
+    assert done.stdout == chat.stdout == "onceupon\n"
+    assert done.stderr == chat.stderr == "[1 tokens of prompt (0 cached), 2 of reply]\n"
 
 
 def test_ctrl_c_stops_a_reply_and_not_the_chat(driver: FakeDriver, address: str) -> None:

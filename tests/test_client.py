@@ -11,17 +11,19 @@ from typing import Any
 
 import pytest
 import zmq
-from fake_driver import PATIENCE, WELCOME, FakeDriver, serving
+from fake_driver import PATIENCE, WELCOME, FakeDriver, build_server, serving
 from fakes import FakeEngine, FakeTokenizer
 
 from driver import request as driver_request
 from driver.errors import Overloaded
 from driver.odriver import oDriver
+from driver.request import Logprob, Usage
 from engine.request_limits import MAX_MESSAGE_BYTES
-from ipc.client import Client, ConnectFailed, ConnectionLost, Logprob, Piece, RequestFailed, Usage
+from ipc.client import Client
 from ipc.connection import session
-from ipc.server.zmq_server import Server
+from ipc.errors import ConnectFailed, ConnectionLost, DaemonStarting, RequestFailed
 from ipc.wire.codec import decode_client_message, encode
+from ipc.wire.completion import Piece
 from ipc.wire.messages import PROTOCOL_VERSION, Error, Hello, Ping
 
 ROOT = Path(__file__).parent.parent
@@ -290,12 +292,16 @@ def test_without_a_daemon_connecting_fails_in_words(address: str) -> None:
 
 
 def test_a_daemon_that_does_not_answer_is_said_to_be_there(address: str) -> None:
-    """One that is loading its model accepts connections but answers later."""
-    server = Server(address, on_failure=lambda why: None, on_drain=lambda timeout: None)
+    """One that hangs accepts connections; one that is loading its model says that it is."""
+    with zmq.Context() as context, context.socket(zmq.ROUTER) as stuck:
+        stuck.bind(address)
+        with pytest.raises(ConnectFailed, match="does not answer"):
+            Client(address, timeout=1)
+    server = build_server(address)
     server.start()
 
     try:
-        with pytest.raises(ConnectFailed, match="does not answer"):
+        with pytest.raises(DaemonStarting, match="is starting: starting"):
             Client(address, timeout=3)  # in which the process of the socket begins, on a busy machine, too
     finally:
         server.stop()
@@ -519,7 +525,7 @@ def run_python(code: str, *arguments: str) -> str:
 
 def test_the_client_loads_nothing_heavy() -> None:
     """A program that only asks needs neither jax nor transformers nor numpy."""
-    code = "import sys, ipc.async_client, ipc.client; print(*sorted({name.split('.')[0] for name in sys.modules}))"
+    code = "import sys, odriver, ipc.async_client, ipc.client; print(*sorted({name.split('.')[0] for name in sys.modules}))"
     loaded = run_python(code).split()
 
     assert not {"jax", "flax", "transformers", "tokenizers", "numpy", "rich"} & set(loaded)
@@ -530,7 +536,8 @@ def test_clients_leave_no_threads_and_no_descriptors(address: str) -> None:
     """Neither those that were closed, nor those that were dropped, nor those that never got through."""
     code = """
 import gc, os, sys, threading
-from ipc.client import Client, ConnectFailed
+from ipc.client import Client
+from ipc.errors import ConnectFailed
 def count():
     gc.collect()
     return threading.active_count(), len(os.listdir("/proc/self/fd"))
@@ -569,7 +576,8 @@ def test_a_forked_child_is_told_to_make_its_own_client(address: str) -> None:
     """The thread did not come along; the parent's client is unharmed."""
     code = """
 import os, sys
-from ipc.client import Client, ConnectionLost
+from ipc.client import Client
+from ipc.errors import ConnectionLost
 client = Client(sys.argv[1])
 if os.fork() == 0:
     try:

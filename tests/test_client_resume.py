@@ -15,13 +15,15 @@ from test_client import Router
 from driver import request as driver_request
 from driver.errors import DriverStopped, Overloaded
 from driver.odriver import oDriver
-from driver.request import ActiveRequest, RequestError, ReturnSample
+from driver.request import ActiveRequest, RequestError, ReturnSample, Usage
 from engine.request_limits import MAX_MESSAGE_BYTES
 from engine.scheduling.sequence import SequenceOutput
 from ipc.async_client import AsyncClient
-from ipc.client import Client, ConnectionLost, Piece, RequestFailed, ResumeFailed, Usage
+from ipc.client import Client
 from ipc.connection import retry as resumption
+from ipc.errors import ConnectionLost, RequestFailed, ResumeFailed
 from ipc.wire.codec import encode
+from ipc.wire.completion import Piece
 from ipc.wire.messages import Done, Error, Generate, Token
 
 

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from test_oengine import LateRunner, next_token
 from test_scheduler import build_scheduler, build_sequence, land
 
+from caching.cache_groups import CacheGroups
 from caching.page_manager import HBMPageManager
 from engine.config import ServingLimits
 from engine.oengine import oEngine
@@ -16,6 +17,7 @@ from engine.scheduling import awaited_masks
 from engine.scheduling.awaited_masks import AwaitedMasks
 from engine.scheduling.scheduler import InferenceScheduler
 from engine.scheduling.sequence import SequenceStatus
+from engine.scheduling.sequence_memory import SequenceMemory
 
 
 class Constraint:
@@ -208,7 +210,7 @@ def test_who_has_ended_is_waited_for_no_more():
 def build_engine(run_ahead, num_pages):
     """An engine on a late device, as in test_oengine."""
     pages = HBMPageManager(num_pages)
-    scheduler = InferenceScheduler(pages, page_size=4, max_num_seqs=4, max_num_batched_tokens=8)
+    scheduler = InferenceScheduler(SequenceMemory(pages, CacheGroups(4)), max_num_seqs=4, max_num_batched_tokens=8)
     runner = LateRunner(num_pages=num_pages, page_size=4, max_num_seqs=4, max_model_len=24)
     return oEngine(scheduler, runner, pages, ServingLimits(24, 16, (0,)), run_ahead=run_ahead)
 

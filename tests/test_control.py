@@ -12,7 +12,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import pytest
-from fake_driver import PATIENCE, WELCOME, FakeDriver, serving
+from fake_driver import PATIENCE, WELCOME, FakeDriver, build_server, serving
 from fakes import FakeEngine, FakeTokenizer
 from raw_client import RawClient
 
@@ -20,10 +20,10 @@ from driver.errors import Asleep, Draining, DriverError
 from driver.odriver import oDriver
 from driver.request import ActiveRequest, QueueChannel
 from ipc.client import Client
+from ipc.commands import cli
 from ipc.control_client import ControlClient
 from ipc.errors import AddressInUse, ConnectFailed, RequestFailed
 from ipc.process.logs import OURS
-from ipc.server.zmq_server import Server
 from ipc.sockets.tenants import EVERYBODY, Tenant
 from ipc.wire.addresses import control_address
 from ipc.wire.keys import Limits
@@ -155,7 +155,10 @@ def test_an_operator_aborts_anybodys_request(address: str) -> None:
 
 
 COMMANDS: list[Callable[[ControlClient], str]] = [
+    lambda control: str(control.requests()),
     lambda control: control.abort("a"),
+    lambda control: control.reload(),
+    lambda control: control.reset_prefix_cache(),
     lambda control: control.drain(),
     lambda control: control.sleep(),
     lambda control: control.wake(),
@@ -163,7 +166,7 @@ COMMANDS: list[Callable[[ControlClient], str]] = [
     lambda control: control.start_profile("a"),
     lambda control: control.stop_profile(),
 ]
-"""Whatever changes anything."""
+"""Whatever changes anything, or tells of other clients."""
 
 
 @pytest.mark.parametrize("command", COMMANDS)
@@ -190,7 +193,7 @@ os.setresgid(4321, 4321, 4321)
 os.setresuid(4321, 4321, 4321)  # now, as that user may not even read Python
 with ControlClient(sys.argv[1]) as control:
     state = control.status()["state"], control.metrics()
-    for command, *given in (["abort", "a"], ["drain"], ["sleep"], ["wake"], ["set_log_level", "debug"],
+    for command, *given in (["requests"], ["abort", "a"], ["reload"], ["reset_prefix_cache"], ["drain"], ["sleep"], ["wake"], ["set_log_level", "debug"],
                             ["start_profile", "a"], ["stop_profile"]):
         try:
             getattr(control, command)(*given)
@@ -242,6 +245,64 @@ def test_the_log_level_is_changed_while_serving(address: str) -> None:
         assert logging.getLogger("driver").level == logging.DEBUG
         with pytest.raises(RequestFailed, match=r"\$\.level"):
             control.set_log_level("chatty")
+
+
+def test_open_requests_are_listed_with_their_progress_and_nothing_of_their_content(
+    driver: oDriver, gate: threading.Semaphore, address: str
+) -> None:
+    """What runs, what waits for a slot, whose it is, and by the id that ends it; in the order that is asked for."""
+    with serving(address, driver), ControlClient(address) as control, RawClient(address) as client:
+        client_id = client.greet().client_id
+        for number in range(5):
+            client.say(
+                Generate(str(number), prompt="secret" * (number + 1), params={"max_tokens": 90}, user=f"u{number}")
+            )
+        rows, total = control.requests()
+        while [row["completion_tokens"] > 1 for row in rows] != [True] * 4 + [False]:
+            gate.release()
+            rows, total = control.requests()
+        last, _ = control.requests("client", limit=1)
+        nobodys = control.requests(client="somebody else")
+
+        assert total == 5 and [row["id"] for row in rows] == [f"{client_id}:{number}" for number in range(5)]
+        assert [row["state"] for row in rows] == ["decode"] * 4 + ["waiting"]
+        assert [row["prompt_tokens"] for row in rows] == [6, 12, 18, 24, 30]
+        assert rows[0]["completion_tokens"] >= rows[3]["completion_tokens"] and rows[4]["completion_tokens"] == 0
+        assert {row["model"] for row in rows} == {"parrot"} and rows[4]["user"] == "u4"
+        assert [row["age_s"] for row in rows] == sorted((row["age_s"] for row in rows), reverse=True)
+        assert [row["id"] for row in last] == [f"{client_id}:0"]
+        assert nobodys == ([], 0)
+        assert "secret" not in str(rows)
+        assert control.abort(rows[4]["id"]) == f"{client_id}:4 is aborted"
+
+
+def test_thousands_of_requests_stay_readable(address: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """A table has the first fifty and says how many more there are; ids alone are all, for `odriver abort`."""
+    driver = FakeDriver()
+    for number in range(3000):
+        request = ActiveRequest(request_id=f"c:{number}", channel=QueueChannel(), prompt="hold", client="c")
+        driver.submit_request(request)
+    with serving(address, driver):
+        assert cli.main(["requests", "--connect", address]) == 0
+        table = capsys.readouterr().out
+        assert cli.main(["requests", "-q", "--connect", address]) == 0
+        ids = capsys.readouterr().out.split()
+        assert cli.main(["abort", *ids[:2], "--connect", address]) == 0
+
+    assert len(table.splitlines()) < 60 and "c:49" in table and "c:50" not in table
+    assert table.endswith("3,000 open, of which 2,950 are not shown: --limit\n")
+    assert len(ids) == 3000 and len(driver.open) == 2998
+
+
+def test_an_empty_prefix_cache_costs_no_request_its_pages(
+    driver: oDriver, gate: threading.Semaphore, control: ControlClient
+) -> None:
+    """It is emptied between two steps, and what is open goes on."""
+    channel = submit(driver)
+    gate.release(100)
+
+    assert control.reset_prefix_cache() == "the prefix cache is empty: 0 pages are forgotten"
+    assert whole(channel) == "abc"
 
 
 # Drain, sleep and wake.
@@ -347,7 +408,14 @@ def test_every_command_is_there(address: str) -> None:
         ("sleep",): (0, "asleep\n", ""),
         ("wake",): (0, "awake\n", ""),
         ("log-level", "info"): (0, "logging info and above\n", ""),
-        ("abort", "x"): (1, "", "odriver: no request 'x' is open; the log names those that are\n"),
+        ("requests",): (0, "0 open\n", ""),
+        ("reset-prefix-cache",): (0, "the prefix cache is empty: 0 pages are forgotten\n", ""),
+        ("abort", "x", "y"): (
+            1,
+            "",
+            "odriver: no request 'x' is open; `odriver requests` lists those that are\n"
+            "odriver: no request 'y' is open; `odriver requests` lists those that are\n",
+        ),
         ("drain", "--timeout", "-1"): (
             1,
             "",
@@ -370,7 +438,7 @@ def test_a_control_address_in_use_is_an_error_of_start(tmp_path: Path) -> None:
     """It says which, and the address for work is given back."""
     address = f"ipc://{tmp_path}/o.sock"
     with serving(control_address(address), FakeDriver()):
-        server = Server(address, on_failure=lambda why: None, on_drain=lambda timeout: None)
+        server = build_server(address)
         with pytest.raises(AddressInUse, match=r"o\.sock\.control"):
             server.start()
 

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from plain_attention import plain_attention
+from plain_attention import plain_attention, without_what_windows_have_passed
 
 from caching.attention import cpu_attention
 from caching.attention.cpu_attention import CPUAttention
@@ -83,12 +83,21 @@ STEPS = {
 
 
 @pytest.mark.parametrize(
-    "window", [None, 5, *(pytest.param(window, marks=pytest.mark.thorough) for window in (1, 140))]
+    ("window", "chunk"),
+    [
+        (None, None),
+        (5, None),
+        (None, 24),
+        *(
+            pytest.param(*reach, marks=pytest.mark.thorough)
+            for reach in ((1, None), (140, None), (None, 1), (None, 64))
+        ),
+    ],
 )
 @pytest.mark.parametrize("step", STEPS)
-def test_the_kernel_agrees_with_the_plain_twin(step, window):
+def test_the_kernel_agrees_with_the_plain_twin(step, window, chunk):
     """Every real query gets what the plain twin gives it over the pages as written, whatever the mix of rows."""
-    given, spec = build_step(*STEPS[step], padding=3), AttentionSpec(0.3, window)
+    given, spec = build_step(*STEPS[step], padding=3), AttentionSpec(0.3, window, chunk=chunk)
 
     _, out = attend(*given, spec=spec)
 
@@ -175,6 +184,18 @@ def test_what_lies_behind_the_last_token_is_never_read():
     _, out = attend(poisoned, q, k, v, table)
 
     np.testing.assert_array_equal(out, attend(pages, q, k, v, table)[1])
+
+
+@pytest.mark.parametrize(("window", "chunk"), [(1, None), (20, None), (150, None), (None, 60)])
+def test_pages_that_a_window_has_passed_are_never_read(window, chunk):
+    """They are somebody else's by then, or the sink, whose NaN would show; in decoding rows and in tiles."""
+    pages, q, k, v, table = build_step([1, 1, 70, 3], [18, 300, 190, 40])
+    pages[0], spec = np.nan, AttentionSpec(0.3, window, chunk=chunk)
+    passed = without_what_windows_have_passed(spec, CacheView(pages, table)).table
+
+    _, out = attend(pages, q, k, v, passed, spec=spec)
+
+    np.testing.assert_array_equal(out, attend(pages, q, k, v, table, spec=spec)[1])
 
 
 @pytest.mark.parametrize("spec", [SPEC, AttentionSpec(0.3, 20), AttentionSpec(0.3, None, 2.0)], ids=str)

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +20,13 @@ from rich.console import Console
 from engine.config import EngineConfig
 from engine.errors import ConfigurationError
 from engine.progress import Progress
-from ipc.client import Client, RequestFailed
+from ipc.client import Client
 from ipc.control_client import ControlClient
-from ipc.errors import AddressInUse, ConnectFailed
+from ipc.errors import AddressInUse, ConnectFailed, DaemonStarting, RequestFailed
+from ipc.process.gateway_process import GatewayProcess
 from ipc.service.configuration import DaemonConfig, LiveConfiguration, ReadConfig
 from ipc.service.daemon import FAULT, LONGEST_DRAIN, SHUTDOWN_TIMEOUT, STOPPED, Daemon
+from ipc.service.http_config import HttpConfig
 from ipc.service.start_up import Loaded
 from ipc.wire import keys
 
@@ -68,19 +71,22 @@ def build_daemon(
     failures: list[Fail] | None = None,
     drain_timeout: float = PATIENCE,
     read: ReadConfig | None = None,
+    gateway: GatewayProcess | None = None,
 ) -> Daemon:
     """A daemon that need not load its driver; ``during_load`` happens instead, ``failures`` gets the driver's."""
 
-    def load(config: EngineConfig, report: Report, on_failure: Fail) -> Loaded:
-        del config
+    def load(
+        config: EngineConfig, report: Report, on_failure: Fail, ask_to_stop: Callable[[str, float], None]
+    ) -> Loaded:
+        del config, ask_to_stop
         during_load(report)
         if failures is not None:
             failures.append(on_failure)
         return Loaded(driver or FakeDriver(), "parrot", LIMITS, {"model": "parrot"})
 
     console = Console(stderr=True)
-    read = read or (lambda: (EngineConfig(), DaemonConfig(bind=address, drain_timeout=drain_timeout)))
-    return Daemon(LiveConfiguration(read, console), console, load)
+    read = read or (lambda: (EngineConfig(), DaemonConfig(bind=address, drain_timeout=drain_timeout), HttpConfig()))
+    return Daemon(LiveConfiguration(read, console), console, load, gateway)
 
 
 def send_signal(number: int = signal.SIGTERM) -> None:
@@ -105,10 +111,8 @@ def until_refused(client: Client) -> str:
     return refused.value.code
 
 
-@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGINT, "control"])
-def test_a_daemon_that_drains_finishes_what_is_open(address: str, news: News, how: int | str) -> None:
-    """What is new is refused meanwhile; then the exit code is 0, and the handlers are what they were."""
-    handlers = [signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)]
+def assert_drains(address: str, news: News, ask: Callable[[], Any]) -> None:
+    """A daemon that is asked to drain finishes what is open, refuses what is new, and exits in order."""
     driver = FakeDriver()
 
     def talk() -> str:
@@ -116,7 +120,7 @@ def test_a_daemon_that_drains_finishes_what_is_open(address: str, news: News, ho
         with Client(address) as client:
             stream = client.generate([1])
             request = driver.take()
-            ask_to_drain(how, address)
+            ask()
             code = until_refused(client)
             driver.say(request, "done", [4])
             driver.finish(request)
@@ -129,6 +133,15 @@ def test_a_daemon_that_drains_finishes_what_is_open(address: str, news: News, ho
 
     assert code == STOPPED == 0
     assert refused.result() == "draining"
+
+
+@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGINT, "control"])
+def test_a_daemon_that_drains_finishes_what_is_open(address: str, news: News, how: int | str) -> None:
+    """What is new is refused meanwhile; then the exit code is 0, and the handlers are what they were."""
+    handlers = [signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)]
+
+    assert_drains(address, news, lambda: ask_to_drain(how, address))
+
     assert news.until("STOPPING=1")[-2:] == ["STATUS=finishing what is open", "STOPPING=1"]
     assert [signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)] == handlers
 
@@ -196,7 +209,7 @@ def test_requests_are_not_told_of_a_start_when_it_is_over(
     """Should the main thread fail, whose fault it is; the exit is one that asks for a restart."""
     driver = FakeDriver()
     daemon = build_daemon(address, driver)
-    monkeypatch.setattr(daemon, "reload", lambda: 1 / 0)
+    monkeypatch.setattr(daemon, "reload", lambda asker: 1 / 0)
 
     def talk() -> str:
         news.until("READY=1")
@@ -234,9 +247,69 @@ def test_a_reload_reads_the_keys_again(address: str, news: News, tmp_path: Path)
     with ThreadPoolExecutor(1) as thread:
         text = thread.submit(talk)
         settings = DaemonConfig(bind=address, keys=directory)
-        assert build_daemon(address, read=lambda: (EngineConfig(), settings)).run() == STOPPED
+        assert build_daemon(address, read=lambda: (EngineConfig(), settings, HttpConfig())).run() == STOPPED
 
     assert text.result() == "letin"
+
+
+def test_an_operator_has_a_daemon_reload_without_a_signal(address: str, news: News, tmp_path: Path) -> None:
+    """Who asks is told what was taken over, what has to wait, and what is wrong; keys are read beside wrong settings."""
+    directory, key = tmp_path / "keys", tmp_path / "operator.key"
+    keys.new(directory, "operator", key, control=True)
+    settings = DaemonConfig(bind=address, keys=directory)
+    read: list[tuple[EngineConfig, DaemonConfig, HttpConfig] | ConfigurationError] = [
+        ConfigurationError("unknown setting 'max_seqs'"),
+        (
+            EngineConfig(page_size=32),
+            DaemonConfig(bind=address, keys=directory, drain_timeout=7),
+            HttpConfig(api_key="x"),
+        ),
+        (EngineConfig(), settings, HttpConfig()),
+    ]
+
+    def configuration() -> tuple[EngineConfig, DaemonConfig, HttpConfig]:
+        found = read.pop()
+        if isinstance(found, ConfigurationError):
+            raise found
+        return found
+
+    def talk() -> tuple[str, str]:
+        news.until("READY=1")
+        with ControlClient(address, key=key) as control:
+            said = control.reload()
+            keys.new(directory, "alice", tmp_path / "alice.key")
+            with pytest.raises(RequestFailed) as refused:
+                control.reload()
+        with Client(address, key=tmp_path / "alice.key") as client:
+            assert client.complete("let in").text == "letin"
+        send_signal()
+        return said, refused.value.message
+
+    with ThreadPoolExecutor(1) as thread:
+        told = thread.submit(talk)
+        assert build_daemon(address, read=configuration).run() == STOPPED
+
+    assert told.result() == (
+        "reloaded: drain_timeout; what has changed of page_size, api_key holds after a restart; 1 keys may connect",
+        "not reloaded: unknown setting 'max_seqs'; reloaded: 2 keys may connect",
+    )
+
+
+def test_who_comes_while_a_daemon_starts_hears_how_far_it_is(address: str) -> None:
+    """A client that waits too short a time, and a command, which does not wait at all."""
+    said: list[str] = []
+
+    def come(report: Report) -> None:
+        report(Progress("compiling", 9, 19, "functions"))
+        for connect in (ControlClient, partial(Client, timeout=0.5)):
+            with pytest.raises(DaemonStarting) as starting:
+                connect(address)
+            said.append(str(starting.value))
+        send_signal()
+
+    build_daemon(address, during_load=come).run()
+
+    assert [words.partition(" is starting: ")[2] for words in said] == ["compiling: 9 of 19 functions"] * 2
 
 
 def test_systemd_hears_of_every_step_of_the_start(address: str, news: News) -> None:

@@ -4,39 +4,21 @@ import json
 from pathlib import Path
 from typing import Any
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 from checkpoints import VARIANTS, build_checkpoint
-from flax import nnx
-from jax import Array
 from loading import load
-from plain_attention import DenseAttention
-
-from engine.models.decoder import Decoder
-from engine.models.step_context import StepContext
+from moe_checkpoints import MOE_VARIANTS
+from whole_rows import compute_logprobs
 
 GOLDENS = Path(__file__).parent / "goldens"
 TOLERANCE = 1e-4
 
 
-def compute_logprobs(decoder: Decoder, sequences: list[list[int]]) -> np.ndarray:
-    """f32[sequence, position, vocab]; causal attention keeps the padding on the right out of it."""
-    length = max(map(len, sequences))
-    token_ids = np.array([sequence + [0] * (length - len(sequence)) for sequence in sequences], np.int32)
-    positions = np.broadcast_to(np.arange(length, dtype=np.int32), token_ids.shape)
-
-    @nnx.jit
-    def forward(decoder: Decoder, token_ids: Array, positions: Array) -> Array:
-        caches = [None] * decoder.partition.model.num_layers
-        _, hidden = decoder(token_ids, caches, StepContext(decoder.rotation(positions), DenseAttention()))
-        return jax.nn.log_softmax(decoder.logits(hidden), axis=-1)
-
-    return np.asarray(forward(decoder, jnp.asarray(token_ids), jnp.asarray(positions)))
-
-
-@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize(
+    "variant",
+    [pytest.param(name, marks=pytest.mark.thorough if name in MOE_VARIANTS else ()) for name in VARIANTS],
+)
 def test_decoder_agrees_with_transformers(tmp_path: Path, variant: str) -> None:
     """Each family's decoder takes transformers' greedy path, with its log-probabilities."""
     directory = build_checkpoint(tmp_path, variant)
@@ -56,5 +38,5 @@ def test_decoder_agrees_with_transformers(tmp_path: Path, variant: str) -> None:
 
 
 def test_goldens_are_of_all_variants() -> None:
-    """There is a golden for each checkpoint, one for sampling and no other."""
-    assert {path.stem for path in GOLDENS.glob("*.json")} == {*VARIANTS, "sampling"}
+    """There is a golden for each checkpoint, one for sampling, one for tokenizers and no other."""
+    assert {path.stem for path in GOLDENS.glob("*.json")} == {*VARIANTS, "sampling", "sentencepiece"}

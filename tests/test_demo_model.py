@@ -22,8 +22,9 @@ from engine.models.spec import BlockSpec, ModelSpec, SelfAttentionSpec
 from scripts.demo.cast import Hero, draw_hero
 from scripts.demo.chat import ask_for_story, draw_conversation
 from scripts.demo.corpus import LONG_ROW_LENGTH, ROW_LENGTH, Corpus
-from scripts.demo.export import export_model
+from scripts.demo.export import GENERATION, export_model
 from scripts.demo.grammar import fill, read_plot
+from scripts.demo.judge import Judge
 from scripts.demo.sample import continue_greedily
 from scripts.demo.stories import MAX_WORDS, MIN_WORDS, PLOT_NAMES, tell_story
 from scripts.demo.sums import Sum, draw_sum
@@ -36,6 +37,12 @@ MARKS = ("<|end|>", "<|system|>", "<|user|>", "<|assistant|>")
 def tokenizer() -> PreTrainedTokenizerFast:
     """The one we ship, loaded as the daemon loads it."""
     return AutoTokenizer.from_pretrained(DEMO)
+
+
+@pytest.fixture(scope="module")
+def judge() -> Judge:
+    """It has read enough for what it is asked here."""
+    return Judge(stories=3000)
 
 
 @pytest.fixture(scope="module")
@@ -98,10 +105,11 @@ class TestFiles:
         assert all(np.isfinite(tensor).all() for tensor in tensors)
 
     def test_ends_where_the_tokenizer_says(self, tokenizer):
-        """The configs and the tokenizer agree on the token that ends a text, and on the vocabulary."""
+        """The configs and the tokenizer agree on the token that ends a text, on the vocabulary and on how to sample."""
         config = json.loads((DEMO / "config.json").read_text())
         generation = json.loads((DEMO / "generation_config.json").read_text())
 
+        assert generation.items() >= GENERATION.items()
         assert config["eos_token_id"] == generation["eos_token_id"] == tokenizer.eos_token_id
         assert config["vocab_size"] == len(tokenizer)
 
@@ -306,6 +314,30 @@ class TestCorpus:
         answer = document.ids.index(ids_of(tokenizer, "<|assistant|>")[0])
         assert set(document.weights[answer:]) == {1.0}
         assert max(document.weights[:answer]) < 0.5
+
+
+class TestJudge:
+    def test_stories_of_the_training_are_clean(self, judge):
+        """All words are known, and whoever has a name is the hero or a friend."""
+        rng = Random(0)  # as the judge's, so that these are among those that it has read
+
+        verdicts = [judge.judge(tell_story(rng)) for _ in range(300)]
+
+        assert verdicts == [([], [])] * 300
+
+    @pytest.mark.parametrize(
+        ("story", "verdict"),
+        [
+            ("Once there was a fox named Mia. Miaa was sad.", (["Miaa"], [])),
+            ("Once there was a squirrel namedss called Luna.", (["namedss"], [])),
+            ("There lived a bear called Tom. One day, Ben was lost.", ([], ["Ben"])),
+            ("Tom had a good friend called Ben. Ben and Tom saw a big red apple.", ([], [])),
+            ("A bear called Dalina lived in a quiet wood. Galina was lost.", ([], ["Galina"])),
+        ],
+    )
+    def test_broken_words_and_stray_names_are_found(self, judge, story, verdict):
+        """A name that is not quite the hero's is one of either."""
+        assert judge.judge(story) == verdict
 
 
 class TestExport:

@@ -37,14 +37,17 @@ LOCK = "fcntl.lockf(file, fcntl.LOCK_EX)"
 
 def test_accelerators_are_found_with_those_who_hold_them(tmp_path: Path) -> None:
     """TPUs of both drivers and GPUs; of the processes those that have one open, but not this one."""
-    (tmp_path / "vfio").mkdir()
+    dev, group = tmp_path / "dev", tmp_path / "sys/kernel/iommu_groups/0/devices/0000:00:05.0"
+    for directory in (dev / "vfio", group):
+        directory.mkdir(parents=True)
+    (group / "vendor").write_text("0x1ae0\n")
     for name in ("accel0", "accel1", "vfio/0", "vfio/vfio", "nvidia0", "nvidiactl", "null"):
-        (tmp_path / name).touch()
+        (dev / name).touch()
 
     found = accelerators.devices(tmp_path)
 
-    assert [str(path.relative_to(tmp_path)) for path in found] == ["accel0", "accel1", "nvidia0", "vfio/0"]
-    with holding(tmp_path / "accel1") as process, holding(tmp_path / "null"), (tmp_path / "accel0").open():
+    assert [str(path.relative_to(dev)) for path in found] == ["accel0", "accel1", "vfio/0", "nvidia0"]
+    with holding(dev / "accel1") as process, holding(dev / "null"), (dev / "accel0").open():
         (holder,) = accelerators.holders(found)
     assert (holder.pid, holder.user) == (process.pid, getpass.getuser())
     assert holder.command.startswith(sys.executable)

@@ -12,7 +12,8 @@ from engine.scheduling.sequence import Sequence
 
 NUM_PAGES = 15
 """Enough for one sequence at its longest, too few for all at once."""
-ROOMY = {"max_num_batched_tokens": 6, "num_pages": 99}
+ROOMY = {"max_num_batched_tokens": 6, "num_pages": 99, "staged_readiness": True}
+"""Every step in the largest bucket, the one that is compiled at first."""
 
 
 @pytest.fixture

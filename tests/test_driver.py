@@ -6,12 +6,15 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import msgspec
 import pytest
-from fakes import EOS, FakeEngine, FakeTokenizer
+from fakes import EOS, VOCAB_SIZE, FakeEngine, FakeTokenizer
 
 from driver.errors import DriverStopped, DuplicateRequest, Overloaded
 from driver.odriver import oDriver
 from driver.request import ActiveRequest, ReturnSample, Usage
+from engine.config import MAX_EOS_TOKEN_IDS
+from engine.errors import ConfigurationError
 from engine.scheduling.sequence import SequenceStatus
 
 
@@ -33,9 +36,11 @@ class Listener:
 
 
 @contextmanager
-def build_driver(engine: FakeEngine | None = None, **options: Any) -> Iterator[oDriver]:
+def build_driver(
+    engine: FakeEngine | None = None, tokenizer: FakeTokenizer | None = None, **options: Any
+) -> Iterator[oDriver]:
     """A started driver, stopped at the end."""
-    driver = oDriver(engine or FakeEngine(), FakeTokenizer(), **options)
+    driver = oDriver(engine or FakeEngine(), tokenizer or FakeTokenizer(), **options)
     driver.start()
     try:
         yield driver
@@ -107,6 +112,30 @@ def test_an_eos_token_ends_the_text_and_its_late_successor_is_dropped() -> None:
     assert (samples[-1].finish_reason, samples[-1].usage) == ("stop", Usage(3, 3))
 
 
+def test_the_tokenizers_end_token_ends_the_text_too() -> None:
+    """Many fine-tunes change it and not the model's; with ignore_eos neither ends it."""
+    tokenizer = FakeTokenizer()
+    tokenizer.eos_token_ids = (ord("!"), VOCAB_SIZE + 7)
+
+    with build_driver(tokenizer=tokenizer) as driver:
+        samples = list(submit(driver, prompt="hi! and so on", params={}))
+        ignoring = list(submit(driver, "b", prompt="hi!", params={"ignore_eos": True, "max_tokens": 5}))
+
+    assert driver.limits.eos_token_ids == (EOS, ord("!"))
+    assert (text_of(samples), samples[-1].finish_reason) == ("hi", "stop")
+    assert text_of(ignoring) == "hi!hi"
+
+
+def test_more_end_tokens_than_can_be_hidden_are_refused() -> None:
+    """The model's and the tokenizer's together."""
+    engine, tokenizer = FakeEngine(), FakeTokenizer()
+    engine.limits = msgspec.structs.replace(engine.limits, eos_token_ids=tuple(range(MAX_EOS_TOKEN_IDS)))
+    tokenizer.eos_token_ids = (100,)
+
+    with pytest.raises(ConfigurationError, match="33 end tokens, and 32 are most"):
+        oDriver(engine, tokenizer)
+
+
 def test_a_stop_string_ends_the_text_before_it_and_frees_the_sequence() -> None:
     """Text ends before the stop string, no part of it is ever shown, and the engine ends the sequence."""
     engine = FakeEngine()
@@ -141,7 +170,8 @@ def test_a_clients_mistake_is_that_clients_alone(fields: dict[str, Any], complai
         code, message = error_of(submit(driver, "bad", **fields))
         gate.release(100)
 
-        assert code == "invalid_request" and complaint in message
+        too_long = "256 tokens" in complaint
+        assert code == ("context_length_exceeded" if too_long else "invalid_request") and complaint in message
         assert text_of(list(running)) == "abcab"
         assert text_of(list(submit(driver, "bad"))) == "abcab"
 

@@ -19,6 +19,7 @@ from engine.oengine import oEngine
 from engine.sampling_params import SamplingParams
 from engine.scheduling.scheduler import InferenceScheduler
 from engine.scheduling.sequence import Sequence
+from engine.scheduling.sequence_memory import SequenceMemory
 from engine.step.backend import choose_backend, xla_backend
 from engine.step.compilation import num_compilations
 from engine.step.execution_manager import ExecutionManager
@@ -90,8 +91,8 @@ class FaultyRunner(eSurgeRunner):
 )
 def compiled(request, tmp_path_factory):
     """Compiled steps over pages of 4, which are XLA's, or of 16, the CPU kernels' where there are any."""
-    directory = build_checkpoint(tmp_path_factory.mktemp("model"), "qwen3")
-    tensors = random_tensors(VARIANTS["qwen3"].config, VARIANTS["qwen3"].seed)
+    directory = build_checkpoint(tmp_path_factory.mktemp("model"), "qwen3", num_hidden_layers=1)
+    tensors = random_tensors(VARIANTS["qwen3"].config | {"num_hidden_layers": 1}, VARIANTS["qwen3"].seed)
     tensors["model.embed_tokens.weight"][POISON] = np.nan
     write_tensors(directory, tensors)
     model = read_model_config(directory)
@@ -115,7 +116,7 @@ def build_engine(compiled, faults=None, *, num_pages=NUM_PAGES, run_ahead=1):
     manager.faults = dict(faults or {})
     pages = HBMPageManager(num_pages)
     scheduler = InferenceScheduler(
-        pages, page_size=shapes.cache.page_size, max_num_seqs=MAX_NUM_SEQS, max_num_batched_tokens=BUDGET
+        SequenceMemory(pages, shapes.groups), max_num_seqs=MAX_NUM_SEQS, max_num_batched_tokens=BUDGET
     )
     runner = FaultyRunner(manager, 0)
     return oEngine(scheduler, runner, pages, ServingLimits(MAX_MODEL_LEN, 144, ()), run_ahead=run_ahead)

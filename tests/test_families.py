@@ -5,17 +5,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from checkpoints import LLAMA, LLAMA3_ROPE, MISTRAL, QWEN2, QWEN3, SIZES
+from checkpoints import LLAMA, LLAMA3_ROPE, MISTRAL, QWEN2, QWEN3, SIZES, VARIANTS
 
 from caching.attention.spec import AttentionSpec
+from engine.config import MAX_EOS_TOKEN_IDS
 from engine.errors import ConfigurationError
+from engine.models.family_names import FAMILIES, check_family, named_families
 from engine.models.feed_forward import GatedSpec
-from engine.models.model_config import read_model_config
+from engine.models.model_config import families_in, read_model_config
 from engine.models.spec import BlockSpec, ModelSpec, RopeSpec, SelfAttentionSpec
+from engine.models.weights.opening import check_weights
 from engine.sampling.logit_bias import bias_of
 from engine.sampling_params import MAX_STOP_TOKEN_IDS, SamplingParams
 from engine.scheduling.sequence import Sequence
-from engine.vocabulary import MAX_EOS_TOKEN_IDS
 
 CONFIGS = {"llama": LLAMA, "mistral": MISTRAL, "qwen2": QWEN2, "qwen3": QWEN3}
 
@@ -37,6 +39,7 @@ def build_spec(
     output_bias: bool = False,
     mlp_bias: bool = False,
     qk_norm: bool = False,
+    rope: RopeSpec | None = None,
     windows: tuple[int | None, ...] = (None,) * 3,
     **overrides: Any,
 ) -> ModelSpec:
@@ -45,7 +48,9 @@ def build_spec(
 
     def block(window: int | None) -> BlockSpec:
         scores = AttentionSpec(head_dim**-0.5, window)
-        mixer = SelfAttentionSpec(4, num_kv_heads, head_dim, scores, qkv_bias, output_bias, qk_norm)
+        mixer = SelfAttentionSpec(
+            4, num_kv_heads, head_dim, scores, qkv_bias, output_bias, qk_norm, rope=rope or RopeSpec()
+        )
         return BlockSpec(mixer, GatedSpec(80, mlp_bias))
 
     return ModelSpec(**{**sizes, "blocks": tuple(map(block, windows)), **overrides})
@@ -162,7 +167,7 @@ def test_rope_is_read_in_both_spellings(tmp_path: Path, given: dict[str, Any], e
 
     config = read_model_config(directory)
 
-    assert config.rope == expected
+    assert config.attention.rope == expected
 
 
 @pytest.mark.parametrize("spelling", [{"type": "linear"}, {"rope_type": "linear"}])
@@ -172,7 +177,7 @@ def test_linear_scaling_stretches_the_context(tmp_path: Path, spelling: dict[str
 
     config = read_model_config(directory)
 
-    assert config.rope == RopeSpec(scaling="linear", factor=2.5)
+    assert config.attention.rope == RopeSpec(scaling="linear", factor=2.5)
     assert config.max_position == 160
 
 
@@ -186,7 +191,7 @@ def test_llama3_finds_its_original_context(
 
     config = read_model_config(directory)
 
-    assert config.rope.original_max_position == expected
+    assert config.attention.rope.original_max_position == expected
 
 
 @pytest.mark.parametrize("key", ["dtype", "torch_dtype"])
@@ -202,20 +207,20 @@ def test_the_checkpoints_dtype_is_read_in_both_spellings(tmp_path: Path, key: st
 @pytest.mark.parametrize(
     ("generation", "eos_token_id", "expected"),
     [
-        ({"eos_token_id": [5, 6]}, 2, (5, 6)),
-        ({"eos_token_id": [5, 6, 5]}, 2, (5, 6)),
-        ({"eos_token_id": 5}, 2, (5,)),
-        ({"eos_token_id": 0}, 2, (0,)),
+        ({"eos_token_id": [5, 6]}, 2, (5, 6, 2)),
+        ({"eos_token_id": [5, 6, 5]}, [2, 6], (5, 6, 2)),
+        ({"eos_token_id": 5}, None, (5,)),
+        ({"eos_token_id": 0}, 2, (0, 2)),
         ({"temperature": 0.6}, [2, 3], (2, 3)),
         (None, [2, 3], (2, 3)),
         (None, 7, (7,)),
         (None, None, ()),
     ],
 )
-def test_eos_ids_come_from_the_generation_config_first(
+def test_eos_ids_are_those_of_both_files(
     tmp_path: Path, generation: dict[str, Any] | None, eos_token_id: Any, expected: tuple[int, ...]
 ) -> None:
-    """generation_config.json's eos_token_id, one or several, counts before config.json's."""
+    """generation_config.json's and config.json's, of which each has one or several, or none."""
     directory = build_model(tmp_path, eos_token_id=eos_token_id)
     if generation is not None:
         (directory / "generation_config.json").write_text(json.dumps(generation))
@@ -270,17 +275,28 @@ def test_a_config_that_transformers_wrote_reads_the_same(tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"model_type": "gemma3"}, "model_type 'gemma3' is not supported; supported are gemma2 .* qwen3"),
+        ({"model_type": "gptj"}, "model_type 'gptj' is not supported; supported are .*gemma2, .* qwen3"),
         ({"model_type": None}, "model_type None is not supported"),
         ({"model_type": ["llama"]}, "model_type"),
         ({"architectures": "LlamaForCausalLM"}, "architectures"),
         ({"architectures": ["LlamaForSequenceClassification"]}, "LlamaForSequenceClassification.* supported are"),
-        ({"hidden_act": "gelu"}, "hidden_act 'gelu' is not supported; supported: silu, swish"),
-        ({"quantization_config": {"quant_method": "awq"}}, "quantization_config .*awq.* supported: none"),
+        ({"hidden_act": "mish"}, "hidden_act 'mish' is not supported; supported: silu, swish, gelu"),
+        (
+            {"quantization_config": {"quant_method": "gguf"}},
+            r"quantization_config has .*gguf.*, which is not read; read are fp8, ",
+        ),
         ({"partial_rotary_factor": 0.5}, "partial_rotary_factor 0.5 is not supported; supported: 1"),
         ({"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.5}}, "partial_rotary_factor 0.5"),
-        ({"rope_scaling": {"type": "dynamic", "factor": 2.0}}, "'dynamic' .* supported: default, linear, llama3"),
-        ({"rope_scaling": {"rope_type": "yarn", "factor": 2.0}}, "'yarn' is not supported"),
+        ({"rope_scaling": {"type": "axial", "factor": 2.0}}, "'axial' .* supported: default, linear, dynamic, llama3"),
+        ({"rope_scaling": {"rope_type": "yarn"}}, "'yarn' needs factor"),
+        ({"rope_scaling": {"rope_type": "dynamic"}}, "'dynamic' needs factor"),
+        ({"rope_scaling": {"type": "linear", "factor": 2.0, "alpha": 1}}, "rope parameters: .*unknown field `alpha`"),
+        ({"rope_scaling": {"type": "longrope", "long_factor": [1.0]}}, "'longrope' needs short_factor"),
+        (
+            {"rope_scaling": {"type": "longrope", "long_factor": [1.0] * 6, "short_factor": [1.0]}},
+            "short_factor has 1 entries for 6 rotated pairs",
+        ),
+        ({"rope_scaling": {"type": "yarn", "factor": 2.0, "llama_4_scaling_beta": 0.1}}, "llama_4_scaling_beta 0.1"),
         ({"rope_scaling": {"rope_type": "linear"}}, "'linear' needs factor"),
         ({"rope_scaling": {"rope_type": "llama3", "factor": 8.0}}, "'llama3' needs low_freq_factor"),
         (
@@ -293,6 +309,9 @@ def test_a_config_that_transformers_wrote_reads_the_same(tmp_path: Path) -> None
         ({"vocab_size": 0}, ">= 1.*vocab_size"),
         ({"hidden_size": "48"}, "`int`.*hidden_size"),
         ({"num_hidden_layers": -1}, ">= 1.*num_hidden_layers"),
+        ({"num_hidden_layers": 10**12}, "<= 4096.*num_hidden_layers"),
+        ({"hidden_size": 10**12}, "<= 2147483647.*hidden_size"),
+        ({"rope_scaling": {"rope_type": "yarn", "factor": 1e308}}, "rope parameters: .*<= 1e\\+30.*factor"),
         ({"rms_norm_eps": 0}, "> 0.*rms_norm_eps"),
         ({"num_attention_heads": 5}, "num_key_value_heads 2 does not divide num_attention_heads 5"),
         ({"num_attention_heads": 10}, "num_attention_heads 10 does not divide hidden_size 48"),
@@ -316,12 +335,43 @@ def test_what_the_decoder_cannot_be_is_refused(tmp_path: Path, given: dict[str, 
     assert str(directory / "config.json") in str(refusal.value)
 
 
+@pytest.mark.parametrize(
+    ("variant", "given", "message"),
+    [
+        ("gemma3", {"rope_parameters": {"sliding_attention": 7}}, "a sliding_attention that is not an object"),
+        ("gemma4", {"rope_parameters": {"full_attention": {}}}, "no sliding_attention that is an object"),
+        ("phi3", {"partial_rotary_factor": 1e308}, "<= 1.*partial_rotary_factor"),
+        ("glm4_moe", {"num_nextn_predict_layers": 10**12}, "<= 4096.*num_nextn_predict_layers"),
+    ],
+)
+def test_nonsense_in_a_family_s_own_keys_is_refused(
+    tmp_path: Path, variant: str, given: dict[str, Any], message: str
+) -> None:
+    """In words, whatever config.json has."""
+    (tmp_path / "config.json").write_text(json.dumps({**VARIANTS[variant].config, **given}))
+
+    with pytest.raises(ConfigurationError, match=message):
+        read_model_config(tmp_path)
+
+
 def test_a_missing_size_is_refused(tmp_path: Path) -> None:
     """A config.json without one of the sizes is refused, naming it."""
     directory = build_model(tmp_path, without=("intermediate_size",))
 
     with pytest.raises(ConfigurationError, match="intermediate_size"):
         read_model_config(directory)
+
+
+def test_a_family_is_known_by_name_before_jax_is_imported(tmp_path: Path) -> None:
+    """What the files of families declare is what they are, and a model of another is refused by that alone."""
+    families = families_in(FAMILIES)
+    directory = build_model(tmp_path, model_type="mamba")
+
+    assert named_families() == {name: family.architecture for name, family in families.items()}
+    with pytest.raises(
+        ConfigurationError, match=r"model_type 'mamba' is not supported; supported are .*gemma2, .*qwen3"
+    ):
+        check_family(directory)
 
 
 def test_a_path_that_is_no_directory_is_refused(tmp_path: Path) -> None:
@@ -361,6 +411,7 @@ def test_a_broken_generation_config_is_refused(tmp_path: Path) -> None:
         ((), "neither model.safetensors nor model.safetensors.index.json: download"),
         (("pytorch_model.bin",), "only PyTorch pickles.*save_pretrained"),
         (("consolidated.00.pth",), "only PyTorch pickles"),
+        (("tiny.gguf",), "only GGUF files, which are not read"),
         (("consolidated.safetensors",), "only consolidated.safetensors: add the index or rename"),
     ],
 )
@@ -372,4 +423,4 @@ def test_a_directory_without_weights_is_refused(tmp_path: Path, files: tuple[str
         (directory / name).touch()
 
     with pytest.raises(ConfigurationError, match=message):
-        read_model_config(directory)
+        check_weights(directory)

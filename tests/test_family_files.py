@@ -60,9 +60,8 @@ def test_a_family_is_found_in_its_folder_and_cuts_fused_tensors(tmp_path: Path, 
     (tmp_path / "families" / "fused.py").write_text(FUSED)
     model = read_model_config(build_fused(tmp_path / "fused"), families=tmp_path / "families")
 
-    with open_checkpoint(tmp_path / "fused") as checkpoint:
-        mesh = DeviceMesh(tuple(jax.devices()[:devices]))
-        decoder = load_decoder(checkpoint, split(model, devices), FLOAT32, mesh=mesh, progress=lambda done, total: None)
+    checkpoint, mesh = open_checkpoint(tmp_path / "fused"), DeviceMesh(tuple(jax.devices()[:devices]))
+    decoder = load_decoder(checkpoint, split(model, devices), FLOAT32, mesh=mesh, progress=lambda done, total: None)
 
     plain = load(build_checkpoint(tmp_path / "plain", "llama3"), devices=devices)
     for ours, theirs in zip(jax.tree.leaves(nnx.state(decoder)), jax.tree.leaves(nnx.state(plain)), strict=True):

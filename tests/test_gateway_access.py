@@ -152,12 +152,13 @@ def test_keys_are_read_again(api_keys: Path) -> None:
     known = Callers(api_keys)
     bob = known.identified(f"Bearer {BOB}")
     api_keys.write_text(FILE.replace(ALICE, "sk-another-0123456789"))
-    known.reload()
+    assert known.reload() == "2 API keys are known"
     assert known.identified(f"bearer {BOB}") is bob
     with pytest.raises(Unauthorized):
         known.identified(f"Bearer {ALICE}")
     api_keys.write_text("nonsense")
-    known.reload()
+    with pytest.raises(KeyFileError, match="holds no API keys"):
+        known.reload()
     assert known.identified(f"Bearer {BOB}") is bob
 
 

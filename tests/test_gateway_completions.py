@@ -1,16 +1,18 @@
 """``/v1/completions`` and ``/v1/chat/completions`` of a gateway in this process, over a driver that echoes words."""
 
+import logging
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import httpx
 import pytest
-from fake_driver import FakeDriver
+from fake_driver import FakeDriver, serving
 from gateways import CHAT, TEXT, chat, events, gateway
 
 from driver.errors import Draining, Overloaded
-from driver.request import Logprob, ReturnSample
+from driver.request import ActiveRequest, Logprob, ReturnSample, Timings, Usage
 
 
 @pytest.fixture
@@ -19,6 +21,52 @@ def http(address: str, driver: FakeDriver) -> Iterator[httpx.Client]:
     del driver
     with gateway(address) as client:
         yield client
+
+
+TRACEPARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+
+
+class TimedDriver(FakeDriver):
+    """Has half of each prompt of two tokens in its cache, and says how long it took."""
+
+    def finish(self, request: ActiveRequest, reason: str = "stop", num_tokens: int = 0) -> None:
+        del self.open[request.request_id]
+        took = Timings(
+            queue_time_s=0.5, prefill_time_s=0.25, time_to_first_token_s=0.75, decode_time_s=2.0, tokens_per_second=1.5
+        )
+        usage = Usage(2, num_tokens, 1, took)
+        request.channel.put(ReturnSample(request_id=request.request_id, finish_reason=reason, usage=usage))
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_an_answer_says_how_long_it_took_and_belongs_to_the_callers_trace(address: str, stream: bool) -> None:
+    """By llama.cpp's names, where the usage is; several prompts have no time of their own, and a trace has to be one."""
+    asked = streamed(stream)
+    trace = {"traceparent": TRACEPARENT}
+    with serving(address, driver := TimedDriver()), gateway(address) as client:
+        answers = [
+            client.post(CHAT, json=chat("what is it", **asked), headers=trace),
+            client.post(TEXT, json={"prompt": "what is it", **asked}, headers={"traceparent": "nonsense"}),
+            client.post(TEXT, json={"prompt": ["what", "is"], **asked}),
+        ]
+        response = client.post("/v1/responses", json={"input": "what is it"}, headers=trace).json()
+        told = [events(answer)[-1] if stream else answer.json() for answer in answers]
+
+    took = {
+        "cache_n": 1, "prompt_n": 1, "prompt_ms": 250.0, "prompt_per_second": 4.0, "predicted_n": 3,
+        "predicted_ms": 2000.0, "predicted_per_second": 1.5, "queued_ms": 500.0,
+    }  # fmt: skip
+    assert [one.get("timings") for one in told] == [took, took, None]
+    assert response["timings"] == took
+    assert told[0]["usage"]["prompt_tokens_details"] == {"cached_tokens": 1}
+    assert response["usage"]["input_tokens_details"]["cached_tokens"] == 1
+    assert [request.traceparent for request in driver.submitted] == [TRACEPARENT, "", "", "", TRACEPARENT]
+
+
+def usage(prompt: int, completion: int) -> dict[str, Any]:
+    """Of a prompt of which nothing was cached."""
+    total = {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}
+    return {**total, "prompt_tokens_details": {"cached_tokens": 0}}
 
 
 def test_a_chat_is_answered_whole(http: httpx.Client, driver: FakeDriver) -> None:
@@ -40,9 +88,10 @@ def test_a_chat_is_answered_whole(http: httpx.Client, driver: FakeDriver) -> Non
                 "message": {"role": "assistant", "content": "whatisit"},
                 "logprobs": None,
                 "finish_reason": "stop",
+                "stop_reason": None,
             }
         ],
-        "usage": {"prompt_tokens": 1, "completion_tokens": 3, "total_tokens": 4},
+        "usage": usage(1, 3),
     }
     assert driver.submitted[0].params == {"max_tokens": 9, "top_k": 4}
     assert driver.submitted[0].messages == body["messages"]
@@ -80,7 +129,7 @@ def test_each_of_a_list_of_prompts_is_continued(http: httpx.Client, stream: bool
     for choice in (choice for chunk in told for choice in chunk["choices"]):
         texts[choice["index"]] += choice["text"]
     assert texts == {0: "onetwo", 1: "three"}
-    assert told[-1]["usage"] == {"prompt_tokens": 2, "completion_tokens": 3, "total_tokens": 5}
+    assert told[-1]["usage"] == usage(2, 3)
 
 
 @pytest.mark.parametrize(
@@ -116,7 +165,27 @@ def test_another_model_is_not_found(http: httpx.Client) -> None:
     assert (answer.status_code, answer.json()["error"]["code"]) == (404, "model_not_found")
     assert [model["id"] for model in http.get("/v1/models").json()["data"]] == ["parrot"]
     assert http.get("/v1/models/parrot").json()["max_model_len"] == 256
-    assert http.get("/v1/models/owl").status_code == 404
+    assert (shown := http.get("/v1/models/owl")).status_code == 404 and shown.json() == answer.json()
+
+
+def test_a_model_with_several_names_answers_to_each(address: str) -> None:
+    """All are listed, with what the model takes for what is left out; a reply has the name that was asked for."""
+    own = {"temperature": 0.6, "top_p": 0.9}
+    with serving(address, FakeDriver(), aliases=["gpt-4", "tiny"], defaults=own), gateway(address) as http:
+        models = http.get("/v1/models").json()["data"]
+        named = [http.post(TEXT, json={"prompt": "x", "model": name}).json()["model"] for name in ("gpt-4", "parrot")]
+        chat = http.post(CHAT, json={"messages": [{"role": "user", "content": "x"}], "model": "tiny"}).json()["model"]
+        unnamed = http.post(TEXT, json={"prompt": "x"}).json()["model"]
+        response = http.post("/v1/responses", json={"input": "x", "model": "gpt-4", "top_p": 0.5}).json()
+        other = http.post(TEXT, json={"prompt": "x", "model": "gpt-5"})
+
+    assert [(model["id"], model["root"]) for model in models] == [
+        (name, "parrot") for name in ("parrot", "gpt-4", "tiny")
+    ]
+    assert all(model["default_sampling_params"] == own for model in models)
+    assert (named, chat, unnamed) == (["gpt-4", "parrot"], "tiny", "parrot")
+    assert (response["model"], response["temperature"], response["top_p"]) == ("gpt-4", 0.6, 0.5)
+    assert other.status_code == 404 and "parrot and gpt-4 and tiny are served" in other.json()["error"]["message"]
 
 
 @pytest.mark.parametrize(
@@ -156,6 +225,36 @@ def test_what_fails_in_mid_stream_is_an_event(http: httpx.Client, driver: FakeDr
         rest = "".join(lines)
 
     assert '"error":{"message":"the device is on fire"' in rest and rest.endswith("data: [DONE]")
+
+
+def test_the_log_warns_of_what_fails(address: str, caplog: pytest.LogCaptureFixture) -> None:
+    """With the reason, whatever the status; what ends in order, or is to come again, is no more than told."""
+    caplog.set_level(logging.INFO, "ipc.gateway.request_id")
+    driver = FakeDriver()
+
+    def fail(*, stream: bool) -> None:
+        with ThreadPoolExecutor(1) as thread:
+            asking = thread.submit(http.post, CHAT, json=chat("hold", stream=stream))
+            driver.say(driver.take(), "so far", [1])
+            driver.fail("the device is on fire")
+            asking.result()
+
+    with serving(address, driver), gateway(address) as http:
+        fail(stream=True)
+        fail(stream=False)
+        http.post(TEXT, json={"prompt": "x", "stream": True})
+        driver.refusal = Draining("it ends")
+        http.post(TEXT, json={"prompt": "x"})
+
+    told = [record for record in caplog.records if record.name == "ipc.gateway.request_id"]
+    assert {
+        (one.levelname, one.message.split()[3], one.message.partition(", ")[2].partition(", ")[2]) for one in told
+    } == {
+        ("WARNING", "200", "broken off: the device is on fire"),
+        ("WARNING", "500", "failed: the device is on fire"),
+        ("INFO", "200", ""),
+        ("INFO", "503", ""),
+    }
 
 
 @pytest.mark.parametrize(
@@ -219,4 +318,4 @@ def test_a_prompt_is_scored(
     names = ("tokens", "token_logprobs", "text_offset")
     assert [row for column in columns for row in zip(*(column[name] for name in names), strict=True)] == tokens
     assert columns[0]["top_logprobs"][:2] == [None, {" five": -2.0, " top": -1.0}]
-    assert told[-1]["usage"] == {"prompt_tokens": 1, "completion_tokens": max_tokens, "total_tokens": 1 + max_tokens}
+    assert told[-1]["usage"] == usage(1, max_tokens)

@@ -6,15 +6,17 @@ import pytest
 from llguidance import LLMatcher, LLTokenizer
 from tokenizer_files import build_byte_level
 from tokenizers import AddedToken, Tokenizer
+from written_calls import written
 
 from ipc.gateway.endpoints.answering import Answering
 from ipc.gateway.output.dialect import Dialect
 from ipc.gateway.output.reasoning import REASONING_FORMATS
-from ipc.gateway.output.tool_formats import HERMES, LLAMA3_JSON, MISTRAL, MISTRAL_ARGS, ToolFormat
+from ipc.gateway.output.tool_formats import GEMMA4, HARMONY, HERMES, PYTHONIC, QWEN3_CODER, TOOL_FORMATS, ToolFormat
 from ipc.openai.chat_tools import Function, ToolUse
 from ipc.openai.request_bodies import BodyError
 
-MARKS = ["<tool_call>", "</tool_call>", "<think>", "</think>", "[TOOL_CALLS]", "[ARGS]"]
+ROWS = {f"{name}-{place}": row for name, rows in TOOL_FORMATS.items() for place, row in enumerate(rows)}
+MARKS = ["<think>", "</think>", *sorted({token for row in ROWS.values() for token in row.tokens})]
 NUMBER = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
 ADD, NOW = Function("add", parameters=NUMBER, strict=True), Function("now")
 
@@ -35,7 +37,7 @@ def follows(answering: Answering, text: str, asked: dict[str, Any] | None = None
     tokenizer = TOKENIZERS[with_marks]
     params = answering.params({} if asked is None else {"structured_outputs": asked})
     grammar = LLMatcher.grammar_from_lark(params["structured_outputs"]["grammar"])
-    end = tokenizer.token_to_id("<|end|>")
+    end = tokenizer.token_to_id("<|assistant|>")
     matcher = LLMatcher(LLTokenizer(tokenizer.to_str(), eos_token=[end]), grammar)
     assert not matcher.is_error(), matcher.get_error()
     token_ids = tokenizer.encode(text, add_special_tokens=False).ids
@@ -50,33 +52,57 @@ def build_answering(
     return Answering(Dialect(tools, REASONING_FORMATS["qwen3"], token_ids), opened, use)
 
 
-def written(row: ToolFormat, *calls: tuple[str, str]) -> str:
-    """Calls as this format has them."""
-    texts = [row.call[0] + name + row.call[1] + arguments + row.call[2] for name, arguments in calls]
-    return row.between.join(texts).join(row.around)
-
-
-@pytest.mark.parametrize("row", [HERMES, LLAMA3_JSON, MISTRAL, MISTRAL_ARGS])
+@pytest.mark.parametrize("row", ROWS.values(), ids=ROWS)
 @pytest.mark.parametrize("with_marks", [True, False])
 def test_what_must_be_called_is(row: ToolFormat, with_marks: bool) -> None:
     """In the format's own words, by the schema; once or several times, and nothing else."""
     several = build_answering(row, ToolUse([ADD, NOW], [ADD, NOW], parallel=True), with_marks=with_marks)
     once = build_answering(row, ToolUse([ADD, NOW], [ADD], parallel=False), with_marks=with_marks)
-    one, two = written(row, ("add", '{"a": 1}')), written(row, ("add", '{"a": 1}'), ("now", "{}"))
+    one, two = written(row, ("add", {"a": 1})), written(row, ("add", {"a": 1}), ("now", {}))
 
     def verdicts(answering: Answering, *texts: str) -> list[bool]:
         return [follows(answering, text, with_marks=with_marks) for text in texts]
 
-    wrong = [written(row, ("add", '{"a": "1"}')), written(row, ("sub", "{}")), "No.", "", f"Well. {one}"]
-    assert verdicts(several, one, two, *wrong) == [True, True, False, False, False, False, False]
-    assert verdicts(once, one, two, written(row, ("now", "{}"))) == [True, False, False]
+    wrong = [written(row, ("add", {"a": "x"})), written(row, ("sub", {})), "No.", "", f"Well. {one}"]
+    assert verdicts(several, one, two, *wrong) == [True, row is not HARMONY, False, False, False, False, False]
+    assert verdicts(once, one, two, written(row, ("now", {}))) == [True, False, False]
 
 
-@pytest.mark.parametrize("row", [HERMES, LLAMA3_JSON, MISTRAL])
+STRICT = {name: row for name, row in ROWS.items() if row.marker in MARKS or row.bare}
+FULL = {
+    "type": "object",
+    "properties": {"city": {"type": "string"}, "days": {"type": "integer"}, "unit": {"enum": ["C", "F"]}, "any": {}},
+    "required": ["city", "unit"],
+}
+
+
+@pytest.mark.parametrize("row", [HERMES, QWEN3_CODER, PYTHONIC, GEMMA4, TOOL_FORMATS["glm45"][0]])
+@pytest.mark.parametrize("with_marks", [True, False])
+def test_parameters_keep_to_the_schema(row: ToolFormat, with_marks: bool) -> None:
+    """Those that are required are there, others may be; each is of its kind, in the schema's order."""
+    forecast = Function("forecast", parameters=FULL)
+    answering = build_answering(row, ToolUse([forecast], [forecast], parallel=False), with_marks=with_marks)
+    right = [
+        {"city": "a<b", "unit": "C"},
+        {"city": "", "days": 3, "unit": "F"},
+        {"city": "x\ny", "unit": "C", "any": [1]},
+    ]
+    wrong = [{"city": "a"}, {"days": 3, "unit": "C"}, {"city": "a", "days": "many", "unit": "C"}, {}]
+    wrong += [{"city": "a", "unit": "K"}]
+
+    def verdicts(cases: list[dict[str, Any]]) -> list[bool]:
+        texts = [written(row, ("forecast", case)).replace("'", '"') for case in cases]
+        return [follows(answering, text, with_marks=with_marks) for text in texts]
+
+    assert verdicts(right) == [True] * len(right)
+    assert verdicts(wrong) == [False] * len(wrong)
+
+
+@pytest.mark.parametrize("row", STRICT.values(), ids=STRICT)
 def test_what_is_strict_is_called_by_its_schema_or_not_at_all(row: ToolFormat) -> None:
     """Anything else may be said."""
     answering = build_answering(row, ToolUse([ADD], [], parallel=True))
-    wrong, right = written(row, ("add", "{}")), written(row, ("add", '{"a": 1}'))
+    wrong, right = written(row, ("add", {})), written(row, ("add", {"a": 1}))
 
     assert [follows(answering, text) for text in (right, wrong, "No, {} it is.", "")] == [True, False, True, True]
     with pytest.raises(BodyError, match="strict is not supported by this model"):
@@ -86,7 +112,7 @@ def test_what_is_strict_is_called_by_its_schema_or_not_at_all(row: ToolFormat) -
 def test_a_form_or_a_call_is_what_is_answered() -> None:
     """Where both are asked for."""
     answering = build_answering(HERMES, ToolUse([NOW], [], parallel=True))
-    verdicts = [follows(answering, text, {"regex": "[0-9]+"}) for text in ("42", written(HERMES, ("now", "{}")), "No.")]
+    verdicts = [follows(answering, text, {"regex": "[0-9]+"}) for text in ("42", written(HERMES, ("now", {})), "No.")]
 
     assert verdicts == [True, True, False]
 
@@ -125,3 +151,33 @@ def test_what_is_no_form_is_refused(asked: dict[str, Any]) -> None:
     """Before the daemon hears of it."""
     with pytest.raises(BodyError):
         build_answering(opened=True).params({"structured_outputs": asked})
+
+
+def test_messages_of_gpt_oss_are_held_to_their_channels() -> None:
+    """A call or content of a form, each behind its own header, after some analysis or none."""
+    dialect = Dialect(
+        HARMONY, REASONING_FORMATS["openai_gptoss"], {mark: TOKENIZERS[True].token_to_id(mark) for mark in MARKS}
+    )
+    forced, free = (Answering(dialect, None, ToolUse([ADD], use, parallel=True)) for use in ([ADD], []))
+    thinks, final = "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant", "<|channel|>final<|message|>"
+    call, wrong = (written(HARMONY, ("add", {"a": value})) for value in (1, "x"))
+
+    assert [follows(forced, text) for text in (call, thinks + call, final + "No.", wrong)] == [True, True, False, False]
+    assert [follows(free, text) for text in (call, thinks + call, final + "No.", wrong)] == [True, True, True, False]
+    assert [
+        follows(free, text, {"regex": "[0-9]"}) for text in (final + "1", thinks + final + "2", final + "a", "3")
+    ] == [
+        *(True, True),
+        *(False, False),
+    ]
+
+
+def test_content_between_marks_is_held_to_its_form() -> None:
+    """Cohere's responses, also behind thoughts that the prompt has ended."""
+    marks = ["<|START_RESPONSE|>", "<|END_RESPONSE|>", "<|START_THINKING|>", "<|END_THINKING|>"]
+    for opened, start in ((None, ""), (False, ""), (None, "<|START_THINKING|>Hm.<|END_THINKING|>")):
+        answering = Answering(Dialect(TOOL_FORMATS["cohere"][0], REASONING_FORMATS["cohere"], {}), opened, None)
+
+        assert follows(answering, start + "1".join(marks[:2]), {"regex": "[0-9]"}, with_marks=False)
+        assert not follows(answering, start + "a".join(marks[:2]), {"regex": "[0-9]"}, with_marks=False)
+        assert answering.params({})["skip_special_tokens"] is False

@@ -21,7 +21,7 @@ from ipc.gateway.output.tool_formats import (
     tool_format_of,
 )
 
-NAMES = {"add", "get_weather"}
+NAMES = dict.fromkeys(("add", "get_weather"))
 ROWS = {"hermes": HERMES, "llama3": LLAMA3_JSON, "mistral": MISTRAL}
 ADD = '{"name": "add", "arguments": {"a": 1}}'
 Told = list[object]
@@ -204,7 +204,7 @@ def test_thinking_does_not_depend_on_how_a_text_comes(
     ("template", "row"),
     [
         ("{{ '<tool_call> <function-name>' }}", HERMES),
-        ("{{ '<tool_call><function=example>' }}", None),
+        ("{{ '<tool_calls>[' }} <tool_call>", None),
         ("{{ '[TOOL_CALLS]' }}", MISTRAL),
         ("{{ '[TOOL_CALLS]' ~ '[ARGS]' }}", MISTRAL_ARGS),
         ('{{ \'{"name": function name, "parameters": dictionary of argument name and its value}\' }}', LLAMA3_JSON),

@@ -12,6 +12,7 @@ from fake_driver import PATIENCE, FakeDriver, serving
 from gateways import gateway
 
 from driver.errors import Overloaded
+from driver.request import ReturnSample, Timings, Usage
 from ipc.gateway.access.callers import Callers
 
 if TYPE_CHECKING:
@@ -22,7 +23,7 @@ METRICS = """\
 vllm:generation_tokens_total{{engine="0",model_name="parrot"}} {grown}
 vllm:num_requests_running{{engine="0",model_name="parrot"}} 3
 vllm:num_requests_running{{engine="0",model_name="another"}} 5
-odriver_pages_total{{engine="0",model_name="parrot"}} 400
+odriver_pages{{engine="0",model_name="parrot"}} 400
 odriver_pages_free{{engine="0",model_name="parrot"}} 1e+02
 odriver_pages_cached{{engine="0",model_name="parrot"}} 200
 odriver_state{{engine="0",model_name="parrot",state="draining"}} 0
@@ -45,6 +46,19 @@ def test_an_answer_streams(page: "Page", driver: FakeDriver) -> None:
     expect(answer(page).locator(".numbers")).to_contain_text("2 tokens")
     expect(page.locator(".user")).to_contain_text("hold a story")
     assert request.messages == [{"role": "user", "content": "hold a story"}]
+
+
+def test_how_fast_an_answer_was_is_what_the_daemon_says(page: "Page", driver: FakeDriver) -> None:
+    """However its pieces arrive, which may be all at once."""
+    say(page, "hold a story")
+    request = driver.take()
+    seconds = dict.fromkeys(("queue_time_s", "prefill_time_s", "time_to_first_token_s", "decode_time_s"), 0.1)
+    took = Timings(tokens_per_second=1234.5, **seconds)
+    driver.say(request, "Once upon a time.", [1] * 400)
+    end = ReturnSample(request_id=request.request_id, finish_reason="stop", usage=Usage(1, 400, 0, took))
+    request.channel.put(end)
+
+    expect(answer(page).locator(".numbers")).to_contain_text("400 tokens · 1,235 tokens/s · first after")
 
 
 @pytest.mark.parametrize("how", ["button", "Escape"])

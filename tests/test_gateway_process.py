@@ -17,6 +17,7 @@ from gateways import CHAT, TEXT, chat, events
 from test_cli import ENVIRONMENT, ODRIVER
 
 from ipc.commands.cli import main
+from ipc.service.daemon import MISCONFIGURED
 
 
 @contextmanager
@@ -60,6 +61,8 @@ def test_what_is_not_done_in_time_is_told_so_and_aborted(address: str, driver: F
             process.send_signal(signal.SIGTERM)
             told = events(answer)
         assert process.wait() == 0
+        assert process.stderr is not None
+        assert ": 200 in" in (log := process.stderr.read()) and ", broken off: the gateway ends" in log
     saying.join()
     assert told[-1]["error"]["message"] == "the gateway ends"
     assert driver.aborted.get(timeout=60) == driver.submitted[0].request_id
@@ -99,8 +102,8 @@ def test_api_keys_are_read_again_and_https_is_spoken(address: str, tmp_path: Pat
 
 
 def test_a_port_that_is_taken_is_an_error_in_plain_words(address: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """Before anything else is begun."""
+    """Before anything else is begun, and with the exit code that `serve` has for it."""
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        assert main(["gateway", "--connect", address, "--port", str(port)]) == 1
+        assert main(["gateway", "--connect", address, "--port", str(port)]) == MISCONFIGURED
     assert f"another program listens at 127.0.0.1, port {port}" in capsys.readouterr().err

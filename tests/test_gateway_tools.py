@@ -15,6 +15,7 @@ from tokenizer_files import TOOL_TEMPLATE, build_byte_level, write_tokenizer
 from tokenizers import AddedToken
 
 from driver.request import ActiveRequest
+from ipc.gateway.output.tool_formats import TOOL_FORMATS
 
 DIGIT = {"type": "integer", "minimum": 0, "maximum": 9}
 ADD = {"type": "object", "properties": {"a": DIGIT, "b": DIGIT}, "required": ["a", "b"], "additionalProperties": False}
@@ -41,7 +42,7 @@ class ScriptedDriver(FakeDriver):
         self.finish(request, "length" if text.endswith("...") else "stop", 9)
 
 
-def client_of(address: str, **parsers: str) -> Iterator[openai.OpenAI]:
+def client_of(address: str, **parsers: str | None) -> Iterator[openai.OpenAI]:
     """The client of a gateway to that address."""
     with gateway(address, **parsers) as http:
         url = f"{http.base_url}/v1"
@@ -159,6 +160,27 @@ def test_thinking_is_told_apart(client: openai.OpenAI, stream: bool) -> None:
     assert quiet.content == "It is." and not hasattr(quiet, "reasoning")
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_messages_of_gpt_oss_are_reasoning_content_and_calls(address: str, stream: bool) -> None:
+    """Which its template shows; the flag for its calls is one for its reasoning."""
+    text = (
+        "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant<|channel|>commentary to=functions.add <|constrain|>"
+    )
+    for template, parser in (
+        ("<|channel|>commentary <|channel|>analysis<|message|> tools", None),
+        (TOOL_TEMPLATE, "openai"),
+    ):
+        with serving(address, ScriptedDriver(template)):
+            for client in client_of(address, tool_call_parser=parser):
+                answer = ask(client, text + 'json<|message|>{"a": 1}', tools=TOOLS, stream=stream)
+                pieces = [chunk.choices[0].delta for chunk in answer] if stream else [answer.choices[0].message]
+
+                calls = [call.function for piece in pieces for call in piece.tool_calls or []]
+                assert "".join(getattr(piece, "reasoning_content", None) or "" for piece in pieces) == "Hm."
+                assert calls[0].name == "add" and "".join(call.arguments for call in calls) == '{"a": 1}'
+                assert not any(piece.content for piece in pieces)
+
+
 @pytest.mark.parametrize(
     ("fields", "param"),
     [
@@ -203,7 +225,16 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, dict
     served.driver.stop("the tests are done")
 
 
-@pytest.fixture(scope="module", params=["hermes", "llama3_json", "mistral"])
+OTHERS = [name for name in TOOL_FORMATS if name not in ("hermes", "llama3_json", "mistral", "qwen3_coder", "openai")]
+
+
+@pytest.fixture(
+    scope="module",
+    params=[
+        *("hermes", "llama3_json", "mistral", "qwen3_coder"),
+        *(pytest.param(name, marks=pytest.mark.thorough) for name in OTHERS),
+    ],
+)
 def model(request: pytest.FixtureRequest, served: tuple[str, dict[str, int]]) -> Iterator[openai.OpenAI]:
     """The client of a gateway to it that expects calls of one format."""
     yield from client_of(served[0], tool_call_parser=request.param)
@@ -262,7 +293,7 @@ def test_a_strict_function_is_called_by_its_schema_or_not_at_all(served: tuple[s
 def test_a_form_is_that_of_what_comes_after_the_thoughts(served: tuple[str, dict[str, int]]) -> None:
     """A model that thinks does so freely before it keeps to a form, or calls what it must; also where the prompt has begun."""
     address, ids = served
-    bias = {str(ids["<think>"]): 100, str(ids["</think>"]): 5}
+    bias = {str(ids["<think>"]): 100, str(ids["</think>"]): 7}
     fields: Any = {"seed": 3, "max_tokens": 200, "logit_bias": bias}
     form = {"structured_outputs": {"regex": "[0-9]/[0-9]"}}
     switched = form | {"chat_template_kwargs": {"enable_thinking": True}}

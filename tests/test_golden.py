@@ -1,7 +1,7 @@
 """The engine against transformers on torch: greedy tokens equal and log-probabilities within 1e-4, for every family.
 
 By XLA's operations and by the CPU's kernels, and for one of them with pages as a TPU has them. The goldens' prompts are shorter and longer than a page (4 or 16), a
-chunk (8) and the sliding windows (8).
+chunk (6) and the sliding windows (8).
 """
 
 import json
@@ -14,8 +14,10 @@ import numpy as np
 import pytest
 from checkpoints import VARIANTS, build_checkpoint
 from loading import load
+from moe_checkpoints import MOE_VARIANTS
 from tpu_twins import PallasTwin
 
+from caching.attention.xla_attention import XLAAttention
 from caching.page_manager import HBMPageManager
 from caching.tpu.tpu_chip import CHIPS
 from caching.tpu.tpu_kernels import PALLAS
@@ -27,21 +29,27 @@ from engine.oengine import oEngine
 from engine.sampling_params import SamplingParams
 from engine.scheduling.scheduler import InferenceScheduler
 from engine.scheduling.sequence import Sequence
+from engine.scheduling.sequence_memory import SequenceMemory
 from engine.step.backend import choose_backend, tpu_backend, xla_backend
 from engine.step.execution_manager import ExecutionManager
+from engine.step.forward_programs import FORWARD
 from engine.step.layout import StepShapes
 from engine.step.runner import eSurgeRunner
+from engine.step.sampling_programs import GREEDY
 
 GOLDENS = Path(__file__).parent / "goldens"
-CHUNK, MAX_NUM_SEQS, MAX_MODEL_LEN, NUM_PAGES = 8, 4, 52, 65
-SMALL_POOL = {4: 16, 16: 6}
-"""Pages, by their size, with which the longest case just fits alone, so that all at once must preempt."""
+CHUNK, MAX_NUM_SEQS, MAX_MODEL_LEN = 6, 4, 52
+NUM_PAGES = 64
+"""For each group of layers, besides the sink."""
+SPARE = {4: 3, 16: 2}
+"""Pages, by their size, besides those of the longest sequence alone, so that all at once must preempt."""
 V5E = CHIPS["TPU v5 lite"]
 FLOAT32 = np.dtype(np.float32)
 XLA = xla_backend(FLOAT32)
 TPU = replace(tpu_backend(V5E, PALLAS), attention=PallasTwin())
-PLAINEST = {("llama2", 16), ("mistral", 4), ("qwen2", 16), ("qwen3", 4), ("gemma2", 16), ("mixtral", 16)}
-"""Of every family a variant and the size of its pages."""
+DENSE = {("llama2", 16), ("mistral", 4), ("qwen2", 16), ("qwen3", 16), ("gemma2", 16), ("phi3", 16)}
+PLAINEST = DENSE | {("qwen3_moe", 16), ("gpt_oss", 16), ("glm4_moe", 16)}
+"""Of every mechanism a variant and the size of its pages."""
 BACKENDS = [
     *(
         pytest.param(
@@ -54,13 +62,24 @@ BACKENDS = [
     pytest.param(("qwen3_sharded", 4, TPU, 2), marks=pytest.mark.thorough),
     pytest.param(("gemma2", 4, TPU, 1), marks=pytest.mark.thorough),
     pytest.param(("gemma2", 4, XLA, 2), marks=pytest.mark.thorough),
-    pytest.param(("mixtral", 4, TPU, 1), marks=pytest.mark.thorough),
+    *(
+        pytest.param((variant, 4, TPU, 1), marks=pytest.mark.thorough)
+        for variant in ("mixtral", "gemma3", "phi3_long", "glm4", "smollm3", "gemma4", "llama4", "gpt_oss")
+    ),
+    *(pytest.param((variant, 4, XLA, 2), marks=pytest.mark.thorough) for variant in sorted(MOE_VARIANTS)),
+    pytest.param(("olmo2", 4, XLA, 2), marks=pytest.mark.thorough),
+    pytest.param(("phi3", 4, XLA, 2), marks=pytest.mark.thorough),
     pytest.param(("mixtral", 4, XLA, 2), marks=pytest.mark.thorough),
+    *(pytest.param((variant, 4, TPU, 2), marks=pytest.mark.thorough) for variant in ("qwen2_moe", "gpt_oss")),
 ]
 
 
 class RecordingManager(ExecutionManager):
-    """Keeps the logits that each step gives."""
+    """Keeps the logits that each step gives, and compiles only what greedy requests run."""
+
+    def _programs(self, layout):
+        """A bucket's forward pass and its greedy sampler."""
+        return [program for program in super()._programs(layout) if program.name in (FORWARD, GREEDY)]
 
     def forward(self, layout):
         """The step, behind a recorder."""
@@ -105,9 +124,13 @@ def compiled(request, tmp_path_factory):
     mesh = DeviceMesh(tuple(jax.devices()[:devices]))
     directory = build_checkpoint(tmp_path_factory.mktemp(variant), variant)
     model = read_model_config(directory)
-    backend = backend or choose_backend(page_size, model.attention.head_dim, FLOAT32)
-    metadata = replace(backend.one_page(split(model, devices), page_size, FLOAT32), num_pages=NUM_PAGES)
-    shapes = StepShapes(MAX_NUM_SEQS, CHUNK, MAX_MODEL_LEN, metadata)
+    backend = backend or choose_backend(page_size, model.head_dim, FLOAT32)
+    one_page = backend.one_page(split(model, devices), page_size, FLOAT32)
+    metadata = replace(one_page, num_pages=1 + NUM_PAGES * len(one_page.windows))
+    of_xla = isinstance(
+        backend.attention, XLAAttention
+    )  # takes long to compile, and does the same for any number of rows
+    shapes = StepShapes(MAX_NUM_SEQS, CHUNK, MAX_MODEL_LEN, metadata, smallest_step=MAX_NUM_SEQS if of_xla else 1)
     decoder = load(directory, backend.weight_format(FLOAT32), devices)
     manager = RecordingManager(decoder, shapes, backend, mesh)
     manager.num_tokens = model.vocab_size
@@ -120,12 +143,12 @@ def compiled(request, tmp_path_factory):
     )
 
 
-def run(compiled, cases, *, num_pages=NUM_PAGES, run_ahead=1):
+def run(compiled, cases, *, num_pages=None, run_ahead=1):
     """All cases at once through an engine; tokens by case, the runner's log-probabilities, and the engine."""
     _, _, shapes, make_runner = compiled
-    pages = HBMPageManager(num_pages)
+    pages = HBMPageManager(num_pages or shapes.cache.num_pages)
     scheduler = InferenceScheduler(
-        pages, page_size=shapes.cache.page_size, max_num_seqs=MAX_NUM_SEQS, max_num_batched_tokens=CHUNK
+        SequenceMemory(pages, shapes.groups), max_num_seqs=MAX_NUM_SEQS, max_num_batched_tokens=CHUNK
     )
     runner = make_runner()
     limits = ServingLimits(MAX_MODEL_LEN, 144, ())
@@ -175,9 +198,10 @@ def test_with_a_pool_so_small_that_sequences_are_preempted(compiled, run_ahead):
     """Preempted sequences are computed anew and go on as if nothing had happened."""
     cases = compiled[0]
 
-    tokens, logprobs, engine = run(
-        compiled, cases, num_pages=SMALL_POOL[compiled[2].cache.page_size], run_ahead=run_ahead
-    )
+    groups = compiled[2].groups
+    num_pages = groups.pages_of(MAX_MODEL_LEN) + SPARE[groups.page_size]
+
+    tokens, logprobs, engine = run(compiled, cases, num_pages=num_pages, run_ahead=run_ahead)
 
     assert_golden(cases, tokens, logprobs)
     assert engine.stats().preemptions > 0

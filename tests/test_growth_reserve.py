@@ -2,12 +2,14 @@
 
 import pytest
 
+from caching.cache_groups import CacheGroups
 from caching.page_manager import HBMPageManager
 from engine.sampling_params import SamplingParams
 from engine.scheduling.growth_reserve import LONGEST, PRIOR, REMEMBERED, GrowthReserve
 from engine.scheduling.plan import StepResult
 from engine.scheduling.scheduler import InferenceScheduler
 from engine.scheduling.sequence import Sequence
+from engine.scheduling.sequence_memory import SequenceMemory
 
 CONTEXT, PAGE_SIZE, PROMPT, ROWS = 131_072, 128, 100, 64
 EOS, TOKEN = 0, 1
@@ -24,7 +26,9 @@ def build_reserve(*lengths: int) -> GrowthReserve:
 def serve(lengths: list[int], pool: int, *, known: bool) -> tuple[InferenceScheduler, int, int]:
     """Requests with outputs of these lengths, all there at once; the scheduler, the steps, and how many ran at once."""
     scheduler = InferenceScheduler(
-        HBMPageManager(pool // PAGE_SIZE + 1), page_size=PAGE_SIZE, max_num_seqs=ROWS, max_num_batched_tokens=512
+        SequenceMemory(HBMPageManager(pool // PAGE_SIZE + 1), CacheGroups(PAGE_SIZE)),
+        max_num_seqs=ROWS,
+        max_num_batched_tokens=512,
     )
     for number, length in enumerate(lengths):
         max_tokens = length + 100 if known else CONTEXT - PROMPT
@@ -91,7 +95,9 @@ MIXES = {
 }
 
 
-@pytest.mark.parametrize("mix", list(MIXES))
+@pytest.mark.parametrize(
+    "mix", [pytest.param(mix, marks=() if mix == "bimodal" else pytest.mark.thorough) for mix in MIXES]
+)
 def test_a_pool_that_is_too_small_does_not_thrash(mix: str) -> None:
     """Whatever was seen before, requests without max_tokens take about the steps of known ones, and few are preempted."""
     lengths = MIXES[mix]

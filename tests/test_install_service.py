@@ -1,5 +1,6 @@
 """The service that systemd runs."""
 
+import os
 import re
 import shutil
 import subprocess
@@ -10,8 +11,9 @@ import pytest
 
 from engine.errors import ConfigurationError
 from ipc.commands import cli, install_service
-from ipc.commands.install_service import InstallFailed, install
-from ipc.gateway.access.connection_limit import MAX_CONNECTIONS, RESERVED_FILES
+from ipc.commands.install_service import InstallFailed, install, uninstall
+from ipc.gateway.access.connection_limit import RESERVED_FILES
+from ipc.process.http_socket import MAX_CONNECTIONS
 from ipc.service.systemd_units import GATEWAY, USER, render_daemon, render_gateway
 
 SHIPPED = Path(__file__).parent.parent / "scripts" / "odriver.service"
@@ -27,6 +29,8 @@ def command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     command.write_text("#!/bin/sh\n")
     command.chmod(0o755)
     monkeypatch.setattr(install_service.sysconfig, "get_path", lambda name: str(scripts))
+    monkeypatch.setattr(install_service, "BOOTED_BY_SYSTEMD", tmp_path)
+    monkeypatch.setattr(install_service, "_unreadable", lambda path: None)
     return command
 
 
@@ -43,7 +47,9 @@ def test_systemd_finds_nothing_wrong_with_the_unit_and_little_exposed(command: P
     unit, reads = tmp_path / name, [Path("/home/me/models")]
     is_gateway = name == GATEWAY
     unit.write_text(
-        render_gateway(command, reads) if is_gateway else render_daemon(command, reads, loopback_only=False)
+        render_gateway(command, reads)
+        if is_gateway
+        else render_daemon(command, reads, loopback_only=True, is_remote=True)
     )
 
     verified = subprocess.run(["systemd-analyze", "verify", str(unit)], capture_output=True, text=True)
@@ -76,11 +82,14 @@ def test_installing_writes_a_unit_and_its_configuration(
     """The settings given are in the file, with a socket that its group may use, and the unit has none of them."""
     unit, config, users = tmp_path / "units" / "odriver.service", tmp_path / "etc" / "config.toml", tmp_path / "o.conf"
 
-    install({"model": Path("models/x"), "max_num_seqs": 4}, show=False, unit=unit, config=config, users=users)
+    (tmp_path / "models" / "x").mkdir(parents=True)
+    model = os.path.relpath(tmp_path / "models" / "x")
+
+    install({"model": model, "max_num_seqs": 4}, show=False, unit=unit, config=config, users=users)
 
     assert tomllib.loads(config.read_text()) == {
         "bind": "ipc:///run/odriver/odriver.sock", "socket_access": "group", "metrics_port": 8001,
-        "model": str(Path.cwd() / "models/x"), "max_num_seqs": 4,
+        "model": str(tmp_path / "models/x"), "max_num_seqs": 4,
     }  # fmt: skip
     assert 'u odriver - "oDriver" /var/lib/odriver\n' in users.read_text()
     assert "RuntimeDirectoryMode=0750\n" in unit.read_text()
@@ -94,6 +103,38 @@ def test_installing_writes_a_unit_and_its_configuration(
         "then, for OpenAI's API at port 8000: systemctl enable --now odriver-gateway.service\n"
         "then, for each user that is to use it: usermod -aG odriver NAME\n"
     )
+
+
+@pytest.mark.usefixtures("command")
+def test_the_model_that_is_ours_is_installed_by_its_name(tmp_path: Path) -> None:
+    """As it comes with oDriver, wherever that is."""
+    install({"model": "demo"}, show=False, unit=tmp_path / "u", config=tmp_path / "c", users=tmp_path / "o.conf")
+    install({}, show=False, unit=tmp_path / "v", config=tmp_path / "d", users=tmp_path / "o.conf")
+
+    assert tomllib.loads((tmp_path / "c").read_text())["model"] == "demo"
+    assert (tmp_path / "u").read_text().replace("/c\n", "/d\n") == (tmp_path / "v").read_text()
+
+
+@pytest.mark.usefixtures("command")
+@pytest.mark.parametrize("model", ["Qwen/Qwen3-0.6B", "gs://bucket/model"])
+def test_a_service_whose_model_is_elsewhere_may_ask_for_it(tmp_path: Path, model: str) -> None:
+    """By the network, once there is one, with a token that root gives; all else is as shut as it was."""
+    remote, local = tmp_path / "remote.service", tmp_path / "local.service"
+    install({"model": model}, show=False, unit=remote, config=tmp_path / "c", users=tmp_path / "o.conf")
+    install({}, show=False, unit=local, config=tmp_path / "d", users=tmp_path / "o.conf")
+
+    assert tomllib.loads((tmp_path / "c").read_text())["model"] == model
+    again = remote.read_text()
+    install({}, show=False, unit=remote, config=tmp_path / "c", users=tmp_path / "o.conf")
+    assert remote.read_text() == again
+    lines, usual = (set(unit.read_text().splitlines()) for unit in (remote, local))
+    assert {line for line in usual - lines if not line.startswith("#")} == {
+        "After=network.target", "IPAddressDeny=any", "IPAddressAllow=localhost link-local"
+    }  # fmt: skip
+    assert {line for line in lines - usual if not line.startswith("#")} == {
+        "Wants=network-online.target", "After=network-online.target",
+        "LoadCredential=odriver.hf-token"
+    }  # fmt: skip
 
 
 @pytest.mark.usefixtures("command")
@@ -124,6 +165,34 @@ def test_a_service_for_other_machines_has_keys(tmp_path: Path, capsys: pytest.Ca
 
 
 @pytest.mark.usefixtures("command")
+@pytest.mark.parametrize(("http", "is_reached"), [("8000", False), ("0.0.0.0:8000", True)])
+def test_a_service_of_http_is_reached_where_it_listens(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], http: str, is_reached: bool
+) -> None:
+    """By other machines if that is asked for; it needs no gateway beside it."""
+    unit, config = tmp_path / "odriver.service", tmp_path / "config.toml"
+    keys = tmp_path / "keys.toml"
+    keys.touch()
+
+    install({"http": http, "api_keys": keys}, show=False, unit=unit, config=config, users=tmp_path / "o.conf")
+
+    assert tomllib.loads(config.read_text())["http"] == http
+    assert ("IPAddressDeny" not in unit.read_text()) is is_reached
+    assert "odriver-gateway" not in capsys.readouterr().out.partition("now:")[2]
+
+
+@pytest.mark.usefixtures("command")
+def test_a_secret_is_not_written_where_everybody_reads_it(tmp_path: Path) -> None:
+    """Nor is anything else; the error says where it belongs."""
+    unit, config = tmp_path / "odriver.service", tmp_path / "config.toml"
+
+    with pytest.raises(InstallFailed, match=r"ODRIVER_API_KEY=.*mode 600"):
+        install({"api_key": "sk-secret"}, show=False, unit=unit, config=config, users=tmp_path / "o.conf")
+
+    assert not unit.exists() and not config.exists()
+
+
+@pytest.mark.usefixtures("command")
 def test_printing_writes_nothing(capsys: pytest.CaptureFixture[str]) -> None:
     """Both files go to stdout, of settings that can work."""
     assert cli.main(["install-service", "--print", "--bind", "ipc:///run/x.sock", "--no-staged-readiness"]) == 0
@@ -147,17 +216,54 @@ def test_homes_are_out_of_sight_unless_something_is_there() -> None:
     assert "ProtectHome=read-only\n" in render_daemon(Path("/root/bin/odriver"), [], loopback_only=True)
 
 
-@pytest.mark.usefixtures("command")
-def test_what_the_service_could_not_read_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A directory that only its owner may enter is named, with what to do."""
-    hidden = tmp_path / "private" / "model"
+def test_nothing_is_written_of_a_service_that_could_not_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Each obstacle is named with what to do: no systemd, no such model, one that only its owner may read."""
+    monkeypatch.setattr(install_service, "_command", lambda: Path("/opt/odriver"))
+    monkeypatch.setattr(install_service, "BOOTED_BY_SYSTEMD", tmp_path / "nowhere")
+    hidden, missing = tmp_path / "private" / "model", tmp_path / "missing"
     hidden.mkdir(parents=True)
     (tmp_path / "private").chmod(0o700)
     hidden_at = next(one for one in reversed(hidden.parents) if not one.stat().st_mode & 0o001)
+    paths = {"unit": tmp_path / "u.service", "config": tmp_path / "c", "users": tmp_path / "o"}
 
-    install({"model": hidden}, show=False, unit=tmp_path / "u", config=tmp_path / "c", users=tmp_path / "o")
+    for given, said in (
+        ({"model": str(hidden)}, f"the service cannot enter {hidden_at}: chmod o+x it, or move {hidden}"),
+        ({"chat_template": missing}, f"there is no {missing}"),
+    ):
+        with pytest.raises(InstallFailed, match=r"nothing is written.*--force"):
+            install(given, show=False, **paths)
+        err = capsys.readouterr().err
+        assert f"odriver: {said}\n" in err and "odriver: systemd does not run this machine\n" in err
+    with pytest.raises(ConfigurationError, match="is not a directory"):
+        install({"model": str(missing)}, show=False, **paths)
+    assert not any(path.exists() for path in paths.values())
+    install({"model": str(hidden)}, show=False, force=True, **paths)
 
-    assert f"the service cannot enter {hidden_at}: chmod o+x it, or move {hidden}" in capsys.readouterr().err
+    assert all(path.exists() for path in paths.values())
+
+
+@pytest.mark.usefixtures("command")
+def test_what_was_installed_is_removed_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The service is stopped first; its configuration is put aside, and a second time there is nothing to remove."""
+    paths = {"unit": tmp_path / "odriver.service", "config": tmp_path / "config.toml", "users": tmp_path / "o.conf"}
+    asked: list[tuple[str, ...]] = []
+    monkeypatch.setattr(install_service, "_systemctl", lambda *arguments: asked.append(arguments))
+    install({"max_num_seqs": 4}, show=False, **paths)
+    written = paths["config"].read_text()
+    capsys.readouterr()
+
+    uninstall(**paths)
+
+    assert asked == [("disable", "--now", "odriver.service", GATEWAY), ("daemon-reload",)]
+    assert not any(path.exists() for path in (*paths.values(), tmp_path / GATEWAY))
+    assert (tmp_path / "config.toml.removed").read_text() == written
+    assert f"removed {paths['unit']}\n" in capsys.readouterr().out
+    with pytest.raises(InstallFailed, match="no service is installed"):
+        uninstall(**paths)
 
 
 def test_an_environment_without_the_command_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

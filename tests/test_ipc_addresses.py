@@ -7,11 +7,12 @@ import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
 from ipc.errors import AddressError, AddressInUse
-from ipc.wire import addresses
+from ipc.wire import addresses, configured
 from ipc.wire.addresses import (
     anyone_listens,
     checked_address,
@@ -216,6 +217,42 @@ def test_who_has_no_daemon_asks_the_service(runtime: Path, service: str) -> None
         (runtime / "odriver").mkdir(mode=0o700)
         with listening(default_address()):
             assert client_address(None) == default_address()
+
+
+@pytest.mark.usefixtures("runtime")
+def test_a_client_asks_where_the_daemon_is_configured_to_listen(
+    service: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By variable or file, as ``odriver serve``; a file that cannot be read is an error, and the address that is named counts first."""
+    named, other = tmp_path / "o.toml", tmp_path / "p.toml"
+    named.write_text("bind = 'tcp://127.0.0.1:5557'\nnum_pages = 8")
+    other.write_text("num_pages = 8")
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+
+    with listening(service):
+        assert client_address(None, config=named) == "tcp://127.0.0.1:5557"
+        monkeypatch.setenv("ODRIVER_CONFIG", str(named))
+        assert client_address(None) == "tcp://127.0.0.1:5557"
+        assert client_address(None, config=other) == service
+        monkeypatch.setenv("ODRIVER_BIND", f"ipc://{tmp_path}/o.sock")
+        assert client_address(None) == client_address(None, config=named) == f"ipc://{tmp_path}/o.sock"
+        assert client_address("tcp://127.0.0.1:5558") == "tcp://127.0.0.1:5558"
+        monkeypatch.setenv("ODRIVER_BIND", "")
+    for written, words in (("bind = 5", "bind must be a string, not 5"), ("bind", "is not TOML")):
+        named.write_text(written)
+        with pytest.raises(AddressError, match=words):
+            client_address(None)
+    monkeypatch.setenv("ODRIVER_CONFIG", str(tmp_path / "none.toml"))
+    with pytest.raises(AddressError, match=r"cannot read the configuration .*none\.toml: No such file"):
+        client_address(None)
+
+
+def test_a_user_without_a_home_has_the_machines_configuration(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A container may run as any number."""
+    monkeypatch.delenv("XDG_CONFIG_HOME", raising=False)
+    monkeypatch.setattr(Path, "home", Mock(side_effect=RuntimeError("could not determine home directory")))
+
+    assert configured.files() == [Path("/etc/odriver/config.toml")]
 
 
 @pytest.mark.usefixtures("runtime")

@@ -7,7 +7,7 @@ from queue import SimpleQueue
 
 import msgspec
 import pytest
-from fake_driver import LIMITS, PATIENCE, WELCOME, FakeDriver, serving
+from fake_driver import LIMITS, PATIENCE, WELCOME, FakeDriver, build_server, serving
 from raw_client import RawClient
 
 from driver.errors import DriverStopped, Overloaded
@@ -19,6 +19,7 @@ from ipc.server.listener import HARD_MAX_MESSAGE_BYTES
 from ipc.server.outbox import Outbox, Reply
 from ipc.server.zmq_server import Server
 from ipc.sockets.peers import Sent
+from ipc.wire.addresses import control_address
 from ipc.wire.bell import Bell
 from ipc.wire.codec import encode
 from ipc.wire.messages import (
@@ -33,6 +34,7 @@ from ipc.wire.messages import (
     Ping,
     Pong,
     ServerMessage,
+    Starting,
     Token,
     Welcome,
 )
@@ -440,7 +442,7 @@ def test_late_samples_do_not_reach_a_new_request_of_the_same_id() -> None:
 
 def test_an_address_in_use_is_an_error_of_start(address: str, client: RawClient) -> None:
     """The second server says so and the first goes on."""
-    second = Server(address, on_failure=lambda why: None, on_drain=lambda timeout: None)
+    second = build_server(address)
 
     with pytest.raises(AddressInUse, match="in use"):
         second.start()
@@ -457,7 +459,7 @@ def test_a_tcp_port_in_use_is_an_error_of_start(driver: FakeDriver) -> None:
         client.greet()
 
         with pytest.raises(AddressInUse, match="in use"):
-            Server(address, on_failure=lambda why: None, on_drain=lambda timeout: None).start()
+            build_server(address).start()
 
         assert_served(client)
 
@@ -465,7 +467,7 @@ def test_a_tcp_port_in_use_is_an_error_of_start(driver: FakeDriver) -> None:
 def test_a_directory_that_cannot_be_had_is_an_error_of_start(tmp_path: Path) -> None:
     """Whatever is wrong with an address comes out of start, in words."""
     with pytest.raises(AddressError, match="No such file"):
-        Server(f"ipc://{tmp_path}/missing/o.sock", on_failure=lambda why: None, on_drain=lambda timeout: None).start()
+        build_server(f"ipc://{tmp_path}/missing/o.sock").start()
 
 
 def test_a_stopped_server_gives_its_address_back(address: str, driver: FakeDriver) -> None:
@@ -483,20 +485,29 @@ def test_nobody_else_may_connect_to_the_socket(tmp_path: Path) -> None:
 
 
 def test_clients_that_come_early_are_answered_when_the_driver_is_there(address: str, driver: FakeDriver) -> None:
-    """Between start and open they wait."""
-    server = Server(address, on_failure=lambda why: None, on_drain=lambda timeout: None)
+    """Between start and open they wait, and hear how far the start is, as it goes on; other messages are too early."""
+    server = build_server(address)
     server.start()
-    with RawClient(address) as client:
-        client.say(Hello(PROTOCOL_VERSION))
+    with RawClient(address) as client, RawClient(control_address(address)) as control, RawClient(address) as gone:
+        gone.ask(Hello(PROTOCOL_VERSION))
+        gone.vanish()
+        assert client.ask(Hello(PROTOCOL_VERSION)) == control.ask(Hello(PROTOCOL_VERSION)) == Starting("starting")
+        server.progress = "compiling: 9 of 19 functions"
+        assert client.hear() == control.hear() == Starting("compiling: 9 of 19 functions")
+        early = client.ask(Generate("a", prompt="x"))
+        assert isinstance(early, Error) and early.request_id == "a" and "wait for welcome" in early.message
+        refused = client.ask(Hello(PROTOCOL_VERSION + 1))
+        assert isinstance(refused, Error) and refused.code == "unsupported_version"
         server.open(driver, model="parrot", limits=LIMITS)
 
-        assert isinstance(client.hear(), Welcome)
+        assert isinstance(client.hear(), Welcome) and isinstance(control.hear(), Welcome)
+        assert isinstance(client.ask(Generate("a", prompt="x")), Token | Done)
     server.stop()
 
 
 def test_stop_sends_what_the_driver_said_last(address: str, driver: FakeDriver) -> None:
     """Open requests learn why before the connection closes."""
-    server = Server(address, on_failure=lambda why: None, on_drain=lambda timeout: None)
+    server = build_server(address)
     server.start()
     server.open(driver, model="parrot", limits=LIMITS)
     with RawClient(address) as client:
@@ -514,7 +525,7 @@ def test_stop_sends_what_the_driver_said_last(address: str, driver: FakeDriver) 
 
 def test_a_server_that_was_never_opened_stops(address: str) -> None:
     """A daemon that fails to load its model leaves nothing behind."""
-    server = Server(address, on_failure=lambda why: None, on_drain=lambda timeout: None)
+    server = build_server(address)
     server.start()
 
     server.stop()
@@ -546,7 +557,7 @@ def test_a_fault_of_ours_is_told_to_the_daemon(address: str, driver: FakeDriver)
         """What is nobody's request's doing."""
 
     failures: SimpleQueue[str] = SimpleQueue()
-    server = Server(address, on_failure=failures.put, on_drain=lambda timeout: None)
+    server = build_server(address, failures.put)
     server.start()
     server.open(driver, model="parrot", limits=LIMITS)
     driver.refusal = Bug("a bug")  # type: ignore[assignment]

@@ -354,9 +354,7 @@ def raising(*args: Any, **kwargs: Any) -> Any:
     raise LookupError(BUG, args, kwargs)
 
 
-@pytest.mark.parametrize(
-    "name", ["read", "daemon_for", "_asked", "gathered", "text_completion", "_joined", "json_answer"]
-)
+@pytest.mark.parametrize("name", ["read", "daemon_for", "ask", "gathered", "text_completion", "_joined", "json_answer"])
 def test_a_handler_that_raises_is_a_clean_500(
     http: httpx.Client, monkeypatch: pytest.MonkeyPatch, name: str, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -9,9 +9,10 @@ from flax import nnx
 from caching.cpu_kernels import KernelsUnavailable
 from engine.mesh import one_device
 from engine.models.linear import linear, look_up
-from engine.models.weights.forms import Dense, Layout, WeightFormat
+from engine.models.weights.forms import Dense
 from engine.models.weights.panels import panel_width
 from engine.models.weights.parameters import Parameter, Role, tensors
+from engine.models.weights.weight_format import Layout, WeightFormat
 
 try:
     WIDTH = panel_width()
@@ -25,17 +26,18 @@ def build_kernel(depth, *out, dtype=np.float32):
     return jnp.asarray(rng.standard_normal((depth, *out), np.float32)).astype(dtype)
 
 
-def as_weight(numbers, layout, role=Role.KERNEL):
+def as_param(numbers, layout, role=Role.KERNEL):
     """Numbers as a kernel or table is served in a layout."""
     names = ("hidden", "group", "head_dim", "gate_up") if role is Role.KERNEL else ("vocabulary", "hidden")
     axes = tuple(zip(names, numbers.shape, strict=False))
     parameter = Parameter("", role, axes, tensors(""), inputs=1 if role is Role.KERNEL else 0)
-    return Dense.made_of(numbers, parameter, WeightFormat(np.dtype(numbers.dtype), layout), one_device())
+    weight = Dense.made_of(numbers, parameter, WeightFormat(np.dtype(numbers.dtype), layout), one_device())
+    return nnx.Param(weight, declared=parameter)
 
 
 def pack(numbers):
     """A kernel in panels."""
-    return nnx.Param(as_weight(numbers, Layout.PANELS))
+    return as_param(numbers, Layout.PANELS)
 
 
 def build_rows(count, depth):
@@ -70,11 +72,12 @@ def test_a_row_is_the_same_to_the_bit_in_any_batch():
 def test_a_packed_table_is_looked_up_and_makes_logits():
     """The one packed form of a tied embedding serves both of its uses."""
     table = build_kernel(101, 48)
-    packed, plain = (as_weight(table, layout, Role.TABLE) for layout in (Layout.PANELS, Layout.AXES))
+    packed, plain = (as_param(table, layout, Role.TABLE) for layout in (Layout.PANELS, Layout.AXES))
     ids, hidden = jnp.asarray([0, 5, 31, 32, 100], jnp.int32), build_rows(5, 48)
 
     np.testing.assert_array_equal(jax.jit(look_up)(packed, ids), np.asarray(table)[np.asarray(ids)])
-    np.testing.assert_allclose(jax.jit(Dense.logits)(packed, hidden), plain.logits(hidden), atol=1e-4)
+    expected = plain.get_value().logits(hidden)
+    np.testing.assert_allclose(jax.jit(Dense.logits)(packed.get_value(), hidden), expected, atol=1e-4)
 
 
 @pytest.mark.parametrize("rows", [1, 9, 100])

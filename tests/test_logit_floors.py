@@ -1,5 +1,6 @@
 """Logits of tokens that are not to be drawn keep their order, whatever else a request asks for."""
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -29,9 +30,11 @@ def changed_logits(**extremes):
     vocab, slots = LOGITS.shape[1], np.zeros(1, np.int32)
     num_tokens, last_token = np.full(1, sequence.num_tokens, np.int32), np.full(1, BEST, np.int32)
     state = bias_of(sequence, vocab)
-    _, logits = apply_bias(LOGITS, _as_slots(state), slots, last_token, num_tokens)
-    _, logits = apply_penalties(logits, _as_slots(penalties_of(sequence, vocab)), slots, last_token, num_tokens)
-    return mask_logits(logits, jnp.full((1, 1), ~(1 << MASKED), jnp.int32))
+    _, logits = jax.jit(apply_bias)(LOGITS, _as_slots(state), slots, last_token, num_tokens)
+    _, logits = jax.jit(apply_penalties)(
+        logits, _as_slots(penalties_of(sequence, vocab)), slots, last_token, num_tokens
+    )
+    return jax.jit(mask_logits)(logits, jnp.full((1, 1), ~(1 << MASKED), jnp.int32))
 
 
 def _as_slots(row):
@@ -43,7 +46,7 @@ def weights_of(logits, temperature):
     """What a row weighs."""
     f32 = np.float32
     rows = SamplingRows(*(jnp.asarray([value]) for value in (f32(temperature), 0, f32(1), f32(0), np.uint32(0), 0)))
-    return np.asarray(weigh(logits, rows))[0]
+    return np.asarray(jax.jit(weigh)(logits, rows))[0]
 
 
 def test_the_order_is_that_of_who_has_the_last_word():

@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from checkpoints import build_checkpoint
+from flax import nnx
 from loading import load
 from plain_attention import DenseAttention
 
@@ -16,6 +17,7 @@ from engine.sampling.logprobs import compute_logprobs, unpack_logprobs
 from engine.sampling_params import SamplingParams
 from engine.scheduling.sequence import Sequence
 
+MAX_MODEL_LEN = 36
 SETTINGS = [
     pytest.param({"max_num_batched_tokens": 7}, id="chunks", marks=pytest.mark.thorough),
     pytest.param({"max_num_batched_tokens": 64}, id="one chunk", marks=pytest.mark.thorough),
@@ -25,17 +27,24 @@ SETTINGS = [
 
 @pytest.fixture(scope="module")
 def directory(tmp_path_factory):
-    """A small random checkpoint."""
-    return build_checkpoint(tmp_path_factory.mktemp("model"))
+    """A small random checkpoint of one layer."""
+    return build_checkpoint(tmp_path_factory.mktemp("model"), num_hidden_layers=1)
 
 
 def plain_logprobs(directory, token_ids):
     """f32[tokens, vocab] by one forward pass with causal attention, without pages, chunks or a step."""
-    decoder = load(directory)
-    positions = jnp.arange(len(token_ids), dtype=jnp.int32)[None]
-    step = StepContext(decoder.rotation(positions), DenseAttention())
-    _, hidden = decoder(jnp.asarray([token_ids], jnp.int32), [None] * decoder.partition.model.num_layers, step)
-    return np.asarray(jax.nn.log_softmax(decoder.logits(hidden[0])))
+    padded = np.zeros((1, MAX_MODEL_LEN), np.int32)  # behind all others, which causal attention keeps out
+    padded[0, : len(token_ids)] = token_ids
+    return np.asarray(forward(load(directory), padded))[: len(token_ids)]
+
+
+@nnx.jit
+def forward(decoder, token_ids):
+    """f32[tokens, vocab] of i32[1, tokens]."""
+    positions = jnp.arange(token_ids.shape[1], dtype=jnp.int32)[None]
+    step = StepContext(decoder.rotations(positions), DenseAttention())
+    _, hidden = decoder(token_ids, [None] * decoder.partition.model.num_layers, step)
+    return jax.nn.log_softmax(decoder.logits(hidden[0]))
 
 
 def build_sequences():
@@ -57,7 +66,7 @@ def build_sequences():
 
 def run(directory, settings):
     """Serve the sequences together; each with its outputs, and the engine."""
-    fixed = {"max_num_seqs": 4, "page_size": 3, "num_pages": 99, "max_model_len": 36}
+    fixed = {"max_num_seqs": 4, "page_size": 3, "num_pages": 99, "max_model_len": MAX_MODEL_LEN}
     engine = build_engine(EngineConfig(model=directory, **{**fixed, **settings}), lambda progress: None)
     served = {sequence.request_id: (sequence, []) for sequence in build_sequences()}
     for sequence, _ in served.values():

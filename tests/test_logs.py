@@ -9,12 +9,13 @@ import pytest
 from rich.console import Console
 
 from ipc.process.logs import configure_logging
+from ipc.service.terminal import show_ready
 
 
 def test_json_lines_have_what_was_said_and_what_it_was_about() -> None:
     """Time, level, logger and message, the fields of the line's own, and the traceback where there is one."""
     out = io.StringIO()
-    configure_logging(Console(file=out), logging.INFO, "json")
+    configure_logging(Console(file=out), "info", "json")
 
     logging.getLogger("driver.x").info("request %s ended", "a", extra={"request_id": "a", "output_tokens": 5})
     try:
@@ -33,7 +34,7 @@ def test_json_lines_have_what_was_said_and_what_it_was_about() -> None:
 def test_the_level_may_change_while_running() -> None:
     """The last call holds, and lines come once; what others log is of no interest below a warning."""
     out = io.StringIO()
-    for level in (logging.WARNING, logging.DEBUG):
+    for level in ("warning", "debug"):
         configure_logging(Console(file=out), level)
 
     logging.getLogger("engine.x").debug("seen")
@@ -52,7 +53,7 @@ def test_a_record_is_a_line_whoever_chose_its_words(log_format: str, monkeypatch
     monkeypatch.delenv("JOURNAL_STREAM", raising=False)
     out = io.StringIO()
     console = Console(file=out, force_terminal=log_format == "terminal", width=1000, color_system=None)
-    configure_logging(console, logging.INFO, log_format.replace("terminal", "text"))
+    configure_logging(console, "info", log_format.replace("terminal", "text"))
 
     logging.getLogger("driver.x").info("request %s: %s", FORGED, ValueError(FORGED), extra={"client": FORGED})
     logging.getLogger("driver.x").info(FORGED)
@@ -69,7 +70,7 @@ def test_a_record_is_a_line_whoever_chose_its_words(log_format: str, monkeypatch
 def test_a_line_is_cut(log_format: str) -> None:
     """A field to hundreds of characters and a line to thousands, with the end of each still there."""
     out = io.StringIO()
-    configure_logging(Console(file=out), logging.INFO, log_format)
+    configure_logging(Console(file=out), "info", log_format)
 
     logging.getLogger("driver.x").info("request %s: the end", "x" * 10_000_000, extra={"error": "y" * 10_000_000})
     logging.getLogger("driver.x").info("z" * 10_000_000)
@@ -79,11 +80,23 @@ def test_a_line_is_cut(log_format: str) -> None:
     assert "z[... 10,000,000 characters in all ...]z" in second and len(second) < 4500
 
 
+def test_what_a_start_has_come_to_is_whole() -> None:
+    """However many facts there are, none is cut for the others."""
+    out = io.StringIO()
+    console = Console(file=out)
+    configure_logging(console, "info", "text")
+    facts = {f"fact {number}": f"/a/path/{number}" * 20 for number in range(9)}
+
+    show_ready(console, facts)
+
+    assert out.getvalue().endswith(f"ready: {', '.join(f'{name} {fact}' for name, fact in facts.items())}\n")
+
+
 @pytest.mark.parametrize("log_format", ["text", "json"])
 def test_a_traceback_forges_no_record(log_format: str) -> None:
     """Its lines are its own, indented and cut, as an exception may quote a request, and there are not too many."""
     out = io.StringIO()
-    configure_logging(Console(file=out), logging.INFO, log_format)
+    configure_logging(Console(file=out), "info", log_format)
 
     for words in ("x\nERROR ipc.service.daemon: FORGED\x1b[31m\u2028", "y" * 10_000_000, "\n" * 10_000):
         try:

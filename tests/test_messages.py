@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from driver.request import Timings
 from ipc.wire.codec import (
     MessageError,
     decode_client_message,
@@ -27,13 +28,18 @@ from ipc.wire.messages import (
     Error,
     Generate,
     Hello,
+    ListRequests,
     LogLevel,
     Ok,
     Ping,
     Pong,
     Profile,
+    Reload,
+    RequestsReply,
+    ResetPrefixCache,
     ServerMessage,
     Sleep,
+    Starting,
     Status,
     StatusReply,
     Token,
@@ -53,10 +59,17 @@ CLIENT_MESSAGES = [
     Ping(),
     Pong(),
 ]
+TIMINGS = Timings(
+    queue_time_s=1.0, prefill_time_s=2.0, time_to_first_token_s=3.0, decode_time_s=4.0, tokens_per_second=0.75
+)
 CONTROL_MESSAGES = [
     Hello(PROTOCOL_VERSION),
     Status("d"),
+    ListRequests("d"),
+    ListRequests("d", "rate", 5, "alice"),
     AbortRequest("e", "00a1:7"),
+    Reload("e"),
+    ResetPrefixCache("e"),
     Drain("f"),
     Drain("f", timeout_s=2.5),
     Sleep("g"),
@@ -68,9 +81,12 @@ CONTROL_MESSAGES = [
     Pong(),
 ]
 SERVER_MESSAGES = [
-    Welcome(PROTOCOL_VERSION, "demo", 512, 2048, 1000, 32, 30.0, "00a1"),
+    Welcome(PROTOCOL_VERSION, "demo", 512, 2048, 64, 1000, 32, 30.0, "00a1"),
+    Starting("compiling: 9 of 19 functions"),
+    RequestsReply("d", [{"id": "00a1:7", "state": "decode"}], 3),
     Token("a", " upon", [7, 8]),
     Done("a", "", [], "stop", Usage(3, 4)),
+    Done("a", "", [], "stop", Usage(3, 4, 2, TIMINGS)),
     Error("a", "invalid_request", "no"),
     Error(None, "unsupported_version", "no"),
     StatusReply("d", {"running": 0}),

@@ -18,10 +18,10 @@ from prometheus_client.parser import text_string_to_metric_families
 from test_driver import build_driver, error_of, submit
 
 from driver.metrics.driver_metrics import DriverMetrics
-from driver.metrics.request_metrics import RequestMetrics, SampleTimes
+from driver.metrics.request_metrics import RequestMetrics, SampleTimes, timings_of
 from driver.odriver import oDriver
 from driver.open_requests import OpenRequest
-from driver.request import ActiveRequest, QueueChannel
+from driver.request import ActiveRequest, QueueChannel, Timings
 from driver.status import DriverStatus
 from driver.thread_messages import Opened
 from engine.sampling_params import SamplingParams
@@ -124,7 +124,7 @@ def test_the_phases_of_a_request_add_up() -> None:
     sequence = Sequence(
         "a", [1, 2, 3], params, frozenset(), max_tokens=50, seed=0, scheduled_at=100.4, num_cached_tokens=2
     )
-    times = SampleTimes(metrics, Opened(request, [sequence], [], 3, params), sequence)
+    times = SampleTimes(metrics, Opened(request, [sequence], [], 3, params), 0)
 
     times.add_tokens(1, 101.0)
     times.add_tokens(1, 101.5)
@@ -146,6 +146,27 @@ def test_the_phases_of_a_request_add_up() -> None:
     assert dict(metrics.time_to_first_token_seconds.cumulative())[0.75] == 0
     assert (metrics.prompt_tokens, metrics.prompt_tokens_cached) == (3, 2)
     assert metrics.request_prompt_tokens.bounds == (1, 2, 5, 10, 20, 50, 100, 200)
+    assert timings_of(request) == Timings(
+        queue_time_s=pytest.approx(0.4),
+        prefill_time_s=pytest.approx(0.6),
+        time_to_first_token_s=1.0,
+        decode_time_s=1.0,
+        tokens_per_second=3.0,
+    )
+
+
+def test_a_request_without_a_token_has_no_timings_and_one_with_a_single_one_no_rate() -> None:
+    """Rather than a rate of something else."""
+    request = OpenRequest(ActiveRequest(request_id="a", channel=QueueChannel()), "a", received_at=1.0)
+    sequence = Sequence("a", [1], SamplingParams(), frozenset(), max_tokens=9, seed=0, scheduled_at=2.0)
+    times = SampleTimes(RequestMetrics(300), Opened(request, [sequence], [], 1, SamplingParams()), 0)
+
+    assert timings_of(request) is None
+    times.add_tokens(1, 4.0)
+
+    assert timings_of(request) == Timings(
+        queue_time_s=1.0, prefill_time_s=2.0, time_to_first_token_s=3.0, decode_time_s=0.0, tokens_per_second=0.0
+    )
 
 
 def test_the_log_has_a_line_for_each_request(caplog: pytest.LogCaptureFixture) -> None:

@@ -15,7 +15,7 @@ def build_sequence(number, *, prompt=6, computed=0, slot=0, **params):
     """A sequence with pages 10, 11, ... times its number."""
     sequence = Sequence(str(number), list(range(prompt)), SamplingParams(**params), frozenset(), 9, seed=2**32 - number)
     sequence.slot, sequence.num_computed_tokens = slot, computed
-    sequence.pages = [10 * number, 10 * number + 1]
+    sequence.pages, sequence.first_pages = [[10 * number, 10 * number + 1]], [0]
     return sequence
 
 
@@ -57,7 +57,7 @@ def test_a_mixed_step_is_laid_out_as_planned():
     assert batch.table.kv_lens.tolist() == [7, 6, 3, 0]
     assert batch.table.cu_q_lens.tolist() == [0, 1, 3, 6, 6]
     assert batch.table.num_seqs.tolist() == [3]
-    assert batch.table.page_indices[:3, :2].tolist() == [[10, 11], [20, 21], [30, 31]]
+    assert batch.table.page_indices[0, :3, :2].tolist() == [[10, 11], [20, 21], [30, 31]]
     assert slots.tolist() == batch.slots.tolist() == [2, 0, 4, 4]
 
 
@@ -104,7 +104,7 @@ def test_no_more_of_the_page_tables_is_copied_than_is_in_use():
     """Past the longest row's pages a step's table is untouched: whole, those of a long context are megabytes a step."""
     io, layout = build_io(), StepLayout(8, 4, 3)
     predecessor, successor = build_sequence(1), build_sequence(2)
-    predecessor.pages.append(12)
+    predecessor.pages[0].append(12)
     io.prepare(build_plan(chunks=[(predecessor, 4)]), layout)
     plan = build_plan(chunks=[(successor, 4)])
     plan.released = [predecessor]

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from caching.cache_groups import CacheGroups
 from caching.metadata import pages_for
 from caching.page_manager import HBMPageManager
 from engine.config import ServingLimits
@@ -19,6 +20,7 @@ from engine.sampling_params import SamplingParams
 from engine.scheduling.plan import StepResult
 from engine.scheduling.scheduler import InferenceScheduler
 from engine.scheduling.sequence import Sequence
+from engine.scheduling.sequence_memory import SequenceMemory
 from engine.step.layout import FROM_SLOT, StepLayout
 from engine.step.model_io import ModelIOProcessor
 from engine.step.runner import PendingStep
@@ -136,7 +138,7 @@ def build_engine(*, num_pages=40, page_size=4, max_num_seqs=4, budget=8, max_mod
     """An engine on a late device."""
     pages = HBMPageManager(num_pages)
     scheduler = InferenceScheduler(
-        pages, page_size=page_size, max_num_seqs=max_num_seqs, max_num_batched_tokens=budget
+        SequenceMemory(pages, CacheGroups(page_size)), max_num_seqs=max_num_seqs, max_num_batched_tokens=budget
     )  # fmt: skip
     max_model_len = min(max_model_len, pages.num_total * page_size)
     runner = LateRunner(
@@ -190,6 +192,31 @@ def test_pages_given_to_another_are_written_by_nobody_else():
     assert engine.finish("gone")
 
     assert run(engine, [successor]) == {"successor": completion(successor)}
+
+
+def test_an_emptied_prefix_cache_is_found_by_nobody_and_taken_from_nobody():
+    """What runs keeps its pages and its tokens; whoever comes later computes the prompt again."""
+    engine = build_engine()
+    first, again, later = (build_sequence(name, [3] * 9) for name in ("first", "again", "later"))
+    running = build_sequence("running", [5] * 8, max_tokens=12)
+
+    run(engine, [first])
+    run(engine, [again])
+    assert again.num_cached_tokens == 8 and engine.stats().pages_cached > 0
+    engine.add(running)
+    engine.step()
+    engine.step()
+    owned = engine.stats().pages_owned
+    assert engine.reset_prefix_cache() > 0
+
+    assert (engine.stats().pages_cached, engine.stats().pages_owned) == (0, owned)
+    engine.check_integrity()
+    engine.add(later)
+    while engine.has_work:
+        engine.step()
+    assert later.num_cached_tokens == 0 and later.output_token_ids == completion(later)
+    assert running.output_token_ids == completion(running)
+    assert engine.reset_prefix_cache() > 0 and engine.stats().pages_free == engine.stats().pages_total
 
 
 def test_what_an_aborted_sequence_leaves_is_forgotten_when_its_logits_were_not_finite():

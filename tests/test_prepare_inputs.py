@@ -5,6 +5,7 @@ import threading
 from collections.abc import Iterator
 from typing import Any
 
+import msgspec
 import pytest
 from fakes import EOS, VOCAB_SIZE, FakeTokenizer
 
@@ -25,13 +26,20 @@ LIMITS = ServingLimits(max_model_len=32, vocab_size=VOCAB_SIZE, eos_token_ids=(E
 class Stage:
     """A running PrepareInputs; Admits and samples both end up in ``outcomes``."""
 
-    def __init__(self, *, max_queued: int = 8, started: bool = True, tokenizer: FakeTokenizer | None = None) -> None:
+    def __init__(
+        self,
+        *,
+        max_queued: int = 8,
+        started: bool = True,
+        tokenizer: FakeTokenizer | None = None,
+        defaults: dict[str, Any] | None = None,
+    ) -> None:
         self.outcomes: queue.SimpleQueue[Admit | ReturnSample] = queue.SimpleQueue()
         self.to_compile: queue.SimpleQueue[Admit] = queue.SimpleQueue()
         self.open_requests = OpenRequests()
         self.stage = PrepareInputs(
             tokenizer or FakeTokenizer(),
-            LIMITS,
+            msgspec.structs.replace(LIMITS, default_sampling_params=defaults or {}),
             self.open_requests,
             self.outcomes.put,
             max_queued,
@@ -69,7 +77,9 @@ class Stage:
         self.submit(**fields)
         outcome = self.outcomes.get(timeout=30)
         assert isinstance(outcome, ReturnSample) and outcome.error is not None
-        assert outcome.error.code == "invalid_request" and len(self.open_requests) == 0
+        is_long = outcome.error.message.startswith("this model's maximum context length is")
+        assert outcome.error.code == ("context_length_exceeded" if is_long else "invalid_request")
+        assert len(self.open_requests) == 0
         return outcome.error.message
 
 
@@ -109,6 +119,29 @@ def stage() -> Iterator[Stage]:
     running = Stage()
     yield running
     running.stop()
+
+
+def test_what_a_request_leaves_out_is_the_models_own() -> None:
+    """Its temperature and the rest hold unless the request says otherwise; its max_tokens are a limit of all."""
+    own = {"temperature": 0.6, "top_p": 0.9, "top_k": 20, "min_p": 0.1, "repetition_penalty": 1.1, "max_tokens": 9}
+    stage = Stage(defaults=own)
+    try:
+        silent = stage.sequence(prompt="hi").params
+        said = stage.sequence(request_id="b", prompt="hi", params={"temperature": 1, "top_k": 0, "max_tokens": 5})
+        more = stage.sequence(request_id="c", prompt="hi", params={"max_tokens": 20})
+        near_the_end = stage.sequence(request_id="d", prompt="x" * 28)
+    finally:
+        stage.stop()
+    stage = Stage(defaults=own)
+    try:
+        refusal = stage.refusal(prompt="hi", params={"min_tokens": 10})
+    finally:
+        stage.stop()
+
+    assert {name: getattr(silent, name) for name in own} == {**own, "max_tokens": None}
+    assert (said.params.temperature, said.params.top_p, said.params.top_k) == (1.0, 0.9, 0)
+    assert (said.max_tokens, more.max_tokens, near_the_end.max_tokens) == (5, 9, 4)
+    assert "at most 9" in refusal
 
 
 def test_text_becomes_a_sequence(stage: Stage) -> None:
@@ -179,8 +212,14 @@ def test_a_seed_is_drawn_for_who_gives_none(stage: Stage) -> None:
         ({"prompt": "x", "messages": [{"role": "user", "content": "x"}]}, "exactly one"),
         ({"messages": []}, "at least one message"),
         ({"prompt": 5}, "prompt must be a string or a list of token ids, not int"),
-        ({"prompt": "x" * 32}, "the prompt has 32 tokens, but a request may hold 32 tokens here"),
-        ({"prompt": "x" * 99}, "the prompt has at least 99 tokens, but a request may hold 32 tokens here"),
+        (
+            {"prompt": "x" * 32},
+            "length is 32 tokens, prompt and output together, but the prompt has 32 tokens: shorten it",
+        ),
+        (
+            {"prompt": "x" * 99},
+            "length is 32 tokens, prompt and output together, but the prompt has at least 99 tokens",
+        ),
         ({"prompt": [1] * 33}, "the prompt has 33 tokens"),
         ({"messages": [{"role": "user", "content": "x" * 99}]}, "the prompt has at least 117 tokens"),
         ({"prompt": [1, VOCAB_SIZE]}, "prompt[1] must be a token id from 0 to 256, not 257"),
@@ -220,7 +259,7 @@ def test_a_bad_prompt_is_refused(stage: Stage, fields: dict[str, Any], complaint
         ({"n": 65}, "n must be from 1 to 64, not 65"),
         ({"min_tokens": -1}, "min_tokens must be at least 0, not -1"),
         ({"min_tokens": 3, "max_tokens": 2}, "min_tokens must be at most max_tokens (2), not 3"),
-        ({"min_tokens": 29}, "min_tokens is 29 and the prompt has 4 tokens"),
+        ({"min_tokens": 29}, "the prompt has 4 tokens and min_tokens is 29: ask for at most 28"),
         ({"presence_penalty": 2.1}, "presence_penalty must be from -2 to 2, not 2.1"),
         ({"frequency_penalty": -2.1}, "frequency_penalty must be from -2 to 2, not -2.1"),
         ({"repetition_penalty": 5e-324}, "repetition_penalty must be from 0.01 to 10, not 5e-324"),
@@ -389,3 +428,28 @@ def test_a_request_that_shares_nothing_is_not_hashed(stage: Stage) -> None:
     sequence = stage.sequence(prompt=list(range(11)), params={"enable_prefix_caching": False})
 
     assert sequence.salt is None and sequence.page_keys == []
+
+
+@pytest.mark.parametrize(
+    ("params", "kept"),
+    [
+        ({"truncate_prompt_tokens": 3}, "hij"),
+        ({"truncate_prompt_tokens": 99}, "abcdefghij"),
+        ({"truncate_prompt_tokens": -1}, "abcdefghij"),
+        ({"truncate_prompt_tokens": -1, "max_tokens": 28}, "ghij"),
+    ],
+)
+def test_a_prompt_is_cut_to_its_end(stage: Stage, params: dict[str, Any], kept: str) -> None:
+    """To so many tokens, or to what leaves room for the output."""
+    assert bytes(stage.sequence(prompt="abcdefghij", params=params).prompt_token_ids) == kept.encode()
+
+
+def test_what_is_cut_may_be_longer_than_the_context_but_not_by_far(stage: Stage) -> None:
+    """All of it is tokenised first."""
+    params = {"truncate_prompt_tokens": 5}
+
+    assert "but the prompt has at least 300 tokens" in stage.refusal(prompt="x" * 300, params=params)
+    assert "truncate_prompt_tokens must be at least 1, or -1" in stage.refusal(
+        prompt="x", params={"truncate_prompt_tokens": 0}
+    )
+    assert len(stage.sequence(prompt="x" * 200, params=params).prompt_token_ids) == 5

@@ -115,7 +115,9 @@ def test_a_stop_string_ends_the_request_before_the_client_hears(stage: Stage) ->
 
     assert stage.next().text == "ab"
     assert stage.heard.get(timeout=30) == Finished(sequence)
-    assert stage.next() == ReturnSample(request_id="a", token_ids=list(b"ND"), finish_reason="stop", usage=Usage(1, 5))
+    assert stage.next() == ReturnSample(
+        request_id="a", token_ids=list(b"ND"), finish_reason="stop", stop_reason="END", usage=Usage(1, 5)
+    )
 
 
 def test_a_stop_string_in_the_last_output_is_the_reason(stage: Stage) -> None:
@@ -244,7 +246,9 @@ def test_each_sample_of_a_request_has_its_index_and_end(stage: Stage) -> None:
     stage.land(first, b"yz", "length")
 
     assert stage.heard.get(timeout=30) == Finished(second)
-    assert stage.next() == ReturnSample(request_id="a", index=1, text="x", token_ids=[120, 98], finish_reason="stop")
+    assert stage.next() == ReturnSample(
+        request_id="a", index=1, text="x", token_ids=[120, 98], finish_reason="stop", stop_reason="b"
+    )
     assert stage.next() == ReturnSample(
         request_id="a", text="yz", token_ids=[121, 122], finish_reason="length", usage=Usage(1, 4)
     )

@@ -14,8 +14,9 @@ from driver.errors import DriverStopped
 from driver.odriver import oDriver
 from driver.request import QueueChannel
 from engine.profiler import Profiler, ProfilerError
-from ipc.client import Client, RequestFailed
+from ipc.client import Client
 from ipc.control_client import ControlClient
+from ipc.errors import RequestFailed
 from ipc.service.configuration import default_profile_directory
 
 ROOT = Path(__file__).parent.parent

@@ -11,7 +11,7 @@ import zmq
 from fake_driver import FakeDriver, serving
 from raw_client import PATIENCE
 
-from driver.errors import DriverError
+from driver.errors import DriverError, InvalidRequest
 from driver.request import ActiveRequest
 from engine.request_limits import MAX_MESSAGE_BYTES
 from ipc.wire.addresses import control_address
@@ -107,7 +107,8 @@ def test_every_error_is_listed() -> None:
     listed = set(re.findall(r"^\| `(\w+)` \|", section, flags=re.MULTILINE))
     of_sockets = ["message_too_long", "unsupported_version", "slow_reader", "quota_exceeded", "forbidden", "not_found"]
 
-    assert listed == {error.code for error in DriverError.__subclasses__()} | set(of_sockets)
+    of_driver = [*DriverError.__subclasses__(), *InvalidRequest.__subclasses__()]
+    assert listed == {error.code for error in of_driver} | set(of_sockets)
 
 
 def test_the_limits_are_what_they_are() -> None:

@@ -22,17 +22,10 @@ ROOT = Path(__file__).parent.parent
 PANEL_WIDTH = {"avx2": 16, "avx512": 32}
 MODEL = "model qwen3 float32"
 OTHER_MODELS = ["model llama2 float32 int8", "model llama_linear bfloat16"]
-FUNCTIONS = [
-    "norm",
-    "logprobs",
-    "penalties",
-    "temperature weights",
-    "truncated weights",
-    "mixed weights",
-    "temperature",
-    "truncated",
-    "mixed",
-]
+OTHER_MODELS += ["model qwen2_moe float32 int8", "model gpt_oss float32"]
+FUNCTIONS = ["norm", "logprobs", "penalties", "mixed weights", "mixed"]
+ALL_ALIKE = ["temperature weights", "truncated weights", "temperature", "truncated"]
+"""Of which "mixed" has both, in one batch."""
 
 try:
     panels.panel_width()
@@ -46,7 +39,7 @@ except KernelsUnavailable as unavailable:
         pytest.param(isa, cases, marks=() if plain and isa == available()[-1] else pytest.mark.thorough)
         for isa in MAX_ISA
         if isa in available()
-        for cases, plain in (([MODEL, *FUNCTIONS], True), (OTHER_MODELS, False))
+        for cases, plain in (([MODEL, *FUNCTIONS], True), (OTHER_MODELS + ALL_ALIKE, False))
     ],
 )
 def test_a_row_is_the_same_to_the_bit_alone_and_in_any_company(tmp_path: Path, isa: str, cases: list[str]) -> None:
@@ -99,8 +92,10 @@ def test_a_daemon_does_not_start_with_instructions_that_are_not_there(monkeypatc
     """It is an error of the configuration, and no reason to serve by XLA alone."""
     from caching import cpu_kernels
 
-    cpu_kernels.load.cache_clear()
+    cpu_kernels.loading.cache_clear()
     monkeypatch.setenv(instruction_set.VARIABLE, "sse")
 
     with pytest.raises(ConfigurationError, match="ODRIVER_CPU_ISA must be"):
         choose_backend(16, 64, jax.numpy.dtype("float32"))
+
+    cpu_kernels.loading.cache_clear()

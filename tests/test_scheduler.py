@@ -4,6 +4,7 @@ from collections import deque
 
 import pytest
 
+from caching.cache_groups import CacheGroups
 from caching.page_manager import HBMPageManager
 from engine.sampling_params import SamplingParams
 from engine.scheduling.admission import LOOKED_AT
@@ -13,6 +14,7 @@ from engine.scheduling.plan import StepResult
 from engine.scheduling.preemption import Cause, Preemption, PreemptionLog
 from engine.scheduling.scheduler import InferenceScheduler
 from engine.scheduling.sequence import Sequence, SequenceStatus
+from engine.scheduling.sequence_memory import SequenceMemory
 
 EOS = 0
 
@@ -21,8 +23,7 @@ def build_scheduler(*, num_pages=100, page_size=4, max_num_seqs=8, budget=16, re
     """A scheduler over a pool of its own, which keeps a page free at admission and expects nobody to grow."""
     pages = HBMPageManager(num_pages)
     scheduler = InferenceScheduler(
-        pages,
-        page_size=page_size,
+        SequenceMemory(pages, CacheGroups(page_size)),
         max_num_seqs=max_num_seqs,
         max_num_batched_tokens=budget,
         reserve=reserve or GrowthReserve(num_pages, least=0.0),
@@ -344,7 +345,7 @@ def test_siblings_share_the_pages_that_one_has_computed():
     plan = scheduler.plan()
 
     assert (plan.starts, plan.counts, plan.samples) == ([0, 8, 8], [9, 1, 1], [True] * 3)
-    first, second, third = (sequence.pages for sequence in plan.sequences)
+    first, second, third = (sequence.pages[0] for sequence in plan.sequences)
     assert first[:2] == second[:2] == third[:2] and len({first[2], second[2], third[2]}) == 3
     assert pages.num_owned == 5
     scheduler.check_integrity()
@@ -728,7 +729,7 @@ def test_what_was_found_of_a_waiting_prompt_is_remembered(monkeypatch):
     scheduler.add(build_sequence("waiting", prompt=801, salt=b"same"))
     lookups = []
     monkeypatch.setattr(
-        pages.cache, "holder", lambda key, holder=pages.cache.holder: lookups.append(key) or holder(key)
+        pages.cache, "holder", lambda *key, holder=pages.cache.holder: lookups.append(key) or holder(*key)
     )
 
     counts = []

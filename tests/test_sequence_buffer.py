@@ -20,7 +20,8 @@ def build_sequence(number=1, *, prompt=3, outputs=0, pages=2, **params):
     """A sequence whose every value says which one it is."""
     sequence = Sequence(str(number), [number] * prompt, SamplingParams(**params), frozenset(), 9, seed=100 + number)
     sequence.output_token_ids = [number] * outputs
-    sequence.slot, sequence.pages = number % MAX_NUM_SEQS, [number * 10 + page for page in range(pages)]
+    sequence.slot, sequence.pages = number % MAX_NUM_SEQS, [[number * 10 + page for page in range(pages)]]
+    sequence.first_pages = [0]
     return sequence
 
 
@@ -30,8 +31,8 @@ def assert_row_holds(buffer, sequence):
     known = sequence.prompt_token_ids + sequence.output_token_ids
     assert buffer.num_tokens[row] == len(known)
     assert buffer.token_ids[row, : len(known)].tolist() == known
-    assert buffer.num_pages[row] == len(sequence.pages)
-    assert buffer.page_indices[row, : len(sequence.pages)].tolist() == sequence.pages
+    assert buffer.num_pages[row] == len(sequence.pages[0])
+    assert buffer.page_indices[0, row, : len(sequence.pages[0])].tolist() == sequence.pages[0]
     assert (buffer.slots[row], buffer.seeds[row]) == (sequence.slot, sequence.seed)
     params = sequence.params
     actual = [column[row] for column in (buffer.temperature, buffer.top_k, buffer.top_p, buffer.min_p)]
@@ -82,8 +83,8 @@ def test_new_pages_are_appended():
     for sequence in sequences:
         buffer.add(sequence)
 
-    sequences[0].pages.append(77)
-    sequences[1].pages.append(78)
+    sequences[0].pages[0].append(77)
+    sequences[1].pages[0].append(78)
     buffer.add_pages([sequences[1], sequences[0]])
 
     for sequence in sequences:

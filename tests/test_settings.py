@@ -12,7 +12,10 @@ from engine.errors import ConfigurationError
 from ipc.commands import cli
 from ipc.service import settings
 from ipc.service.configuration import DaemonConfig
+from ipc.service.http_config import HttpConfig
 from ipc.service.settings import SETTINGS, SettingValue
+from ipc.wire import configured
+from ipc.wire.addresses import default_address
 
 
 @pytest.fixture(autouse=True)
@@ -20,7 +23,7 @@ def nothing_set(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """No variable, and no file but those that a test writes."""
     for name in [name for name in os.environ if name.startswith(settings.PREFIX)]:
         monkeypatch.delenv(name)
-    monkeypatch.setattr(settings, "files", lambda: [tmp_path / "mine.toml", tmp_path / "machine.toml"])
+    monkeypatch.setattr(configured, "files", lambda: [tmp_path / "mine.toml", tmp_path / "machine.toml"])
 
 
 def held(**flags: object) -> dict[str, SettingValue]:
@@ -32,7 +35,13 @@ def test_a_field_of_a_configuration_is_a_flag_a_variable_and_a_key(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Whatever is added to EngineConfig or DaemonConfig is in all three, and in what ``odriver config`` prints."""
-    samples = {int: ("7", 7), float: ("0.5", 0.5), bool: ("true", True), Path: ("/m", Path("/m"))}
+    samples = {
+        int: ("7", 7),
+        float: ("0.5", 0.5),
+        bool: ("true", True),
+        Path: ("/m", Path("/m")),
+        settings.STRINGS: ("a,b", ("a", "b")),
+    }
     for setting in SETTINGS.values():
         text, value = samples.get(
             setting.type, (setting.choices[0], setting.choices[0]) if setting.choices else ("s", "s")
@@ -51,7 +60,9 @@ def test_a_field_of_a_configuration_is_a_flag_a_variable_and_a_key(
     assert cli.main(["config", "--json"]) == 0
     printed = json.loads(capsys.readouterr().out)
 
-    assert list(printed) == [field.name for config in (EngineConfig, DaemonConfig) for field in fields(config)]
+    assert list(printed) == [
+        field.name for config in (EngineConfig, DaemonConfig, HttpConfig) for field in fields(config) if field.metadata
+    ]
     assert all(setting.flag in listed for setting in SETTINGS.values() if setting.name != "model")
 
 
@@ -85,6 +96,17 @@ def test_settings_are_shown_as_a_table(monkeypatch: pytest.MonkeyPatch, capsys: 
     rows = capsys.readouterr().out.splitlines()
     assert any(all(word in row for word in ("page_size", "32", "ODRIVER_PAGE_SIZE")) for row in rows)
     assert any("max_num_batched_tokens" in row and "512" in row and "default" in row for row in rows)
+
+
+def test_a_setting_may_be_several_strings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Words on a command line, an array in a file, and separated by commas in a variable."""
+    file = tmp_path / "one.toml"
+    file.write_text("served_model_name = ['a', 'b']")
+    assert settings.held({"config": file})["served_model_name"].value == ("a", "b")
+    monkeypatch.setenv("ODRIVER_SERVED_MODEL_NAME", "c, d/e")
+    assert settings.held({})["served_model_name"].value == ("c", "d/e")
+    options = vars(cli.parser().parse_args(["serve", "model", "--served-model-name", "f", "g"]))
+    assert settings.held({"served_model_name": options["served_model_name"]})["served_model_name"].value == ("f", "g")
 
 
 @pytest.mark.parametrize(
@@ -130,6 +152,45 @@ def test_a_wrong_variable_is_an_error(monkeypatch: pytest.MonkeyPatch, name: str
         settings.held({})
 
     assert str(error.value).startswith(complaint)
+
+
+def test_an_error_about_a_setting_says_where_it_comes_from(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """If that is not the command line: by its name, or by its text, such as a path that is quoted."""
+    file = tmp_path / "one.toml"
+    file.write_text('model = "/models/none"\npage_size = 0\n')
+    monkeypatch.setenv("ODRIVER_MAX_NUM_SEQS", "0")
+    found = settings.held({"config": file})
+
+    assert settings.with_sources("/models/none is not a directory", found) == (
+        f"/models/none is not a directory (model comes from {file})"
+    )
+    with pytest.raises(ConfigurationError, match=r"at least 1, not 0 \(max_num_seqs comes from ODRIVER_MAX_NUM_SEQS\)"):
+        settings.configs(found)
+    flag = settings.held({"page_size": 0, "max_num_seqs": 4, "config": file})
+    with pytest.raises(ConfigurationError, match=r"page_size must be at least 1, not 0$"):
+        settings.configs(flag)
+
+
+def test_the_table_shows_what_holds_where_nothing_is_set(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The address that a daemon would have, and words where a value follows from model or machine."""
+    monkeypatch.setenv("COLUMNS", "200")
+
+    assert cli.main(["config"]) == 0
+    rows = {
+        cells[1]: cells[2]
+        for cells in (line.split("│") for line in capsys.readouterr().out.splitlines())
+        if len(cells) > 3
+    }
+    rows = {name.strip(): value.strip() for name, value in rows.items()}
+
+    assert rows["bind"] == default_address()
+    assert rows["num_pages"] == "what the memory holds"
+    assert rows["dtype"] == "float32 on CPU, else bfloat16"
+    assert "" not in rows.values()
+    assert cli.main(["config", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["bind"]["value"] == default_address()
 
 
 def test_what_the_kernels_are_built_for_is_no_setting(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -23,15 +23,16 @@ from engine.sampling.logit_bias import neutral_bias
 from engine.sampling.needs import Need
 from engine.sampling.penalties import neutral_penalties
 from engine.step.commands import Joined, Landed, Leave, StepDescription, decode_answer, decode_command, encode
-from ipc.client import Client, RequestFailed
+from ipc.client import Client
 from ipc.control_client import ControlClient
+from ipc.errors import RequestFailed
 from ipc.service.daemon import FAULT, STOPPED
 
 ROOT = Path(__file__).parent.parent
 ODRIVER = [sys.executable, "-c", "import sys; from ipc.commands.cli import main; sys.exit(main())"]
 PATIENCE = 300
 """Seconds after which a process is taken for never getting ready, or never ending."""
-SIZES = "--max-num-seqs 2 --max-num-batched-tokens 2 --max-model-len 40 --page-size 4 --num-pages 30"
+SIZES = "--max-num-seqs 2 --max-num-batched-tokens 2 --max-model-len 40 --page-size 16 --num-pages 30"
 """Two sizes of steps to compile."""
 ASKED: list[dict[str, Any]] = [
     {"temperature": 0, "logprobs": 2, "prompt_logprobs": 1},
@@ -81,7 +82,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Where the model is, and the compiled steps that all processes share."""
     place = tmp_path_factory.mktemp("hosts")
     tokenizer = build_byte_fallback()
-    build_checkpoint(place / "model", "llama2", vocab_size=tokenizer.get_vocab_size(), num_hidden_layers=2)
+    build_checkpoint(place / "model", "llama2", vocab_size=tokenizer.get_vocab_size(), num_hidden_layers=1, head_dim=16)
     write_tokenizer(place / "model", tokenizer)
     return place
 

@@ -9,13 +9,13 @@ from driver.text.stops import StopStrings
 STOPS = st.lists(st.text("abc", min_size=1, max_size=4), max_size=4)
 
 
-def brute_force(stops: list[str], text: str) -> tuple[str, bool]:
-    """The text before the first stop string to be complete, found a character at a time."""
+def brute_force(stops: list[str], text: str) -> tuple[str, str | None]:
+    """The text before the first stop string to be complete, and that string, found a character at a time."""
     for end in range(len(text) + 1):
         starts = [end - len(stop) for stop in stops if text[:end].endswith(stop)]
         if starts:
-            return text[: min(starts)], True
-    return text, False
+            return text[: min(starts)], text[min(starts) : end]
+    return text, None
 
 
 @given(stops=STOPS, pieces=st.lists(st.text("abcd", max_size=5), max_size=12))

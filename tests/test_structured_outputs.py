@@ -17,13 +17,19 @@ from checkpoints import build_checkpoint
 from random_grammars import random_regex, random_schema
 from tokenizer_files import build_byte_fallback, build_byte_level, write_tokenizer
 
+from caching.cache_groups import CacheGroups
+from caching.page_manager import HBMPageManager
 from driver.grammars.compiler import GrammarCompiler
 from driver.grammars.constraint import CompiledGrammar
 from driver.odriver import oDriver
 from driver.request import ActiveRequest, ReturnSample
 from driver.text.tokenizer import HuggingFaceTokenizer
-from engine.build import build_engine
-from engine.config import EngineConfig
+from engine.build import build, build_engine
+from engine.config import EngineConfig, ServingLimits
+from engine.oengine import oEngine
+from engine.scheduling.scheduler import InferenceScheduler
+from engine.scheduling.sequence_memory import SequenceMemory
+from engine.step.runner import eSurgeRunner
 
 MAX_MODEL_LEN = 256
 VOCAB_SIZE = 410
@@ -37,17 +43,23 @@ def write_model(directory: Path, tokenizer_name: str = "byte level") -> Path:
     tokenizer = build()
     eos = tokenizer.token_to_id(end)
     assert tokenizer.get_vocab_size() < VOCAB_SIZE
-    build_checkpoint(directory, vocab_size=VOCAB_SIZE, eos_token_id=eos, max_position_embeddings=MAX_MODEL_LEN)
+    build_checkpoint(
+        directory, vocab_size=VOCAB_SIZE, eos_token_id=eos, max_position_embeddings=MAX_MODEL_LEN, head_dim=16
+    )
     (directory / "generation_config.json").write_text(json.dumps({"eos_token_id": eos}))
     return write_tokenizer(directory, tokenizer)
+
+
+def build_config(directory: Path) -> EngineConfig:
+    """The same sizes for all, so that what one has compiled another finds."""
+    return EngineConfig(model=directory, max_num_seqs=4, max_num_batched_tokens=4, num_pages=200)
 
 
 class Served:
     """A driver, and one's own requests to it."""
 
-    def __init__(self, directory: Path, **settings: Any) -> None:
-        settings = {"max_num_seqs": 8, "max_num_batched_tokens": 8, "num_pages": 200, **settings}
-        self.engine = build_engine(EngineConfig(model=directory, **settings), lambda progress: None)
+    def __init__(self, directory: Path, engine: oEngine | None = None) -> None:
+        self.engine = engine or build_engine(build_config(directory), lambda progress: None)
         self.driver = oDriver(self.engine, HuggingFaceTokenizer(directory))
         self._count = 0
         self.driver.start()
@@ -344,6 +356,9 @@ def test_nothing_is_compiled_for_them(served: Served) -> None:
 def test_run_ahead_and_preemption_change_nothing(tmp_path: Path) -> None:
     """With and without run-ahead, and with pages for all and for few, the same requests have the same texts."""
     directory = write_model(tmp_path / "m")
+    steps = build(build_config(directory), lambda progress: None, lambda steps: steps)
+    page_size = steps.manager.shapes.cache.page_size
+    limits = ServingLimits(120, VOCAB_SIZE, steps.served.model.eos_token_ids, page_size)
     forms = [
         {"regex": "[qz]{100}"},
         {"json": {"type": "array", "items": {"type": "boolean"}, "minItems": 99}},
@@ -351,8 +366,12 @@ def test_run_ahead_and_preemption_change_nothing(tmp_path: Path) -> None:
     ]
     texts, preemptions = [], []
     for run_ahead, num_pages in ((0, 40), (1, 40), (1, 9)):
-        settings = {"max_num_seqs": 2, "max_num_batched_tokens": 2, "max_model_len": 120}
-        served = Served(directory, run_ahead=run_ahead, num_pages=num_pages, **settings)
+        pages = HBMPageManager(num_pages)
+        scheduler = InferenceScheduler(
+            SequenceMemory(pages, CacheGroups(page_size)), max_num_seqs=2, max_num_batched_tokens=2
+        )
+        runner = eSurgeRunner(steps.manager, 0)
+        served = Served(directory, oEngine(scheduler, runner, pages, limits, run_ahead=run_ahead))
         channels = [served.submit(form, max_tokens=90, temperature=n % 2) for n, form in enumerate(forms)]
         texts.append([whole(channel) for channel in channels])
         preemptions.append(served.engine.stats().preemptions)

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from checkpoints import VARIANTS, build_checkpoint, random_tensors
 from flax import nnx
+from moe_checkpoints import MOE_VARIANTS
 from xla_flags import xla_flags
 
 from engine.config import EngineConfig
@@ -20,11 +21,12 @@ from engine.errors import ConfigurationError
 from engine.mesh import DeviceMesh
 from engine.models.model_config import read_model_config
 from engine.models.partition import Partition, most_devices, split
+from engine.models.spec import layer_plan
 from engine.models.weights.factory import declared
-from engine.models.weights.forms import Layout, WeightFormat
 from engine.models.weights.parameters import AXES
 from engine.models.weights.sources import open_checkpoint
 from engine.models.weights.store import abstract_decoder, load_decoder, parameter_bytes
+from engine.models.weights.weight_format import Layout, WeightFormat
 from engine.served_model import split_over_devices
 from engine.step.backend import xla_backend
 from engine.step.forward_programs import ForwardPrograms
@@ -44,10 +46,18 @@ def two() -> DeviceMesh:
     return DeviceMesh(tuple(jax.devices()[:2]))
 
 
-@pytest.mark.parametrize("numbers", [["2"], pytest.param(["2", "4", "8"], marks=pytest.mark.thorough)], ids=",".join)
-def test_tokens_do_not_depend_on_the_number_of_devices(tmp_path: Path, numbers: list[str]) -> None:
+@pytest.mark.parametrize(
+    ("variant", "numbers"),
+    [
+        ("qwen2", ["2"]),
+        pytest.param("qwen2", ["2", "4", "8"], marks=pytest.mark.thorough),
+        *(pytest.param(variant, ["2", "4"], marks=pytest.mark.thorough) for variant in MOE_VARIANTS),
+    ],
+)
+def test_tokens_do_not_depend_on_the_number_of_devices(tmp_path: Path, variant: str, numbers: list[str]) -> None:
     """Greedy, drawn, truncated, penalised, biased and with log-probabilities: so many devices give what one gives."""
-    build_checkpoint(tmp_path / "model", "qwen2", **HEADS)
+    sizes = {key: HEADS[key] for key in HEADS if key != "intermediate_size" or variant == "qwen2"}
+    build_checkpoint(tmp_path / "model", variant, **sizes)
     program = Path(__file__).parent / "spread_model.py"
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "XLA_FLAGS": xla_flags(devices=8)}
 
@@ -79,8 +89,8 @@ def test_every_device_has_its_part_of_the_model(
     partition, form = split(model, 2), WeightFormat(FLOAT32, layout, scans)
     placed: list[int] = []
 
-    with open_checkpoint(tmp_path) as checkpoint:
-        decoder = load_decoder(checkpoint, partition, form, mesh=two, progress=lambda done, _: placed.append(done))
+    checkpoint = open_checkpoint(tmp_path)
+    decoder = load_decoder(checkpoint, partition, form, mesh=two, progress=lambda done, _: placed.append(done))
 
     abstract = abstract_decoder(partition, form, mesh=two)
     leaves = jax.tree.leaves(jax.tree.map(lambda leaf: leaf, _state(decoder)))
@@ -158,10 +168,18 @@ def test_an_operator_hears_how_many_devices_there_are(tmp_path: Path) -> None:
     assert most_devices(model, 64) == 4
 
 
-@pytest.mark.parametrize("scans", [pytest.param(False, marks=pytest.mark.thorough), True])
-def test_a_layer_has_two_sums_and_nothing_is_gathered(tmp_path: Path, two: DeviceMesh, scans: bool) -> None:
-    """All that devices say to each other in a step is the embedding and two sums a layer."""
-    model = read_model_config(build_checkpoint(tmp_path, "qwen3"))
+@pytest.mark.parametrize(
+    ("variant", "scans"),
+    [
+        ("qwen3", True),
+        *(pytest.param(*rest, marks=pytest.mark.thorough) for rest in (("qwen3", False), ("qwen2_moe", True))),
+    ],
+)
+def test_a_layer_has_two_sums_and_nothing_is_gathered(
+    tmp_path: Path, two: DeviceMesh, variant: str, scans: bool
+) -> None:
+    """All that devices say to each other in a step is the embedding and two sums a layer, a shared expert's in one of them."""
+    model = read_model_config(build_checkpoint(tmp_path, variant))
     partition, backend = split(model, 2), replace(XLA, scans=scans)
     pool = replace(backend.one_page(partition, 4, FLOAT32), num_pages=9)
     shapes = StepShapes(4, 8, 16, pool)
@@ -169,7 +187,7 @@ def test_a_layer_has_two_sums_and_nothing_is_gathered(tmp_path: Path, two: Devic
 
     program = ForwardPrograms(decoder, backend, pool, 4, two).lower(shapes.layout(8)).compile().as_text()
 
-    layers = 1 if scans else model.num_layers  # a loop has its body once
+    layers = sum(len(group.period) for group in layer_plan(model.blocks)) if scans else model.num_layers
     assert len(re.findall(r" all-reduce\(| all-reduce-start\(", program)) == 1 + 2 * layers
     assert not re.search("all-gather|all-to-all|collective-permute|reduce-scatter", program)
 

@@ -75,6 +75,38 @@ def test_a_chat_may_end_otherwise(tokenizer: HuggingFaceTokenizer) -> None:
     assert tokenizer.info()["chat_template"] == CHAT_TEMPLATE
 
 
+@pytest.mark.parametrize("text", ["😀", "今日は Zoë", "naïve"])
+def test_the_bytes_of_half_characters_are_known(tokenizer: HuggingFaceTokenizer, text: str) -> None:
+    """Put together they are the text, where a token by itself is none."""
+    token_ids = tokenizer.encode_word(text)
+    pieces = [tokenizer.decode([token_id], skip_special_tokens=False) for token_id in token_ids]
+
+    spelt = [
+        tokenizer.bytes_of(token_id) if "\ufffd" in piece else piece.encode()
+        for token_id, piece in zip(token_ids, pieces, strict=True)
+    ]
+
+    assert None not in spelt and b"".join(one or b"" for one in spelt).decode().split() == text.split()
+
+
+def test_developers_speak_as_the_system(tokenizer: HuggingFaceTokenizer) -> None:
+    """To a template that has no such role; what stands together is one message, as many templates take no more."""
+    chat = [message("developer", "a"), message("system", "b"), message("developer", "c"), message("user", "d")]
+    later = [message("user", "d"), message("developer", "e")]
+
+    assert tokenizer.render(checked_chat(chat)) == "<|system|>a\n\nb\n\nc<|end|><|user|>d<|end|><|assistant|>"
+    assert tokenizer.render(checked_chat(later)) == "<|user|>d<|end|><|system|>e<|end|><|assistant|>"
+    assert [one["role"] for one in chat] == ["developer", "system", "developer", "user"]
+
+
+def test_a_template_that_knows_developers_hears_of_them(tmp_path: Path) -> None:
+    """By their own role."""
+    template = CHAT_TEMPLATE + "{% if messages[0].role == 'developer' %}!{% endif %}"
+    tokenizer = HuggingFaceTokenizer(write_tokenizer(tmp_path, build_byte_level(), template))
+
+    assert tokenizer.render(checked_chat([message("developer", "a")])) == "<|developer|>a<|end|><|assistant|>!"
+
+
 @pytest.mark.parametrize(
     ("messages", "complaint"),
     [
@@ -139,6 +171,38 @@ def test_tools_and_calls_reach_the_template(tmp_path: Path) -> None:
     assert text == rendered
 
 
+def test_a_template_of_tools_is_taken_for_tools(tmp_path: Path) -> None:
+    """Of several, by their names, whether they are in a list or in files of their own."""
+    directory = write_tokenizer(tmp_path, build_byte_level(), None)
+    (directory / "chat_template.jinja").write_text(CHAT_TEMPLATE)
+    (directory / "additional_chat_templates").mkdir()
+    (directory / "additional_chat_templates" / "tool_use.jinja").write_text(TOOL_TEMPLATE)
+    named = [{"name": "default", "template": CHAT_TEMPLATE}, {"name": "tool_use", "template": TOOL_TEMPLATE}]
+    listed: Any = write_tokenizer(tmp_path / "listed", build_byte_level(), named)  # type: ignore[arg-type]
+    tools = [{"type": "function", "function": {"name": "add"}}]
+
+    for tokenizer in map(HuggingFaceTokenizer, (directory, listed)):
+        assert tokenizer.render(checked_chat([message()])) == "<|user|>hi<|end|><|assistant|>"
+        assert tokenizer.render(checked_chat([message()], tools)) == "add<|user|>hi<|end|><|assistant|>"
+
+
+def test_templates_may_use_what_transformers_gives_them(tmp_path: Path) -> None:
+    """The date, JSON as it is, blocks for training, loop controls, and tools by SmolLM3's name."""
+    template = (
+        "{% set today = strftime_now('%Y') %}{{ today | length }}"
+        "{% for message in messages %}{% if loop.index > 1 %}{% break %}{% endif %}"
+        "{% generation %}{{ {'a': '<é>'} | tojson }}{% endgeneration %}{% endfor %}"
+        "{% if xml_tools %}{{ xml_tools[0].function.name }}{% endif %}{{ messages[1].thinking }}"
+    )
+    tokenizer = HuggingFaceTokenizer(write_tokenizer(tmp_path, build_byte_level(), template))
+    messages = [message(), message("assistant") | {"reasoning_content": "Hm."}]
+
+    assert (
+        tokenizer.render(checked_chat(messages, [{"type": "function", "function": {"name": "f"}}]))
+        == '4{"a": "<é>"}fHm.'
+    )
+
+
 def test_half_a_surrogate_pair_is_the_clients(tokenizer: HuggingFaceTokenizer) -> None:
     """A prompt that no UTF-8 can carry is refused, with the place."""
     with pytest.raises(InvalidRequest, match="character 2"):
@@ -167,6 +231,17 @@ def test_a_broken_tokenizer_file_is_a_configuration_error(tmp_path: Path, conten
 
     with pytest.raises(ConfigurationError, match="cannot be read"):
         HuggingFaceTokenizer(tmp_path)
+
+
+@pytest.mark.parametrize("template", [7, {"default": 7}])
+def test_a_chat_template_that_is_no_text_is_refused(tmp_path: Path, template: Any) -> None:
+    """When the model is loaded, unless the operator gives another."""
+    directory = write_tokenizer(tmp_path, build_byte_level(), chat_template=template)
+    (tmp_path / "mine.jinja").write_text(CHAT_TEMPLATE)
+
+    with pytest.raises(ConfigurationError, match="chat_template that is no text"):
+        HuggingFaceTokenizer(directory)
+    assert HuggingFaceTokenizer(directory, tmp_path / "mine.jinja").info()["chat_template"] == CHAT_TEMPLATE
 
 
 def test_loading_prints_nothing(directory: Path) -> None:

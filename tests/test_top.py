@@ -25,11 +25,13 @@ def shown(*looks: dict[str, Any], seconds: float = 2.0) -> str:
 
 def test_rates_are_of_what_happened_in_between() -> None:
     """Tokens, steps and the gaps between them; rows, pages and latencies are as of the second look."""
-    before = build_status(generated_tokens=1000, prompt_tokens=10, steps=50, step_gap_seconds_count=5)
+    before = build_status(
+        generated_tokens=1000, prompt_tokens=10, steps=50, step_gap_seconds_count=5, step_seconds={"plan": 1.0, "wait": 2.0}
+    )  # fmt: skip
     now = build_status(
         generated_tokens=1500, prompt_tokens=30, steps=70, running=4, waiting=2, queued_requests=1, pages_total=200,
         pages_owned=50, pages_cached=20, ttft_seconds_p50=0.0125, ttft_seconds_p99=1.5, step_gap_seconds_sum=0.02,
-        step_gap_seconds_count=25, preemptions=6, requests_by_client={"alice": (7, 3), "bob": (9, 0)},
+        step_gap_seconds_count=25, step_seconds={"plan": 1.002, "wait": 2.1}, preemptions=6, requests_by_client={"alice": (7, 3), "bob": (9, 0)},
     )  # fmt: skip
 
     text = shown(before, now)
@@ -37,7 +39,8 @@ def test_rates_are_of_what_happened_in_between() -> None:
     for words in (
         "parrot, up 2 h, 3 clients",
         "250.0 generated, 10.0 of prompts, in 10.0 steps",
-        "4 running, 2 waiting, 1 to be prepared",
+        "4 of 4 slots, 2 waiting, 1 to be prepared",
+        "plan 0.1 ms, wait 5.0 ms",
         "25% of 200 in use, 10% cached",
         "12.5 ms median, 1,500.0 ms p99",
         "1.0 ms mean",

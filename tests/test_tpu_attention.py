@@ -10,6 +10,7 @@ from checkpoints import build_checkpoint
 from compiled_attention import assert_compiles_in_place
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from plain_attention import without_what_windows_have_passed
 from tpu_twins import plain_twin
 
 from caching.attention.spec import AttentionInputs, AttentionSpec, CacheView, PageTable
@@ -118,6 +119,20 @@ def test_what_the_kernel_is_given_means_what_ours_does(rows, case, spec, seed):
     assert (read.transpose(0, 2, 3, 1, 4) == as_read(plainly[1:], plain.dtype, plain.dtype)).all()
 
 
+def test_pages_that_a_window_has_passed_are_never_read():
+    """The kernel reads every page of its table: what windows have passed, with the sink's NaN, is not in it."""
+    q, k, v, table, pages, plain = build_step(
+        [(1, 20), (1, 31), (5, 29)], heads=4, kv_heads=2, head_dim=128, dtype=jnp.float32, seed=2
+    )
+    spec, inputs = AttentionSpec(0.3, 6), AttentionInputs(q, k, v)
+    passed = without_what_windows_have_passed(spec, CacheView(plain, table)).table
+
+    _, out = TPUAttention(V5E, plain_twin)(spec, CacheView(pages.at[0].set(jnp.nan), passed), inputs)
+
+    expected = TPUAttention(V5E, plain_twin)(spec, CacheView(pages, table), inputs)[1]
+    np.testing.assert_array_equal(out[:7], expected[:7])
+
+
 def test_sinks_are_refused_with_what_to_choose_instead():
     """jax's kernel has none; ours and XLA's do."""
     q, k, v, table, pages, _ = build_step([(1, 1)], heads=4, kv_heads=2, head_dim=128, dtype=jnp.float32, seed=0)
@@ -170,6 +185,7 @@ def test_a_page_table_that_the_kernel_has_no_room_for_is_refused(tmp_path, monke
     directory = build_checkpoint(tmp_path, "mistral", max_position_embeddings=2**19)
 
     monkeypatch.setattr(served_model, "choose_backend", lambda *shape: tpu_backend(V5E, JAX))
+    monkeypatch.setattr(served_model, "checked", lambda trial, kv_dtype: trial.backend)
 
     with pytest.raises(ConfigurationError, match=r"no room for the page table of max_num_seqs 2 .* raise page_size"):
         build.build_engine(

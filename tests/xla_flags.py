@@ -6,11 +6,15 @@ from caching import instruction_set
 
 MAX_ISA = {"avx2": "AVX2", "avx512": "AVX512"}
 """What XLA calls the instructions, by the value of ODRIVER_CPU_ISA."""
+QUICK = "--xla_backend_optimization_level=0"
+"""A third less time to compile, which is most of what an engine's tests take; scripts/test --all compiles as the daemon does."""
 
 
 def xla_flags(devices: int = 1) -> str:
     """As many CPU devices, and the instructions to which ODRIVER_CPU_ISA holds our kernels, for XLA too."""
     flags = [f"--xla_force_host_platform_device_count={devices}"]
+    if QUICK in os.environ.get("XLA_FLAGS", ""):
+        flags.append(QUICK)
     if isa := os.environ.get(instruction_set.VARIABLE):
         flags.append(f"--xla_cpu_max_isa={MAX_ISA[isa]}")
     return " ".join(flags)

@@ -1,0 +1,326 @@
+"""Tiny models with experts: their config.json, and the tensors that published checkpoints of the family have."""
+
+from collections.abc import Iterator
+from typing import Any
+
+Config = dict[str, Any]
+Shapes = dict[str, tuple[int, ...]]
+
+EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16}
+QWEN3_MOE = {
+    "architectures": ["Qwen3MoeForCausalLM"],
+    "model_type": "qwen3_moe",
+    "head_dim": 16,
+    "num_experts": 6,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 24,
+    "rope_theta": 1000.0,
+}
+QWEN2_MOE = {
+    "architectures": ["Qwen2MoeForCausalLM"],
+    "model_type": "qwen2_moe",
+    "hidden_size": 64,
+    "num_experts": 5,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 24,
+    "shared_expert_intermediate_size": 40,
+    "rope_theta": 1000.0,
+}
+GPT_OSS = {
+    "architectures": ["GptOssForCausalLM"],
+    "model_type": "gpt_oss",
+    "head_dim": 16,
+    "intermediate_size": 40,
+    "num_local_experts": 5,
+    "num_experts_per_tok": 2,
+    "sliding_window": 8,
+    "swiglu_limit": 1.5,
+    "rope_theta": 1000.0,
+    "rope_scaling": {**YARN, "truncate": False},
+}
+GLM4_MOE = {
+    "architectures": ["Glm4MoeForCausalLM"],
+    "model_type": "glm4_moe",
+    "head_dim": 16,
+    "n_routed_experts": 6,
+    "n_shared_experts": 1,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 24,
+    "first_k_dense_replace": 1,
+    "rope_theta": 1000.0,
+}
+GRANITE_MOE = {
+    "architectures": ["GraniteMoeForCausalLM"],
+    "model_type": "granitemoe",
+    "head_dim": 16,
+    "intermediate_size": 24,
+    "num_local_experts": 5,
+    "num_experts_per_tok": 2,
+    "embedding_multiplier": 1.5,
+    "residual_multiplier": 0.8,
+    "attention_multiplier": 0.1,
+    "logits_scaling": 0.5,
+    "rope_theta": 1000.0,
+}
+LLAMA4 = {
+    "architectures": ["Llama4ForCausalLM"],
+    "model_type": "llama4_text",
+    "head_dim": 16,
+    "intermediate_size": 24,
+    "intermediate_size_mlp": 80,
+    "num_local_experts": 3,
+    "num_experts_per_tok": 1,
+    "attention_chunk_size": 8,
+    "floor_scale": 4,
+    "attn_scale": 0.4,
+    "no_rope_layer_interval": 3,
+    "num_hidden_layers": 5,
+    "pad_token_id": 0,
+    "rope_theta": 1000.0,
+}
+MINIMAX_M2 = {
+    "architectures": ["MiniMaxM2ForCausalLM"],
+    "model_type": "minimax_m2",
+    "head_dim": 16,
+    "rotary_dim": 8,
+    "intermediate_size": 24,
+    "num_local_experts": 5,
+    "num_experts_per_tok": 2,
+    "rope_theta": 1000.0,
+}
+GEMMA4_MOE = {
+    "architectures": ["Gemma4ForCausalLM"],
+    "model_type": "gemma4_text",
+    "pad_token_id": 0,
+    "hidden_activation": "gelu_pytorch_tanh",
+    "num_hidden_layers": 4,
+    "head_dim": 16,
+    "global_head_dim": 32,
+    "sliding_window": 8,
+    "layer_types": ["sliding_attention", "full_attention"] * 2,
+    "num_kv_shared_layers": 0,
+    "hidden_size_per_layer_input": 0,
+    "tie_word_embeddings": False,
+    "enable_moe_block": True,
+    "num_experts": 5,
+    "top_k_experts": 2,
+    "moe_intermediate_size": 24,
+}
+OLMOE = {
+    "architectures": ["OlmoeForCausalLM"],
+    "model_type": "olmoe",
+    "hidden_size": 64,
+    "intermediate_size": 24,
+    "num_experts": 5,
+    "num_experts_per_tok": 2,
+    "rope_theta": 1000.0,
+}
+DOTS1 = {
+    "architectures": ["Dots1ForCausalLM"],
+    "model_type": "dots1",
+    "head_dim": 16,
+    "n_routed_experts": 6,
+    "n_shared_experts": 2,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 24,
+    "first_k_dense_replace": 1,
+    "norm_topk_prob": True,
+    "routed_scaling_factor": 1.5,
+    "rope_theta": 1000.0,
+}
+ERNIE_MOE = {
+    "architectures": ["Ernie4_5_MoeForCausalLM"],
+    "model_type": "ernie4_5_moe",
+    "head_dim": 16,
+    "moe_num_experts": 5,
+    "moe_k": 2,
+    "moe_num_shared_experts": 2,
+    "moe_intermediate_size": 24,
+    "tie_word_embeddings": True,
+    "rope_theta": 1000.0,
+}
+
+MOE_VARIANTS: dict[str, tuple[int, Config]] = {
+    "qwen3_moe": (9, {**QWEN3_MOE, "norm_topk_prob": True, "mlp_only_layers": [0]}),
+    "qwen3_moe_plain": (
+        12,
+        {
+            **QWEN3_MOE,
+            "num_experts": 3,
+            "num_experts_per_tok": 1,
+            "norm_topk_prob": False,
+            "decoder_sparse_step": 2,
+            "num_hidden_layers": 5,
+            "tie_word_embeddings": True,
+            "attention_bias": True,
+            "hidden_act": "gelu",
+            "use_sliding_window": True,
+            "sliding_window": 8,
+        },
+    ),
+    "qwen2_moe": (4, {**QWEN2_MOE, "mlp_only_layers": [1]}),
+    "gpt_oss": (1, GPT_OSS),
+    "glm4_moe": (
+        0,
+        {
+            **GLM4_MOE,
+            "num_hidden_layers": 4,
+            "attention_bias": True,
+            "use_qk_norm": True,
+            "n_group": 3,
+            "topk_group": 2,
+            "routed_scaling_factor": 2.5,
+            "n_shared_experts": 2,
+        },
+    ),
+    "glm4_moe_plain": (0, {**GLM4_MOE, "norm_topk_prob": False, "partial_rotary_factor": 0.25}),
+    "granite_moe": (3, GRANITE_MOE),
+    "granite_moe_shared": (
+        9,
+        {
+            **GRANITE_MOE,
+            "architectures": ["GraniteMoeSharedForCausalLM"],
+            "model_type": "granitemoeshared",
+            "shared_intermediate_size": 40,
+            "tie_word_embeddings": True,
+        },
+    ),
+    "llama4": (2, LLAMA4),
+    "llama4_interleaved": (
+        1,
+        {
+            **LLAMA4,
+            "interleave_moe_layer_step": 2,
+            "num_experts_per_tok": 2,
+            "use_qk_norm": False,
+            "rope_scaling": {
+                "rope_type": "llama3",
+                "factor": 8.0,
+                "low_freq_factor": 1.0,
+                "high_freq_factor": 4.0,
+                "original_max_position_embeddings": 32,
+            },
+        },
+    ),
+    "minimax_m2": (3, MINIMAX_M2),
+    "gemma4_moe": (6, GEMMA4_MOE),
+    "olmoe": (14, OLMOE),
+    "dots1": (5, DOTS1),
+    "ernie4_5_moe": (0, ERNIE_MOE),
+}
+"""By name, a seed under which greedy paths and routes are clear-cut, and the keys beside the common sizes."""
+
+
+def has_experts(config: Config) -> bool:
+    """Whether ``moe_shapes`` knows the model's tensors."""
+    return config["model_type"] != "mixtral" and any(key in config for key in EXPERTS)
+
+
+def moe_shapes(config: Config) -> Shapes:
+    """The tensors of a model with experts, under their published names."""
+    vocabulary, hidden = config["vocab_size"], config["hidden_size"]
+    shapes: Shapes = {"model.embed_tokens.weight": (vocabulary, hidden), "model.norm.weight": (hidden,)}
+    if not config.get("tie_word_embeddings"):
+        shapes["lm_head.weight"] = (vocabulary, hidden)
+    for layer in range(config["num_hidden_layers"]):
+        own = {**_attention(config, layer), **dict(_feed_forward(config, layer))}
+        shapes |= {f"model.layers.{layer}.{name}": shape for name, shape in own.items()}
+    return shapes
+
+
+def _attention(config: Config, layer: int) -> Shapes:
+    family, hidden = config["model_type"], config["hidden_size"]
+    head_dim = config.get("head_dim") or hidden // config["num_attention_heads"]
+    if family == "gemma4_text" and config["layer_types"][layer] == "full_attention":
+        head_dim = config["global_head_dim"]
+    q, kv = config["num_attention_heads"] * head_dim, config["num_key_value_heads"] * head_dim
+    qkv_bias = config.get("attention_bias", family in ("qwen2_moe", "gpt_oss"))
+    output_bias = qkv_bias and family not in ("qwen2_moe", "glm4_moe")
+    shapes: Shapes = {}
+    for name, size, bias in (("q", q, qkv_bias), ("k", kv, qkv_bias), ("v", kv, qkv_bias)):
+        shapes[f"self_attn.{name}_proj.weight"] = (size, hidden)
+        if bias:
+            shapes[f"self_attn.{name}_proj.bias"] = (size,)
+    shapes["self_attn.o_proj.weight"] = (hidden, q)
+    if output_bias:
+        shapes["self_attn.o_proj.bias"] = (hidden,)
+    if family in ("qwen3_moe", "dots1", "gemma4_text") or (config.get("use_qk_norm") and family == "glm4_moe"):
+        shapes |= {"self_attn.q_norm.weight": (head_dim,), "self_attn.k_norm.weight": (head_dim,)}
+    if family in ("minimax_m2", "olmoe"):
+        shapes |= {"self_attn.q_norm.weight": (q,), "self_attn.k_norm.weight": (kv,)}
+    if family == "gpt_oss":
+        shapes["self_attn.sinks"] = (config["num_attention_heads"],)
+    norms = ["input_layernorm", "post_attention_layernorm"]
+    if family == "gemma4_text":
+        shapes["layer_scalar"] = (1,)
+        names = ("post_feedforward_layernorm", "post_feedforward_layernorm_1", "post_feedforward_layernorm_2")
+        norms += ["pre_feedforward_layernorm", "pre_feedforward_layernorm_2", *names]
+    return shapes | {f"{name}.weight": (hidden,) for name in norms}
+
+
+def _feed_forward(config: Config, layer: int) -> Iterator[tuple[str, tuple[int, ...]]]:
+    family, hidden, layers = config["model_type"], config["hidden_size"], config["num_hidden_layers"]
+    experts = next(config[key] for key in EXPERTS if key in config)
+    ffn = config.get("moe_intermediate_size", config["intermediate_size"])
+    shared = config.get("n_shared_experts", 1) * ffn
+    if family in ("qwen3_moe", "qwen2_moe", "glm4_moe", "dots1", "olmoe", "ernie4_5_moe"):
+        step = config.get("decoder_sparse_step", 1)
+        dense = range(config.get("first_k_dense_replace", family == "ernie4_5_moe"))
+        if layer in dense or layer in config.get("mlp_only_layers", []) or (layer + 1) % step:
+            yield from _gated("mlp.", hidden, config["intermediate_size"])
+            return
+        yield "mlp.gate.weight", (experts, hidden)
+        for expert in range(experts):
+            yield from _gated(f"mlp.experts.{expert}.", hidden, ffn)
+        if family == "qwen2_moe":
+            yield "mlp.shared_expert_gate.weight", (1, hidden)
+            yield from _gated("mlp.shared_expert.", hidden, config["shared_expert_intermediate_size"])
+        if family in ("glm4_moe", "dots1"):
+            yield "mlp.gate.e_score_correction_bias", (experts,)
+            yield from _gated("mlp.shared_experts.", hidden, shared)
+        if family == "ernie4_5_moe":
+            yield "mlp.moe_statics.e_score_correction_bias", (1, experts)
+            yield from _gated("mlp.shared_experts.", hidden, config["moe_num_shared_experts"] * ffn)
+    elif family == "gpt_oss":
+        yield "mlp.router.weight", (experts, hidden)
+        yield "mlp.router.bias", (experts,)
+        yield "mlp.experts.gate_up_proj", (experts, hidden, 2 * ffn)
+        yield "mlp.experts.gate_up_proj_bias", (experts, 2 * ffn)
+        yield "mlp.experts.down_proj", (experts, ffn, hidden)
+        yield "mlp.experts.down_proj_bias", (experts, hidden)
+    elif family in ("granitemoe", "granitemoeshared"):
+        yield "block_sparse_moe.router.layer.weight", (experts, hidden)
+        yield "block_sparse_moe.input_linear.weight", (experts, 2 * ffn, hidden)
+        yield "block_sparse_moe.output_linear.weight", (experts, hidden, ffn)
+        if size := config.get("shared_intermediate_size"):
+            yield "shared_mlp.input_linear.weight", (2 * size, hidden)
+            yield "shared_mlp.output_linear.weight", (hidden, size)
+    elif family == "llama4_text":
+        step = config.get("interleave_moe_layer_step", 1)
+        if layer not in config.get("moe_layers", range(step - 1, layers, step)):
+            yield from _gated("feed_forward.", hidden, config["intermediate_size_mlp"])
+            return
+        yield "feed_forward.router.weight", (experts, hidden)
+        yield "feed_forward.experts.gate_up_proj", (experts, hidden, 2 * ffn)
+        yield "feed_forward.experts.down_proj", (experts, ffn, hidden)
+        yield from _gated("feed_forward.shared_expert.", hidden, ffn)
+    elif family == "minimax_m2":
+        yield "block_sparse_moe.gate.weight", (experts, hidden)
+        yield "block_sparse_moe.e_score_correction_bias", (experts,)
+        for expert in range(experts):
+            for name, shape in (("w1", (ffn, hidden)), ("w2", (hidden, ffn)), ("w3", (ffn, hidden))):
+                yield f"block_sparse_moe.experts.{expert}.{name}.weight", shape
+    else:
+        yield from _gated("mlp.", hidden, config["intermediate_size"])
+        yield "router.proj.weight", (experts, hidden)
+        yield "router.scale", (hidden,)
+        yield "router.per_expert_scale", (experts,)
+        yield "experts.gate_up_proj", (experts, 2 * ffn, hidden)
+        yield "experts.down_proj", (experts, hidden, ffn)
+
+
+def _gated(prefix: str, hidden: int, ffn: int) -> Iterator[tuple[str, tuple[int, ...]]]:
+    yield f"{prefix}gate_proj.weight", (ffn, hidden)
+    yield f"{prefix}up_proj.weight", (ffn, hidden)
+    yield f"{prefix}down_proj.weight", (hidden, ffn)

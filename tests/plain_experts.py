@@ -1,0 +1,101 @@
+"""Experts as they are described, token by token in float64: what engine/models/layers/experts.py is compared with."""
+
+import numpy as np
+
+from engine.models.layers.expert_router import Scoring
+
+
+def chosen_experts(spec, weights, x):
+    """Of each token its experts, from the best, and their weights; and the least gap that decided between scores, but for ties."""
+    router, found, gaps = spec.router, [], [1.0]
+    for token in x.astype(np.float64):
+        scores = scored(router, weights, token)
+        ranked = scores + weights.get("correction", 0.0)
+        if router.groups > 1:
+            groups = ranked.reshape(router.groups, -1)
+            of_groups = np.sort(groups, axis=1)[:, -router.best_of_group :].sum(axis=1)
+            best = np.argsort(-of_groups, kind="stable")[: router.groups_per_token]
+            gaps += gaps_between(of_groups)
+            ranked = np.where(np.isin(np.arange(router.groups), best)[:, None], groups, -np.inf).reshape(-1)
+        gaps += gaps_between(ranked[np.isfinite(ranked)])
+        experts = np.argsort(-ranked, kind="stable")[: spec.experts_per_token]
+        found.append((experts, weighted(router, weights, scores, experts)))
+    return found, min(gaps)
+
+
+def scored(router, weights, token):
+    """The score of each expert."""
+    if router.norm_eps is not None:
+        token = normed(token, weights["router_norm"], router.norm_eps) * len(token) ** -0.5
+    logits = token @ weights["router"] + weights.get("router_bias", 0.0)
+    if router.scoring is Scoring.SOFTMAX:
+        return softmax(logits)
+    return 1 / (1 + np.exp(-logits)) if router.scoring is Scoring.SIGMOID else logits
+
+
+def weighted(router, weights, scores, experts):
+    """The weights of the chosen."""
+    values = scores[experts]
+    if router.scoring is Scoring.SOFTMAX_OF_CHOSEN:
+        values = softmax(values)
+    elif router.normalised:
+        values = values / values.sum()
+    return values * router.scale * weights.get("expert_scale", np.ones(len(scores)))[experts]
+
+
+def mixed(spec, weights, x):
+    """f64[tokens, hidden]: what the experts and the shared one make of x, and ``chosen_experts``' gap."""
+    chosen, gap = chosen_experts(spec, weights, x)
+    made = []
+    for token, (experts, values) in zip(x.astype(np.float64), chosen, strict=True):
+        norms, total = weights.get("norms"), 0.0
+        of_experts = token if norms is None else normed(token, norms["experts"], spec.branch_norm_eps)
+        for expert, value in zip(experts, values, strict=True):
+            if spec.router.weighs_input:
+                total = total + fed(spec, weights, expert, of_experts * value)
+            else:
+                total = total + fed(spec, weights, expert, of_experts) * value
+        total = total if norms is None else normed(total, norms["experts_post"], spec.branch_norm_eps)
+        if spec.shared is not None:
+            of_shared = token if norms is None else normed(token, norms["shared"], spec.branch_norm_eps)
+            gate, up = np.moveaxis(np.tensordot(of_shared, weights["shared_gate_up"], 1), 0, 0)
+            shared = (silu(gate) * up) @ weights["shared_down"]
+            if spec.shared_gate:
+                shared = shared / (1 + np.exp(-(of_shared @ weights["shared_gate"])))
+            total = total + (shared if norms is None else normed(shared, norms["shared_post"], spec.branch_norm_eps))
+        made.append(total)
+    return np.stack(made), gap
+
+
+def fed(spec, weights, expert, token):
+    """One expert's answer to one token."""
+    gate, up = np.tensordot(token, weights["gate_up"][expert], 1)
+    if spec.bias:
+        gate, up = np.array([gate, up]) + weights["gate_up_bias"][expert]
+    if hasattr(spec.activation, "limit"):
+        gate, up = np.minimum(gate, spec.activation.limit), np.clip(up, -spec.activation.limit, spec.activation.limit)
+        activated = (up + 1) * gate / (1 + np.exp(-spec.activation.alpha * gate))
+    else:
+        activated = silu(gate) * up
+    return activated @ weights["down"][expert] + (weights["down_bias"][expert] if spec.bias else 0.0)
+
+
+def softmax(logits):
+    """Of one row."""
+    powers = np.exp(logits - logits.max())
+    return powers / powers.sum()
+
+
+def silu(x):
+    """Elementwise."""
+    return x / (1 + np.exp(-x))
+
+
+def normed(x, scale, eps):
+    """RMSNorm of one row."""
+    return x / np.sqrt(np.mean(np.square(x)) + eps) * scale
+
+
+def gaps_between(scores):
+    """Differences between neighbours that are not equal."""
+    return [gap for gap in np.diff(np.sort(scores)).tolist() if gap]

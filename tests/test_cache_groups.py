@@ -1,0 +1,248 @@
+"""Layers with windows: which pages a sequence owns there, and that a model gives the same tokens as if it kept all."""
+
+import dataclasses
+from dataclasses import replace
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from checkpoints import VARIANTS, build_checkpoint
+from flax import nnx
+from hypothesis import given
+from hypothesis import strategies as st
+
+from caching.cache_groups import CacheGroups
+from caching.metadata import pages_for
+from caching.page_manager import SINK_PAGE, HBMPageManager
+from engine.config import ServingLimits
+from engine.mesh import DeviceMesh
+from engine.models.decoder import Decoder
+from engine.models.layers.cache_layout import MOST_GROUPS, cache_layout
+from engine.models.model_config import read_model_config
+from engine.models.partition import Partition
+from engine.oengine import oEngine
+from engine.sampling_params import SamplingParams
+from engine.scheduling.growth_reserve import GrowthReserve
+from engine.scheduling.scheduler import InferenceScheduler
+from engine.scheduling.sequence import Sequence
+from engine.scheduling.sequence_memory import SequenceMemory
+from engine.step.backend import xla_backend
+from engine.step.execution_manager import ExecutionManager
+from engine.step.forward_programs import FORWARD
+from engine.step.layout import StepShapes
+from engine.step.runner import eSurgeRunner
+from engine.step.sampling_programs import GREEDY
+
+FLOAT32 = np.dtype(np.float32)
+PAGE_SIZE, CHUNK, MAX_NUM_SEQS, MAX_MODEL_LEN, WINDOW = 4, 8, 3, 96, 8
+
+
+@pytest.fixture(scope="module")
+def mistral(tmp_path_factory):
+    """A block of attention without anything particular."""
+    return read_model_config(build_checkpoint(tmp_path_factory.mktemp("mistral"), "mistral")).blocks[0]
+
+
+def build_blocks(block, *windows):
+    """Blocks with these windows, alike otherwise."""
+    scores = block.mixer.scores
+    return tuple(
+        replace(block, mixer=replace(block.mixer, scores=replace(scores, window=window))) for window in windows
+    )
+
+
+@pytest.mark.parametrize(
+    ("windows", "expected", "layers"),
+    [
+        ([None] * 32, (None,), 32),
+        ([4096] * 32, (4096,), 32),
+        ([512, 512, 512, 512, 512, None] * 4 + [512] * 2, (None, *[512] * 6), 4),
+        ([1024, 1024, 1024, 1024, 1024, None] * 10 + [1024] * 2, (None, *[1024] * 6), 10),
+        ([128, None] * 12, (None, 128), 12),
+        ([None] * 21 + [64] * 7, (None, None, None, 64), 7),
+        ([None], (None,), 1),
+    ],
+    ids=["one kind", "all windowed", "gemma 3 1b", "gemma 3 27b", "gpt-oss", "qwen2", "one layer"],
+)
+def test_layers_of_one_kind_share_a_page_table(mistral, windows, expected, layers):
+    """Groups are of equally many layers of one window; a model of one kind has one group."""
+    layout = cache_layout(build_blocks(mistral, *windows))
+
+    assert (layout.windows, layout.num_layers) == (expected, layers)
+    assert len(set(layout.places)) == len(windows) and len(layout.windows) <= MOST_GROUPS
+    for window, place in zip(windows, layout.places, strict=True):
+        assert layout.windows[place.group] == window and place.layer < layers
+
+
+def test_a_layer_that_others_read_keeps_what_the_widest_of_them_sees(mistral):
+    """Gemma 4's last layers read another's keys: they share its place, and its pages stay as long as any needs them."""
+    near, wide, reader = build_blocks(mistral, 8, None, None)
+    reader = replace(reader, mixer=replace(reader.mixer, kv_source=0))
+
+    layout = cache_layout((near, wide, reader))
+
+    assert layout.windows == (None,) and layout.num_layers == 2
+    assert layout.places[2] == layout.places[0] != layout.places[1]
+
+
+@given(
+    page_size=st.integers(1, 9),
+    window=st.integers(1, 40),
+    chunks=st.lists(st.integers(1, 20), min_size=1, max_size=12),
+)
+def test_a_window_has_the_pages_of_every_key_that_a_chunk_sees(page_size, window, chunks):
+    """From the first key that its first query sees to its last token, within the most that is admitted for it."""
+    groups, total = CacheGroups(page_size, (None, window), max(chunks)), sum(chunks)
+    num_pages, start = pages_for(total, page_size), 0
+    for chunk in chunks:
+        first, past = groups.span(1, start, num_pages)
+
+        assert first * page_size <= max(0, start - window + 1) and start + chunk <= past * page_size
+        assert past - first <= groups.most[1]
+        assert groups.pages_from(start, total) == num_pages + past - first <= groups.pages_of(total)
+        start += chunk
+
+
+@given(
+    windows=st.sampled_from([(None,), (None, 5), (7,), (None, 3, 3, 9)]),
+    num_pages=st.integers(0, 60),
+    longest=st.integers(1, 200),
+)
+def test_the_longest_sequence_that_fits_is_found(windows, num_pages, longest):
+    """Its pages suffice, and those of a page more do not, unless the model ends there."""
+    groups = CacheGroups(4, windows, 6)
+
+    tokens = groups.tokens_in(num_pages, longest)
+
+    assert groups.pages_of(tokens) <= num_pages
+    assert tokens == longest or (tokens % 4 == 0 and groups.pages_of(tokens + 4) > num_pages)
+
+
+def test_a_waiting_prompt_is_looked_up_in_windows_once(monkeypatch):
+    """Where nothing has changed, the next look costs no more than the hit's own window."""
+    pages = HBMPageManager(300)
+    memory = SequenceMemory(pages, CacheGroups(PAGE_SIZE, (WINDOW,), CHUNK))
+    waiting = Sequence("a", [1] * 801, SamplingParams(), frozenset(), 1, seed=0)
+    looks = []
+    monkeypatch.setattr(pages, "is_kept", lambda key, is_kept=pages.is_kept: looks.append(key) or is_kept(key))
+
+    memory.find(waiting)
+    first = len(looks)
+    memory.find(waiting)
+
+    assert first == 200 and len(looks) - first <= memory.groups.behind[0]
+
+
+class PoisonedRunner(eSurgeRunner):
+    """Before each step, all pages that nobody owns and nobody can find are NaN: who reads one gives NaN too."""
+
+    pages: HBMPageManager
+
+    def dispatch(self, plan):
+        """Poison, then dispatch."""
+        free = np.zeros(self._manager.shapes.cache.num_pages, bool)
+        free[[SINK_PAGE, *self.pages._free]] = True
+        self._executor._cache = _poisoned(self._executor._cache, free)
+        return super().dispatch(plan)
+
+
+@jax.jit
+def _poisoned(cache, pages):
+    return jax.tree.map(lambda layer: jnp.where(pages[:, None, None, None, None], jnp.nan, layer), cache)
+
+
+class GreedyManager(ExecutionManager):
+    """Compiles only what greedy requests run."""
+
+    def _programs(self, layout):
+        return [program for program in super()._programs(layout) if program.name in (FORWARD, GREEDY)]
+
+
+@pytest.fixture(scope="module")
+def compiled(tmp_path_factory):
+    """Two programs of a Gemma 3 of four layers and random weights: one lets pages go behind windows, one keeps all."""
+    variant = VARIANTS["gemma3"]
+    config = {**variant.config, "num_hidden_layers": 4, "sliding_window_pattern": 2, "sliding_window": WINDOW}
+    VARIANTS["gemma3_of_four"] = dataclasses.replace(variant, config=config)
+    model = read_model_config(build_checkpoint(tmp_path_factory.mktemp("gemma"), "gemma3_of_four"))
+    del VARIANTS["gemma3_of_four"]
+    partition, backend = Partition(model), xla_backend(FLOAT32)
+    decoder = Decoder(partition, nnx.Rngs(0))
+    one_page = backend.one_page(partition, PAGE_SIZE, FLOAT32)
+    assert one_page.windows == (None, WINDOW)
+    managers = {}
+    for keeps_all in (False, True):
+        windows = (None,) * 2 if keeps_all else one_page.windows
+        pool = replace(one_page, num_pages=1 + 2 * 80, windows=windows)
+        shapes = StepShapes(MAX_NUM_SEQS, CHUNK, MAX_MODEL_LEN, pool, smallest_step=CHUNK)
+        managers[keeps_all] = GreedyManager(decoder, shapes, backend, DeviceMesh((jax.devices()[0],)))
+        managers[keeps_all].compile(lambda progress: None)
+    return managers
+
+
+def build_engine(manager, num_pages=None, run_ahead=1):
+    """An engine over pages of its own, which are poisoned while they are free."""
+    pages = HBMPageManager(num_pages or manager.shapes.cache.num_pages)
+    memory = SequenceMemory(pages, manager.shapes.groups)
+    scheduler = InferenceScheduler(
+        memory,
+        max_num_seqs=MAX_NUM_SEQS,
+        max_num_batched_tokens=CHUNK,
+        reserve=GrowthReserve(pages.num_total, watermark=0.0, least=0.0),
+    )
+    runner = PoisonedRunner(manager, 0)
+    runner.pages = pages
+    return oEngine(scheduler, runner, pages, ServingLimits(MAX_MODEL_LEN, 144, ()), run_ahead=run_ahead), pages
+
+
+def tokens_of(engine, sequences):
+    """What each sequence is given."""
+    tokens = {}
+    for sequence in sequences:
+        engine.add(sequence)
+    while engine.has_work:
+        for output in engine.step():
+            assert output.error is None, output.error
+            tokens.setdefault(output.request_id, []).extend(output.token_ids)
+        engine.check_integrity()
+    assert engine.stats().pages_owned == 0
+    return tokens
+
+
+def conversations(random, count):
+    """Prompts that begin alike, some of them with what an earlier one was given."""
+    system = random.integers(1, 140, 24).tolist()
+    for number in range(count):
+        prompt = system[: random.integers(4, 25)] + random.integers(1, 140, random.integers(1, 30)).tolist()
+        greedy = SamplingParams(temperature=0)
+        yield partial(Sequence, str(number), prompt, greedy, frozenset(), int(random.integers(8, 24)), seed=0)
+
+
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.thorough) for seed in range(1, 8))])
+def test_a_model_with_windows_gives_the_tokens_of_one_that_keeps_all(compiled, seed):
+    """With prefix hits, more sequences than slots, and pages so few that some are preempted."""
+    asked = list(conversations(np.random.default_rng(seed), 5))
+    expected = tokens_of(build_engine(compiled[True])[0], [build(salt=None) for build in asked])
+
+    engine, pages = build_engine(compiled[False], num_pages=25, run_ahead=seed % 3)
+    first = tokens_of(engine, [build() for build in asked])
+    again = tokens_of(engine, [build() for build in asked])
+
+    assert first == again == expected
+    stats = engine.stats()
+    assert stats.preemptions and stats.prefix_cache_hits and pages.num_cached
+
+
+def test_windows_own_what_they_see_and_no_more(compiled):
+    """A sequence of n tokens: its pages in the group that keeps all, and in the other those of a window."""
+    engine, pages = build_engine(compiled[False])
+    engine.add(Sequence("a", [5] * 30, SamplingParams(temperature=0), frozenset(), 20, seed=0))
+    while engine.has_work:
+        engine.step()
+        computed = engine._scheduler._running.get("a")
+        if computed is not None and computed.num_computed_tokens > computed.num_prefill_tokens + 1:
+            kept = pages_for(computed.num_computed_tokens, PAGE_SIZE)
+            window = pages_for(WINDOW - 1, PAGE_SIZE) + 1
+            assert pages.num_owned == kept + window

@@ -1,0 +1,360 @@
+"""What other programs send and expect: bodies as they were sent, answers as OpenAI's own types have them, strictly."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import llguidance
+import msgspec
+import pydantic
+import pytest
+from fake_driver import FakeDriver, serving
+from gateways import CHAT, TEXT, chat, events, gateway
+from openai.types import Completion
+from openai.types.chat import ChatCompletion, ChatCompletionChunk
+from openai.types.responses import Response, ResponseStreamEvent
+from recorded_bodies import CHATS, RESPONSES
+from test_gateway_tools import ScriptedDriver
+
+from driver.errors import ContextLengthExceeded
+from driver.request import Logprob, ReturnSample, Usage
+
+CALLED = {"role": "assistant", "tool_calls": [{"id": "call_1", "type": "function", "function": {"name": "shell", "arguments": '{"command": "ls"}'}}]}  # fmt: skip
+EVENTS: pydantic.TypeAdapter[Any] = pydantic.TypeAdapter(ResponseStreamEvent)
+TEMPLATE = "{{ tools }}{{ messages }}{{ tool_calls }}<tool_call><think></think>{% if enable_thinking %}{% endif %}"
+
+
+@pytest.fixture(scope="module")
+def scripted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[httpx.Client, ScriptedDriver]]:
+    """A gateway to a driver that says what the last message says."""
+    driver, address = ScriptedDriver(), f"ipc://{tmp_path_factory.mktemp('scripted')}/o.sock"
+    with serving(address, driver), gateway(address) as http:
+        yield http, driver
+
+
+@pytest.fixture
+def http(scripted: tuple[httpx.Client, ScriptedDriver]) -> httpx.Client:
+    """The gateway; its driver has heard nothing yet."""
+    scripted[1].submitted.clear()
+    return scripted[0]
+
+
+@pytest.fixture
+def driver(scripted: tuple[httpx.Client, ScriptedDriver]) -> ScriptedDriver:
+    """What the gateway asks."""
+    return scripted[1]
+
+
+def response_events(answer: httpx.Response) -> list[dict[str, Any]]:
+    """Of a streamed response."""
+    blocks = answer.read().decode().strip().split("\n\n")
+    return [msgspec.json.decode(block.partition("data: ")[2]) for block in blocks]
+
+
+@pytest.mark.parametrize("client", CHATS)
+def test_what_chat_clients_send_is_answered(http: httpx.Client, driver: ScriptedDriver, client: str) -> None:
+    """In OpenAI's types, whole or chunk by chunk; the driver hears the last message as it was meant."""
+    body = CHATS[client]
+
+    answer = http.post(CHAT, json=body)
+
+    assert answer.status_code == 200, answer.text
+    last = body["messages"][-1]["content"]
+    said = last if isinstance(last, str) else "".join(part["text"] for part in last)
+    assert driver.submitted[0].messages is not None and driver.submitted[0].messages[-1]["content"] == said
+    if not body.get("stream"):
+        whole = ChatCompletion.model_validate_json(answer.content, strict=True)
+        assert whole.choices[0].message.content == said
+        return
+    chunks = [ChatCompletionChunk.model_validate_json(msgspec.json.encode(one), strict=True) for one in events(answer)]
+    assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices) == said
+    assert (chunks[-1].usage is not None) == ("stream_options" in body)
+
+
+@pytest.mark.parametrize("client", RESPONSES)
+def test_what_responses_clients_send_is_answered(http: httpx.Client, driver: ScriptedDriver, client: str) -> None:
+    """A call and its result go back as turns of the conversation."""
+    body = RESPONSES[client]
+
+    answer = http.post("/v1/responses", json=body)
+
+    assert answer.status_code == 200, answer.text
+    heard = driver.submitted[0].messages
+    assert heard is not None and [message["role"] for message in heard][-2:] == ["assistant", "tool"]
+    assert heard[-2]["tool_calls"] == CALLED["tool_calls"]
+    assert heard[-2].get("reasoning_content") == (None if client == "codex" else "I list.")
+    if not body["stream"]:
+        assert Response.model_validate_json(answer.content, strict=True).output_text == heard[-1]["content"]
+        return
+    told = [EVENTS.validate_json(msgspec.json.encode(one), strict=True) for one in response_events(answer)]
+    assert told[-1].type == "response.completed" and told[-1].response.output_text == heard[-1]["content"]
+
+
+def test_reasoning_comes_back_in_what_is_opaque_to_clients(http: httpx.Client, driver: ScriptedDriver) -> None:
+    """A client that stores nothing keeps of the reasoning its ``encrypted_content`` alone."""
+    body = {"input": "<think>Hm.</think>Yes.", "include": ["reasoning.encrypted_content"], "store": False}
+    thought, _ = http.post("/v1/responses", json=body).json()["output"]
+    kept = {"type": "reasoning", "summary": [], "encrypted_content": thought["encrypted_content"]}
+
+    http.post("/v1/responses", json={"input": [kept, {"role": "assistant", "content": "Yes."}]})
+
+    assert (driver.submitted[1].messages or [])[0] == {
+        "role": "assistant",
+        "reasoning_content": "Hm.",
+        "content": "Yes.",
+    }
+
+
+@pytest.mark.parametrize(
+    ("fields", "switches"),
+    [
+        ({"reasoning_effort": "none"}, {"enable_thinking": False}),
+        ({"reasoning_effort": "low"}, {}),
+        ({"reasoning_effort": "none", "chat_template_kwargs": {"enable_thinking": True}}, {"enable_thinking": True}),
+        ({"verbosity": "high"}, {}),
+    ],
+)
+def test_hints_become_switches_of_the_template(
+    http: httpx.Client, driver: ScriptedDriver, fields: dict[str, Any], switches: dict[str, Any]
+) -> None:
+    """Of one that has such a switch; what the request itself switches stays."""
+    assert http.post(CHAT, json=chat("x", **fields)).status_code == 200
+
+    assert driver.submitted[0].chat_template_kwargs == switches
+
+
+def test_a_template_that_reads_the_effort_gets_it(address: str) -> None:
+    """From either API."""
+    template = "{{ reasoning_effort }}{{ verbosity }}{{ messages }}"
+    with serving(address, driver := ScriptedDriver(template)), gateway(address) as http:
+        http.post(CHAT, json=chat("x", reasoning_effort="high", verbosity="low"))
+        http.post(
+            "/v1/responses", json={"input": "x", "reasoning": {"effort": "none"}, "text": {"verbosity": "medium"}}
+        )
+
+    assert [request.chat_template_kwargs for request in driver.submitted] == [
+        {"reasoning_effort": "high", "verbosity": "low"},
+        {"reasoning_effort": "none", "verbosity": "medium"},
+    ]
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "param"),
+    [
+        (CHAT, chat("x"), "messages"),
+        (CHAT, chat("x", stream=True), "messages"),
+        (TEXT, {"prompt": "x"}, "prompt"),
+        ("/v1/responses", {"input": "x"}, "input"),
+    ],
+)
+def test_a_prompt_that_is_too_long_is_told_as_openai_tells_it(
+    address: str, path: str, body: dict[str, Any], param: str
+) -> None:
+    """Clients look for the code, or for the words, and shorten the conversation."""
+    driver = FakeDriver()
+    driver.refusal = ContextLengthExceeded(256, "the prompt has 300 tokens", "shorten it")
+    with serving(address, driver), gateway(address) as http:
+        answer = http.post(path, json=body)
+
+    error = answer.json()["error"]
+    assert (answer.status_code, error["code"], error["param"]) == (400, "context_length_exceeded", param)
+    assert error["type"] == "invalid_request_error" and "maximum context length is 256 tokens" in error["message"]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("reason", "stop_reason", "told"),
+    [
+        ("stop", None, ("stop", None)),
+        ("stop", "\n", ("stop", "\n")),
+        ("stop", 7, ("stop", 7)),
+        ("length", None, ("length", None)),
+        ("repetition", None, ("stop", "repetition")),
+        ("timeout", None, ("length", "timeout")),
+        ("abort", None, ("length", "abort")),
+    ],
+)
+@pytest.mark.parametrize("path", [CHAT, TEXT])
+def test_finish_reasons_are_openais_and_ours_the_stop_reason(
+    address: str, path: str, reason: str, stop_reason: int | str | None, told: tuple[str, object], stream: bool
+) -> None:
+    """As in vLLM; it has the stop string or token as well."""
+
+    class Ending(FakeDriver):
+        def submit_request(self, request: Any) -> None:
+            end = ReturnSample(
+                request_id=request.request_id,
+                text="x",
+                token_ids=[7],
+                finish_reason=reason,
+                stop_reason=stop_reason,
+                usage=Usage(9, 1, 8),
+            )
+            request.channel.put(end)
+
+    body = chat("x") if path == CHAT else {"prompt": "x"}
+    with serving(address, Ending()), gateway(address) as http:
+        answer = http.post(
+            path, json={**body, "stream": stream, "stream_options": {"include_usage": True}} if stream else body
+        )
+        answers = events(answer) if stream else [answer.json()]
+
+    last = next(one["choices"][0] for one in reversed(answers) if one["choices"])
+    assert (last["finish_reason"], last["stop_reason"]) == told
+    assert answers[-1]["usage"] == {
+        "prompt_tokens": 9,
+        "completion_tokens": 1,
+        "total_tokens": 10,
+        "prompt_tokens_details": {"cached_tokens": 8},
+    }
+    if not stream:
+        kind = ChatCompletion if path == CHAT else Completion
+        kind.model_validate_json(answer.content, strict=True)
+
+
+def test_a_response_that_was_cut_off_says_so_in_openais_words(address: str) -> None:
+    """And in ours beside them; what was cached is told."""
+    driver = FakeDriver()
+    driver.submit_request = lambda request: request.channel.put(  # type: ignore[method-assign]
+        ReturnSample(request_id=request.request_id, text="x", finish_reason="timeout", usage=Usage(9, 1, 8))
+    )
+    with serving(address, driver), gateway(address) as http:
+        answer = http.post("/v1/responses", json={"input": "x"})
+
+    told = Response.model_validate_json(answer.content, strict=True)
+    assert told.incomplete_details is not None and told.usage is not None
+    assert told.incomplete_details.to_dict() == {"reason": "max_output_tokens", "stop_reason": "timeout"}
+    assert told.usage.input_tokens_details.cached_tokens == 8
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "where"),
+    [
+        (CHAT, {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]}, "messages[0].content[0]"),
+        (CHAT, {"messages": [{"role": "user", "content": [{"input_audio": {}, "type": "input_audio"}]}]}, "messages[0].content[0]"),
+        ("/v1/responses", {"input": [{"role": "user", "content": [{"type": "input_file", "file_id": "f"}]}]}, "input[0].content[0]"),
+        ("/v1/responses", {"input": [{"type": "function_call_output", "call_id": "c", "output": [{"type": "input_image"}]}]}, "input[0].output[0]"),
+    ],
+)  # fmt: skip
+def test_what_is_no_text_is_refused_in_words(http: httpx.Client, path: str, body: dict[str, Any], where: str) -> None:
+    """Wherever the type stands in the part."""
+    answer = http.post(path, json=body)
+
+    error = answer.json()["error"]
+    assert answer.status_code == 400 and error["param"] == f"{where}.type"
+    assert error["message"].startswith(f"{where}: this model takes text alone")
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "param"),
+    [
+        (CHAT, chat("x", modalities=["text", "audio"]), "modalities[1]"),
+        (CHAT, chat("x", reasoning_effort="enormous"), "reasoning_effort"),
+        (CHAT, chat("x", use_beam_search=True), "use_beam_search"),
+        (CHAT, chat("x", options={"num_ctx": 8}), "options"),
+        (CHAT, chat("x", request_id="a b"), "request_id"),
+        (CHAT, chat("x", add_special_tokens=True), "add_special_tokens"),
+        (TEXT, {"prompt": "x", "echo": True, "return_token_ids": True}, "return_token_ids"),
+        ("/v1/responses", {"input": "x", "truncation": "middle"}, "truncation"),
+        ("/v1/responses", {"input": [{"type": "item_reference", "id": "msg_1"}]}, "input[0].type"),
+    ],
+)
+def test_nothing_is_ignored_silently(http: httpx.Client, path: str, body: dict[str, Any], param: str) -> None:
+    """What nobody has heard of, or what would change the answer and cannot be done."""
+    answer = http.post(path, json=body)
+
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, param)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("path", [CHAT, TEXT])
+def test_token_ids_come_with_the_answer_where_wanted(address: str, path: str, stream: bool) -> None:
+    """Those of the prompt once; so far as it is used, and with the tokens' ids for names, as vLLM does."""
+    body: dict[str, Any] = chat("one three", logprobs=True) if path == CHAT else {"prompt": "one three", "logprobs": 1}
+    body |= {"return_token_ids": True, "return_tokens_as_token_ids": True, "stream": stream}
+    if stream:
+        body["stream_options"] = {"include_usage": True, "continuous_usage_stats": True}
+
+    class Ending(FakeDriver):
+        def submit_request(self, request: Any) -> None:
+            logprobs = [{7: Logprob(-0.5, 1, "\ufffd", b"\xf0\x9f"), 8: Logprob(-1.0, 2, "b")}]
+            end = {"finish_reason": "length", "usage": Usage(2, 1)}
+            request.channel.put(
+                ReturnSample(request_id=request.request_id, text="x", token_ids=[7], logprobs=logprobs, **end)
+            )
+
+    with serving(address, Ending()), gateway(address) as http:
+        answer = http.post(path, json=body)
+        answers = events(answer) if stream else [answer.json()]
+
+    choices = [one["choices"][0] for one in answers if one["choices"]]
+    prompts = [one["prompt_token_ids"] for one in [*answers, *choices] if "prompt_token_ids" in one]
+    assert prompts == [[3, 5]]
+    assert [token_id for choice in choices for token_id in choice.get("token_ids", [])] == [7]
+    logprobs = next(choice["logprobs"] for choice in choices if choice["logprobs"])
+    if path == CHAT:
+        (token,) = logprobs["content"]
+        assert (token["token"], token["bytes"]) == ("token_id:7", [0xF0, 0x9F])
+    else:
+        assert logprobs["tokens"] == ["token_id:7"] and logprobs["top_logprobs"][0].keys() == {
+            "token_id:7",
+            "token_id:8",
+        }
+    if stream:
+        *chunks, total = answers
+        assert [chunk["usage"]["total_tokens"] for chunk in chunks][-1] == total["usage"]["total_tokens"] == 3
+
+
+def test_a_prompt_without_special_tokens_is_sent_as_ids(address: str) -> None:
+    """As it is tokenised without them."""
+    with serving(address, driver := FakeDriver()), gateway(address) as http:
+        with pytest.raises(httpx.ReadTimeout):
+            http.post(TEXT, json={"prompt": "one three", "add_special_tokens": False}, timeout=0.5)
+        assert driver.take().prompt == [3, 5]
+
+
+def test_a_request_can_be_named_in_its_body(http: httpx.Client) -> None:
+    """As in vLLM; a name in the head comes first."""
+    named = http.post(CHAT, json=chat("x", request_id="mine"))
+    twice = http.post(CHAT, json=chat("x", request_id="mine"), headers={"X-Request-Id": "yours"})
+
+    assert (named.json()["id"], named.headers["X-Request-Id"]) == ("chatcmpl-mine", "mine")
+    assert twice.json()["id"] == "chatcmpl-yours"
+
+
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ({}, 200),
+        ({"Content-Type": "application/x-www-form-urlencoded"}, 200),
+        ({"Content-Type": "application/x-www-form-urlencoded", "Origin": "https://elsewhere"}, 415),
+        ({"Sec-Fetch-Site": "cross-site"}, 415),
+        ({"Content-Type": "text/plain"}, 415),
+    ],
+)
+def test_curl_need_not_say_that_it_is_json(http: httpx.Client, headers: dict[str, str], status: int) -> None:
+    """A browser must: it asks before it sends JSON for a page from elsewhere."""
+    assert http.post(CHAT, content=msgspec.json.encode(chat("x")), headers=headers).status_code == status
+
+
+def test_vllms_addresses_are_there(http: httpx.Client) -> None:
+    """For load balancers and the like."""
+    assert http.get("/ping").json()["status"] == "ok"
+    assert http.get("/load").json() == {"server_load": 0}
+    assert http.get("/version").json()["version"].split(".")[0].isdecimal()
+
+
+def test_what_follows_a_trigger_has_its_form(http: httpx.Client, driver: ScriptedDriver) -> None:
+    """vLLM's structural tags: the rest is free."""
+    tag = {"begin": "<f=g>", "schema": {"type": "object", "properties": {"a": {"type": "integer"}}}, "end": "</f>"}
+    body = chat("x", response_format={"type": "structural_tag", "structures": [tag], "triggers": ["<f="]})
+
+    assert http.post(CHAT, json=body).status_code == 200
+    stray = {**body["response_format"], "triggers": ["<h="]}
+    refused = http.post(CHAT, json={**body, "response_format": stray})
+
+    grammar = llguidance.LLMatcher.grammar_from_lark(driver.submitted[0].params["structured_outputs"]["grammar"])
+    tokenizer = llguidance.LLTokenizer("byte")
+    for text, num_taken in (('Well: <f=g>{"a": 1}</f>.', 24), ("Well: <f=h>", 9), ('<f=g>{"a": "b"}', 11), ("<g>", 3)):
+        assert llguidance.LLMatcher(tokenizer, grammar).try_consume_tokens(tokenizer.tokenize_str(text)) == num_taken
+    assert refused.json()["error"]["param"] == "response_format.structures"

@@ -1,0 +1,205 @@
+"""Kernels are held against their twins before they serve; XLA's operations take the place of those that are wrong."""
+
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from checkpoints import build_checkpoint
+
+from caching.attention import cpu_attention
+from caching.attention.cpu_attention import CPUAttention
+from caching.attention.spec import AttentionSpec
+from caching.attention.twin import Heads, largest_error
+from caching.attention.xla_attention import XLAAttention
+from caching.cpu_kernels import KernelsUnavailable
+from caching.metadata import PagedAttentionCacheMetaData
+from caching.tpu.pallas_attention import PallasAttention
+from caching.tpu.tpu_chip import CHIPS
+from caching.tpu.tpu_kernels import PALLAS
+from engine.build import build_engine
+from engine.config import EngineConfig
+from engine.models.weights import panels
+from engine.models.weights.weight_format import Layout
+from engine.served_model import served_model
+from engine.step import backend, kernel_check
+from engine.step.kernel_check import EXACT, ROUNDED, product_fault
+
+FLOAT32, BFLOAT16, INT8 = np.dtype(np.float32), np.dtype(jnp.bfloat16), np.dtype(np.int8)
+HEADS = Heads(4, 2, 16, FLOAT32)
+SPECS = (AttentionSpec(0.25), AttentionSpec(0.3, window=5, soft_cap=9.0), AttentionSpec(0.25, window=4096))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _kernels():
+    """The CPU's kernels, without which there is nothing to check."""
+    try:
+        panels.panel_width()
+        cpu_attention.vector_width()
+    except KernelsUnavailable as unavailable:
+        pytest.skip(str(unavailable))
+
+
+@pytest.fixture
+def checks_anew():
+    """What was checked before counts neither here nor afterwards."""
+    kernel_check.checked.cache_clear()
+    yield
+    kernel_check.checked.cache_clear()
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory):
+    """A model whose heads the CPU's kernel reads."""
+    return build_checkpoint(tmp_path_factory.mktemp("model"), hidden_size=64, num_hidden_layers=1)
+
+
+def one_page(kv_dtype=FLOAT32, page_size=16, kv_heads=2, head_dim=16):
+    """A layer's pool of one page."""
+    return PagedAttentionCacheMetaData(
+        num_layers=1, num_pages=1, page_size=page_size, num_kv_heads=kv_heads, head_dim=head_dim, dtype=kv_dtype
+    )
+
+
+def error_of(kernel, spec=SPECS[0], kv_dtype=FLOAT32, heads=HEADS):
+    """A kernel's over the CPU's pages."""
+    return largest_error(kernel, cpu_attention.allocate, one_page(kv_dtype), spec, heads)
+
+
+@pytest.mark.parametrize("spec", SPECS)
+@pytest.mark.parametrize("kv_dtype", [FLOAT32, BFLOAT16])
+@pytest.mark.parametrize("sinks", [False, True])
+def test_the_cpu_kernel_is_its_twin(spec, kv_dtype, sinks):
+    """In windows, capped, with sinks, and with pages in fewer bits."""
+    assert error_of(CPUAttention(), spec, kv_dtype, replace(HEADS, sinks=sinks)) < (
+        EXACT if kv_dtype == FLOAT32 else ROUNDED / 2
+    )
+
+
+@pytest.mark.parametrize("kv_dtype", [FLOAT32, INT8])
+def test_xla_s_attention_is_its_twin(kv_dtype):
+    """Also with pages that have a scale for each token."""
+    kernel = XLAAttention(kv_dtype)
+    page = backend.xla_backend(kv_dtype).stored_heads(2, 16, kv_dtype)
+
+    error = largest_error(
+        kernel, backend.xla_backend(kv_dtype).allocate, one_page(kv_dtype, 16, *page), SPECS[1], HEADS
+    )
+
+    assert error < EXACT
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("spec", SPECS[:2])
+def test_our_tpu_kernel_is_its_twin(spec):
+    """In Pallas' interpreter, in the TPU's dtypes."""
+    kernel = PallasAttention(CHIPS["TPU v5 lite"], interpret=True)
+    page = one_page(BFLOAT16, 16, *PALLAS.stored_heads(2, 16, BFLOAT16))
+
+    assert largest_error(kernel, PALLAS.allocate, page, spec, replace(HEADS, dtype=BFLOAT16)) < ROUNDED / 2
+
+
+@dataclass(frozen=True)
+class WrongAttention:
+    """The CPU's kernel with a fault."""
+
+    fault: str = "scale"
+    fuses_rotation: ClassVar[bool] = True
+
+    def __call__(self, spec: AttentionSpec, view: Any, inputs: Any) -> Any:
+        """See AttentionKernel."""
+        table = view.table
+        if self.fault == "raises":
+            raise NotImplementedError("no such instruction\nat all")
+        if self.fault == "scale":
+            spec = replace(spec, scale=1.02 * spec.scale)
+        elif self.fault == "window":
+            spec = replace(spec, window=2**20)
+        elif self.fault == "a key too few":
+            spec = replace(spec, window=(spec.window or 2**20) - 1)
+        elif self.fault == "cap":
+            spec = replace(spec, soft_cap=None)
+        elif self.fault == "another row's page":
+            view = replace(view, table=replace(table, page_indices=table.page_indices.at[0, 1].set(2)))
+        pages, out = CPUAttention()(spec, view, inputs)
+        if self.fault == "unwritten":
+            pages = view.pages
+        if self.fault == "NaN":
+            out = out.at[0, 0, 0].set(jnp.nan)
+        return pages, out
+
+
+@pytest.mark.parametrize("fault", ["scale", "window", "a key too few", "cap", "another row's page", "unwritten", "NaN"])
+def test_a_wrong_kernel_is_found_out(fault):
+    """Whatever it does wrong: what it scores, which keys it sees, what it writes."""
+    error = error_of(WrongAttention(fault), SPECS[1])
+
+    assert error > (EXACT if fault == "scale" else 2 * ROUNDED)
+
+
+def serve(directory, **settings):
+    """The smallest model as it is served."""
+    return served_model(
+        EngineConfig(model=directory, max_num_seqs=1, max_num_batched_tokens=1, num_pages=4, **settings)
+    )
+
+
+@pytest.mark.usefixtures("checks_anew")
+@pytest.mark.parametrize(
+    ("fault", "why"),
+    [
+        ("unwritten", "its results differ from plain attention's by"),
+        ("raises", "it fails (NotImplementedError: no such instruction)"),
+    ],
+)
+def test_a_wrong_kernel_is_replaced_by_xla(directory, monkeypatch, caplog, fault, why):
+    """Loudly: in the log, in what the daemon says of itself, and as a number in its status."""
+    monkeypatch.setattr(backend, "CPUAttention", lambda: WrongAttention(fault))
+
+    served = serve(directory)
+
+    assert served.backend.attention == XLAAttention(FLOAT32)
+    assert served.backend.layout is Layout.PANELS  # the matrix product is right
+    assert served.backend.replaced == ("attention",)
+    assert "in the place of oDriver's CPU kernels: it" in served.describe()["operations"]
+    (record,) = (record for record in caplog.records if "IS REPLACED" in record.getMessage())
+    assert record.levelname == "ERROR" and why in record.getMessage() and "ATTENTION" in record.getMessage()
+
+
+@pytest.mark.usefixtures("checks_anew")
+def test_an_engine_says_how_many_kernels_it_does_without(directory, monkeypatch):
+    """And serves."""
+    monkeypatch.setattr(backend, "CPUAttention", WrongAttention)
+    settings = EngineConfig(model=directory, max_num_seqs=1, max_num_batched_tokens=1, num_pages=4, max_model_len=32)
+
+    assert build_engine(settings, lambda progress: None).stats().replaced_kernels == 1
+
+
+@pytest.mark.usefixtures("checks_anew")
+def test_right_kernels_are_kept(directory):
+    """And nothing is said."""
+    served = serve(directory)
+
+    assert served.backend.attention == CPUAttention() and served.backend.replaced == ()
+
+
+@pytest.mark.usefixtures("checks_anew")
+def test_a_wrong_matrix_product_is_replaced_by_xla(directory, monkeypatch):
+    """Weights are then laid out for XLA, and attention stays."""
+    right = panels.product
+    monkeypatch.setattr(panels, "product", lambda x, *rest: right(x, *rest).at[0, -1].add(0.01))
+
+    served = serve(directory)
+
+    assert "products with float32 differ from numpy's by 0.01" in (product_fault() or "")
+    assert (served.backend.layout, served.backend.attention) == (Layout.AXES, CPUAttention())
+    assert served.backend.replaced == ("matrix product",)
+
+
+@pytest.mark.usefixtures("checks_anew")
+def test_a_fault_on_one_host_holds_for_all(directory, monkeypatch):
+    """They must run the same program."""
+    monkeypatch.setattr(kernel_check, "least_of_all", lambda number: 0)
+
+    assert "it is at fault on another host" in serve(directory).describe()["operations"]

@@ -1,0 +1,339 @@
+"""Each family's way to write calls and reasoning, read whole and in pieces."""
+
+import asyncio
+import json
+from typing import Any, cast
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from test_gateway_output import cut, told
+from written_calls import written
+
+from ipc.async_client import AsyncClient
+from ipc.gateway.output.call_literals import gemma_calls, python_calls
+from ipc.gateway.output.dialect import Dialect
+from ipc.gateway.output.harmony import HarmonyParser
+from ipc.gateway.output.output_events import joined
+from ipc.gateway.output.reasoning import REASONING_FORMATS, ReasoningParser, reasoning_format_of
+from ipc.gateway.output.schema_types import parameter_kinds
+from ipc.gateway.output.tool_call_parser import ToolCallParser
+from ipc.gateway.output.tool_formats import HARMONY, TOOL_FORMATS, ToolFormat, tool_format_of
+
+ROWS = {f"{name}-{place}": row for name, rows in TOOL_FORMATS.items() for place, row in enumerate(rows)}
+del ROWS["openai-0"]
+PARAMETERS: dict[str, Any] = {
+    "type": "object",
+    "properties": {
+        "city": {"type": "string"},
+        "days": {"type": ["integer", "null"]},
+        "tags": {"anyOf": [{"type": "array"}, {"type": "null"}]},
+        "unit": {"$ref": "#/$defs/Unit"},
+        "free": {},
+    },
+    "$defs": {"Unit": {"enum": ["C", "F", "5"]}},
+}
+FUNCTIONS = {"add": PARAMETERS, "now": None}
+HARD = {
+    "city": "Zürich \"<b>'\\n\"\n{it's} </par \\ 😀",
+    "days": 3,
+    "tags": ["a, b", "c]"],
+    "unit": "5",
+    "free": {"x": [1.5]},
+}
+
+
+def read(row: ToolFormat, text: str, pieces: list[str] | None = None, *, parallel: bool = True) -> list[Any]:
+    """What an answer is, at once or in pieces: contents, and calls with their arguments decoded."""
+    parser = ToolCallParser(row, FUNCTIONS, parallel=parallel)
+    events = [event for piece in pieces or [text] for event in parser.feed(piece)]
+    return told(joined([*events, *parser.end()]))
+
+
+def decoded(found: list[Any]) -> list[Any]:
+    """The same with arguments as objects."""
+    return [each if isinstance(each, str) else (each[0], json.loads(each[1])) for each in found]
+
+
+@pytest.mark.parametrize("row", ROWS.values(), ids=ROWS)
+def test_what_a_format_writes_it_reads(row: ToolFormat) -> None:
+    """One call, two, and one without arguments; also behind a text, but where calls must come first."""
+    for calls in (
+        [("add", HARD)],
+        [("add", HARD), ("now", {})],
+        [("now", {})],
+        [("add", {"days": None}), ("add", HARD)],
+    ):
+        text = written(row, *calls)
+
+        assert decoded(read(row, text)) == calls
+        assert decoded(read(row, text + "\n", list(text + "\n"))) == calls
+        assert read(row, text, parallel=False) == read(row, text)[:1]
+        if row.around[0] + row.call[0] not in ("[", '{"name": "'):
+            assert decoded(read(row, f"Well:\n{text}")) == ["Well:", *calls]
+
+
+@pytest.mark.parametrize("row", ROWS.values(), ids=ROWS)
+def test_what_calls_no_function_is_content(row: ToolFormat) -> None:
+    """A function that is not there, marks alone, and marks in the middle of words."""
+    for text in (
+        written(row, ("sub", {"a": 1})),
+        f"<b> {row.marker} [1] {row.last}",
+        "a[0](b) {c} <d",
+        row.marker[:-1],
+    ):
+        assert "".join(read(row, text, list(text))) == text
+
+
+PIECES = [
+    *("<tool_call>", "</tool_call>", "<function=add>", "<parameter=city>", "</parameter>", "</function>", "<arg_key>"),
+    *("days</arg_key>", "<arg_value>", "</arg_value>", "<minimax:tool_call>", '<invoke name="add">', "</invoke>", "]"),
+    *(
+        '<parameter name="days">',
+        "<seed:tool_call>",
+        "</seed:tool_call>",
+        "[add(",
+        "days=3",
+        ")",
+        ", ",
+        'city="]"',
+        "x",
+    ),
+    *("<function_calls>", "</function_calls>", "<|tool_call>", "call:add{", 'city:<|"|>', '<|"|>', "}", "<tool_call|>"),
+    *(
+        "<|tool_call_begin|>functions.add:0",
+        "<|tool_call_argument_begin|>",
+        "{",
+        "<|tool_call_end|>",
+        "\n",
+        "'",
+        '"',
+        " ",
+    ),
+    *(
+        "<|START_ACTION|>",
+        '[{"tool_name": "add", "parameters": {',
+        "}}",
+        "<",
+        "</",
+        "[",
+        "add",
+        "5",
+        "\\",
+        "🦊",
+        "null",
+    ),
+]
+TEXTS = st.lists(st.sampled_from(PIECES), max_size=12).map("".join)
+
+
+@settings(max_examples=4 * settings.default.max_examples)
+@given(
+    text=TEXTS,
+    places=st.lists(st.integers(0, 400), max_size=6),
+    row=st.sampled_from(sorted(ROWS)),
+    begins=st.booleans(),
+)
+def test_calls_do_not_depend_on_how_a_text_comes(text: str, places: list[int], row: str, begins: bool) -> None:
+    """Any pieces of a text give what the whole gives, and nothing is lost of one that calls nothing."""
+    text = written(ROWS[row], ("add", HARD))[: len(text) * 8] + text if begins else text
+    whole = read(ROWS[row], text)
+
+    assert read(ROWS[row], text, cut(text, places)) == whole
+    assert read(ROWS[row], text, list(text)) == whole
+    assert any(isinstance(each, tuple) for each in whole) or "".join(whole) == text
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "expected"),
+    [
+        ("qwen3_coder-0", "<function=add>\n<parameter=city>\n\na\n\n</parameter>\n</function>", [("add", {"city": "\na\n"})]),
+        ("qwen3_coder-0", "<tool_call><function=add><parameter=city>5</parameter></function></tool_call>.", [("add", {"city": "5"}), "."]),
+        ("qwen3_coder-0", "<tool_call><function=add><parameter=days>True</parameter></tool_call>", [("add", {"days": "True"})]),
+        ("qwen3_coder-0", "<tool_call><function=add><parameter=free>[1, None]</parameter></function>", [("add", {"free": [1, None]})]),
+        ("qwen3_coder-0", "<tool_call><function=add><parameter=new>{'a': False}</parameter></function>", [("add", {"new": {"a": False}})]),
+        ("seed_oss-0", "<seed:tool_call><function=add><parameter=tags>['a', 'b']</parameter></function>", [("add", {"tags": ["a", "b"]})]),
+        ("glm45-0", "<tool_call>add<arg_key>days</arg_key><arg_value>\n3 </arg_value></tool_call>", [("add", {"days": 3})]),
+        ("glm45-0", "<tool_call>now</tool_call><tool_call>sub</tool_call>", [("now", {}), "<tool_call>sub</tool_call>"]),
+        ("pythonic-0", "[add(days=-1.5e3, free={'a': (True, None)}, city='it\\'s \\u00fc'), now()]", [("add", {"days": -1500.0, "free": {"a": [True, None]}, "city": "it's ü"}), ("now", {})]),
+        ("pythonic-0", "[add(1)]", ["[add(1)]"]),
+        ("pythonic-0", "[now(), rm()]", ["[now(), rm()]"]),
+        ("pythonic-0", "<|python_start|>[now()]<|python_end|> Done.", [("now", {}), "Done."]),
+        ("olmo3-0", "<function_calls>now()\nadd(days=1)</function_calls>", [("now", {}), ("add", {"days": 1})]),
+        ("gemma4-0", '<|tool_call>call:add{city:<|"|>a}"<|"|>,free:{x:[1,true]}}<tool_call|>', [("add", {"city": 'a}"', "free": {"x": [1, True]}})]),
+        ("gemma4-0", "<|tool_call>call:now{}", [("now", {})]),
+        ("deepseek_v31-0", "<\uff5ctool▁calls▁begin\uff5c><\uff5ctool▁call▁begin\uff5c>now<\uff5ctool▁sep\uff5c>{}<\uff5ctool▁call▁end\uff5c>", [("now", {})]),
+        ("kimi_k2-0", "<|tool_calls_section_begin|><|tool_call_begin|>functions.now:12 <|tool_call_argument_begin|> {}<|tool_call_end|>", [("now", {})]),
+        ("granite-0", '<|tool_call|>[{"arguments": {"days": 1}, "name": "add"}]', [("add", {"days": 1})]),
+        ("cohere-0", '<|START_ACTION|>[{"tool_call_id": "0", "parameters": {}, "tool_name": "now"}]<|END_ACTION|>', [("now", {})]),
+    ],
+)  # fmt: skip
+def test_ways_to_write_a_call(name: str, text: str, expected: list[Any]) -> None:
+    """Newlines around a value, Python's words, and values of the kinds that the schema allows."""
+    assert decoded(read(ROWS[name], text)) == expected
+    assert read(ROWS[name], text, list(text)) == read(ROWS[name], text)
+
+
+def test_a_long_value_comes_as_it_is_written() -> None:
+    """A string is passed on before its end is there; what may be its end waits."""
+    parser = ToolCallParser(ROWS["qwen3_coder-0"], FUNCTIONS)
+    pieces = ["<tool_call><function=add><parameter=city>\n", 'a"', "\n</", "b\n</parameter", "></function>"]
+
+    arguments = [[event.text for event in parser.feed(piece) if hasattr(event, "index") and hasattr(event, "text")] for piece in pieces]  # fmt: skip
+    assert arguments == [['{"city": "'], ['a\\"'], [], ["\\n</b"], ['"}']]
+
+
+def test_kinds_follow_the_schema() -> None:
+    """References, alternatives and values; anything where it says nothing, and no endless circle."""
+    circle = {
+        "properties": {"a": {"$ref": "#/properties/a"}, "b": {"type": 5}, "c": {"const": 1}, "d": {"$ref": "#/x/y"}}
+    }
+
+    assert parameter_kinds(PARAMETERS, "unit") == {"string"} and parameter_kinds(PARAMETERS, "days") == {
+        "number",
+        "null",
+    }
+    assert parameter_kinds(PARAMETERS, "tags") == {"array", "null"} and len(parameter_kinds(PARAMETERS, "free")) == 6
+    assert [len(parameter_kinds(circle, name)) for name in "abcde"] == [6, 6, 1, 6, 6]
+
+
+@pytest.mark.parametrize("text", ["", "[", "[f(a=1]", "f(a=b)", "f(a=01)", "f(a='x)", "[f()] g()", "f(" + "[" * 9999, "f(a=1 b=2)", "f(a=<|\"|>x)"])  # fmt: skip
+def test_what_are_no_literals_are_no_calls(text: str) -> None:
+    """However deep they are nested."""
+    assert not python_calls(text) and gemma_calls(text) is None
+
+
+def messages_in(text: str, pieces: list[str] | None = None, *, parallel: bool = True, hides: bool = False) -> list[Any]:
+    """What an answer of gpt-oss is."""
+    parser = HarmonyParser(FUNCTIONS, parallel=parallel, hides_reasoning=hides)
+    events = [event for piece in pieces or [text] for event in parser.feed(piece)]
+    return told(joined([*events, *parser.end()]))
+
+
+THINKS = "<|channel|>analysis<|message|>Hm.<|end|>"
+CALLS = "<|start|>assistant<|channel|>commentary to=functions.add <|constrain|>json<|message|>"
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (f"{THINKS}<|start|>assistant<|channel|>final<|message|>Yes.<|return|>", [("thinks", "Hm."), "Yes."]),
+        (f'{THINKS}{CALLS}{{"a": 1}}<|call|>', [("thinks", "Hm."), ("add", '{"a": 1}')]),
+        (' to=functions.add<|channel|>commentary json<|message|>{"a": 1}', [("add", '{"a": 1}')]),
+        (f"{CALLS.removeprefix('<|start|>assistant')}{{}}<|call|>{CALLS}{{}}", [("add", "{}"), ("add", "{}")]),
+        ("<|channel|>commentary<|message|>I look.<|end|>" + CALLS + "{}", ["I look.", ("add", "{}")]),
+        ("<|channel|>final<|message|>A<|end|><|start|>assistant<|channel|>final<|message|>B", ["A\n\nB"]),
+        (f"{THINKS}<|start|>assistant{THINKS}", [("thinks", "Hm.\n\nHm.")]),
+        ("<|channel|>commentary to=functions.rm<|message|>{}<|call|>", [("thinks", "{}")]),
+        ("<|channel|>analysis<|message|>Hm <|e", [("thinks", "Hm <|e")]),
+        ("<|channel|>final<|message|>a <|x|> < <|", ["a <|x|> < <|"]),
+        ("No channels at all.", ["No channels at all."]),
+        ("tomorrow", ["tomorrow"]),
+        ("<|channel|>fin", []),
+        ("<|channel|>" + "x" * 600 + "<|message|>y", ["<|channel|>" + "x" * 600 + "<|message|>y"]),
+    ],
+)
+def test_messages_of_gpt_oss(text: str, expected: list[Any]) -> None:
+    """Analysis is reasoning, what is sent to a function is a call, and the rest is content."""
+    assert messages_in(text) == expected
+    assert messages_in(text, list(text)) == expected
+
+
+def test_of_gpt_oss_too_only_what_is_wanted_is_told() -> None:
+    """One call, and no reasoning."""
+    text = f"{THINKS}{CALLS}{{}}<|call|>{CALLS}[]<|call|>"
+
+    assert messages_in(text, parallel=False, hides=True) == [("add", "{}")]
+
+
+MARKS = ["<|start|>", "<|channel|>", "<|message|>", "<|end|>", "<|call|>", "<|", "analysis", "final", "commentary", " to=functions.add"]  # fmt: skip
+
+
+@given(text=st.lists(st.sampled_from([*MARKS, "x", "{}", " ", "<|constrain|>json", "assistant"]), max_size=14).map("".join),
+       places=st.lists(st.integers(0, 300), max_size=6))  # fmt: skip
+def test_messages_do_not_depend_on_how_a_text_comes(text: str, places: list[int]) -> None:
+    """Any pieces of a text give what the whole gives."""
+    assert messages_in(text, cut(text, places)) == messages_in(text) == messages_in(text, list(text))
+
+
+@pytest.mark.parametrize(
+    ("name", "opened", "text", "expected"),
+    [
+        ("cohere", None, "<|START_THINKING|>Hm.<|END_THINKING|><|START_RESPONSE|>Yes.<|END_RESPONSE|>", [("thinks", "Hm."), "Yes."]),
+        ("cohere", False, "<|START_RESPONSE|> Yes <|END_RESPONSE|>!", ["Yes!"]),
+        ("cohere", True, "Hm.<|END_THINKING|>\n<|START_ACTION|>[", [("thinks", "Hm."), "<|START_ACTION|>["]),
+        ("granite", None, "<think>Hm.</think>\n<response>\nYes.\n</response>", [("thinks", "Hm."), "Yes."]),
+        ("granite", None, "<res", ["<res"]),
+        ("gemma4", None, "<|channel>thought\nHm.\n<channel|>Yes.", [("thinks", "Hm."), "Yes."]),
+        ("mistral", None, "[THINK]Hm.[/THINK]Yes.", [("thinks", "Hm."), "Yes."]),
+        ("seed_oss", True, "Hm.</seed:think>Yes.", [("thinks", "Hm."), "Yes."]),
+    ],
+)  # fmt: skip
+def test_reasoning_of_other_families(name: str, opened: bool | None, text: str, expected: list[Any]) -> None:
+    """Marks around reasoning and around content are no part of either."""
+    for pieces in ([text], list(text)):
+        parser = ReasoningParser(REASONING_FORMATS[name], opened)
+        events = [event for piece in pieces for event in parser.feed(piece)]
+        assert told(joined([*events, *parser.end()])) == expected
+
+
+@pytest.mark.parametrize(
+    ("template", "tools", "thinks"),
+    [
+        ("<tool_call>\n<function=x>", "qwen3_coder", None),
+        ("<tool_call>{{ name }}\n<arg_key> <think></think>", "glm45", "qwen3"),
+        ("<seed:tool_call><function= <seed:think></seed:think>", "seed_oss", "seed_oss"),
+        ("<minimax:tool_call><invoke name= <think></think><response>x</response>", "minimax_m2", "qwen3"),
+        ("[func_name1(a=b)]", "pythonic", None),
+        ("<|channel|>commentary <|channel|>analysis<|message|>", "openai", "openai_gptoss"),
+        ("<|tool_call>call: <|channel>thought\n<channel|>", "gemma4", "gemma4"),
+        ("<|tool_call|> <think></think> <response></response>", "granite", "granite"),
+        ("[TOOL_CALLS][ARGS][THINK][/THINK]", "mistral", "mistral"),
+        ("<\uff5ctool▁calls▁begin\uff5c> ```json <think></think>", "deepseek_v3", "qwen3"),
+        ("<\uff5ctool▁calls▁begin\uff5c> <think></think>", "deepseek_v31", "qwen3"),
+        ("<mm:think> <tool_call> <invoke name=", None, None),
+    ],
+)  # fmt: skip
+def test_a_template_shows_its_formats(template: str, tools: str | None, thinks: str | None) -> None:
+    """By words that no other family's template has."""
+    assert tool_format_of(template) == (None if tools is None else TOOL_FORMATS[tools][0])
+    assert reasoning_format_of(template) == (None if thinks is None else REASONING_FORMATS[thinks])
+    assert tool_format_of(template, "openai") == HARMONY
+
+
+class PromptEnds:
+    """A client of a model whose prompts end so."""
+
+    def __init__(self, end: str) -> None:
+        self._end = end
+
+    async def tokenize(self, **_: Any) -> list[int]:
+        return [1]
+
+    async def detokenize(self, _: list[int]) -> str:
+        return self._end
+
+
+@pytest.mark.parametrize(
+    ("name", "end", "opened"),
+    [
+        ("seed_oss", "<seed:think>\n", True),
+        ("gemma4", "<|turn>model\n<|channel>thought\n<channel|>", False),
+        ("cohere", "<|CHATBOT_TOKEN|>", None),
+        ("openai_gptoss", "<|end|><|start|>assistant", None),
+    ],
+)
+def test_a_prompt_may_begin_or_end_reasoning(name: str, end: str, opened: bool | None) -> None:
+    """But for gpt-oss's, which ends as its reasoning does."""
+    client = cast(AsyncClient, PromptEnds(end))
+
+    assert asyncio.run(Dialect(None, REASONING_FORMATS[name], {}).opening(client, None)) is opened
+
+
+def test_what_never_becomes_a_call_is_let_go_in_time() -> None:
+    """A header has a length, and of lists that nobody closes each character is read once."""
+    far = "<tool_call>" + " " * 3000 + '{"name": "now", "arguments": {}}'
+    unclosed = "<|python_start|>[now(" * 2000
+
+    for row, text in ((ROWS["hermes-0"], far), (ROWS["pythonic-0"], unclosed)):
+        assert "".join(read(row, text)) == "".join(read(row, text, cut(text, [1, 700, 2500, 9000]))) == text

@@ -1,0 +1,27 @@
+"""A decoder over whole sequences, without pages or an engine."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from jax import Array
+from plain_attention import DenseAttention
+
+from engine.models.decoder import Decoder
+from engine.models.step_context import StepContext
+
+
+def compute_logprobs(decoder: Decoder, sequences: list[list[int]]) -> np.ndarray:
+    """f32[sequence, position, vocab]; causal attention keeps the padding on the right out of it."""
+    length = max(map(len, sequences))
+    token_ids = np.array([sequence + [0] * (length - len(sequence)) for sequence in sequences], np.int32)
+    positions = np.broadcast_to(np.arange(length, dtype=np.int32), token_ids.shape)
+    return np.asarray(_forward(decoder, jnp.asarray(token_ids), jnp.asarray(positions)))
+
+
+@nnx.jit
+def _forward(decoder: Decoder, token_ids: Array, positions: Array) -> Array:
+    caches = [None] * decoder.partition.model.num_layers
+    rotations = decoder.rotations(positions, token_ids.shape[1])
+    _, hidden = decoder(token_ids, caches, StepContext(rotations, DenseAttention(keeps=True)))
+    return jax.nn.log_softmax(decoder.logits(hidden), axis=-1)
