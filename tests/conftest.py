@@ -30,10 +30,9 @@ SETTINGS = re.compile(
 for variable in filter(SETTINGS.match, tuple(os.environ)):
     if variable != "ODRIVER_CPU_ISA" and "PYTEST_XDIST_WORKER" not in os.environ:
         del os.environ[variable]
-for variable in ("COLUMNS", "LINES"):
-    os.unsetenv(
-        variable
-    )  # readline, which pytest imports, sets them for processes that are started, and not in os.environ
+# readline, which pytest imports, sets these for processes that are started, and os.environ does not show them.
+os.unsetenv("COLUMNS")
+os.unsetenv("LINES")
 
 os.environ["ODRIVER_CONFIG"] = os.devnull  # not what this machine's own daemon is configured with
 os.environ["NO_GCE_CHECK"] = "true"  # nor what a machine of Google's is told of its end
