@@ -69,7 +69,7 @@ def test_a_benchmark_model_is_one_that_we_serve(directory):
     decoder = load(directory)
 
     assert size_of(directory) == SIZE
-    assert (model.attention.num_kv_heads, model.vocab_size, model.tied_embeddings) == (2, 300, True)
+    assert (model.num_kv_heads, model.vocab_size, model.tied_embeddings) == (2, 300, True)
     assert np.std(decoder.embedding.get_value().values) == pytest.approx(0.02, rel=0.05)
     assert {path.name for path in directory.parent.iterdir()} == {"wee"}
 

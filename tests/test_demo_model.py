@@ -17,8 +17,9 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 from caching.attention.spec import AttentionSpec
 from engine.models.decoder import Decoder
 from engine.models.feed_forward import GatedSpec
+from engine.models.layers.self_attention import SelfAttentionSpec
 from engine.models.partition import Partition
-from engine.models.spec import BlockSpec, ModelSpec, SelfAttentionSpec
+from engine.models.spec import BlockSpec, ModelSpec
 from scripts.demo.cast import Hero, draw_hero
 from scripts.demo.chat import ask_for_story, draw_conversation
 from scripts.demo.corpus import LONG_ROW_LENGTH, ROW_LENGTH, Corpus
@@ -350,7 +351,7 @@ class TestExport:
                 weights.get_tensor(f"model.layers.1.{name}.weight")
                 for name in ("self_attn.q_proj", "self_attn.k_proj", "mlp.up_proj")
             )
-        qkv = np.asarray(model.layers[1].attention.qkv_kernel.get_value().values)
+        qkv = np.asarray(model.layers[1].mixer.qkv_kernel.get_value().values)
         assert np.array_equal(q[3 * 4 + 1], qkv[:, 1, 1, 1])
         assert np.array_equal(k[1 * 4 + 2], qkv[:, 1, 2, 2])
         assert np.array_equal(up[5], np.asarray(model.layers[1].mlp.gate_up_kernel.get_value().values)[:, 1, 5])

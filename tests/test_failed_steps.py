@@ -97,11 +97,11 @@ def compiled(request, tmp_path_factory):
     write_tensors(directory, tensors)
     model = read_model_config(directory)
     metadata = PagedAttentionCacheMetaData(
-        num_layers=model.num_layers, num_pages=NUM_PAGES, page_size=request.param, num_kv_heads=model.attention.num_kv_heads,
-        head_dim=model.attention.head_dim, dtype=np.dtype(np.float32),
+        num_layers=model.num_layers, num_pages=NUM_PAGES, page_size=request.param, num_kv_heads=model.num_kv_heads,
+        head_dim=model.head_dim, dtype=np.dtype(np.float32),
     )  # fmt: skip
     float32 = np.dtype(np.float32)
-    head_dim = model.attention.head_dim
+    head_dim = model.head_dim
     backend = xla_backend(float32) if request.param == 4 else choose_backend(request.param, head_dim, float32)
     decoder = load(directory, backend.weight_format(float32))
     shapes = StepShapes(MAX_NUM_SEQS, BUDGET, MAX_MODEL_LEN, metadata)

@@ -12,8 +12,9 @@ from engine.config import MAX_EOS_TOKEN_IDS
 from engine.errors import ConfigurationError
 from engine.models.family_names import FAMILIES, check_family, named_families
 from engine.models.feed_forward import GatedSpec
+from engine.models.layers.self_attention import SelfAttentionSpec
 from engine.models.model_config import families_in, read_model_config
-from engine.models.spec import BlockSpec, ModelSpec, RopeSpec, SelfAttentionSpec
+from engine.models.spec import BlockSpec, ModelSpec, RopeSpec
 from engine.models.weights.opening import check_weights
 from engine.sampling.logit_bias import bias_of
 from engine.sampling_params import MAX_STOP_TOKEN_IDS, SamplingParams
@@ -141,7 +142,7 @@ def test_mistral_without_kv_heads_has_eight(tmp_path: Path) -> None:
 
     config = read_model_config(directory)
 
-    assert (config.attention.num_heads, config.attention.num_kv_heads) == (16, 8)
+    assert (config.blocks[0].mixer.num_heads, config.blocks[0].mixer.num_kv_heads) == (16, 8)
 
 
 LLAMA3 = RopeSpec(
@@ -167,7 +168,7 @@ def test_rope_is_read_in_both_spellings(tmp_path: Path, given: dict[str, Any], e
 
     config = read_model_config(directory)
 
-    assert config.attention.rope == expected
+    assert config.blocks[0].mixer.rope == expected
 
 
 @pytest.mark.parametrize("spelling", [{"type": "linear"}, {"rope_type": "linear"}])
@@ -177,7 +178,7 @@ def test_linear_scaling_stretches_the_context(tmp_path: Path, spelling: dict[str
 
     config = read_model_config(directory)
 
-    assert config.attention.rope == RopeSpec(scaling="linear", factor=2.5)
+    assert config.blocks[0].mixer.rope == RopeSpec(scaling="linear", factor=2.5)
     assert config.max_position == 160
 
 
@@ -191,7 +192,7 @@ def test_llama3_finds_its_original_context(
 
     config = read_model_config(directory)
 
-    assert config.attention.rope.original_max_position == expected
+    assert config.blocks[0].mixer.rope.original_max_position == expected
 
 
 @pytest.mark.parametrize("key", ["dtype", "torch_dtype"])

@@ -14,9 +14,10 @@ from caching.attention.spec import AttentionSpec
 from engine.errors import ConfigurationError
 from engine.mesh import DeviceMesh
 from engine.models.feed_forward import GatedSpec
+from engine.models.layers.self_attention import SelfAttentionSpec
 from engine.models.model_config import read_model_config
 from engine.models.partition import split
-from engine.models.spec import BlockSpec, LayerGroup, SelfAttentionSpec, layer_plan
+from engine.models.spec import BlockSpec, LayerGroup, layer_plan
 from engine.models.weights.parameters import Parameter, Role, TensorRule, tensors
 from engine.models.weights.pieces import assemble
 from engine.models.weights.sources import Arrays, open_checkpoint

@@ -124,8 +124,8 @@ def test_what_has_no_groups_stays_in_8_bits(tmp_path) -> None:
     odd = load(build_checkpoint(tmp_path / "odd", "llama2"), XLA).layers[0]  # hidden 48, 80 columns
     experts = load(build_checkpoint(tmp_path / "experts", "mixtral", **SIZES), XLA).layers[0]
 
-    assert isinstance(odd.attention.qkv_kernel.get_value(), Scaled)
-    assert isinstance(experts.attention.qkv_kernel.get_value(), Int4)
+    assert isinstance(odd.mixer.qkv_kernel.get_value(), Scaled)
+    assert isinstance(experts.mixer.qkv_kernel.get_value(), Int4)
     assert isinstance(experts.mlp.down_kernel.get_value(), Scaled)
 
 

@@ -55,7 +55,7 @@ def test_q_k_and_v_are_fused_by_kv_head(tmp_path: Path) -> None:
     """A fused kernel holds, for each kv head, its query heads and then its key and its value, transposed."""
     directory, tensors = build_checkpoint(tmp_path, "qwen2"), tensors_of("qwen2")
 
-    attention = load(directory).layers[1].attention
+    attention = load(directory).layers[1].mixer
 
     prefix = "model.layers.1.self_attn"
     kernel, bias = np.asarray(attention.qkv_kernel.get_value().values), np.asarray(attention.qkv_bias[...])
@@ -104,7 +104,7 @@ def test_parameters_have_the_dtype_asked_for(tmp_path: Path, stored: str, dtype:
     for name, value in parameters.items():
         assert value.dtype == ("float32" if name.endswith("scale") else dtype), name
     expected = weight.astype(kept).astype(jnp.dtype(dtype)).T
-    np.testing.assert_array_equal(np.asarray(parameters["layers.0.attention.o_kernel"]), expected)
+    np.testing.assert_array_equal(np.asarray(parameters["layers.0.mixer.o_kernel"]), expected)
 
 
 @pytest.mark.parametrize("variant", ["llama3", "llama_linear"])

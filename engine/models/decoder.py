@@ -1,8 +1,8 @@
 """The one decoder that oDriver serves; families differ only in their ModelSpec.
 
-The decoder does not depend on pages. Each layer passes q, k, v and its cache to the attention of
-the StepContext, which returns the updated cache and the result: paged attention in service, plain
-causal attention in training. Leading axes are free: i32[T] in service, i32[batch, length] in
+The decoder does not depend on pages. A block's mixer gets its cache and the StepContext, whose
+attention returns the updated cache and the result: paged attention in service, plain causal
+attention in training. Leading axes are free: i32[T] in service, i32[batch, length] in
 training.
 """
 
@@ -16,87 +16,29 @@ import numpy as np
 from flax import nnx
 from jax import Array
 
-from caching.attention.spec import AttentionInputs
 from engine.mesh import TP
 from engine.models.layers.cache_layout import CachePlace, cache_layout
 from engine.models.layers.per_layer_input import PerLayerEmbedding, PerLayerInput, of_layers
-from engine.models.layers.qkv_norms import QKVNorms
-from engine.models.linear import linear, look_up
+from engine.models.linear import look_up
 from engine.models.norm import RMSNorm
 from engine.models.partition import Partition
-from engine.models.rope import Rotation, half_split, inverse_frequencies, rotate, rotation
+from engine.models.rope import Rotation, inverse_frequencies, rotation
 from engine.models.spec import (
     BlockSpec,
     LayerGroup,
-    SelfAttentionSpec,
     layer_plan,
     single_layers,
 )
 from engine.models.step_context import LayerCache, Place, StepContext
 from engine.models.weights.factory import ParameterFactory, declared
 from engine.models.weights.forms import InStack, Weight
-from engine.models.weights.parameters import LAYER, Role, TensorRule, tensors
+from engine.models.weights.parameters import LAYER, Role, tensors
 from engine.models.weights.weight_format import Layout
 from engine.vocabulary import NO_TOKEN_LOGIT, Vocabulary
 
 
-class Attention(nnx.Module):
-    """Self-attention. q, k and v are one kernel, grouped by kv head so that it shards.
-
-    A layer that reads another's keys and values has q alone.
-    """
-
-    def __init__(self, spec: SelfAttentionSpec, partition: Partition, make: ParameterFactory) -> None:
-        model, kv_heads = partition.model, partition.stored_kv_heads
-        hidden, heads = {"hidden": model.hidden_size}, {"heads": spec.num_heads * spec.head_dim}
-        self.group, replicas = spec.num_heads // kv_heads, kv_heads // spec.num_kv_heads
-        self.parts = "q" if spec.kv_source is not None else "qk" if spec.keys_are_values else "qkv"
-        grouped = {"kv_heads": kv_heads, "group": self.group + len(self.parts) - 1, "head_dim": spec.head_dim}
-        qkv = _fused("weight", *self.parts), _fused("bias", *self.parts)
-        self.qkv_kernel = make.kernel("attention.qkv_kernel", hidden, grouped, qkv[0], kv_replicas=replicas)
-        self.qkv_bias = (
-            make.bias("attention.qkv_bias", grouped, qkv[1], kv_replicas=replicas) if spec.qkv_bias else None
-        )
-        self.o_kernel = make.kernel("attention.o_kernel", heads, hidden, _fused("weight", "o"), last=True)
-        self.o_bias = make.bias("attention.o_bias", hidden, _fused("bias", "o")) if spec.output_bias else None
-        sinks = tensors(f"{LAYER}self_attn.sinks")
-        self.sinks = make.scale("attention.sinks", {"heads": spec.num_heads}, sinks) if spec.sinks else None
-        self.norms = QKVNorms(spec, self.parts, model.rms_norm_eps, kv_heads, make)
-        self.scores, self.axis, self.paged_head_dim = spec.scores, make.axis, model.head_dim
-        self.rope, self.interleaved = model.ropes.index((spec.rope, spec.head_dim)), spec.rope.interleaved
-
-    def __call__(self, x: Array, cache: LayerCache, place: Place, step: StepContext) -> tuple[LayerCache, Array]:
-        grouped = linear(x, self.qkv_kernel, self.qkv_bias)
-        q, k, v = grouped[..., : self.group, :], None, None
-        if "k" in self.parts:
-            k, v = grouped[..., self.group, :], grouped[..., -1, :]
-        q, k, v = self.norms(q, k, v)
-        cache, attended = step.attention(self.scores, cache, place, self._inputs(q, k, v, step))
-        attended = attended[..., : grouped.shape[-1]].reshape(*x.shape[:-1], -1)
-        return cache, linear(attended, self.o_kernel, self.o_bias, self.axis)
-
-    def _inputs(self, q: Array, k: Array | None, v: Array | None, step: StepContext) -> AttentionInputs:
-        """Queries and keys at their positions, padded to the head_dim of pages."""
-        cos, sin, query_scale = step.rotations[self.rope]
-        if query_scale is not None:
-            q = (q.astype(jnp.float32) * query_scale).astype(q.dtype)
-        sinks = None if self.sinks is None else self.sinks[...]
-        is_rotated = not step.attention.fuses_rotation
-
-        def turned(x: Array) -> Array:
-            x = half_split(x, 2 * cos.shape[-1]) if self.interleaved else x
-            return self._padded(rotate(x, cos, sin) if is_rotated else x)
-
-        keys, values = None if k is None else turned(k), None if v is None else self._padded(v)
-        return AttentionInputs(turned(q), keys, values, None if is_rotated else (cos, sin), sinks)
-
-    def _padded(self, x: Array) -> Array:
-        missing = self.paged_head_dim - x.shape[-1]
-        return jnp.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, missing)]) if missing else x
-
-
 class DecoderLayer(nnx.Module):
-    """Attention and feed-forward, each between its norms and added to the residual stream."""
+    """A mixer and a feed-forward, each between its norms and added to the residual stream."""
 
     def __init__(self, spec: BlockSpec, partition: Partition, make: ParameterFactory) -> None:
         model, norms = partition.model, spec.norms
@@ -107,7 +49,7 @@ class DecoderLayer(nnx.Module):
             return RMSNorm(name, hidden, eps, rule, make, centered=model.centered_norms) if wanted else None
 
         self.attention_norm = norm("attention_norm", "input_layernorm", norms.before)
-        self.attention = Attention(spec.mixer, partition, make)
+        self.mixer = spec.mixer.build(partition, make)
         self.attention_post_norm = norm("attention_post_norm", "post_attention_layernorm", norms.after)
         mlp_norm = "pre_feedforward_layernorm" if norms.after else "post_attention_layernorm"
         norms = spec.feed_forward_norms or norms
@@ -125,8 +67,8 @@ class DecoderLayer(nnx.Module):
     ) -> tuple[LayerCache, Array]:
         """``own`` is the layer's own input f[..., size], if the model has such."""
         normed = _normed(x, self.attention_norm)
-        cache, attended = self.attention(normed, cache, place, step)
-        x = x + _scaled(_normed(attended, self.attention_post_norm), self.residual_scale)
+        cache, mixed = self.mixer(normed, cache, place, step)
+        x = x + _scaled(_normed(mixed, self.attention_post_norm), self.residual_scale)
         fed = self.mlp(normed if self.is_parallel else _normed(x, self.mlp_norm), step.num_tokens)
         x = x + _scaled(_normed(fed, self.mlp_post_norm), self.residual_scale)
         if self.per_layer_input is not None and own is not None:
@@ -273,7 +215,3 @@ def _normed(x: Array, norm: RMSNorm | None) -> Array:
 
 def _scaled(x: Array, scale: float) -> Array:
     return x if scale == 1.0 else (x.astype(jnp.float32) * np.float32(scale)).astype(x.dtype)
-
-
-def _fused(kind: str, *names: str) -> TensorRule:
-    return tensors(*(f"{LAYER}self_attn.{name}_proj.{kind}" for name in names), along="group" if names[1:] else None)

@@ -9,9 +9,10 @@ import msgspec
 
 from caching.attention.spec import AttentionSpec
 from engine.models.feed_forward import ACTIVATIONS, Activation, GatedSpec
+from engine.models.layers.self_attention import SelfAttentionSpec
 from engine.models.requirements import Count, Layers, Positive, require, require_one_of
 from engine.models.rope_fields import LAYER_TYPES, RopeReader, Share, context_length
-from engine.models.spec import BlockSpec, FeedForwardSpec, ModelSpec, NormPlan, RopeSpec, SelfAttentionSpec
+from engine.models.spec import BlockSpec, FeedForwardSpec, ModelSpec, NormPlan, RopeSpec
 from engine.models.weights.parameters import TensorRule
 
 DTYPES = (None, "float32", "float16", "bfloat16")

@@ -62,9 +62,7 @@ def _divisors(model: ModelSpec, most: int) -> list[int]:
 def _fault(model: ModelSpec, devices: int) -> str | None:
     """The part of a model that cannot be split evenly, in words."""
     for block in model.blocks:
-        if block.mixer.num_heads % devices:
-            return f"the {block.mixer.num_heads} attention heads"
-        if fault := block.feed_forward.indivisible(devices):
+        if fault := block.mixer.indivisible(devices) or block.feed_forward.indivisible(devices):
             return fault
     kv_heads = model.num_kv_heads
     if kv_heads % devices and devices % kv_heads:

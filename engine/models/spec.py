@@ -6,7 +6,7 @@ from typing import Protocol
 
 from jax import Array
 
-from caching.attention.spec import AttentionSpec
+from engine.models.layers.mixer import KeysAndValues, MixerSpec
 from engine.models.layers.per_layer_input import PerLayerInputSpec
 from engine.models.weights.factory import ParameterFactory
 from engine.models.weights.parameters import TensorRule
@@ -54,34 +54,6 @@ class RopeSpec:
 NO_ROPE = RopeSpec(rotary_dim=0)
 
 
-@dataclass(frozen=True)
-class SelfAttentionSpec:
-    """Self-attention with grouped kv heads."""
-
-    num_heads: int
-    num_kv_heads: int
-    head_dim: int
-    scores: AttentionSpec
-    """The scale, window and soft cap of this layer."""
-    qkv_bias: bool = False
-    output_bias: bool = False
-    qk_norm: bool = False
-    """Each query and key head goes through an RMSNorm before it is rotated."""
-    joint_qk_norm: bool = False
-    """All query heads go through one RMSNorm before they are rotated, and all key heads."""
-    rope: RopeSpec = RopeSpec()
-    sinks: bool = False
-    """Each head has a learned score of a key without a value, which all its queries see."""
-    value_norm: bool = False
-    """Each value head goes through an RMSNorm without scales."""
-    unit_qk_norm: bool = False
-    """Each query and key head goes through an RMSNorm without scales."""
-    keys_are_values: bool = False
-    """Values are the keys as they are before norm and rotation."""
-    kv_source: int | None = None
-    """The layer whose keys and values are read; None is this one."""
-
-
 class FeedForward(Protocol):
     """The module of a feed-forward, an ``nnx.Module``: f[..., hidden] -> f[..., hidden]."""
 
@@ -127,7 +99,7 @@ class NormPlan(Enum):
 class BlockSpec:
     """One layer: a mixer and a feed-forward, each added to the residual stream."""
 
-    mixer: SelfAttentionSpec
+    mixer: MixerSpec
     feed_forward: FeedForwardSpec
     norms: NormPlan = NormPlan.BEFORE
     residual_scale: float = 1.0
@@ -186,7 +158,7 @@ class ModelSpec:
     """Every layer also sees an embedding of the token that is its own."""
 
     def __post_init__(self) -> None:
-        if any(self.num_kv_heads % block.mixer.num_kv_heads for block in self.blocks):
+        if any(self.num_kv_heads % cached.kv_heads for cached in self._keys_and_values):
             raise ValueError(
                 "all layers share one pool of pages: the most kv heads must be a multiple of every layer's"
             )
@@ -197,38 +169,34 @@ class ModelSpec:
         return len(self.blocks)
 
     @property
-    def attention(self) -> SelfAttentionSpec:
-        """The first layer's attention."""
-        return self.blocks[0].mixer
-
-    @property
     def num_kv_heads(self) -> int:
         """The kv heads of a page, the most of any layer. A layer with fewer has each repeatedly."""
-        return max(block.mixer.num_kv_heads for block in self.blocks)
+        return max(cached.kv_heads for cached in self._keys_and_values)
 
     @property
     def head_dim(self) -> int:
         """The head_dim of a page, the largest of any layer. Smaller heads are padded."""
-        return max(block.mixer.head_dim for block in self.blocks)
+        return max(cached.head_dim for cached in self._keys_and_values)
 
     @property
-    def num_cached_layers(self) -> int:
-        """The layers that have keys and values of their own."""
-        return sum(block.mixer.kv_source is None for block in self.blocks)
+    def _keys_and_values(self) -> list[KeysAndValues]:
+        every = (block.mixer.cached for block in self.blocks)
+        return [cached for cached in every if isinstance(cached, KeysAndValues)]
 
     @property
     def ropes(self) -> tuple[tuple[RopeSpec, int], ...]:
         """The different ropes of the layers with their head_dim; a step has a rotation for each."""
-        return tuple(dict.fromkeys((block.mixer.rope, block.mixer.head_dim) for block in self.blocks))
+        each = (block.mixer.rotated for block in self.blocks)
+        return tuple(dict.fromkeys(rotated for rotated in each if rotated is not None))
 
     @property
     def attention_extras(self) -> str | None:
         """What attention of some layer needs that not every kernel has, in words."""
-        if any(block.mixer.sinks for block in self.blocks):
-            return "attention sinks"
-        if any(block.mixer.scores.chunk for block in self.blocks):
-            return "chunks of attention"
-        return "layers that read another's keys" if self.num_cached_layers < self.num_layers else None
+        return next((extras for block in self.blocks if (extras := block.mixer.extras)), None)
+
+    def mixer_scratch(self, devices: int) -> int:
+        """The most ``scratch`` of any mixer."""
+        return max(block.mixer.scratch(self.head_dim, devices) for block in self.blocks)
 
     def feed_forward_scratch(self, devices: int) -> int:
         """The most ``scratch`` of any feed-forward."""

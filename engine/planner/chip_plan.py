@@ -147,12 +147,11 @@ class Roofline:
         return self._seen(tokens) * key_and_value + 4 * model.vocab_size // self._chips
 
     def _flops_of_attention(self, tokens: int) -> int:
-        attention = self.partition.model.attention
-        return 4 * attention.num_heads // self._chips * attention.head_dim * self._seen(tokens)
+        return sum(block.mixer.flops(tokens, self._chips) for block in self.partition.model.blocks)
 
     def _seen(self, tokens: int) -> int:
         """Keys that a token attends to, summed over the layers."""
-        return sum(min(tokens, block.mixer.scores.reach or tokens) for block in self.partition.model.blocks)
+        return sum(min(tokens, block.mixer.cached.reach or tokens) for block in self.partition.model.blocks)
 
     @property
     def _chips(self) -> int:

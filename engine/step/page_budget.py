@@ -194,8 +194,7 @@ def _step_scratch(config: EngineConfig, partition: Partition) -> int:
     """An upper estimate of the largest step's float32 scratch, besides weights and pages."""
     model = partition.model
     devices = partition.devices
-    attention = 4 * model.attention.num_heads * model.head_dim // devices
-    each = 8 * model.hidden_size + attention + model.feed_forward_scratch(devices)
+    each = 8 * model.hidden_size + model.mixer_scratch(devices) + model.feed_forward_scratch(devices)
     return 4 * config.max_num_batched_tokens * each
 
 

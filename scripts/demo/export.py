@@ -10,6 +10,7 @@ from safetensors.numpy import save
 
 from engine.models.decoder import Decoder, DecoderLayer
 from engine.models.feed_forward import GatedMLP, GatedSpec
+from engine.models.layers.self_attention import SelfAttention, self_attention
 from engine.models.norm import RMSNorm
 from engine.models.spec import ModelSpec
 from engine.models.weights.forms import Weight
@@ -32,7 +33,7 @@ def export_model(model: Decoder, directory: Path) -> None:
 
 def llama_config(model: ModelSpec) -> dict[str, object]:
     """config.json as LlamaForCausalLM reads it."""
-    attention, feed_forward = model.attention, model.blocks[0].feed_forward
+    attention, feed_forward = self_attention(model.blocks[0]), model.blocks[0].feed_forward
     assert isinstance(feed_forward, GatedSpec)
     return {
         "architectures": ["LlamaForCausalLM"],
@@ -71,14 +72,14 @@ def llama_tensors(model: Decoder) -> Tensors:
 
 
 def _layer_tensors(layer: DecoderLayer) -> Tensors:
-    assert isinstance(layer.mlp, GatedMLP)
-    qkv, gate_up = _numbers(layer.attention.qkv_kernel), _numbers(layer.mlp.gate_up_kernel)
+    assert isinstance(layer.mlp, GatedMLP) and isinstance(layer.mixer, SelfAttention)
+    qkv, gate_up = _numbers(layer.mixer.qkv_kernel), _numbers(layer.mlp.gate_up_kernel)
     return {
         "input_layernorm": _scale(layer.attention_norm),
         "self_attn.q_proj": _linear(qkv[:, :, :-2]),
         "self_attn.k_proj": _linear(qkv[:, :, -2]),
         "self_attn.v_proj": _linear(qkv[:, :, -1]),
-        "self_attn.o_proj": _linear(_numbers(layer.attention.o_kernel)),
+        "self_attn.o_proj": _linear(_numbers(layer.mixer.o_kernel)),
         "post_attention_layernorm": _scale(layer.mlp_norm),
         "mlp.gate_proj": _linear(gate_up[:, 0]),
         "mlp.up_proj": _linear(gate_up[:, 1]),

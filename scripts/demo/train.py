@@ -19,8 +19,9 @@ from transformers import PreTrainedTokenizerFast
 from caching.attention.spec import AttentionSpec
 from engine.models.decoder import Decoder
 from engine.models.feed_forward import GatedSpec
+from engine.models.layers.self_attention import SelfAttentionSpec
 from engine.models.partition import Partition
-from engine.models.spec import BlockSpec, ModelSpec, SelfAttentionSpec
+from engine.models.spec import BlockSpec, ModelSpec
 from engine.models.step_context import StepContext
 from scripts.demo.attention import CausalAttention
 from scripts.demo.corpus import ROW_LENGTH, Batch, Corpus, sample_texts

@@ -5,6 +5,7 @@ from dataclasses import replace
 import msgspec
 
 from engine.models.family import Family, Fields, decoder_spec, layer_pattern, uniform_rope
+from engine.models.layers.self_attention import self_attention
 from engine.models.requirements import Count, Positive
 from engine.models.spec import NO_ROPE, BlockSpec, ModelSpec
 
@@ -37,7 +38,8 @@ def cohere2(fields: CohereFields) -> ModelSpec:
 
 
 def _without_rope_if_full(block: BlockSpec) -> BlockSpec:
-    return block if block.mixer.scores.window else replace(block, mixer=replace(block.mixer, rope=NO_ROPE))
+    mixer = self_attention(block)
+    return block if mixer.scores.window else replace(block, mixer=replace(mixer, rope=NO_ROPE))
 
 
 FAMILY = Family(

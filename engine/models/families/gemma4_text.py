@@ -12,9 +12,10 @@ from engine.models.feed_forward import GatedSpec
 from engine.models.layers.expert_router import RouterSpec
 from engine.models.layers.experts import ExpertsSpec, gated, or_one_by_one, stacked
 from engine.models.layers.per_layer_input import PerLayerInputSpec
+from engine.models.layers.self_attention import SelfAttentionSpec
 from engine.models.requirements import Count, Positive, UnsupportedError, require, require_one_of
 from engine.models.rope_fields import LAYER_TYPES
-from engine.models.spec import BlockSpec, ModelSpec, NormPlan, RopeSpec, SelfAttentionSpec
+from engine.models.spec import BlockSpec, ModelSpec, NormPlan, RopeSpec
 from engine.models.weights.parameters import LAYER, tensors
 
 FULL, SLIDING = LAYER_TYPES

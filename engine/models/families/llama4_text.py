@@ -9,6 +9,7 @@ from engine.models.family import Family, Fields, decoder_spec, uniform_rope, wit
 from engine.models.feed_forward import GatedSpec
 from engine.models.layers.expert_router import RouterSpec, Scoring
 from engine.models.layers.experts import ExpertsSpec, gated, or_one_by_one, stacked
+from engine.models.layers.self_attention import self_attention
 from engine.models.requirements import Count, require, require_one_of
 from engine.models.spec import NO_ROPE, BlockSpec, ModelSpec, RopeSpec
 from engine.models.weights.parameters import LAYER, TensorRule, tensors
@@ -77,7 +78,7 @@ def _ropes(fields: Llama4Fields) -> list[RopeSpec]:
 def _attending(fields: Llama4Fields, block: BlockSpec, layer_type: str) -> BlockSpec:
     """The block with its chunk, and norms of queries and keys where it has rope."""
     require_one_of("layer_types", layer_type, (FULL, CHUNKED))
-    mixer, chunk = block.mixer, None
+    mixer, chunk = self_attention(block), None
     if layer_type == CHUNKED:
         chunk = fields.attention_chunk_size
         require(chunk is not None, "layer_types asks for chunked_attention, but there is no attention_chunk_size")

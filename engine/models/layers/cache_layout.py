@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import NamedTuple
 
+from engine.models.layers.mixer import OfLayer
 from engine.models.spec import BlockSpec
 
 MOST_GROUPS = 8
@@ -56,15 +57,15 @@ def _windows(blocks: Sequence[BlockSpec]) -> dict[int, int | None]:
     """By layer that has keys and values, how many of them are read: by itself, or by another."""
     windows: dict[int, int | None] = {}
     for layer, block in enumerate(blocks):
-        source, window = _source(blocks, layer), block.mixer.scores.reach
+        source, window = _source(blocks, layer), block.mixer.cached.reach
         before = windows.get(source, 0)
         windows[source] = None if before is None or window is None else max(before, window)
     return windows
 
 
 def _source(blocks: Sequence[BlockSpec], layer: int) -> int:
-    source = blocks[layer].mixer.kv_source
-    return layer if source is None else source
+    cached = blocks[layer].mixer.cached
+    return cached.layer if isinstance(cached, OfLayer) else layer
 
 
 def _group_size(counts: dict[int | None, int]) -> int:

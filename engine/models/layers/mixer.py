@@ -1,0 +1,79 @@
+"""What a block's mixer is: attention, or another layer that lets tokens see the earlier ones."""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+from jax import Array
+
+from engine.models.weights.factory import ParameterFactory
+
+if TYPE_CHECKING:
+    from engine.models.partition import Partition
+    from engine.models.spec import RopeSpec
+    from engine.models.step_context import LayerCache, Place, StepContext
+
+
+@dataclass(frozen=True)
+class KeysAndValues:
+    """A layer caches keys and values of each token, in pages."""
+
+    kv_heads: int
+    head_dim: int
+    reach: int | None = None
+    """The most tokens that a later one sees, itself included; None is all."""
+
+
+@dataclass(frozen=True)
+class OfLayer:
+    """A layer caches nothing, and reads the cache of another."""
+
+    layer: int
+    reach: int | None = None
+    """As in KeysAndValues."""
+
+
+Cached = KeysAndValues | OfLayer
+"""What a layer caches."""
+
+
+class Mixer(Protocol):
+    """The module of a mixer, an ``nnx.Module``."""
+
+    def __call__(
+        self, x: Array, cache: "LayerCache", place: "Place", step: "StepContext"
+    ) -> "tuple[LayerCache, Array]":
+        """f[..., hidden] -> the updated cache and f[..., hidden], all-reduced over devices.
+
+        ``cache`` has what the layer caches, at ``place``.
+        """
+
+
+class MixerSpec(Protocol):
+    """One kind of mixer, in the file of its module. Hashable."""
+
+    @property
+    def cached(self) -> Cached:
+        """What a layer caches."""
+
+    @property
+    def rotated(self) -> "tuple[RopeSpec, int] | None":
+        """Its rope and the dimensions of a head, if positions enter it so."""
+
+    @property
+    def extras(self) -> str | None:
+        """What it asks of an attention kernel that not every kernel has, in words."""
+
+    def flops(self, tokens: int, devices: int) -> int:
+        """Operations of one token that sees so many, beside those of weights, on each device."""
+
+    def indivisible(self, devices: int) -> str | None:
+        """What so many devices cannot split evenly, in words, if there is such."""
+
+    def scratch(self, head_dim: int, devices: int) -> int:
+        """An upper estimate of a token's float32 numbers on each of the devices, in a step.
+
+        ``head_dim`` is that of pages.
+        """
+
+    def build(self, partition: "Partition", make: ParameterFactory) -> Mixer:
+        """Its module, with parameters from ``make``."""

@@ -1,0 +1,215 @@
+"""Self-attention with grouped kv heads, and the norms of its queries, keys and values."""
+
+from dataclasses import dataclass, field
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax import Array
+
+from caching.attention.spec import AttentionInputs, AttentionSpec
+from engine.models.layers.mixer import Cached, KeysAndValues, OfLayer
+from engine.models.linear import linear
+from engine.models.norm import RMSNorm
+from engine.models.partition import Partition
+from engine.models.rope import half_split, rotate
+from engine.models.spec import BlockSpec, RopeSpec
+from engine.models.step_context import LayerCache, Place, StepContext
+from engine.models.weights.factory import Axes, ParameterFactory
+from engine.models.weights.parameters import LAYER, TensorRule, tensors
+
+
+@dataclass(frozen=True)
+class SelfAttentionSpec:
+    """Self-attention with grouped kv heads, a MixerSpec."""
+
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    scores: AttentionSpec
+    """The scale, window and soft cap of this layer."""
+    qkv_bias: bool = False
+    output_bias: bool = False
+    qk_norm: bool = False
+    """Each query and key head goes through an RMSNorm before it is rotated."""
+    joint_qk_norm: bool = False
+    """All query heads go through one RMSNorm before they are rotated, and all key heads."""
+    rope: RopeSpec = field(default_factory=RopeSpec)
+    sinks: bool = False
+    """Each head has a learned score of a key without a value, which all its queries see."""
+    value_norm: bool = False
+    """Each value head goes through an RMSNorm without scales."""
+    unit_qk_norm: bool = False
+    """Each query and key head goes through an RMSNorm without scales."""
+    keys_are_values: bool = False
+    """Values are the keys as they are before norm and rotation."""
+    kv_source: int | None = None
+    """The layer whose keys and values are read; None is this one."""
+
+    @property
+    def cached(self) -> Cached:
+        """See MixerSpec."""
+        if self.kv_source is not None:
+            return OfLayer(self.kv_source, self.scores.reach)
+        return KeysAndValues(self.num_kv_heads, self.head_dim, self.scores.reach)
+
+    @property
+    def rotated(self) -> tuple[RopeSpec, int]:
+        """See MixerSpec."""
+        return self.rope, self.head_dim
+
+    @property
+    def extras(self) -> str | None:
+        """See MixerSpec."""
+        if self.sinks:
+            return "attention sinks"
+        if self.scores.chunk:
+            return "chunks of attention"
+        return None if self.kv_source is None else "layers that read another's keys"
+
+    def flops(self, tokens: int, devices: int) -> int:
+        """See MixerSpec."""
+        return 4 * self.num_heads // devices * self.head_dim * min(tokens, self.scores.reach or tokens)
+
+    def indivisible(self, devices: int) -> str | None:
+        """See MixerSpec."""
+        return f"the {self.num_heads} attention heads" if self.num_heads % devices else None
+
+    def scratch(self, head_dim: int, devices: int) -> int:
+        """See MixerSpec."""
+        return 4 * self.num_heads * head_dim // devices
+
+    def build(self, partition: Partition, make: ParameterFactory) -> "SelfAttention":
+        """See MixerSpec."""
+        return SelfAttention(self, partition, make)
+
+
+def self_attention(block: BlockSpec) -> SelfAttentionSpec:
+    """The mixer of a block that has self-attention."""
+    assert isinstance(block.mixer, SelfAttentionSpec)
+    return block.mixer
+
+
+class SelfAttention(nnx.Module):
+    """Self-attention. q, k and v are one kernel, grouped by kv head so that it shards.
+
+    A layer that reads another's keys and values has q alone.
+    """
+
+    def __init__(self, spec: SelfAttentionSpec, partition: Partition, make: ParameterFactory) -> None:
+        model, kv_heads = partition.model, partition.stored_kv_heads
+        hidden, heads = {"hidden": model.hidden_size}, {"heads": spec.num_heads * spec.head_dim}
+        self.group, replicas = spec.num_heads // kv_heads, kv_heads // spec.num_kv_heads
+        self.parts = "q" if spec.kv_source is not None else "qk" if spec.keys_are_values else "qkv"
+        grouped = {"kv_heads": kv_heads, "group": self.group + len(self.parts) - 1, "head_dim": spec.head_dim}
+        qkv = _fused("weight", *self.parts), _fused("bias", *self.parts)
+        self.qkv_kernel = make.kernel("attention.qkv_kernel", hidden, grouped, qkv[0], kv_replicas=replicas)
+        self.qkv_bias = (
+            make.bias("attention.qkv_bias", grouped, qkv[1], kv_replicas=replicas) if spec.qkv_bias else None
+        )
+        self.o_kernel = make.kernel("attention.o_kernel", heads, hidden, _fused("weight", "o"), last=True)
+        self.o_bias = make.bias("attention.o_bias", hidden, _fused("bias", "o")) if spec.output_bias else None
+        sinks = tensors(f"{LAYER}self_attn.sinks")
+        self.sinks = make.scale("attention.sinks", {"heads": spec.num_heads}, sinks) if spec.sinks else None
+        self.norms = QKVNorms(spec, self.parts, model.rms_norm_eps, kv_heads, make)
+        self.scores, self.axis, self.paged_head_dim = spec.scores, make.axis, model.head_dim
+        self.rope, self.interleaved = model.ropes.index(spec.rotated), spec.rope.interleaved
+
+    def __call__(self, x: Array, cache: LayerCache, place: Place, step: StepContext) -> tuple[LayerCache, Array]:
+        grouped = linear(x, self.qkv_kernel, self.qkv_bias)
+        q, k, v = grouped[..., : self.group, :], None, None
+        if "k" in self.parts:
+            k, v = grouped[..., self.group, :], grouped[..., -1, :]
+        q, k, v = self.norms(q, k, v)
+        cache, attended = step.attention(self.scores, cache, place, self._inputs(q, k, v, step))
+        attended = attended[..., : grouped.shape[-1]].reshape(*x.shape[:-1], -1)
+        return cache, linear(attended, self.o_kernel, self.o_bias, self.axis)
+
+    def _inputs(self, q: Array, k: Array | None, v: Array | None, step: StepContext) -> AttentionInputs:
+        """Queries and keys at their positions, padded to the head_dim of pages."""
+        cos, sin, query_scale = step.rotations[self.rope]
+        if query_scale is not None:
+            q = (q.astype(jnp.float32) * query_scale).astype(q.dtype)
+        sinks = None if self.sinks is None else self.sinks[...]
+        is_rotated = not step.attention.fuses_rotation
+
+        def turned(x: Array) -> Array:
+            x = half_split(x, 2 * cos.shape[-1]) if self.interleaved else x
+            return self._padded(rotate(x, cos, sin) if is_rotated else x)
+
+        keys, values = None if k is None else turned(k), None if v is None else self._padded(v)
+        return AttentionInputs(turned(q), keys, values, None if is_rotated else (cos, sin), sinks)
+
+    def _padded(self, x: Array) -> Array:
+        missing = self.paged_head_dim - x.shape[-1]
+        return jnp.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, missing)]) if missing else x
+
+
+class QKVNorms(nnx.Module):
+    """The RMSNorms that a SelfAttentionSpec asks for, each f[..., head_dim] or over all heads."""
+
+    def __init__(self, spec: SelfAttentionSpec, parts: str, eps: float, kv_heads: int, make: ParameterFactory) -> None:
+        head = {"head_dim": spec.head_dim}
+        self.q, self.k = (
+            RMSNorm(f"attention.{part}_norm", head, eps, _norm_rule(part), make)
+            if spec.qk_norm and part in parts
+            else None
+            for part in "qk"
+        )
+        every = {"kv_heads": kv_heads, "group": spec.num_heads // kv_heads + 1, **head}
+        replicas = kv_heads // spec.num_kv_heads
+        self.joint = JointNorm("attention.qk_norm", every, eps, make, replicas) if spec.joint_qk_norm else None
+        self.qk_eps, self.v_eps = eps if spec.unit_qk_norm else None, eps if spec.value_norm else None
+
+    def __call__(self, q: Array, k: Array | None, v: Array | None) -> tuple[Array, Array | None, Array | None]:
+        """q f[..., kv_heads, group, head_dim], k and v f[..., kv_heads, head_dim] -> q by heads."""
+        if self.joint is not None and k is not None:
+            q, k = self.joint(q, k)
+        q = q.reshape(*q.shape[:-3], -1, q.shape[-1])
+        q = q if self.q is None else self.q(q)
+        k = k if self.k is None or k is None else self.k(k)
+        if self.qk_eps is not None and k is not None:
+            q, k = _of_unit_length(q, self.qk_eps), _of_unit_length(k, self.qk_eps)
+        if self.v_eps is not None and v is not None:
+            v = _of_unit_length(v, self.v_eps)
+        return q, k, v
+
+
+class JointNorm(nnx.Module):
+    """RMSNorm of all query heads together, and one of all key heads (OLMo 2)."""
+
+    def __init__(self, name: str, axes: Axes, eps: float, make: ParameterFactory, kv_replicas: int) -> None:
+        self.scale = make.scale(f"{name}.scale", axes, _norm_rule("q", "k"), kv_replicas=kv_replicas)
+        self.eps, self.axis = eps, make.axis
+
+    def __call__(self, q: Array, k: Array) -> tuple[Array, Array]:
+        """q f[..., kv_heads, group, head_dim] and k f[..., kv_heads, head_dim], each like itself."""
+        scale = self.scale[...]
+        return self._normed(q, scale[:, :-1]), self._normed(k, scale[:, -1])
+
+    def _normed(self, x: Array, scale: Array) -> Array:
+        wide = x.astype(jnp.float32)
+        mean = _mean_square(wide, tuple(range(-scale.ndim, 0)))
+        if self.axis is not None:
+            mean = jax.lax.pmean(mean, self.axis)
+        wide = wide * jax.lax.rsqrt(mean + self.eps)
+        return (wide * scale.reshape((1,) * (x.ndim - scale.ndim) + scale.shape)).astype(x.dtype)
+
+
+def _of_unit_length(x: Array, eps: float) -> Array:
+    """An RMSNorm without scales."""
+    wide = x.astype(jnp.float32)
+    return (wide * jax.lax.rsqrt(_mean_square(wide, (-1,)) + eps)).astype(x.dtype)
+
+
+def _mean_square(x: Array, axes: tuple[int, ...]) -> Array:
+    return jnp.mean(jnp.square(x), axis=axes, keepdims=True)
+
+
+def _norm_rule(*parts: str) -> TensorRule:
+    names = (f"{LAYER}self_attn.{part}_norm.weight" for part in parts)
+    return tensors(*names, along="group" if parts[1:] else None)
+
+
+def _fused(kind: str, *names: str) -> TensorRule:
+    return tensors(*(f"{LAYER}self_attn.{name}_proj.{kind}" for name in names), along="group" if names[1:] else None)
