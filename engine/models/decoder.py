@@ -17,7 +17,7 @@ from flax import nnx
 from jax import Array
 
 from engine.mesh import TP
-from engine.models.layers.cache_layout import CachePlace, cache_layout
+from engine.models.layers.cache_layout import CacheLayout, cache_layout
 from engine.models.layers.per_layer_input import PerLayerEmbedding, PerLayerInput, of_layers
 from engine.models.linear import look_up
 from engine.models.norm import RMSNorm
@@ -93,27 +93,33 @@ class LayerStack(nnx.Module):
         self.repeats = group.repeats
 
     def __call__(
-        self, x: Array, cache: LayerCache, places: Sequence[CachePlace], step: StepContext, own: Array | None
-    ) -> tuple[LayerCache, Array]:
-        """``places`` are those of all its layers; ``own`` is f[repeats, period, ..., size]."""
+        self, x: Array, caches: list[LayerCache], layers: tuple[CacheLayout, int], step: StepContext, own: Array | None
+    ) -> tuple[list[LayerCache], Array]:
+        """``layers`` are where all layers find their caches, and the first one here; ``own`` is
+        f[repeats, period, ..., size]."""
+        layout, start = layers
+        places = layout.places[start : start + self.repeats * len(self.blocks)]
+        arrays = [layout.array(place, stacked=True) for place in places[: len(self.blocks)]]
         graph, *states = nnx.split(self.blocks, _is_read_in_place, ...)
         stacks, weights = states
 
         def repeat(
-            carry: tuple[LayerCache, Array], each: tuple[Any, Array, Array, Any]
-        ) -> tuple[tuple[LayerCache, Array], None]:
-            (cache, x), (weights, index, places, own) = carry, each
+            carry: tuple[list[LayerCache], Array], each: tuple[Any, Array, Array, Any]
+        ) -> tuple[tuple[list[LayerCache], Array], None]:
+            (caches, x), (weights, index, places, own) = carry, each
+            caches = list(caches)
             experts = jax.tree.map(partial(InStack, place=index), stacks, is_leaf=_is_form)
             blocks: nnx.List[DecoderLayer] = nnx.merge(graph, experts, weights)
             for number, block in enumerate(blocks):
                 place = Place(places[number, 0] if in_groups else 0, places[number, 1])
-                cache, x = block(x, cache, place, step, None if own is None else own[number])
-            return (cache, x), None
+                array, inputs = arrays[number], None if own is None else own[number]
+                caches[array], x = block(x, caches[array], place, step, inputs)
+            return (caches, x), None
 
         in_groups = any(place.group for place in places)
-        by_repeat = jnp.array(places, jnp.int32).reshape(self.repeats, len(self.blocks), 2)
+        by_repeat = jnp.array([place[:2] for place in places], jnp.int32).reshape(self.repeats, len(self.blocks), 2)
         indices = jnp.arange(self.repeats, dtype=jnp.int32)
-        return jax.lax.scan(repeat, (cache, x), (weights, indices, by_repeat, own))[0]
+        return jax.lax.scan(repeat, (caches, x), (weights, indices, by_repeat, own))[0]
 
 
 class Decoder(nnx.Module):
@@ -145,21 +151,23 @@ class Decoder(nnx.Module):
     def __call__(
         self, token_ids: Array, caches: Sequence[LayerCache], step: StepContext
     ) -> tuple[list[LayerCache], Array]:
-        """i32[...] ids, a cache for each layer of a page, or one for all -> caches, f[..., hidden]."""
+        """i32[...] ids, a cache for each layer of a page, or one for all, and then for each state
+        or all of them -> caches, f[..., hidden]."""
         x = look_up(self.embedding, token_ids, self.partition.axis)
         if self.partition.model.embedding_multiplier is not None:
             x = x * jnp.asarray(self.partition.model.embedding_multiplier, x.dtype)
         own = None if self.per_layer_embedding is None else self.per_layer_embedding(token_ids, x)
         written, blocks = list(caches), self.partition.model.blocks
         groups = layer_plan(blocks) if isinstance(self.layers[0], LayerStack) else single_layers(blocks)
-        start, places = 0, cache_layout(blocks).places
+        start, layout = 0, cache_layout(blocks)
         for layer, group in zip(self.layers, groups, strict=True):
             inputs = of_layers(own, start, group.num_layers, len(group.period))
             if isinstance(layer, LayerStack):
-                written[0], x = layer(x, written[0], places[start : start + group.num_layers], step, inputs)
+                written, x = layer(x, written, (layout, start), step, inputs)
             else:
-                (number, array), first = places[start], None if inputs is None else inputs[0, 0]
-                written[array], x = layer(x, written[array], Place(number, None), step, first)
+                place, first = layout.places[start], None if inputs is None else inputs[0, 0]
+                array = layout.array(place, stacked=False)
+                written[array], x = layer(x, written[array], Place(place.group, None), step, first)
             start += group.num_layers
         return written, self.norm(x)
 

@@ -6,7 +6,7 @@ from typing import Protocol
 
 from jax import Array
 
-from engine.models.layers.mixer import KeysAndValues, MixerSpec
+from engine.models.layers.mixer import KeysAndValues, MixerSpec, State
 from engine.models.layers.per_layer_input import PerLayerInputSpec
 from engine.models.weights.factory import ParameterFactory
 from engine.models.weights.parameters import TensorRule
@@ -162,6 +162,8 @@ class ModelSpec:
             raise ValueError(
                 "all layers share one pool of pages: the most kv heads must be a multiple of every layer's"
             )
+        if len({block.mixer.cached for block in self.blocks if isinstance(block.mixer.cached, State)}) > 1:
+            raise ValueError("all layers share one pool of slots: their states must have the same arrays")
 
     @property
     def num_layers(self) -> int:

@@ -7,16 +7,18 @@ import jax
 from jax import Array
 
 from caching.attention.spec import AttentionInputs, AttentionSpec
+from caching.state.table import StateTable
 from engine.models.rope import Rotation
 
-LayerCache = Array | None
+LayerCache = Array | tuple[Array, ...] | None
+"""Pages, or the arrays of a state."""
 
 
 class Place(NamedTuple):
-    """Where a layer finds its keys and values."""
+    """Where a layer finds its keys and values, or its state."""
 
     group: Array | int
-    """Its page table."""
+    """Its page table; 0 for a state."""
     layer: Array | None
     """i32[] index among the layers that share its array; None if it has its own."""
 
@@ -44,3 +46,6 @@ class StepContext:
     attention: StepAttention
     num_tokens: Array | None = None
     """i32[] how many of the tokens are not padding, which comes last; None is all."""
+    states: StateTable | None = None
+    """The slots of the step's rows, in a model that has states; None over whole rows, which begin
+    with zeros."""

@@ -7,6 +7,7 @@ import numpy as np
 
 from caching.tpu.tpu_chip import Chip
 from engine.models.layers.experts import ExpertsSpec
+from engine.models.layers.mixer import State
 from engine.models.partition import Partition
 from engine.models.weights.store import parameter_bytes
 from engine.models.weights.weight_format import Layout, WeightFormat, table_width
@@ -151,7 +152,8 @@ class Roofline:
 
     def _seen(self, tokens: int) -> int:
         """Keys that a token attends to, summed over the layers."""
-        return sum(min(tokens, block.mixer.cached.reach or tokens) for block in self.partition.model.blocks)
+        every = (block.mixer.cached for block in self.partition.model.blocks)
+        return sum(min(tokens, cached.reach or tokens) for cached in every if not isinstance(cached, State))
 
     @property
     def _chips(self) -> int:

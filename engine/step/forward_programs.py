@@ -149,7 +149,7 @@ class PagedAttention:
         self, spec: AttentionSpec, cache: LayerCache, place: Place, inputs: AttentionInputs
     ) -> tuple[Array, Array]:
         """See StepAttention."""
-        assert cache is not None
+        assert isinstance(cache, Array)
         table = self.table.of_layer(place.group, None if place.layer is None else place.layer * self.num_pages)
         attended: tuple[Array, Array] = _attend(self.kernel, spec, CacheView(cache, table), inputs)
         return attended

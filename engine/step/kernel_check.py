@@ -13,6 +13,7 @@ from caching.attention.spec import AttentionSpec
 from caching.attention.twin import Heads, largest_error
 from caching.metadata import PagedAttentionCacheMetaData
 from engine.hosts.processes import least_of_all
+from engine.models.layers.mixer import State
 from engine.models.layers.self_attention import self_attention
 from engine.models.partition import Partition
 from engine.models.weights import panels
@@ -54,7 +55,7 @@ def tolerance_of(kv_dtype: np.dtype, dtype: np.dtype) -> float:
 def trial_of(backend: Backend, partition: Partition, page_size: int, dtype: np.dtype, kv_dtype: np.dtype) -> Trial:
     """What a device's part of a model asks of a backend's kernel."""
     model = partition.model
-    mixers = [self_attention(block) for block in model.blocks]
+    mixers = [self_attention(block) for block in model.blocks if not isinstance(block.mixer.cached, State)]
     heads = Heads(mixers[0].num_heads // partition.devices, partition.kv_heads_each, model.head_dim, dtype)
     specs = tuple(dict.fromkeys(mixer.scores for mixer in mixers))
     return Trial(backend, backend.one_page(partition, page_size, kv_dtype), specs, heads)

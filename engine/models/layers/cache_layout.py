@@ -1,11 +1,11 @@
-"""Which page table each layer reads, and where in a page its keys and values are."""
+"""Which page table each layer reads, and where in a page its keys and values are, or its state."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import NamedTuple
 
-from engine.models.layers.mixer import OfLayer
+from engine.models.layers.mixer import OfLayer, State
 from engine.models.spec import BlockSpec
 
 MOST_GROUPS = 8
@@ -15,12 +15,13 @@ WINDOWS_SHARE = 1 / 8
 
 
 class CachePlace(NamedTuple):
-    """Where a layer finds its keys and values."""
+    """Where a layer finds its keys and values, or its state."""
 
     group: int
-    """Its page table."""
+    """Its page table; 0 for a state."""
     layer: int
-    """Which of the layers that a page holds."""
+    """Which of the layers that a page holds, or of those that have a state."""
+    is_state: bool = False
 
 
 @dataclass(frozen=True)
@@ -33,6 +34,17 @@ class CacheLayout:
     """By group, the tokens that its layers see; None is all."""
     num_layers: int
     """Layers that a page holds. Groups with fewer leave the rest of their pages empty."""
+    states: tuple[State, ...] = ()
+    """Of each layer that has one."""
+
+    def array(self, place: CachePlace, *, stacked: bool) -> int:
+        """The number of a layer's cache: pages come first, then states.
+
+        If ``stacked``, all pages are one, and all states.
+        """
+        if stacked:
+            return int(place.is_state and self.num_layers > 0)
+        return place.layer + (self.num_layers if place.is_state else 0)
 
 
 @cache
@@ -41,23 +53,27 @@ def cache_layout(blocks: tuple[BlockSpec, ...]) -> CacheLayout:
     kinds: dict[int | None, list[int]] = {}
     for layer, window in _windows(blocks).items():
         kinds.setdefault(window, []).append(layer)
+    states = {layer: cached for layer, block in enumerate(blocks) if isinstance(cached := block.mixer.cached, State)}
     ordered = sorted(kinds, key=lambda window: -(window or 2**62))
     size = _group_size({window: len(layers) for window, layers in kinds.items()})
-    places: dict[int, CachePlace] = {}
+    places = {layer: CachePlace(0, number, is_state=True) for number, layer in enumerate(states)}
     windows: list[int | None] = []
     for window in ordered:
         for number, layer in enumerate(kinds[window]):
             places[layer] = CachePlace(len(windows) + number // size, number % size)
         windows += [window] * -(-len(kinds[window]) // size)
     sources = [_source(blocks, layer) for layer in range(len(blocks))]
-    return CacheLayout(tuple(places[source] for source in sources), tuple(windows), size)
+    return CacheLayout(tuple(places[source] for source in sources), tuple(windows), size, tuple(states.values()))
 
 
 def _windows(blocks: Sequence[BlockSpec]) -> dict[int, int | None]:
     """By layer that has keys and values, how many of them are read: by itself, or by another."""
     windows: dict[int, int | None] = {}
     for layer, block in enumerate(blocks):
-        source, window = _source(blocks, layer), block.mixer.cached.reach
+        cached, source = block.mixer.cached, _source(blocks, layer)
+        if isinstance(cached, State):
+            continue
+        window = cached.reach
         before = windows.get(source, 0)
         windows[source] = None if before is None or window is None else max(before, window)
     return windows
@@ -80,5 +96,6 @@ def _group_size(counts: dict[int | None, int]) -> int:
         )
         return memory, groups(size)
 
-    most = max(counts.values())
-    return min((size for size in range(1, most + 1) if groups(size) <= MOST_GROUPS or size == most), key=cost)
+    most = max(counts.values(), default=0)
+    sizes = (size for size in range(1, most + 1) if groups(size) <= MOST_GROUPS or size == most)
+    return min(sizes, key=cost, default=0)

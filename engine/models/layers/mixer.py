@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from jax import Array
 
+from caching.state.spec import StateArray
 from engine.models.weights.factory import ParameterFactory
 
 if TYPE_CHECKING:
@@ -32,7 +33,14 @@ class OfLayer:
     """As in KeysAndValues."""
 
 
-Cached = KeysAndValues | OfLayer
+@dataclass(frozen=True)
+class State:
+    """A layer keeps arrays of equal size for each sequence, whatever its length, in a slot."""
+
+    arrays: tuple[StateArray, ...]
+
+
+Cached = KeysAndValues | OfLayer | State
 """What a layer caches."""
 
 
@@ -44,7 +52,8 @@ class Mixer(Protocol):
     ) -> "tuple[LayerCache, Array]":
         """f[..., hidden] -> the updated cache and f[..., hidden], all-reduced over devices.
 
-        ``cache`` has what the layer caches, at ``place``.
+        ``cache`` has what the layer caches, at ``place``: a page array, or a tuple of the arrays of
+        a State, whose slots ``step.states.of_layer(place.layer)`` says.
         """
 
 

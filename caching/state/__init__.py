@@ -1,0 +1,1 @@
+"""States of sequences that do not grow with their length, and the recurrences that update them."""
