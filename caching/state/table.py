@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
+from jax.experimental.layout import Layout, with_layout_constraint
 
 SINK_SLOT = 0
 """Read by rows that begin their sequence."""
@@ -51,10 +52,16 @@ class StateTable:
         sources = self.sources[rows]
         found = states[sources + self.first]
         begins = (sources == SINK_SLOT).reshape(-1, *[1] * (found.ndim - 1))
-        return jnp.where(begins, np.array(0, found.dtype), found)
+        return _in_order(jnp.where(begins, np.array(0, found.dtype), found))
 
     def write(self, states: Array, rows: Array, new: Array, is_written: Array) -> Array:
         """[slots, ...] with [n, ...] ``new`` in the slots of i32[n] ``rows`` that bool[n] selects."""
         outside = states.shape[0] + jnp.arange(rows.shape[0], dtype=jnp.int32)
         slots = jnp.where(is_written, self.slots[rows] + self.first, outside)
-        return states.at[slots].set(new.astype(states.dtype), mode="drop", unique_indices=True)
+        return states.at[slots].set(_in_order(new.astype(states.dtype)), mode="drop", unique_indices=True)
+
+
+def _in_order(states: Array) -> Array:
+    """The same, its axes in order in memory: else XLA:TPU may turn all slots to what one wants."""
+    constrained: Array = with_layout_constraint(states, Layout(tuple(range(states.ndim))))
+    return constrained
