@@ -8,6 +8,8 @@ from caching.prefix_cache import PrefixCache
 
 SINK_PAGE = 0
 """Padding rows and tokens write here; it is never allocated."""
+SINK_SLOT = SINK_PAGE
+"""The same of the slots of recurrent states, whose owners another HBMPageManager counts."""
 
 
 class Found(NamedTuple):
@@ -129,6 +131,12 @@ class HBMPageManager:
         """This owned page has the contents of the key from now on, and is not written again."""
         assert self._owners[page] > 0, f"page {page} has no owner who could have filled it"
         self._cache.keep(page, key, self.now)
+
+    def evict_first(self, key: bytes) -> None:
+        """The page of this key is evicted before all others, if it has one that nobody owns."""
+        page = self._cache.holder(key)
+        if page is not None and not self._owners[page]:
+            self._cache.evict_first(page)
 
     def free(self, pages: Iterable[int]) -> int:
         """Remove an owner from each of these pages; the last frees it. Free a chain's end first.

@@ -99,6 +99,10 @@ class PrefixCache:
         """A page without an owner has one again."""
         del self._unowned[page]
 
+    def evict_first(self, page: int) -> None:
+        """A page without an owner is the next to be evicted."""
+        self._unowned.move_to_end(page, last=False)
+
     def evict(self, now: float) -> int:
         """Forget the contents of the page that lost its owner first, and return the page."""
         page, since = next(iter(self._unowned.items()))

@@ -12,8 +12,7 @@ import numpy as np
 from jax import Array
 from jax.experimental.layout import Layout, with_layout_constraint
 
-SINK_SLOT = 0
-"""Read by rows that begin their sequence."""
+from caching.page_manager import SINK_SLOT
 
 
 @jax.tree_util.register_dataclass

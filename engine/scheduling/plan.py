@@ -23,6 +23,10 @@ class NextIterationPlan:
     """Rows that sample what their sequence's constraint allows."""
     num_decodes: int = 0
     num_tokens: int = 0
+    state_sources: list[int] = field(default_factory=list)
+    """By row, the slot of the recurrent state before its first token, in a model that has such."""
+    state_slots: list[int] = field(default_factory=list)
+    """By row, the slot for the state behind its last token."""
     released: list[Sequence] = field(default_factory=list)
     """Sequences that lost their slot since the last plan; an admitted one may be among them."""
     admitted: list[Sequence] = field(default_factory=list)

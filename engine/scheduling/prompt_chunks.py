@@ -50,7 +50,8 @@ class PromptChunks:
     def _grant(self, sequence: Sequence, most: int) -> int:
         """Grant up to ``most`` more tokens, and cache the pages that they fill; how many."""
         start = self._end(sequence)
-        granted = min(self._left(sequence), most, self.room)
+        most = min(self._left(sequence), most, self.room)
+        granted = self._memory.row_end(sequence, start + most) - start
         if granted <= 0:
             return 0
         self.counts[sequence] = self.counts.get(sequence, 0) + granted

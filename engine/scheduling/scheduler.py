@@ -152,6 +152,7 @@ class InferenceScheduler:
         self._plan_prompts(plan, may_admit=pages_suffice)
         if not plan.num_tokens:
             return None
+        self.memory.end_plan(plan)
         self._reserve.relax()
         plan.released = self._running.take_released()
         return plan

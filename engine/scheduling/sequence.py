@@ -5,7 +5,7 @@ from enum import Enum, auto
 
 import msgspec
 
-from caching.page_manager import Found
+from caching.page_manager import SINK_SLOT, Found
 from caching.prefix_cache import page_keys
 from engine.sampling_params import SamplingParams
 from engine.scheduling.token_constraint import TokenConstraint
@@ -72,6 +72,16 @@ class Sequence:
     """By cache group, the page of each page of tokens; the sink where a window has passed."""
     first_pages: list[int] = field(default_factory=list)
     """By cache group, the first of ``pages`` that it owns."""
+    state_source: int = SINK_SLOT
+    """Slot of the recurrent state behind its computed tokens; the sink where it has none."""
+    state_slot: int = SINK_SLOT
+    """Slot that its next step writes that state to."""
+    passed_states: list[tuple[int, int]] = field(default_factory=list)
+    """Tokens and slots of the states that are kept of it and cannot be found yet."""
+    last_state: bytes | None = None
+    """The key of the last state that was kept of it, unless others branched off there."""
+    branch: int = 0
+    """Tokens of its known pages when it was admitted, if no state was known there."""
     num_paged_tokens: int = 0
     """Tokens that its pages hold: it may compute so many."""
     page_keys: list[bytes] = field(default_factory=list)

@@ -9,7 +9,9 @@ from caching.cache_groups import CacheGroups
 from caching.metadata import pages_for
 from caching.page_manager import NOTHING_FOUND, SINK_PAGE, Found, HBMPageManager
 from caching.prefix_cache import KeysInGroup, in_group
+from engine.scheduling.plan import NextIterationPlan
 from engine.scheduling.sequence import Sequence
+from engine.scheduling.sequence_states import SequenceStates
 
 
 class SequenceMemory:
@@ -24,10 +26,15 @@ class SequenceMemory:
     as soon as no token that is still to be computed sees them, and a prefix hit needs the last
     window alone. A prompt that was admitted never waits for pages there either: a page that others
     share takes one of the pool for each of its owners, as each will want another in its place.
+
+    In a model with recurrent layers a prefix hit also ends where one of the ``states`` is kept, and
+    a sequence that waits for another to compute its prefix waits for a plan more: what a row writes
+    of a state, no other row of its step reads.
     """
 
-    def __init__(self, pages: HBMPageManager, groups: CacheGroups) -> None:
+    def __init__(self, pages: HBMPageManager, groups: CacheGroups, states: SequenceStates | None = None) -> None:
         self.groups = groups
+        self._states = states
         self.page_size = groups.page_size
         """Tokens in a page."""
         self._num_groups, self._full, self._windowed = len(groups.windows), groups.full, groups.windowed
@@ -38,6 +45,8 @@ class SequenceMemory:
         """Those that have planned their last chunk since the last plan."""
         self._computing: dict[bytes, Sequence] = {}
         """By key, the pages that admitted sequences have yet to fill."""
+        self._planned: list[tuple[Sequence, bytes]] = []
+        """Those of them that this plan fills, in a model with states."""
         self.tokens_looked_up = 0
         """Tokens of admitted sequences that the prefix cache could have held."""
         self.tokens_found = 0
@@ -88,6 +97,8 @@ class SequenceMemory:
         if exact is None or not self.fits(sequence, exact, spare):
             return False
         self._take(sequence, exact.held)
+        if self._states is not None:
+            self._begin_states(self._states, sequence, exact.held)
         if sequence.salt is not None:
             keys, count = self._keys(sequence)
             self.tokens_looked_up += count * self.page_size
@@ -100,12 +111,18 @@ class SequenceMemory:
         """Give it pages for one more page of tokens; False if too few are free or cached."""
         if self._windowed:
             self._let_go(sequence)
+        if self._states is not None:
+            self._states.keep(sequence)
         if not self._pages.can_alloc(self._num_groups + self._owed):
             return False
         for table in sequence.pages:
             table += self._pages.alloc(1)
         sequence.num_paged_tokens += self.page_size
         return True
+
+    def row_end(self, sequence: Sequence, end: int) -> int:
+        """Where a row of its prompt's tokens ends that could end at token ``end``."""
+        return end if self._states is None else self._states.row_end(sequence, end)
 
     def computed(self, sequence: Sequence, start: int, end: int) -> None:
         """Known tokens from start to end are planned: cache the pages that they fill."""
@@ -125,6 +142,8 @@ class SequenceMemory:
             self._cache(sequence, sequence.num_prefill_tokens, known)
         for key in sequence.page_keys:
             self._is_computed(key, sequence)
+        if self._states is not None:
+            self._states.release(sequence)
         for group, table in enumerate(sequence.pages):
             self._free(group, reversed(table[sequence.first_pages[group] :]))
         sequence.pages, sequence.first_pages = [], []
@@ -156,15 +175,29 @@ class SequenceMemory:
         for sequence in self._prefilled:
             self._let_go(sequence)
         self._prefilled.clear()
+        if self._states is not None:
+            self._states.begin_plan(now)
+
+    def end_plan(self, plan: NextIterationPlan) -> None:
+        """All rows of the plan are known."""
+        if self._states is not None:
+            self._states.end_plan(plan)
+            for sequence, key in self._planned:
+                self._is_computed(key, sequence)
+            self._planned.clear()
 
     def forget(self, sequences: Iterable[Sequence]) -> None:
         """Drop what these sequences computed from the cache, also where they are released."""
         for sequence in sequences:
             for group in range(self._num_groups):
                 self._pages.forget_keys(_in_group(sequence.page_keys, group))
+            if self._states is not None:
+                self._states.forget(sequence)
 
     def forget_all(self) -> int:
         """Empty the prefix cache; returns how many pages it had."""
+        if self._states is not None:
+            self._states.forget_all()
         return self._pages.forget_all()
 
     def check_integrity(self, running: Iterable[Sequence]) -> None:
@@ -178,6 +211,8 @@ class SequenceMemory:
                 if self.groups.windows[group] is not None:
                     in_windows.update(table[first:])
         self._pages.check_integrity(owned)
+        if self._states is not None:
+            self._states.check_integrity(running)
         owed = in_windows.total() - len(in_windows)
         assert self._owed == owed, f"{self._owed} pages are owed, and {owed} are shared"
         assert self._pages.can_alloc(self._owed), "pages were promised that are not there"
@@ -241,6 +276,9 @@ class SequenceMemory:
         for group, table in enumerate(sequence.pages):
             for page in range(max(first, sequence.first_pages[group]), last):
                 self._pages.keep(table[page], in_group(keys[page], group))
+        if self._states is not None:
+            self._planned += [(sequence, key) for key in keys[first:last]]
+            return
         for key in keys[first:last]:
             self._is_computed(key, sequence)
 
@@ -262,7 +300,9 @@ class SequenceMemory:
         chains, held = sequence.chains, count
         for found in chains:
             held = min(held, found.held)
-        if self._windowed:
+        if self._states is not None:
+            held = self._hit_of_states(self._states, keys, held)
+        elif self._windowed:
             held = self._hit_of_windows(sequence, keys, held)
         if held < count and keys[held] in self._computing:
             sequence.window_hit = -1, 0
@@ -270,6 +310,20 @@ class SequenceMemory:
         if len(chains) == 1 and chains[0].held == held:
             return chains[0]
         return Found(held, sum(min(chain.owned, held) for chain in chains))
+
+    def _begin_states(self, states: SequenceStates, sequence: Sequence, held: int) -> None:
+        """Give it a slot. A row ends where its known pages do, if no state is kept there."""
+        states.begin(sequence, sequence.page_keys[held - 1] if held else None)
+        known = min((found.held for found in sequence.chains), default=0)
+        sequence.branch = known * self.page_size if known > held else 0
+
+    def _hit_of_states(self, states: SequenceStates, keys: list[bytes], held: int) -> int:
+        """Of ``held`` pages those at whose end a state is kept and all windows are known."""
+
+        def is_kept(page: int, group: int) -> bool:
+            return self._pages.is_kept(in_group(keys[page], group))
+
+        return next((hit for hit in states.hits(keys, held) if self.groups.hit(hit, is_kept) == hit), 0)
 
     def _hit_of_windows(self, sequence: Sequence, keys: list[bytes], held: int) -> int:
         """Of ``held`` pages those at whose end all windows are known. A longer hit than the last

@@ -17,7 +17,7 @@ import msgspec
 import numpy as np
 
 from caching.cache_groups import CacheGroups
-from caching.page_manager import SINK_PAGE, HBMPageManager
+from caching.page_manager import SINK_PAGE, SINK_SLOT, HBMPageManager
 from engine.sampling_params import SamplingParams
 from engine.scheduling.backfill import MOST_PASSED
 from engine.scheduling.growth_reserve import GrowthReserve
@@ -25,6 +25,7 @@ from engine.scheduling.plan import NextIterationPlan, StepResult
 from engine.scheduling.scheduler import InferenceScheduler
 from engine.scheduling.sequence import Sequence
 from engine.scheduling.sequence_memory import SequenceMemory
+from engine.scheduling.sequence_states import SequenceStates
 from engine.scheduling.waiting_queue import OUTPUT_WEIGHT
 
 VOCABULARY, EOS = 11, 0
@@ -34,6 +35,8 @@ STEMS = 3
 LONGEST_PROMPT, LONGEST_OUTPUT, MOST_SEQUENCES = 20, 12, 6
 WINDOWS: tuple[tuple[int | None, ...], ...] = ((None,), (None,), (None, 4), (None, 6, 6), (3,), (None, None, 1), (2, 9))
 """What groups of layers keep of a sequence, in tokens; None is all."""
+MOST_KEPT = 8
+"""Slots beyond those of running sequences, in which states may be kept."""
 WEIGHTS = {"a": 1.0, "b": 3.0, "c": 1.0}
 FLOOD = 40
 CHARGED_AT_MOST = LONGEST_PROMPT + LONGEST_OUTPUT + OUTPUT_WEIGHT * LONGEST_OUTPUT * MOST_SEQUENCES
@@ -111,10 +114,13 @@ class SchedulerHistory:
 
     def __init__(self, random: Random) -> None:
         self._random = random
-        windows = random.choice(WINDOWS)
+        self._has_states = random.random() > 0.5
+        windows = random.choice((*WINDOWS, ())) if self._has_states else random.choice(WINDOWS)
         self._page_size = random.randint(1, 5)
-        self._pages = HBMPageManager(random.randint(10, 40) * len(windows))
+        self._pages = HBMPageManager(random.randint(10, 40) * max(1, len(windows)))
         max_num_seqs = random.randint(1, MOST_SEQUENCES)
+        self._slots = HBMPageManager(1 + max_num_seqs + random.randint(0, MOST_KEPT))
+        states = SequenceStates(self._slots, self._page_size, max_num_seqs) if self._has_states else None
         self._max_num_seqs = max_num_seqs
         self._budget = max_num_seqs + random.randint(0, 12)
         self._groups = CacheGroups(self._page_size, windows, self._budget)
@@ -123,7 +129,7 @@ class SchedulerHistory:
         long = random.choice((None, 1, 3, self._budget))
         self._long = long or max(1, self._budget // 2)
         self._scheduler = InferenceScheduler(
-            SequenceMemory(self._pages, self._groups),
+            SequenceMemory(self._pages, self._groups, states),
             max_num_seqs=max_num_seqs,
             max_num_batched_tokens=self._budget,
             long_prefill_token_threshold=long,
@@ -137,6 +143,8 @@ class SchedulerHistory:
         self._ended: list[Life] = []
         self._content: dict[tuple[int, int], tuple[int, int]] = {}
         """By page and place in it, the group and history that were written there last."""
+        self._states: dict[int, int] = {}
+        """By slot, the history that the state in it is made from."""
         self._queues: dict[tuple[str, int], deque[str]] = {}
         """Ids by client and priority, of those that have no slot, in the order in which they are to get one."""
         self._given: dict[tuple[str, int], dict[str, float]] = {}
@@ -165,6 +173,7 @@ class SchedulerHistory:
             patience -= 1
             assert patience, f"{sorted(self._alive)} never end"
         assert not self._pages.num_owned, "everybody has ended, and pages are owned"
+        assert not self._slots.num_owned, "everybody has ended, and slots are owned"
         for life in self._ended:
             whole = life.expected
             wanted = whole if life.reason is not None else whole[: len(life.received)]
@@ -248,6 +257,7 @@ class SchedulerHistory:
             self._in_flight.clear()
             self._scheduler.lose_cache()
             self._content.clear()
+            self._states.clear()
 
     def _plan(self) -> bool:
         """Whether there was something to plan."""
@@ -259,6 +269,7 @@ class SchedulerHistory:
         self._check_plan(plan)
         self._check_order(plan)
         self._write_and_read(plan)
+        self._read_and_write_states(plan)
         self._in_flight.append(plan)
         return True
 
@@ -292,6 +303,7 @@ class SchedulerHistory:
         self._scheduler.check_integrity()
         pages = self._pages
         assert pages.num_free + pages.num_cached + pages.num_owned == pages.num_total, "a page is lost"
+        assert self._slots.num_owned <= MOST_KEPT + self._max_num_seqs, "a slot is lost"
         assert self._scheduler.num_running + self._scheduler.num_waiting == len(self._alive), "a sequence is lost"
 
     def _check_plan(self, plan: NextIterationPlan) -> None:
@@ -375,6 +387,21 @@ class SchedulerHistory:
                 assert self._content.get(self._slot(sequence, group, place)) == (group, histories[place]), (
                     "a page holds another's tokens"
                 )
+
+    def _read_and_write_states(self, plan: NextIterationPlan) -> None:
+        """All rows read the states before them, and then each writes its own."""
+        rows = plan.num_rows if self._has_states else 0
+        assert len(plan.state_sources) == len(plan.state_slots) == rows, "a row has no state"
+        assert len(set(plan.state_slots)) == rows and SINK_SLOT not in plan.state_slots, "a slot has two writers"
+        for row in range(rows):
+            source, start = plan.state_sources[row], plan.starts[row]
+            histories = self._alive[plan.sequences[row].request_id].histories
+            assert source not in plan.state_slots or source == plan.state_slots[row], "a state is read and overwritten"
+            found = self._states.get(source) if source != SINK_SLOT else None
+            assert found == (histories[start - 1] if start else None), "a state is another's, or of another time"
+        for row in range(rows):
+            last = plan.starts[row] + plan.counts[row] - 1
+            self._states[plan.state_slots[row]] = self._alive[plan.sequences[row].request_id].histories[last]
 
     def _slot(self, sequence: Sequence, group: int, place: int) -> tuple[int, int]:
         page = sequence.pages[group][place // self._page_size]

@@ -1,0 +1,167 @@
+"""The recurrent states of sequences: which slot each reads and writes, and which states are kept.
+
+A running sequence has a slot of its own, which each of its steps writes. The state behind a full
+page is kept by giving the sequence another slot to write to: it is found by the page's key like
+the page itself, and a sequence that begins there reads it. States are kept where a row ends at
+the end of a page:
+
+- The chunks of a prompt end there, where more than a page is left; its last full page ends one;
+  and so does what is known of its pages where no state is, as other prompts are likely to branch
+  off there too.
+- While a sequence decodes, the state behind its last full page is kept. As the tokens of that page
+  may be in flight, it can be found only later, when they have landed: a request that has ended, or
+  was preempted, goes on from there.
+
+Of the states that one sequence keeps, each is evicted before all others as soon as the next one
+is kept, but for those where others branched off. There is a slot for every sequence that may run;
+only those beyond are for kept states, so a sequence never waits for one.
+"""
+
+from collections.abc import Iterable
+
+from caching.page_manager import SINK_SLOT, HBMPageManager
+from engine.scheduling.plan import NextIterationPlan
+from engine.scheduling.sequence import Sequence
+
+
+class SequenceStates:
+    """Gives running sequences slots and keeps states, for SequenceMemory."""
+
+    def __init__(self, slots: HBMPageManager, page_size: int, max_num_seqs: int) -> None:
+        assert slots.num_total >= max_num_seqs, "there are fewer slots than sequences that may run"
+        self._slots = slots
+        self._page_size = page_size
+        self._max_num_seqs = max_num_seqs
+        self._num_running = 0
+        self._kept: dict[int, tuple[bytes, int]] = {}
+        """By slot, the key of the state that was last kept in it, and its number of pages."""
+
+    def hits(self, keys: list[bytes], most: int) -> list[int]:
+        """By how many pages of a chain, ``most`` at most, a state is kept; the most first."""
+        found = {
+            count
+            for key, count in self._kept.values()
+            if count <= most and keys[count - 1] == key and self._slots.is_kept(key)
+        }
+        return sorted(found, reverse=True)
+
+    def begin(self, sequence: Sequence, key: bytes | None) -> None:
+        """Give it a slot; it reads the state of the key first, or zeros."""
+        may_share = self._spare() > 0
+        self._num_running += 1
+        if key is not None:
+            source = self._slots.find([key])
+            may_share |= not self._slots.num_unowned(source)
+            self._slots.share(source)
+            [sequence.state_source] = source
+            if not may_share:  # no slot is left to keep it in: the sequence writes in its place
+                self._slots.forget(source)
+                sequence.state_slot = sequence.state_source
+                return
+        [sequence.state_slot] = self._slots.alloc(1)
+
+    def row_end(self, sequence: Sequence, end: int) -> int:
+        """Where a row that could end at token ``end`` of its prompt ends, so that it is kept."""
+        start, known = sequence.num_computed_tokens, sequence.num_prefill_tokens
+        if sequence.salt is None:
+            return end
+        for cut in (sequence.branch, (known - 1) // self._page_size * self._page_size):
+            if start < cut < end:
+                return cut
+        page_end = end // self._page_size * self._page_size
+        return page_end if start < page_end and end < known else end
+
+    def begin_plan(self, now: float) -> None:
+        """``now`` is the time in seconds, as for HBMPageManager."""
+        self._slots.now = now
+
+    def end_plan(self, plan: NextIterationPlan) -> None:
+        """Write down what each row of the plan reads and writes, and keep what its chunks give.
+
+        The next plan is the first that may read the one, or write to the other.
+        """
+        for sequence in plan.sequences:
+            source, slot = sequence.state_source, sequence.state_slot
+            plan.state_sources.append(source)
+            plan.state_slots.append(slot)
+            if source not in (slot, SINK_SLOT):
+                self._slots.free([source])
+            sequence.state_source = slot
+        for sequence in plan.sequences[plan.num_decodes :]:
+            if sequence.num_computed_tokens % self._page_size == 0:
+                self.keep(sequence)
+
+    def keep(self, sequence: Sequence) -> None:
+        """Keep the state of a running sequence at the end of a page, if there is a slot to spare."""
+        slot, tokens = sequence.state_slot, sequence.num_computed_tokens
+        is_written, is_at_end = sequence.state_source == slot, tokens % self._page_size == 0
+        if not (is_written and is_at_end) or sequence.salt is None or self._spare() < 1:
+            return
+        if tokens <= sequence.num_tokens and self._slots.is_kept(self._key(sequence, tokens)):
+            return
+        self._slots.share([slot])
+        sequence.passed_states.append((tokens, slot))
+        [sequence.state_slot] = self._slots.alloc(1)
+        self._let_find(sequence)
+
+    def release(self, sequence: Sequence) -> None:
+        """Take its slots back. What is known of its states can be found from now on."""
+        if sequence.state_slot == SINK_SLOT:
+            return
+        source, slot, tokens = sequence.state_source, sequence.state_slot, sequence.num_computed_tokens
+        if source == slot and sequence.salt is not None and tokens and tokens % self._page_size == 0:
+            sequence.passed_states.append((tokens, slot))
+        else:
+            self._slots.free([slot])
+        if source not in (slot, SINK_SLOT):
+            self._slots.free([source])
+        self._let_find(sequence)
+        self._slots.free([slot for _, slot in sequence.passed_states])
+        sequence.passed_states.clear()
+        sequence.state_source = sequence.state_slot = SINK_SLOT
+        sequence.last_state, sequence.branch = None, 0
+        self._num_running -= 1
+
+    def forget(self, sequence: Sequence) -> None:
+        """Drop what the sequence computed, also where it is released."""
+        self._slots.forget_keys(sequence.page_keys)
+
+    def forget_all(self) -> None:
+        """No state can be found any more."""
+        self._slots.forget_all()
+
+    def check_integrity(self, running: Iterable[Sequence]) -> None:
+        """Assert that running sequences own their slots, and that there are some for all others."""
+        owned: list[int] = []
+        count = 0
+        for sequence in running:
+            count += 1
+            assert sequence.state_slot != SINK_SLOT, "a running sequence has no slot"
+            owned += {sequence.state_slot, sequence.state_source} - {SINK_SLOT}
+            owned += [slot for _, slot in sequence.passed_states]
+        self._slots.check_integrity(owned)
+        assert count == self._num_running, f"{count} sequences run, and {self._num_running} have slots"
+        assert self._spare() >= 0, "a slot was promised that is not there"
+
+    def _spare(self) -> int:
+        """Slots beyond those of sequences that run and those that may start."""
+        waiting = self._max_num_seqs - self._num_running
+        return self._slots.num_free + self._slots.num_cached - waiting
+
+    def _let_find(self, sequence: Sequence) -> None:
+        """Let others find the states that it has passed, as far as their tokens are known."""
+        passed = sequence.passed_states
+        while passed and passed[0][0] <= sequence.num_tokens:
+            tokens, slot = passed.pop(0)
+            key = self._key(sequence, tokens)
+            if not self._slots.is_kept(key):
+                self._slots.keep(slot, key)
+                self._kept[slot] = key, tokens // self._page_size
+                if sequence.last_state is not None:
+                    self._slots.evict_first(sequence.last_state)
+                sequence.last_state = None if tokens == sequence.branch else key
+            self._slots.free([slot])
+
+    def _key(self, sequence: Sequence, tokens: int) -> bytes:
+        count = tokens // self._page_size
+        return sequence.page_keys_to(count, self._page_size)[count - 1]
