@@ -13,14 +13,14 @@ class StateArray(NamedTuple):
     shape: tuple[int, ...]
     dtype: np.dtype | None = None
     """None is the dtype of activations."""
-    is_split: bool = True
-    """Whether the first axis is split over devices; else each has all of it."""
+    whole: int = 0
+    """Further entries of the first axis. Devices split the others, and each has all of these."""
 
     def struct(self, num_slots: int, activations: np.dtype, devices: int) -> jax.ShapeDtypeStruct:
         """One device's part of it in so many slots."""
         first, *rest = self.shape
-        assert not self.is_split or first % devices == 0, f"{devices} devices do not divide {self.shape}"
-        shape = (num_slots, first // devices if self.is_split else first, *rest)
+        assert first % devices == 0, f"{devices} devices do not divide {self.shape}"
+        shape = (num_slots, first // devices + self.whole, *rest)
         return jax.ShapeDtypeStruct(shape, activations if self.dtype is None else self.dtype)
 
 

@@ -40,6 +40,12 @@ class StateTable:
         """The table of a layer, i32[] of those that share an array; None if it has its own."""
         return self if layer is None else replace(self, first=layer * np.int32(self.num_slots))
 
+    @classmethod
+    def of_whole_rows(cls, rows: int, length: int) -> "StateTable":
+        """Rows of ``length`` tokens each that begin their sequences, in as many slots and the sink."""
+        numbers = jnp.arange(rows + 1, dtype=jnp.int32)
+        return cls(jnp.zeros(rows, jnp.int32), numbers[1:], numbers * np.int32(length), jnp.full(1, rows, jnp.int32))
+
     @property
     def lengths(self) -> Array:
         """i32[rows] tokens of each row, 0 in padding rows."""

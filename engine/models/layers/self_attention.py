@@ -45,6 +45,8 @@ class SelfAttentionSpec:
     """Values are the keys as they are before norm and rotation."""
     kv_source: int | None = None
     """The layer whose keys and values are read; None is this one."""
+    gated: bool = False
+    """What a head attends to is multiplied by a sigmoid of the input (Qwen3-Next)."""
 
     @property
     def cached(self) -> Cached:
@@ -101,7 +103,8 @@ class SelfAttention(nnx.Module):
         hidden, heads = {"hidden": model.hidden_size}, {"heads": spec.num_heads * spec.head_dim}
         self.group, replicas = spec.num_heads // kv_heads, kv_heads // spec.num_kv_heads
         self.parts = "q" if spec.kv_source is not None else "qk" if spec.keys_are_values else "qkv"
-        grouped = {"kv_heads": kv_heads, "group": self.group + len(self.parts) - 1, "head_dim": spec.head_dim}
+        self.queries = self.group * (2 if spec.gated else 1)
+        grouped = {"kv_heads": kv_heads, "group": self.queries + len(self.parts) - 1, "head_dim": spec.head_dim}
         qkv = _fused("weight", *self.parts), _fused("bias", *self.parts)
         self.qkv_kernel = make.kernel("attention.qkv_kernel", hidden, grouped, qkv[0], kv_replicas=replicas)
         self.qkv_bias = (
@@ -117,12 +120,17 @@ class SelfAttention(nnx.Module):
 
     def __call__(self, x: Array, cache: LayerCache, place: Place, step: StepContext) -> tuple[LayerCache, Array]:
         grouped = linear(x, self.qkv_kernel, self.qkv_bias)
-        q, k, v = grouped[..., : self.group, :], None, None
+        q, k, v, gate = grouped[..., : self.queries, :], None, None, None
         if "k" in self.parts:
-            k, v = grouped[..., self.group, :], grouped[..., -1, :]
+            k, v = grouped[..., self.queries, :], grouped[..., -1, :]
+        if self.queries > self.group:
+            q, gate = q[..., ::2, :], q[..., 1::2, :]
         q, k, v = self.norms(q, k, v)
         cache, attended = step.attention(self.scores, cache, place, self._inputs(q, k, v, step))
         attended = attended[..., : grouped.shape[-1]].reshape(*x.shape[:-1], -1)
+        if gate is not None:
+            wide = attended.astype(jnp.float32) * jax.nn.sigmoid(gate.reshape(attended.shape).astype(jnp.float32))
+            attended = wide.astype(attended.dtype)
         return cache, linear(attended, self.o_kernel, self.o_bias, self.axis)
 
     def _inputs(self, q: Array, k: Array | None, v: Array | None, step: StepContext) -> AttentionInputs:

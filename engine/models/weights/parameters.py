@@ -18,10 +18,13 @@ AXES: Mapping[str, str | None] = {
     "vocabulary": TP,
     "heads": TP,
     "kv_heads": TP,
+    "groups": TP,
     "ffn": TP,
     "hidden": None,
     "group": None,
     "head_dim": None,
+    "columns": None,
+    "taps": None,
     "gate_up": None,
     "experts": TP,
     "scores": None,
@@ -68,6 +71,11 @@ class TensorRule:
     tensors: tuple[str, ...]
     along: str | None = None
     """The axis of several tensors: each takes one index of it, the first all that are left."""
+    sizes: tuple[int, ...] = ()
+    """What each of them takes of it instead."""
+    repeated: tuple[int, ...] | None = None
+    """Of which of them a device has copies, if it shares a kv head or group with others; by
+    default all after the first."""
     stored: str | None = None
     """The tensor's axes by the parameter's names: ``"experts (gate_up ffn) hidden"`` joins two,
     and ``()`` is an axis of length 1.
@@ -84,11 +92,13 @@ class TensorRule:
 def tensors(
     *names: str,
     along: str | None = None,
+    sizes: tuple[int, ...] = (),
+    repeated: tuple[int, ...] | None = None,
     stored: str | None = None,
     transform: Callable[[NDArray[Any]], NDArray[Any]] | None = None,
 ) -> TensorRule:
     """A TensorRule with the names as arguments."""
-    return TensorRule(names, along, stored, transform)
+    return TensorRule(names, along, sizes, repeated, stored, transform)
 
 
 @dataclass(frozen=True)
@@ -104,7 +114,8 @@ class Parameter:
     inputs: int = 0
     """How many of the axes a product contracts; they are one axis of the served array."""
     kv_replicas: int = 1
-    """Copies of each kv head of the tensors after the first, one per device that needs it."""
+    """Copies of each kv head or group of the rule's ``repeated`` tensors, one per device that
+    needs it."""
     padding: int = 0
     """Rows of zeros at the end of a table that the checkpoint does not have."""
     exact: bool = False

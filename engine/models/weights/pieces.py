@@ -13,7 +13,8 @@ from numpy.typing import NDArray
 from engine.models.weights.parameters import Parameter, Role
 from engine.models.weights.sources import TensorSource
 
-KV_HEADS = "kv_heads"
+SHARED = ("kv_heads", "groups")
+"""The axes of which a device may have a copy, if there are fewer than devices."""
 
 
 @dataclass(frozen=True)
@@ -28,7 +29,7 @@ class Piece:
     region: Mapping[str, slice | int]
     """Its index within the parameter along the axes that it does not fill."""
     repeats: int
-    """Copies of each of its kv heads in the parameter, one after the other."""
+    """Copies of each of its kv heads or groups in the parameter, one after the other."""
     shape: tuple[int, ...]
     """The shape of its part of the tensor: all of it, unless the tensor is cut."""
     begins: tuple[int, ...]
@@ -58,21 +59,25 @@ def _indices(template: str, sizes: Mapping[str, int]) -> Iterator[dict[str, int]
 
 def _piece(parameter: Parameter, number: int, tensor: str, at: dict[str, int]) -> Piece:
     """The rule's tensor of this number, as if it were not cut."""
-    along, count = parameter.rule.along, len(parameter.rule.tensors)
+    rule = parameter.rule
+    along, count = rule.along, len(rule.tensors)
     sizes = {name: size for name, size in parameter.axes if name not in at}
     region: dict[str, slice | int] = dict(at)
     if along is not None:
         first = sizes[along] - count + 1
         start, sizes[along] = (first + number - 1, 1) if number else (0, first)
+        if rule.sizes:
+            start, sizes[along] = sum(rule.sizes[:number]), rule.sizes[number]
         region[along] = slice(start, start + sizes[along])
     groups = _groups(parameter, sizes)
-    repeats = parameter.kv_replicas if number else 1
+    is_repeated = number > 0 if rule.repeated is None else number in rule.repeated
+    repeats = parameter.kv_replicas if is_repeated else 1
     shape = tuple(math.prod(_stored_size(parameter, name, sizes[name], repeats) for name in group) for group in groups)
     return Piece(tensor, groups, sizes, region, repeats, shape, (0,) * len(groups), shape)
 
 
 def _stored_size(parameter: Parameter, name: str, size: int, repeats: int) -> int:
-    if name == KV_HEADS:
+    if name in SHARED:
         return size // repeats
     return size - parameter.padding if name == "vocabulary" else size
 
@@ -144,11 +149,11 @@ class _Extent:
     wanted: int
     """Rows used, and the padding."""
     sizes: Mapping[str, int]
-    """Sizes of the parameter's axes in the wanted rows, before kv heads are repeated."""
+    """Sizes of the parameter's axes in the wanted rows, before kv heads or groups are repeated."""
     lead: str
     """The axis of these along which only the wanted part is read."""
     within: slice
-    """The wanted part along it, after kv heads are repeated."""
+    """The wanted part along it, after they are repeated."""
 
 
 def _extent(piece: Piece, axis: int, windows: Mapping[str, tuple[int, int]]) -> _Extent:
@@ -157,7 +162,7 @@ def _extent(piece: Piece, axis: int, windows: Mapping[str, tuple[int, int]]) -> 
         return _Extent(slice(0, 1), 1, 1, {}, "", slice(0, 1))
     lead = next((name for name in group if piece.sizes[name] > 1), group[0])
     start, stop = (0, piece.sizes[lead]) if lead in piece.region else windows[lead]
-    repeats = piece.repeats if lead == KV_HEADS else 1
+    repeats = piece.repeats if lead in SHARED else 1
     first, past = start // repeats, -(-stop // repeats)
     row = math.prod(piece.sizes[name] for name in group if name != lead)
     end = min(past * row, length)
@@ -186,7 +191,7 @@ def _read(
     block = block.reshape(*sizes.values())
     within = {extent.lead: extent.within for extent in extents}
     for axis, name in enumerate(sizes):
-        if name == KV_HEADS and piece.repeats > 1:
+        if name in SHARED and piece.repeats > 1:
             block = np.repeat(block, piece.repeats, axis)
         chosen = within.get(name, slice(None) if name in piece.region else slice(*windows[name]))
         block = block[(slice(None),) * axis + (chosen,)]

@@ -1,0 +1,146 @@
+"""A gated delta net (Yang et al. 2024): a state of keys and values, as Qwen3-Next has it."""
+
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from jax import Array
+
+from caching.state.convolution import convolve
+from caching.state.delta_rule import DeltaInputs, GatedDeltaRule
+from caching.state.ragged import scan_rows
+from caching.state.spec import StateArray
+from engine.models.layers.mixer import State
+from engine.models.layers.recurrent import FLOAT32, minus_exp, slots_of
+from engine.models.linear import linear
+from engine.models.partition import Partition
+from engine.models.step_context import LayerCache, Place, StepContext
+from engine.models.weights.factory import ParameterFactory
+from engine.models.weights.parameters import LAYER, TensorRule, tensors
+
+LINEAR = f"{LAYER}linear_attn."
+
+
+@dataclass(frozen=True)
+class DeltaNetSpec:
+    """Each key head serves equally many value heads. A MixerSpec."""
+
+    key_heads: int
+    value_heads: int
+    key_dim: int
+    value_dim: int
+    taps: int
+    """Tokens that the convolution of queries, keys and values sees."""
+
+    @property
+    def group(self) -> int:
+        """Value heads of a key head."""
+        return self.value_heads // self.key_heads
+
+    @property
+    def parts(self) -> tuple[int, int, int, int]:
+        """Columns of a key head: its query and its key, and the values and gates of its group."""
+        return self.key_dim, self.key_dim, self.group * self.value_dim, self.group * self.value_dim
+
+    @property
+    def rules_of_parts(self) -> dict[str, TensorRule]:
+        """The rules of a checkpoint that has the parts one after the other, each of all heads."""
+        qkv, z, b, a = (f"{LINEAR}in_proj_{name}.weight" for name in ("qkv", "z", "b", "a"))
+        return {
+            "delta_net.in_kernel": tensors(qkv, qkv, qkv, z, along="columns", sizes=self.parts),
+            "delta_net.gates_kernel": tensors(b, a, along="columns", sizes=(self.group, self.group)),
+        }
+
+    @property
+    def cached(self) -> State:
+        """See MixerSpec."""
+        channels = self.key_heads * sum(self.parts[:3])
+        window = StateArray(((self.taps - 1) * channels,))
+        return State((window, StateArray((self.value_heads, self.key_dim, self.value_dim), FLOAT32)))
+
+    @property
+    def rotated(self) -> None:
+        """See MixerSpec."""
+
+    @property
+    def extras(self) -> None:
+        """See MixerSpec."""
+
+    def flops(self, tokens: int, devices: int) -> int:  # noqa: ARG002
+        """See MixerSpec."""
+        return 7 * self.value_heads // devices * self.key_dim * self.value_dim
+
+    def indivisible(self, devices: int) -> str | None:
+        """See MixerSpec."""
+        return f"the {self.key_heads} key heads of the delta net" if self.key_heads % devices else None
+
+    def scratch(self, head_dim: int, devices: int) -> int:  # noqa: ARG002
+        """See MixerSpec."""
+        return 4 * self.key_heads * sum(self.parts) // devices
+
+    def build(self, partition: Partition, make: ParameterFactory) -> "DeltaNet":
+        """See MixerSpec."""
+        return DeltaNet(self, partition, make)
+
+
+class DeltaNet(nnx.Module):
+    """All that belongs to a key head is in one kernel, grouped so that it shards."""
+
+    def __init__(self, spec: DeltaNetSpec, partition: Partition, make: ParameterFactory) -> None:
+        hidden, heads = {"hidden": partition.model.hidden_size}, {"groups": spec.key_heads}
+        own, taps, dims = {**heads, "group": spec.group}, {"taps": spec.taps}, {"head_dim": spec.value_dim}
+        values = {"heads": spec.value_heads * spec.value_dim}
+
+        def rule(name: str) -> TensorRule:
+            return tensors(f"{LINEAR}{name}")
+
+        self.in_kernel = make.kernel(
+            "delta_net.in_kernel", hidden, heads | {"columns": sum(spec.parts)}, rule("in_proj_qkvz.weight")
+        )
+        self.gates_kernel = make.kernel(
+            "delta_net.gates_kernel", hidden, heads | {"columns": 2 * spec.group}, rule("in_proj_ba.weight"), exact=True
+        )
+        self.convolution = make.scale(
+            "delta_net.convolution",
+            taps | heads | {"columns": sum(spec.parts[:3])},
+            tensors(
+                *[f"{LINEAR}conv1d.weight"] * 3,
+                along="columns",
+                sizes=spec.parts[:3],
+                stored="(groups columns) () taps",
+            ),
+        )
+        self.rate = make.scale("delta_net.rate", own, tensors(f"{LINEAR}A_log", transform=minus_exp))
+        self.dt_bias = make.scale("delta_net.dt_bias", own, rule("dt_bias"))
+        self.norm = make.scale("delta_net.norm.scale", dims, rule("norm.weight"))
+        self.out_kernel = make.kernel("delta_net.out_kernel", values, hidden, rule("out_proj.weight"), last=True)
+        self.spec, self.axis, self.devices, self.eps = spec, make.axis, make.devices, partition.model.rms_norm_eps
+
+    def __call__(self, x: Array, cache: LayerCache, place: Place, step: StepContext) -> tuple[LayerCache, Array]:
+        table, (windows, states) = slots_of(x, cache, place, step, self.spec.cached.arrays, self.devices)
+        flat = x.reshape(-1, x.shape[-1])
+        parts = linear(flat, self.in_kernel, None)
+        mixed, gate = jnp.split(parts, [sum(self.spec.parts[:3])], axis=-1)
+        weights = self.convolution[...].reshape(self.spec.taps, -1)
+        windows, mixed = convolve(table, windows, mixed.reshape(len(flat), -1), weights, None)
+        inputs = self._inputs(jax.nn.silu(mixed).astype(x.dtype).reshape(*parts.shape[:2], -1), flat)
+        states, read = scan_rows(GatedDeltaRule(), table, states, inputs)
+        normed = self._normed(read, gate.reshape(read.shape)).astype(x.dtype)
+        out = linear(normed.reshape(*x.shape[:-1], -1), self.out_kernel, None, self.axis)
+        return None if cache is None else (windows, states), out
+
+    def _inputs(self, mixed: Array, flat: Array) -> DeltaInputs:
+        """``mixed`` is f[T, key_heads, columns] behind the convolution, ``flat`` f[T, hidden]."""
+        q, k, v = jnp.split(mixed, np.cumsum(self.spec.parts[:2]), axis=-1)
+        with jax.default_matmul_precision("highest"):
+            gates = linear(flat.astype(jnp.float32), self.gates_kernel, None)
+        beta, dt = jnp.split(gates, 2, axis=-1)
+        decay = self.rate[...][None] * jax.nn.softplus(dt + self.dt_bias[...][None])
+        return DeltaInputs(q, k, v.reshape(*beta.shape, -1), decay, jax.nn.sigmoid(beta))
+
+    def _normed(self, x: Array, gate: Array) -> Array:
+        """f32[T, value_heads, value_dim], each head normed, and then gated."""
+        wide = x * jax.lax.rsqrt(jnp.mean(jnp.square(x), axis=-1, keepdims=True) + self.eps)
+        return wide * self.norm[...][None, None] * jax.nn.silu(gate.astype(jnp.float32))

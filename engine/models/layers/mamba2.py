@@ -1,0 +1,160 @@
+"""A Mamba-2 layer (Dao and Gu 2024), as Granite 4 and Nemotron-H have it."""
+
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from jax import Array
+
+from caching.state.convolution import convolve
+from caching.state.ragged import scan_rows
+from caching.state.spec import StateArray
+from caching.state.state_space import StateSpace, StateSpaceInputs
+from engine.models.layers.mixer import State
+from engine.models.layers.recurrent import FLOAT32, minus_exp, slots_of
+from engine.models.linear import linear
+from engine.models.partition import Partition
+from engine.models.step_context import LayerCache, Place, StepContext
+from engine.models.weights.factory import ParameterFactory
+from engine.models.weights.parameters import LAYER, TensorRule, tensors
+
+
+@dataclass(frozen=True)
+class Mamba2Spec:
+    """Heads of a group share b and c. A MixerSpec."""
+
+    heads: int
+    head_dim: int
+    groups: int
+    state_size: int
+    taps: int
+    """Tokens that the convolution of x, b and c sees."""
+    convolution_bias: bool = True
+    bias: bool = False
+    """The first and the last product have biases."""
+    least_dt: float = 0.0
+    most_dt: float = float("inf")
+    """A token's time is clamped between the two."""
+    prefix: str = f"{LAYER}mamba."
+    """Of its tensors."""
+
+    @property
+    def cached(self) -> State:
+        """See MixerSpec. If there is one group, each device has its b and c."""
+        each, shared = self.heads * self.head_dim, 2 * self.groups * self.state_size
+        before = self.taps - 1
+        window = StateArray((before * each,), whole=before * shared)
+        if self.groups > 1:
+            window = StateArray((before * (each + shared),))
+        return State((window, StateArray((self.heads, self.head_dim, self.state_size), FLOAT32)))
+
+    @property
+    def rotated(self) -> None:
+        """See MixerSpec."""
+
+    @property
+    def extras(self) -> None:
+        """See MixerSpec."""
+
+    def flops(self, tokens: int, devices: int) -> int:  # noqa: ARG002
+        """See MixerSpec."""
+        return 5 * self.heads // devices * self.head_dim * self.state_size
+
+    def indivisible(self, devices: int) -> str | None:
+        """See MixerSpec."""
+        if self.heads % devices:
+            return f"the {self.heads} heads of Mamba-2"
+        return f"the {self.groups} groups of Mamba-2" if self.groups > 1 and self.groups % devices else None
+
+    def scratch(self, head_dim: int, devices: int) -> int:  # noqa: ARG002
+        """See MixerSpec."""
+        return 8 * self.heads * self.head_dim // devices + 8 * self.groups * self.state_size
+
+    def build(self, partition: Partition, make: ParameterFactory) -> "Mamba2":
+        """See MixerSpec."""
+        return Mamba2(self, partition, make)
+
+
+class Mamba2(nnx.Module):
+    """All that belongs to a group is in one kernel: gates, x, b, c and times, so that it shards.
+
+    If there are fewer groups than devices, each has a copy of a group's b and c, and some heads.
+    """
+
+    def __init__(self, spec: Mamba2Spec, partition: Partition, make: ParameterFactory) -> None:
+        replicas = max(1, make.devices // spec.groups)
+        groups = {"groups": spec.groups * replicas}
+        each = spec.heads // groups["groups"]
+        wide, shared = each * spec.head_dim, spec.state_size
+        parts: tuple[int, ...] = (wide, wide, shared, shared, each)
+        self.parts = parts
+        hidden, heads = {"hidden": partition.model.hidden_size}, {"heads": spec.heads * spec.head_dim}
+
+        def cut(name: str, chosen: slice, repeated: tuple[int, ...], stored: str | None = None) -> TensorRule:
+            sizes = parts[chosen]
+            names = [f"{spec.prefix}{name}"] * len(sizes)
+            return tensors(*names, along="columns", sizes=sizes, repeated=repeated, stored=stored)
+
+        def rule(name: str) -> TensorRule:
+            return tensors(f"{spec.prefix}{name}")
+
+        def rows(name: str, stored: str, rule: TensorRule, columns: int) -> nnx.Param[Array]:
+            return make.scale(f"mamba.{name}", groups | {stored: columns}, rule, kv_replicas=replicas)
+
+        every, mixed = slice(0, 5), slice(1, 4)
+        columns = groups | {"columns": sum(parts)}
+        first, channels = cut("in_proj.weight", every, (2, 3)), sum(parts[mixed])
+        self.in_kernel = make.kernel("mamba.in_kernel", hidden, columns, first, kv_replicas=replicas)
+        self.in_bias = (
+            make.bias("mamba.in_bias", columns, cut("in_proj.bias", every, (2, 3)), kv_replicas=replicas)
+            if spec.bias
+            else None
+        )
+        self.convolution = make.scale(
+            "mamba.convolution",
+            {"taps": spec.taps, **groups, "columns": channels},
+            cut("conv1d.weight", mixed, (1, 2), "(groups columns) () taps"),
+            kv_replicas=replicas,
+        )
+        bias = cut("conv1d.bias", mixed, (1, 2))
+        self.convolution_bias = rows("convolution_bias", "columns", bias, channels) if spec.convolution_bias else None
+        self.rate = rows("rate", "group", tensors(f"{spec.prefix}A_log", transform=minus_exp), each)
+        self.dt_bias = rows("dt_bias", "group", rule("dt_bias"), each)
+        self.skip = rows("skip", "group", rule("D"), each)
+        self.norm = rows("norm.scale", "columns", rule("norm.weight"), wide)
+        self.out_kernel = make.kernel("mamba.out_kernel", heads, hidden, rule("out_proj.weight"), last=True)
+        self.out_bias = make.bias("mamba.out_bias", hidden, rule("out_proj.bias")) if spec.bias else None
+        self.spec, self.axis, self.devices, self.eps = spec, make.axis, make.devices, partition.model.rms_norm_eps
+        self.is_spread = replicas > 1
+
+    def __call__(self, x: Array, cache: LayerCache, place: Place, step: StepContext) -> tuple[LayerCache, Array]:
+        table, (windows, states) = slots_of(x, cache, place, step, self.spec.cached.arrays, self.devices)
+        flat = x.reshape(-1, x.shape[-1])
+        parts = linear(flat, self.in_kernel, self.in_bias)
+        gate, mixed, dt = jnp.split(parts, np.cumsum([self.parts[0], sum(self.parts[1:4])]), axis=-1)
+        weights = self.convolution[...].reshape(self.spec.taps, -1)
+        bias = None if self.convolution_bias is None else self.convolution_bias[...].reshape(-1)
+        windows, convolved = convolve(table, windows, mixed.reshape(len(flat), -1), weights, bias)
+        inputs = self._inputs(jax.nn.silu(convolved).astype(x.dtype).reshape(mixed.shape), dt)
+        states, read = scan_rows(StateSpace(), table, states, inputs)
+        skipped = inputs.x.astype(jnp.float32) * self.skip[...][None, ..., None]
+        normed = self._normed(read.reshape(gate.shape) + skipped.reshape(gate.shape), gate).astype(x.dtype)
+        out = linear(normed.reshape(*x.shape[:-1], -1), self.out_kernel, self.out_bias, self.axis)
+        return None if cache is None else (windows, states), out
+
+    def _inputs(self, mixed: Array, dt: Array) -> StateSpaceInputs:
+        """``mixed`` is f[T, groups, columns] behind the convolution, ``dt`` f[T, groups, each]."""
+        x, b, c = jnp.split(mixed, np.cumsum(self.parts[1:3]), axis=-1)
+        time = jax.nn.softplus(dt.astype(jnp.float32) + self.dt_bias[...][None])
+        time = jnp.clip(time, np.float32(self.spec.least_dt), np.float32(self.spec.most_dt))
+        return StateSpaceInputs(x.reshape(*dt.shape, -1), b, c, time, self.rate[...][None] * time)
+
+    def _normed(self, x: Array, gate: Array) -> Array:
+        """f32[T, groups, columns], gated, and then each group normed."""
+        wide = x * jax.nn.silu(gate.astype(jnp.float32))
+        mean = jnp.mean(jnp.square(wide), axis=-1, keepdims=True)
+        if self.is_spread and self.axis is not None:
+            mean = jax.lax.pmean(mean, self.axis)
+        return wide * jax.lax.rsqrt(mean + self.eps) * self.norm[...][None]
