@@ -30,11 +30,14 @@ def gateway(
     key: Path | None = None,
     limit: ConnectionLimit | None = None,
     proxies: tuple[str, ...] = (),
-    **parsers: str,
+    **options: Any,
 ) -> Iterator[httpx.Client]:
-    """A client of a gateway to the daemons at these addresses, for the time of a with statement; they have ``timeout`` to answer."""
+    """A client of a gateway to the daemons at these addresses, for the time of a with statement; they have ``timeout`` to answer.
+
+    ``options`` are RemoteDaemon's.
+    """
     app = make_app(
-        Daemons([RemoteDaemon(address, key, timeout, **parsers) for address in addresses]), callers or Callers()
+        Daemons([RemoteDaemon(address, key, timeout, **options) for address in addresses]), callers or Callers()
     )
     config = uvicorn.Config(
         app,

@@ -1,11 +1,13 @@
 """What a gateway says of its daemons: models, health, readiness, metrics and tokens."""
 
+import json
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import httpx
 import pytest
-from fake_driver import FakeDriver, serving
-from gateways import TEXT, chat, gateway
+from fake_driver import PATIENCE, FakeDriver, serving
+from gateways import CHAT, TEXT, chat, gateway
 from prometheus_client.parser import text_string_to_metric_families
 
 from ipc.gateway.endpoints.metrics import merged
@@ -42,6 +44,31 @@ def test_a_daemon_that_comes_late_is_found(http: httpx.Client, address: str) -> 
         with serving(address, FakeDriver(), model=model):
             answer = http.post(TEXT, json={"prompt": "x", "model": model})
             assert answer.json()["model"] == model
+
+
+def test_open_requests_go_on_with_the_next_daemon(address: str) -> None:
+    """One that is streamed and one that is not, as one answer each."""
+    first, second = FakeDriver(), FakeDriver()
+    with ThreadPoolExecutor(1) as thread, gateway(address, resume_timeout=PATIENCE) as http:
+        with serving(address, first):
+            whole = thread.submit(http.post, TEXT, json={"prompt": "hold", "seed": 8})
+            first.take()
+            answer = http.send(http.build_request("POST", CHAT, json=chat("hold", stream=True)), stream=True)
+            lines = answer.iter_lines()
+            request = first.take()
+            first.say(request, "once", [1])
+            assert any("once" in line for line in lines)
+        with serving(address, second):
+            for resumed in (second.take(), second.take()):
+                assert resumed.resume_token_ids == ([[1]] if resumed.messages else [])
+                second.say(resumed, " more", [2])
+                second.finish(resumed, "length", 2)
+            rest = [json.loads(line.removeprefix("data: ")) for line in lines if line.startswith("data: {")]
+            text = whole.result(PATIENCE).json()
+
+    assert [choice["delta"].get("content") for event in rest for choice in event["choices"]] == [" more"]
+    assert rest[-1]["choices"][0]["finish_reason"] == "length"
+    assert (text["choices"][0]["text"], text["usage"]["completion_tokens"]) == (" more", 2)
 
 
 def test_several_daemons_are_told_apart_by_their_models(tmp_path_factory: pytest.TempPathFactory) -> None:

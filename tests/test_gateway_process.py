@@ -7,12 +7,13 @@ import ssl
 import subprocess
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
 import httpx
 import pytest
-from fake_driver import FakeDriver
+from fake_driver import PATIENCE, FakeDriver, serving
 from gateways import CHAT, TEXT, chat, events
 from test_cli import ENVIRONMENT, ODRIVER
 
@@ -66,6 +67,21 @@ def test_what_is_not_done_in_time_is_told_so_and_aborted(address: str, driver: F
     saying.join()
     assert told[-1]["error"]["message"] == "the gateway ends"
     assert driver.aborted.get(timeout=60) == driver.submitted[0].request_id
+
+
+def test_it_waits_for_a_daemon_as_long_as_it_is_told_to(address: str) -> None:
+    """Then the request that was open ends with an error in words."""
+    told_to = "--connect", address, "--resume-timeout", "0.2"
+    with started(*told_to) as (process, url), ThreadPoolExecutor(1) as thread:
+        with serving(address, driver := FakeDriver()):
+            asking = thread.submit(httpx.post, url + TEXT, json={"prompt": "hold"}, timeout=PATIENCE)
+            driver.take()
+        answer = asking.result()
+        process.terminate()
+        assert process.stderr is not None
+        assert "1 requests wait up to 0.2 s to be resumed" in process.stderr.read()
+    assert answer.status_code == 502
+    assert "within 0.2 s it could not be resumed" in answer.json()["error"]["message"]
 
 
 @pytest.mark.usefixtures("driver")

@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 from driver.errors import shortened
 from engine.errors import ConfigurationError
 from ipc.commands import chat, complete, gateway_command, keys_command, operate, plan_command, which_daemon
-from ipc.commands.arguments import Parser, ShowVersion, add_command, count
+from ipc.commands.arguments import Parser, ShowVersion, add_command, count, seconds
 from ipc.errors import AddressError, KeyFileError, OdriverError
 from ipc.service import settings
 from ipc.wire.addresses import default_address
@@ -119,8 +119,8 @@ def _batch_arguments(parser: argparse.ArgumentParser) -> None:
     add("--max-concurrency", type=count, metavar="N", help="requests that are open at once (default: 128)")
     add(
         "--resume-timeout",
-        type=float,
-        metavar="F",
+        type=seconds,
+        metavar="SECONDS",
         help="seconds to wait for a daemon that has gone to come back (default: 300)",
     )
 

@@ -4,10 +4,13 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from ipc.commands.arguments import port
+from ipc.commands.arguments import port, seconds
 from ipc.process.http_socket import HOST, PORT
 from ipc.service import settings
 from ipc.wire.addresses import client_address
+
+RESUME_TIMEOUT = 60.0
+"""Seconds in which a daemon that systemd starts again is back."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -21,6 +24,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "`odriver config` shows)",
     )
     add("--key", type=Path, metavar="FILE", help="a key from `odriver keys new`, where the daemons ask for one")
+    add(
+        "--resume-timeout",
+        type=seconds,
+        metavar="SECONDS",
+        help="how long open requests wait for a daemon that went away, to be resumed when it is back "
+        f"(default: {RESUME_TIMEOUT:g})",
+    )
     add("--host", metavar="HOST", help=f"address to serve at (default: {HOST})")
     add("--port", type=port, metavar="PORT", help=f"port to serve at; 0 is any that is free (default: {PORT})")
     settings.add_setting_arguments(parser, settings.GATEWAY_OPTIONS)
@@ -33,6 +43,7 @@ def run(options: dict[str, Any]) -> int:
 
     host, key = options.pop("host", HOST), options.pop("key", None)
     addresses, at, config = options.pop("connect", [None]), options.pop("port", PORT), options.get("config")
+    resume_timeout = options.pop("resume_timeout", RESUME_TIMEOUT)
     found = settings.held(options)
     http = settings.http_config(found)
     host = HOST if host == "localhost" else host
@@ -42,5 +53,6 @@ def run(options: dict[str, Any]) -> int:
         host=host,
         port=at,
         key=key,
+        resume_timeout=resume_timeout,
         **{name: found[name].value for name in settings.GATEWAY_OPTIONS},
     )

@@ -34,7 +34,11 @@ RETRY_INTERVAL = 1.0
 
 
 class RemoteDaemon:
-    """A daemon, which may come and go; it has ``timeout`` seconds to answer a connection."""
+    """A daemon, which may come and go; it has ``timeout`` seconds to answer a connection.
+
+    Requests that it leaves open when it goes away end with an error, or with ``resume_timeout``
+    are resumed if it comes back within so many seconds.
+    """
 
     def __init__(
         self,
@@ -42,13 +46,16 @@ class RemoteDaemon:
         key: Path | None = None,
         timeout: float = CONNECT_TIMEOUT,
         *,
+        resume_timeout: float | None = None,
         tool_call_parser: str | None = None,
         reasoning_parser: str | None = None,
     ) -> None:
         self.address = address
-        self.client = AsyncClient(address, timeout, key=key)
+        self._options: dict[str, Any] = {"timeout": timeout}
+        if resume_timeout is not None:
+            self._options |= {"resume": True, "resume_timeout": resume_timeout}
+        self.client = AsyncClient(address, key=key, **self._options)
         """The gateway's own connection."""
-        self._timeout = timeout
         self._clients: WeakKeyDictionary[Caller, AsyncClient] = WeakKeyDictionary()
         self._asking: dict[str, asyncio.Task[Any]] = {}
         self._parsers = tool_call_parser, reasoning_parser
@@ -84,7 +91,7 @@ class RemoteDaemon:
             return self.client
         client = self._clients.get(caller)
         if client is None:
-            client = self._clients[caller] = caller.client(self.address, self._timeout)
+            client = self._clients[caller] = caller.client(self.address, **self._options)
         return client
 
     async def close(self) -> None:

@@ -65,6 +65,7 @@ def serve(
     on_end: Callable[[float], None] = lambda seconds: None,  # noqa: ARG005
     daemon: socket.socket | None = None,
     key: Path | None = None,
+    resume_timeout: float | None = None,
     api_key: str | None = None,
     api_keys: Path | None = None,
     trusted_proxies: str,
@@ -80,7 +81,7 @@ def serve(
 
     SIGTERM and SIGINT let open requests finish, and so does the end of ``daemon``, a socket to the
     process that this one belongs to, from which its orders come; a second signal forces the end.
-    ``trusted_proxies`` are addresses or networks, separated by commas, whose X-Forwarded-For is
+    ``resume_timeout`` is RemoteDaemon's. ``trusted_proxies`` are addresses or networks, separated by commas, whose X-Forwarded-For is
     believed.
     """
     configure_logging(Console(stderr=True), log_level, log_format)
@@ -88,7 +89,13 @@ def serve(
     proxies = [proxy.strip() for proxy in trusted_proxies.split(",") if proxy.strip()]
     limit = _connection_limit(max_connections, proxies)
     callers = Callers(api_keys, key, api_key)
-    daemon_at = partial(RemoteDaemon, key=key, tool_call_parser=tool_call_parser, reasoning_parser=reasoning_parser)
+    daemon_at = partial(
+        RemoteDaemon,
+        key=key,
+        resume_timeout=resume_timeout,
+        tool_call_parser=tool_call_parser,
+        reasoning_parser=reasoning_parser,
+    )
     app = make_app(Daemons([daemon_at(address) for address in addresses]), callers)
     config = _config(app, drain_timeout, proxies, limit, tls)
     try:

@@ -52,11 +52,14 @@ class Caller:
         """One is open no more."""
         self._num_open -= 1
 
-    def client(self, address: str, timeout: float) -> AsyncClient:
-        """A client with the caller's own connection: the daemon is fair between connections."""
+    def client(self, address: str, **options: Any) -> AsyncClient:
+        """A client with the caller's own connection: the daemon is fair between connections.
+
+        ``options`` are those of AsyncClient, but for the key.
+        """
         if self.limits is None or self.limits.key is not None:
-            return AsyncClient(address, timeout, key=self.key)
-        return SaltingClient(address, timeout, key=self.key, name=self.name)
+            return AsyncClient(address, key=self.key, **options)
+        return SaltingClient(address, self.name, key=self.key, **options)
 
     def _spend(self, per_minute: int, now: float) -> None:
         self._allowance = min(per_minute, self._allowance + (now - self._at) * per_minute / MINUTE)
@@ -70,8 +73,8 @@ class Caller:
 class SaltingClient(AsyncClient):
     """A client for a keyless caller, with a salt: its prompts' pages are not shared."""
 
-    def __init__(self, address: str, timeout: float, *, key: Path | None, name: str) -> None:
-        super().__init__(address, timeout, key=key)
+    def __init__(self, address: str, name: str, **options: Any) -> None:
+        super().__init__(address, **options)
         self._name = name.encode()
 
     def _stream(self, **question: Any) -> AsyncStream:
