@@ -29,6 +29,7 @@ from engine.step.backend import choose_backend
 from engine.step.compilation import lower
 from engine.step.forward_programs import ForwardPrograms
 from engine.step.layout import StepLayout
+from engine.step.slot_state import COLUMNS, SlotChanges, SlotShapes
 
 SEQUENCES, LENGTH, PAGE, PAGES = 4, 40, 16, 3
 BUCKETS = (1, 2, 3, 4, 16, 64)
@@ -58,22 +59,23 @@ class Steps:
         one_page = backend.one_page(Partition(model), PAGE, np.dtype(jnp.dtype(dtype)))
         self.groups = len(one_page.windows)
         self.pool = replace(one_page, num_pages=1 + self.groups * SEQUENCES * PAGES)
-        self.backend, self.step = backend, ForwardPrograms(decoder, backend, self.pool, SEQUENCES, one_device())
+        self.slots = SlotShapes(SEQUENCES, self.groups, PAGES)
+        self.backend, self.step = backend, ForwardPrograms(decoder, backend, self.pool, self.slots, one_device())
         self.tokens = np.random.default_rng(0).integers(0, model.vocab_size, (SEQUENCES, LENGTH))
         self.compiled = {}
 
     def run(self, schedule):
         """Of each token the hidden state, and the logits where a step has them, by sequence and place."""
-        cache, hidden, logits = self.backend.allocate(self.pool), {}, {}
+        cache, hidden, logits, slots = self.backend.allocate(self.pool), {}, {}, self._with_tables()
         for plan in schedule:
             total = sum(count for _, _, count in plan)
             tokens = next(bucket for bucket in BUCKETS if bucket >= total)
-            layout = StepLayout(tokens, min(tokens, SEQUENCES), PAGES, (PAGES,) * self.groups)
+            layout = StepLayout(tokens, min(tokens, SEQUENCES), self.groups)
             if tokens not in self.compiled:
                 self.compiled[tokens] = self.step.lower(layout).compile()
-            last = jnp.zeros(SEQUENCES + 1, jnp.int32)
+            last = self.slots.new_last_token()
             packed = self._pack(layout, plan)
-            cache, of_rows, of_tokens, _ = self.compiled[tokens](self.step.weights, cache, last, packed)
+            cache, slots, of_rows, of_tokens, _ = self.compiled[tokens](self.step.weights, cache, slots, last, packed)
             at = 0
             for row, (sequence, start, count) in enumerate(plan):
                 for place in range(count):
@@ -82,18 +84,22 @@ class Steps:
                 logits[sequence, start + count - 1] = np.asarray(of_rows)[row].tobytes()
         return hidden, logits
 
+    def _with_tables(self):
+        """The slots of all sequences, which have their pages and no tokens yet."""
+        state = self.slots.new_state()
+        pages = 1 + np.arange(self.groups * SEQUENCES * PAGES, dtype=np.int32)
+        tables = state.page_tables.at[:, :SEQUENCES].set(pages.reshape(self.groups, SEQUENCES, PAGES))
+        return replace(state, page_tables=tables)
+
     def _pack(self, layout, plan):
         packed, at = np.zeros(layout.size, np.int32), 0
+        layout.writes.pack(SlotChanges(np.zeros((0, COLUMNS)), [], []), self.slots, layout.view(packed, "writes"))
         layout.view(packed, "slots")[:] = SEQUENCES
-        layout.view(packed, "num_seqs")[0] = len(plan)
         for row, (sequence, start, count) in enumerate(plan):
             layout.view(packed, "token_ids")[at : at + count] = self.tokens[sequence, start : start + count]
-            layout.view(packed, "positions")[at : at + count] = np.arange(start, start + count)
-            layout.view(packed, "kv_lens")[row] = start + count
-            of_groups = sequence + SEQUENCES * np.arange(self.groups)[:, None]
-            layout.view(packed, "page_indices")[row] = (1 + of_groups * PAGES + np.arange(PAGES)).ravel()
+            layout.view(packed, "slots")[row] = sequence
+            layout.view(packed, "counts")[row] = count
             at += count
-            layout.view(packed, "cu_q_lens")[row + 1 :] = at
         return packed
 
 
@@ -174,15 +180,13 @@ def function_differs(name: str) -> int:
     if name == "penalties":
         state = Penalties(
             counts=rng.integers(0, 9, (ROWS, VOCABULARY)).astype(np.int32),
-            num_tokens=np.full(ROWS, 9, np.int32),
             **{kind: rng.uniform(0.5, 2, ROWS).astype(np.float32) for kind in ("presence", "frequency", "repetition")},
         )
 
         state = jax.tree.map(jnp.asarray, state)
 
         def penalized(logits, slots):
-            few = jnp.full_like(slots, 9)
-            return apply_penalties(logits, state, slots, jnp.zeros(ROWS, jnp.int32), few)[1]
+            return apply_penalties(logits, state, slots, jnp.zeros(ROWS, jnp.int32), slots < 0)[1]
 
         return rows_differ(penalized, logits, np.arange(ROWS, dtype=np.int32))
     if name.endswith(" weights"):

@@ -30,7 +30,7 @@ from engine.scheduling.sequence import Sequence
 from engine.scheduling.sequence_memory import SequenceMemory
 from engine.step.backend import xla_backend
 from engine.step.execution_manager import ExecutionManager
-from engine.step.forward_programs import FORWARD
+from engine.step.forward_programs import FORWARD, WRITE_SLOTS
 from engine.step.layout import StepShapes
 from engine.step.runner import eSurgeRunner
 from engine.step.sampling_programs import GREEDY
@@ -157,7 +157,7 @@ class GreedyManager(ExecutionManager):
     """Compiles only what greedy requests run."""
 
     def _programs(self, layout):
-        return [program for program in super()._programs(layout) if program.name in (FORWARD, GREEDY)]
+        return [program for program in super()._programs(layout) if program.name in (FORWARD, GREEDY, WRITE_SLOTS)]
 
 
 @pytest.fixture(scope="module")

@@ -32,7 +32,7 @@ from engine.scheduling.sequence import Sequence
 from engine.scheduling.sequence_memory import SequenceMemory
 from engine.step.backend import choose_backend, tpu_backend, xla_backend
 from engine.step.execution_manager import ExecutionManager
-from engine.step.forward_programs import FORWARD
+from engine.step.forward_programs import FORWARD, WRITE_SLOTS
 from engine.step.layout import StepShapes
 from engine.step.runner import eSurgeRunner
 from engine.step.sampling_programs import GREEDY
@@ -79,16 +79,16 @@ class RecordingManager(ExecutionManager):
 
     def _programs(self, layout):
         """A bucket's forward pass and its greedy sampler."""
-        return [program for program in super()._programs(layout) if program.name in (FORWARD, GREEDY)]
+        return [program for program in super()._programs(layout) if program.name in (FORWARD, GREEDY, WRITE_SLOTS)]
 
     def forward(self, layout):
         """The step, behind a recorder."""
         step = super().forward(layout)
 
         def recording(*arguments):
-            cache, logits, *rest = step(*arguments)
+            cache, slots, logits, *rest = step(*arguments)
             self.logits = np.asarray(logits)[:, : self.num_tokens]
-            return cache, logits, *rest
+            return cache, slots, logits, *rest
 
         return recording
 

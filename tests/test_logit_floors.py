@@ -29,11 +29,10 @@ def changed_logits(**extremes):
     sequence.output_token_ids = output
     vocab, slots = LOGITS.shape[1], np.zeros(1, np.int32)
     num_tokens, last_token = np.full(1, sequence.num_tokens, np.int32), np.full(1, BEST, np.int32)
+    fed = np.zeros(1, bool)
     state = bias_of(sequence, vocab)
-    _, logits = jax.jit(apply_bias)(LOGITS, _as_slots(state), slots, last_token, num_tokens)
-    _, logits = jax.jit(apply_penalties)(
-        logits, _as_slots(penalties_of(sequence, vocab)), slots, last_token, num_tokens
-    )
+    _, logits = jax.jit(apply_bias)(LOGITS, _as_slots(state), slots, last_token, fed, num_tokens)
+    _, logits = jax.jit(apply_penalties)(logits, _as_slots(penalties_of(sequence, vocab)), slots, last_token, fed)
     return jax.jit(mask_logits)(logits, jnp.full((1, 1), ~(1 << MASKED), jnp.int32))
 
 

@@ -15,6 +15,7 @@ from engine.config import ServingLimits
 from engine.device_errors import DeviceError
 from engine.oengine import oEngine
 from engine.sampling.sampler import NO_TOKEN
+from engine.sampling.sampler_inputs import PARAMETERS
 from engine.sampling.token_masks import mask_words
 from engine.sampling_params import SamplingParams
 from engine.scheduling.plan import StepResult
@@ -24,6 +25,7 @@ from engine.scheduling.sequence_memory import SequenceMemory
 from engine.step.layout import FROM_SLOT, StepLayout
 from engine.step.model_io import ModelIOProcessor
 from engine.step.runner import PendingStep
+from engine.step.slot_state import SEPARATE, SlotShapes
 from engine.step.step_gap import StepGaps
 
 VOCAB_SIZE, EOS = 16, 0
@@ -42,6 +44,28 @@ def completion(sequence):
     return tokens
 
 
+class PlainSlots:
+    """The plain twin of SlotState, in numpy."""
+
+    def __init__(self, shapes):
+        self._shapes = shapes
+        self.num_tokens, self.last_token = np.zeros((2, shapes.num_slots), np.int32)
+        self.tables = np.zeros((shapes.num_slots, shapes.pages_per_seq), np.int32)
+        self.seeds = np.zeros(shapes.num_slots, np.int32)
+
+    def write(self, writes, packed):
+        """Changes as ``SlotWrites.pack`` has packed them; what fills the rest up is the dump slot's."""
+        admitted, places, pages = writes.split(packed)
+        for slot, start, *parameters in admitted.tolist():
+            self.num_tokens[slot], self.seeds[slot] = start, parameters[list(PARAMETERS).index("seeds")]
+        self.tables.ravel()[places] = pages
+        assert not self.tables[self._shapes.dump_slot].any() and not self.num_tokens[self._shapes.dump_slot]
+
+    def spoil(self):
+        """What a failed step leaves behind."""
+        self.num_tokens[:], self.tables[:], self.last_token[:], self.seeds[:] = 3, 5, 7, 9
+
+
 class LateRunner:
     """Keeps what ``dispatch`` was given and computes it, in order, only when ``collect`` waits for it.
 
@@ -54,32 +78,28 @@ class LateRunner:
 
     def __init__(self, *, num_pages, page_size, max_num_seqs, max_model_len):
         self._pages = np.full((num_pages, page_size), 255, np.int32)
-        self._last_token = np.zeros(max_num_seqs + 1, np.int32)
+        self._shapes = SlotShapes(max_num_seqs, 1, pages_for(max_model_len, page_size))
+        self._slots = PlainSlots(self._shapes)
         self.fault, self.spoilt = None, []
-        self._rows, self._pages_per_seq = max_num_seqs, pages_for(max_model_len, page_size)
-        self._io = ModelIOProcessor(
-            max_num_seqs=max_num_seqs,
-            max_model_len=max_model_len,
-            pages_per_seq=self._pages_per_seq,
-            vocab_size=VOCAB_SIZE,
-        )
+        self._io = ModelIOProcessor(self._shapes, VOCAB_SIZE)
         self._queue = deque()
         self.gaps = StepGaps()
 
     def dispatch(self, plan):
         """Write the step out as for a real device, in a bucket a little too large."""
         tokens = plan.num_tokens + 1
-        layout = StepLayout(tokens, min(tokens, self._rows), self._pages_per_seq)
-        packed = self._io.prepare(plan, layout)[0].packed
+        layout = StepLayout(tokens, min(tokens, self._shapes.max_num_seqs))
+        step = self._io.prepare(plan, layout)[0]
         if self._met("refused", plan.sequences):
             return PendingStep(plan, failure=DeviceError("refused"))
-        self._queue.append((layout, packed))
+        self._queue.append((layout, step))
         return PendingStep(plan)
 
     def collect(self, step):
         """Now compute the oldest step."""
         if step.failure is not None or self._met("lost", step.plan.sequences):
-            self._pages[:], self._last_token[:] = 77, 7
+            self._pages[:] = 77
+            self._slots.spoil()
             raise DeviceError("lost")
         ids = self._run(*self._queue.popleft())[: step.plan.num_rows]
         if self._met("nan", step.plan.sequences[-1:]):
@@ -89,7 +109,7 @@ class LateRunner:
     def reset(self):
         """As new."""
         self._queue.clear()
-        self._pages[:], self._last_token[:] = 255, 0
+        self._pages[:], self._slots = 255, PlainSlots(self._shapes)
 
     def _met(self, fault, sequences):
         if self.fault != fault:
@@ -97,22 +117,27 @@ class LateRunner:
         self.fault, self.spoilt = None, [sequence.request_id for sequence in sequences]
         return True
 
-    def _run(self, layout, packed):
-        size = self._pages.shape[1]
-        token_ids, positions, slots, kv_lens, page_indices, ends, seeds = (
-            layout.view(packed, name)
-            for name in ("token_ids", "positions", "slots", "kv_lens", "page_indices", "cu_q_lens", "seeds")
-        )
-        spans = [slice(ends[row], ends[row + 1]) for row in range(layout.view(packed, "num_seqs")[0])]
-        for row, span in enumerate(spans):
-            ids = np.where(token_ids[span] == FROM_SLOT, self._last_token[slots[row]], token_ids[span])
-            self._pages[page_indices[row, positions[span] // size], positions[span] % size] = ids
+    def _run(self, layout, step):
+        size, state = self._pages.shape[1], self._slots
+        for changes in step.changes:
+            state.write(SEPARATE, changes)
+        names = ("slots", "counts", "samples", "token_ids", "writes")
+        slots, counts, samples, token_ids, writes = (layout.view(step.packed, name) for name in names)
+        state.write(layout.writes, writes)
+        rows, ends = range(np.count_nonzero(counts)), np.cumsum(counts)
+        for row in rows:
+            ids = token_ids[ends[row] - counts[row] : ends[row]]
+            ids = np.where(ids == FROM_SLOT, state.last_token[slots[row]], ids)
+            where = state.num_tokens[slots[row]] + np.arange(counts[row])
+            self._pages[state.tables[slots[row], where // size], where % size] = ids
+            state.num_tokens[slots[row]] += counts[row]
         sampled = []
-        for row in range(len(spans)):
-            where = np.arange(kv_lens[row])
-            context = self._pages[page_indices[row, where // size], where % size]
-            sampled.append(next_token(context.tolist(), int(seeds[row])))
-        self._last_token[slots[: len(spans)]] = sampled
+        for row in rows:
+            where = np.arange(state.num_tokens[slots[row]])
+            context = self._pages[state.tables[slots[row], where // size], where % size]
+            sampled.append(next_token(context.tolist(), int(state.seeds[slots[row]])))
+            if samples[row]:
+                state.last_token[slots[row]] = sampled[-1]
         return sampled
 
 

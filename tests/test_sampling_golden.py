@@ -69,8 +69,9 @@ def probabilities(case, landed):
             last_token[SLOT] = case["output"][count - 1]
         logits = np.tile(np.array(case["logits"], np.float32), (3, 1))
         num_tokens = np.array([count + 1, len(case["prompt"]) + count, count + 1], np.int32)
-        bias, logits = add_bias(logits, bias, slots, last_token.copy(), num_tokens)
-        penalties, logits = penalize(logits, penalties, slots, last_token.copy(), num_tokens)
+        decodes = np.array([True, count > landed, True])
+        bias, logits = add_bias(logits, bias, slots, last_token.copy(), decodes, num_tokens)
+        penalties, logits = penalize(logits, penalties, slots, last_token.copy(), decodes)
     neighbours = np.asarray(logits)[[0, 2]]
     assert (neighbours == np.asarray(case["logits"], np.float32)).all()
     weights = np.asarray(to_weights(logits, rows_of(sequence.params))[1], np.float64)

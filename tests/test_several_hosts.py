@@ -179,7 +179,7 @@ def test_the_others_end_when_process_0_dies(two: list[Process]) -> None:
 def test_what_is_said_arrives_as_it_was() -> None:
     """Arrays of any rank, rows of parameters, and what is missing."""
     step = StepDescription(
-        4, np.arange(9, dtype=np.int32), Need.BIAS | Need.DRAW, [(3, neutral_bias(70))],
+        4, np.arange(9, dtype=np.int32), Need.BIAS | Need.DRAW, [np.arange(5, dtype=np.int32)], [(3, neutral_bias(70))],
         [(1, neutral_penalties(70))], None, np.ones((2, 2, 64), np.int32),
     )  # fmt: skip
 

@@ -185,7 +185,7 @@ def test_a_layer_has_two_sums_and_nothing_is_gathered(
     shapes = StepShapes(4, 8, 16, pool)
     decoder = abstract_decoder(partition, backend.weight_format(FLOAT32), mesh=two)
 
-    program = ForwardPrograms(decoder, backend, pool, 4, two).lower(shapes.layout(8)).compile().as_text()
+    program = ForwardPrograms(decoder, backend, pool, shapes.slots, two).lower(shapes.layout(8)).compile().as_text()
 
     layers = sum(len(group.period) for group in layer_plan(model.blocks)) if scans else model.num_layers
     assert len(re.findall(r" all-reduce\(| all-reduce-start\(", program)) == 1 + 2 * layers
@@ -195,7 +195,7 @@ def test_a_layer_has_two_sums_and_nothing_is_gathered(
 def test_no_device_ever_has_all_logits(two: DeviceMesh) -> None:
     """The sampler and what goes before and after it exchange blocks' sums and the likeliest, never rows of logits."""
     vocabulary, rows = 4096, 4
-    programs = SamplingPrograms(4, vocabulary, two).of(StepLayout(rows, rows, 1))
+    programs = SamplingPrograms(4, vocabulary, two).of(StepLayout(rows, rows))
     compiled = [program.lower().compile() for program in programs]
 
     largest = [

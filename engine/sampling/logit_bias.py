@@ -40,8 +40,6 @@ class LogitBias:
 
     values: Any
     """f32[vocab], added to the logits."""
-    num_tokens: Any
-    """i32[] number of tokens up to the last of ``recent``."""
     recent: Any
     """i32[RECENT] the last tokens generated, the newest last."""
     banned_ids: Any
@@ -66,7 +64,6 @@ def neutral_bias(vocab_size: int) -> LogitBias:
     """The state that changes nothing."""
     return LogitBias(
         values=np.zeros(vocab_size, np.float32),
-        num_tokens=np.zeros((), np.int32),
         recent=np.full(RECENT, NONE, np.int32),
         banned_ids=np.full(MAX_BANS, vocab_size, np.int32),
         banned_after=np.full((MAX_BANS, RECENT), ANY, np.int32),
@@ -79,7 +76,6 @@ def bias_of(sequence: Sequence, vocab_size: int) -> LogitBias:
     """The state of a sequence at its present tokens; none may be in flight."""
     row = neutral_bias(vocab_size)
     params, output = sequence.params, sequence.output_token_ids[-RECENT:]
-    row.num_tokens[...] = sequence.num_tokens
     if output:
         row.recent[-len(output) :] = output
     if params.allowed_token_ids is not None:
@@ -111,18 +107,20 @@ def apply_bias(
     state: LogitBias,
     slots: Array,
     last_token: Array,
+    decodes: Array,
     num_tokens: Array,
     vocabulary: Vocabulary = WHOLE,
 ) -> tuple[LogitBias, Array]:
     """The state with each row's newest token, and the changed logits f32[rows, vocab].
 
     ``slots`` i32[rows] are the dump slot for rows that need nothing. ``last_token`` i32[slots] is
-    the last sample of each slot, which counts where ``num_tokens`` has grown. ``num_tokens``
-    i32[rows] are the tokens before the one to sample.
+    the last sample of each slot, which is new where bool[rows] ``decodes``: a row that was fed
+    prompt tokens has all its tokens in the state. ``num_tokens`` i32[rows] are the tokens before
+    the one to sample.
     """
     recent = state.recent[slots]
     newer = jnp.concatenate([recent[:, 1:], last_token[slots][:, None]], axis=1)
-    recent = jnp.where((num_tokens > state.num_tokens[slots])[:, None], newer, recent)
+    recent = jnp.where(decodes[:, None], newer, recent)
     after = state.banned_after[slots]
     meets = jnp.all((after == ANY) | (after == recent[:, None, :]), axis=-1)
     part = logits.shape[-1]
@@ -138,7 +136,6 @@ def apply_bias(
     return (
         LogitBias(
             values=state.values,
-            num_tokens=state.num_tokens.at[slots].set(num_tokens),
             recent=state.recent.at[slots].set(recent),
             banned_ids=state.banned_ids,
             banned_after=state.banned_after,

@@ -28,8 +28,6 @@ class Penalties:
 
     counts: Any
     """i32[vocab] IN_PROMPT if the prompt has the token, plus GENERATED per generation."""
-    num_tokens: Any
-    """i32[] number of tokens counted."""
     presence: Any
     frequency: Any
     repetition: Any
@@ -44,7 +42,7 @@ def needs_penalties(sequence: Sequence) -> bool:
 
 def neutral_penalties(vocab_size: int) -> Penalties:
     """The state that penalises nothing."""
-    return _penalties(np.zeros(vocab_size, np.int32), 0, 0.0, 0.0, 1.0)
+    return _penalties(np.zeros(vocab_size, np.int32), 0.0, 0.0, 1.0)
 
 
 def penalties_of(sequence: Sequence, vocab_size: int) -> Penalties:
@@ -52,9 +50,7 @@ def penalties_of(sequence: Sequence, vocab_size: int) -> Penalties:
     counts = GENERATED * np.bincount(sequence.output_token_ids, minlength=vocab_size).astype(np.int32)
     counts[sequence.prompt_token_ids] += IN_PROMPT
     params = sequence.params
-    return _penalties(
-        counts, sequence.num_tokens, params.presence_penalty, params.frequency_penalty, params.repetition_penalty
-    )
+    return _penalties(counts, params.presence_penalty, params.frequency_penalty, params.repetition_penalty)
 
 
 def apply_penalties(
@@ -62,7 +58,7 @@ def apply_penalties(
     state: Penalties,
     slots: Array,
     last_token: Array,
-    num_tokens: Array,
+    decodes: Array,
     vocabulary: Vocabulary = WHOLE,
 ) -> tuple[Penalties, Array]:
     """The state with each row's newest token counted, and the penalised logits f32[rows, vocab].
@@ -71,9 +67,8 @@ def apply_penalties(
     negative ones (Keskar et al. 2019). Then frequency is subtracted per generation of a token
     and presence once, as in OpenAI's API.
     """
-    fed = num_tokens > state.num_tokens[slots]
     token = vocabulary.place(last_token[slots], logits.shape[-1])
-    counts = state.counts.at[slots, token].add(GENERATED * fed.astype(jnp.int32), mode="drop")
+    counts = state.counts.at[slots, token].add(GENERATED * decodes.astype(jnp.int32), mode="drop")
     row = counts[slots]
     repetition = jnp.where(row > 0, state.repetition[slots][:, None], np.float32(1))
     logits = jnp.where(logits > 0, logits / repetition, logits * repetition)
@@ -83,7 +78,6 @@ def apply_penalties(
     return (
         Penalties(
             counts=counts,
-            num_tokens=state.num_tokens.at[slots].set(num_tokens),
             presence=state.presence,
             frequency=state.frequency,
             repetition=state.repetition,
@@ -92,10 +86,9 @@ def apply_penalties(
     )
 
 
-def _penalties(counts: np.ndarray, num_tokens: int, presence: float, frequency: float, repetition: float) -> Penalties:
+def _penalties(counts: np.ndarray, presence: float, frequency: float, repetition: float) -> Penalties:
     return Penalties(
         counts=counts,
-        num_tokens=np.array(num_tokens, np.int32),
         presence=np.array(presence, np.float32),
         frequency=np.array(frequency, np.float32),
         repetition=np.array(repetition, np.float32),

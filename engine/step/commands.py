@@ -23,6 +23,8 @@ class StepDescription(msgspec.Struct, frozen=True, tag="step"):
     """i32[layout.size] (engine/step/layout.py)."""
     needs: Need
     """Of all rows that sample."""
+    changes: list[Any]
+    """i32[SEPARATE.size] each (engine/step/slot_state.py), to be written before the step."""
     bias: list[tuple[int, LogitBias]]
     """Slots and the bias rows to write into them."""
     penalties: list[tuple[int, Penalties]]

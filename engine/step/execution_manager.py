@@ -13,9 +13,10 @@ from engine.models.decoder import Decoder
 from engine.progress import Progress
 from engine.step.backend import Backend
 from engine.step.compilation import Compilation, OnCompiled, Program, StagedCompilation, compile_program, scratch_bytes
-from engine.step.forward_programs import FORWARD, PROMPT_LOGPROBS, TAKE_HIDDEN, ForwardPrograms
+from engine.step.forward_programs import FORWARD, PROMPT_LOGPROBS, TAKE_HIDDEN, WRITE_SLOTS, ForwardPrograms
 from engine.step.layout import PROMPT_BLOCK, StepLayout, StepShapes, covering_buckets
 from engine.step.sampling_programs import SamplingPrograms
+from engine.step.slot_state import SEPARATE
 
 
 class ExecutionManager:
@@ -36,7 +37,7 @@ class ExecutionManager:
         self.new_cache: Callable[[], PagedAttentionCache] = backend.allocator(shapes.cache, mesh)
         """Allocates zeroed pages; raises jax.errors.JaxRuntimeError if out of memory."""
         self.sampling = SamplingPrograms(shapes.max_num_seqs, decoder.partition.model.vocab_size, mesh)
-        self._forward = ForwardPrograms(decoder, backend, shapes.cache, shapes.max_num_seqs, mesh, shapes.max_model_len)
+        self._forward = ForwardPrograms(decoder, backend, shapes.cache, shapes.slots, mesh, shapes.max_model_len)
         self.weights = self._forward.weights
         self.head = self._forward.head
         self._on_compiled = on_compiled
@@ -75,6 +76,10 @@ class ExecutionManager:
         """FORWARD, the model's part of a bucket's step."""
         return self._executables[FORWARD, layout.tokens]
 
+    def write_slots(self) -> Any:
+        """WRITE_SLOTS."""
+        return self._executables[WRITE_SLOTS, SEPARATE.entries]
+
     def take_hidden(self, layout: StepLayout) -> Any:
         """TAKE_HIDDEN of a bucket's step."""
         return self._executables[TAKE_HIDDEN, layout.tokens]
@@ -102,6 +107,7 @@ class ExecutionManager:
     def _programs(self, layout: StepLayout) -> Iterator[Program]:
         """Every program that a bucket's step may run."""
         yield from self._forward.of(layout)
+        yield self._forward.write_slots()
         yield from self.sampling.of(layout)
         yield self._forward.prompt_logprobs(PROMPT_BLOCK)
         yield from self.sampling.writers()

@@ -1,10 +1,9 @@
-"""Owner of the device state: weights, pages, last tokens and the sampling key."""
+"""Owner of the device state: weights, pages, slots and the sampling key."""
 
 from dataclasses import dataclass
 from functools import partial
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
@@ -14,6 +13,7 @@ from engine.step.commands import StepDescription
 from engine.step.execution_manager import ExecutionManager
 from engine.step.layout import StepLayout
 from engine.step.sampling_programs import BIAS, DRAW, GREEDY, LOGPROBS, MASK, PENALTIES, WRITE_BIAS, WRITE_PENALTIES
+from engine.step.slot_state import SlotState
 
 
 @dataclass(frozen=True)
@@ -35,8 +35,9 @@ class StepExecutor:
         self._manager = manager
         self._cache: PagedAttentionCache | None
         self._last_token: Array
-        slots, mesh = manager.shapes.max_num_seqs + 1, manager.mesh
-        self._new_last_token = mesh.maker(partial(jnp.zeros, slots, jnp.int32))
+        self._slots: SlotState
+        slots, mesh = manager.shapes.slots, manager.mesh
+        self._new_slots, self._new_last_token = mesh.maker(slots.new_state), mesh.maker(slots.new_last_token)
         self._make_state()
         self._key = mesh.maker(partial(jax.random.key, seed))()
 
@@ -64,9 +65,11 @@ class StepExecutor:
         assert self._cache is not None, "asleep"
         manager = self._manager
         layout = manager.layout_for(step.tokens)
-        # The call itself copies a numpy array to the device, twice as fast as device_put.
-        self._cache, logits, hidden, sampling = manager.forward(layout)(
-            manager.weights, self._cache, self._last_token, step.packed
+        # The calls themselves copy a numpy array to the device, twice as fast as device_put.
+        for changes in step.changes:
+            self._slots = manager.write_slots()(self._slots, changes)
+        self._cache, self._slots, logits, hidden, sampling = manager.forward(layout)(
+            manager.weights, self._cache, self._slots, self._last_token, step.packed
         )
         processed = self._process(layout, step, logits, sampling)
         draw = manager.for_rows(DRAW if step.needs & Need.DRAW else GREEDY, layout)
@@ -86,7 +89,7 @@ class StepExecutor:
 
     def _make_state(self) -> None:
         self._cache = self._manager.new_cache()
-        self._last_token = self._new_last_token()
+        self._slots, self._last_token = self._new_slots(), self._new_last_token()
         self._bias = self._manager.sampling.new_bias()
         self._penalties = self._manager.sampling.new_penalties()
 

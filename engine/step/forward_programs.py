@@ -23,12 +23,15 @@ from engine.models.weights.forms import Weight
 from engine.sampling.logprobs import compute_logprobs
 from engine.step.backend import CACHE, Backend
 from engine.step.compilation import Program, lower
-from engine.step.layout import FROM_SLOT, PROMPT_BLOCK, ModelInputBatch, StepLayout
+from engine.step.layout import PROMPT_BLOCK, ModelInputBatch, StepLayout
+from engine.step.slot_state import SEPARATE, SlotShapes, SlotState
 from engine.vocabulary import Vocabulary
 
 FORWARD = "step"
-"""(weights, cache, last_token, packed) -> (cache, logits f32[rows, vocab], hidden f[T, hidden],
-the sampler's part of packed). The cache is donated."""
+"""(weights, cache, slots, last_token, packed) -> (cache, slots, logits f32[rows, vocab],
+hidden f[T, hidden], packed SamplerInputs). ``cache`` and the SlotState ``slots`` are donated."""
+WRITE_SLOTS = "write slots"
+"""(slots, changes i32[SEPARATE.size]) -> slots, a SlotState, which is donated."""
 TAKE_HIDDEN = "take hidden"
 """(hidden f[T, hidden], indices i32[PROMPT_BLOCK]) -> f[PROMPT_BLOCK, hidden]."""
 PROMPT_LOGPROBS = "prompt logprobs"
@@ -46,7 +49,7 @@ class ForwardPrograms:
         decoder: Decoder,
         backend: Backend,
         pool: PagedAttentionCacheMetaData,
-        max_num_seqs: int,
+        slots: SlotShapes,
         mesh: DeviceMesh,
         max_model_len: int | None = None,
     ) -> None:
@@ -59,9 +62,10 @@ class ForwardPrograms:
         self._longest = max_model_len
         self._mesh = mesh
         weights = [_shape(leaf) for leaf in self.weights]
-        last_token = jax.ShapeDtypeStruct((max_num_seqs + 1,), np.int32)
-        self._state = (weights, backend.abstract_cache(pool, mesh), mesh.shapes(last_token))
-        self._specs = ([_spec(leaf.sharding) for leaf in weights], CACHE, COPY, COPY)
+        self._slots: SlotState = mesh.shapes(jax.eval_shape(slots.new_state))
+        last_token = mesh.shapes(jax.eval_shape(slots.new_last_token))
+        self._state = (weights, backend.abstract_cache(pool, mesh), self._slots, last_token)
+        self._specs = ([_spec(leaf.sharding) for leaf in weights], CACHE, COPY, COPY, COPY)
 
     @property
     def head(self) -> Weight:
@@ -75,6 +79,10 @@ class ForwardPrograms:
             Program(TAKE_HIDDEN, layout.tokens, partial(self._lower_take_hidden, layout)),
         ]
 
+    def write_slots(self) -> Program:
+        """WRITE_SLOTS."""
+        return Program(WRITE_SLOTS, SEPARATE.entries, self._lower_write_slots)
+
     def prompt_logprobs(self, count: int) -> Program:
         """PROMPT_LOGPROBS of ``count`` tokens."""
         return Program(PROMPT_LOGPROBS, count, partial(self._lower_prompt_logprobs, count))
@@ -83,16 +91,22 @@ class ForwardPrograms:
         """FORWARD of a bucket. Its logits are sharded by vocabulary."""
 
         def step(
-            weights: list[Array], cache: PagedAttentionCache, last_token: Array, packed: Array
-        ) -> tuple[PagedAttentionCache, Array, Array, Array]:
+            weights: list[Array], cache: PagedAttentionCache, slots: SlotState, last_token: Array, packed: Array
+        ) -> tuple[PagedAttentionCache, SlotState, Array, Array, Array]:
             decoder = nnx.merge(self._graph, jax.tree.unflatten(self._structure, weights))
-            cache, hidden, last = self._run(decoder, cache, last_token, layout.unpack(packed))
+            slots, batch, sampling = layout.unpack(packed, slots, last_token)
+            cache, hidden, last = self._run(decoder, cache, batch)
             padding = ((0, layout.rows - layout.model_rows), (0, 0))
-            return cache, jnp.pad(decoder.logits(last), padding), hidden, packed[: layout.sampling_size]
+            return cache, slots, jnp.pad(decoder.logits(last), padding), hidden, sampling
 
         packed = self._mesh.shapes(jax.ShapeDtypeStruct((layout.size,), np.int32))
-        on_each = self._mesh.on_each(step, self._specs, (CACHE, LOGITS, COPY, COPY))
-        return lower(on_each, *self._state, packed, donate=1)
+        on_each = self._mesh.on_each(step, self._specs, (CACHE, COPY, LOGITS, COPY, COPY))
+        return lower(on_each, *self._state, packed, donate=(1, 2))
+
+    def _lower_write_slots(self) -> Lowered:
+        changes = self._mesh.shapes(jax.ShapeDtypeStruct((SEPARATE.size,), np.int32))
+        on_each = self._mesh.on_each(lambda slots, changes: slots.after(SEPARATE, changes), (COPY, COPY), COPY)
+        return lower(on_each, self._slots, changes, donate=0)
 
     def _lower_take_hidden(self, layout: StepLayout) -> Lowered:
         hidden = self._mesh.shapes(jax.ShapeDtypeStruct((layout.tokens, *self._hidden.shape), self._hidden.dtype))
@@ -119,13 +133,13 @@ class ForwardPrograms:
         return jax.ShapeDtypeStruct(one.shape[1:], one.dtype)
 
     def _run(
-        self, decoder: Decoder, cache: PagedAttentionCache, last_token: Array, batch: ModelInputBatch
+        self, decoder: Decoder, cache: PagedAttentionCache, batch: ModelInputBatch
     ) -> tuple[PagedAttentionCache, Array, Array]:
         """The cache, the hidden states of all tokens, and those of each row's last token."""
         attention = PagedAttention(batch.table, self._kernel, self._num_pages)
         rotations = decoder.rotations(batch.positions, self._longest)
         step = StepContext(rotations, attention, batch.table.cu_q_lens[-1])
-        layers, hidden = decoder(_with_last_tokens(batch, last_token), cache.layers, step)
+        layers, hidden = decoder(batch.token_ids, cache.layers, step)
         last = hidden[jnp.maximum(batch.table.cu_q_lens[1:] - 1, 0)]
         return PagedAttentionCache(tuple(layers)), hidden, last  # type: ignore[arg-type]
 
@@ -161,14 +175,6 @@ def _attend(
 ) -> tuple[Array, Array]:
     """One layer's attention. It is inlined when compiled, but traced once for equal layers."""
     return kernel(spec, view, inputs)
-
-
-def _with_last_tokens(batch: ModelInputBatch, last_token: Array) -> Array:
-    """The step's token ids; those of decoding rows are read from their slots."""
-    rows = batch.slots.shape[0]
-    head = batch.token_ids[:rows]
-    head = jnp.where(head == FROM_SLOT, last_token[batch.slots], head)
-    return jnp.concatenate([head, batch.token_ids[rows:]])
 
 
 def _shape(leaf: Array) -> jax.ShapeDtypeStruct:

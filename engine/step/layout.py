@@ -9,22 +9,18 @@ a prompt's chunk and, while prompts wait, the whole budget; only a last chunk is
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import accumulate, pairwise
-from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import Array
-from numpy.typing import NDArray
 
 from caching.attention.spec import PageTable
 from caching.cache_groups import CacheGroups
 from caching.metadata import PagedAttentionCacheMetaData, pages_for
-from caching.page_manager import SINK_PAGE
-from engine.sampling.sampler import SamplingRows
+from engine.sampling.sampler_inputs import pack_inputs
+from engine.step.slot_state import Packed, SlotShapes, SlotState, SlotWrites, read, write
 
 PROMPT_BLOCK = 64
 """Prompt tokens per block of log-probabilities: their logits fit in a step's memory anyway."""
@@ -35,6 +31,10 @@ COVERING_RATIO = 8
 """How much larger than its own bucket a step's bucket may be until its own is compiled."""
 FROM_SLOT = -1
 """Stands for a token id: the last token sampled in the row's slot, which is on the device."""
+MOST_ADMISSIONS = 8
+LEAST_PAGES, PAGE_TOKENS = 8, 8
+"""A step's room for sequences that got a slot, and for new pages: of 256 rows, each group of
+layers has room for 32 where 16 are new on average in pages of 16 tokens."""
 
 
 @jax.tree_util.register_dataclass
@@ -43,11 +43,9 @@ class ModelInputBatch:
     """The model's view of a step: T tokens of at most ``rows`` sequences, and rows <= T."""
 
     token_ids: Array
-    """i32[T]; FROM_SLOT in decoding rows, whose tokens come first."""
+    """i32[T]; those of decoding rows come first."""
     positions: Array
     """i32[T], each token's position in its sequence; 0 in padding."""
-    slots: Array
-    """i32[rows], where a row's sampled token is stored; the dump slot if it samples none."""
     table: PageTable
 
 
@@ -55,17 +53,12 @@ class ModelInputBatch:
 class StepLayout:
     """Field offsets of the packed array, for ``tokens`` tokens and ``rows`` rows of the sampler.
 
-    The sampler's fields come first and depend on ``rows`` alone, so that buckets with equally many
-    rows share samplers. The model has no more rows than tokens.
+    The model has no more rows than tokens. ``num_groups`` are the page tables of a sequence.
     """
 
     tokens: int
     rows: int
-    pages_per_seq: int
-    widths: tuple[int, ...] = ()
-    """Pages that travel of each group's table, one after the other; without any, one whole table.
-
-    Of a table with a window, these are the pages from the row's ``first_pages`` on."""
+    num_groups: int = 1
 
     @property
     def model_rows(self) -> int:
@@ -73,25 +66,24 @@ class StepLayout:
         return min(self.tokens, self.rows)
 
     @cached_property
+    def writes(self) -> SlotWrites:
+        """Room for the changes that most steps bring: in a table a page for every PAGE_TOKENS."""
+        pages = max(LEAST_PAGES, self.tokens // PAGE_TOKENS)
+        return SlotWrites(min(self.model_rows, MOST_ADMISSIONS), self.num_groups * pages)
+
+    @cached_property
     def fields(self) -> dict[str, tuple[int, tuple[int, ...]]]:
-        """Offset and shape by name. Every entry has four bytes."""
-        tokens, rows = (self.tokens,), (self.rows,)
+        """Offset and shape by name, all int32.
+
+        Row i has ``counts[i]`` tokens of the sequence in ``slots[i]``, of which the last
+        ``samples[i]``, none or one, get logits. Padding rows have the dump slot and no tokens.
+        """
         shapes: dict[str, tuple[int, ...]] = {
-            "slots": rows,
-            "bias_slots": rows,
-            "penalty_slots": rows,
-            "kv_lens": rows,
-            "temperature": rows,
-            "top_k": rows,
-            "top_p": rows,
-            "min_p": rows,
-            "seeds": rows,
-            "token_ids": tokens,
-            "positions": tokens,
-            "page_indices": (self.model_rows, sum(self._widths)),
-            "first_pages": (self.model_rows, len(self.windowed)),
-            "cu_q_lens": (self.model_rows + 1,),
-            "num_seqs": (1,),
+            "slots": (self.rows,),
+            "counts": (self.rows,),
+            "samples": (self.rows,),
+            "writes": (self.writes.size,),
+            "token_ids": (self.tokens,),
         }
         offset, fields = 0, {}
         for name, shape in shapes.items():
@@ -100,85 +92,54 @@ class StepLayout:
         return fields
 
     @cached_property
-    def table_columns(self) -> list[slice]:
-        """By group, its columns of ``page_indices``."""
-        ends = list(accumulate(self._widths, initial=0))
-        return [slice(*columns) for columns in pairwise(ends)]
-
-    @cached_property
-    def windowed(self) -> list[int]:
-        """The groups of which a part of the table travels."""
-        return [group for group, width in enumerate(self._widths) if width < self.pages_per_seq]
-
-    @property
-    def _widths(self) -> tuple[int, ...]:
-        return self.widths or (self.pages_per_seq,)
-
-    @cached_property
     def size(self) -> int:
         """Entries of the packed array."""
-        offset, shape = self.fields["num_seqs"]
+        offset, shape = self.fields["token_ids"]
         return offset + math.prod(shape)
 
     @cached_property
     def _spans(self) -> dict[str, tuple[slice, tuple[int, ...]]]:
         return {name: (slice(at, at + math.prod(shape)), shape) for name, (at, shape) in self.fields.items()}
 
-    @property
-    def sampling_size(self) -> int:
-        """Entries of the sampler's part."""
-        return self.fields["token_ids"][0]
-
-    def view(self, packed: NDArray[np.int32], name: str, dtype: type[np.generic] = np.int32) -> NDArray[Any]:
-        """A field of the packed array on the host, as a writable view."""
+    def view(self, packed: Packed, name: str) -> Packed:
+        """A field of the packed array; on the host, a writable view."""
         span, shape = self._spans[name]
-        field = packed[span] if len(shape) == 1 else packed[span].reshape(shape)
-        return field if dtype is np.int32 else field.view(dtype)
+        return packed[span] if len(shape) == 1 else packed[span].reshape(shape)
 
-    def take(self, packed: Array, name: str, dtype: type[np.generic] = np.int32) -> Array:
-        """A field of the packed array on the device."""
-        offset, shape = self.fields[name]
-        field = packed[offset : offset + math.prod(shape)].reshape(shape)
-        return field if dtype is np.int32 else jax.lax.bitcast_convert_type(field, jnp.dtype(dtype))
+    def unpack(self, packed: Array, state: SlotState, last_token: Array) -> tuple[SlotState, ModelInputBatch, Array]:
+        """The state after the step, the model's part, and the sampler's as ``pack_inputs`` gives it.
 
-    def unpack(self, packed: Array) -> ModelInputBatch:
-        """The model's part, inside a compiled function."""
-        return ModelInputBatch(
-            token_ids=self.take(packed, "token_ids"),
-            positions=self.take(packed, "positions"),
-            slots=self.take(packed, "slots")[: self.model_rows],
+        ``state`` and i32[slots] ``last_token`` are those before the step.
+        """
+        state = state.after(self.writes, self.view(packed, "writes"))
+        slots, counts, samples, given = (
+            self.view(packed, name) for name in ("slots", "counts", "samples", "token_ids")
+        )
+        lens, rows = read(state.num_tokens.at[slots]) + counts, slice(self.model_rows)
+        begins = jnp.concatenate([jnp.zeros(1, jnp.int32), jnp.cumsum(counts[rows], dtype=jnp.int32)])
+        decodes = given[rows] == FROM_SLOT
+        first = jnp.where(decodes, read(last_token.at[slots[rows]]), given[rows])
+        batch = ModelInputBatch(
+            token_ids=jnp.concatenate([first, given[self.model_rows :]]),
+            positions=self._positions(begins, lens[rows]),
             table=PageTable(
-                kv_lens=self.take(packed, "kv_lens")[: self.model_rows],
-                page_indices=self._tables(packed),
-                cu_q_lens=self.take(packed, "cu_q_lens"),
-                num_seqs=self.take(packed, "num_seqs"),
+                kv_lens=lens[rows],
+                page_indices=read(state.page_tables.at[:, slots[rows]]),
+                cu_q_lens=begins,
+                num_seqs=jnp.sum(counts > 0, dtype=jnp.int32)[None],
             ),
         )
+        decodes = jnp.pad(decodes.astype(jnp.int32), (0, self.rows - self.model_rows))
+        inputs = pack_inputs(slots, samples, decodes, lens, state.parameters)
+        return replace(state, num_tokens=write(state.num_tokens.at[slots], lens)), batch, inputs
 
-    def _tables(self, packed: Array) -> Array:
-        """i32[groups, rows, pages_per_seq], the sink where a part does not reach."""
-        parts, firsts = self.take(packed, "page_indices"), self.take(packed, "first_pages")
-        tables = [parts[:, columns] for columns in self.table_columns]
-        for number, group in enumerate(self.windowed):
-            part = jnp.pad(tables[group], ((0, 0), (0, 1)), constant_values=SINK_PAGE)
-            place = jnp.arange(self.pages_per_seq, dtype=jnp.int32)[None, :] - firsts[:, number, None]
-            outside = np.int32(self._widths[group])
-            place = jnp.where((place < 0) | (place > outside), outside, place)
-            tables[group] = jnp.take_along_axis(part, place, axis=1, mode="promise_in_bounds")
-        return jnp.stack(tables)
-
-    def unpack_sampling(self, packed: Array) -> tuple[Array, SamplingRows]:
-        """The sampler's part, the first ``sampling_size`` entries: slots and parameters."""
-        rows = SamplingRows(
-            temperature=self.take(packed, "temperature", np.float32),
-            top_k=self.take(packed, "top_k"),
-            top_p=self.take(packed, "top_p", np.float32),
-            min_p=self.take(packed, "min_p", np.float32),
-            seeds=self.take(packed, "seeds", np.uint32),
-            # The position of the next token: its sequence's tokens so far are 0..kv_len-1.
-            positions=self.take(packed, "kv_lens"),
-        )
-        return self.take(packed, "slots"), rows
+    def _positions(self, begins: Array, lens: Array) -> Array:
+        """i32[T] positions of rows that begin at i32[rows + 1] tokens and end i32[rows] long."""
+        token = jnp.arange(self.tokens, dtype=jnp.int32)
+        row = jnp.searchsorted(begins[1:], token, side="right", method="compare_all").astype(jnp.int32)
+        is_real = row < self.model_rows
+        first = (lens - begins[1:])[jnp.where(is_real, row, 0)]
+        return jnp.where(is_real, first + token, 0)
 
 
 @dataclass(frozen=True)
@@ -207,11 +168,14 @@ class StepShapes:
         """The page tables of a sequence."""
         return CacheGroups(self.cache.page_size, self.cache.windows, self.max_num_batched_tokens)
 
+    @cached_property
+    def slots(self) -> SlotShapes:
+        """The state of all slots."""
+        return SlotShapes(self.max_num_seqs, len(self.cache.windows), self.pages_per_seq)
+
     def layout(self, tokens: int) -> StepLayout:
         """The packed array of a bucket."""
-        pages = self.pages_per_seq
-        widths = tuple(min(pages, most or pages) for most in self.groups.most)
-        return StepLayout(tokens, sampling_rows(tokens, self.max_num_seqs), pages, widths)
+        return StepLayout(tokens, sampling_rows(tokens, self.max_num_seqs), self.slots.num_groups)
 
 
 def token_buckets(max_num_seqs: int, max_num_batched_tokens: int, smallest: int = 1) -> list[int]:

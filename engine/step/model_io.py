@@ -1,19 +1,23 @@
 """Converts a plan to a StepDescription: a packed i32 array, and extras of some of its rows."""
 
+from collections.abc import Sequence as ListOf
 from dataclasses import dataclass
+from operator import attrgetter
 
 import numpy as np
 from numpy.typing import NDArray
 
 from engine.sampling.logit_bias import bias_of
-from engine.sampling.needs import Need
+from engine.sampling.needs import Need, needs_of
 from engine.sampling.penalties import penalties_of
 from engine.sampling.token_masks import pack_masks
 from engine.scheduling.plan import NextIterationPlan
 from engine.scheduling.sequence import Sequence
 from engine.step.commands import StepDescription
 from engine.step.layout import FROM_SLOT, PROMPT_BLOCK, StepLayout
-from engine.step.sequence_buffer import SequenceBuffer
+from engine.step.slot_state import SEPARATE, SlotChanges, SlotShapes, admissions
+
+_slot_of = attrgetter("slot")
 
 
 @dataclass(frozen=True)
@@ -28,118 +32,102 @@ class PromptLogprobs:
 
 
 class ModelIOProcessor:
-    """Keeps a SequenceBuffer in sync with the plans; converts each to a StepDescription."""
+    """Converts each plan, in order, to a StepDescription: what is new to the device's SlotState."""
 
-    def __init__(
-        self, *, max_num_seqs: int, max_model_len: int, pages_per_seq: int, vocab_size: int, num_groups: int = 1
-    ) -> None:
-        self._buffer = SequenceBuffer(max_num_seqs, max_model_len, pages_per_seq, num_groups)
-        self._dump_slot = max_num_seqs
+    def __init__(self, shapes: SlotShapes, vocab_size: int) -> None:
+        self._shapes = shapes
         self._vocab_size = vocab_size
+        self._needs = np.zeros(shapes.max_num_seqs, np.int32)
+        """By slot, its Need flags."""
+        self._num_written: list[list[int]] = [[] for _ in range(shapes.max_num_seqs)]
+        """By slot and group, the entries of its page table that the device has."""
 
     def prepare(self, plan: NextIterationPlan, layout: StepLayout) -> tuple[StepDescription, list[PromptLogprobs]]:
         """A plan in a bucket, and the prompt tokens whose logprobs it computes, in order.
 
         All arrays are new, because the device may still read the earlier ones.
         """
-        self._follow(plan, layout)
-        packed = np.zeros(layout.size, np.int32)
-        rows = self._buffer.rows_of(plan.sequences)
-        samples = np.array(plan.samples)
-        needs = self._buffer.needs[rows]
+        changes, packed = self._changes(plan), np.zeros(layout.size, np.int32)
+        fits = layout.writes.hold(changes)
+        nothing = SlotChanges(changes.admitted[:0], [], [])
+        layout.writes.pack(changes if fits else nothing, self._shapes, layout.view(packed, "writes"))
+        slots, samples = np.fromiter(map(_slot_of, plan.sequences), np.int32, plan.num_rows), np.array(plan.samples)
+        needs = self._needs[slots]
         needs[~samples] &= Need.PROMPT_LOGPROBS
         needs[: plan.num_decodes] &= ~Need.PROMPT_LOGPROBS
-        self._write_tokens(plan, layout, packed, rows)
-        self._write_rows(plan, layout, packed, rows)
-        self._write_slots(layout, packed, rows, samples, needs)
+        self._write_rows(plan, layout, packed, slots, samples)
+        _write_tokens(plan, layout.view(packed, "token_ids"))
         needed = Need(int(np.bitwise_or.reduce(needs)))
-        if needed & Need.DRAW:
-            self._write_sampling(layout, packed, rows)
         prompt_logprobs = _prompt_logprobs(plan) if needed & Need.PROMPT_LOGPROBS else []
         return StepDescription(
             layout.tokens,
             packed,
             needed,
+            [] if fits else list(SEPARATE.pack_all(changes, self._shapes)),
             [(each.slot, bias_of(each, self._vocab_size)) for each in self._admitted(plan, Need.BIAS)],
             [(each.slot, penalties_of(each, self._vocab_size)) for each in self._admitted(plan, Need.PENALTIES)],
             pack_masks(plan, layout.rows, self._vocab_size) if plan.constrained else None,
             _prompt_tokens(plan, prompt_logprobs) if prompt_logprobs else None,
         ), prompt_logprobs
 
-    def _follow(self, plan: NextIterationPlan, layout: StepLayout) -> None:
-        for sequence in plan.released:
-            self._buffer.remove(sequence)
-        if plan.released:
-            self._buffer.condense()
-        for sequence in plan.admitted:
-            self._buffer.add(sequence)
-        self._buffer.add_pages(plan.grown)
-        if layout.windowed:
-            self._buffer.move_windows(plan.sequences[plan.num_decodes :], layout.windowed)
+    def _changes(self, plan: NextIterationPlan) -> SlotChanges:
+        """What the device does not know yet of the sequences of a plan."""
+        changes = SlotChanges(self._admissions(plan), [], [])
+        for sequence in (*plan.grown, *plan.sequences[plan.num_decodes :], *plan.admitted):
+            written = self._num_written[sequence.slot]
+            for group, table in enumerate(sequence.pages):
+                before, count = written[group], len(table)
+                if count > before:
+                    first = self._shapes.place(group, sequence.slot)
+                    changes.places.extend(range(first + before, first + count))
+                    changes.pages.extend(table[before:])
+                    written[group] = count
+        return changes
 
-    def _write_tokens(
-        self, plan: NextIterationPlan, layout: StepLayout, packed: NDArray[np.int32], rows: NDArray[np.intp]
-    ) -> None:
-        token_ids, positions = layout.view(packed, "token_ids"), layout.view(packed, "positions")
-        decodes = plan.num_decodes
-        token_ids[:decodes] = FROM_SLOT
-        positions[:decodes] = plan.starts[:decodes]
-        at = decodes
-        for index in range(decodes, plan.num_rows):
-            start, count = plan.starts[index], plan.counts[index]
-            token_ids[at : at + count] = self._buffer.token_ids[rows[index], start : start + count]
-            positions[at : at + count] = np.arange(start, start + count)
-            at += count
+    def _admissions(self, plan: NextIterationPlan) -> NDArray[np.int32]:
+        """Note the sequences that got a slot."""
+        chunks = dict(zip(plan.sequences[plan.num_decodes :], plan.counts[plan.num_decodes :], strict=True))
+        starts = [sequence.num_computed_tokens - chunks.get(sequence, 0) for sequence in plan.admitted]
+        needs = [int(needs_of(sequence)) for sequence in plan.admitted]
+        for sequence, need in zip(plan.admitted, needs, strict=True):
+            self._needs[sequence.slot] = need
+            self._num_written[sequence.slot] = list(sequence.first_pages)
+        return admissions(plan.admitted, starts, needs)
 
     def _write_rows(
-        self, plan: NextIterationPlan, layout: StepLayout, packed: NDArray[np.int32], rows: NDArray[np.intp]
-    ) -> None:
-        count = plan.num_rows
-        layout.view(packed, "kv_lens")[:count] = np.add(plan.starts, plan.counts)
-        self._write_tables(layout, packed, rows)
-        ends = layout.view(packed, "cu_q_lens")
-        ends[1 : count + 1] = np.cumsum(plan.counts)
-        ends[count + 1 :] = plan.num_tokens
-        layout.view(packed, "num_seqs")[0] = count
-
-    def _write_tables(self, layout: StepLayout, packed: NDArray[np.int32], rows: NDArray[np.intp]) -> None:
-        tables, count = layout.view(packed, "page_indices"), len(rows)
-        longest = self._buffer.num_pages[rows].max()  # copying the full width can take ms
-        for group, columns in enumerate(layout.table_columns):
-            if group not in layout.windowed:
-                tables[:count, columns][:, :longest] = self._buffer.page_indices[group, rows, :longest]
-        for number, group in enumerate(layout.windowed):
-            firsts, part = self._buffer.first_pages[group, rows], tables[:count, layout.table_columns[group]]
-            places = np.minimum(firsts[:, None] + np.arange(part.shape[1]), layout.pages_per_seq - 1)
-            part[:] = self._buffer.page_indices[group, rows[:, None], places]
-            layout.view(packed, "first_pages")[:count, number] = firsts
-
-    def _write_slots(
         self,
+        plan: NextIterationPlan,
         layout: StepLayout,
         packed: NDArray[np.int32],
-        rows: NDArray[np.intp],
+        slots: NDArray[np.int32],
         samples: NDArray[np.bool_],
-        needs: NDArray[np.int32],
     ) -> None:
-        slots, count = self._buffer.slots[rows], len(rows)
-        for name, where in (
-            ("slots", samples), ("bias_slots", needs & Need.BIAS), ("penalty_slots", needs & Need.PENALTIES)
-        ):  # fmt: skip
-            field = layout.view(packed, name)
-            field[:count] = np.where(where, slots, self._dump_slot)
-            field[count:] = self._dump_slot
-
-    def _write_sampling(self, layout: StepLayout, packed: NDArray[np.int32], rows: NDArray[np.intp]) -> None:
-        buffer, count = self._buffer, len(rows)
-        layout.view(packed, "temperature", np.float32)[:count] = buffer.temperature[rows]
-        layout.view(packed, "top_k")[:count] = buffer.top_k[rows]
-        layout.view(packed, "top_p", np.float32)[:count] = buffer.top_p[rows]
-        layout.view(packed, "min_p", np.float32)[:count] = buffer.min_p[rows]
-        layout.view(packed, "seeds", np.uint32)[:count] = buffer.seeds[rows]
+        count, all_slots = plan.num_rows, layout.view(packed, "slots")
+        all_slots[:count] = slots
+        all_slots[count:] = self._shapes.dump_slot
+        layout.view(packed, "counts")[:count] = plan.counts
+        layout.view(packed, "samples")[:count] = samples
 
     def _admitted(self, plan: NextIterationPlan, need: Need) -> list[Sequence]:
-        return [sequence for sequence in plan.admitted if self._buffer.needs[self._buffer.row_of(sequence)] & need]
+        return [sequence for sequence in plan.admitted if self._needs[sequence.slot] & need]
+
+
+def _write_tokens(plan: NextIterationPlan, token_ids: NDArray[np.int32]) -> None:
+    at = plan.num_decodes
+    token_ids[:at] = FROM_SLOT
+    for index in range(at, plan.num_rows):
+        start, count = plan.starts[index], plan.counts[index]
+        token_ids[at : at + count] = _known_tokens(plan.sequences[index], start, start + count)
+        at += count
+
+
+def _known_tokens(sequence: Sequence, start: int, end: int) -> ListOf[int]:
+    """Tokens ``start .. end - 1`` of the prompt and, after preemption, of the output."""
+    prompt = sequence.prompt_token_ids
+    if end <= len(prompt):
+        return prompt[start:end]
+    output = sequence.output_token_ids[max(0, start - len(prompt)) : end - len(prompt)]
+    return prompt[start:] + output
 
 
 def _prompt_logprobs(plan: NextIterationPlan) -> list[PromptLogprobs]:

@@ -54,13 +54,7 @@ class eSurgeRunner:
         self._manager = manager
         self._tell = tell
         self._executor = StepExecutor(manager, seed)
-        self._io = ModelIOProcessor(
-            max_num_seqs=manager.shapes.max_num_seqs,
-            max_model_len=manager.shapes.max_model_len,
-            pages_per_seq=manager.shapes.pages_per_seq,
-            vocab_size=manager.sampling.vocab_size,
-            num_groups=len(manager.shapes.cache.windows),
-        )
+        self._io = ModelIOProcessor(manager.shapes.slots, manager.sampling.vocab_size)
 
     def drop_cache(self) -> None:
         """Free the pages' memory and contents. No step may be in flight."""

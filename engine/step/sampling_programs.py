@@ -20,8 +20,10 @@ from numpy.typing import NDArray
 from engine.mesh import COPY, LOGITS, TP, DeviceMesh
 from engine.sampling.logit_bias import LogitBias, apply_bias, neutral_bias
 from engine.sampling.logprobs import compute_logprobs
+from engine.sampling.needs import Need
 from engine.sampling.penalties import Penalties, apply_penalties, neutral_penalties
 from engine.sampling.sampler import sample
+from engine.sampling.sampler_inputs import NUM_FIELDS, SamplerInputs
 from engine.sampling.token_masks import mask_logits, mask_words
 from engine.step.compilation import Program, lower
 from engine.step.layout import StepLayout
@@ -86,9 +88,9 @@ class SamplingPrograms:
 
     def _lower_sampler(self, layout: StepLayout, *, draws: bool) -> Lowered:
         def draw(logits: Array, last_token: Array, sampling: Array, key: Array) -> tuple[Array, Array]:
-            slots, rows = layout.unpack_sampling(sampling)
-            token_ids = sample(logits, rows, key, self._vocabulary, draws=draws)
-            return token_ids, last_token.at[slots].set(jnp.maximum(token_ids, 0))  # no NO_TOKEN
+            inputs = SamplerInputs.unpack(sampling, self._num_slots)
+            token_ids = sample(logits, inputs.rows, key, self._vocabulary, draws=draws)
+            return token_ids, last_token.at[inputs.slots].set(jnp.maximum(token_ids, 0))  # no NO_TOKEN
 
         key = self._mesh.shapes(jax.eval_shape(lambda: jax.random.key(0)))
         on_each = self._mesh.on_each(draw, (LOGITS, COPY, COPY, COPY), COPY)
@@ -96,15 +98,17 @@ class SamplingPrograms:
 
     def _lower_bias(self, layout: StepLayout) -> Lowered:
         def bias(state: LogitBias, logits: Array, last_token: Array, sampling: Array) -> tuple[LogitBias, Array]:
-            slots, num_tokens = layout.take(sampling, "bias_slots"), layout.take(sampling, "kv_lens")
-            return apply_bias(logits, state, slots, last_token, num_tokens, self._vocabulary)
+            inputs = SamplerInputs.unpack(sampling, self._num_slots)
+            slots, num_tokens = inputs.slots_that(Need.BIAS), inputs.rows.positions
+            return apply_bias(logits, state, slots, last_token, inputs.decodes, num_tokens, self._vocabulary)
 
         return self._lower_change(bias, neutral_bias(self.vocab_size), layout)
 
     def _lower_penalties(self, layout: StepLayout) -> Lowered:
         def penalize(state: Penalties, logits: Array, last_token: Array, sampling: Array) -> tuple[Penalties, Array]:
-            slots, num_tokens = layout.take(sampling, "penalty_slots"), layout.take(sampling, "kv_lens")
-            return apply_penalties(logits, state, slots, last_token, num_tokens, self._vocabulary)
+            inputs = SamplerInputs.unpack(sampling, self._num_slots)
+            slots = inputs.slots_that(Need.PENALTIES)
+            return apply_penalties(logits, state, slots, last_token, inputs.decodes, self._vocabulary)
 
         return self._lower_change(penalize, neutral_penalties(self.vocab_size), layout)
 
@@ -139,10 +143,10 @@ class SamplingPrograms:
         return lower(on_each, self._abstract(row), slot, shapes, donate=0)
 
     def _arguments(self, layout: StepLayout) -> tuple[jax.ShapeDtypeStruct, ...]:
-        """Abstract logits, last tokens and the sampler's part of the packed array."""
+        """Abstract logits, last tokens and packed SamplerInputs."""
         logits = jax.ShapeDtypeStruct((layout.rows, self.vocab_size), jnp.float32)
         last_token = jax.ShapeDtypeStruct((self._num_slots,), np.int32)
-        sampling = jax.ShapeDtypeStruct((layout.sampling_size,), np.int32)
+        sampling = jax.ShapeDtypeStruct((NUM_FIELDS, layout.rows), np.int32)
         return self._mesh.shapes(logits, *LOGITS), self._mesh.shapes(last_token), self._mesh.shapes(sampling)
 
     def _maker(self, row: State) -> Callable[[], State]:

@@ -45,10 +45,10 @@ class FaultyManager(ExecutionManager):
         def faulty(*arguments: Any) -> Any:
             if fault == "refused":
                 raise JaxRuntimeError("INTERNAL: injected before the step")
-            cache, logits, *rest = step(*arguments)
+            cache, slots, logits, *rest = step(*arguments)
             if fault == "taken":
                 raise JaxRuntimeError("INTERNAL: injected after the step")
-            return cache, logits * float("nan"), *rest
+            return cache, slots, logits * float("nan"), *rest
 
         return faulty
 

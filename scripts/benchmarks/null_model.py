@@ -27,6 +27,7 @@ from driver.text.tokenizer import HuggingFaceTokenizer
 from engine.config import DEMO_MODEL, ServingLimits
 from engine.mesh import one_device
 from engine.oengine import oEngine
+from engine.sampling.sampler_inputs import NUM_FIELDS
 from engine.sampling_params import SamplingParams
 from engine.scheduling.scheduler import InferenceScheduler
 from engine.scheduling.sequence import Sequence
@@ -34,6 +35,7 @@ from engine.scheduling.sequence_memory import SequenceMemory
 from engine.step.layout import StepLayout, StepShapes
 from engine.step.runner import eSurgeRunner
 from engine.step.sampling_programs import SamplingPrograms
+from engine.step.slot_state import SEPARATE
 from scripts.benchmarks.child import answer_all
 
 LAYERS, ARRAYS_PER_LAYER = 12, 6
@@ -61,6 +63,10 @@ class NullExecutionManager:
     def forward(self, layout: StepLayout) -> Any:
         """A step of no model."""
         return _forward(layout, self.shapes)
+
+    def write_slots(self) -> Any:
+        """As a model's."""
+        return _write_slots(self.shapes)
 
     def for_rows(self, name: str, layout: StepLayout) -> Any:  # noqa: ARG002 - one does for all
         """No sampling."""
@@ -134,13 +140,22 @@ def _sequences() -> Iterator[Sequence]:
 
 @functools.cache
 def _forward(layout: StepLayout, shapes: StepShapes) -> Any:
-    def step(weights: Any, cache: Any, last_token: Any, packed: Any) -> Any:  # noqa: ARG001 - as a model's step
-        return cache, jnp.zeros(1), jnp.zeros(1), packed[: layout.sampling_size]
+    def step(weights: Any, cache: Any, slots: Any, last_token: Any, packed: Any) -> Any:  # noqa: ARG001 - as a model's
+        slots, _, sampling = layout.unpack(packed, slots, last_token)
+        return cache, slots, jnp.zeros(1), jnp.zeros(1), sampling
 
     weights = [jnp.zeros(1)] * (LAYERS * ARRAYS_PER_LAYER)
     cache = jax.eval_shape(lambda: PagedAttentionCache.allocate(shapes.cache))
-    arguments = (weights, cache, _last_token(shapes), _integers(layout.size))
-    return jax.jit(step, donate_argnums=1, keep_unused=True).lower(*arguments).compile()
+    slots = jax.eval_shape(shapes.slots.new_state)
+    arguments = (weights, cache, slots, _last_token(shapes), _integers(layout.size))
+    return jax.jit(step, donate_argnums=(1, 2), keep_unused=True).lower(*arguments).compile()
+
+
+@functools.cache
+def _write_slots(shapes: StepShapes) -> Any:
+    arguments = jax.eval_shape(shapes.slots.new_state), _integers(SEPARATE.size)
+    write = jax.jit(lambda slots, changes: slots.after(SEPARATE, changes), donate_argnums=0)
+    return write.lower(*arguments).compile()
 
 
 @functools.cache
@@ -148,7 +163,7 @@ def _sampler(layout: StepLayout, shapes: StepShapes) -> Any:
     def draw(logits: Any, last_token: Any, sampling: Any, key: Any) -> Any:  # noqa: ARG001 - as a sampler's
         return jnp.full(layout.rows, TOKEN, jnp.int32), last_token
 
-    arguments = (jnp.zeros(1), _last_token(shapes), _integers(layout.sampling_size), jax.random.key(0))
+    arguments = (jnp.zeros(1), _last_token(shapes), _sampling(layout), jax.random.key(0))
     return jax.jit(draw, donate_argnums=1, keep_unused=True).lower(*arguments).compile()
 
 
@@ -156,8 +171,12 @@ def _last_token(shapes: StepShapes) -> jax.ShapeDtypeStruct:
     return _integers(shapes.max_num_seqs + 1)
 
 
-def _integers(size: int) -> jax.ShapeDtypeStruct:
-    return jax.ShapeDtypeStruct((size,), jnp.int32)
+def _sampling(layout: StepLayout) -> jax.ShapeDtypeStruct:
+    return _integers(NUM_FIELDS, layout.rows)
+
+
+def _integers(*shape: int) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(shape, jnp.int32)
 
 
 class _LastSamples:

@@ -14,7 +14,9 @@ import numpy as np
 
 from engine.mesh import one_device
 from engine.sampling.logit_bias import neutral_bias
+from engine.sampling.needs import Need
 from engine.sampling.penalties import neutral_penalties
+from engine.sampling.sampler_inputs import PARAMETERS, pack_inputs
 from engine.step.compilation import compile_program
 from engine.step.layout import StepLayout
 from engine.step.sampling_programs import (
@@ -85,7 +87,7 @@ class _Bench:
     """Compiled functions over random logits; what they take donated is kept and handed on, as from step to step."""
 
     def __init__(self, vocabulary: int) -> None:
-        self.layout, self.state = StepLayout(ROWS, ROWS, 1), SamplingPrograms(ROWS, vocabulary, one_device())
+        self.layout, self.state = StepLayout(ROWS, ROWS), SamplingPrograms(ROWS, vocabulary, one_device())
         programs = [*self.state.of(self.layout), *self.state.writers()]
         self.compiled: dict[str, Any] = {program.name: compile_program(program).compiled for program in programs}
         normal = np.random.default_rng(0).normal(size=(ROWS, vocabulary)).astype(np.float32)
@@ -124,12 +126,14 @@ class _Bench:
         return token_ids
 
     def _packed(self, **columns: float) -> Any:
-        array = np.zeros(self.layout.size, np.int32)
-        for name in ("slots", "bias_slots", "penalty_slots", "seeds"):
-            self.layout.view(array, name)[:] = np.arange(ROWS)
-        for name, value in {"top_p": 1.0, **columns}.items():
-            self.layout.view(array, name, np.int32 if name == "top_k" else np.float32)[:] = value
-        return jax.device_put(array[: self.layout.sampling_size])
+        values = {"temperature": 0.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, **columns}
+        slots = np.arange(ROWS + 1, dtype=np.int32)
+        values |= {"seeds": slots, "needs": Need.BIAS | Need.PENALTIES}
+        parameters = np.stack(
+            [np.full(ROWS + 1, value, PARAMETERS[name]).view(np.int32) for name, value in values.items()]
+        )
+        zeros = jnp.zeros(ROWS, jnp.int32)
+        return pack_inputs(jnp.asarray(slots[:ROWS]), zeros + 1, zeros, zeros, jnp.asarray(parameters))
 
 
 def _seconds(work: Callable[[], object], repeats: int) -> list[float]:

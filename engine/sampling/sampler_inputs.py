@@ -1,0 +1,57 @@
+"""What the programs between logits and tokens know of a step's rows, as one array."""
+
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from engine.sampling.needs import Need
+from engine.sampling.sampler import SamplingRows
+
+F32, I32, U32 = (np.dtype(kind) for kind in (np.float32, np.int32, np.uint32))
+PARAMETERS = {"temperature": F32, "top_k": I32, "top_p": F32, "min_p": F32, "seeds": U32, "needs": I32}
+"""Rows of i32[len(PARAMETERS), slots], the sampling parameters of all slots bit by bit, and what
+they stand for. ``needs`` are Need flags; the others are those of ``SamplingRows``."""
+NUM_FIELDS = 4 + len(PARAMETERS)
+
+
+def pack_inputs(slots: Array, samples: Array, decodes: Array, lens: Array, parameters: Array) -> Array:
+    """i32[NUM_FIELDS, rows] of SamplerInputs, on the device.
+
+    By row: its slot, whether it samples, whether it was fed the token that its slot sampled last,
+    and its tokens, i32[rows] each. ``parameters`` are those of all slots.
+    """
+    own = parameters.at[:, slots].get(mode="promise_in_bounds", wrap_negative_indices=False)
+    return jnp.concatenate([jnp.stack([slots, samples, decodes, lens]), own])
+
+
+@dataclass(frozen=True)
+class SamplerInputs:
+    """What the programs between logits and tokens know of each row, all [rows]."""
+
+    slots: Array
+    """i32, where the sampled token is kept: the dump slot if the row samples none."""
+    decodes: Array
+    """bool, whether the row was fed the token that its slot sampled last."""
+    rows: SamplingRows
+    needs: Array
+    """i32 Need flags."""
+    dump_slot: int
+
+    @classmethod
+    def unpack(cls, packed: Array, num_slots: int) -> "SamplerInputs":
+        """Of what ``pack_inputs`` gave, where the last of the slots is the dump slot."""
+        slots, samples, decodes, lens, *own = jnp.unstack(packed)
+        columns = {
+            name: jax.lax.bitcast_convert_type(column, dtype)
+            for (name, dtype), column in zip(PARAMETERS.items(), own, strict=True)
+        }
+        needs, dump_slot = columns.pop("needs"), num_slots - 1
+        slots = jnp.where(samples > 0, slots, np.int32(dump_slot))
+        return cls(slots, decodes > 0, SamplingRows(**columns, positions=lens), needs, dump_slot)
+
+    def slots_that(self, need: Need) -> Array:
+        """i32[rows] slots of rows that sample and need this; the dump slot of others."""
+        return jnp.where(self.needs & np.int32(need) != 0, self.slots, np.int32(self.dump_slot))
