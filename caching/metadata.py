@@ -4,6 +4,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from caching.state.spec import StatePool
+
 
 @dataclass(frozen=True, kw_only=True)
 class PagedAttentionCacheMetaData:
@@ -21,6 +23,8 @@ class PagedAttentionCacheMetaData:
     """Whether all layers share one array of pages, one after the other, or each has its own."""
     windows: tuple[int | None, ...] = (None,)
     """By group of layers (caching/cache_groups.py), how many tokens are kept; None is all."""
+    states: StatePool | None = None
+    """The slots of recurrent states, in a model that has such."""
 
     @property
     def array_pages(self) -> list[int]:
@@ -39,8 +43,8 @@ class PagedAttentionCacheMetaData:
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of the whole pool."""
-        return self.num_pages * self.bytes_per_page
+        """Bytes of all pages and slots."""
+        return self.num_pages * self.bytes_per_page + (self.states.num_bytes if self.states else 0)
 
 
 def pages_for(num_tokens: int, page_size: int) -> int:

@@ -1,5 +1,6 @@
-"""The device memory of the pages: a pytree that the step takes donated and returns."""
+"""The device memory of pages and states: a pytree that the step takes donated and returns."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import jax
@@ -8,6 +9,7 @@ from jax import Array
 
 from caching.metadata import PagedAttentionCacheMetaData
 from caching.page_dtype import stored_dtype
+from caching.state.spec import StatePool
 
 
 @jax.tree_util.register_dataclass
@@ -20,6 +22,18 @@ class PagedAttentionCache:
     """
 
     layers: tuple[Array, ...]
+    states: tuple[tuple[Array, ...], ...] = ()
+    """The arrays [slots, ...] of each layer that has a state, or of all: [layers * slots, ...]."""
+
+    @property
+    def caches(self) -> tuple[Array | tuple[Array, ...], ...]:
+        """Those of pages first, then those of states."""
+        return self.layers + self.states
+
+    def with_caches(self, caches: Sequence[Array | tuple[Array, ...] | None]) -> "PagedAttentionCache":
+        """These in the place of its own ``caches``."""
+        count = len(self.layers)
+        return PagedAttentionCache(tuple(caches[:count]), tuple(caches[count:]))  # type: ignore[arg-type]
 
     @classmethod
     def allocate(cls, metadata: PagedAttentionCacheMetaData) -> "PagedAttentionCache":
@@ -32,3 +46,11 @@ class PagedAttentionCache:
         """One layer's shape and dtype."""
         shape = (metadata.num_pages, metadata.num_kv_heads, 2, metadata.page_size, metadata.head_dim)
         return jax.ShapeDtypeStruct(shape, stored_dtype(metadata.dtype))
+
+
+def allocate_states(pool: StatePool | None) -> tuple[tuple[Array, ...], ...]:
+    """Zeroed slots on the default device. Raises jax.errors.JaxRuntimeError without room."""
+    if pool is None:
+        return ()
+    each, slots = (1, pool.num_layers * pool.num_slots) if pool.stacked else (pool.num_layers, pool.num_slots)
+    return tuple(tuple(jnp.zeros((slots, *shape), dtype) for shape, dtype in pool.arrays) for _ in range(each))

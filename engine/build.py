@@ -20,6 +20,7 @@ from engine.oengine import MAX_FAILURES_IN_A_ROW, oEngine
 from engine.progress import Progress
 from engine.scheduling.scheduler import InferenceScheduler
 from engine.scheduling.sequence_memory import SequenceMemory
+from engine.scheduling.sequence_states import SequenceStates
 from engine.served_model import ServedModel, served_model
 from engine.step.commands import Command
 from engine.step.execution_manager import ExecutionManager
@@ -54,8 +55,12 @@ class CompiledSteps:
         with device_errors():
             runner = eSurgeRunner(self.manager, config.seed, tell)
         pages = HBMPageManager(shapes.cache.num_pages)
+        pool, slots, states = shapes.cache.states, None, None
+        if pool is not None:
+            slots = HBMPageManager(pool.num_slots)
+            states = SequenceStates(slots, shapes.cache.page_size, config.max_num_seqs)
         scheduler = InferenceScheduler(
-            SequenceMemory(pages, shapes.groups),
+            SequenceMemory(pages, shapes.groups, states),
             max_num_seqs=config.max_num_seqs,
             max_num_batched_tokens=config.max_num_batched_tokens,
             long_prefill_token_threshold=config.long_prefill_token_threshold,
@@ -79,6 +84,7 @@ class CompiledSteps:
             max_failures_in_a_row=MAX_FAILURES_IN_A_ROW if config.hosts is None else 1,
             staged=self.manager.staged,
             replaced_kernels=len(self.served.backend.replaced),
+            states=slots,
         )
         warm_up(engine)
         return engine

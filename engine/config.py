@@ -273,6 +273,12 @@ class EngineStats(msgspec.Struct, frozen=True):
     """Tokens that were prefix hits and were not computed."""
     page_evictions: int = 0
     """Cached pages that were evicted."""
+    recurrent_states_total: int = 0
+    """Slots for recurrent states; 0 in a model without such."""
+    recurrent_states_cached: int = 0
+    """States that no sequence uses and that a prefix hit may begin from."""
+    recurrent_state_evictions: int = 0
+    """Cached states that were evicted."""
     page_lifetime_seconds_sum: float = 0.0
     """Of evicted pages, from when they were filled."""
     page_idle_seconds_sum: float = 0.0

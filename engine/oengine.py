@@ -56,11 +56,12 @@ class oEngine:
         max_failures_in_a_row: int = MAX_FAILURES_IN_A_ROW,
         staged: StagedCompilation | None = None,
         replaced_kernels: int = 0,
+        states: HBMPageManager | None = None,
     ) -> None:
         self.limits = limits
         self._scheduler = scheduler
         self._runner = runner
-        self._pages = pages
+        self._pages, self._states = pages, states
         self._run_ahead = run_ahead
         self._replaced_kernels = replaced_kernels
         self._staged = staged or StagedCompilation([], publish=lambda: None)
@@ -175,6 +176,7 @@ class oEngine:
 
     def stats(self) -> EngineStats:
         """The counters and gauges of this moment."""
+        states = self._states
         return EngineStats(
             running=self._scheduler.num_running,
             max_num_seqs=self.limits.max_num_seqs,
@@ -191,6 +193,9 @@ class oEngine:
             waiting_tokens=self._scheduler.num_waiting_tokens,
             prefix_cache_queries=self._scheduler.memory.tokens_looked_up,
             prefix_cache_hits=self._scheduler.memory.tokens_found,
+            recurrent_states_total=0 if states is None else states.num_total,
+            recurrent_states_cached=0 if states is None else states.num_cached,
+            recurrent_state_evictions=0 if states is None else states.cache.evictions,
             page_evictions=self._pages.cache.evictions,
             page_lifetime_seconds_sum=self._pages.cache.lifetime_seconds,
             page_idle_seconds_sum=self._pages.cache.idle_seconds,

@@ -80,8 +80,8 @@ class ServedModel:
 
     @property
     def one_page(self) -> PagedAttentionCacheMetaData:
-        """A device's pool of one page."""
-        return self.backend.one_page(self.partition, self.page_size, self.kv_dtype)
+        """A device's pool of one page and one slot."""
+        return self.backend.one_page(self.partition, self.page_size, self.kv_dtype, self.dtype)
 
     def allocator(self, pool: PagedAttentionCacheMetaData) -> Callable[[], PagedAttentionCache]:
         """Allocates zeroed pages on every device; raises JaxRuntimeError if out of memory."""

@@ -30,6 +30,7 @@ from engine.sampling_params import SamplingParams
 from engine.scheduling.scheduler import InferenceScheduler
 from engine.scheduling.sequence import Sequence
 from engine.scheduling.sequence_memory import SequenceMemory
+from engine.scheduling.sequence_states import SequenceStates
 from engine.step.backend import choose_backend, tpu_backend, xla_backend
 from engine.step.execution_manager import ExecutionManager
 from engine.step.forward_programs import FORWARD, WRITE_SLOTS
@@ -41,6 +42,8 @@ GOLDENS = Path(__file__).parent / "goldens"
 CHUNK, MAX_NUM_SEQS, MAX_MODEL_LEN = 6, 4, 52
 NUM_PAGES = 64
 """For each group of layers, besides the sink."""
+NUM_SLOTS = 1 + 2 * MAX_NUM_SEQS
+"""For recurrent states: the sink's, and those of running sequences and kept ones."""
 SPARE = {4: 3, 16: 2}
 """Pages, by their size, besides those of the longest sequence alone, so that all at once must preempt."""
 V5E = CHIPS["TPU v5 lite"]
@@ -126,7 +129,8 @@ def compiled(request, tmp_path_factory):
     model = read_model_config(directory)
     backend = backend or choose_backend(page_size, model.head_dim, FLOAT32)
     one_page = backend.one_page(split(model, devices), page_size, FLOAT32)
-    metadata = replace(one_page, num_pages=1 + NUM_PAGES * len(one_page.windows))
+    states = one_page.states and replace(one_page.states, num_slots=NUM_SLOTS)
+    metadata = replace(one_page, num_pages=1 + NUM_PAGES * len(one_page.windows), states=states)
     of_xla = isinstance(
         backend.attention, XLAAttention
     )  # takes long to compile, and does the same for any number of rows
@@ -147,12 +151,13 @@ def run(compiled, cases, *, num_pages=None, run_ahead=1):
     """All cases at once through an engine; tokens by case, the runner's log-probabilities, and the engine."""
     _, _, shapes, make_runner = compiled
     pages = HBMPageManager(num_pages or shapes.cache.num_pages)
-    scheduler = InferenceScheduler(
-        SequenceMemory(pages, shapes.groups), max_num_seqs=MAX_NUM_SEQS, max_num_batched_tokens=CHUNK
-    )
+    slots = HBMPageManager(NUM_SLOTS) if shapes.cache.states else None
+    states = SequenceStates(slots, shapes.cache.page_size, MAX_NUM_SEQS) if slots else None
+    memory = SequenceMemory(pages, shapes.groups, states)
+    scheduler = InferenceScheduler(memory, max_num_seqs=MAX_NUM_SEQS, max_num_batched_tokens=CHUNK)
     runner = make_runner()
     limits = ServingLimits(MAX_MODEL_LEN, 144, ())
-    engine = oEngine(scheduler, runner, pages, limits, run_ahead=run_ahead)
+    engine = oEngine(scheduler, runner, pages, limits, run_ahead=run_ahead, states=slots)
     tokens = {}
     for number, case in enumerate(cases):
         greedy = SamplingParams(temperature=0)

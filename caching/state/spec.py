@@ -1,9 +1,9 @@
-"""The arrays of a layer's recurrent state, before memory is allocated."""
+"""The arrays of recurrent states, of one layer or of a device's pool, before memory is allocated."""
 
 import math
+from dataclasses import dataclass
 from typing import NamedTuple
 
-import jax
 import numpy as np
 
 
@@ -16,14 +16,39 @@ class StateArray(NamedTuple):
     whole: int = 0
     """Further entries of the first axis. Devices split the others, and each has all of these."""
 
-    def struct(self, num_slots: int, activations: np.dtype, devices: int) -> jax.ShapeDtypeStruct:
-        """One device's part of it in so many slots."""
+    def part(self, devices: int) -> tuple[int, ...]:
+        """The shape of one device's part."""
         first, *rest = self.shape
         assert first % devices == 0, f"{devices} devices do not divide {self.shape}"
-        shape = (num_slots, first // devices + self.whole, *rest)
-        return jax.ShapeDtypeStruct(shape, activations if self.dtype is None else self.dtype)
+        return (first // devices + self.whole, *rest)
 
 
-def num_bytes(struct: jax.ShapeDtypeStruct) -> int:
-    """Bytes of an array of this shape."""
-    return int(math.prod(struct.shape) * struct.dtype.itemsize)
+@dataclass(frozen=True)
+class StatePool:
+    """One device's slots; slot 0 is the sink and has no owner."""
+
+    num_layers: int
+    """Layers of which a slot has the state."""
+    num_slots: int
+    arrays: tuple[tuple[tuple[int, ...], np.dtype], ...]
+    """Of one layer in one slot, shapes and dtypes."""
+    stacked: bool = False
+    """Whether all layers share each array, one after the other, or each has its own."""
+
+    @classmethod
+    def of_one_slot(
+        cls, arrays: tuple[StateArray, ...], num_layers: int, devices: int, activations: np.dtype, *, stacked: bool
+    ) -> "StatePool":
+        """One device's part of one slot."""
+        each = tuple((array.part(devices), array.dtype or activations) for array in arrays)
+        return cls(num_layers, 1, each, stacked)
+
+    @property
+    def bytes_per_slot(self) -> int:
+        """Bytes of one slot over all its layers."""
+        return self.num_layers * sum(math.prod(shape) * dtype.itemsize for shape, dtype in self.arrays)
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of all slots."""
+        return self.num_slots * self.bytes_per_slot

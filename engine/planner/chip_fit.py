@@ -80,8 +80,8 @@ class ChipFit:
 
     @property
     def one_page(self) -> PagedAttentionCacheMetaData:
-        """A chip's pool of one page."""
-        return self.backend.one_page(self.partition, self._page_size, self.kv_dtype)
+        """A chip's pool of one page and one slot."""
+        return self.backend.one_page(self.partition, self._page_size, self.kv_dtype, self.dtype)
 
     @property
     def _page_size(self) -> int:
@@ -93,19 +93,19 @@ class ChipFit:
 
     def check(self, chips: int) -> None:
         """Raises ConfigurationError if the model does not fit, with arithmetic and a remedy."""
-        planner, page = self.planner(), self.one_page.bytes_per_page
+        planner = self.planner()
         if self._needed > self.budget:
             raise ConfigurationError(
                 f"it does not fit on {self.partition.devices} chips: {self.weights:,} bytes of weights, {planner.reserved:,} "
-                f"of scratch and {planner.least} pages of {page:,} (one {planner.least_in_words}, and the sink) are "
-                f"{self._needed:,} bytes a chip, and of its {self.chip.hbm_bytes:,} may be used {self.budget:,}. {self._advice(chips)}"
+                f"of scratch and {planner.least_described} are {self._needed:,} bytes a chip, and of its "
+                f"{self.chip.hbm_bytes:,} may be used {self.budget:,}. {self._advice(chips)}"
             )
 
     @property
     def _needed(self) -> int:
         """The fewest bytes in which the model can be served."""
         planner = self.planner()
-        return self.weights + planner.reserved + planner.least * self.one_page.bytes_per_page
+        return self.weights + planner.reserved + planner.least_bytes
 
     def _advice(self, chips: int) -> str:
         """The smallest number of chips on which the model fits, in words."""

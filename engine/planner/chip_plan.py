@@ -70,6 +70,9 @@ class ChipPlan(msgspec.Struct, frozen=True):
     compile_seconds: float
     """Wall time of all compilations, with one per core of this machine at a time."""
     decode: list[DecodeStep]
+    states: int = 0
+    """Recurrent states, in ``num_states`` slots, one of them the sink."""
+    num_states: int = 0
 
     @property
     def steps(self) -> list[CompiledFunction]:

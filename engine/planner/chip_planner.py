@@ -63,6 +63,7 @@ def plan_chips(config: EngineConfig, path: Path, topology: str, tokens_a_sequenc
     cache.fits(max(one.report.scratch_bytes for one in programs))
     shapes = _shapes(config, cache)
     tokens = min(tokens_a_sequence, shapes.max_model_len)
+    states = 0 if shapes.cache.states is None else shapes.cache.states.num_bytes
     return ChipPlan(
         model=str(path),
         topology=topology,
@@ -74,7 +75,9 @@ def plan_chips(config: EngineConfig, path: Path, topology: str, tokens_a_sequenc
         weights=fit.weights,
         form=in_words(fit.quantization, partition.model) if fit.quantization else fit.dtype.name,
         scratch=cache.reserved,
-        pages=shapes.cache.num_bytes,
+        pages=shapes.cache.num_bytes - states,
+        states=states,
+        num_states=0 if shapes.cache.states is None else shapes.cache.states.num_slots,
         num_pages=shapes.cache.num_pages,
         page_size=shapes.cache.page_size,
         context_tokens=_capacity(shapes),

@@ -16,13 +16,14 @@ from caching.cpu_kernels import KernelsUnavailable
 from caching.instruction_set import UnknownInstructions
 from caching.metadata import PagedAttentionCacheMetaData
 from caching.page_dtype import stored_head_dim
-from caching.paged_attention_cache import PagedAttentionCache
+from caching.paged_attention_cache import PagedAttentionCache, allocate_states
+from caching.state.spec import StatePool
 from caching.tpu.tpu_chip import CHIPS, Chip
 from caching.tpu.tpu_kernels import JAX, PALLAS, TPUKernel, by_bytes
 from engine.errors import ConfigurationError
 from engine.mesh import TP, DeviceMesh
 from engine.models.cpu_libraries import finish_loading
-from engine.models.layers.cache_layout import cache_layout
+from engine.models.layers.cache_layout import CacheLayout, cache_layout
 from engine.models.partition import Partition
 from engine.models.weights import panels
 from engine.models.weights.weight_format import Layout, WeightFormat
@@ -64,8 +65,13 @@ class Backend:
         """The format of ``quantization``: int8, int4 or None."""
         return self.weight_format(dtype, activations if quantization else None, 4 if quantization == "int4" else 8)
 
-    def one_page(self, partition: Partition, page_size: int, dtype: np.dtype) -> PagedAttentionCacheMetaData:
-        """A device's pool of one page, for its part of a model."""
+    def one_page(
+        self, partition: Partition, page_size: int, dtype: np.dtype, activations: np.dtype | None = None
+    ) -> PagedAttentionCacheMetaData:
+        """A device's pool of one page of a dtype, and of one slot, for its part of a model.
+
+        ``activations`` are of the dtype of pages by default.
+        """
         model = partition.model
         kv_heads, head_dim = self.stored_heads(partition.kv_heads_each, model.head_dim, dtype)
         layout = cache_layout(model.blocks)
@@ -78,11 +84,22 @@ class Backend:
             dtype=dtype,
             stacked=self.scans,
             windows=layout.windows,
+            states=self._one_slot(layout, partition.devices, activations or dtype),
         )
 
+    def _one_slot(self, layout: CacheLayout, devices: int, activations: np.dtype) -> StatePool | None:
+        if not layout.states:
+            return None
+        arrays, count = layout.states[0].arrays, len(layout.states)
+        return StatePool.of_one_slot(arrays, count, devices, activations, stacked=self.scans)
+
+    def _allocate(self, metadata: PagedAttentionCacheMetaData) -> PagedAttentionCache:
+        return replace(self.allocate(metadata), states=allocate_states(metadata.states))
+
     def allocator(self, metadata: PagedAttentionCacheMetaData, mesh: DeviceMesh) -> Callable[[], PagedAttentionCache]:
-        """Allocates zeroed pages on every device; raises JaxRuntimeError if out of memory."""
-        return mesh.maker(mesh.on_each(partial(self.allocate, metadata), (), CACHE), *CACHE)
+        """Allocates zeroed pages and slots on every device; raises JaxRuntimeError if out of
+        memory."""
+        return mesh.maker(mesh.on_each(partial(self._allocate, metadata), (), CACHE), *CACHE)
 
     def abstract_cache(self, metadata: PagedAttentionCacheMetaData, mesh: DeviceMesh) -> PagedAttentionCache:
         """Shapes and dtypes of what ``allocator`` returns, to compile against."""

@@ -14,6 +14,7 @@ from jax.stages import Lowered
 from caching.attention.spec import AttentionInputs, AttentionKernel, AttentionSpec, CacheView, PageTable
 from caching.metadata import PagedAttentionCacheMetaData
 from caching.paged_attention_cache import PagedAttentionCache
+from caching.state.table import StateTable
 from engine.mesh import COPY, LOGITS, DeviceMesh
 from engine.models.decoder import Decoder
 from engine.models.decoder import logits as to_logits
@@ -58,7 +59,7 @@ class ForwardPrograms:
         self.weights: list[Array]
         self.weights, self._structure = jax.tree.flatten(state)
         self._kernel = backend.attention
-        self._num_pages = pool.num_pages
+        self._num_pages, self._num_slots = pool.num_pages, pool.states.num_slots if pool.states else 0
         self._longest = max_model_len
         self._mesh = mesh
         weights = [_shape(leaf) for leaf in self.weights]
@@ -95,7 +96,8 @@ class ForwardPrograms:
         ) -> tuple[PagedAttentionCache, SlotState, Array, Array, Array]:
             decoder = nnx.merge(self._graph, jax.tree.unflatten(self._structure, weights))
             slots, batch, sampling = layout.unpack(packed, slots, last_token)
-            cache, hidden, last = self._run(decoder, cache, batch)
+            states = layout.unpack_states(packed, batch.table, self._num_slots)
+            cache, hidden, last = self._run(decoder, cache, batch, states)
             padding = ((0, layout.rows - layout.model_rows), (0, 0))
             return cache, slots, jnp.pad(decoder.logits(last), padding), hidden, sampling
 
@@ -133,15 +135,15 @@ class ForwardPrograms:
         return jax.ShapeDtypeStruct(one.shape[1:], one.dtype)
 
     def _run(
-        self, decoder: Decoder, cache: PagedAttentionCache, batch: ModelInputBatch
+        self, decoder: Decoder, cache: PagedAttentionCache, batch: ModelInputBatch, states: StateTable | None
     ) -> tuple[PagedAttentionCache, Array, Array]:
         """The cache, the hidden states of all tokens, and those of each row's last token."""
         attention = PagedAttention(batch.table, self._kernel, self._num_pages)
         rotations = decoder.rotations(batch.positions, self._longest)
-        step = StepContext(rotations, attention, batch.table.cu_q_lens[-1])
-        layers, hidden = decoder(batch.token_ids, cache.layers, step)
+        step = StepContext(rotations, attention, batch.table.cu_q_lens[-1], states)
+        caches, hidden = decoder(batch.token_ids, cache.caches, step)
         last = hidden[jnp.maximum(batch.table.cu_q_lens[1:] - 1, 0)]
-        return PagedAttentionCache(tuple(layers)), hidden, last  # type: ignore[arg-type]
+        return cache.with_caches(caches), hidden, last
 
 
 @jax.tree_util.register_dataclass

@@ -19,6 +19,7 @@ from jax import Array
 from caching.attention.spec import PageTable
 from caching.cache_groups import CacheGroups
 from caching.metadata import PagedAttentionCacheMetaData, pages_for
+from caching.state.table import StateTable
 from engine.sampling.sampler_inputs import pack_inputs
 from engine.step.slot_state import Packed, SlotShapes, SlotState, SlotWrites, read, write
 
@@ -59,6 +60,8 @@ class StepLayout:
     tokens: int
     rows: int
     num_groups: int = 1
+    has_states: bool = False
+    """Whether the model has recurrent states."""
 
     @property
     def model_rows(self) -> int:
@@ -83,6 +86,8 @@ class StepLayout:
             "counts": (self.rows,),
             "samples": (self.rows,),
             "writes": (self.writes.size,),
+            "state_sources": (self.model_rows * self.has_states,),
+            "state_slots": (self.model_rows * self.has_states,),
             "token_ids": (self.tokens,),
         }
         offset, fields = 0, {}
@@ -133,6 +138,13 @@ class StepLayout:
         inputs = pack_inputs(slots, samples, decodes, lens, state.parameters)
         return replace(state, num_tokens=write(state.num_tokens.at[slots], lens)), batch, inputs
 
+    def unpack_states(self, packed: Array, table: PageTable, num_slots: int) -> StateTable | None:
+        """The rows' slots, of ``num_slots``; None without recurrent states."""
+        if not self.has_states:
+            return None
+        sources, slots = self.view(packed, "state_sources"), self.view(packed, "state_slots")
+        return StateTable(sources, slots, table.cu_q_lens, table.num_seqs, num_slots=num_slots)
+
     def _positions(self, begins: Array, lens: Array) -> Array:
         """i32[T] positions of rows that begin at i32[rows + 1] tokens and end i32[rows] long."""
         token = jnp.arange(self.tokens, dtype=jnp.int32)
@@ -175,7 +187,9 @@ class StepShapes:
 
     def layout(self, tokens: int) -> StepLayout:
         """The packed array of a bucket."""
-        return StepLayout(tokens, sampling_rows(tokens, self.max_num_seqs), self.slots.num_groups)
+        return StepLayout(
+            tokens, sampling_rows(tokens, self.max_num_seqs), self.slots.num_groups, self.cache.states is not None
+        )
 
 
 def token_buckets(max_num_seqs: int, max_num_batched_tokens: int, smallest: int = 1) -> list[int]:

@@ -107,6 +107,9 @@ class ModelIOProcessor:
         all_slots[count:] = self._shapes.dump_slot
         layout.view(packed, "counts")[:count] = plan.counts
         layout.view(packed, "samples")[:count] = samples
+        if layout.has_states:
+            layout.view(packed, "state_sources")[:count] = plan.state_sources
+            layout.view(packed, "state_slots")[:count] = plan.state_slots
 
     def _admitted(self, plan: NextIterationPlan, need: Need) -> list[Sequence]:
         return [sequence for sequence in plan.admitted if self._needs[sequence.slot] & need]

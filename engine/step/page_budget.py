@@ -25,14 +25,18 @@ CPU_UTILIZATION = 0.4
 
 
 BACK_OFF = 8
-"""If the device refuses a pool, the next one has fewer pages by 1/BACK_OFF."""
+"""If the device refuses a pool, the next one has fewer pages and kept states by 1/BACK_OFF."""
+KEPT_STATES = 3
+"""Recurrent states that are kept for each sequence that may run, if there is memory for it at full
+length: the one behind its last page, the one at its prompt's end, and one where it branched off."""
 
 
 class CachePlanner:
     """Sizes the pool: as many pages as were asked for, or as fit besides weights and scratch.
 
-    It is never larger than all sequences at full length need. It is made before the weights are
-    loaded. Raises ConfigurationError if the context asked for is longer than the model's.
+    It is never larger than all sequences at full length need. Recurrent states of sequences that
+    run have their slots first; if the rest is too small for all pages and all kept states, it has
+    the same share of either. It is made before the weights are loaded. Raises ConfigurationError if the context asked for is longer than the model's.
     """
 
     def __init__(
@@ -54,6 +58,10 @@ class CachePlanner:
         self._weights = weight_bytes
         self._scratch = _step_scratch(config, partition)
         self._page = one_page.bytes_per_page
+        self._slot, self._running_slots, self._kept = 0, 0, 0
+        if one_page.states is not None:
+            self._slot, self._running_slots = one_page.states.bytes_per_slot, config.max_num_seqs + 1
+            self._kept = KEPT_STATES * config.max_num_seqs if config.enable_prefix_caching else 0
 
     @cached_property
     def pool(self) -> PagedAttentionCacheMetaData:
@@ -79,7 +87,7 @@ class CachePlanner:
         """Whether the pool leaves ``scratch_bytes`` free for compiled steps; else it shrinks."""
         self._scratch = max(self._scratch, scratch_bytes)
         left = self._plan()
-        if left.num_pages >= self.pool.num_pages:
+        if left.num_bytes >= self.pool.num_bytes:
             return True
         logger.warning(
             "a compiled step takes %s bytes beside weights and pages, more than was reckoned with: %s pages instead of %s",
@@ -94,7 +102,8 @@ class CachePlanner:
         size = f"{refused:,} pages ({refused * self._page:,} bytes) {self._beside()}"
         if self._config.num_pages is not None:
             raise ConfigurationError(f"the device has no memory for {size}: lower num_pages ({why})")
-        self.pool = self._of(refused - max(1, refused // BACK_OFF))
+        kept = self.pool.states.num_slots - self._running_slots if self.pool.states else 0
+        self.pool = self._of(refused - max(1, refused // BACK_OFF), kept - kept // BACK_OFF)
         logger.warning(
             "the device has no memory for %s: trying %s. A lower hbm_utilization, or num_pages, asks for less from the "
             "start; a lower max_num_batched_tokens needs less scratch (%s)",
@@ -114,30 +123,59 @@ class CachePlanner:
         return f"for each of max_num_seqs {count} sequences{each}"
 
     @property
+    def least_bytes(self) -> int:
+        """Bytes of the smallest pool."""
+        return self.least * self._page + self.running_states_bytes
+
+    @property
+    def least_described(self) -> str:
+        """What these bytes are for, in words."""
+        pages = f"{self.least} pages of {self._page:,} (one {self.least_in_words}, and the sink)"
+        return f"{pages}{self._states_in_words}"
+
+    @property
+    def running_states_bytes(self) -> int:
+        """Bytes of the recurrent states of all sequences that may run, and of the sink."""
+        return self._running_slots * self._slot
+
+    @property
     def reserved(self) -> int:
         """Bytes reserved for the largest step and the sampler."""
         return self._scratch + _sampling_scratch(self._config, self._partition)
 
     def _plan(self) -> PagedAttentionCacheMetaData:
-        asked, left = self._config.num_pages, max(0, self._budget - self._weights - self.reserved)
-        fitting = left // self._page
-        if asked is not None and asked > fitting:
+        asked, taken = self._config.num_pages, self._weights + self.reserved + self.running_states_bytes
+        left = max(0, self._budget - taken)
+        if asked is not None and asked > left // self._page:
             raise ConfigurationError(
                 f"num_pages {asked} takes {asked * self._page:,} bytes, but only {left:,} are left {self._beside()}: lower "
                 f"num_pages, or raise hbm_utilization"
             )
-        return self._of(asked or min(self._needed, fitting))
+        if asked is not None:
+            return self._of(asked, min(self._kept, (left - asked * self._page) // max(1, self._slot)))
+        whole = self._needed * self._page + self._kept * self._slot
+        kept = self._kept * min(left, whole) // whole
+        return self._of(min(self._needed, (left - kept * self._slot) // self._page), kept)
 
     def _beside(self) -> str:
-        return f"beside {self._weights:,} bytes of weights and {self.reserved:,} of scratch"
+        return f"beside {self._weights:,} bytes of weights and {self.reserved:,} of scratch{self._states_in_words}"
 
-    def _of(self, num_pages: int) -> PagedAttentionCacheMetaData:
+    @property
+    def _states_in_words(self) -> str:
+        count, states = self._config.max_num_seqs, self._running_slots
+        each = f"(one for each of max_num_seqs {count} sequences, and the sink)"
+        return f" and {states} states of {self._slot:,} {each}" if states else ""
+
+    def _of(self, num_pages: int, kept: int) -> PagedAttentionCacheMetaData:
         if num_pages < self.least:
             raise ConfigurationError(
                 f"{num_pages} pages of {self._page:,} bytes are too few for one page {self.least_in_words} and the sink, "
                 f"{self._beside()}: lower max_num_seqs, or give more memory (hbm_utilization, num_pages)"
             )
-        return replace(self._one_page, num_pages=num_pages)
+        states = self._one_page.states
+        if states is not None:
+            states = replace(states, num_slots=self._running_slots + kept)
+        return replace(self._one_page, num_pages=num_pages, states=states)
 
 
 def check_page_table(config: EngineConfig, backend: Backend, pages_per_seq: int) -> None:

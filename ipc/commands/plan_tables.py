@@ -20,6 +20,8 @@ def _plan_memory(plan: ChipPlan) -> Table:
     table.add_row("weights a chip", f"{decimal(plan.weights)} in {plan.form}")
     table.add_row("scratch", decimal(plan.scratch))
     table.add_row("pages", f"{decimal(plan.pages)}: {plan.num_pages:,} of {plan.page_size} tokens")
+    if plan.num_states:
+        table.add_row("recurrent states", f"{decimal(plan.states)}: {plan.num_states:,} slots")
     table.add_row("may be used", f"{decimal(plan.budget)} of {decimal(plan.hbm)}")
     table.add_row("context", f"{plan.context_tokens:,} tokens in all, {plan.max_model_len:,} a sequence")
     table.add_row("compiled", f"{len(plan.functions)} functions in {plan.compile_seconds:.0f} s")

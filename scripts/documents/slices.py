@@ -46,7 +46,8 @@ def _smallest(model: ModelSpec, chip: Chip, form: str | None) -> str:
         fit = _fit(model, used, chip, form)
         planner = fit.planner()
         pages = ROWS * planner.groups.pages_of(TOKENS) + 1
-        if fit.weights + planner.reserved + pages * fit.one_page.bytes_per_page <= fit.budget:
+        cache = pages * fit.one_page.bytes_per_page + planner.running_states_bytes
+        if fit.weights + planner.reserved + cache <= fit.budget:
             return f"{chips}" if used == chips else f"{chips}, {used} used"
     return f"more than {SLICES[-1]}"
 

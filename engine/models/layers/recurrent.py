@@ -24,8 +24,8 @@ def slots_of(
     if isinstance(cache, tuple) and step.states is not None:
         return step.states.of_layer(place.layer), cache
     batch, length, _ = x.shape
-    structs = [array.struct(batch + 1, np.dtype(x.dtype), devices) for array in arrays]
-    return StateTable.of_whole_rows(batch, length), tuple(jnp.zeros(each.shape, each.dtype) for each in structs)
+    made = [jnp.zeros((batch + 1, *array.part(devices)), array.dtype or x.dtype) for array in arrays]
+    return StateTable.of_whole_rows(batch, length), tuple(made)
 
 
 def minus_exp(x: NDArray[Any]) -> NDArray[Any]:

@@ -1,0 +1,250 @@
+"""Recurrent states on the device: the same tokens whoever shares what, and no memory beyond what they need."""
+
+from dataclasses import replace
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from checkpoints import VARIANTS, build_checkpoint
+from decaying_mixer import DecayingSumSpec
+from flax import nnx
+
+from caching.page_manager import SINK_PAGE, SINK_SLOT, HBMPageManager
+from engine.config import ServingLimits
+from engine.device_errors import DeviceError
+from engine.mesh import one_device
+from engine.models.decoder import Decoder
+from engine.models.layers.cache_layout import cache_layout
+from engine.models.model_config import read_model_config
+from engine.models.partition import Partition
+from engine.oengine import oEngine
+from engine.sampling_params import SamplingParams
+from engine.scheduling.growth_reserve import GrowthReserve
+from engine.scheduling.scheduler import InferenceScheduler
+from engine.scheduling.sequence import Sequence
+from engine.scheduling.sequence_memory import SequenceMemory
+from engine.scheduling.sequence_states import SequenceStates
+from engine.step.backend import xla_backend
+from engine.step.execution_manager import ExecutionManager
+from engine.step.forward_programs import FORWARD, WRITE_SLOTS
+from engine.step.layout import StepShapes
+from engine.step.runner import eSurgeRunner
+from engine.step.sampling_programs import GREEDY
+
+FLOAT32 = np.dtype(np.float32)
+PAGE_SIZE, STEP, MAX_NUM_SEQS, MAX_MODEL_LEN, VOCABULARY, MOST_KEPT = 4, 8, 3, 96, 144, 6
+
+
+class GreedyManager(ExecutionManager):
+    """Compiles only what greedy requests run."""
+
+    def _programs(self, layout):
+        return [program for program in super()._programs(layout) if program.name in (FORWARD, WRITE_SLOTS, GREEDY)]
+
+
+class PoisonedRunner(eSurgeRunner):
+    """Before each step, pages and slots that nobody owns and nobody can find are NaN, and so is the sink of states."""
+
+    pages: HBMPageManager
+    slots: HBMPageManager
+    failing = 0
+    """Steps until one fails."""
+
+    def dispatch(self, plan):
+        """Poison, then dispatch."""
+        shapes = self._manager.shapes.cache
+        pages, slots = np.zeros(shapes.num_pages, bool), np.zeros(shapes.states.num_slots, bool)
+        pages[[SINK_PAGE, *self.pages._free]] = True
+        slots[[SINK_SLOT, *self.slots._free]] = True
+        cache = self._executor._cache
+        layers = _poisoned(cache.layers, np.tile(pages, cache.layers[0].shape[0] // len(pages)))
+        states = _poisoned(cache.states, np.tile(slots, cache.states[0][0].shape[0] // len(slots)))
+        self._executor._cache = replace(cache, layers=layers, states=states)
+        return super().dispatch(plan)
+
+    def collect(self, step):
+        """Every so many steps, one is lost with all that is on the device."""
+        if self.failing:
+            self.failing -= 1
+            if not self.failing:
+                raise DeviceError("lost")
+        return super().collect(step)
+
+
+@jax.jit
+def _poisoned(cache, free):
+    def poisoned(array):
+        return jnp.where(free.reshape(-1, *[1] * (array.ndim - 1)), jnp.array(jnp.nan, array.dtype), array)
+
+    return jax.tree.map(poisoned, cache)
+
+
+@pytest.fixture(scope="module")
+def blocks_of_model(tmp_path_factory):
+    """A model of a recurrent layer and one of attention, twice; the first attention may have a window."""
+    variant = VARIANTS["gemma3"]
+    config = {**variant.config, "num_hidden_layers": 2, "sliding_window_pattern": 2, "sliding_window": 8}
+    VARIANTS["gemma3_of_two"] = replace(variant, config=config)
+    model = read_model_config(build_checkpoint(tmp_path_factory.mktemp("gemma"), "gemma3_of_two"))
+    del VARIANTS["gemma3_of_two"]
+
+    def build(windows):
+        full = model.blocks[1]
+        recurrent = replace(full, mixer=DecayingSumSpec(model.hidden_size))
+        return replace(model, blocks=(recurrent, model.blocks[0] if windows else full, recurrent, full))
+
+    return build
+
+
+def compiled(model, *, scans=False):
+    """The greedy programs of a model of random weights."""
+    backend = replace(xla_backend(FLOAT32), scans=scans)
+    partition = Partition(model)
+    decoder = Decoder(partition, nnx.Rngs(0), scans=scans)
+    one = backend.one_page(partition, PAGE_SIZE, FLOAT32)
+    pool = replace(one, num_pages=161, states=replace(one.states, num_slots=1 + MAX_NUM_SEQS + MOST_KEPT))
+    shapes = StepShapes(MAX_NUM_SEQS, STEP, MAX_MODEL_LEN, pool, smallest_step=STEP)
+    manager = GreedyManager(decoder, shapes, backend, one_device())
+    manager.compile(lambda progress: None)
+    return manager
+
+
+def build_engine(manager, num_pages=None, run_ahead=1, kept=MOST_KEPT):
+    """An engine over pages and slots of its own, which are poisoned while they are free."""
+    shapes = manager.shapes
+    pages, slots = HBMPageManager(num_pages or shapes.cache.num_pages), HBMPageManager(1 + MAX_NUM_SEQS + kept)
+    memory = SequenceMemory(pages, shapes.groups, SequenceStates(slots, PAGE_SIZE, MAX_NUM_SEQS))
+    reserve = GrowthReserve(pages.num_total, watermark=0.0, least=0.0)
+    scheduler = InferenceScheduler(memory, max_num_seqs=MAX_NUM_SEQS, max_num_batched_tokens=STEP, reserve=reserve)
+    runner = PoisonedRunner(manager, 0)
+    runner.pages, runner.slots = pages, slots
+    limits = ServingLimits(MAX_MODEL_LEN, VOCABULARY, ())
+    return oEngine(scheduler, runner, pages, limits, run_ahead=run_ahead, states=slots)
+
+
+def tokens_of(engine, sequences):
+    """What each sequence is given; the ids of those that a failed step ended."""
+    tokens, failed = {}, set()
+    for sequence in sequences:
+        engine.add(sequence)
+    while engine.has_work:
+        for output in engine.step():
+            if output.error is not None:
+                failed.add(output.request_id)
+            tokens.setdefault(output.request_id, []).extend(output.token_ids)
+        engine.check_integrity()
+    assert engine.stats().pages_owned == 0 and engine._states.num_owned == 0
+    return tokens, failed
+
+
+def conversations(random, count):
+    """Prompts that begin alike, some of them twice."""
+    system = random.integers(1, 140, 24).tolist()
+    prompt = []
+    for number in range(count):
+        if number % 3 != 2:
+            prompt = system[: random.integers(4, 25)] + random.integers(1, 140, random.integers(1, 30)).tolist()
+        greedy = SamplingParams(temperature=0)
+        yield partial(Sequence, str(number), prompt, greedy, frozenset(), int(random.integers(8, 24)), seed=0)
+
+
+def alone(manager, asked):
+    """Their tokens when each runs alone, without a step ahead and without shared prefixes."""
+    each = [tokens_of(build_engine(manager, run_ahead=0), [build(salt=None)])[0] for build in asked]
+    return {request_id: tokens for one in each for request_id, tokens in one.items()}
+
+
+@pytest.fixture(scope="module")
+def plain(blocks_of_model):
+    """The greedy programs of the model with windows, layer by layer."""
+    return compiled(blocks_of_model(windows=True))
+
+
+@pytest.fixture(scope="module")
+def asked():
+    """Six requests."""
+    return list(conversations(np.random.default_rng(5), 6))
+
+
+@pytest.fixture(scope="module")
+def expected(plain, asked):
+    """Their tokens when each runs alone, without a step ahead and without shared prefixes."""
+    return alone(plain, asked)
+
+
+@pytest.mark.parametrize("run_ahead", [0, 1, 3])
+@pytest.mark.parametrize("kept", [0, 2, 6])
+def test_tokens_are_those_of_each_request_alone(plain, asked, expected, run_ahead, kept):
+    """With prefix hits, more sequences than slots, and pages so few that some are preempted."""
+    engine = build_engine(plain, num_pages=27, run_ahead=run_ahead, kept=kept)
+
+    first, _ = tokens_of(engine, [build() for build in asked])
+    again, _ = tokens_of(engine, [build() for build in asked])
+
+    assert len({tuple(tokens) for tokens in expected.values()}) > 3
+    assert first == again == expected
+    stats = engine.stats()
+    assert stats.preemptions and (stats.prefix_cache_hits or not kept)
+
+
+def test_a_next_turn_gives_what_it_gives_alone(plain, asked):
+    """It begins from the state behind its first turn."""
+    engine = build_engine(plain, run_ahead=2)
+    before, _ = tokens_of(engine, [asked[0]()])
+    first = asked[0]()
+    prompt = [*first.prompt_token_ids, *before["0"], 5, 6, 7]
+    turn = partial(Sequence, "turn", prompt, first.params, frozenset(), 12, seed=0)
+
+    expected, hits = alone(plain, [turn]), engine.stats().prefix_cache_hits
+    told, _ = tokens_of(engine, [turn()])
+
+    known = len(first.prompt_token_ids) + len(before["0"]) - 1
+    assert told == expected
+    assert engine.stats().prefix_cache_hits - hits == known // PAGE_SIZE * PAGE_SIZE
+
+
+def test_a_failed_step_leaves_no_stale_state(plain, asked, expected):
+    """All that was kept is gone; who was not in the step gets the same tokens as ever."""
+    engine = build_engine(plain, run_ahead=2)
+    for steps in (9, 23, 31):
+        engine._runner.failing = steps
+
+        told, failed = tokens_of(engine, [build() for build in asked])
+
+        assert failed and failed != set(expected)
+        assert all(tokens == expected[request_id] for request_id, tokens in told.items() if request_id not in failed)
+    assert tokens_of(engine, [build() for build in asked])[0] == expected
+
+
+def test_sleep_forgets_states(plain, asked, expected):
+    """They are computed again."""
+    engine = build_engine(plain)
+    tokens_of(engine, [build() for build in asked])
+    assert engine.stats().recurrent_states_cached
+
+    engine.sleep()
+    assert not engine.stats().recurrent_states_cached
+    engine.wake()
+
+    assert tokens_of(engine, [build() for build in asked])[0] == expected
+
+
+def test_layers_in_a_scan_have_their_slots_in_one_array(blocks_of_model, asked):
+    """Those of each layer lie behind those of the one before."""
+    manager = compiled(blocks_of_model(windows=False), scans=True)
+    engine = build_engine(manager, num_pages=27)
+
+    [(sums, counts)] = engine._runner._executor._cache.states
+    assert sums.shape[0] == counts.shape[0] == 2 * manager.shapes.cache.states.num_slots
+    assert tokens_of(engine, [build() for build in asked])[0] == alone(manager, asked)
+
+
+def test_states_have_places_of_their_own(blocks_of_model):
+    """They take no part in pages, whose layers are those of attention alone."""
+    layout = cache_layout(blocks_of_model(windows=True).blocks)
+
+    assert layout.num_layers == 1 and layout.windows == (None, 8) and len(layout.states) == 2
+    assert [layout.array(place, stacked=False) for place in layout.places] == [1, 0, 2, 0]
+    assert [layout.array(place, stacked=True) for place in layout.places] == [1, 0, 1, 0]
