@@ -12,8 +12,9 @@ from decaying_mixer import DecayingSumSpec
 from flax import nnx
 
 from caching.page_manager import SINK_PAGE, SINK_SLOT, HBMPageManager
-from engine.config import ServingLimits
+from engine.config import EngineConfig, ServingLimits
 from engine.device_errors import DeviceError
+from engine.errors import ConfigurationError
 from engine.mesh import one_device
 from engine.models.decoder import Decoder
 from engine.models.layers.cache_layout import cache_layout
@@ -30,6 +31,7 @@ from engine.step.backend import xla_backend
 from engine.step.execution_manager import ExecutionManager
 from engine.step.forward_programs import FORWARD, WRITE_SLOTS
 from engine.step.layout import StepShapes
+from engine.step.page_budget import CachePlanner
 from engine.step.runner import eSurgeRunner
 from engine.step.sampling_programs import GREEDY
 
@@ -248,3 +250,42 @@ def test_states_have_places_of_their_own(blocks_of_model):
     assert layout.num_layers == 1 and layout.windows == (None, 8) and len(layout.states) == 2
     assert [layout.array(place, stacked=False) for place in layout.places] == [1, 0, 2, 0]
     assert [layout.array(place, stacked=True) for place in layout.places] == [1, 0, 1, 0]
+
+
+def planner_of(model, left, **settings):
+    """A planner that has so many bytes left beside weights and scratch."""
+    config = EngineConfig(max_num_seqs=4, max_model_len=64, page_size=PAGE_SIZE, **settings)
+    one = xla_backend(FLOAT32).one_page(Partition(model), PAGE_SIZE, FLOAT32)
+    beside = CachePlanner(config, Partition(model), one, 0, 0).reserved
+    return CachePlanner(config, Partition(model), one, 0, beside + left), one
+
+
+@pytest.mark.parametrize(("share", "kept"), [(1.0, 12), (2.0, 12), (0.5, 6), (0.25, 3)])
+def test_kept_states_and_pages_have_the_same_share_of_what_sequences_at_full_length_need(blocks_of_model, share, kept):
+    """Those of running sequences come first; no byte that could hold a page is left."""
+    model = blocks_of_model(windows=False)
+    planner, one = planner_of(model, 0)
+    pages, slot = 4 * planner.groups.pages_of(64) + 1, one.states.bytes_per_slot
+    whole = pages * one.bytes_per_page + 12 * slot
+
+    pool = planner_of(model, 5 * slot + int(share * whole))[0].pool
+
+    assert slot == 2 * 4 * (model.hidden_size + 1) and pool.states.num_slots == 5 + kept
+    assert abs(pool.num_pages - min(1, share) * pages) <= 1
+    assert share > 1 or 0 <= 5 * slot + int(share * whole) - pool.num_bytes < one.bytes_per_page + slot
+
+
+@pytest.mark.parametrize(
+    ("settings", "slots"), [({"enable_prefix_caching": False}, 5), ({"num_pages": 20}, 5 + 12)], ids=str
+)
+def test_slots_follow_from_the_settings(blocks_of_model, settings, slots):
+    """Without prefix caching no state is kept; beside pages that were asked for, as many as fit."""
+    planner, _ = planner_of(blocks_of_model(windows=False), 10**7, **settings)
+
+    assert planner.pool.states.num_slots == slots
+
+
+def test_too_little_memory_is_said_with_the_states_that_it_is_for(blocks_of_model):
+    """Nothing is left for pages beside the states of running sequences."""
+    with pytest.raises(ConfigurationError, match=r"5 states of [0-9,]+ .one for each of max_num_seqs 4 sequences"):
+        _ = planner_of(blocks_of_model(windows=False), 2000)[0].pool
