@@ -11,7 +11,7 @@ from engine.scheduling.sequence import Sequence
 from engine.scheduling.sequence_memory import SequenceMemory
 from engine.scheduling.sequence_states import SequenceStates
 
-PAGE_SIZE, STEP, MAX_NUM_SEQS = 4, 16, 3
+PAGE_SIZE, STEP, MAX_NUM_SEQS = 4, 32, 3
 
 
 class Served:
@@ -59,13 +59,15 @@ class Served:
     [
         (3, [(0, 3)]),
         (4, [(0, 4)]),
-        (5, [(0, 4), (4, 5)]),
-        (16, [(0, 12), (12, 16)]),
-        (38, [(0, 16), (16, 32), (32, 36), (36, 38)]),
+        (16, [(0, 16)]),
+        (17, [(0, 16), (16, 17)]),
+        (30, [(0, 28), (28, 30)]),
+        (38, [(0, 32), (32, 38)]),
+        (70, [(0, 32), (32, 64), (64, 70)]),
     ],
 )
 def test_chunks_end_where_pages_do(length, spans):
-    """The last page that is full before a prompt's last token ends a chunk, and so its state is kept."""
+    """The last page that is full before a prompt's last token ends a chunk, if that saves four pages."""
     served = Served()
     served.add("a", list(range(length)))
 
@@ -77,7 +79,7 @@ def test_a_sequence_without_a_salt_is_cut_nowhere():
     served = Served()
     served.add("a", list(range(38)), salt=None)
 
-    assert served.spans("a") == [(0, 16), (16, 32), (32, 38)]
+    assert served.spans("a") == [(0, 32), (32, 38)]
     assert served.slots.num_cached == 0
 
 
@@ -85,13 +87,13 @@ def test_samples_of_a_prompt_read_the_state_that_the_first_one_writes():
     """The others wait for the step behind it, and compute what is left of the prompt."""
     served = Served()
     for request_id in "abc":
-        served.add(request_id, list(range(14)), max_tokens=2)
+        served.add(request_id, list(range(22)), max_tokens=2)
 
     first, second = served.step(), served.step()
 
     (_, _, begins, kept), sources = first["a"], {row[2] for row in second.values()}
-    assert list(first) == ["a"] and first["a"][:2] == (0, 12) and begins == SINK_SLOT
-    assert sources == {kept} and {row[:2] for row in second.values()} == {(12, 14)}
+    assert list(first) == ["a"] and first["a"][:2] == (0, 20) and begins == SINK_SLOT
+    assert sources == {kept} and {row[:2] for row in second.values()} == {(20, 22)}
     assert kept not in {row[3] for row in second.values()}
 
 
@@ -116,7 +118,7 @@ def test_a_preempted_sequence_goes_on_from_its_last_state():
 
     served.scheduler._preempter.preempt(next(iter(served.scheduler._running)), "priority")
 
-    assert served.step()["a"][:2] == (12, 14)
+    assert served.step()["a"][:2] == (12, 15)
 
 
 def test_others_may_branch_off_where_two_prompts_part():
@@ -125,24 +127,24 @@ def test_others_may_branch_off_where_two_prompts_part():
     system = list(range(100, 108))
     served.add("a", system + [1] * 6)
 
-    assert served.spans("a") == [(0, 12), (12, 14)]
+    assert served.spans("a") == [(0, 14)]
     served.add("b", system + [2] * 6)
-    assert served.spans("b") == [(0, 8), (8, 12), (12, 14)]
+    assert served.spans("b") == [(0, 8), (8, 14)]
     served.add("c", system + [3] * 6)
-    assert served.spans("c") == [(8, 12), (12, 14)]
+    assert served.spans("c") == [(8, 14)]
 
 
 def test_a_state_that_its_own_sequence_has_passed_is_evicted_first():
     """So a long output does not evict what others have kept."""
     served = Served(kept=3)
-    served.add("a", list(range(9)))
+    served.add("a", list(range(21)))
     served.run()
     served.add("b", [60, 61, 62], max_tokens=60)
     served.run()
 
-    served.add("c", [*range(9), 9])
+    served.add("c", [*range(21), 9])
 
-    assert served.spans("c") == [(8, 10)]
+    assert served.spans("c") == [(20, 22)]
     assert served.slots.cache.evictions
 
 

@@ -5,15 +5,15 @@ page is kept by giving the sequence another slot to write to: it is found by the
 the page itself, and a sequence that begins there reads it. States are kept where a row ends at
 the end of a page:
 
-- The chunks of a prompt end there, where more than a page is left; its last full page ends one;
-  and so does what is known of its pages where no state is, as other prompts are likely to branch
-  off there too.
+- The chunks of a prompt end there, where more than a page is left; its last full page ends one,
+  if that is ``WORTH_A_STEP``; and so does what is known of its pages where no state is, as other
+  prompts are likely to branch off there too.
 - While a sequence decodes, the state behind its last full page is kept. As the tokens of that page
   may be in flight, it can be found only later, when they have landed: a request that has ended, or
   was preempted, goes on from there.
 
 Of the states that one sequence keeps, each is evicted before all others as soon as the next one
-is kept, but for those where others branched off. There is a slot for every sequence that may run;
+is kept, but for those at a prompt's end and where others branched off. There is a slot for every sequence that may run;
 only those beyond are for kept states, so a sequence never waits for one.
 """
 
@@ -22,6 +22,10 @@ from collections.abc import Iterable
 from caching.page_manager import SINK_SLOT, HBMPageManager
 from engine.scheduling.plan import NextIterationPlan
 from engine.scheduling.sequence import Sequence
+
+WORTH_A_STEP = 4
+"""Pages that a state at a prompt's end has to save whoever may come for it: without it the prompt
+takes a step less. Where it is known that prompts are shared, a state is always worth it."""
 
 
 class SequenceStates:
@@ -65,9 +69,11 @@ class SequenceStates:
         start, known = sequence.num_computed_tokens, sequence.num_prefill_tokens
         if sequence.salt is None:
             return end
-        for cut in (sequence.branch, (known - 1) // self._page_size * self._page_size):
-            if start < cut < end:
-                return cut
+        last = self._last_page_end(sequence)
+        if start < sequence.branch < end:
+            return sequence.branch
+        if start + WORTH_A_STEP * self._page_size <= last < end:
+            return last
         page_end = end // self._page_size * self._page_size
         return page_end if start < page_end and end < known else end
 
@@ -159,8 +165,13 @@ class SequenceStates:
                 self._kept[slot] = key, tokens // self._page_size
                 if sequence.last_state is not None:
                     self._slots.evict_first(sequence.last_state)
-                sequence.last_state = None if tokens == sequence.branch else key
+                stays = tokens in (sequence.branch, self._last_page_end(sequence))
+                sequence.last_state = None if stays else key
             self._slots.free([slot])
+
+    def _last_page_end(self, sequence: Sequence) -> int:
+        """Tokens of the full pages before the last token of its prompt."""
+        return (sequence.num_prefill_tokens - 1) // self._page_size * self._page_size
 
     def _key(self, sequence: Sequence, tokens: int) -> bytes:
         count = tokens // self._page_size
