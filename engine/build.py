@@ -128,7 +128,7 @@ def build(
     report(Progress("preparing kernels", 1, 1, "steps"))
     budget = least_of_all(memory_budget(config, served.mesh.num_local))
     served, planner = planned(served, budget)
-    check_page_table(config, served.backend, _shapes(served, planner).pages_per_seq)
+    check_page_table(served.backend, _shapes(served, planner).pages_per_seq)
     decoder = served.load(lambda done, total: report(Progress("loading weights", done, total, "bytes")))
     while True:
         try:

@@ -15,9 +15,10 @@ from tpu_twins import plain_twin
 
 from caching.attention.spec import AttentionInputs, AttentionSpec, CacheView, PageTable
 from caching.attention.xla_attention import XLAAttention
-from caching.tpu import pallas_writes
-from caching.tpu.jax_attention import TPUAttention
-from caching.tpu.pallas_attention import PallasAttention, holds_table, stored_heads
+from caching.tpu import pallas_geometry, pallas_writes
+from caching.tpu.jax_attention import MOST_PAGES_PER_SEQ, TPUAttention, rows_at_once
+from caching.tpu.pallas_attention import PallasAttention, stored_heads
+from caching.tpu.pallas_geometry import table_blocks
 from caching.tpu.tpu_chip import CHIPS
 from caching.tpu.tpu_kernels import PALLAS
 
@@ -36,25 +37,25 @@ def ragged_steps(draw):
     return rows if sum(queries for queries, _ in rows) <= TOKENS else rows[:3]
 
 
-def build_step(rows, *, heads, kv_heads, head_dim, dtype, seed=0, page_dtype=None):
+def build_step(lens, *, heads, kv_heads, head_dim, dtype, seed=0, page_dtype=None, rows=ROWS):
     """A step's random inputs, and a view of pages [num_pages, kv_heads, 2, page_size, head_dim] as XLA has them.
 
     What no row has written there is NaN.
     """
     rng = np.random.default_rng(seed)
-    q_lens, kv_lens = zip(*rows, strict=True)
-    padding = ROWS - len(rows)
-    page_indices = rng.permutation(np.arange(1, 1 + ROWS * PAGES_PER_SEQ)).reshape(ROWS, -1).astype(np.int32)
+    q_lens, kv_lens = zip(*lens, strict=True)
+    padding = rows - len(lens)
+    page_indices = rng.permutation(np.arange(1, 1 + rows * PAGES_PER_SEQ)).reshape(rows, -1).astype(np.int32)
     table = PageTable(
         kv_lens=jnp.asarray([*kv_lens, *[0] * padding], jnp.int32),
         page_indices=jnp.asarray(page_indices),
         cu_q_lens=jnp.asarray([0, *np.cumsum(q_lens), *[sum(q_lens)] * padding], jnp.int32),
-        num_seqs=jnp.asarray([len(rows)], jnp.int32),
+        num_seqs=jnp.asarray([len(lens)], jnp.int32),
     )
     shapes = [(TOKENS, heads, head_dim), *[(TOKENS, kv_heads, head_dim)] * 2]
     q, k, v = (jnp.asarray(rng.standard_normal(shape), dtype) for shape in shapes)
     pages = np.full((page_indices.size + 1, kv_heads, 2, PAGE_SIZE, head_dim), np.nan)
-    for row, (queries, tokens) in enumerate(rows):
+    for row, (queries, tokens) in enumerate(lens):
         for position in range(tokens - queries):
             page = page_indices[row, position // PAGE_SIZE]
             pages[page, :, :, position % PAGE_SIZE] = rng.standard_normal((kv_heads, 2, head_dim))
@@ -190,9 +191,42 @@ def test_no_transfer_meets_another():
     assert interpreter.races.races_found is False
 
 
-def test_what_fits_scalar_memory():
-    """The page table lies there without padding."""
-    assert holds_table(64, 3900) and not holds_table(64, 4096) and holds_table(2048, 64)
+@pytest.mark.parametrize("count", [9, *(pytest.param(count, marks=pytest.mark.thorough) for count in (7, 8, 16, 17))])
+def test_a_page_table_is_read_in_blocks_of_rows(count, monkeypatch):
+    """At the edges of blocks too, where a row reads what one of another block writes in the same step."""
+    monkeypatch.setattr(pallas_geometry, "TABLE_BYTES", 4 * 8 * 128)
+    assert table_blocks(count, PAGES_PER_SEQ).rows == 8
+    shapes, spec, _, tolerance = CASES["narrow heads in a window"]
+    decodes = [(1, 65 + 7 * row) for row in range(count - 2)]
+    inputs, view = build_step([*decodes, (5, 70), (9, 64)], **shapes, rows=count)
+    indices = view.table.page_indices
+    view = replace(view, table=replace(view.table, page_indices=indices.at[0, 0].set(indices[-1, 0])))
+    by_blocks = jax.jit(PallasAttention(SLOW, interpret=True), static_argnums=0)
+
+    written, out = by_blocks(spec, replace(view, pages=as_ours(view.pages)), inputs)
+
+    plain, expected = plain_attention(spec, view, inputs)
+    np.testing.assert_allclose(np.float64(out)[: len(expected)], expected, atol=tolerance, rtol=tolerance)
+    np.testing.assert_array_equal(np.float32(written), np.float32(as_ours(plain)))
+
+
+@pytest.mark.parametrize(
+    ("rows", "pages_per_seq", "block"),
+    [(3, 1, (8, 128)), (64, 1024, (64, 1024)), (256, 1024, (240, 1024)), (256, 8192, (30, 8192)), (9, 1025, (9, 2048))],
+)
+def test_a_block_is_as_much_of_a_page_table_as_scalar_memory_holds(rows, pages_per_seq, block):
+    """Of 256 sequences of 131k tokens in pages of 128 or 16, too; each block begins at whole transfers."""
+    blocks = table_blocks(rows, pages_per_seq)
+
+    assert (blocks.rows, blocks.width) == block
+    assert blocks.size % 1024 == 0 and 4 * blocks.size < 2**20
+    assert blocks.padded(jnp.zeros((rows, pages_per_seq), jnp.int32)).size == -(-rows // block[0]) * blocks.size
+
+
+@pytest.mark.parametrize("pages_per_seq", [MOST_PAGES_PER_SEQ - 1, MOST_PAGES_PER_SEQ])
+def test_a_block_has_one_row_at_least(pages_per_seq):
+    """Of the longest that a daemon starts with."""
+    assert table_blocks(4, pages_per_seq).rows == rows_at_once(pages_per_seq) == 1
 
 
 @pytest.mark.parametrize(

@@ -37,9 +37,10 @@ QUERY_BLOCK = 32
 VMEM_LIMIT_BYTES = 64 * 2**20
 """Of the 128 MiB of a v5e or v6e; the compiler's default of 16 MiB is too small for wide heads."""
 
-SCALAR_MEMORY_BYTES = 2**20
-OWN_SCALARS_BYTES = 2**14
-"""Scalar memory left to the kernel itself; compiled for v5e and v6e it takes 3 kB."""
+TABLE_BYTES = 2**20 - 2**16
+"""Of a chip's 1 MiB of scalar memory; lengths and the kernel itself have the rest."""
+MOST_PAGES_PER_SEQ = TABLE_BYTES // 4
+"""Rows are computed in blocks, so that only one row's table has to fit."""
 
 Kernel = Callable[..., Array]
 """jax's ``ragged_paged_attention``, or a function of the same signature."""
@@ -57,10 +58,9 @@ def stored_heads(kv_heads: int, head_dim: int, dtype: np.dtype) -> tuple[int, in
     return max(1, words * packed // 2), -(-head_dim // LANES) * LANES
 
 
-def holds_table(rows: int, pages_per_seq: int) -> bool:
-    """Whether the page table and the lengths of so many rows fit, 4 bytes an entry."""
-    padded = -(-pages_per_seq // LANES) * LANES
-    return 4 * rows * (padded + 2) <= SCALAR_MEMORY_BYTES - OWN_SCALARS_BYTES
+def rows_at_once(pages_per_seq: int) -> int:
+    """Rows, of at most MOST_PAGES_PER_SEQ, whose page table fits in scalar memory."""
+    return TABLE_BYTES // (4 * -(-pages_per_seq // LANES) * LANES)
 
 
 def allocate(metadata: PagedAttentionCacheMetaData) -> PagedAttentionCache:
@@ -101,22 +101,56 @@ class TPUAttention:
             table = _from_window(table, spec.window, page_size)
         # Pages of another dtype than q's are converted at these scales.
         as_queries = {} if kv_pages.dtype == q.dtype else {"k_scale": 1.0, "v_scale": 1.0}
-        out = self.kernel(
-            grouped.reshape(tokens, -1, head_dim),
-            kv_pages,
-            table.kv_lens,
-            table.page_indices,
-            table.cu_q_lens,
-            table.num_seqs,
-            sm_scale=spec.scale,
-            sliding_window=spec.window,
-            soft_cap=spec.soft_cap,
-            num_kv_pages_per_block=block_pages(self.chip, kv_pages, table.page_indices.shape[1]),
-            num_queries_per_block=min(tokens, QUERY_BLOCK),
-            vmem_limit_bytes=VMEM_LIMIT_BYTES,
-            **as_queries,
-        )
+
+        def attend(queries: Array, rows: PageTable) -> Array:
+            return self.kernel(
+                queries,
+                kv_pages,
+                rows.kv_lens,
+                rows.page_indices,
+                rows.cu_q_lens,
+                rows.num_seqs,
+                sm_scale=spec.scale,
+                sliding_window=spec.window,
+                soft_cap=spec.soft_cap,
+                num_kv_pages_per_block=block_pages(self.chip, kv_pages, table.page_indices.shape[1]),
+                num_queries_per_block=min(tokens, QUERY_BLOCK),
+                vmem_limit_bytes=VMEM_LIMIT_BYTES,
+                **as_queries,
+            )
+
+        out = _in_blocks_of_rows(attend, grouped.reshape(tokens, -1, head_dim), table)
         return kv_pages, out.reshape(grouped.shape)[:, :kv_heads, :, :narrow].reshape(q.shape)
+
+
+def _in_blocks_of_rows(attend: Callable[[Array, PageTable], Array], q: Array, table: PageTable) -> Array:
+    """q[T, heads, head_dim] -> like q, by as many rows at once as scalar memory holds.
+
+    Blocks run in the order of their tokens: what one gives behind its own is overwritten.
+    """
+    (rows, pages_per_seq), tokens = table.page_indices.shape, q.shape[0]
+    most = rows_at_once(pages_per_seq)
+    if rows <= most:
+        return attend(q, table)
+    missing = (0, -rows % most)
+    lens, page_indices = jnp.pad(table.kv_lens, missing), jnp.pad(table.page_indices, (missing, (0, 0)))
+    begins, q = jnp.pad(table.cu_q_lens, missing, mode="edge"), jnp.pad(q, ((0, tokens), (0, 0), (0, 0)))
+
+    def one_block(index: Array, out: Array) -> Array:
+        first = index * most
+        of_block = jax.lax.dynamic_slice_in_dim(begins, first, most + 1)
+        queries = jax.lax.dynamic_slice_in_dim(q, of_block[0], tokens)
+        block = PageTable(
+            jax.lax.dynamic_slice_in_dim(lens, first, most),
+            jax.lax.dynamic_slice_in_dim(page_indices, first, most),
+            of_block - of_block[0],
+            jnp.minimum(table.num_seqs - first, most),
+        )
+        return jax.lax.dynamic_update_slice_in_dim(out, attend(queries, block), of_block[0], 0)
+
+    blocks = (table.num_seqs[0] + (most - 1)) // most
+    out: Array = jax.lax.fori_loop(jnp.int32(0), blocks, one_block, jnp.zeros_like(q))
+    return out[:tokens]
 
 
 def _from_window(table: PageTable, window: int, page_size: int) -> PageTable:

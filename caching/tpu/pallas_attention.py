@@ -6,6 +6,7 @@ call writes all new keys and values to their pages (caching/tpu/pallas_writes.py
 time. It also runs in Pallas' interpreter, where tests compare it with plain attention.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar
@@ -21,8 +22,8 @@ from caching.attention.spec import AttentionInputs, AttentionSpec, CacheView, Pa
 from caching.metadata import PagedAttentionCacheMetaData
 from caching.page_dtype import is_scaled, rounded
 from caching.paged_attention_cache import PagedAttentionCache
-from caching.tpu.jax_attention import OWN_SCALARS_BYTES, SCALAR_MEMORY_BYTES, VMEM_LIMIT_BYTES, block_pages
-from caching.tpu.pallas_geometry import LANES, SUBLANES, Geometry, Ref, Table, granule, piece
+from caching.tpu.jax_attention import VMEM_LIMIT_BYTES, block_pages
+from caching.tpu.pallas_geometry import LANES, SUBLANES, Geometry, Ref, Table, TableBlocks, granule, piece, table_blocks
 from caching.tpu.pallas_rows import Rows
 from caching.tpu.pallas_writes import replicated, write_rows
 from caching.tpu.tpu_chip import Chip
@@ -45,11 +46,6 @@ def misfit(page_size: int, dtype: np.dtype, extras: str | None) -> str | None:
     if page_size % granule(dtype):
         return f"page_size {page_size} is no multiple of {granule(dtype)}"
     return None
-
-
-def holds_table(rows: int, pages_per_seq: int) -> bool:
-    """Whether the page table and the lengths of so many rows fit, 4 bytes an entry."""
-    return 4 * (rows * (pages_per_seq + 2) + 3) <= SCALAR_MEMORY_BYTES - OWN_SCALARS_BYTES
 
 
 def allocate(metadata: PagedAttentionCacheMetaData) -> PagedAttentionCache:
@@ -96,13 +92,14 @@ class PallasAttention:
 
     def _geometry(self, kv_pages: Array, q: Array, table: PageTable) -> Geometry:
         _, kv_heads, page_size, width = kv_pages.shape
-        pages_per_seq = table.page_indices.shape[1]
+        rows, pages_per_seq = table.page_indices.shape
         return Geometry(
             tokens=q.shape[0],
+            rows=rows,
             kv_heads=kv_heads,
             group=q.shape[1] // kv_heads,
             page_size=page_size,
-            pages_per_seq=pages_per_seq,
+            table=table_blocks(rows, pages_per_seq),
             width=width,
             block_pages=block_pages(self.chip, kv_pages, pages_per_seq),
             dtype=np.dtype(kv_pages.dtype),
@@ -116,12 +113,13 @@ class PallasAttention:
         decodes = jnp.sum(jnp.cumprod((q_lens == 1).astype(jnp.int32)), dtype=jnp.int32)
         scalars = (
             table.kv_lens,
-            table.page_indices.reshape(-1),
             table.cu_q_lens,
             jnp.concatenate([decodes[None], table.num_seqs]),
         )
         tile = _tile(geometry)
-        arrays = [q] if new is None else [q, new]
+        arrays = [geometry.table.padded(table.page_indices), q]
+        if new is not None:
+            arrays.append(new)
         in_hbm = len(arrays)
         if sinks is not None:
             by_group = sinks.astype(jnp.float32).reshape(geometry.kv_heads, 1, geometry.group)
@@ -160,17 +158,52 @@ def _tile(geometry: Geometry) -> int:
 
 
 def _kernel(geometry: Geometry, spec: AttentionSpec, tile: int, writes: bool, *refs: Ref) -> None:
-    """Refs: 4 scalars, q, new tokens if any, sinks if any, pages, the pages as output, the result."""
-    table, (q, *given, _, pages, out) = Table(*refs[:4]), refs[4:]
-    decodes, rows = table.counts[0], table.counts[1]
-    sinks = given[1:] if writes else given
-    if writes:
-        write_rows(geometry, table, given[0], pages)
+    """Refs: 3 scalars, page table, q, new tokens if any, sinks if any, pages, the pages as output,
+    the result.
 
-    def attend(size: int, begin: Array, past: Array) -> None:
+    All blocks are written before any is read: a row may read what one of another block writes.
+    """
+    page_indices, q, *given, _, pages, out = refs[3:]
+    sinks = given[1:] if writes else given
+
+    def attend(table: Table, size: int, begin: Array, past: Array) -> None:
         mine = sinks[0].at[:, pl.ds(0, size * geometry.group)] if sinks else None
         Rows(geometry, spec, table, pages, q, out, mine, size, begin, past).attend()
 
-    attend(1, jnp.int32(0), decodes)
-    if geometry.tokens > 1:
-        attend(tile, decodes, rows)
+    def attend_block(table: Table) -> None:
+        attend(table, 1, *table.decodes())
+        if geometry.tokens > 1:
+            attend(table, tile, *table.others())
+
+    def write_block(table: Table) -> None:
+        write_rows(geometry, table, given[0], pages)
+
+    each_block = partial(_for_each_block, geometry.table, refs[:3], page_indices)
+    if not writes:
+        each_block(attend_block)
+    elif geometry.rows <= geometry.table.rows:
+        each_block(write_block, attend_block)
+    else:
+        each_block(write_block)
+        each_block(attend_block)
+
+
+def _for_each_block(
+    blocks: TableBlocks, scalars: tuple[Ref, Ref, Ref], page_indices: Ref, *bodies: Callable[[Table], None]
+) -> None:
+    """Fetch each block of the page table, and run these for its rows."""
+    rows = scalars[2][1]
+
+    def with_scratch(block: Ref, arrived: Ref) -> None:
+        @pl.loop(0, (rows + (blocks.rows - 1)) // blocks.rows)
+        def _(index: Array) -> None:
+            here = pl.ds(pl.multiple_of(index * blocks.size, blocks.size), blocks.size)
+            copy = pltpu.make_async_copy(page_indices.at[here], block, arrived)
+            copy.start()
+            copy.wait()
+            begin = index * blocks.rows
+            table = Table(*scalars, blocks, block, begin, jnp.minimum(begin + blocks.rows, rows))
+            for body in bodies:
+                body(table)
+
+    pl.run_scoped(with_scratch, pltpu.SMEM((blocks.size,), jnp.int32), pltpu.SemaphoreType.DMA)

@@ -14,6 +14,8 @@ import numpy as np
 from jax import Array
 from jax.experimental.pallas import tpu as pltpu
 
+from caching.tpu.jax_attention import TABLE_BYTES
+
 LANES, SUBLANES = 128, 8
 """A vector register is LANES * SUBLANES numbers of 32 bits."""
 
@@ -36,11 +38,12 @@ class Geometry:
     """Sizes of one compiled kernel."""
 
     tokens: int
+    rows: int
     kv_heads: int
     group: int
     """Query heads per kv head."""
     page_size: int
-    pages_per_seq: int
+    table: "TableBlocks"
     width: int
     """Lanes of a token in a page, key and value together."""
     block_pages: int
@@ -82,15 +85,65 @@ class Geometry:
         return self.width // 2 if self.halved else self.width
 
 
+@dataclass(frozen=True)
+class TableBlocks:
+    """How a page table is cut into blocks of rows: scalar memory has one block at a time."""
+
+    rows: int
+    """Of a block."""
+    width: int
+    """Of the padded table."""
+
+    @property
+    def size(self) -> int:
+        """Entries of a block."""
+        return self.rows * self.width
+
+    def padded(self, page_indices: Array) -> Array:
+        """i32[rows, pages_per_seq] -> i32[blocks * size]; one dimension is not padded again."""
+        rows, pages_per_seq = page_indices.shape
+        missing = (0, -rows % self.rows), (0, self.width - pages_per_seq)
+        return jnp.pad(page_indices, missing).reshape(-1)
+
+
+def table_blocks(rows: int, pages_per_seq: int) -> TableBlocks:
+    """The largest blocks that scalar memory holds, of rows of at most MOST_PAGES_PER_SEQ.
+
+    A block begins at a multiple of SUBLANES * LANES entries, where a transfer may begin: long rows
+    are padded to that, short ones are kept SUBLANES together.
+    """
+    unit = 1 if pages_per_seq > SUBLANES * LANES else SUBLANES
+    columns = SUBLANES * LANES // unit
+    width = -(-pages_per_seq // columns) * columns
+    most = TABLE_BYTES // (4 * width) // unit * unit
+    return TableBlocks(min(most, -(-rows // unit) * unit), width)
+
+
 class Table(NamedTuple):
     """The step's rows as in ``PageTable``, in scalar memory."""
 
     kv_lens: Ref
-    page_indices: Ref
-    """i32[rows * pages_per_seq]; an array of one dimension is not padded."""
     cu_q_lens: Ref
     counts: Ref
     """i32[2]: leading rows of a single query, and all rows."""
+    blocks: TableBlocks
+    page_indices: Ref
+    """i32[blocks.size]: the block of the rows from ``begin`` to ``past``."""
+    begin: Array
+    past: Array
+
+    def page(self, row: Array, index: Array) -> Array:
+        """The page of a row of the block."""
+        page: Array = self.page_indices[(row - self.begin) * self.blocks.width + index]
+        return page
+
+    def decodes(self) -> tuple[Array, Array]:
+        """The rows of a single query in the block: the first, and the one behind the last."""
+        return self.begin, jnp.minimum(self.past, self.counts[0])
+
+    def others(self) -> tuple[Array, Array]:
+        """The same of the other rows."""
+        return jnp.maximum(self.begin, self.counts[0]), self.past
 
 
 def as_words(stored: Array) -> Array:

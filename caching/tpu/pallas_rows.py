@@ -197,7 +197,7 @@ class Rows:
         first, last = span.first_page + block * geometry.block_pages, span.past_page - 1
 
         def copy(page: Array, begin: Array | int, tokens: int) -> Ref:
-            entry = self.table.page_indices[span.row * geometry.pages_per_seq + page]
+            entry = self.table.page(span.row, page)
             place = scratch.kv.at[slot, page - first, :, pl.ds(begin, tokens), :]
             source = self.pages.at[entry, :, pl.ds(begin, tokens), :]
             return pltpu.make_async_copy(source, place, scratch.kv_arrived.at[slot])

@@ -34,20 +34,23 @@ class Granule(NamedTuple):
 
 
 def write_rows(geometry: Geometry, table: Table, new: Ref, pages: Ref) -> None:
-    """Copy ``new`` i32[T, kv_heads, width] (see ``replicated``) to ``pages``, and wait."""
-    decodes, rows = table.counts[0], table.counts[1]
+    """Copy ``new`` i32[T, kv_heads, width] (see ``replicated``) to ``pages``, and wait.
+
+    Of the rows of the table's block.
+    """
 
     def single(writer: Writer) -> None:
-        writer.write(decodes, lambda row: _granule(geometry, table, row, jnp.int32(0)))
+        begin, past = table.decodes()
+        writer.write(past - begin, lambda index: _granule(geometry, table, begin + index, jnp.int32(0)))
 
     def several(writer: Writer) -> None:
-        @pl.loop(decodes, rows)
+        @pl.loop(*table.others())
         def _(row: Array) -> None:
             first = _context(table, row) // geometry.granule
             count = (table.kv_lens[row] + (geometry.granule - 1)) // geometry.granule - first
             writer.write(count, lambda index: _granule(geometry, table, row, index))
 
-    _with_writer(geometry, new, pages, 1, table.kv_lens.shape[0], single)
+    _with_writer(geometry, new, pages, 1, table.blocks.rows, single)
     if geometry.tokens > 1:
         window = min(geometry.granule, geometry.tokens)
         _with_writer(geometry, new, pages, window, -(-geometry.tokens // geometry.granule) + 1, several)
@@ -81,7 +84,7 @@ def _granule(geometry: Geometry, table: Table, row: Array, index: Array) -> Gran
     start = (context // geometry.granule + index) * geometry.granule
     begin = jnp.maximum(context - start, 0)
     return Granule(
-        page=table.page_indices[row * geometry.pages_per_seq + start // geometry.page_size],
+        page=table.page(row, start // geometry.page_size),
         base=start % geometry.page_size,
         begin=begin,
         past=jnp.minimum(table.kv_lens[row] - start, geometry.granule),

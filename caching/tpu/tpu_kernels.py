@@ -28,8 +28,6 @@ class TPUKernel:
     allocate: Callable[[PagedAttentionCacheMetaData], PagedAttentionCache]
     stored_heads: Callable[[int, int, np.dtype], tuple[int, int]]
     """The kv_heads and head_dim of pages, for a model's kv_heads, head_dim and a dtype."""
-    holds_table: Callable[[int, int], bool]
-    """Whether a page table fits: rows, and pages of the longest row."""
     misfit: Callable[[int, np.dtype, str | None], str | None]
     """Why it cannot serve, or None: page_size in tokens, dtype, what else attention needs."""
     tokens_read: Callable[[Chip, PagedAttentionCacheMetaData, int, int], int]
@@ -49,7 +47,6 @@ PALLAS = TPUKernel(
     PallasAttention,
     pallas_attention.allocate,
     pallas_attention.stored_heads,
-    pallas_attention.holds_table,
     pallas_attention.misfit,
     pallas_attention.tokens_read,
     pallas_attention.tokens_written,
@@ -60,7 +57,6 @@ JAX = TPUKernel(
     TPUAttention,
     tpu_attention.allocate,
     tpu_attention.stored_heads,
-    tpu_attention.holds_table,
     tpu_attention.misfit,
     tpu_attention.tokens_read,
     tpu_attention.tokens_written,

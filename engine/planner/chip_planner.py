@@ -56,7 +56,7 @@ def plan_chips(config: EngineConfig, path: Path, topology: str, tokens_a_sequenc
     cache = fit.planner()
     mesh = DeviceMesh(tuple(devices[: partition.devices]))
     shapes = _shapes(config, cache)
-    check_page_table(config, fit.backend, shapes.pages_per_seq)
+    check_page_table(fit.backend, shapes.pages_per_seq)
     begun = time.perf_counter()
     programs = _compile(fit, mesh, shapes, report)
     seconds = time.perf_counter() - begun

@@ -18,6 +18,7 @@ from caching.metadata import PagedAttentionCacheMetaData
 from caching.page_dtype import stored_head_dim
 from caching.paged_attention_cache import PagedAttentionCache, allocate_states
 from caching.state.spec import StatePool
+from caching.tpu.jax_attention import MOST_PAGES_PER_SEQ
 from caching.tpu.tpu_chip import CHIPS, Chip
 from caching.tpu.tpu_kernels import JAX, PALLAS, TPUKernel, by_bytes
 from engine.errors import ConfigurationError
@@ -52,10 +53,10 @@ class Backend:
     """Tokens below which a step is no faster: it is bound by reading the weights."""
     stored_heads: Callable[[int, int, np.dtype], tuple[int, int]] = _with_scales
     """The kv_heads and head_dim of pages, from those of the model and the dtype."""
+    most_pages_per_seq: int | None = None
+    """The longest page table of a sequence that attention has room for; None is any."""
     replaced: tuple[str, ...] = ()
     """Kernels that are at fault on this machine, in whose place XLA's operations serve."""
-    holds_table: Callable[[int, int], bool] = lambda rows, pages_per_seq: True  # noqa: ARG005
-    """Whether attention has room for a page table of so many rows and pages per sequence."""
 
     def weight_format(self, dtype: np.dtype, activations: np.dtype | None = None, bits: int = 8) -> WeightFormat:
         """The format of a dtype's weights; quantised if ``activations``, the compute dtype, is set."""
@@ -135,7 +136,7 @@ def tpu_backend(chip: Chip, kernel: TPUKernel) -> Backend:
         scans=True,
         smallest_step=SMALLEST_ACCELERATOR_STEP,
         stored_heads=kernel.stored_heads,
-        holds_table=kernel.holds_table,
+        most_pages_per_seq=MOST_PAGES_PER_SEQ,
     )
 
 

@@ -178,12 +178,13 @@ class CachePlanner:
         return replace(self._one_page, num_pages=num_pages, states=states)
 
 
-def check_page_table(config: EngineConfig, backend: Backend, pages_per_seq: int) -> None:
-    """Raises ConfigurationError if the attention kernel has no room for a step's page table."""
-    if not backend.holds_table(config.max_num_seqs, pages_per_seq):
+def check_page_table(backend: Backend, pages_per_seq: int) -> None:
+    """Raises ConfigurationError if the attention kernel has no room for a sequence's page table."""
+    most = backend.most_pages_per_seq
+    if most is not None and pages_per_seq > most:
         raise ConfigurationError(
-            f"the attention kernel has no room for the page table of max_num_seqs {config.max_num_seqs} sequences of up to "
-            f"{pages_per_seq:,} pages: raise page_size, or lower max_model_len or max_num_seqs"
+            f"the attention kernel has room for {most:,} pages of a sequence, not for {pages_per_seq:,}: raise page_size, or "
+            "lower max_model_len"
         )
 
 
