@@ -260,19 +260,18 @@ def planner_of(model, left, **settings):
     return CachePlanner(config, Partition(model), one, 0, beside + left), one
 
 
-@pytest.mark.parametrize(("share", "kept"), [(1.0, 12), (2.0, 12), (0.5, 6), (0.25, 3)])
-def test_kept_states_and_pages_have_the_same_share_of_what_sequences_at_full_length_need(blocks_of_model, share, kept):
-    """Those of running sequences come first; no byte that could hold a page is left."""
+@pytest.mark.parametrize(("conversations", "kept"), [(1, 0), (2, 2), (7, 7), (30, 12)])
+def test_there_is_a_kept_state_to_the_pages_of_each_conversation(blocks_of_model, conversations, kept):
+    """States of running sequences and pages of one at full length come first, and no page that fits is left out."""
     model = blocks_of_model(windows=False)
     planner, one = planner_of(model, 0)
-    pages, slot = 4 * planner.groups.pages_of(64) + 1, one.states.bytes_per_slot
-    whole = pages * one.bytes_per_page + 12 * slot
+    pages, slot = planner.groups.pages_of(64), one.states.bytes_per_slot
+    left = conversations * (pages * one.bytes_per_page + slot)
 
-    pool = planner_of(model, 5 * slot + int(share * whole))[0].pool
+    pool = planner_of(model, 5 * slot + left)[0].pool
 
     assert slot == 2 * 4 * (model.hidden_size + 1) and pool.states.num_slots == 5 + kept
-    assert abs(pool.num_pages - min(1, share) * pages) <= 1
-    assert share > 1 or 0 <= 5 * slot + int(share * whole) - pool.num_bytes < one.bytes_per_page + slot
+    assert pool.num_pages == min(4 * pages + 1, (left - kept * slot) // one.bytes_per_page)
 
 
 @pytest.mark.parametrize(

@@ -42,6 +42,8 @@ class SequenceStates:
 
     def hits(self, keys: list[bytes], most: int) -> list[int]:
         """By how many pages of a chain, ``most`` at most, a state is kept; the most first."""
+        if not most:
+            return []
         found = {
             count
             for key, count in self._kept.values()

@@ -9,7 +9,7 @@ import psutil
 from jax.errors import JaxRuntimeError
 
 from caching.cache_groups import CacheGroups
-from caching.metadata import PagedAttentionCacheMetaData
+from caching.metadata import PagedAttentionCacheMetaData, pages_for
 from caching.tpu.tpu_chip import CHIPS
 from engine.config import EngineConfig
 from engine.errors import ConfigurationError
@@ -26,17 +26,21 @@ CPU_UTILIZATION = 0.4
 
 BACK_OFF = 8
 """If the device refuses a pool, the next one has fewer pages and kept states by 1/BACK_OFF."""
-KEPT_STATES = 3
-"""Recurrent states that are kept for each sequence that may run, if there is memory for it at full
-length: the one behind its last page, the one at its prompt's end, and one where it branched off."""
+KEPT_EVERY = 4096
+"""Tokens in pages, or the longest sequence's if that is less, for which memory is set aside for one
+kept recurrent state: about a conversation, which needs its pages and a state to go on from."""
+KEPT_AT_MOST = 3
+"""Kept states for each sequence that may run, or at full length one every KEPT_EVERY: behind its
+last page, at its prompt's end, and where it branched off."""
 
 
 class CachePlanner:
     """Sizes the pool: as many pages as were asked for, or as fit besides weights and scratch.
 
     It is never larger than all sequences at full length need. Recurrent states of sequences that
-    run have their slots first; if the rest is too small for all pages and all kept states, it has
-    the same share of either. It is made before the weights are loaded. Raises ConfigurationError if the context asked for is longer than the model's.
+    run have their slots first, and then the pages of one at full length; of the rest, pages have as
+    much as KEPT_EVERY tokens take beside a kept state. It is made before the weights are loaded.
+    Raises ConfigurationError if the context asked for is longer than the model's.
     """
 
     def __init__(
@@ -61,7 +65,8 @@ class CachePlanner:
         self._slot, self._running_slots, self._kept = 0, 0, 0
         if one_page.states is not None:
             self._slot, self._running_slots = one_page.states.bytes_per_slot, config.max_num_seqs + 1
-            self._kept = KEPT_STATES * config.max_num_seqs if config.enable_prefix_caching else 0
+            each = max(KEPT_AT_MOST, pages_for(self._asked_context, KEPT_EVERY))
+            self._kept = each * config.max_num_seqs if config.enable_prefix_caching else 0
 
     @cached_property
     def pool(self) -> PagedAttentionCacheMetaData:
@@ -153,9 +158,15 @@ class CachePlanner:
             )
         if asked is not None:
             return self._of(asked, min(self._kept, (left - asked * self._page) // max(1, self._slot)))
-        whole = self._needed * self._page + self._kept * self._slot
-        kept = self._kept * min(left, whole) // whole
+        kept = self._kept_beside_pages(left) if self._kept else 0
         return self._of(min(self._needed, (left - kept * self._slot) // self._page), kept)
+
+    def _kept_beside_pages(self, left: int) -> int:
+        """The kept states that have a part of so many bytes."""
+        longest = self._asked_context
+        every = self.groups.pages_of(min(KEPT_EVERY, longest)) * self._page + self._slot
+        beyond = left - (self.groups.pages_of(longest) + 1) * self._page
+        return min(self._kept, left // every, max(0, beyond) // self._slot)
 
     def _beside(self) -> str:
         return f"beside {self._weights:,} bytes of weights and {self.reserved:,} of scratch{self._states_in_words}"
