@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
+from caching.host_tier import HostTier
 from caching.prefix_cache import PrefixCache
 
 SINK_PAGE = 0
@@ -29,15 +30,17 @@ class HBMPageManager:
     that did not ask gets an error. A page may have several owners (``share``).
 
     A page with kept contents (``keep``) is found again even without an owner: it is *cached*
-    until ``alloc`` finds no free page and evicts it. The caller sets ``now``, in seconds.
+    until ``alloc`` finds no free page and evicts it, to the ``tier`` in host memory if there is one.
+    The caller sets ``now``, in seconds.
     """
 
-    def __init__(self, num_pages: int) -> None:
+    def __init__(self, num_pages: int, tier: HostTier | None = None) -> None:
         if num_pages < 2:
             raise ValueError(f"a pool needs the sink and at least one page, not {num_pages} pages")
         self._free = list(range(num_pages - 1, SINK_PAGE, -1))
         self._owners = [0] * num_pages
-        self._cache = PrefixCache()
+        self._cache = PrefixCache(tier)
+        self.tier = tier
         self.now = 0.0
 
     @property

@@ -11,6 +11,8 @@ from collections.abc import Iterable, Sequence
 from hashlib import blake2b
 from typing import Any
 
+from caching.host_tier import HostTier
+
 KEY_BYTES = 16
 """Enough against collisions, by accident or by design: blake2b is a cryptographic hash."""
 
@@ -48,10 +50,12 @@ class KeysInGroup(Sequence[bytes]):
 class PrefixCache:
     """Which page has which key. The page that lost its last owner first is evicted first.
 
-    HBMPageManager counts owners. Times are in seconds, and the caller's.
+    HBMPageManager counts owners. Times are in seconds, and the caller's. Contents without an owner
+    are offered to the ``tier`` behind this one, if there is any.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, tier: HostTier | None = None) -> None:
+        self._tier = tier
         self._page_of: dict[bytes, int] = {}
         self._key_of: dict[int, bytes] = {}
         self._kept_at: dict[int, float] = {}
@@ -94,10 +98,14 @@ class PrefixCache:
     def let_go(self, page: int, now: float) -> None:
         """A page with a key has lost its last owner."""
         self._unowned[page] = now
+        if self._tier is not None:
+            self._tier.offer(page, self._key_of[page])
 
     def claim(self, page: int) -> None:
         """A page without an owner has one again."""
         del self._unowned[page]
+        if self._tier is not None:
+            self._tier.withdraw(page)
 
     def evict_first(self, page: int) -> None:
         """A page without an owner is the next to be evicted."""
@@ -109,12 +117,16 @@ class PrefixCache:
         self.evictions += 1
         self.lifetime_seconds += now - self._kept_at[page]
         self.idle_seconds += now - since
+        if self._tier is not None:
+            self._tier.evict(page, self._key_of[page])
         self.forget(page)
         return page
 
     def forget(self, page: int) -> bool:
         """The page is not found any more. Returns whether it has no owner."""
         del self._page_of[self._key_of.pop(page)], self._kept_at[page]
+        if self._tier is not None:
+            self._tier.withdraw(page)
         return self._unowned.pop(page, None) is not None
 
     def pages(self) -> list[int]:

@@ -18,6 +18,7 @@ from engine.hosts.processes import least_of_all
 from engine.models.decoder import Decoder
 from engine.oengine import MAX_FAILURES_IN_A_ROW, oEngine
 from engine.progress import Progress
+from engine.scheduling.host_cache.copy_cost import CopyCost
 from engine.scheduling.scheduler import InferenceScheduler
 from engine.scheduling.sequence_memory import SequenceMemory
 from engine.scheduling.sequence_states import SequenceStates
@@ -25,6 +26,8 @@ from engine.served_model import ServedModel, served_model
 from engine.step.commands import Command
 from engine.step.execution_manager import ExecutionManager
 from engine.step.executor import StepExecutor
+from engine.step.host_cache.host_budget import check_host_memory
+from engine.step.host_cache.page_copies import copy_seconds
 from engine.step.layout import StepShapes
 from engine.step.page_budget import CachePlanner, check_page_table, memory_budget
 from engine.step.runner import eSurgeRunner, tell_nobody
@@ -54,13 +57,13 @@ class CompiledSteps:
         config, shapes, model = self.served.config, self.manager.shapes, self.served.model
         with device_errors():
             runner = eSurgeRunner(self.manager, config.seed, tell)
-        pages = HBMPageManager(shapes.cache.num_pages)
+        pages = HBMPageManager(shapes.cache.num_pages, None if shapes.host is None else shapes.host.tier())
         pool, slots, states = shapes.cache.states, None, None
         if pool is not None:
             slots = HBMPageManager(pool.num_slots)
             states = SequenceStates(slots, shapes.cache.page_size, config.max_num_seqs)
         scheduler = InferenceScheduler(
-            SequenceMemory(pages, shapes.groups, states),
+            SequenceMemory(pages, shapes.groups, states, _copy_cost(shapes)),
             max_num_seqs=config.max_num_seqs,
             max_num_batched_tokens=config.max_num_batched_tokens,
             long_prefill_token_threshold=config.long_prefill_token_threshold,
@@ -128,6 +131,11 @@ def build(
     report(Progress("preparing kernels", 1, 1, "steps"))
     budget = least_of_all(memory_budget(config, served.mesh.num_local))
     served, planner = planned(served, budget)
+    if planner.host is not None:
+        on_host = jax.default_backend() == "cpu"
+        check_host_memory(
+            planner.host, (planner.pool.num_bytes + served.weight_bytes) * served.mesh.num_local * on_host
+        )
     check_page_table(served.backend, _shapes(served, planner).pages_per_seq)
     decoder = served.load(lambda done, total: report(Progress("loading weights", done, total, "bytes")))
     while True:
@@ -178,7 +186,20 @@ def _shapes(served: ServedModel, planner: CachePlanner) -> StepShapes:
         max_model_len=planner.max_model_len,
         cache=planner.pool,
         smallest_step=served.backend.smallest_step,
+        host=planner.host,
     )
+
+
+def _copy_cost(shapes: StepShapes) -> CopyCost | None:
+    """What a page costs that comes from the host, measured now; None without a tier there."""
+    if shapes.host is None:
+        return None
+    seconds, size = copy_seconds(shapes.cache.bytes_per_page), shapes.cache.bytes_per_page
+    logger.info(
+        "host cache: %s pages in %s bytes of the host's memory; a page of %s bytes comes back in %.3g ms (%.3g GB/s)",
+        f"{shapes.host.num_slots:,}", f"{shapes.host.num_bytes:,}", f"{size:,}", 1000 * seconds, size / seconds / 1e9,
+    )  # fmt: skip
+    return CopyCost(seconds, shapes.max_num_batched_tokens)
 
 
 def _use_compilation_cache() -> None:

@@ -110,6 +110,9 @@ class EngineConfig:
     process_id: int = setting(0, "I", "which of them this is; process 0 is the one that clients talk to")
     run_ahead: int = setting(1, "N", "steps given to the device beyond the one awaited; 0 is none")
     enable_prefix_caching: bool = setting(True, "", "keep computed pages for prompts that begin alike")
+    host_cache_gib: float = setting(
+        0.0, "GIB", "host memory for computed pages that the device has no room for; 0 is none"
+    )
     long_prefill_token_threshold: int | None = setting(
         None, "N", "tokens of a step that long prompts may take beside others (default: half of them)"
     )
@@ -166,6 +169,11 @@ class EngineConfig:
         _require(
             self.num_pages is None or self.num_pages >= 2, "num_pages", "at least 2: one is the sink", self.num_pages
         )
+        _require(0 <= self.host_cache_gib < math.inf, "host_cache_gib", "0 (none) or more", self.host_cache_gib)
+        if self.host_cache_gib and not self.enable_prefix_caching:
+            raise ConfigurationError(
+                "host_cache_gib is a part of the prefix cache: set enable_prefix_caching, or leave it out"
+            )
         share = self.hbm_utilization
         _require(share is None or 0 < share <= 1, "hbm_utilization", "above 0 and at most 1", share)
         _require(self.dtype in (None, "float32", "bfloat16"), "dtype", "float32 or bfloat16", self.dtype)
@@ -259,6 +267,22 @@ class EngineStats(msgspec.Struct, frozen=True):
     pages_free: int = 0
     pages_cached: int = 0
     pages_owned: int = 0
+    host_pages_total: int = 0
+    """Pages that the host's memory holds; 0 without a tier there."""
+    host_pages_cached: int = 0
+    """Pages of prefixes in it."""
+    host_bytes_stored: int = 0
+    """Bytes of pages copied to it."""
+    host_bytes_loaded: int = 0
+    """Bytes of pages copied back."""
+    host_pages_lost: int = 0
+    """Pages evicted from the device without a copy, as too many were on their way."""
+    host_page_bytes: int = 0
+    """Bytes of the host's memory that a page takes."""
+    host_cache_queries: int = 0
+    """Tokens of admitted sequences that the device's pages did not have."""
+    host_cache_hits: int = 0
+    """Those of them that came from the host's memory."""
     steps: int = 0
     prompt_tokens: int = 0
     generated_tokens: int = 0

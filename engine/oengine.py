@@ -30,6 +30,7 @@ from engine.scheduling.preemption import PreemptionLog
 from engine.scheduling.scheduler import InferenceScheduler
 from engine.scheduling.sequence import Sequence, SequenceOutput
 from engine.step.compilation import StagedCompilation, counted_apart, num_compilations
+from engine.step.host_cache.host_link import host_link
 from engine.step.runner import PendingStep, eSurgeRunner
 from engine.step.step_times import step_histograms
 
@@ -69,6 +70,7 @@ class oEngine:
         self._masks = AwaitedMasks()
         self._max_failures_in_a_row = max_failures_in_a_row
         self._failures_in_a_row = 0
+        self._host = host_link(pages.tier, scheduler.memory.host, runner.host)
         self._asleep = False
         self._preemption_log = PreemptionLog(pages.num_total, scheduler.memory.page_size)
         self.start_counting()
@@ -107,11 +109,15 @@ class oEngine:
         self._staged.adopt()
 
     def sleep(self) -> None:
-        """Free the pages' memory but not the weights'. No sequence may be waiting or running."""
+        """Free the pages' memory but not the weights'. No sequence may be waiting or running.
+
+        What is in the host's memory stays there, and is found again.
+        """
         while self._in_flight:
             self._land()
         assert not self.has_work, "a sequence waits or runs"
-        self._scheduler.lose_cache()
+        self._finish_copies()
+        self._scheduler.lose_cache(keep_host=True)
         self._runner.drop_cache()
         self._asleep = True
 
@@ -155,16 +161,16 @@ class oEngine:
         Raises DeviceError if too many steps in a row have failed.
         """
         outputs = self._resume()
+        if self._host is not None:
+            self._host.land()
         now = time.monotonic()
         plan = self._scheduler.plan(now)
         planning = time.monotonic() - now
         if self._scheduler.preempted:
             self._preemption_log.tell(self._scheduler.take_preempted(), self._scheduler.num_running, now)
         if plan is not None:
-            _stamp(plan.admitted)
-            self._in_flight.append(self._runner.dispatch(plan))
-            self._in_flight[-1].times.seconds["plan"] = planning
-        if plan is None or len(self._in_flight) > self._run_ahead:
+            self._dispatch(plan, planning)
+        if plan is None or not plan.num_rows or len(self._in_flight) > self._run_ahead:
             outputs += self._land()
         while self._in_flight and self._in_flight[-1].failure is not None:
             outputs += self._land()
@@ -185,6 +191,7 @@ class oEngine:
             pages_free=self._pages.num_free,
             pages_cached=self._pages.num_cached,
             pages_owned=self._pages.num_owned,
+            **({} if self._host is None else self._host.stats()),
             steps=self._steps,
             prompt_tokens=self._prompt_tokens,
             generated_tokens=self._generated_tokens,
@@ -211,6 +218,25 @@ class oEngine:
             asleep=self._asleep,
         )
 
+    def _dispatch(self, plan: NextIterationPlan, planning: float) -> None:
+        """``planning`` are the seconds that it took to plan. A plan without rows is no step."""
+        _stamp(plan.admitted)
+        step = self._runner.dispatch(plan)
+        step.times.seconds["plan"] = planning
+        if plan.num_rows or step.failure is not None:
+            self._in_flight.append(step)
+
+    def _finish_copies(self) -> None:
+        """Wait for all copies, and place what has come though nobody waits for it any more."""
+        while self._host is not None and self._host.is_copying:
+            self._host.wait()
+            self._host.land()
+            plan = self._scheduler.plan(time.monotonic())
+            if plan is not None:
+                self._dispatch(plan, 0.0)
+            while self._in_flight:
+                self._land()
+
     def _resume(self) -> list[SequenceOutput]:
         """Resume the sequences whose masks are ready; returns the outputs of those that end."""
         ended = [self._scheduler.resume(sequence) for sequence in self._masks.hear()]
@@ -218,7 +244,9 @@ class oEngine:
 
     def _land(self) -> list[SequenceOutput]:
         if not self._in_flight:
-            if self.has_work:
+            if self._host is not None and self._host.is_loading:
+                self._host.wait()
+            elif self.has_work:
                 assert self._masks, "work is left, but nothing can be planned and nothing will land"
                 self._masks.wait()
             return []
@@ -228,6 +256,8 @@ class oEngine:
         except DeviceError as failure:
             return self._recover(step.plan, failure)
         self._failures_in_a_row = 0
+        if self._host is not None:
+            self._host.learn(step.plan, step.times.begun_at)
         outputs = self._fail_rows(step.plan, result) + self._scheduler.update(step.plan, result)
         for sequence in map(step.plan.sequences.__getitem__, step.plan.constrained):
             if sequence.awaits_mask:

@@ -234,8 +234,8 @@ def test_a_wrong_command_line_exits_with_2(arguments: list[str]) -> None:
         ),
         (
             ["serve", "--swap-space", "4"],
-            "; there is no --swap-space here: a request that loses its pages is computed again, "
-            "mostly from the prefix cache",
+            "; there is no --swap-space here: what preempted requests lose comes back from the "
+            "prefix cache: see --host-cache-gib",
         ),
         (["complete", "x", "--model", "a/b"], "--model of vLLM is --connect ADDR here: a daemon serves one model"),
         (["keys", "new", "a", "--model", "b"], "unrecognized arguments: --model b"),

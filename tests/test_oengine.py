@@ -76,6 +76,9 @@ class LateRunner:
     memory is spoilt; "nan" spoils one row of the next to be collected.
     """
 
+    host = None
+    """There is no tier in the host's memory."""
+
     def __init__(self, *, num_pages, page_size, max_num_seqs, max_model_len):
         self._pages = np.full((num_pages, page_size), 255, np.int32)
         self._shapes = SlotShapes(max_num_seqs, 1, pages_for(max_model_len, page_size))

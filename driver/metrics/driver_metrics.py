@@ -38,6 +38,8 @@ class DriverMetrics(Collector):
         cached, prompts = requests.prompt_tokens_cached, requests.prompt_tokens
         sources = {"local_compute": prompts - cached, "local_cache_hit": cached, "external_kv_transfer": 0}
         yield self._by_label("vllm:prompt_tokens_by_source", "Prompt tokens by where they came from", "source", sources)
+        copied = {"GPU_to_CPU": status.host_bytes_stored, "CPU_to_GPU": status.host_bytes_loaded}
+        yield self._by_label("vllm:kv_offload_total_bytes", "Copied to host memory, and back", "transfer_type", copied)
         causes = status.preemptions_by_cause
         yield self._by_label("odriver_preemptions_by_cause", "Preemptions by why", "cause", causes)
         yield self._by_label("vllm:request_success", "Requests that ended", "finished_reason", requests.finished)
@@ -69,6 +71,9 @@ class DriverMetrics(Collector):
             ("odriver_pages_cached", "Pages that no sequence uses and that hold a prefix", status.pages_cached),
             ("odriver_recurrent_states", "Slots for recurrent states", status.recurrent_states_total),
             ("odriver_recurrent_states_cached", "States that no sequence uses and that end a prefix", status.recurrent_states_cached),
+            ("odriver_host_pages", "Pages that the host cache holds", status.host_pages_total),
+            ("odriver_host_page_bytes", "Bytes of the host cache that a page takes", status.host_page_bytes),
+            ("odriver_host_pages_cached", "Pages in the host cache that hold a prefix", status.host_pages_cached),
             ("odriver_seconds_since_progress", "Since a step landed, while there is work", status.seconds_since_progress),
             ("odriver_uptime_seconds", "Since the driver was made", status.uptime_seconds),
             ("odriver_staged_compilations_left", "Functions that readiness did not wait for", status.staged_compilations_left),
@@ -101,11 +106,14 @@ class DriverMetrics(Collector):
             ("vllm:generation_tokens", "Tokens generated", status.generated_tokens),
             ("vllm:prefix_cache_queries", "Tokens looked up in the prefix cache", status.prefix_cache_queries),
             ("vllm:prefix_cache_hits", "Tokens found in the prefix cache", status.prefix_cache_hits),
+            ("vllm:external_prefix_cache_queries", "Tokens looked up in the host cache", status.host_cache_queries),
+            ("vllm:external_prefix_cache_hits", "Tokens found in the host cache", status.host_cache_hits),
             ("vllm:corrupted_requests", "Requests whose logits held NaN or infinity", status.failed_rows),
             ("odriver_page_evictions", "Kept pages that were given away", status.page_evictions),
             ("odriver_recurrent_state_evictions", "Kept states that were given away", status.recurrent_state_evictions),
             ("odriver_page_lifetime_seconds", "Of those, since they were filled", status.page_lifetime_seconds_sum),
             ("odriver_page_idle_seconds", "Of those, since nobody used them", status.page_idle_seconds_sum),
+            ("odriver_host_pages_lost", "Kept pages given away before they were copied", status.host_pages_lost),
             ("odriver_steps", "Steps that landed", status.steps),
             ("odriver_failed_steps", "Steps that the device could not do", status.failed_steps),
             ("odriver_failed_rows", "Requests that ended as their logits held NaN or infinity", status.failed_rows),

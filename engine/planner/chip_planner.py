@@ -119,7 +119,7 @@ def _partition(config: EngineConfig, model: ModelSpec, chips: int) -> Partition:
 
 def _shapes(config: EngineConfig, cache: CachePlanner) -> StepShapes:
     sizes = config.max_num_seqs, config.max_num_batched_tokens, cache.max_model_len
-    return StepShapes(*sizes, cache.pool, SMALLEST_ACCELERATOR_STEP)
+    return StepShapes(*sizes, cache.pool, SMALLEST_ACCELERATOR_STEP, cache.host)
 
 
 def _compile(fit: ChipFit, mesh: DeviceMesh, shapes: StepShapes, report: Report) -> list[CompiledProgram]:

@@ -60,7 +60,7 @@ class Admission:
         sequence = claim.sequence
         while (found := self._memory.find(sequence)) is not None and not self._room_will_come(sequence, found):
             if self._begin(sequence, found):
-                self._start(plan, sequence)
+                self._start(sequence)
                 return
             yielding = self._yielding(claim, found)
             if yielding is None:
@@ -71,7 +71,7 @@ class Admission:
             self._preempter.preempt(victim, cause, before_all=not equals or claim.passes is not None)
             plan.drop(victim)
 
-    def admit(self, plan: NextIterationPlan, chunks: PromptChunks) -> None:
+    def admit(self, chunks: PromptChunks) -> None:
         """Start sequences whose turn it is, and pass by those that cannot start in this step."""
         backfill = Backfill()
         while chunks.room > 0 or not chunks.counts:  # a row of a step full of decodes may yield
@@ -88,8 +88,9 @@ class Admission:
                 self._waiting.pass_by(sequence)
             elif self._running.num_free > backfill.slots and self._begin(sequence, found, backfill.pages):
                 backfill.started()
-                self._start(plan, sequence)
-                chunks.grant(sequence)
+                self._start(sequence)
+                if not sequence.num_loading:
+                    chunks.grant(sequence)
             elif not backfill.give_up_reservation():
                 self._claim = None if backfill.lacks_pages else self._claim_of(sequence)
                 if self._claim is not None or not self._running.num_free:
@@ -98,7 +99,7 @@ class Admission:
                 self._waiting.pass_by(sequence)
         self._waiting.come_back()
 
-    def _start(self, plan: NextIterationPlan, sequence: Sequence) -> None:
+    def _start(self, sequence: Sequence) -> None:
         """Give a waiting sequence that has its pages a slot."""
         self._waiting.take(sequence)
         self._running.add(sequence)
@@ -106,7 +107,6 @@ class Admission:
         if sequence.scheduled_at is None:
             sequence.num_cached_tokens = sequence.num_computed_tokens
         self._waiting.charge(sequence, sequence.num_tokens - sequence.num_computed_tokens)
-        plan.admitted.append(sequence)
 
     def _begin(self, sequence: Sequence, found: Found, spare: int = 0) -> bool:
         """Give it pages, if it can have a slot, and leave so many and what others need."""

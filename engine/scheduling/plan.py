@@ -2,12 +2,15 @@
 
 from dataclasses import dataclass, field
 
+from engine.scheduling.host_cache.copies import Copies
 from engine.scheduling.sequence import Sequence, TokenLogprobs
 
 
 @dataclass(eq=False, slots=True)
 class NextIterationPlan:
     """Rows of one step. Decoding rows of one token each come first, then chunks of prompts.
+
+    A plan without rows has ``copies`` alone, and is no step.
 
     Row i computes ``counts[i]`` tokens of ``sequences[i]`` from token ``starts[i]`` on, and
     samples its next token where ``samples[i]``: a decoding row always, a chunk only when it is its
@@ -30,9 +33,11 @@ class NextIterationPlan:
     released: list[Sequence] = field(default_factory=list)
     """Sequences that lost their slot since the last plan; an admitted one may be among them."""
     admitted: list[Sequence] = field(default_factory=list)
-    """Sequences that have been given a slot in this plan."""
+    """Sequences that have been given a slot, and loaded, since the last plan."""
     grown: list[Sequence] = field(default_factory=list)
     """Decoding sequences that have been given a page in this plan."""
+    copies: Copies | None = None
+    """What is copied between the device and the host, if anything is."""
 
     @property
     def num_rows(self) -> int:

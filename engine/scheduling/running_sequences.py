@@ -27,6 +27,8 @@ class RunningSequences:
         self._by_priority: Counter[int] = Counter()
         self._growth = 0
         """Of all of them, the ``expected_growth``."""
+        self._admitted: dict[Sequence, None] = {}
+        """Those that have been given a slot and are not in any plan yet."""
         self._released: list[Sequence] = []
 
     def __len__(self) -> int:
@@ -49,6 +51,7 @@ class RunningSequences:
         sequence.status = SequenceStatus.RUNNING
         sequence.slot = self._slots.pop()
         self._sequences[sequence.request_id] = sequence
+        self._admitted[sequence] = None
         self._by_client[sequence.client] += 1
         self._by_priority[sequence.params.priority] += 1
         sequence.expected_growth = self._expected_growth(sequence)
@@ -60,13 +63,23 @@ class RunningSequences:
         self._slots.append(sequence.slot)
         sequence.slot = -1
         self._memory.release(sequence)
-        self._released.append(sequence)
+        if sequence in self._admitted:
+            del self._admitted[sequence]
+        else:
+            self._released.append(sequence)
         _take_one(self._by_client, sequence.client)
         _take_one(self._by_priority, sequence.params.priority)
         self._growth -= sequence.expected_growth
 
+    def take_admitted(self) -> list[Sequence]:
+        """The sequences that have a slot and are not loading, save those of the last calls."""
+        admitted = [sequence for sequence in self._admitted if not sequence.num_loading]
+        for sequence in admitted:
+            del self._admitted[sequence]
+        return admitted
+
     def take_released(self) -> list[Sequence]:
-        """The sequences removed since the last call."""
+        """The sequences of ``take_admitted`` that were removed since the last call."""
         released, self._released = self._released, []
         return released
 
@@ -94,8 +107,8 @@ class RunningSequences:
         ]
 
     def prefilling(self) -> list[Sequence]:
-        """Those that compute known tokens before they decode."""
-        return [s for s in self if s.num_computed_tokens < s.num_prefill_tokens]
+        """Those that compute known tokens before they decode, and have what comes before these."""
+        return [s for s in self if s.num_computed_tokens < s.num_prefill_tokens and not s.num_loading]
 
     def will_end(self) -> list[Sequence]:
         """Those whose last token by length is in flight, or in the step being planned."""

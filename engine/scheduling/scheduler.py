@@ -25,6 +25,8 @@ replayed. The rules:
   leave what preempted sequences and the first long prompt need, or they are counted: a sequence
   that was passed by ``MOST_PASSED`` that took what it needs, always its equals in priority, is not
   passed again.
+- A sequence whose prefix is in host memory has slot and pages while it is copied back
+  (``host_pages``), and computes nothing. Copies are part of a plan, and may be all of it.
 - A full page is in the prefix cache from the plan on that computes it (``sequence_memory``). A
   sequence waits while another is computing a page of its prefix.
 - A decoding sequence that finds no page waits for one whose last token is in flight. If there is
@@ -140,6 +142,7 @@ class InferenceScheduler:
     def plan(self, now: float = 0.0) -> NextIterationPlan | None:
         """The next step, or None when nothing can be computed before a step in flight has landed.
 
+        Where nothing can be computed but pages are to be copied, it is a plan without rows.
         ``now``, in seconds, tells how old kept pages are, and nothing else.
         """
         self.memory.begin_plan(now)
@@ -150,12 +153,12 @@ class InferenceScheduler:
             self._admission.settle_claim(plan)
         plan.add_decodes([s for s in decoding if s.num_computed_tokens < s.num_paged_tokens])
         self._plan_prompts(plan, may_admit=pages_suffice)
-        if not plan.num_tokens:
-            return None
         self.memory.end_plan(plan)
-        self._reserve.relax()
-        plan.released = self._running.take_released()
-        return plan
+        if plan.num_tokens:
+            self._reserve.relax()
+            plan.released = self._running.take_released()
+            plan.admitted = self._running.take_admitted()
+        return plan if plan.num_tokens or plan.copies is not None else None
 
     def update(self, plan: NextIterationPlan, result: StepResult) -> list[SequenceOutput]:
         """Land a step. Plans land in the order they were made."""
@@ -193,13 +196,16 @@ class InferenceScheduler:
         internal = sequence.constraint.internal
         return SequenceOutput(sequence.request_id, [], reason, error=error, internal=internal)
 
-    def lose_cache(self) -> None:
-        """The cache is lost, and so are the steps in flight: compute everything again."""
+    def lose_cache(self, *, keep_host: bool = False) -> None:
+        """The cache is lost, and so are the steps in flight: compute everything again.
+
+        ``keep_host`` keeps the tier in the host's memory: it and the copies to it are sound.
+        """
         for sequence in (*self._running, *self._waiting):
             sequence.num_in_flight = 0
         for sequence in sorted(self._running, key=lambda sequence: -sequence.arrival):
             self._preempter.preempt(sequence, Cause.CACHE_LOST)
-        self.memory.forget_all()
+        self.memory.lose_pages(keep_host=keep_host)
 
     def check_integrity(self) -> None:
         """Assert that every page and every slot has exactly the owners that it should."""
@@ -233,7 +239,7 @@ class InferenceScheduler:
         for sequence in begun:
             chunks.grant(sequence)
         if may_admit:
-            self._admission.admit(plan, chunks)
+            self._admission.admit(chunks)
         if not plan.num_decodes:
             chunks.grant_rest(begun)
         chunks.add_to(plan)

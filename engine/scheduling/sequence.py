@@ -82,6 +82,10 @@ class Sequence:
     """The key of the last state that was kept of it, unless others branched off there."""
     branch: int = 0
     """Tokens of its known pages when it was admitted, if no state was known there."""
+    num_loading: int = 0
+    """Pages of its prefix hit that are on their way from the host; until then it computes nothing."""
+    num_known_pages: int = 0
+    """About the longest prefix hit in pages, those in host memory included, when last looked for."""
     num_paged_tokens: int = 0
     """Tokens that its pages hold: it may compute so many."""
     page_keys: list[bytes] = field(default_factory=list)

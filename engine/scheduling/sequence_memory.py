@@ -9,6 +9,8 @@ from caching.cache_groups import CacheGroups
 from caching.metadata import pages_for
 from caching.page_manager import NOTHING_FOUND, SINK_PAGE, Found, HBMPageManager
 from caching.prefix_cache import KeysInGroup, in_group
+from engine.scheduling.host_cache.copy_cost import CopyCost
+from engine.scheduling.host_cache.host_pages import HostPages
 from engine.scheduling.plan import NextIterationPlan
 from engine.scheduling.sequence import Sequence
 from engine.scheduling.sequence_states import SequenceStates
@@ -32,9 +34,17 @@ class SequenceMemory:
     of a state, no other row of its step reads.
     """
 
-    def __init__(self, pages: HBMPageManager, groups: CacheGroups, states: SequenceStates | None = None) -> None:
+    def __init__(
+        self,
+        pages: HBMPageManager,
+        groups: CacheGroups,
+        states: SequenceStates | None = None,
+        cost: CopyCost | None = None,
+    ) -> None:
         self.groups = groups
         self._states = states
+        self.host = None if pages.tier is None or cost is None else HostPages(pages.tier, pages, groups, states, cost)
+        """The second tier of the prefix cache, if there is one."""
         self.page_size = groups.page_size
         """Tokens in a page."""
         self._num_groups, self._full, self._windowed = len(groups.windows), groups.full, groups.windowed
@@ -72,11 +82,14 @@ class SequenceMemory:
         sequence.chains = [
             self._pages.recount(_in_group(keys, group), count, last[number]) for number, group in enumerate(self._full)
         ]
-        return self._hit(sequence, keys, count)
+        found = self._hit(sequence, keys, count)
+        if self.host is not None and self._states is None and found is not None:
+            sequence.num_known_pages = self.host.recount(keys, found.held, count, sequence.num_known_pages)
+        return found
 
     def num_left(self, sequence: Sequence, found: Found) -> int:
         """Known tokens that are to be computed behind the prefix hit."""
-        return sequence.num_tokens - found.held * self.page_size
+        return sequence.num_tokens - max(found.held, sequence.num_known_pages) * self.page_size
 
     def needed(self, sequence: Sequence, found: Found) -> int:
         """Free or cached pages that admission takes: all but prefix hits that have an owner."""
@@ -96,13 +109,16 @@ class SequenceMemory:
         exact = self._find_exactly(sequence)
         if exact is None or not self.fits(sequence, exact, spare):
             return False
-        self._take(sequence, exact.held)
+        held, copied = exact.held, list[tuple[int, int]]()
+        if self.host is not None and self._may_share(sequence):
+            held, copied = self.host.hit(sequence.page_keys, held, self._keys(sequence)[1])
+        self._take(sequence, held, copied)
         if self._states is not None:
-            self._begin_states(self._states, sequence, exact.held)
+            self._begin_states(self._states, sequence, held)
         if sequence.salt is not None:
             keys, count = self._keys(sequence)
             self.tokens_looked_up += count * self.page_size
-            self.tokens_found += sequence.num_computed_tokens
+            self.tokens_found += exact.held * self.page_size
             for key in keys[exact.held : count]:
                 self._computing.setdefault(key, sequence)
         return True
@@ -144,6 +160,8 @@ class SequenceMemory:
             self._is_computed(key, sequence)
         if self._states is not None:
             self._states.release(sequence)
+        if self.host is not None and sequence.num_loading:
+            self.host.cancel(sequence)
         for group, table in enumerate(sequence.pages):
             self._free(group, reversed(table[sequence.first_pages[group] :]))
         sequence.pages, sequence.first_pages = [], []
@@ -167,7 +185,8 @@ class SequenceMemory:
         return self.groups.growth(sequence.num_tokens, num_tokens)
 
     def begin_plan(self, now: float) -> None:
-        """Take back what prompts that are computed needed beside their windows.
+        """Take back what prompts that are computed needed beside their windows, and cache what
+        has come from the host.
 
         ``now`` is the time in seconds, from which the prefix cache computes how old its pages are.
         """
@@ -177,6 +196,10 @@ class SequenceMemory:
         self._prefilled.clear()
         if self._states is not None:
             self._states.begin_plan(now)
+        if self.host is not None:
+            self.host.begin_plan()
+            for sequence in self.host.take_loaded():
+                self._cache(sequence, 0, sequence.num_computed_tokens)
 
     def end_plan(self, plan: NextIterationPlan) -> None:
         """All rows of the plan are known."""
@@ -185,23 +208,39 @@ class SequenceMemory:
             for sequence, key in self._planned:
                 self._is_computed(key, sequence)
             self._planned.clear()
+        if self.host is not None:
+            plan.copies = self.host.take_copies()
 
     def forget(self, sequences: Iterable[Sequence]) -> None:
         """Drop what these sequences computed from the cache, also where they are released."""
         for sequence in sequences:
             for group in range(self._num_groups):
-                self._pages.forget_keys(_in_group(sequence.page_keys, group))
+                keys = _in_group(sequence.page_keys, group)
+                self._pages.forget_keys(keys)
+                if self._pages.tier is not None:
+                    self._pages.tier.forget(keys)
             if self._states is not None:
                 self._states.forget(sequence)
 
     def forget_all(self) -> int:
-        """Empty the prefix cache; returns how many pages it had."""
+        """Empty the prefix cache; returns how many pages it had, those of the host included."""
         if self._states is not None:
             self._states.forget_all()
-        return self._pages.forget_all()
+        return self._pages.forget_all() + (0 if self._pages.tier is None else self._pages.tier.forget_all())
+
+    def lose_pages(self, *, keep_host: bool) -> None:
+        """The device's pages are lost, and unless ``keep_host`` the host's. No sequence has any."""
+        if self._states is not None:
+            self._states.forget_all()
+        self._pages.forget_all()
+        if self.host is not None and not keep_host:
+            self.host.lose_copies()
 
     def check_integrity(self, running: Iterable[Sequence]) -> None:
         """Assert that running sequences own their pages, and only they compute prefixes."""
+        running = list(running)
+        if self.host is not None:
+            self.host.check_integrity(running)
         owned: list[int] = []
         in_windows: Counter[int] = Counter()
         for sequence in running:
@@ -220,18 +259,38 @@ class SequenceMemory:
         lost = awaited - {sequence.request_id for sequence in running}
         assert not lost, f"prefixes are awaited from {lost}, which do not run"
 
-    def _take(self, sequence: Sequence, held: int) -> None:
-        """Share a prefix hit of ``held`` pages, and allocate for what is behind it."""
+    def _take(self, sequence: Sequence, held: int, copied: list[tuple[int, int]]) -> None:
+        """Share a prefix hit of ``held`` pages, and allocate for what is behind it.
+
+        The pages ``copied``, each a group and a number, are the host's: they come from there.
+        """
         num_pages, start = pages_for(sequence.num_tokens, self.page_size), held * self.page_size
         spans = [self.groups.span(group, start, num_pages) for group in range(self._num_groups)]
         for group, (first, _) in enumerate(spans):
-            shared = self._share(sequence.page_keys[first:held], group) if held else []
-            sequence.pages.append([SINK_PAGE] * first + shared)
+            absent = {page for its_group, page in copied if its_group == group}
+            there = [page for page in range(first, held) if page not in absent]
+            table = [SINK_PAGE] * max(first, held)
+            for page, shared in zip(
+                there, self._share([sequence.page_keys[page] for page in there], group), strict=True
+            ):
+                table[page] = shared
+            sequence.pages.append(table)
             sequence.first_pages.append(first)
+        if self.host is not None and copied:
+            self._load(sequence, copied)
         for table, (_, past) in zip(sequence.pages, spans, strict=True):
             table += self._pages.alloc(past - len(table))
         sequence.num_computed_tokens = start
         sequence.num_paged_tokens = num_pages * self.page_size
+
+    def _load(self, sequence: Sequence, copied: list[tuple[int, int]]) -> None:
+        """Copy these groups and numbers of pages from the host, to pages that it is given."""
+        assert self.host is not None
+        slots = self.host.pin(sequence.page_keys, copied)  # first: what is evicted now may take a slot
+        pages = self._pages.alloc(len(copied))
+        for (group, page), allocated in zip(copied, pages, strict=True):
+            sequence.pages[group][page] = allocated
+        self.host.begin(sequence, slots, pages)
 
     def _advance(self, sequence: Sequence) -> None:
         """Move the windows of a prompt on to its next chunk."""

@@ -21,6 +21,7 @@ from caching.cache_groups import CacheGroups
 from caching.metadata import PagedAttentionCacheMetaData, pages_for
 from caching.state.table import StateTable
 from engine.sampling.sampler_inputs import pack_inputs
+from engine.step.host_cache.host_budget import HostBudget
 from engine.step.slot_state import Packed, SlotShapes, SlotState, SlotWrites, read, write
 
 PROMPT_BLOCK = 64
@@ -164,6 +165,8 @@ class StepShapes:
     cache: PagedAttentionCacheMetaData
     smallest_step: int = 1
     """Tokens below which a step is no faster."""
+    host: HostBudget | None = None
+    """The tier in the host's memory, if there is one."""
 
     @property
     def pages_per_seq(self) -> int:

@@ -16,6 +16,7 @@ from engine.errors import ConfigurationError
 from engine.models.partition import Partition
 from engine.models.spec import ModelSpec
 from engine.step.backend import Backend
+from engine.step.host_cache.host_budget import host_budget
 
 logger = logging.getLogger(__name__)
 
@@ -67,6 +68,8 @@ class CachePlanner:
             self._slot, self._running_slots = one_page.states.bytes_per_slot, config.max_num_seqs + 1
             each = max(KEPT_AT_MOST, pages_for(self._asked_context, KEPT_EVERY))
             self._kept = each * config.max_num_seqs if config.enable_prefix_caching else 0
+        self.host = host_budget(config, one_page, partition.devices)
+        """The tier in the host's memory, if one was asked for."""
 
     @cached_property
     def pool(self) -> PagedAttentionCacheMetaData:
@@ -145,8 +148,10 @@ class CachePlanner:
 
     @property
     def reserved(self) -> int:
-        """Bytes reserved for the largest step and the sampler."""
-        return self._scratch + _sampling_scratch(self._config, self._partition)
+        """Bytes reserved for the largest step, the sampler, and pages on their way to the host
+        and from it."""
+        staged = 0 if self.host is None else 2 * self.host.staged * self._page
+        return self._scratch + _sampling_scratch(self._config, self._partition) + staged
 
     def _plan(self) -> PagedAttentionCacheMetaData:
         asked, taken = self._config.num_pages, self._weights + self.reserved + self.running_states_bytes

@@ -9,11 +9,13 @@ from jax import Array
 
 from engine.device_errors import DeviceError, device_errors
 from engine.sampling.logprobs import unpack_logprobs
+from engine.scheduling.host_cache.copies import Copies
 from engine.scheduling.plan import NextIterationPlan, StepResult
 from engine.scheduling.sequence import TokenLogprobs
-from engine.step.commands import AllocateCache, Command, DropCache, Landed
+from engine.step.commands import AllocateCache, Command, CopyPages, DropCache, Landed
 from engine.step.execution_manager import ExecutionManager
 from engine.step.executor import ExecutedStep, StepExecutor
+from engine.step.host_cache.page_copies import HostMemory
 from engine.step.model_io import ModelIOProcessor, PromptLogprobs
 from engine.step.step_gap import Result, StepGaps
 from engine.step.step_times import StepTimes
@@ -66,8 +68,13 @@ class eSurgeRunner:
         self._tell(AllocateCache())
         self._executor.allocate_cache()
 
+    @property
+    def host(self) -> HostMemory | None:
+        """This process's part of the tier in the host's memory, if there is one."""
+        return self._executor.host
+
     def dispatch(self, plan: NextIterationPlan) -> PendingStep:
-        """Dispatch a plan to the device. Steps run in order.
+        """Dispatch a plan to the device, its copies first. Steps run in order.
 
         If a step has a ``failure``, ``collect`` raises it. Dispatch no other before ``reset``.
         """
@@ -99,9 +106,18 @@ class eSurgeRunner:
         self._executor.reset()
         self.gaps.rest()
 
+    def _copy(self, copies: Copies) -> None:
+        command = CopyPages(copies.stores, copies.places, copies.fetches)
+        self._tell(command)
+        self._executor.copy(command)
+
     def _dispatch(self, plan: NextIterationPlan) -> PendingStep:
         self.gaps.look()
         times = StepTimes()
+        if plan.copies is not None:
+            self._copy(plan.copies)
+        if not plan.num_rows:
+            return PendingStep(plan, times=times)
         layout = self._manager.layout_for(plan.num_tokens)
         step, prompt_logprobs = self._io.prepare(plan, layout)
         times.end("prepare")

@@ -22,7 +22,7 @@ class StepTimes:
     def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
         self.seconds = dict.fromkeys(PHASES, 0.0)
         self._clock = clock
-        self._since = clock()
+        self.begun_at = self._since = clock()
 
     def resume(self) -> None:
         """Begin a phase now: the step has waited for its turn."""

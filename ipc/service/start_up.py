@@ -115,11 +115,16 @@ def load(
         if leader is not None:
             leader.leave(os.EX_CONFIG, str(error))
         raise
-    tables = engine.num_page_tables
+    tables, stats = engine.num_page_tables, engine.stats()
     facts = served_model(config).describe() | {
         "model": model,
-        "pages": f"{engine.stats().pages_total:,} of {engine.page_size} tokens"
+        "pages": f"{stats.pages_total:,} of {engine.page_size} tokens"
         + (f" in one of {tables} groups of layers" if tables > 1 else ""),
+        **(
+            {"host cache": f"{stats.host_pages_total:,} pages of {stats.host_page_bytes:,} bytes"}
+            if stats.host_pages_total
+            else {}
+        ),
         "context": f"{engine.limits.max_model_len:,} tokens",
     }
     driver = oDriver(
@@ -132,7 +137,8 @@ def load(
     name, *aliases = config.served_model_name
     cache_config = {
         "block_size": str(engine.page_size),
-        "num_gpu_blocks": str(engine.stats().pages_total),
+        "num_gpu_blocks": str(stats.pages_total),
+        "num_cpu_blocks": str(stats.host_pages_total),
         "cache_dtype": config.kv_cache_dtype,
         "gpu_memory_utilization": str(config.hbm_utilization or "auto"),
         "enable_prefix_caching": str(config.enable_prefix_caching),

@@ -2,7 +2,7 @@
 
 The scheduler is driven as the engine drives it, with several plans in flight, by requests that come, are aborted and run
 out of time at random, some of them in a flood of one client's, some with a constraint whose masks are late, some without
-max_tokens; steps fail, and take the memory with them. Beside it stands a model of the pages: each token written is
+max_tokens; steps fail, and take the memory with them; pages go to the host and come back, in their own time. Beside it stands a model of the pages: each token written is
 remembered by the whole of what came before it, so that a page with two writers, one that is handed out while it is read, or one that is shared with somebody
 whose tokens differ is found where it is read. The next token is a function of all tokens before it, as in a greedy model:
 what a request gives does not depend on its neighbours, and a prefix may be shared by whoever has the same.
@@ -17,16 +17,19 @@ import msgspec
 import numpy as np
 
 from caching.cache_groups import CacheGroups
+from caching.host_tier import HostTier
 from caching.page_manager import SINK_PAGE, SINK_SLOT, HBMPageManager
 from engine.sampling_params import SamplingParams
 from engine.scheduling.backfill import MOST_PASSED
 from engine.scheduling.growth_reserve import GrowthReserve
+from engine.scheduling.host_cache.copy_cost import CopyCost
 from engine.scheduling.plan import NextIterationPlan, StepResult
 from engine.scheduling.scheduler import InferenceScheduler
 from engine.scheduling.sequence import Sequence
 from engine.scheduling.sequence_memory import SequenceMemory
 from engine.scheduling.sequence_states import SequenceStates
 from engine.scheduling.waiting_queue import OUTPUT_WEIGHT
+from scripts.benchmarks.simulated_host import SimulatedHost
 
 VOCABULARY, EOS = 11, 0
 PARAMS = SamplingParams(temperature=0)
@@ -117,7 +120,11 @@ class SchedulerHistory:
         self._has_states = random.random() > 0.5
         windows = random.choice((*WINDOWS, ())) if self._has_states else random.choice(WINDOWS)
         self._page_size = random.randint(1, 5)
-        self._pages = HBMPageManager(random.randint(10, 40) * max(1, len(windows)))
+        num_pages = random.randint(10, 40) * max(1, len(windows))
+        has_host = windows and random.random() > 0.4
+        tier = HostTier(random.randint(1, 2 * num_pages), random.randint(1, 8)) if has_host else None
+        self._pages = HBMPageManager(num_pages, tier)
+        self._cost = CopyCost(random.random(), 1)
         max_num_seqs = random.randint(1, MOST_SEQUENCES)
         self._slots = HBMPageManager(1 + max_num_seqs + random.randint(0, MOST_KEPT))
         states = SequenceStates(self._slots, self._page_size, max_num_seqs) if self._has_states else None
@@ -129,7 +136,7 @@ class SchedulerHistory:
         long = random.choice((None, 1, 3, self._budget))
         self._long = long or max(1, self._budget // 2)
         self._scheduler = InferenceScheduler(
-            SequenceMemory(self._pages, self._groups, states),
+            SequenceMemory(self._pages, self._groups, states, self._cost),
             max_num_seqs=max_num_seqs,
             max_num_batched_tokens=self._budget,
             long_prefill_token_threshold=long,
@@ -143,6 +150,7 @@ class SchedulerHistory:
         self._ended: list[Life] = []
         self._content: dict[tuple[int, int], tuple[int, int]] = {}
         """By page and place in it, the group and history that were written there last."""
+        self._host = SimulatedHost(self._content, self._page_size)
         self._states: dict[int, int] = {}
         """By slot, the history that the state in it is made from."""
         self._queues: dict[tuple[str, int], deque[str]] = {}
@@ -155,7 +163,8 @@ class SchedulerHistory:
     def step(self) -> None:
         """One thing at random happens, and everything still holds."""
         often, seldom = [self._plan, self._land, self._answer], [self._add, self._finish_one]
-        self._random.choice((*often * 4, *seldom * 2, self._fail_a_step))()
+        rare = [self._fail_a_step, self._sleep, self._forget, self._learn]
+        self._random.choice((*often * 8, *seldom * 4, *[self._land_copies] * 4, *rare))()
         self._check()
 
     def end(self) -> None:
@@ -164,11 +173,14 @@ class SchedulerHistory:
         while self._alive or self._in_flight:
             planned = len(self._in_flight) <= self._run_ahead and self._plan()
             if not planned and not self._in_flight:
-                assert self._answer(), "work is left, but nothing can be planned and nothing will land"
+                assert self._land_copies(all_of_them=True) or self._answer(), (
+                    "work is left, but nothing can be planned and nothing will land"
+                )
             elif not planned:
                 self._land()
             if self._random.random() < 0.5:
                 self._answer()
+                self._land_copies()
             self._check()
             patience -= 1
             assert patience, f"{sorted(self._alive)} never end"
@@ -258,6 +270,40 @@ class SchedulerHistory:
             self._scheduler.lose_cache()
             self._content.clear()
             self._states.clear()
+            self._host.lose_copies()
+
+    def _sleep(self) -> None:
+        """As in oEngine: the device's pages are lost and the host's are not, when all copies have landed."""
+        if self._alive:
+            return
+        while self._in_flight:
+            self._land()
+        while self._land_copies(all_of_them=True):
+            self._plan()
+        self._scheduler.lose_cache(keep_host=True)
+        self._content.clear()
+        self._states.clear()
+
+    def _forget(self) -> None:
+        """The prefix cache is emptied; who runs keeps what it has."""
+        if self._random.random() < 0.3:
+            self._scheduler.memory.forget_all()
+
+    def _learn(self) -> None:
+        """Copying pays, or it does not any more."""
+        self._cost.token_seconds = self._random.random() / self._page_size
+
+    def _land_copies(self, *, all_of_them: bool = False) -> bool:
+        """Some of the copies on their way, the oldest first, have arrived; whether any has."""
+        memory, host = self._scheduler.memory, self._host
+        stores, fetches = (
+            count if all_of_them else self._random.randint(0, count) for count in (host.stores, host.fetches)
+        )
+        if memory.host is None or not stores + fetches:
+            return False
+        host.stores, host.fetches = host.stores - stores, host.fetches - fetches
+        memory.host.landed(stores, fetches)
+        return True
 
     def _plan(self) -> bool:
         """Whether there was something to plan."""
@@ -265,6 +311,10 @@ class SchedulerHistory:
             return False
         plan = self._scheduler.plan()
         if plan is None:
+            return False
+        if plan.copies is not None:
+            self._host.run(plan.copies)
+        if not plan.num_tokens:
             return False
         self._check_plan(plan)
         self._check_order(plan)
@@ -340,7 +390,8 @@ class SchedulerHistory:
     def _may_start(self, sequence: Sequence, plan: NextIterationPlan) -> bool:
         """Whether it surely needs nothing but a slot and pages: no mask, nobody's prefix, no part of a step for long prompts."""
         return not (
-            sequence.awaits_mask
+            sequence.num_loading
+            or sequence.awaits_mask
             or sequence.num_tokens > self._long
             or any(self._computes_for(life.sequence, sequence, plan) for life in self._alive.values())
         )

@@ -1,0 +1,1 @@
+"""Prefix hits in the host's memory: what is copied instead of computed, and when."""

@@ -1,0 +1,19 @@
+"""What is copied between the device and the host with one plan."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Copies:
+    """Pages that are copied between the device and the host (caching/host_tier.py).
+
+    They come before the step: the device runs ``stores``, then ``places``, then the step. What the
+    step writes is not stored, and what it reads is in place.
+    """
+
+    stores: list[tuple[int, int]]
+    """Pages, and the host's slots that get their contents."""
+    places: list[list[int]]
+    """Of the oldest lists of ``fetches``, which have arrived, the page of each; or the sink."""
+    fetches: list[int]
+    """The host's slots whose contents begin their way to the device."""

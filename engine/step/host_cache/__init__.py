@@ -1,0 +1,1 @@
+"""Pages in the host's memory: how many there are, and the copies to it and back."""

@@ -1,0 +1,279 @@
+"""A second tier of the prefix cache in the host's memory: the same tokens, and fewer of them computed."""
+
+import dataclasses
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from checkpoints import VARIANTS, build_checkpoint
+from flax import nnx
+
+from caching.host_tier import HostTier
+from caching.metadata import PagedAttentionCacheMetaData
+from caching.page_manager import SINK_PAGE, HBMPageManager
+from engine.build import build_engine as engine_of
+from engine.config import EngineConfig, ServingLimits
+from engine.device_errors import DeviceError
+from engine.errors import ConfigurationError
+from engine.mesh import DeviceMesh
+from engine.models.decoder import Decoder
+from engine.models.model_config import read_model_config
+from engine.models.partition import Partition
+from engine.oengine import oEngine
+from engine.sampling_params import SamplingParams
+from engine.scheduling.growth_reserve import GrowthReserve
+from engine.scheduling.host_cache.copy_cost import CopyCost
+from engine.scheduling.scheduler import InferenceScheduler
+from engine.scheduling.sequence import Sequence
+from engine.scheduling.sequence_memory import SequenceMemory
+from engine.step.backend import xla_backend
+from engine.step.compilation import num_compilations
+from engine.step.execution_manager import ExecutionManager
+from engine.step.forward_programs import FORWARD, WRITE_SLOTS
+from engine.step.host_cache.host_budget import HostBudget, check_host_memory, host_budget
+from engine.step.host_cache.page_copies import GATHER, SCATTER, copy_seconds
+from engine.step.layout import StepShapes
+from engine.step.runner import eSurgeRunner
+from engine.step.sampling_programs import GREEDY
+
+FLOAT32 = np.dtype(np.float32)
+PAGE_SIZE, WINDOW, CHUNK, MAX_NUM_SEQS, MAX_MODEL_LEN = 4, 11, 8, 3, 80
+
+
+class GreedyManager(ExecutionManager):
+    """Compiles only what greedy requests run."""
+
+    def _programs(self, layout):
+        return [p for p in super()._programs(layout) if p.name in (FORWARD, WRITE_SLOTS, GREEDY, GATHER, SCATTER)]
+
+
+class PoisonedRunner(eSurgeRunner):
+    """Before each step, and behind its copies, all pages that hold nothing are NaN: who reads one gives NaN too."""
+
+    pages: HBMPageManager
+
+    def dispatch(self, plan):
+        """Copy, poison, then dispatch."""
+        copies, plan.copies = plan.copies, None
+        if copies is not None:
+            self._copy(copies)
+        free = np.zeros(self._manager.shapes.cache.num_pages, bool)
+        free[[SINK_PAGE, *self.pages._free]] = True
+        self._executor._cache = _poisoned(self._executor._cache, free)
+        return super().dispatch(plan)
+
+
+@jax.jit
+def _poisoned(cache, pages):
+    return jax.tree.map(lambda layer: jnp.where(pages[:, None, None, None, None], jnp.nan, layer), cache)
+
+
+@pytest.fixture(scope="module")
+def manager(tmp_path_factory):
+    """The programs of a Gemma 3 of two layers and random weights: two groups, one with a window."""
+    variant = VARIANTS["gemma3"]
+    config = {**variant.config, "num_hidden_layers": 2, "sliding_window_pattern": 2, "sliding_window": WINDOW}
+    VARIANTS["gemma3_with_host"] = dataclasses.replace(variant, config=config)
+    model = read_model_config(build_checkpoint(tmp_path_factory.mktemp("gemma"), "gemma3_with_host"))
+    del VARIANTS["gemma3_with_host"]
+    partition, backend = Partition(model), xla_backend(FLOAT32)
+    decoder = Decoder(partition, nnx.Rngs(0))
+    pool = dataclasses.replace(backend.one_page(partition, PAGE_SIZE, FLOAT32), num_pages=1 + 2 * 80)
+    shapes = StepShapes(MAX_NUM_SEQS, CHUNK, MAX_MODEL_LEN, pool, smallest_step=CHUNK, host=HostBudget(300, 12, 1))
+    manager = GreedyManager(decoder, shapes, backend, DeviceMesh((jax.devices()[0],)))
+    manager.compile(lambda progress: None)
+    return manager
+
+
+def build_engine(manager, *, num_pages=None, host=True, cost=None, run_ahead=1, slots=300):
+    """An engine over pages of its own, which are poisoned while they are free, with a tier behind them or none."""
+    tier = HostTier(slots, manager.shapes.host.staged, page_bytes=1) if host else None
+    pages = HBMPageManager(num_pages or manager.shapes.cache.num_pages, tier)
+    scheduler = InferenceScheduler(
+        SequenceMemory(pages, manager.shapes.groups, cost=(cost or CopyCost(0.0, CHUNK)) if host else None),
+        max_num_seqs=MAX_NUM_SEQS,
+        max_num_batched_tokens=CHUNK,
+        reserve=GrowthReserve(pages.num_total, watermark=0.0, least=0.0),
+    )
+    runner = PoisonedRunner(manager, 0)
+    runner.pages = pages
+    return oEngine(scheduler, runner, pages, ServingLimits(MAX_MODEL_LEN, 144, ()), run_ahead=run_ahead)
+
+
+def tokens_of(engine, sequences):
+    """What each sequence is given."""
+    tokens = {}
+    for sequence in sequences:
+        engine.add(sequence)
+    while engine.has_work:
+        for output in engine.step():
+            assert output.error is None, output.error
+            tokens.setdefault(output.request_id, []).extend(output.token_ids)
+        engine.check_integrity()
+    assert engine.stats().pages_owned == 0
+    return tokens
+
+
+def ask(number, prompt, count=8, salt=b""):
+    """A greedy sequence."""
+    return Sequence(str(number), prompt, SamplingParams(temperature=0), frozenset(), count, seed=0, salt=salt)
+
+
+def turns(random, talks, rounds):
+    """Prompts of conversations that take turns: each time all that was said before, and a bit more."""
+    said = [random.integers(1, 140, random.integers(8, 20)).tolist() for _ in range(talks)]
+    for turn in range(rounds):
+        for talk in range(talks):
+            said[talk] = said[talk] + random.integers(1, 140, random.integers(4, 9)).tolist()
+            yield partial(ask, f"{talk}.{turn}", said[talk], int(random.integers(3, 9)))
+
+
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.thorough) for seed in range(1, 8))])
+def test_a_tier_gives_the_same_tokens_and_computes_fewer(manager, seed):
+    """Conversations that the pool has no room for, in full and windowed groups, with preemption."""
+    random = np.random.default_rng(seed)
+    asked = list(turns(random, talks=8, rounds=5))
+    small = 1 + 2 * int(random.integers(22, 30))
+    alone = tokens_of(build_engine(manager, host=False), [make() for make in asked])
+    without = build_engine(manager, num_pages=small, host=False)
+    tokens_of(without, [make() for make in asked])
+    engine = build_engine(manager, num_pages=small, run_ahead=int(random.integers(0, 3)))
+    before = num_compilations()
+
+    tokens = tokens_of(engine, [make() for make in asked])
+
+    stats = engine.stats()
+    assert tokens == alone
+    assert stats.host_bytes_loaded > 0 and stats.host_cache_hits > 0 and num_compilations() == before
+    assert stats.prompt_tokens < without.stats().prompt_tokens
+
+
+@pytest.mark.thorough
+def test_two_devices_keep_their_shards_of_a_page(tmp_path):
+    """Under tensor parallelism each device's heads go to the host and come back, by all that the operator sets."""
+    directory = build_checkpoint(tmp_path, "qwen3_sharded", num_hidden_layers=1)
+    config = EngineConfig(
+        model=str(directory), tensor_parallel_size=2, max_num_seqs=2, max_num_batched_tokens=4, max_model_len=64,
+        page_size=4, num_pages=30, host_cache_gib=0.001,
+    )  # fmt: skip
+    asked = list(turns(np.random.default_rng(0), talks=5, rounds=2))
+    engine = engine_of(config, lambda progress: None)
+    expected = tokens_of(engine, [make(salt=None) for make in asked])
+
+    tokens = tokens_of(engine, [make() for make in asked])
+
+    stats = engine.stats()
+    assert tokens == expected and stats.host_bytes_loaded > 0 and not stats.compilations_after_ready
+    assert stats.host_pages_total == int(0.001 * 2**30) // stats.host_page_bytes
+
+
+def test_what_is_on_the_host_survives_sleep(manager):
+    """A prompt that was computed before the device's pages were dropped comes back from the host."""
+    engine = build_engine(manager, num_pages=42)
+    asked = list(turns(np.random.default_rng(1), talks=6, rounds=1))
+    first = tokens_of(engine, [make() for make in asked])
+    loaded = engine.stats().host_bytes_loaded
+
+    engine.sleep()
+    assert engine.stats().pages_cached == 0
+    engine.wake()
+    again = tokens_of(engine, [make() for make in asked])
+
+    assert again == first and engine.stats().host_bytes_loaded > loaded
+
+
+def test_an_emptied_prefix_cache_is_empty_on_the_host_too(manager):
+    """After a reset nothing comes back, as the weights may have changed."""
+    engine = build_engine(manager, num_pages=42)
+    asked = list(turns(np.random.default_rng(1), talks=6, rounds=1))
+    tokens_of(engine, [make() for make in asked])
+    stats = engine.stats()
+
+    assert stats.host_pages_cached > 0
+    assert engine.reset_prefix_cache() == stats.host_pages_cached + stats.pages_cached
+
+    assert engine.stats().host_pages_cached == 0
+    tokens_of(engine, [asked[0]()])
+    assert engine.stats().host_bytes_loaded == stats.host_bytes_loaded
+
+
+def test_who_has_another_salt_has_nothing_on_the_host(manager):
+    """Tenants share no pages there either."""
+    engine = build_engine(manager, num_pages=42)
+    asked = list(turns(np.random.default_rng(1), talks=6, rounds=1))
+    tokens_of(engine, [make() for make in asked])
+    loaded, stranger = engine.stats().host_bytes_loaded, asked[0]()
+    stranger.salt = b"stranger"
+
+    tokens_of(engine, [stranger])
+
+    assert engine.stats().host_bytes_loaded == loaded
+
+
+def test_what_is_computed_sooner_is_not_copied(manager):
+    """Where a copy takes longer than the tokens that it saves, nothing goes to the host or comes from it."""
+    cost = CopyCost(1.0, CHUNK)
+    engine = build_engine(manager, num_pages=42, cost=cost)
+    cost.token_seconds = 0.2
+    asked = list(turns(np.random.default_rng(1), talks=6, rounds=3))
+
+    tokens_of(engine, [make() for make in asked])
+
+    assert cost.token_seconds < 0.2, "no step was learned from"
+    assert engine.stats().host_bytes_stored == engine.stats().host_bytes_loaded == 0
+
+
+def test_after_a_failed_step_nothing_on_the_host_is_trusted(manager, monkeypatch):
+    """A step fails while pages are on their way: who was in it ends, all others are given what they would be."""
+    asked = list(turns(np.random.default_rng(2), talks=6, rounds=4))
+    alone = tokens_of(build_engine(manager, host=False), [make() for make in asked])
+    engine, kept = build_engine(manager, num_pages=46), []
+    collect, steps = engine._runner.collect, iter(range(10**6))
+
+    def failing(step):
+        if next(steps) % 25 == 24:
+            kept.append(engine.stats().host_pages_cached)
+            raise DeviceError("INTERNAL: a wire has come loose")
+        return collect(step)
+
+    monkeypatch.setattr(engine._runner, "collect", failing)
+    tokens, failed = {}, set()
+    for make in asked:
+        engine.add(make())
+    while engine.has_work:
+        before = engine.stats().failed_steps
+        for output in engine.step():
+            failed |= {output.request_id} if output.error is not None else set()
+            tokens.setdefault(output.request_id, []).extend(output.token_ids)
+        assert engine.stats().failed_steps == before or engine.stats().host_pages_cached == 0
+        engine.check_integrity()
+
+    assert max(kept) > 0 and failed and len(failed) < len(asked) and engine.stats().host_bytes_loaded > 0
+    assert all(tokens[name] == alone[name] for name in alone.keys() - failed)
+
+
+def test_a_tier_is_refused_that_the_host_has_no_memory_for():
+    """The message has the numbers; a tier of not even a page, or without a prefix cache, is refused as well."""
+    page = PagedAttentionCacheMetaData(
+        num_layers=2, num_pages=1, page_size=16, num_kv_heads=2, head_dim=64, dtype=FLOAT32
+    )
+    budget = host_budget(EngineConfig(host_cache_gib=1, max_num_batched_tokens=64), page, 2)
+
+    assert (budget.bytes_per_page, budget.num_slots, budget.staged) == (2**16, 2**14, 8)
+    assert host_budget(EngineConfig(), page, 2) is None
+    check_host_memory(budget, 0)
+    with pytest.raises(ConfigurationError, match=r"host_cache_gib asks for 1,073,741,824 bytes .* are free beside"):
+        check_host_memory(budget, 2**50)
+    with pytest.raises(ConfigurationError, match="holds no page, which takes 65,536 bytes"):
+        host_budget(EngineConfig(host_cache_gib=0.00001), page, 2)
+    with pytest.raises(ConfigurationError, match=r"0 \(none\) or more, not -1"):
+        EngineConfig(host_cache_gib=-1)
+    with pytest.raises(ConfigurationError, match="host_cache_gib is a part of the prefix cache"):
+        EngineConfig(host_cache_gib=1, enable_prefix_caching=False)
+
+
+def test_the_price_of_a_copy_is_measured():
+    """Seconds for the bytes of a page; more bytes take longer."""
+    assert 0 < copy_seconds(2**10) < copy_seconds(2**24)
