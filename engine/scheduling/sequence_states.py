@@ -17,7 +17,8 @@ is kept, but for those at a prompt's end and where others branched off. There is
 only those beyond are for kept states, so a sequence never waits for one.
 """
 
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterable, Iterator
 
 from caching.page_manager import SINK_SLOT, HBMPageManager
 from engine.scheduling.plan import NextIterationPlan
@@ -37,19 +38,15 @@ class SequenceStates:
         self._page_size = page_size
         self._max_num_seqs = max_num_seqs
         self._num_running = 0
-        self._kept: dict[int, tuple[bytes, int]] = {}
-        """By slot, the key of the state that was last kept in it, and its number of pages."""
+        self._lengths: dict[int, int] = {}
+        """By slot, the pages of the prefix whose state was kept there last."""
+        self._num_of_length: Counter[int] = Counter()
+        """How many slots have each of these lengths."""
 
-    def hits(self, keys: list[bytes], most: int) -> list[int]:
+    def hits(self, keys: list[bytes], most: int) -> Iterator[int]:
         """By how many pages of a chain, ``most`` at most, a state is kept; the most first."""
-        if not most:
-            return []
-        found = {
-            count
-            for key, count in self._kept.values()
-            if count <= most and keys[count - 1] == key and self._slots.is_kept(key)
-        }
-        return sorted(found, reverse=True)
+        lengths = sorted((length for length in self._num_of_length if length <= most), reverse=True) if most else ()
+        return (length for length in lengths if self._slots.is_kept(keys[length - 1]))
 
     def begin(self, sequence: Sequence, key: bytes | None) -> None:
         """Give it a slot; it reads the state of the key first, or zeros."""
@@ -164,12 +161,21 @@ class SequenceStates:
             key = self._key(sequence, tokens)
             if not self._slots.is_kept(key):
                 self._slots.keep(slot, key)
-                self._kept[slot] = key, tokens // self._page_size
+                self._note_length(slot, tokens // self._page_size)
                 if sequence.last_state is not None:
                     self._slots.evict_first(sequence.last_state)
                 stays = tokens in (sequence.branch, self._last_page_end(sequence))
                 sequence.last_state = None if stays else key
             self._slots.free([slot])
+
+    def _note_length(self, slot: int, length: int) -> None:
+        before = self._lengths.get(slot)
+        self._lengths[slot] = length
+        self._num_of_length[length] += 1
+        if before is not None:
+            self._num_of_length[before] -= 1
+            if not self._num_of_length[before]:
+                del self._num_of_length[before]
 
     def _last_page_end(self, sequence: Sequence) -> int:
         """Tokens of the full pages before the last token of its prompt."""
