@@ -288,3 +288,19 @@ def test_too_little_memory_is_said_with_the_states_that_it_is_for(blocks_of_mode
     """Nothing is left for pages beside the states of running sequences."""
     with pytest.raises(ConfigurationError, match=r"5 states of [0-9,]+ .one for each of max_num_seqs 4 sequences"):
         _ = planner_of(blocks_of_model(windows=False), 2000)[0].pool
+
+
+@pytest.mark.parametrize("salt", [None, b""])
+def test_a_running_sequence_owns_one_slot_and_at_the_end_of_a_page_one_more(plain, salt):
+    """All slots and pages are as large as was reckoned with, and what ends keeps none of its own."""
+    engine, pool = build_engine(plain, run_ahead=0), plain.shapes.cache
+    for number in range(MAX_NUM_SEQS):
+        engine.add(Sequence(str(number), [number] * 9, SamplingParams(temperature=0), frozenset(), 30, 0, salt=salt))
+    owned = []
+    while engine.has_work:
+        engine.step()
+        owned.append(engine._states.num_owned - engine.stats().running)
+
+    assert sum(leaf.nbytes for leaf in jax.tree.leaves(engine._runner._executor._cache)) == pool.num_bytes
+    assert set(owned) == {0} if salt is None else set(owned) <= set(range(MAX_NUM_SEQS + 1))
+    assert (engine.stats().recurrent_states_cached > 0) == (salt is not None)
