@@ -19,6 +19,8 @@ class PagedAttentionCacheMetaData:
     num_kv_heads: int
     head_dim: int
     dtype: np.dtype
+    vectors: int = 2
+    """What a token has for each kv head: a key and a value; or 1, its latent for all heads."""
     stacked: bool = False
     """Whether all layers share one array of pages, one after the other, or each has its own."""
     windows: tuple[int | None, ...] = (None,)
@@ -38,8 +40,9 @@ class PagedAttentionCacheMetaData:
 
     @property
     def bytes_per_page(self) -> int:
-        """Bytes of one page over all its layers, keys and values."""
-        return self.num_layers * 2 * self.num_kv_heads * self.page_size * self.head_dim * self.dtype.itemsize
+        """Bytes of one page over all its layers."""
+        numbers = self.vectors * self.num_kv_heads * self.page_size * self.head_dim
+        return self.num_layers * numbers * self.dtype.itemsize
 
     @property
     def num_bytes(self) -> int:

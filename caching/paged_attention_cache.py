@@ -18,7 +18,7 @@ class PagedAttentionCache:
     """``layers[i]`` has the pages of layer i, or of the i-th stack, in the backend's layout.
 
     Here that is [pages, kv_heads, 2, page_size, head_dim], keys before values: a CPU reads one
-    head's contiguous keys fastest. XLA updates a layer's array in place; no step may copy one.
+    head's contiguous keys fastest. Of latents it is [pages, 1, 1, page_size, head_dim]. XLA updates a layer's array in place; no step may copy one.
     """
 
     layers: tuple[Array, ...]
@@ -44,7 +44,7 @@ class PagedAttentionCache:
     @staticmethod
     def layer_struct(metadata: PagedAttentionCacheMetaData) -> jax.ShapeDtypeStruct:
         """One layer's shape and dtype."""
-        shape = (metadata.num_pages, metadata.num_kv_heads, 2, metadata.page_size, metadata.head_dim)
+        shape = (metadata.num_pages, metadata.num_kv_heads, metadata.vectors, metadata.page_size, metadata.head_dim)
         return jax.ShapeDtypeStruct(shape, stored_dtype(metadata.dtype))
 
 

@@ -131,7 +131,7 @@ def served_model(config: EngineConfig) -> ServedModel:
     partition = split_over_devices(config, model)
     devices = partition.devices
     dtype = np.dtype(jnp.dtype(config.dtype or _default_dtype()))
-    kv_dtype = page_dtype(config, dtype)
+    kv_dtype = page_dtype(config, model, dtype)
     page_size = config.page_size or default_page_size()
     backend = choose_backend(
         page_size,
@@ -141,6 +141,7 @@ def served_model(config: EngineConfig) -> ServedModel:
         partition.kv_heads_each,
         config.attention_backend,
         model.attention_extras,
+        latents=model.has_latents,
     )
     backend = checked(trial_of(backend, partition, page_size, dtype, kv_dtype), kv_dtype)
     mesh = DeviceMesh(tuple(jax.devices()[:devices]))
@@ -164,9 +165,18 @@ def split_over_devices(config: EngineConfig, model: ModelSpec) -> Partition:
     return split(model, asked or (1 if jax.default_backend() == "cpu" else most_devices(model, there)))
 
 
-def page_dtype(config: EngineConfig, dtype: np.dtype[Any]) -> np.dtype[Any]:
-    """The dtype of keys and values in pages, for activations of ``dtype``."""
-    return dtype if config.kv_cache_dtype == "auto" else NAMES[config.kv_cache_dtype]
+def page_dtype(config: EngineConfig, model: ModelSpec, dtype: np.dtype[Any]) -> np.dtype[Any]:
+    """The dtype of keys and values in pages, for activations of ``dtype``.
+
+    Raises ConfigurationError for one that the model cannot be served with.
+    """
+    chosen = dtype if config.kv_cache_dtype == "auto" else NAMES[config.kv_cache_dtype]
+    if model.has_latents and chosen.itemsize < 2:
+        raise ConfigurationError(
+            f"kv_cache_dtype {config.kv_cache_dtype} is not supported for latents, which have a key beside numbers of "
+            "another size: choose auto, bfloat16 or float32"
+        )
+    return chosen
 
 
 def quantizations(config: EngineConfig, model: ModelSpec) -> tuple[str | None, ...]:

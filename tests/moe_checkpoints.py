@@ -140,6 +140,51 @@ ERNIE_MOE = {
     "tie_word_embeddings": True,
     "rope_theta": 1000.0,
 }
+DEEPSEEK_V3 = {
+    "architectures": ["DeepseekV3ForCausalLM"],
+    "model_type": "deepseek_v3",
+    "num_key_value_heads": 4,
+    "q_lora_rank": 24,
+    "kv_lora_rank": 64,
+    "qk_nope_head_dim": 8,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 12,
+    "n_routed_experts": 6,
+    "n_shared_experts": 1,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 24,
+    "first_k_dense_replace": 1,
+    "n_group": 3,
+    "topk_group": 2,
+    "num_nextn_predict_layers": 0,
+    "rope_theta": 1000.0,
+    "rope_scaling": {
+        "type": "yarn",
+        "factor": 4.0,
+        "original_max_position_embeddings": 16,
+        "mscale": 1.0,
+        "mscale_all_dim": 0.8,
+    },
+}
+DEEPSEEK_V2 = {
+    **DEEPSEEK_V3,
+    "architectures": ["DeepseekV2ForCausalLM"],
+    "model_type": "deepseek_v2",
+    "topk_method": "group_limited_greedy",
+    "n_shared_experts": 2,
+    "routed_scaling_factor": 1.5,
+}
+GLM4_MOE_LITE = {
+    **DEEPSEEK_V3,
+    "architectures": ["Glm4MoeLiteForCausalLM"],
+    "model_type": "glm4_moe_lite",
+    "kv_lora_rank": 24,
+    "qk_nope_head_dim": 16,
+    "n_group": 1,
+    "topk_group": 1,
+    "rope_scaling": None,
+    "routed_scaling_factor": 1.8,
+}
 
 MOE_VARIANTS: dict[str, tuple[int, Config]] = {
     "qwen3_moe": (9, {**QWEN3_MOE, "norm_topk_prob": True, "mlp_only_layers": [0]}),
@@ -208,6 +253,34 @@ MOE_VARIANTS: dict[str, tuple[int, Config]] = {
     "olmoe": (14, OLMOE),
     "dots1": (5, DOTS1),
     "ernie4_5_moe": (0, ERNIE_MOE),
+    "deepseek_v2": (9, DEEPSEEK_V2),
+    "deepseek_v2_lite": (
+        0,
+        {
+            **DEEPSEEK_V2,
+            "q_lora_rank": None,
+            "topk_method": "greedy",
+            "n_group": 1,
+            "topk_group": 1,
+            "rope_scaling": None,
+        },
+    ),
+    "deepseek_v3": (4, DEEPSEEK_V3),
+    "deepseek_v3_plain": (
+        5,
+        {
+            **DEEPSEEK_V3,
+            "q_lora_rank": None,
+            "attention_bias": True,
+            "rope_interleave": False,
+            "norm_topk_prob": False,
+            "rope_scaling": {"type": "linear", "factor": 2.0},
+        },
+    ),
+    "glm4_moe_lite": (
+        0,
+        {**GLM4_MOE_LITE, "num_hidden_layers": 4, "mlp_layer_types": ["sparse", "dense", "sparse", "sparse"]},
+    ),
 }
 """By name, a seed under which greedy paths and routes are clear-cut, and the keys beside the common sizes."""
 
@@ -231,6 +304,8 @@ def moe_shapes(config: Config) -> Shapes:
 
 def _attention(config: Config, layer: int) -> Shapes:
     family, hidden = config["model_type"], config["hidden_size"]
+    if "kv_lora_rank" in config:
+        return _latent_attention(config)
     head_dim = config.get("head_dim") or hidden // config["num_attention_heads"]
     if family == "gemma4_text" and config["layer_types"][layer] == "full_attention":
         head_dim = config["global_head_dim"]
@@ -259,14 +334,38 @@ def _attention(config: Config, layer: int) -> Shapes:
     return shapes | {f"{name}.weight": (hidden,) for name in norms}
 
 
+def _latent_attention(config: Config) -> Shapes:
+    hidden, heads, rank = config["hidden_size"], config["num_attention_heads"], config["kv_lora_rank"]
+    nope, rope, values = (config[f"{name}_head_dim"] for name in ("qk_nope", "qk_rope", "v"))
+    linears = {
+        "kv_a_proj_with_mqa": (rank + rope, hidden),
+        "kv_b_proj": (heads * (nope + values), rank),
+        "o_proj": (hidden, heads * values),
+    }
+    norms = {"self_attn.kv_a_layernorm": rank, "input_layernorm": hidden, "post_attention_layernorm": hidden}
+    if latent := config["q_lora_rank"]:
+        linears |= {"q_a_proj": (latent, hidden), "q_b_proj": (heads * (nope + rope), latent)}
+        norms["self_attn.q_a_layernorm"] = latent
+    else:
+        linears["q_proj"] = (heads * (nope + rope), hidden)
+    shapes: Shapes = {f"self_attn.{name}.weight": shape for name, shape in linears.items()}
+    if config.get("attention_bias"):
+        biased = ("q_a_proj", "kv_a_proj_with_mqa", "o_proj")
+        shapes |= {f"self_attn.{name}.bias": linears[name][:1] for name in biased if name in linears}
+    return shapes | {f"{name}.weight": (size,) for name, size in norms.items()}
+
+
 def _feed_forward(config: Config, layer: int) -> Iterator[tuple[str, tuple[int, ...]]]:
     family, hidden, layers = config["model_type"], config["hidden_size"], config["num_hidden_layers"]
     experts = next(config[key] for key in EXPERTS if key in config)
     ffn = config.get("moe_intermediate_size", config["intermediate_size"])
     shared = config.get("n_shared_experts", 1) * ffn
-    if family in ("qwen3_moe", "qwen2_moe", "glm4_moe", "dots1", "olmoe", "ernie4_5_moe"):
+    deepseek = ("deepseek_v2", "deepseek_v3", "glm4_moe_lite")
+    if family in ("qwen3_moe", "qwen2_moe", "glm4_moe", "dots1", "olmoe", "ernie4_5_moe", *deepseek):
         step = config.get("decoder_sparse_step", 1)
         dense = range(config.get("first_k_dense_replace", family == "ernie4_5_moe"))
+        if "mlp_layer_types" in config:
+            dense = [number for number, kind in enumerate(config["mlp_layer_types"]) if kind == "dense"]
         if layer in dense or layer in config.get("mlp_only_layers", []) or (layer + 1) % step:
             yield from _gated("mlp.", hidden, config["intermediate_size"])
             return
@@ -276,8 +375,9 @@ def _feed_forward(config: Config, layer: int) -> Iterator[tuple[str, tuple[int, 
         if family == "qwen2_moe":
             yield "mlp.shared_expert_gate.weight", (1, hidden)
             yield from _gated("mlp.shared_expert.", hidden, config["shared_expert_intermediate_size"])
-        if family in ("glm4_moe", "dots1"):
-            yield "mlp.gate.e_score_correction_bias", (experts,)
+        if family in ("glm4_moe", "dots1", *deepseek):
+            if family != "deepseek_v2":
+                yield "mlp.gate.e_score_correction_bias", (experts,)
             yield from _gated("mlp.shared_experts.", hidden, shared)
         if family == "ernie4_5_moe":
             yield "mlp.moe_statics.e_score_correction_bias", (1, experts)

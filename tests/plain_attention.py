@@ -9,7 +9,7 @@ import numpy as np
 from jax import Array
 from numpy.typing import NDArray
 
-from caching.attention.spec import AttentionInputs, AttentionSpec, CacheView
+from caching.attention.spec import AttentionInputs, AttentionSpec, CacheView, LatentInputs, LatentSpec
 from caching.page_manager import SINK_PAGE
 from engine.models.step_context import LayerCache, Place
 
@@ -47,6 +47,20 @@ def plain_attention(
     return pages, np.concatenate(outputs)
 
 
+def expanded(latents: Array, projections: Array, nope: int) -> tuple[Array, Array]:
+    """Keys and values f[..., heads, nope + rope] of latents f[..., rank + rope], by f[heads, nope + v, rank].
+
+    Keys and values have zeros behind them where the others are longer.
+    """
+    rank, heads = projections.shape[2], projections.shape[0]
+    own = jnp.einsum("...r,hnr->...hn", latents[..., :rank], projections)
+    shared = jnp.broadcast_to(latents[..., None, rank:], (*latents.shape[:-1], heads, latents.shape[-1] - rank))
+    both = jnp.concatenate([own[..., :nope], shared], axis=-1), own[..., nope:]
+    width = max(x.shape[-1] for x in both)
+    keys, values = (jnp.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, width - x.shape[-1])]) for x in both)
+    return keys, values
+
+
 def without_what_windows_have_passed(spec: AttentionSpec, view: CacheView) -> CacheView:
     """The same step where each row has given back the pages that none of its queries sees: the sink stands for them."""
     table, page_size = view.table, view.pages.shape[3]
@@ -68,6 +82,8 @@ class DenseAttention:
         self, spec: AttentionSpec, cache: LayerCache, place: Place, inputs: AttentionInputs
     ) -> tuple[LayerCache, Array]:
         """Each query sees the last ``window`` keys, its own included."""
+        if isinstance(spec, LatentSpec):
+            return self._of_latents(spec, cache, place, inputs)
         written = cache[place.group] if inputs.k is None else (inputs.k, inputs.v)
         q, group = inputs.q, inputs.q.shape[2] // written[0].shape[2]
         keys, values = (jnp.repeat(x, group, axis=2) for x in written)
@@ -86,3 +102,13 @@ class DenseAttention:
         return {**(cache or {}), place.group: written} if self.keeps else cache, jnp.einsum(
             "bhqk,bkhd->bqhd", weights, values
         )
+
+    def _of_latents(
+        self, spec: LatentSpec, cache: LayerCache, place: Place, inputs: LatentInputs
+    ) -> tuple[LayerCache, Array]:
+        nope = inputs.q.shape[-1]
+        k, v = expanded(inputs.latents, inputs.projections, nope)
+        q = jnp.concatenate([inputs.q, inputs.q_rotated], axis=-1)
+        q = jnp.pad(q, [(0, 0)] * (q.ndim - 1) + [(0, k.shape[-1] - q.shape[-1])])
+        cache, attended = self(AttentionSpec(spec.scale), cache, place, AttentionInputs(q, k, v))
+        return cache, attended[..., : inputs.projections.shape[1] - nope]

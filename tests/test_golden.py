@@ -18,9 +18,10 @@ from moe_checkpoints import MOE_VARIANTS
 from tpu_twins import PallasTwin
 
 from caching.attention.xla_attention import XLAAttention
+from caching.attention.xla_latents import XLALatentAttention
 from caching.page_manager import HBMPageManager
 from caching.tpu.tpu_chip import CHIPS
-from caching.tpu.tpu_kernels import PALLAS
+from caching.tpu.tpu_kernels import LATENTS, PALLAS
 from engine.config import ServingLimits
 from engine.mesh import DeviceMesh
 from engine.models.model_config import read_model_config
@@ -50,8 +51,10 @@ V5E = CHIPS["TPU v5 lite"]
 FLOAT32 = np.dtype(np.float32)
 XLA = xla_backend(FLOAT32)
 TPU = replace(tpu_backend(V5E, PALLAS), attention=PallasTwin())
+OF_LATENTS = {id(XLA): xla_backend(FLOAT32, latents=True), id(TPU): tpu_backend(V5E, LATENTS)}
+"""Of models with latents, in the place of the others."""
 DENSE = {("llama2", 16), ("mistral", 4), ("qwen2", 16), ("qwen3", 16), ("gemma2", 16), ("phi3", 16)}
-PLAINEST = DENSE | {("qwen3_moe", 16), ("gpt_oss", 16), ("glm4_moe", 16)}
+PLAINEST = DENSE | {("qwen3_moe", 16), ("gpt_oss", 16), ("glm4_moe", 16), ("deepseek_v3", 16)}
 """Of every mechanism a variant and the size of its pages."""
 BACKENDS = [
     *(
@@ -73,7 +76,11 @@ BACKENDS = [
     pytest.param(("olmo2", 4, XLA, 2), marks=pytest.mark.thorough),
     pytest.param(("phi3", 4, XLA, 2), marks=pytest.mark.thorough),
     pytest.param(("mixtral", 4, XLA, 2), marks=pytest.mark.thorough),
-    *(pytest.param((variant, 4, TPU, 2), marks=pytest.mark.thorough) for variant in ("qwen2_moe", "gpt_oss")),
+    *(
+        pytest.param((variant, 4, TPU, 2), marks=pytest.mark.thorough)
+        for variant in ("qwen2_moe", "gpt_oss", "deepseek_v3")
+    ),
+    pytest.param(("deepseek_v3", 4, TPU, 1), marks=pytest.mark.thorough),
 ]
 
 
@@ -127,12 +134,14 @@ def compiled(request, tmp_path_factory):
     mesh = DeviceMesh(tuple(jax.devices()[:devices]))
     directory = build_checkpoint(tmp_path_factory.mktemp(variant), variant)
     model = read_model_config(directory)
-    backend = backend or choose_backend(page_size, model.head_dim, FLOAT32)
+    if model.has_latents and backend is not None:
+        backend = OF_LATENTS[id(backend)]
+    backend = backend or choose_backend(page_size, model.head_dim, FLOAT32, latents=model.has_latents)
     one_page = backend.one_page(split(model, devices), page_size, FLOAT32)
     states = one_page.states and replace(one_page.states, num_slots=NUM_SLOTS)
     metadata = replace(one_page, num_pages=1 + NUM_PAGES * len(one_page.windows), states=states)
     of_xla = isinstance(
-        backend.attention, XLAAttention
+        backend.attention, XLAAttention | XLALatentAttention
     )  # takes long to compile, and does the same for any number of rows
     shapes = StepShapes(MAX_NUM_SEQS, CHUNK, MAX_MODEL_LEN, metadata, smallest_step=MAX_NUM_SEQS if of_xla else 1)
     decoder = load(directory, backend.weight_format(FLOAT32), devices)

@@ -109,6 +109,53 @@ class AttentionInputs:
     """f32[heads] score of a key without a value that every query of a head sees (gpt-oss)."""
 
 
+@dataclass(frozen=True)
+class LatentSpec:
+    """How a layer of multi-head latent attention (DeepSeek-V2) scores keys. Hashable.
+
+    A token has one latent for all heads: ``rank`` numbers that each head's keys and values are
+    projections of, and behind them a key that is rotated by its position and shared by the heads.
+    """
+
+    scale: float
+    """Scores are ``q @ k * scale``."""
+    rank: int
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class LatentInputs:
+    """The inputs of one layer's latent attention for the T tokens of a step."""
+
+    q: Array
+    """f[T, heads, nope], which scores a head's own keys."""
+    q_rotated: Array
+    """f[T, heads, rope], which scores the shared key."""
+    latents: Array
+    """f[T, rank + rope]"""
+    projections: Array
+    """f[heads, nope + v, rank]: of latents to a head's keys, and behind them to its values."""
+
+
+class LatentKernel(Protocol):
+    """Latent attention over pages [num_pages, 1, 1, page_size, width]. Hashable.
+
+    A page has the latents of its tokens, perhaps with zeros behind them. Devices that split the
+    heads have all latents each.
+    """
+
+    @property
+    def fuses_rotation(self) -> bool:
+        """As in AttentionKernel."""
+
+    def __call__(self, spec: LatentSpec, view: CacheView, inputs: LatentInputs) -> tuple[Array, Array]:
+        """Write the step's latents into their pages, then attend.
+
+        Returns the pages, in place when donated, and f[T, heads, v]. Padding rows are finite but
+        undefined.
+        """
+
+
 class AttentionKernel(Protocol):
     """Attention over pages. Hashable: a step is traced for each kernel."""
 
@@ -122,3 +169,7 @@ class AttentionKernel(Protocol):
         Returns the pages, in place when donated, and f[T, heads, head_dim]. Padding rows are
         finite but undefined.
         """
+
+
+Kernel = AttentionKernel | LatentKernel
+"""Of a model's layers; all have the same."""

@@ -8,12 +8,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
+from caching.attention.running_softmax import MASKED, accumulate, padded_pages, settle, start, without_stale
 from caching.attention.spec import AttentionInputs, AttentionSpec, CacheView, PageTable
 from caching.page_dtype import as_read, as_stored
-from caching.page_manager import SINK_PAGE
-
-MASKED = -1e30
-"""Score of a masked key; finite, so that a row without keys gives numbers and not NaN."""
 
 DECODE_BLOCK_TOKENS = 64
 """Keys per iteration over decoding rows; of 32 to 256 the fastest at 32 rows on a 2-core CPU."""
@@ -80,51 +77,12 @@ class _Pages:
         return as_read(stored.reshape(rows, kv_heads, count * page_size, width), self.dtype, self.read_as)
 
 
-def _padded_pages(page_indices: Array, block_pages: int) -> Array:
-    """The page table, widened with the sink so that a block never reads past its end."""
-    width = page_indices.shape[1]
-    return jnp.pad(page_indices, ((0, 0), (0, -width % block_pages)), constant_values=SINK_PAGE)
-
-
-def _without_stale(values: Array, firsts: Array, lens: Array, position: Array) -> Array:
-    """Values [..., kv_heads, c, head_dim] at i32[c] positions, 0 before i32[...] firsts and from
-    i32[...] lens on.
-
-    Pages there have another owner's values, perhaps NaN, and 0 * NaN is NaN.
-    """
-    known = (position < lens[..., None]) & (position >= firsts[..., None])
-    return jnp.where(known[..., None, :, None], values, np.array(0, values.dtype))
-
-
-def _accumulate(state: tuple[Array, Array, Array], scores: Array, values: Array) -> tuple[Array, Array, Array]:
-    """One block of a running softmax: scores f32[..., q, c] with values [..., c, head_dim]."""
-    high, total, weighted = state
-    higher = jnp.maximum(high, jnp.max(scores, axis=-1))
-    weights = jnp.exp(scores - higher[..., None])
-    shrink = jnp.exp(high - higher)
-    added = jnp.matmul(weights.astype(values.dtype), values, preferred_element_type=jnp.float32)
-    return higher, total * shrink + jnp.sum(weights, axis=-1), weighted * shrink[..., None] + added
-
-
-def _start(lead: tuple[int, ...], head_dim: int, sinks: Array | None) -> tuple[Array, Array, Array]:
-    """The state of a running softmax of shape ``lead`` before any key; sinks broadcast to it."""
-    weighted = jnp.zeros((*lead, head_dim), jnp.float32)
-    if sinks is None:
-        return jnp.full(lead, MASKED, jnp.float32), jnp.zeros(lead, jnp.float32), weighted
-    return jnp.broadcast_to(sinks, lead), jnp.ones(lead, jnp.float32), weighted
-
-
 def _scores(spec: AttentionSpec, q: Array, keys: Array) -> Array:
     """Scaled q[..., n, head_dim] by keys[..., c, head_dim] -> f32[..., n, c]."""
     scores = jnp.matmul(q, jnp.swapaxes(keys, -1, -2), preferred_element_type=jnp.float32)
     if spec.soft_cap is None:
         return scores
     return jnp.tanh(scores * np.float32(1 / spec.soft_cap)) * np.float32(spec.soft_cap)
-
-
-def _settle(state: tuple[Array, Array, Array]) -> Array:
-    _, total, weighted = state
-    return weighted / jnp.maximum(total, np.float32(1e-30))[..., None]
 
 
 def _attend(spec: AttentionSpec, pages: _Pages, table: PageTable, q: Array, sinks: Array | None) -> Array:
@@ -161,7 +119,7 @@ class _Layer:
         grouped = q.reshape(rows, kv_heads, heads // kv_heads, head_dim)
         lens = jnp.where(jnp.arange(rows, dtype=jnp.int32) < num_decodes, table.kv_lens, 0)
         firsts = self.spec.first_seen(jnp.maximum(lens - 1, 0))
-        pages = _padded_pages(table.page_indices, block_pages)
+        pages = padded_pages(table.page_indices, block_pages)
 
         def attend(index: Array, state: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
             here = jax.lax.dynamic_slice(pages, (jnp.int32(0), index * block_pages), (rows, block_pages))
@@ -169,13 +127,13 @@ class _Layer:
             position = index * block + jnp.arange(block, dtype=jnp.int32)[None, :]
             seen = (position < lens[:, None]) & (position >= firsts[:, None])
             scores = _scores(self.spec, grouped, keys)
-            values = _without_stale(values, firsts, lens, position)
-            return _accumulate(state, jnp.where(seen[:, None, None, :], scores, MASKED), values)
+            values = without_stale(values, firsts, lens, position)
+            return accumulate(state, jnp.where(seen[:, None, None, :], scores, MASKED), values)
 
         begin = jnp.min(jnp.where(lens > 0, firsts, np.int32(2**30))) // block
         end = (jnp.max(lens) + (block - 1)) // block
-        state = jax.lax.fori_loop(begin, end, attend, _start(grouped.shape[:-1], head_dim, self.sinks))
-        return _settle(state).astype(q.dtype).reshape(rows, heads, head_dim)
+        state = jax.lax.fori_loop(begin, end, attend, start(grouped.shape[:-1], head_dim, self.sinks))
+        return settle(state).astype(q.dtype).reshape(rows, heads, head_dim)
 
     def prefill_rows(self, q: Array, decoded: Array, table: PageTable, num_decodes: Array) -> Array:
         """Attention of the rows after the decoding ones, a tile at a time.
@@ -215,7 +173,7 @@ class _Layer:
         group = heads // kv_heads
         block_pages = max(1, PREFILL_BLOCK_TOKENS // page_size)
         block = block_pages * page_size
-        pages = _padded_pages(pages, block_pages)
+        pages = padded_pages(pages, block_pages)
         grouped = (
             q.reshape(tile, kv_heads, group, head_dim).transpose(1, 2, 0, 3).reshape(kv_heads, group * tile, head_dim)
         )
@@ -230,12 +188,12 @@ class _Layer:
                 seen &= key_position >= self.spec.first_seen(query_position)
             scores = _scores(self.spec, grouped, keys)
             masked = jnp.where(seen, scores.reshape(kv_heads, group, tile, block), MASKED)
-            values = _without_stale(values, seen_from, kv_len, key_position[0])
-            return _accumulate(state, masked.reshape(kv_heads, group * tile, block), values)
+            values = without_stale(values, seen_from, kv_len, key_position[0])
+            return accumulate(state, masked.reshape(kv_heads, group * tile, block), values)
 
         seen_from = self.spec.first_seen(position)
         begin, end = seen_from // block, (jnp.minimum(position + tile, kv_len) + (block - 1)) // block
         sinks = None if self.sinks is None else jnp.repeat(self.sinks, tile, axis=1)
-        state = jax.lax.fori_loop(begin, end, attend, _start((kv_heads, group * tile), head_dim, sinks))
-        out = _settle(state).astype(q.dtype).reshape(kv_heads, group, tile, head_dim)
+        state = jax.lax.fori_loop(begin, end, attend, start((kv_heads, group * tile), head_dim, sinks))
+        out = settle(state).astype(q.dtype).reshape(kv_heads, group, tile, head_dim)
         return out.transpose(2, 0, 1, 3).reshape(tile, heads, head_dim)

@@ -3,15 +3,18 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import jax.numpy as jnp
 import numpy as np
 
-from caching.attention.spec import AttentionKernel
+from caching.attention.spec import Kernel
+from caching.attention.xla_latents import XLALatentAttention
 from caching.metadata import PagedAttentionCacheMetaData
 from caching.paged_attention_cache import PagedAttentionCache
 from caching.tpu import jax_attention as tpu_attention
 from caching.tpu import pallas_attention
 from caching.tpu.jax_attention import TPUAttention
 from caching.tpu.pallas_attention import PallasAttention
+from caching.tpu.pallas_geometry import LANES
 from caching.tpu.tpu_chip import Chip
 
 CONTEXTS = range(32, 4096, 32)
@@ -24,7 +27,7 @@ class TPUKernel:
 
     name: str
     description: str
-    attention: Callable[[Chip], AttentionKernel]
+    attention: Callable[[Chip], Kernel]
     allocate: Callable[[PagedAttentionCacheMetaData], PagedAttentionCache]
     stored_heads: Callable[[int, int, np.dtype], tuple[int, int]]
     """The kv_heads and head_dim of pages, for a model's kv_heads, head_dim and a dtype."""
@@ -61,6 +64,24 @@ JAX = TPUKernel(
     tpu_attention.tokens_read,
     tpu_attention.tokens_written,
 )
+
+
+def _allocate_latents(metadata: PagedAttentionCacheMetaData) -> PagedAttentionCache:
+    page = (metadata.num_kv_heads, metadata.vectors, metadata.page_size, metadata.head_dim)
+    return PagedAttentionCache(tuple(jnp.zeros((pages, *page), metadata.dtype) for pages in metadata.array_pages))
+
+
+LATENTS = TPUKernel(
+    "xla",
+    "XLA's operations",
+    attention=lambda chip: XLALatentAttention(),  # noqa: ARG005
+    allocate=_allocate_latents,
+    stored_heads=lambda kv_heads, width, dtype: (kv_heads, -(-width // LANES) * LANES),  # noqa: ARG005
+    misfit=lambda page_size, dtype, extras: None,  # noqa: ARG005
+    tokens_read=lambda chip, page, pages_per_seq, tokens: -(-tokens // page.page_size) * page.page_size,  # noqa: ARG005
+    tokens_written=lambda page: 2.0,  # noqa: ARG005
+)
+"""Of models whose pages have latents."""
 
 
 def by_bytes(chip: Chip, kv_heads: int, head_dim: int, page_size: int, dtype: np.dtype) -> list[TPUKernel]:

@@ -4,6 +4,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
+from typing import cast
 
 import jax
 import jax.numpy as jnp
@@ -111,9 +112,8 @@ def _candidates() -> list[Candidate]:
 
 
 def _of_tpu(kernel: TPUKernel, chip: Chip, *, has_sinks: bool = True) -> Candidate:
-    return Candidate(
-        kernel.name, lambda _: kernel.attention(chip), kernel.allocate, kernel.stored_heads, has_sinks=has_sinks
-    )
+    attention = cast(AttentionKernel, kernel.attention(chip))
+    return Candidate(kernel.name, lambda _: attention, kernel.allocate, kernel.stored_heads, has_sinks=has_sinks)
 
 
 def _cpu_kernel(kv_dtype: np.dtype) -> AttentionKernel:

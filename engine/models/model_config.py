@@ -91,7 +91,7 @@ def read_config_file(path: Path, families: Path = FAMILIES) -> ModelSpec:
         filled = {**family.defaults, **given, **family.fixed}
         model = family.spec(msgspec.convert(filled, family.fields))
         eos = _eos_token_ids(path.parent, msgspec.convert(filled, _Eos))
-        unserved = tuple(wrapper.parts.items()) if wrapper else ()
+        unserved = (*model.unserved, *(wrapper.parts.items() if wrapper else ()))
         return replace(
             model,
             eos_token_ids=eos,

@@ -6,7 +6,7 @@ from typing import Protocol
 
 from jax import Array
 
-from engine.models.layers.mixer import KeysAndValues, MixerSpec, State
+from engine.models.layers.mixer import InPages, KeysAndValues, Latents, MixerSpec, State
 from engine.models.layers.per_layer_input import PerLayerInputSpec
 from engine.models.weights.factory import ParameterFactory
 from engine.models.weights.parameters import TensorRule
@@ -158,12 +158,14 @@ class ModelSpec:
     """Every layer also sees an embedding of the token that is its own."""
 
     def __post_init__(self) -> None:
-        if any(self.num_kv_heads % cached.kv_heads for cached in self._keys_and_values):
+        if any(self.num_kv_heads % cached.kv_heads for cached in self._in_pages):
             raise ValueError(
                 "all layers share one pool of pages: the most kv heads must be a multiple of every layer's"
             )
         if len({block.mixer.cached for block in self.blocks if isinstance(block.mixer.cached, State)}) > 1:
             raise ValueError("all layers share one pool of slots: their states must have the same arrays")
+        if len({cached.vectors for cached in self._in_pages}) > 1:
+            raise ValueError("all layers share one pool of pages: either keys and values, or latents")
 
     @property
     def num_layers(self) -> int:
@@ -173,17 +175,22 @@ class ModelSpec:
     @property
     def num_kv_heads(self) -> int:
         """The kv heads of a page, the most of any layer. A layer with fewer has each repeatedly."""
-        return max(cached.kv_heads for cached in self._keys_and_values)
+        return max(cached.kv_heads for cached in self._in_pages)
 
     @property
     def head_dim(self) -> int:
         """The head_dim of a page, the largest of any layer. Smaller heads are padded."""
-        return max(cached.head_dim for cached in self._keys_and_values)
+        return max(cached.head_dim for cached in self._in_pages)
 
     @property
-    def _keys_and_values(self) -> list[KeysAndValues]:
+    def has_latents(self) -> bool:
+        """Whether pages have latents, not keys and values."""
+        return any(cached.vectors == 1 for cached in self._in_pages)
+
+    @property
+    def _in_pages(self) -> list[InPages]:
         every = (block.mixer.cached for block in self.blocks)
-        return [cached for cached in every if isinstance(cached, KeysAndValues)]
+        return [cached for cached in every if isinstance(cached, KeysAndValues | Latents)]
 
     @property
     def ropes(self) -> tuple[tuple[RopeSpec, int], ...]:

@@ -6,7 +6,7 @@ from typing import NamedTuple, Protocol
 import jax
 from jax import Array
 
-from caching.attention.spec import AttentionInputs, AttentionSpec
+from caching.attention.spec import AttentionInputs, AttentionSpec, LatentInputs, LatentSpec
 from caching.state.table import StateTable
 from engine.models.rope import Rotation
 
@@ -31,9 +31,16 @@ class StepAttention(Protocol):
         """Whether it rotates q and k itself."""
 
     def __call__(
-        self, spec: AttentionSpec, cache: LayerCache, place: Place, inputs: AttentionInputs
+        self,
+        spec: AttentionSpec | LatentSpec,
+        cache: LayerCache,
+        place: Place,
+        inputs: AttentionInputs | LatentInputs,
     ) -> tuple[LayerCache, Array]:
-        """One layer's updated cache, and f[..., heads, head_dim] with the axes of ``inputs``."""
+        """One layer's updated cache, and f[..., heads, head_dim] with the axes of ``inputs``.
+
+        ``inputs`` are those of the spec.
+        """
 
 
 @jax.tree_util.register_dataclass

@@ -49,7 +49,7 @@ class ChipFit:
     @property
     def kv_dtype(self) -> np.dtype:
         """The dtype of the pages."""
-        return page_dtype(self.config, self.dtype)
+        return page_dtype(self.config, self.partition.model, self.dtype)
 
     @property
     def budget(self) -> int:
@@ -71,7 +71,8 @@ class ChipFit:
         """The attention kernel. Raises ConfigurationError if none fits."""
         model = self.partition.model
         heads, asked = (self.partition.kv_heads_each, model.head_dim), self.config.attention_backend
-        return tpu_kernel(self.chip, self._page_size, *heads, self.kv_dtype, asked, extras=model.attention_extras)
+        extras, latents = model.attention_extras, model.has_latents
+        return tpu_kernel(self.chip, self._page_size, *heads, self.kv_dtype, asked, extras=extras, latents=latents)
 
     @property
     def backend(self) -> Backend:

@@ -147,8 +147,10 @@ class Roofline:
     def _bytes_a_sequence(self, tokens: int) -> int:
         """Keys, values and float32 logits."""
         model = self.partition.model
-        key_and_value = 2 * self.partition.kv_heads_each * model.head_dim * self.kv_dtype.itemsize
-        return self._seen(tokens) * key_and_value + 4 * model.vocab_size // self._chips
+        vectors = (1 if model.has_latents else 2) * self.partition.kv_heads_each
+        return (
+            self._seen(tokens) * vectors * model.head_dim * self.kv_dtype.itemsize + 4 * model.vocab_size // self._chips
+        )
 
     def _flops_of_attention(self, tokens: int) -> int:
         return sum(block.mixer.flops(tokens, self._chips) for block in self.partition.model.blocks)

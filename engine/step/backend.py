@@ -10,8 +10,9 @@ from jax.sharding import PartitionSpec
 
 from caching.attention import cpu_attention
 from caching.attention.cpu_attention import CPUAttention
-from caching.attention.spec import AttentionKernel
+from caching.attention.spec import Kernel
 from caching.attention.xla_attention import XLAAttention
+from caching.attention.xla_latents import XLALatentAttention
 from caching.cpu_kernels import KernelsUnavailable
 from caching.instruction_set import UnknownInstructions
 from caching.metadata import PagedAttentionCacheMetaData
@@ -20,7 +21,7 @@ from caching.paged_attention_cache import PagedAttentionCache, allocate_states
 from caching.state.spec import StatePool
 from caching.tpu.jax_attention import MOST_PAGES_PER_SEQ
 from caching.tpu.tpu_chip import CHIPS, Chip
-from caching.tpu.tpu_kernels import JAX, PALLAS, TPUKernel, by_bytes
+from caching.tpu.tpu_kernels import JAX, LATENTS, PALLAS, TPUKernel, by_bytes
 from engine.errors import ConfigurationError
 from engine.mesh import TP, DeviceMesh
 from engine.models.cpu_libraries import finish_loading
@@ -41,7 +42,7 @@ def _with_scales(kv_heads: int, head_dim: int, dtype: np.dtype) -> tuple[int, in
 class Backend:
     """The operations of a step."""
 
-    attention: AttentionKernel
+    attention: Kernel
     allocate: Callable[[PagedAttentionCacheMetaData], PagedAttentionCache]
     description: str
     """For logs and status."""
@@ -83,6 +84,7 @@ class Backend:
             num_kv_heads=kv_heads,
             head_dim=head_dim,
             dtype=dtype,
+            vectors=1 if model.has_latents else 2,
             stacked=self.scans,
             windows=layout.windows,
             states=self._one_slot(layout, partition.devices, activations or dtype),
@@ -108,9 +110,11 @@ class Backend:
         return cache
 
 
-def xla_backend(kv_dtype: np.dtype) -> Backend:
-    """XLA's operations over pages of a dtype, on any device."""
-    return Backend(XLAAttention(kv_dtype), PagedAttentionCache.allocate, description="XLA's operations")
+def xla_backend(kv_dtype: np.dtype, *, latents: bool = False) -> Backend:
+    """XLA's operations over pages of a dtype, on any device; of ``latents``, if there are such."""
+    widens = jax.default_backend() == "cpu"
+    attention: Kernel = XLALatentAttention(widens) if latents else XLAAttention(kv_dtype)
+    return Backend(attention, PagedAttentionCache.allocate, description="XLA's operations")
 
 
 SMALLEST_ACCELERATOR_STEP = 16
@@ -149,13 +153,17 @@ def tpu_kernel(
     asked: str = "auto",
     *,
     extras: str | None = None,
+    latents: bool = False,
 ) -> TPUKernel:
     """The requested kernel; "auto" is the one that reads these pages with the fewest bytes moved.
 
-    ``extras`` are the model's ``attention_extras``.
-
+    ``extras`` are the model's ``attention_extras``, and ``latents`` whether its pages have such.
     Raises ConfigurationError if there is none.
     """
+    if latents and asked in ("auto", LATENTS.name):
+        return LATENTS
+    if latents:
+        raise ConfigurationError(f"attention_backend {asked} cannot read the latents of this model: choose auto or xla")
     found = [
         kernel for kernel in by_bytes(chip, kv_heads, head_dim, page_size, kv_dtype) if asked in ("auto", kernel.name)
     ]
@@ -176,20 +184,21 @@ def choose_backend(
     kv_heads: int = 1,
     attention_backend: str = "auto",
     extras: str | None = None,
+    *,
+    latents: bool = False,
 ) -> Backend:
     """The fastest backend for such pages on so many devices; compiles kernels if needed.
 
     ``kv_heads`` are those of one device, ``attention_backend`` is the operator's setting,
-    ``extras`` are the model's ``attention_extras``. Raises ConfigurationError if no backend fits.
+    ``extras`` are the model's ``attention_extras``, ``latents`` whether its pages have such. Raises
+    ConfigurationError if no backend fits.
     """
-    platform, xla = jax.default_backend(), xla_backend(kv_dtype)
+    platform, xla = jax.default_backend(), xla_backend(kv_dtype, latents=latents)
     kind = jax.devices()[0].device_kind
-    if platform == "tpu" and attention_backend != "xla":
+    if platform == "tpu" and (latents or attention_backend != "xla"):
         if kind in CHIPS:
-            chip = CHIPS[kind]
-            return tpu_backend(
-                chip, tpu_kernel(chip, page_size, kv_heads, head_dim, kv_dtype, attention_backend, extras=extras)
-            )
+            chip, sizes = CHIPS[kind], (page_size, kv_heads, head_dim, kv_dtype, attention_backend)
+            return tpu_backend(chip, tpu_kernel(chip, *sizes, extras=extras, latents=latents))
         xla = replace(xla, description=f"{xla.description}: the attention kernels are not set up for {kind}")
     if attention_backend in (PALLAS.name, JAX.name):
         raise ConfigurationError(
@@ -207,16 +216,18 @@ def choose_backend(
         raise ConfigurationError(str(error)) from None
     except KernelsUnavailable as unavailable:
         return replace(xla, description=f"{xla.description}: {unavailable}")
-    misfit = _cpu_misfit(page_size, head_dim, kv_dtype, width)
-    if attention_backend == "xla":
-        misfit = "as was asked for"
+    misfit: str | None = "as was asked for"
+    if attention_backend != "xla":
+        misfit = _cpu_misfit(page_size, head_dim, kv_dtype, width, latents=latents)
     if misfit:
         return replace(xla, layout=Layout.PANELS, description=f"oDriver's CPU kernels, attention by XLA: {misfit}")
     return Backend(CPUAttention(), cpu_attention.allocate, description="oDriver's CPU kernels", layout=Layout.PANELS)
 
 
-def _cpu_misfit(page_size: int, head_dim: int, kv_dtype: np.dtype, width: int) -> str | None:
+def _cpu_misfit(page_size: int, head_dim: int, kv_dtype: np.dtype, width: int, *, latents: bool) -> str | None:
     """The reason why the CPU's attention kernel cannot read such pages, if there is one."""
+    if latents:
+        return "it has none for latents"
     if page_size % width or head_dim % width:
         return f"page_size {page_size} or head_dim {head_dim} is no multiple of {width}"
     return None if kv_dtype.name in cpu_attention.DTYPES else f"it has none for pages of {kv_dtype}"

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, field
 from functools import cached_property, partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -11,7 +12,15 @@ from jax import Array
 from jax.sharding import NamedSharding, PartitionSpec, Sharding
 from jax.stages import Lowered
 
-from caching.attention.spec import AttentionInputs, AttentionKernel, AttentionSpec, CacheView, PageTable
+from caching.attention.spec import (
+    AttentionInputs,
+    AttentionSpec,
+    CacheView,
+    Kernel,
+    LatentInputs,
+    LatentSpec,
+    PageTable,
+)
 from caching.metadata import PagedAttentionCacheMetaData
 from caching.paged_attention_cache import PagedAttentionCache
 from caching.state.table import StateTable
@@ -152,7 +161,7 @@ class PagedAttention:
     """Attention over the pages of a step; a StepAttention."""
 
     table: PageTable
-    kernel: AttentionKernel = field(metadata={"static": True})
+    kernel: Kernel = field(metadata={"static": True})
     num_pages: int = field(metadata={"static": True})
     """In each layer."""
 
@@ -162,7 +171,11 @@ class PagedAttention:
         return self.kernel.fuses_rotation
 
     def __call__(
-        self, spec: AttentionSpec, cache: LayerCache, place: Place, inputs: AttentionInputs
+        self,
+        spec: AttentionSpec | LatentSpec,
+        cache: LayerCache,
+        place: Place,
+        inputs: AttentionInputs | LatentInputs,
     ) -> tuple[Array, Array]:
         """See StepAttention."""
         assert isinstance(cache, Array)
@@ -172,11 +185,10 @@ class PagedAttention:
 
 
 @partial(jax.jit, static_argnames=("kernel", "spec"))
-def _attend(
-    kernel: AttentionKernel, spec: AttentionSpec, view: CacheView, inputs: AttentionInputs
-) -> tuple[Array, Array]:
+def _attend(kernel: Any, spec: Any, view: CacheView, inputs: Any) -> tuple[Array, Array]:
     """One layer's attention. It is inlined when compiled, but traced once for equal layers."""
-    return kernel(spec, view, inputs)
+    attended: tuple[Array, Array] = kernel(spec, view, inputs)
+    return attended
 
 
 def _shape(leaf: Array) -> jax.ShapeDtypeStruct:

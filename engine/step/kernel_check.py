@@ -4,17 +4,17 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cache
+from typing import cast
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from caching.attention.spec import AttentionSpec
+from caching.attention.spec import AttentionKernel, AttentionSpec
 from caching.attention.twin import Heads, largest_error
 from caching.metadata import PagedAttentionCacheMetaData
 from engine.hosts.processes import least_of_all
-from engine.models.layers.mixer import State
-from engine.models.layers.self_attention import self_attention
+from engine.models.layers.self_attention import SelfAttentionSpec
 from engine.models.partition import Partition
 from engine.models.weights import panels
 from engine.models.weights.weight_format import Layout
@@ -34,13 +34,15 @@ class Trial:
     backend: Backend
     one_page: PagedAttentionCacheMetaData
     specs: tuple[AttentionSpec, ...]
+    """Of self-attention; the other layers' attention is XLA's."""
     heads: Heads
 
     def fault(self) -> str | None:
         """How the kernel differs from its twin; None if it does not."""
         tolerance = tolerance_of(self.one_page.dtype, self.heads.dtype)
         for spec in self.specs:
-            error = largest_error(self.backend.attention, self.backend.allocate, self.one_page, spec, self.heads)
+            attention = cast(AttentionKernel, self.backend.attention)
+            error = largest_error(attention, self.backend.allocate, self.one_page, spec, self.heads)
             if not error <= tolerance:
                 return f"its results differ from plain attention's by {error:.3g}, more than {tolerance:g}"
         return None
@@ -55,8 +57,9 @@ def tolerance_of(kv_dtype: np.dtype, dtype: np.dtype) -> float:
 def trial_of(backend: Backend, partition: Partition, page_size: int, dtype: np.dtype, kv_dtype: np.dtype) -> Trial:
     """What a device's part of a model asks of a backend's kernel."""
     model = partition.model
-    mixers = [self_attention(block) for block in model.blocks if not isinstance(block.mixer.cached, State)]
-    heads = Heads(mixers[0].num_heads // partition.devices, partition.kv_heads_each, model.head_dim, dtype)
+    mixers = [block.mixer for block in model.blocks if isinstance(block.mixer, SelfAttentionSpec)]
+    num_heads = max((mixer.num_heads for mixer in mixers), default=0)
+    heads = Heads(num_heads // partition.devices, partition.kv_heads_each, model.head_dim, dtype)
     specs = tuple(dict.fromkeys(mixer.scores for mixer in mixers))
     return Trial(backend, backend.one_page(partition, page_size, kv_dtype), specs, heads)
 
@@ -67,7 +70,7 @@ def checked(trial: Trial, kv_dtype: np.dtype) -> Backend:
     fail. On several hosts every process must call this, and a fault of one holds for all.
     """
     backend, xla = trial.backend, xla_backend(kv_dtype)
-    if backend.attention != xla.attention and (why := _fault("attention", trial.fault)):
+    if trial.specs and backend.attention != xla.attention and (why := _fault("attention", trial.fault)):
         words = f"{xla.description}, in the place of {backend.description}: {why}"
         layout = backend.layout if backend.layout is Layout.PANELS else xla.layout
         backend = replace(

@@ -1,5 +1,6 @@
 """GLM-4.5 to 4.7: experts chosen by sigmoids and shared ones, behind a dense layer or some."""
 
+from collections.abc import Collection
 from dataclasses import replace
 from typing import Annotated
 
@@ -34,8 +35,10 @@ class Glm4MoeFields(SigmoidMoeFields):
     num_nextn_predict_layers: Annotated[int, msgspec.Meta(ge=0, le=4096)] = 1
 
 
-def with_sigmoid_experts(model: ModelSpec, fields: SigmoidMoeFields) -> ModelSpec:
-    """The model with experts and shared ones behind its first layers."""
+def with_sigmoid_experts(
+    model: ModelSpec, fields: SigmoidMoeFields, sparse: Collection[int] | None = None
+) -> ModelSpec:
+    """The model with experts and shared ones in some layers, by default behind the first."""
     size, activation = fields.moe_intermediate_size, fields.activation
     router = RouterSpec(
         Scoring.SIGMOID,
@@ -47,9 +50,15 @@ def with_sigmoid_experts(model: ModelSpec, fields: SigmoidMoeFields) -> ModelSpe
     )
     shared = GatedSpec(size * fields.n_shared_experts, activation=activation)
     experts = ExpertsSpec(size, fields.n_routed_experts, fields.num_experts_per_tok, router, activation, shared=shared)
-    sparse = range(max(0, fields.first_k_dense_replace), fields.num_hidden_layers)
+    if sparse is None:
+        sparse = range(max(0, fields.first_k_dense_replace), fields.num_hidden_layers)
+    return expert_rules(with_experts(model, experts, sparse), sparse)
+
+
+def expert_rules(model: ModelSpec, sparse: Collection[int]) -> ModelSpec:
+    """The model with the rules of its shared experts' tensors."""
     rules = gated("mlp.shared", "mlp.shared_experts") if sparse else {}
-    return replace(with_experts(model, experts, sparse), tensors=tuple(rules.items()))
+    return replace(model, tensors=tuple(rules.items()))
 
 
 def glm4_moe(fields: Glm4MoeFields) -> ModelSpec:

@@ -1,7 +1,7 @@
 """What a block's mixer is: attention, or another layer that lets tokens see the earlier ones."""
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, ClassVar, Protocol
 
 from jax import Array
 
@@ -22,6 +22,19 @@ class KeysAndValues:
     head_dim: int
     reach: int | None = None
     """The most tokens that a later one sees, itself included; None is all."""
+    vectors: ClassVar[int] = 2
+    """Of a token for each kv head."""
+
+
+@dataclass(frozen=True)
+class Latents:
+    """A layer caches one latent of each token for all its heads, in pages."""
+
+    head_dim: int
+    """Numbers of a latent, a rotated key included."""
+    kv_heads: ClassVar[int] = 1
+    reach: ClassVar[None] = None
+    vectors: ClassVar[int] = 1
 
 
 @dataclass(frozen=True)
@@ -40,7 +53,9 @@ class State:
     arrays: tuple[StateArray, ...]
 
 
-Cached = KeysAndValues | OfLayer | State
+InPages = KeysAndValues | Latents
+"""What a page has of a layer."""
+Cached = InPages | OfLayer | State
 """What a layer caches."""
 
 

@@ -84,6 +84,11 @@ class ParameterFactory:
         parameter = Parameter(name, Role.VECTOR, every, rule, kv_replicas=kv_replicas, exact=exact, whole=whole)
         return nnx.Param(jnp.zeros(parameter.shape), declared=parameter)
 
+    def array(self, name: str, axes: Axes, rule: TensorRule) -> nnx.Param[Array]:
+        """An array [*axes] that is not quantised, for what ``linear`` does not compute."""
+        parameter = Parameter(name, Role.VECTOR, tuple(axes.items()), self._rule(name, rule))
+        return nnx.Param(STD * jax.random.normal(self._rngs.params(), parameter.shape), declared=parameter)
+
     def scale(self, name: str, axes: Axes, rule: TensorRule, *, kv_replicas: int = 1) -> nnx.Param[Array]:
         """Ones f32[*axes], which stay float32."""
         parameter = Parameter(

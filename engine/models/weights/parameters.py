@@ -30,6 +30,7 @@ AXES: Mapping[str, str | None] = {
     "scores": None,
     "layers": None,
     "per_layer": None,
+    "latent": None,
 }
 """The mesh axis that each logical axis is split over; None is whole on every device.
 
@@ -45,7 +46,7 @@ class Role(Enum):
     """The use of a parameter."""
 
     VECTOR = auto()
-    """[*out]: biases and norm scales, never quantised."""
+    """[*out]: biases, norm scales and small arrays, never quantised."""
     TABLE = auto()
     """[vocabulary, hidden]: embedding and head."""
     KERNEL = auto()

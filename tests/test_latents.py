@@ -1,0 +1,193 @@
+"""Latent attention: over pages against plain attention of expanded keys, and what a model says of its latents."""
+
+from dataclasses import replace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from checkpoints import VARIANTS, build_checkpoint, random_tensors, write_tensors
+from loading import load
+from plain_attention import expanded, plain_attention
+
+from caching.attention.spec import AttentionInputs, AttentionSpec, CacheView, LatentInputs, LatentSpec, PageTable
+from caching.attention.xla_latents import XLALatentAttention, _Heads, _Prompts, _Row
+from caching.tpu.tpu_chip import CHIPS
+from engine.config import EngineConfig
+from engine.errors import ConfigurationError
+from engine.models.model_config import read_model_config
+from engine.models.partition import split
+from engine.served_model import page_dtype
+from engine.step.backend import choose_backend, tpu_kernel, xla_backend
+
+HEADS, NOPE, ROPE, VALUES, PAGE_SIZE, PAGES_PER_SEQ = 3, 8, 4, 6, 4, 60
+SCALE = 0.3
+EXPANDS, ABSORBS = 64, 6
+"""Ranks with which rows of 8 new tokens and more are expanded, and only new rows."""
+_by_xla = jax.jit(XLALatentAttention(widens=True), static_argnums=0)
+
+
+def build_step(q_lens, kv_lens, rank, *, rows, tokens, dtype=np.float32, width=None, seed=0):
+    """Random inputs and pages, and a table for rows of these lengths, padded to ``rows`` and ``tokens``.
+
+    What nobody has written is NaN: the sink, and a row's last page behind its last token.
+    """
+    rng = np.random.default_rng(seed)
+    num_pages = 1 + sum(-(-length // PAGE_SIZE) for length in kv_lens)
+    free = list(rng.permutation(np.arange(1, num_pages)))
+    page_indices = np.zeros((rows, PAGES_PER_SEQ), np.int32)
+    pages = rng.standard_normal((num_pages, 1, 1, PAGE_SIZE, width or rank + ROPE), np.float32)
+    pages[0] = np.nan
+    for row, length in enumerate(kv_lens):
+        for column in range(-(-length // PAGE_SIZE)):
+            page_indices[row, column] = free.pop()
+        if length % PAGE_SIZE:
+            pages[page_indices[row, length // PAGE_SIZE], ..., length % PAGE_SIZE :, :] = np.nan
+    padding = rows - len(q_lens)
+    table = PageTable(
+        kv_lens=jnp.asarray([*kv_lens, *[0] * padding], jnp.int32),
+        page_indices=jnp.asarray(page_indices),
+        cu_q_lens=jnp.asarray([0, *np.cumsum(q_lens), *[sum(q_lens)] * padding], jnp.int32),
+        num_seqs=jnp.asarray([len(q_lens)], jnp.int32),
+    )
+    shapes = (tokens, HEADS, NOPE), (tokens, HEADS, ROPE), (tokens, rank + ROPE), (HEADS, NOPE + VALUES, rank)
+    inputs = LatentInputs(*(jnp.asarray(rng.standard_normal(shape), dtype) for shape in shapes))
+    inputs = replace(inputs, projections=inputs.projections / np.array(rank**0.5, dtype))
+    return inputs, CacheView(jnp.asarray(pages, dtype), table)
+
+
+def plain(inputs: LatentInputs, view: CacheView):
+    """f64[real tokens, heads, v] by plain attention over the keys and values that pages' latents stand for."""
+    width = inputs.latents.shape[1]
+    keys_and_values = expanded(jnp.asarray(view.pages)[:, 0, 0, :, :width], inputs.projections, NOPE)
+    pages = jnp.stack([x.swapaxes(1, 2) for x in keys_and_values], axis=2)
+    k, v = expanded(inputs.latents, inputs.projections, NOPE)
+    q = jnp.concatenate([inputs.q, inputs.q_rotated], axis=-1)
+    _, out = plain_attention(AttentionSpec(SCALE), CacheView(pages, view.table), AttentionInputs(q, k, v))
+    return out[..., :VALUES]
+
+
+@pytest.mark.parametrize("rank", [EXPANDS, ABSORBS])
+@pytest.mark.parametrize(
+    ("q_lens", "kv_lens", "rows", "tokens"),
+    [
+        ([1], [1], 1, 1),
+        pytest.param([1, 1, 1], [3, 130, 64], 4, 4, marks=pytest.mark.thorough),
+        ([1, 1, 70, 65, 3, 130], [9, 200, 70, 190, 4, 131], 8, 512),
+        pytest.param([1], [200], 1, 1, marks=pytest.mark.thorough),
+        pytest.param([5], [5], 8, 8, marks=pytest.mark.thorough),
+        pytest.param([100], [230], 4, 128, marks=pytest.mark.thorough),
+        pytest.param([1, 2], [64, 2], 4, 4, marks=pytest.mark.thorough),
+        pytest.param([63, 64, 1], [63, 65, 130], 3, 128, marks=pytest.mark.thorough),
+        pytest.param([128, 4, 128], [128, 160, 224], 3, 260, marks=pytest.mark.thorough),
+    ],
+)
+def test_it_is_attention_over_the_keys_and_values_that_latents_stand_for(q_lens, kv_lens, rows, tokens, rank):
+    """Absorbed or expanded, whatever the mix of rows and their lengths; padding is finite."""
+    inputs, view = build_step(q_lens, kv_lens, rank, rows=rows, tokens=tokens)
+
+    _, actual = _by_xla(LatentSpec(SCALE, rank), view, inputs)
+
+    expected = plain(inputs, view)
+    np.testing.assert_allclose(actual[: len(expected)], expected, atol=5e-6)
+    assert np.isfinite(actual).all()
+
+
+def test_pages_may_be_wider_than_latents_and_in_bits_of_bfloat16():
+    """As a TPU's and a CPU's are: numbers behind the latents are written as zeros and not read."""
+    inputs, view = build_step([1, 20], [30, 40], EXPANDS, rows=4, tokens=32, dtype=jnp.bfloat16, width=80)
+    bits = replace(view, pages=jax.lax.bitcast_convert_type(view.pages, jnp.uint16))
+
+    pages, actual = _by_xla(LatentSpec(SCALE, EXPANDS), view, inputs)
+    stored, same = _by_xla(LatentSpec(SCALE, EXPANDS), bits, inputs)
+
+    expected = plain(
+        jax.tree.map(lambda x: x.astype(jnp.float32), inputs), replace(view, pages=view.pages.astype(jnp.float32))
+    )
+    np.testing.assert_allclose(actual[: len(expected)].astype(np.float32), expected, atol=0.05)
+    np.testing.assert_array_equal(actual, same)
+    np.testing.assert_array_equal(jax.lax.bitcast_convert_type(pages, jnp.uint16), stored)
+    last = view.table.page_indices[1, 39 // PAGE_SIZE]
+    np.testing.assert_array_equal(pages[last, 0, 0, 3], jnp.pad(inputs.latents[20], (0, 80 - EXPANDS - ROPE)))
+
+
+def test_the_way_of_fewer_products_is_taken():
+    """By the rows' lengths: a new prompt and a long chunk are expanded, a short chunk is absorbed."""
+    taken = jax.jit(
+        lambda count, kv_len: _Prompts(heads, 4, ())._is_cheaper_expanded(
+            _Row(jnp.int32(0), count, kv_len, jnp.zeros((1, 1), jnp.int32))
+        )
+    )
+    inputs, view = build_step([1], [1], 512, rows=1, tokens=1)
+    wide = replace(inputs, latents=jnp.zeros((1, 576)), projections=jnp.zeros((1, 256, 512)))
+    heads = _Heads(LatentSpec(SCALE, 512), view.pages, view.table, wide)
+
+    expands = {
+        (count, kv_len): bool(taken(count, kv_len))
+        for count, kv_len in ((2, 2), (100, 100), (170, 2**30), (171, 2**30), (100, 150), (100, 1000), (1, 5))
+    }
+
+    assert expands == {
+        (2, 2): True,
+        (100, 100): True,
+        (170, 2**30): False,
+        (171, 2**30): True,
+        (100, 150): True,
+        (100, 1000): False,
+        (1, 5): False,
+    }
+
+
+def test_a_latent_is_cached_once_for_all_heads_and_on_every_device(tmp_path):
+    """A page has no second vector and no heads, however many devices split the model."""
+    model = read_model_config(build_checkpoint(tmp_path, "deepseek_v3"))
+
+    alone, four = (
+        xla_backend(np.dtype(np.float32), latents=True).one_page(split(model, n), 16, np.dtype(np.float32))
+        for n in (1, 4)
+    )
+
+    assert model.has_latents and model.head_dim == 64 + 8
+    assert alone == four
+    assert alone.bytes_per_page == 3 * 16 * (64 + 8) * 4
+
+
+def test_a_tpu_has_latents_in_whole_registers():
+    """So that the pool takes what is planned for it: XLA would pad them unseen."""
+    chip, bfloat16 = CHIPS["TPU v5 lite"], np.dtype(jnp.bfloat16)
+
+    kernel = tpu_kernel(chip, 128, 1, 576, bfloat16, latents=True)
+
+    assert kernel.stored_heads(1, 576, bfloat16) == (1, 640)
+    with pytest.raises(ConfigurationError, match="attention_backend pallas cannot read the latents"):
+        tpu_kernel(chip, 128, 1, 576, bfloat16, "pallas", latents=True)
+
+
+@pytest.mark.parametrize("kv_cache_dtype", ["int8", "fp8", "fp8_e5m2"])
+def test_latents_of_8_bits_are_refused(tmp_path, kv_cache_dtype):
+    """By name, when the daemon starts."""
+    model = read_model_config(build_checkpoint(tmp_path, "deepseek_v3"))
+
+    with pytest.raises(ConfigurationError, match=f"kv_cache_dtype {kv_cache_dtype} is not supported for latents"):
+        page_dtype(EngineConfig(kv_cache_dtype=kv_cache_dtype), model, np.dtype(np.float32))
+
+
+def test_a_cpu_says_that_its_kernels_do_not_attend():
+    """Matrix products by them, attention by XLA."""
+    backend = choose_backend(16, 576, np.dtype(np.float32), latents=True)
+
+    assert backend.attention == XLALatentAttention(widens=True)
+    assert "attention by XLA: it has none for latents" in backend.description or "kernels" not in backend.description
+
+
+def test_layers_that_predict_further_tokens_are_not_served(tmp_path):
+    """They are named; a layer more is refused."""
+    build_checkpoint(tmp_path, "deepseek_v3", num_nextn_predict_layers=1)
+    stored = random_tensors(VARIANTS["deepseek_v3"].config, VARIANTS["deepseek_v3"].seed)
+    write_tensors(tmp_path, {**stored, "model.layers.3.eh_proj.weight": np.ones((4, 4), np.float32)})
+
+    assert load(tmp_path).partition.model.unserved == (("model.layers.3.", "layers that predict further tokens"),)
+
+    write_tensors(tmp_path, {**stored, "model.layers.4.eh_proj.weight": np.ones((4, 4), np.float32)})
+    with pytest.raises(ConfigurationError, match=r"layers\.4\.eh_proj"):
+        load(tmp_path)
