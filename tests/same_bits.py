@@ -88,8 +88,9 @@ class Steps:
         """The slots of all sequences, which have their pages and no tokens yet."""
         state = self.slots.new_state()
         pages = 1 + np.arange(self.groups * SEQUENCES * PAGES, dtype=np.int32)
-        tables = state.page_tables.at[:, :SEQUENCES].set(pages.reshape(self.groups, SEQUENCES, PAGES))
-        return replace(state, page_tables=tables)
+        tables = state.page_tables.reshape(self.groups, SEQUENCES + 1, PAGES)
+        tables = tables.at[:, :SEQUENCES].set(pages.reshape(self.groups, SEQUENCES, PAGES))
+        return replace(state, page_tables=tables.reshape(-1, PAGES))
 
     def _pack(self, layout, plan):
         packed, at = np.zeros(layout.size, np.int32), 0

@@ -167,7 +167,7 @@ def test_a_table_of_any_length_arrives(pages):
     batch, _, _ = device.run(build_plan(chunks=[(sequence, 6)]))
 
     assert batch.table.page_indices[0, 0, :pages].tolist() == sequence.pages[0]
-    assert not np.asarray(device.state.page_tables[0, [0, 2]]).any()
+    assert not np.asarray(device.state.page_tables[[0, 2], :]).any()
 
 
 def test_more_sequences_than_a_step_has_room_for_are_admitted():

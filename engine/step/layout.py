@@ -130,7 +130,7 @@ class StepLayout:
             positions=self._positions(begins, lens[rows]),
             table=PageTable(
                 kv_lens=lens[rows],
-                page_indices=read(state.page_tables.at[:, slots[rows]]),
+                page_indices=state.tables_of(slots[rows]),
                 cu_q_lens=begins,
                 num_seqs=jnp.sum(counts > 0, dtype=jnp.int32)[None],
             ),

@@ -38,8 +38,9 @@ class SlotState:
     num_tokens: Array
     """i32[slots] tokens whose keys and values are in pages: the position of the next one."""
     page_tables: Array
-    """i32[groups, slots, pages_per_seq], a table for each group of layers. Behind a window, and
-    where the slot's sequence has no pages yet, it is a predecessor's: no kernel reads them."""
+    """i32[groups * slots, pages_per_seq], a table for each group of layers, one group after the
+    other. Behind a window, and where the slot's sequence has no pages yet, it is a predecessor's:
+    no kernel reads them."""
     parameters: Array
     """i32[len(PARAMETERS), slots], bit by bit."""
 
@@ -47,14 +48,18 @@ class SlotState:
         """The state after the changes i32[writes.size] that ``SlotWrites.pack`` has written."""
         admitted, places, pages = writes.split(packed)
         slots = admitted[:, SLOT]
-        _, num_slots, pages_per_seq = self.page_tables.shape
-        table, index = jnp.divmod(places, np.int32(pages_per_seq))
-        group, slot = jnp.divmod(table, np.int32(num_slots))
+        table, index = jnp.divmod(places, np.int32(self.page_tables.shape[1]))
         return SlotState(
             num_tokens=write(self.num_tokens.at[slots], admitted[:, START]),
-            page_tables=write(self.page_tables.at[group, slot, index], pages),
+            page_tables=write(self.page_tables.at[table, index], pages),
             parameters=write(self.parameters.at[:, slots], admitted[:, FIRST_PARAMETER:].T),
         )
+
+    def tables_of(self, slots: Array) -> Array:
+        """i32[rows] slots -> i32[groups, rows, pages_per_seq]"""
+        num_slots = self.num_tokens.shape[0]
+        firsts = jnp.arange(0, self.page_tables.shape[0], num_slots, dtype=jnp.int32)
+        return read(self.page_tables.at[firsts[:, None] + slots[None, :]])
 
 
 def write(where: Any, values: Array) -> Array:
@@ -95,7 +100,7 @@ class SlotShapes:
         """The state without sequences, on the default device."""
         return SlotState(
             num_tokens=jnp.zeros(self.num_slots, jnp.int32),
-            page_tables=jnp.zeros((self.num_groups, self.num_slots, self.pages_per_seq), jnp.int32),
+            page_tables=jnp.zeros((self.num_groups * self.num_slots, self.pages_per_seq), jnp.int32),
             parameters=jnp.zeros((len(PARAMETERS), self.num_slots), jnp.int32),
         )
 
