@@ -19,9 +19,9 @@ from engine.models.decoder import Decoder
 from engine.oengine import MAX_FAILURES_IN_A_ROW, oEngine
 from engine.progress import Progress
 from engine.scheduling.host_cache.copy_cost import CopyCost
+from engine.scheduling.prefixes.sequence_states import SequenceStates
 from engine.scheduling.scheduler import InferenceScheduler
 from engine.scheduling.sequence_memory import SequenceMemory
-from engine.scheduling.sequence_states import SequenceStates
 from engine.served_model import ServedModel, served_model
 from engine.step.commands import Command
 from engine.step.execution_manager import ExecutionManager

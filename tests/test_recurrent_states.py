@@ -23,10 +23,10 @@ from engine.models.partition import Partition
 from engine.oengine import oEngine
 from engine.sampling_params import SamplingParams
 from engine.scheduling.growth_reserve import GrowthReserve
+from engine.scheduling.prefixes.sequence_states import SequenceStates
 from engine.scheduling.scheduler import InferenceScheduler
 from engine.scheduling.sequence import Sequence
 from engine.scheduling.sequence_memory import SequenceMemory
-from engine.scheduling.sequence_states import SequenceStates
 from engine.step.backend import xla_backend
 from engine.step.execution_manager import ExecutionManager
 from engine.step.forward_programs import FORWARD, WRITE_SLOTS

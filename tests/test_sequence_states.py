@@ -6,10 +6,10 @@ from caching.cache_groups import CacheGroups
 from caching.page_manager import SINK_SLOT, HBMPageManager
 from engine.sampling_params import SamplingParams
 from engine.scheduling.plan import StepResult
+from engine.scheduling.prefixes.sequence_states import SequenceStates
 from engine.scheduling.scheduler import InferenceScheduler
 from engine.scheduling.sequence import Sequence
 from engine.scheduling.sequence_memory import SequenceMemory
-from engine.scheduling.sequence_states import SequenceStates
 
 PAGE_SIZE, STEP, MAX_NUM_SEQS = 4, 32, 3
 

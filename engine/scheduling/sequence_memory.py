@@ -2,18 +2,18 @@
 
 from collections import Counter
 from collections.abc import Iterable
-from collections.abc import Sequence as ListOf
 from itertools import chain
 
 from caching.cache_groups import CacheGroups
 from caching.metadata import pages_for
-from caching.page_manager import NOTHING_FOUND, SINK_PAGE, Found, HBMPageManager
-from caching.prefix_cache import KeysInGroup, in_group
+from caching.page_manager import SINK_PAGE, Found, HBMPageManager
+from caching.prefix_cache import in_group
 from engine.scheduling.host_cache.copy_cost import CopyCost
 from engine.scheduling.host_cache.host_pages import HostPages
 from engine.scheduling.plan import NextIterationPlan
+from engine.scheduling.prefixes.prefix_hits import PrefixHits, keys_in_group
+from engine.scheduling.prefixes.sequence_states import SequenceStates
 from engine.scheduling.sequence import Sequence
-from engine.scheduling.sequence_states import SequenceStates
 
 
 class SequenceMemory:
@@ -29,9 +29,7 @@ class SequenceMemory:
     window alone. A prompt that was admitted never waits for pages there either: a page that others
     share takes one of the pool for each of its owners, as each will want another in its place.
 
-    In a model with recurrent layers a prefix hit also ends where one of the ``states`` is kept, and
-    a sequence that waits for another to compute its prefix waits for a plan more: what a row writes
-    of a state, no other row of its step reads.
+    In a model with recurrent layers a prefix hit also ends where one of the ``states`` is kept.
     """
 
     def __init__(
@@ -53,14 +51,8 @@ class SequenceMemory:
         """Owners of the pages of windows beyond the first of each: pages that they may yet take."""
         self._prefilled: list[Sequence] = []
         """Those that have planned their last chunk since the last plan."""
-        self._computing: dict[bytes, Sequence] = {}
-        """By key, the pages that admitted sequences have yet to fill."""
-        self._planned: list[tuple[Sequence, bytes]] = []
-        """Those of them that this plan fills, in a model with states."""
-        self.tokens_looked_up = 0
-        """Tokens of admitted sequences that the prefix cache could have held."""
-        self.tokens_found = 0
-        """Those of them that were prefix hits."""
+        self.hits = PrefixHits(pages, groups, states)
+        """What of waiting sequences the device has."""
 
     @property
     def num_pages(self) -> int:
@@ -72,18 +64,11 @@ class SequenceMemory:
 
         It costs what has changed since the last time, as most sequences that wait go on waiting.
         """
-        if not self._may_share(sequence):
-            return NOTHING_FOUND
-        keys, count = self._keys(sequence)
-        if count and keys[count - 1] in self._computing:  # and so is all before it that is not held
-            sequence.window_hit = -1, 0
-            return None
-        last = sequence.chains or [NOTHING_FOUND] * len(self._full)
-        sequence.chains = [
-            self._pages.recount(_in_group(keys, group), count, last[number]) for number, group in enumerate(self._full)
-        ]
-        found = self._hit(sequence, keys, count)
-        if self.host is not None and self._states is None and found is not None:
+        found = self.hits.find(sequence)
+        if found is None or self.host is None or self._states is not None:
+            return found
+        if self.hits.may_share(sequence):
+            keys, count = self.hits.keys(sequence)
             sequence.num_known_pages = self.host.recount(keys, found.held, count, sequence.num_known_pages)
         return found
 
@@ -106,21 +91,16 @@ class SequenceMemory:
         """
         if not self.fits(sequence, found, spare):
             return False
-        exact = self._find_exactly(sequence)
+        exact = self.hits.find_exactly(sequence)
         if exact is None or not self.fits(sequence, exact, spare):
             return False
         held, copied = exact.held, list[tuple[int, int]]()
-        if self.host is not None and self._may_share(sequence):
-            held, copied = self.host.hit(sequence.page_keys, held, self._keys(sequence)[1])
+        if self.host is not None and self.hits.may_share(sequence):
+            held, copied = self.host.hit(sequence.page_keys, held, self.hits.keys(sequence)[1])
         self._take(sequence, held, copied)
         if self._states is not None:
             self._begin_states(self._states, sequence, held)
-        if sequence.salt is not None:
-            keys, count = self._keys(sequence)
-            self.tokens_looked_up += count * self.page_size
-            self.tokens_found += exact.held * self.page_size
-            for key in keys[exact.held : count]:
-                self._computing.setdefault(key, sequence)
+        self.hits.begin(sequence, exact.held)
         return True
 
     def grow(self, sequence: Sequence) -> bool:
@@ -156,8 +136,7 @@ class SequenceMemory:
         known = min(sequence.num_computed_tokens, sequence.num_tokens)
         if known > sequence.num_prefill_tokens:
             self._cache(sequence, sequence.num_prefill_tokens, known)
-        for key in sequence.page_keys:
-            self._is_computed(key, sequence)
+        self.hits.release(sequence)
         if self._states is not None:
             self._states.release(sequence)
         if self.host is not None and sequence.num_loading:
@@ -205,9 +184,7 @@ class SequenceMemory:
         """All rows of the plan are known."""
         if self._states is not None:
             self._states.end_plan(plan)
-            for sequence, key in self._planned:
-                self._is_computed(key, sequence)
-            self._planned.clear()
+        self.hits.end_plan()
         if self.host is not None:
             plan.copies = self.host.take_copies()
 
@@ -215,7 +192,7 @@ class SequenceMemory:
         """Drop what these sequences computed from the cache, also where they are released."""
         for sequence in sequences:
             for group in range(self._num_groups):
-                keys = _in_group(sequence.page_keys, group)
+                keys = keys_in_group(sequence.page_keys, group)
                 self._pages.forget_keys(keys)
                 if self._pages.tier is not None:
                     self._pages.tier.forget(keys)
@@ -255,9 +232,7 @@ class SequenceMemory:
         owed = in_windows.total() - len(in_windows)
         assert self._owed == owed, f"{self._owed} pages are owed, and {owed} are shared"
         assert self._pages.can_alloc(self._owed), "pages were promised that are not there"
-        awaited = {sequence.request_id for sequence in self._computing.values()}
-        lost = awaited - {sequence.request_id for sequence in running}
-        assert not lost, f"prefixes are awaited from {lost}, which do not run"
+        self.hits.check_integrity(running)
 
     def _take(self, sequence: Sequence, held: int, copied: list[tuple[int, int]]) -> None:
         """Share a prefix hit of ``held`` pages, and allocate for what is behind it.
@@ -315,7 +290,7 @@ class SequenceMemory:
                 sequence.first_pages[group] = first
 
     def _share(self, keys: list[bytes], group: int) -> list[int]:
-        pages = self._pages.find(_in_group(keys, group))
+        pages = self._pages.find(keys_in_group(keys, group))
         assert len(pages) == len(keys), "a page of a prefix hit is gone"
         owned = self._pages.share(pages)
         if group in self._windowed:
@@ -335,80 +310,10 @@ class SequenceMemory:
         for group, table in enumerate(sequence.pages):
             for page in range(max(first, sequence.first_pages[group]), last):
                 self._pages.keep(table[page], in_group(keys[page], group))
-        if self._states is not None:
-            self._planned += [(sequence, key) for key in keys[first:last]]
-            return
-        for key in keys[first:last]:
-            self._is_computed(key, sequence)
-
-    def _find_exactly(self, sequence: Sequence) -> Found | None:
-        """The prefix hit; None if another sequence is about to fill the page behind it."""
-        if not self._may_share(sequence):
-            return NOTHING_FOUND
-        keys, count = self._keys(sequence)
-        sequence.window_hit = -1, 0
-        found = [self._pages.find(_in_group(keys[:count], group)) for group in self._full]
-        sequence.chains = [Found(len(pages), len(pages) - self._pages.num_unowned(pages)) for pages in found]
-        return self._hit(sequence, keys, count)
-
-    def _hit(self, sequence: Sequence, keys: list[bytes], count: int) -> Found | None:
-        """The hit of which every group has what it needs; None if it is to wait for more.
-
-        ``owned`` counts only where all tokens are kept: in a window, each owner takes a page.
-        """
-        chains, held = sequence.chains, count
-        for found in chains:
-            held = min(held, found.held)
-        if self._states is not None:
-            held = self._hit_of_states(self._states, keys, held)
-        elif self._windowed:
-            held = self._hit_of_windows(sequence, keys, held)
-        if held < count and keys[held] in self._computing:
-            sequence.window_hit = -1, 0
-            return None
-        if len(chains) == 1 and chains[0].held == held:
-            return chains[0]
-        return Found(held, sum(min(chain.owned, held) for chain in chains))
+        self.hits.computed(sequence, keys[first:last])
 
     def _begin_states(self, states: SequenceStates, sequence: Sequence, held: int) -> None:
         """Give it a slot. A row ends where its known pages do, if no state is kept there."""
         states.begin(sequence, sequence.page_keys[held - 1] if held else None)
         known = min((found.held for found in sequence.chains), default=0)
         sequence.branch = known * self.page_size if known > held else 0
-
-    def _hit_of_states(self, states: SequenceStates, keys: list[bytes], held: int) -> int:
-        """Of ``held`` pages those at whose end a state is kept and all windows are known."""
-
-        def is_kept(page: int, group: int) -> bool:
-            return self._pages.is_kept(in_group(keys[page], group))
-
-        return next((hit for hit in states.hits(keys, held) if self.groups.hit(hit, is_kept) == hit), 0)
-
-    def _hit_of_windows(self, sequence: Sequence, keys: list[bytes], held: int) -> int:
-        """Of ``held`` pages those at whose end all windows are known. A longer hit than the last
-        one is looked for only where more pages are held, or another has computed some."""
-        before, hit = sequence.window_hit
-        hit = self.groups.hit(
-            hit if held == before else held, lambda page, group: self._pages.is_kept(in_group(keys[page], group))
-        )
-        sequence.window_hit = held, hit
-        return hit
-
-    def _may_share(self, sequence: Sequence) -> bool:
-        """Not while log-probabilities of the prompt are to be computed: pages do not hold them."""
-        params, prompt = sequence.params, sequence.prompt_token_ids
-        done = params.prompt_logprobs is None or sequence.num_prompt_logprobs >= len(prompt)
-        return sequence.salt is not None and done
-
-    def _keys(self, sequence: Sequence) -> tuple[list[bytes], int]:
-        """Keys of its full pages, and how many of them may be prefix hits."""
-        count = (sequence.num_tokens - 1) // self.page_size
-        return sequence.page_keys_to(count, self.page_size), count
-
-    def _is_computed(self, key: bytes, sequence: Sequence) -> None:
-        if self._computing.get(key) is sequence:
-            del self._computing[key]
-
-
-def _in_group(keys: list[bytes], group: int) -> ListOf[bytes]:
-    return KeysInGroup(keys, group) if group else keys

@@ -24,10 +24,10 @@ from engine.scheduling.backfill import MOST_PASSED
 from engine.scheduling.growth_reserve import GrowthReserve
 from engine.scheduling.host_cache.copy_cost import CopyCost
 from engine.scheduling.plan import NextIterationPlan, StepResult
+from engine.scheduling.prefixes.sequence_states import SequenceStates
 from engine.scheduling.scheduler import InferenceScheduler
 from engine.scheduling.sequence import Sequence
 from engine.scheduling.sequence_memory import SequenceMemory
-from engine.scheduling.sequence_states import SequenceStates
 from engine.scheduling.waiting_queue import OUTPUT_WEIGHT
 from scripts.benchmarks.simulated_host import SimulatedHost
 

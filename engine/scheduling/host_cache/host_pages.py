@@ -17,8 +17,8 @@ from caching.page_manager import SINK_PAGE, HBMPageManager
 from caching.prefix_cache import in_group
 from engine.scheduling.host_cache.copies import Copies
 from engine.scheduling.host_cache.copy_cost import CopyCost
+from engine.scheduling.prefixes.sequence_states import SequenceStates
 from engine.scheduling.sequence import Sequence
-from engine.scheduling.sequence_states import SequenceStates
 
 AHEAD = 4
 """Pages are copied to the host before they are evicted when fewer than one in so many is free."""

@@ -1,0 +1,1 @@
+"""What is known already of the tokens of sequences: pages by key, and recurrent states."""
