@@ -45,6 +45,11 @@ class PagedAttentionCacheMetaData:
         return self.num_layers * numbers * self.dtype.itemsize
 
     @property
+    def bytes_per_slot(self) -> int:
+        """Bytes of a sequence's recurrent states; 0 in a model without such."""
+        return 0 if self.states is None else self.states.bytes_per_slot
+
+    @property
     def num_bytes(self) -> int:
         """Bytes of all pages and slots."""
         return self.num_pages * self.bytes_per_page + (self.states.num_bytes if self.states else 0)

@@ -62,6 +62,18 @@ def test_a_step_must_read_weights_pages_and_logits():
     assert step.tokens_per_second == pytest.approx(4 / (step.bandwidth_seconds + 0.001))
 
 
+def test_a_step_must_read_the_state_of_each_sequence():
+    """However long the sequences are."""
+    model = Partition(read_config_file(CONFIGS / "Llama-3-8B.json"))
+
+    without, with_states = (
+        Roofline(V6E, model, BFLOAT16, BFLOAT16, 16_000_000_000, state_bytes).step(4, 1000, Moved(), 0.0)
+        for state_bytes in (0, 8_000_000)
+    )
+
+    assert with_states.bytes_needed - without.bytes_needed == 4 * 8_000_000
+
+
 def test_each_of_several_chips_reads_its_part():
     """On 16 chips a kv head is on two of them: of 8 heads, each chip reads one."""
     model = split(read_config_file(CONFIGS / "Llama-3-8B.json"), 16)

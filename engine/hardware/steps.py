@@ -72,7 +72,8 @@ def _plan(
     served, shapes = compiled.served, compiled.manager.shapes
     fit = ChipFit(served.config, served.partition, chip, served.weights_dtype)
     if kind not in CHIPS:
-        roofline = Roofline(chip, served.partition, fit.stored_dtype, served.kv_dtype, served.weight_bytes)
+        dtypes, slot = (fit.stored_dtype, served.kv_dtype), shapes.cache.bytes_per_slot
+        roofline = Roofline(chip, served.partition, *dtypes, served.weight_bytes, slot)
         return lambda sequences: roofline.step(sequences, tokens, Moved(), 0.0).bytes_needed / chip.hbm_bandwidth
     arrays = large_arrays(decoder, served.partition, served.backend, served.mesh, shapes)
     planned = decode_steps(fit, [CompiledProgram(one, arrays) for one in compilations], shapes, tokens)

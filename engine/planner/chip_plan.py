@@ -21,8 +21,8 @@ class DecodeStep(msgspec.Struct, frozen=True):
 
     sequences: int
     bytes_needed: int
-    """Lower bound on reads: weights, the sequences' keys and values, and logits. Of a mixture's
-    experts those that ``experts_read`` says."""
+    """Lower bound on reads: weights, the sequences' keys, values and states, and logits. Of a
+    mixture's experts those that ``experts_read`` says."""
     bytes_read: int
     """Reads of the compiled step and the greedy sampler, with pages as the kernel reads them."""
     bytes_written: int
@@ -92,6 +92,8 @@ class Roofline:
     kv_dtype: np.dtype
     weight_bytes: int
     """Of one chip's shard."""
+    state_bytes: int = 0
+    """Of a sequence's recurrent states, on one chip."""
 
     def step(self, sequences: int, tokens: int, moved: Moved, exchange_seconds: float) -> DecodeStep:
         """A step of sequences of ``tokens`` tokens each. ``moved`` is its traffic on a chip."""
@@ -145,12 +147,11 @@ class Roofline:
         return sum(int(nbytes * share_read(spec, tokens, self._chips)) for spec, nbytes in self._experts.items())
 
     def _bytes_a_sequence(self, tokens: int) -> int:
-        """Keys, values and float32 logits."""
+        """Keys, values, states and float32 logits."""
         model = self.partition.model
         vectors = (1 if model.has_latents else 2) * self.partition.kv_heads_each
-        return (
-            self._seen(tokens) * vectors * model.head_dim * self.kv_dtype.itemsize + 4 * model.vocab_size // self._chips
-        )
+        keys_and_values = self._seen(tokens) * vectors * model.head_dim * self.kv_dtype.itemsize
+        return keys_and_values + self.state_bytes + 4 * model.vocab_size // self._chips
 
     def _flops_of_attention(self, tokens: int) -> int:
         return sum(block.mixer.flops(tokens, self._chips) for block in self.partition.model.blocks)

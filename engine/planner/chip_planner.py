@@ -11,6 +11,7 @@ from flax import nnx
 from jax import Device
 
 from caching.metadata import pages_for
+from caching.state.ragged import BLOCK
 from caching.tpu.tpu_chip import CHIPS, Chip
 from caching.tpu.tpu_kernels import TPUKernel
 from engine.config import EngineConfig
@@ -157,8 +158,9 @@ def _expert_stacks(decoder: Decoder) -> Iterator[ExpertStack]:
 
 def decode_steps(fit: ChipFit, programs: list[CompiledProgram], shapes: StepShapes, tokens: int) -> list[DecodeStep]:
     """Decoding steps with the greedy sampler, for each batch size whose pages fit in the pool."""
+    slot = shapes.cache.bytes_per_slot
     roofline, read = (
-        Roofline(fit.chip, fit.partition, fit.stored_dtype, fit.kv_dtype, fit.weights),
+        Roofline(fit.chip, fit.partition, fit.stored_dtype, fit.kv_dtype, fit.weights, slot),
         pages_read(fit.kernel, fit.chip, shapes, tokens),
     )
     pages = shapes.groups.pages_of(tokens)
@@ -167,14 +169,15 @@ def decode_steps(fit: ChipFit, programs: list[CompiledProgram], shapes: StepShap
         if sequences * pages <= shapes.cache.num_usable_pages:
             step = _smallest(programs, FORWARD, sequences).traffic(sequences * read, sequences)
             sampler = _smallest(programs, GREEDY, sequences).traffic(0, sequences)
-            found.append(_step(roofline, sequences, tokens, step, sampler))
+            states = max(0, sequences - BLOCK) * slot  # the compiled loop over blocks is counted as one trip
+            found.append(_step(roofline, sequences, tokens, Moved(states, states), step, sampler))
     return found
 
 
-def _step(roofline: Roofline, sequences: int, tokens: int, *traffic: Traffic) -> DecodeStep:
+def _step(roofline: Roofline, sequences: int, tokens: int, states: Moved, *traffic: Traffic) -> DecodeStep:
     collectives = [one for each in traffic for one in each.collectives]
     seconds = exchanges_seconds(collectives, roofline.chip, roofline.partition.devices)
-    return roofline.step(sequences, tokens, sum((each.moved for each in traffic), Moved()), seconds)
+    return roofline.step(sequences, tokens, sum((each.moved for each in traffic), states), seconds)
 
 
 def _smallest(programs: list[CompiledProgram], name: str, rows: int) -> CompiledProgram:
