@@ -55,8 +55,8 @@ class PageTable:
     kv_lens: Array
     """[rows] tokens of each row, this step's queries included; 0 in padding rows."""
     page_indices: Array
-    """[rows, pages_per_seq], the sink where a window has passed; of a whole step
-    [groups, rows, pages_per_seq], a table for each group of layers."""
+    """[rows, pages_per_seq]; of a whole step [groups, rows, pages_per_seq], a table for each group
+    of layers. Behind a window and past a row's tokens are another's pages, perhaps with NaN."""
     cu_q_lens: Array
     """[rows + 1] where each row's queries begin; padding rows repeat the total."""
     num_seqs: Array

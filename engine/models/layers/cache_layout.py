@@ -9,7 +9,7 @@ from engine.models.layers.mixer import OfLayer, State
 from engine.models.spec import BlockSpec
 
 MOST_GROUPS = 8
-"""Page tables that a model's layers have at most: the host writes each of them for each step."""
+"""Page tables that a model's layers have at most: a sequence takes a page at a time in each."""
 WINDOWS_SHARE = 1 / 8
 """What a layer with a window counts beside one without: contexts of eight windows."""
 
