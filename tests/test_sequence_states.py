@@ -74,6 +74,16 @@ def test_chunks_end_where_pages_do(length, spans):
     assert served.spans("a") == spans
 
 
+@pytest.mark.parametrize(("start", "end", "row_end"), [(0, 31, 28), (0, 7, 7), (10, 17, 16), (12, 15, 15), (0, 8, 8)])
+def test_a_chunk_ends_with_a_page_where_it_loses_little_by_it(start, end, row_end):
+    """No more than a quarter of its tokens are left to the next one."""
+    states = SequenceStates(HBMPageManager(9), PAGE_SIZE, MAX_NUM_SEQS)
+    sequence = Sequence("a", list(range(60)), SamplingParams(), frozenset(), 1, seed=0)
+    sequence.num_computed_tokens, sequence.num_prefill_tokens = start, 60
+
+    assert states.row_end(sequence, end) == row_end
+
+
 def test_a_sequence_without_a_salt_is_cut_nowhere():
     """Nobody will find its states."""
     served = Served()

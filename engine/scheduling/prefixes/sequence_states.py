@@ -5,16 +5,16 @@ page is kept by giving the sequence another slot to write to: it is found by the
 the page itself, and a sequence that begins there reads it. States are kept where a row ends at
 the end of a page:
 
-- The chunks of a prompt end there, where more than a page is left; its last full page ends one,
-  if that is ``WORTH_A_STEP``; and so does what is known of its pages where no state is, as other
-  prompts are likely to branch off there too.
+- The chunks of a prompt end there, where they lose little by it (``LEFT_OUT``); its last full page
+  ends one, if that is ``WORTH_A_STEP``; and so does what is known of its pages where no state is,
+  as other prompts are likely to branch off there too.
 - While a sequence decodes, the state behind its last full page is kept. As the tokens of that page
   may be in flight, it can be found only later, when they have landed: a request that has ended, or
   was preempted, goes on from there.
 
 Of the states that one sequence keeps, each is evicted before all others as soon as the next one
-is kept, but for those at a prompt's end and where others branched off. There is a slot for every sequence that may run;
-only those beyond are for kept states, so a sequence never waits for one.
+is kept, but for those at a prompt's end and where others branched off. There is a slot for every
+sequence that may run; only those beyond are for kept states, so a sequence never waits for one.
 """
 
 from collections import Counter
@@ -27,6 +27,8 @@ from engine.scheduling.sequence import Sequence
 WORTH_A_STEP = 4
 """Pages that a state at a prompt's end has to save whoever may come for it: without it the prompt
 takes a step less. Where it is known that prompts are shared, a state is always worth it."""
+LEFT_OUT = 4
+"""A chunk that could be longer ends with a page if it loses no more than one token in so many."""
 
 
 class SequenceStates:
@@ -73,8 +75,8 @@ class SequenceStates:
             return sequence.branch
         if start + WORTH_A_STEP * self._page_size <= last < end:
             return last
-        page_end = end // self._page_size * self._page_size
-        return page_end if start < page_end and end < known else end
+        left_out = end % self._page_size
+        return end - left_out if end < known and left_out <= (end - start) // LEFT_OUT else end
 
     def begin_plan(self, now: float) -> None:
         """``now`` is the time in seconds, as for HBMPageManager."""
