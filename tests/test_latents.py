@@ -4,21 +4,32 @@ from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
+import ml_dtypes
 import numpy as np
 import pytest
 from checkpoints import VARIANTS, build_checkpoint, random_tensors, write_tensors
-from loading import load
+from flax import nnx
+from loading import FLOAT32, load
 from plain_attention import expanded, plain_attention
 
 from caching.attention.spec import AttentionInputs, AttentionSpec, CacheView, LatentInputs, LatentSpec, PageTable
 from caching.attention.xla_latents import XLALatentAttention, _Heads, _Prompts, _Row
+from caching.metadata import PagedAttentionCacheMetaData
 from caching.tpu.tpu_chip import CHIPS
+from caching.tpu.tpu_kernels import LATENTS
 from engine.config import EngineConfig
 from engine.errors import ConfigurationError
+from engine.mesh import DeviceMesh
 from engine.models.model_config import read_model_config
 from engine.models.partition import split
+from engine.models.weights.published.dequantised import Dequantised
+from engine.models.weights.published.fp8 import fp8
+from engine.models.weights.sources import Arrays
+from engine.models.weights.store import load_decoder
+from engine.planner.topology import chips_of
 from engine.served_model import page_dtype
 from engine.step.backend import choose_backend, tpu_kernel, xla_backend
+from engine.step.compilation import lower
 
 HEADS, NOPE, ROPE, VALUES, PAGE_SIZE, PAGES_PER_SEQ = 3, 8, 4, 6, 4, 60
 SCALE = 0.3
@@ -191,3 +202,60 @@ def test_layers_that_predict_further_tokens_are_not_served(tmp_path):
     write_tensors(tmp_path, {**stored, "model.layers.4.eh_proj.weight": np.ones((4, 4), np.float32)})
     with pytest.raises(ConfigurationError, match=r"layers\.4\.eh_proj"):
         load(tmp_path)
+
+
+@pytest.mark.parametrize("devices", [1, 2])
+def test_projections_in_blocks_of_fp8_are_read_as_what_they_stand_for(tmp_path, devices):
+    """As DeepSeek-V3 is published: blocks go over the ends of heads, and devices have heads of their own."""
+    model = read_model_config(build_checkpoint(tmp_path, "deepseek_v3"))
+    rng, block, stored, meant = np.random.default_rng(0), 16, {}, {}
+    for name, tensor in random_tensors(VARIANTS["deepseek_v3"].config, 4).items():
+        stored[name] = meant[name] = tensor
+        if name.endswith(("proj.weight", "mqa.weight")):
+            scales = rng.uniform(0.01, 0.1, [-(-size // block) for size in tensor.shape]).astype(np.float32)
+            each = scales.repeat(block, 0).repeat(block, 1)[: tensor.shape[0], : tensor.shape[1]]
+            numbers = (tensor / each).astype(ml_dtypes.float8_e4m3fn)
+            stored |= {name: numbers, f"{name}_scale_inv": scales}
+            meant[name] = numbers.astype(np.float32) * each
+    published = Dequantised(Arrays(stored), fp8({"weight_block_size": [block, block]}))
+    mesh, partition = DeviceMesh(tuple(jax.devices()[:devices])), split(model, devices)
+
+    read, expected = (
+        load_decoder(source, partition, FLOAT32, mesh=mesh, progress=lambda done, total: None)
+        for source in (published, Arrays(meant))
+    )
+
+    jax.tree.map(np.testing.assert_array_equal, nnx.state(read), nnx.state(expected))
+    kv_b = np.asarray(read.layers[1].mixer.kv_b[...]).reshape(-1, 64)
+    np.testing.assert_array_equal(kv_b, meant["model.layers.1.self_attn.kv_b_proj.weight"])
+
+
+@pytest.mark.parametrize("tokens", [64, 512])
+def test_on_a_tpu_pages_are_written_in_place_and_gathered_blocks_stay_on_the_chip(tokens):
+    """For a chip that is not there: scratch is smaller than the block of latents of a turn, and no page is copied."""
+    pytest.importorskip("libtpu")
+    chip, bfloat16 = chips_of("v5e:2x2")[0], np.dtype(jnp.bfloat16)
+    pool = PagedAttentionCacheMetaData(
+        num_layers=4,
+        num_pages=512,
+        page_size=128,
+        num_kv_heads=1,
+        head_dim=640,
+        dtype=bfloat16,
+        vectors=1,
+        stacked=True,
+    )
+    (pages,) = jax.eval_shape(lambda: LATENTS.allocate(pool)).layers
+    table = PageTable(*(jax.ShapeDtypeStruct(shape, np.int32) for shape in ((64,), (64, 64), (65,), (1,))))
+    shapes = (tokens, 4, 128), (tokens, 4, 64), (tokens, 576), (4, 256, 512)
+    inputs = [jax.ShapeDtypeStruct(shape, bfloat16) for shape in shapes]
+
+    def step(pages, table, *inputs):
+        attention = LATENTS.attention(CHIPS[chip.device_kind])
+        return attention(LatentSpec(0.1, 512), CacheView(pages, table), LatentInputs(*inputs))
+
+    compiled = lower(step, *DeviceMesh((chip,)).shapes((pages, table, *inputs)), donate=0).compile()
+
+    sizes = compiled.memory_analysis()
+    assert sizes.alias_size_in_bytes == pool.num_bytes
+    assert sizes.temp_size_in_bytes < 64 * 128 * 640 * 2

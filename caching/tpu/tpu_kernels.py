@@ -37,6 +37,8 @@ class TPUKernel:
     """Tokens whose keys and values are read: chip, pages, most pages of a row, tokens of a row."""
     tokens_written: Callable[[PagedAttentionCacheMetaData], float]
     """Tokens moved, read and written, per token written."""
+    loops: bool = False
+    """Whether it is a loop of XLA's and no call, so that a compiled step's text shows one turn."""
 
     def bytes_moved(self, chip: Chip, page: PagedAttentionCacheMetaData, tokens: int) -> float:
         """HBM bytes that a decoding row of ``tokens`` moves in a layer."""
@@ -80,6 +82,7 @@ LATENTS = TPUKernel(
     misfit=lambda page_size, dtype, extras: None,  # noqa: ARG005
     tokens_read=lambda chip, page, pages_per_seq, tokens: -(-tokens // page.page_size) * page.page_size,  # noqa: ARG005
     tokens_written=lambda page: 2.0,  # noqa: ARG005
+    loops=True,
 )
 """Of models whose pages have latents."""
 

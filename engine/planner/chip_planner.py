@@ -170,14 +170,16 @@ def decode_steps(fit: ChipFit, programs: list[CompiledProgram], shapes: StepShap
             step = _smallest(programs, FORWARD, sequences).traffic(sequences * read, sequences)
             sampler = _smallest(programs, GREEDY, sequences).traffic(0, sequences)
             states = max(0, sequences - BLOCK) * slot  # the compiled loop over blocks is counted as one trip
-            found.append(_step(roofline, sequences, tokens, Moved(states, states), step, sampler))
+            latents = sequences * read * shapes.cache.num_layers if fit.kernel.loops else 0
+            in_loops = Moved(states + latents, states)
+            found.append(_step(roofline, sequences, tokens, in_loops, step, sampler))
     return found
 
 
-def _step(roofline: Roofline, sequences: int, tokens: int, states: Moved, *traffic: Traffic) -> DecodeStep:
+def _step(roofline: Roofline, sequences: int, tokens: int, in_loops: Moved, *traffic: Traffic) -> DecodeStep:
     collectives = [one for each in traffic for one in each.collectives]
     seconds = exchanges_seconds(collectives, roofline.chip, roofline.partition.devices)
-    return roofline.step(sequences, tokens, sum((each.moved for each in traffic), states), seconds)
+    return roofline.step(sequences, tokens, sum((each.moved for each in traffic), in_loops), seconds)
 
 
 def _smallest(programs: list[CompiledProgram], name: str, rows: int) -> CompiledProgram:
