@@ -104,6 +104,28 @@ def test_it_is_attention_over_the_keys_and_values_that_latents_stand_for(q_lens,
     assert np.isfinite(actual).all()
 
 
+@pytest.mark.parametrize("rank", [EXPANDS, ABSORBS])
+def test_a_row_of_nan_is_nobody_elses(rank):
+    """Neither its queries nor its latents reach another row, in decoding rows and in tiles that hang over."""
+    q_lens = [1, 1, 70, 65, 3]
+    inputs, view = build_step(q_lens, [9, 200, 70, 190, 4], rank, rows=8, tokens=256)
+    begins = np.cumsum([0, *q_lens])
+    is_poisoned = np.zeros((256, 1, 1), bool)
+    is_poisoned[[0, *range(begins[2], begins[3])]] = True
+    poisoned = replace(
+        inputs,
+        q=jnp.where(is_poisoned, np.float32(np.nan), inputs.q),
+        latents=jnp.where(is_poisoned[..., 0], np.float32(np.nan), inputs.latents),
+    )
+
+    _, clean = _by_xla(LatentSpec(SCALE, rank), view, inputs)
+    _, actual = _by_xla(LatentSpec(SCALE, rank), view, poisoned)
+
+    others = [1, *range(begins[3], begins[5])]
+    np.testing.assert_array_equal(actual[np.array(others)], clean[np.array(others)])
+    assert np.isnan(actual[0]).all() and np.isnan(actual[begins[3] - 1]).all()
+
+
 def test_pages_may_be_wider_than_latents_and_in_bits_of_bfloat16():
     """As a TPU's and a CPU's are: numbers behind the latents are written as zeros and not read."""
     inputs, view = build_step([1, 20], [30, 40], EXPANDS, rows=4, tokens=32, dtype=jnp.bfloat16, width=80)
@@ -259,3 +281,30 @@ def test_on_a_tpu_pages_are_written_in_place_and_gathered_blocks_stay_on_the_chi
     sizes = compiled.memory_analysis()
     assert sizes.alias_size_in_bytes == pool.num_bytes
     assert sizes.temp_size_in_bytes < 64 * 128 * 640 * 2
+
+
+def test_kimi_k2_is_deepseek_v3_under_another_name(tmp_path):
+    """The same config.json but for its model_type makes the same model."""
+    one = read_model_config(build_checkpoint(tmp_path / "deepseek", "deepseek_v3"))
+    other = read_model_config(build_checkpoint(tmp_path / "kimi", "deepseek_v3", model_type="kimi_k2"))
+
+    assert one == other
+
+
+@pytest.mark.parametrize(
+    ("variant", "given", "message"),
+    [
+        ("deepseek_v2", {"norm_topk_prob": True}, "norm_topk_prob True is not supported"),
+        ("deepseek_v2", {"topk_method": "noaux_tc"}, "topk_method 'noaux_tc' is not supported"),
+        ("deepseek_v2", {"num_experts_per_tok": None}, "there is no num_experts_per_tok"),
+        ("deepseek_v3", {"scoring_func": "softmax"}, "scoring_func 'softmax' is not supported"),
+        ("deepseek_v3", {"num_key_value_heads": 2}, "num_key_value_heads 2 is not supported; supported: 4"),
+        ("deepseek_v3", {"kv_lora_rank": 0}, "kv_lora_rank"),
+        ("glm4_moe_lite", {"mlp_layer_types": ["dense"]}, "mlp_layer_types has 1 entries for 4 layers"),
+        ("glm4_moe_lite", {"mlp_layer_types": ["dense", "wide", "sparse", "sparse"]}, "mlp_layer_types 'wide'"),
+    ],
+)
+def test_what_latent_attention_cannot_be_is_refused(tmp_path, variant, given, message):
+    """By the key of config.json."""
+    with pytest.raises(ConfigurationError, match=message):
+        read_model_config(build_checkpoint(tmp_path, variant, **given))
