@@ -22,7 +22,8 @@ from engine.models.model_config import read_model_config
 from engine.models.partition import Partition, most_devices, split
 from engine.models.spec import ModelSpec
 from engine.models.weights.opening import check_weights, open_weights
-from engine.models.weights.store import load_decoder, parameter_bytes
+from engine.models.weights.parameters import Role
+from engine.models.weights.store import kept_in_8_bits, load_decoder, parameter_bytes
 from engine.models.weights.weight_format import Layout, WeightFormat
 from engine.step.backend import Backend, choose_backend, default_page_size
 from engine.step.kernel_check import checked, trial_of
@@ -99,7 +100,7 @@ class ServedModel:
         hosts = "" if self.config.hosts is None else f", on {jax.process_count()} hosts"
         numbers = [self.dtype.name]
         if self.quantization:
-            numbers.append(f"weights in {in_words(self.quantization, self.model)}")
+            numbers.append(f"weights in {in_words(self.quantization, self.partition, self.weight_format)}")
         elif self.weights_dtype != self.dtype:
             numbers.append(f"weights as stored in {self.weights_dtype}")
         if self.model.published is not None:
@@ -143,10 +144,12 @@ def served_model(config: EngineConfig) -> ServedModel:
         model.attention_extras,
         latents=model.has_latents,
     )
-    backend = checked(trial_of(backend, partition, page_size, dtype, kv_dtype), kv_dtype)
+    forms = quantizations(config, model)
+    has_experts = any(isinstance(block.feed_forward, ExpertsSpec) for block in model.blocks)
+    trial = trial_of(backend, partition, page_size, dtype, kv_dtype)
+    backend = checked(trial, kv_dtype, int4_experts=has_experts and "int4" in forms)
     mesh = DeviceMesh(tuple(jax.devices()[:devices]))
-    form = quantizations(config, model)[0]
-    return ServedModel(config, partition, mesh, backend, page_size, dtype, kv_dtype, generation, form)
+    return ServedModel(config, partition, mesh, backend, page_size, dtype, kv_dtype, generation, forms[0])
 
 
 def split_over_devices(config: EngineConfig, model: ModelSpec) -> Partition:
@@ -192,12 +195,14 @@ def quantizations(config: EngineConfig, model: ModelSpec) -> tuple[str | None, .
     return ("int8", "int4") if model.published.bits == 4 else ("int8",)
 
 
-def in_words(quantization: str, model: ModelSpec) -> str:
+def in_words(quantization: str, partition: Partition, form: WeightFormat) -> str:
     """A form of the weights, and what is served in another."""
     if quantization != "int4":
         return quantization
-    experts = any(isinstance(block.feed_forward, ExpertsSpec) for block in model.blocks)
-    return f"int4, tables{' and experts' * experts} in int8"
+    names = {Role.TABLE: "tables", Role.KERNEL: "kernels without groups", Role.EXPERTS: "experts"}
+    kept = kept_in_8_bits(partition, form)
+    *others, last = (name for role, name in names.items() if role in kept)
+    return f"int4, {', '.join(others)}{' and ' if others else ''}{last} in int8"
 
 
 def _default_dtype() -> str:

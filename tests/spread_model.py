@@ -1,6 +1,6 @@
 """Run by test_tensor_parallel.py, with eight host devices: what a model says on so many of them, as JSON.
 
-spread_model.py MODEL_DIR DEVICES...
+spread_model.py MODEL_DIR QUANTIZATION DEVICES...
 """
 
 import json
@@ -55,7 +55,7 @@ def answers(devices: int) -> list[dict]:
     """Every request's tokens and log-probabilities, all served at once."""
     config = EngineConfig(
         model=Path(sys.argv[1]), tensor_parallel_size=devices, max_num_seqs=4, max_num_batched_tokens=4, page_size=4,
-        max_model_len=40, num_pages=60, staged_readiness=True,
+        max_model_len=40, num_pages=60, staged_readiness=True, quantization=sys.argv[2],
     )  # fmt: skip
     engine = build_engine(config, lambda progress: None)
     sequences = [
@@ -79,4 +79,4 @@ def answers(devices: int) -> list[dict]:
     ]
 
 
-print(json.dumps({devices: answers(int(devices)) for devices in sys.argv[2:]}))
+print(json.dumps({devices: answers(int(devices)) for devices in sys.argv[3:]}))

@@ -49,7 +49,7 @@ def test_a_step_must_read_weights_pages_and_logits():
     """Llama-3-8B on a v6e: 15 GB of weights but for the embedding, 128 kB a token of context, 501 kB of logits a sequence."""
     model = Partition(read_config_file(CONFIGS / "Llama-3-8B.json"))
 
-    step = Roofline(V6E, model, BFLOAT16, BFLOAT16, 16_000_000_000).step(
+    step = Roofline(V6E, model, WeightFormat(BFLOAT16), BFLOAT16, 16_000_000_000).step(
         4, 1000, Moved(20_000_000_000, 500_000_000), 0.001
     )
 
@@ -67,7 +67,7 @@ def test_a_step_must_read_the_state_of_each_sequence():
     model = Partition(read_config_file(CONFIGS / "Llama-3-8B.json"))
 
     without, with_states = (
-        Roofline(V6E, model, BFLOAT16, BFLOAT16, 16_000_000_000, state_bytes).step(4, 1000, Moved(), 0.0)
+        Roofline(V6E, model, WeightFormat(BFLOAT16), BFLOAT16, 16_000_000_000, state_bytes).step(4, 1000, Moved(), 0.0)
         for state_bytes in (0, 8_000_000)
     )
 
@@ -78,7 +78,7 @@ def test_each_of_several_chips_reads_its_part():
     """On 16 chips a kv head is on two of them: of 8 heads, each chip reads one."""
     model = split(read_config_file(CONFIGS / "Llama-3-8B.json"), 16)
 
-    step = Roofline(V6E, model, BFLOAT16, BFLOAT16, 1_000_000_000).step(4, 1000, Moved(), 0.0)
+    step = Roofline(V6E, model, WeightFormat(BFLOAT16), BFLOAT16, 1_000_000_000).step(4, 1000, Moved(), 0.0)
 
     table = model.padded_vocab_size // 16 * 4096 * 2
     assert step.bytes_needed == 1_000_000_000 - table + 4 * (1000 * 32 * 2 * 128 * 2 + 4 * 128256 // 16)
@@ -188,7 +188,7 @@ def test_the_chip_with_most_of_the_experts_is_waited_for():
 def test_a_step_must_read_the_experts_that_are_chosen():
     """Of Mixtral-8x7B on eight chips two experts for one sequence, and all for 64; and a token is multiplied by two."""
     model = split(read_config_file(CONFIGS / "Mixtral-8x7B.json"), 8)
-    roofline = Roofline(V5E, model, BFLOAT16, BFLOAT16, 12_000_000_000)
+    roofline = Roofline(V5E, model, WeightFormat(BFLOAT16), BFLOAT16, 12_000_000_000)
 
     one, many = (roofline.step(sequences, 0, Moved(), 0.0) for sequences in (1, 64))
 
@@ -208,7 +208,7 @@ def test_the_zeros_behind_a_tables_columns_take_memory_but_are_not_read_with_the
     rows, experts = model.padded_vocab_size // 8, 24 * 32 * 3 * 2880 * 2880 * 2 // 8
 
     padded, plain = (parameter_bytes(model, WeightFormat(BFLOAT16, layout)) for layout in (Layout.MATRIX, Layout.AXES))
-    step = Roofline(V5E, model, BFLOAT16, BFLOAT16, padded).step(1, 0, Moved(), 0.0)
+    step = Roofline(V5E, model, WeightFormat(BFLOAT16), BFLOAT16, padded).step(1, 0, Moved(), 0.0)
 
     assert padded - plain == 2 * rows * 64 * 2
     logits = 4 * model.model.vocab_size // 8

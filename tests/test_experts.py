@@ -20,11 +20,11 @@ from engine.models.layers.experts import ExpertsMLP, ExpertsSpec, one_by_one, st
 from engine.models.requirements import UnsupportedError
 from engine.models.weights import panels
 from engine.models.weights.factory import ParameterFactory, declared
-from engine.models.weights.forms import Dense, Groups, InStack, Scaled
+from engine.models.weights.forms import Dense, InStack, Scaled
 from engine.models.weights.parameters import Parameter, Role, tensors
 from engine.models.weights.pieces import assemble
 from engine.models.weights.sources import Arrays
-from engine.models.weights.weight_format import Layout, WeightFormat
+from engine.models.weights.weight_format import Groups, Layout, WeightFormat
 
 HIDDEN, TOKENS = 8, 6
 FLOAT32 = np.dtype(np.float32)

@@ -116,12 +116,13 @@ def test_devices_that_are_taken_are_said_to_be(monkeypatch, capsys):
 
 
 def test_a_grouped_product_is_held_against_a_plain_one(monkeypatch):
-    """Of experts in the last of several layers, in both forms; one that is wrong is bad."""
+    """Of experts in the last of several layers, in all forms; one that is wrong is bad."""
     found = {one.what: one for one in measure_experts(1e9)}
 
-    assert [one.state for one in found.values()] == ["good", "measured", "good", "measured"]
+    assert [one.state for one in found.values()] == ["good", "measured"] * 3
     assert found["3 of 2 x 4 experts, bfloat16"].expected == pytest.approx(1e6 * 3 * 64 * 96 * 2 / 1e9)
+    assert found["3 of 2 x 4 experts, int4"].expected == pytest.approx(1e6 * 3 * 64 * 96 / 2 / 1e9)
 
     product = InStack.grouped_product
     monkeypatch.setattr(InStack, "grouped_product", lambda form, x, groups: 1.1 * product(form, x, groups))
-    assert [one.state for one in measure_experts(1e9)][::2] == ["bad", "bad"]
+    assert [one.state for one in measure_experts(1e9)][::2] == ["bad"] * 3

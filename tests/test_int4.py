@@ -1,26 +1,35 @@
 """Kernels of 4 bits in groups: how they are made, their products, their memory, and what the model loses by them."""
 
+from dataclasses import replace
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from checkpoints import build_checkpoint
 from flax import nnx
+from hypothesis import given
+from hypothesis import strategies as st
+from jax.sharding import PartitionSpec
 from loading import load
 from test_quantization import surprise  # noqa: F401 - a fixture
 
-from engine.mesh import DeviceMesh, one_device
+from engine.mesh import TP, DeviceMesh, one_device
 from engine.models.linear import linear
-from engine.models.weights.forms import Scaled
-from engine.models.weights.int4 import Int4, group_size, quantize4
+from engine.models.tpu import experts_int4
+from engine.models.weights.forms import InStack, Scaled
+from engine.models.weights.int4 import Int4, Int4Experts, group_size, quantize4
 from engine.models.weights.parameters import Parameter, Role, tensors
 from engine.models.weights.store import abstract_decoder, parameter_bytes
-from engine.models.weights.weight_format import Layout, WeightFormat
+from engine.models.weights.weight_format import Groups, Layout, WeightFormat
 from engine.step.backend import choose_backend
 
 SIZES = {"hidden_size": 128, "intermediate_size": 192, "num_hidden_layers": 2, "head_dim": 32, "vocab_size": 256}
 XLA = WeightFormat(np.dtype(np.float32), activations=np.dtype(np.float32), bits=4)
 MATRIX = WeightFormat(np.dtype(np.float32), Layout.MATRIX, scans=True, activations=np.dtype(np.float32), bits=4)
+
+pairs_of = jax.jit(experts_int4.pairs_of, static_argnums=(1, 2))
 
 
 def kernel_of(inputs: int, outputs: int) -> Parameter:
@@ -100,11 +109,133 @@ def test_a_row_does_not_depend_on_its_neighbours() -> None:
         np.testing.assert_array_equal(part, whole[start : start + count])
 
 
+def experts_of(inputs: int, outputs: int, experts: int = 4) -> Parameter:
+    """Declared kernels [experts, inputs, 2, outputs]."""
+    axes = (("experts", experts), ("hidden", inputs), ("gate_up", 2), ("ffn", outputs))
+    return Parameter("kernel", Role.EXPERTS, axes, tensors("kernel"), inputs=1)
+
+
+def held_by(weight: np.ndarray, group: int) -> np.ndarray:
+    """The numbers that the 4 bits of kernels [experts, inputs, ...] stand for."""
+    numbers, scales = zip(*(quantize4(jnp.asarray(kernel), group) for kernel in weight), strict=True)
+    return np.stack(numbers) * np.stack(scales).repeat(group, 1)
+
+
+@pytest.mark.parametrize("sizes", [(3, 0, 2, 0), (0, 0, 0, 7), (0, 0, 0, 0), (1, 20, 30, 9)], ids=str)
+@pytest.mark.parametrize("layout", Layout)
+def test_each_row_is_multiplied_by_the_4_bits_of_its_expert(layout: Layout, sizes: tuple[int, ...]) -> None:
+    """By XLA and by the CPU's own kernel; experts without rows, and rows behind all."""
+    form = panels() if layout is Layout.PANELS else replace(XLA, layout=layout)
+    rng, rows = np.random.default_rng(0), sum(sizes) + 2
+    weight, x = rng.standard_normal((4, 192, 2, 19)).astype(np.float32), rng.standard_normal((rows, 192))
+    flat = weight.reshape(4, 192, 38) if layout is Layout.MATRIX else weight
+    experts = np.repeat(np.arange(4), sizes)
+    groups = Groups(jnp.asarray(sizes, jnp.int32), jnp.asarray([*experts, 3, 3], jnp.int32))
+
+    made = Int4Experts.made_of(jnp.asarray(flat), experts_of(192, 19), form, one_device())
+    found = jax.jit(Int4Experts.grouped_product)(made, jnp.asarray(x, jnp.float32), groups)
+
+    held = held_by(weight, 64).reshape(4, 192, 38)
+    expected = [x[row] @ held[expert] for row, expert in enumerate(experts)]
+    np.testing.assert_allclose(found[: len(experts)], np.reshape(expected, (-1, 38)), atol=2e-4)
+    leaves = Int4Experts.leaves(experts_of(192, 19), form, 1)
+    assert jax.tree.map(lambda leaf: leaf.shape, leaves) == jax.tree.map(lambda leaf: leaf.shape, made)
+
+
+def test_a_layer_of_a_stack_is_multiplied_in_4_bits_as_if_it_were_alone() -> None:
+    """Whichever of the layers it is."""
+    rng, parameter = np.random.default_rng(0), experts_of(64, 9)
+    layers, x = rng.standard_normal((3, 4, 64, 18)).astype(np.float32), rng.standard_normal((6, 64))
+    groups = Groups(jnp.asarray([1, 0, 3, 2], jnp.int32), jnp.asarray([0, 2, 2, 2, 3, 3], jnp.int32))
+    alone = [Int4Experts.made_of(jnp.asarray(layer), parameter, MATRIX, one_device()) for layer in layers]
+    stack = jax.tree.map(lambda *leaves: jnp.stack(leaves), *alone)
+
+    for place, weight in enumerate(alone):
+        found = InStack(stack, jnp.int32(place)).grouped_product(jnp.asarray(x, jnp.float32), groups)
+
+        expected = weight.grouped_product(jnp.asarray(x, jnp.float32), groups)
+        np.testing.assert_allclose(found, expected, atol=1e-6)
+
+
+def test_devices_have_scales_of_their_own_inputs() -> None:
+    """Two that split what experts read from add up to what the 4 bits stand for."""
+    axes, mesh = (("experts", 4), ("ffn", 384), ("hidden", 20)), DeviceMesh(tuple(jax.devices()[:2]))
+    parameter = Parameter("kernel", Role.EXPERTS, axes, tensors("kernel"), inputs=1, whole="experts")
+    rng = np.random.default_rng(0)
+    weight, x = rng.standard_normal((4, 384, 20)).astype(np.float32), rng.standard_normal((7, 384)).astype(np.float32)
+    of_row = np.repeat([0, 1, 3], [1, 4, 2])
+    groups = Groups(jnp.asarray([1, 4, 0, 2], jnp.int32), jnp.asarray(of_row, jnp.int32))
+
+    made = Int4Experts.made_of(mesh.laid(jnp.asarray(weight), None, TP), parameter, MATRIX, mesh)
+    specs = jax.tree.map(lambda leaf: PartitionSpec(*leaf.split), Int4Experts.leaves(parameter, MATRIX, 2))
+    product = mesh.on_each(
+        lambda made, x: jax.lax.psum(made.grouped_product(x, groups), TP),
+        (specs, PartitionSpec(None, TP)),
+        PartitionSpec(),
+    )
+
+    assert made.group == 64 and made.scales.shape == (4, 2 * 8, 20)
+    expected = np.einsum("ri,rio->ro", x, held_by(weight, 64)[of_row])
+    np.testing.assert_allclose(jax.jit(product)(made, x), expected, atol=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "behind", "inputs", "outputs", "group"),
+    [
+        ((3, 0, 1, 40, 0, 31, 1), 7, 128, 150, 64),  # tiles that several share, and one that fills two
+        ((0, 0, 0), 5, 64, 32, 64),
+        ((150, 0, 1, 300), 0, 192, 40, 64),
+        ((0, 2), 0, 128, 300, 128),
+    ],
+)
+def test_the_tpu_s_kernel_is_its_plain_twin(
+    monkeypatch: pytest.MonkeyPatch, sizes: tuple[int, ...], behind: int, inputs: int, outputs: int, group: int
+) -> None:
+    """In Pallas' interpreter, for the second of two layers, in blocks of columns; filled up scales are not read."""
+    monkeypatch.setattr(experts_int4, "WIDENED_NUMBERS", 128 * inputs)
+    rng, experts = np.random.default_rng(0), len(sizes)
+    x = rng.standard_normal((sum(sizes) + behind, inputs)).astype(np.float32)
+    x[len(x) - behind :] = np.nan
+    numbers, scales = rng.integers(-8, 8, (2 * experts, inputs, outputs)), rng.random((experts, 8, outputs))
+    held = numbers[experts:] * scales[:, : inputs // group].repeat(group, 1)
+    scales[:, inputs // group :] = np.nan
+    arguments = (
+        *map(jnp.asarray, (x, numbers.astype(jnp.int4), scales.astype(np.float32), np.asarray(sizes, np.int32))),
+        jnp.int32(experts),
+    )
+
+    kernel = jax.jit(partial(experts_int4.grouped_product, group=group, interpret=True))
+    found = np.asarray(kernel(*arguments))[: sum(sizes)]
+
+    of_row = np.repeat(np.arange(experts), sizes)
+    np.testing.assert_allclose(found, np.einsum("ri,rio->ro", x[: len(of_row)], held[of_row]), atol=1e-3)
+
+
+@given(st.lists(st.integers(0, 50), min_size=6, max_size=6), st.sampled_from([8, 32]))
+def test_a_pair_is_each_expert_with_each_tile_of_its_rows(sizes: list[int], tile: int) -> None:
+    """In order of the tiles, as a tile's results stay in the kernel's memory from pair to pair."""
+    rows, ends = 6 * 50, np.cumsum(sizes)
+    expected = [
+        (expert, number, end - size, end)
+        for expert, (size, end) in enumerate(zip(sizes, ends, strict=True))
+        for number in range((end - size) // tile, -(-end // tile))
+        if size
+    ]
+
+    pairs = pairs_of(jnp.asarray(sizes, jnp.int32), rows, tile)
+
+    found = np.stack([pairs.experts, pairs.tiles, pairs.begins, pairs.ends], axis=1)[: len(expected)].tolist()
+    assert found == [list(map(int, pair)) for pair in expected]
+    assert int(pairs.number) == max(1, len(expected)) <= len(pairs.tiles)
+    assert (np.asarray(pairs.tiles) < -(-rows // tile)).all()
+
+
 @pytest.mark.parametrize("form", [XLA, MATRIX], ids=["axes", "matrix"])
 @pytest.mark.parametrize("devices", [1, 2])
-def test_kernels_are_in_4_bits_and_tables_in_8(tmp_path, form: WeightFormat, devices: int) -> None:
-    """Memory is what was foretold, and several devices have the numbers of one where groups are of one size."""
-    directory = build_checkpoint(tmp_path, "qwen3", **SIZES)
+@pytest.mark.parametrize("variant", ["mixtral", pytest.param("qwen3", marks=pytest.mark.thorough)])
+def test_kernels_are_in_4_bits_and_tables_in_8(tmp_path, variant: str, form: WeightFormat, devices: int) -> None:
+    """Memory is what was foretold, experts' and others', and on several devices."""
+    directory = build_checkpoint(tmp_path, variant, **SIZES)
 
     decoder = load(directory, form, devices)
 
@@ -120,13 +251,26 @@ def test_kernels_are_in_4_bits_and_tables_in_8(tmp_path, form: WeightFormat, dev
 
 
 def test_what_has_no_groups_stays_in_8_bits(tmp_path) -> None:
-    """Inputs that none of the group sizes divides, and experts."""
+    """Inputs that none of the group sizes divides; and of experts on a TPU, whose tiles have 64 of them."""
     odd = load(build_checkpoint(tmp_path / "odd", "llama2"), XLA).layers[0]  # hidden 48, 80 columns
-    experts = load(build_checkpoint(tmp_path / "experts", "mixtral", **SIZES), XLA).layers[0]
+    narrow = build_checkpoint(tmp_path / "experts", "mixtral", **{**SIZES, "intermediate_size": 96})
+    on_tpu, elsewhere = (load(narrow, form).layers[0] for form in (MATRIX, XLA))
 
     assert isinstance(odd.mixer.qkv_kernel.get_value(), Scaled)
-    assert isinstance(experts.mixer.qkv_kernel.get_value(), Int4)
-    assert isinstance(experts.mlp.down_kernel.get_value(), Scaled)
+    assert isinstance(elsewhere.mlp.down_kernel.get_value(), Int4Experts)
+    (block,) = on_tpu.blocks
+    assert isinstance(block.mlp.gate_up_kernel.get_value(), Int4Experts)
+    assert isinstance(block.mlp.down_kernel.get_value(), Scaled)
+
+
+def test_experts_stay_in_8_bits_where_their_kernel_is_at_fault(tmp_path) -> None:
+    """All of them, and nothing else."""
+    form = replace(MATRIX, least_expert_bits=8)
+
+    (block,) = load(build_checkpoint(tmp_path, "mixtral", **SIZES), form).layers[0].blocks
+
+    assert isinstance(block.mixer.qkv_kernel.get_value(), Int4)
+    assert isinstance(block.mlp.gate_up_kernel.get_value(), Scaled)
 
 
 @pytest.mark.thorough

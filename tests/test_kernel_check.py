@@ -18,13 +18,16 @@ from caching.metadata import PagedAttentionCacheMetaData
 from caching.tpu.pallas_attention import PallasAttention
 from caching.tpu.tpu_chip import CHIPS
 from caching.tpu.tpu_kernels import PALLAS
+from engine import served_model as served_model_module
 from engine.build import build_engine
 from engine.config import EngineConfig
 from engine.models.weights import panels
+from engine.models.weights.int4 import Int4Experts
 from engine.models.weights.weight_format import Layout
 from engine.served_model import served_model
 from engine.step import backend, kernel_check
-from engine.step.kernel_check import EXACT, ROUNDED, product_fault
+from engine.step.backend import xla_backend
+from engine.step.kernel_check import EXACT, ROUNDED, experts_fault, product_fault
 
 FLOAT32, BFLOAT16, INT8 = np.dtype(np.float32), np.dtype(jnp.bfloat16), np.dtype(np.int8)
 HEADS = Heads(4, 2, 16, FLOAT32)
@@ -203,3 +206,25 @@ def test_a_fault_on_one_host_holds_for_all(directory, monkeypatch):
     monkeypatch.setattr(kernel_check, "least_of_all", lambda number: 0)
 
     assert "it is at fault on another host" in serve(directory).describe()["operations"]
+
+
+@pytest.mark.usefixtures("checks_anew")
+@pytest.mark.parametrize(
+    ("quantization", "words"), [("int4", "tables and experts in int8"), ("int8", "weights in int8")]
+)
+def test_experts_are_in_8_bits_if_their_product_in_4_is_wrong(tmp_path, monkeypatch, quantization, words):
+    """Of a mixture that is served in 4 bits on a TPU, of which this machine plays the part."""
+    assert experts_fault() is None
+    product = Int4Experts.grouped_product
+    monkeypatch.setattr(Int4Experts, "grouped_product", lambda *arguments: 1.01 * product(*arguments))
+    monkeypatch.setattr(
+        served_model_module, "choose_backend", lambda *_, **__: replace(xla_backend(FLOAT32), layout=Layout.MATRIX)
+    )
+    directory = build_checkpoint(tmp_path, "mixtral", hidden_size=64, intermediate_size=64)
+
+    served = serve(directory, quantization=quantization, page_size=16)
+
+    is_replaced = quantization == "int4"
+    assert ("products differ from numpy's by" in (experts_fault() or "")) and words in served.describe()["dtype"]
+    assert served.backend.replaced == ("int4 experts",) * is_replaced
+    assert ("experts in 8 bits: products differ" in served.describe()["operations"]) is is_replaced

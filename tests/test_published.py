@@ -27,15 +27,18 @@ from engine.mesh import DeviceMesh
 from engine.models.decoder import Decoder
 from engine.models.model_config import read_config_file, read_model_config
 from engine.models.partition import split
+from engine.models.weights import int4
+from engine.models.weights.int4 import Int4Experts
 from engine.models.weights.published import packed, stored
 from engine.models.weights.published.dequantised import Dequantised
 from engine.models.weights.published.fp8 import fp8
 from engine.models.weights.published.mxfp4 import MXFP4
 from engine.models.weights.sources import Arrays, open_checkpoint
 from engine.models.weights.store import load_decoder, put
-from engine.models.weights.weight_format import WeightFormat
+from engine.models.weights.weight_format import Layout, WeightFormat
 from engine.planner.chip_fit import ChipFit
 from engine.served_model import served_model
+from engine.step.backend import choose_backend
 
 GOLDENS = Path(__file__).parent / "goldens" / "quantised"
 VARIANTS = sorted(path.stem for path in GOLDENS.glob("*.json"))
@@ -81,6 +84,36 @@ def test_in_8_bits_it_is_hardly_another_model(name: str) -> None:
 
     difference = np.concatenate([path[range(len(path)), case["tokens"]] - case["logprobs"] for path, case in paths])
     assert 0 < np.abs(difference).mean() < 0.15
+
+
+@pytest.mark.parametrize(
+    ("name", "layout"),
+    [
+        ("compressed_int4", Layout.PANELS),
+        *(
+            pytest.param(name, layout, marks=pytest.mark.thorough)
+            for name in ("compressed_int4", "gptq")
+            for layout in (Layout.AXES, Layout.PANELS)
+        ),
+    ],
+)
+def test_experts_of_4_bits_are_served_as_they_are(monkeypatch: pytest.MonkeyPatch, name: str, layout: Layout) -> None:
+    """In 4 bits with the groups of the checkpoint a mixture takes the greedy path of its dequantised twin in torch."""
+    if layout is Layout.PANELS and choose_backend(16, 16, np.dtype(np.float32)).layout is not Layout.PANELS:
+        pytest.skip("no compiler")
+    monkeypatch.setattr(int4, "GROUP_SIZES", (32,))
+    in_groups = replace(INT8, layout=layout, bits=4)
+    cases = json.loads((GOLDENS / f"{name}.json").read_text())["cases"]
+    decoder, exact = load(GOLDENS / name, in_groups), load(GOLDENS / name, replace(FLOAT32, layout=layout))
+    assert isinstance(decoder.layers[0].mlp.down_kernel.get_value(), Int4Experts)
+    decoder.embedding, decoder.lm_head = exact.embedding, exact.lm_head  # tables have 8 bits
+
+    computed = compute_logprobs(decoder, [case["prompt"] + case["tokens"] for case in cases])
+
+    for logprobs, case in zip(computed, cases, strict=True):
+        path = logprobs[len(case["prompt"]) - 1 :][: len(case["tokens"])]
+        assert path.argmax(axis=-1).tolist() == case["tokens"]
+        np.testing.assert_allclose(path.max(axis=-1), case["logprobs"], rtol=0, atol=1e-4)
 
 
 @pytest.mark.parametrize("name", VARIANTS)

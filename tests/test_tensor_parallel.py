@@ -47,21 +47,27 @@ def two() -> DeviceMesh:
 
 
 @pytest.mark.parametrize(
-    ("variant", "numbers"),
+    ("variant", "quantization", "numbers"),
     [
-        ("qwen2", ["2"]),
-        pytest.param("qwen2", ["2", "4", "8"], marks=pytest.mark.thorough),
-        *(pytest.param(variant, ["2", "4"], marks=pytest.mark.thorough) for variant in MOE_VARIANTS),
+        ("qwen2", "none", ["2"]),
+        pytest.param("qwen2", "none", ["2", "4", "8"], marks=pytest.mark.thorough),
+        *(pytest.param(variant, "none", ["2", "4"], marks=pytest.mark.thorough) for variant in MOE_VARIANTS),
+        pytest.param("mixtral", "int4", ["2"], marks=pytest.mark.thorough),
+        pytest.param("qwen3_moe", "int4", ["2"], marks=pytest.mark.thorough),
     ],
 )
-def test_tokens_do_not_depend_on_the_number_of_devices(tmp_path: Path, variant: str, numbers: list[str]) -> None:
+def test_tokens_do_not_depend_on_the_number_of_devices(
+    tmp_path: Path, variant: str, quantization: str, numbers: list[str]
+) -> None:
     """Greedy, drawn, truncated, penalised, biased and with log-probabilities: so many devices give what one gives."""
     sizes = {key: HEADS[key] for key in HEADS if key != "intermediate_size" or variant == "qwen2"}
+    if quantization == "int4":  # groups of the same size on every device
+        sizes |= {"hidden_size": 64, "intermediate_size": 256, "moe_intermediate_size": 256, "head_dim": 32}
     build_checkpoint(tmp_path / "model", variant, **sizes)
     program = Path(__file__).parent / "spread_model.py"
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "XLA_FLAGS": xla_flags(devices=8)}
 
-    command = [sys.executable, program, tmp_path / "model", "1", *numbers]
+    command = [sys.executable, program, tmp_path / "model", quantization, "1", *numbers]
     run = subprocess.run(command, env=environment, capture_output=True, text=True)
 
     assert run.returncode == 0, run.stderr

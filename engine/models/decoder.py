@@ -31,7 +31,7 @@ from engine.models.spec import (
 )
 from engine.models.step_context import LayerCache, Place, StepContext
 from engine.models.weights.factory import ParameterFactory, declared
-from engine.models.weights.forms import InStack, Weight
+from engine.models.weights.forms import Experts, InStack, Weight
 from engine.models.weights.parameters import LAYER, Role, tensors
 from engine.models.weights.weight_format import Layout
 from engine.vocabulary import NO_TOKEN_LOGIT, Vocabulary
@@ -209,12 +209,12 @@ def logits(hidden: Array, head: Weight, partition: Partition) -> Array:
 
 def _is_read_in_place(path: object, variable: nnx.Variable[Any]) -> bool:  # noqa: ARG001
     """Whether a stack is for products that find a layer's part of it: ``scan`` would copy that."""
-    is_tpu = isinstance(variable.get_value(), Weight) and variable.get_value().layout is Layout.MATRIX
+    is_tpu = isinstance(variable.get_value(), Experts) and variable.get_value().layout is Layout.MATRIX
     return is_tpu and declared(variable).role is Role.EXPERTS
 
 
 def _is_form(leaf: object) -> bool:
-    return isinstance(leaf, Weight)
+    return isinstance(leaf, Experts)
 
 
 def _normed(x: Array, norm: RMSNorm | None) -> Array:

@@ -42,11 +42,6 @@ class ChipFit:
         return fit._needed <= fit.budget
 
     @property
-    def stored_dtype(self) -> np.dtype:
-        """The dtype of the tables in memory."""
-        return np.dtype(np.int8) if self.quantization else self.dtype
-
-    @property
     def kv_dtype(self) -> np.dtype:
         """The dtype of the pages."""
         return page_dtype(self.config, self.partition.model, self.dtype)

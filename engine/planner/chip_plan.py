@@ -87,8 +87,8 @@ class Roofline:
     chip: Chip
     partition: Partition
     """The model, sharded over the chips."""
-    dtype: np.dtype
-    """Of the tables."""
+    form: WeightFormat
+    """Of the weights."""
     kv_dtype: np.dtype
     weight_bytes: int
     """Of one chip's shard."""
@@ -117,17 +117,20 @@ class Roofline:
     @property
     def _read_weights(self) -> int:
         """Bytes of all but the embedding, of which a step reads one row per token."""
-        model = self.partition.model
-        return (
-            self.weight_bytes - self._unread_rows * table_width(model.hidden_size, Layout.MATRIX) * self.dtype.itemsize
-        )
+        return self.weight_bytes - self._unread_rows * self._row_bytes
+
+    @property
+    def _row_bytes(self) -> int:
+        """Of a table."""
+        width = table_width(self.partition.model.hidden_size, Layout.MATRIX)
+        return width if self.form.activations else width * self.form.dtype.itemsize
 
     @property
     def _multiplied_weights(self) -> int:
         """Weights that a token is multiplied by on a chip, on average over the chips."""
-        one_byte = np.dtype(np.int8)
+        one_byte = WeightFormat(np.dtype(np.int8))
         numbers, experts = (
-            parameter_bytes(self.partition, WeightFormat(one_byte)),
+            parameter_bytes(self.partition, one_byte),
             expert_bytes(self.partition, one_byte),
         )
         each = (count * spec.experts_per_token // spec.num_experts for spec, count in experts.items())
@@ -140,7 +143,7 @@ class Roofline:
 
     @property
     def _experts(self) -> dict[ExpertsSpec, int]:
-        return expert_bytes(self.partition, self.dtype)
+        return expert_bytes(self.partition, self.form)
 
     def _read_experts(self, tokens: int) -> int:
         """Bytes of experts that a step of so many tokens reads."""

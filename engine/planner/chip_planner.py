@@ -74,7 +74,7 @@ def plan_chips(config: EngineConfig, path: Path, topology: str, tokens_a_sequenc
         hbm=chip.hbm_bytes,
         budget=fit.budget,
         weights=fit.weights,
-        form=in_words(fit.quantization, partition.model) if fit.quantization else fit.dtype.name,
+        form=in_words(fit.quantization, partition, fit.weight_format) if fit.quantization else fit.dtype.name,
         scratch=cache.reserved,
         pages=shapes.cache.num_bytes - states,
         states=states,
@@ -160,7 +160,7 @@ def decode_steps(fit: ChipFit, programs: list[CompiledProgram], shapes: StepShap
     """Decoding steps with the greedy sampler, for each batch size whose pages fit in the pool."""
     slot = shapes.cache.bytes_per_slot
     roofline, read = (
-        Roofline(fit.chip, fit.partition, fit.stored_dtype, fit.kv_dtype, fit.weights, slot),
+        Roofline(fit.chip, fit.partition, fit.weight_format, fit.kv_dtype, fit.weights, slot),
         pages_read(fit.kernel, fit.chip, shapes, tokens),
     )
     pages = shapes.groups.pages_of(tokens)

@@ -1,11 +1,17 @@
 """Which share of its experts a chip reads in a step: an estimate, as if a router chose all equally often."""
 
+from collections import Counter
 from functools import cache
 
+import jax
 import numpy as np
+from flax import nnx
 
 from engine.models.layers.experts import ExpertsSpec
 from engine.models.partition import Partition
+from engine.models.weights.factory import ParameterFactory, declared
+from engine.models.weights.forms import leaves_of
+from engine.models.weights.weight_format import WeightFormat
 
 DRAWS = 32
 
@@ -26,11 +32,19 @@ def share_read(spec: ExpertsSpec, tokens: int, chips: int) -> float:
     return float(np.mean(most))
 
 
-def expert_bytes(partition: Partition, dtype: np.dtype) -> dict[ExpertsSpec, int]:
-    """Bytes of a chip's experts in all layers of each kind, without biases and scales."""
-    found: dict[ExpertsSpec, int] = {}
-    for block in partition.model.blocks:
-        if isinstance(spec := block.feed_forward, ExpertsSpec):
-            numbers = 3 * spec.num_experts * spec.intermediate_size * partition.model.hidden_size
-            found[spec] = found.get(spec, 0) + numbers // partition.devices * dtype.itemsize
-    return found
+def expert_bytes(partition: Partition, form: WeightFormat) -> dict[ExpertsSpec, int]:
+    """Bytes of a chip's experts in all layers of each kind, scales included, biases not."""
+    specs = Counter(block.feed_forward for block in partition.model.blocks)
+    return {
+        spec: layers * _bytes_a_layer(spec, partition, form)
+        for spec, layers in specs.items()
+        if isinstance(spec, ExpertsSpec)
+    }
+
+
+@cache
+def _bytes_a_layer(spec: ExpertsSpec, partition: Partition, form: WeightFormat) -> int:
+    devices, hidden = partition.devices, partition.model.hidden_size
+    layer = nnx.eval_shape(lambda: spec.build(hidden, ParameterFactory(nnx.Rngs(0), devices, 1, {})))
+    kernels = (leaves_of(declared(kernel), form, devices) for kernel in (layer.gate_up_kernel, layer.down_kernel))
+    return sum(leaf.nbytes(devices) for kernel in kernels for leaf in jax.tree.leaves(kernel))

@@ -56,12 +56,14 @@ class Backend:
     """The kv_heads and head_dim of pages, from those of the model and the dtype."""
     most_pages_per_seq: int | None = None
     """The longest page table of a sequence that attention has room for; None is any."""
+    least_expert_bits: int = 4
+    """See WeightFormat."""
     replaced: tuple[str, ...] = ()
     """Kernels that are at fault on this machine, in whose place XLA's operations serve."""
 
     def weight_format(self, dtype: np.dtype, activations: np.dtype | None = None, bits: int = 8) -> WeightFormat:
         """The format of a dtype's weights; quantised if ``activations``, the compute dtype, is set."""
-        return WeightFormat(dtype, self.layout, self.scans, activations, bits)
+        return WeightFormat(dtype, self.layout, self.scans, activations, bits, self.least_expert_bits)
 
     def quantized_format(self, dtype: np.dtype, activations: np.dtype, quantization: str | None) -> WeightFormat:
         """The format of ``quantization``: int8, int4 or None."""

@@ -17,7 +17,9 @@ from engine.hosts.processes import least_of_all
 from engine.models.layers.self_attention import SelfAttentionSpec
 from engine.models.partition import Partition
 from engine.models.weights import panels
-from engine.models.weights.weight_format import Layout
+from engine.models.weights.forms import InStack
+from engine.models.weights.int4 import Int4Experts
+from engine.models.weights.weight_format import Groups, Layout
 from engine.step.backend import Backend, xla_backend
 
 logger = logging.getLogger(__name__)
@@ -65,9 +67,11 @@ def trial_of(backend: Backend, partition: Partition, page_size: int, dtype: np.d
 
 
 @cache
-def checked(trial: Trial, kv_dtype: np.dtype) -> Backend:
+def checked(trial: Trial, kv_dtype: np.dtype, *, int4_experts: bool = False) -> Backend:
     """The backend, with XLA's operations in the place of kernels that differ from their twins, or
     fail. On several hosts every process must call this, and a fault of one holds for all.
+
+    ``int4_experts`` are to be served, if the backend can: it may be that they get 8 bits.
     """
     backend, xla = trial.backend, xla_backend(kv_dtype)
     if trial.specs and backend.attention != xla.attention and (why := _fault("attention", trial.fault)):
@@ -80,6 +84,9 @@ def checked(trial: Trial, kv_dtype: np.dtype) -> Backend:
     if backend.layout is Layout.PANELS and (why := _fault("matrix product", product_fault)):
         words = f"{backend.description}; matrix products by XLA: {why}"
         backend = replace(backend, description=words, layout=xla.layout, replaced=(*backend.replaced, "matrix product"))
+    if int4_experts and backend.layout is Layout.MATRIX and (why := _fault("int4 experts", experts_fault)):
+        words, replaced = f"{backend.description}; experts in 8 bits: {why}", (*backend.replaced, "int4 experts")
+        backend = replace(backend, description=words, least_expert_bits=8, replaced=replaced)
     return backend
 
 
@@ -136,3 +143,21 @@ def _products(x: jax.Array, kernel: jax.Array, out: int, scales: jax.Array) -> t
     sizes, kernels = jnp.asarray([0, len(x)], np.int32), jnp.stack([jnp.zeros_like(kernel), kernel])
     grouped = panels.grouped_product(x, kernels, sizes, out, jnp.stack([scales, scales]))
     return panels.product(x, kernel, out, scales), panels.product(x[:1], kernel, out, scales), grouped
+
+
+def experts_fault() -> str | None:
+    """Of the TPU's product of experts in 4 bits, in the second of two layers."""
+    random, inputs, columns, group = np.random.default_rng(0), 192, 256, 64
+    numbers = random.integers(-8, 8, (2, 3, inputs, columns))
+    scales = random.integers(1, 5, (2, 3, 8, columns)) / 16
+    x = (random.integers(-8, 9, (9, inputs)) / 64).astype(jnp.bfloat16)
+    weight = Int4Experts(
+        jnp.asarray(numbers).astype(jnp.int4), jnp.asarray(scales, x.dtype), Layout.MATRIX, (columns,), group
+    )
+    of_row = np.repeat([0, 2], [4, 3])
+    groups = Groups(jnp.asarray([4, 0, 3], jnp.int32), jnp.asarray([*of_row, 2, 2], jnp.int32))
+    product = jax.jit(lambda weight, x: InStack(weight, jnp.int32(1)).grouped_product(x, groups))
+    kernels = numbers[1] * scales[1, :, : inputs // group].repeat(group, 1)
+    expected = np.einsum("ri,rio->ro", x[: len(of_row)].astype(np.float64), kernels[of_row])
+    error = np.abs(np.asarray(product(weight, jnp.asarray(x)))[: len(of_row)] - expected).max()
+    return None if error <= EXACT else f"products differ from numpy's by {error:.3g}, more than {EXACT:g}"

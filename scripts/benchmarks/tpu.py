@@ -12,15 +12,18 @@ from scripts.benchmarks.figure import Figure, figure
 
 CONFIGS = Path(__file__).parents[2] / "tests" / "configs"
 PLANS = (
-    ("Llama-3-8B", "v5e:2x4"),
-    ("Llama-3-8B", "v6e:2x4"),
-    ("Llama-3-70B", "v5e:4x8"),
-    ("Llama-3-70B", "v6e:4x4"),
-    ("Qwen3-30B-A3B", "v5e:2x4"),
-    ("Qwen3-30B-A3B", "v6e:2x4"),
-    ("gpt-oss-20b", "v5e:2x4"),
-    ("gpt-oss-20b", "v6e:2x4"),
+    ("Llama-3-8B", "v5e:2x4", None),
+    ("Llama-3-8B", "v6e:2x4", None),
+    ("Llama-3-8B", "v5e:2x4", "int4"),
+    ("Llama-3-70B", "v5e:4x8", None),
+    ("Llama-3-70B", "v6e:4x4", None),
+    ("Qwen3-30B-A3B", "v5e:2x4", None),
+    ("Qwen3-30B-A3B", "v6e:2x4", None),
+    ("Qwen3-30B-A3B", "v5e:2x4", "int4"),
+    ("gpt-oss-20b", "v5e:2x4", None),
+    ("gpt-oss-20b", "v6e:2x4", None),
 )
+"""Models, topologies and forms of the weights."""
 ROWS, TOKENS = 64, 1024
 """Of the decoding step that is looked at."""
 ALL_REDUCES_A_LAYER, READ_RATIO, SCRATCH_MIB, BUCKET_SECONDS, START_SECONDS = 2, 1.1, 64, 10, 60
@@ -30,10 +33,10 @@ MIB = 2**20
 def measure_tpu(tokens: int) -> Iterator[Figure]:
     """Every plan, with all chips of its topology. Raises ConfigurationError where libtpu is not installed."""
     jax.config.update("jax_platforms", "cpu")  # whatever this machine has is not what is planned for
-    for model, topology in PLANS:
-        config = EngineConfig(max_num_seqs=ROWS)
+    for model, topology, form in PLANS:
+        config = EngineConfig(max_num_seqs=ROWS, quantization=form)
         plan = plan_chips(config, CONFIGS / f"{model}.json", topology, tokens, lambda progress: None)  # noqa: ARG005
-        yield from tpu_figures(f"{model} on {topology}", plan)
+        yield from tpu_figures(f"{model} on {topology}{f' in {form}' if form else ''}", plan)
 
 
 def tpu_figures(benchmark: str, plan: ChipPlan) -> Iterator[Figure]:

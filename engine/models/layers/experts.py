@@ -20,9 +20,9 @@ from engine.models.linear import linear
 from engine.models.norm import RMSNorm
 from engine.models.requirements import require
 from engine.models.weights.factory import Axes, ParameterFactory
-from engine.models.weights.forms import Groups, Weight
+from engine.models.weights.forms import Experts
 from engine.models.weights.parameters import LAYER, TensorRule, tensors
-from engine.models.weights.weight_format import TILE
+from engine.models.weights.weight_format import TILE, Groups
 
 GATE_UP, DOWN = "mlp.experts.gate_up_kernel", "mlp.experts.down_kernel"
 STACKED = "experts (gate_up ffn) hidden"
@@ -132,7 +132,7 @@ class ExpertsMLP(nnx.Module):
         hidden, ffn, experts = {"hidden": hidden_size}, {"ffn": spec.intermediate_size}, {"experts": spec.num_experts}
         gate_up = {"gate_up": 2, **ffn}
 
-        def kernel(name: str, axes: Axes, *, last: bool) -> nnx.Param[Weight]:
+        def kernel(name: str, axes: Axes, *, last: bool) -> nnx.Param[Experts]:
             return make.experts(name, experts | {**axes}, DEFAULT_TENSORS[name], whole=whole, last=last)
 
         def bias(name: str, axes: Axes, stored: str) -> nnx.Param[Array] | None:

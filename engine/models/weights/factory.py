@@ -9,7 +9,7 @@ from flax import nnx
 from jax import Array
 
 from engine.mesh import TP
-from engine.models.weights.forms import Dense, Weight
+from engine.models.weights.forms import Dense, Experts, Weight
 from engine.models.weights.parameters import Parameter, Role, TensorRule
 from engine.models.weights.weight_format import Layout
 
@@ -54,7 +54,7 @@ class ParameterFactory:
         parameter = Parameter(name, Role.KERNEL, axes, rule, len(inputs), kv_replicas, exact=exact)
         return self._weight(parameter, self._std(last))
 
-    def experts(self, name: str, axes: Axes, rule: TensorRule, *, whole: str, last: bool = False) -> nnx.Param[Weight]:
+    def experts(self, name: str, axes: Axes, rule: TensorRule, *, whole: str, last: bool = False) -> nnx.Param[Experts]:
         """Kernels [experts, input, *outputs], of one input.
 
         ``whole`` is the axis that devices do not split: ``experts`` or ``ffn``.
@@ -108,7 +108,7 @@ class ParameterFactory:
     def _std(self, last: bool) -> float:
         return STD / (2 * self._num_layers) ** 0.5 if last else STD
 
-    def _weight(self, parameter: Parameter, std: float) -> nnx.Param[Weight]:
+    def _weight(self, parameter: Parameter, std: float) -> nnx.Param[Any]:
         numbers = std * jax.random.normal(self._rngs.params(), parameter.shape)
         return nnx.Param(Dense(numbers, Layout.AXES, parameter.out(self.devices)), declared=parameter)
 

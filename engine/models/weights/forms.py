@@ -8,7 +8,7 @@ the form; models use it through ``engine.models.linear``.
 import math
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -18,18 +18,17 @@ from jax import Array
 from caching.page_dtype import quantize
 from engine.mesh import DeviceMesh
 from engine.models.weights import panels
-from engine.models.weights.int4 import Int4, group_size
+from engine.models.weights.int4 import Int4, Int4Experts, has_groups
 from engine.models.weights.parameters import Parameter, Role
-from engine.models.weights.weight_format import Layout, Leaf, WeightFormat, as_laid_out, numbers_leaf, stored_dtype
-
-
-class Groups(NamedTuple):
-    """Rows that are sorted by expert."""
-
-    sizes: Array
-    """i32[experts] rows of each expert; those behind all groups belong to none."""
-    experts: Array
-    """i32[rows] the expert of each row."""
+from engine.models.weights.weight_format import (
+    Groups,
+    Layout,
+    Leaf,
+    WeightFormat,
+    as_laid_out,
+    numbers_leaf,
+    stored_dtype,
+)
 
 
 @partial(jax.tree_util.register_dataclass, data_fields=["values"], meta_fields=["layout", "out"])
@@ -159,7 +158,9 @@ class Scaled:
 
 
 Weight = Dense | Scaled
-"""The forms of a table, and of kernels of experts."""
+"""The forms of a table."""
+Experts = Weight | Int4Experts
+"""The forms of kernels of experts."""
 Kernel = Weight | Int4
 """The forms of other kernels."""
 
@@ -173,7 +174,7 @@ class InStack:
     gives groups of none.
     """
 
-    stack: Weight
+    stack: Experts
     """Its arrays are [layers, experts, ...]."""
     place: Array
     """i32[] of the layer."""
@@ -185,6 +186,8 @@ class InStack:
 
     def grouped_product(self, x: Array, groups: Groups) -> Array:
         """x[rows, in], sorted by expert -> f32[rows, prod(out)]; undefined behind all groups."""
+        if isinstance(self.stack, Int4Experts):
+            return self.stack.grouped_product(x, groups, self.place)
         layers, experts = self.stack.values.shape[:2]
         # Smaller arrays are cut: to find their rows, XLA:TPU would read those of all layers.
         cut = jax.tree.map(partial(jax.lax.dynamic_index_in_dim, index=self.place, keepdims=False), self.stack)
@@ -195,14 +198,15 @@ class InStack:
         return product
 
 
-def form_of(parameter: Parameter, form: WeightFormat, devices: int) -> type[Kernel] | None:
+def form_of(parameter: Parameter, form: WeightFormat, devices: int) -> type[Kernel | Experts] | None:
     """The form of a parameter; None for a vector, which is an array by itself."""
     if parameter.role is Role.VECTOR:
         return None
     if form.activations is None or parameter.exact:
         return Dense
-    in_groups = form.bits == 4 and parameter.role is Role.KERNEL and group_size(parameter, devices) > 0
-    return Int4 if in_groups else Scaled
+    if parameter.role is Role.TABLE or not has_groups(parameter, form, devices):
+        return Scaled
+    return Int4Experts if parameter.role is Role.EXPERTS else Int4
 
 
 def leaves_of(parameter: Parameter, form: WeightFormat, devices: int) -> Any:

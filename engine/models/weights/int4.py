@@ -1,6 +1,7 @@
 """Kernels in 4 bits, with a scale for each group of inputs of each output."""
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -9,11 +10,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
+from jax.sharding import PartitionSpec
 
 from engine.mesh import DeviceMesh
+from engine.models.tpu import experts_int4
 from engine.models.weights import panels
-from engine.models.weights.parameters import Parameter
-from engine.models.weights.weight_format import INT4, Layout, Leaf, WeightFormat, numbers_leaf
+from engine.models.weights.parameters import Parameter, Role
+from engine.models.weights.weight_format import INT4, Groups, Layout, Leaf, WeightFormat, numbers_leaf
 
 UINT8 = np.dtype(np.uint8)
 GROUP_SIZES = (128, 64, 32)
@@ -32,7 +35,7 @@ class Int4:
     """
 
     values: Any
-    """s4[in, *out], or in panels u8."""
+    """s4[in, *out] in a MATRIX layout, else in bytes: u8[in / 2, *out], or panels."""
     scales: Any
     """[groups, *out] in the dtype of activations, or in panels f32."""
     layout: Layout
@@ -42,44 +45,167 @@ class Int4:
     @classmethod
     def leaves(cls, parameter: Parameter, form: WeightFormat, devices: int) -> "Int4":
         """The shapes of a parameter in this form."""
-        assert form.activations is not None
-        values, groups = (
-            numbers_leaf(parameter, INT4, form.layout),
-            parameter.shape[0] // group_size(parameter, devices),
-        )
-        if form.layout is not Layout.PANELS:
-            scales = Leaf((groups, *values.shape[1:]), form.activations, values.split)
-            return cls(values, scales, form.layout, parameter.out(devices))
-        count, depth, width = values.shape
-        packed, scales = Leaf((count, depth, width // 2), UINT8), Leaf((count, groups, width), np.dtype(np.float32))
-        return cls(packed, scales, form.layout, parameter.out(devices))
+        return cls(*_leaves(parameter, form, devices), form.layout, parameter.out(devices))
 
     @classmethod
     def made_of(cls, values: Array, parameter: Parameter, form: WeightFormat, mesh: DeviceMesh) -> "Int4":
         """The form of a parameter's ``values``; its outputs are one axis in a MATRIX layout."""
-        leaves = cls.leaves(parameter, form, mesh.size)
-        numbers, scales = quantize4(values, group_size(parameter, mesh.size))
-        if form.layout is Layout.PANELS:
-            numbers = panels.as_panels4(np.asarray(numbers).reshape(len(numbers), -1).T)
-            scales = panels.as_panels(np.asarray(scales).reshape(len(scales), -1).T)
-        else:
-            numbers = mesh.laid(numbers.astype(INT4), *leaves.values.split)
-            scales = mesh.laid(scales.astype(leaves.scales.dtype), *leaves.scales.split)
-        return cls(numbers, scales, form.layout, parameter.out(mesh.size))
+        quantize = partial(quantize4, group=group_size(parameter, mesh.size))
+        return cls(*_made(quantize, values, parameter, form, mesh), form.layout, parameter.out(mesh.size))
 
     def product(self, x: Array) -> Array:
         """x[..., in] -> f32[..., prod(out)]."""
         if self.layout is Layout.PANELS:
             return panels.product(x, self.values, math.prod(self.out), self.scales)
-        inputs, groups = self.values.shape[0], self.scales.shape[0]
-        numbers = self.values.reshape(groups, inputs // groups, -1).astype(x.dtype)
+        groups, inputs = self.scales.shape[0], x.shape[-1]
+        numbers = _numbers(self.values, axis=0).reshape(groups, inputs // groups, -1).astype(x.dtype)
         scaled = numbers * self.scales.reshape(groups, 1, -1).astype(x.dtype)
         return jnp.matmul(x, scaled.reshape(inputs, -1), preferred_element_type=np.float32)
 
 
+@partial(jax.tree_util.register_dataclass, data_fields=["values", "scales"], meta_fields=["layout", "out", "group"])
+@dataclass(frozen=True)
+class Int4Experts:
+    """The same of several experts, which are the first axis. A TPU's product is our own kernel's."""
+
+    values: Any
+    """As in Int4, with experts."""
+    scales: Any
+    """As in Int4, with experts; in a MATRIX layout each device has whole tiles of groups."""
+    layout: Layout
+    out: tuple[int, ...]
+    """As in Int4."""
+    group: int
+    """Inputs that share a scale."""
+
+    @classmethod
+    def leaves(cls, parameter: Parameter, form: WeightFormat, devices: int) -> "Int4Experts":
+        """The shapes of a parameter in this form."""
+        group = group_size(parameter, devices)
+        return cls(*_leaves(parameter, form, devices), form.layout, parameter.out(devices), group)
+
+    @classmethod
+    def made_of(cls, values: Array, parameter: Parameter, form: WeightFormat, mesh: DeviceMesh) -> "Int4Experts":
+        """The form of a parameter's ``values``; its outputs are one axis in a MATRIX layout."""
+        group = group_size(parameter, mesh.size)
+        quantize = partial(_quantize_experts, group=group, tile=_tile_of(parameter, form))
+        return cls(*_made(quantize, values, parameter, form, mesh), form.layout, parameter.out(mesh.size), group)
+
+    def grouped_product(self, x: Array, groups: Groups, layer: Array | None = None) -> Array:
+        """x[rows, in], sorted by expert -> f32[rows, prod(out)]; undefined behind all groups.
+
+        If ``layer`` is given, the arrays are a stack of several layers', and that one's are read.
+        """
+        if self.layout is Layout.PANELS:
+            return panels.grouped_product(x, self.values, groups.sizes, math.prod(self.out), self.scales)
+        out, values, scales, first = math.prod(self.out), self.values, self.scales, jnp.int32(0)
+        if layer is not None:
+            first = layer * np.int32(values.shape[1])
+            values = values.reshape(-1, *values.shape[2:])
+            # The smaller array is cut: to find its rows, XLA:TPU would read those of all layers.
+            scales = jax.lax.dynamic_index_in_dim(scales, layer, keepdims=False)
+        arguments = (
+            x,
+            values.reshape(*values.shape[:2], out),
+            scales.reshape(*scales.shape[:2], out),
+            groups.sizes,
+            first,
+        )
+        plain = partial(_widened_product, group=self.group)
+        if self.layout is Layout.AXES:
+            return plain(*arguments)
+        kernel = partial(experts_int4.grouped_product, group=self.group)
+        product: Array = jax.lax.platform_dependent(*arguments, tpu=kernel, default=plain)
+        return product
+
+
+def _widened_product(x: Array, values: Array, scales: Array, sizes: Array, first: Array, *, group: int) -> Array:
+    """As the TPU's kernel, by XLA, which writes the widened kernels of all experts."""
+    experts, inputs, out = len(sizes), x.shape[1], values.shape[2]
+    numbers = _numbers(jax.lax.dynamic_slice_in_dim(values, first, experts), axis=1)
+    wide = numbers.reshape(experts, -1, group, out).astype(x.dtype)
+    kernels = wide * scales[:, : inputs // group, None].astype(x.dtype)
+    return jax.lax.ragged_dot(x, kernels.reshape(experts, inputs, out), sizes, preferred_element_type=np.float32)
+
+
+def has_groups(parameter: Parameter, form: WeightFormat, devices: int) -> bool:
+    """Whether a kernel can be served in 4 bits."""
+    group, is_expert = group_size(parameter, devices), parameter.role is Role.EXPERTS
+    if form.bits != 4 or (is_expert and form.least_expert_bits > 4):
+        return False
+    return group % (experts_int4.INPUTS_OF_TILE if is_expert and form.layout is Layout.MATRIX else 1) == 0 < group
+
+
+def _tile_of(parameter: Parameter, form: WeightFormat) -> int:
+    """Groups that are stored together; the last may be filled up."""
+    is_padded = parameter.role is Role.EXPERTS and form.layout is Layout.MATRIX
+    return experts_int4.SCALES_OF_TILE if is_padded else 1
+
+
+def _leaves(parameter: Parameter, form: WeightFormat, devices: int) -> tuple[Leaf, Leaf]:
+    """The numbers and the scales."""
+    assert form.activations is not None
+    lead, values = parameter.role.lead, numbers_leaf(parameter, INT4, form.layout)
+    inputs, each = parameter.shape[lead], parameter.part(devices)[lead]
+    groups, tile = each // group_size(parameter, devices), _tile_of(parameter, form)
+    if form.layout is not Layout.PANELS:
+        groups = -(-groups // tile) * tile * (inputs // each)
+        if form.layout is Layout.AXES:
+            in_bytes = (*values.shape[:lead], inputs // 2, *values.shape[lead + 1 :])
+            values = Leaf(in_bytes, UINT8, values.split)
+        return values, Leaf((*values.shape[:lead], groups, *values.shape[lead + 1 :]), form.activations, values.split)
+    *experts, count, depth, width = values.shape
+    packed = Leaf((*experts, count, depth, width // 2), UINT8)
+    return packed, Leaf((*experts, count, groups, width), np.dtype(np.float32))
+
+
+def _made(
+    quantize: Callable[[Array], tuple[Array, Array]],
+    values: Array,
+    parameter: Parameter,
+    form: WeightFormat,
+    mesh: DeviceMesh,
+) -> tuple[Array, Array]:
+    """The numbers and the scales, as ``_leaves`` describes them; each device makes its own."""
+    leaves, lead = _leaves(parameter, form, mesh.size), parameter.role.lead
+    if form.layout is not Layout.PANELS:
+        split = PartitionSpec(*leaves[0].split)
+
+        def make(values: Array) -> tuple[Array, Array]:
+            numbers, scales = quantize(values)
+            stored = _in_bytes(numbers, lead) if form.layout is Layout.AXES else numbers.astype(INT4)
+            return stored, scales.astype(leaves[1].dtype)
+
+        made: tuple[Array, Array] = mesh.on_each(make, (split,), (split, split))(values)
+        return made
+    numbers, scales = (
+        np.asarray(part).reshape(*part.shape[: lead + 1], -1).swapaxes(-1, -2) for part in quantize(values)
+    )
+    return panels.as_panels4(numbers), panels.as_panels(scales)
+
+
+def _in_bytes(numbers: Array, axis: int) -> Array:
+    """Two consecutive i8 from -8 to 7 along an axis -> u8, the first in the lower bits.
+
+    Off TPUs jax refuses arrays of int4 as arguments of what it has compiled ahead.
+    """
+    lower, upper = (jax.lax.slice_in_dim(numbers, first, None, 2, axis).astype(UINT8) for first in (0, 1))
+    both: Array = lower & np.uint8(15) | upper << np.uint8(4)
+    return both
+
+
+def _numbers(values: Array, axis: int) -> Array:
+    """Those of ``_in_bytes``, i8; int4 as it is."""
+    if values.dtype == INT4:
+        return values
+    upper = values.astype(np.int8)
+    both = jnp.stack([upper << np.int8(4), upper], axis=axis + 1) >> np.int8(4)
+    return both.reshape(*values.shape[:axis], -1, *values.shape[axis + 1 :])
+
+
 def group_size(parameter: Parameter, devices: int) -> int:
     """Inputs that share a scale in 4 bits; 0 if a device's cannot be cut into groups."""
-    inputs = parameter.part(devices)[0]
+    inputs = parameter.part(devices)[parameter.role.lead]
     return next((size for size in GROUP_SIZES if inputs % size == 0), 0)
 
 
@@ -105,3 +231,12 @@ def quantize4(values: Array, group: int) -> tuple[Array, Array]:
     start = jnp.full_like(furthest, jnp.inf), furthest  # NaN stays
     (_, scales), _ = jax.lax.scan(try_next, start, jnp.asarray(FURTHEST, np.float32))
     return rounded(scales).astype(jnp.int8).reshape(values.shape), scales[:, 0]
+
+
+@partial(jax.jit, static_argnames=("group", "tile"))
+def _quantize_experts(values: Array, group: int, tile: int) -> tuple[Array, Array]:
+    """As quantize4 f[experts, in, ...], one by one, with zeros behind scales up to whole tiles."""
+    numbers, scales = jax.lax.map(partial(quantize4, group=group), values)
+    padding = [(0, 0)] * scales.ndim
+    padding[1] = 0, -scales.shape[1] % tile
+    return numbers, jnp.pad(scales, padding)

@@ -16,7 +16,7 @@ from engine.models.decoder import Decoder
 from engine.models.partition import Partition
 from engine.models.spec import layer_plan
 from engine.models.weights.factory import declared
-from engine.models.weights.forms import dense_leaf, form_of, leaves_of
+from engine.models.weights.forms import Scaled, dense_leaf, form_of, leaves_of
 from engine.models.weights.parameters import Parameter, Role
 from engine.models.weights.pieces import assemble, pieces
 from engine.models.weights.published.dequantised import Dequantised
@@ -111,6 +111,13 @@ def parameter_bytes(partition: Partition, form: WeightFormat) -> int:
         for entry in entries
         for leaf in jax.tree.leaves(entry.leaves(form, partition.devices))
     )
+
+
+def kept_in_8_bits(partition: Partition, form: WeightFormat) -> set[Role]:
+    """The uses of weights of which some have 8 bits in a format where kernels have 4."""
+    state = nnx.to_flat_state(nnx.state(_declared_decoder(partition, scans=True)))
+    parameters = [declared(variable) for _, variable in state]
+    return {one.role for one in parameters if form_of(one, form, partition.devices) is Scaled}
 
 
 def _declared_decoder(partition: Partition, scans: bool) -> Decoder:

@@ -3,7 +3,7 @@
 import math
 from dataclasses import dataclass
 from enum import Enum, auto
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
@@ -44,7 +44,18 @@ class WeightFormat:
     activations: np.dtype[Any] | None = None
     """Kernels and tables are quantised, and rows of a table have this dtype; None: they are not."""
     bits: int = 8
-    """Of quantised kernels; tables and kernels of experts have 8."""
+    """Of quantised kernels; tables have 8."""
+    least_expert_bits: int = 4
+    """The fewest of kernels of experts: 8 where their product in 4 bits is at fault."""
+
+
+class Groups(NamedTuple):
+    """Rows that are sorted by expert."""
+
+    sizes: Array
+    """i32[experts] rows of each expert; those behind all groups belong to none."""
+    experts: Array
+    """i32[rows] the expert of each row."""
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,1 @@
+"""Our Pallas kernels for a TPU's products."""
