@@ -11,6 +11,7 @@ from scripts.benchmarks.plan_cost import measure_plan_cost
 from scripts.benchmarks.policies import POLICIES, SHIPPED
 from scripts.benchmarks.policy_plot import COLUMNS, plot_policies
 from scripts.benchmarks.simulate import measure_policies
+from scripts.benchmarks.simulate_turns import TurnsSimulator, measure_simulated_turns
 from scripts.benchmarks.simulator import Simulator
 from scripts.benchmarks.traces import SHAPES, Trace, draw_trace
 
@@ -125,3 +126,13 @@ def test_the_cost_of_a_step_is_measured_with_requests_that_wait(monkeypatch):
     few, many = measure_plan_cost(repeats=1)
 
     assert (few.name, many.name) == ("10 waiting", "100 waiting") and few.value > 0 and many.value > 0
+
+
+@pytest.mark.thorough
+def test_a_simulated_tier_computes_fewer_prompt_tokens_of_conversations():
+    """Of users whose conversations the device has no room for; with room for them all it copies nothing."""
+    figures = {figure.name: figure for figure in measure_simulated_turns(users=60, turns=3)}
+
+    assert figures["prompt tokens computed"].ratios["without a tier"] > 2
+    assert figures["TTFT p50"].ratios["without a tier"] > 1
+    assert TurnsSimulator(128, users=10, turns=3).run().loaded == 0

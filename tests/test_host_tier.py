@@ -50,15 +50,21 @@ class GreedyManager(ExecutionManager):
 
 
 class PoisonedRunner(eSurgeRunner):
-    """Before each step, and behind its copies, all pages that hold nothing are NaN: who reads one gives NaN too."""
+    """Before each step, and behind its copies, all pages that hold nothing are NaN: who reads one gives NaN too.
+
+    If it ``waits``, copies have arrived by the next plan, and every run is the same.
+    """
 
     pages: HBMPageManager
+    waits = True
 
     def dispatch(self, plan):
         """Copy, poison, then dispatch."""
         copies, plan.copies = plan.copies, None
         if copies is not None:
             self._copy(copies)
+        if self.waits and self.host is not None:
+            jax.block_until_ready([*self.host._storing, *self.host._fetching])
         free = np.zeros(self._manager.shapes.cache.num_pages, bool)
         free[[SINK_PAGE, *self.pages._free]] = True
         self._executor._cache = _poisoned(self._executor._cache, free)
@@ -140,14 +146,16 @@ def test_a_tier_gives_the_same_tokens_and_computes_fewer(manager, seed):
     without = build_engine(manager, num_pages=small, host=False)
     tokens_of(without, [make() for make in asked])
     engine = build_engine(manager, num_pages=small, run_ahead=int(random.integers(0, 3)))
+    engine._runner.waits = seed % 2 == 0
     before = num_compilations()
 
     tokens = tokens_of(engine, [make() for make in asked])
 
     stats = engine.stats()
-    assert tokens == alone
-    assert stats.host_bytes_loaded > 0 and stats.host_cache_hits > 0 and num_compilations() == before
-    assert stats.prompt_tokens < without.stats().prompt_tokens
+    assert tokens == alone and num_compilations() == before
+    if engine._runner.waits:
+        assert stats.host_bytes_loaded > 0 and stats.host_cache_hits > 0
+        assert stats.prompt_tokens < without.stats().prompt_tokens
 
 
 @pytest.mark.thorough
@@ -214,14 +222,14 @@ def test_who_has_another_salt_has_nothing_on_the_host(manager):
 
 def test_what_is_computed_sooner_is_not_copied(manager):
     """Where a copy takes longer than the tokens that it saves, nothing goes to the host or comes from it."""
-    cost = CopyCost(1.0, CHUNK)
+    cost = CopyCost(1e6, CHUNK)
     engine = build_engine(manager, num_pages=42, cost=cost)
-    cost.token_seconds = 0.2
+    cost.token_seconds = 100.0
     asked = list(turns(np.random.default_rng(1), talks=6, rounds=3))
 
     tokens_of(engine, [make() for make in asked])
 
-    assert cost.token_seconds < 0.2, "no step was learned from"
+    assert cost.token_seconds < 100, "no step was learned from"
     assert engine.stats().host_bytes_stored == engine.stats().host_bytes_loaded == 0
 
 

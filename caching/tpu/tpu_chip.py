@@ -15,12 +15,15 @@ class Chip:
     link_bandwidth: float
     """Bytes per second, one way, over one ICI link: half of the "bidirectional" figure divided
     by the 4 ports of a chip, or 6 in a torus of three dimensions."""
+    host_bandwidth: float
+    """Bytes per second, one way, over PCIe between a chip and its host's memory: as in "How to
+    Scale Your Model" (Austin et al. 2025, jax-ml.github.io/scaling-book), chapter "TPUs"."""
 
 
 CHIPS = {
-    "TPU v4": Chip(32 * 2**30, 1.228e12, 275e12, 50e9),
-    "TPU v5 lite": Chip(16 * 2**30, 0.819e12, 197e12, 50e9),
-    "TPU v5": Chip(95 * 2**30, 2.765e12, 459e12, 100e9),
-    "TPU v6 lite": Chip(32 * 2**30, 1.640e12, 918e12, 100e9),
+    "TPU v4": Chip(32 * 2**30, 1.228e12, 275e12, 50e9, 15e9),
+    "TPU v5 lite": Chip(16 * 2**30, 0.819e12, 197e12, 50e9, 15e9),
+    "TPU v5": Chip(95 * 2**30, 2.765e12, 459e12, 100e9, 15e9),
+    "TPU v6 lite": Chip(32 * 2**30, 1.640e12, 918e12, 100e9, 32e9),
 }
 """By ``device_kind``; "lite" are v5e and v6e, "TPU v5" is v5p."""

@@ -73,6 +73,12 @@ class ChipPlan(msgspec.Struct, frozen=True):
     states: int = 0
     """Recurrent states, in ``num_states`` slots, one of them the sink."""
     num_states: int = 0
+    host_pages: int = 0
+    """Pages in a host's memory; 0 without such a tier."""
+    host_bytes: int = 0
+    """Bytes of a host's memory that they take."""
+    host_page_seconds: float = 0.0
+    """Seconds in which a chip's part of a page comes back, at the published rate of its link."""
 
     @property
     def steps(self) -> list[CompiledFunction]:

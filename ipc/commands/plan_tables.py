@@ -20,6 +20,11 @@ def _plan_memory(plan: ChipPlan) -> Table:
     table.add_row("weights a chip", f"{decimal(plan.weights)} in {plan.form}")
     table.add_row("scratch", decimal(plan.scratch))
     table.add_row("pages", f"{decimal(plan.pages)}: {plan.num_pages:,} of {plan.page_size} tokens")
+    if plan.host_pages:
+        seconds = f"{1e3 * plan.host_page_seconds:.2g} ms"
+        table.add_row(
+            "host cache", f"{decimal(plan.host_bytes)}: {plan.host_pages:,} pages; one comes back in {seconds}"
+        )
     if plan.num_states:
         table.add_row("recurrent states", f"{decimal(plan.states)}: {plan.num_states:,} slots")
     table.add_row("may be used", f"{decimal(plan.budget)} of {decimal(plan.hbm)}")

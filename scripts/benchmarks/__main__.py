@@ -35,10 +35,12 @@ from scripts.benchmarks.report import save, show
 from scripts.benchmarks.sampling import measure_sampling
 from scripts.benchmarks.serve import measure_serve, measure_status
 from scripts.benchmarks.simulate import measure_policies
+from scripts.benchmarks.simulate_turns import measure_simulated_turns
 from scripts.benchmarks.soak import SoakFailed, check_histories, measure_soak
 from scripts.benchmarks.startup import measure_startup
 from scripts.benchmarks.systems import serving, two_clients
 from scripts.benchmarks.tpu import TOKENS, measure_tpu
+from scripts.benchmarks.turns import measure_turns
 from scripts.benchmarks.workload import Prompts
 
 WIDTH = 132
@@ -132,6 +134,11 @@ def parser() -> argparse.ArgumentParser:
         ("limits", _limits, "how fast this machine reads memory and multiplies matrices"),
         ("soak", _soak, "10,000 requests on a pool that is too small, with aborts, kills and faults: nothing is lost"),
         ("fairness", _fairness, "what a client's short prompts wait for beside another's flood of long ones"),
+        (
+            "turns",
+            _turns,
+            "conversations that the pool has no room for, with a tier in host memory and without one, here and simulated on a TPU",
+        ),
         (
             "simulate",
             _simulate,
@@ -285,6 +292,12 @@ def _fairness(options: argparse.Namespace) -> Iterator[Figure]:
     for name, flags in settings.items():
         with two_clients(DEMO_MODEL, shlex.split(flags)) as (flooding, other):
             yield from measure_fairness(name, Prompts(size_of(DEMO_MODEL).vocabulary), flooding, other)
+
+
+def _turns(options: argparse.Namespace) -> Iterator[Figure]:
+    for model in _models(options):
+        yield from measure_turns(model, model_directory(model), options.repeat)
+    yield from measure_simulated_turns()
 
 
 def _soak(options: argparse.Namespace) -> Iterator[Figure]:
