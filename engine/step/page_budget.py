@@ -150,7 +150,7 @@ class CachePlanner:
     def reserved(self) -> int:
         """Bytes reserved for the largest step, the sampler, and pages on their way to the host
         and from it."""
-        staged = 0 if self.host is None else 2 * self.host.staged * self._page
+        staged = 0 if self.host is None else self.host.device_pages * self._page
         return self._scratch + _sampling_scratch(self._config, self._partition) + staged
 
     def _plan(self) -> PagedAttentionCacheMetaData:

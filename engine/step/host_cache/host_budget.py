@@ -13,6 +13,9 @@ STEPS_STAGED = 2
 """Steps whose tokens' pages may be on their way at once, each way: copies then keep up with what
 steps compute while a list of them waits for the end of a step."""
 
+COPY_SIZES = (4, 16)
+"""Pages of one call that gathers or scatters; what is left of a list is padded with the sink."""
+
 
 @dataclass(frozen=True)
 class HostBudget:
@@ -21,13 +24,18 @@ class HostBudget:
     num_slots: int
     """Pages that the host holds."""
     staged: int
-    """Pages on their way at once, each way, which take as much of the device's memory."""
+    """Pages on their way at once, each way."""
     bytes_per_page: int
     """Of the host's memory: of all its devices' parts."""
 
     def tier(self) -> HostTier:
         """An empty one."""
         return HostTier(self.num_slots, self.staged, self.bytes_per_page)
+
+    @property
+    def device_pages(self) -> int:
+        """Pages that copies take of the device's memory: those on their way, and a call's twice."""
+        return 2 * (self.staged + COPY_SIZES[-1])
 
     @property
     def num_bytes(self) -> int:

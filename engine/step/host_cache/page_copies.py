@@ -29,6 +29,7 @@ from engine.mesh import COPY, DeviceMesh
 from engine.step.backend import CACHE, Backend
 from engine.step.commands import CopyPages
 from engine.step.compilation import Program, lower
+from engine.step.host_cache.host_budget import COPY_SIZES
 
 logger = logging.getLogger(__name__)
 
@@ -36,8 +37,6 @@ GATHER = "gather pages"
 """(cache, pages i32[n]) -> n page contents."""
 SCATTER = "scatter pages"
 """(cache, pages i32[n], n page contents) -> cache, which is donated."""
-COPY_SIZES = (4, 16)
-"""Pages of one call; what is left of a list is padded with the sink."""
 HOST_MEMORY = "pinned_host"
 
 PageContents = list[Array]
