@@ -40,6 +40,9 @@ class XLALatentAttention:
 
     widens: bool = False
     """Whether all is computed in float32: XLA:CPU has no batches of products in bfloat16."""
+    keys_a_turn: int = 0
+    """Keys of all decoding rows together in a turn of their loop, where it has time for more than
+    DECODE_BLOCK_TOKENS of each."""
     fuses_rotation: ClassVar[bool] = False
 
     def __call__(self, spec: LatentSpec, view: CacheView, inputs: LatentInputs) -> tuple[Array, Array]:
@@ -55,7 +58,7 @@ class XLALatentAttention:
         heads = _Heads(spec, pages, view.table, inputs)
         q_lens = view.table.cu_q_lens[1:] - view.table.cu_q_lens[:-1]
         num_decodes = jnp.sum(jnp.cumprod((q_lens == 1).astype(jnp.int32)))
-        decoded = heads.decode_rows(num_decodes)
+        decoded = heads.decode_rows(num_decodes, self.keys_a_turn)
         attended = decoded if tokens == 1 else heads.prefill_rows(decoded, num_decodes)
         return pages, attended.astype(dtype)
 
@@ -101,11 +104,11 @@ class _Heads:
         """Means of latents f32[n, heads, rank] -> f32[n, heads, v]."""
         return _product("thr,hvr->thv", latents.astype(self.inputs.q.dtype), self.value_projections)
 
-    def decode_rows(self, num_decodes: Array) -> Array:
+    def decode_rows(self, num_decodes: Array, keys_a_turn: int) -> Array:
         """f[rows, heads, v] of the leading rows of one query each."""
         table, (page_size, rank) = self.table, (self.pages.shape[3], self.spec.rank)
         rows = table.kv_lens.shape[0]
-        block_pages = max(1, DECODE_BLOCK_TOKENS // page_size)
+        block_pages = max(1, max(DECODE_BLOCK_TOKENS, keys_a_turn // rows) // page_size)
         block = block_pages * page_size
         q = self.absorbed(self.inputs.q[:rows], self.inputs.q_rotated[:rows])
         lens = jnp.where(jnp.arange(rows, dtype=jnp.int32) < num_decodes, table.kv_lens, 0)
