@@ -196,8 +196,8 @@ def test_the_tpu_s_kernel_is_its_plain_twin(
     rng, experts = np.random.default_rng(0), len(sizes)
     x = rng.standard_normal((sum(sizes) + behind, inputs)).astype(np.float32)
     x[len(x) - behind :] = np.nan
-    numbers, scales = rng.integers(-8, 8, (2 * experts, inputs, outputs)), rng.random((experts, 8, outputs))
-    held = numbers[experts:] * scales[:, : inputs // group].repeat(group, 1)
+    numbers, scales = rng.integers(-8, 8, (2 * experts, inputs, outputs)), rng.random((2 * experts, 8, outputs))
+    held = (numbers * scales[:, : inputs // group].repeat(group, 1))[experts:]
     scales[:, inputs // group :] = np.nan
     arguments = (
         *map(jnp.asarray, (x, numbers.astype(jnp.int4), scales.astype(np.float32), np.asarray(sizes, np.int32))),

@@ -48,9 +48,9 @@ def grouped_product(
 ) -> Array:
     """f[rows, in], sorted by expert, by their kernels -> f32[rows, out]; undefined behind all rows.
 
-    The kernels are s4[kernels, in, out] ``values`` from i32[] ``first`` on, by f[experts, groups,
-    out] ``scales``, each of ``group`` inputs, a multiple of INPUTS_OF_TILE; scales behind the last
-    group are not read. i32[experts] ``sizes`` are the rows of each.
+    ``values`` s4[kernels, in, out] and ``scales`` f[kernels, groups, out] are of ``group`` inputs,
+    a multiple of INPUTS_OF_TILE, each; scales behind the last group are not read. The experts are
+    the kernels from i32[] ``first`` on, and i32[experts] ``sizes`` the rows of each.
     """
     (rows, depth), width = x.shape, values.shape[2]
     tile, columns = tile_rows(rows, len(sizes)), block_columns(depth, width)
@@ -59,11 +59,8 @@ def grouped_product(
     def of_rows(column: Array, pair: Array, first: Ref, experts: Ref, tiles: Ref, *_: Ref) -> Index:  # noqa: ARG001
         return tiles[pair], 0
 
-    def of_values(column: Array, pair: Array, first: Ref, experts: Ref, *_: Ref) -> Index:
+    def of_kernel(column: Array, pair: Array, first: Ref, experts: Ref, *_: Ref) -> Index:
         return first[0] + experts[pair], 0, column
-
-    def of_scales(column: Array, pair: Array, first: Ref, experts: Ref, *_: Ref) -> Index:  # noqa: ARG001
-        return experts[pair], 0, column
 
     def of_product(column: Array, pair: Array, first: Ref, experts: Ref, tiles: Ref, *_: Ref) -> Index:  # noqa: ARG001
         return tiles[pair], column
@@ -75,8 +72,8 @@ def grouped_product(
             grid=(pl.cdiv(width, columns), pairs.number),
             in_specs=[
                 pl.BlockSpec((tile, depth), of_rows),
-                pl.BlockSpec((1, depth, columns), of_values),
-                pl.BlockSpec((1, scales.shape[1], columns), of_scales),
+                pl.BlockSpec((1, depth, columns), of_kernel),
+                pl.BlockSpec((1, scales.shape[1], columns), of_kernel),
             ],
             out_specs=pl.BlockSpec((tile, columns), of_product),
             scratch_shapes=[
@@ -91,6 +88,9 @@ def grouped_product(
         interpret=interpret,
         name="odriver_experts_int4",
     )
+    if not interpret:
+        # XLA would fetch those of all layers to VMEM before each call.
+        scales = pltpu.with_memory_space_constraint(scales, pltpu.HBM)
     product: Array = call(first[None], *pairs[:-1], x, values, scales)
     return product
 

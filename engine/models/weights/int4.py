@@ -98,19 +98,12 @@ class Int4Experts:
         """
         if self.layout is Layout.PANELS:
             return panels.grouped_product(x, self.values, groups.sizes, math.prod(self.out), self.scales)
-        out, values, scales, first = math.prod(self.out), self.values, self.scales, jnp.int32(0)
+        lead, first = 1, jnp.int32(0)
         if layer is not None:
-            first = layer * np.int32(values.shape[1])
-            values = values.reshape(-1, *values.shape[2:])
-            # The smaller array is cut: to find its rows, XLA:TPU would read those of all layers.
-            scales = jax.lax.dynamic_index_in_dim(scales, layer, keepdims=False)
-        arguments = (
-            x,
-            values.reshape(*values.shape[:2], out),
-            scales.reshape(*scales.shape[:2], out),
-            groups.sizes,
-            first,
-        )
+            lead, first = 2, layer * np.int32(len(groups.sizes))
+        shapes = ((-1, leaf.shape[lead], math.prod(self.out)) for leaf in (self.values, self.scales))
+        values, scales = map(jnp.reshape, (self.values, self.scales), shapes)
+        arguments = x, values, scales, groups.sizes, first
         plain = partial(_widened_product, group=self.group)
         if self.layout is Layout.AXES:
             return plain(*arguments)
@@ -122,8 +115,8 @@ class Int4Experts:
 def _widened_product(x: Array, values: Array, scales: Array, sizes: Array, first: Array, *, group: int) -> Array:
     """As the TPU's kernel, by XLA, which writes the widened kernels of all experts."""
     experts, inputs, out = len(sizes), x.shape[1], values.shape[2]
-    numbers = _numbers(jax.lax.dynamic_slice_in_dim(values, first, experts), axis=1)
-    wide = numbers.reshape(experts, -1, group, out).astype(x.dtype)
+    values, scales = (jax.lax.dynamic_slice_in_dim(each, first, experts) for each in (values, scales))
+    wide = _numbers(values, axis=1).reshape(experts, -1, group, out).astype(x.dtype)
     kernels = wide * scales[:, : inputs // group, None].astype(x.dtype)
     return jax.lax.ragged_dot(x, kernels.reshape(experts, inputs, out), sizes, preferred_element_type=np.float32)
 
