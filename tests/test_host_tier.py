@@ -286,3 +286,21 @@ def test_a_tier_is_refused_that_the_host_has_no_memory_for():
 def test_the_price_of_a_copy_is_measured():
     """Seconds for the bytes of a page; more bytes take longer."""
     assert 0 < copy_seconds(2**10) < copy_seconds(2**24)
+
+
+def test_a_slot_that_is_to_be_read_is_not_overwritten():
+    """A pinned slot keeps its contents, whatever is evicted meanwhile, and is free again when it has been read."""
+    tier = HostTier(1, staged=4)
+    tier.offer(1, b"a")
+    tier.store_ahead()
+    slot = tier.pin(b"a")
+    tier.evict(2, b"b")
+
+    assert tier.take_stores() == [(1, slot)] and tier.pages_lost == 1 and b"b" not in tier
+    tier.forget([b"a"])
+    tier.evict(3, b"c")
+    assert not tier.take_stores() and b"c" not in tier
+    tier.unpin(slot)
+    tier.evict(4, b"d")
+    assert tier.take_stores() == [(4, slot)]
+    tier.check_integrity([])

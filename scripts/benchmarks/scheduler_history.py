@@ -120,9 +120,10 @@ class SchedulerHistory:
         self._has_states = random.random() > 0.5
         windows = random.choice((*WINDOWS, ())) if self._has_states else random.choice(WINDOWS)
         self._page_size = random.randint(1, 5)
-        num_pages = random.randint(10, 40) * max(1, len(windows))
         has_host = windows and random.random() > 0.4
-        tier = HostTier(random.randint(1, 2 * num_pages), random.randint(1, 8)) if has_host else None
+        num_pages = random.randint(10, 14 if has_host else 40) * max(1, len(windows))
+        slots = random.randint(1, random.choice((6, 2 * num_pages)))
+        tier = HostTier(slots, random.choice((1, 2, 8))) if has_host else None
         self._pages = HBMPageManager(num_pages, tier)
         self._cost = CopyCost(random.random(), 1)
         max_num_seqs = random.randint(1, MOST_SEQUENCES)
