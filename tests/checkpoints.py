@@ -2,12 +2,14 @@
 
 import json
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from moe_checkpoints import MOE_VARIANTS, has_experts, moe_shapes
 from numpy.typing import NDArray
+from state_checkpoints import STATE_VARIANTS, has_states, norm_scale, state_shapes
 
 Tensors = dict[str, NDArray[np.float32]]
 
@@ -270,7 +272,10 @@ VARIANTS = {
     "gemma": Variant({**GEMMA, "rope_theta": 1000.0, "tie_word_embeddings": False}),
     "ernie4_5": Variant({**ERNIE, "rope_theta": 1000.0}, seed=5),
     "exaone4": Variant({**EXAONE4, "num_hidden_layers": 4, "sliding_window_pattern": 2, "rope_theta": 1000.0}, seed=3),
-    **{name: Variant({**SIZES, **config}, seed=seed) for name, (seed, config) in MOE_VARIANTS.items()},
+    **{
+        name: Variant({**SIZES, **config}, seed=seed)
+        for name, (seed, config) in (MOE_VARIANTS | STATE_VARIANTS).items()
+    },
 }
 """Each family, tied and untied, in the config styles of transformers 4 and 5; several windows are shorter than a prompt."""
 
@@ -305,8 +310,11 @@ def random_tensors(config: dict[str, Any], seed: int) -> Tensors:
         text = {f"language_model.{name}": tensor for name, tensor in stored.items()}
         return text | {"vision_tower.post_layernorm.weight": np.ones(TOWER["hidden_size"], np.float32)}
     rng = np.random.default_rng(seed)
-    shapes = moe_shapes(config) if has_experts(config) else _shapes(config)
-    scale = _gemma_scale if config["model_type"] in GEMMAS else lambda name: 1.0
+    if has_states(config):
+        shapes = state_shapes(config)
+    else:
+        shapes = moe_shapes(config) if has_experts(config) else _shapes(config)
+    scale = _gemma_scale if config["model_type"] in GEMMAS else partial(norm_scale, config)
     return {name: _random(rng, name, shape, scale(name)).astype(np.float32) for name, shape in shapes.items()}
 
 
@@ -430,7 +438,7 @@ def _random(rng: np.random.Generator, name: str, shape: tuple[int, ...], scale: 
     noise = rng.standard_normal(shape)
     if "norm" in name or name.endswith(("layer_scalar", "scale")):
         return scale + 0.2 * noise
-    if name.endswith("sinks"):
+    if name.endswith(("sinks", "A_log", ".D")):
         return noise
     if name.endswith("bias"):
         return 0.3 * noise

@@ -297,12 +297,13 @@ def moe_shapes(config: Config) -> Shapes:
     if not config.get("tie_word_embeddings"):
         shapes["lm_head.weight"] = (vocabulary, hidden)
     for layer in range(config["num_hidden_layers"]):
-        own = {**_attention(config, layer), **dict(_feed_forward(config, layer))}
+        own = {**attention_shapes(config, layer), **dict(feed_forward_shapes(config, layer))}
         shapes |= {f"model.layers.{layer}.{name}": shape for name, shape in own.items()}
     return shapes
 
 
-def _attention(config: Config, layer: int) -> Shapes:
+def attention_shapes(config: Config, layer: int) -> Shapes:
+    """The tensors of a layer's attention and norms."""
     family, hidden = config["model_type"], config["hidden_size"]
     if "kv_lora_rank" in config:
         return _latent_attention(config)
@@ -313,14 +314,15 @@ def _attention(config: Config, layer: int) -> Shapes:
     qkv_bias = config.get("attention_bias", family in ("qwen2_moe", "gpt_oss"))
     output_bias = qkv_bias and family not in ("qwen2_moe", "glm4_moe")
     shapes: Shapes = {}
-    for name, size, bias in (("q", q, qkv_bias), ("k", kv, qkv_bias), ("v", kv, qkv_bias)):
+    gates = q if family in ("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text") else 0
+    for name, size, bias in (("q", q + gates, qkv_bias), ("k", kv, qkv_bias), ("v", kv, qkv_bias)):
         shapes[f"self_attn.{name}_proj.weight"] = (size, hidden)
         if bias:
             shapes[f"self_attn.{name}_proj.bias"] = (size,)
     shapes["self_attn.o_proj.weight"] = (hidden, q)
     if output_bias:
         shapes["self_attn.o_proj.bias"] = (hidden,)
-    if family in ("qwen3_moe", "dots1", "gemma4_text") or (config.get("use_qk_norm") and family == "glm4_moe"):
+    if family.startswith(("qwen3_", "dots1", "gemma4_text")) or (config.get("use_qk_norm") and family == "glm4_moe"):
         shapes |= {"self_attn.q_norm.weight": (head_dim,), "self_attn.k_norm.weight": (head_dim,)}
     if family in ("minimax_m2", "olmoe"):
         shapes |= {"self_attn.q_norm.weight": (q,), "self_attn.k_norm.weight": (kv,)}
@@ -355,33 +357,34 @@ def _latent_attention(config: Config) -> Shapes:
     return shapes | {f"{name}.weight": (size,) for name, size in norms.items()}
 
 
-def _feed_forward(config: Config, layer: int) -> Iterator[tuple[str, tuple[int, ...]]]:
+def feed_forward_shapes(config: Config, layer: int) -> Iterator[tuple[str, tuple[int, ...]]]:
+    """The tensors of a layer's experts, or of its dense feed-forward."""
     family, hidden, layers = config["model_type"], config["hidden_size"], config["num_hidden_layers"]
     experts = next(config[key] for key in EXPERTS if key in config)
     ffn = config.get("moe_intermediate_size", config["intermediate_size"])
     shared = config.get("n_shared_experts", 1) * ffn
     deepseek = ("deepseek_v2", "deepseek_v3", "glm4_moe_lite")
-    if family in ("qwen3_moe", "qwen2_moe", "glm4_moe", "dots1", "olmoe", "ernie4_5_moe", *deepseek):
+    if family in ("qwen3_moe", "qwen3_next", "qwen2_moe", "glm4_moe", "dots1", "olmoe", "ernie4_5_moe", *deepseek):
         step = config.get("decoder_sparse_step", 1)
         dense = range(config.get("first_k_dense_replace", family == "ernie4_5_moe"))
         if "mlp_layer_types" in config:
             dense = [number for number, kind in enumerate(config["mlp_layer_types"]) if kind == "dense"]
         if layer in dense or layer in config.get("mlp_only_layers", []) or (layer + 1) % step:
-            yield from _gated("mlp.", hidden, config["intermediate_size"])
+            yield from gated_shapes("mlp.", hidden, config["intermediate_size"])
             return
         yield "mlp.gate.weight", (experts, hidden)
         for expert in range(experts):
-            yield from _gated(f"mlp.experts.{expert}.", hidden, ffn)
-        if family == "qwen2_moe":
+            yield from gated_shapes(f"mlp.experts.{expert}.", hidden, ffn)
+        if family in ("qwen2_moe", "qwen3_next"):
             yield "mlp.shared_expert_gate.weight", (1, hidden)
-            yield from _gated("mlp.shared_expert.", hidden, config["shared_expert_intermediate_size"])
+            yield from gated_shapes("mlp.shared_expert.", hidden, config["shared_expert_intermediate_size"])
         if family in ("glm4_moe", "dots1", *deepseek):
             if family != "deepseek_v2":
                 yield "mlp.gate.e_score_correction_bias", (experts,)
-            yield from _gated("mlp.shared_experts.", hidden, shared)
+            yield from gated_shapes("mlp.shared_experts.", hidden, shared)
         if family == "ernie4_5_moe":
             yield "mlp.moe_statics.e_score_correction_bias", (1, experts)
-            yield from _gated("mlp.shared_experts.", hidden, config["moe_num_shared_experts"] * ffn)
+            yield from gated_shapes("mlp.shared_experts.", hidden, config["moe_num_shared_experts"] * ffn)
     elif family == "gpt_oss":
         yield "mlp.router.weight", (experts, hidden)
         yield "mlp.router.bias", (experts,)
@@ -399,12 +402,12 @@ def _feed_forward(config: Config, layer: int) -> Iterator[tuple[str, tuple[int, 
     elif family == "llama4_text":
         step = config.get("interleave_moe_layer_step", 1)
         if layer not in config.get("moe_layers", range(step - 1, layers, step)):
-            yield from _gated("feed_forward.", hidden, config["intermediate_size_mlp"])
+            yield from gated_shapes("feed_forward.", hidden, config["intermediate_size_mlp"])
             return
         yield "feed_forward.router.weight", (experts, hidden)
         yield "feed_forward.experts.gate_up_proj", (experts, hidden, 2 * ffn)
         yield "feed_forward.experts.down_proj", (experts, ffn, hidden)
-        yield from _gated("feed_forward.shared_expert.", hidden, ffn)
+        yield from gated_shapes("feed_forward.shared_expert.", hidden, ffn)
     elif family == "minimax_m2":
         yield "block_sparse_moe.gate.weight", (experts, hidden)
         yield "block_sparse_moe.e_score_correction_bias", (experts,)
@@ -412,7 +415,7 @@ def _feed_forward(config: Config, layer: int) -> Iterator[tuple[str, tuple[int, 
             for name, shape in (("w1", (ffn, hidden)), ("w2", (hidden, ffn)), ("w3", (ffn, hidden))):
                 yield f"block_sparse_moe.experts.{expert}.{name}.weight", shape
     else:
-        yield from _gated("mlp.", hidden, config["intermediate_size"])
+        yield from gated_shapes("mlp.", hidden, config["intermediate_size"])
         yield "router.proj.weight", (experts, hidden)
         yield "router.scale", (hidden,)
         yield "router.per_expert_scale", (experts,)
@@ -420,7 +423,8 @@ def _feed_forward(config: Config, layer: int) -> Iterator[tuple[str, tuple[int, 
         yield "experts.down_proj", (experts, hidden, ffn)
 
 
-def _gated(prefix: str, hidden: int, ffn: int) -> Iterator[tuple[str, tuple[int, ...]]]:
+def gated_shapes(prefix: str, hidden: int, ffn: int) -> Iterator[tuple[str, tuple[int, ...]]]:
+    """The tensors of a gated feed-forward."""
     yield f"{prefix}gate_proj.weight", (ffn, hidden)
     yield f"{prefix}up_proj.weight", (ffn, hidden)
     yield f"{prefix}down_proj.weight", (hidden, ffn)

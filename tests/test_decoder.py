@@ -9,6 +9,7 @@ import pytest
 from checkpoints import VARIANTS, build_checkpoint
 from loading import load
 from moe_checkpoints import MOE_VARIANTS
+from state_checkpoints import STATE_VARIANTS
 from whole_rows import compute_logprobs
 
 GOLDENS = Path(__file__).parent / "goldens"
@@ -17,7 +18,10 @@ TOLERANCE = 1e-4
 
 @pytest.mark.parametrize(
     "variant",
-    [pytest.param(name, marks=pytest.mark.thorough if name in MOE_VARIANTS else ()) for name in VARIANTS],
+    [
+        pytest.param(name, marks=pytest.mark.thorough if name in MOE_VARIANTS | STATE_VARIANTS else ())
+        for name in VARIANTS
+    ],
 )
 def test_decoder_agrees_with_transformers(tmp_path: Path, variant: str) -> None:
     """Each family's decoder takes transformers' greedy path, with its log-probabilities."""

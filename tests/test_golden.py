@@ -15,6 +15,7 @@ import pytest
 from checkpoints import VARIANTS, build_checkpoint
 from loading import load
 from moe_checkpoints import MOE_VARIANTS
+from state_checkpoints import STATE_VARIANTS
 from tpu_twins import PallasTwin
 
 from caching.attention.xla_attention import XLAAttention
@@ -55,6 +56,7 @@ OF_LATENTS = {id(XLA): xla_backend(FLOAT32, latents=True), id(TPU): tpu_backend(
 """Of models with latents, in the place of the others."""
 DENSE = {("llama2", 16), ("mistral", 4), ("qwen2", 16), ("qwen3", 16), ("gemma2", 16), ("phi3", 16)}
 PLAINEST = DENSE | {("qwen3_moe", 16), ("gpt_oss", 16), ("glm4_moe", 16), ("deepseek_v3", 16)}
+PLAINEST |= {("qwen3_next", 16), ("nemotron_h", 16)}
 """Of every mechanism a variant and the size of its pages."""
 BACKENDS = [
     *(
@@ -73,6 +75,8 @@ BACKENDS = [
         for variant in ("mixtral", "gemma3", "phi3_long", "glm4", "smollm3", "gemma4", "llama4", "gpt_oss")
     ),
     *(pytest.param((variant, 4, XLA, 2), marks=pytest.mark.thorough) for variant in sorted(MOE_VARIANTS)),
+    *(pytest.param((variant, 4, XLA, 2), marks=pytest.mark.thorough) for variant in sorted(STATE_VARIANTS)),
+    *(pytest.param((variant, 4, TPU, 1), marks=pytest.mark.thorough) for variant in sorted(STATE_VARIANTS)),
     pytest.param(("olmo2", 4, XLA, 2), marks=pytest.mark.thorough),
     pytest.param(("phi3", 4, XLA, 2), marks=pytest.mark.thorough),
     pytest.param(("mixtral", 4, XLA, 2), marks=pytest.mark.thorough),

@@ -38,7 +38,7 @@ from engine.vocabulary import NO_TOKEN_LOGIT, Vocabulary
 
 
 class DecoderLayer(nnx.Module):
-    """A mixer and a feed-forward, each between its norms and added to the residual stream."""
+    """A mixer, a feed-forward or both, each between its norms and added to the residual stream."""
 
     def __init__(self, spec: BlockSpec, partition: Partition, make: ParameterFactory) -> None:
         model, norms = partition.model, spec.norms
@@ -48,14 +48,17 @@ class DecoderLayer(nnx.Module):
             rule = tensors(f"{LAYER}{stored}.weight")
             return RMSNorm(name, hidden, eps, rule, make, centered=model.centered_norms) if wanted else None
 
-        self.attention_norm = norm("attention_norm", "input_layernorm", norms.before)
-        self.mixer = spec.mixer.build(partition, make)
-        self.attention_post_norm = norm("attention_post_norm", "post_attention_layernorm", norms.after)
+        self.attention_norm = norm("attention_norm", "input_layernorm", norms.before and spec.mixer is not None)
+        self.mixer = None if spec.mixer is None else spec.mixer.build(partition, make)
+        self.attention_post_norm = norm(
+            "attention_post_norm", "post_attention_layernorm", norms.after and spec.mixer is not None
+        )
         mlp_norm = "pre_feedforward_layernorm" if norms.after else "post_attention_layernorm"
         norms = spec.feed_forward_norms or norms
-        self.mlp_norm = norm("mlp_norm", mlp_norm, norms.before and not spec.is_parallel)
-        self.mlp = spec.feed_forward.build(model.hidden_size, make)
-        self.mlp_post_norm = norm("mlp_post_norm", "post_feedforward_layernorm", norms.after)
+        feed = spec.feed_forward
+        self.mlp_norm = norm("mlp_norm", mlp_norm, norms.before and not spec.is_parallel and feed is not None)
+        self.mlp = None if feed is None else feed.build(model.hidden_size, make)
+        self.mlp_post_norm = norm("mlp_post_norm", "post_feedforward_layernorm", norms.after and feed is not None)
         self.is_parallel = spec.is_parallel
         self.residual_scale, per_layer = spec.residual_scale, model.per_layer_inputs
         self.per_layer_input = PerLayerInput(per_layer, model.hidden_size, eps, make) if per_layer else None
@@ -67,10 +70,12 @@ class DecoderLayer(nnx.Module):
     ) -> tuple[LayerCache, Array]:
         """``own`` is the layer's own input f[..., size], if the model has such."""
         normed = _normed(x, self.attention_norm)
-        cache, mixed = self.mixer(normed, cache, place, step)
-        x = x + _scaled(_normed(mixed, self.attention_post_norm), self.residual_scale)
-        fed = self.mlp(normed if self.is_parallel else _normed(x, self.mlp_norm), step.num_tokens)
-        x = x + _scaled(_normed(fed, self.mlp_post_norm), self.residual_scale)
+        if self.mixer is not None:
+            cache, mixed = self.mixer(normed, cache, place, step)
+            x = x + _scaled(_normed(mixed, self.attention_post_norm), self.residual_scale)
+        if self.mlp is not None:
+            fed = self.mlp(normed if self.is_parallel else _normed(x, self.mlp_norm), step.num_tokens)
+            x = x + _scaled(_normed(fed, self.mlp_post_norm), self.residual_scale)
         if self.per_layer_input is not None and own is not None:
             x = self.per_layer_input(x, own)
         if self.output_scale is not None:

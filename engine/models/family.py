@@ -9,6 +9,7 @@ import msgspec
 
 from caching.attention.spec import AttentionSpec
 from engine.models.feed_forward import ACTIVATIONS, Activation, GatedSpec
+from engine.models.layers.mixer import MixerSpec
 from engine.models.layers.self_attention import SelfAttentionSpec
 from engine.models.requirements import Count, Layers, Positive, require, require_one_of
 from engine.models.rope_fields import LAYER_TYPES, RopeReader, Share, context_length
@@ -23,6 +24,8 @@ SUPPORTED_VALUES: Mapping[str, tuple[Any, ...]] = MappingProxyType(
     }
 )
 """The supported values of keys that could change the architecture, the default first."""
+LINEAR, FULL = ("linear_attention", "mamba"), ("full_attention", "attention")
+"""The ``layer_types`` of models with states, as transformers 5 and 4 write them."""
 
 
 class Fields(msgspec.Struct):
@@ -176,6 +179,21 @@ def with_experts(model: ModelSpec, experts: FeedForwardSpec, layers: Collection[
     return replace(
         model, blocks=tuple(replace(block, feed_forward=experts) if n in layers else block for n, block in blocks)
     )
+
+
+def with_mixers(model: ModelSpec, mixer: MixerSpec, layers: Collection[int]) -> ModelSpec:
+    """The model with this mixer in some layers. Raises UnsupportedError if none keeps its attention."""
+    require(len(layers) < model.num_layers, "a model without any layer of full attention is not supported")
+    blocks = enumerate(model.blocks)
+    return replace(model, blocks=tuple(replace(block, mixer=mixer) if n in layers else block for n, block in blocks))
+
+
+def linear_layers(layer_types: Sequence[str], num_layers: int) -> list[int]:
+    """The layers of linear attention, by the names of transformers 5 or 4. Raises UnsupportedError."""
+    for layer_type in layer_types:
+        require_one_of("layer_types", layer_type, (*LINEAR, *FULL))
+    require(len(layer_types) == num_layers, f"layer_types has {len(layer_types)} entries for {num_layers} layers")
+    return [layer for layer, layer_type in enumerate(layer_types) if layer_type in LINEAR]
 
 
 def rope_reader(fields: Fields, *, partial: bool = False, scales_queries: bool = False) -> RopeReader:

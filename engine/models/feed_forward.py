@@ -23,6 +23,7 @@ class Activation(Enum):
     GELU = auto()
     GELU_TANH = auto()
     RELU = auto()
+    RELU_SQUARED = auto()
 
     def __call__(self, x: Array) -> Array:
         """Elementwise."""
@@ -30,6 +31,8 @@ class Activation(Enum):
             return jax.nn.silu(x)
         if self is Activation.RELU:
             return jax.nn.relu(x)
+        if self is Activation.RELU_SQUARED:
+            return jnp.square(jax.nn.relu(x))
         return jax.nn.gelu(x, approximate=self is Activation.GELU_TANH)
 
     def gated(self, gate: Array, up: Array) -> Array:
@@ -60,6 +63,7 @@ ACTIVATIONS: Mapping[str, Activation] = MappingProxyType(
         "gelu_new": Activation.GELU_TANH,
         "gelu_fast": Activation.GELU_TANH,
         "relu": Activation.RELU,
+        "relu2": Activation.RELU_SQUARED,
     }
 )
 """By the names of config.json."""
@@ -72,6 +76,8 @@ class GatedSpec:
     intermediate_size: int
     bias: bool = False
     activation: Activation = Activation.SILU
+    gated: bool = True
+    """Else it is ``down(activation(up(x)))`` (Nemotron-H)."""
 
     def indivisible(self, devices: int) -> str | None:
         """See FeedForwardSpec."""
@@ -87,7 +93,8 @@ class GatedSpec:
 
 
 class GatedMLP(nnx.Module):
-    """Gate and up are one kernel f[hidden, 2, ffn], split on its last axis.
+    """Gate and up are one kernel f[hidden, 2, ffn], split on its last axis; f[hidden, 1, ffn] of
+    up alone.
 
     ``name`` begins the names of its parameters, ``prefix`` those of its tensors in a layer.
     """
@@ -96,7 +103,7 @@ class GatedMLP(nnx.Module):
         self, spec: GatedSpec, hidden_size: int, make: ParameterFactory, name: str = "mlp", prefix: str = "mlp"
     ) -> None:
         hidden, ffn = {"hidden": hidden_size}, {"ffn": spec.intermediate_size}
-        gate_up = {"gate_up": 2, **ffn}
+        gate_up, parts = {"gate_up": 1 + spec.gated, **ffn}, ("gate", "up")[not spec.gated :]
 
         def stored(kind: str, *names: str) -> TensorRule:
             rule = (f"{LAYER}{prefix}.{name}_proj.{kind}" for name in names)
@@ -105,11 +112,11 @@ class GatedMLP(nnx.Module):
         def bias(place: str, axes: Axes, rule: TensorRule) -> nnx.Param[Array] | None:
             return make.bias(f"{name}.{place}_bias", axes, rule) if spec.bias else None
 
-        self.gate_up_kernel = make.kernel(f"{name}.gate_up_kernel", hidden, gate_up, stored("weight", "gate", "up"))
-        self.gate_up_bias = bias("gate_up", gate_up, stored("bias", "gate", "up"))
+        self.gate_up_kernel = make.kernel(f"{name}.gate_up_kernel", hidden, gate_up, stored("weight", *parts))
+        self.gate_up_bias = bias("gate_up", gate_up, stored("bias", *parts))
         self.down_kernel = make.kernel(f"{name}.down_kernel", ffn, hidden, stored("weight", "down"), last=True)
         self.down_bias = bias("down", hidden, stored("bias", "down"))
-        self.activation, self.axis = spec.activation, make.axis
+        self.activation, self.gated, self.axis = spec.activation, spec.gated, make.axis
 
     def __call__(self, x: Array, num_tokens: Array | None) -> Array:  # noqa: ARG002
         return linear(self._activated(x), self.down_kernel, self.down_bias, self.axis)
@@ -120,4 +127,6 @@ class GatedMLP(nnx.Module):
 
     def _activated(self, x: Array) -> Array:
         gate_up = linear(x, self.gate_up_kernel, self.gate_up_bias)
+        if not self.gated:
+            return self.activation(gate_up[..., 0, :])
         return self.activation.gated(gate_up[..., 0, :], gate_up[..., 1, :])

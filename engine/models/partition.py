@@ -62,8 +62,9 @@ def _divisors(model: ModelSpec, most: int) -> list[int]:
 def _fault(model: ModelSpec, devices: int) -> str | None:
     """The part of a model that cannot be split evenly, in words."""
     for block in model.blocks:
-        if fault := block.mixer.indivisible(devices) or block.feed_forward.indivisible(devices):
-            return fault
+        for part in (block.mixer, block.feed_forward):
+            if part is not None and (fault := part.indivisible(devices)):
+                return fault
     kv_heads = model.num_kv_heads
     if kv_heads % devices and devices % kv_heads:
         return f"the {kv_heads} kv heads, nor they it"

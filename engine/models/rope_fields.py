@@ -56,6 +56,7 @@ class RopeFields(msgspec.Struct, forbid_unknown_fields=True):
     finetuned: Any = None
     max_position_embeddings: Any = None
     mrope_section: Any = None
+    mrope_interleaved: Any = None
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ from typing import Protocol
 
 from jax import Array
 
-from engine.models.layers.mixer import InPages, KeysAndValues, Latents, MixerSpec, State
+from engine.models.layers.mixer import Cached, InPages, KeysAndValues, Latents, MixerSpec, State
 from engine.models.layers.per_layer_input import PerLayerInputSpec
 from engine.models.weights.factory import ParameterFactory
 from engine.models.weights.parameters import TensorRule
@@ -97,10 +97,10 @@ class NormPlan(Enum):
 
 @dataclass(frozen=True)
 class BlockSpec:
-    """One layer: a mixer and a feed-forward, each added to the residual stream."""
+    """One layer: a mixer, a feed-forward or both, each added to the residual stream."""
 
-    mixer: MixerSpec
-    feed_forward: FeedForwardSpec
+    mixer: MixerSpec | None
+    feed_forward: FeedForwardSpec | None
     norms: NormPlan = NormPlan.BEFORE
     residual_scale: float = 1.0
     """Attention and feed-forward are multiplied by it before they are added."""
@@ -110,6 +110,11 @@ class BlockSpec:
     """The residual stream behind the layer is multiplied by a learned number."""
     feed_forward_norms: NormPlan | None = None
     """The norms of the feed-forward if they are not those of attention."""
+
+    @property
+    def cached(self) -> Cached | None:
+        """What the layer caches; None without a mixer."""
+        return None if self.mixer is None else self.mixer.cached
 
 
 @dataclass(frozen=True)
@@ -162,7 +167,7 @@ class ModelSpec:
             raise ValueError(
                 "all layers share one pool of pages: the most kv heads must be a multiple of every layer's"
             )
-        if len({block.mixer.cached for block in self.blocks if isinstance(block.mixer.cached, State)}) > 1:
+        if len({block.cached for block in self.blocks if isinstance(block.cached, State)}) > 1:
             raise ValueError("all layers share one pool of slots: their states must have the same arrays")
         if len({cached.vectors for cached in self._in_pages}) > 1:
             raise ValueError("all layers share one pool of pages: either keys and values, or latents")
@@ -171,6 +176,11 @@ class ModelSpec:
     def num_layers(self) -> int:
         """The layers of the model."""
         return len(self.blocks)
+
+    @property
+    def mixers(self) -> tuple[MixerSpec, ...]:
+        """Those of the layers that have one, in order."""
+        return tuple(block.mixer for block in self.blocks if block.mixer is not None)
 
     @property
     def num_kv_heads(self) -> int:
@@ -189,27 +199,28 @@ class ModelSpec:
 
     @property
     def _in_pages(self) -> list[InPages]:
-        every = (block.mixer.cached for block in self.blocks)
+        every = (block.cached for block in self.blocks)
         return [cached for cached in every if isinstance(cached, KeysAndValues | Latents)]
 
     @property
     def ropes(self) -> tuple[tuple[RopeSpec, int], ...]:
         """The different ropes of the layers with their head_dim; a step has a rotation for each."""
-        each = (block.mixer.rotated for block in self.blocks)
+        each = (mixer.rotated for mixer in self.mixers)
         return tuple(dict.fromkeys(rotated for rotated in each if rotated is not None))
 
     @property
     def attention_extras(self) -> str | None:
         """What attention of some layer needs that not every kernel has, in words."""
-        return next((extras for block in self.blocks if (extras := block.mixer.extras)), None)
+        return next((extras for mixer in self.mixers if (extras := mixer.extras)), None)
 
     def mixer_scratch(self, devices: int) -> int:
         """The most ``scratch`` of any mixer."""
-        return max(block.mixer.scratch(self.head_dim, devices) for block in self.blocks)
+        return max(mixer.scratch(self.head_dim, devices) for mixer in self.mixers)
 
     def feed_forward_scratch(self, devices: int) -> int:
         """The most ``scratch`` of any feed-forward."""
-        return max(block.feed_forward.scratch(self.hidden_size, devices) for block in self.blocks)
+        each = (block.feed_forward for block in self.blocks)
+        return max((feed.scratch(self.hidden_size, devices) for feed in each if feed is not None), default=0)
 
 
 def single_layers(blocks: tuple[BlockSpec, ...]) -> tuple[LayerGroup, ...]:

@@ -163,11 +163,11 @@ class Roofline:
         return keys_and_values + self.state_bytes + 4 * model.vocab_size // self._chips
 
     def _flops_of_attention(self, tokens: int) -> int:
-        return sum(block.mixer.flops(tokens, self._chips) for block in self.partition.model.blocks)
+        return sum(mixer.flops(tokens, self._chips) for mixer in self.partition.model.mixers)
 
     def _seen(self, tokens: int) -> int:
         """Keys that a token attends to, summed over the layers."""
-        every = (block.mixer.cached for block in self.partition.model.blocks)
+        every = (mixer.cached for mixer in self.partition.model.mixers)
         return sum(min(tokens, cached.reach or tokens) for cached in every if not isinstance(cached, State))
 
     @property

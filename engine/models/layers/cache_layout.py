@@ -24,6 +24,10 @@ class CachePlace(NamedTuple):
     is_state: bool = False
 
 
+NO_PLACE = CachePlace(0, 0)
+"""Of a layer without a mixer."""
+
+
 @dataclass(frozen=True)
 class CacheLayout:
     """The layers of a model in groups of ``num_layers``, each with a page table of its own."""
@@ -53,7 +57,7 @@ def cache_layout(blocks: tuple[BlockSpec, ...]) -> CacheLayout:
     kinds: dict[int | None, list[int]] = {}
     for layer, window in _windows(blocks).items():
         kinds.setdefault(window, []).append(layer)
-    states = {layer: cached for layer, block in enumerate(blocks) if isinstance(cached := block.mixer.cached, State)}
+    states = {layer: cached for layer, block in enumerate(blocks) if isinstance(cached := block.cached, State)}
     ordered = sorted(kinds, key=lambda window: -(window or 2**62))
     size = _group_size({window: len(layers) for window, layers in kinds.items()})
     places = {layer: CachePlace(0, number, is_state=True) for number, layer in enumerate(states)}
@@ -63,15 +67,17 @@ def cache_layout(blocks: tuple[BlockSpec, ...]) -> CacheLayout:
             places[layer] = CachePlace(len(windows) + number // size, number % size)
         windows += [window] * -(-len(kinds[window]) // size)
     sources = [_source(blocks, layer) for layer in range(len(blocks))]
-    return CacheLayout(tuple(places[source] for source in sources), tuple(windows), size, tuple(states.values()))
+    return CacheLayout(
+        tuple(places.get(source, NO_PLACE) for source in sources), tuple(windows), size, tuple(states.values())
+    )
 
 
 def _windows(blocks: Sequence[BlockSpec]) -> dict[int, int | None]:
     """By layer that has keys and values, how many of them are read: by itself, or by another."""
     windows: dict[int, int | None] = {}
     for layer, block in enumerate(blocks):
-        cached, source = block.mixer.cached, _source(blocks, layer)
-        if isinstance(cached, State):
+        cached, source = block.cached, _source(blocks, layer)
+        if cached is None or isinstance(cached, State):
             continue
         window = cached.reach
         before = windows.get(source, 0)
@@ -80,7 +86,7 @@ def _windows(blocks: Sequence[BlockSpec]) -> dict[int, int | None]:
 
 
 def _source(blocks: Sequence[BlockSpec], layer: int) -> int:
-    cached = blocks[layer].mixer.cached
+    cached = blocks[layer].cached
     return cached.layer if isinstance(cached, OfLayer) else layer
 
 

@@ -12,6 +12,7 @@ from caching.state.convolution import convolve
 from caching.state.delta_rule import DeltaInputs, GatedDeltaRule
 from caching.state.ragged import scan_rows
 from caching.state.spec import StateArray
+from engine.models.feed_forward import Activation
 from engine.models.layers.mixer import State
 from engine.models.layers.recurrent import FLOAT32, minus_exp, slots_of
 from engine.models.linear import linear
@@ -33,6 +34,8 @@ class DeltaNetSpec:
     value_dim: int
     taps: int
     """Tokens that the convolution of queries, keys and values sees."""
+    activation: Activation = Activation.SILU
+    """Behind the convolution."""
 
     @property
     def group(self) -> int:
@@ -125,7 +128,7 @@ class DeltaNet(nnx.Module):
         mixed, gate = jnp.split(parts, [sum(self.spec.parts[:3])], axis=-1)
         weights = self.convolution[...].reshape(self.spec.taps, -1)
         windows, mixed = convolve(table, windows, mixed.reshape(len(flat), -1), weights, None)
-        inputs = self._inputs(jax.nn.silu(mixed).astype(x.dtype).reshape(*parts.shape[:2], -1), flat)
+        inputs = self._inputs(self.spec.activation(mixed).astype(x.dtype).reshape(*parts.shape[:2], -1), flat)
         states, read = scan_rows(GatedDeltaRule(), table, states, inputs)
         normed = self._normed(read, gate.reshape(read.shape)).astype(x.dtype)
         out = linear(normed.reshape(*x.shape[:-1], -1), self.out_kernel, None, self.axis)

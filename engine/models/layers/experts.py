@@ -81,6 +81,8 @@ class ExpertsSpec:
     activation: Activation | ClampedGate = Activation.SILU
     bias: bool = False
     """Each expert has biases."""
+    gated: bool = True
+    """Else an expert is ``down(activation(up(x)))`` (Nemotron-H)."""
     shared: GatedSpec | None = None
     """Every token also goes through this one."""
     shared_gate: bool = False
@@ -93,6 +95,8 @@ class ExpertsSpec:
         """Raises UnsupportedError for numbers that do not go together."""
         self.router.check(self.num_experts, self.experts_per_token)
         require(self.shared is None or not self.shared.bias, "a shared expert with biases is not supported")
+        is_plain = isinstance(self.activation, Activation) and not self.bias
+        require(self.gated or is_plain, "experts without gates have no biases and no clamp")
 
     def splits_columns(self, devices: int) -> bool:
         """Whether devices split each expert's columns; else they split the experts.
@@ -130,7 +134,7 @@ class ExpertsMLP(nnx.Module):
         self.router = Router(spec.router, hidden_size, spec.num_experts, spec.experts_per_token, make)
         whole = "experts" if self.splits_columns else "ffn"
         hidden, ffn, experts = {"hidden": hidden_size}, {"ffn": spec.intermediate_size}, {"experts": spec.num_experts}
-        gate_up = {"gate_up": 2, **ffn}
+        gate_up = {"gate_up": 1 + spec.gated, **ffn}
 
         def kernel(name: str, axes: Axes, *, last: bool) -> nnx.Param[Experts]:
             return make.experts(name, experts | {**axes}, DEFAULT_TENSORS[name], whole=whole, last=last)
@@ -193,21 +197,27 @@ class ExpertsMLP(nnx.Module):
 
     def _feed(self, rows: Array, groups: Groups) -> Array:
         """f[rows, hidden], sorted by expert -> f32[rows, hidden], undefined behind all groups."""
-        gate_up = self.gate_up_kernel.get_value().grouped_product(rows, groups)
-        columns = gate_up.shape[1] // 2
-        # XLA:TPU would write [rows, 2, columns] anew where columns fill no whole tiles.
-        gate, up = gate_up[:, :columns], gate_up[:, columns:]
-        if self.gate_up_bias is not None:
-            bias = self.gate_up_bias[...].astype(jnp.float32)
-            gate, up = gate + bias[:, 0][groups.experts], up + bias[:, 1][groups.experts]
-        activated = self.spec.activation.gated(gate, up).astype(rows.dtype)
-        down = self.down_kernel.get_value().grouped_product(activated, groups)
+        activated = self._activated(self.gate_up_kernel.get_value().grouped_product(rows, groups), groups)
+        down = self.down_kernel.get_value().grouped_product(activated.astype(rows.dtype), groups)
         if self.down_bias is None:
             return down
         bias = self.down_bias[...].astype(jnp.float32)[groups.experts]
         if self.axis is None or not self.splits_columns:
             return down + bias
         return down + jnp.where(jax.lax.axis_index(self.axis) == 0, bias, np.float32(0))  # once, before the sum
+
+    def _activated(self, gate_up: Array, groups: Groups) -> Array:
+        """f32[rows, columns of gate and up] -> f32[rows, columns]."""
+        activation = self.spec.activation
+        if not self.spec.gated and isinstance(activation, Activation):
+            return activation(gate_up)
+        columns = gate_up.shape[1] // 2
+        # XLA:TPU would write [rows, 2, columns] anew where columns fill no whole tiles.
+        gate, up = gate_up[:, :columns], gate_up[:, columns:]
+        if self.gate_up_bias is not None:
+            bias = self.gate_up_bias[...].astype(jnp.float32)
+            gate, up = gate + bias[:, 0][groups.experts], up + bias[:, 1][groups.experts]
+        return activation.gated(gate, up)
 
     def _first(self) -> Array | np.int32:
         """The first of this device's experts."""

@@ -12,6 +12,7 @@ from caching.state.convolution import convolve
 from caching.state.ragged import scan_rows
 from caching.state.spec import StateArray
 from caching.state.state_space import StateSpace, StateSpaceInputs
+from engine.models.feed_forward import Activation
 from engine.models.layers.mixer import State
 from engine.models.layers.recurrent import FLOAT32, minus_exp, slots_of
 from engine.models.linear import linear
@@ -39,6 +40,8 @@ class Mamba2Spec:
     """A token's time is clamped between the two."""
     prefix: str = f"{LAYER}mamba."
     """Of its tensors."""
+    activation: Activation = Activation.SILU
+    """Behind the convolution."""
 
     @property
     def cached(self) -> State:
@@ -137,7 +140,7 @@ class Mamba2(nnx.Module):
         weights = self.convolution[...].reshape(self.spec.taps, -1)
         bias = None if self.convolution_bias is None else self.convolution_bias[...].reshape(-1)
         windows, convolved = convolve(table, windows, mixed.reshape(len(flat), -1), weights, bias)
-        inputs = self._inputs(jax.nn.silu(convolved).astype(x.dtype).reshape(mixed.shape), dt)
+        inputs = self._inputs(self.spec.activation(convolved).astype(x.dtype).reshape(mixed.shape), dt)
         states, read = scan_rows(StateSpace(), table, states, inputs)
         skipped = inputs.x.astype(jnp.float32) * self.skip[...][None, ..., None]
         normed = self._normed(read.reshape(gate.shape) + skipped.reshape(gate.shape), gate).astype(x.dtype)

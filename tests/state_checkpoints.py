@@ -1,0 +1,272 @@
+"""Tiny models with layers that keep a state: their config.json, and the tensors that published checkpoints have."""
+
+from typing import Any
+
+from moe_checkpoints import Config, Shapes, attention_shapes, feed_forward_shapes, gated_shapes
+
+QWEN3_NEXT = {
+    "architectures": ["Qwen3NextForCausalLM"],
+    "model_type": "qwen3_next",
+    "num_hidden_layers": 4,
+    "head_dim": 16,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 8,
+    "linear_value_head_dim": 12,
+    "num_experts": 5,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 24,
+    "shared_expert_intermediate_size": 40,
+    "mlp_only_layers": [1],
+    "rope_theta": 1000.0,
+}
+QWEN3_5 = {
+    **{key: value for key, value in QWEN3_NEXT.items() if "expert" not in key and key != "mlp_only_layers"},
+    "architectures": ["Qwen3_5ForCausalLM"],
+    "model_type": "qwen3_5_text",
+    "num_hidden_layers": 3,
+    "full_attention_interval": 3,
+    "linear_num_key_heads": 4,
+    "linear_num_value_heads": 4,
+    "linear_conv_kernel_dim": 3,
+    "attention_bias": True,
+    "tie_word_embeddings": True,
+    "rope_parameters": {
+        "rope_type": "default",
+        "rope_theta": 1000.0,
+        "partial_rotary_factor": 0.5,
+        "mrope_section": [2, 1, 1],
+        "mrope_interleaved": True,
+    },
+}
+GRANITE_HYBRID = {
+    "architectures": ["GraniteMoeHybridForCausalLM"],
+    "model_type": "granitemoehybrid",
+    "hidden_size": 64,
+    "intermediate_size": 24,
+    "num_hidden_layers": 4,
+    "layer_types": ["mamba", "attention", "mamba", "mamba"],
+    "num_local_experts": 5,
+    "num_experts_per_tok": 2,
+    "shared_intermediate_size": 40,
+    "position_embedding_type": "nope",
+    "embedding_multiplier": 1.5,
+    "residual_multiplier": 0.8,
+    "attention_multiplier": 0.1,
+    "logits_scaling": 0.5,
+    "mamba_n_heads": 8,
+    "mamba_n_groups": 1,
+    "mamba_d_state": 16,
+    "rope_theta": 1000.0,
+}
+NEMOTRON_H = {
+    "architectures": ["NemotronHForCausalLM"],
+    "model_type": "nemotron_h",
+    "head_dim": 16,
+    "hybrid_override_pattern": "M-M*-ME",
+    "mamba_num_heads": 4,
+    "mamba_head_dim": 12,
+    "n_groups": 2,
+    "ssm_state_size": 16,
+    "conv_kernel": 3,
+    "time_step_min": 0.4,
+    "layer_norm_epsilon": 1e-4,
+    "mlp_hidden_act": "relu2",
+    "n_routed_experts": 5,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 24,
+    "moe_shared_expert_intermediate_size": 40,
+    "routed_scaling_factor": 2.5,
+}
+
+STATE_VARIANTS: dict[str, tuple[int, Config]] = {
+    "qwen3_next": (6, QWEN3_NEXT),
+    "qwen3_5": (14, QWEN3_5),
+    "qwen3_5_moe": (
+        5,
+        {
+            **{key: value for key, value in QWEN3_NEXT.items() if key != "mlp_only_layers"},
+            "architectures": ["Qwen3_5MoeForCausalLM"],
+            "model_type": "qwen3_5_moe_text",
+        },
+    ),
+    "granite_hybrid": (1, GRANITE_HYBRID),
+    "granite_hybrid_dense": (
+        1,
+        {
+            **GRANITE_HYBRID,
+            "layer_types": ["linear_attention", "full_attention", "linear_attention", "linear_attention"],
+            "num_local_experts": 0,
+            "position_embedding_type": "rope",
+            "mamba_n_groups": 2,
+            "mamba_proj_bias": True,
+            "mamba_conv_bias": False,
+            "mamba_d_head": 16,
+            "time_step_limit": [0.4, 0.9],
+            "tie_word_embeddings": True,
+        },
+    ),
+    "nemotron_h": (0, NEMOTRON_H),
+    "nemotron_h_dense": (
+        1,
+        {
+            **{
+                key: value
+                for key, value in NEMOTRON_H.items()
+                if "expert" not in key and key != "hybrid_override_pattern"
+            },
+            "layers_block_type": ["linear_attention", "mlp", "full_attention", "mlp", "linear_attention"],
+            "mlp_bias": True,
+            "use_bias": True,
+            "use_conv_bias": False,
+            "n_groups": 1,
+        },
+    ),
+}
+"""By name, a seed under which greedy paths and routes are clear-cut, and the keys beside the common sizes."""
+
+
+def has_states(config: Config) -> bool:
+    """Whether ``state_shapes`` knows the model's tensors."""
+    return config["model_type"] in {variant["model_type"] for _, variant in STATE_VARIANTS.values()}
+
+
+def norm_scale(config: Config, name: str) -> float:
+    """The mean of a norm's stored scales."""
+    is_centred = has_states(config) and config["model_type"].startswith("qwen") and "linear_attn" not in name
+    return 0.0 if is_centred else 1.0
+
+
+def state_shapes(config: Config) -> Shapes:
+    """The tensors of a model with states, under their published names."""
+    vocabulary, hidden = config["vocab_size"], config["hidden_size"]
+    if config["model_type"] == "nemotron_h":
+        return _nemotron(config)
+    shapes: Shapes = {"model.embed_tokens.weight": (vocabulary, hidden), "model.norm.weight": (hidden,)}
+    if not config.get("tie_word_embeddings"):
+        shapes["lm_head.weight"] = (vocabulary, hidden)
+    for layer in range(config["num_hidden_layers"]):
+        of_layer = _qwen(config, layer) if config["model_type"].startswith("qwen") else _granite(config, layer)
+        shapes |= {f"model.layers.{layer}.{name}": shape for name, shape in of_layer.items()}
+    return shapes
+
+
+def _qwen(config: Config, layer: int) -> Shapes:
+    hidden, kind = config["hidden_size"], config["model_type"]
+    shapes: Shapes = {f"{name}_layernorm.weight": (hidden,) for name in ("input", "post_attention")}
+    if (layer + 1) % config.get("full_attention_interval", 4) == 0:
+        shapes |= attention_shapes(config, layer)
+    else:
+        shapes |= {f"linear_attn.{name}": shape for name, shape in _delta_net(config).items()}
+    if kind == "qwen3_next":
+        return shapes | dict(feed_forward_shapes(config, layer))
+    if kind == "qwen3_5_text":
+        return shapes | dict(gated_shapes("mlp.", hidden, config["intermediate_size"]))
+    experts, ffn = config["num_experts"], config["moe_intermediate_size"]
+    return {
+        **shapes,
+        "mlp.gate.weight": (experts, hidden),
+        "mlp.experts.gate_up_proj": (experts, 2 * ffn, hidden),
+        "mlp.experts.down_proj": (experts, hidden, ffn),
+        "mlp.shared_expert_gate.weight": (1, hidden),
+        **dict(gated_shapes("mlp.shared_expert.", hidden, config["shared_expert_intermediate_size"])),
+    }
+
+
+def _delta_net(config: Config) -> Shapes:
+    hidden, heads = config["hidden_size"], config["linear_num_value_heads"]
+    keys, values = (
+        config["linear_num_key_heads"] * config["linear_key_head_dim"],
+        config["linear_value_head_dim"] * heads,
+    )
+    shapes: Shapes = {
+        "conv1d.weight": (2 * keys + values, 1, config.get("linear_conv_kernel_dim", 4)),
+        "dt_bias": (heads,),
+        "A_log": (heads,),
+        "norm.weight": (config["linear_value_head_dim"],),
+        "out_proj.weight": (hidden, values),
+    }
+    if config["model_type"] == "qwen3_next":
+        rows: dict[str, int] = {"qkvz": 2 * keys + 2 * values, "ba": 2 * heads}
+    else:
+        rows = {"qkv": 2 * keys + values, "z": values, "b": heads, "a": heads}
+    return shapes | {f"in_proj_{name}.weight": (count, hidden) for name, count in rows.items()}
+
+
+def _granite(config: Config, layer: int) -> Shapes:
+    hidden, size = config["hidden_size"], config["shared_intermediate_size"]
+    shapes: Shapes = {f"{name}_layernorm.weight": (hidden,) for name in ("input", "post_attention")}
+    if config["layer_types"][layer] in ("attention", "full_attention"):
+        shapes |= attention_shapes(config, layer)
+    else:
+        sizes = (2 * hidden, *(config[f"mamba_{key}"] for key in ("n_heads", "n_groups", "d_state")))
+        has = (config.get("mamba_conv_bias", True), config.get("mamba_proj_bias", False))
+        shapes |= {f"mamba.{name}": shape for name, shape in mamba_shapes(hidden, sizes, has).items()}
+    shapes["shared_mlp.input_linear.weight"] = (2 * size, hidden)
+    shapes["shared_mlp.output_linear.weight"] = (hidden, size)
+    if experts := config["num_local_experts"]:
+        ffn = config["intermediate_size"]
+        shapes["block_sparse_moe.router.layer.weight"] = (experts, hidden)
+        shapes["block_sparse_moe.input_linear.weight"] = (experts, 2 * ffn, hidden)
+        shapes["block_sparse_moe.output_linear.weight"] = (experts, hidden, ffn)
+    return shapes
+
+
+def _nemotron(config: Config) -> Shapes:
+    vocabulary, hidden = config["vocab_size"], config["hidden_size"]
+    shapes: Shapes = {"backbone.embeddings.weight": (vocabulary, hidden), "backbone.norm_f.weight": (hidden,)}
+    shapes["lm_head.weight"] = (vocabulary, hidden)
+    for layer, layer_type in enumerate(config.get("hybrid_override_pattern") or config["layers_block_type"]):
+        shapes[f"backbone.layers.{layer}.norm.weight"] = (hidden,)
+        of_part = _nemotron_part(config, layer_type)
+        shapes |= {f"backbone.layers.{layer}.mixer.{name}": shape for name, shape in of_part.items()}
+    return shapes
+
+
+def _nemotron_part(config: Config, layer_type: str) -> Shapes:
+    hidden, ffn = config["hidden_size"], config["intermediate_size"]
+    if layer_type in ("M", "linear_attention"):
+        wide = config["mamba_num_heads"] * config["mamba_head_dim"]
+        sizes = (wide, *(config[key] for key in ("mamba_num_heads", "n_groups", "ssm_state_size")))
+        has = (config.get("use_conv_bias", True), config.get("use_bias", False))
+        return mamba_shapes(hidden, sizes, has, config["conv_kernel"])
+    if layer_type in ("*", "full_attention"):
+        q, kv = (config[f"num_{kind}_heads"] * config["head_dim"] for kind in ("attention", "key_value"))
+        shapes: Shapes = {f"{name}_proj.weight": (size, hidden) for name, size in (("q", q), ("k", kv), ("v", kv))}
+        return {**shapes, "o_proj.weight": (hidden, q)}
+    if layer_type in ("-", "mlp"):
+        biases: Shapes = {"up_proj.bias": (ffn,), "down_proj.bias": (hidden,)} if config.get("mlp_bias") else {}
+        return {"up_proj.weight": (ffn, hidden), "down_proj.weight": (hidden, ffn), **biases}
+    experts, size = config["n_routed_experts"], config["moe_intermediate_size"]
+    shared = config["moe_shared_expert_intermediate_size"]
+    each: Shapes = {}
+    for expert in range(experts):
+        each[f"experts.{expert}.up_proj.weight"] = (size, hidden)
+        each[f"experts.{expert}.down_proj.weight"] = (hidden, size)
+    return {
+        "gate.weight": (experts, hidden),
+        "gate.e_score_correction_bias": (experts,),
+        **each,
+        "shared_experts.up_proj.weight": (shared, hidden),
+        "shared_experts.down_proj.weight": (hidden, shared),
+    }
+
+
+def mamba_shapes(hidden: int, sizes: tuple[Any, ...], has_bias: tuple[bool, bool], taps: int = 4) -> Shapes:
+    """The tensors of a layer: of all heads together, their number, the groups and their states; biases."""
+    wide, heads, groups, state = sizes
+    channels, (of_convolution, of_products) = wide + 2 * groups * state, has_bias
+    shapes: Shapes = {
+        "in_proj.weight": (wide + channels + heads, hidden),
+        "conv1d.weight": (channels, 1, taps),
+        "A_log": (heads,),
+        "D": (heads,),
+        "dt_bias": (heads,),
+        "norm.weight": (wide,),
+        "out_proj.weight": (hidden, wide),
+    }
+    if of_convolution:
+        shapes["conv1d.bias"] = (channels,)
+    if of_products:
+        shapes |= {"in_proj.bias": (wide + channels + heads,), "out_proj.bias": (hidden,)}
+    return shapes
