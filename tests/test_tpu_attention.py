@@ -215,8 +215,8 @@ def test_a_page_table_that_the_kernel_has_no_room_for_is_refused(tmp_path, monke
     """Before any weight is read, naming what to change."""
     directory = build_checkpoint(tmp_path, "mistral", max_position_embeddings=2**19)
 
-    monkeypatch.setattr(served_model, "choose_backend", lambda *shape, **asked: tpu_backend(V5E, JAX))
-    monkeypatch.setattr(served_model, "checked", lambda trial, kv_dtype: trial.backend)
+    monkeypatch.setattr(served_model, "choose_backend", lambda *_, **__: tpu_backend(V5E, JAX))
+    monkeypatch.setattr(served_model, "checked", lambda trial, *_, **__: trial.backend)
 
     with pytest.raises(ConfigurationError, match=r"has room for 245,760 pages .* not for 262,144: raise page_size"):
         build.build_engine(
