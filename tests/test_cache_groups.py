@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 
 from caching.cache_groups import CacheGroups
 from caching.metadata import pages_for
-from caching.page_manager import SINK_PAGE, HBMPageManager
+from caching.page_manager import SINK_PAGE, Found, HBMPageManager
+from caching.prefix_cache import in_group
 from engine.config import ServingLimits
 from engine.mesh import DeviceMesh
 from engine.models.decoder import Decoder
@@ -133,6 +134,24 @@ def test_a_waiting_prompt_is_looked_up_in_windows_once(monkeypatch):
     memory.find(waiting)
 
     assert first == 200 and len(looks) - first <= memory.groups.behind[0]
+
+
+def test_of_a_hit_only_its_own_pages_count_as_owned():
+    """A window ends it before a page whose owner has copies of the pages before: admission takes all of those."""
+    pages = HBMPageManager(9)
+    memory = SequenceMemory(pages, CacheGroups(PAGE_SIZE, (None, PAGE_SIZE + 1), CHUNK))
+    sequence = Sequence("a", [1] * (3 * PAGE_SIZE + 1), SamplingParams(), frozenset(), 1, seed=0)
+    sequence.salt = b""
+    first, second, third = sequence.page_keys_to(3, PAGE_SIZE)
+    cached, owned = pages.alloc(3), pages.alloc(1)
+    for page, key in zip(cached, (first, second, in_group(second, 1)), strict=True):
+        pages.keep(page, key)
+    pages.free(reversed(cached))
+    pages.keep(owned[0], third)
+    pages.alloc(1)
+
+    assert not memory.begin(sequence, Found(2, owned=2), spare=0)  # as it was a plan ago, perhaps
+    assert (sequence.pages, pages.num_free, pages.num_cached) == ([], 3, 3)
 
 
 class PoisonedRunner(eSurgeRunner):

@@ -54,9 +54,13 @@ class PrefixHits:
             return NOTHING_FOUND
         keys, count = self.keys(sequence)
         sequence.window_hit = -1, 0
-        found = [self._pages.find(keys_in_group(keys[:count], group)) for group in self._groups.full]
-        sequence.chains = [Found(len(pages), len(pages) - self._pages.num_unowned(pages)) for pages in found]
-        return self._hit(sequence, keys, count)
+        chains = [self._pages.find(keys_in_group(keys[:count], group)) for group in self._groups.full]
+        sequence.chains = [Found(len(pages), self._num_owned(pages)) for pages in chains]
+        hit = self._hit(sequence, keys, count)
+        if hit is None:
+            return None
+        # Behind a shorter hit, the chains may have pages of an owner that has copies of those before.
+        return Found(hit.held, sum(self._num_owned(pages[: hit.held]) for pages in chains))
 
     def begin(self, sequence: Sequence, held: int) -> None:
         """A sequence was admitted with a hit of ``held`` pages, and computes what is behind it."""
@@ -141,6 +145,9 @@ class PrefixHits:
         )
         sequence.window_hit = held, hit
         return hit
+
+    def _num_owned(self, pages: list[int]) -> int:
+        return len(pages) - self._pages.num_unowned(pages)
 
     def _is_computed(self, key: bytes, sequence: Sequence) -> None:
         if self._computing.get(key) is sequence:
