@@ -195,8 +195,8 @@ def refuse_above(monkeypatch, allocation):
     """A device that has no memory for more than so many pages."""
     choose = choose_backend
 
-    def choosing(*arguments):
-        backend = choose(*arguments)
+    def choosing(*arguments, **options):
+        backend = choose(*arguments, **options)
 
         def allocate(metadata):
             if metadata.num_pages > allocation:
