@@ -92,7 +92,15 @@ def specs(draw):
     shared = draw(st.sampled_from([None, GatedSpec(4)]))
     has_gate, norms = shared is not None and draw(st.booleans()), draw(st.sampled_from([None, 1e-6]))
     return ExpertsSpec(
-        4, experts, chosen, router, activation, draw(st.booleans()), shared, has_gate, norms if shared else None
+        4,
+        experts,
+        chosen,
+        router,
+        activation,
+        bias=draw(st.booleans()),
+        shared=shared,
+        shared_gate=has_gate,
+        branch_norm_eps=norms if shared else None,
     )
 
 
