@@ -110,9 +110,9 @@ def test_a_model_in_8_bits_is_the_model_of_the_rounded_weights(tmp_path, variant
 
 
 def rounded(name, tensor, variant):
-    """The numbers that a tensor's 8 bits and scales stand for; vectors, routers and what makes keys of latents are not rounded."""
+    """The numbers that a tensor's 8 bits and scales stand for; vectors, convolutions, routers, decays and what makes keys of latents are not."""
     if tensor.ndim < 2 or re.search(
-        r"router|kv_b_proj|\bgate\.|_gate\.|bias$", name.replace("per_layer_input_gate.", "")
+        r"router|kv_b_proj|conv1d|in_proj_(ba|a|b)\.|\bgate\.|_gate\.|bias$", name.replace("per_layer_input_gate.", "")
     ):
         return tensor
     axis = 1 if tensor.ndim == 3 and variant in ("gpt_oss", "llama4", "llama4_interleaved") else -1

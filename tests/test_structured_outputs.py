@@ -363,7 +363,7 @@ def test_run_ahead_and_preemption_change_nothing(tmp_path: Path) -> None:
         {"regex": "[qz]{100}"},
         {"json": {"type": "array", "items": {"type": "boolean"}, "minItems": 99}},
         None,
-    ]
+    ] * 4  # two of so many run at once, however late the first grammar is
     texts, preemptions = [], []
     for run_ahead, num_pages in ((0, 40), (1, 40), (1, 9)):
         pages = HBMPageManager(num_pages)
