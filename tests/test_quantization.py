@@ -78,6 +78,14 @@ def test_weights_are_rounded_to_127_steps_of_an_output(tmp_path, variant):
         assert (np.abs(rounded[name] * scale - weight) <= 0.5001 * scale).all()
 
 
+@pytest.fixture
+def nothing_compiled_is_kept():
+    """Of so many models the compiled functions would be more than a process can have (conftest.py)."""
+    yield
+    jax.clear_caches()
+
+
+@pytest.mark.usefixtures("nothing_compiled_is_kept")
 @pytest.mark.parametrize(
     ("variant", "layout"),
     [
