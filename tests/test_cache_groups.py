@@ -5,36 +5,28 @@ from dataclasses import replace
 from functools import partial
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 from checkpoints import VARIANTS, build_checkpoint
 from flax import nnx
 from hypothesis import given
 from hypothesis import strategies as st
+from poisoned_engines import GreedyManager, engine_over, tokens_of
 
 from caching.cache_groups import CacheGroups
 from caching.metadata import pages_for
-from caching.page_manager import SINK_PAGE, Found, HBMPageManager
+from caching.page_manager import Found, HBMPageManager
 from caching.prefix_cache import in_group
-from engine.config import ServingLimits
 from engine.mesh import DeviceMesh
 from engine.models.decoder import Decoder
 from engine.models.layers.cache_layout import MOST_GROUPS, cache_layout
 from engine.models.model_config import read_model_config
 from engine.models.partition import Partition
-from engine.oengine import oEngine
 from engine.sampling_params import SamplingParams
-from engine.scheduling.growth_reserve import GrowthReserve
-from engine.scheduling.scheduler import InferenceScheduler
 from engine.scheduling.sequence import Sequence
 from engine.scheduling.sequence_memory import SequenceMemory
 from engine.step.backend import xla_backend
-from engine.step.execution_manager import ExecutionManager
-from engine.step.forward_programs import FORWARD, WRITE_SLOTS
 from engine.step.layout import StepShapes
-from engine.step.runner import eSurgeRunner
-from engine.step.sampling_programs import GREEDY
 
 FLOAT32 = np.dtype(np.float32)
 PAGE_SIZE, CHUNK, MAX_NUM_SEQS, MAX_MODEL_LEN, WINDOW = 4, 8, 3, 96, 8
@@ -154,31 +146,6 @@ def test_of_a_hit_only_its_own_pages_count_as_owned():
     assert (sequence.pages, pages.num_free, pages.num_cached) == ([], 3, 3)
 
 
-class PoisonedRunner(eSurgeRunner):
-    """Before each step, all pages that nobody owns and nobody can find are NaN: who reads one gives NaN too."""
-
-    pages: HBMPageManager
-
-    def dispatch(self, plan):
-        """Poison, then dispatch."""
-        free = np.zeros(self._manager.shapes.cache.num_pages, bool)
-        free[[SINK_PAGE, *self.pages._free]] = True
-        self._executor._cache = _poisoned(self._executor._cache, free)
-        return super().dispatch(plan)
-
-
-@jax.jit
-def _poisoned(cache, pages):
-    return jax.tree.map(lambda layer: jnp.where(pages[:, None, None, None, None], jnp.nan, layer), cache)
-
-
-class GreedyManager(ExecutionManager):
-    """Compiles only what greedy requests run."""
-
-    def _programs(self, layout):
-        return [program for program in super()._programs(layout) if program.name in (FORWARD, GREEDY, WRITE_SLOTS)]
-
-
 @pytest.fixture(scope="module")
 def compiled(tmp_path_factory):
     """Two programs of a Gemma 3 of four layers and random weights: one lets pages go behind windows, one keeps all."""
@@ -204,30 +171,7 @@ def compiled(tmp_path_factory):
 def build_engine(manager, num_pages=None, run_ahead=1):
     """An engine over pages of its own, which are poisoned while they are free."""
     pages = HBMPageManager(num_pages or manager.shapes.cache.num_pages)
-    memory = SequenceMemory(pages, manager.shapes.groups)
-    scheduler = InferenceScheduler(
-        memory,
-        max_num_seqs=MAX_NUM_SEQS,
-        max_num_batched_tokens=CHUNK,
-        reserve=GrowthReserve(pages.num_total, watermark=0.0, least=0.0),
-    )
-    runner = PoisonedRunner(manager, 0)
-    runner.pages = pages
-    return oEngine(scheduler, runner, pages, ServingLimits(MAX_MODEL_LEN, 144, ()), run_ahead=run_ahead), pages
-
-
-def tokens_of(engine, sequences):
-    """What each sequence is given."""
-    tokens = {}
-    for sequence in sequences:
-        engine.add(sequence)
-    while engine.has_work:
-        for output in engine.step():
-            assert output.error is None, output.error
-            tokens.setdefault(output.request_id, []).extend(output.token_ids)
-        engine.check_integrity()
-    assert engine.stats().pages_owned == 0
-    return tokens
+    return engine_over(manager, pages, SequenceMemory(pages, manager.shapes.groups), run_ahead=run_ahead), pages
 
 
 def conversations(random, count):

@@ -5,59 +5,41 @@ from functools import partial
 from types import SimpleNamespace
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 from checkpoints import VARIANTS, build_checkpoint
 from flax import nnx
+from poisoned_engines import GreedyManager, PoisonedRunner, engine_over, tokens_of
 
 from caching.host_tier import HostTier
 from caching.metadata import PagedAttentionCacheMetaData
-from caching.page_manager import SINK_PAGE, HBMPageManager
+from caching.page_manager import HBMPageManager
 from engine.build import build_engine as engine_of
-from engine.config import EngineConfig, ServingLimits
+from engine.config import EngineConfig
 from engine.device_errors import DeviceError
 from engine.errors import ConfigurationError
 from engine.mesh import DeviceMesh
 from engine.models.decoder import Decoder
 from engine.models.model_config import read_model_config
 from engine.models.partition import Partition
-from engine.oengine import oEngine
 from engine.sampling_params import SamplingParams
-from engine.scheduling.growth_reserve import GrowthReserve
 from engine.scheduling.host_cache.copy_cost import CopyCost
-from engine.scheduling.scheduler import InferenceScheduler
 from engine.scheduling.sequence import Sequence
 from engine.scheduling.sequence_memory import SequenceMemory
 from engine.step.backend import xla_backend
 from engine.step.compilation import num_compilations
-from engine.step.execution_manager import ExecutionManager
-from engine.step.forward_programs import FORWARD, WRITE_SLOTS
 from engine.step.host_cache import page_copies
 from engine.step.host_cache.host_budget import HostBudget, check_host_memory, host_budget
-from engine.step.host_cache.page_copies import GATHER, SCATTER, copy_seconds
+from engine.step.host_cache.page_copies import copy_seconds
 from engine.step.layout import StepShapes
-from engine.step.runner import eSurgeRunner
-from engine.step.sampling_programs import GREEDY
 
 FLOAT32 = np.dtype(np.float32)
 PAGE_SIZE, WINDOW, CHUNK, MAX_NUM_SEQS, MAX_MODEL_LEN = 4, 11, 8, 3, 80
 
 
-class GreedyManager(ExecutionManager):
-    """Compiles only what greedy requests run."""
+class CopyingRunner(PoisonedRunner):
+    """Copies before it poisons. If it ``waits``, copies have arrived by the next plan, and every run is the same."""
 
-    def _programs(self, layout):
-        return [p for p in super()._programs(layout) if p.name in (FORWARD, WRITE_SLOTS, GREEDY, GATHER, SCATTER)]
-
-
-class PoisonedRunner(eSurgeRunner):
-    """Before each step, and behind its copies, all pages that hold nothing are NaN: who reads one gives NaN too.
-
-    If it ``waits``, copies have arrived by the next plan, and every run is the same.
-    """
-
-    pages: HBMPageManager
     waits = True
 
     def dispatch(self, plan):
@@ -67,15 +49,7 @@ class PoisonedRunner(eSurgeRunner):
             self._copy(copies)
         if self.waits and self.host is not None:
             jax.block_until_ready([*self.host._storing, *self.host._fetching])
-        free = np.zeros(self._manager.shapes.cache.num_pages, bool)
-        free[[SINK_PAGE, *self.pages._free]] = True
-        self._executor._cache = _poisoned(self._executor._cache, free)
         return super().dispatch(plan)
-
-
-@jax.jit
-def _poisoned(cache, pages):
-    return jax.tree.map(lambda layer: jnp.where(pages[:, None, None, None, None], jnp.nan, layer), cache)
 
 
 @pytest.fixture(scope="module")
@@ -99,29 +73,9 @@ def build_engine(manager, *, num_pages=None, host=True, cost=None, run_ahead=1, 
     """An engine over pages of its own, which are poisoned while they are free, with a tier behind them or none."""
     tier = HostTier(slots, manager.shapes.host.staged, page_bytes=1) if host else None
     pages = HBMPageManager(num_pages or manager.shapes.cache.num_pages, tier)
-    scheduler = InferenceScheduler(
-        SequenceMemory(pages, manager.shapes.groups, cost=(cost or CopyCost(0.0, CHUNK)) if host else None),
-        max_num_seqs=MAX_NUM_SEQS,
-        max_num_batched_tokens=CHUNK,
-        reserve=GrowthReserve(pages.num_total, watermark=0.0, least=0.0),
-    )
-    runner = PoisonedRunner(manager, 0)
-    runner.pages = pages
-    return oEngine(scheduler, runner, pages, ServingLimits(MAX_MODEL_LEN, 144, ()), run_ahead=run_ahead)
-
-
-def tokens_of(engine, sequences):
-    """What each sequence is given."""
-    tokens = {}
-    for sequence in sequences:
-        engine.add(sequence)
-    while engine.has_work:
-        for output in engine.step():
-            assert output.error is None, output.error
-            tokens.setdefault(output.request_id, []).extend(output.token_ids)
-        engine.check_integrity()
-    assert engine.stats().pages_owned == 0
-    return tokens
+    cost = (cost or CopyCost(0.0, CHUNK)) if host else None
+    memory = SequenceMemory(pages, manager.shapes.groups, cost=cost)
+    return engine_over(manager, pages, memory, CopyingRunner, run_ahead=run_ahead)
 
 
 def ask(number, prompt, count=8, salt=b""):

@@ -4,15 +4,15 @@ from dataclasses import replace
 from functools import partial
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 from checkpoints import VARIANTS, build_checkpoint
 from decaying_mixer import DecayingSumSpec
 from flax import nnx
+from poisoned_engines import GreedyManager, PoisonedRunner, engine_over, tokens_and_failed
 
-from caching.page_manager import SINK_PAGE, SINK_SLOT, HBMPageManager
-from engine.config import EngineConfig, ServingLimits
+from caching.page_manager import HBMPageManager
+from engine.config import EngineConfig
 from engine.device_errors import DeviceError
 from engine.errors import ConfigurationError
 from engine.mesh import one_device
@@ -20,51 +20,23 @@ from engine.models.decoder import Decoder
 from engine.models.layers.cache_layout import cache_layout
 from engine.models.model_config import read_model_config
 from engine.models.partition import Partition
-from engine.oengine import oEngine
 from engine.sampling_params import SamplingParams
-from engine.scheduling.growth_reserve import GrowthReserve
 from engine.scheduling.prefixes.sequence_states import SequenceStates
-from engine.scheduling.scheduler import InferenceScheduler
 from engine.scheduling.sequence import Sequence
 from engine.scheduling.sequence_memory import SequenceMemory
 from engine.step.backend import xla_backend
-from engine.step.execution_manager import ExecutionManager
-from engine.step.forward_programs import FORWARD, WRITE_SLOTS
 from engine.step.layout import StepShapes
 from engine.step.page_budget import CachePlanner
-from engine.step.runner import eSurgeRunner
-from engine.step.sampling_programs import GREEDY
 
 FLOAT32 = np.dtype(np.float32)
-PAGE_SIZE, STEP, MAX_NUM_SEQS, MAX_MODEL_LEN, VOCABULARY, MOST_KEPT = 4, 8, 3, 96, 144, 6
+PAGE_SIZE, STEP, MAX_NUM_SEQS, MAX_MODEL_LEN, MOST_KEPT = 4, 8, 3, 96, 6
 
 
-class GreedyManager(ExecutionManager):
-    """Compiles only what greedy requests run."""
+class FailingRunner(PoisonedRunner):
+    """Loses steps."""
 
-    def _programs(self, layout):
-        return [program for program in super()._programs(layout) if program.name in (FORWARD, WRITE_SLOTS, GREEDY)]
-
-
-class PoisonedRunner(eSurgeRunner):
-    """Before each step, pages and slots that nobody owns and nobody can find are NaN, and so is the sink of states."""
-
-    pages: HBMPageManager
-    slots: HBMPageManager
     failing = 0
     """Steps until one fails."""
-
-    def dispatch(self, plan):
-        """Poison, then dispatch."""
-        shapes = self._manager.shapes.cache
-        pages, slots = np.zeros(shapes.num_pages, bool), np.zeros(shapes.states.num_slots, bool)
-        pages[[SINK_PAGE, *self.pages._free]] = True
-        slots[[SINK_SLOT, *self.slots._free]] = True
-        cache = self._executor._cache
-        layers = _poisoned(cache.layers, np.tile(pages, cache.layers[0].shape[0] // len(pages)))
-        states = _poisoned(cache.states, np.tile(slots, cache.states[0][0].shape[0] // len(slots)))
-        self._executor._cache = replace(cache, layers=layers, states=states)
-        return super().dispatch(plan)
 
     def collect(self, step):
         """Every so many steps, one is lost with all that is on the device."""
@@ -73,14 +45,6 @@ class PoisonedRunner(eSurgeRunner):
             if not self.failing:
                 raise DeviceError("lost")
         return super().collect(step)
-
-
-@jax.jit
-def _poisoned(cache, free):
-    def poisoned(array):
-        return jnp.where(free.reshape(-1, *[1] * (array.ndim - 1)), jnp.array(jnp.nan, array.dtype), array)
-
-    return jax.tree.map(poisoned, cache)
 
 
 @pytest.fixture(scope="module")
@@ -118,27 +82,7 @@ def build_engine(manager, num_pages=None, run_ahead=1, kept=MOST_KEPT):
     shapes = manager.shapes
     pages, slots = HBMPageManager(num_pages or shapes.cache.num_pages), HBMPageManager(1 + MAX_NUM_SEQS + kept)
     memory = SequenceMemory(pages, shapes.groups, SequenceStates(slots, PAGE_SIZE, MAX_NUM_SEQS))
-    reserve = GrowthReserve(pages.num_total, watermark=0.0, least=0.0)
-    scheduler = InferenceScheduler(memory, max_num_seqs=MAX_NUM_SEQS, max_num_batched_tokens=STEP, reserve=reserve)
-    runner = PoisonedRunner(manager, 0)
-    runner.pages, runner.slots = pages, slots
-    limits = ServingLimits(MAX_MODEL_LEN, VOCABULARY, ())
-    return oEngine(scheduler, runner, pages, limits, run_ahead=run_ahead, states=slots)
-
-
-def tokens_of(engine, sequences):
-    """What each sequence is given; the ids of those that a failed step ended."""
-    tokens, failed = {}, set()
-    for sequence in sequences:
-        engine.add(sequence)
-    while engine.has_work:
-        for output in engine.step():
-            if output.error is not None:
-                failed.add(output.request_id)
-            tokens.setdefault(output.request_id, []).extend(output.token_ids)
-        engine.check_integrity()
-    assert engine.stats().pages_owned == 0 and engine._states.num_owned == 0
-    return tokens, failed
+    return engine_over(manager, pages, memory, FailingRunner, run_ahead=run_ahead, slots=slots)
 
 
 def conversations(random, count):
@@ -154,7 +98,7 @@ def conversations(random, count):
 
 def alone(manager, asked):
     """Their tokens when each runs alone, without a step ahead and without shared prefixes."""
-    each = [tokens_of(build_engine(manager, run_ahead=0), [build(salt=None)])[0] for build in asked]
+    each = [tokens_and_failed(build_engine(manager, run_ahead=0), [build(salt=None)])[0] for build in asked]
     return {request_id: tokens for one in each for request_id, tokens in one.items()}
 
 
@@ -182,8 +126,8 @@ def test_tokens_are_those_of_each_request_alone(plain, asked, expected, run_ahea
     """With prefix hits, more sequences than slots, and pages so few that some are preempted."""
     engine = build_engine(plain, num_pages=27, run_ahead=run_ahead, kept=kept)
 
-    first, _ = tokens_of(engine, [build() for build in asked])
-    again, _ = tokens_of(engine, [build() for build in asked])
+    first, _ = tokens_and_failed(engine, [build() for build in asked])
+    again, _ = tokens_and_failed(engine, [build() for build in asked])
 
     assert len({tuple(tokens) for tokens in expected.values()}) > 3
     assert first == again == expected
@@ -194,13 +138,13 @@ def test_tokens_are_those_of_each_request_alone(plain, asked, expected, run_ahea
 def test_a_next_turn_gives_what_it_gives_alone(plain, asked):
     """It begins from the state behind its first turn."""
     engine = build_engine(plain, run_ahead=2)
-    before, _ = tokens_of(engine, [asked[0]()])
+    before, _ = tokens_and_failed(engine, [asked[0]()])
     first = asked[0]()
     prompt = [*first.prompt_token_ids, *before["0"], 5, 6, 7]
     turn = partial(Sequence, "turn", prompt, first.params, frozenset(), 12, seed=0)
 
     expected, hits = alone(plain, [turn]), engine.stats().prefix_cache_hits
-    told, _ = tokens_of(engine, [turn()])
+    told, _ = tokens_and_failed(engine, [turn()])
 
     known = len(first.prompt_token_ids) + len(before["0"]) - 1
     assert told == expected
@@ -213,24 +157,24 @@ def test_a_failed_step_leaves_no_stale_state(plain, asked, expected):
     for steps in (9, 23, 31):
         engine._runner.failing = steps
 
-        told, failed = tokens_of(engine, [build() for build in asked])
+        told, failed = tokens_and_failed(engine, [build() for build in asked])
 
         assert failed and failed != set(expected)
         assert all(tokens == expected[request_id] for request_id, tokens in told.items() if request_id not in failed)
-    assert tokens_of(engine, [build() for build in asked])[0] == expected
+    assert tokens_and_failed(engine, [build() for build in asked])[0] == expected
 
 
 def test_sleep_forgets_states(plain, asked, expected):
     """They are computed again."""
     engine = build_engine(plain)
-    tokens_of(engine, [build() for build in asked])
+    tokens_and_failed(engine, [build() for build in asked])
     assert engine.stats().recurrent_states_cached
 
     engine.sleep()
     assert not engine.stats().recurrent_states_cached
     engine.wake()
 
-    assert tokens_of(engine, [build() for build in asked])[0] == expected
+    assert tokens_and_failed(engine, [build() for build in asked])[0] == expected
 
 
 def test_layers_in_a_scan_have_their_slots_in_one_array(blocks_of_model, asked):
@@ -240,7 +184,7 @@ def test_layers_in_a_scan_have_their_slots_in_one_array(blocks_of_model, asked):
 
     [(sums, counts)] = engine._runner._executor._cache.states
     assert sums.shape[0] == counts.shape[0] == 2 * manager.shapes.cache.states.num_slots
-    assert tokens_of(engine, [build() for build in asked])[0] == alone(manager, asked)
+    assert tokens_and_failed(engine, [build() for build in asked])[0] == alone(manager, asked)
 
 
 def test_states_have_places_of_their_own(blocks_of_model):

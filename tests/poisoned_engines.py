@@ -1,0 +1,96 @@
+"""Engines whose memory is NaN wherever it holds nothing, for tests of what is read: greedy, with programs for no more."""
+
+from dataclasses import replace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from caching.page_manager import SINK_PAGE, HBMPageManager
+from engine.config import ServingLimits
+from engine.oengine import oEngine
+from engine.scheduling.growth_reserve import GrowthReserve
+from engine.scheduling.scheduler import InferenceScheduler
+from engine.step.execution_manager import ExecutionManager
+from engine.step.forward_programs import FORWARD, WRITE_SLOTS
+from engine.step.host_cache.page_copies import GATHER, SCATTER
+from engine.step.runner import eSurgeRunner
+from engine.step.sampling_programs import GREEDY
+
+VOCABULARY = 144
+
+
+class GreedyManager(ExecutionManager):
+    """Compiles only what greedy requests run."""
+
+    def _programs(self, layout):
+        return [p for p in super()._programs(layout) if p.name in (FORWARD, WRITE_SLOTS, GREEDY, GATHER, SCATTER)]
+
+
+class PoisonedRunner(eSurgeRunner):
+    """Before each step, pages and state slots that nobody owns and nobody can find are NaN, and so are the sinks: who reads one
+    gives NaN too."""
+
+    pages: HBMPageManager
+    slots: HBMPageManager | None = None
+
+    def dispatch(self, plan):
+        """Poison, then dispatch."""
+        shapes, cache = self._manager.shapes.cache, self._executor._cache
+        cache = replace(cache, layers=poisoned(cache.layers, self.pages, shapes.num_pages))
+        if self.slots is not None:
+            cache = replace(cache, states=poisoned(cache.states, self.slots, shapes.states.num_slots))
+        self._executor._cache = cache
+        return super().dispatch(plan)
+
+
+def poisoned(arrays, owners, count):
+    """Arrays of so many pages or slots, or of several layers' one after the other."""
+    free = np.zeros(count, bool)
+    free[[SINK_PAGE, *owners._free]] = True
+    return _poisoned(arrays, np.tile(free, jax.tree.leaves(arrays)[0].shape[0] // count))
+
+
+@jax.jit
+def _poisoned(arrays, free):
+    def of_one(array):
+        return jnp.where(free.reshape(-1, *[1] * (array.ndim - 1)), jnp.array(jnp.nan, array.dtype), array)
+
+    return jax.tree.map(of_one, arrays)
+
+
+def engine_over(manager, pages, memory, runner=PoisonedRunner, *, run_ahead=1, slots=None):
+    """An engine over pages of its own, and slots of states if there are such."""
+    shapes = manager.shapes
+    scheduler = InferenceScheduler(
+        memory,
+        max_num_seqs=shapes.max_num_seqs,
+        max_num_batched_tokens=shapes.max_num_batched_tokens,
+        reserve=GrowthReserve(pages.num_total, watermark=0.0, least=0.0),
+    )
+    poisoning = runner(manager, 0)
+    poisoning.pages, poisoning.slots = pages, slots
+    limits = ServingLimits(shapes.max_model_len, VOCABULARY, ())
+    return oEngine(scheduler, poisoning, pages, limits, run_ahead=run_ahead, states=slots)
+
+
+def tokens_of(engine, sequences):
+    """What each sequence is given; none fails."""
+    tokens, failed = tokens_and_failed(engine, sequences)
+    assert not failed, failed
+    return tokens
+
+
+def tokens_and_failed(engine, sequences):
+    """What each sequence is given, and the ids of those that a failed step ended."""
+    tokens, failed = {}, set()
+    for sequence in sequences:
+        engine.add(sequence)
+    while engine.has_work:
+        for output in engine.step():
+            if output.error is not None:
+                failed.add(output.request_id)
+            tokens.setdefault(output.request_id, []).extend(output.token_ids)
+        engine.check_integrity()
+    assert engine.stats().pages_owned == 0 and (engine._states is None or engine._states.num_owned == 0)
+    return tokens, failed
