@@ -7,7 +7,7 @@ file that GOOGLE_APPLICATION_CREDENTIALS names. STORAGE_EMULATOR_HOST is another
 """
 
 import math
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -18,24 +18,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from engine.errors import ConfigurationError, DownloadFailed
-from engine.models.weights.safetensors_header import Entry, entries, header_size
-from engine.models.weights.sources import TensorInfo, read_dtype
+from engine.models.weights.safetensors_header import entries, header_size
+from engine.models.weights.sources import SafetensorsSource, Stored
 
 RANGE_BYTES = 16 * 2**20
 STREAMS = 8
 """Ranges of one tensor that are read at once: one connection is slower than the network."""
 
 
-@dataclass(frozen=True)
-class _Stored:
-    blob: Any
-    begin: int
-    """Of its bytes in the file."""
-    entry: Entry
-
-
 @dataclass
-class BucketCheckpoint:
+class BucketCheckpoint(SafetensorsSource[Any]):
     """A TensorSource.
 
     Of each tensor of one module, a weight and its scales, the rows read last are kept: each device
@@ -43,19 +35,9 @@ class BucketCheckpoint:
     """
 
     origin: str
-    tensors: Mapping[str, _Stored]
+    tensors: Mapping[str, Stored[Any]]
     pool: ThreadPoolExecutor
     _last: dict[str, tuple[tuple[int, int], NDArray[Any]]] = field(default_factory=dict, init=False)
-
-    @property
-    def names(self) -> Collection[str]:
-        """See TensorSource."""
-        return self.tensors.keys()
-
-    def info(self, name: str) -> TensorInfo:
-        """See TensorSource."""
-        entry = self.tensors[name].entry
-        return TensorInfo(entry.shape, read_dtype(self.origin, name, entry.dtype))
 
     def read(self, name: str, index: tuple[slice, ...]) -> NDArray[Any]:
         """See TensorSource. Raises DownloadFailed."""
@@ -72,7 +54,7 @@ class BucketCheckpoint:
     def _rows(self, name: str, start: int, stop: int) -> NDArray[Any]:
         stored, info = self.tensors[name], self.info(name)
         row = info.dtype.itemsize * math.prod(info.shape[1:])
-        content = read_range(self.origin, stored.blob, stored.begin + start * row, stored.begin + stop * row, self.pool)
+        content = read_range(self.origin, stored.file, stored.begin + start * row, stored.begin + stop * row, self.pool)
         return np.frombuffer(content, info.dtype).reshape(stop - start, *info.shape[1:])
 
 
@@ -123,7 +105,7 @@ def read_range(origin: str, blob: Any, begin: int, end: int, pool: ThreadPoolExe
 
 def bucket_checkpoint(url: str, files: list[str], pool: ThreadPoolExecutor) -> BucketCheckpoint:
     """The tensors of a directory's safetensors files. Raises ConfigurationError for others."""
-    tensors: dict[str, _Stored] = {}
+    tensors: dict[str, Stored[Any]] = {}
     for name in files:
         blob = (bucket_path(url) / name).blob
         try:
@@ -131,5 +113,5 @@ def bucket_checkpoint(url: str, files: list[str], pool: ThreadPoolExecutor) -> B
             decoded = entries(read_range(url, blob, 8, data, pool))
         except (ValueError, msgspec.DecodeError) as error:
             raise ConfigurationError(f"{url}/{name} is no safetensors file ({error}): upload it again") from error
-        tensors |= {tensor: _Stored(blob, data + entry.data_offsets[0], entry) for tensor, entry in decoded.items()}
+        tensors |= {tensor: Stored(blob, data + entry.data_offsets[0], entry) for tensor, entry in decoded.items()}
     return BucketCheckpoint(url, tensors, pool)

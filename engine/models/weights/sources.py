@@ -4,7 +4,7 @@ import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 import msgspec
 import numpy as np
@@ -21,6 +21,7 @@ FLOATS = ("F32", "F16", "BF16")
 """The dtypes of tensors that are served as they are stored."""
 
 Content = TypeVar("Content")
+File = TypeVar("File")
 
 
 class _Index(msgspec.Struct):
@@ -89,26 +90,20 @@ class Arrays:
 
 
 @dataclass(frozen=True)
-class Stored:
-    """One tensor of a file that is mapped into memory."""
+class Stored(Generic[File]):
+    """One tensor of a safetensors file."""
 
-    file: NDArray[np.uint8]
+    file: File
     begin: int
     """Of its bytes in the file."""
     entry: Entry
 
 
-@dataclass(frozen=True)
-class Checkpoint:
-    """A TensorSource of mapped safetensors files, read on demand."""
+class SafetensorsSource(Generic[File]):
+    """The part of a TensorSource that headers of safetensors files tell."""
 
-    directory: Path
-    tensors: Mapping[str, Stored]
-
-    @property
-    def origin(self) -> str:
-        """See TensorSource."""
-        return str(self.directory)
+    origin: str
+    tensors: Mapping[str, Stored[File]]
 
     @property
     def names(self) -> Collection[str]:
@@ -119,6 +114,14 @@ class Checkpoint:
         """See TensorSource."""
         entry = self.tensors[name].entry
         return TensorInfo(entry.shape, read_dtype(self.origin, name, entry.dtype))
+
+
+@dataclass(frozen=True)
+class Checkpoint(SafetensorsSource[NDArray[np.uint8]]):
+    """A TensorSource of safetensors files mapped into memory, read on demand."""
+
+    origin: str
+    tensors: Mapping[str, Stored[NDArray[np.uint8]]]
 
     def read(self, name: str, index: tuple[slice, ...]) -> NDArray[Any]:
         """See TensorSource; a copy."""
@@ -137,7 +140,7 @@ def read_dtype(origin: str, name: str, stored: str) -> np.dtype[Any]:
 
 def open_checkpoint(directory: Path) -> Checkpoint:
     """Maps a model directory's weight files. Raises ConfigurationError if missing or corrupt."""
-    tensors: dict[str, Stored] = {}
+    tensors: dict[str, Stored[NDArray[np.uint8]]] = {}
     for path in weight_files(directory):
         try:
             with safe_open(path, framework="numpy"):  # checks the header against the file
@@ -149,7 +152,7 @@ def open_checkpoint(directory: Path) -> Checkpoint:
         data = 8 + header_size(file[:8].tobytes())
         found = entries(file[8:data].tobytes())
         tensors |= {name: Stored(file, data + entry.data_offsets[0], entry) for name, entry in found.items()}
-    return Checkpoint(directory, tensors)
+    return Checkpoint(str(directory), tensors)
 
 
 def weight_files(directory: Path) -> list[Path]:
