@@ -1,7 +1,7 @@
 """GLM-4.7-Flash: DeepSeek-V3's attention and experts, in the layers that config.json lists."""
 
 from engine.models.families.deepseek_v2 import LatentFields, latent_decoder_spec
-from engine.models.families.deepseek_v3 import SUPPORTED, without_further_layers
+from engine.models.families.deepseek_v3 import FIXED, SUPPORTED, without_further_layers
 from engine.models.families.glm4_moe import with_sigmoid_experts
 from engine.models.family import Family
 from engine.models.requirements import require, require_one_of
@@ -47,6 +47,6 @@ FAMILY = Family(
         "qk_nope_head_dim": 192,
         "v_head_dim": 256,
     },
-    fixed={"use_sliding_window": False, "layer_types": None, "mlp_bias": False},
+    fixed=FIXED,
     supported=SUPPORTED | {"first_k_dense_replace": (1,)},
 )

@@ -130,21 +130,19 @@ class PrefixHits:
 
     def _hit_of_states(self, states: SequenceStates, keys: list[bytes], held: int) -> int:
         """Of ``held`` pages those at whose end a state is kept and all windows are known."""
-
-        def is_kept(page: int, group: int) -> bool:
-            return self._pages.is_kept(in_group(keys[page], group))
-
-        return next((hit for hit in states.hits(keys, held) if self._groups.hit(hit, is_kept) == hit), 0)
+        return next((hit for hit in states.hits(keys, held) if self._hit_of_groups(keys, hit) == hit), 0)
 
     def _hit_of_windows(self, sequence: Sequence, keys: list[bytes], held: int) -> int:
         """Of ``held`` pages those at whose end all windows are known. A longer hit than the last
         one is looked for only where more pages are held, or another has computed some."""
         before, hit = sequence.window_hit
-        hit = self._groups.hit(
-            hit if held == before else held, lambda page, group: self._pages.is_kept(in_group(keys[page], group))
-        )
+        hit = self._hit_of_groups(keys, hit if held == before else held)
         sequence.window_hit = held, hit
         return hit
+
+    def _hit_of_groups(self, keys: list[bytes], held: int) -> int:
+        """Of ``held`` pages those at whose end all windows are known."""
+        return self._groups.hit(held, lambda page, group: self._pages.is_kept(in_group(keys[page], group)))
 
     def _num_owned(self, pages: list[int]) -> int:
         return len(pages) - self._pages.num_unowned(pages)
