@@ -126,10 +126,12 @@ class StagedEngine(FakeEngine):
     def __init__(self, job):
         super().__init__()
         self.staged = StagedCompilation([job], publish=lambda: None)
+        self.ended = threading.Event()
+        """The job has ended, and the driver was told."""
         self.adopted = threading.Event()
 
     def compile_staged(self, notify):
-        self.staged.begin(notify)
+        self.staged.begin(lambda: (notify(), self.ended.set()))
 
     def adopt(self):
         self.staged.adopt()
@@ -161,6 +163,7 @@ def test_a_failed_compilation_ends_the_driver_loudly(caplog):
     with build_driver(engine, on_failure=failed.put) as driver:
         channel = submit(driver, params={})
         go.set()
+        assert engine.ended.wait(PATIENCE)  # else 100 steps may be over before
         engine._gate.release(100)
 
         assert "the compiler is on fire" in failed.get(timeout=PATIENCE)
