@@ -6,11 +6,12 @@ A test breaks one function, for the request that is named "poison" alone.
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from queue import Queue
 from typing import Any
 
 import httpx
 import pytest
-from fake_driver import FakeDriver, serving
+from fake_driver import PATIENCE, FakeDriver, serving
 from fakes import FakeEngine, FakeTokenizer
 from gateways import CHAT, TEXT, chat, events, gateway
 from raw_client import RawClient
@@ -82,10 +83,17 @@ def broken(monkeypatch: pytest.MonkeyPatch) -> Break:
 
 
 @pytest.fixture
-def served() -> Iterator[oDriver]:
+def ended() -> Queue[str]:
+    """The ids of the requests that have ended, as they end."""
+    return Queue()
+
+
+@pytest.fixture
+def served(ended: Queue[str]) -> Iterator[oDriver]:
     """A driver, none of whose threads has died by the end."""
     failures: list[str] = []
     running = oDriver(FakeEngine(max_model_len=10_000), FakeTokenizer(), on_failure=failures.append)
+    running.observe(lambda request, last: ended.put(request.request_id))
     running.start()
     yield running
     running.stop("the test is over")
@@ -203,7 +211,7 @@ def test_a_tokenizer_request_that_raises_ends_alone(broken: Break, served: oDriv
 
 
 @pytest.mark.parametrize("fails_from", [0, 1])
-def test_a_channel_that_raises_ends_its_request(served: oDriver, fails_from: int) -> None:
+def test_a_channel_that_raises_ends_its_request(served: oDriver, ended: Queue[str], fails_from: int) -> None:
     """From the first sample on, or later: whoever cannot be told keeps nobody else from being told."""
 
     class Raising:
@@ -223,6 +231,7 @@ def test_a_channel_that_raises_ends_its_request(served: oDriver, fails_from: int
     served.profile("profile", None, Raising())
 
     assert text_of(ask(served, "after")) == "abc" * 10
+    assert {ended.get(timeout=PATIENCE) for _ in range(3)} == {"poison", "invalid", "after"}
     assert served.status().open_requests == 0
 
 
