@@ -108,6 +108,16 @@ class FakeDriver:
     def reset_prefix_cache(self, request_id: str, channel: ReturnChannel) -> None:
         channel.put(ReturnSample(request_id=request_id, text="forgotten", finish_reason="stop", usage=Usage(0, 0)))
 
+    def sleep(self, request_id: str, channel: ReturnChannel) -> None:
+        self._fall("asleep", request_id, channel)
+
+    def wake(self, request_id: str, channel: ReturnChannel) -> None:
+        self._fall("serving", request_id, channel)
+
+    def _fall(self, state: str, request_id: str, channel: ReturnChannel) -> None:
+        self.state = state
+        channel.put(ReturnSample(request_id=request_id, text=state, finish_reason="stop", usage=Usage(0, 0)))
+
     def status(self) -> msgspec.Struct:
         return FakeStatus(len(self.open), self.state, self.seconds_since_progress, self.stages())
 

@@ -1,6 +1,7 @@
 """``/openapi.json``: that it is true."""
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -9,15 +10,20 @@ import pytest
 from fake_driver import FakeDriver
 from gateways import CHAT, TEXT, chat, events, gateway
 
+from ipc.gateway.access.callers import Callers
 from ipc.gateway.openapi import document
 from ipc.openai.request_bodies import ChatCompletionRequest
 
 
 @pytest.fixture
-def http(address: str, driver: FakeDriver) -> Iterator[httpx.Client]:
-    """A client of the gateway under test."""
+def http(address: str, driver: FakeDriver, tmp_path: Path) -> Iterator[httpx.Client]:
+    """An operator's client of the gateway under test."""
     del driver
-    with gateway(address) as client:
+    api_keys = tmp_path / "api-keys.toml"
+    api_keys.touch(mode=0o600)
+    api_keys.write_text('[ops]\napi_key = "sk-ops-0123456789ab"\noperator = true\n')
+    with gateway(address, callers=Callers(api_keys)) as client:
+        client.headers["Authorization"] = "Bearer sk-ops-0123456789ab"
         yield client
 
 

@@ -16,6 +16,7 @@ from ipc.gateway.answers import FAULT_ANSWER, HANDLERS
 from ipc.gateway.daemons import Daemons
 from ipc.gateway.endpoints import page_files
 from ipc.gateway.operations import OPERATIONS, Operation
+from ipc.gateway.operators.operators_only import OperatorsOnly
 from ipc.gateway.request_id import RequestIds
 
 
@@ -44,6 +45,12 @@ def _route(operation: Operation) -> Route:
     return Route(
         operation.path,
         operation.run,
-        methods=["GET" if operation.body is None else "POST"],
-        middleware=[] if operation.public else [Middleware(Authentication)],
+        methods=[operation.method],
+        middleware=_checks(operation),
     )
+
+
+def _checks(operation: Operation) -> list[Middleware]:
+    if operation.public:
+        return []
+    return [Middleware(Authentication), *([Middleware(OperatorsOnly)] if operation.for_operators else [])]

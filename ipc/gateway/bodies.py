@@ -41,6 +41,12 @@ async def read(request: Request, kind: type[Body]) -> Body:
     return decoded(await _bytes(request), kind)
 
 
+async def read_nothing(request: Request) -> None:
+    """Raises BodyError for a body that says anything, as nothing would read it."""
+    if (await _bytes(request)).strip() not in (b"", b"{}"):
+        raise BodyError("there must be no body here: parameters are a part of the address")
+
+
 async def _bytes(request: Request) -> bytes:
     parts, size, held = [], 0, held_by(request)
     _check_size(int(request.headers.get("content-length", 0)))

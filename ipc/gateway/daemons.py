@@ -51,6 +51,7 @@ class RemoteDaemon:
         reasoning_parser: str | None = None,
     ) -> None:
         self.address = address
+        self.timeout = timeout
         self._options: dict[str, Any] = {"timeout": timeout}
         if resume_timeout is not None:
             self._options |= {"resume": True, "resume_timeout": resume_timeout}

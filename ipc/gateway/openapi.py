@@ -75,9 +75,7 @@ def document() -> dict[str, Any]:
 
 
 def _paths() -> dict[str, Any]:
-    return {
-        one.path.replace(":path", ""): {"get" if one.body is None else "post": _operation(one)} for one in OPERATIONS
-    }
+    return {one.path.replace(":path", ""): {one.method.lower(): _operation(one)} for one in OPERATIONS}
 
 
 def _operation(one: Operation) -> dict[str, Any]:
@@ -93,7 +91,7 @@ def _operation(one: Operation) -> dict[str, Any]:
     if one.body is not None:
         told["requestBody"] = {"required": True, "content": {JSON: {"schema": _schema(one.body)}}}
     if not one.public:
-        told["security"] = [{"api_key": []}, {}]
+        told["security"] = [{"api_key": []}] if one.for_operators else [{"api_key": []}, {}]
     statuses = {*one.errors, *_ALWAYS}.union(() if one.public else _WITH_KEY, () if one.body is None else _WITH_BODY)
     told["responses"] = {str(status): _error(one, status) for status in sorted(statuses)}
     if one.answer:

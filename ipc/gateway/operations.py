@@ -9,6 +9,8 @@ from starlette.responses import Response
 
 from ipc.gateway.endpoints import chat_completions, completions, health, metrics, models, responses, tokens
 from ipc.gateway.endpoints.chat_chunks import ChatChunk
+from ipc.gateway.operators import sleeping
+from ipc.gateway.operators.operator_commands import MODEL
 from ipc.gateway.refused import refuse_embeddings
 from ipc.gateway.responses_api.response_requests import ResponseRequest
 from ipc.openai.answer_bodies import ChatCompletion, TextCompletion
@@ -16,11 +18,12 @@ from ipc.openai.request_bodies import ChatCompletionRequest, CompletionRequest
 
 
 class Operation(NamedTuple):
-    """A path and its handler. With a ``body`` the method is POST, otherwise GET.
+    """A path and its handler. With a ``body``, or if it ``acts``, the method is POST, otherwise
+    GET.
 
     ``answer`` is the type of a JSON answer, or another media type, and ``chunk`` the type of a
     stream's events. ``errors`` are statuses beyond those of all operations. A ``public`` operation
-    needs no API key.
+    needs no API key, and one ``for_operators`` that of an operator.
     """
 
     path: str
@@ -32,10 +35,25 @@ class Operation(NamedTuple):
     errors: tuple[int, ...] = ()
     public: bool = False
     query: tuple[str, ...] = ()
+    acts: bool = False
+    for_operators: bool = False
+
+    @property
+    def method(self) -> str:
+        """HTTP's."""
+        return "GET" if self.body is None and not self.acts else "POST"
 
 
+TEXT = "text/plain"
 _OF_DAEMONS = (400, 502, 503)
 """Statuses of errors that a daemon's answer may cause."""
+
+
+def _command(path: str, what: str, run: Callable[[Request], Awaitable[Response]], *query: str) -> Operation:
+    """A command of an operator whose parameters, if any, are a part of the address."""
+    errors = (404, 413, *_OF_DAEMONS)
+    return Operation(path, what, run, TEXT, errors=errors, query=(*query, MODEL), acts=True, for_operators=True)
+
 
 OPERATIONS = [
     Operation(
@@ -97,5 +115,9 @@ OPERATIONS = [
     Operation("/ping", "The same as /health", health.ping, health.Health, errors=(503,), public=True),
     Operation("/load", "How much the daemons have to do", health.load, health.Load, errors=_OF_DAEMONS),
     Operation("/version", "Which oDriver this is", health.show_version, health.Version, public=True),
+    Operation("/is_sleeping", "Whether the daemons sleep", sleeping.is_sleeping, sleeping.Sleeping, errors=_OF_DAEMONS),
+    _command("/sleep", "Free the memory of pages", sleeping.sleep, "level"),
+    _command("/wake_up", "Take it again, and serve", sleeping.wake_up),
+    _command("/reset_prefix_cache", "Forget the pages of prompts", sleeping.reset_prefix_cache),
     Operation("/metrics", "The daemons' numbers", metrics.show, metrics.TEXT, errors=(502, 503)),
 ]

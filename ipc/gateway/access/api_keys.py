@@ -5,6 +5,7 @@
     key = "alice.key"              # her key at the daemons, from `odriver keys new alice`
     requests_per_minute = 60
     max_requests = 4
+    operator = true                # she may also have the daemons sleep and the like
 
 If the daemons require keys, callers without one use the gateway's.
 """
@@ -30,6 +31,7 @@ class ApiKey(Struct, frozen=True, forbid_unknown_fields=True):
     key: str | None = None
     requests_per_minute: Annotated[int, Meta(ge=1)] | None = None
     max_requests: Annotated[int, Meta(ge=1)] | None = None
+    operator: bool = False
 
 
 def read_api_keys(path: Path) -> dict[str, ApiKey]:

@@ -1,0 +1,80 @@
+"""Sending an operator's command to daemons, over a control connection with the caller's key."""
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import Future
+from functools import partial
+from threading import Thread
+
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, Response
+
+from ipc.control_client import ControlClient
+from ipc.gateway.access.authentication import caller_of
+from ipc.gateway.daemons import Daemons, RemoteDaemon
+from ipc.openai.request_bodies import BodyError
+from ipc.openai.translation import check_model
+
+MODEL = "model"
+"""The parameter of every command that says which daemons are meant; without it all are."""
+Command = Callable[[ControlClient], str]
+"""Does it at one daemon, and waits; says for people what has been done."""
+
+
+async def commanded(request: Request, command: Command) -> Response:
+    """Have it done at each daemon that is meant; a line of text for each.
+
+    Raises OdriverError where one of them refuses or is away; the others have done it.
+    """
+    caller = caller_of(request)
+    connections = [
+        partial(ControlClient, daemon.address, daemon.timeout, key=caller.key) for daemon in await _meant(request)
+    ]
+    done = await asyncio.gather(
+        *(_in_thread(partial(_do, one, command)) for one in connections), return_exceptions=True
+    )
+    for outcome in done:
+        if isinstance(outcome, BaseException):
+            raise outcome
+    return PlainTextResponse("".join(f"{text}\n" for text in done))
+
+
+def parameters(request: Request, *names: str) -> dict[str, str]:
+    """The parameters of a command's address. Raises BodyError for one without a meaning."""
+    given = dict(request.query_params)
+    for name in given:
+        if name not in (*names, MODEL):
+            known = " and ".join((*names, MODEL))
+            raise BodyError(f"unknown parameter {name!r}: this has {known}", name)
+    return given
+
+
+async def _meant(request: Request) -> list[RemoteDaemon]:
+    daemons: Daemons = request.app.state.daemons
+    model = request.query_params.get(MODEL)
+    if model is None:
+        return list(daemons)
+    reached = await daemons.reach()
+    check_model(model, [name for daemon in reached for name in daemon.models])
+    return [daemon for daemon in reached if model in daemon.models]
+
+
+def _do(connect: Callable[[], ControlClient], command: Command) -> str:
+    with connect() as control:
+        return command(control)
+
+
+async def _in_thread(do: Callable[[], str]) -> str:
+    """Its result, from a thread of its own: a command may wait for as long as requests are open,
+    and neither status nor the end of this process waits for it."""
+    done: Future[str] = Future()
+    done.set_running_or_notify_cancel()
+
+    def run() -> None:
+        try:
+            done.set_result(do())
+        except Exception as error:  # noqa: BLE001 - it is raised where this is awaited
+            done.set_exception(error)
+
+    Thread(target=run, name="operator's command", daemon=True).start()
+    return await asyncio.wrap_future(done)

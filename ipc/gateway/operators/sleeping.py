@@ -1,0 +1,50 @@
+"""``/sleep``, ``/wake_up``, ``/is_sleeping`` and ``/reset_prefix_cache``, as vLLM has them."""
+
+import asyncio
+
+from msgspec import Struct
+from starlette.requests import Request
+from starlette.responses import Response
+
+from ipc.control_client import ControlClient
+from ipc.gateway.answers import json_answer
+from ipc.gateway.bodies import read_nothing
+from ipc.gateway.daemons import Daemons
+from ipc.gateway.operators.operator_commands import commanded, parameters
+from ipc.openai.request_bodies import BodyError
+
+
+class Sleeping(Struct, frozen=True):
+    """Whether all daemons sleep."""
+
+    is_sleeping: bool
+
+
+async def sleep(request: Request) -> Response:
+    """Finish what is open and free the pages' memory."""
+    await read_nothing(request)
+    level = parameters(request, "level").get("level", "1")
+    if level != "1":
+        raise BodyError(f"level must be 1, which frees the memory of pages, not {level}", "level")
+    return await commanded(request, ControlClient.sleep)
+
+
+async def wake_up(request: Request) -> Response:
+    """Take that memory again, and serve."""
+    await read_nothing(request)
+    parameters(request)
+    return await commanded(request, ControlClient.wake)
+
+
+async def is_sleeping(request: Request) -> Response:
+    """Whether all daemons sleep, or fall asleep."""
+    daemons: Daemons = request.app.state.daemons
+    statuses = await asyncio.gather(*(daemon.status() for daemon in await daemons.reach()))
+    return json_answer(Sleeping(all(status["state"] in ("asleep", "falling asleep") for status in statuses)))
+
+
+async def reset_prefix_cache(request: Request) -> Response:
+    """Forget the pages of prompts."""
+    await read_nothing(request)
+    parameters(request)
+    return await commanded(request, ControlClient.reset_prefix_cache)
