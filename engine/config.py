@@ -19,6 +19,10 @@ MAX_EOS_TOKEN_IDS = 32
 """Ids that may end a model's output; known models have less than a quarter as many."""
 MAX_NUM_SEQS = 64
 MAX_QUEUED_REQUESTS = 1024
+CPU_LORAS = 8
+"""Adapters in host memory for each slot, unless the operator says how many."""
+MAX_LORA_RANK = 512
+"""As in vLLM."""
 MAX_QUEUED_TOKENS = 2**20
 
 
@@ -50,6 +54,7 @@ class EngineConfig:
     ``max_num_batched_tokens`` if that is less. ``max_model_len`` is the model's. ``page_size`` is
     16, and 128 on a TPU. ``hbm_utilization`` is 0.9 on an accelerator and 0.4 on a host;
     ``num_pages`` is what fits in it. ``dtype`` is float32 on CPU and bfloat16 elsewhere.
+    ``max_cpu_loras`` is 8 times ``max_loras``.
     """
 
     model: str | None = setting(
@@ -126,6 +131,12 @@ class EngineConfig:
         "requests that may wait for their first token; one more is refused, of the client that has most, with when to retry",
     )
     max_queued_tokens: int = setting(MAX_QUEUED_TOKENS, "N", "prompt tokens that waiting requests may have in all")
+    enable_lora: bool = setting(False, "", "serve LoRA adapters beside the model")
+    max_loras: int = setting(8, "N", "adapters in slots on the device: those of the requests in one step")
+    max_lora_rank: int = setting(16, "N", "the largest rank of an adapter; every slot has room for it")
+    max_cpu_loras: int = setting(
+        None, "N", f"adapters in host memory, those in slots included (default: {CPU_LORAS} times max_loras)"
+    )
     seed: int = setting(0, "N", "seed of all draws, with which each request's own seed is combined")
     staged_readiness: bool = setting(False, "", "be ready early, and compile most buckets while serving")
     """Become ready once a few buckets cover every step. The others are compiled while serving."""
@@ -193,6 +204,7 @@ class EngineConfig:
             "names and numbers above 0: NAME=2,OTHER=0.5",
             self.client_weights,
         )
+        self._check_adapters()
         self._check_hosts()
         _require(self.run_ahead >= 0, "run_ahead", "0 (synchronous) or more", self.run_ahead)
         _require(
@@ -201,6 +213,15 @@ class EngineConfig:
             f"at least max_num_seqs ({self.max_num_seqs}), a token for each decoding sequence",
             self.max_num_batched_tokens,
         )
+
+    def _check_adapters(self) -> None:
+        _require(self.max_loras >= 1, "max_loras", "at least 1", self.max_loras)
+        rank = self.max_lora_rank
+        _require(1 <= rank <= MAX_LORA_RANK, "max_lora_rank", f"1 to {MAX_LORA_RANK}", rank)
+        if self.max_cpu_loras is None:
+            object.__setattr__(self, "max_cpu_loras", CPU_LORAS * self.max_loras)
+        fits, least = self.max_cpu_loras >= self.max_loras, f"at least max_loras ({self.max_loras})"
+        _require(fits, "max_cpu_loras", least, self.max_cpu_loras)
 
     def _check_hosts(self) -> None:
         _require(self.num_processes >= 1, "num_processes", "at least 1", self.num_processes)
@@ -327,6 +348,16 @@ class EngineStats(msgspec.Struct, frozen=True):
     """Kernels that are at fault on this machine; XLA's operations serve in their place."""
     asleep: bool = False
     """Whether the pages' memory is freed."""
+    max_loras: int = 0
+    """Slots for adapters on the device; 0 if none are served."""
+    adapter_loads: int = 0
+    """Adapters that were written to a slot."""
+    adapter_evictions: int = 0
+    """Those of them that took another adapter's slot."""
+    adapters_running: dict[int, int] = {}
+    """By an adapter's uid, the sequences that run with it, if any."""
+    adapters_waiting: dict[int, int] = {}
+    """By an adapter's uid, the sequences that wait with it, if any."""
 
     @property
     def tokens(self) -> int:

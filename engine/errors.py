@@ -4,6 +4,7 @@
                             the daemon logs it and exits, and systemd does not restart it
     DownloadFailed          the network's: a model did not come; systemd tries again
     ValueError              the client's, from SamplingParams: it names the parameter and its range
+    AdapterError            the client's: an adapter cannot be served (adapters/adapter.py)
     DevicesUnavailable      the machine's: its devices are in use, or cannot be opened
     HostsError              another host's: it did not connect, has gone, or got other results
     DeviceError             the device's (device_errors.py): one step is lost, the engine goes on

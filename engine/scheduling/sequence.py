@@ -43,6 +43,9 @@ class Sequence:
     """Of that client: its users take turns."""
     salt: bytes | None = b""
     """Sequences of one salt share pages of a common prefix; without a salt it shares none."""
+    adapter_id: int = 0
+    """The ``uid`` of its adapter; 0 is the model alone. Sequences of different adapters have
+    different salts."""
     constraint: TokenConstraint | None = None
     """What its output has to follow. It has a mask whenever ``awaits_mask`` is false and
     nothing is in flight."""
