@@ -33,8 +33,8 @@ HARD_MAX_MESSAGE_BYTES = 4 * MAX_MESSAGE_BYTES
 """From here on libzmq does not even read the message, but hangs up."""
 MESSAGES_PER_TURN = 64
 """Messages taken before the outbox gets its turn again."""
-RELOAD_PATIENCE = 1.0
-"""Seconds that new keys have to reach the socket's process."""
+RELOAD_PATIENCE = 10.0
+"""Seconds that new keys have to reach the socket's process, on a busy machine, too."""
 
 
 class Rules(Protocol):
