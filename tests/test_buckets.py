@@ -2,7 +2,6 @@
 
 import json
 import shutil
-import socket
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ import numpy as np
 import pytest
 from checkpoints import build_checkpoint
 from flax import nnx
+from free_ports import free_port
 from google.cloud import storage
 from loading import FLOAT32, load
 from tokenizer_files import build_byte_level, write_tokenizer
@@ -35,10 +35,8 @@ def bucket() -> Iterator[storage.Bucket]:
     from eformer.paths import ePath
     from gcp_storage_emulator.server import create_server
 
-    with socket.socket() as free, pytest.MonkeyPatch.context() as environment:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-        free.close()
+    port = free_port()
+    with pytest.MonkeyPatch.context() as environment:
         environment.setenv("STORAGE_EMULATOR_HOST", f"http://127.0.0.1:{port}")
         environment.setattr(ePath, "_gcs_client", None)
         server = create_server("127.0.0.1", port, in_memory=True, default_bucket="models")

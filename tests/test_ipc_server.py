@@ -1,6 +1,5 @@
 """The socket thread over real sockets, with a driver that echoes."""
 
-import socket
 from collections.abc import Iterator
 from pathlib import Path
 from queue import SimpleQueue
@@ -8,6 +7,7 @@ from queue import SimpleQueue
 import msgspec
 import pytest
 from fake_driver import LIMITS, PATIENCE, WELCOME, FakeDriver, build_server, serving
+from free_ports import free_port
 from raw_client import RawClient
 
 from driver.errors import DriverStopped, Overloaded
@@ -452,9 +452,7 @@ def test_an_address_in_use_is_an_error_of_start(address: str, client: RawClient)
 
 def test_a_tcp_port_in_use_is_an_error_of_start(driver: FakeDriver) -> None:
     """As with files, and a port is served like one."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        address = f"tcp://127.0.0.1:{probe.getsockname()[1]}"
+    address = f"tcp://127.0.0.1:{free_port(2)}"
     with serving(address, driver), RawClient(address) as client:
         client.greet()
 

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 import zmq
 from fake_driver import PATIENCE, WELCOME, FakeDriver, serving
+from free_ports import free_port
 
 from ipc.client import Client
 from ipc.control_client import ControlClient
@@ -36,15 +37,7 @@ ROOT = Path(__file__).parent.parent
 @pytest.fixture
 def address() -> str:
     """A loopback address whose next port is free too."""
-    while True:
-        with socket.socket() as first, socket.socket() as second:
-            first.bind(("127.0.0.1", 0))
-            port = first.getsockname()[1]
-            try:
-                second.bind(("127.0.0.1", port + 1))
-            except (OSError, OverflowError):
-                continue
-            return f"tcp://127.0.0.1:{port}"
+    return f"tcp://127.0.0.1:{free_port(2)}"
 
 
 @pytest.fixture

@@ -2,7 +2,6 @@
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -13,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 from checkpoints import build_checkpoint
+from free_ports import free_port
 from tokenizer_files import build_byte_fallback, write_tokenizer
 from xla_flags import xla_flags
 
@@ -92,9 +92,7 @@ def two(place: Path, tmp_path: Path) -> Iterator[list[Process]]:
     """The two processes of a daemon, which have just begun."""
     directory = place / tmp_path.name
     directory.mkdir()
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        address = f"127.0.0.1:{free.getsockname()[1]}"
-    together = ["--coordinator-address", address, "--num-processes", "2"]
+    together = ["--coordinator-address", f"127.0.0.1:{free_port()}", "--num-processes", "2"]
     processes = [Process(directory, *together, "--process-id", str(number)) for number in range(2)]
     yield processes
     for process in processes:
