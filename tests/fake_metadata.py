@@ -6,6 +6,8 @@ from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import parse_qs, urlsplit
 
+from fake_driver import PATIENCE
+
 ROOT = "/computeMetadata/v1/instance/"
 
 
@@ -33,10 +35,10 @@ class FakeMetadata:
             self.broken = None
             self.changed.notify_all()
 
-    def until_asked(self, times: int) -> None:
-        """Wait until all keys together have been asked for so often."""
+    def until_asked(self, times: int, key: str | None = None) -> None:
+        """Wait until a key has been asked for so often, or all keys together."""
         with self.changed:
-            assert self.changed.wait_for(lambda: len(self.asked) >= times, 60)
+            assert self.changed.wait_for(lambda: sum(key in (None, asked) for asked in self.asked) >= times, PATIENCE)
 
     def answer(self, path: str, headers: dict[str, str]) -> tuple[int, str]:
         """Status and value; waits for a change if it is asked to."""

@@ -98,7 +98,7 @@ def test_planned_maintenance_is_logged_with_its_window(
     notices = VMNotices(lambda *notice: pytest.fail(str(notice)), metadata.host)
 
     notices.start()
-    metadata.until_asked(4)
+    metadata.until_asked(2, "upcoming-maintenance")
     notices.stop()
 
     assert caplog.text.count('is planned: {"maintenanceStatus": "PENDING", "windowStartTime": "2026-12-01"}') == 1
@@ -118,7 +118,7 @@ def test_a_server_that_fails_is_asked_again(
     notices = VMNotices(lambda *notice: heard.put(notice), metadata.host)
 
     notices.start()
-    metadata.until_asked(12)
+    metadata.until_asked(4, "preempted")
     metadata.flavor = "Google"
     metadata.heal()
     metadata.set("preempted", "TRUE")
@@ -146,18 +146,20 @@ def test_only_a_vm_of_google_has_a_metadata_server(tmp_path: Path, monkeypatch: 
 
 def test_without_a_metadata_server_nothing_is_watched() -> None:
     """No thread, no request."""
-    before = threading.active_count()
+    before = set(threading.enumerate())
 
     VMNotices(lambda *notice: pytest.fail(str(notice)), None).start()
 
-    assert threading.active_count() == before
+    assert set(threading.enumerate()) <= before
 
 
 @pytest.mark.parametrize(("key", "value"), [("preempted", "TRUE"), ("maintenance-event", TERMINATE)])
 def test_a_daemon_whose_vm_ends_finishes_what_is_open(
-    address: str, news: News, metadata: FakeMetadata, key: str, value: str
+    address: str, news: News, metadata: FakeMetadata, monkeypatch: pytest.MonkeyPatch, key: str, value: str
 ) -> None:
     """What is new is refused meanwhile; the exit is in order."""
+    for seconds in ("PREEMPTION_SECONDS", "MAINTENANCE_SECONDS"):
+        monkeypatch.setattr(vm_notices, seconds, 2 * SHUTDOWN_TIMEOUT)
 
     def end_vm() -> None:
         metadata.set(key, value)
@@ -171,18 +173,20 @@ def test_what_is_not_done_when_the_vm_ends_can_be_resumed(
 ) -> None:
     """Though the operator would wait longer: its error is one that clients resume after."""
     monkeypatch.setattr(vm_notices, "PREEMPTION_SECONDS", SHUTDOWN_TIMEOUT + 0.01)
+    driver = FakeDriver()
 
     def talk() -> RequestFailed:
         news.until("READY=1")
         with Client(address) as client, pytest.raises(RequestFailed) as failure:
             stream = client.generate([1])
+            driver.take()
             metadata.set("preempted", "TRUE")
             next(stream)
         return failure.value
 
     with ThreadPoolExecutor(1) as thread:
         told = thread.submit(talk)
-        assert build_daemon(address, FakeDriver(), drain_timeout=PATIENCE).run() == STOPPED
+        assert build_daemon(address, driver, drain_timeout=PATIENCE).run() == STOPPED
 
     assert (told.result().code, told.result().message) == ("stopped", "this Spot VM is preempted")
 
