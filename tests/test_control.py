@@ -3,7 +3,6 @@
 import json
 import logging
 import os
-import socket
 import subprocess
 import sys
 import threading
@@ -14,6 +13,7 @@ from tempfile import TemporaryDirectory
 import pytest
 from fake_driver import PATIENCE, WELCOME, FakeDriver, build_server, serving
 from fakes import FakeEngine, FakeTokenizer
+from free_ports import free_port
 from raw_client import RawClient
 
 from driver.errors import Asleep, Draining, DriverError
@@ -172,8 +172,7 @@ COMMANDS: list[Callable[[ControlClient], str]] = [
 @pytest.mark.parametrize("command", COMMANDS)
 def test_nobody_steers_a_daemon_over_tcp_without_a_key(command: Callable[[ControlClient], str]) -> None:
     """Any user of the machine could; it is said what to do. What is only looked at is there for all."""
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        address = f"tcp://127.0.0.1:{probe.getsockname()[1]}"
+    address = f"tcp://127.0.0.1:{free_port(2)}"
     with serving(address, driver := FakeDriver(), profiles=Path("/nowhere")), ControlClient(address) as control:
         with pytest.raises(RequestFailed, match=r"takes a key.*--keys DIR, or at ipc://") as refused:
             command(control)
@@ -258,8 +257,13 @@ def test_open_requests_are_listed_with_their_progress_and_nothing_of_their_conte
                 Generate(str(number), prompt="secret" * (number + 1), params={"max_tokens": 90}, user=f"u{number}")
             )
         rows, total = control.requests()
+        while [row["state"] for row in rows] != ["waiting"] * 5:  # for the first step, which is held
+            rows, total = control.requests()
         while [row["completion_tokens"] > 1 for row in rows] != [True] * 4 + [False]:
+            steps = driver.status().steps
             gate.release()
+            while driver.status().steps == steps:
+                pass
             rows, total = control.requests()
         last, _ = control.requests("client", limit=1)
         nobodys = control.requests(client="somebody else")
