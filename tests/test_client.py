@@ -24,7 +24,7 @@ from ipc.connection import session
 from ipc.errors import ConnectFailed, ConnectionLost, DaemonStarting, RequestFailed
 from ipc.wire.codec import decode_client_message, encode
 from ipc.wire.completion import Piece
-from ipc.wire.messages import PROTOCOL_VERSION, Error, Hello, Ping
+from ipc.wire.messages import PROTOCOL_VERSION, Error, Generate, Hello, Ping
 
 ROOT = Path(__file__).parent.parent
 
@@ -291,18 +291,27 @@ def test_without_a_daemon_connecting_fails_in_words(address: str) -> None:
         Client(address, timeout=0.1)
 
 
+def why_not(address: str, words: str) -> ConnectFailed:
+    """Why a client that waits too short a time is not connected: for these words, if it has time to hear them."""
+    for timeout in (0.5, 5.0, PATIENCE):  # a busy machine may take its time
+        with pytest.raises(ConnectFailed) as failure:
+            Client(address, timeout)
+        if words in str(failure.value):
+            break
+    return failure.value
+
+
 def test_a_daemon_that_does_not_answer_is_said_to_be_there(address: str) -> None:
     """One that hangs accepts connections; one that is loading its model says that it is."""
     with zmq.Context() as context, context.socket(zmq.ROUTER) as stuck:
         stuck.bind(address)
-        with pytest.raises(ConnectFailed, match="does not answer"):
-            Client(address, timeout=1)
+        assert "does not answer" in str(why_not(address, "does not answer"))
     server = build_server(address)
     server.start()
 
     try:
-        with pytest.raises(DaemonStarting, match="is starting: starting"):
-            Client(address, timeout=3)  # in which the process of the socket begins, on a busy machine, too
+        starting = why_not(address, "is starting: starting")
+        assert isinstance(starting, DaemonStarting) and "is starting: starting" in str(starting)
     finally:
         server.stop()
 
@@ -398,13 +407,18 @@ def router(address: str) -> Iterator[Router]:
 
 def test_a_daemon_that_hangs_is_noticed(router: Router, address: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """An open request fails when pings go unanswered: no call hangs for ever."""
-    monkeypatch.setattr(session, "PING_INTERVAL", 0.05)
-    monkeypatch.setattr(session, "SILENCE_LIMIT", 0.2)
+    monkeypatch.setattr(session, "PING_INTERVAL", 0.2)
     with ThreadPoolExecutor(1) as thread:
         connecting = thread.submit(Client, address)
         router.welcome()
-        with connecting.result(PATIENCE) as client, pytest.raises(ConnectionLost, match="has not answered"):
-            client.complete("x")
+        with connecting.result(PATIENCE) as client:
+            stream = client.generate("x")
+            while not isinstance(router.hear(), Generate):
+                pass
+            monkeypatch.setattr(session, "SILENCE_LIMIT", 0.2)
+
+            with pytest.raises(ConnectionLost, match="has not answered"):
+                next(stream)
 
 
 def test_a_client_that_was_frozen_does_not_blame_the_daemon(router: Router, address: str) -> None:
