@@ -2,7 +2,8 @@
 
 import socket
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -13,6 +14,7 @@ import msgspec
 import uvicorn
 from fake_driver import PATIENCE
 
+from ipc.gateway import daemons
 from ipc.gateway.access.callers import Callers
 from ipc.gateway.access.connection_limit import ConnectionLimit
 from ipc.gateway.app import make_app
@@ -20,11 +22,12 @@ from ipc.gateway.daemons import Daemons, RemoteDaemon
 from ipc.gateway.http_protocol import Protocol
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
+daemons.STATUS_TIMEOUT = PATIENCE  # those that are asked here are there
 
 
 @contextmanager
 def gateway(
-    *addresses: str,
+    *addresses: str | RemoteDaemon,
     timeout: float = PATIENCE,
     callers: Callers | None = None,
     key: Path | None = None,
@@ -36,9 +39,10 @@ def gateway(
 
     ``options`` are RemoteDaemon's.
     """
-    app = make_app(
-        Daemons([RemoteDaemon(address, key, timeout, **options) for address in addresses]), callers or Callers()
-    )
+    remote = [
+        RemoteDaemon(daemon, key, timeout, **options) if isinstance(daemon, str) else daemon for daemon in addresses
+    ]
+    app = make_app(Daemons(remote), callers or Callers())
     config = uvicorn.Config(
         app,
         log_config=None,
@@ -60,6 +64,14 @@ def gateway(
             server.should_exit = True
             thread.join(PATIENCE)
             assert not thread.is_alive()
+
+
+def once_reached(ask: Callable[[], httpx.Response]) -> httpx.Response:
+    """The first answer that is not one for a daemon which did not answer in its time, or which is no more."""
+    deadline = time.monotonic() + PATIENCE
+    while (answer := ask()).status_code in (502, 503):
+        assert time.monotonic() < deadline, answer.text
+    return answer
 
 
 def events(response: httpx.Response) -> list[Any]:

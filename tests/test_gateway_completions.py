@@ -1,6 +1,8 @@
 """``/v1/completions`` and ``/v1/chat/completions`` of a gateway in this process, over a driver that echoes words."""
 
+import json
 import logging
+import socket
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -8,7 +10,7 @@ from typing import Any
 
 import httpx
 import pytest
-from fake_driver import FakeDriver, serving
+from fake_driver import PATIENCE, FakeDriver, serving
 from gateways import CHAT, TEXT, chat, events, gateway
 
 from driver.errors import Draining, Overloaded
@@ -208,10 +210,13 @@ def test_a_daemon_that_takes_no_work_says_when_to_come_again(
 @pytest.mark.parametrize("stream", [False, True])
 def test_who_hangs_up_has_the_request_aborted(http: httpx.Client, driver: FakeDriver, stream: bool) -> None:
     """Whether something has come by then or not."""
-    with pytest.raises(httpx.ReadTimeout):
-        http.post(CHAT, json=chat("hold", stream=stream), timeout=0.5)
+    body = json.dumps(chat("hold", stream=stream)).encode()
+    head = f"POST {CHAT} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+    with socket.create_connection((http.base_url.host, http.base_url.port or 0)) as connection:
+        connection.sendall(head.encode() + body)
+        request = driver.take()
 
-    assert driver.aborted.get(timeout=60) == driver.take().request_id
+    assert driver.aborted.get(timeout=PATIENCE) == request.request_id
 
 
 def test_what_fails_in_mid_stream_is_an_event(http: httpx.Client, driver: FakeDriver) -> None:

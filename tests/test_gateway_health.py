@@ -7,16 +7,17 @@ from concurrent.futures import ThreadPoolExecutor
 import httpx
 import pytest
 from fake_driver import PATIENCE, FakeDriver, serving
-from gateways import CHAT, TEXT, chat, gateway
+from gateways import CHAT, TEXT, chat, gateway, once_reached
 from prometheus_client.parser import text_string_to_metric_families
 
+from ipc.gateway.daemons import RemoteDaemon
 from ipc.gateway.endpoints.metrics import merged
 
 
 @pytest.fixture
 def http(address: str) -> Iterator[httpx.Client]:
-    """A client of a gateway whose daemon is not there yet."""
-    with gateway(address, timeout=1) as client:
+    """A client of a gateway whose daemon is not there yet, and has little time to answer."""
+    with gateway(address, timeout=0.5) as client:
         yield client
 
 
@@ -24,7 +25,7 @@ def test_health_and_readiness_are_the_daemons(http: httpx.Client, address: str) 
     """One that is not there is neither; one that is stuck is not healthy; one that drains is, but takes nothing."""
     assert [http.get(path).status_code for path in ("/health", "/ready", "/v1/models")] == [503, 503, 503]
     driver = FakeDriver()
-    with serving(address, driver):
+    with serving(address, driver), gateway(address) as http:
         for state, stalled, codes in (
             ("serving", 0.0, [200, 200]),
             ("serving", 61.0, [503, 503]),
@@ -42,21 +43,20 @@ def test_a_daemon_that_comes_late_is_found(http: httpx.Client, address: str) -> 
     assert http.post(TEXT, json={"prompt": "x"}).status_code == 503
     for model in ("parrot", "owl"):
         with serving(address, FakeDriver(), model=model):
-            answer = http.post(TEXT, json={"prompt": "x", "model": model})
-            assert answer.json()["model"] == model
+            asked = {"prompt": "x", "model": model}
+            assert once_reached(lambda: http.post(TEXT, json=asked)).json()["model"] == model  # noqa: B023
 
 
 def test_open_requests_go_on_with_the_next_daemon(address: str) -> None:
     """One that is streamed and one that is not, as one answer each."""
     first, second = FakeDriver(), FakeDriver()
-    with ThreadPoolExecutor(1) as thread, gateway(address, resume_timeout=PATIENCE) as http:
+    with ThreadPoolExecutor(2) as threads, gateway(address, resume_timeout=PATIENCE) as http:
         with serving(address, first):
-            whole = thread.submit(http.post, TEXT, json={"prompt": "hold", "seed": 8})
+            whole = threads.submit(http.post, TEXT, json={"prompt": "hold", "seed": 8})
             first.take()
+            threads.submit(lambda: first.say(first.take(), "once", [1]))
             answer = http.send(http.build_request("POST", CHAT, json=chat("hold", stream=True)), stream=True)
             lines = answer.iter_lines()
-            request = first.take()
-            first.say(request, "once", [1])
             assert any("once" in line for line in lines)
         with serving(address, second):
             for resumed in (second.take(), second.take()):
@@ -82,20 +82,24 @@ def test_several_daemons_are_told_apart_by_their_models(tmp_path_factory: pytest
             error = http.post(TEXT, json={"prompt": "x"}).json()["error"]
             assert error["param"] == "model" and "parrot and owl are served here" in error["message"]
             assert http.get("/metrics").text == f'# HELP up u\n# TYPE up gauge\nup{{daemon="{first}"}} 1.0\n'
-        with gateway(first, second, timeout=1) as http:
-            assert http.post(TEXT, json={"prompt": "x", "model": "parrot"}).status_code == 200
-            assert http.get("/health").status_code == 200
+        with gateway(first, second, timeout=0.5) as http:
+            assert once_reached(lambda: http.post(TEXT, json={"prompt": "x", "model": "parrot"})).status_code == 200
+            assert once_reached(lambda: http.get("/health")).status_code == 200
 
 
 def test_daemons_of_one_model_take_turns(tmp_path_factory: pytest.TempPathFactory) -> None:
     """And when one goes, the other takes all."""
     first, second = (f"ipc://{tmp_path_factory.mktemp('d')}/o.sock" for _ in range(2))
-    with serving(first, one := FakeDriver()), gateway(first, second, timeout=1) as http:
+    going = RemoteDaemon(second, timeout=PATIENCE)
+    with serving(first, one := FakeDriver()), gateway(first, going) as http:
         with serving(second, other := FakeDriver()):
             assert len(http.get("/metrics").text) == 0 and len(http.get("/v1/models").json()["data"]) == 1
             for _ in range(6):
                 assert http.post(TEXT, json={"prompt": "x"}).status_code == 200
             assert len(one.submitted) == len(other.submitted) == 3
+        while going.client._connection.is_up:  # until it has noticed
+            pass
+        going.client._connection._timeout = 0.2
         for _ in range(3):
             assert http.post(TEXT, json={"prompt": "x", "model": "parrot"}).status_code == 200
     assert len(one.submitted) == 6

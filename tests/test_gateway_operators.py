@@ -111,6 +111,9 @@ def test_a_command_is_for_all_daemons(tmp_path: Path, api_keys: Path) -> None:
             assert http.get("/is_sleeping", headers=OPS).json() == {"is_sleeping": False}
             assert http.post("/sleep", headers=OPS).text == "asleep\nasleep\n"
             assert http.get("/is_sleeping", headers=OPS).json() == {"is_sleeping": True}
-        with gateway(*addresses, timeout=1, callers=Callers(api_keys)) as http:
-            assert http.post("/wake_up", headers=OPS).status_code == 503
-    assert (owl.state, parrot.state) == ("serving", "serving")
+        with gateway(*addresses, timeout=0.5, callers=Callers(api_keys)) as http:
+            while (owl.state, parrot.state) != (
+                "serving",
+                "serving",
+            ):  # on a busy machine it takes longer to reach both
+                assert http.post("/wake_up", headers=OPS).status_code == 503

@@ -36,7 +36,7 @@ def started(*arguments: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
 
 def test_what_is_open_is_finished_before_it_ends(address: str, driver: FakeDriver) -> None:
     """After SIGTERM nothing new is taken, a stream comes to its end, and the exit code is 0."""
-    with started("--connect", address) as (process, url), httpx.Client(base_url=url) as http:
+    with started("--connect", address) as (process, url), httpx.Client(base_url=url, timeout=PATIENCE) as http:
         told: list[httpx.Response] = []
         asking = threading.Thread(target=lambda: told.append(http.post(CHAT, json=chat("hold", stream=True))))
         asking.start()
@@ -45,7 +45,7 @@ def test_what_is_open_is_finished_before_it_ends(address: str, driver: FakeDrive
         assert process.stderr is not None
         assert any("nothing new is taken" in line for line in process.stderr)
         with pytest.raises(httpx.TransportError):
-            httpx.get(f"{url}/health")
+            httpx.get(f"{url}/health", timeout=PATIENCE)
         driver.say(request, "the end", [1])
         driver.finish(request)
         asking.join()
@@ -58,7 +58,7 @@ def test_what_is_not_done_in_time_is_told_so_and_aborted(address: str, driver: F
     saying = threading.Thread(target=lambda: driver.say(driver.take(), "so far", [1]))
     saying.start()
     with started("--connect", address, "--drain-timeout", "0.2") as (process, url):
-        with httpx.stream("POST", url + CHAT, json=chat("hold", stream=True), timeout=60) as answer:
+        with httpx.stream("POST", url + CHAT, json=chat("hold", stream=True), timeout=PATIENCE) as answer:
             process.send_signal(signal.SIGTERM)
             told = events(answer)
         assert process.wait() == 0
@@ -66,7 +66,7 @@ def test_what_is_not_done_in_time_is_told_so_and_aborted(address: str, driver: F
         assert ": 200 in" in (log := process.stderr.read()) and ", broken off: the gateway ends" in log
     saying.join()
     assert told[-1]["error"]["message"] == "the gateway ends"
-    assert driver.aborted.get(timeout=60) == driver.submitted[0].request_id
+    assert driver.aborted.get(timeout=PATIENCE) == driver.submitted[0].request_id
 
 
 def test_it_waits_for_a_daemon_as_long_as_it_is_told_to(address: str) -> None:
@@ -107,7 +107,10 @@ def test_api_keys_are_read_again_and_https_is_spoken(address: str, tmp_path: Pat
     api_keys.touch(mode=0o600)
     flags = ["--api-keys", str(api_keys), "--ssl-certfile", str(certificate), "--ssl-keyfile", str(key)]
     trusting = ssl.create_default_context(cafile=str(certificate))
-    with started("--connect", address, *flags) as (process, url), httpx.Client(base_url=url, verify=trusting) as http:
+    with (
+        started("--connect", address, *flags) as (process, url),
+        httpx.Client(base_url=url, verify=trusting, timeout=PATIENCE) as http,
+    ):
         headers = {"Authorization": "Bearer sk-0123456789abcdef"}
         assert url.startswith("https:") and http.post(TEXT, json={"prompt": "x"}, headers=headers).status_code == 401
         api_keys.write_text('[alice]\napi_key = "sk-0123456789abcdef"\n')

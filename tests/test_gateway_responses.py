@@ -10,7 +10,7 @@ import httpx
 import openai
 import pydantic
 import pytest
-from fake_driver import serving
+from fake_driver import PATIENCE, serving
 from test_gateway_tools import ScriptedDriver, client_of
 
 from driver.request import ActiveRequest
@@ -196,7 +196,10 @@ def test_what_no_message_can_bear_is_the_clients(client: openai.OpenAI, path: st
         body = f'{{"messages": [{{"role": "user", "content": "x"}}], "tools": [{tool}]}}'
 
     answer = httpx.post(
-        f"{client.base_url}{path.removeprefix('/')}", content=body, headers={"Content-Type": "application/json"}
+        f"{client.base_url}{path.removeprefix('/')}",
+        content=body,
+        headers={"Content-Type": "application/json"},
+        timeout=PATIENCE,
     )
 
     assert answer.status_code == 400 and re.search(words, answer.json()["error"]["message"])

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -68,7 +69,12 @@ def news(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[News]:
 
 def gateways() -> list[psutil.Process]:
     """Those that this process has started, and that run."""
-    return [child for child in psutil.Process().children() if any("ipc.gateway" in word for word in child.cmdline())]
+    found = []
+    for child in psutil.Process().children():
+        with suppress(psutil.NoSuchProcess):  # it was just ending
+            if any("ipc.gateway" in word for word in child.cmdline()):
+                found.append(child)
+    return found
 
 
 def test_http_is_served_until_all_that_is_open_has_been_sent(address: str, news: News) -> None:
@@ -136,7 +142,7 @@ build_daemon("ipc://{tmp_path}/o.sock", gateway=http).run()
 
     assert psutil.wait_procs(others, PATIENCE)[1] == []
     with pytest.raises(httpx.ConnectError):
-        httpx.get(f"{url}/health")
+        httpx.get(f"{url}/health", timeout=PATIENCE)
 
 
 def test_it_is_told_how_far_the_start_is(address: str) -> None:
