@@ -257,15 +257,16 @@ def test_a_request_that_raises_while_it_is_submitted_is_not_open(
 def test_a_stage_that_fails_everybody_is_broken(monkeypatch: pytest.MonkeyPatch) -> None:
     """Request after request of several clients, with none that goes well: the driver ends, and says so."""
     monkeypatch.setattr(PrepareInputs, "_salt", lambda *_: {}[BUG])
-    failures: list[str] = []
-    running = oDriver(FakeEngine(), FakeTokenizer(), on_failure=failures.append)
+    failures: Queue[str] = Queue()
+    running = oDriver(FakeEngine(), FakeTokenizer(), on_failure=failures.put)
     channels = [ask(running, str(number), client=f"client {number % 3}") for number in range(2 * MAX_FAILURES)]
 
     running.start()
 
     assert {error_of(channel)[0] for channel in channels} == {"internal"}
+    assert failures.get(timeout=PATIENCE).startswith("the prepare inputs thread died of KeyError")
     running.stop("the test is over")
-    assert len(failures) == 1 and failures[0].startswith("the prepare inputs thread died of KeyError")
+    assert failures.empty()
 
 
 @pytest.mark.parametrize(
