@@ -56,7 +56,7 @@ os.environ["JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES"] = "-1"
 import jax  # noqa: E402
 import psutil  # noqa: E402
 from browser import chromium, page_in  # noqa: E402
-from fake_driver import FakeDriver, serving  # noqa: E402
+from fake_driver import PATIENCE, FakeDriver, serving  # noqa: E402
 from gateways import gateway  # noqa: E402
 from grammar_constraints import running  # noqa: E402
 from hypothesis import settings  # noqa: E402
@@ -67,10 +67,12 @@ from driver.grammars.compiler import GrammarCompiler  # noqa: E402
 from driver.text.tokenizer import HuggingFaceTokenizer  # noqa: E402
 from engine.models import cpu_libraries  # noqa: E402
 from ipc.process.logs import OURS  # noqa: E402
+from ipc.service import daemon  # noqa: E402
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
 
+daemon.SHUTDOWN_TIMEOUT = PATIENCE  # after which it ends its process, which here is that of all tests
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 jax.config.update("jax_numpy_rank_promotion", "raise")
 

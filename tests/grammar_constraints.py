@@ -5,6 +5,7 @@ from contextlib import contextmanager
 
 import numpy as np
 import psutil
+from fake_driver import PATIENCE
 
 from driver.grammars.compiler import LAST, GrammarCompiler
 from driver.grammars.constraint import GrammarConstraint
@@ -14,7 +15,6 @@ from engine.config import ServingLimits
 from engine.scheduling.awaited_masks import select
 from engine.structured_outputs import StructuredOutputsParams
 
-PATIENCE = 60
 LIMITS = ServingLimits(max_model_len=64, vocab_size=410, eos_token_ids=(0,))
 ENDLESS = "start: R\nR: " + " & ".join(f"/.*a.{{{n}}}b.*/" for n in range(40))
 """Would take minutes to compile."""

@@ -4,11 +4,12 @@ from types import TracebackType
 from typing import Self
 
 import zmq
+from fake_driver import PATIENCE
 
 from ipc.wire.codec import decode_server_message, encode
 from ipc.wire.messages import PROTOCOL_VERSION, ClientMessage, Hello, Ping, Pong, ServerMessage, Welcome
 
-PATIENCE = 60_000
+LONGEST_POLL = 1000 * PATIENCE
 """Milliseconds after which an answer is taken for never coming."""
 
 
@@ -46,7 +47,7 @@ class RawClient:
     def hear(self) -> ServerMessage:
         """The next message but pings, which are answered."""
         while True:
-            assert self._dealer.poll(PATIENCE), "no answer came"
+            assert self._dealer.poll(LONGEST_POLL), "no answer came"
             message = decode_server_message(self._dealer.recv())
             if not isinstance(message, Ping):
                 return message

@@ -5,6 +5,7 @@ import threading
 from collections.abc import Callable
 
 import pytest
+from fake_driver import PATIENCE
 
 from driver.stages.queues import BoundedQueue, QueueClosed
 
@@ -41,7 +42,7 @@ def test_a_put_waits_for_room() -> None:
     outcome = in_thread(lambda: items.put(2))
 
     assert [items.get(), items.get()] == [1, 2]
-    assert outcome.get(timeout=30) is None
+    assert outcome.get(timeout=PATIENCE) is None
 
 
 def test_a_get_waits_for_an_item() -> None:
@@ -51,7 +52,7 @@ def test_a_get_waits_for_an_item() -> None:
     outcome = in_thread(items.get)
     items.put(1)
 
-    assert outcome.get(timeout=30) == 1
+    assert outcome.get(timeout=PATIENCE) == 1
 
 
 @pytest.mark.parametrize("full", [False, True], ids=["get", "put"])
@@ -64,7 +65,7 @@ def test_closing_ends_every_wait(full: bool) -> None:
 
     items.close()
 
-    assert all(isinstance(outcome.get(timeout=30), QueueClosed) for outcome in outcomes)
+    assert all(isinstance(outcome.get(timeout=PATIENCE), QueueClosed) for outcome in outcomes)
 
 
 def test_a_closed_queue_takes_and_gives_nothing() -> None:

@@ -20,7 +20,7 @@ from engine.sampling_params import SamplingParams
 from engine.scheduling.sequence import Sequence
 from engine.structured_outputs import StructuredOutputsParams
 
-PATIENCE = 30
+PATIENCE = 300
 
 
 class FakeGrammars:

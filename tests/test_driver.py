@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from fake_driver import PATIENCE
 from fakes import EOS, VOCAB_SIZE, FakeEngine, FakeTokenizer
 
 from driver.errors import DriverStopped, DuplicateRequest, Overloaded
@@ -29,7 +30,7 @@ class Listener:
 
     def __iter__(self) -> Iterator[ReturnSample]:
         while True:
-            sample = self._samples.get(timeout=30)
+            sample = self._samples.get(timeout=PATIENCE)
             yield sample
             if sample.is_last:
                 return

@@ -3,6 +3,7 @@
 import threading
 
 import pytest
+from fake_driver import PATIENCE
 from fakes import FakeEngine, FakeTokenizer
 from test_driver import build_driver, submit, text_of
 
@@ -19,7 +20,7 @@ class HeldTokenizer(FakeTokenizer):
 
     def encode(self, text: str) -> list[int]:
         self.asked.set()
-        self.let_go.wait(timeout=30)
+        self.let_go.wait(timeout=PATIENCE)
         return super().encode(text)
 
 
@@ -64,7 +65,7 @@ def test_a_request_that_is_being_prepared_is_aborted() -> None:
     driver.start()
 
     channel = submit(driver)
-    assert tokenizer.asked.wait(timeout=30)
+    assert tokenizer.asked.wait(timeout=PATIENCE)
     driver.abort("a")
     tokenizer.let_go.set()
     samples = list(channel)
@@ -81,7 +82,7 @@ def test_a_request_that_is_queued_is_aborted() -> None:
     driver.start()
 
     first = submit(driver, "a")
-    assert tokenizer.asked.wait(timeout=30)
+    assert tokenizer.asked.wait(timeout=PATIENCE)
     second = submit(driver, "b")
     driver.abort("b")
     tokenizer.let_go.set()

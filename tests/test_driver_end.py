@@ -6,6 +6,7 @@ from collections.abc import Sequence as Tokens
 from typing import Any
 
 import pytest
+from fake_driver import PATIENCE
 from fakes import FakeEngine, FakeTokenizer
 from test_driver import Listener, build_driver, error_of, submit
 
@@ -48,7 +49,7 @@ class HeldChannel(Listener):
 
     def put(self, sample: ReturnSample) -> None:
         self.reached.set()
-        self.let_go.wait(timeout=30)
+        self.let_go.wait(timeout=PATIENCE)
         super().put(sample)
 
 
@@ -91,13 +92,13 @@ def test_stop_under_load_does_not_deadlock() -> None:
     driver.start()
     held = HeldChannel()
     driver.submit_request(ActiveRequest(request_id="held", channel=held, prompt="abc"))
-    assert held.reached.wait(timeout=30)
+    assert held.reached.wait(timeout=PATIENCE)
     others = [submit(driver, str(n), params={}) for n in range(20)]
 
     stopper = threading.Thread(target=driver.stop, args=["enough"])
     stopper.start()
     held.let_go.set()
-    stopper.join(timeout=30)
+    stopper.join(timeout=PATIENCE)
 
     assert not stopper.is_alive()
     assert {error_of(channel) for channel in (held, *others)} == {("stopped", "enough")}
@@ -113,7 +114,7 @@ def test_stop_from_many_threads_is_one_stop() -> None:
     for stopper in stoppers:
         stopper.start()
     for stopper in stoppers:
-        stopper.join(timeout=30)
+        stopper.join(timeout=PATIENCE)
 
     assert not any(stopper.is_alive() for stopper in stoppers)
     assert len({error_of(channel) for channel in channels}) == 1
@@ -144,18 +145,18 @@ def test_a_thread_that_was_left_behind_gives_no_second_end() -> None:
         def encode(self, text: str) -> list[int]:
             threads.append(threading.current_thread())
             asked.set()
-            let_go.wait(timeout=30)
+            let_go.wait(timeout=PATIENCE)
             return super().encode(text)[:0]
 
     driver = oDriver(FakeEngine(), HangingTokenizer())
     driver.start()
     told: queue.SimpleQueue[ReturnSample] = queue.SimpleQueue()
     driver.submit_request(ActiveRequest(request_id="a", channel=told, prompt="x"))
-    assert asked.wait(timeout=30)
+    assert asked.wait(timeout=PATIENCE)
 
     driver.stop("enough", timeout=0)
     let_go.set()
-    threads[0].join(timeout=30)
+    threads[0].join(timeout=PATIENCE)
 
     assert told.get().error is not None
     assert told.empty()
@@ -186,7 +187,7 @@ def test_a_dead_thread_stops_the_driver_and_everybody_hears_why(
 
     driver.start()
 
-    assert failures.get(timeout=30) == reason
+    assert failures.get(timeout=PATIENCE) == reason
     assert {error_of(channel) for channel in channels} == {("internal", reason)}
     with pytest.raises(DriverStopped, match="died of"):
         submit(driver, "late")
@@ -206,5 +207,5 @@ def test_a_failure_may_be_answered_with_stop() -> None:
     driver.start()
     channel = submit(driver)
 
-    assert answered.wait(timeout=30)
+    assert answered.wait(timeout=PATIENCE)
     assert error_of(channel)[0] == "internal"

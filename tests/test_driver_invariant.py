@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from fake_driver import PATIENCE
 from fakes import FakeEngine
 from hypothesis import given
 from hypothesis import strategies as st
@@ -115,7 +116,7 @@ def test_every_accepted_request_has_one_end_and_every_refused_one_none(
     gate.release(10_000)
     if not stops:
         for channel in [channel for client in clients for channel in client.accepted]:
-            assert channel.ended.wait(timeout=30)
+            assert channel.ended.wait(timeout=PATIENCE)
     driver.stop("the test is over")
 
     for channel in [channel for client in clients for channel in client.accepted]:

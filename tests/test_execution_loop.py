@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from fake_driver import PATIENCE
 from fakes import FakeEngine
 
 from driver.execution_loop import ExecutionLoop
@@ -153,7 +154,7 @@ def test_a_loop_that_waits_for_the_summary_thread_can_be_ended() -> None:
     assert not thread.join(timeout=0)
     summaries.close()
 
-    assert thread.join(timeout=30) and thread.error is None
+    assert thread.join(timeout=PATIENCE) and thread.error is None
 
 
 def test_a_timeout_ends_a_sequence_before_the_next_step() -> None:

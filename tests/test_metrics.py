@@ -211,7 +211,7 @@ def server(wrong: list[str | None], exposition: Exposition) -> Iterator[MetricsS
 def get(url: str) -> tuple[int, str]:
     """Status and text."""
     try:
-        with urllib.request.urlopen(url, timeout=30) as response:
+        with urllib.request.urlopen(url, timeout=PATIENCE) as response:
             return response.status, response.read().decode()
     except HTTPError as error:
         with error:

@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from fake_driver import PATIENCE
 from fakes import EOS, VOCAB_SIZE, FakeTokenizer
 
 from caching.prefix_cache import page_keys
@@ -57,7 +58,7 @@ class Stage:
     def stop(self) -> None:
         """Ends its threads, of which none has died."""
         self.stage.close()
-        assert all(thread.join(timeout=30) and thread.error is None for thread in self.threads)
+        assert all(thread.join(timeout=PATIENCE) and thread.error is None for thread in self.threads)
 
     def submit(self, request_id: str = "a", **fields: Any) -> OpenRequest:
         """Queues a request."""
@@ -68,14 +69,14 @@ class Stage:
     def sequence(self, **fields: Any) -> Sequence:
         """The sequence that a good request becomes."""
         self.submit(**fields)
-        outcome = self.outcomes.get(timeout=30)
+        outcome = self.outcomes.get(timeout=PATIENCE)
         assert isinstance(outcome, Admit)
         return outcome.sequences[0]
 
     def refusal(self, **fields: Any) -> str:
         """The message that a bad request is refused with."""
         self.submit(**fields)
-        outcome = self.outcomes.get(timeout=30)
+        outcome = self.outcomes.get(timeout=PATIENCE)
         assert isinstance(outcome, ReturnSample) and outcome.error is not None
         is_long = outcome.error.message.startswith("this model's maximum context length is")
         assert outcome.error.code == ("context_length_exceeded" if is_long else "invalid_request")
@@ -97,7 +98,7 @@ class HoldingTokenizer(FakeTokenizer):
     def encode(self, text: str) -> list[int]:
         if text.startswith("hold"):
             self.held.put(text)
-            assert self.let_go.acquire(timeout=30)
+            assert self.let_go.acquire(timeout=PATIENCE)
         if text == "break":
             raise RuntimeError("cannot encode")
         return super().encode(text)[:9]
@@ -148,7 +149,7 @@ def test_text_becomes_a_sequence(stage: Stage) -> None:
     """Text is tokenised, parameters are checked, EOS ends the sequence, and its id is its own."""
     request = stage.submit(prompt="héy", params={"max_tokens": 3, "temperature": 0, "seed": 7, "stop": "END"})
 
-    admit = stage.outcomes.get(timeout=30)
+    admit = stage.outcomes.get(timeout=PATIENCE)
 
     assert isinstance(admit, Admit)
     assert admit.sequences[0].prompt_token_ids == list("héy".encode())
@@ -314,7 +315,7 @@ def test_a_request_aborted_in_the_queue_is_not_prepared() -> None:
     stage.submit(prompt="x").aborted = True
 
     stage.start()
-    sample = stage.outcomes.get(timeout=30)
+    sample = stage.outcomes.get(timeout=PATIENCE)
     stage.stop()
 
     assert isinstance(sample, ReturnSample) and sample.finish_reason == "abort"
@@ -323,7 +324,7 @@ def test_a_request_aborted_in_the_queue_is_not_prepared() -> None:
 
 def admitted(stage: Stage, count: int) -> list[str]:
     """The ids of the next requests to be admitted."""
-    outcomes = [stage.outcomes.get(timeout=30) for _ in range(count)]
+    outcomes = [stage.outcomes.get(timeout=PATIENCE) for _ in range(count)]
     assert all(isinstance(outcome, Admit) for outcome in outcomes)
     return [outcome.opened.request.request_id for outcome in outcomes if isinstance(outcome, Admit)]
 
@@ -334,12 +335,12 @@ def test_a_giant_prompt_holds_up_nobody(holding: tuple[Stage, HoldingTokenizer])
     stage.start()
     for name in ("a", "b"):
         stage.submit(f"giant {name}", prompt="hold" * 40_000, client=name)
-    tokenizer.held.get(timeout=30)
+    tokenizer.held.get(timeout=PATIENCE)
     stage.submit("long c", prompt="x" * 10_000, client="c")
 
     assert admitted(stage, 1) == ["long c"]
     stage.submit("long a", prompt="hold" * 3000, client="a")
-    tokenizer.held.get(timeout=30)
+    tokenizer.held.get(timeout=PATIENCE)
     stage.submit("short a", prompt="x", client="a")
     stage.submit("short d", prompt="x", client="d")
     assert set(admitted(stage, 2)) == {"short a", "short d"}
@@ -365,7 +366,7 @@ def test_an_abort_in_the_queue_is_honoured_at_once(holding: tuple[Stage, Holding
     stage, tokenizer = holding
     held = stage.submit("held", prompt="hold", client="a")
     stage.start()
-    tokenizer.held.get(timeout=30)
+    tokenizer.held.get(timeout=PATIENCE)
     queued = stage.submit("queued", prompt="hold", client="a")
     asked = TokenizerRequest(request_id="asked", channel=stage.outcomes, prompt="hold", client="a")
     stage.stage.submit(asked)
@@ -385,7 +386,7 @@ def test_what_one_request_raises_ends_that_request_alone(holding: tuple[Stage, H
     stage.submit("a", prompt="break")
     stage.stage.submit(TokenizerRequest(request_id="b", channel=stage.outcomes, prompt="break"))
 
-    ends = [stage.outcomes.get(timeout=30), stage.outcomes.get(timeout=30)]
+    ends = [stage.outcomes.get(timeout=PATIENCE), stage.outcomes.get(timeout=PATIENCE)]
     stage.submit("c", prompt="x")
 
     assert [end.error.code for end in ends if isinstance(end, ReturnSample) and end.error] == ["internal"] * 2
@@ -415,7 +416,7 @@ def test_a_prompt_is_hashed_before_it_is_admitted(stage: Stage) -> None:
     """Each sample has the keys of the prompt's full pages, in a list of its own."""
     stage.submit(prompt=list(range(11)), params={"n": 2})
 
-    admit = stage.outcomes.get(timeout=30)
+    admit = stage.outcomes.get(timeout=PATIENCE)
 
     assert isinstance(admit, Admit)
     first, second = admit.sequences

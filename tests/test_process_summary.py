@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from fake_driver import PATIENCE
 from fakes import EOS, FakeTokenizer
 
 from driver.metrics.request_metrics import RequestMetrics
@@ -48,7 +49,7 @@ class Stage:
 
     def next(self) -> ReturnSample:
         """The next sample."""
-        heard = self.heard.get(timeout=30)
+        heard = self.heard.get(timeout=PATIENCE)
         assert isinstance(heard, ReturnSample)
         return heard
 
@@ -59,7 +60,7 @@ def stage() -> Iterator[Stage]:
     running = Stage()
     yield running
     running.summaries.close()
-    assert running.thread.join(timeout=30) and running.thread.error is None
+    assert running.thread.join(timeout=PATIENCE) and running.thread.error is None
 
 
 def test_tokens_become_text_and_the_last_sample_counts_them(stage: Stage) -> None:
@@ -114,7 +115,7 @@ def test_a_stop_string_ends_the_request_before_the_client_hears(stage: Stage) ->
     stage.land(sequence, b"NDcd")
 
     assert stage.next().text == "ab"
-    assert stage.heard.get(timeout=30) == Finished(sequence)
+    assert stage.heard.get(timeout=PATIENCE) == Finished(sequence)
     assert stage.next() == ReturnSample(
         request_id="a", token_ids=list(b"ND"), finish_reason="stop", stop_reason="END", usage=Usage(1, 5)
     )
@@ -134,7 +135,7 @@ def test_late_tokens_are_dropped(stage: Stage) -> None:
     is not touched by them."""
     old = stage.open(stops=("b",))
     stage.land(old, b"ab")
-    assert isinstance(stage.heard.get(timeout=30), Finished) and stage.next().is_last
+    assert isinstance(stage.heard.get(timeout=PATIENCE), Finished) and stage.next().is_last
 
     new = stage.open()
     stage.land(old, b"late")
@@ -186,7 +187,7 @@ def test_min_tokens_holds_back_every_kind_of_stop(stage: Stage) -> None:
     stage.land(stage.open("b", repetition_detection=loop, min_tokens=5), b"aaaaaa")
 
     assert (stopped := stage.next()).text == "aax" and stopped.finish_reason == "stop"
-    stage.heard.get(timeout=30)
+    stage.heard.get(timeout=PATIENCE)
     assert (looped := stage.next()).text == "aaaaa" and looped.finish_reason == "repetition"
 
 
@@ -196,7 +197,7 @@ def test_a_loop_ends_the_request_with_reason_repetition(stage: Stage) -> None:
 
     stage.land(sequence, b"aaaxabababz")
 
-    assert stage.heard.get(timeout=30) == Finished(sequence)
+    assert stage.heard.get(timeout=PATIENCE) == Finished(sequence)
     assert stage.next() == ReturnSample(
         request_id="a", text="aaaxababab", token_ids=list(b"aaaxababab"), finish_reason="repetition", usage=Usage(1, 10)
     )
@@ -231,7 +232,7 @@ def test_logprobs_are_named_by_token_id(stage: Stage) -> None:
     stage.summaries.put(StepOutputs([SequenceOutput(sequence, list(b"abc"), None, told)]))
 
     assert stage.next() == ReturnSample(request_id="a", prompt_logprobs=[None, {112: Logprob(-0.1, 1, "p")}])
-    stage.heard.get(timeout=30)
+    stage.heard.get(timeout=PATIENCE)
     last = stage.next()
     assert [list(token) for token in last.logprobs] == [[97, 98, 99]] * 2
     assert last.logprobs[0][97] == Logprob(-2.0, 3, "a") and last.prompt_logprobs == []
@@ -245,7 +246,7 @@ def test_each_sample_of_a_request_has_its_index_and_end(stage: Stage) -> None:
     stage.land(second, b"xb")
     stage.land(first, b"yz", "length")
 
-    assert stage.heard.get(timeout=30) == Finished(second)
+    assert stage.heard.get(timeout=PATIENCE) == Finished(second)
     assert stage.next() == ReturnSample(
         request_id="a", index=1, text="x", token_ids=[120, 98], finish_reason="stop", stop_reason="b"
     )
@@ -263,7 +264,10 @@ def test_an_error_of_one_sample_ends_the_whole_request(stage: Stage, internal: b
 
     stage.summaries.put(StepOutputs([fault, SequenceOutput(first, [], "error", error="it failed", internal=internal)]))
 
-    assert [stage.heard.get(timeout=30), stage.heard.get(timeout=30)] == [Finished(first), Finished(f"{first}/2")]
+    assert [stage.heard.get(timeout=PATIENCE), stage.heard.get(timeout=PATIENCE)] == [
+        Finished(first),
+        Finished(f"{first}/2"),
+    ]
     assert stage.next() == ReturnSample(request_id="a", error=RequestError(code, "it failed"))
     stage.land(stage.open("b"), b"x", "length")
     assert stage.next().request_id == "b"

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 import zmq
 from fake_driver import FakeDriver, serving
-from raw_client import PATIENCE
+from raw_client import LONGEST_POLL
 
 from driver.errors import DriverError, InvalidRequest
 from driver.request import ActiveRequest
@@ -69,7 +69,7 @@ def test_the_conversations_are_what_a_server_says(
             if speaker == "C":
                 dealer.send(frame)
             else:
-                assert dealer.poll(PATIENCE)
+                assert dealer.poll(LONGEST_POLL)
                 assert dealer.recv() == frame, msgspec.msgpack.decode(frame)
         context.destroy(linger=0)
 

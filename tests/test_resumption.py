@@ -6,6 +6,7 @@ from random import Random
 from typing import Any
 
 import pytest
+from fake_driver import PATIENCE
 from fakes import EOS, FakeEngine, FakeTokenizer
 from test_structured_outputs import Served, write_model
 
@@ -59,9 +60,9 @@ class Asker:
                 resume_token_ids=resume or [],
             )
         )
-        samples = [channel.get(timeout=60)]
+        samples = [channel.get(timeout=PATIENCE)]
         while not samples[-1].is_last:
-            samples.append(channel.get(timeout=60))
+            samples.append(channel.get(timeout=PATIENCE))
         return samples
 
     def refusal(self, resume: list[list[int]], **params: Any) -> str:

@@ -5,6 +5,7 @@ import queue
 import threading
 
 import pytest
+from fake_driver import PATIENCE
 
 from driver.stages.safe_thread import SafeThread
 
@@ -20,8 +21,8 @@ def test_a_death_is_logged_kept_and_told(caplog: pytest.LogCaptureFixture) -> No
     thread = SafeThread("stage", target, on_death=lambda name, error: deaths.put((name, error)))
     thread.start()
 
-    assert deaths.get(timeout=30) == ("stage", fault)
-    assert thread.join(timeout=30)
+    assert deaths.get(timeout=PATIENCE) == ("stage", fault)
+    assert thread.join(timeout=PATIENCE)
     assert thread.error is fault
     assert "the device is on fire" in caplog.text and caplog.records[-1].levelno == logging.ERROR
 
@@ -36,7 +37,7 @@ def test_even_an_exit_is_a_death(caplog: pytest.LogCaptureFixture) -> None:
     thread = SafeThread("stage", target, on_death=lambda _, error: deaths.append(error))
     thread.start()
 
-    assert thread.join(timeout=30)
+    assert thread.join(timeout=PATIENCE)
     assert isinstance(deaths[0], SystemExit) and "stage died" in caplog.text
 
 
@@ -47,7 +48,7 @@ def test_an_orderly_end_is_no_death() -> None:
 
     thread.start()
 
-    assert thread.join(timeout=30)
+    assert thread.join(timeout=PATIENCE)
     assert thread.error is None and deaths == []
 
 
@@ -64,7 +65,7 @@ def test_join_says_whether_the_thread_has_ended() -> None:
     thread.start()
     assert not thread.join(timeout=0)
     gate.set()
-    assert thread.join(timeout=30)
+    assert thread.join(timeout=PATIENCE)
 
 
 def test_a_thread_that_joins_itself_goes_on() -> None:
@@ -74,5 +75,5 @@ def test_a_thread_that_joins_itself_goes_on() -> None:
 
     thread.start()
 
-    assert thread.join(timeout=30)
+    assert thread.join(timeout=PATIENCE)
     assert joined == [True]

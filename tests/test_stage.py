@@ -6,6 +6,7 @@ import threading
 from contextlib import suppress
 
 import pytest
+from fake_driver import PATIENCE
 
 from driver.errors import InternalError
 from driver.stages.queues import BoundedQueue, QueueClosed
@@ -136,7 +137,7 @@ def test_any_thread_sees_for_how_long_it_is_busy():
 
     def handle(item: Item) -> None:
         begun.put(item)
-        release[item[1]].wait(30)
+        release[item[1]].wait(PATIENCE)
 
     def work() -> None:
         with suppress(QueueClosed):
@@ -150,10 +151,10 @@ def test_any_thread_sees_for_how_long_it_is_busy():
     assert stage.seconds_busy == 0
 
     items.put(("a", "one"))
-    begun.get(timeout=30)
+    begun.get(timeout=PATIENCE)
     now = 107.0
     items.put(("a", "two"))
-    begun.get(timeout=30)
+    begun.get(timeout=PATIENCE)
     now = 110.0
     assert stage.seconds_busy == 10
     assert stage.stuck(5) == ["one"]
@@ -163,5 +164,5 @@ def test_any_thread_sees_for_how_long_it_is_busy():
         event.set()
     items.close()
     for thread in threads:
-        thread.join(30)
+        thread.join(PATIENCE)
     assert stage.seconds_busy == 0

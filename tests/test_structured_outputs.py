@@ -14,6 +14,7 @@ import jsonschema
 import psutil
 import pytest
 from checkpoints import build_checkpoint
+from fake_driver import PATIENCE
 from random_grammars import random_regex, random_schema
 from tokenizer_files import build_byte_fallback, build_byte_level, write_tokenizer
 
@@ -81,16 +82,16 @@ class Served:
 
     def refusal(self, structured_outputs: Any, **params: Any) -> str:
         """What a client is told of a mistake."""
-        error = self.submit(structured_outputs, **params).get(timeout=60).error
+        error = self.submit(structured_outputs, **params).get(timeout=PATIENCE).error
         assert error is not None and error.code == "invalid_request"
         return error.message
 
 
 def whole(channel: "SimpleQueue[ReturnSample]") -> tuple[str, str]:
     """Text and finish reason of a request that went well."""
-    samples = [channel.get(timeout=60)]
+    samples = [channel.get(timeout=PATIENCE)]
     while not samples[-1].is_last:
-        samples.append(channel.get(timeout=60))
+        samples.append(channel.get(timeout=PATIENCE))
     assert samples[-1].finish_reason is not None, samples[-1].error
     return "".join(sample.text for sample in samples), samples[-1].finish_reason
 
@@ -292,9 +293,9 @@ def test_samples_share_a_grammar_that_is_compiled_once(served: Served, monkeypat
     channels = [served.submit({"regex": "[a-y]{3}"}, n=64, temperature=1) for _ in range(2)]
 
     for channel in channels:
-        samples = [channel.get(timeout=60)]
+        samples = [channel.get(timeout=PATIENCE)]
         while sum(sample.finish_reason is not None for sample in samples) < 64:
-            samples.append(channel.get(timeout=60))
+            samples.append(channel.get(timeout=PATIENCE))
         texts = ["".join(sample.text for sample in samples if sample.index == index) for index in range(64)]
         assert all(re.fullmatch("[a-y]{3}", text) for text in texts), samples[-1].error
     assert len(compiled) == 1
@@ -326,9 +327,9 @@ def test_a_form_that_gets_too_hard_is_an_error_there(served: Served) -> None:
     schema = {"type": "object", "properties": {f"p{n}": {"type": "null"} for n in range(2000)}}
     channel = served.submit({"json": schema, "disable_any_whitespace": True})
 
-    samples = [channel.get(timeout=60)]
+    samples = [channel.get(timeout=PATIENCE)]
     while not samples[-1].is_last:
-        samples.append(channel.get(timeout=60))
+        samples.append(channel.get(timeout=PATIENCE))
 
     error = samples[-1].error
     assert error is not None and error.code == "invalid_request" and error.message.startswith("structured_outputs: ")
@@ -337,12 +338,12 @@ def test_a_form_that_gets_too_hard_is_an_error_there(served: Served) -> None:
 def test_an_abort_frees_what_it_holds(served: Served) -> None:
     """Also while its mask is being worked out."""
     channel = served.submit({"regex": "[a-z]{200}"}, max_tokens=150)
-    sample = channel.get(timeout=60)
+    sample = channel.get(timeout=PATIENCE)
 
     served.driver.abort(sample.request_id)
 
     while not sample.is_last:
-        sample = channel.get(timeout=60)
+        sample = channel.get(timeout=PATIENCE)
     assert sample.finish_reason == "abort"
 
 

@@ -4,6 +4,7 @@ import queue
 import threading
 
 import pytest
+from fake_driver import PATIENCE
 
 from driver.stages.queues import QueueClosed, TurnQueue
 
@@ -64,7 +65,7 @@ def test_a_client_has_one_item_worked_on_at_a_time() -> None:
     threading.Thread(target=lambda: outcome.put(items.get()), daemon=True).start()
     assert outcome.empty()
     items.done("ay2")
-    assert outcome.get(timeout=30) == "az3"
+    assert outcome.get(timeout=PATIENCE) == "az3"
 
 
 def test_a_full_queue_refuses_at_once() -> None:
@@ -106,7 +107,7 @@ def test_closing_ends_every_wait_and_drops_what_is_queued() -> None:
     items.close()
     items.close()
 
-    assert isinstance(outcome.get(timeout=30), QueueClosed)
+    assert isinstance(outcome.get(timeout=PATIENCE), QueueClosed)
     with pytest.raises(QueueClosed):
         items.put_nowait("ax1")
     items.done("ax1")
