@@ -24,7 +24,7 @@ from ipc.connection import session
 from ipc.errors import ConnectFailed, ConnectionLost, DaemonStarting, RequestFailed
 from ipc.wire.codec import decode_client_message, encode
 from ipc.wire.completion import Piece
-from ipc.wire.messages import PROTOCOL_VERSION, Error, Generate, Hello, Ping
+from ipc.wire.messages import PROTOCOL_VERSION, Credit, Error, Generate, Hello, Ping
 
 ROOT = Path(__file__).parent.parent
 
@@ -421,16 +421,22 @@ def test_a_daemon_that_hangs_is_noticed(router: Router, address: str, monkeypatc
                 next(stream)
 
 
+def welcomed(router: Router, context: "zmq.Context[zmq.Socket[bytes]]", address: str) -> session.Session:
+    """A session without a thread, which has got so far at 0.0."""
+    poller = zmq.Poller()
+    begun = session.Session(context, address, poller)
+    while not begun.reached and poller.poll(PATIENCE * 1000):
+        list(begun.receive(now=0.0))
+    router.welcome()
+    while begun.welcome is None and poller.poll(PATIENCE * 1000):
+        list(begun.receive(now=0.0))
+    return begun
+
+
 def test_a_client_that_was_frozen_does_not_blame_the_daemon(router: Router, address: str) -> None:
     """After a pause of its own it pings, and takes the daemon for lost only if that goes unanswered for as long as ever."""
     with zmq.Context() as context:
-        poller = zmq.Poller()
-        frozen = session.Session(context, address, poller)
-        while not frozen.reached and poller.poll(PATIENCE * 1000):
-            list(frozen.receive(now=0.0))
-        router.welcome()
-        while frozen.welcome is None and poller.poll(PATIENCE * 1000):
-            list(frozen.receive(now=0.0))
+        frozen = welcomed(router, context, address)
 
         frozen.keep_alive(now=600.0)
         assert frozen.lost is None
@@ -442,6 +448,26 @@ def test_a_client_that_was_frozen_does_not_blame_the_daemon(router: Router, addr
         frozen.keep_alive(now=635.0)
         assert "has not answered" in frozen.lost
         frozen.close()
+
+
+def test_what_the_next_daemon_says_before_hello_is_no_answer(router: Router, address: str) -> None:
+    """A message that was meant for the one before reaches it, as the loss was not noticed: that is lost, and not refused."""
+    with zmq.Context() as context:
+        session_ = welcomed(router, context, address)
+        session_.send(encode(Generate("1", prompt="x")))
+        assert isinstance(router.hear(), Generate)
+        router.die()
+        following = Router(address)
+        session_.send(encode(Credit("1", 1)))
+        assert isinstance(following.hear(), Credit)
+        following.say(encode(Error("1", "invalid_request", "say hello first")))
+        assert session_._dealer.poll(PATIENCE * 1000)
+
+        assert list(session_.receive(now=0.0)) == []
+
+        assert "went away" in (session_.lost or "")
+        session_.close()
+        following.die()
 
 
 def test_an_idle_client_pings(router: Router, address: str, monkeypatch: pytest.MonkeyPatch) -> None:

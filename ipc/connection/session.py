@@ -109,6 +109,10 @@ class Session:
                 break
             self._last_received_at = now
             message = self._decoded(frame)
+            if isinstance(message, Error) and message.code == "invalid_request":
+                gone = self._watch() or gone
+                if gone:  # perhaps the next daemon's, which got something before Hello
+                    continue
             if isinstance(message, Answer):
                 yield message, len(frame)
             elif isinstance(message, Ping):
