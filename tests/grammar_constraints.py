@@ -1,7 +1,7 @@
 """Constraints of real grammars, for tests: how they begin, and what one does with them."""
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 import numpy as np
 import psutil
@@ -75,7 +75,11 @@ def first_processes() -> list[psutil.Process]:
 
 def children() -> list[psutil.Process]:
     """All processes of grammars that descend from this one."""
-    return [process for first in first_processes() for process in (first, *first.children(recursive=True))]
+    processes = []
+    for first in first_processes():
+        with suppress(psutil.NoSuchProcess):  # it has just ended
+            processes += [first, *first.children(recursive=True)]
+    return processes
 
 
 def _command(process: psutil.Process) -> list[str]:

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from fake_driver import FakeDriver, serving
+from fake_driver import PATIENCE, FakeDriver, serving
 
 from ipc.commands import cli, doctor
 from ipc.commands.doctor import Finding
@@ -138,6 +138,7 @@ def test_memory_and_files_may_be_tight() -> None:
 
 def test_an_address_may_be_ours_or_taken_by_a_stranger(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A daemon of ours is no obstacle to having one; a program that says nothing is."""
+    monkeypatch.setattr(doctor, "PATIENCE", PATIENCE)
     address = f"ipc://{tmp_path}/o.sock"
     assert doctor.listener(address).state == "good"
     with serving(address, FakeDriver()):

@@ -117,8 +117,9 @@ def test_a_grammar_that_ends_a_quick_worker_goes_among_the_heavy(grammars, a, b)
     assert suspect.allowance.heavy and not quick.allowance.heavy
 
 
-def test_kills_from_outside_are_nobodys_fault_until_there_are_many(grammars, a, b):
+def test_kills_from_outside_are_nobodys_fault_until_there_are_many(grammars, a, b, monkeypatch):
     """Though always at the same place; when they come to no end it ends, as the system kills for want of memory, too."""
+    monkeypatch.setattr("driver.grammars.matcher_pool.ENDING_TIMEOUT", PATIENCE)
     (constraint,) = begin(grammars, heavy=True, regex="(ab)+")
     advance(constraint, a)
 
@@ -181,7 +182,7 @@ def test_what_the_system_has_no_more_of_is_overload(grammars, monkeypatch, numbe
         patch.setattr(f"driver.grammars.workers.{call}", refusing(number))
         begin(grammars, regex="a")
 
-    assert len(os.listdir("/proc/self/fd")) == files and not children()
+    assert len(os.listdir("/proc/self/fd")) <= files and not children()
     assert begin(grammars, regex="a")
 
 
