@@ -38,20 +38,21 @@ class Availability:
 
     def sleep(self, request_id: str, channel: ReturnChannel) -> None:
         """Refuses new requests; the engine sleeps once no request is open. Raises Draining."""
-        self._check_not_draining()
+        self.check_not_draining()
         self._refusal = Asleep("the daemon is asleep: try again when it has been woken, with `odriver wake`")
         self._sleep = message = SleepEngine(request_id, channel)
         self._open_requests.when_none(lambda: self._post(message))
 
     def wake(self, request_id: str, channel: ReturnChannel) -> None:
         """Has the engine wake, if it sleeps, and takes new requests. Raises Draining."""
-        self._check_not_draining()
+        self.check_not_draining()
         if self._sleep is not None:
             self._sleep.cancelled = True
         self._post(WakeEngine(request_id, channel))
         # at once: every Admit from now on is behind the WakeEngine in the inbox
         self._refusal = None
 
-    def _check_not_draining(self) -> None:
+    def check_not_draining(self) -> None:
+        """Raises Draining."""
         if isinstance(self._refusal, Draining):
             raise self._refusal

@@ -3,6 +3,7 @@
 DriverError
 ├── InvalidRequest             invalid_request          the client's: the message names what to change
 │   └── ContextLengthExceeded  context_length_exceeded  prompt and output do not fit the model's context
+├── NotFound                   not_found                the client's, or nobody's: there is no such model, or adapter
 ├── DuplicateRequest           duplicate_request        the client's: the id is in use until its last sample
 ├── Overloaded                 overloaded               nobody's: too many requests wait; try again later
 ├── Draining                   draining                 the operator's: no new requests, the open ones go on
@@ -48,6 +49,12 @@ class ContextLengthExceeded(InvalidRequest):
     def __init__(self, max_model_len: int, what: str, remedy: str) -> None:
         longest = f"this model's maximum context length is {max_model_len} tokens, prompt and output together"
         super().__init__(f"{longest}, but {what}: {remedy}")
+
+
+class NotFound(DriverError):
+    """Nothing of this name is served, or nothing that this client may use."""
+
+    code = "not_found"
 
 
 class DuplicateRequest(DriverError):

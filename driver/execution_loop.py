@@ -16,12 +16,14 @@ from driver.stages.queues import BoundedQueue, QueueClosed
 from driver.stages.stage import Stage
 from driver.thread_messages import (
     AbortSequences,
+    AddAdapter,
     Admit,
     Compiled,
     Ended,
     Finished,
     Inbound,
     ProfileEngine,
+    RemoveAdapter,
     ResetPrefixCache,
     SleepEngine,
     StepOutputs,
@@ -29,6 +31,7 @@ from driver.thread_messages import (
     Summary,
     WakeEngine,
 )
+from engine.adapters.adapter import Adapter, AdapterError
 from engine.histogram import Histogram
 from engine.profiler import Profiler, ProfilerError
 from engine.scheduling.sequence import SequenceOutput
@@ -133,6 +136,10 @@ class ExecutionLoop:
             case ResetPrefixCache(request_id=request_id, channel=channel):
                 count = self._engine.reset_prefix_cache()
                 channel.put(_done(request_id, f"the prefix cache is empty: {count} pages are forgotten"))
+            case AddAdapter():
+                self._add_adapter(item)
+            case RemoveAdapter(uid=uid):
+                self._engine.remove_adapter(uid)
             case _CommandDone(command=command, answer=answer):
                 command.channel.put(answer)
         self.stats = self._engine.stats()
@@ -155,6 +162,10 @@ class ExecutionLoop:
                 | ResetPrefixCache(request_id=request_id, channel=channel)
             ):
                 channel.put(error_sample(request_id, error))
+            case AddAdapter(done=done):
+                done(error)
+            case RemoveAdapter():
+                """Nobody waits for it."""
             case _CommandDone():
                 """Its channel has been called, and raised."""
 
@@ -197,6 +208,14 @@ class ExecutionLoop:
         except ProfilerError as refusal:
             return error_sample(command.request_id, InvalidRequest(str(refusal)))
         return _done(command.request_id, directory)
+
+    def _add_adapter(self, message: AddAdapter) -> None:
+        try:
+            self._engine.add_adapter(message.adapter)
+        except AdapterError as refusal:
+            message.done(InvalidRequest(str(refusal)))
+        else:
+            message.done(None)
 
     def _admit(self, message: Admit) -> None:
         request, params = message.opened.request, message.opened.params
@@ -251,7 +270,17 @@ class _CommandDone(msgspec.Struct, frozen=True):
     answer: ReturnSample
 
 
-_Item = Admit | AbortSequences | Finished | ProfileEngine | ResetPrefixCache | _Overdue | _CommandDone
+_Item = (
+    Admit
+    | AbortSequences
+    | Finished
+    | ProfileEngine
+    | ResetPrefixCache
+    | AddAdapter
+    | RemoveAdapter
+    | _Overdue
+    | _CommandDone
+)
 
 
 def _source(item: _Item) -> tuple[str, str]:
@@ -265,5 +294,7 @@ def _source(item: _Item) -> tuple[str, str]:
             return sequence_id, sequence_id
         case ProfileEngine(request_id=request_id) | ResetPrefixCache(request_id=request_id):
             return request_id, request_id
+        case AddAdapter(adapter=Adapter(uid=uid)) | RemoveAdapter(uid=uid):
+            return "", f"adapter {uid}"
         case _CommandDone(command=command):
             return command.request_id, command.request_id

@@ -4,9 +4,9 @@ The life of a request
 ---------------------
 1. ``submit_request`` runs on the caller's thread (in the daemon the socket thread, which must
    never wait). It adds the request to the table of open requests and to a bounded queue of the
-   prepare stage, in which clients take turns, or it raises at once: DuplicateRequest, Overloaded,
-   Draining, Asleep or DriverStopped. A refused request gets nothing more; every other request gets
-   exactly one last sample.
+   prepare stage, in which clients take turns, or it raises at once: DuplicateRequest, NotFound,
+   Overloaded, Draining, Asleep or DriverStopped. A refused request gets nothing more; every other
+   request gets exactly one last sample.
 2. A **prepare inputs** thread checks the parameters, applies the chat template, refuses what
    cannot fit, tokenises, checks lengths, and posts Admit(sequences) to the inbox of the execution
    thread. A client's mistake ends that client's request here. A request with structured outputs
@@ -29,11 +29,20 @@ request and posts AbortSequences to the inbox. The execution thread knows the se
 it, or sees the flag when the Admit comes, or the request has ended already and nothing happens.
 Aborts and tokens reach the summary thread through one queue, so no token follows the last sample.
 
+Adapters
+--------
+A request's adapter is looked up in ``submit_request``, and that version of it stays in memory until
+the request's last sample (driver/adapters/registry.py). The **load adapters** thread does what
+operators ask, one command after another: it reads files, posts AddAdapter to the inbox, and lets
+requests have the adapter once the execution thread has answered. A version that no name and no
+request has any more is removed by a RemoveAdapter, which is in the inbox behind every Admit with it.
+
 Which thread waits for which
 ----------------------------
 The prepare threads wait for requests, the compile threads for grammars, the summary thread for
 summaries, and the execution thread for a message when the engine is idle: without work no thread
-uses the processor. Under load only the execution thread waits for another, while the summary queue
+uses the processor. The load adapters thread waits for commands, files, and the execution thread's
+answer, which waits for nothing. Under load only the execution thread waits for another, while the summary queue
 is full. The summary and prepare threads write to the inbox, which is unbounded, and to channels,
 which must not block. A worker process answers or is killed by its alarm. So there is no circle of
 waits, and no deadlock.
@@ -61,13 +70,16 @@ last act, with "internal", and calls ``on_failure``. Only the first caller does 
 import logging
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 
 import msgspec
 
+from driver.adapters.commands import LoadAdapter, UnloadAdapter
+from driver.adapters.loader import AdapterLoader
+from driver.adapters.registry import AdapterRegistry
 from driver.availability import Availability
 from driver.compile_grammars import CompileGrammars
-from driver.errors import Asleep, Draining, DriverError, DriverStopped, InternalError, Overloaded
+from driver.errors import Asleep, Draining, DriverError, DriverStopped, InternalError, NotFound, Overloaded
 from driver.execution_loop import ExecutionLoop
 from driver.grammars.compiler import GrammarCompiler
 from driver.load_limit import LoadLimit, TokenizerLimit
@@ -84,9 +96,10 @@ from driver.stages.queues import BoundedQueue, QueueClosed
 from driver.stages.safe_thread import SafeThread
 from driver.status import DriverStatus
 from driver.text.tokenizer import HuggingFaceTokenizer
-from driver.thread_messages import AbortSequences, ProfileEngine, ResetPrefixCache, Stop, Summary
+from driver.thread_messages import AbortSequences, ProfileEngine, RemoveAdapter, ResetPrefixCache, Stop, Summary
 from engine.config import MAX_QUEUED_REQUESTS, MAX_QUEUED_TOKENS, ServingLimits
 from engine.histogram import Histogram
+from engine.hub.roots import Root
 
 logger = logging.getLogger(__name__)
 
@@ -100,7 +113,9 @@ class oDriver:
 
     ``max_queued_requests`` requests may be open without a token, and their prompts may have
     ``max_queued_tokens`` together; ``submit_request`` raises Overloaded for more, first for
-    clients that have more than their share. After one of the driver's threads has died and every
+    clients that have more than their share. ``model_names`` are what requests may call the model
+    itself. ``max_cpu_loras`` adapters may be in memory, 0 if none are served, and all but the first
+    are read from below ``adapter_root`` alone. After one of the driver's threads has died and every
     open request has ended, that thread calls ``on_failure``, once.
     """
 
@@ -111,6 +126,9 @@ class oDriver:
         *,
         max_queued_requests: int = MAX_QUEUED_REQUESTS,
         max_queued_tokens: int = MAX_QUEUED_TOKENS,
+        model_names: Collection[str] = (),
+        max_cpu_loras: int = 0,
+        adapter_root: Root | None = None,
         on_failure: Callable[[str], None] | None = None,
     ) -> None:
         self.tokenizer_info = tokenizer.info()
@@ -123,10 +141,14 @@ class oDriver:
         self._on_failure = on_failure
         self._log = RequestLog()
         self._observers: list[Callable[[OpenRequest, ReturnSample], None]] = [self._log.ended]
-        self._open_requests = OpenRequests(self._tell_observers)
         self._summaries: BoundedQueue[Summary] = BoundedQueue(MAX_SUMMARIES)
         self._execution = ExecutionLoop(engine, self._summaries)
         post = self._execution.inbox.put
+        self.adapters = AdapterRegistry(max_cpu_loras, model_names, lambda uid: post(RemoveAdapter(uid)))
+        """Those that requests can name."""
+        self._loader = AdapterLoader(engine.read_adapter, self.adapters, post, adapter_root)
+        self._add_adapter = engine.add_adapter
+        self._open_requests = OpenRequests(self._tell_observers, self.adapters.release)
         self._grammar_compiler = GrammarCompiler(tokenizer, self.limits)
         self._compile = CompileGrammars(self._grammar_compiler, self._open_requests, post, most_queued)
         self._prepare = PrepareInputs(
@@ -137,6 +159,7 @@ class oDriver:
         self._threads = [
             *[SafeThread("prepare inputs", run, self._thread_died) for run in self._prepare.runs],
             *[SafeThread("compile grammars", run, self._thread_died) for run in self._compile.runs],
+            SafeThread("load adapters", self._loader.run, self._thread_died),
             SafeThread("execution loop", self._execution.run, self._thread_died),
             SafeThread("process summary", self._summary.run, self._thread_died),
         ]
@@ -152,6 +175,13 @@ class oDriver:
         ``start``."""
         self._observers.append(ended)
 
+    def load_first(self, modules: Mapping[str, str]) -> None:
+        """Loads adapters from these directories, by name, before ``start``; they are pinned.
+
+        Raises ConfigurationError.
+        """
+        self._loader.load_first(modules, self._add_adapter)
+
     def start(self) -> None:
         """Starts the threads; once only."""
         for thread in self._threads:
@@ -162,10 +192,11 @@ class oDriver:
         added = self._open_requests.add(request)
         try:
             self._availability.check()
+            added.adapter = self.adapters.acquire(request.model, request.adapters)
             waiting = [other for other in self._open_requests.waiting() if other is not added]
             self._load_limit.check(added, waiting, self._execution.stats)
             self._prepare.submit(added)
-        except (Overloaded, Asleep, Draining, QueueClosed) as refusal:
+        except (NotFound, Overloaded, Asleep, Draining, QueueClosed) as refusal:
             if not self._open_requests.withdraw(added):
                 return  # the driver has ended meanwhile, and has notified the channel
             if isinstance(refusal, QueueClosed):
@@ -177,7 +208,9 @@ class oDriver:
             raise
 
     def submit_tokenizer_request(self, request: TokenizerRequest) -> None:
-        """Takes the request, also when asleep or draining; raises Overloaded or DriverStopped."""
+        """Takes the request, also when asleep or draining; raises NotFound, Overloaded or
+        DriverStopped."""
+        self.adapters.check(request.model, request.adapters)
         try:
             self._tokenizer_limit.submit(request, self._prepare.submit)
         except QueueClosed:
@@ -199,6 +232,7 @@ class oDriver:
             **msgspec.structs.asdict(self._execution.stats),
             queued_requests=self._prepare.num_queued,
             open_requests=len(self._open_requests),
+            adapters={row.name: row.open_requests for row in self.adapters.rows()},
             requests_by_client=self._open_requests.by_client(),
             seconds_since_progress=self.seconds_since_progress,
             stages=self.stages(),
@@ -271,6 +305,18 @@ class oDriver:
         self._check_running()
         self._execution.inbox.put(ResetPrefixCache(request_id, channel))
 
+    def command_adapters(self, command: LoadAdapter | UnloadAdapter) -> None:
+        """Has an adapter loaded or unloaded, after the commands before; its channel is answered.
+
+        Raises InvalidRequest, Overloaded, Draining and DriverStopped at once.
+        """
+        self._check_running()
+        self._availability.check_not_draining()
+        try:
+            self._loader.submit(command)
+        except QueueClosed:
+            raise DriverStopped(str(self._why_stopped)) from None
+
     def profile(self, request_id: str, directory: str | None, channel: ReturnChannel) -> None:
         """Begins a trace of the process, for this directory, or ends and writes the one under way
         where it is None.
@@ -314,6 +360,7 @@ class oDriver:
         self._why_stopped = why
         self._prepare.close()
         self._compile.close()
+        self._loader.close()
         self._execution.inbox.put(Stop())
         self._summaries.close()
         self._grammar_compiler.stop()  # this wakes threads that wait for a grammar

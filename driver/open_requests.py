@@ -14,6 +14,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 
+from driver.adapters.registry import LoadedAdapter
 from driver.errors import DriverError, DuplicateRequest
 from driver.request import ActiveRequest, ReturnSample, error_sample
 from driver.stages.fair_share import Holder
@@ -35,6 +36,8 @@ class OpenRequest:
     request: ActiveRequest
     sequence_id: str
     aborted: bool = False
+    adapter: LoadedAdapter | None = None
+    """Its adapter, which it has until its last sample; ``submit_request`` sets it."""
     num_prompt_tokens: int = 0
     """An estimate: the prompt is not tokenised yet."""
     num_samples: int = 1
@@ -73,11 +76,17 @@ class OpenRequest:
 class OpenRequests:
     """The table of open requests; any thread may call any method.
 
-    ``on_end`` is called with every last sample, before its delivery and on the same thread.
+    ``on_end`` is called with every last sample, before its delivery and on the same thread, and
+    ``release`` with the adapter of each request that is open no more.
     """
 
-    def __init__(self, on_end: Callable[[OpenRequest, ReturnSample], None] | None = None) -> None:
+    def __init__(
+        self,
+        on_end: Callable[[OpenRequest, ReturnSample], None] | None = None,
+        release: Callable[[LoadedAdapter], None] = lambda _: None,
+    ) -> None:
         self._on_end = on_end
+        self._release = release
         self._serials = itertools.count()
         self._by_request_id: dict[str, OpenRequest] = {}
         self._owed: dict[str, OpenRequest] = {}
@@ -158,6 +167,8 @@ class OpenRequests:
         if self._owed.pop(request.sequence_id, None) is None:
             return False
         del self._by_request_id[request.request_id]
+        if request.adapter is not None:
+            self._release(request.adapter)
         return True
 
     def _call_when_none(self) -> None:

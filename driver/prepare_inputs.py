@@ -176,6 +176,7 @@ class PrepareInputs:
                 client=request.request.client,
                 user=request.request.user,
                 salt=salt,
+                adapter_id=0 if request.adapter is None else request.adapter.uid,
             )
             sequences.append(sequence)
             params = msgspec.structs.replace(params, prompt_logprobs=None)
@@ -192,10 +193,12 @@ class PrepareInputs:
                 sequence.page_keys = list(keys)
 
     def _salt(self, request: OpenRequest, params: SamplingParams) -> bytes | None:
-        """The salt of its pages' keys, by tenant and salt; None where it shares no pages."""
+        """The salt of its pages' keys, by tenant, salt and version of its adapter; None where it
+        shares no pages."""
         if not params.enable_prefix_caching or self._limits.page_size is None:
             return None
-        return msgspec.json.encode([request.request.tenant, params.cache_salt])
+        adapter = [] if request.adapter is None else [request.adapter.uid]
+        return msgspec.json.encode([request.request.tenant, params.cache_salt, *adapter])
 
     def _check_token_ids(
         self, params: SamplingParams, stop_token_ids: frozenset[int], bad_words: tuple[tuple[int, ...], ...]

@@ -1,6 +1,6 @@
 """Requests to the driver and its returns: plain data, and the channel that carries it."""
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 from queue import SimpleQueue
 from typing import Any, Literal, Protocol
@@ -137,7 +137,8 @@ class ActiveRequest:
     that the client has already. Generation continues behind it as if it had never been
     interrupted, and only new output goes into the channel. ``num_bytes`` is the size of the
     request's message, by which the length of a conversation is estimated before it is tokenised.
-    ``traceparent`` is W3C's, for the request's trace; empty for none.
+    ``traceparent`` is W3C's, for the request's trace; empty for none. ``model`` names an adapter,
+    or the model itself, as "" does; ``adapters`` are those that the client may use, None for all.
     """
 
     request_id: str
@@ -153,6 +154,8 @@ class ActiveRequest:
     resume_token_ids: list[list[int]] = field(default_factory=list)
     traceparent: str = ""
     num_bytes: int = 0
+    model: str = ""
+    adapters: Collection[str] | None = None
 
     @property
     def estimated_tokens(self) -> int:
@@ -171,7 +174,8 @@ class TokenizerRequest:
     The channel gets one sample: token ids or a text, with the number of tokens as
     ``usage.prompt_tokens``; or an error. With ``add_special_tokens`` a text is tokenised as a
     prompt is, with special tokens around it. ``truncate_prompt_tokens`` is how many of the last
-    ids are wanted.
+    ids are wanted. ``model`` and ``adapters`` are as in ActiveRequest; an adapter's tokenizer is
+    the model's.
     """
 
     request_id: str
@@ -186,6 +190,8 @@ class TokenizerRequest:
     client: str = ""
     user: str = ""
     num_bytes: int = 0
+    model: str = ""
+    adapters: Collection[str] | None = None
 
     @property
     def num_prompt_tokens(self) -> int:

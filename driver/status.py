@@ -16,6 +16,8 @@ class DriverStatus(EngineStats, frozen=True):
     """Requests that wait to be prepared."""
     open_requests: int = 0
     """Requests without their last sample."""
+    adapters: dict[str, int] = msgspec.field(default_factory=dict)
+    """By adapter that requests may name: the open requests that have it."""
     requests_by_client: dict[str, tuple[int, int]] = msgspec.field(default_factory=dict)
     """By client: its open requests, and how many of them have no token yet."""
     seconds_since_progress: float = 0.0

@@ -1,16 +1,20 @@
 """The messages between the driver's threads.
 
 The inbox of the execution thread takes Admit, AbortSequences, Finished, SleepEngine, WakeEngine,
-ProfileEngine, ResetPrefixCache, Compiled and Stop. It is unbounded, so no sender ever waits. The queue of the
+ProfileEngine, ResetPrefixCache, AddAdapter, RemoveAdapter, Compiled and Stop. It is unbounded, so no sender ever waits. The queue of the
 summary thread is short, and only the execution thread puts into it: Opened, StepOutputs and Ended.
 One queue carries a request's opening, tokens and end, so their order holds.
 """
 
+from collections.abc import Callable
+
 import msgspec
 
+from driver.errors import DriverError
 from driver.open_requests import OpenRequest
 from driver.request import ReturnChannel
 from driver.resumption import Resumed
+from engine.adapters.adapter import Adapter
 from engine.sampling_params import SamplingParams
 from engine.scheduling.sequence import Sequence, SequenceOutput
 
@@ -87,6 +91,19 @@ class ResetPrefixCache(msgspec.Struct, frozen=True):
     channel: ReturnChannel
 
 
+class AddAdapter(msgspec.Struct, frozen=True):
+    """Have the engine serve this adapter; then call ``done``, with the error if it cannot."""
+
+    adapter: Adapter
+    done: Callable[[DriverError | None], None]
+
+
+class RemoveAdapter(msgspec.Struct, frozen=True):
+    """Free an adapter's memory: no sequence that is admitted from now on has it."""
+
+    uid: int
+
+
 class Compiled(msgspec.Struct, frozen=True):
     """Call the engine's ``adopt``."""
 
@@ -109,6 +126,16 @@ class Ended(msgspec.Struct, frozen=True):
 
 
 Inbound = (
-    Admit | AbortSequences | Finished | SleepEngine | WakeEngine | ProfileEngine | ResetPrefixCache | Compiled | Stop
+    Admit
+    | AbortSequences
+    | Finished
+    | SleepEngine
+    | WakeEngine
+    | ProfileEngine
+    | ResetPrefixCache
+    | AddAdapter
+    | RemoveAdapter
+    | Compiled
+    | Stop
 )
 Summary = Opened | StepOutputs | Ended

@@ -137,6 +137,15 @@ class EngineConfig:
     max_cpu_loras: int = setting(
         None, "N", f"adapters in host memory, those in slots included (default: {CPU_LORAS} times max_loras)"
     )
+    adapter_root: str | None = setting(
+        None,
+        "DIR",
+        "load adapters while serving from below this directory, or gs://BUCKET/DIRECTORY, and from nowhere else "
+        "(default: none)",
+    )
+    lora_modules: tuple[str, ...] = setting(
+        (), "NAME=PATH", "adapters to load at the start, by the names that requests have for them (default: none)"
+    )
     seed: int = setting(0, "N", "seed of all draws, with which each request's own seed is combined")
     staged_readiness: bool = setting(False, "", "be ready early, and compile most buckets while serving")
     """Become ready once a few buckets cover every step. The others are compiled while serving."""
@@ -154,6 +163,17 @@ class EngineConfig:
         if self.coordinator_address is None:
             return None
         return Hosts(self.coordinator_address, self.num_processes, self.process_id)
+
+    @property
+    def lora_paths(self) -> dict[str, str]:
+        """``lora_modules`` by name. Raises ConfigurationError."""
+        paths: dict[str, str] = {}
+        for module in self.lora_modules:
+            name, equals, path = module.partition("=")
+            if not (equals and name and path) or name in paths:
+                raise ConfigurationError(f"lora_modules must be NAME=PATH, each name once, not {module!r}")
+            paths[name] = path
+        return paths
 
     @property
     def weights(self) -> dict[str, float] | None:
@@ -222,6 +242,11 @@ class EngineConfig:
             object.__setattr__(self, "max_cpu_loras", CPU_LORAS * self.max_loras)
         fits, least = self.max_cpu_loras >= self.max_loras, f"at least max_loras ({self.max_loras})"
         _require(fits, "max_cpu_loras", least, self.max_cpu_loras)
+        for name, given in (("adapter_root", self.adapter_root is not None), ("lora_modules", bool(self.lora_paths))):
+            if given and not self.enable_lora:
+                raise ConfigurationError(f"{name} is for adapters, which are not served: set enable_lora as well")
+        if len(self.lora_paths) > self.max_cpu_loras:
+            raise ConfigurationError(f"lora_modules are {len(self.lora_paths)}, and max_cpu_loras {self.max_cpu_loras}")
 
     def _check_hosts(self) -> None:
         _require(self.num_processes >= 1, "num_processes", "at least 1", self.num_processes)

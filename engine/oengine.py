@@ -19,8 +19,10 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable
+from typing import Any
 
 from caching.page_manager import HBMPageManager
+from engine.adapters.adapter import Adapter, AdapterError
 from engine.config import EngineStats, ServingLimits
 from engine.device_errors import DeviceError
 from engine.sampling.sampler import NO_TOKEN
@@ -134,6 +136,18 @@ class oEngine:
             self._runner.allocate_cache()
         self._asleep = False
 
+    def read_adapter(self, directory: str) -> Adapter:
+        """For any thread. Raises AdapterError: this engine serves no adapters."""
+        raise AdapterError(f"this engine serves no adapters, and not that of {directory}")
+
+    def add_adapter(self, adapter: Adapter) -> None:
+        """Raises AdapterError, too."""
+        raise AdapterError(f"this engine serves no adapters, and not that of {adapter.origin}")
+
+    def remove_adapter(self, uid: int) -> None:
+        """Raises AdapterError, too."""
+        raise AdapterError(f"this engine serves no adapters, and not that of uid {uid}")
+
     def close(self) -> None:
         """Stop compiling."""
         self._staged.close()
@@ -183,6 +197,7 @@ class oEngine:
     def stats(self) -> EngineStats:
         """The counters and gauges of this moment."""
         states = self._states
+        host: dict[str, Any] = {} if self._host is None else self._host.stats()
         return EngineStats(
             running=self._scheduler.num_running,
             max_num_seqs=self.limits.max_num_seqs,
@@ -191,7 +206,7 @@ class oEngine:
             pages_free=self._pages.num_free,
             pages_cached=self._pages.num_cached,
             pages_owned=self._pages.num_owned,
-            **({} if self._host is None else self._host.stats()),
+            **host,
             steps=self._steps,
             prompt_tokens=self._prompt_tokens,
             generated_tokens=self._generated_tokens,

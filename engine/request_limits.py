@@ -19,6 +19,10 @@ MAX_NAME_LENGTH = 128
 """Characters in the name of a parameter, of a switch of the chat template, or of a function."""
 MAX_TARGET_LENGTH = 1024
 """Characters in the name of another client's request."""
+MAX_MODEL_LENGTH = 256
+"""Characters in the name of a model, or of an adapter."""
+MAX_PATH_LENGTH = 1024
+"""Characters in the path of an adapter."""
 MAX_NAMES = 256
 """Fields of a message, parameters, switches; each may appear once."""
 MAX_MESSAGES = 4096

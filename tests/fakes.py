@@ -1,12 +1,16 @@
 """An engine and a tokenizer that one can compute in one's head, for tests of the real threads and queues."""
 
+import itertools
 import threading
 from collections import deque
 from collections.abc import Callable
 from collections.abc import Sequence as Tokens
 from typing import Any
 
+import numpy as np
+
 from driver.text.conversation import Chat
+from engine.adapters.adapter import Adapter, AdapterError
 from engine.config import EngineStats, ServingLimits
 from engine.scheduling.sequence import Sequence, SequenceOutput, SequenceStatus
 from engine.step.step_times import step_histograms
@@ -71,6 +75,8 @@ class FakeEngine:
         self.steps = 0
         self.asleep = False
         self.admitted: list[Sequence] = []
+        self.adapters: dict[int, Adapter] = {}
+        self._uids = itertools.count(1)
         self._max_num_seqs = max_num_seqs
         self._gate = gate
         self._fails_at = fails_at
@@ -82,7 +88,21 @@ class FakeEngine:
     def has_work(self) -> bool:
         return bool(self._waiting or self._running or self._in_flight)
 
+    def read_adapter(self, directory: str) -> Adapter:
+        """Of rank 1, with a byte; one whose directory is called "bad" cannot be served."""
+        if directory.endswith("bad"):
+            raise AdapterError("it is bad")
+        return Adapter(next(self._uids), directory, 1, (np.zeros(1, np.int8),))
+
+    def add_adapter(self, adapter: Adapter) -> None:
+        self.adapters[adapter.uid] = adapter
+
+    def remove_adapter(self, uid: int) -> None:
+        del self.adapters[uid]
+
     def add(self, sequence: Sequence) -> None:
+        if sequence.adapter_id and sequence.adapter_id not in self.adapters:
+            raise AdapterError(f"adapter {sequence.adapter_id} is not there")
         self.admitted.append(sequence)
         self._waiting.append(sequence)
 

@@ -85,6 +85,19 @@ def test_every_number_of_the_status_is_shown(name: str, monkeypatch: pytest.Monk
         assert " 12345.0" in exposed(driver)
 
 
+def test_adapters_that_run_and_wait_are_labels_as_in_vllm(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By name; the value is when that was."""
+    with build_driver(max_cpu_loras=4) as driver:
+        driver.load_first({"alice": "a", "bob": "b", "carol": "c"})
+        status = DriverStatus(max_loras=2, adapters_running={2: 1, 1: 3}, adapters_waiting={3: 1})
+        monkeypatch.setattr(driver, "status", lambda: status)
+        text = exposed(driver)
+
+    labels = 'max_lora="2",running_lora_adapters="alice,bob",waiting_lora_adapters="carol"'
+    assert f"vllm:lora_requests_info{{{labels}}} 1." in text
+    assert "odriver_adapter_loads_total" in text
+
+
 def test_nothing_is_shown_twice() -> None:
     """Prometheus takes one value of a name with the same labels, and complains of a second."""
     with build_driver() as driver:

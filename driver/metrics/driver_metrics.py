@@ -6,6 +6,7 @@ for. Nothing is computed until somebody asks: numbers come from the driver's sna
 histograms that one thread each writes.
 """
 
+import time
 from collections.abc import Iterable, Mapping
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
@@ -45,6 +46,8 @@ class DriverMetrics(Collector):
         yield self._by_label("vllm:request_success", "Requests that ended", "finished_reason", requests.finished)
         yield self._by_label("odriver_requests_failed", "Requests that got an error", "code", dict(self._driver.failed))
         yield self._histogram("iteration_tokens_total", self._driver.iteration_tokens)
+        if status.max_loras:
+            yield self._lora_requests(status)
         phases = HistogramMetricFamily(
             "odriver_step_seconds", "Of the host in each phase of a step", labels=(*_LABELS, "phase")
         )
@@ -75,6 +78,8 @@ class DriverMetrics(Collector):
             ("odriver_host_page_bytes", "Bytes of the host cache that a page takes", status.host_page_bytes),
             ("odriver_host_pages_cached", "Pages in the host cache that hold a prefix", status.host_pages_cached),
             ("odriver_seconds_since_progress", "Since a step landed, while there is work", status.seconds_since_progress),
+            ("odriver_adapter_slots", "Slots for adapters on the device", status.max_loras),
+            ("odriver_adapters", "Adapters that requests may name", len(status.adapters)),
             ("odriver_uptime_seconds", "Since the driver was made", status.uptime_seconds),
             ("odriver_staged_compilations_left", "Functions that readiness did not wait for", status.staged_compilations_left),
             ("odriver_replaced_kernels", "Kernels at fault, in whose place XLA serves", status.replaced_kernels),
@@ -120,10 +125,26 @@ class DriverMetrics(Collector):
             ("odriver_prompt_tokens_computed", "Prompt tokens computed, again after preemption too", status.prompt_tokens),
             ("odriver_step_gap_seconds", "The device idle between steps though there was work", status.step_gap_seconds_sum),
             ("odriver_step_gaps", "Steps that followed another without a rest", status.step_gap_seconds_count),
+            ("odriver_adapter_loads", "Adapters that were loaded", self._driver.adapters.num_loads),
+            ("odriver_adapter_evictions", "Adapters unloaded to load others", self._driver.adapters.num_evictions),
+            ("odriver_adapter_slot_loads", "Adapters written to a slot of the device", status.adapter_loads),
+            ("odriver_adapter_slot_evictions", "Of them, those that took another's slot", status.adapter_evictions),
             ("odriver_compilations_after_ready", "Compilations that nobody planned", status.compilations_after_ready),
             ("odriver_staged_compilations", "Functions compiled while serving", status.staged_compilations),
         ):  # fmt: skip
             yield self._alone(CounterMetricFamily, name, meaning, value)
+
+    def _lora_requests(self, status: DriverStatus) -> Metric:
+        """vLLM's: which adapters run and wait, as labels; the value is the time."""
+        metric = GaugeMetricFamily(
+            "vllm:lora_requests_info",
+            "Adapters of the requests that run and wait, and slots for adapters",
+            labels=("max_lora", "waiting_lora_adapters", "running_lora_adapters"),
+        )
+        by_state = (status.adapters_waiting, status.adapters_running)
+        names = [",".join(self._driver.adapters.names(uids)) for uids in by_state]
+        metric.add_metric((str(status.max_loras), *names), time.time())
+        return metric
 
     def _alone(
         self, family: type[CounterMetricFamily] | type[GaugeMetricFamily], name: str, meaning: str, value: float

@@ -21,6 +21,8 @@ class RequestRow(msgspec.Struct, frozen=True):
     """As ``abort`` takes it."""
     client: str
     user: str
+    model: str
+    """Its adapter; "" is the model itself."""
     state: str
     """The most advanced state of its samples."""
     age_s: float
@@ -53,6 +55,7 @@ def _row(request: OpenRequest, now: float) -> RequestRow:
         id=request.request_id,
         client=request.request.client,
         user=request.request.user,
+        model="" if request.adapter is None else request.adapter.name,
         state=min(map(_state, sequences), key=REQUEST_STATES.index, default="queued"),
         age_s=now - request.received_at,
         prompt_tokens=len(sequences[0].prompt_token_ids) if sequences else request.num_prompt_tokens,

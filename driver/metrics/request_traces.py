@@ -84,7 +84,10 @@ def _attributes(
     model: str, request: OpenRequest, last: ReturnSample, now: float
 ) -> "Iterator[tuple[str, AttributeValue]]":
     yield "gen_ai.request.id", request.request_id
-    yield "gen_ai.response.model", model
+    adapter = request.adapter
+    yield "gen_ai.response.model", model if adapter is None else adapter.name
+    if adapter is not None:
+        yield "odriver.adapter_version", adapter.uid
     yield "odriver.client", request.request.client
     yield "gen_ai.latency.e2e", now - request.received_at
     params: dict[str, Any] = request.request.params

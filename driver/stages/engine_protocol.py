@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping
 from typing import Protocol
 
+from engine.adapters.adapter import Adapter
 from engine.config import EngineStats, ServingLimits
 from engine.histogram import Histogram
 from engine.scheduling.sequence import Sequence, SequenceOutput
@@ -18,6 +19,16 @@ class Engine(Protocol):
     @property
     def has_work(self) -> bool:
         """Whether a sequence waits or runs, or a step is in flight on the device."""
+
+    def read_adapter(self, directory: str) -> Adapter:
+        """Reads an adapter, from a directory or a bucket's; any thread may. Raises
+        AdapterError."""
+
+    def add_adapter(self, adapter: Adapter) -> None:
+        """Serves it to sequences with its ``uid``; raises AdapterError."""
+
+    def remove_adapter(self, uid: int) -> None:
+        """Frees its memory, once the sequences that have it have ended; no other is added."""
 
     def add(self, sequence: Sequence) -> None:
         """Queues a sequence; never fails."""

@@ -5,9 +5,8 @@ import stat
 from pathlib import Path
 
 from engine.errors import ConfigurationError
+from engine.request_limits import MAX_PATH_LENGTH
 
-MAX_PATH_LENGTH = 1024
-"""Characters of a path."""
 _BUCKET = "gs://"
 
 

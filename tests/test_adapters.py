@@ -1,0 +1,416 @@
+"""Adapters in the driver: which version a request gets, and what becomes of it, on an engine that knows its adapters."""
+
+import itertools
+import random
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from fakes import FakeEngine, FakeTokenizer
+from test_driver import Listener, error_of, submit, text_of
+
+from driver.adapters.commands import LoadAdapter, UnloadAdapter
+from driver.errors import Draining, InvalidRequest, NotFound, Overloaded
+from driver.odriver import oDriver
+from engine.adapters.adapter import Adapter, AdapterError
+from engine.errors import ConfigurationError
+from engine.hub.roots import Root
+from engine.scheduling.sequence import SequenceOutput
+
+NAMES = ("alice", "bob", "carol", "bad")
+LEAST = 50
+"""Requests of each client that are served while adapters come and go, or after."""
+LONG = {"max_tokens": 100}
+
+
+class SlowReader(FakeEngine):
+    """Reads no adapter before ``may_read`` is set; ``reads`` says when it has begun to."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self.reads, self.may_read = threading.Semaphore(0), threading.Event()
+        self.may_read.set()
+
+    def read_adapter(self, directory: str) -> Adapter:
+        self.reads.release()
+        assert self.may_read.wait(30)
+        return super().read_adapter(directory)
+
+
+class HeldEngine(FakeEngine):
+    """Adapters come and go, and no request gets a token before ``may_step`` is set."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.may_step = threading.Event()
+
+    def step(self) -> list[SequenceOutput]:
+        return super().step() if self.may_step.wait(0.01) else []
+
+
+class Names(FakeEngine):
+    """A request is called by its adapter's name and a number; whoever gets another's adapter is noted."""
+
+    def __init__(self) -> None:
+        super().__init__(max_num_seqs=8)
+        self.uids: dict[str, int] = {}
+        self.wrong: list[str] = []
+
+    def add(self, sequence: Any) -> None:
+        super().add(sequence)
+        name = sequence.request_id.partition("-")[0]
+        self.uids[sequence.request_id.partition("#")[0]] = sequence.adapter_id
+        if sequence.adapter_id and Path(self.adapters[sequence.adapter_id].origin).name != name:
+            self.wrong.append(sequence.request_id)
+
+
+@contextmanager
+def build(root: Path, engine: FakeEngine | None = None, max_cpu_loras: int = 4) -> Iterator[oDriver]:
+    """A started driver that reads adapters below this directory, where there are NAMES."""
+    for name in NAMES:
+        (root / name).mkdir(exist_ok=True)
+    driver = oDriver(
+        engine or FakeEngine(),
+        FakeTokenizer(),
+        model_names=["base", "alias"],
+        max_cpu_loras=max_cpu_loras,
+        adapter_root=Root(str(root), "adapter_root"),
+    )
+    driver.start()
+    try:
+        yield driver
+    finally:
+        driver.stop("the test is over")
+
+
+def begin(driver: oDriver, kind: Callable[..., Any], name: str, **fields: Any) -> Listener:
+    """The channel of a command."""
+    channel = Listener()
+    driver.command_adapters(kind("command", channel, name, **fields))
+    return channel
+
+
+def load(driver: oDriver, name: str, **fields: Any) -> str:
+    """What an operator is told."""
+    return text_of(list(begin(driver, LoadAdapter, name, **fields)))
+
+
+def unload(driver: oDriver, name: str) -> str:
+    """The same."""
+    return text_of(list(begin(driver, UnloadAdapter, name)))
+
+
+def listed(driver: oDriver) -> dict[str, tuple[int, int]]:
+    """Version and open requests of each adapter."""
+    return {row.name: (row.version, row.open_requests) for row in driver.adapters.rows()}
+
+
+def test_a_request_gets_the_adapter_that_it_names(tmp_path: Path) -> None:
+    """The model itself has two names, and none is its, too; an adapter's pages are not the model's."""
+    engine = FakeEngine()
+    engine.limits = msgspec.structs.replace(engine.limits, page_size=16)
+    with build(tmp_path, engine) as driver:
+        told = [load(driver, "alice"), load(driver, "bob", path="alice")]
+        for number, model in enumerate(("", "base", "alias", "alice", "bob")):
+            text_of(list(submit(driver, str(number), model=model)))
+
+    assert told == [
+        "the adapter alice is loaded: version 1, of rank 1",
+        "the adapter bob is loaded: version 2, of rank 1",
+    ]
+    assert [sequence.adapter_id for sequence in engine.admitted] == [0, 0, 0, 1, 2]
+    assert len({sequence.salt for sequence in engine.admitted}) == 3
+
+
+def test_what_is_not_served_is_refused_by_name(tmp_path: Path) -> None:
+    """With the names of what is, as far as the client may use it; tokenizers are asked by name, too."""
+    with build(tmp_path) as driver:
+        load(driver, "alice")
+        load(driver, "bob")
+        for name, allowed, names in (
+            ("carol", None, "are base, alias, alice, bob"),
+            ("bob", {"alice"}, "are base, alias, alice"),
+            ("bob", (), "are base, alias"),
+        ):
+            with pytest.raises(NotFound, match=f"no model or adapter '{name}' is served here: there {names}$"):
+                submit(driver, model=name, adapters=allowed)
+        text_of(list(submit(driver, model="alice", adapters={"alice"})))
+        assert [row.name for row in driver.adapters.rows({"bob", "carol"})] == ["bob"]
+        assert driver.failed["not_found"] == 3
+
+
+def test_an_adapter_loaded_again_is_another_version(tmp_path: Path) -> None:
+    """Open requests keep theirs, which goes with the last of them; the next ones get the new one."""
+    engine = HeldEngine()
+    with build(tmp_path, engine) as driver:
+        load(driver, "alice")
+        old = [submit(driver, str(number), model="alice", params=LONG) for number in range(2)]
+        load(driver, "alice")
+        new = submit(driver, "new", model="alice")
+        assert listed(driver) == {"alice": (2, 1)} and set(engine.adapters) == {1, 2}
+        engine.may_step.set()
+        for channel in (*old, new):
+            text_of(list(channel))
+        load(driver, "bob")  # behind the removal of what nobody has
+
+        assert set(engine.adapters) == {2, 3}
+        assert [sequence.adapter_id for sequence in engine.admitted] == [1, 1, 2]
+
+
+def test_requests_outlive_the_name_of_their_adapter(tmp_path: Path) -> None:
+    """What is unloaded takes no more of them, whether pinned or not; its memory is free when the last has ended."""
+    engine = HeldEngine()
+    with build(tmp_path, engine) as driver:
+        load(driver, "alice", pin=True)
+        channel = submit(driver, model="alice", params=LONG)
+
+        assert unload(driver, "alice") == "the adapter alice is unloaded; 1 open requests go on with it"
+        with pytest.raises(NotFound):
+            submit(driver, "b", model="alice")
+        assert error_of(begin(driver, UnloadAdapter, "alice"))[0] == "not_found"
+        assert set(engine.adapters) == {1}
+        load(driver, "alice")
+        engine.may_step.set()
+        assert len(text_of(list(channel))) == 100
+        load(driver, "bob")
+        assert set(engine.adapters) == {2, 3}
+
+
+def test_every_way_to_end_gives_an_adapter_back(tmp_path: Path) -> None:
+    """A refusal, an abort of what is queued or runs, a mistake of the client's, and an error."""
+    engine = HeldEngine()
+    with build(tmp_path, engine) as driver:
+        load(driver, "alice")
+        running = submit(driver, "running", model="alice", params=LONG)
+        with pytest.raises(Exception, match="in use"):
+            submit(driver, "running", model="alice")
+        assert error_of(submit(driver, "wrong", model="alice", params={"max_tokens": -1}))[0] == "invalid_request"
+        driver.abort("running")
+        engine.may_step.set()
+        assert list(running)[-1].finish_reason == "abort"
+
+        assert listed(driver) == {"alice": (1, 0)}
+        unload(driver, "alice")
+        load(driver, "bob")
+        assert set(engine.adapters) == {2}
+
+
+def test_the_least_recently_used_goes_where_there_is_no_room(tmp_path: Path) -> None:
+    """If it is idle and not pinned; where none is, what is loaded stays and the new one is refused."""
+    engine = HeldEngine()
+    with build(tmp_path, engine, max_cpu_loras=3) as driver:
+        load(driver, "first", path="alice", pin=True)
+        load(driver, "second", path="alice")
+        load(driver, "third", path="alice")
+        channel = submit(driver, "a", model="second", params=LONG)
+
+        assert load(driver, "fourth", path="alice").endswith("; evicted for it: third")
+        load(driver, "fourth", path="alice")  # another version takes the place of an idle one
+        using = submit(driver, "b", model="fourth", params=LONG)
+        for name in ("fifth", "fourth"):
+            code, message = error_of(begin(driver, LoadAdapter, name, path="alice"))
+            assert code == "overloaded" and "--max-cpu-loras" in message
+        assert set(listed(driver)) == {"first", "second", "fourth"}
+        assert driver.adapters.num_evictions == 1
+        engine.may_step.set()
+        text_of(list(channel))
+        text_of(list(using))
+        assert load(driver, "fifth", path="alice").endswith("; evicted for it: second")
+
+
+def test_a_failing_read_changes_nothing(tmp_path: Path) -> None:
+    """Neither what is loaded under that name, nor what would have had to go."""
+    with build(tmp_path, max_cpu_loras=1) as driver:
+        load(driver, "alice")
+        for path in ("bad", "nobody", "../elsewhere", "/etc", "alice\0"):
+            for name in ("alice", "bob"):
+                code, message = error_of(begin(driver, LoadAdapter, name, path=path))
+                assert code == "invalid_request" and message.startswith(f"the adapter {name} cannot be served: ")
+        assert listed(driver) == {"alice": (1, 0)}
+
+
+@pytest.mark.parametrize("name", ["", ".hidden", "a/b", "../alice", "a b", "a" * 129, "naïve", "a\0", "base", "alias"])
+def test_names_are_checked(tmp_path: Path, name: str) -> None:
+    """They end up in logs, metrics and paths; the model's own are taken."""
+    with build(tmp_path) as driver, pytest.raises(InvalidRequest):
+        load(driver, name, path="alice")
+
+
+def test_commands_are_done_in_their_order(tmp_path: Path) -> None:
+    """Loads of one name at once, an unload among them, and one that may not replace: the last one counts."""
+    engine = SlowReader()
+    with build(tmp_path, engine) as driver:
+        engine.may_read.clear()
+        first = begin(driver, LoadAdapter, "alice")
+        assert engine.reads.acquire(timeout=30)
+        others = [begin(driver, LoadAdapter, "alice"), begin(driver, UnloadAdapter, "alice")]
+        last = [begin(driver, LoadAdapter, "alice", replace=False) for _ in range(2)]
+        with pytest.raises(NotFound):  # nothing waits for it
+            submit(driver, model="alice")
+        engine.may_read.set()
+
+        assert [text_of(list(one)).rpartition(": ")[2] for one in (first, *others)] == [
+            "version 1, of rank 1",
+            "version 2, of rank 1",
+            "the adapter alice is unloaded",
+        ]
+        assert "version 3" in text_of(list(last[0]))
+        assert error_of(last[1]) == (
+            "invalid_request",
+            "the adapter alice is loaded already: unload it, or load it in place",
+        )
+        assert listed(driver) == {"alice": (3, 0)}
+
+
+def test_more_commands_than_can_wait_are_refused(tmp_path: Path) -> None:
+    """At once, and steps go on while files are read."""
+    engine = SlowReader()
+    with build(tmp_path, engine) as driver:
+        engine.may_read.clear()
+        first = begin(driver, LoadAdapter, "alice")
+        assert engine.reads.acquire(timeout=30)
+        for _ in range(64):
+            begin(driver, LoadAdapter, "bob")
+        with pytest.raises(Overloaded):
+            begin(driver, LoadAdapter, "bob")
+        assert text_of(list(submit(driver))) == "abcab"
+        engine.may_read.set()
+        text_of(list(first))
+
+
+def test_adapters_come_and_go_asleep_but_not_while_draining(tmp_path: Path) -> None:
+    """A sleeping driver has its adapters when it wakes; one that ends takes no more."""
+    engine = FakeEngine()
+    with build(tmp_path, engine) as driver:
+        load(driver, "alice")
+        driver.sleep("s", slept := Listener())
+        text_of(list(slept))
+        load(driver, "bob")
+        unload(driver, "alice")
+        driver.wake("w", woken := Listener())
+        text_of(list(woken))
+        text_of(list(submit(driver, model="bob")))
+        drained = threading.Event()
+        driver.drain(drained.set)
+        assert drained.wait(30)
+        with pytest.raises(Draining):
+            begin(driver, LoadAdapter, "alice")
+    assert engine.admitted[-1].adapter_id == 2
+
+
+def test_an_engine_that_refuses_an_adapter_is_answered_for(tmp_path: Path) -> None:
+    """By its own words if it is the adapter's fault; a fault of ours ends that command alone."""
+
+    class Refusing(FakeEngine):
+        def add_adapter(self, adapter: Adapter) -> None:
+            if adapter.uid == 1:
+                raise AdapterError("it has no place")
+            if adapter.uid == 2:
+                raise RuntimeError("a bug")
+            super().add_adapter(adapter)
+
+    with build(tmp_path, Refusing()) as driver:
+        assert error_of(begin(driver, LoadAdapter, "alice")) == ("invalid_request", "it has no place")
+        assert error_of(begin(driver, LoadAdapter, "alice"))[0] == "internal"
+        assert listed(driver) == {}
+        assert "version 3" in load(driver, "alice")
+
+
+def test_a_driver_ends_while_an_adapter_is_read(tmp_path: Path) -> None:
+    """Whoever waits for it is not waited for."""
+    engine = SlowReader()
+    with build(tmp_path, engine) as driver:
+        engine.may_read.clear()
+        begin(driver, LoadAdapter, "alice")
+        assert engine.reads.acquire(timeout=30)
+        driver.stop("enough", timeout=0.1)
+        engine.may_read.set()
+
+
+def test_the_first_adapters_are_there_from_the_start(tmp_path: Path) -> None:
+    """Pinned, and below the root if there is one; one that cannot be served keeps the daemon from starting."""
+    (tmp_path / "alice").mkdir()
+
+    def build_unstarted(root: Root | None = None) -> oDriver:
+        return oDriver(FakeEngine(), FakeTokenizer(), max_cpu_loras=2, adapter_root=root)
+
+    driver = build_unstarted(Root(str(tmp_path), "adapter_root"))
+    driver.load_first({"alice": "alice"})
+    assert [(row.name, row.path, row.pinned) for row in driver.adapters.rows()] == [("alice", "alice", True)]
+    with pytest.raises(ConfigurationError, match="lora_modules: bob: /etc is not below adapter_root"):
+        driver.load_first({"bob": "/etc"})
+    driver = build_unstarted()
+    driver.load_first({"a": "/anywhere", "b": "/else"})
+    for modules in ({"c": "/third"}, {"a": "/bad"}, {"a/b": "/x"}):
+        with pytest.raises(ConfigurationError, match="lora_modules: "):
+            driver.load_first(modules)
+    driver.start()
+    with pytest.raises(InvalidRequest, match="--adapter-root"):
+        begin(driver, LoadAdapter, "a")
+    assert unload(driver, "a") == "the adapter a is unloaded"
+    driver.stop("the test is over")
+
+
+@pytest.mark.parametrize("count", [300, pytest.param(2500, marks=pytest.mark.exhaustive)])
+def test_no_request_gets_anothers_adapter(tmp_path: Path, count: int) -> None:
+    """Nor another version than that which was there when it came, or a later one, or one that had been unloaded.
+
+    Four operators load and unload a name each, ``count`` times, while four clients ask for all of them.
+    """
+    names = [f"name{number}" for number in range(4)]
+    engine, state = Names(), dict.fromkeys(names, (0, 0))
+    for name in names:
+        (tmp_path / name).mkdir()
+
+    def operate(name: str) -> None:
+        draw = random.Random(name)
+        for number in range(count):
+            state[name] = 2 * number + 1, state[name][1]  # odd: something is under way
+            if draw.random() < 0.6 or number == count - 1:
+                version = int(load(driver, name).partition("version ")[2].partition(",")[0])
+            else:
+                list(begin(driver, UnloadAdapter, name))
+                version = 0
+            state[name] = 2 * number + 2, version
+
+    def ask(client: int) -> int:
+        draw, done = random.Random(client), 0
+        for number in itertools.count():
+            if done >= LEAST and all(one.done() for one in operating):
+                break
+            name = draw.choice(names)
+            request_id, before = f"{name}-{client}-{number}", state[name]
+            try:
+                channel: Listener | None = submit(driver, request_id, model=name, client=str(client))
+            except NotFound:
+                channel = None
+            settled = state[name] == before and before[0] % 2 == 0
+            if channel is None:
+                assert not settled or before[1] == 0
+                continue
+            if draw.random() < 0.3:
+                driver.abort(request_id)
+            list(channel)
+            uid = engine.uids.get(request_id)
+            assert uid is None or not settled or uid == before[1]
+            assert uid is None or uid >= before[1]
+            done += uid is not None
+        return done
+
+    with build(tmp_path, engine, max_cpu_loras=24) as driver, ThreadPoolExecutor(8) as threads:
+        operating = [threads.submit(operate, name) for name in names]
+        assert min(threads.map(ask, range(4))) >= LEAST
+        for one in operating:
+            one.result()
+        for name in listed(driver):
+            unload(driver, name)
+        list(submit(driver, "last"))
+        driver.reset_prefix_cache("r", emptied := Listener())
+        list(emptied)  # behind every removal
+
+        assert not engine.wrong and not engine.adapters
