@@ -21,7 +21,7 @@ from ipc.base_client import Answer, BaseClient, BaseStream, expected
 from ipc.connection.call import Call, Outcome, Put
 from ipc.control_client import ControlClient
 from ipc.wire.completion import Completion, Piece, whole
-from ipc.wire.messages import Done, TokenizerInfo, TokenizerInfoReply, Welcome
+from ipc.wire.messages import AdaptersReply, Done, ListAdapters, TokenizerInfo, TokenizerInfoReply, Welcome
 
 Outcomes = asyncio.Queue[Outcome]
 
@@ -67,13 +67,17 @@ class AsyncClient(BaseClient["AsyncStream"]):
         """As ``Client.tokenize``."""
         return (await self._answer(self._tokenizing(prompt, **options), Done)).token_ids
 
-    async def detokenize(self, token_ids: list[int]) -> str:
+    async def detokenize(self, token_ids: list[int], *, model: str | None = None) -> str:
         """The text of token ids, special ones as they are spelt."""
-        return (await self._answer(self._detokenizing(token_ids), Done)).text
+        return (await self._answer(self._detokenizing(token_ids, model), Done)).text
 
     async def tokenizer_info(self) -> dict[str, Any]:
         """The tokenizer, by the names of Hugging Face's tokenizer_config.json."""
         return (await self._answer(partial(self._connection.ask, message_of=TokenizerInfo), TokenizerInfoReply)).info
+
+    async def adapters(self) -> list[dict[str, Any]]:
+        """As ``Client.adapters``."""
+        return (await self._answer(partial(self._connection.ask, message_of=ListAdapters), AdaptersReply)).adapters
 
     async def status(self) -> dict[str, Any]:
         """The daemon's numbers: what runs and waits, pages, steps, tokens and more."""

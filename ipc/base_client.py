@@ -73,6 +73,8 @@ class BaseClient(ABC, Generic[AnyStream]):
         self._connection = Connection(self._address, timeout, resume_timeout if resume else None, pair)
         self._finalizer = weakref.finalize(self, self._connection.close)
         self._user = ""
+        self._model = ""
+        self._origin: BaseClient[AnyStream] | None = None
         self._start()
 
     @abstractmethod
@@ -85,9 +87,27 @@ class BaseClient(ABC, Generic[AnyStream]):
 
         The daemon has them take turns, and together they have the share of one client.
         """
-        other = copy.copy(self)
+        other = self._copy()
         other._user = user
         return other
+
+    def of_model(self, model: str) -> Self:
+        """A client over the same connection whose requests name this adapter, unless they name
+        another; "" is the model itself."""
+        other = self._copy()
+        other._model = model
+        return other
+
+    def _copy(self) -> Self:
+        other = copy.copy(self)
+        other._origin = self  # whose end would close the connection
+        return other
+
+    @property
+    def model(self) -> str:
+        """The adapter that its requests name, or the model. Raises ConnectFailed before it is
+        known."""
+        return self._model or self.welcome.model
 
     @property
     def welcome(self) -> Welcome:
@@ -96,20 +116,30 @@ class BaseClient(ABC, Generic[AnyStream]):
         return self._connection.welcome
 
     def generate(
-        self, prompt: str | list[int], *, stream: bool = True, traceparent: str = "", **params: Any
+        self,
+        prompt: str | list[int],
+        *,
+        model: str | None = None,
+        stream: bool = True,
+        traceparent: str = "",
+        **params: Any,
     ) -> AnyStream:
         """Continue a text, or token ids; ``params`` are those of ``SamplingParams``. Iterate over
         the answer's pieces.
 
-        Without ``stream`` they come when all is done, a piece for each sample. ``traceparent``,
-        W3C's, makes the daemon's trace of the request a part of the caller's.
+        ``model`` names an adapter, "" the model itself (default: see ``of_model``). Without ``stream`` the pieces come when all
+        is done, one for each sample. ``traceparent``, W3C's, makes the daemon's trace of the request
+        a part of the caller's.
         """
-        return self._stream(prompt=prompt, params=params, stream=stream, traceparent=traceparent)
+        return self._stream(
+            prompt=prompt, params=params, stream=stream, traceparent=traceparent, model=self._named(model)
+        )
 
     def chat(
         self,
         messages: list[Message],
         *,
+        model: str | None = None,
         stream: bool = True,
         tools: list[dict[str, Any]] | None = None,
         chat_template_kwargs: dict[str, Any] | None = None,
@@ -129,6 +159,7 @@ class BaseClient(ABC, Generic[AnyStream]):
             params=params,
             stream=stream,
             traceparent=traceparent,
+            model=self._named(model),
         )
 
     @abstractmethod
@@ -144,6 +175,7 @@ class BaseClient(ABC, Generic[AnyStream]):
         chat_template_kwargs: dict[str, Any] | None = None,
         add_special_tokens: bool = True,
         truncate_prompt_tokens: int | None = None,
+        model: str | None = None,
     ) -> Callable[[Put], Call]:
         def message(request_id: str) -> Tokenize:
             return Tokenize(
@@ -155,14 +187,19 @@ class BaseClient(ABC, Generic[AnyStream]):
                 add_special_tokens,
                 self._user,
                 truncate_prompt_tokens,
+                self._named(model),
             )
 
         return partial(self._connection.ask, message_of=message)
 
-    def _detokenizing(self, token_ids: list[int]) -> Callable[[Put], Call]:
+    def _detokenizing(self, token_ids: list[int], model: str | None) -> Callable[[Put], Call]:
         return partial(
-            self._connection.ask, message_of=lambda request_id: Detokenize(request_id, token_ids, self._user)
+            self._connection.ask,
+            message_of=lambda request_id: Detokenize(request_id, token_ids, self._user, self._named(model)),
         )
+
+    def _named(self, model: str | None) -> str:
+        return self._model if model is None else model
 
     def _asked(self, ask: Callable[[ControlClient], Answer]) -> Answer:
         """The answer of the daemon's control socket."""

@@ -19,7 +19,7 @@ from ipc.base_client import Answer, BaseClient, BaseStream, expected
 from ipc.connection.call import Call, Outcome, Put
 from ipc.control_client import ControlClient
 from ipc.wire.completion import Completion, Piece, whole
-from ipc.wire.messages import Done, TokenizerInfo, TokenizerInfoReply, Welcome
+from ipc.wire.messages import AdaptersReply, Done, ListAdapters, TokenizerInfo, TokenizerInfoReply, Welcome
 
 
 class Client(BaseClient["Stream"]):
@@ -68,18 +68,23 @@ class Client(BaseClient["Stream"]):
         """The token ids that a prompt would have, or a conversation. Raises as reading a
         completion does.
 
-        The options are ``messages``, ``tools`` and ``chat_template_kwargs``, as in ``chat``,
-        ``add_special_tokens`` and ``truncate_prompt_tokens``.
+        The options are ``messages``, ``tools``, ``chat_template_kwargs`` and ``model``, as in
+        ``chat``, ``add_special_tokens`` and ``truncate_prompt_tokens``.
         """
         return _answer(self._tokenizing(prompt, **options), Done).token_ids
 
-    def detokenize(self, token_ids: list[int]) -> str:
+    def detokenize(self, token_ids: list[int], *, model: str | None = None) -> str:
         """The text of token ids, special ones as they are spelt."""
-        return _answer(self._detokenizing(token_ids), Done).text
+        return _answer(self._detokenizing(token_ids, model), Done).text
 
     def tokenizer_info(self) -> dict[str, Any]:
         """The tokenizer, by the names of Hugging Face's tokenizer_config.json."""
         return _answer(partial(self._connection.ask, message_of=TokenizerInfo), TokenizerInfoReply).info
+
+    def adapters(self) -> list[dict[str, Any]]:
+        """The adapters that this client may use: ``name``, ``path``, ``version``, ``rank`` and
+        more."""
+        return _answer(partial(self._connection.ask, message_of=ListAdapters), AdaptersReply).adapters
 
     def status(self) -> dict[str, Any]:
         """The daemon's numbers: what runs and waits, pages, steps, tokens and more."""

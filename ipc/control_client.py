@@ -21,10 +21,13 @@ from ipc.wire.codec import encode
 from ipc.wire.keys import client_key
 from ipc.wire.messages import (
     AbortRequest,
+    AdaptersReply,
     ControlMessage,
     Drain,
     Error,
+    ListAdapters,
     ListRequests,
+    LoadAdapter,
     LogLevel,
     Metrics,
     MetricsReply,
@@ -36,6 +39,7 @@ from ipc.wire.messages import (
     Sleep,
     Status,
     StatusReply,
+    UnloadAdapter,
     Wake,
 )
 
@@ -115,6 +119,26 @@ class ControlClient:
         """Have the daemon read its configuration and its keys again; what it has taken over."""
         return self._command(Reload(self._new_request_id()))
 
+    def load_adapter(self, name: str, path: str | None = None, *, pin: bool = False, replace: bool = True) -> str:
+        """Have the daemon load an adapter from a path below its ``--adapter-root``, by default its
+        name; returns when requests can name it.
+
+        One that is loaded already gets a new version in its place, unless it is not to be
+        ``replace``d. One that is pinned is not evicted for others.
+        """
+        return self._command(LoadAdapter(self._new_request_id(), name, path, pin, replace))
+
+    def unload_adapter(self, name: str) -> str:
+        """Have the daemon refuse further requests with this adapter; open ones go on with it."""
+        return self._command(UnloadAdapter(self._new_request_id(), name))
+
+    def adapters(self) -> list[dict[str, Any]]:
+        """The loaded adapters: ``name``, ``path``, ``version``, ``rank``, ``num_bytes``, ``pinned``,
+        ``loaded_at`` (seconds since 1970) and ``open_requests``."""
+        reply = self._ask(ListAdapters(self._new_request_id()))
+        assert isinstance(reply, AdaptersReply)
+        return reply.adapters
+
     def reset_prefix_cache(self) -> str:
         """Empty the prefix cache; requests that are open keep their pages."""
         return self._command(ResetPrefixCache(self._new_request_id()))
@@ -150,7 +174,7 @@ class ControlClient:
         assert isinstance(reply, Ok)
         return reply.text
 
-    def _ask(self, command: ControlMessage) -> Ok | StatusReply | MetricsReply | RequestsReply:
+    def _ask(self, command: ControlMessage) -> Ok | StatusReply | MetricsReply | RequestsReply | AdaptersReply:
         """The daemon's answer, which may take its time."""
         self._session.send(encode(command))
         while self._session.lost is None:
@@ -158,7 +182,7 @@ class ControlClient:
             for answer, _ in self._session.receive(now):
                 if isinstance(answer, Error):
                     raise RequestFailed(answer.code, answer.message)
-                if isinstance(answer, Ok | StatusReply | MetricsReply | RequestsReply):
+                if isinstance(answer, Ok | StatusReply | MetricsReply | RequestsReply | AdaptersReply):
                     return answer
             self._session.keep_alive(now)
             self._wait(self._session.next_ping)

@@ -1,5 +1,6 @@
 """A driver for the socket tests: it does at once, on the socket thread, what three threads and a model would do."""
 
+import itertools
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -7,7 +8,9 @@ from queue import SimpleQueue
 
 import msgspec
 
-from driver.errors import Draining, DriverError
+from driver.adapters.commands import LoadAdapter, UnloadAdapter
+from driver.adapters.registry import AdapterRegistry
+from driver.errors import Draining, DriverError, InvalidRequest
 from driver.metrics.request_listing import RequestRow
 from driver.request import (
     ActiveRequest,
@@ -18,6 +21,7 @@ from driver.request import (
     TokenizerRequest,
     Usage,
 )
+from engine.adapters.adapter import Adapter
 from engine.config import ServingLimits
 from engine.request_limits import MAX_MESSAGE_BYTES
 from ipc.process.logs import set_level
@@ -59,12 +63,15 @@ class FakeDriver:
         self.when_drained: Callable[[], None] = lambda: None
         self.state = "serving"
         self.seconds_since_progress = 0.0
+        self.adapters = AdapterRegistry(8, ("parrot",), lambda _: None)
+        self._uids = itertools.count(1)
         self.tokenizer_info = {"tokenizer_class": "Words", "chat_template": None}
 
     def submit_request(self, request: ActiveRequest) -> None:
         self.submitted.append(request)
         if self.refusal is not None:
             raise self.refusal
+        self.adapters.check(request.model, request.adapters)
         self.open[request.request_id] = request
         prompt = request.prompt if request.messages is None else request.messages[-1]["content"]
         if isinstance(prompt, list) or prompt.startswith("hold"):
@@ -79,6 +86,7 @@ class FakeDriver:
         """A token for each word, by its length, and an x for each of its letters."""
         if self.refusal is not None:
             raise self.refusal
+        self.adapters.check(request.model, request.adapters)
         words = (request.prompt or " ".join(str(message["content"]) for message in request.messages or [])).split()
         usage = Usage(len(request.token_ids or words), 0)
         sample = ReturnSample(request_id=request.request_id, finish_reason="stop", usage=usage)
@@ -87,6 +95,22 @@ class FakeDriver:
         else:
             sample = msgspec.structs.replace(sample, token_ids=[len(word) for word in words])
         request.channel.put(sample)
+
+    def command_adapters(self, command: LoadAdapter | UnloadAdapter) -> None:
+        """Whatever path is asked for there is, but "bad"."""
+        name = command.name
+        if isinstance(command, UnloadAdapter):
+            self.adapters.withdraw(name)
+        else:
+            self.adapters.check_name(name)
+            self.adapters.check_loadable(name, replace=command.replace)
+            if command.path == "bad":
+                raise InvalidRequest("it is bad")
+            path = command.path or name
+            self.adapters.put(name, Adapter(next(self._uids), path, 8, ()), path, pin=command.pin)
+        done = "loaded" if isinstance(command, LoadAdapter) else "unloaded"
+        sample = ReturnSample(request_id=command.request_id, text=done, finish_reason="stop", usage=Usage(0, 0))
+        command.channel.put(sample)
 
     def abort(self, request_id: str) -> bool:
         self.aborted.put(request_id)
@@ -99,7 +123,7 @@ class FakeDriver:
         """The oldest first, whatever the order."""
         del order
         rows = [
-            RequestRow(request.request_id, request.client, request.user, "decode", 1.0, 1, 0, 0.0)
+            RequestRow(request.request_id, request.client, request.user, request.model, "decode", 1.0, 1, 0, 0.0)
             for request in self.open.values()
             if client in (None, request.client)
         ]
@@ -186,13 +210,14 @@ def serving(
     profiles: Path | None = None,
     aliases: Sequence[str] = (),
     defaults: dict[str, float] | None = None,
+    enable_lora: bool = False,
 ) -> Iterator[Server]:
     """A server for the time of a with statement; it has not failed at its end."""
     failures: SimpleQueue[str] = SimpleQueue()
     server = build_server(address, failures.put, authority, profiles)
     server.start()
     limits = msgspec.structs.replace(LIMITS, default_sampling_params=defaults or {})
-    server.open(driver, model=model, limits=limits, metrics=metrics, aliases=aliases)
+    server.open(driver, model=model, limits=limits, metrics=metrics, aliases=aliases, enable_lora=enable_lora)
     try:
         yield server
     finally:

@@ -237,7 +237,7 @@ def test_a_wrong_command_line_exits_with_2(arguments: list[str]) -> None:
             "; there is no --swap-space here: what preempted requests lose comes back from the "
             "prefix cache: see --host-cache-gib",
         ),
-        (["complete", "x", "--model", "a/b"], "--model of vLLM is --connect ADDR here: a daemon serves one model"),
+        (["status", "--model", "a/b"], "--model of vLLM is --connect ADDR here: a daemon is chosen by its address"),
         (["keys", "new", "a", "--model", "b"], "unrecognized arguments: --model b"),
         (["gateway", "--swap-space", "4"], "unrecognized arguments: --swap-space 4"),
     ],

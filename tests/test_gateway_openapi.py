@@ -44,6 +44,8 @@ def test_every_address_is_described_and_answers_as_described(http: httpx.Client)
         "/v1/responses": {"input": "x"},
         "/tokenize": {"prompt": "x"},
         "/detokenize": {"tokens": [1]},
+        "/v1/load_lora_adapter": {"lora_name": "alice"},
+        "/v1/unload_lora_adapter": {"lora_name": "alice"},
     }
     for path, methods in described["paths"].items():
         ((method, operation),) = methods.items()

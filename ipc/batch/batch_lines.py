@@ -33,8 +33,8 @@ class Line(NamedTuple):
         """The name that it has for the model, if any."""
         return None if self.url is None else self.body.get("model")
 
-    def question(self, models: Sequence[str]) -> Question:
-        """The request to the model that has these names; raises BodyError.
+    def question(self, models: Sequence[str] | None) -> Question:
+        """The request to the model that has these names, None for any; raises BodyError.
 
         A line without a seed has one that its ``custom_id`` determines, so that its answer does
         not depend on the run.

@@ -93,7 +93,8 @@ async def _result(client: AsyncClient, line: Line) -> dict[str, Any]:
     """The line of the output: the answer, or why there is none."""
     welcome = client.welcome
     try:
-        asked = line.question(welcome.models)
+        asked = line.question(None if welcome.enable_lora else welcome.models)
+        client = client.of_model(welcome.adapter_of(line.model))
         status, body = SUCCESS, await _body(client, asked, line, line.model or welcome.model)
     except BodyError as error:
         status, body = error.status, _error_body(str(error), error.status, error.code, error.param)

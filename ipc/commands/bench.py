@@ -67,7 +67,7 @@ def describe(client: Client, load: Load) -> dict[str, Any]:
     return {
         "date": datetime.now().astimezone().strftime("%Y%m%d-%H%M%S"),
         "backend": "odriver",
-        "model_id": client.welcome.model,
+        "model_id": client.model,
         "num_prompts": load.num_prompts,
         "request_rate": load.request_rate if load.request_rate < float("inf") else "inf",
         "burstiness": load.burstiness,

@@ -23,6 +23,7 @@ _COMMAND = re.compile(r"/([a-z]+)(?:\s+(.*))?", re.DOTALL)
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The daemon, the system message and the sampling parameters of one sample."""
     which_daemon.add_arguments(parser)
+    which_daemon.add_model_argument(parser)
     parser.add_argument("--system", default=None, metavar="TEXT", help="what the model is to be: a system message")
     timings.add_argument(parser)
     sampling_flags.add_arguments(parser, without=("n", "logprobs", "prompt_logprobs", "detokenize"))
@@ -51,7 +52,7 @@ class Conversation:
         if self._interactive:
             with suppress(ImportError):
                 import readline  # noqa: F401 - input() then edits lines and knows the last ones
-            write(f"This is {self._client.welcome.model}. /help says what there is beside talking.")
+            write(f"This is {self._client.model}. /help says what there is beside talking.")
         code = 0
         while (line := self._read()) is not None:
             command = _COMMAND.fullmatch(line.strip())

@@ -11,7 +11,16 @@ from typing import Any, NoReturn
 
 from driver.errors import shortened
 from engine.errors import ConfigurationError
-from ipc.commands import chat, complete, gateway_command, keys_command, operate, plan_command, which_daemon
+from ipc.commands import (
+    adapters_command,
+    chat,
+    complete,
+    gateway_command,
+    keys_command,
+    operate,
+    plan_command,
+    which_daemon,
+)
 from ipc.commands.arguments import Parser, ShowVersion, add_command, count, seconds
 from ipc.errors import AddressError, KeyFileError, OdriverError
 from ipc.service import settings
@@ -64,6 +73,7 @@ def parser() -> Parser:
         ("batch", _batch_arguments, _batch, "answer a file of requests, and again only what is missing"),
         ("doctor", _doctor_arguments, _doctor, "say what would keep this machine from serving, and what to do"),
         ("plan", plan_command.add_arguments, plan_command.run, "say what a model would be like on a TPU, without one"),
+        ("adapters", adapters_command.add_arguments, adapters_command.run, "load, unload and list adapters"),
         ("keys", keys_command.add_arguments, keys_command.run, "say who may connect from other machines"),
         ("bench", _bench_arguments, _bench, "put a load on the daemon and time its answers"),
     ):
@@ -128,6 +138,7 @@ def _batch_arguments(parser: argparse.ArgumentParser) -> None:
 def _bench_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     which_daemon.add_arguments(parser)
+    which_daemon.add_model_argument(parser)
     add("--num-prompts", type=int, metavar="N", help="requests, of random token ids (default: 1000)")
     add("--random-input-len", type=int, metavar="N", help="tokens of each prompt (default: 128)")
     add("--random-output-len", type=int, metavar="N", help="tokens asked for, at most (default: 128)")

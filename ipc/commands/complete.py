@@ -17,6 +17,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("prompt", nargs="?", default=None, metavar="PROMPT", help="the text to continue (default: what stdin says)")
     which_daemon.add_arguments(parser)
+    which_daemon.add_model_argument(parser)
     timings.add_argument(parser)
     sampling_flags.add_arguments(parser)
     add("--json", action="store_true", default=False, help="everything there is, as JSON")

@@ -27,6 +27,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
             add("--out", type=Path, metavar="FILE", help="the client's file (default: NAME.key)")
             add("--max-requests", type=count, metavar="N", help="requests open at once (default: no limit)")
             add("--tokens-per-minute", type=count, metavar="N", help="read and generated (default: no limit)")
+            add(
+                "--adapters",
+                type=_names,
+                metavar="NAME,...",
+                help="adapters that it may use, '*' for all (default: none; with --control all)",
+            )
             add("--control", action="store_true", help="may use status, abort, drain, sleep, wake and the like")
         add("--keys", type=Path, metavar="DIR", default=None, help="where the daemon has them, unless configured")
         command.set_defaults(keys_command=run)
@@ -39,7 +45,11 @@ def run(options: dict[str, Any]) -> int:
     return 0
 
 
-def _new(directory: Path, name: str, out: Path | None = None, **limits: int | bool) -> None:
+def _names(text: str) -> list[str]:
+    return [name.strip() for name in text.split(",") if name.strip()]
+
+
+def _new(directory: Path, name: str, out: Path | None = None, **limits: int | bool | list[str]) -> None:
     out = out or Path(f"{name}.key")
     keys.new(directory, name, out, **limits)
     print(f"{out} is the key of {name}: give it to them alone; {RELOAD}")

@@ -4,9 +4,11 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from rich.text import Text
+
 from ipc.process.tables import facts_table, plain, show, words_table
 from ipc.service.settings import SETTINGS, SettingValue
-from ipc.wire.keys import Limits
+from ipc.wire.keys import ALL, Limits
 
 
 def show_status(status: Mapping[str, object]) -> None:
@@ -58,10 +60,28 @@ def duration(seconds: float) -> str:
     return f"{seconds:.0f} s"
 
 
+def show_adapters(rows: Sequence[Mapping[str, Any]]) -> None:
+    """The loaded adapters."""
+    table = words_table("Adapters", "name", "path", "version", "rank", "MiB", "pinned", "open requests")
+    for row in rows:
+        numbers = [str(row["version"]), str(row["rank"]), f"{row['num_bytes'] / 2**20:,.1f}"]
+        pinned = "yes" if row["pinned"] else ""
+        table.add_row(plain(row["name"]), plain(row["path"]), *numbers, pinned, f"{row['open_requests']:,}")
+    if rows:
+        show(table)
+    else:
+        print("no adapters are loaded")
+
+
+def _adapters(limits: Limits) -> Text:
+    """Those that a key may use."""
+    return plain(ALL if limits.control else ", ".join(limits.adapters))
+
+
 def show_keys(found: Mapping[str, Limits]) -> None:
     """Print the authorised keys."""
-    table = words_table("Keys", "name", "requests at once", "tokens per minute", "control", "public key")
+    table = words_table("Keys", "name", "requests at once", "tokens per minute", "control", "adapters", "public key")
     for name, limits in found.items():
         counts = ["" if count is None else f"{count:,}" for count in (limits.max_requests, limits.tokens_per_minute)]
-        table.add_row(plain(name), *counts, "yes" if limits.control else "", plain(limits.public))
+        table.add_row(plain(name), *counts, "yes" if limits.control else "", _adapters(limits), plain(limits.public))
     show(table)

@@ -15,8 +15,8 @@ from ipc.process.tables import plain
 
 Status = Mapping[str, Any]
 """As ``Client.status`` returns it."""
-MOST_CLIENTS = 10
-"""Clients that are listed."""
+MOST_CLIENTS, MOST_ADAPTERS = 10, 5
+"""Clients and adapters that are listed."""
 
 
 def run(status: Callable[[], Status], interval: float, *, once: bool, console: Console) -> None:
@@ -54,6 +54,8 @@ def view(before: Status, now: Status, seconds: float) -> RenderableType:
         f" {now['queued_requests']} to be prepared",
     )
     table.add_row("pages", _pages(now))
+    if now["adapters"]:
+        table.add_row("adapters", plain(_adapters(now)))
     for name, words in (("ttft", "first token"), ("tpot", "each further"), ("e2e", "whole request")):
         middle, most = now[f"{name}_seconds_p50"], now[f"{name}_seconds_p99"]
         table.add_row(words, f"{_milliseconds(middle)} median, {_milliseconds(most)} p99")
@@ -76,6 +78,13 @@ def _pages(now: Status) -> RenderableType:
     grid = Table.grid(padding=(0, 1))
     grid.add_row(Bar(total, 0, used, width=20), f"{used / total:.0%} of {total:,} in use, {cached / total:.0%} cached")
     return grid
+
+
+def _adapters(now: Status) -> str:
+    """Those with the most open requests."""
+    most = sorted(now["adapters"].items(), key=lambda one: one[1], reverse=True)
+    shown = ", ".join(f"{name} {count:,}" for name, count in most[:MOST_ADAPTERS])
+    return f"{len(most):,} loaded; open requests: {shown}"
 
 
 def _clients(now: Status) -> list[RenderableType]:

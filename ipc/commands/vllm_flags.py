@@ -55,7 +55,7 @@ VLLM_FLAGS = (
     VLLMFlag("--speculative-config", "", "there is no speculation"),
 )
 _BY_NAME = {flag.name: flag for flag in VLLM_FLAGS}
-OF_CLIENTS = VLLMFlag("--model", "--connect ADDR", "a daemon serves one model")
+OF_CLIENTS = VLLMFlag("--model", "--connect ADDR", "a daemon is chosen by its address")
 """A flag of vLLM's commands that talk to a server."""
 
 

@@ -27,6 +27,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     settings.add_config_argument(parser)
 
 
+def add_model_argument(parser: argparse.ArgumentParser) -> None:
+    """``--model``, which ``client`` reads."""
+    parser.add_argument("--model", metavar="NAME", help="an adapter that the daemon has loaded (default: none)")
+
+
 def take(options: dict[str, Any]) -> tuple[str, Path | None]:
     """Address and key from the options. A command does not wait for a daemon to start."""
     key = options.pop("key", None)
@@ -48,11 +53,13 @@ def take(options: dict[str, Any]) -> tuple[str, Path | None]:
 def client(options: dict[str, Any]) -> Client:
     """A client of that daemon. One that starts is waited for, and what it says is shown."""
     address, key = take(options)
+    model = options.pop("model", None)
     told, answered_at = "", time.monotonic()
     while True:
         began = time.monotonic()
         try:
-            return Client(address, PATIENCE, key=key)
+            found = Client(address, PATIENCE, key=key)
+            return found if model is None else found.of_model(found.welcome.adapter_of(model))
         except DaemonStarting as starting:
             answered_at = time.monotonic()
             if str(starting) != told:

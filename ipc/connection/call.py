@@ -8,9 +8,23 @@ from ipc.connection.read_ahead import Unread
 from ipc.connection.retry import Resumption
 from ipc.errors import ConnectionLost, OdriverError, RequestFailed, ResumeFailed
 from ipc.wire.codec import encode
-from ipc.wire.messages import Detokenize, Done, Generate, Token, Tokenize, TokenizerInfo, TokenizerInfoReply, Welcome
+from ipc.wire.messages import (
+    AdaptersReply,
+    Detokenize,
+    Done,
+    Generate,
+    ListAdapters,
+    Token,
+    Tokenize,
+    TokenizerInfo,
+    TokenizerInfoReply,
+    Welcome,
+)
 
-Outcome = Token | Done | TokenizerInfoReply | Welcome | OdriverError | None
+SingleQuestion = Tokenize | Detokenize | TokenizerInfo | ListAdapters
+"""A request that has a single answer."""
+
+Outcome = Token | Done | TokenizerInfoReply | AdaptersReply | Welcome | OdriverError | None
 """An answer, an error instead, or None after an abort."""
 Put = Callable[[Outcome], None]
 """Takes an outcome, on any thread, without waiting or raising."""
@@ -74,7 +88,7 @@ class Call:
         return ConnectionLost(f"{why}; within {self._resume_timeout:g} s it could not be resumed") if why else None
 
 
-def request_frame(message: Generate | Tokenize | Detokenize | TokenizerInfo) -> bytes:
+def request_frame(message: Generate | SingleQuestion) -> bytes:
     """Encode a message. Raises RequestFailed for what msgpack cannot hold."""
     try:
         return encode(message)

@@ -14,6 +14,7 @@ from ipc.wire.messages import (
     PING_INTERVAL,
     PROTOCOL_VERSION,
     SILENCE_LIMIT,
+    AdaptersReply,
     Done,
     Error,
     Hello,
@@ -51,7 +52,7 @@ _HELLO = encode(Hello(PROTOCOL_VERSION))
 _PING = encode(Ping())
 _PONG = encode(Pong())
 
-Answer = Token | Done | Error | TokenizerInfoReply | StatusReply | MetricsReply | RequestsReply | Ok
+Answer = Token | Done | Error | TokenizerInfoReply | AdaptersReply | StatusReply | MetricsReply | RequestsReply | Ok
 """An answer to a request."""
 
 

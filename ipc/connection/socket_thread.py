@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 import zmq
 
-from ipc.connection.call import Call, Put, request_frame
+from ipc.connection.call import Call, Put, SingleQuestion, request_frame
 from ipc.connection.read_ahead import CREDIT_STEP, ReadAhead, Unread
 from ipc.connection.retry import Resumption, with_seed
 from ipc.connection.session import Answer, Session
@@ -25,14 +25,12 @@ from ipc.wire.completion import Message
 from ipc.wire.keys import ClientKey
 from ipc.wire.messages import (
     Abort,
+    AdaptersReply,
     Credit,
-    Detokenize,
     Done,
     Error,
     Generate,
     Token,
-    Tokenize,
-    TokenizerInfo,
     TokenizerInfoReply,
     Welcome,
 )
@@ -112,6 +110,7 @@ class Connection:
         stream: bool = True,
         user: str = "",
         traceparent: str = "",
+        model: str = "",
     ) -> Call:
         """Send a completion request. Tokens are put, then Done; take each, or abort the call."""
         request_id = self._new_request_id()
@@ -125,6 +124,7 @@ class Connection:
             stream,
             user=user,
             traceparent=traceparent,
+            model=model,
         )
         if self._resume_timeout is None:
             return self._call(request_id, request_frame(generate), put, Unread(request_id))
@@ -132,7 +132,7 @@ class Connection:
         frame = request_frame(msgspec.structs.replace(generate, params=with_seed(params), stream=True))
         return self._call(request_id, frame, put, Unread(request_id), Resumption(frame, time.monotonic()))
 
-    def ask(self, put: Put, message_of: Callable[[str], Tokenize | Detokenize | TokenizerInfo]) -> Call:
+    def ask(self, put: Put, message_of: Callable[[str], SingleQuestion]) -> Call:
         """Send a request that has a single answer, made with the request id; the answer is put."""
         request_id = self._new_request_id()
         return self._call(request_id, request_frame(message_of(request_id)), put)
@@ -242,7 +242,7 @@ class Connection:
             self._refused(call, RequestFailed(answer.code, answer.message, answer.retry_after_s), now)
         elif isinstance(answer, Token | Done):
             self._hand_on(call, answer, num_bytes)
-        elif isinstance(answer, TokenizerInfoReply):
+        elif isinstance(answer, TokenizerInfoReply | AdaptersReply):
             call.put(answer)
         if call.unread is not None and not isinstance(answer, Token):
             self._read_ahead.end(call.unread)

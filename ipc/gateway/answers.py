@@ -8,6 +8,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from driver.errors import NotFound
 from ipc.errors import ConnectFailed, ConnectionLost, OdriverError, RequestFailed
 from ipc.gateway.disconnect import Disconnected
 from ipc.gateway.request_id import HUNG_UP, WHY
@@ -59,6 +60,8 @@ def failure(error: Exception, path: str | None = None) -> tuple[int, ErrorAnswer
             return error.status, error_answer(str(error), error.status, error.code, error.param), retry_after
         case RequestFailed():
             status, code = STATUS.get(error.code, 500), error.code
+            if code == NotFound.code:
+                return status, error_answer(str(error), status, "model_not_found", "model"), None
             if status in (429, 503):
                 retry_after = error.retry_after_s or RETRY_AFTER
         case ConnectFailed():

@@ -12,6 +12,7 @@ from weakref import WeakKeyDictionary
 
 from starlette.requests import Request
 
+from engine.request_limits import MAX_MODEL_LENGTH
 from ipc.async_client import AsyncClient
 from ipc.errors import ConnectFailed, DaemonStarting
 from ipc.gateway.access.authentication import caller_of
@@ -95,6 +96,12 @@ class RemoteDaemon:
             client = self._clients[caller] = caller.client(self.address, **self._options)
         return client
 
+    async def adapters(self, caller: Caller) -> list[dict[str, Any]]:
+        """The adapters that a caller may use; none where no adapters are served."""
+        client = self.client_of(caller)
+        await client.connect()
+        return await client.adapters() if client.welcome.enable_lora else []
+
     async def close(self) -> None:
         """End the connections."""
         for client in (self.client, *self._clients.values()):
@@ -140,7 +147,8 @@ class RemoteDaemon:
 
 
 class Reached(NamedTuple):
-    """A daemon and the connection for one caller, or for one peer where callers share it."""
+    """A daemon and the connection for one caller, or for one peer where callers share it, whose
+    requests name the adapter that is asked for."""
 
     daemon: RemoteDaemon
     client: AsyncClient
@@ -180,9 +188,12 @@ class Daemons:
             raise outcomes[0]
         return [daemon for daemon, outcome in zip(self._daemons, outcomes, strict=True) if outcome is None]
 
-    async def serving(self, model: str | None) -> RemoteDaemon:
-        """A daemon that serves this model, in turn. Raises BodyError if none, and
-        ConnectFailed."""
+    async def serving(self, model: str | None, caller: Caller) -> RemoteDaemon:
+        """A daemon that serves this model or adapter, in turn. Raises BodyError if none, and
+        ConnectFailed.
+
+        If it can only be an adapter of one daemon, that daemon says whether it is.
+        """
         known = _serving(self._daemons, model)
         turn = next(self._turns)
         for number in range(len(known)):
@@ -194,6 +205,9 @@ class Daemons:
         found = await self.reach()
         for daemon in _serving(found, model):
             return daemon
+        having = [] if not model or len(model) > MAX_MODEL_LENGTH else await _with_adapter(found, model, caller)
+        if having:
+            return having[turn % len(having)]
         served = [name for daemon in found for name in daemon.models]
         check_model(model, served)
         raise BodyError(f"say which model: {' and '.join(dict.fromkeys(served))} are served here", "model")
@@ -206,12 +220,22 @@ def _serving(daemons: list[RemoteDaemon], model: str | None) -> list[RemoteDaemo
     return [daemon for daemon in daemons if daemon.models and (model is None or model in daemon.models)]
 
 
+async def _with_adapter(daemons: list[RemoteDaemon], name: str, caller: Caller) -> list[RemoteDaemon]:
+    """Those that have the adapter for this caller, or the one that may have it."""
+    able = [daemon for daemon in daemons if daemon.client.welcome.enable_lora]
+    if len(able) < 2:
+        return able
+    found = await asyncio.gather(*(daemon.adapters(caller) for daemon in able))
+    return [daemon for daemon, rows in zip(able, found, strict=True) if any(row["name"] == name for row in rows)]
+
+
 async def daemon_for(request: Request, model: str | None) -> Reached:
     """The daemon for a request. Raises as ``Daemons.serving``, and for a refused key."""
     daemons: Daemons = request.app.state.daemons
-    daemon = await daemons.serving(model)
     caller = caller_of(request)
+    daemon = await daemons.serving(model, caller)
     client = daemon.client_of(caller)
     if client is not daemon.client:
         await client.connect()
-    return Reached(daemon, client.on_behalf_of(caller.name or peer_of_request(request)))
+    client = client.on_behalf_of(caller.name or peer_of_request(request))
+    return Reached(daemon, client.of_model(client.welcome.adapter_of(model)))

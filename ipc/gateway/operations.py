@@ -9,7 +9,7 @@ from starlette.responses import Response
 
 from ipc.gateway.endpoints import chat_completions, completions, health, metrics, models, responses, tokens
 from ipc.gateway.endpoints.chat_chunks import ChatChunk
-from ipc.gateway.operators import sleeping
+from ipc.gateway.operators import lora_adapters, sleeping
 from ipc.gateway.operators.operator_commands import MODEL
 from ipc.gateway.refused import refuse_embeddings
 from ipc.gateway.responses_api.response_requests import ResponseRequest
@@ -49,10 +49,12 @@ _OF_DAEMONS = (400, 502, 503)
 """Statuses of errors that a daemon's answer may cause."""
 
 
-def _command(path: str, what: str, run: Callable[[Request], Awaitable[Response]], *query: str) -> Operation:
-    """A command of an operator whose parameters, if any, are a part of the address."""
+def _command(
+    path: str, what: str, run: Callable[[Request], Awaitable[Response]], *query: str, body: Any = None
+) -> Operation:
+    """A command of an operator; what is not in a body is a part of the address."""
     errors = (404, 413, *_OF_DAEMONS)
-    return Operation(path, what, run, TEXT, errors=errors, query=(*query, MODEL), acts=True, for_operators=True)
+    return Operation(path, what, run, TEXT, body, None, errors, query=(*query, MODEL), acts=True, for_operators=True)
 
 
 OPERATIONS = [
@@ -119,5 +121,9 @@ OPERATIONS = [
     _command("/sleep", "Free the memory of pages", sleeping.sleep, "level"),
     _command("/wake_up", "Take it again, and serve", sleeping.wake_up),
     _command("/reset_prefix_cache", "Forget the pages of prompts", sleeping.reset_prefix_cache),
+    _command("/v1/load_lora_adapter", "Load an adapter", lora_adapters.load, body=lora_adapters.LoadLoRAAdapterRequest),
+    _command(
+        "/v1/unload_lora_adapter", "Unload one", lora_adapters.unload, body=lora_adapters.UnloadLoRAAdapterRequest
+    ),
     Operation("/metrics", "The daemons' numbers", metrics.show, metrics.TEXT, errors=(502, 503)),
 ]

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from driver.errors import ContextLengthExceeded, InvalidRequest, shortened
+from driver.errors import ContextLengthExceeded, InvalidRequest, NotFound, shortened
 from driver.text.json_schema import check_json
 from engine.sampling_params import SamplingParams
 from ipc.openai.allowed_values import allowed_values
@@ -25,6 +25,7 @@ STATUS = {
     "invalid_request": 400,
     ContextLengthExceeded.code: 400,
     "message_too_long": 413,
+    "not_found": 404,
     "forbidden": 403,
     "quota_exceeded": 429,
     "overloaded": 503,
@@ -46,12 +47,16 @@ _MEDIA = re.compile("image|audio|video|file")
 Body = TypeVar("Body")
 
 
-def question_of(url: str, body: dict[str, Any], models: Sequence[str]) -> Question:
-    """The body of a request to one of their addresses that is answered whole; raises BodyError."""
+def question_of(url: str, body: dict[str, Any], models: Sequence[str] | None) -> Question:
+    """The body of a request to one of their addresses that is answered whole; raises BodyError.
+
+    ``models`` are what it may name; with None the daemon says.
+    """
     if url not in (CHAT, TEXT):
         raise BodyError(f"url must be {CHAT} or {TEXT}, not {url!r}")
     request = decoded(body, ChatCompletionRequest) if url == CHAT else decoded(body, CompletionRequest)
-    check_model(request.model, models)
+    if models is not None:
+        check_model(request.model, models)
     if request.stream:
         raise BodyError("stream must be false, or left out: a batch's answers are whole", "stream")
     if isinstance(request, ChatCompletionRequest):
@@ -110,6 +115,8 @@ def param_of(code: str, message: str, url: str | None) -> str | None:
     """
     if code == ContextLengthExceeded.code:
         return PROMPTS.get(url or "")
+    if code == NotFound.code:
+        return "model"
     name = message.partition(" ")[0].partition("[")[0].partition(".")[0].removesuffix(":")
     return name if code == InvalidRequest.code and name in SamplingParams.__struct_fields__ else None
 

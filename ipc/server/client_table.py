@@ -28,12 +28,14 @@ from ipc.wire.messages import (
     PROTOCOL_VERSION,
     SILENCE_LIMIT,
     Abort,
+    AdaptersReply,
     ClientMessage,
     Credit,
     Detokenize,
     Error,
     Generate,
     Hello,
+    ListAdapters,
     Ping,
     Pong,
     ServerMessage,
@@ -189,6 +191,8 @@ class Clients:
                 self._take(identity, client, message, now, num_bytes)
             case TokenizerInfo(request_id=request_id):
                 self._send(identity, TokenizerInfoReply(request_id, self._driver.tokenizer_info))
+            case ListAdapters(request_id=request_id):
+                self._send(identity, listed_adapters(self._driver, request_id, tenant))
             case Abort(request_id=request_id) if request_id in client.streams:
                 self._driver.abort(client.streams[request_id].reply.driver_id)
             case Credit(request_id=request_id, count=count):
@@ -329,6 +333,12 @@ def greeting(welcome: Welcome, identity: bytes, hello: Hello) -> Welcome | Error
     if hello.version == PROTOCOL_VERSION:
         return msgspec.structs.replace(welcome, client_id=identity.hex())
     return unsupported(hello)
+
+
+def listed_adapters(driver: Driver, request_id: str, tenant: Tenant) -> AdaptersReply:
+    """The adapters that a tenant may use."""
+    rows = driver.adapters.rows(tenant.adapters)
+    return AdaptersReply(request_id, [msgspec.structs.asdict(row) for row in rows])
 
 
 def unsupported(hello: Hello) -> Error:

@@ -12,9 +12,10 @@ from typing import Any
 
 import msgspec
 
+from driver.adapters import commands
 from driver.errors import DriverError, InvalidRequest
 from driver.request import ReturnChannel, ReturnSample
-from ipc.server.client_table import Send, greeting
+from ipc.server.client_table import Send, greeting, listed_adapters
 from ipc.server.driver_protocol import Driver
 from ipc.server.isolation import Work, isolating
 from ipc.server.outbox import Outbox, Reply
@@ -26,7 +27,9 @@ from ipc.wire.messages import (
     Drain,
     Error,
     Hello,
+    ListAdapters,
     ListRequests,
+    LoadAdapter,
     LogLevel,
     Metrics,
     MetricsReply,
@@ -41,11 +44,12 @@ from ipc.wire.messages import (
     Sleep,
     Status,
     StatusReply,
+    UnloadAdapter,
     Wake,
     Welcome,
 )
 
-LateCommand = Sleep | Wake | Reload | ResetPrefixCache | Profile
+LateCommand = Sleep | Wake | Reload | ResetPrefixCache | LoadAdapter | UnloadAdapter | Profile
 Command = ListRequests | AbortRequest | Drain | LogLevel | LateCommand
 Reloading = Callable[[str, ReturnChannel], None]
 """Has the daemon reload; the channel gets one sample, of this request id."""
@@ -136,6 +140,8 @@ class Control:
                 return Pong()
             case Pong():
                 return None
+            case ListAdapters(request_id=request_id):
+                return listed_adapters(self._driver, request_id, tenant)
         may = tenant.may_look if isinstance(message, Status | Metrics) else tenant.may_control
         if not may:
             return Error(message.request_id, "forbidden", _not_yours(tenant))
@@ -154,8 +160,8 @@ class Control:
         match command:
             case ListRequests(order=order, limit=limit, client=client):
                 rows, total = self._driver.requests(order, limit, client)
-                model = {"model": self._welcome.model}
-                return RequestsReply(request_id, [msgspec.structs.asdict(row) | model for row in rows], total)
+                listed = [msgspec.structs.replace(row, model=row.model or self._welcome.model) for row in rows]
+                return RequestsReply(request_id, [msgspec.structs.asdict(row) for row in listed], total)
             case AbortRequest(target=target):
                 if not self._driver.abort(target):
                     open_ones = "`odriver requests` lists those that are"
@@ -181,6 +187,10 @@ class Control:
                 self._reload(reply.driver_id, reply)
             case ResetPrefixCache():
                 self._driver.reset_prefix_cache(reply.driver_id, reply)
+            case LoadAdapter(name=name, path=path, pin=pin, replace=replace):
+                self._driver.command_adapters(commands.LoadAdapter(reply.driver_id, reply, name, path, pin, replace))
+            case UnloadAdapter(name=name):
+                self._driver.command_adapters(commands.UnloadAdapter(reply.driver_id, reply, name))
             case Profile(name=name):
                 directory = None if name is None else self._profile(name)
                 self._driver.profile(reply.driver_id, directory, reply)

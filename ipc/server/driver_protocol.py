@@ -4,9 +4,11 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 
+from driver.adapters.commands import LoadAdapter, UnloadAdapter
 from driver.request import ActiveRequest, RequestOrder, ReturnChannel, TokenizerRequest
 
 if TYPE_CHECKING:
+    from driver.adapters.registry import AdapterRegistry
     from driver.metrics.request_listing import RequestRow
 
 
@@ -22,6 +24,13 @@ class Driver(Protocol):
     @property
     def tokenizer_info(self) -> dict[str, Any]:
         """The tokenizer, by the names of tokenizer_config.json."""
+
+    @property
+    def adapters(self) -> "AdapterRegistry":
+        """The adapters that requests can name."""
+
+    def command_adapters(self, command: LoadAdapter | UnloadAdapter) -> None:
+        """Have an adapter loaded or unloaded, and put a sample; or raise DriverError."""
 
     def abort(self, request_id: str) -> bool:
         """Ends a request; False if there is none of that id."""

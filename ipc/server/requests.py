@@ -18,6 +18,7 @@ def submit(driver: Driver, message: Question, reply: Reply, tenant: Tenant, num_
     fields = {name: getattr(message, name) for name in message.__struct_fields__}
     fields |= {"request_id": reply.driver_id, "channel": reply}
     fields |= {"client": tenant.name or reply.identity.hex(), "num_bytes": num_bytes}
+    fields["adapters"] = tenant.adapters
     if not isinstance(message, Generate):
         driver.submit_tokenizer_request(TokenizerRequest(**fields))
         return 0

@@ -92,6 +92,8 @@ class Server:
         limits: ServingLimits,
         metrics: Callable[[], str] = str,
         aliases: Sequence[str] = (),
+        *,
+        enable_lora: bool = False,
     ) -> None:
         """Begin to answer, waiting clients first; ``metrics`` returns Prometheus's text."""
         welcome = Welcome(
@@ -106,6 +108,7 @@ class Server:
             credits=CREDITS,
             silence_limit=SILENCE_LIMIT,
             client_id="",
+            enable_lora=enable_lora,
         )
         clients = Clients(driver, welcome, self._work.outbox, self._work.send, self._current)
         self._work.open(clients)

@@ -179,7 +179,14 @@ class Daemon:
         self._driver.start()
         if loaded.metrics is not None:
             self._exposition.add(loaded.metrics)
-        self._server.open(self._driver, loaded.model, loaded.limits, self._exposition.text, loaded.aliases)
+        self._server.open(
+            self._driver,
+            loaded.model,
+            loaded.limits,
+            self._exposition.text,
+            loaded.aliases,
+            enable_lora=loaded.enable_lora,
+        )
         if self._gateway is not None:
             self._gateway.wait_until_settled()
         self._starting = False

@@ -14,6 +14,7 @@ from prometheus_client.registry import Collector
 from driver.request import ReturnSample
 from engine.config import EngineConfig, ServingLimits
 from engine.errors import ConfigurationError
+from engine.hub.roots import Root
 from engine.models.cpu_libraries import start_loading
 from engine.progress import Progress
 from ipc.server.driver_protocol import Driver
@@ -64,6 +65,8 @@ class Loaded:
     """Its Prometheus metrics."""
     aliases: tuple[str, ...] = ()
     """Further names of the model."""
+    enable_lora: bool = False
+    """Whether requests may name adapters."""
     leave: Callable[[int, str], None] = lambda code, why: None  # noqa: ARG005
     """Has the processes of other hosts end with this exit code, and why."""
 
@@ -94,6 +97,7 @@ def load(
     from engine.served_model import served_model
     from engine.step.runner import tell_nobody
 
+    root = None if config.adapter_root is None else Root(config.adapter_root, "adapter_root")
     background = ThreadPoolExecutor(1)
     tokenizer = background.submit(_load_tokenizer, config)
     background.shutdown(wait=False)
@@ -132,8 +136,12 @@ def load(
         tokenizer.result(),
         max_queued_requests=config.max_queued_requests,
         max_queued_tokens=config.max_queued_tokens,
+        model_names=config.served_model_name,
+        max_cpu_loras=config.max_cpu_loras if config.enable_lora else 0,
+        adapter_root=root,
         on_failure=on_failure,
     )
+    driver.load_first(config.lora_paths)
     name, *aliases = config.served_model_name
     cache_config = {
         "block_size": str(engine.page_size),
@@ -144,7 +152,7 @@ def load(
         "enable_prefix_caching": str(config.enable_prefix_caching),
     }
     metrics = DriverMetrics(driver, name, cache_config)
-    loaded = Loaded(driver, name, driver.limits, facts, metrics, tuple(aliases))
+    loaded = Loaded(driver, name, driver.limits, facts, metrics, tuple(aliases), config.enable_lora)
     return loaded if leader is None else replace(loaded, leave=leader.leave)
 
 
@@ -155,7 +163,10 @@ def facts_alike(config: EngineConfig) -> dict[str, str]:
         f"--{field.name.replace('_', '-')}": str(getattr(config, field.name))
         for field in fields(config)
         if field.name
-        not in ("model", "served_model_name", "tokenizer", "chat_template", "process_id", "coordinator_address")
+        not in (
+            *("model", "served_model_name", "tokenizer", "chat_template", "process_id", "coordinator_address"),
+            *("adapter_root", "lora_modules"),
+        )
     }
     versions = {f"the version of {name}": version(name) for name in ("jax", "jaxlib")}
     config_file = config.directory / "config.json"

@@ -1,9 +1,10 @@
 """Tenants and their limits: no socket, thread or clock in this file."""
 
 import os
+from collections.abc import Collection
 from dataclasses import dataclass
 
-from ipc.wire.keys import Limits
+from ipc.wire.keys import ALL, Limits
 
 MINUTE = 60.0
 
@@ -27,6 +28,12 @@ class Tenant:
     def may_look(self) -> bool:
         """Whether it may read the daemon's status."""
         return self.limits is None or self.limits.control
+
+    @property
+    def adapters(self) -> Collection[str] | None:
+        """The adapters that it may use, by name; None for all."""
+        limits = self.limits
+        return None if limits is None or limits.control or ALL in limits.adapters else limits.adapters
 
 
 EVERYBODY = Tenant("")

@@ -9,6 +9,7 @@ has its secret key and the daemon's public key, by which it recognises the daemo
 import os
 import re
 import stat
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, TypeVar
 
@@ -21,6 +22,8 @@ from ipc.wire import owned_files
 
 Z85 = Annotated[str, Meta(pattern=r"^[0-9a-zA-Z.\-:+=^!/*?&<>()\[\]{}@%$#]{40}$")]
 """32 bytes as ZeroMQ's RFC 32 writes them."""
+ALL = "*"
+"""In place of the names of adapters: all of them."""
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 
@@ -42,13 +45,15 @@ class ClientKey(Struct, frozen=True, forbid_unknown_fields=True):
 class Limits(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """Limits of an authorised key: open requests, tokens read and generated a minute, control.
 
-    None is no limit.
+    None is no limit. ``adapters`` are the names of those that it may use, ALL for all; a key with
+    ``control`` may use all.
     """
 
     public: Z85
     max_requests: Annotated[int, Meta(ge=1)] | None = None
     tokens_per_minute: Annotated[int, Meta(ge=1)] | None = None
     control: bool = False
+    adapters: tuple[str, ...] = ()
 
 
 def default_directory() -> Path:
@@ -86,7 +91,7 @@ def authorized(directory: Path) -> dict[str, Limits]:
     return found
 
 
-def new(directory: Path, name: str, out: Path, **limits: int | bool) -> None:
+def new(directory: Path, name: str, out: Path, **limits: int | bool | list[str]) -> None:
     """Make a key: authorise it and write the client's file. Raises KeyFileError if either
     exists."""
     authorised = _path(directory, name)
@@ -136,7 +141,7 @@ def _make_directory(directory: Path) -> None:
         raise KeyFileError(f"cannot make the directory {directory}: {error.strerror}") from error
 
 
-def _write(path: Path, fields: dict[str, str | int | bool]) -> None:
+def _write(path: Path, fields: Mapping[str, str | int | bool | list[str]]) -> None:
     # JSON values of these types are TOML values.
     lines = [f"{name} = {msgspec.json.encode(value).decode()}\n" for name, value in fields.items()]
     try:

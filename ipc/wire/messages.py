@@ -8,10 +8,18 @@ from msgspec import Meta, Struct
 
 from driver.errors import shortened
 from driver.request import Logprob, RequestOrder, Usage
-from engine.request_limits import MAX_MESSAGES, MAX_N, MAX_REQUEST_ID_LENGTH, MAX_TARGET_LENGTH, MAX_TOOLS
+from engine.request_limits import (
+    MAX_MESSAGES,
+    MAX_MODEL_LENGTH,
+    MAX_N,
+    MAX_PATH_LENGTH,
+    MAX_REQUEST_ID_LENGTH,
+    MAX_TARGET_LENGTH,
+    MAX_TOOLS,
+)
 from ipc.wire.escaping import visible
 
-PROTOCOL_VERSION = 5
+PROTOCOL_VERSION = 6
 
 PING_INTERVAL = 5.0
 """Seconds of silence after which either side pings the other."""
@@ -32,6 +40,8 @@ TRACEPARENT = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
 TraceParent = Annotated[str, Meta(pattern=rf"\A({TRACEPARENT.pattern})?\Z")]
 """W3C's ``traceparent``, or nothing."""
 User = Annotated[str, Meta(max_length=128)]
+Model = Annotated[str, Meta(max_length=MAX_MODEL_LENGTH)]
+AdapterPath = Annotated[str, Meta(min_length=1, max_length=MAX_PATH_LENGTH)]
 ProfileName = Annotated[str, Meta(pattern=r"\A[A-Za-z0-9][A-Za-z0-9._-]{0,63}\Z")]
 """The name of a directory in the daemon's profile directory: no path, and nothing hidden."""
 
@@ -63,7 +73,8 @@ class Generate(_Message, frozen=True):
     with the same ``seed``, gave before it was cut off: only what follows comes, ``usage`` counts
     all, and a sample that is whole already gets its ``finish_reason`` again and nothing else.
     ``user`` says for which of its own users a client asks: they take turns, and share what the
-    client may have. ``traceparent`` is the span that the request's is a child of.
+    client may have. ``traceparent`` is the span that the request's is a child of. ``model`` names
+    an adapter, or the model itself, which it is without a name.
     """
 
     request_id: RequestId
@@ -76,6 +87,7 @@ class Generate(_Message, frozen=True):
     resume_token_ids: Annotated[list[list[int]], Meta(max_length=MAX_N)] = []
     user: User = ""
     traceparent: TraceParent = ""
+    model: Model = ""
 
 
 class Tokenize(_Message, frozen=True):
@@ -90,6 +102,7 @@ class Tokenize(_Message, frozen=True):
     add_special_tokens: bool = True
     user: User = ""
     truncate_prompt_tokens: Annotated[int, Meta(ge=1)] | None = None
+    model: Model = ""
 
 
 class Detokenize(_Message, frozen=True):
@@ -98,10 +111,17 @@ class Detokenize(_Message, frozen=True):
     request_id: RequestId
     token_ids: list[int]
     user: User = ""
+    model: Model = ""
 
 
 class TokenizerInfo(_Message, frozen=True):
     """Asks what the tokenizer is."""
+
+    request_id: RequestId
+
+
+class ListAdapters(_Message, frozen=True):
+    """Asks for the adapters that the client may use."""
 
     request_id: RequestId
 
@@ -201,6 +221,28 @@ class Profile(_Message, frozen=True):
     name: ProfileName | None = None
 
 
+class LoadAdapter(_Message, frozen=True):
+    """Loads an adapter of this name from below the daemon's ``--adapter-root``: from its own name
+    if there is no path.
+
+    One that is loaded already gets a new version, unless it is not to be ``replace``d. One that is
+    pinned is not evicted.
+    """
+
+    request_id: RequestId
+    name: Model
+    path: AdapterPath | None = None
+    pin: bool = False
+    replace: bool = True
+
+
+class UnloadAdapter(_Message, frozen=True):
+    """Unloads an adapter; open requests go on with it."""
+
+    request_id: RequestId
+    name: Model
+
+
 class Welcome(_Message, frozen=True):
     """Answers ``hello`` with what is served. ``max_model_len`` is in tokens, prompt and completion
     together.
@@ -209,7 +251,8 @@ class Welcome(_Message, frozen=True):
     is CREDITS, ``silence_limit`` SILENCE_LIMIT. ``client_id`` is the client's name in the daemon's
     log and in ``abort_request``. ``aliases`` are further names of the model.
     ``default_sampling_params`` are its own values of parameters that requests leave out;
-    ``max_tokens`` among them is a limit of every request.
+    ``max_tokens`` among them is a limit of every request. With ``enable_lora`` requests may name
+    adapters.
     """
 
     version: int
@@ -223,11 +266,16 @@ class Welcome(_Message, frozen=True):
     client_id: str
     aliases: list[str] = []
     default_sampling_params: dict[str, Any] = {}
+    enable_lora: bool = False
 
     @property
     def models(self) -> list[str]:
         """All names of the model."""
         return [self.model, *self.aliases]
+
+    def adapter_of(self, model: str | None) -> str:
+        """The adapter that this is the name of, or no name; "" for the model itself."""
+        return "" if model is None or model in self.models else model
 
 
 class Starting(_Message, frozen=True):
@@ -311,6 +359,13 @@ class TokenizerInfoReply(_Message, frozen=True):
     info: dict[str, Any]
 
 
+class AdaptersReply(_Message, frozen=True):
+    """The adapters that the client may use, each as a map."""
+
+    request_id: str
+    adapters: list[dict[str, Any]]
+
+
 class MetricsReply(_Message, frozen=True):
     """The metrics in Prometheus's text format."""
 
@@ -325,7 +380,7 @@ class Ok(_Message, frozen=True):
     text: str
 
 
-ClientMessage = Hello | Generate | Tokenize | Detokenize | TokenizerInfo | Abort | Credit | Ping | Pong
+ClientMessage = Hello | Generate | Tokenize | Detokenize | TokenizerInfo | ListAdapters | Abort | Credit | Ping | Pong
 ControlMessage = (
     Hello
     | Status
@@ -337,6 +392,9 @@ ControlMessage = (
     | Wake
     | Reload
     | ResetPrefixCache
+    | ListAdapters
+    | LoadAdapter
+    | UnloadAdapter
     | LogLevel
     | Profile
     | Ping
@@ -349,6 +407,7 @@ ServerMessage = (
     | Done
     | Error
     | TokenizerInfoReply
+    | AdaptersReply
     | StatusReply
     | MetricsReply
     | RequestsReply

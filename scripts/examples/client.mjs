@@ -28,7 +28,7 @@ const send = (type, fields = {}) => socket.send(encode({ type, ...fields }))
 
 let credit // messages that the daemon may send before it has to be told that some were read
 let read = 0
-await send("hello", { version: 5 })
+await send("hello", { version: 6 })
 for await (const [frame] of socket) {
   const message = decode(frame)
   switch (message.type) {

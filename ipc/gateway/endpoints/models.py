@@ -1,20 +1,23 @@
 """``/v1/models``."""
 
+import asyncio
 from typing import Literal
 
 from msgspec import Struct
 from starlette.requests import Request
 from starlette.responses import Response
 
+from ipc.gateway.access.authentication import caller_of
 from ipc.gateway.answers import json_answer
 from ipc.gateway.daemons import Daemons
 from ipc.openai.translation import check_model
 
 
 class Model(Struct, frozen=True):
-    """A name of a served model; ``max_model_len`` is in tokens, as in vLLM.
+    """A name of a served model, or an adapter; ``max_model_len`` is in tokens, as in vLLM.
 
-    ``root`` is the model's first name. ``default_sampling_params`` are its own values of what
+    ``root`` is the model's first name, or where an adapter came from, and ``parent`` the model that
+    an adapter is of. ``default_sampling_params`` are its own values of what
     requests leave out.
     """
 
@@ -23,6 +26,7 @@ class Model(Struct, frozen=True):
     root: str
     max_model_len: int
     default_sampling_params: dict[str, float]
+    parent: str | None = None
     object: Literal["model"] = "model"
     owned_by: Literal["odriver"] = "odriver"
 
@@ -35,7 +39,7 @@ class ModelList(Struct, frozen=True):
 
 
 async def index(request: Request) -> Response:
-    """List the served models."""
+    """List the served models, and the adapters that the caller may use."""
     return json_answer(ModelList(list((await _models(request)).values())))
 
 
@@ -49,10 +53,24 @@ async def show(request: Request) -> Response:
 async def _models(request: Request) -> dict[str, Model]:
     """By name."""
     daemons: Daemons = request.app.state.daemons
-    welcomes = [daemon.client.welcome for daemon in await daemons.reach()]
-    created = request.app.state.started_at
-    return {
+    found, created, caller = await daemons.reach(), request.app.state.started_at, caller_of(request)
+    adapters = await asyncio.gather(*(daemon.adapters(caller) for daemon in found))
+    welcomes = [daemon.client.welcome for daemon in found]
+    models = {
         name: Model(name, created, one.model, one.max_model_len, one.default_sampling_params)
         for one in welcomes
         for name in one.models
     }
+    of_adapters = {
+        row["name"]: Model(
+            row["name"],
+            int(row["loaded_at"]),
+            row["path"],
+            one.max_model_len,
+            one.default_sampling_params,
+            parent=one.model,
+        )
+        for one, rows in zip(welcomes, adapters, strict=True)
+        for row in rows
+    }
+    return models | {name: model for name, model in of_adapters.items() if name not in models}

@@ -89,6 +89,9 @@ async def detokenize(request: Request) -> Response:
 
 async def info(request: Request) -> Response:
     """The tokenizer's description."""
-    client = (await daemon_for(request, request.query_params.get("model"))).client
+    model = request.query_params.get("model")
+    client = (await daemon_for(request, model)).client
+    if client.welcome.adapter_of(model):
+        await client.detokenize([])  # which it refuses if there is no such adapter
     found = {**await client.tokenizer_info(), "model_max_length": client.welcome.max_model_len}
     return json_answer(msgspec.convert(found, TokenizerConfig))
