@@ -61,6 +61,8 @@ class PrefixCache:
         self._kept_at: dict[int, float] = {}
         self._unowned: OrderedDict[int, float] = OrderedDict()
         """When each lost its last owner, oldest first."""
+        self._passed: set[int] = set()
+        """Those without an owner that are not worth a copy."""
         self.evictions = 0
         self.lifetime_seconds = 0.0
         """The sum over evicted pages of the time since they were filled."""
@@ -104,12 +106,16 @@ class PrefixCache:
     def claim(self, page: int) -> None:
         """A page without an owner has one again."""
         del self._unowned[page]
+        self._passed.discard(page)
         if self._tier is not None:
             self._tier.withdraw(page)
 
     def evict_first(self, page: int) -> None:
-        """A page without an owner is the next to be evicted."""
+        """A page without an owner is the next to be evicted, and is not copied to the tier."""
         self._unowned.move_to_end(page, last=False)
+        self._passed.add(page)
+        if self._tier is not None:
+            self._tier.withdraw(page)
 
     def evict(self, now: float) -> int:
         """Forget the contents of the page that lost its owner first, and return the page."""
@@ -117,7 +123,7 @@ class PrefixCache:
         self.evictions += 1
         self.lifetime_seconds += now - self._kept_at[page]
         self.idle_seconds += now - since
-        if self._tier is not None:
+        if self._tier is not None and page not in self._passed:
             self._tier.evict(page, self._key_of[page])
         self.forget(page)
         return page
@@ -125,6 +131,7 @@ class PrefixCache:
     def forget(self, page: int) -> bool:
         """The page is not found any more. Returns whether it has no owner."""
         del self._page_of[self._key_of.pop(page)], self._kept_at[page]
+        self._passed.discard(page)
         if self._tier is not None:
             self._tier.withdraw(page)
         return self._unowned.pop(page, None) is not None

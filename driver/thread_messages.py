@@ -38,6 +38,12 @@ class Opened(msgspec.Struct, frozen=True):
         """Prompt tokens that a sample found in the prefix cache, without resumed output."""
         return min(self.sequences[index].num_cached_tokens, self.num_prompt_tokens)
 
+    def num_host_tokens(self, index: int) -> int:
+        """Those of them that the host's memory had, which come last."""
+        sequence = self.sequences[index]
+        before = sequence.num_cached_tokens - sequence.num_host_tokens
+        return max(0, self.num_cached_tokens(index) - before)
+
 
 class Admit(msgspec.Struct, frozen=True):
     """Serve these sequences, one for each sample that is not complete yet.

@@ -27,7 +27,7 @@ from engine.step.commands import Command
 from engine.step.execution_manager import ExecutionManager
 from engine.step.executor import StepExecutor
 from engine.step.host_cache.host_budget import check_host_memory
-from engine.step.host_cache.page_copies import copy_seconds
+from engine.step.host_cache.host_memory import copy_seconds
 from engine.step.layout import StepShapes
 from engine.step.page_budget import CachePlanner, check_page_table, memory_budget
 from engine.step.runner import eSurgeRunner, tell_nobody
@@ -57,10 +57,11 @@ class CompiledSteps:
         config, shapes, model = self.served.config, self.manager.shapes, self.served.model
         with device_errors():
             runner = eSurgeRunner(self.manager, config.seed, tell)
-        pages = HBMPageManager(shapes.cache.num_pages, None if shapes.host is None else shapes.host.tier())
-        pool, slots, states = shapes.cache.states, None, None
+        host, pool, slots, states = shapes.host, shapes.cache.states, None, None
+        pages = HBMPageManager(shapes.cache.num_pages, None if host is None else host.tier())
         if pool is not None:
-            slots = HBMPageManager(pool.num_slots)
+            of_states = None if host is None else host.states
+            slots = HBMPageManager(pool.num_slots, None if of_states is None else of_states.tier())
             states = SequenceStates(slots, shapes.cache.page_size, config.max_num_seqs)
         scheduler = InferenceScheduler(
             SequenceMemory(pages, shapes.groups, states, _copy_cost(shapes)),
@@ -199,7 +200,8 @@ def _copy_cost(shapes: StepShapes) -> CopyCost | None:
         "host cache: %s pages in %s bytes of the host's memory; a page of %s bytes comes back in %.3g ms (%.3g GB/s)",
         f"{shapes.host.num_slots:,}", f"{shapes.host.num_bytes:,}", f"{size:,}", 1000 * seconds, size / seconds / 1e9,
     )  # fmt: skip
-    return CopyCost(seconds, shapes.max_num_batched_tokens)
+    of_state = copy_seconds(shapes.cache.bytes_per_slot, 1) if shapes.host.states is not None else 0.0
+    return CopyCost(seconds, shapes.max_num_batched_tokens, of_state)
 
 
 def _use_compilation_cache() -> None:

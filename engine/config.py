@@ -317,14 +317,26 @@ class EngineStats(msgspec.Struct, frozen=True):
     """Pages that the host's memory holds; 0 without a tier there."""
     host_pages_cached: int = 0
     """Pages of prefixes in it."""
+    host_states_total: int = 0
+    """Recurrent states that it holds beside them."""
+    host_states_cached: int = 0
+    """Those that end a prefix."""
     host_bytes_stored: int = 0
-    """Bytes of pages copied to it."""
+    """Bytes copied to it."""
     host_bytes_loaded: int = 0
-    """Bytes of pages copied back."""
+    """Bytes copied back."""
+    host_seconds_stored: float = 0.0
+    """Of the copies to it, each list of them until it was seen to have arrived."""
+    host_seconds_loaded: float = 0.0
+    """The same of the copies back."""
     host_pages_lost: int = 0
     """Pages evicted from the device without a copy, as too many were on their way."""
+    host_states_lost: int = 0
+    """The same of recurrent states."""
     host_page_bytes: int = 0
     """Bytes of the host's memory that a page takes."""
+    host_state_bytes: int = 0
+    """Bytes that a recurrent state takes there."""
     host_cache_queries: int = 0
     """Tokens of admitted sequences that the device's pages did not have."""
     host_cache_hits: int = 0

@@ -72,7 +72,7 @@ class oEngine:
         self._masks = AwaitedMasks()
         self._max_failures_in_a_row = max_failures_in_a_row
         self._failures_in_a_row = 0
-        self._host = host_link(pages.tier, scheduler.memory.host, runner.host)
+        self._host = host_link(pages, states, scheduler.memory.host, runner.host)
         self._asleep = False
         self._preemption_log = PreemptionLog(pages.num_total, scheduler.memory.page_size)
         self.start_counting()

@@ -1,14 +1,18 @@
 """A recurrent layer that is simple enough to be seen through: a decaying sum of what it is given."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from checkpoints import build_checkpoint
 from flax import nnx
 
 from caching.state.spec import StateArray
 from engine.models.layers.mixer import State
+from engine.models.model_config import read_model_config
+from engine.models.spec import ModelSpec
 
 DECAY = np.float32(0.8)
 
@@ -67,3 +71,12 @@ class DecayingSum(nnx.Module):
         after = table.cu_q_lens[1:][row_of] - tokens - 1
         place = number[jnp.minimum(row_of, len(rows) - 1)] - after[:, None].astype(counts.dtype)
         return cache, (jnp.tanh(each) + jnp.sin(place.astype(jnp.float32))).astype(x.dtype)
+
+
+def model_of_sums(directory: Path, *, windows: bool) -> ModelSpec:
+    """A model of a recurrent layer and one of attention, twice; the first attention may have a window."""
+    pattern = {"num_hidden_layers": 2, "sliding_window_pattern": 2, "sliding_window": 8}
+    model = read_model_config(build_checkpoint(directory, "gemma3", **pattern))
+    full = model.blocks[1]
+    recurrent = replace(full, mixer=DecayingSumSpec(model.hidden_size))
+    return replace(model, blocks=(recurrent, model.blocks[0] if windows else full, recurrent, full))

@@ -1,6 +1,7 @@
 """Engines whose memory is NaN wherever it holds nothing, for tests of what is read: greedy, with programs for no more."""
 
 from dataclasses import replace
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -8,13 +9,15 @@ import numpy as np
 
 from caching.page_manager import SINK_PAGE, HBMPageManager
 from engine.config import ServingLimits
+from engine.device_errors import DeviceError, device_errors
 from engine.oengine import oEngine
+from engine.sampling_params import SamplingParams
 from engine.scheduling.growth_reserve import GrowthReserve
 from engine.scheduling.scheduler import InferenceScheduler
+from engine.scheduling.sequence import Sequence
 from engine.step.execution_manager import ExecutionManager
 from engine.step.forward_programs import FORWARD, WRITE_SLOTS
-from engine.step.host_cache.page_copies import GATHER, SCATTER
-from engine.step.runner import eSurgeRunner
+from engine.step.runner import PendingStep, eSurgeRunner
 from engine.step.sampling_programs import GREEDY
 
 VOCABULARY = 144
@@ -24,7 +27,8 @@ class GreedyManager(ExecutionManager):
     """Compiles only what greedy requests run."""
 
     def _programs(self, layout):
-        return [p for p in super()._programs(layout) if p.name in (FORWARD, WRITE_SLOTS, GREEDY, GATHER, SCATTER)]
+        copies = [name for copied in self.copied for name in (copied.gather, copied.scatter)]
+        return [p for p in super()._programs(layout) if p.name in (FORWARD, WRITE_SLOTS, GREEDY, *copies)]
 
 
 class PoisonedRunner(eSurgeRunner):
@@ -41,6 +45,27 @@ class PoisonedRunner(eSurgeRunner):
         if self.slots is not None:
             cache = replace(cache, states=poisoned(cache.states, self.slots, shapes.states.num_slots))
         self._executor._cache = cache
+        return super().dispatch(plan)
+
+
+class CopyingRunner(PoisonedRunner):
+    """Copies before it poisons. If it ``waits``, copies have arrived by the next plan, so that
+    every run is the same."""
+
+    waits = True
+
+    def dispatch(self, plan):
+        """Copy, poison, then dispatch."""
+        copies, plan.copies = plan.copies, []
+        try:
+            with device_errors():
+                for each in copies:
+                    self._copy(each)
+        except DeviceError as error:
+            return PendingStep(plan, failure=error)
+        if self.waits and self.host is not None:
+            ways = [way for kind in self.host.kinds for way in (kind.storing, kind.fetching)]
+            jax.block_until_ready([contents for way in ways for contents, _ in way._lists])
         return super().dispatch(plan)
 
 
@@ -94,3 +119,17 @@ def tokens_and_failed(engine, sequences):
         engine.check_integrity()
     assert engine.stats().pages_owned == 0 and (engine._states is None or engine._states.num_owned == 0)
     return tokens, failed
+
+
+def ask(number, prompt, count=8, salt=b""):
+    """A greedy sequence."""
+    return Sequence(str(number), prompt, SamplingParams(temperature=0), frozenset(), count, seed=0, salt=salt)
+
+
+def turns(random, talks, rounds):
+    """Prompts of conversations that take turns: each time all that was said before, and a bit more."""
+    said = [random.integers(1, 140, random.integers(8, 20)).tolist() for _ in range(talks)]
+    for turn in range(rounds):
+        for talk in range(talks):
+            said[talk] = said[talk] + random.integers(1, 140, random.integers(4, 9)).tolist()
+            yield partial(ask, f"{talk}.{turn}", said[talk], int(random.integers(3, 9)))

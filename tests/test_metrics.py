@@ -135,7 +135,15 @@ def test_the_phases_of_a_request_add_up() -> None:
     request = OpenRequest(ActiveRequest(request_id="a", channel=QueueChannel()), "a", received_at=100.0)
     params = SamplingParams(max_tokens=50)
     sequence = Sequence(
-        "a", [1, 2, 3], params, frozenset(), max_tokens=50, seed=0, scheduled_at=100.4, num_cached_tokens=2
+        "a",
+        [1, 2, 3],
+        params,
+        frozenset(),
+        max_tokens=50,
+        seed=0,
+        scheduled_at=100.4,
+        num_cached_tokens=2,
+        num_host_tokens=1,
     )
     times = SampleTimes(metrics, Opened(request, [sequence], [], 3, params), 0)
 
@@ -157,7 +165,7 @@ def test_the_phases_of_a_request_add_up() -> None:
     }  # fmt: skip
     assert dict(metrics.time_to_first_token_seconds.cumulative())[1.0] == 1
     assert dict(metrics.time_to_first_token_seconds.cumulative())[0.75] == 0
-    assert (metrics.prompt_tokens, metrics.prompt_tokens_cached) == (3, 2)
+    assert (metrics.prompt_tokens, metrics.prompt_tokens_cached, metrics.prompt_tokens_from_host) == (3, 2, 1)
     assert metrics.request_prompt_tokens.bounds == (1, 2, 5, 10, 20, 50, 100, 200)
     assert timings_of(request) == Timings(
         queue_time_s=pytest.approx(0.4),

@@ -6,8 +6,7 @@ from functools import partial
 import jax
 import numpy as np
 import pytest
-from checkpoints import VARIANTS, build_checkpoint
-from decaying_mixer import DecayingSumSpec
+from decaying_mixer import model_of_sums
 from flax import nnx
 from poisoned_engines import GreedyManager, PoisonedRunner, engine_over, tokens_and_failed
 
@@ -18,7 +17,6 @@ from engine.errors import ConfigurationError
 from engine.mesh import one_device
 from engine.models.decoder import Decoder
 from engine.models.layers.cache_layout import cache_layout
-from engine.models.model_config import read_model_config
 from engine.models.partition import Partition
 from engine.sampling_params import SamplingParams
 from engine.scheduling.prefixes.sequence_states import SequenceStates
@@ -49,19 +47,8 @@ class FailingRunner(PoisonedRunner):
 
 @pytest.fixture(scope="module")
 def blocks_of_model(tmp_path_factory):
-    """A model of a recurrent layer and one of attention, twice; the first attention may have a window."""
-    variant = VARIANTS["gemma3"]
-    config = {**variant.config, "num_hidden_layers": 2, "sliding_window_pattern": 2, "sliding_window": 8}
-    VARIANTS["gemma3_of_two"] = replace(variant, config=config)
-    model = read_model_config(build_checkpoint(tmp_path_factory.mktemp("gemma"), "gemma3_of_two"))
-    del VARIANTS["gemma3_of_two"]
-
-    def build(windows):
-        full = model.blocks[1]
-        recurrent = replace(full, mixer=DecayingSumSpec(model.hidden_size))
-        return replace(model, blocks=(recurrent, model.blocks[0] if windows else full, recurrent, full))
-
-    return build
+    """``model_of_sums``, whose first attention may have a window."""
+    return partial(model_of_sums, tmp_path_factory.mktemp("gemma"))
 
 
 def compiled(model, *, scans=False):

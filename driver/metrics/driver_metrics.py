@@ -36,11 +36,22 @@ class DriverMetrics(Collector):
         status, requests = self._driver.status(), self._driver.request_metrics
         yield from self._gauges(status)
         yield from self._counters(status, requests)
-        cached, prompts = requests.prompt_tokens_cached, requests.prompt_tokens
-        sources = {"local_compute": prompts - cached, "local_cache_hit": cached, "external_kv_transfer": 0}
+        cached, host = requests.prompt_tokens_cached, requests.prompt_tokens_from_host
+        sources = {
+            "local_compute": requests.prompt_tokens - cached,
+            "local_cache_hit": cached - host,
+            "external_kv_transfer": host,
+        }
         yield self._by_label("vllm:prompt_tokens_by_source", "Prompt tokens by where they came from", "source", sources)
         copied = {"GPU_to_CPU": status.host_bytes_stored, "CPU_to_GPU": status.host_bytes_loaded}
         yield self._by_label("vllm:kv_offload_total_bytes", "Copied to host memory, and back", "transfer_type", copied)
+        took = {"GPU_to_CPU": status.host_seconds_stored, "CPU_to_GPU": status.host_seconds_loaded}
+        yield self._by_label(
+            "vllm:kv_offload_total_time",
+            "Seconds of these copies, until they are seen to be there",
+            "transfer_type",
+            took,
+        )
         causes = status.preemptions_by_cause
         yield self._by_label("odriver_preemptions_by_cause", "Preemptions by why", "cause", causes)
         yield self._by_label("vllm:request_success", "Requests that ended", "finished_reason", requests.finished)
@@ -77,6 +88,9 @@ class DriverMetrics(Collector):
             ("odriver_host_pages", "Pages that the host cache holds", status.host_pages_total),
             ("odriver_host_page_bytes", "Bytes of the host cache that a page takes", status.host_page_bytes),
             ("odriver_host_pages_cached", "Pages in the host cache that hold a prefix", status.host_pages_cached),
+            ("odriver_host_states", "Recurrent states that the host cache holds", status.host_states_total),
+            ("odriver_host_state_bytes", "Bytes of the host cache that a recurrent state takes", status.host_state_bytes),
+            ("odriver_host_states_cached", "States in the host cache that end a prefix", status.host_states_cached),
             ("odriver_seconds_since_progress", "Since a step landed, while there is work", status.seconds_since_progress),
             ("odriver_adapter_slots", "Slots for adapters on the device", status.max_loras),
             ("odriver_adapters", "Adapters that requests may name", len(status.adapters)),
@@ -119,6 +133,7 @@ class DriverMetrics(Collector):
             ("odriver_page_lifetime_seconds", "Of those, since they were filled", status.page_lifetime_seconds_sum),
             ("odriver_page_idle_seconds", "Of those, since nobody used them", status.page_idle_seconds_sum),
             ("odriver_host_pages_lost", "Kept pages given away before they were copied", status.host_pages_lost),
+            ("odriver_host_states_lost", "Kept states given away before they were copied", status.host_states_lost),
             ("odriver_steps", "Steps that landed", status.steps),
             ("odriver_failed_steps", "Steps that the device could not do", status.failed_steps),
             ("odriver_failed_rows", "Requests that ended as their logits held NaN or infinity", status.failed_rows),

@@ -50,8 +50,10 @@ class RequestMetrics:
         self.request_params_n = Histogram(_SAMPLES)
         self.request_max_num_generation_tokens = Histogram(tokens)
         self.prompt_tokens = 0
-        """Of requests that have a first token; next, the part that came from the cache."""
+        """Of requests that have a first token; next, the part that came from the cache, and of that
+        the part that came from the host's memory."""
         self.prompt_tokens_cached = 0
+        self.prompt_tokens_from_host = 0
         self.finished = dict.fromkeys(FINISH_REASONS, 0)
         self._recent: deque[Latencies] = deque(maxlen=RECENT)
 
@@ -99,6 +101,7 @@ class SampleTimes:
             self._metrics.time_to_first_token_seconds.observe(now - self._received_at)
             self._metrics.prompt_tokens += self._opened.num_prompt_tokens
             self._metrics.prompt_tokens_cached += self._opened.num_cached_tokens(self._index)
+            self._metrics.prompt_tokens_from_host += self._opened.num_host_tokens(self._index)
             request.first_token_at = request.first_token_at or now
             request.scheduled_at = request.scheduled_at or self._sequence.scheduled_at
         else:

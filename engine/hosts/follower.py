@@ -6,7 +6,7 @@ from collections.abc import Callable
 import numpy as np
 
 from engine.errors import HostsError
-from engine.step.commands import AllocateCache, Command, CopyPages, DropCache, Landed, Leave, StepDescription
+from engine.step.commands import AllocateCache, Command, DropCache, Landed, Leave, MakeCopies, StepDescription
 from engine.step.executor import ExecutedStep, StepExecutor
 
 
@@ -18,7 +18,7 @@ def execute_commands(executor: StepExecutor, hear: Callable[[], Command]) -> Non
         match command:
             case StepDescription():
                 in_flight.append(executor.execute(command))
-            case CopyPages():
+            case MakeCopies():
                 executor.copy(command)
             case Landed(token_ids=theirs):
                 check_alike(landed, np.asarray(in_flight.popleft().token_ids), theirs)

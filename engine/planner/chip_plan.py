@@ -75,6 +75,8 @@ class ChipPlan(msgspec.Struct, frozen=True):
     num_states: int = 0
     host_pages: int = 0
     """Pages in a host's memory; 0 without such a tier."""
+    host_states: int = 0
+    """Recurrent states beside them."""
     host_bytes: int = 0
     """Bytes of a host's memory that they take."""
     host_page_seconds: float = 0.0

@@ -81,6 +81,7 @@ def plan_chips(config: EngineConfig, path: Path, topology: str, tokens_a_sequenc
         num_states=0 if shapes.cache.states is None else shapes.cache.states.num_slots,
         num_pages=shapes.cache.num_pages,
         host_pages=0 if shapes.host is None else shapes.host.num_slots,
+        host_states=0 if shapes.host is None or shapes.host.states is None else shapes.host.states.num_slots,
         host_bytes=0 if shapes.host is None else shapes.host.num_bytes,
         host_page_seconds=shapes.cache.bytes_per_page / chip.host_bandwidth,
         page_size=shapes.cache.page_size,

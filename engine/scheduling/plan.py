@@ -36,8 +36,8 @@ class NextIterationPlan:
     """Sequences that have been given a slot, and loaded, since the last plan."""
     grown: list[Sequence] = field(default_factory=list)
     """Decoding sequences that have been given a page in this plan."""
-    copies: Copies | None = None
-    """What is copied between the device and the host, if anything is."""
+    copies: list[Copies] = field(default_factory=list)
+    """What is copied between the device and the host: of pages, of states, or nothing."""
 
     @property
     def num_rows(self) -> int:

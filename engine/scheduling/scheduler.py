@@ -158,7 +158,7 @@ class InferenceScheduler:
             self._reserve.relax()
             plan.released = self._running.take_released()
             plan.admitted = self._running.take_admitted()
-        return plan if plan.num_tokens or plan.copies is not None else None
+        return plan if plan.num_tokens or plan.copies else None
 
     def update(self, plan: NextIterationPlan, result: StepResult) -> list[SequenceOutput]:
         """Land a step. Plans land in the order they were made."""

@@ -70,6 +70,8 @@ class Sequence:
     """When a step was first planned with it, in seconds of ``time.monotonic``."""
     num_cached_tokens: int = 0
     """Tokens that were found in the prefix cache then."""
+    num_host_tokens: int = 0
+    """Those of them that only the host's memory had."""
     slot: int = -1
     pages: list[list[int]] = field(default_factory=list)
     """By cache group, the page of each page of tokens; the sink where a window has passed."""
@@ -86,9 +88,12 @@ class Sequence:
     branch: int = 0
     """Tokens of its known pages when it was admitted, if no state was known there."""
     num_loading: int = 0
-    """Pages of its prefix hit that are on their way from the host; until then it computes nothing."""
+    """Pages of its prefix hit, and its state, that are on their way from the host; until then it
+    computes nothing."""
     num_known_pages: int = 0
     """About the longest prefix hit in pages, those in host memory included, when last looked for."""
+    known_chain: int = 0
+    """The same without regard to recurrent states."""
     num_paged_tokens: int = 0
     """Tokens that its pages hold: it may compute so many."""
     page_keys: list[bytes] = field(default_factory=list)

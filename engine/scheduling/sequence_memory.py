@@ -65,11 +65,8 @@ class SequenceMemory:
         It costs what has changed since the last time, as most sequences that wait go on waiting.
         """
         found = self.hits.find(sequence)
-        if found is None or self.host is None or self._states is not None:
-            return found
-        if self.hits.may_share(sequence):
-            keys, count = self.hits.keys(sequence)
-            sequence.num_known_pages = self.host.recount(keys, found.held, count, sequence.num_known_pages)
+        if found is not None and self.host is not None and self.hits.may_share(sequence):
+            self.host.recount(sequence, found.held, self.hits.keys(sequence)[1])
         return found
 
     def num_left(self, sequence: Sequence, found: Found) -> int:
@@ -97,6 +94,8 @@ class SequenceMemory:
         held, copied = exact.held, list[tuple[int, int]]()
         if self.host is not None and self.hits.may_share(sequence):
             held, copied = self.host.hit(sequence.page_keys, held, self.hits.keys(sequence)[1])
+        if sequence.scheduled_at is None:
+            sequence.num_host_tokens = (held - exact.held) * self.page_size
         self._take(sequence, held, copied)
         if self._states is not None:
             self._begin_states(self._states, sequence, held)
@@ -179,6 +178,8 @@ class SequenceMemory:
             self.host.begin_plan()
             for sequence in self.host.take_loaded():
                 self._cache(sequence, 0, sequence.num_computed_tokens)
+                if self._states is not None:
+                    self._states.loaded(sequence)
 
     def end_plan(self, plan: NextIterationPlan) -> None:
         """All rows of the plan are known."""
@@ -208,7 +209,7 @@ class SequenceMemory:
     def lose_pages(self, *, keep_host: bool) -> None:
         """The device's pages are lost, and unless ``keep_host`` the host's. No sequence has any."""
         if self._states is not None:
-            self._states.forget_all()
+            self._states.lose_slots()
         self._pages.forget_all()
         if self.host is not None and not keep_host:
             self.host.lose_copies()
@@ -314,6 +315,11 @@ class SequenceMemory:
 
     def _begin_states(self, states: SequenceStates, sequence: Sequence, held: int) -> None:
         """Give it a slot. A row ends where its known pages do, if no state is kept there."""
-        states.begin(sequence, sequence.page_keys[held - 1] if held else None)
+        key = sequence.page_keys[held - 1] if held else None
+        if key is None or states.is_kept(key):
+            states.begin(sequence, key)
+        else:
+            assert self.host is not None
+            self.host.begin_state(sequence, *states.begin_from_host(sequence, key))
         known = min((found.held for found in sequence.chains), default=0)
         sequence.branch = known * self.page_size if known > held else 0

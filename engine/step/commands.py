@@ -35,12 +35,14 @@ class StepDescription(msgspec.Struct, frozen=True, tag="step"):
     """i32[blocks, 2, PROMPT_BLOCK]: flat-batch indices, and the next tokens to get logprobs of."""
 
 
-class CopyPages(msgspec.Struct, frozen=True, tag="copy pages"):
-    """``Copies`` of a plan (engine/scheduling/host_cache/copies.py), which every process makes of its part."""
+class MakeCopies(msgspec.Struct, frozen=True, tag="make copies"):
+    """``Copies`` of a plan (engine/scheduling/host_cache/copies.py), which every process makes of
+    its part."""
 
     stores: list[tuple[int, int]]
     places: list[list[int]]
     fetches: list[int]
+    of_states: bool
 
 
 class Landed(msgspec.Struct, frozen=True, tag="landed"):
@@ -65,7 +67,7 @@ class Leave(msgspec.Struct, frozen=True, tag="leave"):
     why: str
 
 
-Command = StepDescription | CopyPages | Landed | DropCache | AllocateCache | Leave
+Command = StepDescription | MakeCopies | Landed | DropCache | AllocateCache | Leave
 
 
 class Joined(msgspec.Struct, frozen=True, tag="joined"):

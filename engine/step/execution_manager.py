@@ -14,7 +14,7 @@ from engine.progress import Progress
 from engine.step.backend import Backend
 from engine.step.compilation import Compilation, OnCompiled, Program, StagedCompilation, compile_program, scratch_bytes
 from engine.step.forward_programs import FORWARD, PROMPT_LOGPROBS, TAKE_HIDDEN, WRITE_SLOTS, ForwardPrograms
-from engine.step.host_cache.page_copies import CopyPrograms
+from engine.step.host_cache.page_copies import Copied, CopyPrograms, copied_kinds
 from engine.step.layout import PROMPT_BLOCK, StepLayout, StepShapes, covering_buckets
 from engine.step.sampling_programs import SamplingPrograms
 from engine.step.slot_state import SEPARATE
@@ -41,7 +41,9 @@ class ExecutionManager:
         self._forward = ForwardPrograms(decoder, backend, shapes.cache, shapes.slots, mesh, shapes.max_model_len)
         self.weights = self._forward.weights
         self.head = self._forward.head
-        self._copies = None if shapes.host is None else CopyPrograms(backend, shapes.cache, mesh)
+        self.copied: list[Copied] = copied_kinds(shapes.cache, shapes.host)
+        """What goes to the host's memory: pages, and states."""
+        self._copies = [CopyPrograms(backend, shapes.cache, mesh, copied) for copied in self.copied]
         self._on_compiled = on_compiled
         self._layouts = [shapes.layout(tokens) for tokens in shapes.buckets]
         self._executables: dict[tuple[str, int], Any] = {}
@@ -99,7 +101,7 @@ class ExecutionManager:
         return self._executables[name, self.shapes.max_num_seqs + 1]
 
     def copier(self, name: str, count: int) -> Any:
-        """GATHER or SCATTER of so many pages."""
+        """The ``gather`` or ``scatter`` of ``copied``, of so many pages."""
         return self._executables[name, count]
 
     def _jobs(self, buckets: list[int]) -> list[Callable[[], None]]:
@@ -117,8 +119,8 @@ class ExecutionManager:
         yield from self.sampling.of(layout)
         yield self._forward.prompt_logprobs(PROMPT_BLOCK)
         yield from self.sampling.writers()
-        if self._copies is not None:
-            yield from self._copies.all()
+        for copies in self._copies:
+            yield from copies.all()
 
     def _compile(self, program: Program) -> None:
         compilation: Compilation = compile_program(program)

@@ -9,9 +9,9 @@ from jax import Array
 
 from caching.paged_attention_cache import PagedAttentionCache
 from engine.sampling.needs import Need
-from engine.step.commands import CopyPages, StepDescription
+from engine.step.commands import MakeCopies, StepDescription
 from engine.step.execution_manager import ExecutionManager
-from engine.step.host_cache.page_copies import HostMemory
+from engine.step.host_cache.host_memory import HostMemory
 from engine.step.layout import StepLayout
 from engine.step.sampling_programs import BIAS, DRAW, GREEDY, LOGPROBS, MASK, PENALTIES, WRITE_BIAS, WRITE_PENALTIES
 from engine.step.slot_state import SlotState
@@ -40,7 +40,7 @@ class StepExecutor:
         slots, mesh = manager.shapes.slots, manager.mesh
         self._new_slots, self._new_last_token = mesh.maker(slots.new_state), mesh.maker(slots.new_last_token)
         self._make_state()
-        self.host = None if manager.shapes.host is None else HostMemory(manager.copier, mesh)
+        self.host = None if manager.shapes.host is None else HostMemory(manager.copier, manager.copied, mesh)
         """The tier in the host's memory, if there is one."""
         self._key = mesh.maker(partial(jax.random.key, seed))()
 
@@ -65,7 +65,7 @@ class StepExecutor:
             self.host.clear()
         self._make_state()
 
-    def copy(self, command: CopyPages) -> None:
+    def copy(self, command: MakeCopies) -> None:
         """Dispatch copies between the device and the host. Steps before read the pages as they
         were, steps after as they are then."""
         assert self._cache is not None and self.host is not None, "asleep, or without a tier"

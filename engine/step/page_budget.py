@@ -68,7 +68,8 @@ class CachePlanner:
             self._slot, self._running_slots = one_page.states.bytes_per_slot, config.max_num_seqs + 1
             each = max(KEPT_AT_MOST, pages_for(self._asked_context, KEPT_EVERY))
             self._kept = each * config.max_num_seqs if config.enable_prefix_caching else 0
-        self.host = host_budget(config, one_page, partition.devices)
+        conversation = self.groups.pages_of(min(KEPT_EVERY, self._asked_context))
+        self.host = host_budget(config, one_page, partition.devices, conversation)
         """The tier in the host's memory, if one was asked for."""
 
     @cached_property
@@ -148,9 +149,11 @@ class CachePlanner:
 
     @property
     def reserved(self) -> int:
-        """Bytes reserved for the largest step, the sampler, and pages on their way to the host
-        and from it."""
+        """Bytes reserved for the largest step, the sampler, and pages and states on their way to
+        the host and from it."""
         staged = 0 if self.host is None else self.host.device_pages * self._page
+        if self.host is not None and self.host.states is not None:
+            staged += self.host.states.device_pages * self._slot
         return self._scratch + _sampling_scratch(self._config, self._partition) + staged
 
     def _plan(self) -> PagedAttentionCacheMetaData:

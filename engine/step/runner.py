@@ -12,10 +12,10 @@ from engine.sampling.logprobs import unpack_logprobs
 from engine.scheduling.host_cache.copies import Copies
 from engine.scheduling.plan import NextIterationPlan, StepResult
 from engine.scheduling.sequence import TokenLogprobs
-from engine.step.commands import AllocateCache, Command, CopyPages, DropCache, Landed
+from engine.step.commands import AllocateCache, Command, DropCache, Landed, MakeCopies
 from engine.step.execution_manager import ExecutionManager
 from engine.step.executor import ExecutedStep, StepExecutor
-from engine.step.host_cache.page_copies import HostMemory
+from engine.step.host_cache.host_memory import HostMemory
 from engine.step.model_io import ModelIOProcessor, PromptLogprobs
 from engine.step.step_gap import Result, StepGaps
 from engine.step.step_times import StepTimes
@@ -107,15 +107,15 @@ class eSurgeRunner:
         self.gaps.rest()
 
     def _copy(self, copies: Copies) -> None:
-        command = CopyPages(copies.stores, copies.places, copies.fetches)
+        command = MakeCopies(copies.stores, copies.places, copies.fetches, copies.of_states)
         self._tell(command)
         self._executor.copy(command)
 
     def _dispatch(self, plan: NextIterationPlan) -> PendingStep:
         self.gaps.look()
         times = StepTimes()
-        if plan.copies is not None:
-            self._copy(plan.copies)
+        for copies in plan.copies:
+            self._copy(copies)
         if not plan.num_rows:
             return PendingStep(plan, times=times)
         layout = self._manager.layout_for(plan.num_tokens)

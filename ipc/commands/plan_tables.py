@@ -22,8 +22,10 @@ def _plan_memory(plan: ChipPlan) -> Table:
     table.add_row("pages", f"{decimal(plan.pages)}: {plan.num_pages:,} of {plan.page_size} tokens")
     if plan.host_pages:
         seconds = f"{1e3 * plan.host_page_seconds:.2g} ms"
+        states = f" and {plan.host_states:,} recurrent states" if plan.host_states else ""
         table.add_row(
-            "host cache", f"{decimal(plan.host_bytes)}: {plan.host_pages:,} pages; one comes back in {seconds}"
+            "host cache",
+            f"{decimal(plan.host_bytes)}: {plan.host_pages:,} pages{states}; a page comes back in {seconds}",
         )
     if plan.num_states:
         table.add_row("recurrent states", f"{decimal(plan.states)}: {plan.num_states:,} slots")

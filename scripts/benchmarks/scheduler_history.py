@@ -120,14 +120,19 @@ class SchedulerHistory:
         self._has_states = random.random() > 0.5
         windows = random.choice((*WINDOWS, ())) if self._has_states else random.choice(WINDOWS)
         self._page_size = random.randint(1, 5)
-        has_host = windows and random.random() > 0.4
+        has_host = bool(windows) and random.random() > 0.4
         num_pages = random.randint(10, 14 if has_host else 40) * max(1, len(windows))
-        slots = random.randint(1, random.choice((6, 2 * num_pages)))
+        has_state_host = self._has_states and has_host and random.random() > 0.2
+        slots = random.randint(1, random.choice((6, 2 * num_pages))) * (1 + 2 * has_state_host)
         tier = HostTier(slots, random.choice((1, 2, 8))) if has_host else None
         self._pages = HBMPageManager(num_pages, tier)
-        self._cost = CopyCost(random.random(), 1)
+        self._cost = CopyCost(random.random(), 1, random.choice((0, random.random())))
         max_num_seqs = random.randint(1, MOST_SEQUENCES)
-        self._slots = HBMPageManager(1 + max_num_seqs + random.randint(0, MOST_KEPT))
+        kept, state_tier = random.randint(0, MOST_KEPT), None
+        if has_state_host:
+            kept = random.choice((0, 1, 1, 2))
+            state_tier = HostTier(random.choice((1, MOST_KEPT, 4 * MOST_KEPT)), random.choice((1, 2, 8)))
+        self._slots = HBMPageManager(1 + max_num_seqs + kept, state_tier)
         states = SequenceStates(self._slots, self._page_size, max_num_seqs) if self._has_states else None
         self._max_num_seqs = max_num_seqs
         self._budget = max_num_seqs + random.randint(0, 12)
@@ -146,14 +151,19 @@ class SchedulerHistory:
             reserve=GrowthReserve(self._pages.num_total, least=random.choice((0.0, 0.1, 1.0))),
             fair=self._fair,
         )
+        self._landings = random.choice((1, 4))
+        """How often copies may land: seldom where the link is slow."""
         self._in_flight: deque[NextIterationPlan] = deque()
         self._alive: dict[str, Life] = {}
         self._ended: list[Life] = []
         self._content: dict[tuple[int, int], tuple[int, int]] = {}
         """By page and place in it, the group and history that were written there last."""
-        self._host = SimulatedHost(self._content, self._page_size)
-        self._states: dict[int, int] = {}
-        """By slot, the history that the state in it is made from."""
+        self._states: dict[tuple[int, int], int] = {}
+        """By slot, and 0, the history that the state in it is made from."""
+        self._hosts = [SimulatedHost(self._content, self._page_size)]
+        """Of pages, and of states if they have a tier."""
+        if self._has_states and state_tier is not None:
+            self._hosts.append(SimulatedHost(self._states, 1))
         self._queues: dict[tuple[str, int], deque[str]] = {}
         """Ids by client and priority, of those that have no slot, in the order in which they are to get one."""
         self._given: dict[tuple[str, int], dict[str, float]] = {}
@@ -165,7 +175,7 @@ class SchedulerHistory:
         """One thing at random happens, and everything still holds."""
         often, seldom = [self._plan, self._land, self._answer], [self._add, self._finish_one]
         rare = [self._fail_a_step, self._sleep, self._forget, self._learn]
-        self._random.choice((*often * 8, *seldom * 4, *[self._land_copies] * 4, *rare))()
+        self._random.choice((*often * 8, *seldom * 4, *[self._land_copies] * self._landings, *rare))()
         self._check()
 
     def end(self) -> None:
@@ -210,7 +220,8 @@ class SchedulerHistory:
         """A request of one to three samples."""
         random, pages = self._random, self._pages.num_total
         capacity = self._groups.tokens_in(pages, pages * self._page_size)
-        prompt = _prompt(random, min(LONGEST_PROMPT, capacity - 1))
+        longest = min(LONGEST_PROMPT, capacity - 1)
+        prompt = self._next_turn(longest) if self._ended and random.random() > 0.6 else _prompt(random, longest)
         room = capacity - len(prompt)
         max_tokens = room if random.random() > 0.7 else random.randint(1, min(LONGEST_OUTPUT, room))
         params = msgspec.structs.replace(PARAMS, priority=random.choice((0, 0, 0, 5, -20)) if client is None else 0)
@@ -229,6 +240,12 @@ class SchedulerHistory:
             self._queues.setdefault((client, params.priority), deque()).append(number)
             self._given.setdefault((client, params.priority), dict.fromkeys(WEIGHTS, 0.0))
             self._scheduler.add(sequence)
+
+    def _next_turn(self, longest: int) -> list[int]:
+        """What was said before in a conversation that has ended, and a token more."""
+        life = self._random.choice(self._ended)
+        said = life.sequence.prompt_token_ids + life.received
+        return [*said[: longest - 1], self._random.randrange(1, VOCABULARY)]
 
     def _take_up(self, life: Life) -> None:
         """It was cut off behind its first tokens, and goes on; its constraint is told of them now."""
@@ -271,7 +288,8 @@ class SchedulerHistory:
             self._scheduler.lose_cache()
             self._content.clear()
             self._states.clear()
-            self._host.lose_copies()
+            for host in self._hosts:
+                host.lose_copies()
 
     def _sleep(self) -> None:
         """As in oEngine: the device's pages are lost and the host's are not, when all copies have landed."""
@@ -296,14 +314,15 @@ class SchedulerHistory:
 
     def _land_copies(self, *, all_of_them: bool = False) -> bool:
         """Some of the copies on their way, the oldest first, have arrived; whether any has."""
-        memory, host = self._scheduler.memory, self._host
-        stores, fetches = (
-            count if all_of_them else self._random.randint(0, count) for count in (host.stores, host.fetches)
-        )
-        if memory.host is None or not stores + fetches:
+        memory, counts = self._scheduler.memory, []
+        for host in self._hosts:
+            under_way = host.stores, host.fetches
+            stores, fetches = (count if all_of_them else self._random.randint(0, count) for count in under_way)
+            host.stores, host.fetches = host.stores - stores, host.fetches - fetches
+            counts.append((stores, fetches))
+        if memory.host is None or not any(map(any, counts)):
             return False
-        host.stores, host.fetches = host.stores - stores, host.fetches - fetches
-        memory.host.landed(stores, fetches)
+        memory.host.landed(counts)
         return True
 
     def _plan(self) -> bool:
@@ -313,8 +332,8 @@ class SchedulerHistory:
         plan = self._scheduler.plan()
         if plan is None:
             return False
-        if plan.copies is not None:
-            self._host.run(plan.copies)
+        for copies in plan.copies:
+            self._hosts[copies.of_states].run(copies)
         if not plan.num_tokens:
             return False
         self._check_plan(plan)
@@ -449,11 +468,11 @@ class SchedulerHistory:
             source, start = plan.state_sources[row], plan.starts[row]
             histories = self._alive[plan.sequences[row].request_id].histories
             assert source not in plan.state_slots or source == plan.state_slots[row], "a state is read and overwritten"
-            found = self._states.get(source) if source != SINK_SLOT else None
+            found = self._states.get((source, 0)) if source != SINK_SLOT else None
             assert found == (histories[start - 1] if start else None), "a state is another's, or of another time"
         for row in range(rows):
             last = plan.starts[row] + plan.counts[row] - 1
-            self._states[plan.state_slots[row]] = self._alive[plan.sequences[row].request_id].histories[last]
+            self._states[plan.state_slots[row], 0] = self._alive[plan.sequences[row].request_id].histories[last]
 
     def _slot(self, sequence: Sequence, group: int, place: int) -> tuple[int, int]:
         page = sequence.pages[group][place // self._page_size]

@@ -138,10 +138,10 @@ class TurnsSimulator:
     def _step(self) -> None:
         """As oEngine.step."""
         if self._memory.host is not None:
-            self._memory.host.landed(*self._link.take_landed(self._now))
+            self._memory.host.landed([self._link.take_landed(self._now)])
         plan = self._scheduler.plan(self._now)
-        if plan is not None and plan.copies is not None:
-            self._link.begin(plan.copies, self._now)
+        for copies in plan.copies if plan is not None else ():
+            self._link.begin(copies, self._now)
         if plan is not None and plan.num_rows:
             seconds = self._model.seconds(plan)
             self._cost.learn(plan.num_tokens - plan.num_decodes, plan.num_tokens, seconds)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Copies:
-    """Pages that are copied between the device and the host (caching/host_tier.py).
+    """Pages, or states, that are copied between the device and the host (caching/host_tier.py).
 
     They come before the step: the device runs ``stores``, then ``places``, then the step. What the
     step writes is not stored, and what it reads is in place.
@@ -17,3 +17,5 @@ class Copies:
     """Of the oldest lists of ``fetches``, which have arrived, the page of each; or the sink."""
     fetches: list[int]
     """The host's slots whose contents begin their way to the device."""
+    of_states: bool = False
+    """Whether what is called a page here is the device's slot of a recurrent state."""

@@ -3,20 +3,20 @@
 A sequence with such a hit is given a slot and all its pages, and is *loading* until the copies have
 arrived: others run meanwhile, those with the same prefix wait for it. Copies of several sequences
 arrive in the order of admission. A loading sequence that ends or is preempted gives its pages up
-at once; what is on its way to them is written to the sink instead.
+at once; what is on its way to them is written to the sink instead. In a model with recurrent
+layers a hit ends where a state is kept, on the device or on the host, and brings it along.
 """
 
-from collections import deque
 from collections.abc import Iterable
 from collections.abc import Sequence as ListOf
-from dataclasses import dataclass
 
 from caching.cache_groups import CacheGroups
 from caching.host_tier import HostTier
-from caching.page_manager import SINK_PAGE, HBMPageManager
+from caching.page_manager import HBMPageManager
 from caching.prefix_cache import in_group
 from engine.scheduling.host_cache.copies import Copies
 from engine.scheduling.host_cache.copy_cost import CopyCost
+from engine.scheduling.host_cache.loads import Loads
 from engine.scheduling.prefixes.sequence_states import SequenceStates
 from engine.scheduling.sequence import Sequence
 
@@ -24,17 +24,8 @@ AHEAD = 4
 """Pages are copied to the host before they are evicted when fewer than one in so many is free."""
 
 
-@dataclass(eq=False, slots=True)
-class _Load:
-    """A copy from a slot to a page; without a sequence, to the sink."""
-
-    slot: int
-    page: int
-    sequence: Sequence | None
-
-
 class HostPages:
-    """Looks for hits in the ``tier``, and keeps account of the copies of all sequences."""
+    """Looks for hits in the ``tier`` and that of the states, and keeps account of all copies."""
 
     def __init__(
         self,
@@ -53,27 +44,33 @@ class HostPages:
         self._pages = pages
         self._groups = groups
         self._states = states
-        self._waiting: deque[_Load] = deque()
-        self._under_way: deque[list[_Load]] = deque()
-        self._arrived: list[list[_Load]] = []
+        self._of_pages = Loads(tier)
+        self._loads = [self._of_pages]
+        self._state_tier = None if states is None else states.tier
+        if self._state_tier is not None:
+            self._of_states = Loads(self._state_tier, of_states=True)
+            self._loads.append(self._of_states)
 
     @property
     def num_under_way(self) -> int:
         """Lists of ``Copies.fetches`` that have not arrived."""
-        return len(self._under_way)
+        return sum(loads.num_under_way for loads in self._loads)
 
-    def recount(self, keys: ListOf[bytes], held: int, count: int, last: int) -> int:
-        """About how many of the first ``count`` pages of tokens the device and the host have.
+    def recount(self, sequence: Sequence, held: int, count: int) -> None:
+        """Note about how many of the first ``count`` pages of tokens the device and the host have.
 
-        ``held`` are those of a hit on the device, and ``last`` is the last result: the cost is that
-        of the change. In groups with windows, pages are not looked for.
+        ``held`` are those of a hit on the device. The cost is that of the change since the last
+        time. In groups with windows, pages are not looked for.
         """
-        end = max(held, min(last, count))
+        keys = sequence.page_keys
+        end = max(held, min(sequence.known_chain, count))
         while end > held and not self._all_known(keys[end - 1]):
             end -= 1
         while self._groups.full and end < count and self._all_known(keys[end]):
             end += 1
-        return end
+        sequence.known_chain = sequence.num_known_pages = end
+        if self._states is not None:
+            sequence.num_known_pages = next(self._states.hits(keys, end, on_host=True), held)
 
     def hit(self, keys: ListOf[bytes], held: int, count: int) -> tuple[int, list[tuple[int, int]]]:
         """The longest hit of both memories that pays, in pages of tokens; ``held`` are the device's.
@@ -92,7 +89,8 @@ class HostPages:
         ]
         self.tokens_looked_up += (count - held) * self._groups.page_size
         saved = (end - held) * self._groups.page_size
-        if not copied or not self.cost.pays(len(copied) + len(self._waiting), saved):
+        states = self._states_copied(keys, end)
+        if not saved or not self.cost.pays(len(copied) + self._of_pages.num_waiting, saved, states):
             return held, []
         self.tokens_found += saved
         return end, copied
@@ -103,90 +101,77 @@ class HostPages:
 
     def begin(self, sequence: Sequence, slots: list[int], pages: list[int]) -> None:
         """Copy these slots to pages that the sequence owns."""
-        sequence.num_loading = len(slots)
-        self._waiting += [_Load(slot, page, sequence) for slot, page in zip(slots, pages, strict=True)]
+        self._of_pages.begin(sequence, slots, pages)
+
+    def begin_state(self, sequence: Sequence, host_slot: int, slot: int) -> None:
+        """Copy a state from a slot of the host, which is pinned, to one that the sequence owns."""
+        self._of_states.begin(sequence, [host_slot], [slot])
 
     def cancel(self, sequence: Sequence) -> None:
         """The sequence gives its pages up before they have their contents."""
+        for loads in self._loads:
+            loads.cancel(sequence)
         sequence.num_loading = 0
-        for load in [load for load in self._waiting if load.sequence is sequence]:
-            self._waiting.remove(load)
-            self._tier.unpin(load.slot)
-        for load in self._loads_on_their_way():
-            if load.sequence is sequence:
-                load.page, load.sequence = SINK_PAGE, None
 
-    def landed(self, stores: int, fetches: int) -> None:
-        """The oldest so many lists of ``Copies.stores`` and ``Copies.fetches`` have arrived."""
-        for _ in range(stores):
-            self._tier.stored()
-        for _ in range(fetches):
-            self._arrived.append(self._under_way.popleft())
+    def landed(self, counts: Iterable[tuple[int, int]]) -> None:
+        """Of pages, and of states: the oldest so many lists of ``Copies.stores`` and
+        ``Copies.fetches`` have arrived."""
+        for loads, (stores, fetches) in zip(self._loads, counts, strict=True):
+            loads.landed(stores, fetches)
 
     def begin_plan(self) -> None:
-        """Copy what will be evicted soon, if that is worth it."""
+        """Copy what will be evicted soon, if that is worth it: without its pages no state is."""
         self._tier.accepts = self.cost.pays(1, self._groups.page_size)
         if self._pages.num_free < self._pages.num_total // AHEAD:
             self._tier.store_ahead()
+        if self._states is not None and self._state_tier is not None:
+            self._state_tier.accepts = self._tier.accepts
+            if self._states.num_unused < self._states.num_to_keep // AHEAD:
+                self._state_tier.store_ahead()
 
     def take_loaded(self) -> list[Sequence]:
-        """The sequences whose last page is in place from the plan on that is being made."""
-        loaded = []
-        for load in [load for loads in self._arrived for load in loads]:
-            self._tier.pages_loaded += 1
-            if load.sequence is not None:
-                load.sequence.num_loading -= 1
-                if not load.sequence.num_loading:
-                    loaded.append(load.sequence)
-        return loaded
+        """The sequences that have all that was on its way, from the plan on that is being made."""
+        return [sequence for loads in self._loads for sequence in loads.take_loaded()]
 
-    def take_copies(self) -> Copies | None:
-        """The copies of the plan that is being made, if there are any."""
-        places = [[load.page for load in loads] for loads in self._arrived]
-        for load in [load for loads in self._arrived for load in loads]:
-            self._tier.unpin(load.slot)
-        self._arrived.clear()
-        room = self._tier.staged - sum(map(len, self._under_way))
-        fetched = [self._waiting.popleft() for _ in range(min(room, len(self._waiting)))]
-        if fetched:
-            self._under_way.append(fetched)
-        copies = Copies(self._tier.take_stores(), places, [load.slot for load in fetched])
-        return copies if copies.stores or copies.places or copies.fetches else None
+    def take_copies(self) -> list[Copies]:
+        """The copies of the plan that is being made."""
+        return [copies for loads in self._loads if (copies := loads.take_copies()) is not None]
 
     def lose_copies(self) -> None:
         """The host's memory and all that is on its way are lost. No sequence loads."""
-        assert all(load.sequence is None for load in self._loads_on_their_way()) and not self._waiting
-        for load in self._loads_on_their_way():
-            self._tier.unpin(load.slot)
-        self._under_way.clear()
-        self._arrived.clear()
-        self._tier.lose_copies()
+        for loads in self._loads:
+            loads.lose()
 
     def check_integrity(self, running: Iterable[Sequence]) -> None:
-        """Assert that what loads is owned, and that the tier has what it should."""
-        loads = [*self._waiting, *self._loads_on_their_way()]
-        self._tier.check_integrity(load.slot for load in loads)
+        """Assert that what loads is owned, and that the tiers have what they should."""
+        for loads in self._loads:
+            loads.check_integrity()
         for sequence in running:
-            own = {load.page for load in loads if load.sequence is sequence}
-            assert len(own) == sequence.num_loading, "a page is not on its way"
-            assert own <= {page for table in sequence.pages for page in table}, "a page is copied to another's"
-
-    def _loads_on_their_way(self) -> list[_Load]:
-        return [load for loads in (*self._under_way, *self._arrived) for load in loads]
+            pages, slots = self._of_pages.pages_of(sequence), list[int]()
+            if self._state_tier is not None:
+                slots = self._of_states.pages_of(sequence)
+            assert len(pages) + len(slots) == sequence.num_loading, "a page is not on its way"
+            owned = {page for table in sequence.pages for page in table}
+            assert set(pages) <= owned, "a page is copied to another's"
+            assert set(slots) <= {sequence.state_source}, "a state is copied to another's"
 
     def _hit_of_groups(self, keys: ListOf[bytes], held: int, end: int) -> int:
-        """The longest hit of at most ``end`` pages at whose end all windows and a state are known.
-
-        States are the device's alone: a hit without one there is no longer than ``held``.
-        """
+        """The longest hit of at most ``end`` pages at whose end all windows and a state are known."""
 
         def is_known(page: int, group: int) -> bool:
             return self._is_known(in_group(keys[page], group))
 
         if self._states is None:
             return self._groups.hit(end, is_known)
-        hits = self._states.hits(list(keys), end)
+        hits = self._states.hits(keys, end, on_host=True)
         return max(held, next((hit for hit in hits if self._groups.hit(hit, is_known) == hit), 0))
+
+    def _states_copied(self, keys: ListOf[bytes], end: int) -> int:
+        """States that wait for the link, with that of a hit of ``end`` pages if the host has it
+        alone."""
+        if self._states is None or self._state_tier is None:
+            return 0
+        return self._of_states.num_waiting + bool(end and not self._states.is_kept(keys[end - 1]))
 
     def _all_known(self, key: bytes) -> bool:
         """Whether a page of tokens is known in all groups that keep all tokens."""

@@ -15,11 +15,16 @@ the end of a page:
 Of the states that one sequence keeps, each is evicted before all others as soon as the next one
 is kept, but for those at a prompt's end and where others branched off. There is a slot for every
 sequence that may run; only those beyond are for kept states, so a sequence never waits for one.
+
+Kept states go to the host and come back like pages (caching/host_tier.py), if the slots have a
+tier there: all but those that their own sequence has passed.
 """
 
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from collections.abc import Sequence as ListOf
 
+from caching.host_tier import HostTier
 from caching.page_manager import SINK_SLOT, HBMPageManager
 from engine.scheduling.plan import NextIterationPlan
 from engine.scheduling.sequence import Sequence
@@ -39,16 +44,41 @@ class SequenceStates:
         self._slots = slots
         self._page_size = page_size
         self._max_num_seqs = max_num_seqs
+        self._most_known = slots.num_total + (0 if slots.tier is None else slots.tier.num_slots)
+        """States that are kept at once, at the very most."""
         self._num_running = 0
-        self._lengths: dict[int, int] = {}
-        """By slot, the pages of the prefix whose state was kept there last."""
+        self._lengths: dict[bytes, int] = {}
+        """By key, the pages of prefixes whose states are kept, or were not long ago."""
         self._num_of_length: Counter[int] = Counter()
-        """How many slots have each of these lengths."""
+        """How many keys have each of these lengths."""
 
-    def hits(self, keys: list[bytes], most: int) -> Iterator[int]:
-        """By how many pages of a chain, ``most`` at most, a state is kept; the most first."""
+    @property
+    def tier(self) -> HostTier | None:
+        """The states in the host's memory, if there are any."""
+        return self._slots.tier
+
+    @property
+    def num_to_keep(self) -> int:
+        """Slots beyond one for each sequence that may run."""
+        return self._slots.num_total - self._max_num_seqs
+
+    @property
+    def num_unused(self) -> int:
+        """Those of them that hold nothing."""
+        return self._spare() - self._slots.num_cached
+
+    def is_kept(self, key: bytes) -> bool:
+        """Whether the device has the state behind the page of this key."""
+        return self._slots.is_kept(key)
+
+    def hits(self, keys: ListOf[bytes], most: int, *, on_host: bool = False) -> Iterator[int]:
+        """By how many pages of a chain, ``most`` at most, a state is kept; the most first.
+
+        ``on_host`` counts those that the host has alone.
+        """
+        is_there = self._is_known if on_host else self.is_kept
         lengths = sorted((length for length in self._num_of_length if length <= most), reverse=True) if most else ()
-        return (length for length in lengths if self._slots.is_kept(keys[length - 1]))
+        return (length for length in lengths if is_there(keys[length - 1]))
 
     def begin(self, sequence: Sequence, key: bytes | None) -> None:
         """Give it a slot; it reads the state of the key first, or zeros."""
@@ -60,10 +90,33 @@ class SequenceStates:
             self._slots.share(source)
             [sequence.state_source] = source
             if not may_share:  # no slot is left to keep it in: the sequence writes in its place
+                if self.tier is not None:
+                    self.tier.evict(sequence.state_source, key)
                 self._slots.forget(source)
                 sequence.state_slot = sequence.state_source
                 return
         [sequence.state_slot] = self._slots.alloc(1)
+
+    def begin_from_host(self, sequence: Sequence, key: bytes) -> tuple[int, int]:
+        """Give it a slot. Returns the pinned slot of the host with the state of the key, and that
+        of the device to which it is to be copied, before the sequence reads it."""
+        assert self.tier is not None
+        host_slot = self.tier.pin(key)  # first: what is evicted now may take it
+        may_keep = self._spare() > 0
+        self._num_running += 1
+        [sequence.state_source] = self._slots.alloc(1)
+        sequence.state_slot = self._slots.alloc(1)[0] if may_keep else sequence.state_source
+        return host_slot, sequence.state_source
+
+    def loaded(self, sequence: Sequence) -> None:
+        """What was on its way from the host has come: others may read the state that it begins
+        with."""
+        if sequence.state_source in (sequence.state_slot, SINK_SLOT):
+            return
+        key = self._key(sequence, sequence.num_computed_tokens)
+        if not self._slots.is_kept(key):
+            self._slots.keep(sequence.state_source, key)
+            self._note_length(key, sequence.num_computed_tokens // self._page_size)
 
     def row_end(self, sequence: Sequence, end: int) -> int:
         """Where a row that could end at token ``end`` of its prompt ends, so that it is kept."""
@@ -116,7 +169,8 @@ class SequenceStates:
         if sequence.state_slot == SINK_SLOT:
             return
         source, slot, tokens = sequence.state_source, sequence.state_slot, sequence.num_computed_tokens
-        if source == slot and sequence.salt is not None and tokens and tokens % self._page_size == 0:
+        is_written = source == slot and not sequence.num_loading
+        if is_written and sequence.salt is not None and tokens and tokens % self._page_size == 0:
             sequence.passed_states.append((tokens, slot))
         else:
             self._slots.free([slot])
@@ -132,9 +186,17 @@ class SequenceStates:
     def forget(self, sequence: Sequence) -> None:
         """Drop what the sequence computed, also where it is released."""
         self._slots.forget_keys(sequence.page_keys)
+        if self.tier is not None:
+            self.tier.forget(sequence.page_keys)
 
     def forget_all(self) -> None:
         """No state can be found any more."""
+        self.lose_slots()
+        if self.tier is not None:
+            self.tier.forget_all()
+
+    def lose_slots(self) -> None:
+        """No state can be found on the device any more."""
         self._slots.forget_all()
 
     def check_integrity(self, running: Iterable[Sequence]) -> None:
@@ -163,21 +225,23 @@ class SequenceStates:
             key = self._key(sequence, tokens)
             if not self._slots.is_kept(key):
                 self._slots.keep(slot, key)
-                self._note_length(slot, tokens // self._page_size)
+                self._note_length(key, tokens // self._page_size)
                 if sequence.last_state is not None:
                     self._slots.evict_first(sequence.last_state)
                 stays = tokens in (sequence.branch, self._last_page_end(sequence))
                 sequence.last_state = None if stays else key
             self._slots.free([slot])
 
-    def _note_length(self, slot: int, length: int) -> None:
-        before = self._lengths.get(slot)
-        self._lengths[slot] = length
-        self._num_of_length[length] += 1
-        if before is not None:
-            self._num_of_length[before] -= 1
-            if not self._num_of_length[before]:
-                del self._num_of_length[before]
+    def _note_length(self, key: bytes, length: int) -> None:
+        if key not in self._lengths:
+            self._lengths[key] = length
+            self._num_of_length[length] += 1
+        if len(self._lengths) > 2 * self._most_known:
+            self._lengths = {key: length for key, length in self._lengths.items() if self._is_known(key)}
+            self._num_of_length = Counter(self._lengths.values())
+
+    def _is_known(self, key: bytes) -> bool:
+        return self._slots.is_kept(key) or (self.tier is not None and key in self.tier)
 
     def _last_page_end(self, sequence: Sequence) -> int:
         """Tokens of the full pages before the last token of its prompt."""

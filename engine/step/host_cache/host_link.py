@@ -1,18 +1,21 @@
 """The scheduler's and the device's account of the copies between device and host, held together."""
 
 import time
+from typing import Any
 
 from caching.host_tier import HostTier
+from caching.page_manager import HBMPageManager
 from engine.scheduling.host_cache.host_pages import HostPages
 from engine.scheduling.plan import NextIterationPlan
-from engine.step.host_cache.page_copies import HostMemory
+from engine.step.host_cache.host_memory import HostMemory
 
 
 class HostLink:
     """Tells the scheduler which copies have arrived, and what steps cost beside them."""
 
-    def __init__(self, tier: HostTier, pages: HostPages, memory: HostMemory) -> None:
+    def __init__(self, tier: HostTier, states: HostTier | None, pages: HostPages, memory: HostMemory) -> None:
         self._tier = tier
+        self._states = states
         self._pages = pages
         self._memory = memory
         self._step_ended_at = 0.0
@@ -24,15 +27,15 @@ class HostLink:
 
     @property
     def is_loading(self) -> bool:
-        """Whether pages are on their way to the device."""
+        """Whether pages or states are on their way to the device."""
         return self._pages.num_under_way > 0
 
     def land(self) -> None:
         """Let the scheduler know which copies have arrived."""
-        self._pages.landed(*self._memory.take_landed())
+        self._pages.landed(self._memory.take_landed())
 
     def wait(self) -> None:
-        """Until the next pages have arrived on the device; on the host if none are on their way there."""
+        """Until the next copies to the device have arrived; to the host if there are none."""
         self._memory.wait()
 
     def learn(self, plan: NextIterationPlan, begun_at: float) -> None:
@@ -41,23 +44,32 @@ class HostLink:
         seconds, self._step_ended_at = now - max(begun_at, self._step_ended_at), now
         self._pages.cost.learn(plan.num_tokens - plan.num_decodes, plan.num_tokens, seconds)
 
-    def stats(self) -> dict[str, int]:
+    def stats(self) -> dict[str, Any]:
         """The part of EngineStats that is about the host's memory."""
-        tier, pages = self._tier, self._pages
+        tier, states, memory = self._tier, self._states, self._memory
+        tiers = [tier] if states is None else [tier, states]
         return {
             "host_pages_total": tier.num_slots,
             "host_pages_cached": tier.num_kept,
-            "host_bytes_stored": tier.pages_stored * tier.page_bytes,
-            "host_bytes_loaded": tier.pages_loaded * tier.page_bytes,
+            "host_states_total": 0 if states is None else states.num_slots,
+            "host_states_cached": 0 if states is None else states.num_kept,
+            "host_bytes_stored": sum(each.pages_stored * each.page_bytes for each in tiers),
+            "host_bytes_loaded": sum(each.pages_loaded * each.page_bytes for each in tiers),
+            "host_seconds_stored": memory.seconds_stored,
+            "host_seconds_loaded": memory.seconds_loaded,
             "host_pages_lost": tier.pages_lost,
+            "host_states_lost": 0 if states is None else states.pages_lost,
             "host_page_bytes": tier.page_bytes,
-            "host_cache_queries": pages.tokens_looked_up,
-            "host_cache_hits": pages.tokens_found,
+            "host_state_bytes": 0 if states is None else states.page_bytes,
+            "host_cache_queries": self._pages.tokens_looked_up,
+            "host_cache_hits": self._pages.tokens_found,
         }
 
 
-def host_link(tier: HostTier | None, pages: HostPages | None, memory: HostMemory | None) -> HostLink | None:
+def host_link(
+    pages: HBMPageManager, states: HBMPageManager | None, host: HostPages | None, memory: HostMemory | None
+) -> HostLink | None:
     """None where there is no tier."""
-    if tier is None or pages is None or memory is None:
+    if pages.tier is None or host is None or memory is None:
         return None
-    return HostLink(tier, pages, memory)
+    return HostLink(pages.tier, None if states is None else states.tier, host, memory)
