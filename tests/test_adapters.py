@@ -205,6 +205,7 @@ def test_the_least_recently_used_goes_where_there_is_no_room(tmp_path: Path) -> 
     engine = HeldEngine()
     with build(tmp_path, engine, max_cpu_loras=3) as driver:
         load(driver, "first", path="alice", pin=True)
+        load(driver, "first", path="alice")  # which stays pinned
         load(driver, "second", path="alice")
         load(driver, "third", path="alice")
         channel = submit(driver, "a", model="second", params=LONG)
@@ -395,7 +396,7 @@ def test_no_request_gets_anothers_adapter(tmp_path: Path, count: int) -> None:
                 continue
             if draw.random() < 0.3:
                 driver.abort(request_id)
-            list(channel)
+            assert list(channel)[-1].error is None
             uid = engine.uids.get(request_id)
             assert uid is None or not settled or uid == before[1]
             assert uid is None or uid >= before[1]

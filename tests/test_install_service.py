@@ -138,6 +138,23 @@ def test_a_service_whose_model_is_elsewhere_may_ask_for_it(tmp_path: Path, model
 
 
 @pytest.mark.usefixtures("command")
+def test_a_service_reads_where_its_adapters_are(tmp_path: Path) -> None:
+    """A directory by its absolute path; a bucket takes the network."""
+    adapters: dict[str, object] = {"enable_lora": True, "adapter_root": str(tmp_path / "x" / ".." / "adapters")}
+    (tmp_path / "adapters").mkdir()
+    (tmp_path / "x").mkdir()
+    texts = []
+    for number, given in enumerate((adapters, adapters | {"adapter_root": "gs://bucket/adapters"})):
+        unit, config = tmp_path / f"{number}.service", tmp_path / f"{number}.toml"
+        install(given, show=False, unit=unit, config=config, users=tmp_path / "users")
+        texts.append((unit.read_text(), config.read_text()))
+
+    (local, first), (remote, second) = texts
+    assert f'adapter_root = "{tmp_path}/adapters"' in first and "network-online" not in local
+    assert 'adapter_root = "gs://bucket/adapters"' in second and "network-online" in remote
+
+
+@pytest.mark.usefixtures("command")
 def test_a_configuration_that_is_there_is_left_alone(tmp_path: Path) -> None:
     """Settings that would have to go there are an error; the unit alone may be written anew."""
     unit, config = tmp_path / "odriver.service", tmp_path / "config.toml"

@@ -139,10 +139,11 @@ class AdapterRegistry:
 
     def put(self, name: str, adapter: Adapter, path: str, *, pin: bool) -> None:
         """From now on requests of this name get this version; the one before goes with its last
-        request."""
+        request. A name that was pinned stays so."""
         with self._changing:
             before = self._by_name.pop(name, None)
-            loaded = LoadedAdapter(name, adapter.uid, path, adapter.rank, adapter.num_bytes, pin, time.time())
+            pinned = pin or (before is not None and before.pinned)
+            loaded = LoadedAdapter(name, adapter.uid, path, adapter.rank, adapter.num_bytes, pinned, time.time())
             self._by_name[name] = self._in_memory[adapter.uid] = loaded
             self.num_loads += 1
             if before is not None:

@@ -22,8 +22,8 @@ SERVICE_DEFAULTS: dict[str, Any] = {"bind": SERVICE, "socket_access": "group", "
 KEYS = Path("/var/lib/odriver/keys")
 """Default directory of keys, for a service that other machines can reach."""
 
-READ = ("model", "tokenizer", "chat_template")
-"""Settings that name what the service reads; a model may also be elsewhere than in a directory."""
+READ = ("model", "tokenizer", "chat_template", "adapter_root")
+"""Settings that name what the service reads; it may also be elsewhere than in a directory."""
 BOOTED_BY_SYSTEMD = Path("/run/systemd/system")
 """A directory that is there where systemd is the first process (sd_booted(3))."""
 
@@ -55,8 +55,9 @@ def install(
     if not loopback_only:
         settings = {"keys": KEYS, **settings}
     place = place_of(settings["model"]) if settings.get("model") is not None else Place.DIRECTORY
-    if settings.get("model") is not None and Path(settings["model"]).is_dir():
-        settings["model"] = Path(settings["model"]).resolve()
+    for name in ("model", "adapter_root"):
+        if settings.get(name) is not None and Path(settings[name]).is_dir():
+            settings[name] = Path(settings[name]).resolve()
     command = _command()
     values = {name: SettingValue(settings.get(name, setting.default), "") for name, setting in SETTINGS.items()}
     configs(values)
@@ -65,7 +66,7 @@ def install(
     environment = [Path(sys.prefix).resolve(), Path(sys.base_prefix).resolve()]
     reads = [*environment, *(value for value in settings.values() if isinstance(value, Path))]
     one_host = settings.get("coordinator_address") is None
-    is_remote = place is not Place.DIRECTORY
+    is_remote = place is not Place.DIRECTORY or str(settings.get("adapter_root")).startswith("gs://")
     stays_here = loopback_only and one_host and (http is None or is_loopback(http[0]))
     text = render_daemon(command, reads, loopback_only=stays_here, is_remote=is_remote)
     gateway, gateway_text = unit.with_name(GATEWAY), render_gateway(command, environment)

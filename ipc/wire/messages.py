@@ -226,7 +226,7 @@ class LoadAdapter(_Message, frozen=True):
     if there is no path.
 
     One that is loaded already gets a new version, unless it is not to be ``replace``d. One that is
-    pinned is not evicted.
+    pinned is not evicted, and stays pinned until it is unloaded.
     """
 
     request_id: RequestId
