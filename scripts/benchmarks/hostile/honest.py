@@ -41,7 +41,7 @@ class Honest:
         self._small = self._ask()
 
     def run(self, seconds: float) -> Report:
-        """For so long, and until what is open by then has ended."""
+        """For so long, with a stream of each prompt at least, and until what is open by then has ended."""
         report = Report([], 0, [])
         until = time.monotonic() + seconds
         threads = [threading.Thread(target=self._listen, args=(prompt, until, report)) for prompt in STREAMS]
@@ -63,17 +63,19 @@ class Honest:
         return report
 
     def _listen(self, prompt: str, until: float, report: Report) -> None:
-        while time.monotonic() < until:
+        while True:
             try:
                 text = self._stream(self._client, prompt)
             except OdriverError as error:
                 report.wrong.append(f"a stream: {error}")
                 time.sleep(PAUSE)
-                continue
-            if text == self._expected[prompt]:
-                report.streams += 1
             else:
-                report.wrong.append(f"a stream was {text!r}, and not {self._expected[prompt]!r}")
+                if text == self._expected[prompt]:
+                    report.streams += 1
+                else:
+                    report.wrong.append(f"a stream was {text!r}, and not {self._expected[prompt]!r}")
+            if time.monotonic() >= until:
+                return
 
     def _stream(self, client: Client, prompt: str) -> str:
         pieces = client.generate(prompt, max_tokens=STREAMS[prompt], temperature=0, ignore_eos=True)
