@@ -18,6 +18,7 @@ from engine.hosts.processes import least_of_all
 from engine.models.decoder import Decoder
 from engine.oengine import MAX_FAILURES_IN_A_ROW, oEngine
 from engine.progress import Progress
+from engine.scheduling.adapter_slots import AdapterSlots
 from engine.scheduling.host_cache.copy_cost import CopyCost
 from engine.scheduling.prefixes.sequence_states import SequenceStates
 from engine.scheduling.scheduler import InferenceScheduler
@@ -65,6 +66,7 @@ class CompiledSteps:
             states = SequenceStates(slots, shapes.cache.page_size, config.max_num_seqs)
         scheduler = InferenceScheduler(
             SequenceMemory(pages, shapes.groups, states, _copy_cost(shapes)),
+            adapters=AdapterSlots(0 if shapes.adapters is None else shapes.adapters.max_loras),
             max_num_seqs=config.max_num_seqs,
             max_num_batched_tokens=config.max_num_batched_tokens,
             long_prefill_token_threshold=config.long_prefill_token_threshold,
@@ -135,7 +137,8 @@ def build(
     if planner.host is not None:
         on_host = jax.default_backend() == "cpu"
         check_host_memory(
-            planner.host, (planner.pool.num_bytes + served.weight_bytes) * served.mesh.num_local * on_host
+            planner.host,
+            (planner.pool.num_bytes + served.weight_bytes + served.adapter_bytes) * served.mesh.num_local * on_host,
         )
     check_page_table(served.backend, _shapes(served, planner).pages_per_seq)
     decoder = served.load(lambda done, total: report(Progress("loading weights", done, total, "bytes")))
@@ -152,7 +155,8 @@ def build(
 
 def planned(served: ServedModel, budget: int) -> tuple[ServedModel, CachePlanner]:
     """The model and its pages, in the first of its forms that leaves room for them."""
-    planner = CachePlanner(served.config, served.partition, served.one_page, served.weight_bytes, budget)
+    weights = served.weight_bytes + served.adapter_bytes
+    planner = CachePlanner(served.config, served.partition, served.one_page, weights, budget)
     if (smaller := served.smaller) is None:
         return served, planner
     try:
@@ -188,6 +192,7 @@ def _shapes(served: ServedModel, planner: CachePlanner) -> StepShapes:
         cache=planner.pool,
         smallest_step=served.backend.smallest_step,
         host=planner.host,
+        adapters=served.adapter_sizes,
     )
 
 

@@ -22,7 +22,8 @@ from collections.abc import Callable
 from typing import Any
 
 from caching.page_manager import HBMPageManager
-from engine.adapters.adapter import Adapter, AdapterError
+from engine.adapters.adapter import Adapter, AdapterError, AdapterStatus
+from engine.adapters.reader import AdapterReader
 from engine.config import EngineStats, ServingLimits
 from engine.device_errors import DeviceError
 from engine.sampling.sampler import NO_TOKEN
@@ -72,6 +73,7 @@ class oEngine:
         self._masks = AwaitedMasks()
         self._max_failures_in_a_row = max_failures_in_a_row
         self._failures_in_a_row = 0
+        self._reader = None if runner.adapters is None else AdapterReader(runner.adapters)
         self._host = host_link(pages, states, scheduler.memory.host, runner.host)
         self._asleep = False
         self._preemption_log = PreemptionLog(pages.num_total, scheduler.memory.page_size)
@@ -137,16 +139,27 @@ class oEngine:
         self._asleep = False
 
     def read_adapter(self, directory: str) -> Adapter:
-        """For any thread. Raises AdapterError: this engine serves no adapters."""
-        raise AdapterError(f"this engine serves no adapters, and not that of {directory}")
+        """The adapter in a local directory or one of a bucket (``gs://``), for ``add_adapter``.
+
+        On any thread: it touches nothing of the engine. Raises AdapterError if it cannot be served.
+        """
+        if self._reader is None:
+            raise AdapterError("this engine serves no adapters: set enable_lora")
+        return self._reader.read(directory)
 
     def add_adapter(self, adapter: Adapter) -> None:
-        """Raises AdapterError, too."""
-        raise AdapterError(f"this engine serves no adapters, and not that of {adapter.origin}")
+        """Serve sequences whose ``adapter_id`` is the adapter's ``uid``."""
+        self._scheduler.adapters.add(adapter.uid)
+        self._runner.add_adapter(adapter)
 
     def remove_adapter(self, uid: int) -> None:
-        """Raises AdapterError, too."""
-        raise AdapterError(f"this engine serves no adapters, and not that of uid {uid}")
+        """Forget an adapter, and free its memory, when no sequence that has it waits or runs."""
+        self._scheduler.adapters.remove(uid)
+        self._drop_adapters()
+
+    def adapters(self) -> list[AdapterStatus]:
+        """All adapters, in the order in which they were added."""
+        return self._scheduler.adapters.statuses()
 
     def close(self) -> None:
         """Stop compiling."""
@@ -158,7 +171,12 @@ class oEngine:
         return bool(self._in_flight or self._scheduler.num_running or self._scheduler.num_waiting)
 
     def add(self, sequence: Sequence) -> None:
-        """Queue a sequence that is within ``limits``."""
+        """Queue a sequence that is within ``limits``.
+
+        Raises AdapterError if its adapter is not here, or not any more.
+        """
+        if sequence.adapter_id and sequence.adapter_id not in self._scheduler.adapters:
+            raise AdapterError("the adapter of this request is not loaded any more")
         if not self.has_work:
             self._runner.gaps.rest()
         self._scheduler.add(sequence)
@@ -167,7 +185,9 @@ class oEngine:
 
     def finish(self, request_id: str) -> bool:
         """End a sequence now and free its pages; False if it has ended already."""
-        return self._scheduler.finish(request_id)
+        ended = self._scheduler.finish(request_id)
+        self._drop_adapters()
+        return ended
 
     def step(self) -> list[SequenceOutput]:
         """Plan and dispatch a step; collect the oldest if enough are in flight or none is planned.
@@ -188,6 +208,7 @@ class oEngine:
             outputs += self._land()
         while self._in_flight and self._in_flight[-1].failure is not None:
             outputs += self._land()
+        self._drop_adapters()
         return outputs
 
     def check_integrity(self) -> None:
@@ -196,7 +217,7 @@ class oEngine:
 
     def stats(self) -> EngineStats:
         """The counters and gauges of this moment."""
-        states = self._states
+        states, adapters = self._states, self._scheduler.adapters
         host: dict[str, Any] = {} if self._host is None else self._host.stats()
         return EngineStats(
             running=self._scheduler.num_running,
@@ -231,7 +252,17 @@ class oEngine:
             staged_compilations_left=self._staged.num_left,
             replaced_kernels=self._replaced_kernels,
             asleep=self._asleep,
+            max_loras=0 if self._runner.adapters is None else self._runner.adapters.sizes.max_loras,
+            adapter_loads=adapters.num_loads,
+            adapter_evictions=adapters.num_evictions,
+            adapters_running=adapters.running(),
+            adapters_waiting=adapters.waiting(),
         )
+
+    def _drop_adapters(self) -> None:
+        """Free the host memory of adapters that no sequence has any more."""
+        for uid in self._scheduler.adapters.take_forgotten():
+            self._runner.remove_adapter(uid)
 
     def _dispatch(self, plan: NextIterationPlan, planning: float) -> None:
         """``planning`` are the seconds that it took to plan. A plan without rows is no step."""

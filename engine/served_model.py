@@ -11,6 +11,7 @@ import numpy as np
 from caching.metadata import PagedAttentionCacheMetaData
 from caching.page_dtype import NAMES
 from caching.paged_attention_cache import PagedAttentionCache
+from engine.adapters.slot_arrays import AdapterSizes, adapter_bytes
 from engine.config import EngineConfig
 from engine.device_errors import acquire_devices
 from engine.errors import ConfigurationError
@@ -78,6 +79,16 @@ class ServedModel:
     def weight_bytes(self) -> int:
         """Bytes of weights on each device."""
         return parameter_bytes(self.partition, self.weight_format)
+
+    @property
+    def adapter_sizes(self) -> AdapterSizes | None:
+        """The slots of adapters, if the operator wants such."""
+        return adapter_sizes(self.config, self.dtype)
+
+    @property
+    def adapter_bytes(self) -> int:
+        """Bytes of adapters on each device."""
+        return adapter_bytes(self.partition, self.adapter_sizes)
 
     @property
     def one_page(self) -> PagedAttentionCacheMetaData:
@@ -180,6 +191,11 @@ def page_dtype(config: EngineConfig, model: ModelSpec, dtype: np.dtype[Any]) -> 
             "another size: choose auto, bfloat16 or float32"
         )
     return chosen
+
+
+def adapter_sizes(config: EngineConfig, dtype: np.dtype[Any]) -> AdapterSizes | None:
+    """The slots of adapters for activations of ``dtype``, if the operator wants such."""
+    return AdapterSizes(config.max_loras, config.max_lora_rank, dtype) if config.enable_lora else None
 
 
 def quantizations(config: EngineConfig, model: ModelSpec) -> tuple[str | None, ...]:

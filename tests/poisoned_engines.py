@@ -26,9 +26,9 @@ VOCABULARY = 144
 class GreedyManager(ExecutionManager):
     """Compiles only what greedy requests run."""
 
-    def _programs(self, layout):
+    def programs(self, layout):
         copies = [name for copied in self.copied for name in (copied.gather, copied.scatter)]
-        return [p for p in super()._programs(layout) if p.name in (FORWARD, WRITE_SLOTS, GREEDY, *copies)]
+        return [p for p in super().programs(layout) if p.name in (FORWARD, WRITE_SLOTS, GREEDY, *copies)]
 
 
 class PoisonedRunner(eSurgeRunner):

@@ -133,7 +133,7 @@ def test_experts_of_a_family_compute_what_it_does(family):
     expected, _ = mixed(AS_IN[family], weights_of(mlp), x)
     x[2] = np.nan
 
-    actual = np.asarray(mlp(jnp.asarray(x), jnp.int32(5)))
+    actual = np.asarray(mlp(jnp.asarray(x), jnp.int32(5), None))
 
     np.testing.assert_allclose(actual[[0, 1, 3, 4]], expected[[0, 1, 3, 4]], atol=1e-4, rtol=1e-4)
 
@@ -152,7 +152,7 @@ def test_experts_compute_what_their_description_says(spec, seed, tied, real):
     with np.errstate(invalid="ignore"):
         expected, gap = mixed(spec, weights_of(mlp), x)
     assume(gap > 1e-5)
-    actual = np.asarray(mlp(jnp.asarray(x), jnp.int32(real)))
+    actual = np.asarray(mlp(jnp.asarray(x), jnp.int32(real), None))
 
     assert np.isfinite(actual).all()
     np.testing.assert_allclose(actual[:real], expected[:real], atol=1e-4, rtol=1e-4)
@@ -226,12 +226,12 @@ def test_two_devices_say_what_one_says(name):
     x = np.random.default_rng(1).normal(size=(TOKENS, HIDDEN)).astype(np.float32)
 
     def run(state, x):
-        return nnx.merge(graph, state)(x, jnp.int32(5))
+        return nnx.merge(graph, state)(x, jnp.int32(5), None)
 
     found = jax.jit(mesh.on_each(run, (specs, PartitionSpec()), PartitionSpec()))(state, x)
 
     assert spec.splits_columns(2) is (name != "experts")
-    np.testing.assert_allclose(found[:5], alone(jnp.asarray(x), None)[:5], atol=1e-5)
+    np.testing.assert_allclose(found[:5], alone(jnp.asarray(x), None, None)[:5], atol=1e-5)
 
 
 def test_padding_and_other_devices_experts_wake_none(monkeypatch):
@@ -242,9 +242,9 @@ def test_padding_and_other_devices_experts_wake_none(monkeypatch):
     )
     mlp = build_mlp(ExpertsSpec(4, 8, 3))
 
-    mlp(jnp.ones((TOKENS, HIDDEN)), jnp.int32(0))
-    mlp(jnp.ones((TOKENS, HIDDEN)), jnp.int32(2))
-    mlp(jnp.ones((TOKENS, HIDDEN)), None)
+    mlp(jnp.ones((TOKENS, HIDDEN)), jnp.int32(0), None)
+    mlp(jnp.ones((TOKENS, HIDDEN)), jnp.int32(2), None)
+    mlp(jnp.ones((TOKENS, HIDDEN)), None, None)
 
     nothing, two, every = (sorted(sizes.tolist())[::-1] for sizes in seen[::2])
     assert nothing == [0] * 8

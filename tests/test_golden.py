@@ -91,9 +91,9 @@ BACKENDS = [
 class RecordingManager(ExecutionManager):
     """Keeps the logits that each step gives, and compiles only what greedy requests run."""
 
-    def _programs(self, layout):
+    def programs(self, layout):
         """A bucket's forward pass and its greedy sampler."""
-        return [program for program in super()._programs(layout) if program.name in (FORWARD, GREEDY, WRITE_SLOTS)]
+        return [program for program in super().programs(layout) if program.name in (FORWARD, GREEDY, WRITE_SLOTS)]
 
     def forward(self, layout):
         """The step, behind a recorder."""

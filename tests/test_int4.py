@@ -102,10 +102,10 @@ def test_a_row_does_not_depend_on_its_neighbours() -> None:
     weight, x = (rng.standard_normal(shape).astype(np.float32) for shape in ((256, 3, 37), (300, 256)))
     kernel = nnx.Param(Int4.made_of(jnp.asarray(weight), kernel_of(256, 37), form, one_device()))
 
-    whole = np.asarray(linear(jnp.asarray(x), kernel, None))
+    whole = np.asarray(linear(jnp.asarray(x), kernel, None, None))
 
     for start, count in [(0, 1), (5, 2), (9, 24), (40, 150)]:
-        part = np.asarray(linear(jnp.asarray(x[start : start + count]), kernel, None))
+        part = np.asarray(linear(jnp.asarray(x[start : start + count]), kernel, None, None))
         np.testing.assert_array_equal(part, whole[start : start + count])
 
 

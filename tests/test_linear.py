@@ -52,7 +52,7 @@ def test_a_packed_kernel_gives_what_the_plain_one_gives(rows, out):
     kernel, x = build_kernel(70, *out), build_rows(rows, 70)
     bias = nnx.Param(jnp.arange(np.prod(out), dtype=np.float32).reshape(out))
 
-    actual = jax.jit(linear)(x, pack(kernel), bias)
+    actual = jax.jit(linear)(x, pack(kernel), bias, None)
 
     expected = np.asarray(x, np.float64) @ np.asarray(kernel, np.float64).reshape(70, -1)
     np.testing.assert_allclose(actual, expected.reshape(rows, *out) + np.asarray(bias[...]), atol=1e-4)
@@ -63,10 +63,10 @@ def test_a_row_is_the_same_to_the_bit_in_any_batch():
     kernel, x = pack(build_kernel(300, 100)), build_rows(600, 300)
     product = jax.jit(linear)
 
-    whole = np.asarray(product(x, kernel, None))
+    whole = np.asarray(product(x, kernel, None, None))
 
     for count in (1, 2, 11, 12, 13, 25):
-        np.testing.assert_array_equal(product(x[:count], kernel, None), whole[:count])
+        np.testing.assert_array_equal(product(x[:count], kernel, None, None), whole[:count])
 
 
 def test_a_packed_table_is_looked_up_and_makes_logits():
@@ -86,7 +86,7 @@ def test_bfloat16_weights_are_multiplied_as_float32(rows):
     kernel, x = build_kernel(64, 99, dtype=jnp.bfloat16), build_rows(rows, 64)
     wide = kernel.astype(np.float32)
 
-    narrow = jax.jit(linear)(x, pack(kernel), None)
+    narrow = jax.jit(linear)(x, pack(kernel), None, None)
 
     assert pack(kernel).get_value().values.dtype == jnp.bfloat16
-    np.testing.assert_array_equal(narrow, jax.jit(linear)(x, pack(wide), None))
+    np.testing.assert_array_equal(narrow, jax.jit(linear)(x, pack(wide), None, None))

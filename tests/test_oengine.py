@@ -76,8 +76,8 @@ class LateRunner:
     memory is spoilt; "nan" spoils one row of the next to be collected.
     """
 
-    host = None
-    """There is no tier in the host's memory."""
+    host = adapters = None
+    """There is neither a tier in the host's memory nor a slot for an adapter."""
 
     def __init__(self, *, num_pages, page_size, max_num_seqs, max_model_len):
         self._pages = np.full((num_pages, page_size), 255, np.int32)

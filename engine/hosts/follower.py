@@ -6,7 +6,18 @@ from collections.abc import Callable
 import numpy as np
 
 from engine.errors import HostsError
-from engine.step.commands import AllocateCache, Command, DropCache, Landed, Leave, MakeCopies, StepDescription
+from engine.step.commands import (
+    AddAdapter,
+    AllocateCache,
+    Command,
+    DropCache,
+    Landed,
+    Leave,
+    MakeCopies,
+    RemoveAdapter,
+    StepDescription,
+    WriteAdapter,
+)
 from engine.step.executor import ExecutedStep, StepExecutor
 
 
@@ -20,6 +31,12 @@ def execute_commands(executor: StepExecutor, hear: Callable[[], Command]) -> Non
                 in_flight.append(executor.execute(command))
             case MakeCopies():
                 executor.copy(command)
+            case AddAdapter():
+                executor.add_adapter(command.uid, tuple(command.arrays))
+            case RemoveAdapter():
+                executor.remove_adapter(command.uid)
+            case WriteAdapter():
+                executor.write_adapter(command.uid, command.slot)
             case Landed(token_ids=theirs):
                 check_alike(landed, np.asarray(in_flight.popleft().token_ids), theirs)
                 landed += 1

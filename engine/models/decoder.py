@@ -74,10 +74,10 @@ class DecoderLayer(nnx.Module):
             cache, mixed = self.mixer(normed, cache, place, step)
             x = x + _scaled(_normed(mixed, self.attention_post_norm), self.residual_scale)
         if self.mlp is not None:
-            fed = self.mlp(normed if self.is_parallel else _normed(x, self.mlp_norm), step.num_tokens)
+            fed = self.mlp(normed if self.is_parallel else _normed(x, self.mlp_norm), step.num_tokens, step.adapters)
             x = x + _scaled(_normed(fed, self.mlp_post_norm), self.residual_scale)
         if self.per_layer_input is not None and own is not None:
-            x = self.per_layer_input(x, own)
+            x = self.per_layer_input(x, own, step.adapters)
         if self.output_scale is not None:
             x = x * self.output_scale[...].astype(x.dtype).reshape((1,) * x.ndim)
         return cache, x
@@ -161,7 +161,7 @@ class Decoder(nnx.Module):
         x = look_up(self.embedding, token_ids, self.partition.axis)
         if self.partition.model.embedding_multiplier is not None:
             x = x * jnp.asarray(self.partition.model.embedding_multiplier, x.dtype)
-        own = None if self.per_layer_embedding is None else self.per_layer_embedding(token_ids, x)
+        own = None if self.per_layer_embedding is None else self.per_layer_embedding(token_ids, x, step.adapters)
         written, blocks = list(caches), self.partition.model.blocks
         groups = layer_plan(blocks) if isinstance(self.layers[0], LayerStack) else single_layers(blocks)
         start, layout = 0, cache_layout(blocks)

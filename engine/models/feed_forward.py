@@ -11,6 +11,7 @@ import numpy as np
 from flax import nnx
 from jax import Array
 
+from engine.models.adapters.adapted import AdapterRows
 from engine.models.linear import linear
 from engine.models.weights.factory import Axes, ParameterFactory
 from engine.models.weights.parameters import LAYER, TensorRule, tensors
@@ -118,15 +119,15 @@ class GatedMLP(nnx.Module):
         self.down_bias = bias("down", hidden, stored("bias", "down"))
         self.activation, self.gated, self.axis = spec.activation, spec.gated, make.axis
 
-    def __call__(self, x: Array, num_tokens: Array | None) -> Array:  # noqa: ARG002
-        return linear(self._activated(x), self.down_kernel, self.down_bias, self.axis)
+    def __call__(self, x: Array, num_tokens: Array | None, adapters: AdapterRows | None) -> Array:  # noqa: ARG002
+        return linear(self._activated(x, adapters), self.down_kernel, self.down_bias, adapters, self.axis)
 
-    def part(self, x: Array) -> Array:
+    def part(self, x: Array, adapters: AdapterRows | None) -> Array:
         """f[..., hidden] -> f[..., hidden], this device's part of the sum, without the bias."""
-        return linear(self._activated(x), self.down_kernel, None)
+        return linear(self._activated(x, adapters), self.down_kernel, None, adapters)
 
-    def _activated(self, x: Array) -> Array:
-        gate_up = linear(x, self.gate_up_kernel, self.gate_up_bias)
+    def _activated(self, x: Array, adapters: AdapterRows | None) -> Array:
+        gate_up = linear(x, self.gate_up_kernel, self.gate_up_bias, adapters)
         if not self.gated:
             return self.activation(gate_up[..., 0, :])
         return self.activation.gated(gate_up[..., 0, :], gate_up[..., 1, :])

@@ -6,22 +6,38 @@ import numpy as np
 from flax import nnx
 from jax import Array
 
+from engine.models.adapters.adapted import Adapted, AdapterRows
 from engine.models.weights.factory import declared
 from engine.models.weights.forms import Weight
 from engine.vocabulary import Vocabulary
 
 
-def linear(x: Array, kernel: nnx.Param[Weight], bias: nnx.Param[Array] | None, axis: str | None = None) -> Array:
+def linear(
+    x: Array,
+    kernel: nnx.Param[Weight],
+    bias: nnx.Param[Array] | None,
+    adapters: AdapterRows | None,
+    axis: str | None = None,
+) -> Array:
     """x[..., in] @ kernel[in, *out] + bias[*out] -> [..., *out] in the dtype of x.
 
-    If the input is split over a mesh axis, the products are all-reduced over it.
+    ``adapters`` are the step's; the kernel has such if they are not None. If the input is split
+    over a mesh axis, the products are all-reduced over it.
     """
     weight = kernel.get_value()
-    flat = weight.product(x).astype(x.dtype)
+    flat = _product(x, weight, adapters).astype(x.dtype)
     whole = (flat if axis is None else jax.lax.psum(flat, axis)).reshape(*x.shape[:-1], *weight.out)
     if bias is None:
         return whole
     return whole + bias[...].astype(whole.dtype).reshape((1,) * (x.ndim - 1) + weight.out)
+
+
+def _product(x: Array, weight: Weight | Adapted, adapters: AdapterRows | None) -> Array:
+    """f[..., in] -> f32[..., prod(out)]."""
+    if not isinstance(weight, Adapted):
+        return weight.product(x)
+    assert adapters is not None, "a step of adapters does not say whose its tokens are"
+    return weight.product(x, adapters)
 
 
 def look_up(table: nnx.Param[Weight], token_ids: Array, axis: str | None = None) -> Array:

@@ -6,6 +6,7 @@ from typing import Protocol
 
 from jax import Array
 
+from engine.models.adapters.adapted import AdapterRows
 from engine.models.layers.mixer import Cached, InPages, KeysAndValues, Latents, MixerSpec, State
 from engine.models.layers.per_layer_input import PerLayerInputSpec
 from engine.models.weights.factory import ParameterFactory
@@ -57,10 +58,10 @@ NO_ROPE = RopeSpec(rotary_dim=0)
 class FeedForward(Protocol):
     """The module of a feed-forward, an ``nnx.Module``: f[..., hidden] -> f[..., hidden]."""
 
-    def __call__(self, x: Array, num_tokens: Array | None) -> Array:
+    def __call__(self, x: Array, num_tokens: Array | None, adapters: AdapterRows | None) -> Array:
         """f[..., hidden] -> f[..., hidden], all-reduced if the model is split over devices.
 
-        ``num_tokens`` is StepContext's.
+        ``num_tokens`` and ``adapters`` are StepContext's.
         """
 
 

@@ -8,6 +8,7 @@ from jax import Array
 
 from caching.attention.spec import AttentionInputs, AttentionSpec, LatentInputs, LatentSpec
 from caching.state.table import StateTable
+from engine.models.adapters.adapted import AdapterRows
 from engine.models.rope import Rotation
 
 LayerCache = Array | tuple[Array, ...] | None
@@ -56,3 +57,5 @@ class StepContext:
     states: StateTable | None = None
     """The slots of the step's rows, in a model that has states; None over whole rows, which begin
     with zeros."""
+    adapters: AdapterRows | None = None
+    """The adapters of the tokens, where some have one; None if the kernels have none."""

@@ -8,12 +8,13 @@ import numpy as np
 from caching.metadata import PagedAttentionCacheMetaData
 from caching.tpu.tpu_chip import Chip
 from caching.tpu.tpu_kernels import TPUKernel
+from engine.adapters.slot_arrays import adapter_bytes
 from engine.config import EngineConfig
 from engine.errors import ConfigurationError
 from engine.models.partition import Partition, split
 from engine.models.weights.store import parameter_bytes
 from engine.models.weights.weight_format import WeightFormat
-from engine.served_model import page_dtype, quantizations
+from engine.served_model import adapter_sizes, page_dtype, quantizations
 from engine.step.backend import TPU_PAGE_SIZE, Backend, tpu_backend, tpu_kernel
 from engine.step.page_budget import ACCELERATOR_UTILIZATION, CachePlanner
 
@@ -62,6 +63,11 @@ class ChipFit:
         return parameter_bytes(self.partition, self.weight_format)
 
     @cached_property
+    def adapters(self) -> int:
+        """Bytes of a chip's slots for adapters."""
+        return adapter_bytes(self.partition, adapter_sizes(self.config, self.dtype))
+
+    @cached_property
     def kernel(self) -> TPUKernel:
         """The attention kernel. Raises ConfigurationError if none fits."""
         model = self.partition.model
@@ -85,14 +91,14 @@ class ChipFit:
 
     def planner(self) -> CachePlanner:
         """The daemon's planner. Raises ConfigurationError if the context exceeds the model's."""
-        return CachePlanner(self.config, self.partition, self.one_page, self.weights, self.budget)
+        return CachePlanner(self.config, self.partition, self.one_page, self.weights + self.adapters, self.budget)
 
     def check(self, chips: int) -> None:
         """Raises ConfigurationError if the model does not fit, with arithmetic and a remedy."""
         planner = self.planner()
         if self._needed > self.budget:
             raise ConfigurationError(
-                f"it does not fit on {self.partition.devices} chips: {self.weights:,} bytes of weights, {planner.reserved:,} "
+                f"it does not fit on {self.partition.devices} chips: {self.weights + self.adapters:,} bytes of weights, {planner.reserved:,} "
                 f"of scratch and {planner.least_described} are {self._needed:,} bytes a chip, and of its "
                 f"{self.chip.hbm_bytes:,} may be used {self.budget:,}. {self._advice(chips)}"
             )
@@ -101,7 +107,7 @@ class ChipFit:
     def _needed(self) -> int:
         """The fewest bytes in which the model can be served."""
         planner = self.planner()
-        return self.weights + planner.reserved + planner.least_bytes
+        return self.weights + self.adapters + planner.reserved + planner.least_bytes
 
     def _advice(self, chips: int) -> str:
         """The smallest number of chips on which the model fits, in words."""

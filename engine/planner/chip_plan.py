@@ -73,6 +73,10 @@ class ChipPlan(msgspec.Struct, frozen=True):
     states: int = 0
     """Recurrent states, in ``num_states`` slots, one of them the sink."""
     num_states: int = 0
+    adapters: int = 0
+    """Bytes of slots for adapters; 0 if none are served."""
+    max_loras: int = 0
+    """Adapters in these slots."""
     host_pages: int = 0
     """Pages in a host's memory; 0 without such a tier."""
     host_states: int = 0

@@ -1,7 +1,7 @@
 """Plans serving on absent TPUs: libtpu compiles everything that the daemon would."""
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 
 import jax
@@ -30,9 +30,9 @@ from engine.planner.hlo_traffic import Moved, Traffic
 from engine.planner.ici import exchanges_seconds
 from engine.planner.topology import chips_of, topology_of
 from engine.progress import Progress
-from engine.served_model import in_words
+from engine.served_model import adapter_sizes, in_words
 from engine.step.backend import SMALLEST_ACCELERATOR_STEP, Backend
-from engine.step.compilation import Compilation
+from engine.step.compilation import Compilation, compile_program
 from engine.step.execution_manager import ExecutionManager
 from engine.step.forward_programs import FORWARD
 from engine.step.layout import StepShapes
@@ -56,13 +56,13 @@ def plan_chips(config: EngineConfig, path: Path, topology: str, tokens_a_sequenc
     fit.check(len(devices))
     cache = fit.planner()
     mesh = DeviceMesh(tuple(devices[: partition.devices]))
-    shapes = _shapes(config, cache)
+    shapes = _shapes(fit, cache)
     check_page_table(fit.backend, shapes.pages_per_seq)
     begun = time.perf_counter()
     programs = _compile(fit, mesh, shapes, report)
     seconds = time.perf_counter() - begun
     cache.fits(max(one.report.scratch_bytes for one in programs))
-    shapes = _shapes(config, cache)
+    shapes = _shapes(fit, cache)
     tokens = min(tokens_a_sequence, shapes.max_model_len)
     states = 0 if shapes.cache.states is None else shapes.cache.states.num_bytes
     return ChipPlan(
@@ -80,6 +80,8 @@ def plan_chips(config: EngineConfig, path: Path, topology: str, tokens_a_sequenc
         states=states,
         num_states=0 if shapes.cache.states is None else shapes.cache.states.num_slots,
         num_pages=shapes.cache.num_pages,
+        adapters=fit.adapters,
+        max_loras=config.max_loras if config.enable_lora else 0,
         host_pages=0 if shapes.host is None else shapes.host.num_slots,
         host_states=0 if shapes.host is None or shapes.host.states is None else shapes.host.states.num_slots,
         host_bytes=0 if shapes.host is None else shapes.host.num_bytes,
@@ -92,6 +94,25 @@ def plan_chips(config: EngineConfig, path: Path, topology: str, tokens_a_sequenc
         compile_seconds=seconds,
         decode=decode_steps(fit, programs, shapes, tokens),
     )
+
+
+def compiled_steps(
+    config: EngineConfig, path: Path, topology: str, tokens: int, names: Collection[str]
+) -> tuple[ChipFit, dict[str, CompiledProgram]]:
+    """The programs of these names alone, of the smallest bucket that holds a step.
+
+    Raises as ``plan_chips`` does.
+    """
+    devices = chips_of(topology_of(topology))
+    partition = _partition(config, read_config_file(path), len(devices))
+    fit = ChipFit(config, partition, _known(devices[0]), np.dtype(config.dtype or jnp.bfloat16))
+    mesh, shapes = DeviceMesh(tuple(devices[: partition.devices])), _shapes(fit, fit.planner())
+    decoder = abstract_decoder(partition, fit.weight_format, mesh=mesh)
+    manager = ExecutionManager(decoder, shapes, fit.backend, mesh)
+    layout = shapes.layout(min(bucket for bucket in shapes.buckets if bucket >= tokens))
+    arrays = large_arrays(decoder, partition, fit.backend, mesh, shapes)
+    programs = [program for program in manager.programs(layout) if program.name in names]
+    return fit, {one.name: CompiledProgram(compile_program(one), arrays) for one in programs}
 
 
 def pages_read(kernel: TPUKernel, chip: Chip, shapes: StepShapes, tokens: int) -> int:
@@ -122,9 +143,10 @@ def _partition(config: EngineConfig, model: ModelSpec, chips: int) -> Partition:
     return split(model, asked or most_devices(model, chips))
 
 
-def _shapes(config: EngineConfig, cache: CachePlanner) -> StepShapes:
-    sizes = config.max_num_seqs, config.max_num_batched_tokens, cache.max_model_len
-    return StepShapes(*sizes, cache.pool, SMALLEST_ACCELERATOR_STEP, cache.host)
+def _shapes(fit: ChipFit, cache: CachePlanner) -> StepShapes:
+    sizes = fit.config.max_num_seqs, fit.config.max_num_batched_tokens, cache.max_model_len
+    adapters = adapter_sizes(fit.config, fit.dtype)
+    return StepShapes(*sizes, cache.pool, SMALLEST_ACCELERATOR_STEP, cache.host, adapters)
 
 
 def _compile(fit: ChipFit, mesh: DeviceMesh, shapes: StepShapes, report: Report) -> list[CompiledProgram]:

@@ -3,6 +3,7 @@
 from typing import NamedTuple
 
 from caching.page_manager import Found
+from engine.scheduling.adapter_slots import AdapterSlots
 from engine.scheduling.backfill import Backfill
 from engine.scheduling.plan import NextIterationPlan
 from engine.scheduling.preemption import Cause, Preempter
@@ -38,6 +39,7 @@ class Admission:
         running: RunningSequences,
         memory: SequenceMemory,
         preempter: Preempter,
+        adapters: AdapterSlots,
         *,
         fair: bool,
     ) -> None:
@@ -45,6 +47,7 @@ class Admission:
         self._running = running
         self._memory = memory
         self._preempter = preempter
+        self._adapters = adapters
         self._fair = fair
         self._claim: Claim | None = None
 
@@ -58,6 +61,8 @@ class Admission:
         if claim is None or claim.sequence.status is not SequenceStatus.WAITING:
             return
         sequence = claim.sequence
+        if not self._adapters.has_room(sequence):
+            return
         while (found := self._memory.find(sequence)) is not None and not self._room_will_come(sequence, found):
             if self._begin(sequence, found):
                 self._start(sequence)
@@ -80,14 +85,15 @@ class Admission:
                 break
             if sequence.num_in_flight:
                 break  # it was preempted just now: nothing passes it until its tokens have landed
-            found = None if sequence.awaits_mask else self._memory.find(sequence)
+            is_ready = not sequence.awaits_mask and self._may_have_adapter(sequence, backfill)
+            found = self._memory.find(sequence) if is_ready else None
             if found is None:
                 self._waiting.pass_by(sequence)
             elif chunks.defers(self._memory.num_left(sequence, found)):
                 backfill.pass_for_step(sequence, self._memory.needed(sequence, found))
                 self._waiting.pass_by(sequence)
             elif self._running.num_free > backfill.slots and self._begin(sequence, found, backfill.pages):
-                backfill.started()
+                backfill.started(sequence)
                 self._start(sequence)
                 if not sequence.num_loading:
                     chunks.grant(sequence)
@@ -98,6 +104,13 @@ class Admission:
                 backfill.pass_for_pages(sequence)
                 self._waiting.pass_by(sequence)
         self._waiting.come_back()
+
+    def _may_have_adapter(self, sequence: Sequence, backfill: Backfill) -> bool:
+        """Whether it has no adapter, or there is a slot that is not for one passed by."""
+        if not self._adapters.has_room(sequence):
+            backfill.pass_for_adapter(sequence)
+            return False
+        return backfill.may_have_adapter(sequence)
 
     def _start(self, sequence: Sequence) -> None:
         """Give a waiting sequence that has its pages a slot."""
@@ -130,7 +143,7 @@ class Admission:
         if self._preempter.victim(sequence) is not None:
             return Claim(sequence)
         newcomer = self._waiting.newcomer() if self._fair and sequence.has_begun else None
-        if newcomer is None or newcomer.has_begun or newcomer.awaits_mask:
+        if newcomer is None or newcomer.has_begun or newcomer.awaits_mask or not self._adapters.has_room(newcomer):
             return None
         claim, found = Claim(newcomer, passes=sequence), self._memory.find(newcomer)
         return claim if found is not None and self._yielding(claim, found) is not None else None

@@ -20,6 +20,8 @@ class Backfill:
         self._passed: dict[Sequence, None] = {}
         """Those that nothing is reserved for."""
         self._reserved_for: list[Sequence] = []
+        self._lack_adapters: list[Sequence] = []
+        """Those whose adapters have no slot now: only who has an adapter as well keeps them waiting."""
         self.lacks_pages = False
         """Whether one of them lacks pages."""
         self.pages = 0
@@ -34,6 +36,19 @@ class Backfill:
         """Whether it may pass all of these: their priority is its own, none was passed too often."""
         priority = sequence.params.priority
         return all(passed.params.priority == priority and passed.num_passed < MOST_PASSED for passed in self._passed)
+
+    def may_have_adapter(self, sequence: Sequence) -> bool:
+        """Whether it may pin a slot before all of those whose adapters have none."""
+        if not sequence.adapter_id:
+            return True
+        priority = sequence.params.priority
+        return all(
+            passed.params.priority == priority and passed.num_passed < MOST_PASSED for passed in self._lack_adapters
+        )
+
+    def pass_for_adapter(self, sequence: Sequence) -> None:
+        """There is no slot for the sequence's adapter now."""
+        self._lack_adapters.append(sequence)
 
     def pass_for_pages(self, sequence: Sequence) -> None:
         """The sequence lacks pages."""
@@ -57,7 +72,7 @@ class Backfill:
         self._reserved_for, self.pages = [], 0
         return given_up
 
-    def started(self) -> None:
+    def started(self, sequence: Sequence) -> None:
         """A sequence has started before them."""
-        for sequence in self._passed:
-            sequence.num_passed += 1
+        for passed in (*self._passed, *(self._lack_adapters if sequence.adapter_id else ())):
+            passed.num_passed += 1

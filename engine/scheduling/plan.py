@@ -38,11 +38,20 @@ class NextIterationPlan:
     """Decoding sequences that have been given a page in this plan."""
     copies: list[Copies] = field(default_factory=list)
     """What is copied between the device and the host: of pages, of states, or nothing."""
+    adapter_slots: list[int] = field(default_factory=list)
+    """By row, the slot of its adapter, -1 where it has none; empty if there are no such slots."""
+    adapter_loads: list[tuple[int, int]] = field(default_factory=list)
+    """Adapters, and the slots that they are written to before the step."""
 
     @property
     def num_rows(self) -> int:
         """Rows that are not padding."""
         return len(self.sequences)
+
+    @property
+    def read_slots(self) -> set[int]:
+        """The slots of adapters that the step reads."""
+        return {slot for slot in self.adapter_slots if slot >= 0}
 
     def drop(self, sequence: Sequence) -> None:
         """A sequence that has no row yet was preempted."""

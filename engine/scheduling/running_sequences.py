@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
+from engine.scheduling.adapter_slots import AdapterSlots
 from engine.scheduling.growth_reserve import GrowthReserve
 from engine.scheduling.sequence import Sequence, SequenceStatus
 from engine.scheduling.sequence_memory import SequenceMemory
@@ -17,9 +18,11 @@ class RunningSequences:
     one is never preempted, so something always advances.
     """
 
-    def __init__(self, max_num_seqs: int, memory: SequenceMemory, reserve: GrowthReserve) -> None:
+    def __init__(
+        self, max_num_seqs: int, memory: SequenceMemory, reserve: GrowthReserve, adapters: AdapterSlots
+    ) -> None:
         self._max_num_seqs = max_num_seqs
-        self._memory = memory
+        self._memory, self._adapters = memory, adapters
         self._reserve = reserve
         self._slots = list(range(max_num_seqs - 1, -1, -1))
         self._sequences: dict[str, Sequence] = {}
@@ -47,7 +50,8 @@ class RunningSequences:
         return self._sequences.get(request_id)
 
     def add(self, sequence: Sequence) -> None:
-        """Give a sequence that has its pages a slot."""
+        """Give a sequence that has its pages, and room for its adapter, a slot."""
+        self._adapters.pin(sequence)
         sequence.status = SequenceStatus.RUNNING
         sequence.slot = self._slots.pop()
         self._sequences[sequence.request_id] = sequence
@@ -63,6 +67,7 @@ class RunningSequences:
         self._slots.append(sequence.slot)
         sequence.slot = -1
         self._memory.release(sequence)
+        self._adapters.release(sequence)
         if sequence in self._admitted:
             del self._admitted[sequence]
         else:

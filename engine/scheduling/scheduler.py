@@ -25,6 +25,9 @@ replayed. The rules:
   leave what preempted sequences and the first long prompt need, or they are counted: a sequence
   that was passed by ``MOST_PASSED`` that took what it needs, always its equals in priority, is not
   passed again.
+- A sequence with an adapter starts when that has a slot on the device, or can be given one
+  (``adapter_slots``). It is passed by meanwhile, and not more often by others with adapters than
+  one that lacks pages; those without keep nothing from it.
 - A sequence whose prefix is in host memory has slot and pages while it is copied back
   (``host_pages``), and computes nothing. Copies are part of a plan, and may be all of it.
 - A full page is in the prefix cache from the plan on that computes it (``sequence_memory``). A
@@ -43,6 +46,7 @@ replayed. The rules:
 from collections import Counter
 from collections.abc import Mapping
 
+from engine.scheduling.adapter_slots import AdapterSlots
 from engine.scheduling.admission import Admission
 from engine.scheduling.growth_reserve import GrowthReserve
 from engine.scheduling.plan import NextIterationPlan, StepResult
@@ -76,15 +80,20 @@ class InferenceScheduler:
         client_weights: Mapping[str, float] | None = None,
         reserve: GrowthReserve | None = None,
         fair: bool = True,
+        adapters: AdapterSlots | None = None,
     ) -> None:
         self.memory = memory
+        self.adapters = adapters or AdapterSlots()
+        """The adapters of sequences, and their slots on the device."""
         self._budget = max_num_batched_tokens
         self._long = long_prefill_token_threshold or max(1, max_num_batched_tokens // 2)
         self._reserve = reserve or GrowthReserve(memory.num_pages)
         self._waiting = WaitingQueue(client_weights, fair=fair)
-        self._running = RunningSequences(max_num_seqs, self.memory, self._reserve)
+        self._running = RunningSequences(max_num_seqs, self.memory, self._reserve, self.adapters)
         self._preempter = Preempter(self._running, self._waiting, threshold=priority_preemption_threshold, fair=fair)
-        self._admission = Admission(self._waiting, self._running, self.memory, self._preempter, fair=fair)
+        self._admission = Admission(
+            self._waiting, self._running, self.memory, self._preempter, self.adapters, fair=fair
+        )
         self._arrivals = 0
 
     @property
@@ -122,6 +131,7 @@ class InferenceScheduler:
         sequence.arrival = self._arrivals
         if not self._running and not self._waiting:
             self._waiting.forget()
+        self.adapters.enter(sequence)
         self._waiting.add(sequence)
 
     def finish(self, request_id: str) -> bool:
@@ -134,6 +144,7 @@ class InferenceScheduler:
             self._waiting.charge_output(sequence)
         if sequence.status is SequenceStatus.RUNNING:
             self._running.remove(sequence)
+        self.adapters.leave(sequence)
         sequence.status = SequenceStatus.FINISHED
         if sequence.constraint is not None:
             sequence.constraint.close()
@@ -158,10 +169,12 @@ class InferenceScheduler:
             self._reserve.relax()
             plan.released = self._running.take_released()
             plan.admitted = self._running.take_admitted()
+            self.adapters.plan(plan, now)
         return plan if plan.num_tokens or plan.copies else None
 
     def update(self, plan: NextIterationPlan, result: StepResult) -> list[SequenceOutput]:
         """Land a step. Plans land in the order they were made."""
+        self.adapters.landed(plan)
         outputs = []
         for row, (sequence, samples) in enumerate(zip(plan.sequences, plan.samples, strict=True)):
             sequence.num_in_flight -= samples
@@ -199,6 +212,8 @@ class InferenceScheduler:
     def lose_cache(self, *, keep_host: bool = False) -> None:
         """The cache is lost, and so are the steps in flight: compute everything again.
 
+        Adapters are written to their slots again.
+
         ``keep_host`` keeps the tier in the host's memory: it and the copies to it are sound.
         """
         for sequence in (*self._running, *self._waiting):
@@ -206,10 +221,12 @@ class InferenceScheduler:
         for sequence in sorted(self._running, key=lambda sequence: -sequence.arrival):
             self._preempter.preempt(sequence, Cause.CACHE_LOST)
         self.memory.lose_pages(keep_host=keep_host)
+        self.adapters.lose()
 
     def check_integrity(self) -> None:
         """Assert that every page and every slot has exactly the owners that it should."""
         self.memory.check_integrity(list(self._running))
+        self.adapters.check_integrity(list(self._running))
         self._running.check_integrity()
         self._waiting.check_integrity()
 

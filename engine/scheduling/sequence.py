@@ -73,6 +73,8 @@ class Sequence:
     num_host_tokens: int = 0
     """Those of them that only the host's memory had."""
     slot: int = -1
+    adapter_slot: int = -1
+    """The slot of its adapter while it runs; -1 if it has none."""
     pages: list[list[int]] = field(default_factory=list)
     """By cache group, the page of each page of tokens; the sink where a window has passed."""
     first_pages: list[int] = field(default_factory=list)

@@ -4,6 +4,7 @@ import math
 import struct
 from typing import Any
 
+import ml_dtypes
 import msgspec
 import numpy as np
 
@@ -33,6 +34,8 @@ class StepDescription(msgspec.Struct, frozen=True, tag="step"):
     """i32[rows, words] of ``pack_masks``; None if no row has a constraint."""
     prompt_tokens: Any = None
     """i32[blocks, 2, PROMPT_BLOCK]: flat-batch indices, and the next tokens to get logprobs of."""
+    has_adapters: bool = False
+    """Whether some row has an adapter."""
 
 
 class MakeCopies(msgspec.Struct, frozen=True, tag="make copies"):
@@ -43,6 +46,27 @@ class MakeCopies(msgspec.Struct, frozen=True, tag="make copies"):
     places: list[list[int]]
     fetches: list[int]
     of_states: bool
+
+
+class AddAdapter(msgspec.Struct, frozen=True, tag="add adapter"):
+    """``StepExecutor.add_adapter``."""
+
+    uid: int
+    arrays: list[Any]
+    """As Adapter has them."""
+
+
+class RemoveAdapter(msgspec.Struct, frozen=True, tag="remove adapter"):
+    """``StepExecutor.remove_adapter``."""
+
+    uid: int
+
+
+class WriteAdapter(msgspec.Struct, frozen=True, tag="write adapter"):
+    """``StepExecutor.write_adapter``."""
+
+    uid: int
+    slot: int
 
 
 class Landed(msgspec.Struct, frozen=True, tag="landed"):
@@ -67,7 +91,17 @@ class Leave(msgspec.Struct, frozen=True, tag="leave"):
     why: str
 
 
-Command = StepDescription | MakeCopies | Landed | DropCache | AllocateCache | Leave
+Command = (
+    StepDescription
+    | MakeCopies
+    | AddAdapter
+    | RemoveAdapter
+    | WriteAdapter
+    | Landed
+    | DropCache
+    | AllocateCache
+    | Leave
+)
 
 
 class Joined(msgspec.Struct, frozen=True, tag="joined"):
@@ -92,7 +126,7 @@ class AskToStop(msgspec.Struct, frozen=True, tag="ask to stop"):
 
 Answer = Joined | Left | AskToStop
 
-_DTYPES = (np.dtype(np.int32), np.dtype(np.float32))
+_DTYPES = (np.dtype(np.int32), np.dtype(np.float32), np.dtype(ml_dtypes.bfloat16))
 
 
 def encode(message: Command | Answer) -> bytes:

@@ -8,12 +8,20 @@ from functools import partial
 from typing import Any
 
 from caching.paged_attention_cache import PagedAttentionCache
+from engine.adapters.slot_arrays import WRITE_ADAPTER, slot_arrays
 from engine.mesh import DeviceMesh
 from engine.models.decoder import Decoder
 from engine.progress import Progress
 from engine.step.backend import Backend
 from engine.step.compilation import Compilation, OnCompiled, Program, StagedCompilation, compile_program, scratch_bytes
-from engine.step.forward_programs import FORWARD, PROMPT_LOGPROBS, TAKE_HIDDEN, WRITE_SLOTS, ForwardPrograms
+from engine.step.forward_programs import (
+    ADAPTED_FORWARD,
+    FORWARD,
+    PROMPT_LOGPROBS,
+    TAKE_HIDDEN,
+    WRITE_SLOTS,
+    ForwardPrograms,
+)
 from engine.step.host_cache.page_copies import Copied, CopyPrograms, copied_kinds
 from engine.step.layout import PROMPT_BLOCK, StepLayout, StepShapes, covering_buckets
 from engine.step.sampling_programs import SamplingPrograms
@@ -38,7 +46,11 @@ class ExecutionManager:
         self.new_cache: Callable[[], PagedAttentionCache] = backend.allocator(shapes.cache, mesh)
         """Allocates zeroed pages; raises jax.errors.JaxRuntimeError if out of memory."""
         self.sampling = SamplingPrograms(shapes.max_num_seqs, decoder.partition.model.vocab_size, mesh)
-        self._forward = ForwardPrograms(decoder, backend, shapes.cache, shapes.slots, mesh, shapes.max_model_len)
+        self.adapters = None if shapes.adapters is None else slot_arrays(decoder, shapes.adapters, mesh)
+        """The slots of adapters, if there are such."""
+        self._forward = ForwardPrograms(
+            decoder, backend, shapes.cache, shapes.slots, mesh, shapes.max_model_len, self.adapters
+        )
         self.weights = self._forward.weights
         self.head = self._forward.head
         self.copied: list[Copied] = copied_kinds(shapes.cache, shapes.host)
@@ -80,6 +92,15 @@ class ExecutionManager:
         """FORWARD, the model's part of a bucket's step."""
         return self._executables[FORWARD, layout.tokens]
 
+    def adapted_forward(self, layout: StepLayout) -> Any:
+        """ADAPTED_FORWARD."""
+        return self._executables[ADAPTED_FORWARD, layout.tokens]
+
+    def write_adapter(self) -> Any:
+        """WRITE_ADAPTER."""
+        assert self.shapes.adapters is not None
+        return self._executables[WRITE_ADAPTER, self.shapes.adapters.max_loras]
+
     def write_slots(self) -> Any:
         """WRITE_SLOTS."""
         return self._executables[WRITE_SLOTS, SEPARATE.entries]
@@ -109,10 +130,10 @@ class ExecutionManager:
         missing: dict[tuple[str, int], Program] = {}
         for layout in self._layouts:
             if layout.tokens in buckets:
-                missing |= {(program.name, program.size): program for program in self._programs(layout)}
+                missing |= {(program.name, program.size): program for program in self.programs(layout)}
         return [partial(self._compile, program) for key, program in missing.items() if key not in self._executables]
 
-    def _programs(self, layout: StepLayout) -> Iterator[Program]:
+    def programs(self, layout: StepLayout) -> Iterator[Program]:
         """Every program that a bucket's step may run."""
         yield from self._forward.of(layout)
         yield self._forward.write_slots()
@@ -121,11 +142,13 @@ class ExecutionManager:
         yield from self.sampling.writers()
         for copies in self._copies:
             yield from copies.all()
+        if self.adapters is not None:
+            yield self.adapters.write()
 
     def _compile(self, program: Program) -> None:
         compilation: Compilation = compile_program(program)
         self._executables[program.name, program.size] = compilation.compiled
-        if program.name == FORWARD:
+        if program.name in (FORWARD, ADAPTED_FORWARD):
             self.scratch_bytes = max(self.scratch_bytes, scratch_bytes(compilation.compiled))
         self._on_compiled(compilation)
 
@@ -134,6 +157,6 @@ class ExecutionManager:
         self._ready = [
             layout
             for layout in self._layouts
-            if all((program.name, program.size) in self._executables for program in self._programs(layout))
+            if all((program.name, program.size) in self._executables for program in self.programs(layout))
         ]
         self._ready_tokens = [layout.tokens for layout in self._ready]

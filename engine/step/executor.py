@@ -2,10 +2,12 @@
 
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import jax
 import numpy as np
 from jax import Array
+from numpy.typing import NDArray
 
 from caching.paged_attention_cache import PagedAttentionCache
 from engine.sampling.needs import Need
@@ -37,12 +39,15 @@ class StepExecutor:
         self._cache: PagedAttentionCache | None
         self._last_token: Array
         self._slots: SlotState
+        self._slots_of_adapters: list[Array] = []
         slots, mesh = manager.shapes.slots, manager.mesh
         self._new_slots, self._new_last_token = mesh.maker(slots.new_state), mesh.maker(slots.new_last_token)
         self._make_state()
         self.host = None if manager.shapes.host is None else HostMemory(manager.copier, manager.copied, mesh)
         """The tier in the host's memory, if there is one."""
         self._key = mesh.maker(partial(jax.random.key, seed))()
+        self._adapters: dict[int, tuple[NDArray[Any], ...]] = {}
+        """By uid, what is written to a slot."""
 
     def drop_cache(self) -> None:
         """Free the pages' memory and contents. No step may be in flight."""
@@ -71,6 +76,21 @@ class StepExecutor:
         assert self._cache is not None and self.host is not None, "asleep, or without a tier"
         self._cache = self.host.copy(self._cache, command)
 
+    def add_adapter(self, uid: int, arrays: tuple[NDArray[Any], ...]) -> None:
+        """Keep an adapter in host memory."""
+        self._adapters[uid] = arrays
+
+    def remove_adapter(self, uid: int) -> None:
+        """Free an adapter's host memory. No step will read it."""
+        del self._adapters[uid]
+
+    def write_adapter(self, uid: int, slot: int) -> None:
+        """Dispatch the write of an adapter to a slot, for the steps that follow."""
+        slots = self._manager.adapters
+        assert slots is not None, "there are no slots"
+        block = slots.placed(self._adapters[uid])
+        self._slots_of_adapters = self._manager.write_adapter()(self._slots_of_adapters, block, np.int32(slot))
+
     def execute(self, step: StepDescription) -> ExecutedStep:
         """Dispatch a step to the devices."""
         assert self._cache is not None, "asleep"
@@ -79,8 +99,10 @@ class StepExecutor:
         # The calls themselves copy a numpy array to the device, twice as fast as device_put.
         for changes in step.changes:
             self._slots = manager.write_slots()(self._slots, changes)
-        self._cache, self._slots, logits, hidden, sampling = manager.forward(layout)(
-            manager.weights, self._cache, self._slots, self._last_token, step.packed
+        forward = manager.adapted_forward(layout) if step.has_adapters else manager.forward(layout)
+        adapters = [self._slots_of_adapters] if step.has_adapters else []
+        self._cache, self._slots, logits, hidden, sampling = forward(
+            manager.weights, self._cache, self._slots, self._last_token, step.packed, *adapters
         )
         processed = self._process(layout, step, logits, sampling)
         draw = manager.for_rows(DRAW if step.needs & Need.DRAW else GREEDY, layout)
@@ -103,6 +125,9 @@ class StepExecutor:
         self._slots, self._last_token = self._new_slots(), self._new_last_token()
         self._bias = self._manager.sampling.new_bias()
         self._penalties = self._manager.sampling.new_penalties()
+        for array in self._slots_of_adapters:
+            array.delete()  # before there are new ones: they may be too large to have twice
+        self._slots_of_adapters = [] if self._manager.adapters is None else self._manager.adapters.new()
 
     def _process(self, layout: StepLayout, step: StepDescription, logits: Array, sampling: Array) -> Array:
         """The logits f32[rows, vocab] with the bias, penalties and masks of rows that have any."""

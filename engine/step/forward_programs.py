@@ -24,7 +24,9 @@ from caching.attention.spec import (
 from caching.metadata import PagedAttentionCacheMetaData
 from caching.paged_attention_cache import PagedAttentionCache
 from caching.state.table import StateTable
+from engine.adapters.slot_arrays import SlotArrays
 from engine.mesh import COPY, LOGITS, DeviceMesh
+from engine.models.adapters.adapted import AdapterRows
 from engine.models.decoder import Decoder
 from engine.models.decoder import logits as to_logits
 from engine.models.linear import look_up
@@ -40,6 +42,9 @@ from engine.vocabulary import Vocabulary
 FORWARD = "step"
 """(weights, cache, slots, last_token, packed) -> (cache, slots, logits f32[rows, vocab],
 hidden f[T, hidden], packed SamplerInputs). ``cache`` and the SlotState ``slots`` are donated."""
+ADAPTED_FORWARD = "step with adapters"
+"""FORWARD with the arrays of SlotArrays as its last argument, for a step in which some row has an
+adapter."""
 WRITE_SLOTS = "write slots"
 """(slots, changes i32[SEPARATE.size]) -> slots, a SlotState, which is donated."""
 TAKE_HIDDEN = "take hidden"
@@ -62,6 +67,7 @@ class ForwardPrograms:
         slots: SlotShapes,
         mesh: DeviceMesh,
         max_model_len: int | None = None,
+        adapters: SlotArrays | None = None,
     ) -> None:
         self._decoder = decoder
         self._graph, state = nnx.split(decoder)
@@ -70,7 +76,7 @@ class ForwardPrograms:
         self._kernel = backend.attention
         self._num_pages, self._num_slots = pool.num_pages, pool.states.num_slots if pool.states else 0
         self._longest = max_model_len
-        self._mesh = mesh
+        self._mesh, self._adapters = mesh, adapters
         weights = [_shape(leaf) for leaf in self.weights]
         self._slots: SlotState = mesh.shapes(jax.eval_shape(slots.new_state))
         last_token = mesh.shapes(jax.eval_shape(slots.new_last_token))
@@ -84,8 +90,13 @@ class ForwardPrograms:
 
     def of(self, layout: StepLayout) -> list[Program]:
         """The programs of a bucket."""
+        adapters = self._adapters
+        adapted = (
+            [] if adapters is None else [Program(ADAPTED_FORWARD, layout.tokens, partial(self.lower, layout, adapters))]
+        )
         return [
             Program(FORWARD, layout.tokens, partial(self.lower, layout)),
+            *adapted,
             Program(TAKE_HIDDEN, layout.tokens, partial(self._lower_take_hidden, layout)),
         ]
 
@@ -97,22 +108,32 @@ class ForwardPrograms:
         """PROMPT_LOGPROBS of ``count`` tokens."""
         return Program(PROMPT_LOGPROBS, count, partial(self._lower_prompt_logprobs, count))
 
-    def lower(self, layout: StepLayout) -> Lowered:
-        """FORWARD of a bucket. Its logits are sharded by vocabulary."""
+    def lower(self, layout: StepLayout, adapters: SlotArrays | None = None) -> Lowered:
+        """FORWARD of a bucket, or ADAPTED_FORWARD. Its logits are sharded by vocabulary."""
 
         def step(
-            weights: list[Array], cache: PagedAttentionCache, slots: SlotState, last_token: Array, packed: Array
+            weights: list[Array],
+            cache: PagedAttentionCache,
+            slots: SlotState,
+            last_token: Array,
+            packed: Array,
+            arrays: list[Array] | None = None,
         ) -> tuple[PagedAttentionCache, SlotState, Array, Array, Array]:
-            decoder = nnx.merge(self._graph, jax.tree.unflatten(self._structure, weights))
+            state, rows = jax.tree.unflatten(self._structure, weights), None
             slots, batch, sampling = layout.unpack(packed, slots, last_token)
+            if adapters is not None and arrays is not None:
+                state = adapters.adapted(state, arrays)
+                rows = AdapterRows(layout.unpack_adapters(packed, batch.table), adapters.sizes.max_loras)
             states = layout.unpack_states(packed, batch.table, self._num_slots)
-            cache, hidden, last = self._run(decoder, cache, batch, states)
+            decoder = nnx.merge(self._graph, state)
+            cache, hidden, last = self._run(decoder, cache, batch, states, rows)
             padding = ((0, layout.rows - layout.model_rows), (0, 0))
             return cache, slots, jnp.pad(decoder.logits(last), padding), hidden, sampling
 
         packed = self._mesh.shapes(jax.ShapeDtypeStruct((layout.size,), np.int32))
-        on_each = self._mesh.on_each(step, self._specs, (CACHE, COPY, LOGITS, COPY, COPY))
-        return lower(on_each, *self._state, packed, donate=(1, 2))
+        arrays, specs = ((), ()) if adapters is None else ((adapters.shapes,), (adapters.specs,))
+        on_each = self._mesh.on_each(step, (*self._specs, *specs), (CACHE, COPY, LOGITS, COPY, COPY))
+        return lower(on_each, *self._state, packed, *arrays, donate=(1, 2))
 
     def _lower_write_slots(self) -> Lowered:
         changes = self._mesh.shapes(jax.ShapeDtypeStruct((SEPARATE.size,), np.int32))
@@ -144,12 +165,17 @@ class ForwardPrograms:
         return jax.ShapeDtypeStruct(one.shape[1:], one.dtype)
 
     def _run(
-        self, decoder: Decoder, cache: PagedAttentionCache, batch: ModelInputBatch, states: StateTable | None
+        self,
+        decoder: Decoder,
+        cache: PagedAttentionCache,
+        batch: ModelInputBatch,
+        states: StateTable | None,
+        adapters: AdapterRows | None,
     ) -> tuple[PagedAttentionCache, Array, Array]:
         """The cache, the hidden states of all tokens, and those of each row's last token."""
         attention = PagedAttention(batch.table, self._kernel, self._num_pages)
         rotations = decoder.rotations(batch.positions, self._longest)
-        step = StepContext(rotations, attention, batch.table.cu_q_lens[-1], states)
+        step = StepContext(rotations, attention, batch.table.cu_q_lens[-1], states, adapters)
         caches, hidden = decoder(batch.token_ids, cache.caches, step)
         last = hidden[jnp.maximum(batch.table.cu_q_lens[1:] - 1, 0)]
         return cache.with_caches(caches), hidden, last

@@ -20,6 +20,7 @@ from caching.attention.spec import PageTable
 from caching.cache_groups import CacheGroups
 from caching.metadata import PagedAttentionCacheMetaData, pages_for
 from caching.state.table import StateTable
+from engine.adapters.slot_arrays import AdapterSizes
 from engine.sampling.sampler_inputs import pack_inputs
 from engine.step.host_cache.host_budget import HostBudget
 from engine.step.slot_state import Packed, SlotShapes, SlotState, SlotWrites, read, write
@@ -63,6 +64,8 @@ class StepLayout:
     num_groups: int = 1
     has_states: bool = False
     """Whether the model has recurrent states."""
+    has_adapters: bool = False
+    """Whether rows may have adapters."""
 
     @property
     def model_rows(self) -> int:
@@ -81,6 +84,7 @@ class StepLayout:
 
         Row i has ``counts[i]`` tokens of the sequence in ``slots[i]``, of which the last
         ``samples[i]``, none or one, get logits. Padding rows have the dump slot and no tokens.
+        ``adapters[i]`` is the slot of its adapter, -1 if it has none.
         """
         shapes: dict[str, tuple[int, ...]] = {
             "slots": (self.rows,),
@@ -89,6 +93,7 @@ class StepLayout:
             "writes": (self.writes.size,),
             "state_sources": (self.model_rows * self.has_states,),
             "state_slots": (self.model_rows * self.has_states,),
+            "adapters": (self.model_rows * self.has_adapters,),
             "token_ids": (self.tokens,),
         }
         offset, fields = 0, {}
@@ -146,13 +151,23 @@ class StepLayout:
         sources, slots = self.view(packed, "state_sources"), self.view(packed, "state_slots")
         return StateTable(sources, slots, table.cu_q_lens, table.num_seqs, num_slots=num_slots)
 
+    def unpack_adapters(self, packed: Array, table: PageTable) -> Array:
+        """i32[T] the slot of each token's adapter; -1 if it has none."""
+        row, is_real = self._rows_of_tokens(table.cu_q_lens)
+        return jnp.where(is_real, self.view(packed, "adapters")[row], -1)
+
     def _positions(self, begins: Array, lens: Array) -> Array:
         """i32[T] positions of rows that begin at i32[rows + 1] tokens and end i32[rows] long."""
+        row, is_real = self._rows_of_tokens(begins)
+        first = (lens - begins[1:])[row]
+        return jnp.where(is_real, first + jnp.arange(self.tokens, dtype=jnp.int32), 0)
+
+    def _rows_of_tokens(self, begins: Array) -> tuple[Array, Array]:
+        """i32[T] each token's row, and bool[T] whether it has one; 0 in padding."""
         token = jnp.arange(self.tokens, dtype=jnp.int32)
         row = jnp.searchsorted(begins[1:], token, side="right", method="compare_all").astype(jnp.int32)
         is_real = row < self.model_rows
-        first = (lens - begins[1:])[jnp.where(is_real, row, 0)]
-        return jnp.where(is_real, first + token, 0)
+        return jnp.where(is_real, row, 0), is_real
 
 
 @dataclass(frozen=True)
@@ -167,6 +182,8 @@ class StepShapes:
     """Tokens below which a step is no faster."""
     host: HostBudget | None = None
     """The tier in the host's memory, if there is one."""
+    adapters: AdapterSizes | None = None
+    """The slots of adapters, if there are such."""
 
     @property
     def pages_per_seq(self) -> int:
@@ -191,7 +208,11 @@ class StepShapes:
     def layout(self, tokens: int) -> StepLayout:
         """The packed array of a bucket."""
         return StepLayout(
-            tokens, sampling_rows(tokens, self.max_num_seqs), self.slots.num_groups, self.cache.states is not None
+            tokens,
+            sampling_rows(tokens, self.max_num_seqs),
+            self.slots.num_groups,
+            self.cache.states is not None,
+            self.adapters is not None,
         )
 
 

@@ -68,6 +68,7 @@ class ModelIOProcessor:
             [(each.slot, penalties_of(each, self._vocab_size)) for each in self._admitted(plan, Need.PENALTIES)],
             pack_masks(plan, layout.rows, self._vocab_size) if plan.constrained else None,
             _prompt_tokens(plan, prompt_logprobs) if prompt_logprobs else None,
+            bool(plan.read_slots),
         ), prompt_logprobs
 
     def _changes(self, plan: NextIterationPlan) -> SlotChanges:
@@ -110,6 +111,8 @@ class ModelIOProcessor:
         if layout.has_states:
             layout.view(packed, "state_sources")[:count] = plan.state_sources
             layout.view(packed, "state_slots")[:count] = plan.state_slots
+        if layout.has_adapters:
+            layout.view(packed, "adapters")[:count] = plan.adapter_slots
 
     def _admitted(self, plan: NextIterationPlan, need: Need) -> list[Sequence]:
         return [sequence for sequence in plan.admitted if self._needs[sequence.slot] & need]

@@ -7,12 +7,23 @@ from typing import cast
 import numpy as np
 from jax import Array
 
+from engine.adapters.adapter import Adapter
+from engine.adapters.slot_arrays import SlotArrays
 from engine.device_errors import DeviceError, device_errors
 from engine.sampling.logprobs import unpack_logprobs
 from engine.scheduling.host_cache.copies import Copies
 from engine.scheduling.plan import NextIterationPlan, StepResult
 from engine.scheduling.sequence import TokenLogprobs
-from engine.step.commands import AllocateCache, Command, DropCache, Landed, MakeCopies
+from engine.step.commands import (
+    AddAdapter,
+    AllocateCache,
+    Command,
+    DropCache,
+    Landed,
+    MakeCopies,
+    RemoveAdapter,
+    WriteAdapter,
+)
 from engine.step.execution_manager import ExecutionManager
 from engine.step.executor import ExecutedStep, StepExecutor
 from engine.step.host_cache.host_memory import HostMemory
@@ -69,6 +80,21 @@ class eSurgeRunner:
         self._executor.allocate_cache()
 
     @property
+    def adapters(self) -> SlotArrays | None:
+        """The slots of adapters, if there are such."""
+        return self._manager.adapters
+
+    def add_adapter(self, adapter: Adapter) -> None:
+        """Keep an adapter in host memory, in every process."""
+        self._tell(AddAdapter(adapter.uid, list(adapter.arrays)))
+        self._executor.add_adapter(adapter.uid, adapter.arrays)
+
+    def remove_adapter(self, uid: int) -> None:
+        """Free an adapter's host memory. No plan will write it to a slot."""
+        self._tell(RemoveAdapter(uid))
+        self._executor.remove_adapter(uid)
+
+    @property
     def host(self) -> HostMemory | None:
         """This process's part of the tier in the host's memory, if there is one."""
         return self._executor.host
@@ -118,6 +144,9 @@ class eSurgeRunner:
             self._copy(copies)
         if not plan.num_rows:
             return PendingStep(plan, times=times)
+        for uid, slot in plan.adapter_loads:
+            self._tell(WriteAdapter(uid, slot))
+            self._executor.write_adapter(uid, slot)
         layout = self._manager.layout_for(plan.num_tokens)
         step, prompt_logprobs = self._io.prepare(plan, layout)
         times.end("prepare")

@@ -18,6 +18,8 @@ def _plan_memory(plan: ChipPlan) -> Table:
         f"{plan.model} on {plan.tensor_parallel_size} of the {plan.chips} {plan.chip} of {plan.topology}"
     )
     table.add_row("weights a chip", f"{decimal(plan.weights)} in {plan.form}")
+    if plan.adapters:
+        table.add_row("adapters a chip", f"{decimal(plan.adapters)}: {plan.max_loras} slots, and one on its way")
     table.add_row("scratch", decimal(plan.scratch))
     table.add_row("pages", f"{decimal(plan.pages)}: {plan.num_pages:,} of {plan.page_size} tokens")
     if plan.host_pages:

@@ -2,7 +2,7 @@
 
 The scheduler is driven as the engine drives it, with several plans in flight, by requests that come, are aborted and run
 out of time at random, some of them in a flood of one client's, some with a constraint whose masks are late, some without
-max_tokens; steps fail, and take the memory with them; pages go to the host and come back, in their own time. Beside it stands a model of the pages: each token written is
+max_tokens, some with an adapter, of which there may be more than slots and which are loaded, removed and loaded again; steps fail, and take the memory with them; pages go to the host and come back, in their own time. Beside it stands a model of the pages: each token written is
 remembered by the whole of what came before it, so that a page with two writers, one that is handed out while it is read, or one that is shared with somebody
 whose tokens differ is found where it is read. The next token is a function of all tokens before it, as in a greedy model:
 what a request gives does not depend on its neighbours, and a prefix may be shared by whoever has the same.
@@ -20,6 +20,7 @@ from caching.cache_groups import CacheGroups
 from caching.host_tier import HostTier
 from caching.page_manager import SINK_PAGE, SINK_SLOT, HBMPageManager
 from engine.sampling_params import SamplingParams
+from engine.scheduling.adapter_slots import AdapterSlots
 from engine.scheduling.backfill import MOST_PASSED
 from engine.scheduling.growth_reserve import GrowthReserve
 from engine.scheduling.host_cache.copy_cost import CopyCost
@@ -38,6 +39,7 @@ STEMS = 3
 LONGEST_PROMPT, LONGEST_OUTPUT, MOST_SEQUENCES = 20, 12, 6
 WINDOWS: tuple[tuple[int | None, ...], ...] = ((None,), (None,), (None, 4), (None, 6, 6), (3,), (None, None, 1), (2, 9))
 """What groups of layers keep of a sequence, in tokens; None is all."""
+MOST_ADAPTERS = 5
 MOST_KEPT = 8
 """Slots beyond those of running sequences, in which states may be kept."""
 WEIGHTS = {"a": 1.0, "b": 3.0, "c": 1.0}
@@ -141,6 +143,7 @@ class SchedulerHistory:
         self._fair = random.random() < 0.8
         long = random.choice((None, 1, 3, self._budget))
         self._long = long or max(1, self._budget // 2)
+        self._num_slots, self._num_adapters = random.choice((0, 1, 2, 3)), 0
         self._scheduler = InferenceScheduler(
             SequenceMemory(self._pages, self._groups, states, self._cost),
             max_num_seqs=max_num_seqs,
@@ -150,9 +153,16 @@ class SchedulerHistory:
             client_weights=WEIGHTS,
             reserve=GrowthReserve(self._pages.num_total, least=random.choice((0.0, 0.1, 1.0))),
             fair=self._fair,
+            adapters=AdapterSlots(self._num_slots),
         )
         self._landings = random.choice((1, 4))
         """How often copies may land: seldom where the link is slow."""
+        self._adapters = (
+            [self._new_adapter() for _ in range(random.randint(1, MOST_ADAPTERS))] if self._num_slots else []
+        )
+        """Those that new requests may have."""
+        self._adapter_slots: dict[int, int] = {}
+        """By slot, the adapter that was written to it last."""
         self._in_flight: deque[NextIterationPlan] = deque()
         self._alive: dict[str, Life] = {}
         self._ended: list[Life] = []
@@ -174,7 +184,7 @@ class SchedulerHistory:
     def step(self) -> None:
         """One thing at random happens, and everything still holds."""
         often, seldom = [self._plan, self._land, self._answer], [self._add, self._finish_one]
-        rare = [self._fail_a_step, self._sleep, self._forget, self._learn]
+        rare = [self._fail_a_step, self._sleep, self._forget, self._learn, self._reload]
         self._random.choice((*often * 8, *seldom * 4, *[self._land_copies] * self._landings, *rare))()
         self._check()
 
@@ -197,6 +207,8 @@ class SchedulerHistory:
             assert patience, f"{sorted(self._alive)} never end"
         assert not self._pages.num_owned, "everybody has ended, and pages are owned"
         assert not self._slots.num_owned, "everybody has ended, and slots are owned"
+        left = [status.uid for status in self._scheduler.adapters.statuses()]
+        assert sorted(left) == sorted(self._adapters), "a removed adapter is still here"
         for life in self._ended:
             whole = life.expected
             wanted = whole if life.reason is not None else whole[: len(life.received)]
@@ -226,13 +238,17 @@ class SchedulerHistory:
         max_tokens = room if random.random() > 0.7 else random.randint(1, min(LONGEST_OUTPUT, room))
         params = msgspec.structs.replace(PARAMS, priority=random.choice((0, 0, 0, 5, -20)) if client is None else 0)
         client, salt = client or random.choice(list(WEIGHTS)), random.choice((b"", b"", b"private", None))
+        adapter_id = random.choice((0, *self._adapters))
+        if salt is not None and adapter_id:
+            salt += b"%d" % adapter_id
         for _ in range(random.choice((1, 1, 2, 3))):
             number = str(len(self._alive) + len(self._ended))
             constrained = random.random() > 0.8
             length = random.choice((None, 1, LONGEST_OUTPUT // 2)) if constrained else None
             constraint = LateConstraint(length) if constrained else None
             sequence = Sequence(
-                number, prompt, params, frozenset({EOS}), max_tokens, 0, client=client, salt=salt, constraint=constraint
+                number, prompt, params, frozenset({EOS}), max_tokens, 0, client=client, salt=salt, constraint=constraint,
+                adapter_id=adapter_id,
             )  # fmt: skip
             life = self._alive[number] = _life(sequence, length)
             if random.random() > 0.8:
@@ -286,6 +302,7 @@ class SchedulerHistory:
                     self._bury(sequence.request_id)
             self._in_flight.clear()
             self._scheduler.lose_cache()
+            self._adapter_slots.clear()
             self._content.clear()
             self._states.clear()
             for host in self._hosts:
@@ -307,6 +324,17 @@ class SchedulerHistory:
         """The prefix cache is emptied; who runs keeps what it has."""
         if self._random.random() < 0.3:
             self._scheduler.memory.forget_all()
+
+    def _reload(self) -> None:
+        """An adapter is removed, whoever has it, and comes again as another."""
+        if self._adapters:
+            self._scheduler.adapters.remove(self._adapters.pop(self._random.randrange(len(self._adapters))))
+            self._adapters.append(self._new_adapter())
+
+    def _new_adapter(self) -> int:
+        self._num_adapters += 1
+        self._scheduler.adapters.add(self._num_adapters)
+        return self._num_adapters
 
     def _learn(self) -> None:
         """Copying pays, or it does not any more."""
@@ -337,6 +365,7 @@ class SchedulerHistory:
         if not plan.num_tokens:
             return False
         self._check_plan(plan)
+        self._write_and_read_adapters(plan)
         self._check_order(plan)
         self._write_and_read(plan)
         self._read_and_write_states(plan)
@@ -412,6 +441,7 @@ class SchedulerHistory:
         return not (
             sequence.num_loading
             or sequence.awaits_mask
+            or sequence.adapter_id
             or sequence.num_tokens > self._long
             or any(self._computes_for(life.sequence, sequence, plan) for life in self._alive.values())
         )
@@ -458,6 +488,17 @@ class SchedulerHistory:
                 assert self._content.get(self._slot(sequence, group, place)) == (group, histories[place]), (
                     "a page holds another's tokens"
                 )
+
+    def _write_and_read_adapters(self, plan: NextIterationPlan) -> None:
+        """Adapters are written to slots that no step in flight reads, and each row finds its own."""
+        for uid, slot in plan.adapter_loads:
+            assert all(slot not in step.read_slots for step in self._in_flight), (
+                "a slot is overwritten while it is read"
+            )
+            self._adapter_slots[slot] = uid
+        if self._num_slots:
+            found = [self._adapter_slots.get(slot, 0) if slot >= 0 else 0 for slot in plan.adapter_slots]
+            assert found == [sequence.adapter_id for sequence in plan.sequences], "a row has another's adapter"
 
     def _read_and_write_states(self, plan: NextIterationPlan) -> None:
         """All rows read the states before them, and then each writes its own."""

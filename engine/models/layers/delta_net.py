@@ -12,6 +12,7 @@ from caching.state.convolution import convolve
 from caching.state.delta_rule import DeltaInputs, GatedDeltaRule
 from caching.state.ragged import scan_rows
 from caching.state.spec import StateArray
+from engine.models.adapters.adapted import AdapterRows
 from engine.models.feed_forward import Activation
 from engine.models.layers.mixer import State
 from engine.models.layers.recurrent import FLOAT32, minus_exp, slots_of
@@ -124,21 +125,23 @@ class DeltaNet(nnx.Module):
     def __call__(self, x: Array, cache: LayerCache, place: Place, step: StepContext) -> tuple[LayerCache, Array]:
         table, (windows, states) = slots_of(x, cache, place, step, self.spec.cached.arrays, self.devices)
         flat = x.reshape(-1, x.shape[-1])
-        parts = linear(flat, self.in_kernel, None)
+        parts = linear(flat, self.in_kernel, None, step.adapters)
         mixed, gate = jnp.split(parts, [sum(self.spec.parts[:3])], axis=-1)
         weights = self.convolution[...].reshape(self.spec.taps, -1)
         windows, mixed = convolve(table, windows, mixed.reshape(len(flat), -1), weights, None)
-        inputs = self._inputs(self.spec.activation(mixed).astype(x.dtype).reshape(*parts.shape[:2], -1), flat)
+        inputs = self._inputs(
+            self.spec.activation(mixed).astype(x.dtype).reshape(*parts.shape[:2], -1), flat, step.adapters
+        )
         states, read = scan_rows(GatedDeltaRule(), table, states, inputs)
         normed = self._normed(read, gate.reshape(read.shape)).astype(x.dtype)
-        out = linear(normed.reshape(*x.shape[:-1], -1), self.out_kernel, None, self.axis)
+        out = linear(normed.reshape(*x.shape[:-1], -1), self.out_kernel, None, step.adapters, self.axis)
         return None if cache is None else (windows, states), out
 
-    def _inputs(self, mixed: Array, flat: Array) -> DeltaInputs:
+    def _inputs(self, mixed: Array, flat: Array, adapters: AdapterRows | None) -> DeltaInputs:
         """``mixed`` is f[T, key_heads, columns] behind the convolution, ``flat`` f[T, hidden]."""
         q, k, v = jnp.split(mixed, np.cumsum(self.spec.parts[:2]), axis=-1)
         with jax.default_matmul_precision("highest"):
-            gates = linear(flat.astype(jnp.float32), self.gates_kernel, None)
+            gates = linear(flat.astype(jnp.float32), self.gates_kernel, None, adapters)
         beta, dt = jnp.split(gates, 2, axis=-1)
         decay = self.rate[...][None] * jax.nn.softplus(dt + self.dt_bias[...][None])
         return DeltaInputs(q, k, v.reshape(*beta.shape, -1), decay, jax.nn.sigmoid(beta))

@@ -9,6 +9,7 @@ import numpy as np
 from flax import nnx
 from jax import Array
 
+from engine.models.adapters.adapted import AdapterRows
 from engine.models.linear import linear
 from engine.models.norm import RMSNorm
 from engine.models.requirements import require
@@ -95,12 +96,12 @@ class Router(nnx.Module):
         self.expert_scale = make.scale("mlp.router.expert_scale", scores, by_expert) if spec.expert_scale else None
         self.spec, self.experts_per_token = spec, experts_per_token
 
-    def __call__(self, x: Array) -> tuple[Array, Array]:
+    def __call__(self, x: Array, adapters: AdapterRows | None) -> tuple[Array, Array]:
         """f[tokens, hidden] -> weights f32 and experts i32 [tokens, experts_per_token].
 
         The likeliest expert comes first; of equals the one with the lower number.
         """
-        spec, logits = self.spec, self._logits(x)
+        spec, logits = self.spec, self._logits(x, adapters)
         scores = _scored(logits, spec.scoring)
         ranked = scores if self.correction is None else scores + self.correction[...][None]
         if spec.groups == 1 and self.correction is None:
@@ -115,14 +116,14 @@ class Router(nnx.Module):
             weights = weights * self.expert_scale[...][chosen]
         return weights * np.float32(spec.scale), chosen
 
-    def _logits(self, x: Array) -> Array:
+    def _logits(self, x: Array, adapters: AdapterRows | None) -> Array:
         """f32[tokens, experts]."""
         wide = x.astype(jnp.float32)
         if self.norm is not None:
             wide = self.norm(wide) * np.float32(x.shape[-1] ** -0.5)
         # By default a TPU rounds the factors of float32 products to bfloat16.
         with jax.default_matmul_precision("highest"):
-            return linear(wide, self.kernel, self.bias)
+            return linear(wide, self.kernel, self.bias, adapters)
 
 
 def _scored(logits: Array, scoring: Scoring) -> Array:

@@ -14,6 +14,7 @@ import numpy as np
 from flax import nnx
 from jax import Array
 
+from engine.models.adapters.adapted import AdapterRows
 from engine.models.feed_forward import Activation, ClampedGate, GatedMLP, GatedSpec
 from engine.models.layers.expert_router import LIKELIEST, Router, RouterSpec
 from engine.models.linear import linear
@@ -154,25 +155,25 @@ class ExpertsMLP(nnx.Module):
         )
         self.norms = BranchNorms(hidden_size, spec.branch_norm_eps, make) if spec.branch_norm_eps is not None else None
 
-    def __call__(self, x: Array, num_tokens: Array | None) -> Array:
+    def __call__(self, x: Array, num_tokens: Array | None, adapters: AdapterRows | None) -> Array:
         flat = x.reshape(-1, x.shape[-1])
-        weights, chosen = self.router(flat)
+        weights, chosen = self.router(flat, adapters)
         of_shared, of_experts = (flat, flat) if self.norms is None else self.norms.before(flat)
         parts = [self._experts(of_experts, weights, chosen, num_tokens).astype(x.dtype)]
         if self.shared is not None:
-            parts.append(self._shared(self.shared, of_shared))
+            parts.append(self._shared(self.shared, of_shared, adapters))
         parts = parts if self.norms is not None else [sum(parts[1:], parts[0])]
         parts = parts if self.axis is None else jax.lax.psum(parts, self.axis)
         if self.norms is not None:
             parts = self.norms.after(parts)
         return sum(parts[1:], parts[0]).reshape(x.shape)
 
-    def _shared(self, shared: GatedMLP, x: Array) -> Array:
+    def _shared(self, shared: GatedMLP, x: Array, adapters: AdapterRows | None) -> Array:
         """f[tokens, hidden] -> f[tokens, hidden], this device's part."""
-        part = shared.part(x)
+        part = shared.part(x, adapters)
         if self.shared_gate is None:
             return part
-        gate = jax.nn.sigmoid(linear(x.astype(jnp.float32), self.shared_gate, None))
+        gate = jax.nn.sigmoid(linear(x.astype(jnp.float32), self.shared_gate, None, adapters))
         return (part.astype(jnp.float32) * gate).astype(x.dtype)
 
     def _experts(self, x: Array, weights: Array, chosen: Array, num_tokens: Array | None) -> Array:

@@ -11,6 +11,7 @@ from flax import nnx
 from jax import Array
 
 from caching.attention.spec import LatentInputs, LatentSpec
+from engine.models.adapters.adapted import AdapterRows
 from engine.models.layers.mixer import Latents
 from engine.models.linear import linear
 from engine.models.norm import RMSNorm
@@ -105,17 +106,18 @@ class LatentAttention(nnx.Module):
         self.rope = partition.model.ropes.index(spec.rotated)
 
     def __call__(self, x: Array, cache: LayerCache, place: Place, step: StepContext) -> tuple[LayerCache, Array]:
-        q = linear(x if self.query_latents is None else self.query_latents(x), self.q_kernel, None)
+        latents = x if self.query_latents is None else self.query_latents(x, step.adapters)
+        q = linear(latents, self.q_kernel, None, step.adapters)
         nope = self.spec.qk_nope_head_dim
         projections = self.kv_b[...].astype(x.dtype)
         inputs = LatentInputs(q[..., :nope], self._turned(q[..., nope:], step), self._latents(x, step), projections)
         scores = LatentSpec(self.spec.scale, self.spec.kv_lora_rank)
         cache, attended = step.attention(scores, cache, place, inputs)
-        return cache, linear(attended.reshape(*x.shape[:-1], -1), self.o_kernel, self.o_bias, self.axis)
+        return cache, linear(attended.reshape(*x.shape[:-1], -1), self.o_kernel, self.o_bias, step.adapters, self.axis)
 
     def _latents(self, x: Array, step: StepContext) -> Array:
         """f[..., hidden] -> f[..., rank + rope]."""
-        both, rank = linear(x, self.kv_a_kernel, self.kv_a_bias), self.spec.kv_lora_rank
+        both, rank = linear(x, self.kv_a_kernel, self.kv_a_bias, step.adapters), self.spec.kv_lora_rank
         shared = self._turned(both[..., None, rank:], step)[..., 0, :]
         return jnp.concatenate([self.kv_a_norm(both[..., :rank]), shared], axis=-1)
 
@@ -134,8 +136,8 @@ class QueryLatents(nnx.Module):
         self.bias = make.bias("attention.q_a_bias", latent, _stored("q_a_proj", "bias")) if bias else None
         self.norm = RMSNorm("attention.q_a_norm", latent, NORM_EPS, _stored("q_a_layernorm"), make)
 
-    def __call__(self, x: Array) -> Array:
-        return self.norm(linear(x, self.kernel, self.bias))
+    def __call__(self, x: Array, adapters: AdapterRows | None) -> Array:
+        return self.norm(linear(x, self.kernel, self.bias, adapters))
 
 
 def _stored(name: str, kind: str = "weight") -> TensorRule:

@@ -135,7 +135,7 @@ class Mamba2(nnx.Module):
     def __call__(self, x: Array, cache: LayerCache, place: Place, step: StepContext) -> tuple[LayerCache, Array]:
         table, (windows, states) = slots_of(x, cache, place, step, self.spec.cached.arrays, self.devices)
         flat = x.reshape(-1, x.shape[-1])
-        parts = linear(flat, self.in_kernel, self.in_bias)
+        parts = linear(flat, self.in_kernel, self.in_bias, step.adapters)
         gate, mixed, dt = jnp.split(parts, np.cumsum([self.parts[0], sum(self.parts[1:4])]), axis=-1)
         weights = self.convolution[...].reshape(self.spec.taps, -1)
         bias = None if self.convolution_bias is None else self.convolution_bias[...].reshape(-1)
@@ -144,7 +144,7 @@ class Mamba2(nnx.Module):
         states, read = scan_rows(StateSpace(), table, states, inputs)
         skipped = inputs.x.astype(jnp.float32) * self.skip[...][None, ..., None]
         normed = self._normed(read.reshape(gate.shape) + skipped.reshape(gate.shape), gate).astype(x.dtype)
-        out = linear(normed.reshape(*x.shape[:-1], -1), self.out_kernel, self.out_bias, self.axis)
+        out = linear(normed.reshape(*x.shape[:-1], -1), self.out_kernel, self.out_bias, step.adapters, self.axis)
         return None if cache is None else (windows, states), out
 
     def _inputs(self, mixed: Array, dt: Array) -> StateSpaceInputs:

@@ -6,6 +6,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jax import Array
 
+from engine.models.adapters.adapted import AdapterRows
 from engine.models.feed_forward import Activation
 from engine.models.linear import linear, look_up
 from engine.models.norm import RMSNorm
@@ -44,11 +45,11 @@ class PerLayerEmbedding(nnx.Module):
         self.norm = RMSNorm("per_layer.norm", {"per_layer": spec.size}, eps, norm, make)
         self.size, self.axis = spec.size, make.axis
 
-    def __call__(self, token_ids: Array, x: Array) -> Array:
+    def __call__(self, token_ids: Array, x: Array, adapters: AdapterRows | None) -> Array:
         """i32[...] ids and f[..., hidden] embedded tokens -> f[..., layers, size]."""
         own = look_up(self.table, token_ids, self.axis).astype(x.dtype)
         own = own.reshape(*token_ids.shape, -1, self.size) * jnp.asarray(self.size**0.5, x.dtype)
-        projected = linear(x, self.kernel, None) * jnp.asarray(x.shape[-1] ** -0.5, x.dtype)
+        projected = linear(x, self.kernel, None, adapters) * jnp.asarray(x.shape[-1] ** -0.5, x.dtype)
         return (self.norm(projected) + own) * jnp.asarray(2**-0.5, x.dtype)
 
 
@@ -64,10 +65,10 @@ class PerLayerInput(nnx.Module):
         self.norm = RMSNorm("per_layer_input.norm", hidden, eps, stored, make)
         self.activation = spec.activation
 
-    def __call__(self, x: Array, own: Array) -> Array:
+    def __call__(self, x: Array, own: Array, adapters: AdapterRows | None) -> Array:
         """f[..., hidden] and the layer's f[..., size] -> f[..., hidden]."""
-        gated = self.activation(linear(x, self.gate_kernel, None)) * own
-        return x + self.norm(linear(gated, self.up_kernel, None))
+        gated = self.activation(linear(x, self.gate_kernel, None, adapters)) * own
+        return x + self.norm(linear(gated, self.up_kernel, None, adapters))
 
 
 def of_layers(inputs: Array | None, start: int, count: int, period: int) -> Array | None:

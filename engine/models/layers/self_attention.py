@@ -119,7 +119,7 @@ class SelfAttention(nnx.Module):
         self.rope, self.interleaved = model.ropes.index(spec.rotated), spec.rope.interleaved
 
     def __call__(self, x: Array, cache: LayerCache, place: Place, step: StepContext) -> tuple[LayerCache, Array]:
-        grouped = linear(x, self.qkv_kernel, self.qkv_bias)
+        grouped = linear(x, self.qkv_kernel, self.qkv_bias, step.adapters)
         q, k, v, gate = grouped[..., : self.queries, :], None, None, None
         if "k" in self.parts:
             k, v = grouped[..., self.queries, :], grouped[..., -1, :]
@@ -131,7 +131,7 @@ class SelfAttention(nnx.Module):
         if gate is not None:
             wide = attended.astype(jnp.float32) * jax.nn.sigmoid(gate.reshape(attended.shape).astype(jnp.float32))
             attended = wide.astype(attended.dtype)
-        return cache, linear(attended, self.o_kernel, self.o_bias, self.axis)
+        return cache, linear(attended, self.o_kernel, self.o_bias, step.adapters, self.axis)
 
     def _inputs(self, q: Array, k: Array | None, v: Array | None, step: StepContext) -> AttentionInputs:
         """Queries and keys at their positions, padded to the head_dim of pages."""

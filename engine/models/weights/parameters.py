@@ -31,6 +31,7 @@ AXES: Mapping[str, str | None] = {
     "layers": None,
     "per_layer": None,
     "latent": None,
+    "rank": None,
 }
 """The mesh axis that each logical axis is split over; None is whole on every device.
 

@@ -69,7 +69,7 @@ def _piece(parameter: Parameter, number: int, tensor: str, at: dict[str, int]) -
         if rule.sizes:
             start, sizes[along] = sum(rule.sizes[:number]), rule.sizes[number]
         region[along] = slice(start, start + sizes[along])
-    groups = _groups(parameter, sizes)
+    groups = stored_axes(parameter, sizes)
     is_repeated = number > 0 if rule.repeated is None else number in rule.repeated
     repeats = parameter.kv_replicas if is_repeated else 1
     shape = tuple(math.prod(_stored_size(parameter, name, sizes[name], repeats) for name in group) for group in groups)
@@ -94,8 +94,8 @@ def _after(others: list[Piece], piece: Piece) -> Piece:
     return replace(piece, begins=tuple(begins), stored=tuple(stored))
 
 
-def _groups(parameter: Parameter, sizes: Mapping[str, int]) -> tuple[tuple[str, ...], ...]:
-    """For each axis of a tensor, the parameter's axes that it joins."""
+def stored_axes(parameter: Parameter, sizes: Mapping[str, int]) -> tuple[tuple[str, ...], ...]:
+    """For each axis of a tensor, the parameter's axes that it joins, of those in ``sizes``."""
     if parameter.rule.stored is not None:
         words = re.findall(r"\(([^)]*)\)|(\w+)", parameter.rule.stored)
         return tuple(tuple((several or one).split()) for several, one in words)

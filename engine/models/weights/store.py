@@ -104,11 +104,9 @@ def put(source: TensorSource, decoder: Decoder, form: WeightFormat, *, mesh: Dev
 
 def parameter_bytes(partition: Partition, form: WeightFormat) -> int:
     """Bytes that ``load_decoder`` will allocate on each device; reads nothing."""
-    state = nnx.state(_declared_decoder(partition, scans=True))  # the same arrays in fewer entries
-    entries = [_served(path, variable, partition) for path, variable in nnx.to_flat_state(state)]
     return sum(
         leaf.nbytes(partition.devices)
-        for entry in entries
+        for entry in declared_entries(partition)
         for leaf in jax.tree.leaves(entry.leaves(form, partition.devices))
     )
 
@@ -118,6 +116,16 @@ def kept_in_8_bits(partition: Partition, form: WeightFormat) -> set[Role]:
     state = nnx.to_flat_state(nnx.state(_declared_decoder(partition, scans=True)))
     parameters = [declared(variable) for _, variable in state]
     return {one.role for one in parameters if form_of(one, form, partition.devices) is Scaled}
+
+
+def declared_entries(partition: Partition) -> list[Served]:
+    """The entries of a model's decoder, repeated layers in one; reads nothing."""
+    return entries(_declared_decoder(partition, scans=True))
+
+
+def entries(decoder: Decoder) -> list[Served]:
+    """The entries of a decoder's state, in order."""
+    return [_served(path, variable, decoder.partition) for path, variable in nnx.to_flat_state(nnx.state(decoder))]
 
 
 def _declared_decoder(partition: Partition, scans: bool) -> Decoder:

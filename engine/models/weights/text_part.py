@@ -28,7 +28,7 @@ class TextPart:
     @cached_property
     def _stored(self) -> dict[str, str]:
         others = tuple(f"{outer}{prefix}" for prefix, _ in self.unserved for outer in ("", "model."))
-        return {_text_name(name): name for name in self.source.names if not name.startswith(others)}
+        return {text_name(name): name for name in self.source.names if not name.startswith(others)}
 
     @property
     def origin(self) -> str:
@@ -49,7 +49,8 @@ class TextPart:
         return self.source.read(self._stored[name], index)
 
 
-def _text_name(name: str) -> str:
+def text_name(name: str) -> str:
+    """The name of a text model's tensor by itself, from that beside other parts."""
     for prefix, text in TEXT_PREFIXES.items():
         if name.startswith(prefix):
             return text + name.removeprefix(prefix)

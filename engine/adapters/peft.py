@@ -1,0 +1,139 @@
+"""adapter_config.json and the names of tensors in the format of Hugging Face's PEFT.
+
+What an adapter was trained with is ignored where it changes nothing that is computed now. All else
+that is not served is refused by its name, so that no adapter is ever served in part.
+"""
+
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import msgspec
+
+from engine.adapters.adapter import AdapterError
+from engine.models.weights.text_part import text_name
+
+CONFIG_FILE = "adapter_config.json"
+WEIGHTS_FILE = "adapter_model.safetensors"
+PREFIX = "base_model.model."
+FACTORS = {".lora_A.weight": "a", ".lora_B.weight": "b"}
+TRAINING = frozenset(
+    {
+        *("task_type", "auto_mapping", "peft_version", "base_model_name_or_path", "revision", "inference_mode"),
+        *("target_modules", "exclude_modules", "lora_dropout", "fan_in_fan_out", "layers_to_transform"),
+        *("layers_pattern", "megatron_config", "megatron_core", "loftq_config", "eva_config", "corda_config"),
+        *("lora_ga_config", "velora_config", "monteclora_config", "qalora_group_size", "ensure_weight_tying"),
+        *("runtime_config", "ephemeral_gpu_offload"),
+    }
+)
+"""Options that change nothing of what is computed with the tensors of the file."""
+CHANGES_BASE = ("pissa", "olora", "corda", "loftq", "lora_ga")
+"""Beginnings of ``init_lora_weights`` that change the weights of the model below the adapter."""
+LONGEST_PATTERN = 1000
+Number = TypeVar("Number", int, float)
+
+
+class PeftConfig(msgspec.Struct, frozen=True):
+    """The part of adapter_config.json that says how factors are multiplied."""
+
+    peft_type: str
+    r: int
+    lora_alpha: float
+    use_rslora: bool = False
+    rank_pattern: dict[str, int] | None = None
+    alpha_pattern: dict[str, float] | None = None
+
+    def rank(self, module: str) -> int:
+        """The rank of a module, such as ``model.layers.0.self_attn.q_proj``."""
+        return _matching(self.rank_pattern or {}, module, self.r)
+
+    def scale(self, module: str) -> float:
+        """The number that the product of its factors is multiplied by."""
+        rank, alpha = self.rank(module), _matching(self.alpha_pattern or {}, module, self.lora_alpha)
+        return alpha / math.sqrt(rank) if self.use_rslora else alpha / rank
+
+
+@dataclass(frozen=True)
+class Named:
+    """A tensor of the file."""
+
+    stored: str
+    module: str
+    """As PEFT matches it with patterns."""
+    weight: str
+    """The weight that it adapts, as ``weight_name`` has it."""
+    factor: str
+    """``a`` f[rank, in] or ``b`` f[out, rank]."""
+
+
+def read_config(origin: str, content: bytes) -> PeftConfig:
+    """The configuration of an adapter that can be served. Raises AdapterError."""
+    try:
+        options = msgspec.json.decode(content, type=dict[str, Any])
+        config = msgspec.convert(options, PeftConfig)
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise AdapterError(f"{origin}: {CONFIG_FILE} cannot be read: {error}") from error
+    if config.peft_type != "LORA":
+        raise AdapterError(f"{origin}: peft_type is {config.peft_type}: LORA alone is served")
+    if config.r < 1 or any(rank < 1 for rank in (config.rank_pattern or {}).values()):
+        raise AdapterError(f"{origin}: a rank must be at least 1")
+    numbers = (config.lora_alpha, *(config.alpha_pattern or {}).values())
+    if not all(map(math.isfinite, numbers)):
+        raise AdapterError(f"{origin}: lora_alpha must be a finite number")
+    _check_patterns(origin, config)
+    for name, value in options.items():
+        if (fault := _unserved(name, value)) is not None:
+            raise AdapterError(f"{origin}: {fault}")
+    return config
+
+
+def named(origin: str, stored: str) -> Named:
+    """What a tensor of the file is. Raises AdapterError if it is not a factor of a linear module."""
+    for ending, factor in FACTORS.items():
+        if stored.startswith(PREFIX) and stored.endswith(ending):
+            module = stored.removeprefix(PREFIX).removesuffix(ending)
+            return Named(stored, module, weight_name(f"{module}.weight"), factor)
+    why = "is no factor of a linear module's adapter"
+    if "lora_magnitude" in stored:
+        why = "is of DoRA, which is not served"
+    elif stored.endswith(".bias"):
+        why = "is a bias (lora_bias, or bias), which is not served"
+    elif "lora_embedding" in stored:
+        why = "adapts an embedding, which is not served"
+    raise AdapterError(f"{origin}: {stored} {why}")
+
+
+def weight_name(name: str) -> str:
+    """A weight of the text model, alike in all checkpoints and in transformers itself."""
+    return re.sub(r"^backbone\.", "model.", text_name(name))
+
+
+def _unserved(name: str, value: object) -> str | None:
+    """Why an option cannot be served, in words."""
+    if name in TRAINING or name in PeftConfig.__struct_fields__ or not value:
+        return None
+    if name == "bias":
+        return None if value == "none" else f"bias {value} is not served: none is"
+    if name == "init_lora_weights":
+        changes = isinstance(value, str) and value.startswith(CHANGES_BASE)
+        wish = "save it as an adapter of the unchanged model (PEFT's path_initial_model_for_weight_conversion)"
+        return f"init_lora_weights {value} changes the model's own weights: {wish}" if changes else None
+    return f"{name} {value} is not served"
+
+
+def _check_patterns(origin: str, config: PeftConfig) -> None:
+    for pattern in (*(config.rank_pattern or {}), *(config.alpha_pattern or {})):
+        try:
+            if len(pattern) > LONGEST_PATTERN:
+                raise re.error("it is too long")
+            re.compile(pattern)
+        except (re.error, RecursionError, OverflowError) as error:
+            raise AdapterError(f"{origin}: {pattern[:50]} is no pattern of modules: {error}") from error
+
+
+def _matching(patterns: Mapping[str, Number], module: str, default: Number) -> Number:
+    """The value of the first pattern that a module's name ends with, as PEFT matches them."""
+    found = next((key for key in patterns if re.match(rf"(.*\.)?({key})$", module)), None)
+    return default if found is None else patterns[found]

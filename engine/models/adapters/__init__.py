@@ -1,0 +1,1 @@
+"""Adapters in the model: their place beside its kernels, and their products."""

@@ -1,0 +1,124 @@
+"""Adapters with random weights in PEFT's format, the same on every machine, for checkpoints of tests/checkpoints.py."""
+
+import json
+import re
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from checkpoints import VARIANTS, random_tensors
+from safetensors.numpy import save_file
+
+ATTENTION = r"self_attn\.[qkvo]_proj"
+LINEAR = rf"{ATTENTION}|mlp\.(gate|up|down)_proj"
+
+
+@dataclass(frozen=True)
+class AdapterKind:
+    """An adapter: what it adapts, and how."""
+
+    targets: str
+    """Expression for the end of a module's name, as PEFT's target_modules."""
+    rank: int
+    alpha: float = 16.0
+    seed: int = 0
+    options: dict[str, Any] = field(default_factory=dict)
+    """Other keys of adapter_config.json."""
+
+
+def rank_of(kind: AdapterKind, module: str) -> int:
+    """The rank of a module."""
+    patterns = kind.options.get("rank_pattern", {})
+    return next((rank for end, rank in patterns.items() if re.match(rf"(.*\.)?({end})$", module)), kind.rank)
+
+
+def adapted_modules(variant: str, kind: AdapterKind, **overrides: Any) -> dict[str, tuple[int, int]]:
+    """The modules [out, in] of a variant that an adapter adapts."""
+    config = VARIANTS[variant].config | overrides
+    tensors = random_tensors(config, VARIANTS[variant].seed)
+    weights = {
+        name.removesuffix(".weight").replace("backbone.", "model."): one.shape
+        for name, one in tensors.items()
+        if name.endswith(".weight")
+    }
+    chosen = {name: shape for name, shape in weights.items() if re.fullmatch(rf".*({kind.targets})", name)}
+    assert chosen, f"{variant} has no {kind.targets}"
+    return chosen
+
+
+def adapter_tensors(variant: str, kind: AdapterKind, **overrides: Any) -> dict[str, np.ndarray]:
+    """The tensors of an adapter under the names that PEFT gives them."""
+    rng, tensors = np.random.default_rng(kind.seed), {}
+    for module, (out, inputs) in sorted(adapted_modules(variant, kind, **overrides).items()):
+        rank, name = rank_of(kind, module), f"base_model.model.{module}"
+        scale = (rank * inputs) ** -0.5
+        tensors[f"{name}.lora_A.weight"] = rng.normal(size=(rank, inputs)).astype(np.float32)
+        tensors[f"{name}.lora_B.weight"] = (scale * rng.normal(size=(out, rank))).astype(np.float32)
+    return tensors
+
+
+def write_adapter(
+    directory: Path, variant: str, kind: AdapterKind, tensors: dict[str, np.ndarray] | None = None, **overrides: Any
+) -> Path:
+    """Writes an adapter's directory and returns it; ``overrides`` are keys of the model's config.json."""
+    directory.mkdir(parents=True, exist_ok=True)
+    config = {
+        "peft_type": "LORA",
+        "task_type": "CAUSAL_LM",
+        "r": kind.rank,
+        "lora_alpha": kind.alpha,
+        "target_modules": rf".*({kind.targets})",
+        "lora_dropout": 0.1,
+        "bias": "none",
+        **kind.options,
+    }
+    (directory / "adapter_config.json").write_text(json.dumps(config))
+    save_file(tensors or adapter_tensors(variant, kind, **overrides), directory / "adapter_model.safetensors")
+    return directory
+
+
+ADAPTERS: dict[str, dict[str, AdapterKind]] = {
+    "llama2": {
+        "queries and values": AdapterKind(r"self_attn\.[qv]_proj", 8, seed=1),
+        "everything": AdapterKind(LINEAR, 16, 32.0, seed=2),
+        "rank-stabilised": AdapterKind(rf"{ATTENTION}|mlp\.down_proj", 64, 8.0, seed=3, options={"use_rslora": True}),
+        "patterns": AdapterKind(
+            LINEAR,
+            12,
+            seed=4,
+            options={
+                "rank_pattern": {"q_proj": 3, r"layers\.1\.mlp\.up_proj": 32},
+                "alpha_pattern": {"o_proj": 40.0, r"layers\.[02]\.self_attn\.k_proj": 1.0},
+            },
+        ),
+        "one layer": AdapterKind(r"layers\.1\.(self_attn\.k_proj|mlp\.gate_proj)", 1, seed=5),
+    },
+    "qwen2": {"attention": AdapterKind(ATTENTION, 8, seed=1), "everything": AdapterKind(LINEAR, 24, seed=2)},
+    "gemma2": {"everything": AdapterKind(LINEAR, 16, seed=1), "up": AdapterKind(r"mlp\.up_proj", 8, 64.0, seed=2)},
+    "phi3": {
+        "everything": AdapterKind(r"qkv_proj|o_proj|gate_up_proj|down_proj", 16, seed=1),
+        "qkv": AdapterKind("qkv_proj", 8, seed=2),
+    },
+    "qwen2_moe": {
+        "attention": AdapterKind(ATTENTION, 16, seed=1),
+        "shared expert": AdapterKind(rf"{ATTENTION}|shared_expert\.(gate|up|down)_proj", 8, seed=2),
+    },
+    "deepseek_v3": {
+        "latents": AdapterKind(r"q_a_proj|q_b_proj|kv_a_proj_with_mqa|self_attn\.o_proj", 16, seed=1),
+        "output": AdapterKind(r"self_attn\.o_proj", 8, seed=2),
+    },
+    "qwen3_next": {
+        "everything": AdapterKind(rf"{ATTENTION}|in_proj_qkvz|in_proj_ba|out_proj", 16, seed=1),
+        "attention": AdapterKind(ATTENTION, 8, seed=2),
+    },
+    "qwen3_5": {
+        "everything": AdapterKind(rf"{LINEAR}|in_proj_(qkv|z|b|a)|out_proj", 16, seed=1),
+        "delta net": AdapterKind(r"in_proj_(qkv|a)|out_proj", 8, seed=2),
+    },
+    "nemotron_h": {
+        "everything": AdapterKind(r"in_proj|[qkvo]_proj", 16, seed=1),
+        "state space": AdapterKind(r"in_proj", 8, seed=2),
+    },
+}
+"""By variant, the adapters that goldens are made of."""

@@ -1,0 +1,182 @@
+"""Adapters are read as PEFT writes them, or refused by the name of what is not served."""
+
+import json
+from dataclasses import replace
+
+import ml_dtypes
+import numpy as np
+import pytest
+from adapter_files import ADAPTERS, adapter_tensors, write_adapter
+from checkpoints import build_checkpoint
+from loading import load
+from safetensors.numpy import save_file
+
+from engine.adapters.adapter import AdapterError
+from engine.adapters.reader import AdapterReader
+from engine.adapters.slot_arrays import AdapterSizes, slot_arrays
+from engine.mesh import one_device
+
+KIND = ADAPTERS["llama2"]["everything"]
+A = "base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight"
+B = A.replace("lora_A", "lora_B")
+
+
+@pytest.fixture(scope="module")
+def slots(tmp_path_factory):
+    """Slots of rank 16 beside the kernels of a model."""
+    decoder = load(build_checkpoint(tmp_path_factory.mktemp("model"), "llama2"))
+    return slot_arrays(decoder, AdapterSizes(2, 16, np.dtype(np.float32)), one_device())
+
+
+@pytest.fixture
+def read(slots, tmp_path):
+    """Writes an adapter with these options and changes of its tensors, and reads it."""
+
+    def read(change=lambda tensors: None, *, kind=KIND, **options):
+        kind, tensors = replace(kind, options=kind.options | options), adapter_tensors("llama2", kind)
+        change(tensors)
+        write_adapter(tmp_path, "llama2", kind, tensors or {"none": np.zeros(1, np.float32)})
+        return AdapterReader(slots).read(str(tmp_path))
+
+    return read
+
+
+def test_an_adapter_has_its_rank_its_bytes_and_an_id_of_its_own(slots, tmp_path):
+    """What is read again is another adapter."""
+    directory, reader = str(write_adapter(tmp_path, "llama2", ADAPTERS["llama2"]["one layer"])), AdapterReader(slots)
+
+    first, again = reader.read(directory), reader.read(directory)
+
+    assert (first.uid, again.uid) == (1, 2) and first.rank == 1 and first.origin == directory
+    assert first.num_bytes == sum(array.nbytes for array in again.arrays) > 0
+
+
+def test_half_precision_is_read_as_its_numbers(read):
+    """Checkpoints are mostly bfloat16."""
+
+    def halve(tensors):
+        for name, tensor in tensors.items():
+            tensors[name] = tensor.astype(ml_dtypes.bfloat16)
+
+    whole, half = read(), read(halve)
+
+    for one, other in zip(whole.arrays, half.arrays, strict=True):
+        np.testing.assert_allclose(one, other, rtol=0.01, atol=0.01)
+
+
+@pytest.mark.parametrize(
+    ("option", "words"),
+    [
+        ({"use_dora": True}, "use_dora"),
+        ({"modules_to_save": ["lm_head"]}, "modules_to_save"),
+        ({"bias": "all"}, "bias all"),
+        ({"lora_bias": True}, "lora_bias"),
+        ({"trainable_token_indices": [1]}, "trainable_token_indices"),
+        ({"layer_replication": [[0, 2]]}, "layer_replication"),
+        ({"alora_invocation_tokens": [1]}, "alora_invocation_tokens"),
+        ({"use_qalora": True}, "use_qalora"),
+        ({"target_parameters": ["mlp.experts.gate_up_proj"]}, "target_parameters"),
+        ({"peft_type": "IA3"}, "IA3"),
+        ({"init_lora_weights": "pissa_niter_4"}, "pissa"),
+        ({"an_option_of_tomorrow": {"rank": 2}}, "an_option_of_tomorrow"),
+        ({"rank_pattern": {"(": 8}}, "no pattern"),
+        ({"rank_pattern": {"q_proj": 0}}, "at least 1"),
+        ({"lora_alpha": 1e999}, "cannot be read"),
+        ({"r": "eight"}, "cannot be read"),
+        ({"r": 17}, "raise max_lora_rank"),
+    ],
+)
+def test_what_is_not_served_is_refused_by_its_name(read, option, words):
+    """Nothing of an adapter is left out silently."""
+    with pytest.raises(AdapterError, match=words):
+        read(**option)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda tensors: tensors.clear(), "no factor"),
+        (lambda tensors: tensors.pop(B), "lora_B of model.layers.0.self_attn.q_proj is missing"),
+        (lambda tensors: tensors.pop(A), "lora_A of model.layers.0.self_attn.q_proj is missing"),
+        (lambda tensors: tensors.update({A: np.zeros((16, 47), np.float32)}), r"\[16, 47\] and should be \[16, 48\]"),
+        (lambda tensors: tensors.update({A: np.zeros((8, 48), np.float32)}), r"\[8, 48\] and should be \[16, 48\]"),
+        (lambda tensors: tensors.update({B: np.full((48, 16), np.nan, np.float32)}), "holds NaN or infinity"),
+        (lambda tensors: tensors.update({A: np.full((16, 48), np.inf, np.float32)}), "holds NaN or infinity"),
+        (lambda tensors: tensors.update({A: np.zeros((16, 48), np.int8)}), "stored as I8"),
+        (lambda tensors: tensors.update({A: np.zeros((16, 48), np.float64)}), "F64"),
+        (lambda tensors: tensors.update({A.replace("layers.0", "layers.9"): tensors[A]}), "no module of this model"),
+        (lambda tensors: tensors.update({A.replace(".lora_A", ".lora_magnitude_vector"): tensors[A]}), "DoRA"),
+        (lambda tensors: tensors.update({B.replace("weight", "bias"): np.zeros(48, np.float32)}), "bias"),
+        (
+            lambda tensors: tensors.update({"base_model.model.lm_head.lora_A.weight": tensors[A]}),
+            "lm_head is no module",
+        ),
+        (
+            lambda tensors: tensors.update({"base_model.model.model.embed_tokens.lora_embedding_A": tensors[A]}),
+            "adapts an embedding",
+        ),
+        (
+            lambda tensors: tensors.update({A.replace("model.layers", "model.language_model.layers"): tensors[A]}),
+            "missing|same",
+        ),
+    ],
+)
+def test_tensors_without_a_place_or_of_another_shape_are_refused(read, change, words):
+    """The file is checked against the model before it is read."""
+    with pytest.raises(AdapterError, match=words):
+        read(change)
+
+
+def test_files_that_are_missing_cut_off_or_no_such_files_are_refused(read, slots, tmp_path):
+    """Each with a sentence."""
+    reader, place = AdapterReader(slots), str(tmp_path)
+    with pytest.raises(AdapterError, match=r"has no adapter_config.json"):
+        reader.read(place)
+    read()
+    weights = tmp_path / "adapter_model.safetensors"
+    content = weights.read_bytes()
+    for cut in (0, 7, 100, len(content) - 1):
+        weights.write_bytes(content[:cut])
+        with pytest.raises(AdapterError, match=r"corrupt|ends within"):
+            reader.read(place)
+    weights.write_bytes(b"\xff" * 64)
+    with pytest.raises(AdapterError, match="corrupt"):
+        reader.read(place)
+    weights.unlink()
+    (tmp_path / "adapter_model.bin").write_bytes(b"")
+    with pytest.raises(AdapterError, match="pickle"):
+        reader.read(place)
+    (tmp_path / "adapter_config.json").write_text("[" * 100_000)
+    with pytest.raises(AdapterError, match=r"cannot be read|pickle"):
+        reader.read(place)
+
+
+def test_any_header_of_a_file_is_read_or_refused(slots, tmp_path):
+    """Offsets and shapes that lie never reach beyond the file."""
+    reader = AdapterReader(slots)
+    write_adapter(tmp_path, "llama2", KIND)
+    for entry in (
+        {"dtype": "F32", "shape": [16, 48], "data_offsets": [0, 10**12]},
+        {"dtype": "F32", "shape": [16, 48], "data_offsets": [-5, 3]},
+        {"dtype": "F32", "shape": [-16, -48], "data_offsets": [0, 3072]},
+        {"dtype": "F32", "shape": [2**40, 2**40], "data_offsets": [0, 8]},
+        {"dtype": "F32", "data_offsets": [0, 8]},
+    ):
+        header = json.dumps({A: entry, B: {"dtype": "F32", "shape": [48, 16], "data_offsets": [0, 3072]}}).encode()
+        path = tmp_path / "adapter_model.safetensors"
+        path.write_bytes(len(header).to_bytes(8, "little") + header + bytes(2000))
+        with pytest.raises(AdapterError):
+            reader.read(str(tmp_path))
+
+
+def test_a_stored_tensor_that_was_saved_by_another_library_is_read(slots, tmp_path):
+    """The order of tensors in the file does not matter."""
+    write_adapter(tmp_path, "llama2", KIND)
+    tensors = adapter_tensors("llama2", KIND)
+    before = AdapterReader(slots).read(str(tmp_path))
+    save_file(dict(reversed(tensors.items())), tmp_path / "adapter_model.safetensors", metadata={"format": "pt"})
+
+    after = AdapterReader(slots).read(str(tmp_path))
+
+    for one, other in zip(before.arrays, after.arrays, strict=True):
+        np.testing.assert_array_equal(one, other)
