@@ -2,15 +2,17 @@
 
 import itertools
 import random
+import re
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
+from fake_driver import serving
 from fakes import FakeEngine, FakeTokenizer
 from test_driver import Listener, error_of, submit, text_of
 
@@ -20,9 +22,15 @@ from driver.odriver import oDriver
 from engine.adapters.adapter import Adapter, AdapterError
 from engine.errors import ConfigurationError
 from engine.hub.roots import Root
-from engine.scheduling.sequence import SequenceOutput
+from engine.scheduling.sequence import Sequence, SequenceOutput
+from ipc.client import Client
+from ipc.control_client import ControlClient
+from ipc.errors import RequestFailed
 
 NAMES = ("alice", "bob", "carol", "bad")
+RACERS = tuple(f"name{number}" for number in range(4))
+NUM_TOLD = 16
+"""Tokens that have a name and a version at least."""
 LEAST = 50
 """Requests of each client that are served while adapters come and go, or after."""
 LONG = {"max_tokens": 100}
@@ -53,20 +61,14 @@ class HeldEngine(FakeEngine):
         return super().step() if self.may_step.wait(0.01) else []
 
 
-class Names(FakeEngine):
-    """A request is called by its adapter's name and a number; whoever gets another's adapter is noted."""
+class TellingEngine(FakeEngine):
+    """Writes the name of a request's adapter, as its directory has it, and the version, over and over."""
 
-    def __init__(self) -> None:
-        super().__init__(max_num_seqs=8)
-        self.uids: dict[str, int] = {}
-        self.wrong: list[str] = []
-
-    def add(self, sequence: Any) -> None:
-        super().add(sequence)
-        name = sequence.request_id.partition("-")[0]
-        self.uids[sequence.request_id.partition("#")[0]] = sequence.adapter_id
-        if sequence.adapter_id and Path(self.adapters[sequence.adapter_id].origin).name != name:
-            self.wrong.append(sequence.request_id)
+    def _next_token(self, sequence: Sequence) -> int:
+        position = len(sequence.output_token_ids) + sequence.num_in_flight
+        adapter = self.adapters.get(sequence.adapter_id)
+        told = f"{Path(adapter.origin).name} {adapter.uid}; " if adapter is not None else "nobody; "
+        return told.encode()[position % len(told)]
 
 
 @contextmanager
@@ -224,6 +226,16 @@ def test_the_least_recently_used_goes_where_there_is_no_room(tmp_path: Path) -> 
         assert load(driver, "fifth", path="alice").endswith("; evicted for it: second")
 
 
+def test_a_request_keeps_its_adapter_from_being_the_next_to_go(tmp_path: Path) -> None:
+    """What counts is when an adapter was used, and not when it was loaded."""
+    with build(tmp_path, max_cpu_loras=2) as driver:
+        load(driver, "alice")
+        load(driver, "bob")
+        text_of(list(submit(driver, model="alice")))
+
+        assert load(driver, "carol").endswith("; evicted for it: bob")
+
+
 def test_a_failing_read_changes_nothing(tmp_path: Path) -> None:
     """Neither what is loaded under that name, nor what would have had to go."""
     with build(tmp_path, max_cpu_loras=1) as driver:
@@ -357,15 +369,69 @@ def test_the_first_adapters_are_there_from_the_start(tmp_path: Path) -> None:
     driver.stop("the test is over")
 
 
-@pytest.mark.parametrize("count", [300, pytest.param(2500, marks=pytest.mark.exhaustive)])
-def test_no_request_gets_anothers_adapter(tmp_path: Path, count: int) -> None:
+class InProcess:
+    """Operators and clients of a driver."""
+
+    def __init__(self, driver: oDriver) -> None:
+        self._driver = driver
+        self._serials = itertools.count()
+
+    def load(self, name: str) -> str:
+        return load(self._driver, name)
+
+    def unload(self, name: str) -> None:
+        list(begin(self._driver, UnloadAdapter, name))
+
+    def complete(self, client: int, name: str) -> str | None:
+        """The text, perhaps only its beginning; None where there is no such adapter."""
+        request_id = f"r{next(self._serials)}"
+        try:
+            params = {"max_tokens": NUM_TOLD}
+            channel = submit(self._driver, request_id, params=params, model=name, client=str(client))
+        except NotFound:
+            return None
+        if next(self._serials) % 3 == 0:
+            self._driver.abort(request_id)
+        return text_of(list(channel))
+
+
+class OverSockets:
+    """The same of a daemon."""
+
+    def __init__(self, address: str, stack: ExitStack) -> None:
+        self._controls = {name: stack.enter_context(ControlClient(address)) for name in RACERS}
+        self._clients = [stack.enter_context(Client(address)) for _ in range(len(RACERS))]
+
+    def load(self, name: str) -> str:
+        return self._controls[name].load_adapter(name)
+
+    def unload(self, name: str) -> None:
+        with suppress(RequestFailed):
+            self._controls[name].unload_adapter(name)
+
+    def complete(self, client: int, name: str) -> str | None:
+        try:
+            return self._clients[client].complete("x", model=name, max_tokens=NUM_TOLD).text
+        except RequestFailed as error:
+            assert error.code == "not_found"
+            return None
+
+
+@pytest.mark.parametrize(
+    ("count", "sockets"),
+    [
+        (200, False),
+        pytest.param(2500, False, marks=pytest.mark.exhaustive),
+        pytest.param(2500, True, marks=pytest.mark.exhaustive),
+    ],
+)
+def test_no_request_gets_anothers_adapter(tmp_path: Path, count: int, sockets: bool) -> None:
     """Nor another version than that which was there when it came, or a later one, or one that had been unloaded.
 
     Four operators load and unload a name each, ``count`` times, while four clients ask for all of them.
     """
-    names = [f"name{number}" for number in range(4)]
-    engine, state = Names(), dict.fromkeys(names, (0, 0))
-    for name in names:
+    engine, state = TellingEngine(max_num_seqs=8), dict.fromkeys(RACERS, (0, 0))
+    for name in RACERS:
         (tmp_path / name).mkdir()
 
     def operate(name: str) -> None:
@@ -373,45 +439,56 @@ def test_no_request_gets_anothers_adapter(tmp_path: Path, count: int) -> None:
         for number in range(count):
             state[name] = 2 * number + 1, state[name][1]  # odd: something is under way
             if draw.random() < 0.6 or number == count - 1:
-                version = int(load(driver, name).partition("version ")[2].partition(",")[0])
+                version = int(users.load(name).partition("version ")[2].partition(",")[0])
             else:
-                list(begin(driver, UnloadAdapter, name))
+                users.unload(name)
                 version = 0
             state[name] = 2 * number + 2, version
 
     def ask(client: int) -> int:
         draw, done = random.Random(client), 0
-        for number in itertools.count():
-            if done >= LEAST and all(one.done() for one in operating):
-                break
-            name = draw.choice(names)
-            request_id, before = f"{name}-{client}-{number}", state[name]
-            try:
-                channel: Listener | None = submit(driver, request_id, model=name, client=str(client))
-            except NotFound:
-                channel = None
+        while done < LEAST or not all(one.done() for one in operating):
+            name = draw.choice(RACERS)
+            before = state[name]
+            text = users.complete(client, name)
             settled = state[name] == before and before[0] % 2 == 0
-            if channel is None:
+            if text is None:
                 assert not settled or before[1] == 0
-                continue
-            if draw.random() < 0.3:
-                driver.abort(request_id)
-            assert list(channel)[-1].error is None
-            uid = engine.uids.get(request_id)
-            assert uid is None or not settled or uid == before[1]
-            assert uid is None or uid >= before[1]
-            done += uid is not None
+            elif told := re.match(r"(\w+) (\d+);", text):
+                assert told[1] == name
+                version = int(told[2])
+                assert version == before[1] if settled else version >= before[1]
+                done += 1
+            else:
+                assert f"{name} ".startswith(text[: len(name) + 1])
         return done
 
-    with build(tmp_path, engine, max_cpu_loras=24) as driver, ThreadPoolExecutor(8) as threads:
-        operating = [threads.submit(operate, name) for name in names]
+    with build(tmp_path, engine, max_cpu_loras=24) as driver, ExitStack() as stack:
+        users: InProcess | OverSockets = InProcess(driver)
+        if sockets:
+            stack.enter_context(serving(f"ipc://{tmp_path}/o.sock", driver, model="base", enable_lora=True))
+            users = OverSockets(f"ipc://{tmp_path}/o.sock", stack)
+        threads = stack.enter_context(ThreadPoolExecutor(8))
+        operating = [threads.submit(operate, name) for name in RACERS]
         assert min(threads.map(ask, range(4))) >= LEAST
         for one in operating:
             one.result()
         for name in listed(driver):
             unload(driver, name)
-        list(submit(driver, "last"))
+        text_of(list(submit(driver, "last")))
         driver.reset_prefix_cache("r", emptied := Listener())
-        list(emptied)  # behind every removal
+        text_of(list(emptied))  # behind every removal
 
-        assert not engine.wrong and not engine.adapters
+        assert not engine.adapters
+
+
+def test_the_log_names_the_adapter_of_a_request(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """With its version; that of the model itself has none."""
+    with caplog.at_level("INFO", "driver.metrics.request_log"), build(tmp_path) as driver:
+        load(driver, "alice")
+        for number, model in enumerate(("alice", "base")):
+            text_of(list(submit(driver, str(number), model=model)))
+
+    with_adapter, without = caplog.records
+    assert (with_adapter.adapter, with_adapter.adapter_version) == ("alice", 1)  # type: ignore[attr-defined]
+    assert not hasattr(without, "adapter")

@@ -140,6 +140,19 @@ def test_a_request_is_a_span_with_its_phases_below_it(collector: Collector) -> N
     assert (refused.name, refused.status.message, refused.trace_id.hex()) == ("request", "draining", TRACE)
 
 
+def test_a_span_names_the_adapter_of_its_request(collector: Collector) -> None:
+    """As the model that answered, with its version."""
+    traces = RequestTraces(collector.endpoint)
+    with build_driver(max_cpu_loras=1) as driver:
+        driver.observe(partial(traces.ended, "parrot"))
+        driver.load_first({"alice": "a"})
+        list(submit(driver, model="alice"))
+    traces.close()
+
+    found = attributes(collector.take(2)["request"])  # the other is of its decoding
+    assert (found["gen_ai.response.model"], found["odriver.adapter_version"]) == ("alice", 1)
+
+
 def test_a_collector_that_is_away_delays_no_end() -> None:
     """Its spans are lost, and the daemon does not wait for it."""
     traces = RequestTraces("http://127.0.0.1:9/v1/traces")

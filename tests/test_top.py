@@ -31,7 +31,7 @@ def test_rates_are_of_what_happened_in_between() -> None:
     now = build_status(
         generated_tokens=1500, prompt_tokens=30, steps=70, running=4, waiting=2, queued_requests=1, pages_total=200,
         pages_owned=50, pages_cached=20, ttft_seconds_p50=0.0125, ttft_seconds_p99=1.5, step_gap_seconds_sum=0.02,
-        step_gap_seconds_count=25, step_seconds={"plan": 1.002, "wait": 2.1}, preemptions=6, requests_by_client={"alice": (7, 3), "bob": (9, 0)},
+        step_gap_seconds_count=25, step_seconds={"plan": 1.002, "wait": 2.1}, preemptions=6, adapters={"mine": 1, "yours": 12}, requests_by_client={"alice": (7, 3), "bob": (9, 0)},
     )  # fmt: skip
 
     text = shown(before, now)
@@ -45,6 +45,7 @@ def test_rates_are_of_what_happened_in_between() -> None:
         "12.5 ms median, 1,500.0 ms p99",
         "1.0 ms mean",
         "1,500 tokens, 6 preemptions",
+        "2 loaded; open requests: yours 12, mine 1",
     ):
         assert words in text, words
     assert "READY" not in text

@@ -88,6 +88,7 @@ def load(
         start_loading()
     from engine.hub.obtain import obtained
 
+    root = None if config.adapter_root is None else Root(config.adapter_root, "adapter_root")
     model = config.model or str(config.directory)
     config = obtained(config, report)
     # Seconds' worth of imports: not before it is known that there are an address and a model.
@@ -97,7 +98,6 @@ def load(
     from engine.served_model import served_model
     from engine.step.runner import tell_nobody
 
-    root = None if config.adapter_root is None else Root(config.adapter_root, "adapter_root")
     background = ThreadPoolExecutor(1)
     tokenizer = background.submit(_load_tokenizer, config)
     background.shutdown(wait=False)
