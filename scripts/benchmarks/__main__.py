@@ -24,6 +24,7 @@ from scripts.benchmarks.grammar import measure_grammar
 from scripts.benchmarks.host import measure_host, measure_streams
 from scripts.benchmarks.hostile.measure import SECONDS, HostileFailed, measure_hostile
 from scripts.benchmarks.limits import limit_figures, measure_limits
+from scripts.benchmarks.lora import measure_lora
 from scripts.benchmarks.machine import busy, describe_machine
 from scripts.benchmarks.models import SIZES, model_directory, models_directory, size_of
 from scripts.benchmarks.plan_cost import measure_plan_cost
@@ -145,6 +146,7 @@ def parser() -> argparse.ArgumentParser:
             "what the scheduler's policies are worth on a TPU, simulated, and what a step costs the host",
         ),
         ("tpu", _tpu, "what the compiler says of the steps on TPUs, none of which need be there"),
+        ("lora", _lora, "what the compiler says that adapters cost a step on TPUs, none of which need be there"),
     ):
         command = commands.add_parser(
             name, help=what, description=what, epilog=EPILOG, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -184,7 +186,7 @@ def _add_arguments(command: argparse.ArgumentParser, name: str) -> None:
     if name == "tpu":
         add("--tokens", type=int, default=TOKENS, metavar="N", help=f"that each sequence holds (default: {TOKENS:,})")
         return
-    if name in ("host", "sampling", "simulate", "soak"):
+    if name in ("host", "lora", "sampling", "simulate", "soak"):
         return
     if name in ("fairness", "experts"):
         add("--settings", default="", metavar="S", help='flags for the daemon: --settings="--run-ahead 0"')
@@ -312,6 +314,10 @@ def _simulate(options: argparse.Namespace) -> Iterator[Figure]:
 
 def _tpu(options: argparse.Namespace) -> Iterator[Figure]:
     yield from measure_tpu(options.tokens)
+
+
+def _lora(options: argparse.Namespace) -> Iterator[Figure]:  # noqa: ARG001
+    yield from measure_lora()
 
 
 def _models(options: argparse.Namespace) -> list[str]:
