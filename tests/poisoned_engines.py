@@ -79,7 +79,9 @@ def poisoned(arrays, owners, count):
 @jax.jit
 def _poisoned(arrays, free):
     def of_one(array):
-        return jnp.where(free.reshape(-1, *[1] * (array.ndim - 1)), jnp.array(jnp.nan, array.dtype), array)
+        is_float = jnp.issubdtype(array.dtype, jnp.floating)
+        poison = jnp.nan if is_float else jnp.iinfo(array.dtype).max  # the bits of a small float's NaN
+        return jnp.where(free.reshape(-1, *[1] * (array.ndim - 1)), jnp.array(poison, array.dtype), array)
 
     return jax.tree.map(of_one, arrays)
 

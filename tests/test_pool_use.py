@@ -80,7 +80,7 @@ def asked():
 
 
 def steps(engine, sequences):
-    """After each step its plan, and the sequences that then run; to ``tokens`` it adds what each is given."""
+    """After each step its plan, and the sequences that then run."""
     for sequence in sequences:
         engine.add(sequence)
     while engine.has_work:

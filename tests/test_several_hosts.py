@@ -125,6 +125,57 @@ def tokens(pieces: list[Any]) -> list[int]:
     return [token for piece in pieces for token in piece.token_ids]
 
 
+@pytest.mark.thorough
+def test_two_processes_have_each_their_part_of_what_is_on_the_host(tmp_path: Path) -> None:
+    """Pages and states of prompts that the devices have no room for come back from both hosts, and
+    give what one process gives without a tier."""
+    tokenizer = build_byte_fallback()
+    sizes = {"vocab_size": tokenizer.get_vocab_size(), "max_position_embeddings": 96}
+    write_tokenizer(build_checkpoint(tmp_path / "model", "qwen3_5", **sizes), tokenizer)
+    flags = ["--page-size", "4", "--num-pages", "24", "--max-model-len", "56"]
+
+    one = Process(made(tmp_path / "one"), *flags, "--tensor-parallel-size", "2", devices=2)
+    try:
+        alone, before = repeated(one.address)
+    finally:
+        one.end()
+    flags += ["--host-cache-gib", "0.01", "--coordinator-address", f"127.0.0.1:{free_port()}", "--num-processes", "2"]
+    directory = made(tmp_path / "two")
+    two = [Process(directory, *flags, "--process-id", str(number)) for number in range(2)]
+    try:
+        together, after = repeated(two[0].address)
+        two[0].signal(signal.SIGTERM)
+        ends = [process.wait() for process in two]
+    finally:
+        for process in two:
+            process.end()
+
+    assert together == alone and ends == [STOPPED, STOPPED], two[0].log() + two[1].log()
+    assert after["host_bytes_loaded"] and after["host_states_cached"]
+    assert after["prompt_tokens"] < before["prompt_tokens"]
+
+
+def made(directory: Path) -> Path:
+    """An empty directory."""
+    directory.mkdir()
+    return directory
+
+
+def repeated(address: str) -> tuple[list[list[int]], Any]:
+    """What a daemon gives to prompts that come again when others have taken their place, in turn
+    and after a sleep; and its status."""
+    given = []
+    with Client(address, timeout=PATIENCE) as client, ControlClient(address) as control:
+        for turn in range(3):
+            for word in ("fox", "dog", "cat", "the"):
+                stream = client.generate(f"{word} and fox " * 3, max_tokens=6, ignore_eos=True, temperature=0)
+                given.append(tokens(list(stream)))
+            if turn == 1:
+                control.sleep()
+                control.wake()
+        return given, control.status()
+
+
 def test_two_processes_give_what_one_gives(two: list[Process], alone: list[Any]) -> None:
     """Greedy, drawn, penalised, biased, under a grammar, with log-probabilities, and after a sleep. Told to stop, the
     one that has no clients has process 0 finish what is open, and both end with 0.

@@ -51,7 +51,10 @@ def two() -> DeviceMesh:
     [
         ("qwen2", "none", ["2"]),
         pytest.param("qwen2", "none", ["2", "4", "8"], marks=pytest.mark.thorough),
-        *(pytest.param(variant, "none", ["2", "4"], marks=pytest.mark.thorough) for variant in MOE_VARIANTS),
+        *(
+            pytest.param(variant, "none", ["2", "4"], marks=pytest.mark.thorough)
+            for variant in (*MOE_VARIANTS, "qwen3_5")
+        ),
         pytest.param("mixtral", "int4", ["2"], marks=pytest.mark.thorough),
         pytest.param("qwen3_moe", "int4", ["2"], marks=pytest.mark.thorough),
     ],
