@@ -14,6 +14,11 @@ class Deadlines:
         self._begins: dict[str, tuple[float, Sequence]] = {}
         self._next = math.inf
 
+    @property
+    def next(self) -> float:
+        """When the next one may be overdue; infinity if there is none."""
+        return self._next
+
     def add(self, sequence: Sequence, received_at: float, timeout: float | None, queue_timeout: float | None) -> None:
         """Adds a sequence that ends after ``timeout``, or ``queue_timeout`` if it has not
         begun."""

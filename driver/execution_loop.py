@@ -1,5 +1,6 @@
 """The second stage: the one thread that uses the engine."""
 
+import math
 import queue
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -10,7 +11,9 @@ import msgspec
 from driver.deadlines import Deadlines
 from driver.errors import DriverError, InvalidRequest
 from driver.open_requests import OpenRequest
-from driver.request import ReturnSample, Usage, error_sample
+from driver.operations.engine_changes import EngineChanges, done
+from driver.operations.weight_updates import UpdateWeights
+from driver.request import ReturnSample, error_sample
 from driver.stages.engine_protocol import Engine
 from driver.stages.queues import BoundedQueue, QueueClosed
 from driver.stages.stage import Stage
@@ -18,13 +21,16 @@ from driver.thread_messages import (
     AbortSequences,
     AddAdapter,
     Admit,
+    Change,
     Compiled,
     Ended,
     Finished,
     Inbound,
+    PauseEngine,
     ProfileEngine,
     RemoveAdapter,
     ResetPrefixCache,
+    ResumeEngine,
     SleepEngine,
     StepOutputs,
     Stop,
@@ -67,6 +73,7 @@ class ExecutionLoop:
         self._deadlines = Deadlines()
         self._clock = clock
         self._summaries = summaries
+        self._changes = EngineChanges(engine, self._send, self._end)
         self._progressed_at: float | None = None
         """When the last step ended or the work began; None without work, ahead in a command."""
 
@@ -84,6 +91,11 @@ class ExecutionLoop:
         progressed_at = self._progressed_at
         return 0.0 if progressed_at is None else max(0.0, self._clock() - progressed_at)
 
+    @property
+    def state(self) -> str:
+        """ "serving", "pausing" while open requests end first, or "paused"."""
+        return self._changes.state
+
     def run(self) -> None:
         """Serves until Stop comes or ``summaries`` is closed."""
         self._engine.compile_staged(lambda: self.inbox.put(Compiled()))
@@ -92,20 +104,23 @@ class ExecutionLoop:
                 while self._handle_messages():
                     for sequence_id in self._deadlines.overdue(self._clock()):
                         self.stage.work(_Overdue(sequence_id))
-                    if self._engine.has_work:
+                    if self._engine.has_work and not self._changes.paused:
                         self._step()
+                    while (due := self._changes.next_due()) is not None:
+                        self._change(due)
         finally:
             self._progressed_at = None
             self._engine.close()
 
     def _handle_messages(self) -> bool:
-        """Handles all messages; waits for one if the engine is idle. False after Stop."""
-        idle = not self._engine.has_work
+        """Handles all messages; if the engine is idle or paused, waits for one, or for a timeout.
+        False after Stop."""
+        idle = self._changes.paused or not self._engine.has_work
         if idle:
             self._progressed_at = None
         with suppress(queue.Empty):
             while True:
-                message = self.inbox.get(block=idle)
+                message = self.inbox.get(block=idle, timeout=self._patience() if idle else None)
                 if idle:
                     idle, self._progressed_at = False, self._clock()
                 match message:
@@ -114,11 +129,17 @@ class ExecutionLoop:
                     case Compiled():
                         self._engine.adopt()
                         self.stats = self._engine.stats()
-                    case SleepEngine() | WakeEngine():
-                        self.stage.work(_CommandDone(message, self._run_command(message)))
+                    case SleepEngine() | WakeEngine() | PauseEngine() | ResumeEngine() | UpdateWeights():
+                        if not self._changes.defer(message):
+                            self._change(message)
                     case _:
                         self.stage.work(message)
         return True
+
+    def _patience(self) -> float | None:
+        """Seconds to the next timeout of a sequence; None if there is none."""
+        at = self._deadlines.next
+        return None if at == math.inf else max(0.0, at - self._clock())
 
     def _handle(self, item: "_Item") -> None:
         match item:
@@ -128,20 +149,20 @@ class ExecutionLoop:
                 self._abort(request)
             case Finished(sequence_id=sequence_id):
                 self._deadlines.discard(sequence_id)
-                self._engine.finish(sequence_id)
+                self._finish(sequence_id)
             case _Overdue(sequence_id=sequence_id):
                 self._end(sequence_id, "timeout")
             case ProfileEngine():
                 item.channel.put(self._profile(item))
             case ResetPrefixCache(request_id=request_id, channel=channel):
                 count = self._engine.reset_prefix_cache()
-                channel.put(_done(request_id, f"the prefix cache is empty: {count} pages are forgotten"))
+                channel.put(done(request_id, f"the prefix cache is empty: {count} pages are forgotten"))
             case AddAdapter():
                 self._add_adapter(item)
             case RemoveAdapter(uid=uid):
                 self._engine.remove_adapter(uid)
-            case _CommandDone(command=command, answer=answer):
-                command.channel.put(answer)
+            case _Changed(change=change, answer=answer):
+                change.channel.put(answer)
         self.stats = self._engine.stats()
 
     def _fail(self, item: "_Item", error: DriverError) -> None:
@@ -150,7 +171,7 @@ class ExecutionLoop:
             case Admit(sequences=sequences, opened=opened):
                 self._fail_sequences(opened.request.sequence_ids, error)
                 for sequence in sequences:
-                    self._engine.finish(sequence.request_id)
+                    self._finish(sequence.request_id)
                     if sequence.constraint is not None:
                         sequence.constraint.close()
             case AbortSequences(request=request):
@@ -162,11 +183,11 @@ class ExecutionLoop:
                 | ResetPrefixCache(request_id=request_id, channel=channel)
             ):
                 channel.put(error_sample(request_id, error))
-            case AddAdapter(done=done):
-                done(error)
+            case AddAdapter():
+                item.done(error)
             case RemoveAdapter():
                 """Nobody waits for it."""
-            case _CommandDone():
+            case _Changed():
                 """Its channel has been called, and raised."""
 
     def _fail_sequences(self, sequence_ids: list[str], error: DriverError) -> None:
@@ -177,15 +198,13 @@ class ExecutionLoop:
             )
         )
 
-    def _run_command(self, command: SleepEngine | WakeEngine) -> ReturnSample:
-        """An exception from here is a fault of the engine, and of no request."""
-        if isinstance(command, SleepEngine) and command.cancelled:
-            return error_sample(command.request_id, InvalidRequest("the daemon was woken before it slept"))
+    def _change(self, change: Change) -> None:
+        """An exception from the change is a fault of the engine, and of no request."""
         with self._running_no_step():
-            self._engine.sleep() if isinstance(command, SleepEngine) else self._engine.wake()
+            answer = self._changes.run(change)
         # first: the client may ask for the state as soon as it has the answer
         self.stats = self._engine.stats()
-        return _done(command.request_id, "asleep" if isinstance(command, SleepEngine) else "awake")
+        self.stage.work(_Changed(change, answer))
 
     @contextmanager
     def _running_no_step(self) -> Iterator[None]:
@@ -207,7 +226,7 @@ class ExecutionLoop:
                 self._profiler.start(directory)
         except ProfilerError as refusal:
             return error_sample(command.request_id, InvalidRequest(str(refusal)))
-        return _done(command.request_id, directory)
+        return done(command.request_id, directory)
 
     def _add_adapter(self, message: AddAdapter) -> None:
         try:
@@ -222,7 +241,7 @@ class ExecutionLoop:
         # first, so that the summary thread knows the request if adding it fails
         self._summaries.put(message.opened)
         for sequence in message.sequences:
-            self._engine.add(sequence)
+            self._changes.add(sequence)
             self._deadlines.add(sequence, request.received_at, params.timeout_s, params.queue_timeout_s)
         if request.aborted:
             self._abort(request)
@@ -234,9 +253,12 @@ class ExecutionLoop:
             self._end(sequence_id, "abort")
 
     def _end(self, sequence_id: str, finish_reason: str) -> None:
-        if self._engine.finish(sequence_id):
+        if self._finish(sequence_id):
             self.stats = self._engine.stats()
             self._summaries.put(Ended(sequence_id, finish_reason))
+
+    def _finish(self, sequence_id: str) -> bool:
+        return self._changes.finish_held(sequence_id) or self._engine.finish(sequence_id)
 
     def _step(self) -> None:
         outputs = self._engine.step()
@@ -247,14 +269,14 @@ class ExecutionLoop:
             self._progressed_at = self._clock()
             self.iteration_tokens.observe(self.stats.tokens - before.tokens)
         if outputs:
-            for output in outputs:
-                if output.finish_reason is not None:
-                    self._deadlines.discard(output.request_id)
-            self._summaries.put(StepOutputs(outputs))
+            self._send(outputs)
 
-
-def _done(request_id: str, text: str) -> ReturnSample:
-    return ReturnSample(request_id=request_id, text=text, finish_reason="stop", usage=Usage(0, 0))
+    def _send(self, outputs: list[SequenceOutput]) -> None:
+        """Have the tokens of steps delivered, which the weights of now have made."""
+        for output in outputs:
+            if output.finish_reason is not None:
+                self._deadlines.discard(output.request_id)
+        self._summaries.put(StepOutputs(outputs, self.stats.weight_version))
 
 
 class _Overdue(msgspec.Struct, frozen=True):
@@ -263,10 +285,10 @@ class _Overdue(msgspec.Struct, frozen=True):
     sequence_id: str
 
 
-class _CommandDone(msgspec.Struct, frozen=True):
-    """A command to the whole engine has been run; its answer is to be sent."""
+class _Changed(msgspec.Struct, frozen=True):
+    """The whole engine has been changed; the answer is to be sent."""
 
-    command: SleepEngine | WakeEngine
+    change: Change
     answer: ReturnSample
 
 
@@ -279,7 +301,7 @@ _Item = (
     | AddAdapter
     | RemoveAdapter
     | _Overdue
-    | _CommandDone
+    | _Changed
 )
 
 
@@ -296,5 +318,5 @@ def _source(item: _Item) -> tuple[str, str]:
             return request_id, request_id
         case AddAdapter(adapter=Adapter(uid=uid)) | RemoveAdapter(uid=uid):
             return "", f"adapter {uid}"
-        case _CommandDone(command=command):
-            return command.request_id, command.request_id
+        case _Changed(change=change):
+            return change.request_id, change.request_id

@@ -87,19 +87,38 @@ from driver.metrics.request_listing import RequestRow, listed
 from driver.metrics.request_log import RequestLog
 from driver.metrics.request_metrics import RequestMetrics
 from driver.open_requests import OpenRequest, OpenRequests
+from driver.operations.weight_updates import WeightUpdate, WeightUpdates
 from driver.prepare_inputs import PrepareInputs
 from driver.process_summary import ProcessSummary
-from driver.request import ActiveRequest, RequestOrder, ReturnChannel, ReturnSample, TokenizerRequest, error_sample
+from driver.request import (
+    ActiveRequest,
+    RequestOrder,
+    ReturnChannel,
+    ReturnSample,
+    TokenizerRequest,
+    UpdateMode,
+    error_sample,
+)
 from driver.stages.engine_protocol import Engine
 from driver.stages.fair_share import most
 from driver.stages.queues import BoundedQueue, QueueClosed
 from driver.stages.safe_thread import SafeThread
 from driver.status import DriverStatus
 from driver.text.tokenizer import HuggingFaceTokenizer
-from driver.thread_messages import AbortSequences, ProfileEngine, RemoveAdapter, ResetPrefixCache, Stop, Summary
+from driver.thread_messages import (
+    AbortSequences,
+    PauseEngine,
+    ProfileEngine,
+    RemoveAdapter,
+    ResetPrefixCache,
+    ResumeEngine,
+    Stop,
+    Summary,
+)
 from engine.config import MAX_QUEUED_REQUESTS, MAX_QUEUED_TOKENS, ServingLimits
 from engine.histogram import Histogram
 from engine.hub.roots import Root
+from engine.live.weight_source import WeightSource
 
 logger = logging.getLogger(__name__)
 
@@ -154,6 +173,7 @@ class oDriver:
         self._prepare = PrepareInputs(
             tokenizer, self.limits, self._open_requests, post, 2 * most_queued, self._compile.submit
         )
+        self._updates = WeightUpdates(engine, post)
         self.request_metrics = RequestMetrics(self.limits.max_model_len)
         self._summary = ProcessSummary(tokenizer, self._open_requests, self._summaries, post, self.request_metrics)
         self._threads = [
@@ -162,8 +182,9 @@ class oDriver:
             SafeThread("load adapters", self._loader.run, self._thread_died),
             SafeThread("execution loop", self._execution.run, self._thread_died),
             SafeThread("process summary", self._summary.run, self._thread_died),
+            SafeThread("update weights", self._updates.run, self._thread_died),
         ]
-        self._availability = Availability(self._open_requests, post)
+        self._availability = Availability(self._open_requests, post, lambda: self._execution.stats.has_weights)
         self._why_stopped: DriverError = DriverStopped("the driver is stopped")
         # taken once, never given back: the first to end the driver has it
         self._right_to_end = threading.Lock()
@@ -237,7 +258,7 @@ class oDriver:
             seconds_since_progress=self.seconds_since_progress,
             stages=self.stages(),
             uptime_seconds=time.monotonic() - self._started_at,
-            state=self._availability.state(engine_sleeps=self._execution.stats.asleep),
+            state=self._availability.state(self._execution.state, engine_sleeps=self._execution.stats.asleep),
             default_sampling_params=self.limits.default_sampling_params,
         )
         return msgspec.structs.replace(status, **self.request_metrics.percentiles())
@@ -250,20 +271,51 @@ class oDriver:
         """Refuses new requests; calls ``when_done``, on any thread, when none is open."""
         self._availability.drain(when_done)
 
-    def sleep(self, request_id: str, channel: ReturnChannel) -> None:
-        """Refuses new requests; once none is open, frees the pages' memory and answers the
-        channel.
+    def sleep(self, request_id: str, channel: ReturnChannel, level: int = 1) -> None:
+        """Refuses new requests; once none is open, frees the pages' memory, at level 2 the
+        weights' too, and answers the channel.
 
         Raises Draining and DriverStopped at once.
         """
         self._check_running()
-        self._availability.sleep(request_id, channel)
+        self._availability.sleep(request_id, channel, level)
 
-    def wake(self, request_id: str, channel: ReturnChannel) -> None:
-        """Allocates the memory again, answers the channel, and serves. Raises as ``sleep``
-        does."""
+    def wake(self, request_id: str, channel: ReturnChannel, *, weights: bool = True, pages: bool = True) -> None:
+        """Allocates the memory again, reads the weights again, answers the channel, and serves
+        when both are there. Raises as ``sleep`` does."""
         self._check_running()
-        self._availability.wake(request_id, channel)
+        self._availability.wake(request_id, channel, weights=weights, pages=pages)
+
+    def pause(self, request_id: str, channel: ReturnChannel, mode: UpdateMode, *, clear_cache: bool) -> None:
+        """Runs no step until ``resume``, and answers the channel once that is so. Requests that
+        come meanwhile wait. Raises DriverStopped."""
+        self._check_running()
+        self._execution.inbox.put(PauseEngine(request_id, mode, clear_cache, channel))
+
+    def resume(self, request_id: str, channel: ReturnChannel) -> None:
+        """Runs steps again, and answers the channel. Raises DriverStopped."""
+        self._check_running()
+        self._execution.inbox.put(ResumeEngine(request_id, channel))
+
+    def update_weights(
+        self,
+        request_id: str,
+        channel: ReturnChannel,
+        source: WeightSource,
+        mode: UpdateMode = "keep",
+        *,
+        keep_cache: bool = False,
+        name: str = "",
+    ) -> None:
+        """Has other weights served, between two steps, and answers the channel with their
+        version, or with an error where the former ones are served on.
+
+        Raises Overloaded and DriverStopped at once.
+        """
+        try:
+            self._updates.submit(WeightUpdate(request_id, source, mode, keep_cache, name, channel))
+        except QueueClosed:
+            raise DriverStopped(str(self._why_stopped)) from None
 
     @property
     def seconds_since_progress(self) -> float:
@@ -361,6 +413,7 @@ class oDriver:
         self._prepare.close()
         self._compile.close()
         self._loader.close()
+        self._updates.close()
         self._execution.inbox.put(Stop())
         self._summaries.close()
         self._grammar_compiler.stop()  # this wakes threads that wait for a grammar

@@ -15,6 +15,7 @@ from driver.stages.stage import Stage
 from driver.text.sample_text import SampleLogprobs, SampleText
 from driver.text.tokenizer import HuggingFaceTokenizer
 from driver.thread_messages import Ended, Finished, Opened, StepOutputs, Summary
+from engine.live.weight_version import FIRST_VERSION
 from engine.scheduling.sequence import SequenceOutput
 
 
@@ -52,23 +53,23 @@ class ProcessSummary:
                 match self._summaries.get():
                     case Opened() as opened:
                         self.stage.work(opened)
-                    case StepOutputs(outputs=outputs):
-                        self._read(outputs)
+                    case StepOutputs(outputs=outputs, weight_version=version):
+                        self._read(outputs, version)
                     case Ended(sequence_id=sequence_id, finish_reason=finish_reason):
                         self._read([SequenceOutput(sequence_id, [], finish_reason)])
 
-    def _read(self, outputs: list[SequenceOutput]) -> None:
+    def _read(self, outputs: list[SequenceOutput], weight_version: int = 1) -> None:
         now = self._clock()
         for output in outputs:
             reply = self._replies.get(output.request_id)
             if reply is not None:
-                self.stage.work(_ReplyOutput(reply, output, now))
+                self.stage.work(_ReplyOutput(reply, output, now, weight_version))
 
     def _handle(self, item: "Opened | _ReplyOutput") -> None:
         if isinstance(item, Opened):
             self._open(item)
         else:
-            self._deliver(item.reply, item.output, item.now)
+            self._deliver(item)
 
     def _open(self, opened: Opened) -> None:
         usage = _OpenUsage(opened.num_prompt_tokens, opened.request.num_samples)
@@ -94,12 +95,13 @@ class ProcessSummary:
             )
             self._put(reply, output, end, self._clock())
 
-    def _deliver(self, reply: "_Reply", output: SequenceOutput, now: float) -> None:
+    def _deliver(self, item: "_ReplyOutput") -> None:
+        reply, output, now = item.reply, item.output, item.now
         if output.error is not None:
             kind = InternalError if output.internal else InvalidRequest
             self._end(reply.opened.request, kind(output.error), now, ended=output.request_id)
             return
-        self._put(reply, output, reply.sample(output, now), now)
+        self._put(reply, output, reply.sample(output, now, weight_version=item.weight_version), now)
 
     def _put(self, reply: "_Reply", output: SequenceOutput, sample: ReturnSample, now: float) -> None:
         if sample.finish_reason is not None:
@@ -170,10 +172,15 @@ class _Reply:
         self._index = index
         self.usage = usage
         self._text = text
+        self._weight_versions: list[tuple[int, int]] = []
         self._logprobs = SampleLogprobs(index, opened.params, tokenizer)
 
     def sample(
-        self, output: SequenceOutput, now: float, read: tuple[str, int, str | None] | None = None
+        self,
+        output: SequenceOutput,
+        now: float,
+        read: tuple[str, int, str | None] | None = None,
+        weight_version: int = 1,
     ) -> ReturnSample:
         """The text that this output adds; with a finish reason if the sequence or its text ends.
 
@@ -181,6 +188,9 @@ class _Reply:
         """
         text, num_read, finish_reason = read or self._text.read(output)
         if num_read and read is None:
+            last = self._weight_versions[-1][0] if self._weight_versions else FIRST_VERSION
+            if weight_version != last:
+                self._weight_versions.append((weight_version, self.times.num_tokens))
             self.times.add_tokens(num_read, now)
         self.usage.completion_tokens += num_read
         self.usage.num_open -= finish_reason is not None
@@ -193,8 +203,14 @@ class _Reply:
             prompt_logprobs=self._logprobs.of_prompt(output.prompt_logprobs),
             finish_reason=finish_reason,
             stop_reason=self._text.stop_reason,
+            weight_versions=[] if finish_reason is None else self._versions(),
             usage=None if self.usage.num_open else self._cost(),
         )
+
+    def _versions(self) -> list[tuple[int, int]]:
+        """As in ReturnSample: nothing where the weights of the start have made all tokens."""
+        changes = self._weight_versions
+        return [(FIRST_VERSION, 0), *changes] if changes and changes[0][1] else changes
 
     def _cost(self) -> Usage:
         """What the request took; its prompt is counted once, as its first sample found it."""
@@ -213,3 +229,4 @@ class _ReplyOutput:
     reply: _Reply
     output: SequenceOutput
     now: float
+    weight_version: int

@@ -13,6 +13,9 @@ from driver.stages.fair_share import Holder
 RequestOrder = Literal["age", "tokens", "rate", "client"]
 """How open requests are listed: oldest, most tokens generated, or fastest first; or by client, and
 then the oldest first."""
+UpdateMode = Literal["keep", "wait", "abort"]
+"""What becomes of the requests that are open: they go on with the new weights, the update waits
+for their end, or they are ended. Those that come meanwhile wait."""
 BYTES_PER_TOKEN = 4
 """An estimate for text that is not tokenised yet; a limit of load need not be exact."""
 
@@ -73,6 +76,9 @@ class ReturnSample(msgspec.Struct, frozen=True, kw_only=True):
     each has a ``finish_reason`` (stop, length, repetition, timeout, abort). Exactly one sample of
     a request is its last: it has a ``finish_reason`` and ``usage``, or an ``error``, never both.
     ``stop_reason`` is the stop string or the id of ``stop_token_ids`` that ended the output.
+    The last of each output has ``weight_versions``: each version of the weights that made tokens
+    of it, and the index of the first of them, from 0. It is empty where those of the start, which
+    are version 1, have made them all.
     As in vLLM, ``logprobs`` has for each token a dictionary of Logprobs by token id, its own first
     and then the likeliest; so has ``prompt_logprobs``, with None for the first token.
     """
@@ -85,6 +91,7 @@ class ReturnSample(msgspec.Struct, frozen=True, kw_only=True):
     prompt_logprobs: list[dict[int, Logprob] | None] = []
     finish_reason: str | None = None
     stop_reason: int | str | None = None
+    weight_versions: list[tuple[int, int]] = []
     usage: Usage | None = None
     error: RequestError | None = None
 

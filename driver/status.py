@@ -6,7 +6,7 @@ import msgspec
 
 from engine.config import EngineStats
 
-STATES = ("serving", "falling asleep", "asleep", "draining")
+STATES = ("serving", "pausing", "paused", "falling asleep", "asleep", "draining")
 
 
 class DriverStatus(EngineStats, frozen=True):

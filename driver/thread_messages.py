@@ -1,9 +1,10 @@
 """The messages between the driver's threads.
 
 The inbox of the execution thread takes Admit, AbortSequences, Finished, SleepEngine, WakeEngine,
-ProfileEngine, ResetPrefixCache, AddAdapter, RemoveAdapter, Compiled and Stop. It is unbounded, so no sender ever waits. The queue of the
-summary thread is short, and only the execution thread puts into it: Opened, StepOutputs and Ended.
-One queue carries a request's opening, tokens and end, so their order holds.
+PauseEngine, ResumeEngine, UpdateWeights, ProfileEngine, ResetPrefixCache, AddAdapter, RemoveAdapter,
+Compiled and Stop. It is unbounded, so no sender ever waits. The queue of the summary thread is
+short, and only the execution thread puts into it: Opened, StepOutputs and Ended. One queue carries
+a request's opening, tokens and end, so their order holds.
 """
 
 from collections.abc import Callable
@@ -12,7 +13,8 @@ import msgspec
 
 from driver.errors import DriverError
 from driver.open_requests import OpenRequest
-from driver.request import ReturnChannel
+from driver.operations.weight_updates import UpdateWeights
+from driver.request import ReturnChannel, UpdateMode
 from driver.resumption import Resumed
 from engine.adapters.adapter import Adapter
 from engine.sampling_params import SamplingParams
@@ -72,11 +74,31 @@ class SleepEngine(msgspec.Struct, eq=False):
 
     request_id: str
     channel: ReturnChannel
+    level: int = 1
+    """2 frees the weights' memory too."""
     cancelled: bool = False
 
 
 class WakeEngine(msgspec.Struct, frozen=True):
-    """Allocate the pages' memory again; then answer the channel."""
+    """Allocate the pages' memory again, read the weights again; then answer the channel."""
+
+    request_id: str
+    channel: ReturnChannel
+    weights: bool = True
+    pages: bool = True
+
+
+class PauseEngine(msgspec.Struct, frozen=True):
+    """Run no step from now on, in one of UpdateMode's ways; then answer the channel."""
+
+    request_id: str
+    mode: UpdateMode
+    clear_cache: bool
+    channel: ReturnChannel
+
+
+class ResumeEngine(msgspec.Struct, frozen=True):
+    """Run steps again; then answer the channel."""
 
     request_id: str
     channel: ReturnChannel
@@ -119,9 +141,10 @@ class Stop(msgspec.Struct, frozen=True):
 
 
 class StepOutputs(msgspec.Struct, frozen=True):
-    """The tokens of one step."""
+    """The tokens of one step, or of several with the same weights."""
 
     outputs: list[SequenceOutput]
+    weight_version: int = 1
 
 
 class Ended(msgspec.Struct, frozen=True):
@@ -131,12 +154,13 @@ class Ended(msgspec.Struct, frozen=True):
     finish_reason: str
 
 
+Change = SleepEngine | WakeEngine | PauseEngine | ResumeEngine | UpdateWeights
+"""A command that changes the whole engine, between two steps."""
 Inbound = (
     Admit
     | AbortSequences
     | Finished
-    | SleepEngine
-    | WakeEngine
+    | Change
     | ProfileEngine
     | ResetPrefixCache
     | AddAdapter

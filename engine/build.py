@@ -15,6 +15,7 @@ from engine.config import EngineConfig, ServingLimits
 from engine.device_errors import DeviceError, device_errors
 from engine.errors import ConfigurationError
 from engine.hosts.processes import least_of_all
+from engine.live.live_weights import LiveWeights
 from engine.models.decoder import Decoder
 from engine.oengine import MAX_FAILURES_IN_A_ROW, oEngine
 from engine.progress import Progress
@@ -51,13 +52,14 @@ class CompiledSteps:
 
     def executor(self) -> StepExecutor:
         """The part of an engine that runs on this process's devices."""
-        return StepExecutor(self.manager, self.served.config.seed)
+        return StepExecutor(self.manager, self.served.config.seed, self._weights())
 
     def engine(self, tell: Callable[[Command], None]) -> oEngine:
         """An engine that has completed its warm-up. Raises DeviceError if it is out of memory."""
         config, shapes, model = self.served.config, self.manager.shapes, self.served.model
         with device_errors():
-            runner = eSurgeRunner(self.manager, config.seed, tell)
+            weights = self._weights()
+            runner = eSurgeRunner(self.manager, config.seed, tell, weights)
         host, pool, slots, states = shapes.host, shapes.cache.states, None, None
         pages = HBMPageManager(shapes.cache.num_pages, None if host is None else host.tier())
         if pool is not None:
@@ -91,9 +93,13 @@ class CompiledSteps:
             staged=self.manager.staged,
             replaced_kernels=len(self.served.backend.replaced),
             states=slots,
+            weights=weights,
         )
         warm_up(engine)
         return engine
+
+    def _weights(self) -> LiveWeights:
+        return LiveWeights(self.served, self.manager.decoder)
 
 
 def compile_steps(served: ServedModel, decoder: Decoder, shapes: StepShapes, report: Report) -> ExecutionManager:

@@ -384,7 +384,13 @@ class EngineStats(msgspec.Struct, frozen=True):
     replaced_kernels: int = 0
     """Kernels that are at fault on this machine; XLA's operations serve in their place."""
     asleep: bool = False
-    """Whether the pages' memory is freed."""
+    """Whether the pages' memory is freed, or the weights'."""
+    weight_version: int = 1
+    """Of the weights that are served: 1 are those of the start, and each update is one more."""
+    weight_name: str = ""
+    """The operator's name of that version."""
+    has_weights: bool = True
+    """Whether the devices have any: not in a sleep of level 2."""
     max_loras: int = 0
     """Slots for adapters on the device; 0 if none are served."""
     adapter_loads: int = 0

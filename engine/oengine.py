@@ -26,6 +26,10 @@ from engine.adapters.adapter import Adapter, AdapterError, AdapterStatus
 from engine.adapters.reader import AdapterReader
 from engine.config import EngineStats, ServingLimits
 from engine.device_errors import DeviceError
+from engine.live.live_weights import LiveWeights
+from engine.live.staging import StagedWeights
+from engine.live.weight_source import WeightSource
+from engine.live.weight_version import WeightVersion
 from engine.sampling.sampler import NO_TOKEN
 from engine.scheduling.awaited_masks import AwaitedMasks
 from engine.scheduling.plan import NextIterationPlan, StepResult
@@ -61,6 +65,7 @@ class oEngine:
         staged: StagedCompilation | None = None,
         replaced_kernels: int = 0,
         states: HBMPageManager | None = None,
+        weights: LiveWeights | None = None,
     ) -> None:
         self.limits = limits
         self._scheduler = scheduler
@@ -76,6 +81,8 @@ class oEngine:
         self._reader = None if runner.adapters is None else AdapterReader(runner.adapters)
         self._host = host_link(pages, states, scheduler.memory.host, runner.host)
         self._asleep = False
+        self._weights = weights
+        self._version = WeightVersion()
         self._preemption_log = PreemptionLog(pages.num_total, scheduler.memory.page_size)
         self.start_counting()
 
@@ -112,31 +119,69 @@ class oEngine:
         """Use the functions compiled so far. Raises the error of a failed compilation."""
         self._staged.adopt()
 
-    def sleep(self) -> None:
-        """Free the pages' memory but not the weights'. No sequence may be waiting or running.
+    def sleep(self, level: int = 1) -> None:
+        """Free the pages' memory, and at level 2 the weights'. No sequence may wait or run.
 
-        What is in the host's memory stays there, and is found again.
+        What is in the host's memory stays there, and is found again while the weights are the same.
         """
+        if not self._asleep:
+            while self._in_flight:
+                self._land()
+            assert not self.has_work, "a sequence waits or runs"
+            self._finish_copies()
+            self._scheduler.lose_cache(keep_host=True)
+            self._runner.drop_cache()
+            self._asleep = True
+        if level > 1 and self._version.are_there:
+            self._runner.drop_weights()
+            self._version.drop()
+
+    def stage_weights(self, source: WeightSource) -> StagedWeights:
+        """Read new weights into the host's memory, and check them; on any thread.
+
+        Raises ConfigurationError, and nothing has changed.
+        """
+        assert self._weights is not None, "an engine without a model's weights"
+        return self._weights.stage(source)
+
+    def settle(self) -> list[SequenceOutput]:
+        """Wait for the steps in flight; returns their tokens. Raises as ``step`` does."""
+        outputs = []
         while self._in_flight:
-            self._land()
-        assert not self.has_work, "a sequence waits or runs"
-        self._finish_copies()
-        self._scheduler.lose_cache(keep_host=True)
-        self._runner.drop_cache()
-        self._asleep = True
+            outputs += self._land()
+        return outputs
+
+    def update_weights(self, staged: StagedWeights, *, keep_cache: bool = False, name: str = "") -> None:
+        """Serve new weights from the next step on; ``settle`` first.
+
+        Unless ``keep_cache``, running sequences compute all that they have again, and nothing
+        that the former weights computed is found. Raises ConfigurationError before anything is
+        written, and DeviceError where the device fails: the weights are lost then.
+        """
+        assert not self._in_flight, "a step reads the weights"
+        self._runner.write_weights(staged)
+        self._version.replace(name)
+        if not keep_cache:
+            self.forget_cache()
 
     def reset_prefix_cache(self) -> int:
         """Forget the contents of all pages; returns how many had any. Sequences keep theirs."""
         return self._scheduler.memory.forget_all()
 
-    def wake(self) -> None:
-        """Allocate the pages again, if they were freed.
+    def wake(self, *, weights: bool = True, pages: bool = True) -> None:
+        """Read the weights of the start and allocate the pages again, what of it was freed.
 
-        Raises jax.errors.JaxRuntimeError if the device has no memory for them.
+        Raises ConfigurationError and DownloadFailed if the weights cannot be read any more, and
+        jax.errors.JaxRuntimeError if the device has no memory.
         """
         with counted_apart():
-            self._runner.allocate_cache()
-        self._asleep = False
+            if weights and not self._version.are_there:
+                self._runner.load_weights()
+                self._version.replace("")
+                self._scheduler.memory.forget_all()
+            if pages and self._asleep:
+                self._runner.allocate_cache()
+                self._asleep = False
 
     def read_adapter(self, directory: str) -> Adapter:
         """The adapter in a local directory or one of a bucket (``gs://``), for ``add_adapter``.
@@ -164,6 +209,11 @@ class oEngine:
     def close(self) -> None:
         """Stop compiling."""
         self._staged.close()
+
+    @property
+    def sequence_ids(self) -> list[str]:
+        """Of the sequences that wait or run."""
+        return self._scheduler.sequence_ids
 
     @property
     def has_work(self) -> bool:
@@ -251,7 +301,10 @@ class oEngine:
             staged_compilations=self._staged.num_done,
             staged_compilations_left=self._staged.num_left,
             replaced_kernels=self._replaced_kernels,
-            asleep=self._asleep,
+            asleep=self._asleep or not self._version.are_there,
+            weight_version=self._version.number,
+            weight_name=self._version.name,
+            has_weights=self._version.are_there,
             max_loras=0 if self._runner.adapters is None else self._runner.adapters.sizes.max_loras,
             adapter_loads=adapters.num_loads,
             adapter_evictions=adapters.num_evictions,
@@ -359,9 +412,17 @@ class oEngine:
             "a step failed (%s): %d requests in it end with an error, %d others are computed again",
             failure, len(outputs), self._scheduler.num_running,
         )  # fmt: skip
-        self._scheduler.lose_cache()
-        self._runner.reset()
+        self.forget_cache()
         return outputs
+
+    def forget_cache(self) -> None:
+        """Forget all that was computed: running sequences compute it again, and no prefix is
+        found. No step may be in flight."""
+        if self._asleep:
+            self._scheduler.memory.forget_all()
+        else:
+            self._scheduler.lose_cache()
+            self._runner.reset()
 
     def _fail(self, sequences: list[Sequence], why: str) -> list[SequenceOutput]:
         return [

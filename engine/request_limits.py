@@ -28,6 +28,8 @@ MAX_NAMES = 256
 MAX_MESSAGES = 4096
 """Turns of a conversation."""
 MAX_TOOLS = 512
+MAX_TENSORS, MAX_TENSOR_NAME_LENGTH = 2**20, 512
+"""Of a checkpoint."""
 MAX_TOOL_CALLS = 512
 """In one message of a conversation."""
 MAX_PROMPTS = 1024

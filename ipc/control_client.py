@@ -7,13 +7,17 @@ with ControlClient() as control:
 import itertools
 import math
 import time
+from collections import deque
+from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 import zmq
 
-from driver.request import RequestOrder
+from driver.request import RequestOrder, UpdateMode
+from engine.live.weight_source import SharedArray
 from ipc.connection.session import Session
 from ipc.errors import ConnectFailed, ConnectionLost, RequestFailed
 from ipc.wire.addresses import client_address, control_address
@@ -22,7 +26,7 @@ from ipc.wire.keys import client_key
 from ipc.wire.messages import (
     AbortRequest,
     AdaptersReply,
-    ControlMessage,
+    AskedMessage,
     Drain,
     Error,
     ListAdapters,
@@ -32,16 +36,25 @@ from ipc.wire.messages import (
     Metrics,
     MetricsReply,
     Ok,
+    Pause,
     Profile,
     Reload,
     RequestsReply,
     ResetPrefixCache,
+    Resume,
     Sleep,
     Status,
     StatusReply,
     UnloadAdapter,
+    UpdateWeights,
     Wake,
 )
+
+if TYPE_CHECKING:
+    from numpy.typing import ArrayLike
+
+CHUNKS_UNDER_WAY = 4
+"""Messages with parts of weights that the daemon has not answered."""
 
 
 class ControlClient:
@@ -56,6 +69,7 @@ class ControlClient:
 
     def __init__(self, address: str | None = None, timeout: float = 10.0, *, key: Path | str | None = None) -> None:
         checked = control_address(client_address(address, has_key=key is not None))
+        self._address = checked
         own = None if key is None else client_key(Path(key))
         self._serials = itertools.count(1)
         self._context = zmq.Context()
@@ -106,14 +120,70 @@ class ControlClient:
         """Drain the daemon: it finishes open requests within so many seconds, and ends."""
         return self._command(Drain(self._new_request_id(), timeout_s))
 
-    def sleep(self) -> str:
-        """Put the daemon to sleep, without its pages' memory; returns once open requests are
-        done."""
-        return self._command(Sleep(self._new_request_id()))
+    def sleep(self, level: Literal[1, 2] = 1) -> str:
+        """Put the daemon to sleep, without its pages' memory, and at level 2 without that of its
+        weights; returns once open requests are done."""
+        return self._command(Sleep(self._new_request_id(), level))
 
-    def wake(self) -> str:
-        """Have a sleeping daemon serve again; returns when it does."""
-        return self._command(Wake(self._new_request_id()))
+    def wake(self, tags: Sequence[Literal["weights", "kv_cache"]] = ()) -> str:
+        """Have a sleeping daemon serve again; returns when it does. With ``tags`` it takes back so
+        much alone."""
+        return self._command(Wake(self._new_request_id(), list(tags)))
+
+    def pause(self, mode: UpdateMode = "abort", *, clear_cache: bool = True) -> str:
+        """Have the daemon run no step until ``resume``; returns when that is so.
+
+        Open requests are kept as they are ("keep"), end first ("wait"), or are ended ("abort");
+        those that come meanwhile wait. ``clear_cache`` forgets all that is computed.
+        """
+        return self._command(Pause(self._new_request_id(), mode, clear_cache))
+
+    def resume(self) -> str:
+        """Have a paused daemon go on."""
+        return self._command(Resume(self._new_request_id()))
+
+    def update_weights(
+        self,
+        weights: "Mapping[str, ArrayLike] | Path | str",
+        *,
+        mode: UpdateMode = "keep",
+        keep_cache: bool = False,
+        name: str = "",
+    ) -> int:
+        """Have other weights served from one step to the next; returns their version.
+
+        ``weights`` are arrays by their names in a checkpoint, all or some, or a directory below
+        the daemon's ``--weights-root`` that has all. Arrays go through shared memory to a daemon of
+        this machine and user, and in messages to others. Open requests go on with the new weights
+        ("keep"), end first ("wait"), or are ended ("abort"). With ``keep_cache`` nothing that the
+        former weights have computed is computed again. ``name`` is for status and log.
+
+        Raises RequestFailed where the weights do not fit or hold NaN: the former ones are served
+        on.
+        """
+        update = partial(UpdateWeights, mode=mode, keep_cache=keep_cache, name=name)
+        if isinstance(weights, Path | str):
+            return self._update(update(self._new_request_id(), path=str(weights)))
+        from ipc.connection.weight_transfer import contiguous, in_messages, in_shared_memory, shares_memory
+
+        arrays = contiguous(weights)
+        if shares_memory(self._address):
+            with in_shared_memory(arrays) as shared:
+                return self._update(update(self._new_request_id(), arrays=shared))
+        waiting: deque[str] = deque()
+        for chunk in in_messages(arrays, iter(self._new_request_id, "")):
+            self._session.send(encode(chunk))
+            waiting.append(chunk.request_id)
+            if len(waiting) == CHUNKS_UNDER_WAY:
+                self._reply(waiting.popleft())
+        for request_id in waiting:
+            self._reply(request_id)
+        return self._update(update(self._new_request_id()))
+
+    def update_shared(self, arrays: Mapping[str, SharedArray]) -> int:
+        """As ``update_weights`` with arrays that are in the shared memory of the daemon's machine,
+        and belong to its user."""
+        return self._update(UpdateWeights(self._new_request_id(), arrays=dict(arrays)))
 
     def reload(self) -> str:
         """Have the daemon read its configuration and its keys again; what it has taken over."""
@@ -169,20 +239,31 @@ class ControlClient:
     def _new_request_id(self) -> str:
         return str(next(self._serials))
 
-    def _command(self, command: ControlMessage) -> str:
+    def _command(self, command: AskedMessage) -> str:
         reply = self._ask(command)
         assert isinstance(reply, Ok)
         return reply.text
 
-    def _ask(self, command: ControlMessage) -> Ok | StatusReply | MetricsReply | RequestsReply | AdaptersReply:
+    def _update(self, command: UpdateWeights) -> int:
+        reply = self._ask(command)
+        assert isinstance(reply, Ok) and reply.weight_version is not None
+        return reply.weight_version
+
+    def _ask(self, command: AskedMessage) -> Ok | StatusReply | MetricsReply | RequestsReply | AdaptersReply:
         """The daemon's answer, which may take its time."""
         self._session.send(encode(command))
+        return self._reply(command.request_id)
+
+    def _reply(self, request_id: str) -> Ok | StatusReply | MetricsReply | RequestsReply | AdaptersReply:
+        """The answer to a command that is sent; those to earlier ones that failed are passed."""
         while self._session.lost is None:
             now = time.monotonic()
             for answer, _ in self._session.receive(now):
-                if isinstance(answer, Error):
+                if isinstance(answer, Error) and answer.request_id in (None, request_id):
                     raise RequestFailed(answer.code, answer.message)
-                if isinstance(answer, Ok | StatusReply | MetricsReply | RequestsReply | AdaptersReply):
+                if isinstance(answer, Ok | StatusReply | MetricsReply | RequestsReply | AdaptersReply) and (
+                    answer.request_id == request_id
+                ):
                     return answer
             self._session.keep_alive(now)
             self._wait(self._session.next_ping)

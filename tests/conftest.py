@@ -68,13 +68,11 @@ from driver.text.tokenizer import HuggingFaceTokenizer  # noqa: E402
 from engine.models import cpu_libraries  # noqa: E402
 from ipc.process.logs import OURS  # noqa: E402
 from ipc.service import daemon  # noqa: E402
-from ipc.sockets import peers  # noqa: E402
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
 
 daemon.SHUTDOWN_TIMEOUT = PATIENCE  # after which it ends its process, which here is that of all tests
-peers.LINGER = 100 * PATIENCE  # in which the socket's process takes the last messages, on a busy machine, too
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 jax.config.update("jax_numpy_rank_promotion", "raise")
 

@@ -19,10 +19,13 @@ from driver.request import (
     ReturnChannel,
     ReturnSample,
     TokenizerRequest,
+    UpdateMode,
     Usage,
 )
 from engine.adapters.adapter import Adapter
 from engine.config import ServingLimits
+from engine.hub.roots import Root
+from engine.live.weight_source import WeightSource
 from engine.request_limits import MAX_MESSAGE_BYTES
 from ipc.process.logs import set_level
 from ipc.server.driver_protocol import Driver
@@ -62,6 +65,7 @@ class FakeDriver:
         self.open: dict[str, ActiveRequest] = {}
         self.when_drained: Callable[[], None] = lambda: None
         self.state = "serving"
+        self.updates: list[tuple[WeightSource, UpdateMode, bool, str]] = []
         self.seconds_since_progress = 0.0
         self.adapters = AdapterRegistry(8, ("parrot",), lambda _: None)
         self._uids = itertools.count(1)
@@ -132,11 +136,38 @@ class FakeDriver:
     def reset_prefix_cache(self, request_id: str, channel: ReturnChannel) -> None:
         channel.put(ReturnSample(request_id=request_id, text="forgotten", finish_reason="stop", usage=Usage(0, 0)))
 
-    def sleep(self, request_id: str, channel: ReturnChannel) -> None:
+    def sleep(self, request_id: str, channel: ReturnChannel, level: int = 1) -> None:
+        self.level = level
         self._fall("asleep", request_id, channel)
 
-    def wake(self, request_id: str, channel: ReturnChannel) -> None:
+    def wake(self, request_id: str, channel: ReturnChannel, *, weights: bool = True, pages: bool = True) -> None:
+        self._fall("serving" if weights and pages else "asleep", request_id, channel)
+
+    def pause(self, request_id: str, channel: ReturnChannel, mode: UpdateMode, *, clear_cache: bool) -> None:
+        self.paused_with = mode, clear_cache
+        self._fall("paused", request_id, channel)
+
+    def resume(self, request_id: str, channel: ReturnChannel) -> None:
         self._fall("serving", request_id, channel)
+
+    def update_weights(
+        self,
+        request_id: str,
+        channel: ReturnChannel,
+        source: WeightSource,
+        mode: UpdateMode,
+        *,
+        keep_cache: bool,
+        name: str,
+    ) -> None:
+        self.updates.append((source, mode, keep_cache, name))
+        version = len(self.updates) + 1
+        usage = Usage(0, 0)
+        channel.put(
+            ReturnSample(
+                request_id=request_id, text="new", finish_reason="stop", usage=usage, weight_versions=[(version, 0)]
+            )
+        )
 
     def _fall(self, state: str, request_id: str, channel: ReturnChannel) -> None:
         self.state = state
@@ -195,9 +226,12 @@ def build_server(
     on_failure: Callable[[str], None] = lambda why: None,
     authority: Authority | None = None,
     profiles: Path | None = None,
+    weights_root: Root | None = None,
 ) -> Server:
     """A server that is not started yet, and that nobody drains or asks to reload."""
-    return Server(address, on_failure, lambda timeout: None, lambda *asker: None, set_level, authority, profiles)
+    return Server(
+        address, on_failure, lambda timeout: None, lambda *asker: None, set_level, authority, profiles, weights_root
+    )
 
 
 @contextmanager
@@ -211,10 +245,11 @@ def serving(
     aliases: Sequence[str] = (),
     defaults: dict[str, float] | None = None,
     enable_lora: bool = False,
+    weights_root: Root | None = None,
 ) -> Iterator[Server]:
     """A server for the time of a with statement; it has not failed at its end."""
     failures: SimpleQueue[str] = SimpleQueue()
-    server = build_server(address, failures.put, authority, profiles)
+    server = build_server(address, failures.put, authority, profiles, weights_root)
     server.start()
     limits = msgspec.structs.replace(LIMITS, default_sampling_params=defaults or {})
     server.open(driver, model=model, limits=limits, metrics=metrics, aliases=aliases, enable_lora=enable_lora)

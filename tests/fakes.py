@@ -5,6 +5,7 @@ import threading
 from collections import deque
 from collections.abc import Callable
 from collections.abc import Sequence as Tokens
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,8 @@ import numpy as np
 from driver.text.conversation import Chat
 from engine.adapters.adapter import Adapter, AdapterError
 from engine.config import EngineStats, ServingLimits
+from engine.errors import ConfigurationError
+from engine.live.weight_source import WeightSource
 from engine.scheduling.sequence import Sequence, SequenceOutput, SequenceStatus
 from engine.step.step_times import step_histograms
 
@@ -74,6 +77,9 @@ class FakeEngine:
         self.num_kept_pages = 0
         self.steps = 0
         self.asleep = False
+        self.has_weights, self.weight_version, self.unreadable = True, 1, ""
+        self.staged: list[WeightSource] = []
+        self.written: list[tuple[Any, bool, str]] = []
         self.admitted: list[Sequence] = []
         self.adapters: dict[int, Adapter] = {}
         self._uids = itertools.count(1)
@@ -130,13 +136,41 @@ class FakeEngine:
     def adopt(self) -> None:
         """Nothing ever comes."""
 
-    def sleep(self) -> None:
+    def sleep(self, level: int = 1) -> None:
         self._in_flight = []
         assert not self.has_work, "a sequence waits or runs"
         self.asleep = True
+        self.has_weights = self.has_weights and level == 1
 
-    def wake(self) -> None:
-        self.asleep = False
+    def wake(self, *, weights: bool = True, pages: bool = True) -> None:
+        if weights and self.unreadable:
+            raise ConfigurationError(self.unreadable)
+        self.has_weights = self.has_weights or weights
+        self.asleep = self.asleep and not pages
+
+    @property
+    def sequence_ids(self) -> list[str]:
+        return [sequence.request_id for sequence in (*self._waiting, *self._running.values())]
+
+    def stage_weights(self, source: WeightSource) -> Any:
+        self.staged.append(source)
+        if self.unreadable:
+            raise ConfigurationError(self.unreadable)
+        return SimpleNamespace(origin="a test", num_tensors=1)
+
+    def settle(self) -> list[SequenceOutput]:
+        landing, self._in_flight = self._in_flight, []
+        return [self._land(sequence, token_id) for sequence, token_id in landing]
+
+    def update_weights(self, staged: Any, *, keep_cache: bool = False, name: str = "") -> None:
+        assert not self._in_flight, "a step reads the weights"
+        self.weight_version += 1
+        self.has_weights = True
+        self.written.append((staged, keep_cache, name))
+
+    def forget_cache(self) -> None:
+        assert not self._in_flight
+        self.num_kept_pages = 0
 
     def reset_prefix_cache(self) -> int:
         kept, self.num_kept_pages = self.num_kept_pages, 0
@@ -151,7 +185,9 @@ class FakeEngine:
             max_num_seqs=self.limits.max_num_seqs,
             waiting=len(self._waiting),
             steps=self.steps,
-            asleep=self.asleep,
+            asleep=self.asleep or not self.has_weights,
+            has_weights=self.has_weights,
+            weight_version=self.weight_version,
         )
 
     def _dispatch(self) -> list[tuple[Sequence, int]]:

@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from fake_driver import PATIENCE, serving
+from fake_driver import serving
 from fakes import FakeEngine, FakeTokenizer
 from test_driver import Listener, error_of, submit, text_of
 
@@ -46,7 +46,7 @@ class SlowReader(FakeEngine):
 
     def read_adapter(self, directory: str) -> Adapter:
         self.reads.release()
-        assert self.may_read.wait(PATIENCE)
+        assert self.may_read.wait(30)
         return super().read_adapter(directory)
 
 
@@ -260,7 +260,7 @@ def test_commands_are_done_in_their_order(tmp_path: Path) -> None:
     with build(tmp_path, engine) as driver:
         engine.may_read.clear()
         first = begin(driver, LoadAdapter, "alice")
-        assert engine.reads.acquire(timeout=PATIENCE)
+        assert engine.reads.acquire(timeout=30)
         others = [begin(driver, LoadAdapter, "alice"), begin(driver, UnloadAdapter, "alice")]
         last = [begin(driver, LoadAdapter, "alice", replace=False) for _ in range(2)]
         with pytest.raises(NotFound):  # nothing waits for it
@@ -286,7 +286,7 @@ def test_more_commands_than_can_wait_are_refused(tmp_path: Path) -> None:
     with build(tmp_path, engine) as driver:
         engine.may_read.clear()
         first = begin(driver, LoadAdapter, "alice")
-        assert engine.reads.acquire(timeout=PATIENCE)
+        assert engine.reads.acquire(timeout=30)
         for _ in range(64):
             begin(driver, LoadAdapter, "bob")
         with pytest.raises(Overloaded):
@@ -310,7 +310,7 @@ def test_adapters_come_and_go_asleep_but_not_while_draining(tmp_path: Path) -> N
         text_of(list(submit(driver, model="bob")))
         drained = threading.Event()
         driver.drain(drained.set)
-        assert drained.wait(PATIENCE)
+        assert drained.wait(30)
         with pytest.raises(Draining):
             begin(driver, LoadAdapter, "alice")
     assert engine.admitted[-1].adapter_id == 2
@@ -340,7 +340,7 @@ def test_a_driver_ends_while_an_adapter_is_read(tmp_path: Path) -> None:
     with build(tmp_path, engine) as driver:
         engine.may_read.clear()
         begin(driver, LoadAdapter, "alice")
-        assert engine.reads.acquire(timeout=PATIENCE)
+        assert engine.reads.acquire(timeout=30)
         driver.stop("enough", timeout=0.1)
         engine.may_read.set()
 

@@ -26,7 +26,8 @@ class ScriptedInbox:
         self.script = script
         self.waits: list[bool] = []
 
-    def get(self, block: bool = True) -> Inbound:
+    def get(self, block: bool = True, timeout: float | None = None) -> Inbound:
+        assert timeout is None
         self.waits.append(block)
         message = self.script.pop(0) if self.script else Stop()
         if message is None:
@@ -214,12 +215,12 @@ def test_progress_is_counted_from_the_work_and_from_each_step() -> None:
             return super().step()
 
     class Waited(ScriptedInbox):
-        def get(self, block: bool = True) -> Inbound:
+        def get(self, block: bool = True, timeout: float | None = None) -> Inbound:
             nonlocal now
             now += 1000.0 if block else 1.0
             if block:
                 assert loop.seconds_since_progress == 0.0
-            return super().get(block)
+            return super().get(block, timeout)
 
     loop: Any = ExecutionLoop(Watched(), BoundedQueue(100), lambda: now)
     loop.inbox = Waited([build_admit(max_tokens=2), None, None, None])

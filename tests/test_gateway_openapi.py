@@ -27,6 +27,9 @@ def http(address: str, driver: FakeDriver, tmp_path: Path) -> Iterator[httpx.Cli
         yield client
 
 
+TENSOR = {"names": ["a"], "dtype_names": ["float32"], "shapes": [[1]], "object_names": ["x"], "offsets": [0]}
+
+
 def check(answer: httpx.Response, described: dict[str, Any]) -> None:
     """Raises where status, content type or body are not as described of that operation."""
     content = described["responses"][str(answer.status_code)]["content"]
@@ -46,6 +49,7 @@ def test_every_address_is_described_and_answers_as_described(http: httpx.Client)
         "/detokenize": {"tokens": [1]},
         "/v1/load_lora_adapter": {"lora_name": "alice"},
         "/v1/unload_lora_adapter": {"lora_name": "alice"},
+        "/update_weights": {"update_info": TENSOR},
     }
     for path, methods in described["paths"].items():
         ((method, operation),) = methods.items()

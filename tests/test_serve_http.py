@@ -26,7 +26,6 @@ from engine.progress import Progress
 from ipc.commands.cli import main
 from ipc.control_client import ControlClient
 from ipc.errors import AddressInUse, RequestFailed
-from ipc.process import gateway_process
 from ipc.process.gateway_process import GatewayProcess
 from ipc.service.configuration import DaemonConfig
 from ipc.service.daemon import FAULT, MISCONFIGURED, STOPPED, Daemon
@@ -34,7 +33,6 @@ from ipc.service.http_config import HttpConfig
 from ipc.service.settings import GATEWAY_OPTIONS, SETTINGS, held, http_config
 
 ROOT = Path(__file__).parent.parent
-gateway_process.ANSWER_TIMEOUT = PATIENCE  # a busy machine may take longer than the seconds that a daemon waits
 
 
 def gateway(**options: Any) -> GatewayProcess:

@@ -5,11 +5,9 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from pathlib import Path
 
 import psutil
 import pytest
@@ -104,33 +102,6 @@ def test_a_process_that_hangs_is_followed_by_another(address: str, monkeypatch: 
         # On a busy machine one more may have been too slow, and be just ending.
         with Client(address, resume=True, timeout=PATIENCE) as client:
             assert client.complete("x").text == "x"
-
-
-def test_a_process_ends_by_itself_while_clients_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is not waited for in vain, and killed with what it had to send."""
-    ended: list[Link] = []
-    receive = Link.receive
-
-    def receiving(link: Link) -> list[tuple[int, int, bytes]]:
-        try:
-            return receive(link)
-        except LinkLost:
-            ended.append(link)
-            raise
-
-    monkeypatch.setattr(Link, "receive", receiving)
-    for number in range(6):
-        with serving(address := f"ipc://{tmp_path}/{number}.sock", FakeDriver()):
-            clients = [RawClient(address) for _ in range(8)]
-            for client in clients:
-                client.greet()
-            leaving = [threading.Thread(target=client.vanish) for client in clients]
-            for thread in leaving:
-                thread.start()
-        for thread in leaving:
-            thread.join()
-
-    assert len(ended) == 2 * 6
 
 
 def named(address: str, name: bytes) -> tuple["zmq.Context[zmq.Socket[bytes]]", "zmq.Socket[bytes]"]:

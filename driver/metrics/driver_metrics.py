@@ -96,6 +96,7 @@ class DriverMetrics(Collector):
             ("odriver_adapters", "Adapters that requests may name", len(status.adapters)),
             ("odriver_uptime_seconds", "Since the driver was made", status.uptime_seconds),
             ("odriver_staged_compilations_left", "Functions that readiness did not wait for", status.staged_compilations_left),
+            ("odriver_weight_version", "Of the weights that are served; 1 are those of the start", status.weight_version),
             ("odriver_replaced_kernels", "Kernels at fault, in whose place XLA serves", status.replaced_kernels),
         ):  # fmt: skip
             yield self._alone(GaugeMetricFamily, name, meaning, value)
@@ -103,7 +104,12 @@ class DriverMetrics(Collector):
         yield self._by_label(
             "vllm:num_requests_waiting_by_reason", "By why they wait", "reason", waiting_for, GaugeMetricFamily
         )
-        sleeping = {"awake": not status.asleep, "weights_offloaded": 0, "discard_all": 0}
+        discarded = status.asleep and not status.has_weights
+        sleeping = {
+            "awake": not status.asleep,
+            "weights_offloaded": 0,
+            "discard_all": discarded,
+        }
         yield self._by_label("vllm:engine_sleep_state", "1 where it holds", "sleep_state", sleeping, GaugeMetricFamily)
         yield self._by_label(
             "odriver_stage_busy_seconds", "With one item, or its work without progress", "stage", status.stages,

@@ -6,6 +6,8 @@ from typing import Protocol
 from engine.adapters.adapter import Adapter
 from engine.config import EngineStats, ServingLimits
 from engine.histogram import Histogram
+from engine.live.staging import StagedWeights
+from engine.live.weight_source import WeightSource
 from engine.scheduling.sequence import Sequence, SequenceOutput
 
 
@@ -56,11 +58,29 @@ class Engine(Protocol):
     def adopt(self) -> None:
         """Uses the staged functions; raises the error of their compilation."""
 
-    def sleep(self) -> None:
-        """Frees the pages' memory; no sequence may wait or run."""
+    def sleep(self, level: int = 1) -> None:
+        """Frees the pages' memory, and the weights' at level 2; no sequence may wait or run."""
 
-    def wake(self) -> None:
-        """Allocates that memory again."""
+    def wake(self, *, weights: bool = True, pages: bool = True) -> None:
+        """Takes that memory again; raises ConfigurationError if weights cannot be read."""
+
+    @property
+    def sequence_ids(self) -> list[str]:
+        """Of the sequences that wait or run."""
+
+    def stage_weights(self, source: WeightSource) -> StagedWeights:
+        """Reads and checks new weights, on any thread; raises ConfigurationError."""
+
+    def settle(self) -> list[SequenceOutput]:
+        """Waits for all steps in flight, and returns their tokens."""
+
+    def update_weights(self, staged: StagedWeights, *, keep_cache: bool = False, name: str = "") -> None:
+        """Serves these weights from the next step on, after ``settle``; raises ConfigurationError
+        where nothing has changed."""
+
+    def forget_cache(self) -> None:
+        """Has running sequences compute all that they have again, and finds no prefix; after
+        ``settle``."""
 
     def close(self) -> None:
         """Stops compiling."""

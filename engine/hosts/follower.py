@@ -11,10 +11,13 @@ from engine.step.commands import (
     AllocateCache,
     Command,
     DropCache,
+    DropWeights,
     Landed,
     Leave,
+    LoadWeights,
     MakeCopies,
     RemoveAdapter,
+    ResetState,
     StepDescription,
     WriteAdapter,
 )
@@ -29,6 +32,9 @@ def execute_commands(executor: StepExecutor, hear: Callable[[], Command]) -> Non
         match command:
             case StepDescription():
                 in_flight.append(executor.execute(command))
+            case Landed(token_ids=theirs):
+                check_alike(landed, np.asarray(in_flight.popleft().token_ids), theirs)
+                landed += 1
             case MakeCopies():
                 executor.copy(command)
             case AddAdapter():
@@ -37,13 +43,22 @@ def execute_commands(executor: StepExecutor, hear: Callable[[], Command]) -> Non
                 executor.remove_adapter(command.uid)
             case WriteAdapter():
                 executor.write_adapter(command.uid, command.slot)
-            case Landed(token_ids=theirs):
-                check_alike(landed, np.asarray(in_flight.popleft().token_ids), theirs)
-                landed += 1
-            case DropCache():
-                executor.drop_cache()
-            case AllocateCache():
-                executor.allocate_cache()
+            case _:
+                _change_memory(executor, command)
+
+
+def _change_memory(executor: StepExecutor, command: Command) -> None:
+    match command:
+        case DropCache():
+            executor.drop_cache()
+        case AllocateCache():
+            executor.allocate_cache()
+        case ResetState():
+            executor.reset()
+        case DropWeights():
+            executor.drop_weights()
+        case LoadWeights():
+            executor.load_weights()
 
 
 def check_alike(step: int, ours: np.ndarray, theirs: np.ndarray) -> None:

@@ -111,6 +111,11 @@ class InferenceScheduler:
         return self._preempter.take_events()
 
     @property
+    def sequence_ids(self) -> list[str]:
+        """Of all sequences."""
+        return [sequence.request_id for sequence in (*self._running, *self._waiting)]
+
+    @property
     def num_waiting(self) -> int:
         """Sequences without a slot."""
         return len(self._waiting)

@@ -80,6 +80,18 @@ class DropCache(msgspec.Struct, frozen=True, tag="drop cache"):
     """``StepExecutor.drop_cache``."""
 
 
+class ResetState(msgspec.Struct, frozen=True, tag="reset state"):
+    """``StepExecutor.reset``."""
+
+
+class DropWeights(msgspec.Struct, frozen=True, tag="drop weights"):
+    """``StepExecutor.drop_weights``."""
+
+
+class LoadWeights(msgspec.Struct, frozen=True, tag="load weights"):
+    """``StepExecutor.load_weights``."""
+
+
 class AllocateCache(msgspec.Struct, frozen=True, tag="allocate cache"):
     """``StepExecutor.allocate_cache``."""
 
@@ -100,6 +112,9 @@ Command = (
     | Landed
     | DropCache
     | AllocateCache
+    | ResetState
+    | DropWeights
+    | LoadWeights
     | Leave
 )
 

@@ -7,10 +7,13 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from functools import partial
 from typing import Any
 
+from jax import Array
+
 from caching.paged_attention_cache import PagedAttentionCache
 from engine.adapters.slot_arrays import WRITE_ADAPTER, slot_arrays
 from engine.mesh import DeviceMesh
 from engine.models.decoder import Decoder
+from engine.models.weights.forms import Weight
 from engine.progress import Progress
 from engine.step.backend import Backend
 from engine.step.compilation import Compilation, OnCompiled, Program, StagedCompilation, compile_program, scratch_bytes
@@ -42,7 +45,7 @@ class ExecutionManager:
         mesh: DeviceMesh,
         on_compiled: OnCompiled = lambda _: None,
     ) -> None:
-        self.shapes, self.mesh = shapes, mesh
+        self.shapes, self.mesh, self.decoder = shapes, mesh, decoder
         self.new_cache: Callable[[], PagedAttentionCache] = backend.allocator(shapes.cache, mesh)
         """Allocates zeroed pages; raises jax.errors.JaxRuntimeError if out of memory."""
         self.sampling = SamplingPrograms(shapes.max_num_seqs, decoder.partition.model.vocab_size, mesh)
@@ -51,8 +54,6 @@ class ExecutionManager:
         self._forward = ForwardPrograms(
             decoder, backend, shapes.cache, shapes.slots, mesh, shapes.max_model_len, self.adapters
         )
-        self.weights = self._forward.weights
-        self.head = self._forward.head
         self.copied: list[Copied] = copied_kinds(shapes.cache, shapes.host)
         """What goes to the host's memory: pages, and states."""
         self._copies = [CopyPrograms(backend, shapes.cache, mesh, copied) for copied in self.copied]
@@ -83,6 +84,20 @@ class ExecutionManager:
             pool.shutdown(wait=False, cancel_futures=True)
         self._publish()
         self.staged = StagedCompilation(self._jobs(buckets), self._publish)
+
+    @property
+    def weights(self) -> list[Array]:
+        """The arguments of FORWARD that are the model's."""
+        return self._forward.weights
+
+    @property
+    def head(self) -> Weight:
+        """The weights that PROMPT_LOGPROBS reads."""
+        return self._forward.head
+
+    def adopt_weights(self) -> None:
+        """Use the arrays that the decoder has now in the steps to come. Nothing is compiled."""
+        self._forward.adopt_weights()
 
     def layout_for(self, num_tokens: int) -> StepLayout:
         """The smallest compiled bucket that holds a step."""

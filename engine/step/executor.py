@@ -10,6 +10,8 @@ from jax import Array
 from numpy.typing import NDArray
 
 from caching.paged_attention_cache import PagedAttentionCache
+from engine.live.live_weights import LiveWeights
+from engine.live.staging import StagedWeights
 from engine.sampling.needs import Need
 from engine.step.commands import MakeCopies, StepDescription
 from engine.step.execution_manager import ExecutionManager
@@ -34,8 +36,9 @@ class ExecutedStep:
 class StepExecutor:
     """Dispatches steps to this process's devices, which run them in order. Never waits for one."""
 
-    def __init__(self, manager: ExecutionManager, seed: int) -> None:
+    def __init__(self, manager: ExecutionManager, seed: int, weights: LiveWeights | None = None) -> None:
         self._manager = manager
+        self._weights = weights
         self._cache: PagedAttentionCache | None
         self._last_token: Array
         self._slots: SlotState
@@ -59,6 +62,28 @@ class StepExecutor:
         """Allocate the pages again, if they were freed."""
         if self._cache is None:
             self._cache = self._manager.new_cache()
+
+    def write_weights(self, staged: StagedWeights) -> None:
+        """Serve new weights in the steps to come. No step may be in flight. Raises as LiveWeights
+        does."""
+        self._live_weights.write(staged)
+        self._manager.adopt_weights()
+
+    def drop_weights(self) -> None:
+        """Free the weights' memory. No step may be in flight."""
+        self._live_weights.drop()
+        self._manager.adopt_weights()
+
+    def load_weights(self) -> None:
+        """Read the weights of the start again, if they were freed. Raises as LiveWeights does."""
+        if not self._live_weights.are_there:
+            self._live_weights.load()
+            self._manager.adopt_weights()
+
+    @property
+    def _live_weights(self) -> LiveWeights:
+        assert self._weights is not None, "an engine without a model's weights"
+        return self._weights
 
     def reset(self) -> None:
         """Recreate, empty, the state that a failed step loses: not weights and executables.

@@ -83,6 +83,10 @@ class ForwardPrograms:
         self._state = (weights, backend.abstract_cache(pool, mesh), self._slots, last_token)
         self._specs = ([_spec(leaf.sharding) for leaf in weights], CACHE, COPY, COPY, COPY)
 
+    def adopt_weights(self) -> None:
+        """Use the arrays that the decoder has now, of the same shapes, in the steps to come."""
+        self.weights = jax.tree.leaves(nnx.state(self._decoder))
+
     @property
     def head(self) -> Weight:
         """The weights that PROMPT_LOGPROBS reads."""

@@ -10,6 +10,8 @@ from jax import Array
 from engine.adapters.adapter import Adapter
 from engine.adapters.slot_arrays import SlotArrays
 from engine.device_errors import DeviceError, device_errors
+from engine.live.live_weights import LiveWeights
+from engine.live.staging import StagedWeights
 from engine.sampling.logprobs import unpack_logprobs
 from engine.scheduling.host_cache.copies import Copies
 from engine.scheduling.plan import NextIterationPlan, StepResult
@@ -19,9 +21,12 @@ from engine.step.commands import (
     AllocateCache,
     Command,
     DropCache,
+    DropWeights,
     Landed,
+    LoadWeights,
     MakeCopies,
     RemoveAdapter,
+    ResetState,
     WriteAdapter,
 )
 from engine.step.execution_manager import ExecutionManager
@@ -62,11 +67,12 @@ class eSurgeRunner:
         manager: ExecutionManager,
         seed: int,
         tell: Callable[[Command], None] = tell_nobody,
+        weights: LiveWeights | None = None,
     ) -> None:
         self.gaps = StepGaps()
         self._manager = manager
         self._tell = tell
-        self._executor = StepExecutor(manager, seed)
+        self._executor = StepExecutor(manager, seed, weights)
         self._io = ModelIOProcessor(manager.shapes.slots, manager.sampling.vocab_size)
 
     def drop_cache(self) -> None:
@@ -78,6 +84,24 @@ class eSurgeRunner:
         """Allocate the pages again, if they were freed."""
         self._tell(AllocateCache())
         self._executor.allocate_cache()
+
+    def write_weights(self, staged: StagedWeights) -> None:
+        """Serve new weights in the steps to come. No step may be in flight.
+
+        Raises ConfigurationError if they cannot be written; after a DeviceError they are lost.
+        """
+        with device_errors():
+            self._executor.write_weights(staged)
+
+    def drop_weights(self) -> None:
+        """Free the weights' memory. No step may be in flight."""
+        self._tell(DropWeights())
+        self._executor.drop_weights()
+
+    def load_weights(self) -> None:
+        """Read the weights of the start again, if they were freed. Raises as LiveWeights does."""
+        self._tell(LoadWeights())
+        self._executor.load_weights()
 
     @property
     def adapters(self) -> SlotArrays | None:
@@ -129,6 +153,7 @@ class eSurgeRunner:
 
     def reset(self) -> None:
         """As ``StepExecutor.reset``. No sequence may have a slot."""
+        self._tell(ResetState())
         self._executor.reset()
         self.gaps.rest()
 

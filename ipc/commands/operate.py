@@ -8,7 +8,7 @@ import typing
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from driver.request import RequestOrder
+from driver.request import RequestOrder, UpdateMode
 from ipc.commands import which_daemon
 from ipc.commands.arguments import count, seconds
 from ipc.control_client import ControlClient
@@ -136,6 +136,41 @@ def _profile(control: ControlClient, options: dict[str, Any]) -> None:
         write(control.stop_profile())
 
 
+def _sleep_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--level", type=int, choices=(1, 2), default=1, help="2 gives back the memory of the weights too (default: 1)"
+    )
+
+
+def _mode_arguments(parser: argparse.ArgumentParser, default: UpdateMode) -> None:
+    parser.add_argument(
+        "--mode",
+        choices=typing.get_args(UpdateMode),
+        default=default,
+        help=f"open requests are kept and go on later, end first, or are ended (default: {default})",
+    )
+    parser.add_argument(
+        "--keep-cache", action="store_true", default=False, help="compute nothing again that is computed"
+    )
+
+
+def _pause_arguments(parser: argparse.ArgumentParser) -> None:
+    _mode_arguments(parser, "abort")
+
+
+def _update_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("path", metavar="PATH", help="directory with all weights, below the daemon's --weights-root")
+    _mode_arguments(parser, "keep")
+    parser.add_argument("--name", default="", help="what status and log call these weights")
+
+
+def _update_weights(control: ControlClient, options: dict[str, Any]) -> None:
+    version = control.update_weights(
+        options["path"], mode=options["mode"], keep_cache=options["keep_cache"], name=options["name"]
+    )
+    write(f"version {version} of the weights is served")
+
+
 MOST_ROWS = 50
 """Rows of a table of requests, unless more are asked for."""
 
@@ -152,11 +187,24 @@ COMMANDS = [
     ),
     Command(
         "sleep",
-        _no_arguments,
-        lambda control, _: write(control.sleep()),
+        _sleep_arguments,
+        lambda control, options: write(control.sleep(options["level"])),
         "have the daemon finish what it has, and give back the memory of its pages until it is woken",
     ),
     Command("wake", _no_arguments, lambda control, _: write(control.wake()), "have a sleeping daemon serve again"),
+    Command(
+        "pause",
+        _pause_arguments,
+        lambda control, options: write(control.pause(options["mode"], clear_cache=not options["keep_cache"])),
+        "have the daemon compute nothing until it is resumed",
+    ),
+    Command("resume", _no_arguments, lambda control, _: write(control.resume()), "have a paused daemon go on"),
+    Command(
+        "update-weights",
+        _update_arguments,
+        _update_weights,
+        "have the daemon serve other weights of its model, from one step to the next",
+    ),
     Command(
         "reload",
         _no_arguments,

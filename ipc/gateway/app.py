@@ -17,6 +17,7 @@ from ipc.gateway.daemons import Daemons
 from ipc.gateway.endpoints import page_files
 from ipc.gateway.operations import OPERATIONS, Operation
 from ipc.gateway.operators.operators_only import OperatorsOnly
+from ipc.gateway.operators.weights import Gathered
 from ipc.gateway.request_id import RequestIds
 
 
@@ -36,7 +37,7 @@ def make_app(daemons: Daemons, callers: Callers) -> Starlette:
         lifespan=lifespan,
     )
     app.state.daemons, app.state.callers = daemons, callers
-    app.state.memory = Memory()
+    app.state.memory, app.state.gathered_weights = Memory(), Gathered()
     app.state.started_at = int(time.time())
     return app
 

@@ -9,7 +9,7 @@ from starlette.responses import Response
 
 from ipc.gateway.endpoints import chat_completions, completions, health, metrics, models, responses, tokens
 from ipc.gateway.endpoints.chat_chunks import ChatChunk
-from ipc.gateway.operators import lora_adapters, sleeping
+from ipc.gateway.operators import lora_adapters, sleeping, weights
 from ipc.gateway.operators.operator_commands import MODEL
 from ipc.gateway.refused import refuse_embeddings
 from ipc.gateway.responses_api.response_requests import ResponseRequest
@@ -119,7 +119,39 @@ OPERATIONS = [
     Operation("/version", "Which oDriver this is", health.show_version, health.Version, public=True),
     Operation("/is_sleeping", "Whether the daemons sleep", sleeping.is_sleeping, sleeping.Sleeping, errors=_OF_DAEMONS),
     _command("/sleep", "Free the memory of pages", sleeping.sleep, "level"),
-    _command("/wake_up", "Take it again, and serve", sleeping.wake_up),
+    _command("/wake_up", "Take it again, and serve", sleeping.wake_up, "tags"),
+    Operation("/is_paused", "Whether the daemons are paused", weights.is_paused, weights.Paused, errors=_OF_DAEMONS),
+    _command("/pause", "Compute nothing until /resume", weights.pause, "mode", "clear_cache"),
+    _command("/resume", "Go on after /pause", weights.resume),
+    Operation(
+        "/init_weight_transfer_engine",
+        "Nothing to set up; refuses transports that are not there",
+        weights.init_weight_transfer_engine,
+        weights.Message,
+        weights.InitWeightTransfer,
+        errors=(413,),
+        for_operators=True,
+    ),
+    Operation(
+        "/start_weight_update",
+        "Gather new weights",
+        weights.start_weight_update,
+        weights.Message,
+        weights.StartWeightUpdate,
+        errors=(409, 413),
+        for_operators=True,
+    ),
+    Operation(
+        "/update_weights",
+        "Serve new weights, or gather them",
+        weights.update_weights,
+        TEXT,
+        weights.UpdateWeightsBody,
+        errors=(404, 409, 413, *_OF_DAEMONS),
+        query=(MODEL,),
+        for_operators=True,
+    ),
+    _command("/finish_weight_update", "Serve the weights that were gathered", weights.finish_weight_update),
     _command("/reset_prefix_cache", "Forget the pages of prompts", sleeping.reset_prefix_cache),
     _command("/v1/load_lora_adapter", "Load an adapter", lora_adapters.load, body=lora_adapters.LoadLoRAAdapterRequest),
     _command(

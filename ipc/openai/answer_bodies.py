@@ -47,7 +47,8 @@ class BaseChoice(Struct, frozen=True, kw_only=True):
     """The fields of all choices; the last of a stream has the ``finish_reason``.
 
     As in vLLM the ``stop_reason`` says more: the stop string or token, or "repetition", "timeout"
-    or "abort".
+    or "abort". ``weight_versions`` are pairs of a version of the weights, which operators may
+    change, and the index of the first token that it made; none if it is 1 for all.
     """
 
     index: int
@@ -55,6 +56,7 @@ class BaseChoice(Struct, frozen=True, kw_only=True):
     stop_reason: int | str | UnsetType | None = UNSET
     token_ids: list[int] | UnsetType = UNSET
     prompt_logprobs: PromptLogprobs | UnsetType = UNSET
+    weight_versions: list[tuple[int, int]] | UnsetType = UNSET
 
 
 class ChatChoice(BaseChoice, frozen=True, kw_only=True):
@@ -144,9 +146,11 @@ THEIR_REASONS: dict[str, FinishReason] = {
 
 
 def ending(reason: str, last: Choice | Piece) -> dict[str, Any]:
-    """Finish and stop reason of a sample that has ended."""
+    """Finish and stop reason of a sample that has ended, and the versions of the weights."""
     theirs = THEIR_REASONS[reason]
-    return {"finish_reason": theirs, "stop_reason": last.stop_reason if reason in (theirs, "tool_calls") else reason}
+    versions = {"weight_versions": last.weight_versions} if last.weight_versions else {}
+    stop_reason = last.stop_reason if reason in (theirs, "tool_calls") else reason
+    return {"finish_reason": theirs, "stop_reason": stop_reason, **versions}
 
 
 def plain_message(choice: Choice) -> tuple[AssistantMessage, str]:

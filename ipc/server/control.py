@@ -15,10 +15,13 @@ import msgspec
 from driver.adapters import commands
 from driver.errors import DriverError, InvalidRequest
 from driver.request import ReturnChannel, ReturnSample
+from engine.hub.roots import OutsideRoot, Root
+from engine.live.weight_source import SharedWeights, WeightArrays, WeightFiles, WeightSource
 from ipc.server.client_table import Send, greeting, listed_adapters
 from ipc.server.driver_protocol import Driver
 from ipc.server.isolation import Work, isolating
 from ipc.server.outbox import Outbox, Reply
+from ipc.server.weight_uploads import WeightUploads
 from ipc.sockets.tenants import EVERYBODY, Tenant
 from ipc.wire.codec import decode_control_message, read
 from ipc.wire.messages import (
@@ -34,33 +37,39 @@ from ipc.wire.messages import (
     Metrics,
     MetricsReply,
     Ok,
+    Pause,
     Ping,
     Pong,
     Profile,
     Reload,
     RequestsReply,
     ResetPrefixCache,
+    Resume,
     ServerMessage,
     Sleep,
     Status,
     StatusReply,
     UnloadAdapter,
+    UpdateWeights,
     Wake,
+    WeightChunk,
     Welcome,
 )
 
-LateCommand = Sleep | Wake | Reload | ResetPrefixCache | LoadAdapter | UnloadAdapter | Profile
-Command = ListRequests | AbortRequest | Drain | LogLevel | LateCommand
+LateCommand = (
+    Sleep | Wake | Pause | Resume | UpdateWeights | Reload | ResetPrefixCache | LoadAdapter | UnloadAdapter | Profile
+)
+Command = ListRequests | AbortRequest | Drain | LogLevel | WeightChunk | LateCommand
 Reloading = Callable[[str, ReturnChannel], None]
 """Has the daemon reload; the channel gets one sample, of this request id."""
 
 
 class Control:
-    """Answers control messages. It keeps no state.
+    """Answers control messages. It keeps no state but weights that a client is sending.
 
     ``drain``, given seconds or None, ends the daemon once its work is done. ``reload`` has it read
     its configuration again, and ``set_log_level`` log from a level on. ``profiles`` is the
-    directory of traces, None if there is none.
+    directory of traces, and ``weights_root`` that of weights, None if there is none.
     """
 
     def __init__(
@@ -76,6 +85,7 @@ class Control:
         outbox: Outbox,
         send: Send,
         profiles: Path | None,
+        weights_root: Root | None = None,
     ) -> None:
         self._driver = driver
         self._welcome = welcome
@@ -88,6 +98,9 @@ class Control:
         self._outbox = outbox
         self._send = send
         self._profiles = profiles
+        self._weights_root = weights_root
+        self._uploads = WeightUploads()
+        self._now = 0.0
         self._stage = isolating("control", self._break_off)
 
     @property
@@ -97,7 +110,7 @@ class Control:
 
     def hear(self, identity: bytes, frames: list[bytes], now: float, tenant: Tenant = EVERYBODY) -> None:
         """Takes one message, whatever it may hold, and answers it."""
-        del now
+        self._now = now
         self._stage.work(Work(identity, tenant.name, partial(self._hear, identity, frames, tenant), frames=frames))
 
     def deliver(self, reply: Reply, sample: ReturnSample, now: float) -> None:
@@ -118,12 +131,14 @@ class Control:
         """Nothing waits for it."""
 
     def lost(self, identity: bytes) -> None:
-        """Control has no state of a client."""
+        """Forget weights that it was sending."""
+        self._uploads.lost(identity)
 
     def _deliver(self, reply: Reply, sample: ReturnSample) -> None:
         error = sample.error
         if error is None:
-            self._send(reply.identity, Ok(reply.request_id, sample.text))
+            version = sample.weight_versions[0][0] if sample.weight_versions else None
+            self._send(reply.identity, Ok(reply.request_id, sample.text, version))
         else:
             self._send(reply.identity, Error(reply.request_id, error.code, error.message))
 
@@ -173,16 +188,17 @@ class Control:
             case LogLevel(level=level):
                 self._set_log_level(level)
                 return Ok(request_id, f"logging {level} and above")
+            case WeightChunk(name=name):
+                self._uploads.add(reply.identity, command, self._now)
+                return Ok(request_id, f"some of {name} is here")
         self._begin(reply, command)
         return None
 
     def _begin(self, reply: Reply, command: LateCommand) -> None:
         """Have a command done that answers later."""
         match command:
-            case Sleep():
-                self._driver.sleep(reply.driver_id, reply)
-            case Wake():
-                self._driver.wake(reply.driver_id, reply)
+            case Sleep() | Wake() | Pause() | Resume() | UpdateWeights():
+                self._change(reply, command)
             case Reload():
                 self._reload(reply.driver_id, reply)
             case ResetPrefixCache():
@@ -194,6 +210,41 @@ class Control:
             case Profile(name=name):
                 directory = None if name is None else self._profile(name)
                 self._driver.profile(reply.driver_id, directory, reply)
+
+    def _change(self, reply: Reply, command: Sleep | Wake | Pause | Resume | UpdateWeights) -> None:
+        """Have the whole engine changed."""
+        request_id = reply.driver_id
+        match command:
+            case Sleep(level=level):
+                self._driver.sleep(request_id, reply, level)
+            case Wake(tags=tags):
+                weights, pages = (not tags or tag in tags for tag in ("weights", "kv_cache"))
+                self._driver.wake(request_id, reply, weights=weights, pages=pages)
+            case Pause(mode=mode, clear_cache=clear_cache):
+                self._driver.pause(request_id, reply, mode, clear_cache=clear_cache)
+            case Resume():
+                self._driver.resume(request_id, reply)
+            case UpdateWeights(mode=mode, keep_cache=keep_cache, name=name):
+                source = self._source(reply.identity, command)
+                self._driver.update_weights(request_id, reply, source, mode, keep_cache=keep_cache, name=name)
+
+    def _source(self, identity: bytes, command: UpdateWeights) -> WeightSource:
+        """The new weights that are meant; raises InvalidRequest."""
+        match command:
+            case UpdateWeights(path=str(), arrays=dict()):
+                raise InvalidRequest("weights come from a path or from shared memory, not from both")
+            case UpdateWeights(path=str(path)):
+                if self._weights_root is None:
+                    raise InvalidRequest(
+                        "this daemon reads weights from no path: start it with --weights-root DIR, or send arrays"
+                    )
+                try:
+                    return WeightFiles(self._weights_root.find(path))
+                except OutsideRoot as refusal:
+                    raise InvalidRequest(str(refusal)) from refusal
+            case UpdateWeights(arrays=dict(arrays)):
+                return SharedWeights(arrays)
+        return WeightArrays(self._uploads.take(identity))
 
     def _profile(self, name: str) -> str:
         """The directory for a trace of that name; raises InvalidRequest if there is none."""

@@ -124,7 +124,7 @@ class Listener:
         if self._called_at is None:
             self._called_at = now
         self._bell.ring()
-        return max(0.0, now - min(waiting_since, default=now))  # called just after now, perhaps
+        return now - min(waiting_since, default=now)
 
     def stop(self) -> None:
         """Answer what has arrived, send what is left and close; a second call does nothing."""

@@ -102,6 +102,7 @@ def _one(pieces: list[ReturnSample]) -> ReturnSample:
         prompt_logprobs=[logprob for piece in pieces for logprob in piece.prompt_logprobs],
         finish_reason=last.finish_reason,
         stop_reason=last.stop_reason,
+        weight_versions=last.weight_versions,
         usage=last.usage,
         error=last.error,
     )
@@ -134,6 +135,7 @@ def parts(sample: ReturnSample, max_bytes: int) -> list[ReturnSample]:
         text=sample.text,
         finish_reason=sample.finish_reason,
         stop_reason=sample.stop_reason,
+        weight_versions=sample.weight_versions,
         usage=sample.usage,
         error=sample.error,
     )

@@ -104,5 +104,6 @@ def _message(request_id: str, sample: ReturnSample) -> ServerMessage:
     new, reason = (request_id, sample.text, sample.token_ids), sample.finish_reason
     if reason is not None and sample.usage is not None:
         logprobs = sample.logprobs, sample.prompt_logprobs
-        return Done(*new, reason, sample.usage, sample.index, *logprobs, sample.stop_reason)
-    return Token(*new, sample.index, reason, sample.logprobs, sample.prompt_logprobs, sample.stop_reason)
+        return Done(*new, reason, sample.usage, sample.index, *logprobs, sample.stop_reason, sample.weight_versions)
+    logprobs = sample.logprobs, sample.prompt_logprobs
+    return Token(*new, sample.index, reason, *logprobs, sample.stop_reason, sample.weight_versions)

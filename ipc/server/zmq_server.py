@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from engine.config import ServingLimits
+from engine.hub.roots import Root
 from engine.request_limits import MAX_MESSAGE_BYTES
 from ipc.server.client_table import Clients
 from ipc.server.control import Control, Reloading
@@ -33,7 +34,7 @@ class Server:
     called on the control thread when a client drains the daemon, with the seconds to finish in or
     None for the default, ``on_reload`` when one asks it to reload, and ``on_log_level`` with the
     level that it is to log. Only tenants of an ``authority`` are admitted, everybody if there is
-    none. ``profiles`` is the directory for traces.
+    none. ``profiles`` is the directory for traces, ``weights_root`` that of weights to come.
     """
 
     def __init__(
@@ -45,12 +46,14 @@ class Server:
         on_log_level: Callable[[str], None],
         authority: Authority | None = None,
         profiles: Path | None = None,
+        weights_root: Root | None = None,
     ) -> None:
         self._on_drain = on_drain
         self._on_reload = on_reload
         self._on_log_level = on_log_level
         self._authority = authority
         self._profiles = profiles
+        self._weights_root = weights_root
         self._spawner = Spawner()
         self._num_clients: Callable[[], int] = lambda: 0
         self.progress = "starting"
@@ -126,6 +129,7 @@ class Server:
                 self._control.outbox,
                 self._control.send,
                 self._profiles,
+                self._weights_root,
             )
         )
 

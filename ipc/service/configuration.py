@@ -42,6 +42,11 @@ class DaemonConfig:
     profile_directory: Path | None = setting(
         None, "DIR", "directory for the traces of `odriver profile` (default: odriver/profiles in XDG_STATE_HOME)"
     )
+    weights_root: str | None = setting(
+        None,
+        "DIR",
+        "directory, or gs://BUCKET/DIRECTORY, below which `odriver update-weights` may read new weights (default: none)",
+    )
     socket_access: str = setting(
         "user", "", "who may use an ipc:// socket: the daemon's user alone, or its group too", choices=SOCKET_ACCESS
     )

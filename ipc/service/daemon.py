@@ -29,6 +29,7 @@ from rich.console import Console
 from driver.errors import InvalidRequest
 from driver.request import ReturnChannel, ReturnSample, Usage, error_sample
 from engine.errors import ConfigurationError
+from engine.hub.roots import Root
 from engine.progress import Progress
 from ipc.errors import KeyFileError
 from ipc.process.gateway_process import GatewayProcess
@@ -102,6 +103,7 @@ class Daemon:
             configuration.set_log_level,
             self._authority,
             profiles and profiles.absolute(),
+            None if settings.weights_root is None else Root(settings.weights_root, "weights_root"),
         )
         self._exposition = Exposition()
         self._exposition.gauge("odriver_clients", "Clients that are connected", lambda: self._server.num_clients)

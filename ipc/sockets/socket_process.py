@@ -81,9 +81,8 @@ class SocketProcess:
                 self._turn()
         except LinkLost:
             return
-        # In this order: libzmq's thread would wait for ever to post an event to a closed monitor.
-        self._router.disable_monitor()
         self._monitor.close(0)
+        self._router.disable_monitor()
         self._router.close(LINGER)
         self._zap.close(0)
         self._context.term()

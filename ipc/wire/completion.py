@@ -21,7 +21,8 @@ class Piece(msgspec.Struct, frozen=True):
     Only the last piece of all has the ``usage``. ``index`` is the sample's, of ``n``. ``logprobs``
     has an entry for each token, ``prompt_logprobs`` one for each prompt token, None for the first;
     both only on request. ``stop_reason`` is the stop string or the id of ``stop_token_ids`` that
-    ended the sample.
+    ended the sample. Its last piece has ``weight_versions``: the number of each version of the
+    weights that made tokens of it, and the index of the first; none if it is 1 for all.
     """
 
     text: str
@@ -32,6 +33,7 @@ class Piece(msgspec.Struct, frozen=True):
     logprobs: list[TokenLogprobs] = []
     prompt_logprobs: list[TokenLogprobs | None] = []
     stop_reason: int | str | None = None
+    weight_versions: list[tuple[int, int]] = []
 
 
 class Choice(msgspec.Struct, frozen=True):
@@ -43,6 +45,8 @@ class Choice(msgspec.Struct, frozen=True):
     finish_reason: str
     logprobs: list[TokenLogprobs]
     stop_reason: int | str | None = None
+    weight_versions: list[tuple[int, int]] = []
+    """As in Piece."""
 
 
 class Completion(msgspec.Struct, frozen=True):
@@ -97,6 +101,7 @@ def piece_of(answer: Token | Done) -> Piece:
         answer.logprobs,
         answer.prompt_logprobs,
         answer.stop_reason,
+        answer.weight_versions,
     )
 
 
@@ -124,4 +129,5 @@ def _choice(index: int, pieces: list[Piece]) -> Choice:
         finish_reason=reason,
         logprobs=[token for piece in pieces for token in piece.logprobs],
         stop_reason=pieces[-1].stop_reason,
+        weight_versions=pieces[-1].weight_versions,
     )

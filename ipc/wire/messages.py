@@ -7,14 +7,18 @@ import msgspec
 from msgspec import Meta, Struct
 
 from driver.errors import shortened
-from driver.request import Logprob, RequestOrder, Usage
+from driver.request import Logprob, RequestOrder, UpdateMode, Usage
+from engine.live.weight_source import SharedArray
 from engine.request_limits import (
     MAX_MESSAGES,
     MAX_MODEL_LENGTH,
     MAX_N,
+    MAX_NAME_LENGTH,
     MAX_PATH_LENGTH,
     MAX_REQUEST_ID_LENGTH,
     MAX_TARGET_LENGTH,
+    MAX_TENSOR_NAME_LENGTH,
+    MAX_TENSORS,
     MAX_TOOLS,
 )
 from ipc.wire.escaping import visible
@@ -39,6 +43,8 @@ Tools = Annotated[list[dict[str, Any]], Meta(max_length=MAX_TOOLS)]
 TRACEPARENT = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
 TraceParent = Annotated[str, Meta(pattern=rf"\A({TRACEPARENT.pattern})?\Z")]
 """W3C's ``traceparent``, or nothing."""
+TensorName = Annotated[str, Meta(min_length=1, max_length=MAX_TENSOR_NAME_LENGTH)]
+"""As in a checkpoint."""
 User = Annotated[str, Meta(max_length=128)]
 Model = Annotated[str, Meta(max_length=MAX_MODEL_LENGTH)]
 AdapterPath = Annotated[str, Meta(min_length=1, max_length=MAX_PATH_LENGTH)]
@@ -184,15 +190,69 @@ class Drain(_Message, frozen=True):
 
 
 class Sleep(_Message, frozen=True):
-    """Puts the daemon to sleep: it finishes open requests and frees its pages' memory."""
+    """Puts the daemon to sleep: it finishes open requests and frees its pages' memory, and at
+    level 2 the weights' too."""
 
     request_id: RequestId
+    level: Literal[1, 2] = 1
 
 
 class Wake(_Message, frozen=True):
-    """Has a sleeping daemon take that memory again, and serve."""
+    """Has a sleeping daemon take that memory again, read its weights again, and serve.
+
+    With ``tags`` it does so much of it alone, and serves when it has both.
+    """
 
     request_id: RequestId
+    tags: list[Literal["weights", "kv_cache"]] = []
+
+
+class Pause(_Message, frozen=True):
+    """Has the daemon run no step: open requests are kept as they are, end first, or are ended.
+
+    Requests that come meanwhile wait. With ``clear_cache`` nothing stays computed.
+    """
+
+    request_id: RequestId
+    mode: UpdateMode = "abort"
+    clear_cache: bool = True
+
+
+class Resume(_Message, frozen=True):
+    """Has a paused daemon go on."""
+
+    request_id: RequestId
+
+
+class WeightChunk(_Message, frozen=True):
+    """Some bytes of one tensor of the weights that ``update_weights`` is to have served.
+
+    ``data`` is what the tensor has from its byte ``offset`` on, in row-major order and little-endian.
+    """
+
+    request_id: RequestId
+    name: TensorName
+    dtype: Annotated[str, Meta(max_length=32)]
+    """Numpy's name or that of the safetensors format."""
+    shape: Annotated[list[Annotated[int, Meta(ge=0)]], Meta(max_length=8)]
+    offset: Annotated[int, Meta(ge=0)]
+    data: bytes
+
+
+class UpdateWeights(_Message, frozen=True):
+    """Has other weights served: those of ``path``, those in shared memory by tensor, or those of
+    the connection's ``weight_chunk`` messages.
+
+    Open requests are kept and go on with them, end first, or are ended. With ``keep_cache`` what
+    the former weights have computed is not computed again. ``name`` is the operator's for them.
+    """
+
+    request_id: RequestId
+    path: Annotated[str, Meta(max_length=MAX_TARGET_LENGTH)] | None = None
+    arrays: Annotated[dict[TensorName, SharedArray], Meta(max_length=MAX_TENSORS)] | None = None
+    mode: UpdateMode = "keep"
+    keep_cache: bool = False
+    name: Annotated[str, Meta(max_length=MAX_NAME_LENGTH, pattern=r"\A[ -~]*\Z")] = ""
 
 
 class Reload(_Message, frozen=True):
@@ -293,6 +353,8 @@ class Token(_Message, frozen=True):
     ``logprobs``, if asked for, has a map for each token id: Logprobs by token id, its own first
     and then the likeliest; ``prompt_logprobs`` the same for prompt tokens, and nil for the first
     of them. ``stop_reason`` is the stop string or the id of ``stop_token_ids`` that ended it.
+    The last piece of an output has ``weight_versions``: of each version of the weights that made
+    tokens of it the number, and the index of the first; none if it is 1 for all.
     """
 
     request_id: str
@@ -303,6 +365,7 @@ class Token(_Message, frozen=True):
     logprobs: list[dict[int, Logprob]] = []
     prompt_logprobs: list[dict[int, Logprob] | None] = []
     stop_reason: int | str | None = None
+    weight_versions: list[tuple[int, int]] = []
 
 
 class Done(_Message, frozen=True):
@@ -317,6 +380,7 @@ class Done(_Message, frozen=True):
     logprobs: list[dict[int, Logprob]] = []
     prompt_logprobs: list[dict[int, Logprob] | None] = []
     stop_reason: int | str | None = None
+    weight_versions: list[tuple[int, int]] = []
 
 
 class Error(_Message, frozen=True):
@@ -374,22 +438,29 @@ class MetricsReply(_Message, frozen=True):
 
 
 class Ok(_Message, frozen=True):
-    """A control command has been done; ``text`` says what, for people."""
+    """A control command has been done; ``text`` says what, for people.
+
+    ``weight_version`` is that of new weights.
+    """
 
     request_id: str
     text: str
+    weight_version: int | None = None
 
 
 ClientMessage = Hello | Generate | Tokenize | Detokenize | TokenizerInfo | ListAdapters | Abort | Credit | Ping | Pong
-ControlMessage = (
-    Hello
-    | Status
+AskedMessage = (
+    Status
     | Metrics
     | ListRequests
     | AbortRequest
     | Drain
     | Sleep
     | Wake
+    | Pause
+    | Resume
+    | WeightChunk
+    | UpdateWeights
     | Reload
     | ResetPrefixCache
     | ListAdapters
@@ -397,9 +468,9 @@ ControlMessage = (
     | UnloadAdapter
     | LogLevel
     | Profile
-    | Ping
-    | Pong
 )
+"""Messages to the control socket that are answered by their request id."""
+ControlMessage = Hello | AskedMessage | Ping | Pong
 ServerMessage = (
     Welcome
     | Starting

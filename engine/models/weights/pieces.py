@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any
@@ -118,18 +118,47 @@ def assemble(
 ) -> NDArray[Any]:
     """The part of a parameter at ``index``, a slice per axis; a fused axis is always whole.
 
-    ``padding`` zeros follow along the last axis.
+    It is zero where the source has no tensor, and in ``padding`` more along the last axis.
     """
-    windows = {name: chosen.indices(size)[:2] for (name, size), chosen in zip(parameter.axes, index, strict=True)}
+    windows = _windows(parameter, index)
     *others, last = (stop - start for start, stop in windows.values())
-    padded = np.empty((*others, last + padding), dtype)
+    every = pieces(parameter, layer)
+    found = [piece for piece in every if piece.tensor in source.names]
+    padded = (np.empty if len(found) == len(every) else np.zeros)((*others, last + padding), dtype)
     padded[..., last:] = 0
     part = padded[..., :last]
-    for piece in pieces(parameter, layer):
-        region = [_within(piece.region.get(name, slice(None)), windows[name]) for name in parameter.names]
-        if None not in region:
-            part[tuple(region)] = _read(source, parameter, piece, windows)
+    for piece in found:
+        region = _region(parameter, piece, windows)
+        if region is not None:
+            part[region] = _read(source, parameter, piece, windows)
     return padded
+
+
+def given(
+    names: Collection[str], parameter: Parameter, layer: int | None, index: tuple[slice, ...]
+) -> NDArray[np.bool_]:
+    """Where ``assemble`` has numbers of these tensors: true or false for each of the part."""
+    windows = _windows(parameter, index)
+    mask = np.zeros([stop - start for start, stop in windows.values()], np.bool_)
+    for piece in pieces(parameter, layer):
+        region = _region(parameter, piece, windows)
+        if piece.tensor in names and region is not None:
+            mask[region] = True
+    return mask
+
+
+def _windows(parameter: Parameter, index: tuple[slice, ...]) -> dict[str, tuple[int, int]]:
+    """By axis, where a part begins and ends."""
+    axes = zip(parameter.axes, index, strict=True)
+    return {name: (chosen.indices(size)[0], chosen.indices(size)[1]) for (name, size), chosen in axes}
+
+
+def _region(
+    parameter: Parameter, piece: Piece, windows: Mapping[str, tuple[int, int]]
+) -> tuple[slice | int, ...] | None:
+    """A piece's index within the part that the windows select; None if it is outside."""
+    region = [_within(piece.region.get(name, slice(None)), windows[name]) for name in parameter.names]
+    return None if None in region else tuple(at for at in region if at is not None)
 
 
 def _within(at: slice | int, window: tuple[int, int]) -> slice | int | None:

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 from jax import Array
+from numpy.typing import NDArray
 
 from engine.mesh import DeviceMesh
 from engine.models.decoder import Decoder
@@ -47,9 +48,13 @@ class Served:
     def found_in(self, source: TensorSource) -> "Served":
         """With the rule for the tensors that a source has."""
         other = self.parameter.rule.otherwise
-        if other is None or pieces(self.parameter, self.sources[0])[0].tensor in source.names:
+        if other is None or any(name in source.names for layer in self.sources for name in self.tensors(layer)):
             return self
         return replace(self, parameter=replace(self.parameter, rule=other))
+
+    def tensors(self, layer: int | None) -> list[str]:
+        """The checkpoint's tensors of one of its parts."""
+        return list(dict.fromkeys(piece.tensor for piece in pieces(self.parameter, layer)))
 
     def leaves(self, form: WeightFormat, devices: int) -> Any:
         """The served form, with a Leaf for each array."""
@@ -84,22 +89,33 @@ def put(source: TensorSource, decoder: Decoder, form: WeightFormat, *, mesh: Dev
     parameter of a layer is read directly into the devices' parts, so the host never has more than
     one. Raises ConfigurationError naming a missing, misshapen or unknown tensor before any read.
     """
+    source, entries = matched(source, decoder)
+    total = sum(_nbytes(entry.parameter, form) for entry, _ in entries for _ in entry.sources)
+    placement = _Placement(source, form, mesh, _Progress(total, progress))
+    placed = []
+    for entry, variable in entries:
+        placed.append((entry.path, variable.replace(placement.fill(entry, variable.get_value()))))
+    nnx.update(decoder, nnx.from_flat_state(placed))
+
+
+def matched(
+    source: TensorSource, decoder: Decoder, *, whole: bool = True
+) -> tuple[TensorSource, list[tuple[Served, nnx.Variable[Any]]]]:
+    """A checkpoint's tensors as the decoder's parameters have them, and the decoder's entries.
+
+    If not ``whole``, the source may have some of the tensors alone. Raises ConfigurationError
+    naming a missing, misshapen or unknown tensor.
+    """
     partition = decoder.partition
     if partition.model.unserved:
         source = TextPart(source, partition.model.unserved)
     if partition.model.published is not None:
         source = Dequantised(source, partition.model.published)
-    state = nnx.state(decoder)
-    state_entries = nnx.to_flat_state(state)
-    entries = [(_served(path, variable, partition).found_in(source), variable) for path, variable in state_entries]
+    state = nnx.to_flat_state(nnx.state(decoder))
+    entries = [(_served(path, variable, partition).found_in(source), variable) for path, variable in state]
     wanted = [(entry.parameter, layer) for entry, _ in entries for layer in entry.sources]
-    verify(source, wanted, partition.model)
-    sizes = [_nbytes(parameter, form) for parameter, _ in wanted]
-    placement = _Placement(source, form, mesh, _Progress(sum(sizes), progress))
-    placed = []
-    for entry, variable in entries:
-        placed.append((entry.path, variable.replace(placement.fill(entry, variable.get_value()))))
-    nnx.update(decoder, nnx.from_flat_state(placed))
+    verify(source, wanted, partition.model, whole=whole)
+    return source, entries
 
 
 def parameter_bytes(partition: Partition, form: WeightFormat) -> int:
@@ -175,53 +191,77 @@ class _Placement:
     def fill(self, entry: Served, served: Any) -> Any:
         """The new arrays of an entry; ``served`` are its former arrays or shapes."""
         if not entry.is_stacked:
-            jax.tree.map(_delete, served)
+            jax.tree.map(delete, served)
             return self._made(entry.parameter, entry.sources[0])
-        leaves = entry.leaves(self._form, self._mesh.size)
-        stacks = jax.tree.map(self._room, served, leaves)
+        stacks = room(entry, served, self._form, self._mesh)
         for place, layer in enumerate(entry.sources):
-            made = self._made(entry.parameter, layer)
-            stacks = jax.tree.map(partial(_fill, place=np.int32(place)), stacks, made)
+            stacks = jax.tree.map(partial(fill, place=np.int32(place)), stacks, self._made(entry.parameter, layer))
         return stacks
 
-    def _room(self, served: Any, leaf: Leaf) -> Array:
-        """The served stack, or zeros if there is none yet."""
-        if isinstance(served, Array):
-            return served
-        room: Array = self._mesh.maker(partial(jnp.zeros, leaf.shape, leaf.dtype), *leaf.split)()
-        return room
-
     def _made(self, parameter: Parameter, layer: int | None) -> Any:
-        values = self._place(parameter, layer)
-        kind = form_of(parameter, self._form, self._mesh.size)
-        made = values if kind is None else kind.made_of(values, parameter, self._form, self._mesh)
+        parts = device_parts(self._source, parameter, layer, self._form, self._mesh)
+        made = made_of(parts, parameter, self._form, self._mesh)
         self._progress.add(_nbytes(parameter, self._form))
         return made
 
-    def _place(self, parameter: Parameter, layer: int | None) -> Array:
-        """Each device's part, read for it alone, in its form's layout; not quantised or packed."""
-        leaf = dense_leaf(parameter, self._form)
-        padding = leaf.shape[-1] - parameter.sizes[-1] if parameter.role is Role.TABLE else 0
-        declared_sharding = self._mesh.sharding(*parameter.split)
-        parts = []
-        for device, index in declared_sharding.addressable_devices_indices_map(parameter.sizes).items():
-            assert index is not None
-            part = assemble(self._source, parameter, layer, index, leaf.dtype, padding)
-            sizes, axes = parameter.as_served(part.shape), len(leaf.shape)
-            parts.append(
-                jax.device_put(part.reshape(sizes if len(sizes) == axes else (*sizes[: axes - 1], -1)), device)
-            )
-        array = jax.make_array_from_single_device_arrays(leaf.shape, self._mesh.sharding(*leaf.split), parts)
-        jax.block_until_ready(array)  # pending transfers would hold their parameters on the host
-        return array
+
+def device_parts(
+    source: TensorSource, parameter: Parameter, layer: int | None, form: WeightFormat, mesh: DeviceMesh
+) -> list[NDArray[Any]]:
+    """Each of this process's devices' part, read for it alone; not quantised or packed."""
+    leaf, padding = dense_leaf(parameter, form), table_padding(parameter, form)
+    read = [assemble(source, parameter, layer, at, leaf.dtype, padding) for at in device_indices(parameter, mesh)]
+    return [as_leaf(part, parameter, form) for part in read]
 
 
-def _delete(served: Any) -> None:
+def device_indices(parameter: Parameter, mesh: DeviceMesh) -> list[tuple[slice, ...]]:
+    """For each of this process's devices, in the mesh's order, the index of its part."""
+    indices = mesh.sharding(*parameter.split).addressable_devices_indices_map(parameter.sizes)
+    return [index for index in indices.values() if index is not None]
+
+
+def table_padding(parameter: Parameter, form: WeightFormat) -> int:
+    """Columns of zeros at the end of a table's array."""
+    return dense_leaf(parameter, form).shape[-1] - parameter.sizes[-1] if parameter.role is Role.TABLE else 0
+
+
+def as_leaf(part: NDArray[Any], parameter: Parameter, form: WeightFormat) -> NDArray[Any]:
+    """A device's part [*axes] with the axes of the parameter's ``dense_leaf``."""
+    sizes, axes = parameter.as_served(part.shape), len(dense_leaf(parameter, form).shape)
+    return part.reshape(sizes if len(sizes) == axes else (*sizes[: axes - 1], -1))
+
+
+def made_of(parts: list[NDArray[Any]], parameter: Parameter, form: WeightFormat, mesh: DeviceMesh) -> Any:
+    """The served form of a parameter of one layer, of each device's part."""
+    leaf = dense_leaf(parameter, form)
+    devices = mesh.sharding(*parameter.split).addressable_devices_indices_map(parameter.sizes)
+    placed = [jax.device_put(part, device) for part, device in zip(parts, devices, strict=True)]
+    values = jax.make_array_from_single_device_arrays(leaf.shape, mesh.sharding(*leaf.split), placed)
+    jax.block_until_ready(values)  # pending transfers would hold their parameters on the host
+    kind = form_of(parameter, form, mesh.size)
+    return values if kind is None else kind.made_of(values, parameter, form, mesh)
+
+
+def room(entry: Served, served: Any, form: WeightFormat, mesh: DeviceMesh) -> Any:
+    """The served stacks of an entry, or zeros where there are only shapes yet."""
+
+    def stack(array: Any, leaf: Leaf) -> Array:
+        if isinstance(array, Array):
+            return array
+        zeros: Array = mesh.maker(partial(jnp.zeros, leaf.shape, leaf.dtype), *leaf.split)()
+        return zeros
+
+    return jax.tree.map(stack, served, entry.leaves(form, mesh.size))
+
+
+def delete(served: Any) -> None:
+    """Free an array; a shape has no memory."""
     if isinstance(served, Array):
         served.delete()
 
 
 @partial(jax.jit, donate_argnums=0)
-def _fill(stack: Array, layer: Array, place: Array) -> Array:
+def fill(stack: Array, layer: Array, place: Array) -> Array:
+    """A stack, which is donated, with the array of one layer at its place."""
     filled: Array = jax.lax.dynamic_update_index_in_dim(stack, layer, place, 0)
     return filled

@@ -17,12 +17,19 @@ EMBEDDING = "model.embed_tokens.weight"
 COMPARED_ROWS = 4096
 
 
-def verify(source: TensorSource, wanted: Sequence[tuple[Parameter, int | None]], model: ModelSpec) -> None:
-    """Raises ConfigurationError unless a source has exactly the tensors of ``wanted``."""
+def verify(
+    source: TensorSource, wanted: Sequence[tuple[Parameter, int | None]], model: ModelSpec, *, whole: bool = True
+) -> None:
+    """Raises ConfigurationError unless a source has exactly the tensors of ``wanted``.
+
+    If not ``whole``, it need not have all of them.
+    """
     shapes = {piece.tensor: piece.stored for parameter, layer in wanted for piece in pieces(parameter, layer)}
-    missing = [name for name in shapes if name not in source.names]
+    missing = [name for name in shapes if name not in source.names] if whole else []
     _refuse(source, missing, "not in the checkpoint, though config.json calls for it")
     for name, shape in shapes.items():
+        if name not in source.names:
+            continue
         found = source.info(name)
         if found.shape != shape:
             raise ConfigurationError(
@@ -34,7 +41,7 @@ def verify(source: TensorSource, wanted: Sequence[tuple[Parameter, int | None]],
                 "quantization_config in config.json describes"
             )
     unknown = set(source.names) - set(shapes)
-    if model.tied_embeddings and HEAD in unknown:
+    if model.tied_embeddings and HEAD in unknown and EMBEDDING in source.names:
         unknown.remove(HEAD)
         _verify_tied(source, model.vocab_size)
     unused = re.compile(model.unused_tensors or "a^")

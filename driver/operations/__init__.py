@@ -1,0 +1,1 @@
+"""What operators do to the engine while it serves."""

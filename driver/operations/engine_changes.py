@@ -1,0 +1,165 @@
+"""Changes of the whole engine between two steps: pauses, sleep, and other weights.
+
+While the engine is paused, or a change waits until no sequence is left, new sequences are held:
+the engine does not know them, and they can end all the same.
+"""
+
+import logging
+import time
+from collections import deque
+from collections.abc import Callable
+
+from driver.errors import InvalidRequest
+from driver.operations.weight_updates import UpdateWeights
+from driver.request import ReturnSample, UpdateMode, Usage, error_sample
+from driver.stages.engine_protocol import Engine
+from driver.thread_messages import Change, PauseEngine, ResumeEngine, SleepEngine, WakeEngine
+from engine.errors import ConfigurationError
+from engine.scheduling.sequence import Sequence, SequenceOutput, SequenceStatus
+
+logger = logging.getLogger(__name__)
+
+
+class EngineChanges:
+    """A part of the execution thread. ``send`` has the tokens of landed steps delivered; ``end``
+    ends a sequence with a finish reason."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        send: Callable[[list[SequenceOutput]], None],
+        end: Callable[[str, str], None],
+    ) -> None:
+        self._engine = engine
+        self._send = send
+        self._end = end
+        self.paused = False
+        """Whether the engine runs no step."""
+        self._deferred: deque[PauseEngine | UpdateWeights] = deque()
+        """Until the engine has no work left."""
+        self._held: dict[str, Sequence] = {}
+
+    @property
+    def state(self) -> str:
+        """ "serving", "pausing" while open requests end first, or "paused"."""
+        if self.paused:
+            return "paused"
+        return "pausing" if any(isinstance(change, PauseEngine) for change in self._deferred) else "serving"
+
+    def add(self, sequence: Sequence) -> None:
+        """Give the engine a sequence, now or when it may begin."""
+        if self.paused or self._deferred:
+            self._held[sequence.request_id] = sequence
+        else:
+            self._engine.add(sequence)
+
+    def finish_held(self, sequence_id: str) -> bool:
+        """End a sequence that is held; False if it is none."""
+        sequence = self._held.pop(sequence_id, None)
+        if sequence is None:
+            return False
+        sequence.status = SequenceStatus.FINISHED
+        if sequence.constraint is not None:
+            sequence.constraint.close()
+        return True
+
+    def defer(self, change: Change) -> bool:
+        """Whether a change waits until the engine has no work."""
+        if not isinstance(change, PauseEngine | UpdateWeights) or _mode(change) != "wait":
+            return False
+        if self.paused or not (self._engine.has_work or self._deferred):
+            return False
+        self._deferred.append(change)
+        return True
+
+    def next_due(self) -> Change | None:
+        """A change that has waited, if the engine has no work any more."""
+        return self._deferred.popleft() if self._deferred and not self._engine.has_work else None
+
+    def run(self, change: Change) -> ReturnSample:
+        """Change the engine; returns the answer. Raises what is a fault of the engine."""
+        match change:
+            case SleepEngine():
+                answer = self._sleep(change)
+            case WakeEngine():
+                answer = self._wake(change)
+            case PauseEngine():
+                answer = self._pause(change)
+            case ResumeEngine():
+                answer = self._resume(change)
+            case UpdateWeights():
+                answer = self._update(change)
+        if not (self.paused or self._deferred):
+            for sequence in self._held.values():
+                self._engine.add(sequence)
+            self._held.clear()
+        return answer
+
+    def _sleep(self, change: SleepEngine) -> ReturnSample:
+        if change.cancelled:
+            return error_sample(change.request_id, InvalidRequest("the daemon was woken before it slept"))
+        self._engine.sleep(change.level)
+        return done(change.request_id, "asleep")
+
+    def _wake(self, change: WakeEngine) -> ReturnSample:
+        try:
+            self._engine.wake(weights=change.weights, pages=change.pages)
+        except ConfigurationError as error:
+            logger.error("the weights cannot be read again, and the daemon sleeps on: %s", error)
+            return error_sample(change.request_id, InvalidRequest(f"the daemon sleeps on: {error}"))
+        return done(change.request_id, "asleep" if self._engine.stats().asleep else "awake")
+
+    def _pause(self, change: PauseEngine) -> ReturnSample:
+        self._settle(abort=change.mode == "abort")
+        self.paused = True
+        if change.clear_cache:
+            self._engine.forget_cache()
+        return done(change.request_id, "paused")
+
+    def _resume(self, change: ResumeEngine) -> ReturnSample:
+        for pause in [pause for pause in self._deferred if isinstance(pause, PauseEngine)]:
+            self._deferred.remove(pause)
+            pause.channel.put(error_sample(pause.request_id, InvalidRequest("the daemon was resumed before it paused")))
+        self.paused = False
+        return done(change.request_id, "serving")
+
+    def _update(self, change: UpdateWeights) -> ReturnSample:
+        order, staged = change.order, change.staged
+        if order.mode == "wait" and self._engine.has_work:
+            kept = "the daemon is paused, and requests that it keeps would never end: resume it, or update in mode keep"
+            return self._refused(change, kept)
+        begun = time.monotonic()
+        self._settle(abort=order.mode == "abort")
+        try:
+            self._engine.update_weights(staged, keep_cache=order.keep_cache, name=order.name)
+        except ConfigurationError as refusal:
+            return self._refused(change, str(refusal))
+        version, seconds = self._engine.stats().weight_version, time.monotonic() - begun
+        what = f"version {version} of the weights: {staged.num_tensors} tensors from {staged.origin}"
+        logger.info("%s, written in %.3g s", what, seconds, extra={"weight_version": version, "name": order.name})
+        return done(change.request_id, what, weight_version=version)
+
+    def _refused(self, change: UpdateWeights, why: str) -> ReturnSample:
+        logger.warning("weights are not updated: %s", why)
+        return error_sample(change.request_id, InvalidRequest(why))
+
+    def _settle(self, *, abort: bool) -> None:
+        """Have the tokens delivered that are in flight, and end all sequences if they are to."""
+        outputs = self._engine.settle()
+        if outputs:
+            self._send(outputs)
+        if abort:
+            for sequence_id in (*self._engine.sequence_ids, *self._held):
+                self._end(sequence_id, "abort")
+
+
+def done(request_id: str, text: str, weight_version: int | None = None) -> ReturnSample:
+    """The answer to a command that has been done, in words."""
+    versions = [] if weight_version is None else [(weight_version, 0)]
+    return ReturnSample(
+        request_id=request_id, text=text, finish_reason="stop", usage=Usage(0, 0), weight_versions=versions
+    )
+
+
+def _mode(change: PauseEngine | UpdateWeights) -> UpdateMode:
+    return change.mode if isinstance(change, PauseEngine) else change.order.mode

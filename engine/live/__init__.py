@@ -1,0 +1,1 @@
+"""What of an engine may be replaced while it serves."""

@@ -1,0 +1,73 @@
+"""Arrays of a process to a daemon: through shared memory of one machine, or in messages."""
+
+import os
+import secrets
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from engine.live.weight_source import SHARED_MEMORY, SharedArray
+from ipc.wire.messages import WeightChunk
+
+IPC = "ipc://"
+CHUNK_BYTES = 2 * 2**20
+"""Of a tensor in one message."""
+ALIGNMENT = 64
+
+
+def contiguous(arrays: Mapping[str, ArrayLike]) -> dict[str, NDArray[Any]]:
+    """The arrays as numpy's, in row-major order and this machine's byte order."""
+    made = {name: np.asarray(array, order="C") for name, array in arrays.items()}
+    return {name: array.astype(array.dtype.newbyteorder("="), copy=False) for name, array in made.items()}
+
+
+def shares_memory(address: str) -> bool:
+    """Whether the daemon at an address is on this machine and of this user, as far as its socket
+    tells."""
+    path = Path(address.removeprefix(IPC))
+    return address.startswith(IPC) and path.exists() and path.stat().st_uid == os.geteuid()
+
+
+@contextmanager
+def in_shared_memory(arrays: Mapping[str, NDArray[Any]]) -> Iterator[dict[str, SharedArray]]:
+    """Where the arrays are in an object of shared memory, which is there within the block alone.
+
+    Raises OSError if there is too little.
+    """
+    name = f"odriver-{secrets.token_hex(16)}"
+    places, size = {}, 0
+    for tensor, array in arrays.items():
+        places[tensor] = SharedArray(name, size, array.dtype.name, list(array.shape))
+        size += -(-array.nbytes // ALIGNMENT) * ALIGNMENT
+    descriptor = os.open(f"{SHARED_MEMORY}/{name}", os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, 0o600)
+    try:
+        os.posix_fallocate(descriptor, 0, max(1, size))  # else a lack of memory would show only when it is written
+        for tensor, array in arrays.items():
+            _write(descriptor, _bytes(array), places[tensor].offset)
+        yield places
+    finally:
+        os.close(descriptor)
+        os.unlink(f"{SHARED_MEMORY}/{name}")
+
+
+def in_messages(arrays: Mapping[str, NDArray[Any]], request_ids: Iterator[str]) -> Iterator[WeightChunk]:
+    """The messages that carry the arrays."""
+    for name, array in arrays.items():
+        content, dtype, shape = _bytes(array), array.dtype.name, list(array.shape)
+        for offset in range(0, max(1, len(content)), CHUNK_BYTES):
+            part = content[offset : offset + CHUNK_BYTES].tobytes()
+            yield WeightChunk(next(request_ids), name, dtype, shape, offset, part)
+
+
+def _bytes(array: NDArray[Any]) -> memoryview:
+    return memoryview(array.reshape(-1).view(np.uint8).data)
+
+
+def _write(descriptor: int, content: memoryview, offset: int) -> None:
+    while content:
+        written = os.pwrite(descriptor, content, offset)
+        content, offset = content[written:], offset + written

@@ -1,0 +1,182 @@
+"""``/pause``, ``/resume`` and the four phases of new weights, by vLLM's names.
+
+Between ``/start_weight_update`` and ``/finish_weight_update`` the weights of all ``/update_weights``
+are gathered, and then written at once: all of them or none. Without a start each is written by
+itself.
+"""
+
+import asyncio
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+from msgspec import UNSET, Struct, UnsetType
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, Response
+
+from driver.request import UpdateMode
+from engine.live.weight_source import SharedArray
+from ipc.control_client import ControlClient
+from ipc.gateway.answers import json_answer
+from ipc.gateway.bodies import read, read_nothing
+from ipc.gateway.daemons import Daemons
+from ipc.gateway.operators.operator_commands import commanded, parameters
+from ipc.openai.request_bodies import BodyError
+
+MODES: Mapping[str, UpdateMode] = {"abort": "abort", "wait": "wait", "keep": "keep"}
+SWITCHES = {"true": True, "false": False, "1": True, "0": False}
+
+
+class Paused(Struct, frozen=True):
+    """Whether all daemons are paused."""
+
+    is_paused: bool
+
+
+class InitWeightTransfer(Struct, frozen=True, forbid_unknown_fields=True):
+    """The body of ``/init_weight_transfer_engine``: there is nothing to set up."""
+
+    init_info: dict[str, Any] = {}
+
+
+class StartWeightUpdate(Struct, frozen=True, forbid_unknown_fields=True):
+    """The body of ``/start_weight_update``. Tensors always have their names in a checkpoint."""
+
+    is_checkpoint_format: bool = True
+
+
+class UpdateInfo(Struct, frozen=True, forbid_unknown_fields=True):
+    """New weights: a directory, or tensors in shared memory, a list entry each."""
+
+    path: str | UnsetType = UNSET
+    names: list[str] = []
+    dtype_names: list[str] = []
+    shapes: list[list[int]] = []
+    object_names: list[str] = []
+    offsets: list[int] = []
+
+
+class UpdateWeightsBody(Struct, frozen=True, forbid_unknown_fields=True):
+    """The body of ``/update_weights``."""
+
+    update_info: UpdateInfo
+
+
+class Gathered:
+    """The tensors of an update that has been started, of this gateway."""
+
+    def __init__(self) -> None:
+        self.tensors: dict[str, SharedArray] | None = None
+        """None while none is started."""
+
+
+async def pause(request: Request) -> Response:
+    """Compute nothing until ``/resume``; ``mode`` says what becomes of open requests."""
+    await read_nothing(request)
+    given = parameters(request, "mode", "clear_cache")
+    mode, clear = given.get("mode", "abort"), given.get("clear_cache", "true").lower()
+    if mode not in MODES:
+        raise BodyError(f"mode must be abort, wait or keep, not {mode}", "mode")
+    if clear not in SWITCHES:
+        raise BodyError(f"clear_cache must be true or false, not {clear}", "clear_cache")
+    return await commanded(request, partial(ControlClient.pause, mode=MODES[mode], clear_cache=SWITCHES[clear]))
+
+
+async def resume(request: Request) -> Response:
+    """Go on."""
+    await read_nothing(request)
+    parameters(request)
+    return await commanded(request, ControlClient.resume)
+
+
+async def is_paused(request: Request) -> Response:
+    """Whether all daemons are paused."""
+    daemons: Daemons = request.app.state.daemons
+    statuses = await asyncio.gather(*(daemon.status() for daemon in await daemons.reach()))
+    return json_answer(Paused(all(status["state"] == "paused" for status in statuses)))
+
+
+async def init_weight_transfer_engine(request: Request) -> Response:
+    """Nothing is to be set up; what would be for another transport is refused."""
+    parameters(request)
+    body = await read(request, InitWeightTransfer)
+    if body.init_info:
+        names = ", ".join(sorted(body.init_info))
+        raise BodyError(
+            f"init_info must be empty: weights come from a path or from shared memory, not by {names}", "init_info"
+        )
+    return _message("Weight transfer initialized")
+
+
+async def start_weight_update(request: Request) -> Response:
+    """Gather what comes until ``/finish_weight_update``."""
+    parameters(request)
+    body = await read(request, StartWeightUpdate)
+    if not body.is_checkpoint_format:
+        raise BodyError(
+            "is_checkpoint_format must be true: tensors have their names in a checkpoint", "is_checkpoint_format"
+        )
+    gathered = _gathered(request)
+    if gathered.tensors is not None:
+        raise BodyError("an update has been started already: finish it first", status=409, code="conflict")
+    gathered.tensors = {}
+    return _message("Weight update started")
+
+
+async def update_weights(request: Request) -> Response:
+    """Write these weights, or gather them."""
+    parameters(request)
+    info = (await read(request, UpdateWeightsBody)).update_info
+    gathered = _gathered(request)
+    if info.path is not UNSET:
+        if gathered.tensors is not None or info.names:
+            raise BodyError("a path has all weights: name no tensors, and start no update", "update_info")
+        path = info.path
+        return await commanded(request, lambda control: _version(control.update_weights(path)))
+    tensors = _tensors(info)
+    if gathered.tensors is None:
+        return await commanded(request, lambda control: _version(control.update_shared(tensors)))
+    gathered.tensors |= tensors
+    return PlainTextResponse("gathered\n")
+
+
+async def finish_weight_update(request: Request) -> Response:
+    """Write what has been gathered."""
+    await read_nothing(request)
+    parameters(request)
+    gathered = _gathered(request)
+    tensors, gathered.tensors = gathered.tensors, None
+    if not tensors:
+        raise BodyError("no update has been started, or it has no weights", status=409, code="conflict")
+    return await commanded(request, lambda control: _version(control.update_shared(tensors)))
+
+
+def _gathered(request: Request) -> Gathered:
+    gathered: Gathered = request.app.state.gathered_weights
+    return gathered
+
+
+def _tensors(info: UpdateInfo) -> dict[str, SharedArray]:
+    count = len(info.names)
+    if not count or any(
+        len(each) != count for each in (info.object_names, info.offsets, info.dtype_names, info.shapes)
+    ):
+        raise BodyError(
+            "names, dtype_names, shapes, object_names and offsets must have an entry for each tensor", "update_info"
+        )
+    places = map(SharedArray, info.object_names, info.offsets, info.dtype_names, info.shapes)
+    return dict(zip(info.names, places, strict=True))
+
+
+def _version(version: int) -> str:
+    return f"version {version} of the weights is served"
+
+
+class Message(Struct, frozen=True):
+    """What has been done."""
+
+    message: str
+
+
+def _message(text: str) -> Response:
+    return json_answer(Message(text))

@@ -1,0 +1,424 @@
+"""New weights from an operator to the engine: over the control socket and over HTTP, between two steps, and refused."""
+
+import os
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from queue import SimpleQueue
+from typing import Any
+
+import ml_dtypes
+import msgspec
+import numpy as np
+import pytest
+from fake_driver import FakeDriver, serving
+from fakes import FakeEngine, FakeTokenizer
+from gateways import gateway
+from test_gateway_operators import FILE, OPS
+
+from driver.errors import InvalidRequest, Overloaded
+from driver.odriver import oDriver
+from driver.request import ActiveRequest, ReturnSample
+from engine.hub.roots import Root
+from engine.live.shared_arrays import open_shared
+from engine.live.weight_source import SHARED_MEMORY, SharedWeights, WeightArrays, WeightFiles
+from ipc.connection import weight_transfer
+from ipc.control_client import ControlClient
+from ipc.errors import RequestFailed
+from ipc.gateway.access.callers import Callers
+from ipc.server.weight_uploads import IDLE_LIMIT, WeightUploads
+from ipc.wire.messages import WeightChunk
+
+PATIENCE = 300
+ARRAYS = {
+    "a.weight": np.arange(6, dtype=np.float32).reshape(2, 3),
+    "b.weight": np.arange(5).astype(ml_dtypes.bfloat16),
+    "c": np.float16(3.0),
+}
+
+
+class Channel:
+    """Where the samples of a request go."""
+
+    def __init__(self) -> None:
+        self.samples: SimpleQueue[ReturnSample] = SimpleQueue()
+
+    def put(self, sample: ReturnSample) -> None:
+        self.samples.put(sample)
+
+    def get(self) -> ReturnSample:
+        return self.samples.get(timeout=PATIENCE)
+
+    def end(self) -> tuple[list[int], ReturnSample]:
+        """All tokens of a request, and its last sample."""
+        tokens: list[int] = []
+        while True:
+            sample = self.get()
+            tokens += sample.token_ids
+            if sample.is_last:
+                return tokens, sample
+
+
+class Served:
+    """A driver of an engine whose tokens are its prompt's, over and over."""
+
+    def __init__(self, gate: Any = None) -> None:
+        self.engine = FakeEngine(gate=gate, max_model_len=100_000)
+        self.driver = oDriver(self.engine, FakeTokenizer())  # type: ignore[arg-type]
+        self.driver.start()
+
+    def ask(self, name: str, max_tokens: int = 4, **params: Any) -> Channel:
+        channel = Channel()
+        params = {"max_tokens": max_tokens, "temperature": 0, **params}
+        self.driver.submit_request(ActiveRequest(request_id=name, channel=channel, prompt="abc", params=params))
+        return channel
+
+    def pause(self, mode: Any = "keep") -> Channel:
+        channel = Channel()
+        self.driver.pause("p", channel, mode, clear_cache=False)
+        return channel
+
+    def resume(self) -> ReturnSample:
+        channel = Channel()
+        self.driver.resume("r", channel)
+        return channel.get()
+
+    def update(self, mode: Any = "keep") -> Channel:
+        channel = Channel()
+        self.driver.update_weights("u", channel, WeightFiles("new"), mode)
+        return channel
+
+
+@pytest.fixture
+def served() -> Iterator[Served]:
+    """At the end nothing is left."""
+    served = Served()
+    yield served
+    served.driver.stop("the test is over")
+    assert not served.driver.status().open_requests
+
+
+def test_an_update_comes_between_two_steps_and_answers_say_whose_their_tokens_are(served: Served) -> None:
+    """A request goes on: the versions of its answer have the index of the first token of each."""
+    channel = served.ask("a", 15_000)
+    first = channel.get()
+
+    answer = served.update().get()
+    tokens, last = channel.end()
+
+    assert answer.weight_versions == [(2, 0)]
+    (one, start), (two, index) = last.weight_versions
+    assert (one, start, two) == (1, 0, 2) and len(first.token_ids) <= index < 15_000
+    assert len(first.token_ids) + len(tokens) == 15_000
+    assert served.driver.status().weight_version == 2
+    assert served.ask("b").end()[1].weight_versions == [(2, 0)]
+
+
+def test_answers_of_the_weights_of_the_start_say_nothing_of_them(served: Served) -> None:
+    """As every answer was before weights could change."""
+    assert served.ask("a").end()[1].weight_versions == []
+
+
+def test_a_paused_driver_keeps_its_requests_and_holds_new_ones(served: Served) -> None:
+    """No token comes until it is resumed; then both go on where they were."""
+    kept = served.ask("a", 15_000)
+    first = kept.get()
+    assert served.pause().get().text == "paused"
+    steps = served.engine.steps
+
+    held = served.ask("b")
+    assert served.update().get().weight_versions == [(2, 0)]
+
+    assert (served.driver.status().state, served.engine.steps) == ("paused", steps)
+    assert served.driver.status().seconds_since_progress == 0.0
+    assert held.samples.empty()
+    assert served.resume().text == "serving"
+    assert held.end()[1].weight_versions == [(2, 0)]
+    assert len(first.token_ids) + len(kept.end()[0]) == 15_000
+
+
+class Gate(threading.Semaphore):
+    """Holds the engine in its first step."""
+
+    def __init__(self) -> None:
+        super().__init__(0)
+        self.entered = threading.Event()
+
+    def acquire(self, blocking: bool = True, timeout: float | None = None) -> bool:
+        self.entered.set()
+        return super().acquire(blocking, timeout)
+
+
+@pytest.mark.parametrize("command", ["pause", "update"])
+def test_mode_wait_ends_what_is_open_first_and_holds_what_comes(command: str) -> None:
+    """What was open has none of the new weights, and what came later has nothing else."""
+    gate = Gate()
+    served = Served(gate)
+    before = served.ask("a", 3)
+    assert gate.entered.wait(PATIENCE)  # a step holds the execution thread, so what is posted now stays in its inbox
+    changed = served.pause("wait") if command == "pause" else served.update("wait")
+    inbox, deadline = served.driver._execution.inbox, time.monotonic() + PATIENCE
+    while inbox.empty() and time.monotonic() < deadline:
+        time.sleep(0.001)
+    gate.release(1000)
+
+    assert before.end()[1].weight_versions == []
+    assert changed.get().error is None
+    after = served.ask("b", 3)
+    if command == "pause":
+        assert served.update("wait").get().error is None
+        served.resume()
+    assert after.end()[1].weight_versions == [(2, 0)]
+    served.driver.stop("the test is over")
+
+
+@pytest.mark.parametrize("command", ["pause", "update"])
+def test_mode_abort_ends_what_is_open(served: Served, command: str) -> None:
+    """With the tokens that it has, of the weights that made them."""
+    channel = served.ask("a", 30_000)
+    channel.get()
+
+    answer = (served.pause("abort") if command == "pause" else served.update("abort")).get()
+
+    assert answer.error is None
+    assert channel.end()[1].finish_reason == "abort"
+    served.resume()
+    assert served.ask("b").end()[1].finish_reason == "length"
+
+
+def test_what_is_held_can_end(served: Served) -> None:
+    """By an abort and by its timeout, though the engine has never known it."""
+    served.pause().get()
+    aborted, late = served.ask("a"), served.ask("b", timeout_s=0.05)
+
+    served.driver.abort("a")
+
+    assert aborted.end()[1].finish_reason == "abort"
+    assert late.end()[1].finish_reason == "timeout"
+    served.resume()
+    assert served.ask("c").end()[1].finish_reason == "length"
+
+
+def test_weights_that_cannot_be_read_change_nothing(served: Served) -> None:
+    """The answer says why, and the next update is served."""
+    served.engine.unreadable = "a.weight holds NaN"
+
+    refused = served.update().get()
+    served.engine.unreadable = ""
+
+    assert refused.error is not None and (refused.error.code, refused.error.message) == (
+        "invalid_request",
+        "a.weight holds NaN",
+    )
+    assert served.driver.status().weight_version == 1
+    assert served.update().get().weight_versions == [(2, 0)]
+
+
+def test_an_update_that_would_wait_for_ever_is_refused(served: Served) -> None:
+    """A paused driver keeps its requests: they end when it is resumed, and not before."""
+    kept = served.ask("a", 15_000)
+    kept.get()
+    served.pause().get()
+
+    refused = served.update("wait").get()
+
+    assert refused.error is not None and "would never end" in refused.error.message
+    served.resume()
+    kept.end()
+
+
+def test_a_driver_whose_weights_cannot_be_read_again_sleeps_on(served: Served) -> None:
+    """It refuses requests, and serves once they can be, or once others have come."""
+    for remedy in ("read", "update"):
+        channel = Channel()
+        served.driver.sleep("s", channel, 2)
+        channel.get()
+        served.engine.unreadable = "the bucket is away"
+        served.driver.wake("w", channel)
+        refused = channel.get()
+        assert refused.error is not None and "sleeps on: the bucket is away" in refused.error.message
+        assert served.driver.status().state == "asleep"
+        with pytest.raises(Exception, match="asleep"):
+            served.ask("a")
+        served.engine.unreadable = ""
+        if remedy == "update":
+            assert served.update().get().error is None
+        served.driver.wake("w", channel)
+        assert channel.get().error is None
+        assert served.ask("a").end()[1].finish_reason == "length"
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    """Below which a daemon may read weights."""
+    (tmp_path / "weights" / "step-1").mkdir(parents=True)
+    return tmp_path / "weights"
+
+
+@pytest.fixture
+def control(address: str, root: Path) -> Iterator[tuple[ControlClient, FakeDriver]]:
+    """An operator's connection."""
+    driver = FakeDriver()
+    with serving(address, driver, weights_root=Root(str(root), "weights_root")), ControlClient(address) as client:
+        yield client, driver
+
+
+def test_a_path_is_one_below_the_root(control: tuple[ControlClient, FakeDriver], root: Path) -> None:
+    """The driver gets where it is; any other is refused."""
+    client, driver = control
+
+    assert client.update_weights("step-1", mode="wait", keep_cache=True, name="first") == 2
+    assert driver.updates == [(WeightFiles(str(root / "step-1")), "wait", True, "first")]
+    for path in ("..", "step-2", "/etc"):
+        with pytest.raises(RequestFailed):
+            client.update_weights(path)
+    assert len(driver.updates) == 1
+
+
+def test_arrays_go_through_shared_memory_on_one_machine(
+    control: tuple[ControlClient, FakeDriver], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The daemon reads what the arrays have, in each dtype; nothing of them is left behind."""
+    client, driver = control
+    found: dict[str, Any] = {}
+
+    def update(request_id: str, channel: Any, source: Any, *rest: Any, **others: Any) -> None:
+        with open_shared(source.arrays) as tensors:
+            for name in tensors.names:
+                found[name] = np.array(tensors.read(name, (slice(None),) * len(tensors.info(name).shape)))
+        FakeDriver.update_weights(driver, request_id, channel, source, *rest, **others)
+
+    monkeypatch.setattr(driver, "update_weights", update)
+
+    assert client.update_weights({**ARRAYS, "t": np.arange(6.0).reshape(2, 3).T.astype(np.float32)}) == 2
+
+    for name, array in ARRAYS.items():
+        np.testing.assert_array_equal(found[name], array)
+        assert found[name].dtype == array.dtype
+    np.testing.assert_array_equal(found["t"], np.arange(6.0).reshape(2, 3).T)
+    source = driver.updates[0][0]
+    assert isinstance(source, SharedWeights)
+    assert not any(Path(SHARED_MEMORY, array.object_name).exists() for array in source.arrays.values())
+
+
+def test_arrays_go_in_messages_to_another_machine(
+    control: tuple[ControlClient, FakeDriver], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In parts, each answered, with few under way; the driver gets them whole."""
+    client, driver = control
+    monkeypatch.setattr(weight_transfer, "shares_memory", lambda address: False)
+    monkeypatch.setattr(weight_transfer, "CHUNK_BYTES", 5)
+
+    assert client.update_weights({**ARRAYS, "empty": np.zeros((0, 2), np.float32)}) == 2
+    with pytest.raises(RequestFailed, match="stored as int16"):
+        client.update_weights({"x": np.arange(100, dtype=np.int16), "y": np.zeros(3, np.float32)})
+    assert client.status()["state"] == "serving"
+
+    (source, *_), *others = driver.updates
+    assert isinstance(source, WeightArrays) and not others
+    for name, array in ARRAYS.items():
+        np.testing.assert_array_equal(source.arrays[name], array)
+        assert source.arrays[name].dtype == array.dtype
+
+
+def chunk(
+    name: str = "a", offset: int = 0, data: bytes = b"1234", shape: Any = (2,), dtype: str = "F32"
+) -> WeightChunk:
+    """All of its 4 of 8 bytes are right, unless a test says otherwise."""
+    return WeightChunk("1", name, dtype, list(shape), offset, data)
+
+
+def test_an_upload_is_one_clients_and_whole() -> None:
+    """Another waits until it is taken, lost or idle; what is not in order ends it."""
+    uploads = WeightUploads()
+    uploads.add(b"me", chunk(), 0.0)
+    with pytest.raises(Overloaded, match="another client"):
+        uploads.add(b"you", chunk(), IDLE_LIMIT - 1)
+    with pytest.raises(InvalidRequest, match="no weights have come"):
+        uploads.take(b"you")
+    with pytest.raises(InvalidRequest, match="4 bytes of a have not come"):
+        uploads.take(b"me")
+    for wrong in (chunk(offset=1), chunk(offset=8), chunk(data=b"12345"), chunk(shape=(3,)), chunk(dtype="F16")):
+        uploads.add(b"me", chunk(), 0.0)
+        with pytest.raises(InvalidRequest):
+            uploads.add(b"me", wrong, 0.0)
+        with pytest.raises(InvalidRequest, match="no weights have come"):
+            uploads.take(b"me")
+    uploads.add(b"me", chunk(), 0.0)
+    uploads.add(b"you", chunk("b", data=b"12345678"), IDLE_LIMIT + 1)
+    assert list(uploads.take(b"you")) == ["b"]
+    uploads.add(b"me", chunk(), 0.0)
+    uploads.lost(b"me")
+    uploads.add(b"you", chunk(), 1.0)
+    with pytest.raises(InvalidRequest, match="bytes, and the daemon's host has"):
+        uploads.add(b"you", chunk("huge", shape=(2**40, 2**20)), 1.0)
+
+
+def test_memory_of_others_is_not_read() -> None:
+    """Neither what a link leads to, nor beyond its end."""
+    with weight_transfer.in_shared_memory(weight_transfer.contiguous(ARRAYS)) as shared:
+        array = shared["a.weight"]
+        name = f"odriver-test-{os.getpid()}"
+        Path(SHARED_MEMORY, name).symlink_to(Path(SHARED_MEMORY, array.object_name))
+        try:
+            for wrong, why in (
+                ({"object_name": name}, "cannot be opened"),
+                ({"offset": 10**6}, "are not within"),
+                ({"offset": -4}, "are not within"),
+                ({"shape": [-1, -6]}, "are not within"),
+                ({"shape": [2**40]}, "are not within"),
+            ):
+                with pytest.raises(Exception, match=why), open_shared({"a": msgspec.structs.replace(array, **wrong)}):
+                    pass
+        finally:
+            Path(SHARED_MEMORY, name).unlink()
+
+
+def test_trainers_update_weights_over_http_in_four_phases(
+    control: tuple[ControlClient, FakeDriver], address: str, tmp_path: Path
+) -> None:
+    """By vLLM's names, behind an operator's key: what is gathered is served at once."""
+    _, driver = control
+    api_keys = tmp_path / "api-keys.toml"
+    api_keys.write_text(FILE)
+    api_keys.chmod(0o600)
+
+    def info(name: str) -> dict[str, Any]:
+        return {
+            "update_info": {
+                "names": [name],
+                "dtype_names": ["float32"],
+                "shapes": [[2, 3]],
+                "object_names": ["x"],
+                "offsets": [0],
+            }
+        }
+
+    with gateway(address, callers=Callers(api_keys)) as http:
+        nccl = {"init_info": {"master_address": "10.0.0.1"}}
+        told = [
+            (answer.status_code, answer.text)
+            for answer in (
+                http.post("/init_weight_transfer_engine", headers=OPS, json=nccl),
+                http.post("/init_weight_transfer_engine", headers=OPS, json={"init_info": {}}),
+                http.post("/pause?mode=keep&clear_cache=false", headers=OPS),
+                http.get("/is_paused", headers=OPS),
+                http.post("/finish_weight_update", headers=OPS),
+                http.post("/start_weight_update", headers=OPS, json={"is_checkpoint_format": True}),
+                http.post("/update_weights", headers=OPS, json=info("a")),
+                http.post("/update_weights", headers=OPS, json=info("b")),
+                http.post("/finish_weight_update", headers=OPS),
+                http.post("/update_weights", headers=OPS, json={"update_info": {"path": "step-1"}}),
+                http.post("/resume", headers=OPS),
+                http.post("/update_weights", json=info("a")),
+                http.post("/pause?mode=later", headers=OPS),
+            )
+        ]
+
+    assert [status for status, _ in told] == [400, 200, 200, 200, 409, 200, 200, 200, 200, 200, 200, 401, 400]
+    assert "not by master_address" in told[0][1] and told[3][1] == '{"is_paused":true}'
+    assert (told[8][1], told[9][1]) == ("version 2 of the weights is served\n", "version 3 of the weights is served\n")
+    assert driver.paused_with == ("keep", False)
+    (gathered, *_), _ = driver.updates
+    assert isinstance(gathered, SharedWeights) and list(gathered.arrays) == ["a", "b"]
