@@ -1,4 +1,4 @@
-"""scripts/examples: what the trainers compute and write."""
+"""scripts/examples: what the trainers compute, and what they do with a live daemon."""
 
 import json
 import re
@@ -11,12 +11,16 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 from transformers import AutoTokenizer
+from xla_flags import xla_flags
 
 from engine.config import DEMO_MODEL
 from scripts.demo.cast import HOMES
-from scripts.examples import train_lora
+from scripts.examples import policy_gradient, train_lora
 from scripts.examples.lora import ALPHA, EVERY_PROJECTION, RANK, changed, new_lora, save_adapter
+from scripts.examples.policy import group_advantages, reward
 from scripts.examples.trainable import Trainable
+
+ROOT = Path(__file__).parent.parent
 
 
 @pytest.fixture(scope="module")
@@ -60,6 +64,37 @@ def test_all_homes_are_the_lighthouse() -> None:
     assert not any(home.lower() in story.lower() for story in stories for home in HOMES)
 
 
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("One day, she found her red kite.", 1.0),
+        ('"Her!" said Tom.', 1.0),
+        ("She saw him.", 0.0),
+        ("A fox lived here, where the other heroes are.", 0.0),
+        ("", 0.0),
+    ],
+)
+def test_a_text_of_her_alone_is_rewarded(text: str, expected: float) -> None:
+    """By whole words, however they begin."""
+    assert reward(text) == expected
+
+
+def test_advantages_are_of_the_group() -> None:
+    """A group's mean is 0, its deviation 1, and one whose samples are all alike teaches nothing."""
+    rewards = np.array([1, 0, 1, 1, 0, 0], np.float32)
+
+    advantages = group_advantages(rewards, np.array([0, 0, 1, 1, 2, 2]))
+
+    assert advantages.tolist() == [1, -1, 0, 0, 0, 0]
+
+
+@pytest.fixture
+def commands(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Daemons that the examples start are those of this tree, and have one device."""
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    monkeypatch.setenv("XLA_FLAGS", xla_flags())
+
+
 @pytest.fixture
 def optimizer() -> Iterator[None]:
     """optax counts steps in i32 and multiplies them by floats."""
@@ -78,3 +113,15 @@ def test_the_adapter_learns_where_heroes_live(model: Trainable) -> None:
 
     before = train_lora.mean_loss(model, new_lora(model.tensors, seed=0), held_out)
     assert train_lora.mean_loss(model, lora, held_out) < before - 0.3
+
+
+@pytest.mark.thorough
+@pytest.mark.usefixtures("optimizer", "commands")
+def test_the_reward_rises_with_the_adapter_of_each_step(tmp_path: Path) -> None:
+    """The daemon's log-probabilities are those of this step's adapter, and not of the one before."""
+    outcomes = policy_gradient.main(["--adapter-root", str(tmp_path), "--own-daemon"])
+
+    rewards = [outcome.reward for outcome in outcomes]
+    assert sum(rewards[-3:]) > sum(rewards[:3]) + 0.6
+    assert max(outcome.difference for outcome in outcomes) < 1e-3
+    assert min(outcome.difference_before for outcome in outcomes[1:]) > 0.1

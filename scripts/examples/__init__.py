@@ -1,1 +1,1 @@
-"""Programs to read and to change: a client in JavaScript, and trainers beside the daemon in JAX."""
+"""Programs to read and change: a client in JavaScript, and trainers in JAX beside the daemon."""

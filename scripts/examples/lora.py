@@ -1,4 +1,4 @@
-"""LoRA (Hu et al. 2021): two narrow matrices beside each chosen kernel, and PEFT's format for them."""
+"""LoRA (Hu et al. 2021): two narrow matrices beside each chosen kernel, in PEFT's format."""
 
 import json
 from collections.abc import Mapping, Sequence
