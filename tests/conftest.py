@@ -104,8 +104,9 @@ def no_server_left_behind() -> Iterator[None]:
             assert child.name() != "odriver-sockets"
 
 
-MOST_MAPPINGS = 20_000
-"""Of a process's memory, which Linux limits to 65,530: each compiled function has some, and ends the process where none is left."""
+MOST_MAPPINGS = 10_000
+"""Of a process's memory, which Linux limits to 65,530: each compiled function has some, and ends the process where none is left.
+So many take three gigabytes, of which each of the processes that share out the files has its own."""
 
 
 @pytest.fixture(scope="module", autouse=True)
