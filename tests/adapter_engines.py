@@ -87,7 +87,6 @@ def adapter_engines(
     max_loras: int = 2,
     max_lora_rank: int = 64,
     manager: type[ExecutionManager] = FewPrograms,
-    quantization: str | None = None,
 ) -> AdapterEngines:
     """The compiled steps of a variant, and its adapters in directories below ``place``."""
     directory = build_checkpoint(place / "model", variant)
@@ -99,7 +98,7 @@ def adapter_engines(
     pool = replace(one_page, num_pages=1 + NUM_PAGES * len(one_page.windows), states=states)
     sizes = AdapterSizes(max_loras, max_lora_rank, FLOAT32)
     shapes = StepShapes(MAX_NUM_SEQS, CHUNK, MAX_MODEL_LEN, pool, smallest_step=MAX_NUM_SEQS, adapters=sizes)
-    form = backend.quantized_format(FLOAT32, FLOAT32, quantization)
+    form = backend.weight_format(FLOAT32)
     mesh = DeviceMesh(tuple(jax.devices()[:devices]))
     compiled = manager(load(directory, form, devices), shapes, backend, mesh)
     compiled.compile(lambda progress: None)

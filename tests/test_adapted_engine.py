@@ -22,31 +22,31 @@ XLA = xla_backend(FLOAT32)
 OF_LATENTS = xla_backend(FLOAT32, latents=True)
 TPU = replace(tpu_backend(CHIPS["TPU v5 lite"], PALLAS), attention=PallasTwin())
 BACKENDS = [
-    pytest.param(("llama2", None, 1, None), id="llama2"),
+    pytest.param(("llama2", None, 1), id="llama2"),
     *(
-        pytest.param((variant, backend, devices, None), id=f"{variant}-{name}", marks=pytest.mark.thorough)
+        pytest.param((variant, backend, devices), id=f"{variant}-{name}", marks=pytest.mark.thorough)
         for variant in ADAPTERS
         for name, backend, devices in (
             ("kernels", None, 1),
-            ("XLA", XLA, 1),
             ("XLA-2", XLA, 2),
             ("TPU", TPU, 1),
-            ("TPU-2", TPU, 2),
         )
-        if not (variant == "deepseek_v3" and backend is TPU)
+        if not (variant == "deepseek_v3" and backend is TPU) and (variant, name) != ("llama2", "kernels")
     ),
-    pytest.param(("qwen2", XLA, 4, None), id="qwen2-XLA-4", marks=pytest.mark.thorough),
+    pytest.param(("llama2", TPU, 2), id="llama2-TPU-2", marks=pytest.mark.thorough),
+    pytest.param(("phi3", TPU, 2), id="phi3-TPU-2", marks=pytest.mark.thorough),
+    pytest.param(("qwen2", XLA, 4), id="qwen2-XLA-4", marks=pytest.mark.thorough),
 ]
 
 
 @pytest.fixture(scope="module", params=BACKENDS)
 def compiled(request, tmp_path_factory):
     """Two slots for a variant's adapters."""
-    variant, backend, devices, quantization = request.param
+    variant, backend, devices = request.param
     if variant == "deepseek_v3" and backend is XLA:
         backend = OF_LATENTS
     place = tmp_path_factory.mktemp("adapters")
-    return adapter_engines(place, variant, backend=backend, devices=devices, quantization=quantization)
+    return adapter_engines(place, variant, backend=backend, devices=devices)
 
 
 def load_all(engine, compiled):
