@@ -125,3 +125,15 @@ def test_the_reward_rises_with_the_adapter_of_each_step(tmp_path: Path) -> None:
     assert sum(rewards[-3:]) > sum(rewards[:3]) + 0.6
     assert max(outcome.difference for outcome in outcomes) < 1e-3
     assert min(outcome.difference_before for outcome in outcomes[1:]) > 0.1
+
+
+@pytest.mark.thorough
+@pytest.mark.usefixtures("optimizer", "commands")
+def test_the_weights_of_each_step_are_served(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The daemon's log-probabilities are those of this step's weights, and not of those before."""
+    monkeypatch.setattr(policy_gradient, "STEPS", 3)
+
+    outcomes = policy_gradient.main(["--weights", "--own-daemon"])
+
+    assert max(outcome.difference for outcome in outcomes) < 1e-3
+    assert min(outcome.difference_before for outcome in outcomes[1:]) > 0.1

@@ -1,7 +1,8 @@
 """Ten steps of reinforcement learning with a live daemon, which serves the policy of each step.
 
     odriver serve --enable-lora --adapter-root adapters
-    python -m scripts.examples.policy_gradient --adapter-root adapters
+    python -m scripts.examples.policy_gradient --adapter-root adapters     a LoRA adapter is loaded anew
+    python -m scripts.examples.policy_gradient --weights                   the weights themselves change
 
 Each step draws a group of completions for each of a few prompts from the daemon, with their
 log-probabilities, and rewards them. The policy gradient (Williams 1992) weighs each with how far
@@ -22,7 +23,7 @@ from engine.config import DEMO_MODEL
 from ipc.client import Client
 from ipc.control_client import ControlClient
 from ipc.wire.completion import Completion, whole
-from scripts.examples.lora import Lora, save_adapter
+from scripts.examples.lora import Lora, changed, save_adapter
 from scripts.examples.policy import Outcome, Sample, Trainer
 from scripts.examples.trainable import Trainable
 from scripts.processes import end_on_sigterm, odriver
@@ -101,16 +102,28 @@ def publish_adapter(control: ControlClient, root: Path) -> Publish:
     return publish
 
 
+def publish_weights(control: ControlClient, model: Trainable) -> Publish:
+    """By the changed kernels alone, with the names that they have in the checkpoint."""
+
+    def publish(lora: Lora) -> None:
+        kernels = changed(model.tensors, lora)
+        control.update_weights({name: np.asarray(kernel) for name, kernel in kernels.items()})
+
+    return publish
+
+
 def main(arguments: list[str] | None = None) -> list[Outcome]:
     """Train, and say how the reward has changed."""
     options = _parser().parse_args(arguments)
     model, tokenizer = Trainable(DEMO_MODEL), AutoTokenizer.from_pretrained(DEMO_MODEL)
+    adapter_root = None if options.weights else options.adapter_root
     with (
         _address(options) as address,
         Client(address, timeout=START_TIMEOUT) as base,
         ControlClient(address) as control,
     ):
-        client, publish = base.of_model(NAME), publish_adapter(control, options.adapter_root)
+        client = base if adapter_root is None else base.of_model(NAME)
+        publish = publish_weights(control, model) if adapter_root is None else publish_adapter(control, adapter_root)
 
         def draw(number: int) -> list[Sample]:
             return draw_samples(client, tokenizer, SEEDS * options.seed + GROUP * len(PROMPTS) * number)
@@ -127,7 +140,7 @@ def _address(options: argparse.Namespace) -> Iterator[str | None]:
     if not options.own_daemon:
         yield options.connect
         return
-    flags = ["--enable-lora", "--adapter-root", str(options.adapter_root)]
+    flags = [] if options.weights else ["--enable-lora", "--adapter-root", str(options.adapter_root)]
     with TemporaryDirectory(prefix="odriver-") as directory:
         address = f"ipc://{directory}/odriver.sock"
         with odriver("serve", "--bind", address, "--log-level", "warning", *FEW_SHAPES, *flags):
@@ -136,7 +149,9 @@ def _address(options: argparse.Namespace) -> Iterator[str | None]:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--adapter-root", type=Path, required=True, metavar="DIR", help="the daemon's")
+    policy = parser.add_mutually_exclusive_group(required=True)
+    policy.add_argument("--adapter-root", type=Path, metavar="DIR", help="the daemon's: the policy is an adapter in it")
+    policy.add_argument("--weights", action="store_true", help="the policy is the daemon's weights")
     daemon = parser.add_mutually_exclusive_group()
     daemon.add_argument("--connect", metavar="ADDR", help="where the daemon listens (default: as odriver complete)")
     daemon.add_argument("--own-daemon", action="store_true", help="start a daemon, which ends with this program")
