@@ -34,6 +34,8 @@ from engine.step.sampling_programs import GREEDY, LOGPROBS
 GOLDENS = Path(__file__).parent / "goldens" / "adapters"
 CHUNK, MAX_NUM_SEQS, MAX_MODEL_LEN, NUM_PAGES = 8, 4, 52, 64
 FLOAT32 = np.dtype(np.float32)
+TOLERANCE, OF_ILL_CONDITIONED = 1e-4, {"qwen3_next": 4e-4}
+"""Of log-probabilities. In float64 torch itself finds those of this random model 1.6e-4 from its own in float32."""
 NEEDED = (FORWARD, ADAPTED_FORWARD, GREEDY, LOGPROBS, WRITE_SLOTS, WRITE_ADAPTER)
 
 
@@ -52,6 +54,7 @@ class AdapterEngines:
     manager: ExecutionManager
     directories: dict[str, Path]
     cases: list[dict[str, Any]]
+    tolerance: float
     has_states: bool = False
     num_slots: int = 0
     runners: list[eSurgeRunner] = field(default_factory=list)
@@ -104,7 +107,8 @@ def adapter_engines(
     compiled.compile(lambda progress: None)
     directories = {name: write_adapter(place / name, variant, kind) for name, kind in ADAPTERS[variant].items()}
     cases = json.loads((GOLDENS / f"{variant}.json").read_text())["cases"]
-    return AdapterEngines(compiled, directories, cases, states is not None, num_slots)
+    tolerance = OF_ILL_CONDITIONED.get(variant, TOLERANCE)
+    return AdapterEngines(compiled, directories, cases, tolerance, states is not None, num_slots)
 
 
 def request(number: str, case: dict[str, Any], adapter_id: int) -> Sequence:
@@ -140,7 +144,7 @@ class Answers:
             engine.check_integrity()
         return self
 
-    def assert_golden(self, number: str, case: dict[str, Any], tolerance: float = 1e-4) -> None:
+    def assert_golden(self, number: str, case: dict[str, Any], tolerance: float) -> None:
         """A request has its golden tokens, and each its golden log-probability."""
         assert self.tokens[number] == case["tokens"], f"{number} has another's tokens ({case['adapter']!r})"
         np.testing.assert_allclose(self.logprobs[number], case["logprobs"], atol=tolerance)

@@ -73,7 +73,7 @@ def test_all_adapters_and_the_model_alone_in_one_batch_give_what_torch_gives(com
     answers = Answers().run(engine)
 
     for number, case in enumerate(compiled.cases):
-        answers.assert_golden(str(number), case)
+        answers.assert_golden(str(number), case, compiled.tolerance)
     assert engine.stats().adapter_loads >= len(compiled.directories)
     assert engine.stats().compilations_after_ready == 0
 
@@ -93,7 +93,7 @@ def test_adapters_come_and_go_while_requests_run_and_are_preempted(compiled):
     answers.run(engine)
 
     for number, case in enumerate(compiled.cases):
-        answers.assert_golden(str(number), case)
+        answers.assert_golden(str(number), case, compiled.tolerance)
     stats = engine.stats()
     assert stats.preemptions > 0
     assert engine.adapters() == [] and not stats.adapters_running and not stats.adapters_waiting
@@ -122,7 +122,7 @@ def test_what_failed_steps_lose_is_written_again(compiled, monkeypatch):
     assert 0 < len(answers.errors) < len(compiled.cases) and engine.stats().failed_steps == len(faults)
     for number, case in enumerate(compiled.cases):
         if str(number) not in answers.errors:
-            answers.assert_golden(str(number), case)
+            answers.assert_golden(str(number), case, compiled.tolerance)
 
 
 def test_a_request_whose_adapter_was_never_loaded_is_refused(compiled):
