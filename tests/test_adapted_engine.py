@@ -35,7 +35,6 @@ BACKENDS = [
     ),
     pytest.param(("llama2", TPU, 2), id="llama2-TPU-2", marks=pytest.mark.thorough),
     pytest.param(("phi3", TPU, 2), id="phi3-TPU-2", marks=pytest.mark.thorough),
-    pytest.param(("qwen2", XLA, 4), id="qwen2-XLA-4", marks=pytest.mark.thorough),
 ]
 
 
