@@ -91,7 +91,7 @@ def test_products_are_those_of_the_numbers_that_the_weights_stand_for(
     held = numbers * scales.repeat(inputs // len(scales), 0)
 
     kernel = nnx.Param(Int4.made_of(jnp.asarray(weight), parameter, form, one_device()))
-    product = jax.jit(linear)(jnp.asarray(x), kernel, nnx.Param(jnp.ones((3, outputs))))
+    product = jax.jit(linear)(jnp.asarray(x), kernel, nnx.Param(jnp.ones((3, outputs))), None)
 
     np.testing.assert_allclose(product, np.einsum("tn,nko->tko", x, held) + 1, atol=2e-4)
 

@@ -305,8 +305,8 @@ def test_every_token_is_one_of_the_weights_that_were_served_when_it_was_made(
         for version, token, logprobs in tokens:
             wanted, theirs = world.next(version, known)
             assert token == wanted
-            # Rounding may depend on how many rows a step has.
-            np.testing.assert_allclose(logprobs.logprobs, theirs.logprobs, atol=1e-5, rtol=0)
+            # Rounding depends on how many rows a step has, and where prompts are cut; other weights are tenths away.
+            np.testing.assert_allclose(logprobs.logprobs, theirs.logprobs, atol=1e-4, rtol=0)
             known.append(token)
     stats = engine.stats()
     assert (stats.pages_owned, stats.compilations_after_ready) == (0, before.compilations_after_ready)

@@ -173,7 +173,7 @@ def test_products_are_those_of_the_numbers_that_the_weights_stand_for(rows, pack
     embedding = Scaled.made_of(jnp.asarray(table), table_parameter, form, one_device())
     bias = nnx.Param(jnp.ones((3, 21)))
 
-    product = jax.jit(linear)(jnp.asarray(x), kernel, bias)
+    product = jax.jit(linear)(jnp.asarray(x), kernel, bias, None)
     rows_of = jax.jit(look_up)(nnx.Param(embedding, declared=table_parameter), jnp.asarray(ids))
 
     np.testing.assert_allclose(product, np.einsum("tn,nko->tko", x, held[0]) + 1, atol=1e-4)
