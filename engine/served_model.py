@@ -83,7 +83,7 @@ class ServedModel:
     @property
     def adapter_sizes(self) -> AdapterSizes | None:
         """The slots of adapters, if the operator wants such."""
-        return adapter_sizes(self.config, self.dtype)
+        return adapter_sizes(self.config, self.dtype, self.backend)
 
     @property
     def adapter_bytes(self) -> int:
@@ -193,9 +193,9 @@ def page_dtype(config: EngineConfig, model: ModelSpec, dtype: np.dtype[Any]) -> 
     return chosen
 
 
-def adapter_sizes(config: EngineConfig, dtype: np.dtype[Any]) -> AdapterSizes | None:
+def adapter_sizes(config: EngineConfig, dtype: np.dtype[Any], backend: Backend) -> AdapterSizes | None:
     """The slots of adapters for activations of ``dtype``, if the operator wants such."""
-    return AdapterSizes(config.max_loras, config.max_lora_rank, dtype) if config.enable_lora else None
+    return AdapterSizes(config.max_loras, config.max_lora_rank, dtype, backend.layout) if config.enable_lora else None
 
 
 def quantizations(config: EngineConfig, model: ModelSpec) -> tuple[str | None, ...]:

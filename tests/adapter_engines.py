@@ -99,7 +99,7 @@ def adapter_engines(
     num_slots = 1 + 2 * MAX_NUM_SEQS
     states = one_page.states and replace(one_page.states, num_slots=num_slots)
     pool = replace(one_page, num_pages=1 + NUM_PAGES * len(one_page.windows), states=states)
-    sizes = AdapterSizes(max_loras, max_lora_rank, FLOAT32)
+    sizes = AdapterSizes(max_loras, max_lora_rank, FLOAT32, backend.layout)
     shapes = StepShapes(MAX_NUM_SEQS, CHUNK, MAX_MODEL_LEN, pool, smallest_step=MAX_NUM_SEQS, adapters=sizes)
     form = backend.weight_format(FLOAT32)
     mesh = DeviceMesh(tuple(jax.devices()[:devices]))

@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 
 from engine.mesh import one_device
-from engine.models.adapters.adapted import Adapted, AdapterRows, Parts
+from engine.models.adapters.adapted import Adapted, GroupedAdapted, Parts, adapter_rows
 from engine.models.weights.forms import form_of
+from engine.models.weights.panels import as_panels, panel_width
 from engine.models.weights.parameters import Parameter, Role, tensors
 from engine.models.weights.weight_format import Layout, WeightFormat
 
@@ -20,12 +21,13 @@ FORMS = {
     "plain": WeightFormat(FLOAT32, Layout.MATRIX),
     "8 bits": WeightFormat(FLOAT32, Layout.MATRIX, activations=FLOAT32),
     "4 bits": WeightFormat(FLOAT32, Layout.MATRIX, activations=FLOAT32, bits=4),
+    "panels": WeightFormat(FLOAT32, Layout.PANELS),
 }
 
 
 @pytest.fixture(params=FORMS)
 def kernel(request):
-    """A kernel of gate and up with random adapters in its slots."""
+    """A kernel of gate and up with random adapters in its slots, masked; in panels they are grouped."""
     form, rng = FORMS[request.param], np.random.default_rng(0)
     kind = form_of(PARAMETER, form, 1)
     assert kind is not None
@@ -36,12 +38,25 @@ def kernel(request):
     return Adapted(base, a, b, Parts(0, (1, 1)))
 
 
+def product(kernel, x, slots):
+    """Of the form that goes with the kernel's layout, whose factors are those of ``kernel``."""
+    rows = adapter_rows(jnp.asarray(slots, jnp.int32), SLOTS)
+    if kernel.base.layout is not Layout.PANELS:
+        return jax.jit(Adapted.product)(kernel, x, rows)
+    missing = -RANK % panel_width()
+    a = np.asarray(kernel.a).reshape(2, SLOTS, RANK, INPUTS).swapaxes(0, 1)
+    a = np.pad(a, [(0, 0), (0, 0), (0, missing), (0, 0)]).reshape(SLOTS, -1, INPUTS)
+    b = (np.asarray(each).reshape(SLOTS, RANK, FFN).swapaxes(1, 2) for each in kernel.b)
+    b = tuple(as_panels(np.pad(each, [(0, 0), (0, 0), (0, missing)])) for each in b)
+    return jax.jit(GroupedAdapted.product)(GroupedAdapted(kernel.base, as_panels(a), b, kernel.parts), x, rows)
+
+
 def test_each_row_gets_the_product_of_its_own_slot(kernel):
     """Rows of all slots, in no order, and of none."""
     slots = [2, -1, 0, 3, 1, 2]
     x = jnp.asarray(np.random.default_rng(1).normal(size=(len(slots), INPUTS)), FLOAT32)
 
-    found = jax.jit(Adapted.product)(kernel, x, AdapterRows(jnp.asarray(slots, jnp.int32), SLOTS))
+    found = product(kernel, x, slots)
 
     base = np.asarray(jax.jit(type(kernel.base).product)(kernel.base, x))
     for row, slot in enumerate(slots):
@@ -55,7 +70,7 @@ def test_a_row_without_an_adapter_is_the_models_to_the_bit(kernel):
     """Whoever is beside it."""
     x = jnp.asarray(np.random.default_rng(2).normal(size=(3, INPUTS)), FLOAT32)
 
-    found = jax.jit(Adapted.product)(kernel, x, AdapterRows(jnp.asarray([-1, 1, -1], jnp.int32), SLOTS))
+    found = product(kernel, x, [-1, 1, -1])
 
     base = np.asarray(jax.jit(type(kernel.base).product)(kernel.base, x))
     np.testing.assert_array_equal(found[::2], base[::2])

@@ -15,6 +15,7 @@ from engine.adapters.adapter import AdapterError
 from engine.adapters.reader import AdapterReader
 from engine.adapters.slot_arrays import AdapterSizes, slot_arrays
 from engine.mesh import one_device
+from engine.models.weights.weight_format import Layout
 
 KIND = ADAPTERS["llama2"]["everything"]
 A = "base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight"
@@ -25,7 +26,7 @@ B = A.replace("lora_A", "lora_B")
 def slots(tmp_path_factory):
     """Slots of rank 16 beside the kernels of a model."""
     decoder = load(build_checkpoint(tmp_path_factory.mktemp("model"), "llama2"))
-    return slot_arrays(decoder, AdapterSizes(2, 16, np.dtype(np.float32)), one_device())
+    return slot_arrays(decoder, AdapterSizes(2, 16, np.dtype(np.float32), Layout.MATRIX), one_device())
 
 
 @pytest.fixture

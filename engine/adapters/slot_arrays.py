@@ -14,12 +14,12 @@ from jax.stages import Lowered
 from numpy.typing import NDArray
 
 from engine.mesh import COPY, DeviceMesh
-from engine.models.adapters.adapted import Adapted
+from engine.models.adapters.adapted import Adapted, GroupedAdapted
 from engine.models.adapters.kernels import AdaptedKernel, adapted_kernels
 from engine.models.decoder import Decoder
 from engine.models.partition import Partition
 from engine.models.weights.store import declared_entries, entries
-from engine.models.weights.weight_format import Leaf
+from engine.models.weights.weight_format import Layout, Leaf
 from engine.step.compilation import Program, lower
 
 WRITE_ADAPTER = "write adapter"
@@ -34,13 +34,15 @@ class AdapterSizes:
     max_lora_rank: int
     dtype: np.dtype[Any]
     """Of activations: adapters are not quantised."""
+    layout: Layout
+    """Of the weights: adapters are beside weights in panels in panels, too."""
 
 
 @dataclass(frozen=True)
 class SlotArrays:
     """For each kernel of a decoder the factors of all slots; a slot without an adapter is zeros.
 
-    They are a flat list, each f[..., slots * rank, columns], as ``AdaptedKernel.block`` has them.
+    They are a flat list of what ``AdaptedKernel.leaves`` has for each kernel.
     """
 
     kernels: tuple[AdaptedKernel, ...]
@@ -86,6 +88,7 @@ class SlotArrays:
     def adapted(self, state: Any, arrays: list[Array]) -> Any:
         """A decoder's state with the adapters beside its kernels."""
         at, kernels = 0, {}
+        form = GroupedAdapted if self.sizes.layout is Layout.PANELS else Adapted
         for kernel in self.kernels:
             count = len(kernel.modules)
             kernels[kernel.entry.path] = kernel, arrays[at], tuple(arrays[at + 1 : at + 1 + count])
@@ -94,17 +97,16 @@ class SlotArrays:
         for path, variable in nnx.to_flat_state(state):
             if path in kernels:
                 kernel, a, b = kernels[path]
-                variable = variable.replace(Adapted(variable.get_value(), a, b, kernel.parts))
+                variable = variable.replace(form(variable.get_value(), a, b, kernel.parts))
             flat.append((path, variable))
         return nnx.from_flat_state(flat)
 
     def _lower_write(self) -> Lowered:
-        rank = self.sizes.max_lora_rank
+        axis = 0 if self.sizes.layout is Layout.PANELS else -2
 
         def write(arrays: list[Array], block: list[Array], slot: Array) -> list[Array]:
-            first = slot * np.int32(rank)
             return [
-                jax.lax.dynamic_update_slice_in_dim(whole, part, first, whole.ndim - 2)
+                jax.lax.dynamic_update_slice_in_dim(whole, part, slot * np.int32(part.shape[axis]), axis)
                 for whole, part in zip(arrays, block, strict=True)
             ]
 
@@ -118,7 +120,7 @@ class SlotArrays:
 
 def slot_arrays(decoder: Decoder, sizes: AdapterSizes, mesh: DeviceMesh) -> SlotArrays:
     """The slots of a decoder, whose weights may be abstract."""
-    kernels = adapted_kernels(entries(decoder), sizes.max_lora_rank, mesh.size, sizes.dtype)
+    kernels = adapted_kernels(entries(decoder), sizes.max_lora_rank, mesh.size, sizes.dtype, sizes.layout)
     return SlotArrays(kernels, sizes, mesh)
 
 
@@ -126,6 +128,7 @@ def adapter_bytes(partition: Partition, sizes: AdapterSizes | None) -> int:
     """Bytes on each device of all slots, and of an adapter on its way to one; 0 without slots."""
     if sizes is None:
         return 0
-    kernels = adapted_kernels(declared_entries(partition), sizes.max_lora_rank, partition.devices, sizes.dtype)
+    declared = declared_entries(partition)
+    kernels = adapted_kernels(declared, sizes.max_lora_rank, partition.devices, sizes.dtype, sizes.layout)
     leaves = [leaf for kernel in kernels for leaf in (*kernel.leaves(sizes.max_loras), *kernel.leaves(1))]
     return sum(leaf.nbytes(partition.devices) for leaf in leaves)

@@ -6,7 +6,7 @@ import numpy as np
 from flax import nnx
 from jax import Array
 
-from engine.models.adapters.adapted import Adapted, AdapterRows
+from engine.models.adapters.adapted import Adapted, AdapterRows, GroupedAdapted
 from engine.models.weights.factory import declared
 from engine.models.weights.forms import Weight
 from engine.vocabulary import Vocabulary
@@ -32,9 +32,9 @@ def linear(
     return whole + bias[...].astype(whole.dtype).reshape((1,) * (x.ndim - 1) + weight.out)
 
 
-def _product(x: Array, weight: Weight | Adapted, adapters: AdapterRows | None) -> Array:
+def _product(x: Array, weight: Weight | Adapted | GroupedAdapted, adapters: AdapterRows | None) -> Array:
     """f[..., in] -> f32[..., prod(out)]."""
-    if not isinstance(weight, Adapted):
+    if not isinstance(weight, Adapted | GroupedAdapted):
         return weight.product(x)
     assert adapters is not None, "a step of adapters does not say whose its tokens are"
     return weight.product(x, adapters)

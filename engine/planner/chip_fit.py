@@ -65,7 +65,7 @@ class ChipFit:
     @cached_property
     def adapters(self) -> int:
         """Bytes of a chip's slots for adapters."""
-        return adapter_bytes(self.partition, adapter_sizes(self.config, self.dtype))
+        return adapter_bytes(self.partition, adapter_sizes(self.config, self.dtype, self.backend))
 
     @cached_property
     def kernel(self) -> TPUKernel:

@@ -145,7 +145,7 @@ def _partition(config: EngineConfig, model: ModelSpec, chips: int) -> Partition:
 
 def _shapes(fit: ChipFit, cache: CachePlanner) -> StepShapes:
     sizes = fit.config.max_num_seqs, fit.config.max_num_batched_tokens, cache.max_model_len
-    adapters = adapter_sizes(fit.config, fit.dtype)
+    adapters = adapter_sizes(fit.config, fit.dtype, fit.backend)
     return StepShapes(*sizes, cache.pool, SMALLEST_ACCELERATOR_STEP, cache.host, adapters)
 
 

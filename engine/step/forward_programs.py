@@ -26,7 +26,7 @@ from caching.paged_attention_cache import PagedAttentionCache
 from caching.state.table import StateTable
 from engine.adapters.slot_arrays import SlotArrays
 from engine.mesh import COPY, LOGITS, DeviceMesh
-from engine.models.adapters.adapted import AdapterRows
+from engine.models.adapters.adapted import AdapterRows, adapter_rows
 from engine.models.decoder import Decoder
 from engine.models.decoder import logits as to_logits
 from engine.models.linear import look_up
@@ -127,7 +127,7 @@ class ForwardPrograms:
             slots, batch, sampling = layout.unpack(packed, slots, last_token)
             if adapters is not None and arrays is not None:
                 state = adapters.adapted(state, arrays)
-                rows = AdapterRows(layout.unpack_adapters(packed, batch.table), adapters.sizes.max_loras)
+                rows = adapter_rows(layout.unpack_adapters(packed, batch.table), adapters.sizes.max_loras)
             states = layout.unpack_states(packed, batch.table, self._num_slots)
             decoder = nnx.merge(self._graph, state)
             cache, hidden, last = self._run(decoder, cache, batch, states, rows)

@@ -1,11 +1,16 @@
 """A kernel with adapters in slots beside it, and its product.
 
-A token's product with its adapter is ``(x . a) . b`` (Hu et al. 2021). All slots' ``a`` are one
-matrix, and so are their ``b``: every token is multiplied by all of them, and between the two
-products its numbers for other slots than its own become zero. On a TPU that moves fewer bytes than
-to gather a token's ``a`` and ``b``, or to sort tokens by slot; the products themselves cost nothing
-beside reading the weights. Where weights are split by inputs, so is ``a``, and the sum over devices
-that follows is that of the adapters as well.
+A token's product with its adapter is ``(x . a) . b`` (Hu et al. 2021). There are two forms, by what
+the weights' own layout is for.
+
+On a TPU (``Adapted``) all slots' ``a`` are one matrix, and so are their ``b``: every token is
+multiplied by all of them, and between the two products its numbers for other slots than its own
+become zero. That moves fewer bytes than to gather a token's ``a`` and ``b``, or to sort tokens by
+slot; the products themselves cost nothing beside reading the weights. Where weights are split by
+inputs, so is ``a``, and the sum over devices that follows is that of the adapters as well.
+
+On a CPU (``GroupedAdapted``) products are what costs: tokens are sorted by slot, and each is
+multiplied by its own adapter alone, by the kernel that serves experts.
 """
 
 import math
@@ -17,17 +22,31 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
+from engine.models.weights import panels
 from engine.models.weights.forms import Kernel
 
 
-@partial(jax.tree_util.register_dataclass, data_fields=["slots"], meta_fields=["num_slots"])
+@partial(jax.tree_util.register_dataclass, data_fields=["slots", "order", "places", "sizes"], meta_fields=["num_slots"])
 @dataclass(frozen=True)
 class AdapterRows:
     """The adapters of a step's tokens."""
 
     slots: Array
-    """i32[T] each token's slot; ``num_slots`` of a token without an adapter."""
+    """i32[T] each token's slot; -1 of a token without an adapter."""
+    order: Array
+    """i32[T] the tokens by slot, those without an adapter last."""
+    places: Array
+    """i32[T] where each token is in that order."""
+    sizes: Array
+    """i32[num_slots] tokens of each slot."""
     num_slots: int
+
+
+def adapter_rows(slots: Array, num_slots: int) -> AdapterRows:
+    """The rows of tokens with these slots."""
+    order = jnp.argsort(jnp.where(slots < 0, np.int32(num_slots), slots), stable=True).astype(jnp.int32)
+    sizes = jnp.sum(slots[None, :] == jnp.arange(num_slots, dtype=jnp.int32)[:, None], axis=1, dtype=jnp.int32)
+    return AdapterRows(slots, order, jnp.argsort(order).astype(jnp.int32), sizes, num_slots)
 
 
 @dataclass(frozen=True)
@@ -38,6 +57,16 @@ class Parts:
     """The output axis that they are joined along."""
     sizes: tuple[int, ...]
     """Their sizes on it."""
+
+    def joined(self, products: list[Array], out: tuple[int, ...]) -> Array:
+        """f32[T, prod(its outputs)] of each part -> f32[T, prod(out)]."""
+        if len(products) == 1:
+            return products[0]
+        tokens, before, after = products[0].shape[0], out[: self.along], out[self.along + 1 :]
+        shaped = [
+            product.reshape(tokens, *before, size, *after) for product, size in zip(products, self.sizes, strict=True)
+        ]
+        return jnp.concatenate(shaped, axis=1 + self.along).reshape(tokens, math.prod(out))
 
 
 @partial(jax.tree_util.register_dataclass, data_fields=["base", "a", "b"], meta_fields=["parts"])
@@ -59,7 +88,7 @@ class Adapted:
 
     def product(self, x: Array, rows: AdapterRows) -> Array:
         """f[T, in] -> f32[T, prod(out)]; a row without an adapter is the base's to the bit."""
-        (count, columns, inputs), tokens = self.a.shape, x.shape[0]
+        count, columns, inputs = self.a.shape
         # For a result below float32 XLA:TPU would transpose the kernel.
         low = jax.lax.dot_general(
             x,
@@ -77,13 +106,36 @@ class Adapted:
             jnp.matmul(one, b.astype(x.dtype), preferred_element_type=np.float32)
             for one, b in zip(masked, self.b, strict=True)
         ]
-        return self.base.product(x) + self._joined(deltas, tokens)
+        return self.base.product(x) + self.parts.joined(deltas, self.out)
 
-    def _joined(self, deltas: list[Array], tokens: int) -> Array:
-        """f32[T, prod(outputs)] of each part -> f32[T, prod(out)]."""
-        if len(deltas) == 1:
-            return deltas[0]
-        before, after = self.out[: self.parts.along], self.out[self.parts.along + 1 :]
-        shapes = [(tokens, *before, size, *after) for size in self.parts.sizes]
-        shaped = [delta.reshape(shape) for delta, shape in zip(deltas, shapes, strict=True)]
-        return jnp.concatenate(shaped, axis=1 + self.parts.along).reshape(tokens, math.prod(self.out))
+
+@partial(jax.tree_util.register_dataclass, data_fields=["base", "a", "b"], meta_fields=["parts"])
+@dataclass(frozen=True)
+class GroupedAdapted:
+    """As Adapted, with each slot's factors in panels (engine/models/weights/panels.py)."""
+
+    base: Kernel
+    a: Array
+    """f[slots, panels of parts * rank, in, width], the rank rounded up to whole panels."""
+    b: tuple[Array, ...]
+    """For each part f[slots, panels of its outputs, rank, width]."""
+    parts: Parts
+
+    @property
+    def out(self) -> tuple[int, ...]:
+        """As in Dense."""
+        return self.base.out
+
+    def product(self, x: Array, rows: AdapterRows) -> Array:
+        """f[T, in] -> f32[T, prod(out)]; a row without an adapter is the base's to the bit."""
+        slots, count, _, width = self.a.shape
+        unscaled, rank = jnp.zeros((slots, 0), np.float32), self.b[0].shape[2]
+        low = panels.grouped_product(x[rows.order], self.a, rows.sizes, count * width, unscaled)
+        whole, along = math.prod(self.out), self.out[self.parts.along]
+        deltas = [
+            panels.grouped_product(
+                low[:, part * rank : (part + 1) * rank], b, rows.sizes, whole // along * size, unscaled
+            )
+            for part, (b, size) in enumerate(zip(self.b, self.parts.sizes, strict=True))
+        ]
+        return self.base.product(x) + self.parts.joined(deltas, self.out)[rows.places]

@@ -17,11 +17,12 @@ from numpy.typing import NDArray
 
 from engine.mesh import TP
 from engine.models.adapters.adapted import Parts
+from engine.models.weights import panels
 from engine.models.weights.parameters import Parameter, Role, TensorRule
 from engine.models.weights.pieces import assemble, pieces, stored_axes
 from engine.models.weights.sources import TensorInfo
 from engine.models.weights.store import Served
-from engine.models.weights.weight_format import Leaf
+from engine.models.weights.weight_format import Layout, Leaf
 
 RANK = "rank"
 
@@ -62,6 +63,7 @@ class AdaptedKernel:
     devices: int
     dtype: np.dtype[Any]
     """Of the factors."""
+    layout: Layout
 
     @property
     def parameter(self) -> Parameter:
@@ -92,7 +94,7 @@ class AdaptedKernel:
 
     def block(self, layer: int | None, a: Factors, b: Factors) -> list[NDArray[Any]]:
         """One layer of an adapter over all devices: f[parts, rank, in], and each part's
-        f[rank, prod(its outputs)] with the devices' outputs one after the other.
+        f[rank, prod(its outputs)] with the devices' outputs one after the other; or in panels.
 
         ``a`` has f[rank, in] and ``b`` f[out, rank].
         """
@@ -104,10 +106,15 @@ class AdaptedKernel:
             for part, cut in zip(highs, np.split(high, cuts, axis=index), strict=True):
                 part.append(cut.reshape(self.rank, -1))
         joined = [np.concatenate(each, axis=1) for each in highs]
-        return [np.stack([each.reshape(-1, self.rank).T for each in low]), *joined]
+        stacked = np.stack([each.reshape(-1, self.rank).T for each in low])
+        return self._in_panels(stacked, joined) if self.layout is Layout.PANELS else [stacked, *joined]
 
     def leaves(self, slots: int) -> list[Leaf]:
-        """The arrays of ``block`` for so many slots, of all layers that the entry has."""
+        """The arrays of ``block`` for so many slots, of all layers that the entry has.
+
+        They are f[parts, slots * rank, in] and f[slots * rank, prod(outputs)], or in panels with an
+        axis of slots before them.
+        """
         parameter, rows = self.parameter, slots * self.rank
         split, out = parameter.served_split, parameter.out(1)
         inputs, outputs = split[0], TP if TP in split[1:] else None
@@ -115,11 +122,27 @@ class AdaptedKernel:
             sizes = [int(np.prod(out))]
         else:
             sizes = [int(np.prod(out)) // out[self.parts.along] * size for size in self.parts.sizes]
+        if self.layout is Layout.PANELS:
+            low = panels.panels_shape(len(self.modules) * self._whole_rank, parameter.shape[0])
+            shapes = [low, *(panels.panels_shape(size, self._whole_rank) for size in sizes)]
+            return [Leaf((slots, *shape), self.dtype) for shape in shapes]
         leaves = [
             Leaf((len(self.modules), rows, parameter.shape[0]), self.dtype, (None, None, inputs)),
             *(Leaf((rows, size), self.dtype, (None, outputs)) for size in sizes),
         ]
         return [leaf.stacked(len(self.entry.sources)) for leaf in leaves] if self.entry.is_stacked else leaves
+
+    def _in_panels(self, a: NDArray[Any], b: list[NDArray[Any]]) -> list[NDArray[Any]]:
+        """f[parts, rank, in] and f[rank, prod(outputs)] of each part, with ranks of whole panels."""
+        missing = self._whole_rank - self.rank
+        low = np.pad(a, [(0, 0), (0, missing), (0, 0)]).reshape(-1, a.shape[-1])
+        return [panels.in_panels(low), *(panels.in_panels(np.pad(each.T, [(0, 0), (0, missing)])) for each in b)]
+
+    @property
+    def _whole_rank(self) -> int:
+        """The rank, rounded up to whole panels."""
+        width = panels.panel_width()
+        return -(-self.rank // width) * width
 
     @cached_property
     def _b(self) -> Parameter:
@@ -154,11 +177,11 @@ class AdaptedKernel:
 
 
 def adapted_kernels(
-    entries: Collection[Served], rank: int, devices: int, dtype: np.dtype[Any]
+    entries: Collection[Served], rank: int, devices: int, dtype: np.dtype[Any], layout: Layout
 ) -> tuple[AdaptedKernel, ...]:
     """The kernels of a decoder's entries that are weights [out, in] of modules."""
     return tuple(
-        AdaptedKernel(entry, rank, devices, np.dtype(np.float32) if entry.parameter.exact else dtype)
+        AdaptedKernel(entry, rank, devices, np.dtype(np.float32) if entry.parameter.exact else dtype, layout)
         for entry in entries
         if entry.parameter.role is Role.KERNEL and _is_linear(entry.parameter)
     )

@@ -30,7 +30,7 @@ def as_panels(rows: np.ndarray[Any, Any]) -> Array:
 
     A step then reads each weight once and in order, whatever its shape. Raises KernelsUnavailable.
     """
-    panels: Array = jax.device_put(_panels(rows))
+    panels: Array = jax.device_put(in_panels(rows))
     return panels
 
 
@@ -39,12 +39,13 @@ def as_panels4(rows: np.ndarray[Any, Any]) -> Array:
 
     A byte has column i of a panel in its lower bits and column i + width / 2 in its upper ones.
     """
-    lower, upper = np.split(_panels(rows).astype(np.uint8), 2, axis=-1)
+    lower, upper = np.split(in_panels(rows).astype(np.uint8), 2, axis=-1)
     panels: Array = jax.device_put(lower & 15 | upper << 4)
     return panels
 
 
-def _panels(rows: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+def in_panels(rows: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """``as_panels`` on the host."""
     width = panel_width()
     *lead, out, depth = rows.shape
     padded = np.pad(rows, [*[(0, 0)] * len(lead), (0, -out % width), (0, 0)]) if out % width else rows
