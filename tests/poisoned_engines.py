@@ -108,16 +108,18 @@ def tokens_of(engine, sequences):
     return tokens
 
 
-def tokens_and_failed(engine, sequences):
-    """What each sequence is given, and the ids of those that a failed step ended."""
+def tokens_and_failed(engine, sequences, lost=None):
+    """What each sequence is given, and the ids of those that a failed step ended; that leaves the count ``lost``, if any, at 0."""
     tokens, failed = {}, set()
     for sequence in sequences:
         engine.add(sequence)
     while engine.has_work:
+        before = engine.stats().failed_steps
         for output in engine.step():
             if output.error is not None:
                 failed.add(output.request_id)
             tokens.setdefault(output.request_id, []).extend(output.token_ids)
+        assert lost is None or engine.stats().failed_steps == before or getattr(engine.stats(), lost) == 0
         engine.check_integrity()
     assert engine.stats().pages_owned == 0 and (engine._states is None or engine._states.num_owned == 0)
     return tokens, failed

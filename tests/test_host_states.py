@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from decaying_mixer import model_of_sums
 from flax import nnx
-from poisoned_engines import CopyingRunner, GreedyManager, engine_over, tokens_of, turns
+from poisoned_engines import CopyingRunner, GreedyManager, engine_over, tokens_and_failed, tokens_of, turns
 
 from caching.host_tier import HostTier
 from caching.metadata import PagedAttentionCacheMetaData
@@ -132,16 +132,7 @@ def test_a_failing_copy_loses_the_tier_and_nothing_else(manager, asked, alone, k
         return copy(cache, command)
 
     monkeypatch.setattr(slots, "copy", failing)
-    tokens, failed = {}, set()
-    for make in asked:
-        engine.add(make())
-    while engine.has_work:
-        before = engine.stats().failed_steps
-        for output in engine.step():
-            failed |= {output.request_id} if output.error is not None else set()
-            tokens.setdefault(output.request_id, []).extend(output.token_ids)
-        assert engine.stats().failed_steps == before or engine.stats().host_states_cached == 0
-        engine.check_integrity()
+    tokens, failed = tokens_and_failed(engine, [make() for make in asked], lost="host_states_cached")
 
     assert kept and max(kept) > 0 and len(failed) < len(asked)
     assert engine._states.num_owned == engine._pages.num_owned == 0

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from checkpoints import VARIANTS, build_checkpoint
 from flax import nnx
-from poisoned_engines import CopyingRunner, GreedyManager, engine_over, tokens_of, turns
+from poisoned_engines import CopyingRunner, GreedyManager, engine_over, tokens_and_failed, tokens_of, turns
 
 from caching.host_tier import HostTier
 from caching.metadata import PagedAttentionCacheMetaData
@@ -175,16 +175,7 @@ def test_after_a_failed_step_nothing_on_the_host_is_trusted(manager, monkeypatch
         return collect(step)
 
     monkeypatch.setattr(engine._runner, "collect", failing)
-    tokens, failed = {}, set()
-    for make in asked:
-        engine.add(make())
-    while engine.has_work:
-        before = engine.stats().failed_steps
-        for output in engine.step():
-            failed |= {output.request_id} if output.error is not None else set()
-            tokens.setdefault(output.request_id, []).extend(output.token_ids)
-        assert engine.stats().failed_steps == before or engine.stats().host_pages_cached == 0
-        engine.check_integrity()
+    tokens, failed = tokens_and_failed(engine, [make() for make in asked], lost="host_pages_cached")
 
     assert max(kept) > 0 and failed and len(failed) < len(asked) and engine.stats().host_bytes_loaded > 0
     assert all(tokens[name] == alone[name] for name in alone.keys() - failed)
