@@ -38,8 +38,8 @@ from driver.thread_messages import (
     WakeEngine,
 )
 from engine.adapters.adapter import Adapter, AdapterError
-from engine.histogram import Histogram
-from engine.profiler import Profiler, ProfilerError
+from engine.metrics.histogram import Histogram
+from engine.metrics.profiler import Profiler, ProfilerError
 from engine.scheduling.sequence import SequenceOutput
 
 COMMAND_PATIENCE = 600.0

@@ -9,7 +9,7 @@ from driver.errors import Overloaded
 from driver.open_requests import OpenRequest
 from driver.request import ReturnChannel, ReturnSample, TokenizerRequest
 from driver.stages.fair_share import Holder, Share, share
-from engine.config import EngineStats
+from engine.metrics.engine_stats import EngineStats
 
 RATE_WINDOW = 5.0
 """Seconds over which the rate of computed tokens is measured."""

@@ -116,9 +116,9 @@ from driver.thread_messages import (
     Summary,
 )
 from engine.config import MAX_QUEUED_REQUESTS, MAX_QUEUED_TOKENS, ServingLimits
-from engine.histogram import Histogram
 from engine.hub.roots import Root
 from engine.live.weight_source import WeightSource
+from engine.metrics.histogram import Histogram
 
 logger = logging.getLogger(__name__)
 

@@ -4,7 +4,7 @@ from typing import Any
 
 import msgspec
 
-from engine.config import EngineStats
+from engine.metrics.engine_stats import EngineStats
 
 STATES = ("serving", "pausing", "paused", "falling asleep", "asleep", "draining")
 

@@ -24,12 +24,13 @@ from typing import Any
 from caching.page_manager import HBMPageManager
 from engine.adapters.adapter import Adapter, AdapterError, AdapterStatus
 from engine.adapters.reader import AdapterReader
-from engine.config import EngineStats, ServingLimits
+from engine.config import ServingLimits
 from engine.device_errors import DeviceError
 from engine.live.live_weights import LiveWeights
 from engine.live.staging import StagedWeights
 from engine.live.weight_source import WeightSource
 from engine.live.weight_version import WeightVersion
+from engine.metrics.engine_stats import EngineStats
 from engine.sampling.sampler import NO_TOKEN
 from engine.scheduling.awaited_masks import AwaitedMasks
 from engine.scheduling.plan import NextIterationPlan, StepResult

@@ -51,6 +51,8 @@ MAX_PROMPT_LOGPROBS = 2**18
 """Log-probabilities of a whole prompt: its tokens times (``prompt_logprobs`` + 1)."""
 MAX_PATTERN_SIZE = 1024
 MAX_PATTERN_COUNT = 1000
+MAX_SPECULATIVE_TOKENS = 32
+"""Drafts of one sequence in a step."""
 MAX_SALT = 256
 MAX_GRAMMAR_BYTES = 1 << 16
 MAX_CHOICES = 4096

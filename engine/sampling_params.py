@@ -15,6 +15,7 @@ from engine.request_limits import (
     MAX_PRIORITY,
     MAX_SALT,
     MAX_SEED,
+    MAX_SPECULATIVE_TOKENS,
     MAX_STOP_LENGTH,
     MAX_STOP_TOKEN_IDS,
     MAX_STOPS,
@@ -48,7 +49,8 @@ class SamplingParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
     after them, once there are ``min_tokens`` tokens. A lower ``priority`` is served first.
     ``timeout_s`` limits the whole request, ``queue_timeout_s`` the time until its first step.
     Requests with the same ``cache_salt`` share prefix hits; one without ``enable_prefix_caching``
-    shares none. Of a prompt only the last ``truncate_prompt_tokens`` are used; with -1 as many as
+    shares none. A step verifies at most ``num_speculative_tokens`` drafts of it, and never more than
+    the daemon's: 0 is none, None the daemon's. Of a prompt only the last ``truncate_prompt_tokens`` are used; with -1 as many as
     leave room for ``max_tokens``. Values that depend on the vocabulary (ids, words) are checked
     where it is known.
     """
@@ -72,6 +74,7 @@ class SamplingParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
     include_stop_str_in_output: bool = False
     ignore_eos: bool = False
     repetition_detection: RepetitionDetection | None = None
+    num_speculative_tokens: int | None = None
     priority: int = 0
     timeout_s: float | None = None
     queue_timeout_s: float | None = None
@@ -108,6 +111,8 @@ class SamplingParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
         _require(most is None or most >= 1, "max_tokens", "at least 1", most)
         _require(self.min_tokens >= 0, "min_tokens", "at least 0", self.min_tokens)
         _require(most is None or self.min_tokens <= most, "min_tokens", f"at most max_tokens ({most})", self.min_tokens)
+        drafts, allowed = self.num_speculative_tokens, f"from 0 to {MAX_SPECULATIVE_TOKENS}"
+        _require(drafts is None or 0 <= drafts <= MAX_SPECULATIVE_TOKENS, "num_speculative_tokens", allowed, drafts)
         allowed = f"above 0 and at most {MAX_TIMEOUT:g} seconds"
         kept = self.truncate_prompt_tokens
         _require(kept is None or kept >= 1 or kept == -1, "truncate_prompt_tokens", "at least 1, or -1", kept)

@@ -12,9 +12,10 @@ import numpy as np
 
 from driver.text.conversation import Chat
 from engine.adapters.adapter import Adapter, AdapterError
-from engine.config import EngineStats, ServingLimits
+from engine.config import ServingLimits
 from engine.errors import ConfigurationError
 from engine.live.weight_source import WeightSource
+from engine.metrics.engine_stats import EngineStats
 from engine.scheduling.sequence import Sequence, SequenceOutput, SequenceStatus
 from engine.step.step_times import step_histograms
 

@@ -26,7 +26,9 @@ ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT)}
 FLAGS = {
     "": {},
     "--max-tokens 5 --min-tokens 2 --timeout-s 1.5": {"max_tokens": 5, "min_tokens": 2, "timeout_s": 1.5},
-    "--priority -3 --queue-timeout-s 2": {"priority": -3, "queue_timeout_s": 2.0},
+    "--priority -3 --queue-timeout-s 2 --num-speculative-tokens 0": {
+        "priority": -3, "queue_timeout_s": 2.0, "num_speculative_tokens": 0,
+    },
     "--cache-salt mine --no-enable-prefix-caching": {"cache_salt": "mine", "enable_prefix_caching": False},
     "--temperature 0.5 --top-p 0.9 --top-k 7 --min-p 0.1 --seed 3": {
         "temperature": 0.5, "top_p": 0.9, "top_k": 7, "min_p": 0.1, "seed": 3,

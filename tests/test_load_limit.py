@@ -12,7 +12,7 @@ from driver.load_limit import LoadLimit, TokenizerLimit
 from driver.open_requests import OpenRequest
 from driver.request import ActiveRequest, QueueChannel, ReturnSample, TokenizerRequest, Usage
 from driver.stages.fair_share import most
-from engine.config import EngineStats
+from engine.metrics.engine_stats import EngineStats
 
 
 def build_request(**fields: Any) -> ActiveRequest:

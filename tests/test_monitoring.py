@@ -20,7 +20,8 @@ from test_daemon import send_signal
 
 from driver.metrics.driver_metrics import DriverMetrics
 from driver.odriver import oDriver
-from engine.config import EngineConfig, EngineStats
+from engine.config import EngineConfig
+from engine.metrics.engine_stats import EngineStats
 from ipc.client import Client
 from ipc.errors import RequestFailed
 from ipc.service.configuration import DaemonConfig, LiveConfiguration

@@ -278,6 +278,7 @@ def test_a_bad_prompt_is_refused(stage: Stage, fields: dict[str, Any], complaint
         ({"bad_words": ["x" * 17]}, "bad_words must be words of at most 16 tokens"),
         ({"bad_words": ["x"] * 129}, "bad_words must be at most 128 strings, not 129"),
         ({"logprobs": 21}, "logprobs must be from 0 to 20, not 21"),
+        ({"num_speculative_tokens": -1}, "num_speculative_tokens must be from 0 to 32, not -1"),
         ({"prompt_logprobs": -1}, "prompt_logprobs must be from 0 to 20, not -1"),
         ({"timeout_s": 0}, "timeout_s must be above 0 and at most 86400 seconds, not 0"),
         ({"stop": "a", "detokenize": False}, "stop must be left out where detokenize is false"),

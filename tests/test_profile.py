@@ -13,7 +13,7 @@ from fakes import FakeEngine, FakeTokenizer
 from driver.errors import DriverStopped
 from driver.odriver import oDriver
 from driver.request import QueueChannel
-from engine.profiler import Profiler, ProfilerError
+from engine.metrics.profiler import Profiler, ProfilerError
 from ipc.client import Client
 from ipc.control_client import ControlClient
 from ipc.errors import RequestFailed

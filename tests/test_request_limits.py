@@ -85,6 +85,11 @@ CASES = {
         asking(repetition_detection={"max_pattern_size": 1025}),
         "max_pattern_size must be from 1 to 1024, not 1025",
     ),
+    "drafts": (
+        asking(num_speculative_tokens=32),
+        asking(num_speculative_tokens=33),
+        "num_speculative_tokens must be from 0 to 32, not 33",
+    ),
     "salt": (asking(cache_salt="s" * 256), asking(cache_salt="s" * 257), "cache_salt must be at most 256 characters"),
     "context": (asking(prompt="x" * 65_535), asking(prompt="x" * 65_537), "the prompt has at least 65537 tokens"),
     "context in ids": ({"prompt": [1] * 65_535}, {"prompt": [1] * 65_537}, "the prompt has 65537 tokens"),

@@ -15,7 +15,7 @@ from prometheus_client.registry import Collector
 from driver.metrics.request_metrics import RequestMetrics
 from driver.odriver import oDriver
 from driver.status import STATES, DriverStatus
-from engine.histogram import Histogram
+from engine.metrics.histogram import Histogram
 
 _LABELS = ("model_name", "engine")
 

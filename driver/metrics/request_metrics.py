@@ -10,7 +10,7 @@ from typing import NamedTuple
 from driver.open_requests import OpenRequest
 from driver.request import Timings
 from driver.thread_messages import Opened
-from engine.histogram import Histogram
+from engine.metrics.histogram import Histogram
 
 FINISH_REASONS = ("stop", "length", "abort", "error", "repetition", "timeout")
 

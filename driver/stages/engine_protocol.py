@@ -4,10 +4,11 @@ from collections.abc import Callable, Mapping
 from typing import Protocol
 
 from engine.adapters.adapter import Adapter
-from engine.config import EngineStats, ServingLimits
-from engine.histogram import Histogram
+from engine.config import ServingLimits
 from engine.live.staging import StagedWeights
 from engine.live.weight_source import WeightSource
+from engine.metrics.engine_stats import EngineStats
+from engine.metrics.histogram import Histogram
 from engine.scheduling.sequence import Sequence, SequenceOutput
 
 

@@ -9,7 +9,7 @@ bound by the device has a long ``wait``, and one that is bound by the host has n
 import time
 from collections.abc import Callable, Mapping
 
-from engine.histogram import Histogram
+from engine.metrics.histogram import Histogram
 
 PHASES = ("plan", "prepare", "dispatch", "wait", "land")
 

@@ -15,6 +15,7 @@ from engine.request_limits import (
     MAX_PATTERN_COUNT,
     MAX_PATTERN_SIZE,
     MAX_SEED,
+    MAX_SPECULATIVE_TOKENS,
     MAX_STOP_LENGTH,
     MAX_STOP_TOKEN_IDS,
     MAX_STOPS,
@@ -37,6 +38,10 @@ _GROUPS: dict[str, dict[str, tuple[str, str]]] = {
         "queue_timeout_s": (
             "F",
             f"seconds after which the request ends if it has not begun, above 0 to {MAX_TIMEOUT:g}",
+        ),
+        "num_speculative_tokens": (
+            "N",
+            f"most drafted tokens that a step verifies, 0 to {MAX_SPECULATIVE_TOKENS}; 0 is none (default: the daemon's)",
         ),
         "cache_salt": ("TEXT", "share computed pages only with requests of the same salt"),
         "enable_prefix_caching": ("", "share computed pages with prompts that begin alike (default: yes)"),

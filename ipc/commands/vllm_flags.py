@@ -52,7 +52,6 @@ VLLM_FLAGS = (
     VLLMFlag("--max-logprobs", "", f"it is {MAX_LOGPROBS}"),
     VLLMFlag("--tokenizer-mode", "", "the tokenizer is always the fast one"),
     VLLMFlag("--limit-mm-per-prompt", "", "models here take text alone"),
-    VLLMFlag("--speculative-config", "", "there is no speculation"),
 )
 _BY_NAME = {flag.name: flag for flag in VLLM_FLAGS}
 OF_CLIENTS = VLLMFlag("--model", "--connect ADDR", "a daemon is chosen by its address")

@@ -59,6 +59,7 @@ class Sampling(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     include_stop_str_in_output: bool | None = None
     ignore_eos: bool | None = None
     repetition_detection: RepetitionDetection | None = None
+    num_speculative_tokens: int | None = None
     priority: int | None = None
     timeout_s: float | None = None
     queue_timeout_s: float | None = None

@@ -44,6 +44,7 @@ PARAMETERS: dict[str, Callable[[np.random.Generator], Any]] = {
     "include_stop_str_in_output": lambda rng: bool(rng.integers(2)),
     "ignore_eos": lambda rng: bool(rng.integers(2)),
     "repetition_detection": lambda rng: {"max_pattern_size": int(rng.integers(1, 9)), "min_count": 4},
+    "num_speculative_tokens": lambda rng: int(rng.choice([0, 1, 2, 32])),
     "priority": lambda rng: int(rng.choice([-20, 0, 0, 0, 5])),
     "queue_timeout_s": lambda rng: float(rng.uniform(300, 600)),
     "cache_salt": lambda rng: str(rng.choice(["", "a", "b"])),

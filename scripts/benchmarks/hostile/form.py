@@ -22,7 +22,7 @@ ODD: tuple[Any, ...] = (
 PARAMETERS = (
     "n", "max_tokens", "min_tokens", "temperature", "top_k", "top_p", "min_p", "presence_penalty", "frequency_penalty",
     "repetition_penalty", "logit_bias", "allowed_token_ids", "bad_words", "seed", "stop", "stop_token_ids", "ignore_eos",
-    "repetition_detection", "priority", "timeout_s", "queue_timeout_s", "cache_salt", "logprobs", "prompt_logprobs",
+    "repetition_detection", "num_speculative_tokens", "priority", "timeout_s", "queue_timeout_s", "cache_salt", "logprobs", "prompt_logprobs",
     "structured_outputs", "detokenize", "no_such_parameter",
 )  # fmt: skip
 HUGE_TEXTS = {

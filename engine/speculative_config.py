@@ -1,0 +1,65 @@
+"""How tokens are drafted that a step may verify beside the next one: ``--speculative-config``.
+
+Names and defaults are those of vLLM 0.11 (``SpeculativeConfig`` in vllm/config/speculative.py).
+"""
+
+from msgspec import DecodeError, Struct, ValidationError, json
+from msgspec.structs import force_setattr
+
+from engine.errors import ConfigurationError
+from engine.request_limits import MAX_SPECULATIVE_TOKENS
+
+METHODS = ("ngram",)
+DEFAULT_LOOKUP = 5
+"""Tokens of an n-gram, where neither the most nor the fewest are said (vLLM's)."""
+MAX_LOOKUP = 32
+EXAMPLE = '{"method": "ngram", "num_speculative_tokens": 4}'
+
+
+class SpeculativeConfig(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Drafts of one method. Raises ValueError, which names the key that is out of range.
+
+    ``num_speculative_tokens`` are the most drafts of a sequence in a step. ``ngram`` looks for the
+    last ``prompt_lookup_max`` tokens earlier in the sequence, else for fewer, down to
+    ``prompt_lookup_min``, and drafts what followed them there. If one of these two is left out, it
+    is the other, and without both they are 5; a SpeculativeConfig always has both.
+    """
+
+    method: str
+    num_speculative_tokens: int
+    prompt_lookup_max: int | None = None
+    prompt_lookup_min: int | None = None
+
+    def __post_init__(self) -> None:
+        _require(self.method in METHODS, "method", ", ".join(METHODS), self.method)
+        count, most = self.num_speculative_tokens, MAX_SPECULATIVE_TOKENS
+        _require(1 <= count <= most, "num_speculative_tokens", f"from 1 to {most}", count)
+        smallest, largest = self.lookup_sizes
+        _require(1 <= largest <= MAX_LOOKUP, "prompt_lookup_max", f"from 1 to {MAX_LOOKUP}", largest)
+        allowed = f"from 1 to prompt_lookup_max ({largest})"
+        _require(1 <= smallest <= largest, "prompt_lookup_min", allowed, smallest)
+        force_setattr(self, "prompt_lookup_max", largest)
+        force_setattr(self, "prompt_lookup_min", smallest)
+
+    @property
+    def lookup_sizes(self) -> tuple[int, int]:
+        """The fewest and the most tokens of an n-gram that is looked for."""
+        given = [size for size in (self.prompt_lookup_min, self.prompt_lookup_max) if size is not None]
+        return (given[0], given[-1]) if given else (DEFAULT_LOOKUP, DEFAULT_LOOKUP)
+
+
+def parse_speculative_config(text: str) -> SpeculativeConfig:
+    """The configuration that this JSON object has. Raises ConfigurationError."""
+    try:
+        return json.decode(text, type=SpeculativeConfig)
+    except ValidationError as error:
+        raise ConfigurationError(f"speculative_config: {error}") from error
+    except DecodeError as error:
+        raise ConfigurationError(
+            f"speculative_config must be JSON, such as {EXAMPLE}, not {text!r}: {error}"
+        ) from error
+
+
+def _require(holds: bool, key: str, allowed: str, given: object) -> None:
+    if not holds:
+        raise ValueError(f"{key} must be {allowed}, not {given!r}")

@@ -1,0 +1,68 @@
+"""The setting that turns speculation on."""
+
+import json
+
+import pytest
+
+from engine.config import EngineConfig
+from engine.errors import ConfigurationError
+
+
+@pytest.mark.parametrize(
+    ("sizes", "smallest", "largest"),
+    [
+        ({}, 5, 5),
+        ({"prompt_lookup_max": None, "prompt_lookup_min": None}, 5, 5),
+        ({"prompt_lookup_max": 4}, 4, 4),
+        ({"prompt_lookup_min": 2}, 2, 2),
+        ({"prompt_lookup_max": 4, "prompt_lookup_min": 1}, 1, 4),
+    ],
+)
+def test_sizes_of_ngrams_are_vllms(sizes: dict[str, int | None], smallest: int, largest: int) -> None:
+    """One of them that is left out is the other, and without both they are 5."""
+    given = json.dumps({"method": "ngram", "num_speculative_tokens": 3, **sizes})
+
+    speculation = EngineConfig(speculative_config=given).speculation
+
+    assert speculation is not None and speculation.num_speculative_tokens == 3
+    assert speculation.lookup_sizes == (smallest, largest)
+    assert (speculation.prompt_lookup_min, speculation.prompt_lookup_max) == (smallest, largest)
+
+
+def test_without_the_setting_nothing_is_drafted() -> None:
+    """The default is no speculation."""
+    assert EngineConfig().speculation is None
+
+
+@pytest.mark.parametrize(
+    ("given", "complaint"),
+    [
+        ('{"method": "ngram"}', "`num_speculative_tokens`"),
+        ('{"num_speculative_tokens": 3}', "`method`"),
+        ('{"method": "eagle", "num_speculative_tokens": 3}', "method must be ngram, not 'eagle'"),
+        ('{"method": "ngram", "num_speculative_tokens": 0}', "num_speculative_tokens must be from 1 to 32, not 0"),
+        ('{"method": "ngram", "num_speculative_tokens": 33}', "num_speculative_tokens must be from 1 to 32, not 33"),
+        ('{"method": "ngram", "num_speculative_tokens": "3"}', "`$.num_speculative_tokens`"),
+        (
+            '{"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 33}',
+            "prompt_lookup_max must be from 1 to 32, not 33",
+        ),
+        (
+            '{"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 2, "prompt_lookup_min": 3}',
+            "prompt_lookup_min must be from 1 to prompt_lookup_max (2), not 3",
+        ),
+        (
+            '{"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 2, "prompt_lookup_min": 0}',
+            "prompt_lookup_min must be from 1 to prompt_lookup_max (2), not 0",
+        ),
+        ('{"method": "ngram", "num_speculative_tokens": 3, "model": "m"}', "`model`"),
+        ("[]", "`object`"),
+        ("ngram", "speculative_config must be JSON, such as {"),
+    ],
+)
+def test_a_wrong_key_is_named(given: str, complaint: str) -> None:
+    """A key that is missing, unknown, of a wrong type or out of range is said, and so is what is no JSON."""
+    with pytest.raises(ConfigurationError) as refusal:
+        EngineConfig(speculative_config=given)
+
+    assert str(refusal.value).startswith("speculative_config") and complaint in str(refusal.value)
