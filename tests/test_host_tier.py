@@ -188,8 +188,8 @@ def test_a_tier_is_refused_that_the_host_has_no_memory_for():
     )
     budget = host_budget(EngineConfig(host_cache_gib=1, max_num_batched_tokens=64), page, 2, 64)
 
-    assert (budget.bytes_per_slot, budget.num_slots, budget.staged) == (2**16, 2**14, 8)
-    assert budget.device_pages == 2 * (8 + 16)
+    assert (budget.bytes_per_slot, budget.num_slots, budget.staged) == (2**16, 2**14, 16)
+    assert budget.device_pages == 2 * (16 + 16)
     assert host_budget(EngineConfig(), page, 2, 64) is None
     check_host_memory(budget, 0)
     with pytest.raises(ConfigurationError, match=r"host_cache_gib asks for 1,073,741,824 bytes .* are free beside"):

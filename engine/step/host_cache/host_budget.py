@@ -9,9 +9,9 @@ from caching.metadata import PagedAttentionCacheMetaData, pages_for
 from engine.config import EngineConfig
 from engine.errors import ConfigurationError
 
-STEPS_STAGED = 2
-"""Steps whose tokens' pages may be on their way at once, each way: copies then keep up with what
-steps compute while a list of them waits for the end of a step."""
+STEPS_STAGED = 4
+"""Steps whose tokens' pages may be on their way at once, each way: several sequences that are
+admitted in one plan evict many pages at once, and what finds no room on the way is lost."""
 
 COPY_SIZES = (4, 16)
 """Pages of one call that gathers or scatters; what is left of a list is padded with the sink."""
