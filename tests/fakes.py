@@ -3,7 +3,7 @@
 import itertools
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Tokens
 from types import SimpleNamespace
 from typing import Any
@@ -16,7 +16,7 @@ from engine.config import ServingLimits
 from engine.errors import ConfigurationError
 from engine.live.weight_source import WeightSource
 from engine.metrics.engine_stats import EngineStats
-from engine.scheduling.sequence import Sequence, SequenceOutput, SequenceStatus
+from engine.scheduling.sequence import Sequence, SequenceOutput, SequenceStatus, TokenLogprobs
 from engine.step.step_times import step_histograms
 
 EOS = 256
@@ -45,6 +45,9 @@ class FakeTokenizer:
         pieces = [bytes([token_id]) if self.is_visible(token_id) else end for token_id in token_ids]
         return b"".join(pieces).decode(errors="replace")
 
+    def bytes_of(self, token_id: int) -> bytes:
+        return bytes([token_id])
+
     def is_visible(self, token_id: int) -> bool:
         return token_id < EOS
 
@@ -58,8 +61,9 @@ class FakeTokenizer:
 class FakeEngine:
     """A parrot: the output is the prompt, over and over, until a stop token of it or ``max_tokens``.
 
-    A step dispatches a token for each of the first ``max_num_seqs`` sequences and lands what the step before
-    dispatched, so a sequence that ends early has one token too many in flight; this engine hands it out, late.
+    A step dispatches a token for each of the first ``max_num_seqs`` sequences, or as many as ``counts`` says next, and
+    lands what the step before dispatched, so a sequence that ends early has tokens too many in flight; this engine hands
+    them out, late.
     ``gate``, if given, is acquired once a step. Step number ``fails_at`` raises.
     """
 
@@ -89,7 +93,9 @@ class FakeEngine:
         self._fails_at = fails_at
         self._waiting: deque[Sequence] = deque()
         self._running: dict[str, Sequence] = {}
-        self._in_flight: list[tuple[Sequence, int]] = []
+        self._in_flight: list[tuple[Sequence, list[int]]] = []
+        self.counts: Iterator[int] = itertools.repeat(1)
+        """Tokens of the next outputs, until one ends its sequence."""
 
     @property
     def has_work(self) -> bool:
@@ -129,7 +135,7 @@ class FakeEngine:
         if self.steps == self._fails_at:
             raise RuntimeError("the device is on fire")
         landing, self._in_flight = self._in_flight, self._dispatch()
-        return [self._land(sequence, token_id) for sequence, token_id in landing]
+        return [self._land(sequence, token_ids) for sequence, token_ids in landing]
 
     def compile_staged(self, notify: Callable[[], None]) -> None:
         """Everything is there from the start."""
@@ -161,7 +167,7 @@ class FakeEngine:
 
     def settle(self) -> list[SequenceOutput]:
         landing, self._in_flight = self._in_flight, []
-        return [self._land(sequence, token_id) for sequence, token_id in landing]
+        return [self._land(sequence, token_ids) for sequence, token_ids in landing]
 
     def update_weights(self, staged: Any, *, keep_cache: bool = False, name: str = "") -> None:
         assert not self._in_flight, "a step reads the weights"
@@ -191,33 +197,40 @@ class FakeEngine:
             weight_version=self.weight_version,
         )
 
-    def _dispatch(self) -> list[tuple[Sequence, int]]:
+    def _dispatch(self) -> list[tuple[Sequence, list[int]]]:
         while self._waiting and len(self._running) < self._max_num_seqs:
             sequence = self._waiting.popleft()
             sequence.status = SequenceStatus.RUNNING
             self._running[sequence.request_id] = sequence
         going_on = [sequence for sequence in self._running.values() if not sequence.ends_by_length]
-        dispatched = [(sequence, self._next_token(sequence)) for sequence in going_on]
-        for sequence in going_on:
-            sequence.num_in_flight += 1
+        dispatched = [(sequence, self._next_tokens(sequence)) for sequence in going_on]
+        for sequence, token_ids in dispatched:
+            sequence.num_in_flight += len(token_ids)
         return dispatched
 
-    def _next_token(self, sequence: Sequence) -> int:
-        position = len(sequence.output_token_ids) + sequence.num_in_flight
-        return sequence.prompt_token_ids[position % len(sequence.prompt_token_ids)]
+    def _next_tokens(self, sequence: Sequence) -> list[int]:
+        start, prompt = len(sequence.output_token_ids) + sequence.num_in_flight, sequence.prompt_token_ids
+        return [prompt[position % len(prompt)] for position in range(start, start + next(self.counts))]
 
-    def _land(self, sequence: Sequence, token_id: int) -> SequenceOutput:
-        sequence.num_in_flight -= 1
-        finish_reason = None
-        if sequence.status is not SequenceStatus.FINISHED:
-            sequence.output_token_ids.append(token_id)
-            if token_id in sequence.stop_token_ids:
-                finish_reason = "stop"
-            elif len(sequence.output_token_ids) >= sequence.max_tokens:
-                finish_reason = "length"
-        if finish_reason is not None:
+    def _land(self, sequence: Sequence, token_ids: list[int]) -> SequenceOutput:
+        sequence.num_in_flight -= len(token_ids)
+        finish_reason, landed = None, 0
+        while finish_reason is None and landed < len(token_ids):
+            landed += 1
+            if sequence.status is not SequenceStatus.FINISHED:
+                finish_reason = self._append(sequence, token_ids[landed - 1])
+        logprobs = [TokenLogprobs([one, 97], [-one / 8, -0.5], [3, 1]) for one in token_ids[:landed]]
+        wanted = sequence.params.logprobs is not None
+        return SequenceOutput(sequence.request_id, token_ids[:landed], finish_reason, logprobs if wanted else [])
+
+    def _append(self, sequence: Sequence, token_id: int) -> str | None:
+        """The finish reason, if the sequence ends with this token."""
+        sequence.output_token_ids.append(token_id)
+        by_length = len(sequence.output_token_ids) >= sequence.max_tokens
+        reason = "stop" if token_id in sequence.stop_token_ids else "length" if by_length else None
+        if reason is not None:
             self._end(sequence)
-        return SequenceOutput(sequence.request_id, [token_id], finish_reason)
+        return reason
 
     def _end(self, sequence: Sequence) -> None:
         if sequence.status is SequenceStatus.WAITING:

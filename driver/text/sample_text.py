@@ -31,20 +31,22 @@ class SampleText:
     def read(self, output: SequenceOutput) -> tuple[str, int, str | None]:
         """The text to show, the number of tokens read, and the finish reason if there is one.
 
-        It reads up to the token that completes a stop string. A token that ends the sequence with
+        It reads up to the token that completes a stop string, or a repetition before the sequence
+        ends, however the tokens are divided into outputs. A token that ends the sequence with
         "stop" counts, but is shown only with ``include_stop_str_in_output``.
         """
         text, tokens = "", output.token_ids
-        hides_last = output.finish_reason == "stop" and not self._params.include_stop_str_in_output
+        hides_end = output.finish_reason == "stop" and not self._params.include_stop_str_in_output
         for num_read, token_id in enumerate(tokens, start=1):
             self._num_tokens += 1
-            if not (hides_last and num_read == len(tokens)):
+            is_end = output.finish_reason is not None and num_read == len(tokens)
+            if not (is_end and hides_end):
                 text += self._show([token_id])
             if self._stops.matched:
                 self.stop_reason = self._stops.matched
                 return text, num_read, "stop"
             looped = self._loops is not None and self._loops.add(token_id)
-            if looped and output.finish_reason is None and self._num_tokens >= self._params.min_tokens:
+            if looped and not is_end and self._num_tokens >= self._params.min_tokens:
                 return text + self._rest(), num_read, "repetition"
         if output.finish_reason is None:
             return text, len(tokens), None
