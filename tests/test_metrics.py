@@ -98,6 +98,16 @@ def test_adapters_that_run_and_wait_are_labels_as_in_vllm(monkeypatch: pytest.Mo
     assert "odriver_adapter_loads_total" in text
 
 
+def test_accepted_tokens_are_shown_by_position_as_in_vllm(monkeypatch: pytest.MonkeyPatch) -> None:
+    """From 0, the draft that follows the token that a step feeds."""
+    with build_driver() as driver:
+        monkeypatch.setattr(driver, "status", lambda: DriverStatus(num_accepted_tokens_per_pos=(7, 3)))
+        found = values(exposed(driver))
+
+    name = "vllm:spec_decode_num_accepted_tokens_per_pos_total"
+    assert {key: value for key, value in found.items() if key.startswith(name)} == {f"{name} 0": 7, f"{name} 1": 3}
+
+
 def test_nothing_is_shown_twice() -> None:
     """Prometheus takes one value of a name with the same labels, and complains of a second."""
     with build_driver() as driver:

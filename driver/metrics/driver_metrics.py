@@ -52,6 +52,13 @@ class DriverMetrics(Collector):
             "transfer_type",
             took,
         )
+        accepted = {str(at): float(count) for at, count in enumerate(status.num_accepted_tokens_per_pos)}
+        yield self._by_label(
+            "vllm:spec_decode_num_accepted_tokens_per_pos",
+            "Accepted tokens by position among the drafts",
+            "position",
+            accepted,
+        )
         causes = status.preemptions_by_cause
         yield self._by_label("odriver_preemptions_by_cause", "Preemptions by why", "cause", causes)
         yield self._by_label("vllm:request_success", "Requests that ended", "finished_reason", requests.finished)
@@ -129,6 +136,9 @@ class DriverMetrics(Collector):
             ("vllm:prompt_tokens", "Tokens of the prompts that were answered", requests.prompt_tokens),
             ("vllm:prompt_tokens_cached", "Of them, those found in the prefix cache", requests.prompt_tokens_cached),
             ("vllm:generation_tokens", "Tokens generated", status.generated_tokens),
+            ("vllm:spec_decode_num_drafts", "Rows that verified drafted tokens", status.num_drafts),
+            ("vllm:spec_decode_num_draft_tokens", "Drafted tokens that were verified", status.num_draft_tokens),
+            ("vllm:spec_decode_num_accepted_tokens", "Of them, those that were accepted", status.num_accepted_tokens),
             ("vllm:prefix_cache_queries", "Tokens looked up in the prefix cache", status.prefix_cache_queries),
             ("vllm:prefix_cache_hits", "Tokens found in the prefix cache", status.prefix_cache_hits),
             ("vllm:external_prefix_cache_queries", "Tokens looked up in the host cache", status.host_cache_queries),

@@ -50,7 +50,7 @@ def text_logprobs(
     """A text's log-probabilities, from ``offset`` characters on; a token ``first`` has none."""
     unknown = [None] if first is not None else []
     own = [next(iter(token.items())) for token in tokens]
-    texts = ([] if first is None else [first]) + [one.decoded_token or "" for _, one in own]
+    texts = ([] if first is None else [first]) + [_text(token) for token in tokens]
     offsets = []
     for text in texts:
         offsets.append(offset)
@@ -64,6 +64,15 @@ def text_logprobs(
         ],
         text_offset=offsets,
     )
+
+
+def text_length(tokens: list[TokenLogprobs]) -> int:
+    """Characters of the tokens' own texts, by which ``text_offset`` counts."""
+    return sum(len(_text(token)) for token in tokens)
+
+
+def _text(token: TokenLogprobs) -> str:
+    return next(iter(token.values())).decoded_token or ""
 
 
 def _chat_logprob(token: TokenLogprobs, answer_format: AnswerFormat) -> ChatLogprob:

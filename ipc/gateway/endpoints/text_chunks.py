@@ -9,7 +9,7 @@ from driver.request import Usage
 from ipc.gateway.endpoints.stream_usage import StreamUsage
 from ipc.openai.answer_bodies import TextChoice, TextCompletion, ending, total, usage
 from ipc.openai.answer_format import AnswerFormat
-from ipc.openai.logprob_bodies import TextLogprobs, text_logprobs
+from ipc.openai.logprob_bodies import TextLogprobs, text_length, text_logprobs
 from ipc.openai.timing_bodies import answer_timings
 from ipc.wire.completion import Piece
 
@@ -31,6 +31,7 @@ class TextChunks:
         self._format = answer_format
         self._prompts = dict(enumerate(prompts))
         self._lengths: defaultdict[int, int] = defaultdict(int)
+        """By sample, characters of the tokens so far, if there are log-probabilities."""
 
     def echo(self, index: int, prompt: str, logprobs: TextLogprobs | None) -> TextCompletion:
         """The prompt, before a sample of it."""
@@ -43,7 +44,7 @@ class TextChunks:
         index = first_index + piece.index
         self._usage.take(piece)
         logprobs = text_logprobs(piece.logprobs, self._format, self._lengths[index]) if piece.logprobs else None
-        self._lengths[index] += len(piece.text)
+        self._lengths[index] += text_length(piece.logprobs)
         choice = TextChoice(
             index=index,
             text=piece.text,
