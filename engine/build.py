@@ -20,6 +20,7 @@ from engine.models.decoder import Decoder
 from engine.oengine import MAX_FAILURES_IN_A_ROW, oEngine
 from engine.progress import Progress
 from engine.scheduling.adapter_slots import AdapterSlots
+from engine.scheduling.estimates.step_costs import StepCosts
 from engine.scheduling.host_cache.copy_cost import CopyCost
 from engine.scheduling.prefixes.sequence_states import SequenceStates
 from engine.scheduling.scheduler import InferenceScheduler
@@ -74,6 +75,7 @@ class CompiledSteps:
             long_prefill_token_threshold=config.long_prefill_token_threshold,
             priority_preemption_threshold=config.priority_preemption_threshold,
             client_weights=config.weights,
+            step_costs=StepCosts(shapes.buckets),
         )
         shared = shapes.cache.page_size if config.enable_prefix_caching else None
         engine = oEngine(

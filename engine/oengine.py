@@ -40,7 +40,7 @@ from engine.scheduling.sequence import Sequence, SequenceOutput
 from engine.step.compilation import StagedCompilation, counted_apart, num_compilations
 from engine.step.host_cache.host_link import host_link
 from engine.step.runner import PendingStep, eSurgeRunner
-from engine.step.step_times import step_histograms
+from engine.step.step_times import StepSeconds, step_histograms
 
 logger = logging.getLogger(__name__)
 
@@ -77,6 +77,7 @@ class oEngine:
         self._staged = staged or StagedCompilation([], publish=lambda: None)
         self._in_flight: deque[PendingStep] = deque()
         self._masks = AwaitedMasks()
+        self._seconds = StepSeconds()
         self._max_failures_in_a_row = max_failures_in_a_row
         self._failures_in_a_row = 0
         self._reader = None if runner.adapters is None else AdapterReader(runner.adapters)
@@ -356,9 +357,10 @@ class oEngine:
         except DeviceError as failure:
             return self._recover(step.plan, failure)
         self._failures_in_a_row = 0
+        seconds = self._seconds.landed(step.times)
         if self._host is not None:
-            self._host.learn(step.plan, step.times.begun_at)
-        outputs = self._fail_rows(step.plan, result) + self._scheduler.update(step.plan, result)
+            self._host.learn(step.plan, seconds)
+        outputs = self._fail_rows(step.plan, result) + self._scheduler.update(step.plan, result, seconds)
         for sequence in map(step.plan.sequences.__getitem__, step.plan.constrained):
             if sequence.awaits_mask:
                 self._masks.add(sequence)

@@ -12,7 +12,7 @@ from engine.config import ServingLimits
 from engine.device_errors import DeviceError, device_errors
 from engine.oengine import oEngine
 from engine.sampling_params import SamplingParams
-from engine.scheduling.growth_reserve import GrowthReserve
+from engine.scheduling.estimates.growth_reserve import GrowthReserve
 from engine.scheduling.scheduler import InferenceScheduler
 from engine.scheduling.sequence import Sequence
 from engine.step.execution_manager import ExecutionManager

@@ -5,7 +5,7 @@ import pytest
 from caching.cache_groups import CacheGroups
 from caching.page_manager import HBMPageManager
 from engine.sampling_params import SamplingParams
-from engine.scheduling.growth_reserve import LONGEST, PRIOR, REMEMBERED, GrowthReserve
+from engine.scheduling.estimates.growth_reserve import LONGEST, PRIOR, REMEMBERED, GrowthReserve
 from engine.scheduling.plan import StepResult
 from engine.scheduling.scheduler import InferenceScheduler
 from engine.scheduling.sequence import Sequence

@@ -9,7 +9,7 @@ from caching.page_manager import HBMPageManager
 from engine.sampling_params import SamplingParams
 from engine.scheduling.admission import LOOKED_AT
 from engine.scheduling.backfill import MOST_PASSED
-from engine.scheduling.growth_reserve import GrowthReserve
+from engine.scheduling.estimates.growth_reserve import GrowthReserve
 from engine.scheduling.plan import StepResult
 from engine.scheduling.preemption import Cause, Preemption, PreemptionLog
 from engine.scheduling.scheduler import InferenceScheduler

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from engine.scheduling.adapter_slots import AdapterSlots
-from engine.scheduling.growth_reserve import GrowthReserve
+from engine.scheduling.estimates.growth_reserve import GrowthReserve
 from engine.scheduling.sequence import Sequence, SequenceStatus
 from engine.scheduling.sequence_memory import SequenceMemory
 

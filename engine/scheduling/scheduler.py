@@ -48,7 +48,8 @@ from collections.abc import Mapping
 
 from engine.scheduling.adapter_slots import AdapterSlots
 from engine.scheduling.admission import Admission
-from engine.scheduling.growth_reserve import GrowthReserve
+from engine.scheduling.estimates.growth_reserve import GrowthReserve
+from engine.scheduling.estimates.step_costs import StepCosts, powers_of_two
 from engine.scheduling.plan import NextIterationPlan, StepResult
 from engine.scheduling.preemption import Cause, Preempter, Preemption
 from engine.scheduling.prompt_chunks import PromptChunks
@@ -81,10 +82,13 @@ class InferenceScheduler:
         reserve: GrowthReserve | None = None,
         fair: bool = True,
         adapters: AdapterSlots | None = None,
+        step_costs: StepCosts | None = None,
     ) -> None:
         self.memory = memory
         self.adapters = adapters or AdapterSlots()
         """The adapters of sequences, and their slots on the device."""
+        self.step_costs = step_costs or StepCosts(powers_of_two(max_num_batched_tokens))
+        """What steps cost, learned in ``update``."""
         self._budget = max_num_batched_tokens
         self._long = long_prefill_token_threshold or max(1, max_num_batched_tokens // 2)
         self._reserve = reserve or GrowthReserve(memory.num_pages)
@@ -177,8 +181,10 @@ class InferenceScheduler:
             self.adapters.plan(plan, now)
         return plan if plan.num_tokens or plan.copies else None
 
-    def update(self, plan: NextIterationPlan, result: StepResult) -> list[SequenceOutput]:
-        """Land a step. Plans land in the order they were made."""
+    def update(self, plan: NextIterationPlan, result: StepResult, seconds: float | None = None) -> list[SequenceOutput]:
+        """Land a step, which took the device so long. Plans land in the order they were made."""
+        if seconds is not None:
+            self.step_costs.learn(plan.num_tokens, seconds)
         self.adapters.landed(plan)
         outputs = []
         for row, (sequence, samples) in enumerate(zip(plan.sequences, plan.samples, strict=True)):

@@ -143,8 +143,9 @@ class eSurgeRunner:
             raise step.failure
         with device_errors():
             assert step.executed is not None
-            step.times.resume()
-            drawn = np.asarray(step.executed.token_ids)
+            token_ids = step.executed.token_ids
+            step.times.resume(was_ready=cast(Result, token_ids).is_ready())
+            drawn = np.asarray(token_ids)
             step.times.end("wait")
             self._tell(Landed(drawn))
             ids: list[int] = drawn[: step.plan.num_rows].tolist()

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from caching.cache_groups import CacheGroups
 from caching.page_manager import HBMPageManager
-from engine.scheduling.growth_reserve import GrowthReserve
+from engine.scheduling.estimates.growth_reserve import GrowthReserve
 from engine.scheduling.scheduler import InferenceScheduler
 from engine.scheduling.sequence_memory import SequenceMemory
 

@@ -22,7 +22,7 @@ from caching.page_manager import SINK_PAGE, SINK_SLOT, HBMPageManager
 from engine.sampling_params import SamplingParams
 from engine.scheduling.adapter_slots import AdapterSlots
 from engine.scheduling.backfill import MOST_PASSED
-from engine.scheduling.growth_reserve import GrowthReserve
+from engine.scheduling.estimates.growth_reserve import GrowthReserve
 from engine.scheduling.host_cache.copy_cost import CopyCost
 from engine.scheduling.plan import NextIterationPlan, StepResult
 from engine.scheduling.prefixes.sequence_states import SequenceStates

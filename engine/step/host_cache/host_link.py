@@ -1,6 +1,5 @@
 """The scheduler's and the device's account of the copies between device and host, held together."""
 
-import time
 from typing import Any
 
 from caching.host_tier import HostTier
@@ -18,7 +17,6 @@ class HostLink:
         self._states = states
         self._pages = pages
         self._memory = memory
-        self._step_ended_at = 0.0
 
     @property
     def is_copying(self) -> bool:
@@ -38,10 +36,8 @@ class HostLink:
         """Until the next copies to the device have arrived; to the host if there are none."""
         self._memory.wait()
 
-    def learn(self, plan: NextIterationPlan, begun_at: float) -> None:
-        """A step has landed just now that was begun at ``begun_at``, of ``time.perf_counter``."""
-        now = time.perf_counter()
-        seconds, self._step_ended_at = now - max(begun_at, self._step_ended_at), now
+    def learn(self, plan: NextIterationPlan, seconds: float) -> None:
+        """A step has landed that took so long."""
         self._pages.cost.learn(plan.num_tokens - plan.num_decodes, plan.num_tokens, seconds)
 
     def stats(self) -> dict[str, Any]:

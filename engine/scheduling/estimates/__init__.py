@@ -1,0 +1,1 @@
+"""What the scheduler expects, learned from what has been."""

@@ -1,0 +1,157 @@
+"""StepCosts: what is learned of the seconds of steps, and what is believed of sizes that were not used."""
+
+import itertools
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from engine.sampling_params import SamplingParams
+from engine.scheduling.estimates.step_costs import FORGOTTEN_AFTER, GROWTH, REMEMBERED, StepCosts, powers_of_two
+from engine.scheduling.sequence import Sequence
+from engine.step.step_times import StepSeconds, StepTimes
+from scripts.benchmarks.null_model import TOKEN, null_engine
+
+SIZES = (1, 2, 4, 8, 16, 32, 64, 96, 128, 192, 256, 384, 512)
+
+
+def build_costs(steps, sizes=SIZES):
+    """Costs learned from steps of (tokens, seconds)."""
+    costs = StepCosts(sizes)
+    for num_tokens, seconds in steps:
+        costs.learn(num_tokens, seconds)
+    return costs
+
+
+def test_nothing_is_believed_before_the_first_step():
+    """There is no cost and nothing fits."""
+    costs = build_costs([])
+
+    assert costs.seconds(1) is None and costs.most_tokens(9.0) == 0
+
+
+def test_a_step_costs_what_those_padded_to_the_same_size_cost():
+    """A step of 65 tokens is one of 96 on the device."""
+    costs = build_costs([(96, 2.0)])
+
+    assert costs.seconds(65) == costs.seconds(80) == costs.seconds(96) == 2.0
+    assert costs.seconds(97) != 2.0
+
+
+def test_costs_between_two_sizes_and_beyond_them_are_on_their_line():
+    """A fixed part of 1 second and 0.1 for each token, beyond the largest up to GROWTH times its tokens."""
+    costs = build_costs([(16, 2.6), (64, 7.4)])
+
+    assert costs.seconds(32) == pytest.approx(4.2)
+    assert costs.seconds(1) == pytest.approx(1.1)
+    assert costs.seconds(GROWTH * 64) == pytest.approx(13.8)
+    assert costs.seconds(GROWTH * 64 + 1) is None
+
+
+def test_one_size_says_that_others_cost_in_proportion():
+    """That is the most that a larger one, and the least that a smaller one may cost."""
+    costs = build_costs([(32, 4.0)])
+
+    assert costs.seconds(64) == 8.0 and costs.seconds(8) == 1.0
+
+
+def test_the_first_run_and_a_stalled_machine_are_not_believed():
+    """A first step that takes 50 times as long is forgiven by the second, and of many the median counts."""
+    costs = build_costs([(8, 50.0), (8, 1.0)])
+    assert costs.seconds(8) == 1.0
+
+    for seconds in (1.1, 1.2, 30.0, 30.0, 30.0, 1.0, 1.0):
+        costs.learn(8, seconds)
+    assert costs.seconds(8) == 1.2
+
+
+def test_a_machine_that_has_become_slower_is_believed_after_some_steps():
+    """More than half of those remembered."""
+    costs = build_costs([(8, 1.0)] * REMEMBERED + [(8, 3.0)] * (REMEMBERED // 2 + 1))
+
+    assert costs.seconds(8) == 3.0
+
+
+def test_a_larger_step_costs_no_less_and_in_proportion_no_more():
+    """What was learned of a size on a busy machine is corrected by what others cost now."""
+    costs = build_costs([(8, 9.0), (16, 2.0), (32, 90.0)])
+
+    assert costs.seconds(8) == 2.0
+    assert costs.seconds(32) == 4.0
+
+
+def test_a_size_that_was_not_used_for_long_is_forgotten():
+    """Then its cost is what others tell of it."""
+    costs = build_costs([(64, 5.0), *[(16, 4.0)] * (FORGOTTEN_AFTER - 1)])
+    assert costs.seconds(64) == 5.0
+
+    costs.learn(16, 4.0)
+    assert costs.seconds(64) is None and costs.seconds(32) == 8.0
+
+
+def test_most_tokens_fills_the_largest_size_that_costs_no_more():
+    """Padding is of no use to anybody, and a size of unknown cost is not tried."""
+    costs = build_costs([(16, 2.6), (64, 7.4)])
+
+    assert costs.most_tokens(7.5) == 64
+    assert costs.most_tokens(10.7) == 96
+    assert costs.most_tokens(1000.0) == 128
+    assert costs.most_tokens(1.0) == 0
+
+
+@given(st.lists(st.tuples(st.integers(1, 512), st.floats(1e-6, 1e3))), st.floats(1e-6, 1e3))
+def test_costs_grow_with_tokens_and_never_faster(steps, limit):
+    """Whatever was learned: each is above 0, none below a smaller one's, a token costs no more in a larger step."""
+    costs = build_costs(steps)
+
+    known = [(size, cost) for size in SIZES if (cost := costs.seconds(size)) is not None]
+    assert bool(known) == bool(steps)
+    for (size, cost), (larger, more) in itertools.pairwise(known):
+        assert 0 < cost <= more * (1 + 1e-9) and more / larger <= cost / size * (1 + 1e-9)
+    most = costs.most_tokens(limit)
+    assert most == max((size for size, cost in known if cost <= limit), default=0)
+
+
+def test_powers_of_two_end_with_the_most():
+    """Each once."""
+    assert powers_of_two(1) == [1]
+    assert powers_of_two(12) == [1, 2, 4, 8, 12]
+    assert powers_of_two(16) == [1, 2, 4, 8, 16]
+
+
+def build_times(begun, waited, ended, *, was_ready=False):
+    """Of a step that was prepared, awaited and there at these moments."""
+    moments = iter([begun, waited, ended])
+    times = StepTimes(lambda: next(moments))
+    times.resume(was_ready=was_ready)
+    times.end("wait")
+    return times
+
+
+def test_a_step_takes_from_the_end_of_the_one_before():
+    """Or from its own preparation, where the device was idle before that."""
+    seconds = StepSeconds()
+
+    assert seconds.landed(build_times(10.0, 10.5, 12.0)) == 2.0
+    assert seconds.landed(build_times(11.0, 12.5, 15.0)) == 3.0
+    assert seconds.landed(build_times(90.0, 90.5, 91.0)) == 1.0
+
+
+def test_a_step_behind_one_whose_end_nobody_saw_is_not_too_short():
+    """The host stalled until 20, when both were there: neither has taken no time at all."""
+    seconds = StepSeconds()
+    seconds.landed(build_times(10.0, 10.5, 12.0))
+
+    assert seconds.landed(build_times(11.0, 20.0, 20.0, was_ready=True)) == 8.0
+    assert seconds.landed(build_times(12.0, 20.1, 20.1, was_ready=True)) == pytest.approx(8.1)
+
+
+def test_the_engine_learns_what_its_steps_cost():
+    """Each step that lands, by its size, through the real engine and runner."""
+    engine = null_engine(4)
+    engine.add(Sequence("a", [TOKEN] * 3, SamplingParams(), frozenset(), max_tokens=5, seed=0))
+    while engine.has_work:
+        engine.step()
+
+    costs = engine._scheduler.step_costs
+    assert costs.seconds(1) > 0 and costs.seconds(4) > 0
