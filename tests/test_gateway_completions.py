@@ -25,6 +25,44 @@ def http(address: str, driver: FakeDriver) -> Iterator[httpx.Client]:
         yield client
 
 
+def give(driver: FakeDriver, groups: list[int]) -> None:
+    """Answers a request with the letters a to f, so many in each sample, and their log-probabilities."""
+    request, start = driver.take(), 0
+    for count in groups:
+        letters = "abcdef"[start : start + count]
+        sample = ReturnSample(
+            request_id=request.request_id,
+            text=letters,
+            token_ids=list(letters.encode()),
+            logprobs=[{ord(one): Logprob(-ord(one) / 8, 1, one)} for one in letters],
+        )
+        request.channel.put(sample)
+        start += count
+    driver.finish(request, "length", 6)
+
+
+@pytest.mark.parametrize("path", [TEXT, CHAT])
+def test_a_stream_is_the_same_however_many_tokens_a_piece_has(
+    http: httpx.Client, driver: FakeDriver, path: str
+) -> None:
+    """Its text, the log-probabilities with the places of their tokens, and the usage."""
+    body = chat("hold", logprobs=True) if path == CHAT else {"prompt": "hold", "logprobs": 1}
+    told = []
+    for groups in ([1] * 6, [3, 1, 2], [6]):
+        answering = threading.Thread(target=give, args=(driver, groups))
+        answering.start()
+        chunks = events(http.post(path, json={**body, **streamed(True)}))
+        answering.join()
+        choices = [choice for chunk in chunks for choice in chunk["choices"]]
+        found = [choice["logprobs"] for choice in choices if choice.get("logprobs")]
+        columns = {name: [value for one in found for value in one[name]] for name in found[0]}
+        text = "".join(choice["text"] if path == TEXT else choice["delta"].get("content", "") for choice in choices)
+        told.append((text, columns, chunks[-1]["usage"]))
+
+    assert told[0] == told[1] == told[2] and told[0][0] == "abcdef"
+    assert all(len(column) == 6 for column in told[0][1].values())
+
+
 TRACEPARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 
 

@@ -1,5 +1,6 @@
 """What Prometheus is shown."""
 
+import itertools
 import logging
 import socket
 import time
@@ -137,6 +138,23 @@ def test_requests_are_counted_as_they_end() -> None:
     assert found["vllm:request_params_max_tokens_sum"] == 3 + 10 + 5 + 5
     assert found["vllm:time_to_first_token_seconds_count"] == found["vllm:e2e_request_latency_seconds_count"] == 4
     assert found["vllm:inter_token_latency_seconds_count"] == 2 + 1 + 4 + 4
+
+
+def test_the_time_between_tokens_is_that_between_outputs() -> None:
+    """As in vLLM: an output of several tokens counts once, and the time per output token is by tokens."""
+    engine = FakeEngine()
+    engine.counts = itertools.repeat(3)
+    with build_driver(engine) as driver:
+        list(submit(driver, "a", "ab", params={"max_tokens": 7}))
+        found = values(exposed(driver))
+
+    assert found["vllm:time_to_first_token_seconds_count"] == 1
+    assert found["vllm:inter_token_latency_seconds_count"] == 2
+    assert found["vllm:request_generation_tokens_sum"] == 7
+    decode, per_token = (
+        found[f"vllm:{name}_seconds_sum"] for name in ("request_decode_time", "request_time_per_output_token")
+    )
+    assert per_token == pytest.approx(decode / 6)
 
 
 def test_the_phases_of_a_request_add_up() -> None:

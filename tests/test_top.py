@@ -52,6 +52,15 @@ def test_rates_are_of_what_happened_in_between() -> None:
     assert [line.split() for line in text.splitlines()[-2:]] == [["bob", "9", "0"], ["alice", "7", "3"]]
 
 
+def test_drafts_are_shown_where_there_may_be_any() -> None:
+    """How many of them were accepted, and what a row that had some gave in a step, with its own next token."""
+    before = build_status(num_accepted_tokens_per_pos=(1, 0))
+    now = build_status(num_drafts=10, num_draft_tokens=40, num_accepted_tokens=18, num_accepted_tokens_per_pos=(9, 5))
+
+    assert "20.0 tokens a second, 45% accepted, 2.80 tokens a row" in shown(before, now)
+    assert "drafts" in shown(before, before) and "drafts" not in shown(build_status(), build_status())
+
+
 def test_what_should_not_be_is_said() -> None:
     """A compilation while serving, and a step that does not land."""
     text = shown(build_status(), build_status(compilations_after_ready=1, stages={"prepare": 0.0, "execution": 9.0}))

@@ -56,6 +56,8 @@ def view(before: Status, now: Status, seconds: float) -> RenderableType:
     table.add_row("pages", _pages(now))
     if now["adapters"]:
         table.add_row("adapters", plain(_adapters(now)))
+    if now["num_accepted_tokens_per_pos"]:
+        table.add_row("drafts", _drafts(before, now, seconds))
     for name, words in (("ttft", "first token"), ("tpot", "each further"), ("e2e", "whole request")):
         middle, most = now[f"{name}_seconds_p50"], now[f"{name}_seconds_p99"]
         table.add_row(words, f"{_milliseconds(middle)} median, {_milliseconds(most)} p99")
@@ -71,6 +73,15 @@ def _step(before: Status, now: Status) -> str:
     steps, earlier = max(1, now["steps"] - before["steps"]), before["step_seconds"]
     phases = now["step_seconds"].items()
     return ", ".join(f"{phase} {_milliseconds((total - earlier[phase]) / steps)}" for phase, total in phases)
+
+
+def _drafts(before: Status, now: Status, seconds: float) -> str:
+    """Of the steps in between; a row with drafts has its own next token beside those accepted."""
+    names = ("num_drafts", "num_draft_tokens", "num_accepted_tokens")
+    rows, drafted, accepted = (now[name] - before[name] for name in names)
+    if not rows:
+        return "none"
+    return f"{drafted / seconds:,.1f} tokens a second, {accepted / drafted:.0%} accepted, {1 + accepted / rows:.2f} tokens a row"
 
 
 def _pages(now: Status) -> RenderableType:
