@@ -99,8 +99,11 @@ def served() -> Iterator[Served]:
     assert not served.driver.status().open_requests
 
 
-def test_an_update_comes_between_two_steps_and_answers_say_whose_their_tokens_are(served: Served) -> None:
-    """A request goes on: the versions of its answer have the index of the first token of each."""
+def test_an_update_comes_between_two_steps_and_answers_say_whose_their_tokens_are(
+    served: Served, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A request goes on: the versions of its answer have the index of the first token of each. The log has it too."""
+    caplog.set_level("INFO")
     channel = served.ask("a", 15_000)
     first = channel.get()
 
@@ -112,6 +115,7 @@ def test_an_update_comes_between_two_steps_and_answers_say_whose_their_tokens_ar
     assert (one, start, two) == (1, 0, 2) and len(first.token_ids) <= index < 15_000
     assert len(first.token_ids) + len(tokens) == 15_000
     assert served.driver.status().weight_version == 2
+    assert any("version 2 of the weights: 1 tensors" in record.getMessage() for record in caplog.records)
     assert served.ask("b").end()[1].weight_versions == [(2, 0)]
 
 
