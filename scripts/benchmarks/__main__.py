@@ -6,6 +6,7 @@ import shlex
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 
@@ -38,6 +39,7 @@ from scripts.benchmarks.serve import measure_serve, measure_status
 from scripts.benchmarks.simulate import measure_policies
 from scripts.benchmarks.simulate_turns import measure_simulated_turns
 from scripts.benchmarks.soak import SoakFailed, check_histories, measure_soak
+from scripts.benchmarks.speculation.measure import CONFIG, measure_speculation
 from scripts.benchmarks.startup import measure_startup
 from scripts.benchmarks.systems import serving, two_clients
 from scripts.benchmarks.tpu import TOKENS, measure_tpu
@@ -46,6 +48,44 @@ from scripts.benchmarks.workload import Prompts
 
 WIDTH = 132
 """Columns of a table that goes to a file."""
+OWN_ARGUMENTS: dict[str, dict[str, dict[str, Any]]] = {
+    "chaos": {
+        "--minutes": {"type": float, "default": 3, "metavar": "F", "help": "how long, at least (default: 3)"},
+        "--seed": {"type": int, "default": 0, "metavar": "N", "help": "draws the points to kill at (default: 0)"},
+    },
+    "fuzz": {
+        "--frames": {"type": int, "default": FRAMES, "metavar": "N", "help": f"how many (default: {FRAMES:,})"},
+        "--requests": {
+            "type": int,
+            "default": REQUESTS,
+            "metavar": "N",
+            "help": f"generated ones (default: {REQUESTS:,})",
+        },
+        "--seed": {"type": int, "default": 0, "metavar": "N", "help": "draws them (default: 0)"},
+    },
+    "hostile": {
+        "--seconds": {
+            "type": float,
+            "default": SECONDS,
+            "metavar": "F",
+            "help": f"of each attack (default: {SECONDS:g})",
+        },
+        "--only": {"default": "", "metavar": "TEXT", "help": "attacks with this in their names (default: all)"},
+    },
+    "tpu": {
+        "--tokens": {
+            "type": int,
+            "default": TOKENS,
+            "metavar": "N",
+            "help": f"that each sequence holds (default: {TOKENS:,})",
+        },
+    },
+    "speculation": {
+        "--model": {"choices": ("small", "demo"), "help": "small, with a language, or demo (default: both)"},
+        "--config": {"default": CONFIG, "metavar": "JSON", "help": f"of the daemon that drafts (default: {CONFIG})"},
+    },
+}
+"""Of commands that have no others, but those of all."""
 TOTALS = {"simulate": simulate.REQUESTS, "soak": soak.REQUESTS}
 """Requests, by command."""
 EPILOG = f"""
@@ -118,6 +158,11 @@ def parser() -> argparse.ArgumentParser:
         ("all", _all, "everything, with one table and one plot"),
         ("serve", _serve, "decode at 1, 8 and 32 at once, 16 streams, what streaming costs"),
         ("experts", _experts, "decode of models with experts beside a dense one that reads as many weights a token"),
+        (
+            "speculation",
+            _speculation,
+            "drafted tokens on against off, in pairs, at 1 and 8 rows: text that repeats, that does not, and that seems to",
+        ),
         ("prefill", _prefill, "how fast a lone prompt of 512 and of 2,048 tokens is read"),
         ("random", _random, "2,000 requests of random lengths and parameters, and what was compiled for them"),
         ("host", _host, "the host's time for a step of a model that is nothing"),
@@ -153,7 +198,7 @@ def parser() -> argparse.ArgumentParser:
         )
         command.set_defaults(
             measure=measure,
-            models=list(SIZES) if name == "all" else ["small"],
+            models={"all": list(SIZES), "speculation": ["small", "demo"]}.get(name, ["small"]),
             vs=None,
             torch_python=None,
             draw=plot_policies if name == "simulate" else plot,
@@ -170,21 +215,9 @@ def _add_arguments(command: argparse.ArgumentParser, name: str) -> None:
     add("--repeat", type=int, default=3, metavar="N", help="runs of each measurement (default: 3)")
     if name in TOTALS:
         add("--requests", type=int, default=TOTALS[name], metavar="N", help=f"in all (default: {TOTALS[name]:,})")
-    if name == "chaos":
-        add("--minutes", type=float, default=3, metavar="F", help="how long, at least (default: 3)")
-        add("--seed", type=int, default=0, metavar="N", help="draws the points to kill at (default: 0)")
-        return
-    if name == "fuzz":
-        add("--frames", type=int, default=FRAMES, metavar="N", help=f"how many (default: {FRAMES:,})")
-        add("--requests", type=int, default=REQUESTS, metavar="N", help=f"generated ones (default: {REQUESTS:,})")
-        add("--seed", type=int, default=0, metavar="N", help="draws them (default: 0)")
-        return
-    if name == "hostile":
-        add("--seconds", type=float, default=SECONDS, metavar="F", help=f"of each attack (default: {SECONDS:g})")
-        add("--only", default="", metavar="TEXT", help="attacks with this in their names (default: all)")
-        return
-    if name == "tpu":
-        add("--tokens", type=int, default=TOKENS, metavar="N", help=f"that each sequence holds (default: {TOKENS:,})")
+    if name in OWN_ARGUMENTS:
+        for flag, described in OWN_ARGUMENTS[name].items():
+            add(flag, **described)
         return
     if name in ("host", "lora", "sampling", "simulate", "soak"):
         return
@@ -218,6 +251,10 @@ def _serve(options: argparse.Namespace) -> Iterator[Figure]:
 
 def _experts(options: argparse.Namespace) -> Iterator[Figure]:
     yield from measure_experts(shlex.split(options.settings), options.repeat)
+
+
+def _speculation(options: argparse.Namespace) -> Iterator[Figure]:
+    yield from measure_speculation(_models(options), options.config, options.repeat)
 
 
 def _prefill(options: argparse.Namespace) -> Iterator[Figure]:

@@ -3,7 +3,7 @@
 import json
 import shutil
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -19,6 +19,10 @@ END = "<|end|>"
 TOKENIZER_CONFIG = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": END, "pad_token": END}
 MAX_POSITION = 4096
 _SYLLABLES = [consonant + vowel for consonant in "bcdfghjklmnprstvwz" for vowel in "aeiou"]
+
+
+Draw = Callable[[np.random.Generator, str, tuple[int, ...]], np.ndarray]
+"""A tensor in float32, by its name and shape."""
 
 
 class ModelShape(Protocol):
@@ -134,11 +138,11 @@ def model_directory(model: str) -> Path:
     return written(model, SIZES[model])
 
 
-def written(name: str, shape: ModelShape) -> Path:
+def written(name: str, shape: ModelShape, draw: Draw | None = None) -> Path:
     """The directory of a model, made if need be."""
     directory = models_directory() / name
     if not directory.exists():
-        write_model(directory, shape)
+        write_model(directory, shape, draw)
     return directory
 
 
@@ -155,14 +159,14 @@ def size_of(directory: Path) -> Size:
     )
 
 
-def write_model(directory: Path, shape: ModelShape) -> None:
-    """A whole model directory; it appears at once, or not at all."""
+def write_model(directory: Path, shape: ModelShape, draw: Draw | None = None) -> None:
+    """A whole model directory, with weights that ``draw`` draws; it appears at once, or not at all."""
     directory.parent.mkdir(parents=True, exist_ok=True)
     unfinished = Path(tempfile.mkdtemp(prefix=directory.name, dir=directory.parent))
     try:
         _write_json(unfinished / "config.json", shape.config())
         _write_json(unfinished / "generation_config.json", {"eos_token_id": 0, "pad_token_id": 0})
-        write_weights(unfinished / "model.safetensors", shape)
+        write_weights(unfinished / "model.safetensors", shape, draw or random_tensor)
         tokenizer(shape.vocabulary).save(str(unfinished / "tokenizer.json"))
         _write_json(unfinished / "tokenizer_config.json", TOKENIZER_CONFIG)
         unfinished.chmod(0o755)
@@ -171,7 +175,7 @@ def write_model(directory: Path, shape: ModelShape) -> None:
         shutil.rmtree(unfinished, ignore_errors=True)
 
 
-def write_weights(path: Path, shape: ModelShape) -> None:
+def write_weights(path: Path, shape: ModelShape, draw: Draw) -> None:
     """A safetensors file in float32, a tensor at a time: a length, a JSON header with places, and the bytes."""
     header: dict[str, object] = {"__metadata__": {"format": "pt"}}
     end = 0
@@ -183,8 +187,8 @@ def write_weights(path: Path, shape: ModelShape) -> None:
     rng = np.random.default_rng(SEED)
     with path.open("wb") as file:
         file.write(len(text).to_bytes(8, "little") + text)
-        for _, sizes in shape.tensors():
-            file.write(_random(rng, sizes).data)
+        for name, sizes in shape.tensors():
+            file.write(draw(rng, name, sizes).data)
 
 
 def tokenizer(vocabulary: int) -> Tokenizer:
@@ -207,8 +211,9 @@ def _word(number: int) -> str:
     return _SYLLABLES[first] + _SYLLABLES[middle] + _SYLLABLES[last]
 
 
-def _random(rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
+def random_tensor(rng: np.random.Generator, name: str, shape: tuple[int, ...]) -> np.ndarray:
     """Norms of one; what multiplies keeps the size of what it is given, and embeddings have the usual 0.02."""
+    del name
     if len(shape) == 1:
         return np.ones(shape, np.float32)
     return rng.standard_normal(shape, np.float32) * np.float32(min(0.02, shape[1] ** -0.5))

@@ -1,0 +1,94 @@
+"""Speculation on against off: two daemons of one model, one after the other on the same prompts, in pairs.
+
+One of them idles while the other is asked. What is told of a text is the ratio of their tokens a second in each pair: its
+median, and the interval in which the median of all pairs is with CONFIDENCE, whatever their distribution (between two of
+the sorted ratios, by the binomial distribution of how many are below the median).
+"""
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from itertools import accumulate, cycle
+
+from engine.config import DEMO_MODEL
+from scripts.benchmarks.figure import Figure, figure
+from scripts.benchmarks.models import VOCABULARY
+from scripts.benchmarks.rates import decode_rate
+from scripts.benchmarks.speculation.language import speaking_model
+from scripts.benchmarks.speculation.texts import KINDS, Passages, demo_texts
+from scripts.benchmarks.systems import Ours, serving
+from scripts.benchmarks.workload import Workload, checked
+
+CONFIG = '{"method": "ngram", "num_speculative_tokens": 7, "prompt_lookup_max": 4, "prompt_lookup_min": 2}'
+LIMITS = ("--max-num-seqs", "8", "--max-num-batched-tokens", "256", "--max-model-len", "512")
+AT_ONCE = (1, 8)
+OUTPUT = 128
+CHECKED = 8
+"""Prompts of each kind whose answers are compared."""
+LEAST_PAIRS = 9
+CONFIDENCE = 0.95
+COUNTED = ("num_drafts", "num_draft_tokens", "num_accepted_tokens")
+
+Take = Callable[[int], list[list[int]]]
+"""So many prompts."""
+
+
+def measure_speculation(models: Sequence[str], config: str, repeats: int) -> Iterator[Figure]:
+    """The figures of these of "small" and "demo", for each text and number of rows."""
+    for model in models:
+        directory = DEMO_MODEL if model == "demo" else speaking_model()
+        with ExitStack() as stack:
+            settings = ([*LIMITS, "--speculative-config", config], list(LIMITS))
+            on, off = (stack.enter_context(serving(directory, each, None))[0] for each in settings)
+            for kind, take in _texts(model, off).items():
+                for rows in AT_ONCE:
+                    yield from _measure(f"speculation {model}", kind, rows, take, on, off, max(repeats, LEAST_PAIRS))
+                different = _num_different(take(CHECKED), on, off)
+                yield figure(
+                    f"speculation {model}", f"{kind}, answers that differ", "", [different], more_is_better=False
+                )
+
+
+def _texts(model: str, ours: Ours) -> dict[str, Take]:
+    """Where prompts of each kind come from; those of the demo model come round again."""
+    if model != "demo":
+        return {kind: Passages(kind, VOCABULARY).take for kind in KINDS}
+    with ours.client() as client:
+        prompts = {kind: cycle([client.tokenize(text) for text in texts]) for kind, texts in demo_texts().items()}
+    return {kind: lambda count, of=of: [next(of) for _ in range(count)] for kind, of in prompts.items()}
+
+
+def _measure(group: str, kind: str, rows: int, take: Take, on: Ours, off: Ours, pairs: int) -> Iterator[Figure]:
+    name = f"{kind}, {rows} at once"
+    for system in (on, off):
+        system.run(Workload(take(rows), OUTPUT))
+    before = on.status()
+    rates: tuple[list[float], list[float]] = ([], [])
+    for pair in range(pairs):
+        workload = Workload(take(rows), OUTPUT)
+        for system in (0, 1) if pair % 2 else (1, 0):
+            rates[system].append(decode_rate(checked((on, off)[system].run(workload), workload)))
+    after = on.status()
+    drafts, drafted, accepted = (after[counter] - before[counter] for counter in COUNTED)
+    ratios = [with_it / without for with_it, without in zip(*rates, strict=True)]
+    low, high = interval(ratios)
+    yield figure(group, name, "tok/s", rates[0], others={"off": rates[1]})
+    yield figure(group, f"{name}, of off, by pair ({low:.2f} - {high:.2f})", "x", ratios)
+    yield figure(group, f"{name}, drafts accepted", "%", [100 * accepted / drafted if drafted else 0.0])
+    yield figure(group, f"{name}, tokens a row with drafts", "", [1 + accepted / drafts if drafts else 1.0])
+
+
+def _num_different(prompts: list[list[int]], on: Ours, off: Ours) -> int:
+    """Of greedy answers, one at a time, those that are not the same tokens."""
+    with on.client() as one, off.client() as other:
+        asked = {"max_tokens": OUTPUT, "temperature": 0.0, "ignore_eos": True}
+        pairs = [[client.complete(prompt, **asked).token_ids for client in (one, other)] for prompt in prompts]
+    return sum(with_it != without for with_it, without in pairs)
+
+
+def interval(values: Sequence[float]) -> tuple[float, float]:
+    """Of the median, with CONFIDENCE at least; the least and the largest value where there are too few."""
+    count, ordered = len(values), sorted(values)
+    below = accumulate(math.comb(count, rank) / 2**count for rank in range(count // 2))
+    rank = sum(2 * share <= 1 - CONFIDENCE for share in below) - 1
+    return ordered[max(0, rank)], ordered[count - 1 - max(0, rank)]
