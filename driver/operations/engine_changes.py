@@ -136,7 +136,9 @@ class EngineChanges:
             return self._refused(change, str(refusal))
         version, seconds = self._engine.stats().weight_version, time.monotonic() - begun
         what = f"version {version} of the weights: {staged.num_tensors} tensors from {staged.origin}"
-        logger.info("%s, written in %.3g s", what, seconds, extra={"weight_version": version, "weight_name": order.name})
+        logger.info(
+            "%s, written in %.3g s", what, seconds, extra={"weight_version": version, "weight_name": order.name}
+        )
         return done(change.request_id, what, weight_version=version)
 
     def _refused(self, change: UpdateWeights, why: str) -> ReturnSample:
