@@ -62,6 +62,22 @@ def test_a_step_must_read_weights_pages_and_logits():
     assert step.tokens_per_second == pytest.approx(4 / (step.bandwidth_seconds + 0.001))
 
 
+def test_a_step_that_verifies_drafts_computes_them_and_reads_the_pages_once():
+    """Of Llama-3-8B: five times the products and logits; as many tokens as are accepted, and one of its own."""
+    model = Partition(read_config_file(CONFIGS / "Llama-3-8B.json"))
+    roofline = Roofline(V6E, model, WeightFormat(BFLOAT16), BFLOAT16, 16_000_000_000)
+
+    plain, verified = (roofline.step(4, 1000, Moved(20_000_000_000, 0), 0.0, drafts) for drafts in (0, 4))
+
+    assert verified.compute_seconds == pytest.approx(5 * plain.compute_seconds)
+    assert verified.bytes_needed - plain.bytes_needed == 4 * 4 * 4 * 128256
+    assert verified.tokens_per_second == verified.tokens_per_second_at(0) == plain.tokens_per_second
+    assert verified.tokens_per_second_at(0.5) == pytest.approx(
+        plain.tokens_per_second * (1 + 0.5 + 0.25 + 0.125 + 0.0625)
+    )
+    assert verified.tokens_per_second_at(1) == pytest.approx(5 * plain.tokens_per_second)
+
+
 def test_a_step_must_read_the_state_of_each_sequence():
     """However long the sequences are."""
     model = Partition(read_config_file(CONFIGS / "Llama-3-8B.json"))
@@ -304,6 +320,8 @@ def test_nothing_large_is_copied_or_gathered(tmp_path, capsys, name, topology, s
     assert plan.context_tokens == (plan.num_pages - 1) * plan.page_size > 0
     assert [step.sequences for step in plan.decode] == [1, 4, 16]
     assert all(step.bytes_needed < step.bytes_read for step in plan.decode)
+    assert [(step.sequences, step.drafts) for step in plan.verified] == [(1, 4)]
+    assert plan.verified[0].bytes_read < 1.1 * plan.decode[0].bytes_read
 
 
 @pytest.mark.usefixtures("_libtpu")

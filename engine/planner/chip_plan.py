@@ -17,7 +17,8 @@ from engine.planner.hlo_traffic import Moved
 
 
 class DecodeStep(msgspec.Struct, frozen=True):
-    """The roofline of a decoding step, one token per sequence. Bytes are those of one chip."""
+    """The roofline of a decoding step, of a token per sequence and its drafts. Bytes are those of
+    one chip."""
 
     sequences: int
     bytes_needed: int
@@ -32,9 +33,16 @@ class DecodeStep(msgspec.Struct, frozen=True):
     exchange_seconds: float
     """Time in which chips wait for collectives."""
     tokens_per_second: float
-    """From the longer of bandwidth and compute time, plus the exchange."""
+    """From the longer of bandwidth and compute time, plus the exchange, if no draft is accepted."""
     experts_read: float | None = None
     """Share of a chip's experts that is read, an estimate: see ``share_read``. None without."""
+    drafts: int = 0
+    """Drafted tokens of each sequence that the step verifies."""
+
+    def tokens_per_second_at(self, acceptance: float) -> float:
+        """The same if each draft is accepted with this probability where those before it are
+        (Leviathan et al. 2023, section 3.1)."""
+        return self.tokens_per_second * sum(acceptance**place for place in range(1 + self.drafts))
 
 
 class ChipPlan(msgspec.Struct, frozen=True):
@@ -70,6 +78,8 @@ class ChipPlan(msgspec.Struct, frozen=True):
     compile_seconds: float
     """Wall time of all compilations, with one per core of this machine at a time."""
     decode: list[DecodeStep]
+    verified: list[DecodeStep] = []
+    """Steps that verify drafts; none where a model's states cannot go back to before a draft."""
     states: int = 0
     """Recurrent states, in ``num_states`` slots, one of them the sink."""
     num_states: int = 0
@@ -107,16 +117,17 @@ class Roofline:
     state_bytes: int = 0
     """Of a sequence's recurrent states, on one chip."""
 
-    def step(self, sequences: int, tokens: int, moved: Moved, exchange_seconds: float) -> DecodeStep:
+    def step(self, sequences: int, tokens: int, moved: Moved, exchange_seconds: float, drafts: int = 0) -> DecodeStep:
         """A step of sequences of ``tokens`` tokens each. ``moved`` is its traffic on a chip."""
-        flops = sequences * (2 * self._multiplied_weights + self._flops_of_attention(tokens))
-        experts, all_experts = self._read_experts(sequences), sum(self._experts.values())
+        computed = sequences * (1 + drafts)
+        flops = computed * (2 * self._multiplied_weights + self._flops_of_attention(tokens))
+        experts, all_experts = self._read_experts(computed), sum(self._experts.values())
         weights = self._read_weights - all_experts + experts
         bandwidth = (moved.read + moved.written) / self.chip.hbm_bandwidth
         compute = flops / self.chip.bf16_flops
         return DecodeStep(
             sequences=sequences,
-            bytes_needed=weights + sequences * self._bytes_a_sequence(tokens),
+            bytes_needed=weights + sequences * self._bytes_a_sequence(tokens) + computed * self._logit_bytes,
             bytes_read=moved.read,
             bytes_written=moved.written,
             bandwidth_seconds=bandwidth,
@@ -124,6 +135,7 @@ class Roofline:
             exchange_seconds=exchange_seconds,
             tokens_per_second=sequences / (max(bandwidth, compute) + exchange_seconds),
             experts_read=experts / all_experts if all_experts else None,
+            drafts=drafts,
         )
 
     @property
@@ -162,11 +174,16 @@ class Roofline:
         return sum(int(nbytes * share_read(spec, tokens, self._chips)) for spec, nbytes in self._experts.items())
 
     def _bytes_a_sequence(self, tokens: int) -> int:
-        """Keys, values, states and float32 logits."""
+        """Keys, values and states."""
         model = self.partition.model
         vectors = (1 if model.has_latents else 2) * self.partition.kv_heads_each
         keys_and_values = self._seen(tokens) * vectors * model.head_dim * self.kv_dtype.itemsize
-        return keys_and_values + self.state_bytes + 4 * model.vocab_size // self._chips
+        return keys_and_values + self.state_bytes
+
+    @property
+    def _logit_bytes(self) -> int:
+        """Of a token, in float32."""
+        return 4 * self.partition.model.vocab_size // self._chips
 
     def _flops_of_attention(self, tokens: int) -> int:
         return sum(mixer.flops(tokens, self._chips) for mixer in self.partition.model.mixers)

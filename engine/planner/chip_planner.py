@@ -40,6 +40,8 @@ from engine.step.page_budget import CachePlanner, check_page_table
 from engine.step.sampling_programs import GREEDY
 
 Report = Callable[[Progress], None]
+DRAFTS = 4
+"""For each sequence, in the figures of steps that verify drafts."""
 
 
 def plan_chips(config: EngineConfig, path: Path, topology: str, tokens_a_sequence: int, report: Report) -> ChipPlan:
@@ -93,6 +95,7 @@ def plan_chips(config: EngineConfig, path: Path, topology: str, tokens_a_sequenc
         functions=[one.report for one in programs],
         compile_seconds=seconds,
         decode=decode_steps(fit, programs, shapes, tokens),
+        verified=[] if states else decode_steps(fit, programs, shapes, tokens, DRAFTS),
     )
 
 
@@ -182,8 +185,14 @@ def _expert_stacks(decoder: Decoder) -> Iterator[ExpertStack]:
                 yield from (ExpertStack(leaf, mlp.spec) for leaf in jax.tree.leaves(kernels))
 
 
-def decode_steps(fit: ChipFit, programs: list[CompiledProgram], shapes: StepShapes, tokens: int) -> list[DecodeStep]:
-    """Decoding steps with the greedy sampler, for each batch size whose pages fit in the pool."""
+def decode_steps(
+    fit: ChipFit, programs: list[CompiledProgram], shapes: StepShapes, tokens: int, drafts: int = 0
+) -> list[DecodeStep]:
+    """Decoding steps with the greedy sampler, for each batch size whose pages fit in the pool.
+
+    All tokens of a step with ``drafts`` for each sequence sample, of which there are at most
+    ``max_num_seqs``.
+    """
     slot = shapes.cache.bytes_per_slot
     roofline, read = (
         Roofline(fit.chip, fit.partition, fit.weight_format, fit.kv_dtype, fit.weights, slot),
@@ -192,20 +201,23 @@ def decode_steps(fit: ChipFit, programs: list[CompiledProgram], shapes: StepShap
     pages = shapes.groups.pages_of(tokens)
     found = []
     for sequences in batch_sizes(shapes.max_num_seqs):
-        if sequences * pages <= shapes.cache.num_usable_pages:
-            step = _smallest(programs, FORWARD, sequences).traffic(sequences * read, sequences)
-            sampler = _smallest(programs, GREEDY, sequences).traffic(0, sequences)
+        computed = sequences * (1 + drafts)
+        if computed <= shapes.max_num_seqs and sequences * pages <= shapes.cache.num_usable_pages:
+            step = _smallest(programs, FORWARD, computed).traffic(sequences * read, computed)
+            sampler = _smallest(programs, GREEDY, computed).traffic(0, computed)
             states = max(0, sequences - BLOCK) * slot  # the compiled loop over blocks is counted as one trip
             latents = sequences * read * shapes.cache.num_layers if fit.kernel.loops else 0
             in_loops = Moved(states + latents, states)
-            found.append(_step(roofline, sequences, tokens, in_loops, step, sampler))
+            exchange, moved = _exchange_and_moved(roofline, in_loops, step, sampler)
+            found.append(roofline.step(sequences, tokens, moved, exchange, drafts))
     return found
 
 
-def _step(roofline: Roofline, sequences: int, tokens: int, in_loops: Moved, *traffic: Traffic) -> DecodeStep:
+def _exchange_and_moved(roofline: Roofline, in_loops: Moved, *traffic: Traffic) -> tuple[float, Moved]:
+    """Seconds of the exchanges between chips, and what a chip moves."""
     collectives = [one for each in traffic for one in each.collectives]
     seconds = exchanges_seconds(collectives, roofline.chip, roofline.partition.devices)
-    return roofline.step(sequences, tokens, sum((each.moved for each in traffic), in_loops), seconds)
+    return seconds, sum((each.moved for each in traffic), in_loops)
 
 
 def _smallest(programs: list[CompiledProgram], name: str, rows: int) -> CompiledProgram:

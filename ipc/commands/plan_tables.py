@@ -7,10 +7,15 @@ from rich.text import Text
 from engine.planner.chip_plan import ChipPlan
 from ipc.process.tables import facts_table, numbers_table, plain, show
 
+ACCEPTANCES = (0.0, 0.5, 0.7, 0.9)
+"""Shares of drafts that are accepted, in the table of what drafts are worth."""
+
 
 def show_plan(plan: ChipPlan) -> None:
     """Print what a chip holds, what was compiled for it, and how long its steps take."""
     show(_plan_memory(plan), _plan_steps(plan), _plan_samplers(plan), _plan_decode(plan))
+    if plan.verified:
+        show(_plan_verified(plan))
 
 
 def _plan_memory(plan: ChipPlan) -> Table:
@@ -75,6 +80,25 @@ def _plan_decode(plan: ChipPlan) -> Table:
             f"{step.sequences:,}", decimal(step.bytes_needed), decimal(step.bytes_read), decimal(step.bytes_written),
             *(f"{1e3 * each:.2f}" for each in seconds), f"{step.tokens_per_second:,.0f}",
             *([f"{step.experts_read or 0:.0%}"] if has_experts else []),
+        )  # fmt: skip
+    return table
+
+
+def _plan_verified(plan: ChipPlan) -> Table:
+    """The decoding steps again, with drafts to verify, and what that is worth."""
+    drafts = plan.verified[0].drafts
+    plain = {step.sequences: step.tokens_per_second for step in plan.decode}
+    table = numbers_table(
+        f"The same with {drafts} drafts a sequence, and times the tokens/s if so many are accepted",
+        *("sequences", "tokens", "reads", "ms to move", "to compute", "to exchange"),
+        *(f"{acceptance:.0%}" for acceptance in ACCEPTANCES),
+    )
+    for step in plan.verified:
+        seconds = step.bandwidth_seconds, step.compute_seconds, step.exchange_seconds
+        table.add_row(
+            f"{step.sequences:,}", f"{step.sequences * (1 + drafts):,}", decimal(step.bytes_read),
+            *(f"{1e3 * each:.2f}" for each in seconds),
+            *(f"{step.tokens_per_second_at(each) / plain[step.sequences]:.2f}" for each in ACCEPTANCES),
         )  # fmt: skip
     return table
 
