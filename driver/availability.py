@@ -5,8 +5,9 @@ from collections.abc import Callable
 
 from driver.errors import Asleep, Draining
 from driver.open_requests import OpenRequests
-from driver.request import ReturnChannel, ReturnSample
+from driver.request import Notifying, ReturnChannel
 from driver.thread_messages import SleepEngine, WakeEngine
+from engine.metrics.engine_stats import EngineStats
 
 
 class Availability:
@@ -17,20 +18,25 @@ class Availability:
         self,
         open_requests: OpenRequests,
         post: Callable[[SleepEngine | WakeEngine], None],
-        has_weights: Callable[[], bool],
+        stats: Callable[[], EngineStats],
     ) -> None:
         self._open_requests = open_requests
         self._post = post
-        self._has_weights = has_weights
+        self._stats = stats
         self._draining: Draining | None = None
         self._sleeps: dict[int, SleepEngine] = {}
         """By number, those that have not been woken. Each change of it is one atomic operation."""
+        self._woken: list[int] = []
+        """Those of ``_sleeps`` that end as soon as there are pages and weights."""
         self._serials = itertools.count()
-        self._has_pages = True
 
     def check(self) -> None:
         """Raises Draining or Asleep if new requests are refused."""
         self.check_not_draining()
+        if self._sleeps and self._stats().awaits_weights:
+            raise Asleep(
+                "the daemon is asleep, and has no weights until its operator sends all of them: try again then"
+            )
         if self._sleeps:
             raise Asleep("the daemon is asleep: try again when it has been woken, with `odriver wake`")
 
@@ -50,7 +56,6 @@ class Availability:
     def sleep(self, request_id: str, channel: ReturnChannel, level: int = 1) -> None:
         """Refuses new requests; the engine sleeps once no request is open. Raises Draining."""
         self.check_not_draining()
-        self._has_pages = False
         self._sleeps[next(self._serials)] = message = SleepEngine(request_id, channel, level)
         self._open_requests.when_none(lambda: self._post(message))
 
@@ -60,37 +65,32 @@ class Availability:
         Raises Draining.
         """
         self.check_not_draining()
-        self._has_pages = self._has_pages or pages
         ended = list(self._sleeps)
         for sleep in list(self._sleeps.values()):
             sleep.cancelled = True
 
-        keeps_weights = self._has_weights() and all(sleep.level == 1 for sleep in self._sleeps.values())
+        keeps_weights = self._stats().has_weights and all(sleep.level == 1 for sleep in self._sleeps.values())
 
         def woken() -> None:
-            if self._has_pages and self._has_weights():
-                for number in ended:
-                    self._sleeps.pop(number, None)
+            self._woken = ended
+            self.updated()
 
-        self._post(WakeEngine(request_id, _Woken(channel, woken), weights, pages))
-        if keeps_weights:  # at once: nothing can fail, and every Admit is behind the WakeEngine in the inbox
-            woken()
+        self._post(WakeEngine(request_id, Notifying(channel, woken), weights, pages))
+        if keeps_weights and pages:  # nothing can fail, and every Admit is behind the WakeEngine in the inbox
+            self._end(ended)
+
+    def updated(self) -> None:
+        """Takes new requests if a wake has waited for weights alone, which are there now; on the
+        execution thread."""
+        stats = self._stats()
+        if stats.has_pages and stats.has_weights:
+            self._end(self._woken)
 
     def check_not_draining(self) -> None:
         """Raises Draining."""
         if self._draining is not None:
             raise self._draining
 
-
-class _Woken:
-    """A channel that calls ``woken`` before an answer that is no error."""
-
-    def __init__(self, channel: ReturnChannel, woken: Callable[[], None]) -> None:
-        self._channel = channel
-        self._woken = woken
-
-    def put(self, sample: ReturnSample) -> None:
-        """See ReturnChannel."""
-        if sample.error is None:
-            self._woken()
-        self._channel.put(sample)
+    def _end(self, sleeps: list[int]) -> None:
+        for number in sleeps:
+            self._sleeps.pop(number, None)

@@ -92,6 +92,7 @@ from driver.prepare_inputs import PrepareInputs
 from driver.process_summary import ProcessSummary
 from driver.request import (
     ActiveRequest,
+    Notifying,
     RequestOrder,
     ReturnChannel,
     ReturnSample,
@@ -184,7 +185,7 @@ class oDriver:
             SafeThread("process summary", self._summary.run, self._thread_died),
             SafeThread("update weights", self._updates.run, self._thread_died),
         ]
-        self._availability = Availability(self._open_requests, post, lambda: self._execution.stats.has_weights)
+        self._availability = Availability(self._open_requests, post, lambda: self._execution.stats)
         self._why_stopped: DriverError = DriverStopped("the driver is stopped")
         # taken once, never given back: the first to end the driver has it
         self._right_to_end = threading.Lock()
@@ -313,6 +314,7 @@ class oDriver:
         Raises Overloaded and DriverStopped at once.
         """
         try:
+            channel = Notifying(channel, self._availability.updated)
             self._updates.submit(WeightUpdate(request_id, source, mode, keep_cache, name, channel))
         except QueueClosed:
             raise DriverStopped(str(self._why_stopped)) from None
@@ -413,7 +415,7 @@ class oDriver:
         self._prepare.close()
         self._compile.close()
         self._loader.close()
-        self._updates.close()
+        self._updates.close(why)
         self._execution.inbox.put(Stop())
         self._summaries.close()
         self._grammar_compiler.stop()  # this wakes threads that wait for a grammar

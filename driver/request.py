@@ -1,6 +1,6 @@
 """Requests to the driver and its returns: plain data, and the channel that carries it."""
 
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
 from queue import SimpleQueue
 from typing import Any, Literal, Protocol
@@ -111,6 +111,19 @@ class ReturnChannel(Protocol):
 
     def put(self, sample: ReturnSample) -> None:
         """Takes one sample; those of one request come in order, one at a time."""
+
+
+class Notifying:
+    """A channel that calls ``notify`` before it puts."""
+
+    def __init__(self, channel: ReturnChannel, notify: Callable[[], None]) -> None:
+        self._channel = channel
+        self._notify = notify
+
+    def put(self, sample: ReturnSample) -> None:
+        """See ReturnChannel."""
+        self._notify()
+        self._channel.put(sample)
 
 
 class QueueChannel:

@@ -14,6 +14,7 @@ from caching.page_manager import HBMPageManager
 from engine.config import EngineConfig, ServingLimits
 from engine.device_errors import DeviceError, device_errors
 from engine.errors import ConfigurationError
+from engine.hosts.other_processes import ALONE, OtherProcesses
 from engine.hosts.processes import least_of_all
 from engine.live.live_weights import LiveWeights
 from engine.models.decoder import Decoder
@@ -26,14 +27,13 @@ from engine.scheduling.prefixes.sequence_states import SequenceStates
 from engine.scheduling.scheduler import InferenceScheduler
 from engine.scheduling.sequence_memory import SequenceMemory
 from engine.served_model import ServedModel, served_model
-from engine.step.commands import Command
 from engine.step.execution_manager import ExecutionManager
 from engine.step.executor import StepExecutor
 from engine.step.host_cache.host_budget import check_host_memory
 from engine.step.host_cache.host_memory import copy_seconds
 from engine.step.layout import StepShapes
 from engine.step.page_budget import CachePlanner, check_page_table, memory_budget
-from engine.step.runner import eSurgeRunner, tell_nobody
+from engine.step.runner import eSurgeRunner
 from engine.warm_up import warm_up
 
 logger = logging.getLogger(__name__)
@@ -55,12 +55,12 @@ class CompiledSteps:
         """The part of an engine that runs on this process's devices."""
         return StepExecutor(self.manager, self.served.config.seed, self._weights())
 
-    def engine(self, tell: Callable[[Command], None]) -> oEngine:
+    def engine(self, others: OtherProcesses = ALONE) -> oEngine:
         """An engine that has completed its warm-up. Raises DeviceError if it is out of memory."""
         config, shapes, model = self.served.config, self.manager.shapes, self.served.model
         with device_errors():
             weights = self._weights()
-            runner = eSurgeRunner(self.manager, config.seed, tell, weights)
+            runner = eSurgeRunner(self.manager, config.seed, others, weights)
         host, pool, slots, states = shapes.host, shapes.cache.states, None, None
         pages = HBMPageManager(shapes.cache.num_pages, None if host is None else host.tier())
         if pool is not None:
@@ -111,12 +111,12 @@ def compile_steps(served: ServedModel, decoder: Decoder, shapes: StepShapes, rep
     return manager
 
 
-def build_engine(config: EngineConfig, report: Report, tell: Callable[[Command], None] = tell_nobody) -> oEngine:
-    """An engine ready to step. ``tell`` sends commands to other processes (hosts/processes.py).
+def build_engine(config: EngineConfig, report: Report, others: OtherProcesses = ALONE) -> oEngine:
+    """An engine ready to step. The ``others`` hear its commands (hosts/processes.py).
 
     Raises DevicesUnavailable, and ConfigurationError if the model or machine cannot serve this.
     """
-    return build(config, report, lambda compiled: compiled.engine(tell))
+    return build(config, report, lambda compiled: compiled.engine(others))
 
 
 def build_executor(config: EngineConfig, report: Report) -> StepExecutor:

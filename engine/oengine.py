@@ -139,12 +139,16 @@ class oEngine:
             self._version.drop()
 
     def stage_weights(self, source: WeightSource) -> StagedWeights:
-        """Read new weights into the host's memory, and check them; on any thread.
+        """Read new weights into the hosts' memory, and check them; on any thread.
 
-        Raises ConfigurationError, and nothing has changed.
+        They are then to be written or discarded. Raises ConfigurationError, and nothing has
+        changed.
         """
-        assert self._weights is not None, "an engine without a model's weights"
-        return self._weights.stage(source)
+        return self._runner.stage_weights(source)
+
+    def discard_weights(self, staged: StagedWeights) -> None:
+        """Forget weights that will not be written."""
+        self._runner.discard_weights(staged)
 
     def settle(self) -> list[SequenceOutput]:
         """Wait for the steps in flight; returns their tokens. Raises as ``step`` does."""
@@ -171,16 +175,16 @@ class oEngine:
         return self._scheduler.memory.forget_all()
 
     def wake(self, *, weights: bool = True, pages: bool = True) -> None:
-        """Read the weights of the start and allocate the pages again, what of it was freed.
+        """Read the weights that were served and allocate the pages again, what of it was freed.
 
-        Raises ConfigurationError and DownloadFailed if the weights cannot be read any more, and
-        jax.errors.JaxRuntimeError if the device has no memory.
+        Weights that came as arrays stay away (``stats().awaits_weights``): an update has to bring
+        all. Raises ConfigurationError and DownloadFailed if the others cannot be read any more,
+        and jax.errors.JaxRuntimeError if the device has no memory.
         """
         with counted_apart():
-            if weights and not self._version.are_there:
-                self._runner.load_weights()
-                self._version.replace("")
-                self._scheduler.memory.forget_all()
+            again = None if self._weights is None else self._weights.again
+            if weights and not self._version.are_there and again is not None:
+                self.update_weights(self.stage_weights(again), name=self._version.name)
             if pages and self._asleep:
                 self._runner.allocate_cache()
                 self._asleep = False
@@ -306,7 +310,9 @@ class oEngine:
             asleep=self._asleep or not self._version.are_there,
             weight_version=self._version.number,
             weight_name=self._version.name,
+            has_pages=not self._asleep,
             has_weights=self._version.are_there,
+            awaits_weights=not self._version.are_there and self._weights is not None and self._weights.again is None,
             max_loras=0 if self._runner.adapters is None else self._runner.adapters.sizes.max_loras,
             adapter_loads=adapters.num_loads,
             adapter_evictions=adapters.num_evictions,

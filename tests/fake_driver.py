@@ -65,6 +65,8 @@ class FakeDriver:
         self.open: dict[str, ActiveRequest] = {}
         self.when_drained: Callable[[], None] = lambda: None
         self.state = "serving"
+        self.weight_versions: list[tuple[int, int]] = []
+        """Of each answer."""
         self.updates: list[tuple[WeightSource, UpdateMode, bool, str]] = []
         self.seconds_since_progress = 0.0
         self.adapters = AdapterRegistry(8, ("parrot",), lambda _: None)
@@ -193,7 +195,10 @@ class FakeDriver:
     def finish(self, request: ActiveRequest, reason: str = "stop", num_tokens: int = 0) -> None:
         del self.open[request.request_id]
         usage = Usage(1, num_tokens)
-        request.channel.put(ReturnSample(request_id=request.request_id, finish_reason=reason, usage=usage))
+        sample = ReturnSample(
+            request_id=request.request_id, finish_reason=reason, usage=usage, weight_versions=self.weight_versions
+        )
+        request.channel.put(sample)
         if not self.open:
             self.when_drained()
 

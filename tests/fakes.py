@@ -13,8 +13,9 @@ import numpy as np
 from driver.text.conversation import Chat
 from engine.adapters.adapter import Adapter, AdapterError
 from engine.config import ServingLimits
+from engine.device_errors import DeviceError
 from engine.errors import ConfigurationError
-from engine.live.weight_source import WeightSource
+from engine.live.weight_source import WeightArrays, WeightSource
 from engine.metrics.engine_stats import EngineStats
 from engine.scheduling.sequence import Sequence, SequenceOutput, SequenceStatus, TokenLogprobs
 from engine.step.step_times import step_histograms
@@ -83,7 +84,9 @@ class FakeEngine:
         self.steps = 0
         self.asleep = False
         self.has_weights, self.weight_version, self.unreadable = True, 1, ""
+        self.were_arrays, self.breaks = False, False
         self.staged: list[WeightSource] = []
+        self.discarded: list[WeightSource] = []
         self.written: list[tuple[Any, bool, str]] = []
         self.admitted: list[Sequence] = []
         self.adapters: dict[int, Adapter] = {}
@@ -152,7 +155,7 @@ class FakeEngine:
     def wake(self, *, weights: bool = True, pages: bool = True) -> None:
         if weights and self.unreadable:
             raise ConfigurationError(self.unreadable)
-        self.has_weights = self.has_weights or weights
+        self.has_weights = self.has_weights or (weights and not self.were_arrays)
         self.asleep = self.asleep and not pages
 
     @property
@@ -163,7 +166,10 @@ class FakeEngine:
         self.staged.append(source)
         if self.unreadable:
             raise ConfigurationError(self.unreadable)
-        return SimpleNamespace(origin="a test", num_tensors=1)
+        return SimpleNamespace(origin="a test", num_tensors=1, source=source)
+
+    def discard_weights(self, staged: Any) -> None:
+        self.discarded.append(staged.source)
 
     def settle(self) -> list[SequenceOutput]:
         landing, self._in_flight = self._in_flight, []
@@ -171,8 +177,11 @@ class FakeEngine:
 
     def update_weights(self, staged: Any, *, keep_cache: bool = False, name: str = "") -> None:
         assert not self._in_flight, "a step reads the weights"
+        if self.breaks:
+            raise DeviceError("INTERNAL: a wire has come loose")
         self.weight_version += 1
         self.has_weights = True
+        self.were_arrays = isinstance(staged.source, WeightArrays)
         self.written.append((staged, keep_cache, name))
 
     def forget_cache(self) -> None:
@@ -193,7 +202,9 @@ class FakeEngine:
             waiting=len(self._waiting),
             steps=self.steps,
             asleep=self.asleep or not self.has_weights,
+            has_pages=not self.asleep,
             has_weights=self.has_weights,
+            awaits_weights=self.were_arrays and not self.has_weights,
             weight_version=self.weight_version,
         )
 

@@ -13,6 +13,7 @@ from caching.tpu.tpu_chip import CHIPS
 from caching.tpu.tpu_kernels import PALLAS
 from engine.adapters.adapter import AdapterError
 from engine.hosts.follower import execute_commands
+from engine.hosts.other_processes import OtherProcesses
 from engine.step.backend import tpu_backend, xla_backend
 from engine.step.commands import Leave, decode_command, encode
 from engine.step.executor import StepExecutor
@@ -135,7 +136,7 @@ def test_a_request_whose_adapter_was_never_loaded_is_refused(compiled):
 def test_another_process_gets_the_same_tokens_from_the_commands_alone(compiled):
     """It has no files: adapters come to it as they are written to slots, and go when nobody has them any more."""
     frames = []
-    runner = eSurgeRunner(compiled.manager, 0, lambda command: frames.append(encode(command)))
+    runner = eSurgeRunner(compiled.manager, 0, OtherProcesses(lambda command: frames.append(encode(command))))
     engine, follower = compiled.engine(runner=runner), StepExecutor(compiled.manager, 0)
     uids = load_all(engine, compiled)
     for number, case in enumerate(compiled.cases[::3]):

@@ -24,7 +24,6 @@ from engine.step import page_budget as memory
 from engine.step.backend import choose_backend, xla_backend
 from engine.step.compilation import num_compilations
 from engine.step.execution_manager import ExecutionManager
-from engine.step.runner import tell_nobody
 
 
 @pytest.fixture(scope="module")
@@ -216,7 +215,7 @@ def test_a_pool_that_the_device_refuses_is_made_smaller(shallow, monkeypatch, ca
         if steps.manager.shapes.cache.num_pages > 25:
             with device_errors():
                 raise JaxRuntimeError(WORDS)  # as the first step of it would
-        return steps.engine(tell_nobody)
+        return steps.engine()
 
     def compile_what_fits(served, decoder, shapes, report):
         compile_steps = compile_nothing if shapes.cache.num_pages > 25 else build.compile_steps

@@ -330,18 +330,37 @@ def test_weights_and_pages_that_slept_come_back(world: World) -> None:
     assert answer(engine) == wanted
 
     engine.sleep(2)
-    update(engine, WeightFiles(str(world.checkpoints[1])))
+    update(engine, WeightFiles(str(world.checkpoints[1])), name="better")
     engine.wake()
     assert answer(engine) == others
-    assert engine.stats().weight_version == version + 2
+    engine.sleep(2)
+    engine.wake()
+    assert answer(engine) == others
+    assert (engine.stats().weight_version, engine.stats().weight_name) == (version + 3, "better")
 
-    (file := world.checkpoints[0] / "model.safetensors").rename(file.with_suffix(".away"))
+    (file := world.checkpoints[1] / "model.safetensors").rename(file.with_suffix(".away"))
     try:
         engine.sleep(2)
         with pytest.raises(ConfigurationError, match="neither model"):
             engine.wake()
-        assert engine.stats().asleep and not engine.stats().has_weights
+        assert engine.stats().asleep and not engine.stats().has_weights and not engine.stats().awaits_weights
     finally:
         file.with_suffix(".away").rename(file)
     engine.wake()
-    assert answer(engine) == wanted
+    assert answer(engine) == others
+
+
+def test_weights_that_came_as_arrays_do_not_come_back_by_themselves(world: World) -> None:
+    """A sleep at level 2 loses them: the engine has its pages then, and says that it waits for all weights."""
+    engine, others = world.engine(), answer(world.oracle(1))
+    update(engine, WeightArrays(tensors_of("llama2", 2)))
+    assert answer(engine) == others
+
+    engine.sleep(2)
+    engine.wake()
+
+    stats = engine.stats()
+    assert (stats.asleep, stats.has_pages, stats.has_weights, stats.awaits_weights) == (True, True, False, True)
+    update(engine, WeightArrays(tensors_of("llama2", 2)))
+    assert not engine.stats().asleep and not engine.stats().awaits_weights
+    assert answer(engine) == others

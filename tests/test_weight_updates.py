@@ -14,10 +14,10 @@ import numpy as np
 import pytest
 from fake_driver import FakeDriver, serving
 from fakes import FakeEngine, FakeTokenizer
-from gateways import gateway
+from gateways import chat, gateway
 from test_gateway_operators import FILE, OPS
 
-from driver.errors import InvalidRequest, Overloaded
+from driver.errors import Asleep, DriverStopped, InvalidRequest, Overloaded
 from driver.odriver import oDriver
 from driver.request import ActiveRequest, ReturnSample
 from engine.hub.roots import Root
@@ -63,9 +63,9 @@ class Channel:
 class Served:
     """A driver of an engine whose tokens are its prompt's, over and over."""
 
-    def __init__(self, gate: Any = None) -> None:
+    def __init__(self, gate: Any = None, on_failure: Any = None) -> None:
         self.engine = FakeEngine(gate=gate, max_model_len=100_000)
-        self.driver = oDriver(self.engine, FakeTokenizer())  # type: ignore[arg-type]
+        self.driver = oDriver(self.engine, FakeTokenizer(), on_failure=on_failure)  # type: ignore[arg-type]
         self.driver.start()
 
     def ask(self, name: str, max_tokens: int = 4, **params: Any) -> Channel:
@@ -84,9 +84,9 @@ class Served:
         self.driver.resume("r", channel)
         return channel.get()
 
-    def update(self, mode: Any = "keep") -> Channel:
+    def update(self, mode: Any = "keep", source: Any = WeightFiles("new")) -> Channel:  # noqa: B008
         channel = Channel()
-        self.driver.update_weights("u", channel, WeightFiles("new"), mode)
+        self.driver.update_weights("u", channel, source, mode)
         return channel
 
 
@@ -115,7 +115,9 @@ def test_an_update_comes_between_two_steps_and_answers_say_whose_their_tokens_ar
     assert (one, start, two) == (1, 0, 2) and len(first.token_ids) <= index < 15_000
     assert len(first.token_ids) + len(tokens) == 15_000
     assert served.driver.status().weight_version == 2
-    assert any("version 2 of the weights: 1 tensors" in record.getMessage() for record in caplog.records)
+    logged = [record.getMessage() for record in caplog.records]
+    assert any("version 2 of the weights: 1 tensors" in line for line in logged)
+    assert any(f"weight_versions [(1, 0), (2, {index})]" in line for line in logged)
     assert served.ask("b").end()[1].weight_versions == [(2, 0)]
 
 
@@ -228,6 +230,7 @@ def test_an_update_that_would_wait_for_ever_is_refused(served: Served) -> None:
     refused = served.update("wait").get()
 
     assert refused.error is not None and "would never end" in refused.error.message
+    assert len(served.engine.discarded) == 1 and not served.engine.written
     served.resume()
     kept.end()
 
@@ -251,6 +254,72 @@ def test_a_driver_whose_weights_cannot_be_read_again_sleeps_on(served: Served) -
         served.driver.wake("w", channel)
         assert channel.get().error is None
         assert served.ask("a").end()[1].finish_reason == "length"
+
+
+@pytest.mark.parametrize("woken_first", [True, False])
+def test_a_driver_that_sleeps_without_weights_serves_when_all_have_come(served: Served, woken_first: bool) -> None:
+    """Those that came as arrays cannot be read again: until an update brings all, requests hear what is missing."""
+    channel = Channel()
+    assert served.update(source=WeightArrays({})).get().error is None
+    served.driver.sleep("s", channel, 2)
+    channel.get()
+    if woken_first:
+        served.driver.wake("w", channel)
+        assert "when an update brings all weights" in channel.get().text
+    with pytest.raises(Asleep, match="no weights until its operator sends all of them"):
+        served.ask("a")
+    status = served.driver.status()
+    assert (status.state, status.awaits_weights) == ("asleep", True)
+
+    assert served.update(source=WeightArrays({})).get().error is None
+
+    if not woken_first:
+        with pytest.raises(Asleep, match="when it has been woken"):
+            served.ask("a")
+        served.driver.wake("w", channel)
+        assert channel.get().text == "awake"
+    assert served.driver.status().state == "serving"
+    assert served.ask("a").end()[1].finish_reason == "length"
+
+
+def test_pages_alone_do_not_end_a_sleep_without_weights(served: Served) -> None:
+    """Nor weights alone; nor does what ended an earlier sleep end a later one."""
+    channel = Channel()
+    served.update(source=WeightArrays({})).get()
+    for first, second in (({"pages": False}, {"weights": False}), ({"weights": False}, {"pages": False})):
+        served.driver.sleep("s", channel, 2)
+        channel.get()
+        served.driver.wake("w", channel, **first)
+        channel.get()
+        served.driver.wake("w", channel, **second)
+        channel.get()
+        assert served.driver.status().state == "asleep"
+        served.update(source=WeightArrays({})).get()
+        assert served.driver.status().state == "serving"
+    served.driver.sleep("s", channel, 1)
+    channel.get()
+    served.update(source=WeightArrays({})).get()
+    assert served.driver.status().state == "asleep"
+
+
+def test_a_device_that_fails_while_it_writes_ends_the_driver_and_all_hear_why() -> None:
+    """Neither the new weights nor the former ones are there: the update's sender and open requests are told so."""
+    ended: SimpleQueue[str] = SimpleQueue()
+    served = Served(on_failure=ended.put)
+    channel = served.ask("a", 30_000)
+    channel.get()
+    served.engine.breaks = True
+
+    answer = served.update().get()
+
+    said = "the device failed while new weights were written, and has neither those nor the former ones"
+    for error in (answer.error, channel.end()[1].error):
+        assert error is not None and error.code == "internal" and said in error.message
+    assert said in ended.get(timeout=PATIENCE)
+    with pytest.raises(DriverStopped, match=said):
+        served.ask("b")
+    with pytest.raises(DriverStopped, match=said):
+        served.update()
 
 
 @pytest.fixture
@@ -426,3 +495,25 @@ def test_trainers_update_weights_over_http_in_four_phases(
     assert driver.paused_with == ("keep", False)
     (gathered, *_), _ = driver.updates
     assert isinstance(gathered, SharedWeights) and list(gathered.arrays) == ["a", "b"]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/completions", {"prompt": "a b"}),
+        ("/v1/chat/completions", chat("a b")),
+        ("/v1/responses", {"input": "a b"}),
+    ],
+)
+def test_answers_over_http_say_which_weights_made_their_tokens(
+    address: str, driver: FakeDriver, path: str, body: dict[str, Any], stream: bool
+) -> None:
+    """All APIs, whole and streamed; where weights never changed there is no such field."""
+    with gateway(address) as http:
+        before = http.post(path, json={**body, "stream": stream}).text
+        driver.weight_versions = [(1, 0), (4, 1)]
+        answer = http.post(path, json={**body, "stream": stream}).text
+
+    assert "weight_versions" not in before
+    assert answer.count('"weight_versions":[[1,0],[4,1]]') == 1

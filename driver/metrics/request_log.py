@@ -44,6 +44,8 @@ class RequestLog:
                 "seconds_prefilling": round(timings.prefill_time_s, 4),
                 "tokens_per_second": round(timings.tokens_per_second, 1),
             }
+        if last.weight_versions:
+            facts["weight_versions"] = last.weight_versions
         if last.error is not None:
             facts["error"] = last.error.message
         _log(request.request, last.error.code if last.error is not None else last.finish_reason, facts)

@@ -14,10 +14,15 @@ from driver.operations.weight_updates import UpdateWeights
 from driver.request import ReturnSample, UpdateMode, Usage, error_sample
 from driver.stages.engine_protocol import Engine
 from driver.thread_messages import Change, PauseEngine, ResumeEngine, SleepEngine, WakeEngine
+from engine.device_errors import DeviceError
 from engine.errors import ConfigurationError
 from engine.scheduling.sequence import Sequence, SequenceOutput, SequenceStatus
 
 logger = logging.getLogger(__name__)
+
+AWAITS_WEIGHTS = (
+    "it serves again when an update brings all weights, as those before came as arrays and cannot be read again"
+)
 
 
 class EngineChanges:
@@ -107,7 +112,10 @@ class EngineChanges:
         except ConfigurationError as error:
             logger.error("the weights cannot be read again, and the daemon sleeps on: %s", error)
             return error_sample(change.request_id, InvalidRequest(f"the daemon sleeps on: {error}"))
-        return done(change.request_id, "asleep" if self._engine.stats().asleep else "awake")
+        stats = self._engine.stats()
+        if change.weights and stats.awaits_weights:
+            return done(change.request_id, f"asleep: {AWAITS_WEIGHTS}")
+        return done(change.request_id, "asleep" if stats.asleep else "awake")
 
     def _pause(self, change: PauseEngine) -> ReturnSample:
         self._settle(abort=change.mode == "abort")
@@ -134,6 +142,9 @@ class EngineChanges:
             self._engine.update_weights(staged, keep_cache=order.keep_cache, name=order.name)
         except ConfigurationError as refusal:
             return self._refused(change, str(refusal))
+        except DeviceError as failure:
+            lost = "the device failed while new weights were written, and has neither those nor the former ones"
+            raise DeviceError(f"{lost}: a daemon that starts again serves those of its start ({failure})") from failure
         version, seconds = self._engine.stats().weight_version, time.monotonic() - begun
         what = f"version {version} of the weights: {staged.num_tensors} tensors from {staged.origin}"
         logger.info(
@@ -142,6 +153,7 @@ class EngineChanges:
         return done(change.request_id, what, weight_version=version)
 
     def _refused(self, change: UpdateWeights, why: str) -> ReturnSample:
+        self._engine.discard_weights(change.staged)
         logger.warning("weights are not updated: %s", why)
         return error_sample(change.request_id, InvalidRequest(why))
 

@@ -1,16 +1,18 @@
 """Staging of new weights on a thread of its own, one update after the other."""
 
+import itertools
 import logging
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from queue import Full
 
 import msgspec
 
 from driver.errors import DriverError, InternalError, InvalidRequest, Overloaded
-from driver.request import ReturnChannel, ReturnSample, UpdateMode, error_sample
+from driver.request import Notifying, ReturnChannel, ReturnSample, UpdateMode, error_sample
 from driver.stages.engine_protocol import Engine
-from driver.stages.queues import TurnQueue
+from driver.stages.queues import QueueClosed, TurnQueue
 from engine.errors import ConfigurationError
 from engine.live.staging import StagedWeights
 from engine.live.weight_source import WeightSource
@@ -52,22 +54,35 @@ class WeightUpdates:
         self._post = post
         self._queue: TurnQueue[WeightUpdate] = TurnQueue(MAX_UPDATES, lambda _: ("", ""))
         self._written = threading.Event()
+        self._owed: dict[int, WeightUpdate] = {}
+        """By number, those that have no answer yet; whoever removes one answers it."""
+        self._numbers = itertools.count()
 
     def submit(self, update: WeightUpdate) -> None:
         """Queues an update. Raises Overloaded and QueueClosed, at once."""
+        number = next(self._numbers)
+        self._owed[number] = update
         try:
-            self._queue.put_nowait(update)
+            self._queue.put_nowait(msgspec.structs.replace(update, channel=_Answer(number, self._owed)))
         except Full:
+            del self._owed[number]
             raise Overloaded(f"{MAX_UPDATES} updates of the weights wait already: wait for their answers") from None
+        except QueueClosed:
+            if self._owed.pop(number, None) is not None:
+                raise
 
     def run(self) -> None:
         """Stages until ``close``."""
         self._queue.run(self._stage)
 
-    def close(self) -> None:
-        """Ends ``run``; what is queued gets no answer."""
+    def close(self, why: DriverError) -> None:
+        """Ends ``run``; what has no answer gets this one."""
         self._queue.close()
         self._written.set()
+        with suppress(KeyError):
+            while True:
+                _, update = self._owed.popitem()
+                update.channel.put(error_sample(update.request_id, why))
 
     def _stage(self, update: WeightUpdate) -> None:
         try:
@@ -79,7 +94,7 @@ class WeightUpdates:
             self._refuse(update, InternalError("a fault of the daemon: its log has the details"))
         else:
             self._written.clear()
-            channel = _Notifying(update.channel, self._written.set)
+            channel = Notifying(update.channel, self._written.set)
             self._post(UpdateWeights(update.request_id, update, staged, channel))
             self._written.wait()
 
@@ -88,14 +103,15 @@ class WeightUpdates:
         update.channel.put(error_sample(update.request_id, error))
 
 
-class _Notifying:
-    """A channel that calls ``notify`` before it puts."""
+class _Answer:
+    """A channel for one answer, or none if ``close`` has given it."""
 
-    def __init__(self, channel: ReturnChannel, notify: Callable[[], None]) -> None:
-        self._channel = channel
-        self._notify = notify
+    def __init__(self, number: int, owed: dict[int, WeightUpdate]) -> None:
+        self._number = number
+        self._owed = owed
 
     def put(self, sample: ReturnSample) -> None:
         """See ReturnChannel."""
-        self._notify()
-        self._channel.put(sample)
+        update = self._owed.pop(self._number, None)
+        if update is not None:
+            update.channel.put(sample)

@@ -63,7 +63,8 @@ class Engine(Protocol):
         """Frees the pages' memory, and the weights' at level 2; no sequence may wait or run."""
 
     def wake(self, *, weights: bool = True, pages: bool = True) -> None:
-        """Takes that memory again; raises ConfigurationError if weights cannot be read."""
+        """Takes that memory again; raises ConfigurationError if weights cannot be read. Those that
+        came as arrays have to be sent again: ``stats`` then says that it ``awaits_weights``."""
 
     @property
     def sequence_ids(self) -> list[str]:
@@ -71,6 +72,9 @@ class Engine(Protocol):
 
     def stage_weights(self, source: WeightSource) -> StagedWeights:
         """Reads and checks new weights, on any thread; raises ConfigurationError."""
+
+    def discard_weights(self, staged: StagedWeights) -> None:
+        """Forgets weights that will not be written."""
 
     def settle(self) -> list[SequenceOutput]:
         """Waits for all steps in flight, and returns their tokens."""

@@ -20,7 +20,6 @@ from engine.served_model import ServedModel
 from engine.step.compilation import Compilation
 from engine.step.execution_manager import ExecutionManager
 from engine.step.layout import StepShapes
-from engine.step.runner import tell_nobody
 
 STEPS = 32
 """Steps that are timed together, as they overlap."""
@@ -44,7 +43,7 @@ def measure_steps(config: EngineConfig, scale: Scale, chip: Chip, kind: str, rep
 
     decoders: list[Decoder] = []
     begun = time.perf_counter()
-    compiled, engine = build(config, report, lambda compiled: (compiled, compiled.engine(tell_nobody)), compile_steps)
+    compiled, engine = build(config, report, lambda compiled: (compiled, compiled.engine()), compile_steps)
     yield Measurement(
         section="steps", what="start of the engine", value=time.perf_counter() - begun, unit="s",
         note=f"{len(compilations)} functions, of which the compiler took {sum(one.seconds for one in compilations):.1f} s",

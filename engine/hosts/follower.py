@@ -10,16 +10,17 @@ from engine.step.commands import (
     AddAdapter,
     AllocateCache,
     Command,
+    DiscardWeights,
     DropCache,
     DropWeights,
     Landed,
     Leave,
-    LoadWeights,
     MakeCopies,
     RemoveAdapter,
     ResetState,
     StepDescription,
     WriteAdapter,
+    WriteWeights,
 )
 from engine.step.executor import ExecutedStep, StepExecutor
 
@@ -57,8 +58,10 @@ def _change_memory(executor: StepExecutor, command: Command) -> None:
             executor.reset()
         case DropWeights():
             executor.drop_weights()
-        case LoadWeights():
-            executor.load_weights()
+        case WriteWeights(number=number):
+            executor.write_weights(number)
+        case DiscardWeights(number=number):
+            executor.discard_weights(number)
 
 
 def check_alike(step: int, ours: np.ndarray, theirs: np.ndarray) -> None:

@@ -13,6 +13,7 @@ import socket
 import threading
 import zlib
 from collections.abc import Callable, Mapping
+from concurrent import futures
 from concurrent.futures import ThreadPoolExecutor
 from multiprocessing import AuthenticationError
 from multiprocessing.connection import Client, Connection, Listener, wait
@@ -23,10 +24,16 @@ import numpy as np
 from engine.config import Hosts
 from engine.device_errors import acquire_devices
 from engine.errors import ConfigurationError, HostsError
+from engine.hosts.other_processes import StageHere
+from engine.hosts.remote_weights import RemoteProcess, Staged
+from engine.live.staging import StagedWeights
+from engine.live.weight_source import WeightSource
+from engine.models.weights.sources import TensorSource
 from engine.step.commands import (
     Answer,
     AskToStop,
     Command,
+    DiscardWeights,
     Joined,
     Leave,
     Left,
@@ -47,12 +54,19 @@ FAULT = 1
 
 
 class Leader:
-    """Process 0's connections. Any thread may ``tell``; a thread of its own runs the callbacks."""
+    """Process 0's connections. Any thread may ``tell`` and ``stage``; a thread of its own runs the
+    callbacks."""
 
     def __init__(
-        self, others: Mapping[int, Connection], lost: Callable[[str], None], asked_to_stop: Callable[[str, float], None]
+        self,
+        others: Mapping[int, Connection],
+        remote: Mapping[int, RemoteProcess],
+        lost: Callable[[str], None],
+        asked_to_stop: Callable[[str, float], None],
     ) -> None:
         self._others = others
+        self._remote = remote
+        self._staging = threading.Lock()
         self._lost = lost
         self._asked_to_stop = asked_to_stop
         self._turn = threading.Lock()  # Leave is sent by another thread
@@ -69,6 +83,23 @@ class Leader:
                     connection.send_bytes(frame)
                 except OSError as error:
                     raise HostsError(f"process {process_id} has gone ({error})") from error
+
+    def stage(self, number: int, source: WeightSource, tensors: TensorSource, stage_here: StageHere) -> StagedWeights:
+        """As OtherProcesses has it. Raises HostsError, too, if a process has gone."""
+        with self._staging, ThreadPoolExecutor(len(self._remote), "stage weights") as pool:
+            answers = {
+                process_id: pool.submit(remote.stage, number, source, tensors)
+                for process_id, remote in self._remote.items()
+            }
+            try:
+                staged = stage_here()
+                for process_id, answer in answers.items():
+                    _check_staged(process_id, answer.result(), staged)
+            except BaseException:
+                futures.wait(answers.values())
+                self.tell(DiscardWeights(number))
+                raise
+            return staged
 
     def leave(self, code: int, why: str) -> None:
         """End the other processes with this exit code, and wait briefly for them."""
@@ -105,10 +136,11 @@ class Leader:
 
 
 class Member:
-    """Another process's connection to process 0."""
+    """Another process's connections to process 0; ``weights`` is for ``stage_as_told``."""
 
-    def __init__(self, connection: Connection) -> None:
+    def __init__(self, connection: Connection, weights: Connection) -> None:
         self._connection = connection
+        self.weights = weights
 
     def listen(self) -> Command:
         """Wait for the next command; Leave if process 0 has gone."""
@@ -132,9 +164,10 @@ def lead(
     _join(hosts, facts)
     token = secrets.token_bytes(TOKEN_BYTES)
     others: dict[int, Connection] = {}
-    with Listener(("", 0), backlog=hosts.num_processes, authkey=token) as listener:
+    remote: dict[int, RemoteProcess] = {}
+    with Listener(("", 0), backlog=2 * hosts.num_processes, authkey=token) as listener:
         _broadcast((listener.address[1], *token))
-        while len(others) < hosts.num_processes - 1:
+        while len(others) + len(remote) < 2 * (hosts.num_processes - 1):
             try:
                 connection = listener.accept()
             except (AuthenticationError, EOFError, OSError) as stranger:
@@ -142,19 +175,25 @@ def lead(
                 continue
             joined = _hear(connection)
             assert isinstance(joined, Joined)
-            others[joined.process_id] = _keep_alive(connection)
+            _keep_alive(connection)
+            if joined.stages:
+                remote[joined.process_id] = RemoteProcess(joined.process_id, connection)
+            else:
+                others[joined.process_id] = connection
     logger.info("process 0 of %d: all others are there", hosts.num_processes)
-    return Leader(others, lost, asked_to_stop)
+    return Leader(others, remote, lost, asked_to_stop)
 
 
 def follow(hosts: Hosts, facts: Mapping[str, str]) -> Member:
     """Be another process; returns when process 0 is connected. Raises as ``_join`` does."""
     _join(hosts, facts)
     port, *token = _broadcast((0,) * (1 + TOKEN_BYTES))
-    connection = Client((hosts.coordinator_address.rpartition(":")[0].strip("[]"), port), authkey=bytes(token))
-    member = Member(_keep_alive(connection))
-    member.say(Joined(hosts.process_id))
-    return member
+    address = hosts.coordinator_address.rpartition(":")[0].strip("[]"), port
+    connections = []
+    for stages in (False, True):
+        connections.append(_keep_alive(Client(address, authkey=bytes(token))))
+        connections[-1].send_bytes(encode(Joined(hosts.process_id, stages)))
+    return Member(*connections)
 
 
 def least_of_all(number: int) -> int:
@@ -162,6 +201,16 @@ def least_of_all(number: int) -> int:
     if jax.process_count() == 1:
         return number
     return min(high << 30 | low for high, low in _gather((number >> 30, number & (1 << 30) - 1)))
+
+
+def _check_staged(process_id: int, theirs: Staged, ours: StagedWeights) -> None:
+    """Raises ConfigurationError unless a process has staged what process 0 has."""
+    if theirs.refusal:
+        raise ConfigurationError(f"process {process_id}: {theirs.refusal}")
+    if theirs.fingerprint != ours.fingerprint:
+        raise ConfigurationError(
+            f"process {process_id} finds other weights in {ours.origin} than process 0: give all hosts the same"
+        )
 
 
 def _join(hosts: Hosts, facts: Mapping[str, str]) -> None:

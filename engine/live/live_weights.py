@@ -12,14 +12,21 @@ from engine.errors import ConfigurationError
 from engine.live.read_files import open_files
 from engine.live.shared_arrays import open_shared
 from engine.live.staging import StagedWeights, stage, write
-from engine.live.weight_source import SharedWeights, WeightArrays, WeightFiles, WeightSource
+from engine.live.weight_source import (
+    Rereadable,
+    SharedWeights,
+    StartWeights,
+    WeightArrays,
+    WeightFiles,
+    WeightSource,
+)
 from engine.models.decoder import Decoder
 from engine.models.model_config import read_model_config
 from engine.models.spec import ModelSpec
 from engine.models.weights.easydel import TENSORSTORE_INDEX
 from engine.models.weights.opening import open_weights
 from engine.models.weights.sources import Arrays, TensorSource
-from engine.models.weights.store import delete, put
+from engine.models.weights.store import delete
 from engine.served_model import ServedModel
 from engine.step.compilation import counted_apart
 
@@ -30,42 +37,57 @@ stay those of the start."""
 
 
 class LiveWeights:
-    """A decoder's weights on this process's devices. Any thread may ``stage``; all else is the
-    execution thread's."""
+    """A decoder's weights on this process's devices. Any thread may ``open`` and ``stage``; all
+    else is the execution thread's."""
 
     def __init__(self, served: ServedModel, decoder: Decoder) -> None:
         self._served = served
         self._decoder = decoder
         self.are_there = True
         """Whether the devices have them."""
+        self.again: Rereadable | None = StartWeights()
+        """From where those can be read again that are, or were, on the devices."""
 
-    def stage(self, source: WeightSource) -> StagedWeights:
-        """Read new weights into the host's memory, and check them.
+    @contextmanager
+    def open(self, source: WeightSource) -> Iterator[TensorSource]:
+        """The tensors of a source. Raises ConfigurationError and DownloadFailed."""
+        config = self._served.config
+        match source:
+            case StartWeights():
+                with _open_files(config.directory, config.weights_url) as tensors:
+                    yield tensors
+            case WeightFiles(path=path):
+                with self._open_path(path) as tensors:
+                    yield tensors
+            case SharedWeights():
+                with open_shared(source.arrays) as tensors:
+                    yield tensors
+            case WeightArrays():
+                yield Arrays(source.arrays)
 
-        Raises ConfigurationError, of which nothing has changed, and DownloadFailed.
-        """
+    def stage(self, number: int, tensors: TensorSource, again: Rereadable | None = None) -> StagedWeights:
+        """Read new weights into the host's memory, and check them; all, if they can be read
+        ``again``. Raises as ``staging.stage`` does, and DownloadFailed."""
         served = self._served
-        if served.config.hosts is not None:
-            raise ConfigurationError("a daemon of several hosts cannot be given other weights: start it with them")
-        with self._open(source) as tensors:
-            whole = isinstance(source, WeightFiles)
-            return stage(tensors, self._decoder, served.weight_format, served.mesh, whole=whole)
+        return stage(number, tensors, self._decoder, served.weight_format, served.mesh, again)
 
-    def write(self, staged: StagedWeights) -> None:
-        """Replace the weights. No step may be in flight.
-
-        Raises ConfigurationError if only some are new and the others are not there, and jax's
-        errors if the device fails, after which the weights are lost.
-        """
+    def check(self, staged: StagedWeights) -> None:
+        """Raises ConfigurationError if only some are new and the others are not there."""
         if not (staged.is_whole or self.are_there):
             raise ConfigurationError(
                 f"{staged.origin} has some of the weights alone, and the daemon sleeps without the others: send all, or "
                 "wake it first"
             )
+
+    def write(self, staged: StagedWeights) -> None:
+        """Replace the weights with those that ``check`` accepts. No step may be in flight.
+
+        Raises jax's errors if the device fails, after which the weights are lost.
+        """
         # The functions that merge a part into a parameter are compiled when they are first needed.
         with nullcontext() if staged.is_whole else counted_apart():
             write(staged, self._decoder, self._served.weight_format, self._served.mesh)
-        self.are_there = True
+        self.are_there, self.again = True, staged.again
 
     def drop(self) -> None:
         """Free the devices' memory. No step may be in flight."""
@@ -77,34 +99,8 @@ class LiveWeights:
         nnx.update(self._decoder, nnx.from_flat_state(shapes))
         self.are_there = False
 
-    def load(self) -> None:
-        """Read the weights that the daemon was started with, as at its start.
-
-        Raises ConfigurationError and DownloadFailed; the devices have none then.
-        """
-        served = self._served
-        try:
-            with open_weights(served.config.directory, served.config.weights_url) as source:
-                put(source, self._decoder, served.weight_format, mesh=served.mesh, progress=lambda _, __: None)
-        except BaseException:
-            self.drop()
-            raise
-        self.are_there = True
-
     @contextmanager
-    def _open(self, source: WeightSource) -> Iterator[TensorSource]:
-        match source:
-            case WeightFiles():
-                with self._open_files(source.path) as tensors:
-                    yield tensors
-            case SharedWeights():
-                with open_shared(source.arrays) as tensors:
-                    yield tensors
-            case WeightArrays():
-                yield Arrays(source.arrays)
-
-    @contextmanager
-    def _open_files(self, path: str) -> Iterator[TensorSource]:
+    def _open_path(self, path: str) -> Iterator[TensorSource]:
         directory, url = Path(path), None
         if path.startswith(BUCKET):
             from engine.hub.bucket import copy_small
@@ -112,12 +108,18 @@ class LiveWeights:
             directory, url = copy_small(path), path.rstrip("/")
         if (directory / "config.json").is_file():
             _check_same_model(path, read_model_config(directory), self._served.model)
-        if url is None and not (directory / TENSORSTORE_INDEX).is_file():
-            with open_files(directory) as files:
-                yield files
-        else:
-            with open_weights(directory, url) as tensors:
-                yield tensors
+        with _open_files(directory, url) as tensors:
+            yield tensors
+
+
+@contextmanager
+def _open_files(directory: Path, url: str | None) -> Iterator[TensorSource]:
+    if url is None and not (directory / TENSORSTORE_INDEX).is_file():
+        with open_files(directory) as files:
+            yield files
+    else:
+        with open_weights(directory, url) as tensors:
+            yield tensors
 
 
 def _check_same_model(path: str, theirs: ModelSpec, ours: ModelSpec) -> None:

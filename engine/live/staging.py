@@ -20,6 +20,8 @@ from jax import Array
 from numpy.typing import NDArray
 
 from engine.errors import ConfigurationError
+from engine.live.read_files import fingerprint
+from engine.live.weight_source import Rereadable
 from engine.mesh import DeviceMesh
 from engine.models.decoder import Decoder
 from engine.models.weights.forms import dense_leaf
@@ -61,8 +63,14 @@ class StagedParameter:
 class StagedWeights:
     """New weights that have been read and found to be in order, in the host's memory."""
 
+    number: int
+    """By which all processes know them."""
     origin: str
     """The name of their source."""
+    again: Rereadable | None
+    """From where they can be read again."""
+    fingerprint: int
+    """Of their source: the same in all processes if these have the same files."""
     is_whole: bool
     """Whether they are all of the model's."""
     num_bytes: int
@@ -71,15 +79,21 @@ class StagedWeights:
 
 
 def stage(
-    source: TensorSource, decoder: Decoder, form: WeightFormat, mesh: DeviceMesh, *, whole: bool
+    number: int,
+    source: TensorSource,
+    decoder: Decoder,
+    form: WeightFormat,
+    mesh: DeviceMesh,
+    again: Rereadable | None = None,
 ) -> StagedWeights:
-    """Read what this process's devices need of a checkpoint's tensors, all of them or some.
+    """Read what this process's devices need of a checkpoint's tensors.
 
-    It reads shapes alone of the decoder, so any thread may do this. Raises ConfigurationError if a
-    tensor is missing (where ``whole``), unknown, misshapen, or holds NaN or infinity, and if the
-    host has too little memory.
+    These are all of the model's if they can be read ``again``, and may be some of them if not. It
+    reads shapes alone of the decoder, so any thread may do this. Raises ConfigurationError if a
+    tensor is missing, unknown, misshapen, or holds NaN or infinity, and if the host has too little
+    memory.
     """
-    read, entries = matched(source, decoder, whole=whole)
+    read, entries = matched(source, decoder, whole=again is not None)
     wanted = [
         (entry, place, layer)
         for entry, _ in entries
@@ -92,7 +106,9 @@ def stage(
     _check_memory(source.origin, num_bytes)
     staged = deque(_stage(read, entry, place, layer, form, mesh) for entry, place, layer in wanted)
     is_whole = len(wanted) == sum(len(entry.sources) for entry, _ in entries) and not any(new.masks for new in staged)
-    return StagedWeights(source.origin, is_whole, num_bytes, len(source.names), staged)
+    return StagedWeights(
+        number, source.origin, again, fingerprint(source), is_whole, num_bytes, len(source.names), staged
+    )
 
 
 def write(staged: StagedWeights, decoder: Decoder, form: WeightFormat, mesh: DeviceMesh) -> None:

@@ -20,6 +20,10 @@ class SharedArray(msgspec.Struct, frozen=True):
     shape: list[int]
 
 
+class StartWeights(msgspec.Struct, frozen=True):
+    """All of a model's weights, from where they were read at the start."""
+
+
 class WeightFiles(msgspec.Struct, frozen=True):
     """All of a model's weights, in a directory or a bucket's (``gs://``)."""
 
@@ -39,4 +43,6 @@ class WeightArrays(msgspec.Struct, frozen=True):
     """Of numpy's arrays."""
 
 
-WeightSource = WeightFiles | SharedWeights | WeightArrays
+Rereadable = StartWeights | WeightFiles
+"""What can be read again, and has all of the weights."""
+WeightSource = Rereadable | SharedWeights | WeightArrays

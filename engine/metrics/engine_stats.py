@@ -99,8 +99,13 @@ class EngineStats(msgspec.Struct, frozen=True):
     """Of the weights that are served: 1 are those of the start, and each update is one more."""
     weight_name: str = ""
     """The operator's name of that version."""
+    has_pages: bool = True
+    """Whether the devices have any: not in a sleep."""
     has_weights: bool = True
     """Whether the devices have any: not in a sleep of level 2."""
+    awaits_weights: bool = False
+    """Whether they have none, and those that were served came as arrays, which cannot be read
+    again: an update has to bring all."""
     max_loras: int = 0
     """Slots for adapters on the device; 0 if none are served."""
     adapter_loads: int = 0

@@ -88,8 +88,16 @@ class DropWeights(msgspec.Struct, frozen=True, tag="drop weights"):
     """``StepExecutor.drop_weights``."""
 
 
-class LoadWeights(msgspec.Struct, frozen=True, tag="load weights"):
-    """``StepExecutor.load_weights``."""
+class WriteWeights(msgspec.Struct, frozen=True, tag="write weights"):
+    """``StepExecutor.write_weights``, of what every process has staged under this number."""
+
+    number: int
+
+
+class DiscardWeights(msgspec.Struct, frozen=True, tag="discard weights"):
+    """``StepExecutor.discard_weights``."""
+
+    number: int
 
 
 class AllocateCache(msgspec.Struct, frozen=True, tag="allocate cache"):
@@ -114,15 +122,18 @@ Command = (
     | AllocateCache
     | ResetState
     | DropWeights
-    | LoadWeights
+    | WriteWeights
+    | DiscardWeights
     | Leave
 )
 
 
 class Joined(msgspec.Struct, frozen=True, tag="joined"):
-    """A process's first message to process 0: its id."""
+    """A process's first message on each of its connections to process 0: its id, and whether the
+    connection is for ``Staging`` (engine/hosts/staging.py) and not for commands."""
 
     process_id: int
+    stages: bool = False
 
 
 class Left(msgspec.Struct, frozen=True, tag="left"):

@@ -12,6 +12,8 @@ from numpy.typing import NDArray
 from caching.paged_attention_cache import PagedAttentionCache
 from engine.live.live_weights import LiveWeights
 from engine.live.staging import StagedWeights
+from engine.live.weight_source import Rereadable
+from engine.models.weights.sources import TensorSource
 from engine.sampling.needs import Need
 from engine.step.commands import MakeCopies, StepDescription
 from engine.step.execution_manager import ExecutionManager
@@ -39,6 +41,7 @@ class StepExecutor:
     def __init__(self, manager: ExecutionManager, seed: int, weights: LiveWeights | None = None) -> None:
         self._manager = manager
         self._weights = weights
+        self._staged: dict[int, StagedWeights] = {}
         self._cache: PagedAttentionCache | None
         self._last_token: Array
         self._slots: SlotState
@@ -63,25 +66,31 @@ class StepExecutor:
         if self._cache is None:
             self._cache = self._manager.new_cache()
 
-    def write_weights(self, staged: StagedWeights) -> None:
-        """Serve new weights in the steps to come. No step may be in flight. Raises as LiveWeights
-        does."""
-        self._live_weights.write(staged)
+    def stage_weights(self, number: int, tensors: TensorSource, again: Rereadable | None = None) -> StagedWeights:
+        """Read and check new weights for ``write_weights`` or ``discard_weights``, on any thread.
+        Raises as LiveWeights does."""
+        staged = self.live_weights.stage(number, tensors, again)
+        self._staged[number] = staged
+        return staged
+
+    def write_weights(self, number: int) -> None:
+        """Serve staged weights in the steps to come. No step may be in flight. Raises as
+        LiveWeights does."""
+        self.live_weights.write(self._staged.pop(number))
         self._manager.adopt_weights()
+
+    def discard_weights(self, number: int) -> None:
+        """Forget staged weights, if they were staged here."""
+        self._staged.pop(number, None)
 
     def drop_weights(self) -> None:
         """Free the weights' memory. No step may be in flight."""
-        self._live_weights.drop()
+        self.live_weights.drop()
         self._manager.adopt_weights()
 
-    def load_weights(self) -> None:
-        """Read the weights of the start again, if they were freed. Raises as LiveWeights does."""
-        if not self._live_weights.are_there:
-            self._live_weights.load()
-            self._manager.adopt_weights()
-
     @property
-    def _live_weights(self) -> LiveWeights:
+    def live_weights(self) -> LiveWeights:
+        """The weights of the model."""
         assert self._weights is not None, "an engine without a model's weights"
         return self._weights
 

@@ -1,6 +1,6 @@
 """Runs plans as steps of the device and returns their results."""
 
-from collections.abc import Callable
+import itertools
 from dataclasses import dataclass, field
 from typing import cast
 
@@ -10,8 +10,10 @@ from jax import Array
 from engine.adapters.adapter import Adapter
 from engine.adapters.slot_arrays import SlotArrays
 from engine.device_errors import DeviceError, device_errors
+from engine.hosts.other_processes import ALONE, OtherProcesses
 from engine.live.live_weights import LiveWeights
 from engine.live.staging import StagedWeights
+from engine.live.weight_source import Rereadable, WeightSource
 from engine.sampling.logprobs import unpack_logprobs
 from engine.scheduling.host_cache.copies import Copies
 from engine.scheduling.plan import NextIterationPlan, StepResult
@@ -19,15 +21,15 @@ from engine.scheduling.sequence import TokenLogprobs
 from engine.step.commands import (
     AddAdapter,
     AllocateCache,
-    Command,
+    DiscardWeights,
     DropCache,
     DropWeights,
     Landed,
-    LoadWeights,
     MakeCopies,
     RemoveAdapter,
     ResetState,
     WriteAdapter,
+    WriteWeights,
 )
 from engine.step.execution_manager import ExecutionManager
 from engine.step.executor import ExecutedStep, StepExecutor
@@ -35,11 +37,6 @@ from engine.step.host_cache.host_memory import HostMemory
 from engine.step.model_io import ModelIOProcessor, PromptLogprobs
 from engine.step.step_gap import Result, StepGaps
 from engine.step.step_times import StepTimes
-
-
-def tell_nobody(command: Command) -> None:
-    """For an engine in a single process."""
-    del command
 
 
 @dataclass(frozen=True)
@@ -59,19 +56,20 @@ class PendingStep:
 class eSurgeRunner:
     """Runs plans. ``dispatch`` returns before the device is done; ``collect`` waits for it.
 
-    ``tell`` sends every command to the other processes, in order (engine/hosts/processes.py).
+    The ``others`` hear every command, in order (engine/hosts/processes.py).
     """
 
     def __init__(
         self,
         manager: ExecutionManager,
         seed: int,
-        tell: Callable[[Command], None] = tell_nobody,
+        others: OtherProcesses = ALONE,
         weights: LiveWeights | None = None,
     ) -> None:
         self.gaps = StepGaps()
         self._manager = manager
-        self._tell = tell
+        self._stage_everywhere, self._tell = others.stage, others.tell
+        self._staging_numbers = itertools.count()
         self._executor = StepExecutor(manager, seed, weights)
         self._io = ModelIOProcessor(manager.shapes.slots, manager.sampling.vocab_size)
 
@@ -85,23 +83,36 @@ class eSurgeRunner:
         self._tell(AllocateCache())
         self._executor.allocate_cache()
 
+    def stage_weights(self, source: WeightSource) -> StagedWeights:
+        """Read and check new weights in every process, on any thread.
+
+        Raises ConfigurationError if one of them refuses: then none has them.
+        """
+        number, again = next(self._staging_numbers), source if isinstance(source, Rereadable) else None
+        with self._executor.live_weights.open(source) as tensors:
+            return self._stage_everywhere(
+                number, source, tensors, lambda: self._executor.stage_weights(number, tensors, again)
+            )
+
     def write_weights(self, staged: StagedWeights) -> None:
         """Serve new weights in the steps to come. No step may be in flight.
 
         Raises ConfigurationError if they cannot be written; after a DeviceError they are lost.
         """
+        self._executor.live_weights.check(staged)
+        self._tell(WriteWeights(staged.number))
         with device_errors():
-            self._executor.write_weights(staged)
+            self._executor.write_weights(staged.number)
+
+    def discard_weights(self, staged: StagedWeights) -> None:
+        """Forget staged weights, in every process."""
+        self._tell(DiscardWeights(staged.number))
+        self._executor.discard_weights(staged.number)
 
     def drop_weights(self) -> None:
         """Free the weights' memory. No step may be in flight."""
         self._tell(DropWeights())
         self._executor.drop_weights()
-
-    def load_weights(self) -> None:
-        """Read the weights of the start again, if they were freed. Raises as LiveWeights does."""
-        self._tell(LoadWeights())
-        self._executor.load_weights()
 
     @property
     def adapters(self) -> SlotArrays | None:

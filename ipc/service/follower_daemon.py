@@ -12,18 +12,21 @@ import os
 import signal
 import sys
 import time
+from functools import partial
 from queue import SimpleQueue
 from types import FrameType
 from typing import NoReturn
 
+from driver.execution_loop import COMMAND_PATIENCE
 from driver.stages.safe_thread import SafeThread
 from engine.build import build_executor
 from engine.config import EngineConfig
 from engine.errors import ConfigurationError
 from engine.hosts.follower import execute_commands
 from engine.hosts.processes import FAULT, Member, follow
+from engine.hosts.sent_weights import stage_as_told
 from engine.hub.obtain import obtained
-from engine.step.commands import AskToStop, Command, Leave, Left
+from engine.step.commands import AskToStop, Command, Leave, Left, WriteWeights
 from ipc.process.systemd import extend_timeout, notify
 from ipc.service.start_up import facts_alike
 from ipc.service.vm_notices import VMNotices, metadata_server
@@ -75,18 +78,20 @@ class FollowerDaemon:
             "process %d of %d is ready, and follows process 0 at %s: clients are served there",
             self._hosts.process_id, self._hosts.num_processes, self._hosts.coordinator_address,
         )  # fmt: skip
+        assert self._member is not None
+        SafeThread("stage weights", partial(stage_as_told, executor, self._member.weights), self._died).start()
         execute_commands(executor, self._next)
 
     def _next(self) -> Command:
         self._busy_since = None
         command = self._commands.get()
-        self._busy_since = time.monotonic()
+        self._busy_since = time.monotonic() + (COMMAND_PATIENCE if isinstance(command, WriteWeights) else 0.0)
         return command
 
     def _stages(self) -> dict[str, float]:
         """For how long it has been at one command."""
         since = self._busy_since
-        return {"execution": 0.0 if since is None else time.monotonic() - since}
+        return {"execution": 0.0 if since is None else max(0.0, time.monotonic() - since)}
 
     def _hung(self, stage: str, seconds: float) -> None:
         faulthandler.dump_traceback(all_threads=True)

@@ -95,8 +95,8 @@ def load(
     from driver.metrics.driver_metrics import DriverMetrics
     from driver.odriver import oDriver
     from engine.build import build_engine
+    from engine.hosts.other_processes import ALONE, OtherProcesses
     from engine.served_model import served_model
-    from engine.step.runner import tell_nobody
 
     background = ThreadPoolExecutor(1)
     tokenizer = background.submit(_load_tokenizer, config)
@@ -114,7 +114,8 @@ def load(
         report(Progress("waiting for the other hosts", 0, config.hosts.num_processes - 1, "processes"))
         leader = lead(config.hosts, facts_alike(config), on_failure, ask_to_stop)
     try:
-        engine = build_engine(config, report_unless_in_vain, tell_nobody if leader is None else leader.tell)
+        others = ALONE if leader is None else OtherProcesses(leader.tell, leader.stage)
+        engine = build_engine(config, report_unless_in_vain, others)
     except ConfigurationError as error:
         if leader is not None:
             leader.leave(os.EX_CONFIG, str(error))

@@ -27,7 +27,10 @@ from ipc.wire.messages import Welcome
 
 
 class ResponseObject(Struct, frozen=True, kw_only=True):
-    """A response in its present state: ``status`` is in_progress, completed or incomplete."""
+    """A response in its present state: ``status`` is in_progress, completed or incomplete.
+
+    ``weight_versions`` are as in BaseChoice (ipc/openai/answer_bodies.py).
+    """
 
     id: str
     created_at: int
@@ -58,6 +61,7 @@ class ResponseObject(Struct, frozen=True, kw_only=True):
     prompt_cache_key: str | None
     safety_identifier: str | None
     timings: AnswerTimings | UnsetType = UNSET
+    weight_versions: list[tuple[int, int]] | UnsetType = UNSET
 
 
 class ResponseAnswer:
@@ -78,6 +82,7 @@ class ResponseAnswer:
         self._details: dict[str, str] | None = None
         self._usage: dict[str, Any] | None = None
         self._timings: AnswerTimings | UnsetType = UNSET
+        self._weight_versions: list[tuple[int, int]] | UnsetType = UNSET
         self._logprobs: list[Any] = []
         """Log-probabilities of tokens that no event has reported yet."""
         self.reasoning = ""
@@ -97,6 +102,7 @@ class ResponseAnswer:
             yield from map(self._numbered, self._take(event))
         if piece.finish_reason is not None:
             self._end(piece.finish_reason)
+            self._weight_versions = piece.weight_versions or UNSET
             yield from map(self._numbered, self._output.end(self._status))
 
     def finish(self, cost: Usage, num_reasoning_tokens: int) -> Event:
@@ -123,6 +129,7 @@ class ResponseAnswer:
             output=list(self._output.items),
             usage=self._usage,
             timings=self._timings,
+            weight_versions=self._weight_versions,
             max_output_tokens=body.max_output_tokens,
             temperature=self._defaults["temperature"] if body.temperature is None else body.temperature,
             top_p=self._defaults["top_p"] if body.top_p is None else body.top_p,
