@@ -26,6 +26,7 @@ from engine.scheduling.host_cache.copy_cost import CopyCost
 from engine.scheduling.prefixes.sequence_states import SequenceStates
 from engine.scheduling.scheduler import InferenceScheduler
 from engine.scheduling.sequence_memory import SequenceMemory
+from engine.scheduling.speculation import Speculation
 from engine.served_model import ServedModel, served_model
 from engine.step.execution_manager import ExecutionManager
 from engine.step.executor import StepExecutor
@@ -58,6 +59,7 @@ class CompiledSteps:
     def engine(self, others: OtherProcesses = ALONE) -> oEngine:
         """An engine that has completed its warm-up. Raises DeviceError if it is out of memory."""
         config, shapes, model = self.served.config, self.manager.shapes, self.served.model
+        spec, costs = shapes.speculation, StepCosts(shapes.buckets)
         with device_errors():
             weights = self._weights()
             runner = eSurgeRunner(self.manager, config.seed, others, weights)
@@ -75,7 +77,8 @@ class CompiledSteps:
             long_prefill_token_threshold=config.long_prefill_token_threshold,
             priority_preemption_threshold=config.priority_preemption_threshold,
             client_weights=config.weights,
-            step_costs=StepCosts(shapes.buckets),
+            step_costs=costs,
+            speculation=None if spec is None else Speculation(spec.num_speculative_tokens, costs.seconds),
         )
         shared = shapes.cache.page_size if config.enable_prefix_caching else None
         engine = oEngine(
@@ -192,7 +195,13 @@ def _compile(
 
 
 def _shapes(served: ServedModel, planner: CachePlanner) -> StepShapes:
-    """The sizes of steps over this pool. Raises ConfigurationError if the context does not fit."""
+    """The sizes of steps over this pool. Raises ConfigurationError if the context does not fit, or
+    if there are to be drafts and the model has states that a wrong one would spoil."""
+    if served.config.speculation is not None and planner.pool.states is not None:
+        raise ConfigurationError(
+            "speculative_config is not for this model: the states of its recurrent layers cannot go back behind a wrong "
+            "draft; leave it out"
+        )
     return StepShapes(
         max_num_seqs=served.config.max_num_seqs,
         max_num_batched_tokens=served.config.max_num_batched_tokens,
@@ -201,6 +210,7 @@ def _shapes(served: ServedModel, planner: CachePlanner) -> StepShapes:
         smallest_step=served.backend.smallest_step,
         host=planner.host,
         adapters=served.adapter_sizes,
+        speculation=served.config.speculation,
     )
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from engine.errors import ConfigurationError
-from engine.speculative_config import EXAMPLE, SpeculativeConfig, parse_speculative_config
+from engine.speculation.speculative_config import EXAMPLE, SpeculativeConfig, parse_speculative_config
 
 DEMO_MODEL = Path(__file__).parent / "models" / "demo"
 """The small model that oDriver ships. It is the default."""
@@ -237,7 +237,7 @@ class EngineConfig:
         )
         self._check_adapters()
         self._check_hosts()
-        _ = self.speculation  # it raises
+        self._check_speculation()
         _require(self.run_ahead >= 0, "run_ahead", "0 (synchronous) or more", self.run_ahead)
         _require(
             self.max_num_seqs <= self.max_num_batched_tokens,
@@ -245,6 +245,13 @@ class EngineConfig:
             f"at least max_num_seqs ({self.max_num_seqs}), a token for each decoding sequence",
             self.max_num_batched_tokens,
         )
+
+    def _check_speculation(self) -> None:
+        if self.speculation is not None and self.speculation.num_speculative_tokens >= self.max_num_batched_tokens:
+            raise ConfigurationError(
+                f"max_num_batched_tokens is {self.max_num_batched_tokens}, and a row with all of its drafts has "
+                f"{1 + self.speculation.num_speculative_tokens} tokens: raise it, or lower num_speculative_tokens"
+            )
 
     def _check_adapters(self) -> None:
         _require(self.max_loras >= 1, "max_loras", "at least 1", self.max_loras)

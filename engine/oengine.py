@@ -275,6 +275,7 @@ class oEngine:
         """The counters and gauges of this moment."""
         states, adapters = self._states, self._scheduler.adapters
         host: dict[str, Any] = {} if self._host is None else self._host.stats()
+        drafts = self._scheduler.speculation
         return EngineStats(
             running=self._scheduler.num_running,
             max_num_seqs=self.limits.max_num_seqs,
@@ -284,6 +285,7 @@ class oEngine:
             pages_cached=self._pages.num_cached,
             pages_owned=self._pages.num_owned,
             **host,
+            **({} if drafts is None else drafts.stats()),
             steps=self._steps,
             prompt_tokens=self._prompt_tokens,
             generated_tokens=self._generated_tokens,
@@ -372,7 +374,7 @@ class oEngine:
                 self._masks.add(sequence)
         self._steps += 1
         self._measure(step)
-        self._prompt_tokens += step.plan.num_tokens - step.plan.num_decodes
+        self._prompt_tokens += step.plan.num_tokens - step.plan.num_decode_tokens
         self._generated_tokens += sum(len(output.token_ids) for output in outputs)
         return outputs
 
@@ -395,9 +397,9 @@ class oEngine:
 
     def _fail_rows(self, plan: NextIterationPlan, result: StepResult) -> list[SequenceOutput]:
         """End sequences with non-finite logits and drop their pages from the prefix cache."""
-        if min(result.token_ids) > NO_TOKEN:
+        rows = [row for row, token_ids in enumerate(result.token_ids) if NO_TOKEN in token_ids]
+        if not rows:
             return []
-        rows = [row for row, token_id in enumerate(result.token_ids) if token_id == NO_TOKEN]
         spoilt = [plan.sequences[row] for row in rows]
         outputs = self._fail(spoilt, NOT_FINITE)
         self._scheduler.memory.forget(spoilt)

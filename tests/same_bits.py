@@ -23,6 +23,7 @@ from engine.models.weights import panels
 from engine.models.weights.factory import ParameterFactory
 from engine.models.weights.parameters import tensors
 from engine.sampling.logprobs import compute_logprobs
+from engine.sampling.new_tokens import last_sampled
 from engine.sampling.penalties import Penalties, apply_penalties
 from engine.sampling.sampler import SamplingRows, sample, weigh
 from engine.step.backend import choose_backend
@@ -73,7 +74,7 @@ class Steps:
             layout = StepLayout(tokens, min(tokens, SEQUENCES), self.groups)
             if tokens not in self.compiled:
                 self.compiled[tokens] = self.step.lower(layout).compile()
-            last = self.slots.new_last_token()
+            last = self.slots.new_fed()
             packed = self._pack(layout, plan)
             cache, slots, of_rows, of_tokens, _ = self.compiled[tokens](self.step.weights, cache, slots, last, packed)
             at = 0
@@ -187,7 +188,7 @@ def function_differs(name: str) -> int:
         state = jax.tree.map(jnp.asarray, state)
 
         def penalized(logits, slots):
-            return apply_penalties(logits, state, slots, jnp.zeros(ROWS, jnp.int32), slots < 0)[1]
+            return apply_penalties(logits, state, slots, last_sampled(jnp.zeros(ROWS, jnp.int32), slots, slots < 0))[1]
 
         return rows_differ(penalized, logits, np.arange(ROWS, dtype=np.int32))
     if name.endswith(" weights"):

@@ -36,8 +36,8 @@ def serve(lengths: list[int], pool: int, *, known: bool) -> tuple[InferenceSched
     steps = most = 0
     while plan := scheduler.plan():
         ids = [
-            EOS if len(sequence.output_token_ids) == lengths[int(sequence.request_id)] - 1 else TOKEN
-            for sequence in plan.sequences
+            [EOS if len(sequence.output_token_ids) == lengths[int(sequence.request_id)] - 1 else TOKEN] * samples
+            for sequence, samples in zip(plan.sequences, plan.samples, strict=True)
         ]
         steps, most = steps + 1, max(most, scheduler.num_running)
         scheduler.update(plan, StepResult(ids))

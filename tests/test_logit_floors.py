@@ -7,6 +7,7 @@ import pytest
 
 from engine.sampling.logit_bias import apply_bias, bias_of, neutral_bias
 from engine.sampling.logit_floors import MASKED_OUT, NOT_ALLOWED, REMOVED
+from engine.sampling.new_tokens import last_sampled
 from engine.sampling.penalties import apply_penalties, penalties_of
 from engine.sampling.sampler import SamplingRows, weigh
 from engine.sampling.token_masks import mask_logits
@@ -28,11 +29,11 @@ def changed_logits(**extremes):
     sequence = Sequence("a", [BEST], params, frozenset(), 99, seed=0, bad_word_token_ids=((BANNED,),))
     sequence.output_token_ids = output
     vocab, slots = LOGITS.shape[1], np.zeros(1, np.int32)
-    num_tokens, last_token = np.full(1, sequence.num_tokens, np.int32), np.full(1, BEST, np.int32)
-    fed = np.zeros(1, bool)
+    num_tokens = np.full(1, sequence.num_tokens, np.int32)
+    new = last_sampled(jnp.full(1, BEST, jnp.int32), jnp.asarray(slots), jnp.zeros(1, bool))
     state = bias_of(sequence, vocab)
-    _, logits = jax.jit(apply_bias)(LOGITS, _as_slots(state), slots, last_token, fed, num_tokens)
-    _, logits = jax.jit(apply_penalties)(logits, _as_slots(penalties_of(sequence, vocab)), slots, last_token, fed)
+    _, logits = jax.jit(apply_bias)(LOGITS, _as_slots(state), slots, new, num_tokens)
+    _, logits = jax.jit(apply_penalties)(logits, _as_slots(penalties_of(sequence, vocab)), slots, new)
     return jax.jit(mask_logits)(logits, jnp.full((1, 1), ~(1 << MASKED), jnp.int32))
 
 

@@ -228,7 +228,7 @@ def test_a_step_copies_no_page_tables():
     arguments = (
         jax.ShapeDtypeStruct((layout.size,), np.int32),
         jax.eval_shape(shapes.new_state),
-        jax.eval_shape(shapes.new_last_token),
+        jax.eval_shape(shapes.new_fed),
     )
 
     step = jax.jit(lambda *inputs: layout.unpack(*inputs)[0], donate_argnums=1).lower(*arguments).compile()

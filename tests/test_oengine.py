@@ -105,9 +105,9 @@ class LateRunner:
             self._slots.spoil()
             raise DeviceError("lost")
         ids = self._run(*self._queue.popleft())[: step.plan.num_rows]
-        if self._met("nan", step.plan.sequences[-1:]):
+        if step.plan.samples[-1] and self._met("nan", step.plan.sequences[-1:]):
             ids[-1] = NO_TOKEN
-        return StepResult(ids)
+        return StepResult([[token] if samples else [] for token, samples in zip(ids, step.plan.samples, strict=True)])
 
     def reset(self):
         """As new."""

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from engine.sampling.logit_bias import apply_bias, bias_of, neutral_bias
+from engine.sampling.new_tokens import last_sampled
 from engine.sampling.penalties import apply_penalties, neutral_penalties, penalties_of
 from engine.sampling.sampler import SamplingRows, weigh
 from engine.sampling_params import SamplingParams
@@ -70,8 +71,9 @@ def probabilities(case, landed):
         logits = np.tile(np.array(case["logits"], np.float32), (3, 1))
         num_tokens = np.array([count + 1, len(case["prompt"]) + count, count + 1], np.int32)
         decodes = np.array([True, count > landed, True])
-        bias, logits = add_bias(logits, bias, slots, last_token.copy(), decodes, num_tokens)
-        penalties, logits = penalize(logits, penalties, slots, last_token.copy(), decodes)
+        new = last_sampled(jnp.array(last_token), jnp.array(slots), jnp.array(decodes))
+        bias, logits = add_bias(logits, bias, slots, new, num_tokens)
+        penalties, logits = penalize(logits, penalties, slots, new)
     neighbours = np.asarray(logits)[[0, 2]]
     assert (neighbours == np.asarray(case["logits"], np.float32)).all()
     weights = np.asarray(to_weights(logits, rows_of(sequence.params))[1], np.float64)

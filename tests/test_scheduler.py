@@ -48,7 +48,7 @@ def build_sequence(request_id="a", prompt=3, max_tokens=4, salt=None, client="",
 
 def land(scheduler, plan, token=7):
     """Let every row of a plan sample the same token."""
-    return scheduler.update(plan, StepResult([token] * plan.num_rows))
+    return scheduler.update(plan, StepResult([[token] if samples else [] for samples in plan.samples]))
 
 
 def run_to_end(scheduler, *, run_ahead=0, token=7):
@@ -249,7 +249,7 @@ def test_a_late_stop_token_ends_a_victim_where_it_waits():
 
     outputs = []
     for token, plan in zip((7, EOS, 7, 7), in_flight, strict=True):
-        ids = [token if sequence is new else 7 for sequence in plan.sequences]
+        ids = [[token if sequence is new else 7] for sequence in plan.sequences]
         outputs += [output for output in scheduler.update(plan, StepResult(ids)) if output.request_id == "new"]
 
     assert [(output.token_ids, output.finish_reason) for output in outputs] == [([7], None), ([EOS], "stop")]
@@ -316,9 +316,9 @@ def test_a_late_token_does_not_reach_the_slots_next_owner():
     scheduler.add(successor)
     plan = scheduler.plan()
 
-    assert scheduler.update(late, StepResult([5])) == []
+    assert scheduler.update(late, StepResult([[5]])) == []
     assert successor.output_token_ids == [] and successor.pages
-    assert [output.token_ids for output in scheduler.update(plan, StepResult([6]))] == [[6]]
+    assert [output.token_ids for output in scheduler.update(plan, StepResult([[6]]))] == [[6]]
     assert plan.released == [late.sequences[0]] and plan.admitted == [successor]
 
 

@@ -35,7 +35,7 @@ class Served:
         plan = self.scheduler.plan()
         ids = [sequence.request_id for sequence in plan.sequences]
         rows = zip(plan.starts, plan.counts, plan.state_sources, plan.state_slots, strict=True)
-        self.scheduler.update(plan, StepResult([7] * plan.num_rows))
+        self.scheduler.update(plan, StepResult([[7] * samples for samples in plan.samples]))
         self.scheduler.check_integrity()
         return {
             each: (start, start + count, source, slot)

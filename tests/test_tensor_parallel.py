@@ -32,6 +32,7 @@ from engine.step.backend import xla_backend
 from engine.step.forward_programs import ForwardPrograms
 from engine.step.layout import StepLayout, StepShapes
 from engine.step.sampling_programs import SamplingPrograms
+from engine.step.slot_state import SlotShapes
 
 ROOT = Path(__file__).parent.parent
 FLOAT32 = np.dtype(np.float32)
@@ -206,7 +207,7 @@ def test_a_layer_has_two_sums_and_nothing_is_gathered(
 def test_no_device_ever_has_all_logits(two: DeviceMesh) -> None:
     """The sampler and what goes before and after it exchange blocks' sums and the likeliest, never rows of logits."""
     vocabulary, rows = 4096, 4
-    programs = SamplingPrograms(4, vocabulary, two).of(StepLayout(rows, rows))
+    programs = SamplingPrograms(SlotShapes(4, 1, 1), vocabulary, two).of(StepLayout(rows, rows))
     compiled = [program.lower().compile() for program in programs]
 
     largest = [

@@ -36,7 +36,7 @@ def test_a_constrained_row_keeps_the_logits_of_its_tokens_alone(vocab_size):
     allowed = sorted({0, vocab_size - 1, min(31, vocab_size - 1), *rng.integers(0, vocab_size, 5).tolist()})
     logits = rng.normal(size=(4, vocab_size)).astype(np.float32)
 
-    masks = pack_masks(build_plan(None, Fixed(allowed, vocab_size), None), 4, vocab_size)
+    masks = pack_masks(build_plan(None, Fixed(allowed, vocab_size), None), range(3), 4, vocab_size)
     masked = np.asarray(mask_logits(jnp.asarray(logits), jnp.asarray(masks)))
 
     assert np.flatnonzero(masked[1] > MASKED_OUT).tolist() == allowed

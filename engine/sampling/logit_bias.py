@@ -16,6 +16,7 @@ from jax import Array
 from engine.config import MAX_EOS_TOKEN_IDS
 from engine.request_limits import MAX_BAD_WORD_TOKENS, MAX_BAD_WORDS, MAX_STOP_TOKEN_IDS
 from engine.sampling.logit_floors import NOT_ALLOWED, REMOVED
+from engine.sampling.new_tokens import NewTokens
 from engine.scheduling.sequence import Sequence
 from engine.vocabulary import WHOLE, Vocabulary
 
@@ -106,21 +107,19 @@ def apply_bias(
     logits: Array,
     state: LogitBias,
     slots: Array,
-    last_token: Array,
-    decodes: Array,
+    new: NewTokens,
     num_tokens: Array,
     vocabulary: Vocabulary = WHOLE,
 ) -> tuple[LogitBias, Array]:
-    """The state with each row's newest token, and the changed logits f32[rows, vocab].
+    """The state with the tokens that are new, and the changed logits f32[rows, vocab].
 
-    ``slots`` i32[rows] are the dump slot for rows that need nothing. ``last_token`` i32[slots] is
-    the last sample of each slot, which is new where bool[rows] ``decodes``: a row that was fed
-    prompt tokens has all its tokens in the state. ``num_tokens`` i32[rows] are the tokens before
-    the one to sample.
+    ``slots`` i32[rows] are the dump slot for rows that need nothing. ``num_tokens`` i32[rows] are
+    the tokens before the one to sample.
     """
-    recent = state.recent[slots]
-    newer = jnp.concatenate([recent[:, 1:], last_token[slots][:, None]], axis=1)
-    recent = jnp.where(decodes[:, None], newer, recent)
+    back = RECENT - 1 - jnp.arange(RECENT, dtype=jnp.int32)[None, :]
+    older = RECENT - 1 - back + new.counts[:, None]
+    known = jnp.take_along_axis(state.recent[slots], jnp.minimum(older, RECENT - 1), axis=1)
+    recent = jnp.where(back < new.counts[:, None], new.at(back), known)
     after = state.banned_after[slots]
     meets = jnp.all((after == ANY) | (after == recent[:, None, :]), axis=-1)
     part = logits.shape[-1]
@@ -136,7 +135,7 @@ def apply_bias(
     return (
         LogitBias(
             values=state.values,
-            recent=state.recent.at[slots].set(recent),
+            recent=state.recent.at[new.owners].set(recent),
             banned_ids=state.banned_ids,
             banned_after=state.banned_after,
             hidden_ids=state.hidden_ids,

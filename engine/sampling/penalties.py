@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
+from engine.sampling.new_tokens import NewTokens
 from engine.scheduling.sequence import Sequence
 from engine.vocabulary import WHOLE, Vocabulary
 
@@ -57,19 +58,20 @@ def apply_penalties(
     logits: Array,
     state: Penalties,
     slots: Array,
-    last_token: Array,
-    decodes: Array,
+    new: NewTokens,
     vocabulary: Vocabulary = WHOLE,
 ) -> tuple[Penalties, Array]:
-    """The state with each row's newest token counted, and the penalised logits f32[rows, vocab].
+    """The state with the tokens that are new, and the penalised logits f32[rows, vocab].
 
     Arguments are those of ``apply_bias``. Repetition divides positive logits and multiplies
     negative ones (Keskar et al. 2019). Then frequency is subtracted per generation of a token
     and presence once, as in OpenAI's API.
     """
-    token = vocabulary.place(last_token[slots], logits.shape[-1])
-    counts = state.counts.at[slots, token].add(GENERATED * decodes.astype(jnp.int32), mode="drop")
-    row = counts[slots]
+    part = logits.shape[-1]
+    places = jnp.where(new.are_there, vocabulary.place(jnp.maximum(new.ids, 0), part), np.int32(part))
+    counts = state.counts.at[new.owners[:, None], places].add(GENERATED, mode="drop")
+    rows = jnp.arange(logits.shape[0], dtype=jnp.int32)[:, None]
+    row = state.counts[slots].at[rows, places].add(GENERATED, mode="drop")
     repetition = jnp.where(row > 0, state.repetition[slots][:, None], np.float32(1))
     logits = jnp.where(logits > 0, logits / repetition, logits * repetition)
     times = (row // GENERATED).astype(jnp.float32)

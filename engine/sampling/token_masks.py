@@ -1,5 +1,7 @@
 """Masks of the allowed tokens, a bit per token, and their effect on logits."""
 
+from collections.abc import Sequence
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -18,14 +20,17 @@ def mask_words(vocab_size: int) -> int:
     return -(-vocab_size // WORD_BITS)
 
 
-def pack_masks(plan: NextIterationPlan, rows: int, vocab_size: int) -> NDArray[np.int32]:
-    """i32[rows, words] masks of a plan's constraints; all bits set in rows without one."""
+def pack_masks(plan: NextIterationPlan, sampler_rows: Sequence[int], rows: int, vocab_size: int) -> NDArray[np.int32]:
+    """i32[rows, words] masks of a plan's constraints; all bits set in rows without one.
+
+    ``sampler_rows`` are, by row of the plan, the row that samples its token.
+    """
     masks = np.full((rows, mask_words(vocab_size)), -1, np.int32)
     for row in plan.constrained:
         constraint = plan.sequences[row].constraint
         assert constraint is not None
         # Padding of the vocabulary is never sampled, whatever its bits.
-        masks[row, : len(constraint.mask)] = constraint.mask
+        masks[sampler_rows[row], : len(constraint.mask)] = constraint.mask
     return masks
 
 

@@ -1,6 +1,8 @@
 """One step, as the scheduler wants it: which sequences, which of their tokens, in which order."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
+from itertools import accumulate
 
 from engine.scheduling.host_cache.copies import Copies
 from engine.scheduling.sequence import Sequence, TokenLogprobs
@@ -8,20 +10,22 @@ from engine.scheduling.sequence import Sequence, TokenLogprobs
 
 @dataclass(eq=False, slots=True)
 class NextIterationPlan:
-    """Rows of one step. Decoding rows of one token each come first, then chunks of prompts.
+    """Rows of one step. Decoding rows come first, those without drafts before others, then chunks
+    of prompts.
 
     A plan without rows has ``copies`` alone, and is no step.
 
     Row i computes ``counts[i]`` tokens of ``sequences[i]`` from token ``starts[i]`` on, and
-    samples its next token where ``samples[i]``: a decoding row always, a chunk only when it is its
-    prompt's last. A decoding row's own token is the one its slot sampled last, which may still be
-    on the device; a chunk's tokens are known here.
+    samples behind the last ``samples[i]`` of them: a decoding row behind each, a chunk behind its
+    last one when that is its prompt's last. A decoding row's tokens are the one that its slot
+    sampled last, which may still be on the device, and the slot's drafts; a chunk's are known
+    here. Where drafts are in flight a decoding row's start is the most that it may be.
     """
 
     sequences: list[Sequence] = field(default_factory=list)
     starts: list[int] = field(default_factory=list)
     counts: list[int] = field(default_factory=list)
-    samples: list[bool] = field(default_factory=list)
+    samples: list[int] = field(default_factory=list)
     constrained: list[int] = field(default_factory=list)
     """Rows that sample what their sequence's constraint allows."""
     num_decodes: int = 0
@@ -49,25 +53,37 @@ class NextIterationPlan:
         return len(self.sequences)
 
     @property
+    def num_decode_tokens(self) -> int:
+        """Tokens of decoding rows, drafts included."""
+        return sum(self.counts[: self.num_decodes])
+
+    @property
     def read_slots(self) -> set[int]:
         """The slots of adapters that the step reads."""
         return {slot for slot in self.adapter_slots if slot >= 0}
+
+    def sampler_rows(self, *, drafts: bool) -> Iterable[int]:
+        """By row, the row of the sampler with its first sample: the same one, or where rows may
+        have ``drafts`` one behind the samples of those before it."""
+        return accumulate(self.samples, initial=0) if drafts else range(self.num_rows)
 
     def drop(self, sequence: Sequence) -> None:
         """A sequence that has no row yet was preempted."""
         if sequence in self.grown:
             self.grown.remove(sequence)
 
-    def add_decodes(self, sequences: list[Sequence]) -> None:
-        """Add the first rows: the next token of each of these decoding sequences."""
+    def add_decodes(self, sequences: list[Sequence], drafts: list[int] | None = None) -> None:
+        """Add the first rows: the next token of each of these decoding sequences, and of each so
+        many drafts behind it, by default none."""
         self.sequences = sequences
         self.starts = [sequence.num_computed_tokens for sequence in sequences]
-        self.num_decodes = self.num_tokens = count = len(sequences)
-        self.counts = [1] * count
-        self.samples = [True] * count
-        for row, sequence in enumerate(sequences):
-            sequence.num_computed_tokens += 1
-            sequence.num_in_flight += 1
+        self.num_decodes = len(sequences)
+        self.counts = [1] * len(sequences) if drafts is None else [1 + count for count in drafts]
+        self.samples = list(self.counts)
+        self.num_tokens = sum(self.counts)
+        for row, (sequence, count) in enumerate(zip(sequences, self.counts, strict=True)):
+            sequence.num_computed_tokens += count
+            sequence.num_in_flight += count
             if sequence.constraint is not None:
                 self.constrained.append(row)
 
@@ -87,12 +103,15 @@ class NextIterationPlan:
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """What a step gave: row i sampled ``token_ids[i]``, which means nothing if it does not sample.
+    """What a step gave: row i the tokens ``token_ids[i]``, at least one and at most as many as it
+    samples, none if it samples none.
 
     ``logprobs`` are of the tokens of rows that asked for them; ``prompt_logprobs`` are, by row,
-    the index of a prompt token, and the log-probabilities from it on.
+    the index of a prompt token, and the log-probabilities from it on. ``drafts`` are, by row, how
+    many drafts there are for the tokens behind these; empty without speculation.
     """
 
-    token_ids: list[int]
-    logprobs: dict[int, TokenLogprobs] = field(default_factory=dict)
+    token_ids: list[list[int]]
+    logprobs: dict[int, list[TokenLogprobs]] = field(default_factory=dict)
     prompt_logprobs: dict[int, tuple[int, list[TokenLogprobs]]] = field(default_factory=dict)
+    drafts: list[int] = field(default_factory=list)

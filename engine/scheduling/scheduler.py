@@ -13,6 +13,9 @@ replayed. The rules:
 - ``plan`` may be called again before the step before it has landed. A sequence counts its tokens
   in flight, so that one that will end by length is not planned again; one that ended otherwise has
   its late tokens dropped in ``update``.
+- A decoding row may have drafts (``speculation``), tokens that are likely to follow. It samples
+  behind each, and as many tokens land as there are drafts that were right, and one. Until then a
+  sequence counts as if all were right: it has pages for them, and no more drafts than would end it.
 - A sequence with a constraint is planned again only when its last token has landed and the
   constraint has answered what may come next (``resume``); its neighbours don't wait for it. When
   it is preempted it keeps its constraint, which follows the tokens that have landed.
@@ -56,6 +59,7 @@ from engine.scheduling.prompt_chunks import PromptChunks
 from engine.scheduling.running_sequences import RunningSequences
 from engine.scheduling.sequence import Sequence, SequenceOutput, SequenceStatus, TokenLogprobs
 from engine.scheduling.sequence_memory import SequenceMemory
+from engine.scheduling.speculation import Speculation
 from engine.scheduling.waiting_queue import WaitingQueue
 
 CHARGED_AT_ONCE = 16
@@ -83,8 +87,13 @@ class InferenceScheduler:
         fair: bool = True,
         adapters: AdapterSlots | None = None,
         step_costs: StepCosts | None = None,
+        speculation: Speculation | None = None,
     ) -> None:
         self.memory = memory
+        self.speculation = speculation
+        """How many drafts rows have, if any."""
+        self._max_num_seqs = max_num_seqs
+        self._most_samples = max_num_seqs if speculation is None else speculation.most_samples(max_num_seqs)
         self.adapters = adapters or AdapterSlots()
         """The adapters of sequences, and their slots on the device."""
         self.step_costs = step_costs or StepCosts(powers_of_two(max_num_batched_tokens))
@@ -171,7 +180,7 @@ class InferenceScheduler:
         pages_suffice = self._grow(plan, decoding)
         if pages_suffice:
             self._admission.settle_claim(plan)
-        plan.add_decodes([s for s in decoding if s.num_computed_tokens < s.num_paged_tokens])
+        self._plan_decodes(plan, decoding)
         self._plan_prompts(plan, may_admit=pages_suffice)
         self.memory.end_plan(plan)
         if plan.num_tokens:
@@ -188,17 +197,21 @@ class InferenceScheduler:
         self.adapters.landed(plan)
         outputs = []
         for row, (sequence, samples) in enumerate(zip(plan.sequences, plan.samples, strict=True)):
+            token_ids = result.token_ids[row]
             sequence.num_in_flight -= samples
+            if sequence.slot >= 0:
+                sequence.num_computed_tokens -= samples - len(token_ids)  # behind the first wrong draft
             if sequence.slot < 0 and sequence.status is SequenceStatus.FINISHED:
                 continue
             prompt_logprobs = _not_seen(sequence, *result.prompt_logprobs.get(row, (0, [])))
             if samples:
-                reason = self._land(sequence, result.token_ids[row])
-                logprobs = [result.logprobs[row]] if row in result.logprobs else []
-                output = SequenceOutput(
-                    sequence.request_id, [result.token_ids[row]], reason, logprobs, prompt_logprobs
-                )  # fmt: skip
-                outputs.append(output)
+                if self.speculation is not None:
+                    self.speculation.land(sequence, samples, len(token_ids), result.drafts[row])
+                count, reason = self._land(sequence, token_ids)
+                logprobs = result.logprobs.get(row, [])
+                outputs.append(
+                    SequenceOutput(sequence.request_id, token_ids[:count], reason, logprobs[:count], prompt_logprobs)
+                )
             elif prompt_logprobs:
                 outputs.append(SequenceOutput(sequence.request_id, [], prompt_logprobs=prompt_logprobs))
         return outputs
@@ -259,6 +272,29 @@ class InferenceScheduler:
                 pages_suffice = False
         return pages_suffice
 
+    def _plan_decodes(self, plan: NextIterationPlan, decoding: list[Sequence]) -> None:
+        """Add the rows of those that have a page for their next token at least."""
+        sequences = [s for s in decoding if s.num_computed_tokens < s.num_paged_tokens]
+        if self.speculation is None:
+            plan.add_decodes(sequences)
+            return
+        pages_suffice = len(sequences) == len(decoding)
+        drafts = self.speculation.drafts(sequences, self._room_for_drafts(len(sequences)), self._budget)
+        for sequence, count in drafts.items():
+            if sequence.num_computed_tokens + 1 + count > sequence.num_paged_tokens:
+                if pages_suffice and self.memory.grow(sequence):
+                    plan.grown.append(sequence)
+                left = sequence.num_paged_tokens - sequence.num_computed_tokens - 1
+                drafts[sequence] = min(count, left)
+        drafts = {sequence: count for sequence, count in drafts.items() if count}
+        rows = [sequence for sequence in sequences if sequence not in drafts] + list(drafts)
+        plan.add_decodes(rows, [drafts.get(sequence, 0) for sequence in rows])
+
+    def _room_for_drafts(self, num_decodes: int) -> int:
+        """Tokens that may be sampled beside those of all rows that the step may have."""
+        rows = min(self._max_num_seqs, len(self._running) + len(self._waiting))
+        return min(self._most_samples - rows, self._budget - num_decodes)
+
     def _plan_prompts(self, plan: NextIterationPlan, *, may_admit: bool) -> None:
         """Grant tokens to long prompts, shorter ones, waiting ones; without decodes all the rest."""
         begun = self._running.prefilling()
@@ -272,27 +308,35 @@ class InferenceScheduler:
             chunks.grant_rest(begun)
         chunks.add_to(plan)
 
-    def _land(self, sequence: Sequence, token_id: int) -> str | None:
-        """Add a token, also where the sequence waits again; the reason if it is the last."""
-        sequence.output_token_ids.append(token_id)
-        if sequence.slot < 0:
-            self._waiting.add_token()
-        elif len(sequence.output_token_ids) - sequence.num_charged_tokens >= CHARGED_AT_ONCE:
+    def _land(self, sequence: Sequence, token_ids: list[int]) -> tuple[int, str | None]:
+        """Add tokens up to its last one, also where the sequence waits again.
+
+        Returns how many were added, and the reason if one was the last.
+        """
+        count, reason = 0, None
+        while count < len(token_ids) and reason is None:
+            reason = self._append(sequence, token_ids[count])
+            count += 1
+        if sequence.slot >= 0 and len(sequence.output_token_ids) - sequence.num_charged_tokens >= CHARGED_AT_ONCE:
             self._waiting.charge_output(sequence)
             self._running.expect(sequence)
-        reason = None
-        if token_id in sequence.stop_token_ids:
-            reason = "stop"
-        elif len(sequence.output_token_ids) >= sequence.max_tokens:
-            reason = "length"
         if reason is not None:
             self.finish(sequence.request_id)
         elif sequence.constraint is not None:
-            sequence.constraint.advance(token_id)
+            sequence.constraint.advance(token_ids[-1])
             sequence.awaits_mask = True
             if sequence.slot < 0:
                 sequence.constraint.suspend()
-        return reason
+        return count, reason
+
+    def _append(self, sequence: Sequence, token_id: int) -> str | None:
+        """Add a token; the reason if it is the last."""
+        sequence.output_token_ids.append(token_id)
+        if sequence.slot < 0:
+            self._waiting.add_token()
+        if token_id in sequence.stop_token_ids:
+            return "stop"
+        return "length" if len(sequence.output_token_ids) >= sequence.max_tokens else None
 
 
 def _not_seen(sequence: Sequence, first: int, logprobs: list[TokenLogprobs]) -> list[TokenLogprobs]:

@@ -53,15 +53,22 @@ class Sequence:
     status: SequenceStatus = SequenceStatus.WAITING
     output_token_ids: list[int] = field(default_factory=list)
     num_computed_tokens: int = 0
-    """Tokens whose keys and values are in pages, or will be once the steps in flight have run."""
+    """Tokens whose keys and values are in pages, or will be once the steps in flight have run, if
+    all of their drafts are right."""
     num_prefill_tokens: int = 0
     """Tokens that were known when it last got a slot; below them it computes chunks, from there
     on it decodes."""
     num_in_flight: int = 0
-    """Tokens being sampled on the device that have not landed in ``output_token_ids``.
+    """Tokens being sampled on the device that have not landed in ``output_token_ids``: the most
+    that there may be, where there are drafts among them.
 
     A preempted sequence may have some: it is not admitted again before they have landed.
     """
+    num_drafts: int = 0
+    """Drafts that the device had for the tokens behind those that landed last."""
+    draft_hits: float = 0.0
+    draft_trials: float = 0.0
+    """Of its last drafts, those that were right, and those that could tell (``speculation``)."""
     num_prompt_logprobs: int = 0
     """Prompt tokens whose log-probabilities have landed; the first has none and counts."""
     awaits_mask: bool = False
@@ -164,7 +171,7 @@ class Sequence:
 
     @property
     def ends_by_length(self) -> bool:
-        """Whether the tokens landed and in flight already reach ``max_tokens``."""
+        """Whether the tokens landed and in flight may already reach ``max_tokens``."""
         return len(self.output_token_ids) + self.num_in_flight >= self.max_tokens
 
 

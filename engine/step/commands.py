@@ -30,6 +30,9 @@ class StepDescription(msgspec.Struct, frozen=True, tag="step"):
     """Slots and the bias rows to write into them."""
     penalties: list[tuple[int, Penalties]]
     """Slots and the penalty rows to write into them."""
+    history: list[Any] = []
+    """Pieces of sequences that got a slot (engine/speculation/history.py), where rows may have
+    drafts."""
     masks: Any = None
     """i32[rows, words] of ``pack_masks``; None if no row has a constraint."""
     prompt_tokens: Any = None

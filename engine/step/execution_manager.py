@@ -15,6 +15,7 @@ from engine.mesh import DeviceMesh
 from engine.models.decoder import Decoder
 from engine.models.weights.forms import Weight
 from engine.progress import Progress
+from engine.speculation.history import PIECE
 from engine.step.backend import Backend
 from engine.step.compilation import Compilation, OnCompiled, Program, StagedCompilation, compile_program, scratch_bytes
 from engine.step.forward_programs import (
@@ -22,6 +23,7 @@ from engine.step.forward_programs import (
     FORWARD,
     PROMPT_LOGPROBS,
     TAKE_HIDDEN,
+    WRITE_HISTORY,
     WRITE_SLOTS,
     ForwardPrograms,
 )
@@ -48,7 +50,7 @@ class ExecutionManager:
         self.shapes, self.mesh, self.decoder = shapes, mesh, decoder
         self.new_cache: Callable[[], PagedAttentionCache] = backend.allocator(shapes.cache, mesh)
         """Allocates zeroed pages; raises jax.errors.JaxRuntimeError if out of memory."""
-        self.sampling = SamplingPrograms(shapes.max_num_seqs, decoder.partition.model.vocab_size, mesh)
+        self.sampling = SamplingPrograms(shapes.slots, decoder.partition.model.vocab_size, mesh, shapes.speculation)
         self.adapters = None if shapes.adapters is None else slot_arrays(decoder, shapes.adapters, mesh)
         """The slots of adapters, if there are such."""
         self._forward = ForwardPrograms(
@@ -120,6 +122,10 @@ class ExecutionManager:
         """WRITE_SLOTS."""
         return self._executables[WRITE_SLOTS, SEPARATE.entries]
 
+    def write_history(self) -> Any:
+        """WRITE_HISTORY."""
+        return self._executables[WRITE_HISTORY, PIECE]
+
     def take_hidden(self, layout: StepLayout) -> Any:
         """TAKE_HIDDEN of a bucket's step."""
         return self._executables[TAKE_HIDDEN, layout.tokens]
@@ -151,7 +157,7 @@ class ExecutionManager:
     def programs(self, layout: StepLayout) -> Iterator[Program]:
         """Every program that a bucket's step may run."""
         yield from self._forward.of(layout)
-        yield self._forward.write_slots()
+        yield from self._forward.writers()
         yield from self.sampling.of(layout)
         yield self._forward.prompt_logprobs(PROMPT_BLOCK)
         yield from self.sampling.writers()

@@ -15,6 +15,7 @@ from engine.live.staging import StagedWeights
 from engine.live.weight_source import Rereadable
 from engine.models.weights.sources import TensorSource
 from engine.sampling.needs import Need
+from engine.speculation.history import History
 from engine.step.commands import MakeCopies, StepDescription
 from engine.step.execution_manager import ExecutionManager
 from engine.step.host_cache.host_memory import HostMemory
@@ -28,7 +29,7 @@ class ExecutedStep:
     """The pending results of a step."""
 
     token_ids: Array
-    """i32[rows]"""
+    """i32[rows], or with drafts i32[2, rows] as ``verify`` gives it."""
     logprobs: Array | None
     """[rows] of ``compute_logprobs``; None if no row wants them."""
     prompt_blocks: list[Array]
@@ -43,11 +44,11 @@ class StepExecutor:
         self._weights = weights
         self._staged: dict[int, StagedWeights] = {}
         self._cache: PagedAttentionCache | None
-        self._last_token: Array
+        self._fed: Array | History
         self._slots: SlotState
         self._slots_of_adapters: list[Array] = []
         slots, mesh = manager.shapes.slots, manager.mesh
-        self._new_slots, self._new_last_token = mesh.maker(slots.new_state), mesh.maker(slots.new_last_token)
+        self._new_slots, self._new_fed = mesh.maker(slots.new_state), mesh.maker(slots.new_fed)
         self._make_state()
         self.host = None if manager.shapes.host is None else HostMemory(manager.copier, manager.copied, mesh)
         """The tier in the host's memory, if there is one."""
@@ -133,17 +134,20 @@ class StepExecutor:
         # The calls themselves copy a numpy array to the device, twice as fast as device_put.
         for changes in step.changes:
             self._slots = manager.write_slots()(self._slots, changes)
+        for piece in step.history:
+            self._fed = manager.write_history()(self._fed, piece)
         forward = manager.adapted_forward(layout) if step.has_adapters else manager.forward(layout)
         adapters = [self._slots_of_adapters] if step.has_adapters else []
         self._cache, self._slots, logits, hidden, sampling = forward(
-            manager.weights, self._cache, self._slots, self._last_token, step.packed, *adapters
+            manager.weights, self._cache, self._slots, self._fed, step.packed, *adapters
         )
         processed = self._process(layout, step, logits, sampling)
         draw = manager.for_rows(DRAW if step.needs & Need.DRAW else GREEDY, layout)
-        token_ids, self._last_token = draw(processed, self._last_token, sampling, self._key)
+        token_ids, self._fed = draw(processed, self._fed, sampling, self._key)
         logprobs, blocks = None, []
         if step.needs & Need.LOGPROBS:
-            logprobs = manager.for_rows(LOGPROBS, layout)(logits, token_ids)
+            drawn = token_ids if token_ids.ndim == 1 else token_ids[0]
+            logprobs = manager.for_rows(LOGPROBS, layout)(logits, drawn)
         if step.prompt_tokens is not None:
             take_hidden, compute = manager.take_hidden(layout), manager.prompt_logprobs()
             blocks = [
@@ -156,7 +160,7 @@ class StepExecutor:
 
     def _make_state(self) -> None:
         self._cache = self._manager.new_cache()
-        self._slots, self._last_token = self._new_slots(), self._new_last_token()
+        self._slots, self._fed = self._new_slots(), self._new_fed()
         self._bias = self._manager.sampling.new_bias()
         self._penalties = self._manager.sampling.new_penalties()
         for array in self._slots_of_adapters:
@@ -171,10 +175,10 @@ class StepExecutor:
         for slot, counts in step.penalties:
             self._penalties = manager.writer(WRITE_PENALTIES)(self._penalties, np.int32(slot), place(counts))
         if step.needs & Need.BIAS:
-            self._bias, logits = manager.for_rows(BIAS, layout)(self._bias, logits, self._last_token, sampling)
+            self._bias, logits = manager.for_rows(BIAS, layout)(self._bias, logits, self._fed, sampling)
         if step.needs & Need.PENALTIES:
             penalize = manager.for_rows(PENALTIES, layout)
-            self._penalties, logits = penalize(self._penalties, logits, self._last_token, sampling)
+            self._penalties, logits = penalize(self._penalties, logits, self._fed, sampling)
         if step.masks is not None:
             logits = manager.for_rows(MASK, layout)(logits, step.masks)
         return logits

@@ -1,4 +1,4 @@
-"""The model's programs: from a bucket's packed integers to the logits of each row's last token."""
+"""The model's programs: from a bucket's packed integers to the logits to sample from."""
 
 from dataclasses import dataclass, field
 from functools import cached_property, partial
@@ -33,6 +33,7 @@ from engine.models.linear import look_up
 from engine.models.step_context import LayerCache, Place, StepContext
 from engine.models.weights.forms import Weight
 from engine.sampling.logprobs import compute_logprobs
+from engine.speculation.history import PIECE, PIECE_HEADER, History
 from engine.step.backend import CACHE, Backend
 from engine.step.compilation import Program, lower
 from engine.step.layout import PROMPT_BLOCK, ModelInputBatch, StepLayout
@@ -40,11 +41,13 @@ from engine.step.slot_state import SEPARATE, SlotShapes, SlotState
 from engine.vocabulary import Vocabulary
 
 FORWARD = "step"
-"""(weights, cache, slots, last_token, packed) -> (cache, slots, logits f32[rows, vocab],
+"""(weights, cache, slots, fed, packed) -> (cache, slots, logits f32[rows, vocab],
 hidden f[T, hidden], packed SamplerInputs). ``cache`` and the SlotState ``slots`` are donated."""
 ADAPTED_FORWARD = "step with adapters"
 """FORWARD with the arrays of SlotArrays as its last argument, for a step in which some row has an
 adapter."""
+WRITE_HISTORY = "write history"
+"""(history, piece) -> history, a History, which is donated; see ``History.after``."""
 WRITE_SLOTS = "write slots"
 """(slots, changes i32[SEPARATE.size]) -> slots, a SlotState, which is donated."""
 TAKE_HIDDEN = "take hidden"
@@ -79,8 +82,8 @@ class ForwardPrograms:
         self._mesh, self._adapters = mesh, adapters
         weights = [_shape(leaf) for leaf in self.weights]
         self._slots: SlotState = mesh.shapes(jax.eval_shape(slots.new_state))
-        last_token = mesh.shapes(jax.eval_shape(slots.new_last_token))
-        self._state = (weights, backend.abstract_cache(pool, mesh), self._slots, last_token)
+        self._fed: Array | History = mesh.shapes(jax.eval_shape(slots.new_fed))
+        self._state = (weights, backend.abstract_cache(pool, mesh), self._slots, self._fed)
         self._specs = ([_spec(leaf.sharding) for leaf in weights], CACHE, COPY, COPY, COPY)
 
     def adopt_weights(self) -> None:
@@ -104,9 +107,10 @@ class ForwardPrograms:
             Program(TAKE_HIDDEN, layout.tokens, partial(self._lower_take_hidden, layout)),
         ]
 
-    def write_slots(self) -> Program:
-        """WRITE_SLOTS."""
-        return Program(WRITE_SLOTS, SEPARATE.entries, self._lower_write_slots)
+    def writers(self) -> list[Program]:
+        """WRITE_SLOTS, and WRITE_HISTORY where there is one."""
+        slots = Program(WRITE_SLOTS, SEPARATE.entries, self._lower_write_slots)
+        return [slots, *([Program(WRITE_HISTORY, PIECE, self._lower_write_history)] if self._has_history else [])]
 
     def prompt_logprobs(self, count: int) -> Program:
         """PROMPT_LOGPROBS of ``count`` tokens."""
@@ -119,12 +123,12 @@ class ForwardPrograms:
             weights: list[Array],
             cache: PagedAttentionCache,
             slots: SlotState,
-            last_token: Array,
+            fed: Array | History,
             packed: Array,
             arrays: list[Array] | None = None,
         ) -> tuple[PagedAttentionCache, SlotState, Array, Array, Array]:
             state, rows = jax.tree.unflatten(self._structure, weights), None
-            slots, batch, sampling = layout.unpack(packed, slots, last_token)
+            slots, batch, sampling = layout.unpack(packed, slots, fed)
             if adapters is not None and arrays is not None:
                 state = adapters.adapted(state, arrays)
                 rows = adapter_rows(layout.unpack_adapters(packed, batch.table), adapters.sizes.max_loras)
@@ -143,6 +147,15 @@ class ForwardPrograms:
         changes = self._mesh.shapes(jax.ShapeDtypeStruct((SEPARATE.size,), np.int32))
         on_each = self._mesh.on_each(lambda slots, changes: slots.after(SEPARATE, changes), (COPY, COPY), COPY)
         return lower(on_each, self._slots, changes, donate=0)
+
+    @property
+    def _has_history(self) -> bool:
+        return isinstance(self._fed, History)
+
+    def _lower_write_history(self) -> Lowered:
+        piece = self._mesh.shapes(jax.ShapeDtypeStruct((PIECE_HEADER + PIECE,), np.int32))
+        on_each = self._mesh.on_each(lambda history, piece: history.after(piece), (COPY, COPY), COPY)
+        return lower(on_each, self._fed, piece, donate=0)
 
     def _lower_take_hidden(self, layout: StepLayout) -> Lowered:
         hidden = self._mesh.shapes(jax.ShapeDtypeStruct((layout.tokens, *self._hidden.shape), self._hidden.dtype))
@@ -176,13 +189,12 @@ class ForwardPrograms:
         states: StateTable | None,
         adapters: AdapterRows | None,
     ) -> tuple[PagedAttentionCache, Array, Array]:
-        """The cache, the hidden states of all tokens, and those of each row's last token."""
+        """The cache, the hidden states of all tokens, and of those that logits are computed of."""
         attention = PagedAttention(batch.table, self._kernel, self._num_pages)
         rotations = decoder.rotations(batch.positions, self._longest)
         step = StepContext(rotations, attention, batch.table.cu_q_lens[-1], states, adapters)
         caches, hidden = decoder(batch.token_ids, cache.caches, step)
-        last = hidden[jnp.maximum(batch.table.cu_q_lens[1:] - 1, 0)]
-        return cache.with_caches(caches), hidden, last
+        return cache.with_caches(caches), hidden, hidden[batch.sampled]
 
 
 @jax.tree_util.register_dataclass

@@ -14,6 +14,7 @@ from functools import cached_property
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array
 
 from caching.attention.spec import PageTable
@@ -22,6 +23,8 @@ from caching.metadata import PagedAttentionCacheMetaData, pages_for
 from caching.state.table import StateTable
 from engine.adapters.slot_arrays import AdapterSizes
 from engine.sampling.sampler_inputs import pack_inputs
+from engine.speculation.history import History
+from engine.speculation.speculative_config import SpeculativeConfig
 from engine.step.host_cache.host_budget import HostBudget
 from engine.step.slot_state import Packed, SlotShapes, SlotState, SlotWrites, read, write
 
@@ -49,6 +52,8 @@ class ModelInputBatch:
     """i32[T]; those of decoding rows come first."""
     positions: Array
     """i32[T], each token's position in its sequence; 0 in padding."""
+    sampled: Array
+    """i32[model_rows] the tokens that logits are computed of."""
     table: PageTable
 
 
@@ -69,7 +74,8 @@ class StepLayout:
 
     @property
     def model_rows(self) -> int:
-        """Rows that the model computes logits for. The sampler's further rows are padding."""
+        """Tokens that the model computes logits of: a row's last one, or of a row with drafts
+        several. The sampler's further rows are padding."""
         return min(self.tokens, self.rows)
 
     @cached_property
@@ -83,7 +89,7 @@ class StepLayout:
         """Offset and shape by name, all int32.
 
         Row i has ``counts[i]`` tokens of the sequence in ``slots[i]``, of which the last
-        ``samples[i]``, none or one, get logits. Padding rows have the dump slot and no tokens.
+        ``samples[i]`` get logits. Padding rows have the dump slot and no tokens.
         ``adapters[i]`` is the slot of its adapter, -1 if it has none.
         """
         shapes: dict[str, tuple[int, ...]] = {
@@ -117,12 +123,21 @@ class StepLayout:
         span, shape = self._spans[name]
         return packed[span] if len(shape) == 1 else packed[span].reshape(shape)
 
-    def unpack(self, packed: Array, state: SlotState, last_token: Array) -> tuple[SlotState, ModelInputBatch, Array]:
+    def unpack(self, packed: Array, state: SlotState, fed: Array | History) -> tuple[SlotState, ModelInputBatch, Array]:
         """The state after the step, the model's part, and the sampler's as ``pack_inputs`` gives it.
 
-        ``state`` and i32[slots] ``last_token`` are those before the step.
+        ``state`` is that before the step. ``fed`` is what decoding rows are fed: i32[slots] the
+        token that each slot sampled last, or where rows may have drafts the history.
         """
         state = state.after(self.writes, self.view(packed, "writes"))
+        if isinstance(fed, History):
+            return self._unpack_drafts(packed, state, fed)
+        return self._unpack_last(packed, state, fed)
+
+    def _unpack_last(
+        self, packed: Array, state: SlotState, last_token: Array
+    ) -> tuple[SlotState, ModelInputBatch, Array]:
+        """A decoding row has one token, whose index is the row's."""
         slots, counts, samples, given = (
             self.view(packed, name) for name in ("slots", "counts", "samples", "token_ids")
         )
@@ -133,15 +148,52 @@ class StepLayout:
         batch = ModelInputBatch(
             token_ids=jnp.concatenate([first, given[self.model_rows :]]),
             positions=self._positions(begins, lens[rows]),
-            table=PageTable(
-                kv_lens=lens[rows],
-                page_indices=state.tables_of(slots[rows]),
-                cu_q_lens=begins,
-                num_seqs=jnp.sum(counts > 0, dtype=jnp.int32)[None],
-            ),
+            sampled=jnp.maximum(begins[1:] - 1, 0),
+            table=_table(state, slots[rows], counts, lens[rows], begins),
         )
         decodes = jnp.pad(decodes.astype(jnp.int32), (0, self.rows - self.model_rows))
         inputs = pack_inputs(slots, samples, decodes, lens, state.parameters)
+        return replace(state, num_tokens=write(state.num_tokens.at[slots], lens)), batch, inputs
+
+    def _unpack_drafts(
+        self, packed: Array, state: SlotState, history: History
+    ) -> tuple[SlotState, ModelInputBatch, Array]:
+        """A decoding row has a token and its drafts, and rows of the sampler for all of them."""
+        most = slice(self.model_rows)
+        slots, counts, samples = (self.view(packed, name)[most] for name in ("slots", "counts", "samples"))
+        given = self.view(packed, "token_ids")
+        begins = jnp.concatenate([jnp.zeros(1, jnp.int32), jnp.cumsum(counts, dtype=jnp.int32)])
+        firsts = given[jnp.minimum(begins[:-1], np.int32(self.tokens - 1))]
+        decodes = (counts > 0) & (firsts == FROM_SLOT)
+        lens = read(state.num_tokens.at[slots]) - jnp.where(decodes, history.num_wrong[slots], 0) + counts
+        positions = self._positions(begins, lens)
+        row, _ = self._rows_of_tokens(begins)
+        own = history.fed(slots[row], positions)
+
+        index = jnp.arange(self.model_rows, dtype=jnp.int32)
+        ends = jnp.cumsum(samples, dtype=jnp.int32)
+        of_row = jnp.searchsorted(ends, index, side="right", method="compare_all").astype(jnp.int32)
+        is_real = of_row < self.model_rows
+        of_row = jnp.where(is_real, of_row, 0)
+        rests = jnp.where(is_real, ends[of_row] - 1 - index, 0)
+        offsets = jnp.where(is_real, samples[of_row] - 1 - rests, 0)
+        dump = np.int32(state.num_tokens.shape[0] - 1)
+        columns = (
+            jnp.where(is_real, slots[of_row], dump), is_real, is_real & decodes[of_row], lens[of_row] - rests,
+            offsets, rests,
+        )  # fmt: skip
+        padding = (0, self.rows - self.model_rows)
+        of_slot, real, fed_back, num_tokens, *drafts = (
+            jnp.pad(column.astype(jnp.int32), padding, constant_values=dump if number == 0 else 0)
+            for number, column in enumerate(columns)
+        )
+        batch = ModelInputBatch(
+            token_ids=jnp.where(given == FROM_SLOT, own, given),
+            positions=positions,
+            sampled=jnp.where(is_real, begins[of_row + 1] - 1 - rests, 0),
+            table=_table(state, slots, counts, lens, begins),
+        )
+        inputs = pack_inputs(of_slot, real, fed_back, num_tokens, state.parameters, *drafts)
         return replace(state, num_tokens=write(state.num_tokens.at[slots], lens)), batch, inputs
 
     def unpack_states(self, packed: Array, table: PageTable, num_slots: int) -> StateTable | None:
@@ -170,6 +222,16 @@ class StepLayout:
         return jnp.where(is_real, row, 0), is_real
 
 
+def _table(state: SlotState, slots: Array, counts: Array, lens: Array, begins: Array) -> PageTable:
+    """Of i32[rows] slots, tokens in this step and in all, and i32[rows + 1] where rows begin."""
+    return PageTable(
+        kv_lens=lens,
+        page_indices=state.tables_of(slots),
+        cu_q_lens=begins,
+        num_seqs=jnp.sum(counts > 0, dtype=jnp.int32)[None],
+    )
+
+
 @dataclass(frozen=True)
 class StepShapes:
     """Sizes that all compiled functions share."""
@@ -184,6 +246,14 @@ class StepShapes:
     """The tier in the host's memory, if there is one."""
     adapters: AdapterSizes | None = None
     """The slots of adapters, if there are such."""
+    speculation: SpeculativeConfig | None = None
+    """How rows get drafts, if they do."""
+
+    @property
+    def most_samples(self) -> int:
+        """Tokens that a step samples at most."""
+        drafts = 0 if self.speculation is None else self.speculation.num_speculative_tokens
+        return max(self.max_num_seqs, 1 + drafts)
 
     @property
     def pages_per_seq(self) -> int:
@@ -193,7 +263,7 @@ class StepShapes:
     @property
     def buckets(self) -> list[int]:
         """The token counts to compile for, ascending."""
-        return token_buckets(self.max_num_seqs, self.max_num_batched_tokens, self.smallest_step)
+        return token_buckets(self.most_samples, self.max_num_batched_tokens, self.smallest_step)
 
     @cached_property
     def groups(self) -> CacheGroups:
@@ -203,13 +273,14 @@ class StepShapes:
     @cached_property
     def slots(self) -> SlotShapes:
         """The state of all slots."""
-        return SlotShapes(self.max_num_seqs, len(self.cache.windows), self.pages_per_seq)
+        drafts = 0 if self.speculation is None else self.speculation.num_speculative_tokens
+        return SlotShapes(self.max_num_seqs, len(self.cache.windows), self.pages_per_seq, self.max_model_len, drafts)
 
     def layout(self, tokens: int) -> StepLayout:
         """The packed array of a bucket."""
         return StepLayout(
             tokens,
-            sampling_rows(tokens, self.max_num_seqs),
+            sampling_rows(tokens, self.most_samples),
             self.slots.num_groups,
             self.cache.states is not None,
             self.adapters is not None,

@@ -13,6 +13,7 @@ from engine.sampling.penalties import penalties_of
 from engine.sampling.token_masks import pack_masks
 from engine.scheduling.plan import NextIterationPlan
 from engine.scheduling.sequence import Sequence
+from engine.speculation.history import pieces
 from engine.step.commands import StepDescription
 from engine.step.layout import FROM_SLOT, PROMPT_BLOCK, StepLayout
 from engine.step.slot_state import SEPARATE, SlotChanges, SlotShapes, admissions
@@ -51,9 +52,10 @@ class ModelIOProcessor:
         fits = layout.writes.hold(changes)
         nothing = SlotChanges(changes.admitted[:0], [], [])
         layout.writes.pack(changes if fits else nothing, self._shapes, layout.view(packed, "writes"))
-        slots, samples = np.fromiter(map(_slot_of, plan.sequences), np.int32, plan.num_rows), np.array(plan.samples)
+        slots = np.fromiter(map(_slot_of, plan.sequences), np.int32, plan.num_rows)
+        samples = np.array(plan.samples, np.int32)
         needs = self._needs[slots]
-        needs[~samples] &= Need.PROMPT_LOGPROBS
+        needs[samples == 0] &= Need.PROMPT_LOGPROBS
         needs[: plan.num_decodes] &= ~Need.PROMPT_LOGPROBS
         self._write_rows(plan, layout, packed, slots, samples)
         _write_tokens(plan, layout.view(packed, "token_ids"))
@@ -66,10 +68,25 @@ class ModelIOProcessor:
             [] if fits else list(SEPARATE.pack_all(changes, self._shapes)),
             [(each.slot, bias_of(each, self._vocab_size)) for each in self._admitted(plan, Need.BIAS)],
             [(each.slot, penalties_of(each, self._vocab_size)) for each in self._admitted(plan, Need.PENALTIES)],
-            pack_masks(plan, layout.rows, self._vocab_size) if plan.constrained else None,
+            self._pieces(plan.admitted),
+            self._masks(plan, layout) if plan.constrained else None,
             _prompt_tokens(plan, prompt_logprobs) if prompt_logprobs else None,
             bool(plan.read_slots),
         ), prompt_logprobs
+
+    def _pieces(self, admitted: ListOf[Sequence]) -> list[NDArray[np.int32]]:
+        """What the history has to have of sequences that got a slot, if there is one."""
+        if not self._shapes.num_drafts:
+            return []
+        return [
+            piece
+            for sequence in admitted
+            for piece in pieces(sequence.slot, sequence.prompt_token_ids + sequence.output_token_ids)
+        ]
+
+    def _masks(self, plan: NextIterationPlan, layout: StepLayout) -> NDArray[np.int32]:
+        sampler_rows = list(plan.sampler_rows(drafts=bool(self._shapes.num_drafts)))
+        return pack_masks(plan, sampler_rows, layout.rows, self._vocab_size)
 
     def _changes(self, plan: NextIterationPlan) -> SlotChanges:
         """What the device does not know yet of the sequences of a plan."""
@@ -101,7 +118,7 @@ class ModelIOProcessor:
         layout: StepLayout,
         packed: NDArray[np.int32],
         slots: NDArray[np.int32],
-        samples: NDArray[np.bool_],
+        samples: NDArray[np.int32],
     ) -> None:
         count, all_slots = plan.num_rows, layout.view(packed, "slots")
         all_slots[:count] = slots
@@ -119,9 +136,9 @@ class ModelIOProcessor:
 
 
 def _write_tokens(plan: NextIterationPlan, token_ids: NDArray[np.int32]) -> None:
-    at = plan.num_decodes
+    at = plan.num_decode_tokens
     token_ids[:at] = FROM_SLOT
-    for index in range(at, plan.num_rows):
+    for index in range(plan.num_decodes, plan.num_rows):
         start, count = plan.starts[index], plan.counts[index]
         token_ids[at : at + count] = _known_tokens(plan.sequences[index], start, start + count)
         at += count
@@ -138,7 +155,7 @@ def _known_tokens(sequence: Sequence, start: int, end: int) -> ListOf[int]:
 
 def _prompt_logprobs(plan: NextIterationPlan) -> list[PromptLogprobs]:
     """For each row that wants some. The previous token's logits give a token's logprobs."""
-    asked, at = [], plan.num_decodes
+    asked, at = [], plan.num_decode_tokens
     for row in range(plan.num_decodes, plan.num_rows):
         sequence, start, count = plan.sequences[row], plan.starts[row], plan.counts[row]
         last = min(start + count, len(sequence.prompt_token_ids) - 1)

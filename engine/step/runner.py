@@ -6,6 +6,7 @@ from typing import cast
 
 import numpy as np
 from jax import Array
+from numpy.typing import NDArray
 
 from engine.adapters.adapter import Adapter
 from engine.adapters.slot_arrays import SlotArrays
@@ -18,6 +19,7 @@ from engine.sampling.logprobs import unpack_logprobs
 from engine.scheduling.host_cache.copies import Copies
 from engine.scheduling.plan import NextIterationPlan, StepResult
 from engine.scheduling.sequence import TokenLogprobs
+from engine.speculation.verification import NOT_TEXT
 from engine.step.commands import (
     AddAdapter,
     AllocateCache,
@@ -159,9 +161,11 @@ class eSurgeRunner:
             drawn = np.asarray(token_ids)
             step.times.end("wait")
             self._tell(Landed(drawn))
-            ids: list[int] = drawn[: step.plan.num_rows].tolist()
             self.gaps.look()
-            return StepResult(ids, _logprobs(step, step.executed.logprobs, ids), _prompt_logprobs(step, step.executed))
+            rows = list(step.plan.sampler_rows(drafts=drawn.ndim > 1))
+            ids, drafts = _landed(step.plan, drawn, rows)
+            logprobs = _logprobs(step, step.executed.logprobs, rows, ids)
+            return StepResult(ids, logprobs, _prompt_logprobs(step, step.executed), drafts)
 
     def reset(self) -> None:
         """As ``StepExecutor.reset``. No sequence may have a slot."""
@@ -195,15 +199,31 @@ class eSurgeRunner:
         return PendingStep(plan, executed, prompt_logprobs, times=times)
 
 
-def _logprobs(step: PendingStep, logprobs: Array | None, ids: list[int]) -> dict[int, TokenLogprobs]:
+def _landed(plan: NextIterationPlan, drawn: NDArray[np.int32], rows: list[int]) -> tuple[list[list[int]], list[int]]:
+    """By row of the plan, the tokens that it gave, and its drafts, if rows may have some.
+
+    ``rows`` are those of the sampler, and ``drawn`` what it gave.
+    """
+    if drawn.ndim == 1:
+        ids: list[int] = drawn[: plan.num_rows].tolist()
+        return [[token_id] if samples else [] for token_id, samples in zip(ids, plan.samples, strict=True)], []
+    ids, drafts = drawn.tolist()
+    sampled = [ids[first : first + count] for first, count in zip(rows, plan.samples, strict=False)]
+    kept = [row[: row.index(NOT_TEXT)] if NOT_TEXT in row else row for row in sampled]
+    return kept, [drafts[first] for first in rows[: plan.num_rows]]
+
+
+def _logprobs(
+    step: PendingStep, logprobs: Array | None, rows: list[int], ids: list[list[int]]
+) -> dict[int, list[TokenLogprobs]]:
     """By row, for rows that sample and request them."""
     if logprobs is None:
         return {}
     table = np.asarray(logprobs)
     return {
-        row: unpack_logprobs(table[row], ids[row], sequence.params.logprobs)
-        for row, (sequence, samples) in enumerate(zip(step.plan.sequences, step.plan.samples, strict=True))
-        if samples and sequence.params.logprobs is not None
+        row: [unpack_logprobs(table[first + at], token, count) for at, token in enumerate(token_ids)]
+        for row, (sequence, first, token_ids) in enumerate(zip(step.plan.sequences, rows, ids, strict=False))
+        if token_ids and (count := sequence.params.logprobs) is not None
     }
 
 

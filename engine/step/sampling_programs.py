@@ -21,19 +21,25 @@ from engine.mesh import COPY, LOGITS, TP, DeviceMesh
 from engine.sampling.logit_bias import LogitBias, apply_bias, neutral_bias
 from engine.sampling.logprobs import compute_logprobs
 from engine.sampling.needs import Need
+from engine.sampling.new_tokens import NewTokens, last_sampled
 from engine.sampling.penalties import Penalties, apply_penalties, neutral_penalties
 from engine.sampling.sampler import sample
-from engine.sampling.sampler_inputs import NUM_FIELDS, SamplerInputs
+from engine.sampling.sampler_inputs import NUM_DRAFT_FIELDS, NUM_FIELDS, SamplerInputs
 from engine.sampling.token_masks import mask_logits, mask_words
+from engine.speculation.history import History
+from engine.speculation.speculative_config import SpeculativeConfig
+from engine.speculation.verification import verify
 from engine.step.compilation import Program, lower
 from engine.step.layout import StepLayout
+from engine.step.slot_state import SlotShapes
 from engine.vocabulary import Vocabulary, padded_vocab_size
 
 GREEDY, DRAW = "greedy", "draw"
-"""(logits, last_token, sampling, key) -> (ids i32[rows], last_token); last_token is donated.
+"""(logits, fed, sampling, key) -> (ids i32[rows], fed), or with drafts i32[2, rows] as ``verify``
+gives it; ``fed``, which SlotShapes.new_fed made, is donated.
 GREEDY is for steps without draws: 1/8 of DRAW's compile time, 1/3 to 1/2 of its run time."""
 BIAS, PENALTIES = "bias", "penalties"
-"""(state, logits, last_token, sampling) -> (state, logits); the state is donated."""
+"""(state, logits, fed, sampling) -> (state, logits); the state is donated."""
 MASK = "mask"
 """``mask_logits``."""
 LOGPROBS = "logprobs"
@@ -45,13 +51,18 @@ OVER_VOCABULARY = ("values", "counts")
 """The state fields that have one entry per token."""
 
 State = TypeVar("State", LogitBias, Penalties)
+Fed = Array | History
 
 
 class SamplingPrograms:
     """Programs that sample from logits of ``num_tokens`` columns and padding, not compiled yet."""
 
-    def __init__(self, max_num_seqs: int, num_tokens: int, mesh: DeviceMesh) -> None:
-        self._num_slots = max_num_seqs + 1
+    def __init__(
+        self, slots: SlotShapes, num_tokens: int, mesh: DeviceMesh, speculation: SpeculativeConfig | None = None
+    ) -> None:
+        self._num_slots = slots.num_slots
+        self._fed: Fed = mesh.shapes(jax.eval_shape(slots.new_fed))
+        self._speculation = speculation
         self._num_tokens = num_tokens
         self._mesh = mesh
         self._vocabulary = Vocabulary(mesh.axis)
@@ -87,28 +98,31 @@ class SamplingPrograms:
         return placed
 
     def _lower_sampler(self, layout: StepLayout, *, draws: bool) -> Lowered:
-        def draw(logits: Array, last_token: Array, sampling: Array, key: Array) -> tuple[Array, Array]:
+        def draw(logits: Array, fed: Fed, sampling: Array, key: Array) -> tuple[Array, Fed]:
             inputs = SamplerInputs.unpack(sampling, self._num_slots)
             token_ids = sample(logits, inputs.rows, key, self._vocabulary, draws=draws)
-            return token_ids, last_token.at[inputs.slots].set(jnp.maximum(token_ids, 0))  # no NO_TOKEN
+            if isinstance(fed, History):
+                assert self._speculation is not None
+                return verify(token_ids, inputs, fed, self._speculation)
+            return token_ids, fed.at[inputs.slots].set(jnp.maximum(token_ids, 0))  # no NO_TOKEN
 
         key = self._mesh.shapes(jax.eval_shape(lambda: jax.random.key(0)))
         on_each = self._mesh.on_each(draw, (LOGITS, COPY, COPY, COPY), COPY)
         return lower(on_each, *self._arguments(layout), key, donate=1)
 
     def _lower_bias(self, layout: StepLayout) -> Lowered:
-        def bias(state: LogitBias, logits: Array, last_token: Array, sampling: Array) -> tuple[LogitBias, Array]:
+        def bias(state: LogitBias, logits: Array, fed: Fed, sampling: Array) -> tuple[LogitBias, Array]:
             inputs = SamplerInputs.unpack(sampling, self._num_slots)
-            slots, num_tokens = inputs.slots_that(Need.BIAS), inputs.rows.positions
-            return apply_bias(logits, state, slots, last_token, inputs.decodes, num_tokens, self._vocabulary)
+            slots, new = inputs.slots_that(Need.BIAS), _new_tokens(inputs, fed, Need.BIAS)
+            return apply_bias(logits, state, slots, new, inputs.rows.positions, self._vocabulary)
 
         return self._lower_change(bias, neutral_bias(self.vocab_size), layout)
 
     def _lower_penalties(self, layout: StepLayout) -> Lowered:
-        def penalize(state: Penalties, logits: Array, last_token: Array, sampling: Array) -> tuple[Penalties, Array]:
+        def penalize(state: Penalties, logits: Array, fed: Fed, sampling: Array) -> tuple[Penalties, Array]:
             inputs = SamplerInputs.unpack(sampling, self._num_slots)
-            slots = inputs.slots_that(Need.PENALTIES)
-            return apply_penalties(logits, state, slots, last_token, inputs.decodes, self._vocabulary)
+            slots, new = inputs.slots_that(Need.PENALTIES), _new_tokens(inputs, fed, Need.PENALTIES)
+            return apply_penalties(logits, state, slots, new, self._vocabulary)
 
         return self._lower_change(penalize, neutral_penalties(self.vocab_size), layout)
 
@@ -142,12 +156,12 @@ class SamplingPrograms:
         on_each = self._mesh.on_each(write, (specs, COPY, of_one), specs)
         return lower(on_each, self._abstract(row), slot, shapes, donate=0)
 
-    def _arguments(self, layout: StepLayout) -> tuple[jax.ShapeDtypeStruct, ...]:
-        """Abstract logits, last tokens and packed SamplerInputs."""
+    def _arguments(self, layout: StepLayout) -> tuple[Any, ...]:
+        """Abstract logits, what rows are fed, and packed SamplerInputs."""
         logits = jax.ShapeDtypeStruct((layout.rows, self.vocab_size), jnp.float32)
-        last_token = jax.ShapeDtypeStruct((self._num_slots,), np.int32)
-        sampling = jax.ShapeDtypeStruct((NUM_FIELDS, layout.rows), np.int32)
-        return self._mesh.shapes(logits, *LOGITS), self._mesh.shapes(last_token), self._mesh.shapes(sampling)
+        fields = NUM_FIELDS + (NUM_DRAFT_FIELDS if self._speculation is not None else 0)
+        sampling = jax.ShapeDtypeStruct((fields, layout.rows), np.int32)
+        return self._mesh.shapes(logits, *LOGITS), self._fed, self._mesh.shapes(sampling)
 
     def _maker(self, row: State) -> Callable[[], State]:
         """A function that creates the state of all slots from one row."""
@@ -176,3 +190,12 @@ def _specs(row: State, *lead: None) -> Any:
         return PartitionSpec(*lead, TP) if path[-1].name in OVER_VOCABULARY else COPY
 
     return jax.tree_util.tree_map_with_path(spec, row)
+
+
+def _new_tokens(inputs: SamplerInputs, fed: Fed, need: Need) -> NewTokens:
+    """What the states of rows that have this need do not know yet."""
+    slots = inputs.slots_that(need)
+    if not isinstance(fed, History):
+        return last_sampled(fed, slots, inputs.decodes)
+    owners = jnp.where(inputs.offsets == 0, slots, np.int32(inputs.dump_slot))
+    return fed.new_tokens(inputs.slots, owners, inputs.decodes, inputs.offsets, inputs.rows.positions)

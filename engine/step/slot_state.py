@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 
 from engine.sampling.sampler_inputs import PARAMETERS
 from engine.scheduling.sequence import Sequence
+from engine.speculation.history import History, new_history
 
 Packed = TypeVar("Packed", Array, NDArray[np.int32])
 
@@ -81,6 +82,9 @@ class SlotShapes:
     max_num_seqs: int
     num_groups: int
     pages_per_seq: int
+    max_model_len: int = 0
+    num_drafts: int = 0
+    """The most that a row has; with any, the history of all tokens is beside the state."""
 
     @property
     def num_slots(self) -> int:
@@ -104,9 +108,12 @@ class SlotShapes:
             parameters=jnp.zeros((len(PARAMETERS), self.num_slots), jnp.int32),
         )
 
-    def new_last_token(self) -> Array:
-        """i32[slots] the token that each slot sampled last, which the samplers write."""
-        return jnp.zeros(self.num_slots, jnp.int32)
+    def new_fed(self) -> Array | History:
+        """What decoding rows are fed (StepLayout.unpack), before the first step; the samplers write
+        it."""
+        if not self.num_drafts:
+            return jnp.zeros(self.num_slots, jnp.int32)
+        return new_history(self.num_slots, self.max_model_len, self.num_drafts)
 
 
 @dataclass(frozen=True)

@@ -53,7 +53,7 @@ class NullExecutionManager:
         self.weights = [jnp.zeros(1) for _ in range(LAYERS * ARRAYS_PER_LAYER)]
         self.shapes, self.mesh = shapes, one_device()
         self.new_cache = functools.partial(PagedAttentionCache.allocate, shapes.cache)
-        self.sampling = SamplingPrograms(shapes.max_num_seqs, VOCABULARY, self.mesh)
+        self.sampling = SamplingPrograms(shapes.slots, VOCABULARY, self.mesh)
         self.adapters = None
         self._layouts = [shapes.layout(tokens) for tokens in shapes.buckets]
 

@@ -51,7 +51,7 @@ def seconds_per_step(waiting: int, steps: int) -> float:
 def _step(scheduler: InferenceScheduler, sequences: Iterator[Sequence]) -> None:
     plan = scheduler.plan()
     assert plan is not None, "somebody waits always"
-    for output in scheduler.update(plan, StepResult([1] * plan.num_rows)):
+    for output in scheduler.update(plan, StepResult([[1] * samples for samples in plan.samples])):
         if output.finish_reason is not None:
             scheduler.add(next(sequences))
 

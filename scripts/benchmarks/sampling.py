@@ -29,6 +29,7 @@ from engine.step.sampling_programs import (
     WRITE_PENALTIES,
     SamplingPrograms,
 )
+from engine.step.slot_state import SlotShapes
 from scripts.benchmarks.child import answer_all, ask_once
 from scripts.benchmarks.figure import Figure, figure
 
@@ -87,7 +88,10 @@ class _Bench:
     """Compiled functions over random logits; what they take donated is kept and handed on, as from step to step."""
 
     def __init__(self, vocabulary: int) -> None:
-        self.layout, self.state = StepLayout(ROWS, ROWS), SamplingPrograms(ROWS, vocabulary, one_device())
+        self.layout, self.state = (
+            StepLayout(ROWS, ROWS),
+            SamplingPrograms(SlotShapes(ROWS, 1, 1), vocabulary, one_device()),
+        )
         programs = [*self.state.of(self.layout), *self.state.writers()]
         self.compiled: dict[str, Any] = {program.name: compile_program(program).compiled for program in programs}
         normal = np.random.default_rng(0).normal(size=(ROWS, vocabulary)).astype(np.float32)

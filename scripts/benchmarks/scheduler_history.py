@@ -29,10 +29,14 @@ from engine.scheduling.prefixes.sequence_states import SequenceStates
 from engine.scheduling.scheduler import InferenceScheduler
 from engine.scheduling.sequence import Sequence
 from engine.scheduling.sequence_memory import SequenceMemory
+from engine.scheduling.speculation import Speculation
 from engine.scheduling.waiting_queue import OUTPUT_WEIGHT
+from scripts.benchmarks.simulated_drafts import Row, SimulatedDrafts
 from scripts.benchmarks.simulated_host import SimulatedHost
 
 VOCABULARY, EOS = 11, 0
+NOBODYS = -1
+"""Stands for what follows a wrong draft."""
 PARAMS = SamplingParams(temperature=0)
 STEMS = 3
 """Prompts begin alike in so many ways."""
@@ -102,6 +106,8 @@ class Life:
     """What stands for the token at each place and all before it."""
     length: int | None = None
     """Tokens after which its constraint is complete."""
+    num_computed: int = 0
+    num_drafts: int = 0
     received: list[int] = field(default_factory=list)
     reason: str | None = None
     num_passed: int = 0
@@ -144,6 +150,7 @@ class SchedulerHistory:
         long = random.choice((None, 1, 3, self._budget))
         self._long = long or max(1, self._budget // 2)
         self._num_slots, self._num_adapters = random.choice((0, 1, 2, 3)), 0
+        self._drafts = SimulatedDrafts(random, 0 if self._has_states else random.choice((0, 0, 1, 3, 6)))
         self._scheduler = InferenceScheduler(
             SequenceMemory(self._pages, self._groups, states, self._cost),
             max_num_seqs=max_num_seqs,
@@ -154,6 +161,7 @@ class SchedulerHistory:
             reserve=GrowthReserve(self._pages.num_total, least=random.choice((0.0, 0.1, 1.0))),
             fair=self._fair,
             adapters=AdapterSlots(self._num_slots),
+            speculation=Speculation(self._drafts.most) if self._drafts.most else None,
         )
         self._landings = random.choice((1, 4))
         """How often copies may land: seldom where the link is slow."""
@@ -164,6 +172,8 @@ class SchedulerHistory:
         self._adapter_slots: dict[int, int] = {}
         """By slot, the adapter that was written to it last."""
         self._in_flight: deque[NextIterationPlan] = deque()
+        self._rows: deque[list[Row]] = deque()
+        """What became of the rows of each."""
         self._alive: dict[str, Life] = {}
         self._ended: list[Life] = []
         self._content: dict[tuple[int, int], tuple[int, int]] = {}
@@ -301,6 +311,7 @@ class SchedulerHistory:
                 if self._scheduler.finish(sequence.request_id):
                     self._bury(sequence.request_id)
             self._in_flight.clear()
+            self._rows.clear()
             self._scheduler.lose_cache()
             self._adapter_slots.clear()
             self._content.clear()
@@ -367,23 +378,23 @@ class SchedulerHistory:
         self._check_plan(plan)
         self._write_and_read_adapters(plan)
         self._check_order(plan)
-        self._write_and_read(plan)
+        rows = self._drafts.run(plan, [self._alive[sequence.request_id] for sequence in plan.sequences])
+        self._write_and_read(plan, rows)
         self._read_and_write_states(plan)
         self._in_flight.append(plan)
+        self._rows.append(rows)
         return True
 
     def _land(self) -> None:
         if not self._in_flight:
             return
-        plan = self._in_flight.popleft()
+        plan, rows = self._in_flight.popleft(), self._rows.popleft()
         known = {**{life.sequence.request_id: life for life in self._ended}, **self._alive}
         ids = [
-            known[sequence.request_id].tokens[start + count] if samples else VOCABULARY
-            for sequence, start, count, samples in zip(
-                plan.sequences, plan.starts, plan.counts, plan.samples, strict=True
-            )
+            known[sequence.request_id].tokens[row.start + row.kept - row.num_tokens + 1 :][: row.num_tokens]
+            for sequence, row in zip(plan.sequences, rows, strict=True)
         ]
-        for output in self._scheduler.update(plan, StepResult(ids)):
+        for output in self._scheduler.update(plan, StepResult(ids, drafts=[row.num_drafts for row in rows])):
             life = self._alive[output.request_id]  # one that has ended has no more to say
             life.received += output.token_ids
             if output.finish_reason is not None:
@@ -408,7 +419,9 @@ class SchedulerHistory:
     def _check_plan(self, plan: NextIterationPlan) -> None:
         assert 0 < plan.num_tokens == sum(plan.counts) <= self._budget, "a step has more tokens than it may"
         assert len(set(map(id, plan.sequences))) == plan.num_rows <= self._max_num_seqs, "a sequence has two rows"
-        assert plan.counts[: plan.num_decodes] == [1] * plan.num_decodes
+        assert plan.samples[: plan.num_decodes] == plan.counts[: plan.num_decodes], "a decoding row samples too little"
+        assert max(plan.counts[: plan.num_decodes], default=1) <= 1 + self._drafts.most, "a row has too many drafts"
+        assert sum(plan.samples) <= max(self._max_num_seqs, 1 + self._drafts.most), "a step samples too much"
         for sequence, start, count in zip(plan.sequences, plan.starts, plan.counts, strict=True):
             assert sequence.request_id in self._alive, "a sequence that has ended is planned"
             assert start + count <= sequence.num_paged_tokens, "a token has no page"
@@ -467,24 +480,25 @@ class SchedulerHistory:
     def _queue(self, sequence: Sequence) -> deque[str]:
         return self._queues[sequence.client, sequence.params.priority]
 
-    def _write_and_read(self, plan: NextIterationPlan) -> None:
-        """What the device does: all rows write, and then each reads all there is of its own."""
-        rows = [
-            (group, sequence, start, count)
-            for sequence, start, count in zip(plan.sequences, plan.starts, plan.counts, strict=True)
+    def _write_and_read(self, plan: NextIterationPlan, rows: list[Row]) -> None:
+        """What the device does: all rows write, and then each reads all there is of its own. Behind a wrong draft it
+        writes nobody's tokens."""
+        written: set[tuple[int, int]] = set()
+        each = [
+            (group, sequence, row)
+            for sequence, row in zip(plan.sequences, rows, strict=True)
             for group in range(len(self._groups.windows))
         ]
-        written: set[tuple[int, int]] = set()
-        for group, sequence, start, count in rows:
+        for group, sequence, row in each:
             histories = self._alive[sequence.request_id].histories
-            for place in range(start, start + count):
+            for place in range(row.start, row.start + row.count):
                 slot = self._slot(sequence, group, place)
                 assert slot not in written, f"page {slot[0]} has two writers"
                 written.add(slot)
-                self._content[slot] = group, histories[place]
-        for group, sequence, start, count in rows:
+                self._content[slot] = group, histories[place] if place < row.start + row.kept else NOBODYS
+        for group, sequence, row in each:
             histories, window = self._alive[sequence.request_id].histories, self._groups.windows[group]
-            for place in range(0 if window is None else max(0, start - window + 1), start + count):
+            for place in range(0 if window is None else max(0, row.start - window + 1), row.start + row.kept):
                 assert self._content.get(self._slot(sequence, group, place)) == (group, histories[place]), (
                     "a page holds another's tokens"
                 )

@@ -158,7 +158,7 @@ class TurnsSimulator:
             return
         plan, done = self._in_flight.popleft()
         self._now = max(self._now, done)
-        for output in self._scheduler.update(plan, StepResult([0] * plan.num_rows)):
+        for output in self._scheduler.update(plan, StepResult([[0] * samples for samples in plan.samples])):
             sequence, asked_at, user, turn = self._open[output.request_id]
             if turn and len(sequence.output_token_ids) == 1:
                 self._played.ttft.append(self._now - asked_at)

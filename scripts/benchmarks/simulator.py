@@ -89,7 +89,7 @@ class Simulator:
     def _land(self, first: NDArray[np.float64], last: NDArray[np.float64]) -> int:
         plan, done = self._in_flight.popleft()
         self._now = max(self._now, done)
-        outputs = self._scheduler.update(plan, StepResult([0] * plan.num_rows))
+        outputs = self._scheduler.update(plan, StepResult([[0] * samples for samples in plan.samples]))
         for sequence, samples in zip(plan.sequences[plan.num_decodes :], plan.samples[plan.num_decodes :], strict=True):
             if samples and len(sequence.output_token_ids) == 1:
                 first[int(sequence.request_id)] = self._now

@@ -38,7 +38,7 @@ class HostLink:
 
     def learn(self, plan: NextIterationPlan, seconds: float) -> None:
         """A step has landed that took so long."""
-        self._pages.cost.learn(plan.num_tokens - plan.num_decodes, plan.num_tokens, seconds)
+        self._pages.cost.learn(plan.num_tokens - plan.num_decode_tokens, plan.num_tokens, seconds)
 
     def stats(self) -> dict[str, Any]:
         """The part of EngineStats that is about the host's memory."""

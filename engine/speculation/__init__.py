@@ -1,0 +1,1 @@
+"""Drafts of tokens that follow, and their verification, on the device."""

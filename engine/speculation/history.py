@@ -1,0 +1,88 @@
+"""All tokens of each slot's sequence, on the device: what steps are fed from, and drafts are looked
+for in, where rows speculate.
+
+A sequence's tokens are written when it gets its slot, those that it samples when they are verified.
+Behind its last token are its drafts. A step feeds a decoding row the last token and as many of the
+drafts as it was granted. Which of them were right is known on the device alone until the step
+lands; what the next step needs of it is here.
+"""
+
+from collections.abc import Iterator
+from collections.abc import Sequence as ListOf
+from dataclasses import dataclass, field
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+from numpy.typing import NDArray
+
+from engine.sampling.new_tokens import NewTokens
+
+NO_DRAFT = -1
+PIECE = 1024
+"""Tokens that one call writes."""
+PIECE_HEADER = 2
+"""Before them: the slot, and the place of the first."""
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class History:
+    """Arrays by slot, the dump slot's last. Samplers take them donated and return them."""
+
+    ids: Array
+    """i32[slots, width] each sequence's tokens by position, then its drafts, or NO_DRAFT."""
+    num_new: Array
+    """i32[slots] tokens that its last step gave."""
+    num_wrong: Array
+    """i32[slots] drafts of its last step that were not right: their positions come again."""
+    num_drafts: int = field(metadata={"static": True})
+    """The most that a row has."""
+
+    def fed(self, slots: Array, positions: Array) -> Array:
+        """i32[n] the tokens at i32[n] positions; 0 where there is none."""
+        return jnp.maximum(_at(self.ids, slots, positions), 0)
+
+    def draft(self, slots: Array, positions: Array) -> Array:
+        """i32[n] the drafts at i32[n] positions, or NO_DRAFT."""
+        return _at(self.ids, slots, positions)
+
+    def new_tokens(self, slots: Array, owners: Array, decodes: Array, offsets: Array, positions: Array) -> NewTokens:
+        """What the states of rows lack that sample at i32[rows] ``positions``.
+
+        A decoding row was given ``num_new`` tokens by the step before, and has been fed ``offsets``
+        drafts beside. ``slots`` are those of the rows; see NewTokens for ``owners``.
+        """
+        back = 1 + jnp.arange(2 * self.num_drafts + 1, dtype=jnp.int32)
+        places = jnp.maximum(positions[:, None] - back[None, :], 0)
+        counts = jnp.where(decodes, self.num_new[slots] + offsets, 0)
+        return NewTokens(_at(self.ids, slots[:, None], places), counts, owners)
+
+    def after(self, piece: Array) -> "History":
+        """The history after a piece of a sequence's tokens that ``pieces`` made."""
+        at = (piece[0], piece[1])
+        ids = jax.lax.dynamic_update_slice(self.ids, piece[None, PIECE_HEADER:], at)
+        return History(ids, self.num_new, self.num_wrong, self.num_drafts)
+
+
+def _at(ids: Array, slots: Array, positions: Array) -> Array:
+    found: Array = ids.at[slots, positions].get(mode="promise_in_bounds", wrap_negative_indices=False)
+    return found
+
+
+def new_history(num_slots: int, max_model_len: int, num_drafts: int) -> History:
+    """One without tokens, on the default device. It has room for whole pieces."""
+    width = -(-(max_model_len + num_drafts + 1) // PIECE) * PIECE
+    ids = jnp.full((num_slots, width), NO_DRAFT, jnp.int32)
+    return History(ids, jnp.zeros(num_slots, jnp.int32), jnp.zeros(num_slots, jnp.int32), num_drafts)
+
+
+def pieces(slot: int, token_ids: ListOf[int]) -> Iterator[NDArray[np.int32]]:
+    """i32[PIECE_HEADER + PIECE] arrays that write a sequence's tokens, and NO_DRAFT behind them."""
+    for start in range(0, len(token_ids), PIECE):
+        piece = np.full(PIECE_HEADER + PIECE, NO_DRAFT, np.int32)
+        piece[:PIECE_HEADER] = slot, start
+        some = token_ids[start : start + PIECE]
+        piece[PIECE_HEADER : PIECE_HEADER + len(some)] = some
+        yield piece

@@ -1,0 +1,36 @@
+"""Drafts from what the sequence has said before (Saxena 2023, "Prompt Lookup Decoding").
+
+The longest run of last tokens that occurs earlier is looked for, of several the latest, and what
+followed it there is the draft. Where that comes to the sequence's end it goes on from the run:
+what goes round in a loop is drafted as a loop.
+"""
+
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from engine.speculation.history import NO_DRAFT
+
+
+def look_up(ids: Array, lengths: Array, *, count: int, shortest: int, longest: int) -> Array:
+    """i32[rows, count] drafts, or NO_DRAFT where no run of ``shortest`` tokens occurs twice.
+
+    i32[rows, width] ``ids`` begin with each row's i32[rows] ``lengths`` tokens. Runs of more than
+    ``longest`` tokens count as such.
+    """
+    rows, width = ids.shape
+    places = jnp.arange(width, dtype=jnp.int32)
+    ends = places[None, :] < lengths[:, None] - 1
+    length, alike = jnp.zeros((rows, width), jnp.int32), ends
+    for back in range(longest):
+        last = jnp.take_along_axis(ids, jnp.maximum(lengths - 1 - back, 0)[:, None], axis=1)
+        moved = jnp.pad(ids, ((0, 0), (back, 0)), constant_values=NO_DRAFT)[:, :width]
+        alike = alike & (moved == last) & (places[None, :] >= back)
+        length += alike.astype(jnp.int32)
+    best = jnp.max(jnp.where(length >= shortest, length * np.int32(width) + places[None, :], -1), axis=1)
+    found = best >= 0
+    follows = jnp.where(found, best % np.int32(width), 0) + 1
+    period = jnp.maximum(lengths - follows, 1)
+    steps = jnp.arange(count, dtype=jnp.int32)[None, :] % period[:, None]
+    drafts = jnp.take_along_axis(ids, jnp.minimum(follows[:, None] + steps, width - 1), axis=1)
+    return jnp.where(found[:, None], drafts, NO_DRAFT)

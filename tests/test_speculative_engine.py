@@ -1,0 +1,166 @@
+"""Drafts in the real engine: they change nothing of what a request is given, whatever its parameters, and only how many
+steps that takes."""
+
+import random
+from dataclasses import replace
+
+import pytest
+from checkpoints import build_checkpoint
+
+from engine.build import build
+from engine.config import EngineConfig
+from engine.device_errors import DeviceError
+from engine.errors import ConfigurationError
+from engine.sampling_params import SamplingParams
+from engine.scheduling.sequence import Sequence
+from engine.step.execution_manager import ExecutionManager
+from engine.step.runner import tell_nobody
+
+SPECULATION = '{"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_max": 3, "prompt_lookup_min": 1}'
+MAX_MODEL_LEN, MAX_NUM_SEQS = 96, 12
+SIZES = {
+    "max_model_len": MAX_MODEL_LEN, "max_num_seqs": MAX_NUM_SEQS, "max_num_batched_tokens": 24, "page_size": 16,
+}  # fmt: skip
+CASES = {
+    "one step ahead, few pages": ("llama2", {"num_pages": 14}),
+    "no step ahead": ("qwen3", {"num_pages": 40, "run_ahead": 0}),
+    "three steps ahead": ("llama2", {"num_pages": 30, "run_ahead": 3}),
+    "windows": ("gemma3_plain", {"num_pages": 40, "run_ahead": 2}),
+    "latents": ("deepseek_v3_plain", {"num_pages": 20}),
+    "experts": ("qwen3_moe", {"num_pages": 20}),
+    "two devices": ("llama2", {"num_pages": 14, "tensor_parallel_size": 2}),
+    "8-bit pages": ("llama2", {"num_pages": 14, "kv_cache_dtype": "int8", "quantization": "int8"}),
+    "XLA's attention": ("llama2", {"num_pages": 14, "attention_backend": "xla"}),
+}
+DEFAULT = "one step ahead, few pages"
+
+
+def build_engine(model, speculation, **settings):
+    """An engine whose steps are all of one size, so that less is compiled; drafts are granted whatever they cost."""
+
+    def compile_steps(served, decoder, shapes, report):
+        shapes = replace(shapes, smallest_step=shapes.max_num_batched_tokens)
+        manager = ExecutionManager(decoder, shapes, served.backend, served.mesh)
+        manager.compile(report)
+        return manager
+
+    config = EngineConfig(model=str(model), speculative_config=speculation, **SIZES, **settings)
+    engine = build(config, lambda _: None, lambda compiled: compiled.engine(tell_nobody), compile_steps)
+    if speculation:
+        engine._scheduler.speculation._seconds = lambda _: None
+    return engine
+
+
+def build_sequences(seed, count, vocabulary):
+    """Requests with every parameter that changes tokens; their prompts go round in loops, and what has few tokens to
+    choose among does so, too."""
+    rng, sequences = random.Random(seed), []
+    for number in range(count):
+        loop = [rng.randrange(vocabulary) for _ in range(rng.randint(1, 6))]
+        prompt = (loop * 20)[: rng.randint(2, 40)]
+        params = SamplingParams(
+            temperature=rng.choice([0, 0, 0.2, 1.0]),
+            top_k=rng.choice([0, 3]),
+            top_p=rng.choice([1, 0.5]),
+            repetition_penalty=rng.choice([1, 1, 1.3]),
+            frequency_penalty=rng.choice([0, 0, 0.5]),
+            presence_penalty=rng.choice([0, 0, -0.5]),
+            logit_bias=rng.choice([{}, {}, {rng.randrange(vocabulary): 4.0}]),
+            allowed_token_ids=rng.choice([None, rng.sample(range(vocabulary), 3)]),
+            min_tokens=rng.choice([0, 5]),
+            logprobs=rng.choice([None, None, 2]),
+            num_speculative_tokens=rng.choice([None, None, None, 0, 2]),
+        )
+        words = tuple(tuple(rng.randrange(vocabulary) for _ in range(rng.randint(1, 3))) for _ in range(4))
+        stops = frozenset(rng.sample(range(vocabulary), 2))
+        most = min(60, MAX_MODEL_LEN - len(prompt))
+        sequences.append(
+            Sequence(
+                str(number), prompt, params, stops, rng.randint(5, most), rng.randrange(99), bad_word_token_ids=words
+            )
+        )
+    return sequences
+
+
+def answers(engine, sequences, *, at_once=5):
+    """By request: tokens, the ids of its log-probabilities, and how it ended."""
+    got = {sequence.request_id: ([], [], []) for sequence in sequences}
+    waiting = list(sequences)
+    while engine.has_work or waiting:
+        while waiting and len(engine.sequence_ids) < at_once:
+            engine.add(waiting.pop(0))
+        for output in engine.step():
+            tokens, logprobs, ends = got[output.request_id]
+            tokens += output.token_ids
+            logprobs += [each.token_ids for each in output.logprobs]
+            ends += [output.finish_reason] if output.finish_reason else []
+        engine.check_integrity()
+    return got
+
+
+@pytest.fixture(
+    scope="module",
+    params=[pytest.param(name, marks=() if name == DEFAULT else pytest.mark.thorough) for name in CASES],
+)
+def engines(request, tmp_path_factory):
+    """Of one model, without drafts and with."""
+    variant, settings = CASES[request.param]
+    directory = build_checkpoint(tmp_path_factory.mktemp("speculation"), variant, max_position_embeddings=MAX_MODEL_LEN)
+    return [build_engine(directory, config, **settings) for config in (None, SPECULATION)]
+
+
+def test_every_request_is_given_the_same_with_drafts(engines):
+    """Greedy and drawn, with penalties, bias, bad words, stops and log-probabilities, preempted and from prefixes."""
+    plain, ours = engines
+    expected = answers(plain, build_sequences(0, 12, plain.limits.vocab_size))
+    ours.start_counting()
+
+    got = answers(ours, build_sequences(0, 12, plain.limits.vocab_size))
+
+    assert got == expected
+    stats = ours.stats()
+    assert stats.num_accepted_tokens > 20 and stats.num_draft_tokens > stats.num_accepted_tokens
+    assert sum(stats.num_accepted_tokens_per_pos) == stats.num_accepted_tokens
+    assert stats.compilations_after_ready == 0
+
+
+def test_who_is_not_in_a_failing_step_is_given_the_same(engines, monkeypatch):
+    """All state on the device is lost, the history of tokens with it."""
+    plain, ours = engines
+    vocabulary = plain.limits.vocab_size
+    expected = answers(plain, build_sequences(1, 12, vocabulary))
+    collect, count = ours._runner.collect, 0
+
+    def failing(step):
+        nonlocal count
+        count += 1
+        if count % 25 == 0 and step.plan.num_rows < 4:
+            raise DeviceError("lost")
+        return collect(step)
+
+    monkeypatch.setattr(ours._runner, "collect", failing)
+    got = answers(ours, build_sequences(1, 12, vocabulary))
+
+    failed = {name for name, (_, _, ends) in got.items() if ends == ["error"]}
+    assert len(failed) < len(got) and all(got[name] == expected[name] for name in got.keys() - failed)
+
+
+def test_a_model_with_recurrent_states_is_refused_drafts(tmp_path):
+    """A wrong draft would have changed its states."""
+    directory = build_checkpoint(tmp_path, "qwen3_next", max_position_embeddings=MAX_MODEL_LEN)
+
+    with pytest.raises(ConfigurationError, match="speculative_config is not for this model"):
+        build_engine(directory, SPECULATION, num_pages=40)
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("run_ahead", [0, 1, 2, 3])
+def test_a_hundred_thousand_tokens_are_the_same(tmp_path, run_ahead):
+    """In random histories of all parameters, with too few pages for all."""
+    directory = build_checkpoint(tmp_path, "llama2", max_position_embeddings=MAX_MODEL_LEN)
+    plain, ours = (build_engine(directory, config, num_pages=14, run_ahead=run_ahead) for config in (None, SPECULATION))
+    for seed in range(40):
+        expected = answers(plain, build_sequences(seed, 40, plain.limits.vocab_size))
+        got = answers(ours, build_sequences(seed, 40, plain.limits.vocab_size))
+        assert got == expected
+    assert ours.stats().generated_tokens > 25_000
