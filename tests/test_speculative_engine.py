@@ -14,7 +14,6 @@ from engine.errors import ConfigurationError
 from engine.sampling_params import SamplingParams
 from engine.scheduling.sequence import Sequence
 from engine.step.execution_manager import ExecutionManager
-from engine.step.runner import tell_nobody
 
 SPECULATION = '{"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_max": 3, "prompt_lookup_min": 1}'
 MAX_MODEL_LEN, MAX_NUM_SEQS = 96, 12
@@ -45,7 +44,7 @@ def build_engine(model, speculation, **settings):
         return manager
 
     config = EngineConfig(model=str(model), speculative_config=speculation, **SIZES, **settings)
-    engine = build(config, lambda _: None, lambda compiled: compiled.engine(tell_nobody), compile_steps)
+    engine = build(config, lambda _: None, lambda compiled: compiled.engine(), compile_steps)
     if speculation:
         engine._scheduler.speculation._seconds = lambda _: None
     return engine
