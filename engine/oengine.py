@@ -32,7 +32,7 @@ from engine.live.weight_source import WeightSource
 from engine.live.weight_version import WeightVersion
 from engine.metrics.engine_stats import EngineStats
 from engine.sampling.sampler import NO_TOKEN
-from engine.scheduling.awaited_masks import AwaitedMasks
+from engine.scheduling.constraints.awaited_masks import AwaitedMasks
 from engine.scheduling.plan import NextIterationPlan, StepResult
 from engine.scheduling.preemption import PreemptionLog
 from engine.scheduling.scheduler import InferenceScheduler
@@ -161,13 +161,17 @@ class oEngine:
         """Serve new weights from the next step on; ``settle`` first.
 
         Unless ``keep_cache``, running sequences compute all that they have again, and nothing
-        that the former weights computed is found. Raises ConfigurationError before anything is
+        that the former weights computed is found. In any case nobody samples any more from logits
+        that they have computed. Raises ConfigurationError before anything is
         written, and DeviceError where the device fails: the weights are lost then.
         """
         assert not self._in_flight, "a step reads the weights"
         self._runner.write_weights(staged)
         self._version.replace(name)
-        if not keep_cache:
+        if keep_cache:
+            self._scheduler.lose_logits()
+            self._forget_logits()
+        else:
             self.forget_cache()
 
     def reset_prefix_cache(self) -> int:
@@ -242,15 +246,26 @@ class oEngine:
     def finish(self, request_id: str) -> bool:
         """End a sequence now and free its pages; False if it has ended already."""
         ended = self._scheduler.finish(request_id)
+        self._forget_logits()
         self._drop_adapters()
         return ended
 
     def step(self) -> list[SequenceOutput]:
         """Plan and dispatch a step; collect the oldest if enough are in flight or none is planned.
 
-        Raises DeviceError if too many steps in a row have failed.
+        Rows whose masks have come sample before it, as it reads their tokens. Raises DeviceError if
+        too many steps in a row have failed.
         """
         outputs = self._resume()
+        if not self._sample_late():
+            outputs += self._step()
+        while self._in_flight and self._in_flight[-1].failure is not None:
+            outputs += self._land()
+        self._drop_adapters()
+        return outputs
+
+    def _step(self) -> list[SequenceOutput]:
+        outputs: list[SequenceOutput] = []
         if self._host is not None:
             self._host.land()
         now = time.monotonic()
@@ -260,11 +275,10 @@ class oEngine:
             self._preemption_log.tell(self._scheduler.take_preempted(), self._scheduler.num_running, now)
         if plan is not None:
             self._dispatch(plan, planning)
-        if plan is None or not plan.num_rows or len(self._in_flight) > self._run_ahead:
+        if plan is None or not plan.num_rows:
             outputs += self._land()
-        while self._in_flight and self._in_flight[-1].failure is not None:
+        while sum(step.is_step for step in self._in_flight) > self._run_ahead:
             outputs += self._land()
-        self._drop_adapters()
         return outputs
 
     def check_integrity(self) -> None:
@@ -351,7 +365,29 @@ class oEngine:
         ended = [self._scheduler.resume(sequence) for sequence in self._masks.hear()]
         return [output for output in ended if output is not None]
 
+    def _sample_late(self) -> bool:
+        """Let rows sample whose masks have come, after a step that kept their logits; whether that
+        fails."""
+        for plan in self._scheduler.plan_late():
+            self._in_flight.append(self._runner.sample(plan))
+            if self._in_flight[-1].failure is not None:
+                return True
+        self._forget_logits()
+        return False
+
+    def _forget_logits(self) -> None:
+        """Free logits from which no row will sample."""
+        for plan in self._scheduler.take_done():
+            self._runner.forget_logits(plan)
+
     def _land(self) -> list[SequenceOutput]:
+        """Collect the oldest step, and the tokens that rows have sampled late right after it."""
+        outputs = self._land_first()
+        while self._in_flight and not self._in_flight[0].is_step:
+            outputs += self._land_first()
+        return outputs
+
+    def _land_first(self) -> list[SequenceOutput]:
         if not self._in_flight:
             if self._host is not None and self._host.is_loading:
                 self._host.wait()
@@ -365,16 +401,17 @@ class oEngine:
         except DeviceError as failure:
             return self._recover(step.plan, failure)
         self._failures_in_a_row = 0
-        seconds = self._seconds.landed(step.times)
-        if self._host is not None:
+        seconds = self._seconds.landed(step.times) if step.is_step else None
+        if seconds is not None and self._host is not None:
             self._host.learn(step.plan, seconds)
         outputs = self._fail_rows(step.plan, result) + self._scheduler.update(step.plan, result, seconds)
         for sequence in map(step.plan.sequences.__getitem__, step.plan.constrained):
             if sequence.awaits_mask:
                 self._masks.add(sequence)
-        self._steps += 1
-        self._measure(step)
-        self._prompt_tokens += step.plan.num_tokens - step.plan.num_decode_tokens
+        if step.is_step:
+            self._steps += 1
+            self._measure(step)
+            self._prompt_tokens += step.plan.num_tokens - step.plan.num_decode_tokens
         self._generated_tokens += sum(len(output.token_ids) for output in outputs)
         return outputs
 

@@ -12,7 +12,7 @@ from driver.grammars.constraint import GrammarConstraint
 from driver.grammars.matcher_pool import Allowance
 from driver.text.tokenizer import HuggingFaceTokenizer
 from engine.config import ServingLimits
-from engine.scheduling.awaited_masks import select
+from engine.scheduling.constraints.awaited_masks import select
 from engine.structured_outputs import StructuredOutputsParams
 
 LIMITS = ServingLimits(max_model_len=64, vocab_size=410, eos_token_ids=(0,))

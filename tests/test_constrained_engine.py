@@ -1,6 +1,7 @@
 """oEngine and scheduler with constraints whose answers come when a test says, over pipes."""
 
 import os
+from collections import deque
 
 import numpy as np
 import pytest
@@ -13,8 +14,9 @@ from caching.cache_groups import CacheGroups
 from caching.page_manager import HBMPageManager
 from engine.config import ServingLimits
 from engine.oengine import oEngine
-from engine.scheduling import awaited_masks
-from engine.scheduling.awaited_masks import AwaitedMasks
+from engine.scheduling.constraints import awaited_masks
+from engine.scheduling.constraints.awaited_masks import AwaitedMasks
+from engine.scheduling.constraints.late_samples import MOST_KEPT
 from engine.scheduling.scheduler import InferenceScheduler
 from engine.scheduling.sequence import SequenceStatus
 from engine.scheduling.sequence_memory import SequenceMemory
@@ -69,8 +71,15 @@ def constrained(request_id="a", *, prompt=3, max_tokens=9, **options):
     return sequence
 
 
-def test_a_constrained_row_waits_for_its_token_and_its_mask_and_nobody_else_does():
-    """It is left out while its token is in flight and while the constraint has not answered."""
+def answer(scheduler, sequence):
+    """Its constraint answers; the plan that samples late for it, if its logits are kept."""
+    sequence.constraint.answer()
+    assert sequence.constraint.hear() and scheduler.resume(sequence) is None
+    return scheduler.plan_late()
+
+
+def test_a_constrained_row_is_in_every_step_and_samples_as_soon_as_its_mask_is_there():
+    """Its forward pass is planned while its token is in flight; it samples in a plan of its own, and nobody waits."""
     scheduler, _ = build_scheduler()
     row, neighbour = constrained("row"), build_sequence("neighbour", 3, 9)
     scheduler.add(row)
@@ -78,19 +87,112 @@ def test_a_constrained_row_waits_for_its_token_and_its_mask_and_nobody_else_does
 
     first, second = scheduler.plan(), scheduler.plan()
     land(scheduler, first)
+    (late,) = answer(scheduler, row)
     third = scheduler.plan()
-    row.constraint.answer()
-    assert row.constraint.hear() and scheduler.resume(row) is None
-    fourth = scheduler.plan()
 
-    assert [plan.sequences for plan in (first, second, third, fourth)] == [
-        [row, neighbour],
-        [neighbour],
-        [neighbour],
-        [row, neighbour],
-    ]
-    assert first.constrained == [0] and row.constraint.tokens == [7]
+    assert [plan.sequences for plan in (first, second, third)] == [[row, neighbour]] * 3
+    assert (first.constrained, first.late) == ([0], []) and row.constraint.tokens == [7]
+    assert (second.constrained, second.late, second.samples) == ([], [0], [False, True]) and third.late == [0]
+    assert late.samples_of is second and (late.sequences, late.counts, late.samples) == ([row], [0], [True])
+    assert scheduler.take_done() == [second]
+    outputs = {output.request_id: output.token_ids for output in land(scheduler, second) + land(scheduler, late)}
+    assert outputs == {"row": [7], "neighbour": [7]} and row.constraint.tokens == [7, 7]
     row.constraint.close()
+
+
+@pytest.mark.parametrize(("run_ahead", "expected"), [(0, 200), (1, 199), (2, 99), (3, 66)])
+def test_with_one_step_ahead_a_constrained_row_gets_a_token_in_every_step(run_ahead, expected):
+    """As its neighbours do. A row has one token at most that is not sampled, so with more steps ahead of the one that is
+    read it is in every second or third of them."""
+    scheduler, _ = build_scheduler(num_pages=1000)
+    row, neighbour = (build_sequence(name, 3, 2000) for name in ("row", "neighbour"))
+    row.constraint = Constraint(length=2000)
+    in_flight = deque()
+    for sequence in (row, neighbour):
+        scheduler.add(sequence)
+
+    for _ in range(200):
+        if row.awaits_mask:
+            in_flight += answer(scheduler, row)
+        in_flight.append(scheduler.plan())
+        while sum(plan.samples_of is None for plan in in_flight) > run_ahead or (in_flight and in_flight[0].samples_of):
+            land(scheduler, in_flight.popleft())
+
+    assert len(neighbour.output_token_ids) == 200 - run_ahead
+    assert len(row.output_token_ids) == expected
+    row.constraint.close()
+
+
+def test_a_row_whose_mask_is_late_misses_steps_and_its_neighbour_does_not():
+    """Its logits are kept until the mask is there. Then it samples from them, and is in the next step."""
+    scheduler, _ = build_scheduler()
+    row, neighbour = constrained("row"), build_sequence("neighbour", 3, 9)
+    for sequence in (row, neighbour):
+        scheduler.add(sequence)
+    plans = [scheduler.plan(), scheduler.plan()]
+
+    for step in range(3):
+        land(scheduler, plans[step])
+        plans.append(scheduler.plan())
+
+    assert [plan.sequences for plan in plans[2:]] == [[neighbour]] * 3 and len(neighbour.output_token_ids) == 3
+    assert scheduler.plan_late() == scheduler.take_done() == []
+    (late,) = answer(scheduler, row)
+    assert late.samples_of is plans[1] and row in scheduler.plan().sequences
+    row.constraint.close()
+
+
+def test_logits_are_kept_of_a_few_steps_only():
+    """While as many steps have rows with late masks, a row is planned when it has its mask, as no logits are kept then."""
+    scheduler, _ = build_scheduler(max_num_seqs=MOST_KEPT + 1, budget=99)
+    rows, plans = [constrained(str(number)) for number in range(MOST_KEPT + 1)], []
+    for row in rows:
+        scheduler.add(row)
+        plans.append(scheduler.plan())
+        land(scheduler, plans[-1])
+
+    assert [len(plan.late) for plan in plans] == [0] + [1] * MOST_KEPT
+    assert scheduler.plan() is None
+    last = rows[-1]
+    assert answer(scheduler, last) == []
+    plan = scheduler.plan()
+    assert (plan.sequences, plan.constrained, plan.late) == ([last], [0], [])
+    for row in rows:
+        scheduler.finish(row.request_id)
+    assert scheduler.take_done() == plans[1:]
+
+
+@pytest.mark.parametrize("how", ["complete", "failed", "aborted", "preempted", "lost"])
+def test_who_loses_its_slot_samples_from_no_logits(how):
+    """Its forward pass was for nothing; nobody reads the logits that were kept, and who goes on computes them again."""
+    scheduler, _ = build_scheduler(max_num_seqs=1)
+    row = constrained("row", length=1 if how == "complete" else 9, fails_at=1 if how == "failed" else None)
+    scheduler.add(row)
+    first, second = scheduler.plan(), scheduler.plan()
+    land(scheduler, first)
+    assert row.awaits_sample and row.num_in_flight == 1
+
+    if how in ("complete", "failed"):
+        row.constraint.answer()
+        assert row.constraint.hear() and scheduler.resume(row).finish_reason in ("stop", "error")
+    elif how == "aborted":
+        assert scheduler.finish("row")
+    elif how == "preempted":
+        scheduler.add(build_sequence("urgent", 3, 1, priority=-20))
+        assert scheduler.plan() is None and scheduler.plan().sequences[0].request_id == "urgent"
+    else:
+        scheduler.lose_cache()
+
+    assert not row.awaits_sample and row.num_in_flight == 0
+    assert scheduler.plan_late() == [] and scheduler.take_done() == [second]
+    assert land(scheduler, second) == []
+    if how in ("preempted", "lost"):
+        scheduler.finish("urgent")
+        assert answer(scheduler, row) == []
+        again = scheduler.plan()
+        assert (again.sequences, again.counts, again.constrained) == ([row], [4], [0])
+        row.constraint.close()
+    scheduler.check_integrity()
 
 
 def test_a_complete_output_ends_without_another_token():

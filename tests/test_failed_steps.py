@@ -1,13 +1,14 @@
 """Steps that fail on the real device: who was in one is told, everybody else gets the tokens it gets alone."""
 
 from dataclasses import replace
+from types import MappingProxyType
 
 import numpy as np
 import pytest
 from checkpoints import VARIANTS, build_checkpoint, random_tensors, write_tensors
 from jax.errors import JaxRuntimeError
 from loading import load
-from test_oengine import AnyToken
+from test_oengine import ThirdOfTokens, no_patience  # noqa: F401 - a fixture
 
 from caching.metadata import PagedAttentionCacheMetaData
 from caching.page_manager import HBMPageManager
@@ -26,7 +27,7 @@ from engine.step.execution_manager import ExecutionManager
 from engine.step.layout import StepShapes
 from engine.step.runner import eSurgeRunner
 
-MAX_NUM_SEQS, BUDGET, MAX_MODEL_LEN, NUM_PAGES = 4, 6, 64, 65
+MAX_NUM_SEQS, BUDGET, MAX_MODEL_LEN, NUM_PAGES, VOCAB_SIZE = 4, 6, 64, 65, 144
 POISON = 7
 """The token whose embedding is NaN."""
 INJECTED = JaxRuntimeError("INTERNAL: a wire has come loose\nand much more")
@@ -110,8 +111,10 @@ def compiled(request, tmp_path_factory):
     decoder = load(directory, backend.weight_format(float32))
     shapes = StepShapes(MAX_NUM_SEQS, BUDGET, MAX_MODEL_LEN, metadata)
     manager = FaultyManager(decoder, shapes, backend, one_device())
-    manager.compile(lambda progress: None)
-    return manager
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("engine.step.layout.FEW", 2)
+        manager.compile(lambda progress: None)
+        yield manager
 
 
 def build_engine(compiled, faults=None, *, num_pages=NUM_PAGES, run_ahead=1):
@@ -123,11 +126,11 @@ def build_engine(compiled, faults=None, *, num_pages=NUM_PAGES, run_ahead=1):
         SequenceMemory(pages, shapes.groups), max_num_seqs=MAX_NUM_SEQS, max_num_batched_tokens=BUDGET
     )
     runner = FaultyRunner(manager, 0)
-    return oEngine(scheduler, runner, pages, ServingLimits(MAX_MODEL_LEN, 144, ()), run_ahead=run_ahead)
+    return oEngine(scheduler, runner, pages, ServingLimits(MAX_MODEL_LEN, VOCAB_SIZE, ()), run_ahead=run_ahead)
 
 
-def build_sequences():
-    """More than there are slots; some keep penalties and biases on the device, some miss a step now and then."""
+def build_sequences(delays=MappingProxyType({"held": 2, "held and counted": 1})):
+    """More than there are slots; some keep penalties and biases on the device, and to some masks come late."""
     settings = {
         "held": {},
         "greedy": {"temperature": 0},
@@ -139,7 +142,7 @@ def build_sequences():
     return [
         Sequence(
             name, list(range(10, 13 + 3 * number)), SamplingParams(**params), frozenset(), 12, seed=number,
-            constraint=AnyToken(144) if "held" in name else None,
+            constraint=ThirdOfTokens(delays[name], VOCAB_SIZE, never=POISON) if name in delays else None,
         )
         for number, (name, params) in enumerate(settings.items())
     ]  # fmt: skip
@@ -158,6 +161,22 @@ def run(engine, sequences):
                 errors[output.request_id] = output.error
         engine.check_integrity()
     return tokens, errors
+
+
+def tokens_and_logprobs(engine, sequences):
+    """What each gets, served together, and all log-probabilities of those who want some."""
+    given, logprobs = {sequence.request_id: [] for sequence in sequences}, []
+    for sequence in sequences:
+        engine.add(sequence)
+    while engine.has_work:
+        for output in engine.step():
+            given[output.request_id] += output.token_ids
+            for one in output.logprobs:
+                given[output.request_id] += one.token_ids + one.ranks
+                logprobs += one.logprobs
+        engine.check_integrity()
+    assert all(len(tokens) == 12 * (7 if name == "told" else 1) for name, tokens in given.items())
+    return given, logprobs
 
 
 @pytest.fixture(scope="module")
@@ -190,6 +209,25 @@ def test_a_step_that_fails_fails_only_who_was_in_it(compiled, alone, fault, run_
         assert num_compilations() == before
         recomputed += stats.preemptions
     assert recomputed > 0 or run_ahead == 0
+
+
+@pytest.mark.parametrize("run_ahead", [1, 2, 3])
+def test_rows_that_sample_late_get_what_they_get_in_the_step(compiled, run_ahead):
+    """Masks that are there in time, late and very late, for few rows and for all, beside every parameter: tokens and
+    log-probabilities are those of steps that know all masks, and no logits stay behind."""
+    names = [sequence.request_id for sequence in build_sequences()]
+    for constrained in (names[:1], [name for name in names if name not in ("greedy", "counted")], names):
+        in_time = build_engine(compiled, run_ahead=0)
+        expected = tokens_and_logprobs(in_time, build_sequences(dict.fromkeys(constrained, 0)))
+        for delays in ((0,), (0, 1, 7)):
+            late = {name: delays[number % len(delays)] for number, name in enumerate(constrained)}
+            engine = build_engine(compiled, run_ahead=run_ahead)
+
+            tokens, logprobs = tokens_and_logprobs(engine, build_sequences(late))
+
+            assert tokens == expected[0]
+            np.testing.assert_allclose(logprobs, expected[1], atol=1e-4)
+            assert engine._runner._io._kept == engine._runner._executor._logits == {}
 
 
 def test_an_engine_gives_up_when_one_step_after_the_other_fails(compiled):

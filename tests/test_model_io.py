@@ -49,7 +49,11 @@ class Device:
     """The state of the slots, and what the model and the sampler get of each step."""
 
     def __init__(self, shapes=SHAPES):
-        self.io, self.state, self.shapes = ModelIOProcessor(shapes, vocab_size=40), shapes.new_state(), shapes
+        self.io, self.state, self.shapes = (
+            ModelIOProcessor(shapes, vocab_size=40, few_rows=2),
+            shapes.new_state(),
+            shapes,
+        )
 
     def run(self, plan, tokens=8):
         """The model's inputs, the sampler's, and the step's needs."""
@@ -202,7 +206,7 @@ def test_positions_follow_from_counts(counts, padding):
 @pytest.mark.parametrize(("rows", "context", "page_size"), [(64, 2**17, 128), (256, 2**17, 128), (256, 2**17, 16)])
 def test_what_travels_does_not_grow_with_the_context(rows, context, page_size):
     """A step of decodes is some bytes a row for each host; whole page tables would be up to 8 MB."""
-    io = ModelIOProcessor(SlotShapes(rows, 1, context // page_size), vocab_size=40)
+    io = ModelIOProcessor(SlotShapes(rows, 1, context // page_size), vocab_size=40, few_rows=2)
     sequences = [build_sequence(1, slot=slot, computed=6) for slot in range(rows)]
     for sequence in sequences:
         sequence.pages, sequence.first_pages = [[1]], [0]
@@ -215,7 +219,7 @@ def test_what_travels_does_not_grow_with_the_context(rows, context, page_size):
 
 def test_each_step_has_an_array_of_its_own():
     """The device may still read the last step's array while the next is written."""
-    io, layout = ModelIOProcessor(SHAPES, 40), StepLayout(8, 4, 2)
+    io, layout = ModelIOProcessor(SHAPES, 40, few_rows=2), StepLayout(8, 4, 2)
     first = io.prepare(build_plan(chunks=[(build_sequence(1), 4)]), layout)[0].packed
     second = io.prepare(build_plan(chunks=[(build_sequence(2, slot=1), 4)]), layout)[0].packed
 

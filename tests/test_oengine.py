@@ -1,7 +1,9 @@
 """oEngine with everything real but the device, which is numpy and so late that it reads a step only when it is asked for."""
 
 import hashlib
+import os
 from collections import deque
+from functools import partial
 
 import numpy as np
 import pytest
@@ -16,8 +18,8 @@ from engine.device_errors import DeviceError
 from engine.oengine import oEngine
 from engine.sampling.sampler import NO_TOKEN
 from engine.sampling.sampler_inputs import PARAMETERS
-from engine.sampling.token_masks import mask_words
 from engine.sampling_params import SamplingParams
+from engine.scheduling.constraints import awaited_masks
 from engine.scheduling.plan import StepResult
 from engine.scheduling.scheduler import InferenceScheduler
 from engine.scheduling.sequence import Sequence
@@ -31,16 +33,22 @@ from engine.step.step_gap import StepGaps
 VOCAB_SIZE, EOS = 16, 0
 
 
-def next_token(context, seed):
-    """What the model says after these tokens: every one of them, their order and the row's seed count."""
-    return hashlib.blake2b(bytes([*context, seed]), digest_size=1).digest()[0] % VOCAB_SIZE
+ANYTHING = -1
+"""The mask with all tokens."""
+
+
+def next_token(context, seed, allowed=ANYTHING):
+    """What the model says after these tokens: every one of them, their order and the row's seed count, and what is allowed."""
+    tokens = [token for token in range(VOCAB_SIZE) if allowed >> token & 1]
+    return tokens[hashlib.blake2b(bytes([*context, seed]), digest_size=1).digest()[0] % len(tokens)]
 
 
 def completion(sequence):
     """What a sequence is to get, computed without pages, steps or neighbours."""
     tokens = []
     while len(tokens) < sequence.max_tokens and not (tokens and tokens[-1] in sequence.stop_token_ids):
-        tokens.append(next_token(sequence.prompt_token_ids + tokens, sequence.seed))
+        allowed = ANYTHING if sequence.constraint is None else allowed_after(tokens)
+        tokens.append(next_token(sequence.prompt_token_ids + tokens, sequence.seed, allowed))
     return tokens
 
 
@@ -84,8 +92,9 @@ class LateRunner:
         self._shapes = SlotShapes(max_num_seqs, 1, pages_for(max_model_len, page_size))
         self._slots = PlainSlots(self._shapes)
         self.fault, self.spoilt = None, []
-        self._io = ModelIOProcessor(self._shapes, VOCAB_SIZE)
+        self._io = ModelIOProcessor(self._shapes, VOCAB_SIZE, few_rows=2)
         self._queue = deque()
+        self._kept = {}
         self.gaps = StepGaps()
 
     def dispatch(self, plan):
@@ -95,8 +104,22 @@ class LateRunner:
         step = self._io.prepare(plan, layout)[0]
         if self._met("refused", plan.sequences):
             return PendingStep(plan, failure=DeviceError("refused"))
-        self._queue.append((layout, step))
+        self._queue.append(partial(self._run, layout, step))
         return PendingStep(plan)
+
+    def sample(self, plan):
+        """Sample late from what a step has kept."""
+        command, places = self._io.prepare_late(plan)
+        if self._met("refused late", plan.sequences):
+            return PendingStep(plan, failure=DeviceError("refused"))
+        self._queue.append(partial(self._sample, command))
+        return PendingStep(plan, places=places)
+
+    def forget_logits(self, plan):
+        """As it is; what is dispatched has them still."""
+        command = self._io.forget_logits(plan)
+        if command is not None:
+            self._queue.append(partial(self._forget, command.number))
 
     def collect(self, step):
         """Now compute the oldest step."""
@@ -104,14 +127,22 @@ class LateRunner:
             self._pages[:] = 77
             self._slots.spoil()
             raise DeviceError("lost")
-        ids = self._run(*self._queue.popleft())[: step.plan.num_rows]
+        ids = None
+        while ids is None:
+            ids = self._queue.popleft()()
+        ids = ids[: step.plan.num_rows] if step.places is None else [ids[place] for place in step.places]
         if step.plan.samples[-1] and self._met("nan", step.plan.sequences[-1:]):
             ids[-1] = NO_TOKEN
         return StepResult([[token] if samples else [] for token, samples in zip(ids, step.plan.samples, strict=True)])
 
+    def write_weights(self, staged):
+        """None."""
+
     def reset(self):
         """As new."""
         self._queue.clear()
+        self._kept.clear()
+        self._io.lose_logits()
         self._pages[:], self._slots = 255, PlainSlots(self._shapes)
 
     def _met(self, fault, sequences):
@@ -134,32 +165,88 @@ class LateRunner:
             where = state.num_tokens[slots[row]] + np.arange(counts[row])
             self._pages[state.tables[slots[row], where // size], where % size] = ids
             state.num_tokens[slots[row]] += counts[row]
-        sampled = []
+        contexts, sampled = [], []
         for row in rows:
             where = np.arange(state.num_tokens[slots[row]])
-            context = self._pages[state.tables[slots[row], where // size], where % size]
-            sampled.append(next_token(context.tolist(), int(state.seeds[slots[row]])))
-            if samples[row]:
+            contexts.append(self._pages[state.tables[slots[row], where // size], where % size].tolist())
+            allowed = ANYTHING if step.masks is None else int(step.masks[row, 0])
+            sampled.append(next_token(contexts[row], int(state.seeds[slots[row]]), allowed))
+            if samples[row] > 0:
                 state.last_token[slots[row]] = sampled[-1]
+        if step.kept is not None:
+            of = range(layout.rows) if step.kept.rows is None else step.kept.rows
+            self._kept[step.kept.number] = [contexts[row] if row < len(contexts) else [] for row in of]
         return sampled
 
+    def _sample(self, command):
+        slots, samples, decodes, lens, *parameters = command.sampling
+        seeds = parameters[list(PARAMETERS).index("seeds")]
+        contexts = self._kept[command.number]
+        assert len(contexts) == command.sampling.shape[1] == len(command.masks)
+        tokens = [
+            next_token(context, int(seed), int(mask))
+            for context, seed, (mask,) in zip(contexts, seeds, command.masks, strict=True)
+        ]
+        for place in np.flatnonzero(samples):
+            assert decodes[place] and lens[place] == len(contexts[place]), "another's logits"
+            self._slots.last_token[slots[place]] = tokens[place]
+        return tokens
 
-class AnyToken:
-    """A constraint that forbids nothing and answers at once, so its row misses the step that its token is in flight in."""
+    def _forget(self, number):
+        del self._kept[number]
+
+
+def allowed_after(tokens):
+    """The tokens that SomeTokens allows after others, as the bits of a mask: all that it was told count."""
+    some = hashlib.blake2b(bytes(tokens), digest_size=2).digest()
+    return int.from_bytes(some) | 1 << len(tokens) % VOCAB_SIZE
+
+
+class SomeTokens:
+    """A constraint that allows other tokens after each token, and answers when it is asked for the ``delay + 1``st time."""
 
     complete, error, internal = False, None, False
+    waits_at = os.open(os.devnull, os.O_RDONLY)
 
-    def __init__(self, vocab_size=VOCAB_SIZE):
-        self.mask = np.full(mask_words(vocab_size), -1, np.int32)
+    def __init__(self, delay=0):
+        self.told, self._delay, self._asked = [], delay, 0
+        self.mask = self.mask_after([])
 
-    def advance(self, token_id): ...
+    def mask_after(self, tokens):
+        return np.array([allowed_after(tokens)], np.int32)
+
+    def advance(self, token_id):
+        self.told.append(token_id)
+        self._asked = 0
 
     def hear(self):
-        return True
+        self._asked += 1
+        if self._asked > self._delay:
+            self.mask = self.mask_after(self.told)
+        return self._asked > self._delay
+
+    def fileno(self):
+        return self.waits_at
 
     def suspend(self): ...
 
     def close(self): ...
+
+
+class ThirdOfTokens(SomeTokens):
+    """The same of a larger vocabulary: every third token, from one on for which all tokens before count, and one never."""
+
+    def __init__(self, delay, vocab_size, *, never=0):
+        self._vocab_size, self._never = vocab_size, never
+        super().__init__(delay)
+
+    def mask_after(self, tokens):
+        bits = np.zeros(-(-self._vocab_size // 32) * 32, np.uint8)
+        bits[
+            int.from_bytes(hashlib.blake2b(repr(tokens).encode(), digest_size=1).digest()) % 3 : self._vocab_size : 3
+        ] = 1
+        bits[self._never] = 0
+        return np.packbits(bits, bitorder="little").view(np.int32)
 
 
 def build_engine(*, num_pages=40, page_size=4, max_num_seqs=4, budget=8, max_model_len=24, run_ahead=1):
@@ -265,12 +352,24 @@ def test_what_an_aborted_sequence_leaves_is_forgotten_when_its_logits_were_not_f
 
 prompts = st.lists(st.integers(0, VOCAB_SIZE - 1), min_size=1, max_size=30)
 events = st.one_of(
-    st.tuples(st.just("add"), prompts, st.integers(1, 30), st.booleans(), st.booleans()),
+    st.tuples(
+        st.just("add"), prompts, st.integers(1, 30), st.booleans(), st.sampled_from([None, None, None, 0, 0, 1, 9])
+    ),
     st.tuples(st.just("step")),
     st.tuples(st.just("step")),
     st.tuples(st.just("finish"), st.integers(0, 99)),
+    st.tuples(st.just("update"), st.booleans()),
 )
-fault_after = st.tuples(st.integers(1, 9), st.sampled_from(["refused", "lost", "nan"]))
+fault_after = st.tuples(st.integers(1, 9), st.sampled_from(["refused", "lost", "nan", "refused late"]))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def no_patience():
+    """Nobody waits for a mask: it is there when it is asked for, or late."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(awaited_masks, "PATIENCE", 0.0)
+        patch.setattr(awaited_masks, "IDLE_PATIENCE", 0.0)
+        yield
 
 
 @given(
@@ -286,7 +385,7 @@ fault_after = st.tuples(st.integers(1, 9), st.sampled_from(["refused", "lost", "
 def test_any_history_gives_every_sequence_the_tokens_it_gets_alone(
     num_pages, page_size, max_num_seqs, extra_budget, max_model_len, run_ahead, history, faults
 ):
-    """Random arrivals, steps, aborts and faults, in pools so small that sequences are preempted: whoever was not aborted
+    """Random arrivals, steps, aborts, faults and updates, in pools so small that sequences are preempted: whoever was not aborted
     and not in a step that failed gets exactly its own tokens, ends by the right reason, and nothing is left in the engine.
     """
     engine = build_engine(
@@ -301,7 +400,10 @@ def test_any_history_gives_every_sequence_the_tokens_it_gets_alone(
         if faults and engine.stats().steps >= due:  # no three fail with none landed between them
             gap, runner.fault = faults.pop()
             due = engine.stats().steps + gap
-        for output in engine.step():
+        take(engine.step())
+
+    def take(outputs):
+        for output in outputs:
             tokens[output.request_id] += output.token_ids
             if output.finish_reason == "error":
                 assert output.internal and output.request_id in runner.spoilt
@@ -314,13 +416,13 @@ def test_any_history_gives_every_sequence_the_tokens_it_gets_alone(
 
     for number, (event, *details) in enumerate(history):
         if event == "add":
-            prompt, max_tokens, stops, constrained = details
+            prompt, max_tokens, stops, delay = details
             prompt = prompt[: engine.limits.max_model_len - 1]
             max_tokens = min(max_tokens, engine.limits.max_model_len - len(prompt))
             sequence = build_sequence(
                 f"{number}", prompt, max_tokens, stop_token_ids=[EOS] if stops else [], seed=number
             )  # fmt: skip
-            sequence.constraint = AnyToken() if constrained else None
+            sequence.constraint = None if delay is None else SomeTokens(delay)
             alive[sequence.request_id], tokens[sequence.request_id] = sequence, []
             engine.add(sequence)
         elif event == "finish" and alive:
@@ -328,6 +430,10 @@ def test_any_history_gives_every_sequence_the_tokens_it_gets_alone(
             assert engine.finish(aborted)
             expected = completion(alive.pop(aborted))
             assert tokens[aborted] == expected[: len(tokens[aborted])]
+        elif event == "update":
+            take(engine.settle())
+            engine.update_weights(None, keep_cache=details[0])
+            assert not any(sequence.awaits_sample for sequence in alive.values())
         elif engine.has_work:
             step()
     for _ in range(5000):

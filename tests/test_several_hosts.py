@@ -22,7 +22,18 @@ from engine.hosts.follower import check_alike
 from engine.sampling.logit_bias import neutral_bias
 from engine.sampling.needs import Need
 from engine.sampling.penalties import neutral_penalties
-from engine.step.commands import Joined, Landed, Leave, StepDescription, decode_answer, decode_command, encode
+from engine.step.commands import (
+    ForgetLogits,
+    Joined,
+    KeptRows,
+    Landed,
+    Leave,
+    SampleKept,
+    StepDescription,
+    decode_answer,
+    decode_command,
+    encode,
+)
 from ipc.client import Client
 from ipc.control_client import ControlClient
 from ipc.errors import RequestFailed
@@ -229,7 +240,7 @@ def test_what_is_said_arrives_as_it_was() -> None:
     """Arrays of any rank, rows of parameters, and what is missing."""
     step = StepDescription(
         4, np.arange(9, dtype=np.int32), Need.BIAS | Need.DRAW, [np.arange(5, dtype=np.int32)], [(3, neutral_bias(70))],
-        [(1, neutral_penalties(70))], None, np.ones((2, 2, 64), np.int32),
+        [(1, neutral_penalties(70))], [], None, np.ones((2, 2, 64), np.int32), kept=KeptRows(3, np.array([1, 0], np.int32)),
     )  # fmt: skip
 
     arrived = decode_command(encode(step))
@@ -240,6 +251,11 @@ def test_what_is_said_arrives_as_it_was() -> None:
     np.testing.assert_array_equal(arrived.bias[0][1].banned_after, neutral_bias(70).banned_after)
     assert arrived.penalties[0][1].repetition == np.float32(1)
     assert arrived.masks is None
+    assert arrived.kept is not None and (arrived.kept.number, arrived.kept.rows.tolist()) == (3, [1, 0])
+    late = decode_command(encode(SampleKept(3, np.ones((2, 2), np.int32), Need.DRAW, np.full((2, 1), -1, np.int32))))
+    assert isinstance(late, SampleKept)
+    assert (late.number, late.needs, late.masks.tolist()) == (3, Need.DRAW, [[-1], [-1]])
+    assert decode_command(encode(ForgetLogits(3))) == ForgetLogits(3)
     assert decode_command(encode(Leave(1, "x"))) == Leave(1, "x")
     assert decode_answer(encode(Joined(3))) == Joined(3)
     landed = decode_command(encode(Landed(np.array([5, 7], np.int32))))

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 from checkpoints import build_checkpoint
+from test_oengine import ThirdOfTokens, no_patience  # noqa: F401 - a fixture
 
 from engine.build import build
 from engine.config import EngineConfig
@@ -51,7 +52,7 @@ def build_engine(model, speculation, **settings):
 
 
 def build_sequences(seed, count, vocabulary):
-    """Requests with every parameter that changes tokens; their prompts go round in loops, and what has few tokens to
+    """Requests with every parameter that changes tokens, and some with masks that are late; their prompts go round in loops, and what has few tokens to
     choose among does so, too."""
     rng, sequences = random.Random(seed), []
     for number in range(count):
@@ -75,7 +76,14 @@ def build_sequences(seed, count, vocabulary):
         most = min(60, MAX_MODEL_LEN - len(prompt))
         sequences.append(
             Sequence(
-                str(number), prompt, params, stops, rng.randint(5, most), rng.randrange(99), bad_word_token_ids=words
+                str(number),
+                prompt,
+                params,
+                stops,
+                rng.randint(5, most),
+                rng.randrange(99),
+                bad_word_token_ids=words,
+                constraint=ThirdOfTokens(number % 3, vocabulary) if number % 5 == 3 else None,
             )
         )
     return sequences

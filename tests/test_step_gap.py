@@ -46,6 +46,22 @@ def test_a_gap_lasts_from_noticing_that_the_device_is_idle_to_the_next_step():
     assert (gaps.seconds, gaps.count) == (1.0, 1)
 
 
+def test_rows_that_sample_late_end_an_idle_time_and_are_no_step():
+    """What the device does then is not idle time, and the mean is that of steps."""
+    gaps, clock = build_gaps()
+    gaps.dispatched(Step(ready=True))
+
+    gaps.look()
+    clock.now = 1.0
+    gaps.sampling(Step(ready=True))
+    clock.now = 2.0
+    gaps.look()
+    clock.now = 2.5
+    gaps.dispatched(Step())
+
+    assert (gaps.seconds, gaps.count) == (1.5, 1)
+
+
 def test_a_step_given_while_the_last_one_runs_has_a_gap_of_nothing():
     """It counts, so that the sum over the count is the mean gap of a step."""
     gaps, clock = build_gaps()

@@ -13,11 +13,13 @@ from engine.step.commands import (
     DiscardWeights,
     DropCache,
     DropWeights,
+    ForgetLogits,
     Landed,
     Leave,
     MakeCopies,
     RemoveAdapter,
     ResetState,
+    SampleKept,
     StepDescription,
     WriteAdapter,
     WriteWeights,
@@ -33,6 +35,10 @@ def execute_commands(executor: StepExecutor, hear: Callable[[], Command]) -> Non
         match command:
             case StepDescription():
                 in_flight.append(executor.execute(command))
+            case SampleKept():
+                in_flight.append(executor.sample(command))
+            case ForgetLogits():
+                executor.forget_logits(command.number)
             case Landed(token_ids=theirs):
                 check_alike(landed, np.asarray(in_flight.popleft().token_ids), theirs)
                 landed += 1

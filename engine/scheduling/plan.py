@@ -13,7 +13,8 @@ class NextIterationPlan:
     """Rows of one step. Decoding rows come first, those without drafts before others, then chunks
     of prompts.
 
-    A plan without rows has ``copies`` alone, and is no step.
+    A plan without rows has ``copies`` alone, and is no step. Nor is one with ``samples_of``: its
+    rows compute no token, and sample from logits that an earlier plan has computed.
 
     Row i computes ``counts[i]`` tokens of ``sequences[i]`` from token ``starts[i]`` on, and
     samples behind the last ``samples[i]`` of them: a decoding row behind each, a chunk behind its
@@ -28,6 +29,11 @@ class NextIterationPlan:
     samples: list[int] = field(default_factory=list)
     constrained: list[int] = field(default_factory=list)
     """Rows that sample what their sequence's constraint allows."""
+    late: list[int] = field(default_factory=list)
+    """Decoding rows that do not sample in this step, though they might, as their constraint has not
+    answered yet: their logits are kept."""
+    samples_of: "NextIterationPlan | None" = None
+    """The plan from whose kept logits all rows sample."""
     num_decodes: int = 0
     num_tokens: int = 0
     state_sources: list[int] = field(default_factory=list)
@@ -63,9 +69,17 @@ class NextIterationPlan:
         return {slot for slot in self.adapter_slots if slot >= 0}
 
     def sampler_rows(self, *, drafts: bool) -> Iterable[int]:
-        """By row, the row of the sampler with its first sample: the same one, or where rows may
-        have ``drafts`` one behind the samples of those before it."""
-        return accumulate(self.samples, initial=0) if drafts else range(self.num_rows)
+        """By row, the row of the sampler with its first logits: the same one, or where rows may
+        have ``drafts`` one behind those of the rows before it."""
+        return accumulate(self.logits, initial=0) if drafts else range(self.num_rows)
+
+    @property
+    def logits(self) -> list[int]:
+        """By row, behind how many of its last tokens there are logits to sample from, now or late."""
+        logits = list(self.samples)
+        for row in self.late:
+            logits[row] = 1
+        return logits
 
     def drop(self, sequence: Sequence) -> None:
         """A sequence that has no row yet was preempted."""
@@ -82,10 +96,27 @@ class NextIterationPlan:
         self.samples = list(self.counts)
         self.num_tokens = sum(self.counts)
         for row, (sequence, count) in enumerate(zip(sequences, self.counts, strict=True)):
+            if sequence.constraint is not None:
+                self._add_constrained(row, sequence)
             sequence.num_computed_tokens += count
             sequence.num_in_flight += count
-            if sequence.constraint is not None:
-                self.constrained.append(row)
+
+    def _add_constrained(self, row: int, sequence: Sequence) -> None:
+        """A decoding row samples in the step if its constraint has answered, and else late."""
+        if sequence.has_mask:
+            self.constrained.append(row)
+        else:
+            self.samples[row] = 0
+            self.late.append(row)
+            sequence.awaits_sample = True
+
+    def add_late(self, sequence: Sequence) -> None:
+        """Add a row: the token of a sequence whose logits are kept."""
+        self.constrained.append(self.num_rows)
+        self.sequences.append(sequence)
+        self.starts.append(sequence.num_computed_tokens)
+        self.counts.append(0)
+        self.samples.append(1)
 
     def add(self, sequence: Sequence, count: int) -> None:
         """Add a row: the next ``count`` tokens of a sequence, which now count as computed."""

@@ -27,7 +27,7 @@ class Cause(StrEnum):
     FAIRNESS = "fairness"
     """A client that had no slot while another had more than its share."""
     CACHE_LOST = "cache_lost"
-    """Nobody: the memory behind the pages was lost."""
+    """Nobody: the memory behind the pages was lost, or the logits to sample from."""
 
 
 _CAUSES = {

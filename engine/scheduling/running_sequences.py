@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from engine.scheduling.adapter_slots import AdapterSlots
+from engine.scheduling.constraints.late_samples import LateSamples
 from engine.scheduling.estimates.growth_reserve import GrowthReserve
 from engine.scheduling.sequence import Sequence, SequenceStatus
 from engine.scheduling.sequence_memory import SequenceMemory
@@ -23,6 +24,8 @@ class RunningSequences:
     ) -> None:
         self._max_num_seqs = max_num_seqs
         self._memory, self._adapters = memory, adapters
+        self.late = LateSamples()
+        """Those that are to sample as soon as their constraints have answered."""
         self._reserve = reserve
         self._slots = list(range(max_num_seqs - 1, -1, -1))
         self._sequences: dict[str, Sequence] = {}
@@ -66,6 +69,7 @@ class RunningSequences:
         del self._sequences[sequence.request_id]
         self._slots.append(sequence.slot)
         sequence.slot = -1
+        self.late.drop(sequence)
         self._memory.release(sequence)
         self._adapters.release(sequence)
         if sequence in self._admitted:
@@ -103,12 +107,14 @@ class RunningSequences:
         return self._reserve.pages(growth, tables, self._memory.page_size)
 
     def decoding(self) -> list[Sequence]:
-        """Those whose next token may be planned, if it has a page."""
+        """Those whose next token may be planned, if it has a page: with a constraint when the one
+        before is sampled, and if it has not answered to that yet, there has to be room for the
+        logits."""
         return [
             s
             for s in self
             if s.num_prefill_tokens <= s.num_computed_tokens < s.max_computed_tokens
-            and (s.constraint is None or s.may_sample)
+            and (s.constraint is None or (not s.awaits_sample and (s.has_mask or self.late.has_room)))
         ]
 
     def prefilling(self) -> list[Sequence]:
@@ -116,10 +122,11 @@ class RunningSequences:
         return [s for s in self if s.num_computed_tokens < s.num_prefill_tokens and not s.num_loading]
 
     def will_end(self) -> list[Sequence]:
-        """Those whose last token by length is in flight, or in the step being planned."""
+        """Those whose last token by length is in flight, or in the step being planned; not where
+        nobody knows when it is sampled."""
         last = [s for s in self.decoding() if s.num_computed_tokens == s.max_computed_tokens - 1]
         planned = [s for s in last if s.num_computed_tokens < s.num_paged_tokens]
-        return planned + [s for s in self if s.ends_by_length]
+        return planned + [s for s in self if s.ends_by_length and not s.awaits_sample]
 
     @property
     def highest_priority(self) -> int:

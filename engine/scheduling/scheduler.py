@@ -1,9 +1,9 @@
 """Which tokens the next step computes.
 
-``add``, ``finish``, ``plan``, ``update``, ``resume`` and ``lose_cache`` are the only doors, and
-the scheduler owns every Sequence between them, its slot and its pages. It is a pure machine: no
-thread, clock, queue or device array, so that a test is three lines and any history can be
-replayed. The rules:
+``add``, ``finish``, ``plan``, ``update``, ``resume``, ``plan_late`` and ``lose_cache`` are the only
+doors, and the scheduler owns every Sequence between them, its slot and its pages. It is a pure
+machine: no thread, clock, queue or device array, so that a test is three lines and any history can
+be replayed. The rules:
 
 - A step has a budget of tokens. Decoding sequences come first, one token each; what is left goes
   to chunks of prompts (``prompt_chunks``), admitted ones before waiting ones, so that a stream of
@@ -16,9 +16,12 @@ replayed. The rules:
 - A decoding row may have drafts (``speculation``), tokens that are likely to follow. It samples
   behind each, and as many tokens land as there are drafts that were right, and one. Until then a
   sequence counts as if all were right: it has pages for them, and no more drafts than would end it.
-- A sequence with a constraint is planned again only when its last token has landed and the
-  constraint has answered what may come next (``resume``); its neighbours don't wait for it. When
-  it is preempted it keeps its constraint, which follows the tokens that have landed.
+- A sequence with a constraint is planned as others are, and its row does not sample in the step if
+  the constraint has not answered yet what may come next: because the token before is in flight, or
+  because the mask is late. The row's logits are kept (``late_samples``), it samples from them in a
+  plan of its own (``plan_late``) when the answer has come (``resume``), and is not planned again
+  before that; its neighbours don't wait for it. When it is preempted it keeps its constraint, which
+  follows the tokens that have landed, and logits that are kept of it are dropped.
 - A sequence is admitted (``admission``) when pages for all its known tokens are free beside what
   the running ones are expected to grow (``growth_reserve``): a prompt once admitted never waits
   for pages.
@@ -183,6 +186,7 @@ class InferenceScheduler:
         self._plan_decodes(plan, decoding)
         self._plan_prompts(plan, may_admit=pages_suffice)
         self.memory.end_plan(plan)
+        self._running.late.begin(plan)
         if plan.num_tokens:
             self._reserve.relax()
             plan.released = self._running.take_released()
@@ -223,6 +227,8 @@ class InferenceScheduler:
         """
         assert sequence.constraint is not None
         sequence.awaits_mask = False
+        if sequence.awaits_sample:
+            self._running.late.answered(sequence)
         reason, error = None, sequence.constraint.error
         if error is not None:
             reason = "error"
@@ -233,6 +239,21 @@ class InferenceScheduler:
         internal = sequence.constraint.internal
         return SequenceOutput(sequence.request_id, [], reason, error=error, internal=internal)
 
+    def plan_late(self) -> list[NextIterationPlan]:
+        """Plans that sample for those sequences, resumed since the last call, whose logits are
+        kept. They land as steps do."""
+        return self._running.late.plan()
+
+    def take_done(self) -> list[NextIterationPlan]:
+        """Plans whose kept logits nobody reads any more, once ``plan_late``'s plans are dispatched."""
+        return self._running.late.take_done()
+
+    def lose_logits(self) -> None:
+        """Kept logits are not to be sampled from any more: compute them again."""
+        for sequence in sorted(self._running, key=lambda sequence: -sequence.arrival):
+            if sequence.awaits_sample:
+                self._preempter.preempt(sequence, Cause.CACHE_LOST)
+
     def lose_cache(self, *, keep_host: bool = False) -> None:
         """The cache is lost, and so are the steps in flight: compute everything again.
 
@@ -241,6 +262,7 @@ class InferenceScheduler:
         ``keep_host`` keeps the tier in the host's memory: it and the copies to it are sound.
         """
         for sequence in (*self._running, *self._waiting):
+            self._running.late.drop(sequence)
             sequence.num_in_flight = 0
         for sequence in sorted(self._running, key=lambda sequence: -sequence.arrival):
             self._preempter.preempt(sequence, Cause.CACHE_LOST)
@@ -252,6 +274,7 @@ class InferenceScheduler:
         self.memory.check_integrity(list(self._running))
         self.adapters.check_integrity(list(self._running))
         self._running.check_integrity()
+        self._running.late.check_integrity(list(self._running))
         self._waiting.check_integrity()
 
     def _grow(self, plan: NextIterationPlan, decoding: list[Sequence]) -> bool:

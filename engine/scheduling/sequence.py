@@ -8,7 +8,7 @@ import msgspec
 from caching.page_manager import SINK_SLOT, Found
 from caching.prefix_cache import page_keys
 from engine.sampling_params import SamplingParams
-from engine.scheduling.token_constraint import TokenConstraint
+from engine.scheduling.constraints.token_constraint import TokenConstraint
 
 
 class SequenceStatus(Enum):
@@ -73,6 +73,9 @@ class Sequence:
     """Prompt tokens whose log-probabilities have landed; the first has none and counts."""
     awaits_mask: bool = False
     """Whether the constraint has not answered yet to the last token that landed."""
+    awaits_sample: bool = False
+    """Whether the logits of its last token are kept, or will be, until the constraint answers: it
+    has a token in flight that no step samples yet."""
     scheduled_at: float | None = None
     """When a step was first planned with it, in seconds of ``time.monotonic``."""
     num_cached_tokens: int = 0
@@ -164,10 +167,9 @@ class Sequence:
         return self.num_prefill_tokens > 0
 
     @property
-    def may_sample(self) -> bool:
-        """Whether the rule for its next token is known: with a constraint, when the one before
-        has landed."""
-        return self.constraint is None or not (self.num_in_flight or self.awaits_mask)
+    def has_mask(self) -> bool:
+        """Whether its constraint has answered to all of its tokens."""
+        return not (self.num_in_flight or self.awaits_mask)
 
     @property
     def ends_by_length(self) -> bool:

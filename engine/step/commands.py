@@ -13,6 +13,15 @@ from engine.sampling.needs import Need
 from engine.sampling.penalties import Penalties
 
 
+class KeptRows(msgspec.Struct, frozen=True):
+    """Rows of a step whose logits are kept until they sample."""
+
+    number: int
+    """Of the step, to name it by."""
+    rows: Any
+    """i32[n], the rows and padding; None for all of the step's, in order."""
+
+
 class StepDescription(msgspec.Struct, frozen=True, tag="step"):
     """A step in the bucket of ``tokens`` tokens: arrays and numbers, without its sequences.
 
@@ -39,6 +48,28 @@ class StepDescription(msgspec.Struct, frozen=True, tag="step"):
     """i32[blocks, 2, PROMPT_BLOCK]: flat-batch indices, and the next tokens to get logprobs of."""
     has_adapters: bool = False
     """Whether some row has an adapter."""
+    kept: KeptRows | None = None
+    """Whose logits are kept."""
+
+
+class SampleKept(msgspec.Struct, frozen=True, tag="sample kept"):
+    """``StepExecutor.sample``."""
+
+    number: int
+    """Of the step that made the logits."""
+    sampling: Any
+    """i32[NUM_FIELDS, n] of ``pack_inputs``, in which other rows than those to sample have the
+    dump slot."""
+    needs: Need
+    """Of the rows to sample."""
+    masks: Any
+    """i32[n, words] of ``pack_masks``."""
+
+
+class ForgetLogits(msgspec.Struct, frozen=True, tag="forget logits"):
+    """``StepExecutor.forget_logits``."""
+
+    number: int
 
 
 class MakeCopies(msgspec.Struct, frozen=True, tag="make copies"):
@@ -116,6 +147,8 @@ class Leave(msgspec.Struct, frozen=True, tag="leave"):
 
 Command = (
     StepDescription
+    | SampleKept
+    | ForgetLogits
     | MakeCopies
     | AddAdapter
     | RemoveAdapter

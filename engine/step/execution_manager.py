@@ -134,9 +134,9 @@ class ExecutionManager:
         """PROMPT_LOGPROBS."""
         return self._executables[PROMPT_LOGPROBS, PROMPT_BLOCK]
 
-    def for_rows(self, name: str, layout: StepLayout) -> Any:
-        """A program of engine/step/sampling_programs.py for a bucket's rows."""
-        return self._executables[name, layout.rows]
+    def for_rows(self, name: str, rows: int) -> Any:
+        """A program of engine/step/sampling_programs.py for the rows of a bucket, or for few."""
+        return self._executables[name, rows]
 
     def writer(self, name: str) -> Any:
         """WRITE_BIAS or WRITE_PENALTIES."""
@@ -159,6 +159,10 @@ class ExecutionManager:
         yield from self._forward.of(layout)
         yield from self._forward.writers()
         yield from self.sampling.of(layout)
+        few = self.shapes.few_rows
+        if few < layout.rows:
+            yield self.sampling.take_logits(layout, few)
+            yield from self.sampling.of(self.shapes.layout(few))
         yield self._forward.prompt_logprobs(PROMPT_BLOCK)
         yield from self.sampling.writers()
         for copies in self._copies:

@@ -16,11 +16,20 @@ from engine.live.weight_source import Rereadable
 from engine.models.weights.sources import TensorSource
 from engine.sampling.needs import Need
 from engine.speculation.history import History
-from engine.step.commands import MakeCopies, StepDescription
+from engine.step.commands import MakeCopies, SampleKept, StepDescription
 from engine.step.execution_manager import ExecutionManager
 from engine.step.host_cache.host_memory import HostMemory
-from engine.step.layout import StepLayout
-from engine.step.sampling_programs import BIAS, DRAW, GREEDY, LOGPROBS, MASK, PENALTIES, WRITE_BIAS, WRITE_PENALTIES
+from engine.step.sampling_programs import (
+    BIAS,
+    DRAW,
+    GREEDY,
+    LOGPROBS,
+    MASK,
+    PENALTIES,
+    TAKE_LOGITS,
+    WRITE_BIAS,
+    WRITE_PENALTIES,
+)
 from engine.step.slot_state import SlotState
 
 
@@ -46,6 +55,8 @@ class StepExecutor:
         self._cache: PagedAttentionCache | None
         self._fed: Array | History
         self._slots: SlotState
+        self._logits: dict[int, Array] = {}
+        """By the number of a step, f32[rows, vocab] of rows that sample late."""
         self._slots_of_adapters: list[Array] = []
         slots, mesh = manager.shapes.slots, manager.mesh
         self._new_slots, self._new_fed = mesh.maker(slots.new_state), mesh.maker(slots.new_fed)
@@ -61,6 +72,7 @@ class StepExecutor:
         for leaf in jax.tree.leaves(self._cache):
             leaf.delete()
         self._cache = None
+        self._logits.clear()
 
     def allocate_cache(self) -> None:
         """Allocate the pages again, if they were freed."""
@@ -141,22 +153,27 @@ class StepExecutor:
         self._cache, self._slots, logits, hidden, sampling = forward(
             manager.weights, self._cache, self._slots, self._fed, step.packed, *adapters
         )
-        processed = self._process(layout, step, logits, sampling)
-        draw = manager.for_rows(DRAW if step.needs & Need.DRAW else GREEDY, layout)
-        token_ids, self._fed = draw(processed, self._fed, sampling, self._key)
-        logprobs, blocks = None, []
-        if step.needs & Need.LOGPROBS:
-            drawn = token_ids if token_ids.ndim == 1 else token_ids[0]
-            logprobs = manager.for_rows(LOGPROBS, layout)(logits, drawn)
+        if step.kept is not None:
+            rows, take = step.kept.rows, manager.for_rows
+            self._logits[step.kept.number] = logits if rows is None else take(TAKE_LOGITS, layout.rows)(logits, rows)
+        self._write_slots(step)
+        token_ids, logprobs = self._sample(logits, sampling, step.needs, step.masks)
+        blocks = []
         if step.prompt_tokens is not None:
             take_hidden, compute = manager.take_hidden(layout), manager.prompt_logprobs()
             blocks = [
                 compute(manager.head, take_hidden(hidden, places), targets) for places, targets in step.prompt_tokens
             ]
-        for result in (token_ids, logprobs, *blocks):
-            if result is not None:
-                result.copy_to_host_async()
-        return ExecutedStep(token_ids, logprobs, blocks)
+        return _executed(token_ids, logprobs, blocks)
+
+    def sample(self, command: SampleKept) -> ExecutedStep:
+        """Dispatch the sampling of rows whose logits are kept."""
+        logits = self._logits[command.number]
+        return _executed(*self._sample(logits, command.sampling, command.needs, command.masks), [])
+
+    def forget_logits(self, number: int) -> None:
+        """Free the logits that are kept of a step."""
+        del self._logits[number]
 
     def _make_state(self) -> None:
         self._cache = self._manager.new_cache()
@@ -167,18 +184,35 @@ class StepExecutor:
             array.delete()  # before there are new ones: they may be too large to have twice
         self._slots_of_adapters = [] if self._manager.adapters is None else self._manager.adapters.new()
 
-    def _process(self, layout: StepLayout, step: StepDescription, logits: Array, sampling: Array) -> Array:
-        """The logits f32[rows, vocab] with the bias, penalties and masks of rows that have any."""
+    def _write_slots(self, step: StepDescription) -> None:
+        """Write the bias and the penalties of sequences that got a slot."""
         manager, place = self._manager, self._manager.sampling.place
         for slot, bias in step.bias:
             self._bias = manager.writer(WRITE_BIAS)(self._bias, np.int32(slot), place(bias))
         for slot, counts in step.penalties:
             self._penalties = manager.writer(WRITE_PENALTIES)(self._penalties, np.int32(slot), place(counts))
-        if step.needs & Need.BIAS:
-            self._bias, logits = manager.for_rows(BIAS, layout)(self._bias, logits, self._fed, sampling)
-        if step.needs & Need.PENALTIES:
-            penalize = manager.for_rows(PENALTIES, layout)
-            self._penalties, logits = penalize(self._penalties, logits, self._fed, sampling)
-        if step.masks is not None:
-            logits = manager.for_rows(MASK, layout)(logits, step.masks)
-        return logits
+
+    def _sample(
+        self, logits: Array, sampling: Array | NDArray[np.int32], needs: Need, masks: NDArray[np.int32] | None
+    ) -> tuple[Array, Array | None]:
+        """Tokens i32[rows] from logits f32[rows, vocab], and their log-probabilities if a row needs
+        them, of rows that do not have the dump slot."""
+        processed, for_rows = logits, partial(self._manager.for_rows, rows=sampling.shape[1])
+        if needs & Need.BIAS:
+            self._bias, processed = for_rows(BIAS)(self._bias, processed, self._fed, sampling)
+        if needs & Need.PENALTIES:
+            self._penalties, processed = for_rows(PENALTIES)(self._penalties, processed, self._fed, sampling)
+        if masks is not None:
+            processed = for_rows(MASK)(processed, masks)
+        draw = for_rows(DRAW if needs & Need.DRAW else GREEDY)
+        token_ids, self._fed = draw(processed, self._fed, sampling, self._key)
+        drawn = token_ids if token_ids.ndim == 1 else token_ids[0]
+        return token_ids, for_rows(LOGPROBS)(logits, drawn) if needs & Need.LOGPROBS else None
+
+
+def _executed(token_ids: Array, logprobs: Array | None, prompt_blocks: list[Array]) -> ExecutedStep:
+    """Results that are to be copied to the host."""
+    for result in (token_ids, logprobs, *prompt_blocks):
+        if result is not None:
+            result.copy_to_host_async()
+    return ExecutedStep(token_ids, logprobs, prompt_blocks)

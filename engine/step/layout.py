@@ -33,8 +33,12 @@ PROMPT_BLOCK = 64
 DECODE_MANTISSAS = (4, 5, 6)
 CHUNK_MANTISSAS = (2, 3)
 SMALLEST = (1, 2, 3)
+FEW = 8
+"""Rows that sample late have a sampler of so many rows to themselves if they are no more."""
 COVERING_RATIO = 8
 """How much larger than its own bucket a step's bucket may be until its own is compiled."""
+LATE = -1
+"""Stands for samples: one, and not in this step."""
 FROM_SLOT = -1
 """Stands for a token id: the last token sampled in the row's slot, which is on the device."""
 MOST_ADMISSIONS = 8
@@ -89,7 +93,7 @@ class StepLayout:
         """Offset and shape by name, all int32.
 
         Row i has ``counts[i]`` tokens of the sequence in ``slots[i]``, of which the last
-        ``samples[i]`` get logits. Padding rows have the dump slot and no tokens.
+        ``samples[i]`` get logits, or one where that is LATE. Padding rows have the dump slot and no tokens.
         ``adapters[i]`` is the slot of its adapter, -1 if it has none.
         """
         shapes: dict[str, tuple[int, ...]] = {
@@ -171,16 +175,17 @@ class StepLayout:
         own = history.fed(slots[row], positions)
 
         index = jnp.arange(self.model_rows, dtype=jnp.int32)
-        ends = jnp.cumsum(samples, dtype=jnp.int32)
+        logits = jnp.abs(samples)
+        ends = jnp.cumsum(logits, dtype=jnp.int32)
         of_row = jnp.searchsorted(ends, index, side="right", method="compare_all").astype(jnp.int32)
         is_real = of_row < self.model_rows
         of_row = jnp.where(is_real, of_row, 0)
         rests = jnp.where(is_real, ends[of_row] - 1 - index, 0)
-        offsets = jnp.where(is_real, samples[of_row] - 1 - rests, 0)
+        offsets = jnp.where(is_real, logits[of_row] - 1 - rests, 0)
         dump = np.int32(state.num_tokens.shape[0] - 1)
         columns = (
-            jnp.where(is_real, slots[of_row], dump), is_real, is_real & decodes[of_row], lens[of_row] - rests,
-            offsets, rests,
+            jnp.where(is_real, slots[of_row], dump), is_real & (samples[of_row] > 0), is_real & decodes[of_row],
+            lens[of_row] - rests, offsets, rests,
         )  # fmt: skip
         padding = (0, self.rows - self.model_rows)
         of_slot, real, fed_back, num_tokens, *drafts = (
@@ -275,6 +280,11 @@ class StepShapes:
         """The state of all slots."""
         drafts = 0 if self.speculation is None else self.speculation.num_speculative_tokens
         return SlotShapes(self.max_num_seqs, len(self.cache.windows), self.pages_per_seq, self.max_model_len, drafts)
+
+    @property
+    def few_rows(self) -> int:
+        """Rows of the sampler for few rows."""
+        return sampling_rows(max(FEW, self.smallest_step), self.most_samples)
 
     def layout(self, tokens: int) -> StepLayout:
         """The packed array of a bucket."""

@@ -3,6 +3,7 @@
 from collections.abc import Sequence as ListOf
 from dataclasses import dataclass
 from operator import attrgetter
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -10,13 +11,14 @@ from numpy.typing import NDArray
 from engine.sampling.logit_bias import bias_of
 from engine.sampling.needs import Need, needs_of
 from engine.sampling.penalties import penalties_of
+from engine.sampling.sampler_inputs import NUM_DRAFT_FIELDS, NUM_FIELDS
 from engine.sampling.token_masks import pack_masks
 from engine.scheduling.plan import NextIterationPlan
 from engine.scheduling.sequence import Sequence
 from engine.speculation.history import pieces
-from engine.step.commands import StepDescription
-from engine.step.layout import FROM_SLOT, PROMPT_BLOCK, StepLayout
-from engine.step.slot_state import SEPARATE, SlotChanges, SlotShapes, admissions
+from engine.step.commands import ForgetLogits, KeptRows, SampleKept, StepDescription
+from engine.step.layout import FROM_SLOT, LATE, PROMPT_BLOCK, StepLayout
+from engine.step.slot_state import FIRST_PARAMETER, SEPARATE, SlotChanges, SlotShapes, admissions
 
 _slot_of = attrgetter("slot")
 
@@ -32,16 +34,33 @@ class PromptLogprobs:
     """Flat-batch index of the token before ``first``."""
 
 
-class ModelIOProcessor:
-    """Converts each plan, in order, to a StepDescription: what is new to the device's SlotState."""
+class _Kept(NamedTuple):
+    """Logits that are kept of a plan."""
 
-    def __init__(self, shapes: SlotShapes, vocab_size: int) -> None:
+    number: int
+    """As in KeptRows."""
+    num_rows: int
+    places: dict[Sequence, int]
+    """Which of these rows is whose."""
+
+
+class ModelIOProcessor:
+    """Converts each plan, in order, to a StepDescription: what is new to the device's SlotState.
+
+    ``few_rows`` are those of the sampler for few rows.
+    """
+
+    def __init__(self, shapes: SlotShapes, vocab_size: int, few_rows: int) -> None:
         self._shapes = shapes
         self._vocab_size = vocab_size
+        self._few_rows = few_rows
         self._needs = np.zeros(shapes.max_num_seqs, np.int32)
         """By slot, its Need flags."""
         self._num_written: list[list[int]] = [[] for _ in range(shapes.max_num_seqs)]
         """By slot and group, the entries of its page table that the device has."""
+        self._kept: dict[NextIterationPlan, _Kept] = {}
+        """Of plans with rows that sample late."""
+        self._num_kept = 0
 
     def prepare(self, plan: NextIterationPlan, layout: StepLayout) -> tuple[StepDescription, list[PromptLogprobs]]:
         """A plan in a bucket, and the prompt tokens whose logprobs it computes, in order.
@@ -72,6 +91,7 @@ class ModelIOProcessor:
             self._masks(plan, layout) if plan.constrained else None,
             _prompt_tokens(plan, prompt_logprobs) if prompt_logprobs else None,
             bool(plan.read_slots),
+            self._keep(plan, layout) if plan.late else None,
         ), prompt_logprobs
 
     def _pieces(self, admitted: ListOf[Sequence]) -> list[NDArray[np.int32]]:
@@ -87,6 +107,45 @@ class ModelIOProcessor:
     def _masks(self, plan: NextIterationPlan, layout: StepLayout) -> NDArray[np.int32]:
         sampler_rows = list(plan.sampler_rows(drafts=bool(self._shapes.num_drafts)))
         return pack_masks(plan, sampler_rows, layout.rows, self._vocab_size)
+
+    def prepare_late(self, plan: NextIterationPlan) -> tuple[SampleKept, list[int]]:
+        """A plan that samples from the kept logits of an earlier one, and the place of each of its
+        rows among those."""
+        assert plan.samples_of is not None
+        kept, slots = self._kept[plan.samples_of], [sequence.slot for sequence in plan.sequences]
+        needs = self._needs[slots] & ~Need.PROMPT_LOGPROBS
+        places = [kept.places[sequence] for sequence in plan.sequences]
+        parameters = admissions(plan.sequences, plan.starts, needs.tolist())[:, FIRST_PARAMETER:].T
+        yes = np.ones(plan.num_rows, np.int32)
+        fields = NUM_FIELDS + (NUM_DRAFT_FIELDS if self._shapes.num_drafts else 0)
+        sampling = np.zeros((fields, kept.num_rows), np.int32)
+        sampling[:NUM_FIELDS, places] = np.vstack(
+            [slots, yes, yes, plan.starts, parameters]
+        )  # as ``pack_inputs`` has them
+        masks = pack_masks(plan, places, kept.num_rows, self._vocab_size)
+        return SampleKept(kept.number, sampling, Need(int(np.bitwise_or.reduce(needs))), masks), places
+
+    def forget_logits(self, plan: NextIterationPlan) -> ForgetLogits | None:
+        """Nobody samples any more from the logits that are kept of a plan, if they still are."""
+        kept = self._kept.pop(plan, None)
+        return None if kept is None else ForgetLogits(kept.number)
+
+    def lose_logits(self) -> None:
+        """No logits are kept any more."""
+        self._kept.clear()
+
+    def _keep(self, plan: NextIterationPlan, layout: StepLayout) -> KeptRows:
+        """Keep the logits of rows that sample late: of all rows, unless these are few."""
+        sampler_rows = list(plan.sampler_rows(drafts=bool(self._shapes.num_drafts)))
+        late = {plan.sequences[row]: sampler_rows[row] for row in plan.late}
+        self._num_kept += 1
+        if not len(late) <= self._few_rows < layout.rows:
+            self._kept[plan] = _Kept(self._num_kept, layout.rows, late)
+            return KeptRows(self._num_kept, None)
+        rows = np.zeros(self._few_rows, np.int32)
+        rows[: len(late)] = list(late.values())
+        self._kept[plan] = _Kept(self._num_kept, self._few_rows, {each: place for place, each in enumerate(late)})
+        return KeptRows(self._num_kept, rows)
 
     def _changes(self, plan: NextIterationPlan) -> SlotChanges:
         """What the device does not know yet of the sequences of a plan."""
@@ -125,6 +184,7 @@ class ModelIOProcessor:
         all_slots[count:] = self._shapes.dump_slot
         layout.view(packed, "counts")[:count] = plan.counts
         layout.view(packed, "samples")[:count] = samples
+        layout.view(packed, "samples")[plan.late] = LATE
         if layout.has_states:
             layout.view(packed, "state_sources")[:count] = plan.state_sources
             layout.view(packed, "state_slots")[:count] = plan.state_slots

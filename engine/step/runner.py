@@ -53,6 +53,13 @@ class PendingStep:
     """The device's error, if the dispatch itself failed."""
     times: StepTimes = field(default_factory=StepTimes)
     """Of its phases, from ``prepare`` on."""
+    places: list[int] | None = None
+    """Where the plan's rows are among those of ``executed``; None if they are the first ones."""
+
+    @property
+    def is_step(self) -> bool:
+        """Whether it computes tokens, and does not sample alone."""
+        return self.plan.samples_of is None
 
 
 class eSurgeRunner:
@@ -73,12 +80,13 @@ class eSurgeRunner:
         self._stage_everywhere, self._tell = others.stage, others.tell
         self._staging_numbers = itertools.count()
         self._executor = StepExecutor(manager, seed, weights)
-        self._io = ModelIOProcessor(manager.shapes.slots, manager.sampling.vocab_size)
+        self._io = ModelIOProcessor(manager.shapes.slots, manager.sampling.vocab_size, manager.shapes.few_rows)
 
     def drop_cache(self) -> None:
         """Free the pages' memory and contents. No step may be in flight."""
         self._tell(DropCache())
         self._executor.drop_cache()
+        self._io.lose_logits()
 
     def allocate_cache(self) -> None:
         """Allocate the pages again, if they were freed."""
@@ -147,6 +155,27 @@ class eSurgeRunner:
         except DeviceError as error:
             return PendingStep(plan, failure=error)
 
+    def sample(self, plan: NextIterationPlan) -> PendingStep:
+        """Dispatch a plan that samples from the kept logits of an earlier one, as ``dispatch``
+        does."""
+        try:
+            with device_errors():
+                command, places = self._io.prepare_late(plan)
+                self._tell(command)
+                self.gaps.look()
+                executed = self._executor.sample(command)
+                self.gaps.sampling(cast(Result, executed.token_ids))
+                return PendingStep(plan, executed, places=places)
+        except DeviceError as error:
+            return PendingStep(plan, failure=error)
+
+    def forget_logits(self, plan: NextIterationPlan) -> None:
+        """Free the logits that are kept of a plan, if they still are."""
+        command = self._io.forget_logits(plan)
+        if command is not None:
+            self._tell(command)
+            self._executor.forget_logits(command.number)
+
     def collect(self, step: PendingStep) -> StepResult:
         """Wait for a step and return its rows' sampled tokens and requested log-probabilities.
 
@@ -162,7 +191,7 @@ class eSurgeRunner:
             step.times.end("wait")
             self._tell(Landed(drawn))
             self.gaps.look()
-            rows = list(step.plan.sampler_rows(drafts=drawn.ndim > 1))
+            rows = step.places or list(step.plan.sampler_rows(drafts=drawn.ndim > 1))
             ids, drafts = _landed(step.plan, drawn, rows)
             logprobs = _logprobs(step, step.executed.logprobs, rows, ids)
             return StepResult(ids, logprobs, _prompt_logprobs(step, step.executed), drafts)
@@ -171,6 +200,7 @@ class eSurgeRunner:
         """As ``StepExecutor.reset``. No sequence may have a slot."""
         self._tell(ResetState())
         self._executor.reset()
+        self._io.lose_logits()
         self.gaps.rest()
 
     def _copy(self, copies: Copies) -> None:
@@ -205,7 +235,7 @@ def _landed(plan: NextIterationPlan, drawn: NDArray[np.int32], rows: list[int]) 
     ``rows`` are those of the sampler, and ``drawn`` what it gave.
     """
     if drawn.ndim == 1:
-        ids: list[int] = drawn[: plan.num_rows].tolist()
+        ids: list[int] = drawn[rows].tolist()
         return [[token_id] if samples else [] for token_id, samples in zip(ids, plan.samples, strict=True)], []
     ids, drafts = drawn.tolist()
     sampled = [ids[first : first + count] for first, count in zip(rows, plan.samples, strict=False)]

@@ -42,6 +42,8 @@ BIAS, PENALTIES = "bias", "penalties"
 """(state, logits, fed, sampling) -> (state, logits); the state is donated."""
 MASK = "mask"
 """``mask_logits``."""
+TAKE_LOGITS = "take logits"
+"""(logits, rows i32[n]) -> logits f32[n, vocab], of few rows."""
 LOGPROBS = "logprobs"
 """(logits, ids) -> the input of ``unpack_logprobs``."""
 WRITE_BIAS, WRITE_PENALTIES = "write bias", "write penalties"
@@ -84,6 +86,10 @@ class SamplingPrograms:
             LOGPROBS: self._lower_logprobs,
         }
         return [Program(name, layout.rows, partial(lowering, layout)) for name, lowering in lowerings.items()]
+
+    def take_logits(self, layout: StepLayout, count: int) -> Program:
+        """TAKE_LOGITS of ``count`` of a bucket's rows."""
+        return Program(TAKE_LOGITS, layout.rows, partial(self._lower_take_logits, layout, count))
 
     def writers(self) -> list[Program]:
         """The programs that write the state of a newly admitted sequence into its slot."""
@@ -130,6 +136,11 @@ class SamplingPrograms:
         masks = self._mesh.shapes(jax.ShapeDtypeStruct((layout.rows, mask_words(self.vocab_size)), np.int32))
         on_each = self._mesh.on_each(partial(mask_logits, vocabulary=self._vocabulary), (LOGITS, COPY), LOGITS)
         return lower(on_each, self._arguments(layout)[0], masks)
+
+    def _lower_take_logits(self, layout: StepLayout, count: int) -> Lowered:
+        rows = self._mesh.shapes(jax.ShapeDtypeStruct((count,), np.int32))
+        on_each = self._mesh.on_each(lambda logits, rows: logits[rows], (LOGITS, COPY), LOGITS)
+        return lower(on_each, self._arguments(layout)[0], rows)
 
     def _lower_logprobs(self, layout: StepLayout) -> Lowered:
         logits, token_ids = self._arguments(layout)[0], jax.ShapeDtypeStruct((layout.rows,), np.int32)

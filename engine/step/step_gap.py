@@ -43,8 +43,12 @@ class StepGaps:
         """Record that a step was dispatched, which will produce ``result``."""
         if self._latest is not None:
             self.count += 1
-            if self._idle_since is not None:
-                self.seconds += self._clock() - self._idle_since
+        self.sampling(result)
+
+    def sampling(self, result: Result) -> None:
+        """Record that rows of an earlier step sample, which will produce ``result``: no step."""
+        if self._idle_since is not None:
+            self.seconds += self._clock() - self._idle_since
         self._latest, self._idle_since = result, None
 
     def rest(self) -> None:

@@ -29,9 +29,19 @@ def measure_grammar(model: str, prompts: Prompts, many: System, one: System, rep
     name, beside = f"grammar {model}", f"{NEIGHBOURS} rows beside one with a schema"
     yield figure(name, beside, "tok/s", [with_it for _, with_it in rates])
     yield figure(name, f"{beside}, of beside one without", "%", [100 * with_it / without for without, with_it in rates])
+    shares = [[100 * _share(neighbours, row) for neighbours, row in run] for run in runs]
+    yield figure(name, "tokens of the row with a schema, of a neighbour's meanwhile", "%", [one for _, one in shares])
     for form, label in enumerate(("without", "with")):
         gaps = [MILLISECONDS * percentile(run[form][1].itls, 50) for run in runs]
         yield figure(name, f"the row {label} a schema, ITL p50", "ms", gaps, more_is_better=False)
+
+
+def _share(neighbours: list[Timeline], row: Timeline) -> float:
+    """Tokens that the row is given while all decode, in those of a neighbour on average."""
+    begin = max(timeline.first_at for timeline in (*neighbours, row))
+    end = min(timeline.last_at for timeline in (*neighbours, row))
+    counts = [sum(count for at, count in each.arrivals if begin < at <= end) for each in (row, *neighbours)]
+    return counts[0] / (sum(counts[1:]) / len(neighbours))
 
 
 def _together(

@@ -69,9 +69,9 @@ class NullExecutionManager:
         """As a model's."""
         return _write_slots(self.shapes)
 
-    def for_rows(self, name: str, layout: StepLayout) -> Any:  # noqa: ARG002 - one does for all
+    def for_rows(self, name: str, rows: int) -> Any:  # noqa: ARG002 - one does for all
         """No sampling."""
-        return _sampler(layout, self.shapes)
+        return _sampler(self.shapes.layout(rows), self.shapes)
 
 
 def null_engine(max_num_seqs: int) -> oEngine:

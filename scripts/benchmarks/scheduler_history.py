@@ -22,6 +22,7 @@ from caching.page_manager import SINK_PAGE, SINK_SLOT, HBMPageManager
 from engine.sampling_params import SamplingParams
 from engine.scheduling.adapter_slots import AdapterSlots
 from engine.scheduling.backfill import MOST_PASSED
+from engine.scheduling.constraints.late_samples import MOST_KEPT
 from engine.scheduling.estimates.growth_reserve import GrowthReserve
 from engine.scheduling.host_cache.copy_cost import CopyCost
 from engine.scheduling.plan import NextIterationPlan, StepResult
@@ -44,7 +45,7 @@ LONGEST_PROMPT, LONGEST_OUTPUT, MOST_SEQUENCES = 20, 12, 6
 WINDOWS: tuple[tuple[int | None, ...], ...] = ((None,), (None,), (None, 4), (None, 6, 6), (3,), (None, None, 1), (2, 9))
 """What groups of layers keep of a sequence, in tokens; None is all."""
 MOST_ADAPTERS = 5
-MOST_KEPT = 8
+MOST_STATES = 8
 """Slots beyond those of running sequences, in which states may be kept."""
 WEIGHTS = {"a": 1.0, "b": 3.0, "c": 1.0}
 FLOOD = 40
@@ -136,10 +137,10 @@ class SchedulerHistory:
         self._pages = HBMPageManager(num_pages, tier)
         self._cost = CopyCost(random.random(), 1, random.choice((0, random.random())))
         max_num_seqs = random.randint(1, MOST_SEQUENCES)
-        kept, state_tier = random.randint(0, MOST_KEPT), None
+        kept, state_tier = random.randint(0, MOST_STATES), None
         if has_state_host:
             kept = random.choice((0, 1, 1, 2))
-            state_tier = HostTier(random.choice((1, MOST_KEPT, 4 * MOST_KEPT)), random.choice((1, 2, 8)))
+            state_tier = HostTier(random.choice((1, MOST_STATES, 4 * MOST_STATES)), random.choice((1, 2, 8)))
         self._slots = HBMPageManager(1 + max_num_seqs + kept, state_tier)
         states = SequenceStates(self._slots, self._page_size, max_num_seqs) if self._has_states else None
         self._max_num_seqs = max_num_seqs
@@ -180,6 +181,8 @@ class SchedulerHistory:
         """By page and place in it, the group and history that were written there last."""
         self._states: dict[tuple[int, int], int] = {}
         """By slot, and 0, the history that the state in it is made from."""
+        self._kept: dict[NextIterationPlan, dict[Sequence, int]] = {}
+        """By plan and sequence, the history that kept logits are made from."""
         self._hosts = [SimulatedHost(self._content, self._page_size)]
         """Of pages, and of states if they have a tier."""
         if self._has_states and state_tier is not None:
@@ -193,8 +196,8 @@ class SchedulerHistory:
 
     def step(self) -> None:
         """One thing at random happens, and everything still holds."""
-        often, seldom = [self._plan, self._land, self._answer], [self._add, self._finish_one]
-        rare = [self._fail_a_step, self._sleep, self._forget, self._learn, self._reload]
+        often, seldom = [self._plan, self._land, self._answer, self._sample_late], [self._add, self._finish_one]
+        rare = [self._fail_a_step, self._sleep, self._forget, self._learn, self._reload, self._update_weights]
         self._random.choice((*often * 8, *seldom * 4, *[self._land_copies] * self._landings, *rare))()
         self._check()
 
@@ -202,15 +205,16 @@ class SchedulerHistory:
         """Everybody finishes, with what they were to give, and nothing is left."""
         patience = PATIENCE * (1 + sum(len(life.tokens) for life in self._alive.values()))
         while self._alive or self._in_flight:
-            planned = len(self._in_flight) <= self._run_ahead and self._plan()
+            planned = self._num_steps <= self._run_ahead and self._plan()
             if not planned and not self._in_flight:
-                assert self._land_copies(all_of_them=True) or self._answer(), (
+                assert self._sample_late() or self._land_copies(all_of_them=True) or self._answer(), (
                     "work is left, but nothing can be planned and nothing will land"
                 )
             elif not planned:
                 self._land()
             if self._random.random() < 0.5:
                 self._answer()
+                self._sample_late()
                 self._land_copies()
             self._check()
             patience -= 1
@@ -296,6 +300,28 @@ class SchedulerHistory:
             self._bury(output.request_id)
         return True
 
+    def _sample_late(self) -> bool:
+        """Rows whose masks have come sample from the logits that are kept of them; whether there are any."""
+        plans = self._scheduler.plan_late()
+        for plan in plans:
+            assert plan.samples_of is not None and plan.num_rows and plan.samples == [1] * plan.num_rows
+            for sequence in plan.sequences:
+                history = self._kept[plan.samples_of].pop(sequence)
+                last = sequence.num_computed_tokens - 1
+                assert sequence.slot >= 0 and history == self._alive[sequence.request_id].histories[last], (
+                    "a row samples from another's logits"
+                )
+                self._check_mask(sequence)
+            self._in_flight.append(plan)
+            self._rows.append(self._drafts.run(plan, [self._alive[sequence.request_id] for sequence in plan.sequences]))
+        return bool(plans)
+
+    def _check_mask(self, sequence: Sequence) -> None:
+        """Its mask is the one behind all of its tokens."""
+        constraint, others = sequence.constraint, sequence.num_in_flight - 1
+        assert isinstance(constraint, LateConstraint) and not (sequence.awaits_mask or others)
+        assert constraint.told == sequence.output_token_ids, "a row samples with the mask of another place"
+
     def _finish_one(self) -> None:
         """Aborted, out of time, or ended by a stop string: the scheduler is told the same."""
         if self._alive and self._random.random() < 0.5:
@@ -313,6 +339,7 @@ class SchedulerHistory:
             self._in_flight.clear()
             self._rows.clear()
             self._scheduler.lose_cache()
+            self._kept.clear()
             self._adapter_slots.clear()
             self._content.clear()
             self._states.clear()
@@ -328,6 +355,7 @@ class SchedulerHistory:
         while self._land_copies(all_of_them=True):
             self._plan()
         self._scheduler.lose_cache(keep_host=True)
+        self._kept.clear()
         self._content.clear()
         self._states.clear()
 
@@ -335,6 +363,13 @@ class SchedulerHistory:
         """The prefix cache is emptied; who runs keeps what it has."""
         if self._random.random() < 0.3:
             self._scheduler.memory.forget_all()
+
+    def _update_weights(self) -> None:
+        """As in oEngine, where pages stay: all steps land, and no row samples from what the former weights gave."""
+        while self._in_flight:
+            self._land()
+        self._scheduler.lose_logits()
+        assert not any(life.sequence.awaits_sample for life in self._alive.values())
 
     def _reload(self) -> None:
         """An adapter is removed, whoever has it, and comes again as another."""
@@ -366,8 +401,10 @@ class SchedulerHistory:
 
     def _plan(self) -> bool:
         """Whether there was something to plan."""
-        if len(self._in_flight) > self._run_ahead:
+        if self._num_steps > self._run_ahead:
             return False
+        for done in self._scheduler.take_done():
+            self._kept.pop(done, None)  # a step that has failed kept nothing
         plan = self._scheduler.plan()
         if plan is None:
             return False
@@ -381,9 +418,28 @@ class SchedulerHistory:
         rows = self._drafts.run(plan, [self._alive[sequence.request_id] for sequence in plan.sequences])
         self._write_and_read(plan, rows)
         self._read_and_write_states(plan)
+        self._keep_logits(plan)
         self._in_flight.append(plan)
         self._rows.append(rows)
         return True
+
+    @property
+    def _num_steps(self) -> int:
+        """Steps in flight."""
+        return sum(plan.samples_of is None for plan in self._in_flight)
+
+    def _keep_logits(self, plan: NextIterationPlan) -> None:
+        """Rows that have no mask keep their logits, and the others with a constraint have one."""
+        for row in plan.constrained:
+            self._check_mask(plan.sequences[row])
+        if plan.late:
+            late = [plan.sequences[row] for row in plan.late]
+            self._kept[plan] = {
+                sequence: self._alive[sequence.request_id].histories[sequence.num_computed_tokens - 1]
+                for sequence in late
+            }
+            assert all(sequence.num_in_flight > 1 or sequence.awaits_mask for sequence in late), "a mask is there"
+        assert len(self._kept) <= MOST_KEPT, "the logits of too many steps are kept"
 
     def _land(self) -> None:
         if not self._in_flight:
@@ -413,13 +469,13 @@ class SchedulerHistory:
         self._scheduler.check_integrity()
         pages = self._pages
         assert pages.num_free + pages.num_cached + pages.num_owned == pages.num_total, "a page is lost"
-        assert self._slots.num_owned <= MOST_KEPT + self._max_num_seqs, "a slot is lost"
+        assert self._slots.num_owned <= MOST_STATES + self._max_num_seqs, "a slot is lost"
         assert self._scheduler.num_running + self._scheduler.num_waiting == len(self._alive), "a sequence is lost"
 
     def _check_plan(self, plan: NextIterationPlan) -> None:
         assert 0 < plan.num_tokens == sum(plan.counts) <= self._budget, "a step has more tokens than it may"
         assert len(set(map(id, plan.sequences))) == plan.num_rows <= self._max_num_seqs, "a sequence has two rows"
-        assert plan.samples[: plan.num_decodes] == plan.counts[: plan.num_decodes], "a decoding row samples too little"
+        assert plan.logits[: plan.num_decodes] == plan.counts[: plan.num_decodes], "a decoding row samples too little"
         assert max(plan.counts[: plan.num_decodes], default=1) <= 1 + self._drafts.most, "a row has too many drafts"
         assert sum(plan.samples) <= max(self._max_num_seqs, 1 + self._drafts.most), "a step samples too much"
         for sequence, start, count in zip(plan.sequences, plan.starts, plan.counts, strict=True):

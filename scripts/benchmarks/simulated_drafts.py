@@ -51,4 +51,5 @@ class SimulatedDrafts:
         sequence.num_computed = start + kept
         if samples:
             sequence.num_drafts = self._random.randint(0, self.most)
-        return Row(start, count, kept, kept if row < plan.num_decodes else samples, sequence.num_drafts)
+        num_tokens = kept if samples and row < plan.num_decodes else samples
+        return Row(start, count, kept, num_tokens, sequence.num_drafts)

@@ -1,0 +1,1 @@
+"""Rows that sample what a constraint allows, and when they do."""

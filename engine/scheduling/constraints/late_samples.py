@@ -1,0 +1,79 @@
+"""Rows whose forward pass runs before their constraint has said what they may sample."""
+
+from engine.scheduling.plan import NextIterationPlan
+from engine.scheduling.sequence import Sequence
+
+MOST_KEPT = 4
+"""Steps whose logits may be kept: beside the last one, those in which a mask is late. Kept logits
+are at most so many times those of a step, which is what the sampler has reserved while it rests."""
+
+
+class LateSamples:
+    """Which sequences are to sample from which plan's logits, as soon as they have a mask.
+
+    A sequence is here from the plan that computes its logits (``begin``) to the one that samples
+    (``plan``), unless it loses its slot meanwhile (``drop``): then nobody reads them.
+    """
+
+    def __init__(self) -> None:
+        self._plans: dict[Sequence, NextIterationPlan] = {}
+        self._answered: dict[Sequence, None] = {}
+        self._counts: dict[NextIterationPlan, int] = {}
+        """Of each plan whose logits are kept, its sequences that are here."""
+        self._done: list[NextIterationPlan] = []
+
+    @property
+    def has_room(self) -> bool:
+        """Whether one more plan's logits may be kept."""
+        return len(self._counts) < MOST_KEPT
+
+    def begin(self, plan: NextIterationPlan) -> None:
+        """The rows of a plan that sample late are known."""
+        for row in plan.late:
+            self._plans[plan.sequences[row]] = plan
+        if plan.late:
+            self._counts[plan] = len(plan.late)
+
+    def answered(self, sequence: Sequence) -> None:
+        """A sequence that is here has its mask."""
+        assert sequence in self._plans, "its logits are not kept"
+        self._answered[sequence] = None
+
+    def plan(self) -> list[NextIterationPlan]:
+        """Plans that sample for all sequences that have a mask: one for each that made logits."""
+        plans: dict[NextIterationPlan, NextIterationPlan] = {}
+        for sequence in self._answered:
+            of = self._take(sequence)
+            if of not in plans:
+                plans[of] = NextIterationPlan(samples_of=of)
+            plans[of].add_late(sequence)
+        self._answered.clear()
+        return list(plans.values())
+
+    def drop(self, sequence: Sequence) -> None:
+        """The sequence loses its slot: if it is here it does not sample, and nothing of it is in
+        flight for that."""
+        if sequence.awaits_sample:
+            self._take(sequence)
+            self._answered.pop(sequence, None)
+            sequence.num_in_flight -= 1
+
+    def take_done(self) -> list[NextIterationPlan]:
+        """The plans whose logits nobody reads any more, behind the plans that were made so far."""
+        done, self._done = self._done, []
+        return done
+
+    def check_integrity(self, running: list[Sequence]) -> None:
+        """Assert that those that await a sample, and have a slot, are here."""
+        assert {s for s in running if s.awaits_sample} == set(self._plans), "a sequence awaits no sample, or in vain"
+        assert sum(self._counts.values()) == len(self._plans), "logits are kept that nobody reads"
+        assert self._answered.keys() <= self._plans.keys(), "a sequence samples twice"
+
+    def _take(self, sequence: Sequence) -> NextIterationPlan:
+        plan = self._plans.pop(sequence)
+        sequence.awaits_sample = False
+        self._counts[plan] -= 1
+        if not self._counts[plan]:
+            del self._counts[plan]
+            self._done.append(plan)
+        return plan
