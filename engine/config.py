@@ -135,6 +135,11 @@ class EngineConfig:
     enable_lora: bool = setting(False, "", "serve LoRA adapters beside the model")
     max_loras: int = setting(8, "N", "adapters in slots on the device: those of the requests in one step")
     max_lora_rank: int = setting(16, "N", "the largest rank of an adapter; every slot has room for it")
+    lora_target_modules: tuple[str, ...] = setting(
+        (),
+        "MODULE",
+        "modules that slots have room for, by the ends of their names: q_proj, experts ... (default: all but experts)",
+    )
     max_cpu_loras: int = setting(
         None, "N", f"adapters in host memory, those in slots included (default: {CPU_LORAS} times max_loras)"
     )
@@ -145,7 +150,9 @@ class EngineConfig:
         "(default: none)",
     )
     lora_modules: tuple[str, ...] = setting(
-        (), "NAME=PATH", "adapters to load at the start, by the names that requests have for them (default: none)"
+        (),
+        "NAME=PATH",
+        "adapters to load at the start, by the names that requests have for them; as JSON, too (default: none)",
     )
     speculative_config: str | None = setting(
         None,
@@ -175,9 +182,11 @@ class EngineConfig:
         """``lora_modules`` by name. Raises ConfigurationError."""
         paths: dict[str, str] = {}
         for module in self.lora_modules:
-            name, equals, path = module.partition("=")
-            if not (equals and name and path) or name in paths:
-                raise ConfigurationError(f"lora_modules must be NAME=PATH, each name once, not {module!r}")
+            name, path = _lora_module(module)
+            if not (name and path) or name in paths:
+                raise ConfigurationError(
+                    f'lora_modules must be NAME=PATH or {{"name": NAME, "path": PATH}}, each name once, not {module!r}'
+                )
             paths[name] = path
         return paths
 
@@ -261,7 +270,11 @@ class EngineConfig:
             object.__setattr__(self, "max_cpu_loras", CPU_LORAS * self.max_loras)
         fits, least = self.max_cpu_loras >= self.max_loras, f"at least max_loras ({self.max_loras})"
         _require(fits, "max_cpu_loras", least, self.max_cpu_loras)
-        for name, given in (("adapter_root", self.adapter_root is not None), ("lora_modules", bool(self.lora_paths))):
+        for name, given in (
+            ("adapter_root", self.adapter_root is not None),
+            ("lora_modules", bool(self.lora_paths)),
+            ("lora_target_modules", bool(self.lora_target_modules)),
+        ):
             if given and not self.enable_lora:
                 raise ConfigurationError(f"{name} is for adapters, which are not served: set enable_lora as well")
         if len(self.lora_paths) > self.max_cpu_loras:
@@ -288,6 +301,25 @@ def directory_of(model: str | None) -> Path:
     so."""
     is_ours = model is None or (model == DEMO_MODEL.name and not Path(model).is_dir())
     return DEMO_MODEL if is_ours or model is None else Path(model)
+
+
+class _LoraModule(msgspec.Struct, forbid_unknown_fields=True):
+    """One of ``lora_modules`` as JSON, in vLLM's form."""
+
+    name: str
+    path: str
+
+
+def _lora_module(given: str) -> tuple[str, str]:
+    """The name and the path, either empty if it has none. Raises ConfigurationError."""
+    if not given.lstrip().startswith("{"):
+        name, _, path = given.partition("=")
+        return name, path
+    try:
+        module = msgspec.json.decode(given, type=_LoraModule)
+    except msgspec.DecodeError as error:
+        raise ConfigurationError(f"lora_modules: {given}: {error}") from error
+    return module.name, module.path
 
 
 def _weight(given: str) -> tuple[str, float]:

@@ -195,7 +195,9 @@ def page_dtype(config: EngineConfig, model: ModelSpec, dtype: np.dtype[Any]) -> 
 
 def adapter_sizes(config: EngineConfig, dtype: np.dtype[Any], backend: Backend) -> AdapterSizes | None:
     """The slots of adapters for activations of ``dtype``, if the operator wants such."""
-    return AdapterSizes(config.max_loras, config.max_lora_rank, dtype, backend.layout) if config.enable_lora else None
+    if not config.enable_lora:
+        return None
+    return AdapterSizes(config.max_loras, config.max_lora_rank, dtype, backend.layout, config.lora_target_modules)
 
 
 def quantizations(config: EngineConfig, model: ModelSpec) -> tuple[str | None, ...]:

@@ -205,7 +205,7 @@ class BaseClient(ABC, Generic[AnyStream]):
         """The answer of the daemon's control socket."""
         if not self._finalizer.alive:
             raise ConnectionLost("this client is closed")
-        with ControlClient(self._address, self._timeout, key=self._key) as control:
+        with ControlClient(self._address, self._timeout, key=self._key, wait=False) as control:
             return ask(control)
 
 

@@ -62,12 +62,15 @@ class ControlClient:
     daemon's answer.
 
     ``address`` is the daemon's, and None as for ``Client``. ``timeout`` is how many seconds the daemon
-    has to answer when it is connected to; ``key`` is as in ``Client``. Raises AddressError,
-    ConnectFailed if none answers, and DaemonStarting at once while it is not ready; the methods raise RequestFailed where the daemon refuses, and
-    ConnectionLost where it goes away.
+    has to answer when it is connected to, and to be ready, as for ``Client``; without ``wait`` one
+    that starts is not waited for. ``key`` is as in ``Client``. Raises AddressError, ConnectFailed if
+    none answers, and DaemonStarting if it is not ready; the methods raise RequestFailed where the
+    daemon refuses, and ConnectionLost where it goes away.
     """
 
-    def __init__(self, address: str | None = None, timeout: float = 10.0, *, key: Path | str | None = None) -> None:
+    def __init__(
+        self, address: str | None = None, timeout: float = 10.0, *, key: Path | str | None = None, wait: bool = True
+    ) -> None:
         checked = control_address(client_address(address, has_key=key is not None))
         self._address = checked
         own = None if key is None else client_key(Path(key))
@@ -76,7 +79,7 @@ class ControlClient:
         self._poller = zmq.Poller()
         self._session = Session(self._context, checked, self._poller, own)
         try:
-            self._connect(time.monotonic() + timeout)
+            self._connect(time.monotonic() + timeout, wait)
         except BaseException:
             self.close()
             raise
@@ -269,14 +272,14 @@ class ControlClient:
             self._wait(self._session.next_ping)
         raise ConnectionLost(self._session.lost)
 
-    def _connect(self, deadline: float) -> None:
+    def _connect(self, deadline: float, wait: bool) -> None:
         while self._session.welcome is None:
             now = time.monotonic()
             list(self._session.receive(now))
             if self._session.lost is not None:
                 raise ConnectFailed(self._session.lost)
             if self._session.welcome is None:
-                if now >= deadline or self._session.starting is not None:
+                if now >= deadline or (self._session.starting is not None and not wait):
                     raise self._session.failure()
                 self._wait(deadline)
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import jax
 import numpy as np
-from adapter_files import ADAPTERS, write_adapter
+from adapter_files import SETS, write_adapter
 from checkpoints import build_checkpoint
 from loading import load
 
@@ -36,6 +36,9 @@ CHUNK, MAX_NUM_SEQS, MAX_MODEL_LEN, NUM_PAGES = 8, 4, 52, 64
 FLOAT32 = np.dtype(np.float32)
 TOLERANCE, OF_ILL_CONDITIONED = 1e-4, {"qwen3_next": 4e-4}
 """Of log-probabilities. In float64 torch itself finds those of this random model 1.6e-4 from its own in float32."""
+EXPERTS = ("mixtral", "gpt_oss", "llama4", "qwen2_moe", "qwen3_moe")
+"""Variants whose experts have adapters."""
+WITH_EXPERTS = ("q_proj", "k_proj", "v_proj", "o_proj", "experts")
 NEEDED = (FORWARD, ADAPTED_FORWARD, GREEDY, LOGPROBS, WRITE_SLOTS, WRITE_ADAPTER)
 
 
@@ -82,7 +85,7 @@ class AdapterEngines:
 
 def adapter_engines(
     place: Path,
-    variant: str,
+    golden: str,
     *,
     backend: Backend | None = None,
     page_size: int = 4,
@@ -91,7 +94,8 @@ def adapter_engines(
     max_lora_rank: int = 64,
     manager: type[ExecutionManager] = FewPrograms,
 ) -> AdapterEngines:
-    """The compiled steps of a variant, and its adapters in directories below ``place``."""
+    """The compiled steps of a golden's variant, and its adapters in directories below ``place``."""
+    variant, adapters = SETS[golden]
     directory = build_checkpoint(place / "model", variant)
     model = read_model_config(directory)
     backend = backend or choose_backend(page_size, model.head_dim, FLOAT32, latents=model.has_latents)
@@ -99,24 +103,29 @@ def adapter_engines(
     num_slots = 1 + 2 * MAX_NUM_SEQS
     states = one_page.states and replace(one_page.states, num_slots=num_slots)
     pool = replace(one_page, num_pages=1 + NUM_PAGES * len(one_page.windows), states=states)
-    sizes = AdapterSizes(max_loras, max_lora_rank, FLOAT32, backend.layout)
+    targets = WITH_EXPERTS if variant in EXPERTS else ()
+    if variant == "qwen2_moe":
+        targets += ("shared_expert.gate_proj", "shared_expert.up_proj", "shared_expert.down_proj", "shared_expert_gate")
+    sizes = AdapterSizes(max_loras, max_lora_rank, FLOAT32, backend.layout, targets)
     shapes = StepShapes(MAX_NUM_SEQS, CHUNK, MAX_MODEL_LEN, pool, smallest_step=MAX_NUM_SEQS, adapters=sizes)
     form = backend.weight_format(FLOAT32)
     mesh = DeviceMesh(tuple(jax.devices()[:devices]))
     compiled = manager(load(directory, form, devices), shapes, backend, mesh)
     compiled.compile(lambda progress: None)
-    directories = {name: write_adapter(place / name, variant, kind) for name, kind in ADAPTERS[variant].items()}
-    cases = json.loads((GOLDENS / f"{variant}.json").read_text())["cases"]
+    directories = {name: write_adapter(place / name, variant, kind) for name, kind in adapters.items()}
+    cases = json.loads((GOLDENS / f"{golden}.json").read_text())["cases"]
     tolerance = OF_ILL_CONDITIONED.get(variant, TOLERANCE)
     return AdapterEngines(compiled, directories, cases, tolerance, states is not None, num_slots)
 
 
-def request(number: str, case: dict[str, Any], adapter_id: int) -> Sequence:
-    """A golden case as a request that asks for log-probabilities."""
-    params = SamplingParams(temperature=0, logprobs=0)
+def request(
+    number: str, case: dict[str, Any], adapter_id: int, *, tokens: int | None = None, **params: Any
+) -> Sequence:
+    """A golden case, or the first tokens of it, as a request that asks for log-probabilities."""
+    asked = SamplingParams(temperature=0, logprobs=0, **params)
     salt = adapter_id.to_bytes(4, "big")
     return Sequence(
-        number, case["prompt"], params, frozenset(), len(case["tokens"]), seed=0, adapter_id=adapter_id, salt=salt
+        number, case["prompt"], asked, frozenset(), tokens or len(case["tokens"]), seed=0, adapter_id=adapter_id, salt=salt
     )  # fmt: skip
 
 

@@ -8,10 +8,14 @@ from typing import Any
 
 import numpy as np
 from checkpoints import VARIANTS, random_tensors
+from moe_checkpoints import EXPERTS
 from safetensors.numpy import save_file
 
 ATTENTION = r"self_attn\.[qkvo]_proj"
 LINEAR = rf"{ATTENTION}|mlp\.(gate|up|down)_proj"
+TABLES = {"embed_tokens": "model.embed_tokens", "lm_head": "lm_head"}
+FUSED = ("gate_up_proj", "down_proj")
+"""Parameters of all experts, in the order in which PEFT wraps them: the last one is outermost."""
 
 
 @dataclass(frozen=True)
@@ -25,6 +29,10 @@ class AdapterKind:
     seed: int = 0
     options: dict[str, Any] = field(default_factory=dict)
     """Other keys of adapter_config.json."""
+    experts: str | None = None
+    """What a layer calls its experts, if they are adapted as ``target_parameters``."""
+    fused: tuple[str, ...] = FUSED
+    """Those of their parameters that are."""
 
 
 def rank_of(kind: AdapterKind, module: str) -> int:
@@ -42,8 +50,9 @@ def adapted_modules(variant: str, kind: AdapterKind, **overrides: Any) -> dict[s
         for name, one in tensors.items()
         if name.endswith(".weight")
     }
+    weights.setdefault("lm_head", weights["model.embed_tokens"])
     chosen = {name: shape for name, shape in weights.items() if re.fullmatch(rf".*({kind.targets})", name)}
-    assert chosen, f"{variant} has no {kind.targets}"
+    assert chosen or kind.experts, f"{variant} has no {kind.targets}"
     return chosen
 
 
@@ -53,8 +62,36 @@ def adapter_tensors(variant: str, kind: AdapterKind, **overrides: Any) -> dict[s
     for module, (out, inputs) in sorted(adapted_modules(variant, kind, **overrides).items()):
         rank, name = rank_of(kind, module), f"base_model.model.{module}"
         scale = (rank * inputs) ** -0.5
+        if module == TABLES["embed_tokens"]:
+            tensors[f"{name}.lora_embedding_A"] = rng.normal(size=(rank, out)).astype(np.float32)
+            tensors[f"{name}.lora_embedding_B"] = (0.02 * rng.normal(size=(inputs, rank))).astype(np.float32)
+            continue
         tensors[f"{name}.lora_A.weight"] = rng.normal(size=(rank, inputs)).astype(np.float32)
         tensors[f"{name}.lora_B.weight"] = (scale * rng.normal(size=(out, rank))).astype(np.float32)
+    return tensors | fused_tensors(variant, kind)
+
+
+def fused_tensors(variant: str, kind: AdapterKind) -> dict[str, np.ndarray]:
+    """The tensors of experts that are adapted as parameters, the first one's name deepest.
+
+    PEFT takes those of Llama 4 for [experts, out, in], which they are not.
+    """
+    if kind.experts is None:
+        return {}
+    config, names = VARIANTS[variant].config, random_tensors(VARIANTS[variant].config, VARIANTS[variant].seed).keys()
+    rng, tensors, hidden = np.random.default_rng(kind.seed), {}, config["hidden_size"]
+    (experts,) = (config[key] for key in EXPERTS if key in config)
+    ffn = config.get("moe_intermediate_size", config["intermediate_size"])
+    shapes = {"gate_up_proj": (2 * ffn, hidden), "down_proj": (hidden, ffn)}
+    layers = {int(found[1]) for name in names if (found := re.search(r"layers\.(\d+)\..*experts", name))}
+    for layer in sorted(layers):
+        for depth, parameter in enumerate(reversed(kind.fused)):
+            rank = rank_of(kind, f"model.layers.{layer}.{kind.experts}.{parameter}")
+            out, inputs = shapes[parameter][:: -1 if config["model_type"] == "llama4_text" else 1]
+            name = f"base_model.model.model.layers.{layer}.{kind.experts}{'.base_layer' * depth}"
+            scale = (rank * inputs) ** -0.5
+            tensors[f"{name}.lora_A.weight"] = rng.normal(size=(rank * experts, inputs)).astype(np.float32)
+            tensors[f"{name}.lora_B.weight"] = (scale * rng.normal(size=(out, rank * experts))).astype(np.float32)
     return tensors
 
 
@@ -69,8 +106,9 @@ def write_adapter(
         "r": kind.rank,
         "lora_alpha": kind.alpha,
         "target_modules": rf".*({kind.targets})",
-        "lora_dropout": 0.1,
+        "lora_dropout": 0.0 if kind.experts else 0.1,
         "bias": "none",
+        **({"target_parameters": [f"{kind.experts}.{name}" for name in kind.fused]} if kind.experts else {}),
         **kind.options,
     }
     (directory / "adapter_config.json").write_text(json.dumps(config))
@@ -93,9 +131,15 @@ ADAPTERS: dict[str, dict[str, AdapterKind]] = {
             },
         ),
         "one layer": AdapterKind(r"layers\.1\.(self_attn\.k_proj|mlp\.gate_proj)", 1, seed=5),
+        "tables": AdapterKind(r"embed_tokens|lm_head|self_attn\.v_proj", 8, seed=6),
     },
     "qwen2": {"attention": AdapterKind(ATTENTION, 8, seed=1), "everything": AdapterKind(LINEAR, 24, seed=2)},
-    "gemma2": {"everything": AdapterKind(LINEAR, 16, seed=1), "up": AdapterKind(r"mlp\.up_proj", 8, 64.0, seed=2)},
+    "gemma2": {
+        "everything": AdapterKind(LINEAR, 16, seed=1),
+        "up": AdapterKind(r"mlp\.up_proj", 8, 64.0, seed=2),
+        "embedding": AdapterKind("embed_tokens", 8, 32.0, seed=3),
+        "head": AdapterKind("lm_head", 4, 32.0, seed=4, options={"use_rslora": True}),
+    },
     "phi3": {
         "everything": AdapterKind(r"qkv_proj|o_proj|gate_up_proj|down_proj", 16, seed=1),
         "qkv": AdapterKind("qkv_proj", 8, seed=2),
@@ -103,6 +147,24 @@ ADAPTERS: dict[str, dict[str, AdapterKind]] = {
     "qwen2_moe": {
         "attention": AdapterKind(ATTENTION, 16, seed=1),
         "shared expert": AdapterKind(rf"{ATTENTION}|shared_expert\.(gate|up|down)_proj", 8, seed=2),
+        "experts": AdapterKind(
+            r"self_attn\.q_proj", 8, seed=3, experts="mlp.experts", options={"rank_pattern": {"down_proj": 3}}
+        ),
+        "gates": AdapterKind("shared_expert_gate", 4, seed=4, experts="mlp.experts", fused=("gate_up_proj",)),
+    },
+    "mixtral": {
+        "experts by themselves": AdapterKind(
+            r"self_attn\.q_proj|experts\.\d+\.w[123]",
+            8,
+            seed=3,
+            options={"target_modules": ["q_proj", "w1", "w2", "w3"], "lora_dropout": 0.0},
+        ),
+        "attention": AdapterKind(ATTENTION, 4, seed=2),
+    },
+    "qwen3_moe": {"experts": AdapterKind(r"self_attn\.q_proj", 8, seed=1, experts="mlp.experts")},
+    "gpt_oss": {"experts": AdapterKind(ATTENTION, 8, seed=1, experts="mlp.experts")},
+    "llama4": {
+        "experts": AdapterKind(r"self_attn\.v_proj", 8, seed=1, experts="feed_forward.experts", fused=("down_proj",))
     },
     "deepseek_v3": {
         "latents": AdapterKind(r"q_a_proj|q_b_proj|kv_a_proj_with_mqa|self_attn\.o_proj", 16, seed=1),
@@ -122,3 +184,10 @@ ADAPTERS: dict[str, dict[str, AdapterKind]] = {
     },
 }
 """By variant, the adapters that goldens are made of."""
+MANY = {f"number {number}": AdapterKind(LINEAR, 8 + 56 * number // 63, seed=100 + number) for number in range(64)}
+"""Adapters of ranks 8 to 64."""
+SETS: dict[str, tuple[str, dict[str, AdapterKind]]] = {
+    **{variant: (variant, adapters) for variant, adapters in ADAPTERS.items()},
+    "many": ("llama2", MANY),
+}
+"""By the name of a golden, the variant and the adapters that it is made of."""

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from engine.mesh import one_device
-from engine.models.adapters.adapted import Adapted, GroupedAdapted, Parts, adapter_rows
+from engine.models.adapters.adapted import Adapted, Grouped, Masked, Parts, adapter_rows
 from engine.models.weights.forms import form_of
 from engine.models.weights.panels import as_panels, panel_width
 from engine.models.weights.parameters import Parameter, Role, tensors
@@ -35,7 +35,7 @@ def kernel(request):
     base = kind.made_of(values, PARAMETER, form, one_device())
     a = jnp.asarray(rng.normal(size=(2, SLOTS * RANK, INPUTS)), FLOAT32)
     b = tuple(jnp.asarray(rng.normal(size=(SLOTS * RANK, FFN)), FLOAT32) for _ in range(2))
-    return Adapted(base, a, b, Parts(0, (1, 1)))
+    return Adapted(base, Masked(a, b, Parts(0, (1, 1))))
 
 
 def product(kernel, x, slots):
@@ -44,11 +44,12 @@ def product(kernel, x, slots):
     if kernel.base.layout is not Layout.PANELS:
         return jax.jit(Adapted.product)(kernel, x, rows)
     missing = -RANK % panel_width()
-    a = np.asarray(kernel.a).reshape(2, SLOTS, RANK, INPUTS).swapaxes(0, 1)
+    masked = kernel.factors
+    a = np.asarray(masked.a).reshape(2, SLOTS, RANK, INPUTS).swapaxes(0, 1)
     a = np.pad(a, [(0, 0), (0, 0), (0, missing), (0, 0)]).reshape(SLOTS, -1, INPUTS)
-    b = (np.asarray(each).reshape(SLOTS, RANK, FFN).swapaxes(1, 2) for each in kernel.b)
+    b = (np.asarray(each).reshape(SLOTS, RANK, FFN).swapaxes(1, 2) for each in masked.b)
     b = tuple(as_panels(np.pad(each, [(0, 0), (0, 0), (0, missing)])) for each in b)
-    return jax.jit(GroupedAdapted.product)(GroupedAdapted(kernel.base, as_panels(a), b, kernel.parts), x, rows)
+    return jax.jit(Adapted.product)(Adapted(kernel.base, Grouped(as_panels(a), b, masked.parts)), x, rows)
 
 
 def test_each_row_gets_the_product_of_its_own_slot(kernel):
@@ -58,10 +59,10 @@ def test_each_row_gets_the_product_of_its_own_slot(kernel):
 
     found = product(kernel, x, slots)
 
-    base = np.asarray(jax.jit(type(kernel.base).product)(kernel.base, x))
+    base, factors = np.asarray(jax.jit(type(kernel.base).product)(kernel.base, x)), kernel.factors
     for row, slot in enumerate(slots):
         own = slice(slot * RANK, (slot + 1) * RANK)
-        deltas = [(kernel.a[part, own] @ x[row]) @ kernel.b[part][own] for part in range(2)] if slot >= 0 else [0, 0]
+        deltas = [(factors.a[part, own] @ x[row]) @ factors.b[part][own] for part in range(2)] if slot >= 0 else [0, 0]
         wanted = base[row] + np.concatenate([np.broadcast_to(delta, FFN) for delta in deltas])
         np.testing.assert_allclose(found[row], wanted, rtol=1e-4, atol=1e-3)
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 import ml_dtypes
 import numpy as np
 import pytest
-from adapter_files import ADAPTERS, adapter_tensors, write_adapter
+from adapter_files import ADAPTERS, AdapterKind, adapter_tensors, write_adapter
 from checkpoints import build_checkpoint
 from loading import load
 from safetensors.numpy import save_file
@@ -14,12 +14,14 @@ from safetensors.numpy import save_file
 from engine.adapters.adapter import AdapterError
 from engine.adapters.reader import AdapterReader
 from engine.adapters.slot_arrays import AdapterSizes, slot_arrays
+from engine.errors import ConfigurationError
 from engine.mesh import one_device
 from engine.models.weights.weight_format import Layout
 
 KIND = ADAPTERS["llama2"]["everything"]
 A = "base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight"
 B = A.replace("lora_A", "lora_B")
+PROJECTIONS = [f"{name}_proj" for name in ("q", "k", "v", "o", "gate", "up", "down")]
 
 
 @pytest.fixture(scope="module")
@@ -76,7 +78,16 @@ def test_half_precision_is_read_as_its_numbers(read):
         ({"layer_replication": [[0, 2]]}, "layer_replication"),
         ({"alora_invocation_tokens": [1]}, "alora_invocation_tokens"),
         ({"use_qalora": True}, "use_qalora"),
-        ({"target_parameters": ["mlp.experts.gate_up_proj"]}, "target_parameters"),
+        ({"target_parameters": ["mlp.experts.gate_up_proj"]}, "mlp.experts.gate_up_proj names nothing"),
+        ({"target_modules": ["nothing"]}, "down_proj has tensors, and target_modules do not name it"),
+        ({"target_modules": None}, "target_modules do not name it"),
+        ({"target_modules": r".*\.[qkv]_proj"}, "mlp.down_proj has tensors, and target_modules do not name it"),
+        ({"exclude_modules": ["v_proj"]}, "v_proj has tensors, and target_modules do not name it"),
+        ({"target_modules": [*PROJECTIONS, "lm_head"]}, "names lm_head, of which"),
+        ({"target_modules": [*PROJECTIONS, "embed_tokens"]}, "names model.embed_tokens, of which"),
+        ({"target_modules": PROJECTIONS, "layers_to_transform": [0, 2]}, "layers.1.*do not name it"),
+        ({"target_modules": "("}, "no pattern"),
+        ({"target_modules": 7}, "cannot be read"),
         ({"peft_type": "IA3"}, "IA3"),
         ({"init_lora_weights": "pissa_niter_4"}, "pissa"),
         ({"an_option_of_tomorrow": {"rank": 2}}, "an_option_of_tomorrow"),
@@ -91,6 +102,71 @@ def test_what_is_not_served_is_refused_by_its_name(read, option, words):
     """Nothing of an adapter is left out silently."""
     with pytest.raises(AdapterError, match=words):
         read(**option)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"target_modules": PROJECTIONS},
+        {"target_modules": [*PROJECTIONS, "conv1d"]},
+        {"target_modules": ["self_attn.q_proj", *PROJECTIONS[1:]], "exclude_modules": ".*norm"},
+        {"target_modules": "all-linear"},
+        {"target_modules": PROJECTIONS, "layers_to_transform": [0, 1, 2], "layers_pattern": "layers"},
+    ],
+)
+def test_modules_are_named_in_all_ways_of_peft(read, options):
+    """By ends, by an expression, by layers or all at once; what the model does not have may be named."""
+    assert read(**options).rank == KIND.rank
+
+
+def test_a_layer_that_is_left_out_has_no_tensors(read):
+    """The layers of an adapter are those of its configuration."""
+
+    def without_first(tensors):
+        for name in [name for name in tensors if ".layers.0." in name]:
+            del tensors[name]
+
+    named = {"target_modules": PROJECTIONS}
+    assert read(without_first, layers_to_transform=[1, 2], **named).rank == KIND.rank
+    with pytest.raises(AdapterError, match=r"names model.layers.0.self_attn.[a-z]_proj, of which"):
+        read(without_first, **named)
+
+
+def test_a_table_beside_its_adapter_is_the_models_or_refused(read):
+    """PEFT saves it, as somebody may have added tokens."""
+    kind = AdapterKind("embed_tokens|lm_head", 8)
+    copies = [f"base_model.model.{name}.base_layer.weight" for name in ("model.embed_tokens", "lm_head")]
+
+    read(lambda tensors: tensors.update({name: np.zeros((144, 48), np.float32) for name in copies}), kind=kind)
+
+    with pytest.raises(AdapterError, match="other tokens"):
+        read(lambda tensors: tensors.update({copies[0]: np.zeros((145, 48), np.float32)}), kind=kind)
+    with pytest.raises(AdapterError, match="not how PEFT adapts"):
+        read(lambda tensors: tensors.update(as_linear(tensors)), kind=kind)
+    with pytest.raises(AdapterError, match="no factor"):
+        read(lambda tensors: tensors.update({A.replace("lora_A", "base_layer"): np.zeros((48, 48), np.float32)}))
+
+
+def as_linear(tensors):
+    """The embedding's factors under the names of a linear module's."""
+    names = {
+        name: name.replace("lora_embedding_", "lora_") + ".weight" for name in list(tensors) if "embedding_" in name
+    }
+    return {new: tensors.pop(old) for old, new in names.items()}
+
+
+def test_slots_have_room_for_the_modules_that_the_operator_names(tmp_path):
+    """An adapter of others is refused, as is a name that no module has."""
+    decoder = load(build_checkpoint(tmp_path / "model", "llama2"))
+    sizes = AdapterSizes(2, 16, np.dtype(np.float32), Layout.MATRIX, ("q_proj", "lm_head"))
+    reader = AdapterReader(slot_arrays(decoder, sizes, one_device()))
+
+    assert reader.read(str(write_adapter(tmp_path / "q", "llama2", AdapterKind("q_proj|lm_head", 8)))).rank == 8
+
+    with pytest.raises(AdapterError, match=r"no room for model.layers.0.self_attn.o_proj: name it in lora_target"):
+        reader.read(str(write_adapter(tmp_path / "o", "llama2", AdapterKind("o_proj", 8))))
+    with pytest.raises(ConfigurationError, match="lora_target_modules: experts is no module"):
+        slot_arrays(decoder, replace(sizes, targets=("q_proj", "experts")), one_device())
 
 
 @pytest.mark.parametrize(
@@ -110,11 +186,11 @@ def test_what_is_not_served_is_refused_by_its_name(read, option, words):
         (lambda tensors: tensors.update({B.replace("weight", "bias"): np.zeros(48, np.float32)}), "bias"),
         (
             lambda tensors: tensors.update({"base_model.model.lm_head.lora_A.weight": tensors[A]}),
-            "lm_head is no module",
+            "lm_head has tensors, and target_modules do not name it",
         ),
         (
-            lambda tensors: tensors.update({"base_model.model.model.embed_tokens.lora_embedding_A": tensors[A]}),
-            "adapts an embedding",
+            lambda tensors: tensors.update({"base_model.model.model.norm.lora_A.weight": tensors[A]}),
+            "norm is no module of this model",
         ),
         (
             lambda tensors: tensors.update({A.replace("model.layers", "model.language_model.layers"): tensors[A]}),
@@ -138,10 +214,10 @@ def test_files_that_are_missing_cut_off_or_no_such_files_are_refused(read, slots
     content = weights.read_bytes()
     for cut in (0, 7, 100, len(content) - 1):
         weights.write_bytes(content[:cut])
-        with pytest.raises(AdapterError, match=r"corrupt|ends within"):
+        with pytest.raises(AdapterError, match=r"adapter_model.safetensors ends (after|before)"):
             reader.read(place)
     weights.write_bytes(b"\xff" * 64)
-    with pytest.raises(AdapterError, match="corrupt"):
+    with pytest.raises(AdapterError, match="is no safetensors file"):
         reader.read(place)
     weights.unlink()
     (tmp_path / "adapter_model.bin").write_bytes(b"")

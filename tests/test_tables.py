@@ -28,7 +28,7 @@ def operations(mesh, table, ids, hidden):
     """The rows of a table at these ids, and the logits of hidden states."""
 
     def both(table, ids, hidden):
-        return look_up(table, ids, mesh.axis), table.get_value().logits(hidden)
+        return look_up(table, ids, axis=mesh.axis), table.get_value().logits(hidden)
 
     specs = jax.tree.map(lambda leaf: PartitionSpec(TP), table)
     return jax.jit(mesh.on_each(both, (specs, COPY, COPY), (COPY, PartitionSpec(None, TP))))(table, ids, hidden)

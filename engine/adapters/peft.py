@@ -13,25 +13,33 @@ from typing import Any, TypeVar
 import msgspec
 
 from engine.adapters.adapter import AdapterError
-from engine.models.weights.text_part import text_name
+from engine.adapters.targets import Targets
+from engine.models.weights.text_part import TEXT_PREFIXES, text_name
 
 CONFIG_FILE = "adapter_config.json"
 WEIGHTS_FILE = "adapter_model.safetensors"
 PREFIX = "base_model.model."
-FACTORS = {".lora_A.weight": "a", ".lora_B.weight": "b"}
+FACTORS = {
+    ".lora_A.weight": ("a", False),
+    ".lora_B.weight": ("b", False),
+    ".lora_embedding_A": ("a", True),
+    ".lora_embedding_B": ("b", True),
+}
+"""By the end of a tensor's name, the factor, and whether it is an embedding's."""
+BASE = ".base_layer"
+"""Behind a module's name: the module that an adapter was put around."""
 TRAINING = frozenset(
     {
         *("task_type", "auto_mapping", "peft_version", "base_model_name_or_path", "revision", "inference_mode"),
-        *("target_modules", "exclude_modules", "lora_dropout", "fan_in_fan_out", "layers_to_transform"),
-        *("layers_pattern", "megatron_config", "megatron_core", "loftq_config", "eva_config", "corda_config"),
-        *("lora_ga_config", "velora_config", "monteclora_config", "qalora_group_size", "ensure_weight_tying"),
+        *("lora_dropout", "fan_in_fan_out", "megatron_config", "megatron_core", "loftq_config", "eva_config"),
+        *("corda_config", "lora_ga_config", "velora_config", "monteclora_config", "qalora_group_size"),
         *("runtime_config", "ephemeral_gpu_offload"),
     }
 )
 """Options that change nothing of what is computed with the tensors of the file."""
 CHANGES_BASE = ("pissa", "olora", "corda", "loftq", "lora_ga")
 """Beginnings of ``init_lora_weights`` that change the weights of the model below the adapter."""
-LONGEST_PATTERN = 1000
+LONGEST_PATTERN = 10_000
 Number = TypeVar("Number", int, float)
 
 
@@ -44,6 +52,9 @@ class PeftConfig(msgspec.Struct, frozen=True):
     use_rslora: bool = False
     rank_pattern: dict[str, int] | None = None
     alpha_pattern: dict[str, float] | None = None
+    ensure_weight_tying: bool = False
+    """The head of a model with tied embeddings has the embedding's adapter."""
+    targets: Targets = Targets()
 
     def rank(self, module: str) -> int:
         """The rank of a module, such as ``model.layers.0.self_attn.q_proj``."""
@@ -57,22 +68,22 @@ class PeftConfig(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True)
 class Named:
-    """A tensor of the file."""
+    """A factor in the file."""
 
     stored: str
     module: str
-    """As PEFT matches it with patterns."""
-    weight: str
-    """The weight that it adapts, as ``weight_name`` has it."""
+    """As PEFT calls the module that has it."""
     factor: str
-    """``a`` f[rank, in] or ``b`` f[out, rank]."""
+    """``a`` or ``b``."""
+    is_embedding: bool
 
 
 def read_config(origin: str, content: bytes) -> PeftConfig:
     """The configuration of an adapter that can be served. Raises AdapterError."""
     try:
         options = msgspec.json.decode(content, type=dict[str, Any])
-        config = msgspec.convert(options, PeftConfig)
+        targets = msgspec.convert(options, Targets)
+        config = msgspec.convert(options | {"targets": targets}, PeftConfig)
     except (msgspec.DecodeError, RecursionError) as error:
         raise AdapterError(f"{origin}: {CONFIG_FILE} cannot be read: {error}") from error
     if config.peft_type != "LORA":
@@ -90,29 +101,43 @@ def read_config(origin: str, content: bytes) -> PeftConfig:
 
 
 def named(origin: str, stored: str) -> Named:
-    """What a tensor of the file is. Raises AdapterError if it is not a factor of a linear module."""
-    for ending, factor in FACTORS.items():
+    """What a tensor of the file is. Raises AdapterError if it is no factor of an adapter."""
+    for ending, (factor, is_embedding) in FACTORS.items():
         if stored.startswith(PREFIX) and stored.endswith(ending):
             module = stored.removeprefix(PREFIX).removesuffix(ending)
-            return Named(stored, module, weight_name(f"{module}.weight"), factor)
-    why = "is no factor of a linear module's adapter"
+            return Named(stored, module, factor, is_embedding)
+    why = "is no factor of an adapter"
     if "lora_magnitude" in stored:
         why = "is of DoRA, which is not served"
     elif stored.endswith(".bias"):
         why = "is a bias (lora_bias, or bias), which is not served"
-    elif "lora_embedding" in stored:
-        why = "adapts an embedding, which is not served"
     raise AdapterError(f"{origin}: {stored} {why}")
+
+
+def table_copy(stored: str) -> str | None:
+    """The module of which a tensor is a copy: PEFT saves tables beside their adapters."""
+    ending = f"{BASE}.weight"
+    is_copy = stored.startswith(PREFIX) and stored.endswith(ending)
+    return stored.removeprefix(PREFIX).removesuffix(ending) if is_copy else None
 
 
 def weight_name(name: str) -> str:
     """A weight of the text model, alike in all checkpoints and in transformers itself."""
-    return re.sub(r"^backbone\.", "model.", text_name(name))
+    plain = re.sub(r"^backbone\.", "model.", text_name(name))
+    return re.sub(r"\.block_sparse_moe\.(?=experts|gate\.)", ".mlp.", plain)
+
+
+def spellings(name: str) -> list[str]:
+    """What a weight may be called, by ``weight_name``."""
+    outer = [*TEXT_PREFIXES.items(), ("backbone.", "model.")]
+    found = [name, *(old + name.removeprefix(new) for old, new in outer if name.startswith(new))]
+    return [*found, *(one.replace(".mlp.", ".block_sparse_moe.") for one in found if ".mlp." in one)]
 
 
 def _unserved(name: str, value: object) -> str | None:
     """Why an option cannot be served, in words."""
-    if name in TRAINING or name in PeftConfig.__struct_fields__ or not value:
+    known = name in PeftConfig.__struct_fields__ or name in Targets.__struct_fields__
+    if name in TRAINING or known or not value:
         return None
     if name == "bias":
         return None if value == "none" else f"bias {value} is not served: none is"
@@ -124,7 +149,7 @@ def _unserved(name: str, value: object) -> str | None:
 
 
 def _check_patterns(origin: str, config: PeftConfig) -> None:
-    for pattern in (*(config.rank_pattern or {}), *(config.alpha_pattern or {})):
+    for pattern in (*(config.rank_pattern or {}), *(config.alpha_pattern or {}), *config.targets.expressions):
         try:
             if len(pattern) > LONGEST_PATTERN:
                 raise re.error("it is too long")

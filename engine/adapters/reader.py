@@ -4,6 +4,7 @@ import itertools
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -13,37 +14,69 @@ import numpy as np
 from numpy.typing import NDArray
 
 from engine.adapters.adapter import Adapter, AdapterError
-from engine.adapters.peft import CONFIG_FILE, WEIGHTS_FILE, Named, PeftConfig, named, read_config, weight_name
+from engine.adapters.peft import (
+    CONFIG_FILE,
+    WEIGHTS_FILE,
+    Named,
+    PeftConfig,
+    named,
+    read_config,
+    table_copy,
+    weight_name,
+)
+from engine.adapters.places import FusedPlace, Place, Places, places_of
 from engine.adapters.slot_arrays import SlotArrays
 from engine.errors import ConfigurationError
-from engine.models.adapters.kernels import AdaptedKernel, Factors
-from engine.models.weights.safetensors_header import Entry, entries, header_size
-from engine.models.weights.sources import FLOATS, SafetensorsSource, Stored, TensorSource
+from engine.live.read_files import open_file
+from engine.models.adapters.kernels import AdaptedWeight, Factors
+from engine.models.adapters.tables import AdaptedEmbedding, AdaptedHead
+from engine.models.weights.sources import FLOATS, TensorSource
 
 MAX_CONFIG_BYTES = 2**20
+ALL = slice(None)
 
 
-class AdapterFile(SafetensorsSource[Path]):
-    """A TensorSource of one safetensors file, which is not mapped into memory: it may be replaced
-    while it is read."""
+@dataclass(frozen=True)
+class Pair:
+    """Both factors of a module of the file."""
 
-    def __init__(self, path: Path) -> None:
-        """Raises ValueError, DecodeError and OSError if it is no such file."""
-        self.origin = str(path)
-        with path.open("rb") as file:
-            begin = 8 + header_size(file.read(8))
-            found: dict[str, Entry] = entries(file.read(begin - 8))
-        self.tensors = {name: Stored(path, begin + entry.data_offsets[0], entry) for name, entry in found.items()}
+    module: str
+    key: str
+    """What patterns of ranks and alphas are matched with."""
+    place: Place | FusedPlace
+    a: Named
+    b: Named
 
-    def read(self, name: str, index: tuple[slice, ...]) -> NDArray[Any]:
-        """See TensorSource."""
-        stored, info = self.tensors[name], self.info(name)
-        with stored.file.open("rb") as file:
-            file.seek(stored.begin)
-            content = file.read(info.nbytes)
-        if len(content) != info.nbytes:
-            raise AdapterError(f"{self.origin} ends within {name}: save it again")
-        return np.frombuffer(content, info.dtype).reshape(info.shape)[index]
+
+@dataclass
+class _Read:
+    """The factors that were read, by their names: f[rank, in] and f[out, rank] with the scale.
+
+    Ranks are filled up with zeros. Those of experts are f[experts, ...].
+    """
+
+    rank: int
+    a: dict[str, NDArray[Any]] = field(default_factory=dict)
+    b: dict[str, NDArray[Any]] = field(default_factory=dict)
+
+    def put(self, place: Place, a: NDArray[Any], b: NDArray[Any]) -> None:
+        """The factors of a module, or of an expert's part."""
+        if place.expert is None:
+            self.a[place.name], self.b[place.name] = self._filled(a, b)
+            return
+        (out, inputs), experts = place.shape, place.weight.entry.parameter.shape[0]
+        low = self.a.setdefault(place.name, np.zeros((experts, self.rank, inputs), np.float32))
+        high = self.b.setdefault(place.name, np.zeros((experts, out, self.rank), np.float32))
+        low[place.expert], high[place.expert] = self._filled(a, b)
+
+    def put_fused(self, place: FusedPlace, a: NDArray[Any], b: NDArray[Any]) -> None:
+        """The factors f[experts, rank, in] and f[experts, all outputs, rank] of all experts."""
+        for name, part in zip(place.names, place.weight.apart(b), strict=True):
+            self.a[name], self.b[name] = self._filled(a, part)
+
+    def _filled(self, a: NDArray[Any], b: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any]]:
+        missing, lead = self.rank - b.shape[-1], [(0, 0)] * (b.ndim - 2)
+        return np.pad(a, [*lead, (0, missing), (0, 0)]), np.pad(b, [*lead, (0, 0), (0, missing)])
 
 
 class AdapterReader:
@@ -60,71 +93,130 @@ class AdapterReader:
         """
         with _adapter_errors(directory), _opened(directory) as (content, source):
             config = read_config(directory, content)
-            tensors = [named(directory, name) for name in source.names]
-            self._check(directory, config, source, tensors)
-            factors: dict[str, dict[str, NDArray[Any]]] = {"a": {}, "b": {}}
-            for tensor in tensors:
-                name, _ = self._weights[tensor.weight]
-                factors[tensor.factor][name] = self._read(directory, config, source, tensor)
-        a, b = Factors(factors["a"]), Factors(factors["b"])
+            pairs = self._checked(directory, config, source)
+            read = _Read(self._slots.sizes.max_lora_rank)
+            for pair in pairs:
+                self._take(directory, config, source, pair, read)
+        a, b = Factors(read.a), Factors(read.b)
         arrays = [array for kernel in self._slots.kernels for array in _block(kernel, a, b)]
-        rank = max(config.rank(tensor.module) for tensor in tensors)
+        rank = max(config.rank(pair.key) for pair in pairs)
         return Adapter(next(self._uids), directory, rank, tuple(arrays))
 
     @cached_property
-    def _weights(self) -> dict[str, tuple[str, tuple[int, int]]]:
-        """Of every weight that may have an adapter, its name in the checkpoint, and [out, in]."""
-        return {
-            weight_name(name): (name, shape)
-            for kernel in self._slots.kernels
-            for layer in kernel.entry.sources
-            for name, shape in kernel.shapes(layer).items()
-        }
+    def _places(self) -> Places:
+        return places_of(self._slots)
 
-    def _check(self, origin: str, config: PeftConfig, source: TensorSource, tensors: list[Named]) -> None:
-        """Raises AdapterError before any tensor is read."""
-        if not tensors:
+    def _checked(self, origin: str, config: PeftConfig, source: TensorSource) -> list[Pair]:
+        """The modules of the file. Raises AdapterError before any tensor is read."""
+        if not source.names:
             raise AdapterError(f"{origin}: {WEIGHTS_FILE} has no tensors")
-        most = self._slots.sizes.max_lora_rank
-        for tensor in tensors:
-            rank = config.rank(tensor.module)
-            if rank > most:
-                raise AdapterError(f"{origin}: rank {rank} of {tensor.module} is above {most}: raise max_lora_rank")
-            if tensor.weight not in self._weights:
-                raise AdapterError(f"{origin}: {tensor.module} is no module of this model that may have an adapter")
-            _, (out, inputs) = self._weights[tensor.weight]
-            wanted, info = (rank, inputs) if tensor.factor == "a" else (out, rank), source.info(tensor.stored)
-            if info.shape != wanted:
-                raise AdapterError(f"{origin}: {tensor.stored} is {list(info.shape)} and should be {list(wanted)}")
-            if info.stored_as not in FLOATS:
-                raise AdapterError(
-                    f"{origin}: {tensor.stored} is stored as {info.stored_as}; supported are {', '.join(FLOATS)}"
-                )
-        for factor, other in ("ab", "ba"):
-            missing = {one.module for one in tensors if one.factor == factor} - {
-                one.module for one in tensors if one.factor == other
-            }
-            if missing:
-                raise AdapterError(f"{origin}: lora_{other.upper()} of {min(missing)} is missing")
-        if len({(tensor.weight, tensor.factor) for tensor in tensors}) < len(tensors):
+        if (unknown := self._places.unknown_parameter(config)) is not None:
+            raise AdapterError(f"{origin}: target_parameters: {unknown} names nothing that may have an adapter")
+        pairs = self._pairs(origin, config, source)
+        for pair in pairs:
+            self._check(origin, config, source, pair)
+        keys = [
+            (name, getattr(pair.place, "expert", None))
+            for pair in pairs
+            for name in (pair.place.names if isinstance(pair.place, FusedPlace) else (pair.place.name,))
+        ]
+        if len(set(keys)) < len(keys):
             raise AdapterError(f"{origin}: two modules of {WEIGHTS_FILE} adapt the same weight")
+        if (missing := self._places.missing(config, set(keys))) is not None:
+            raise AdapterError(f"{origin}: {CONFIG_FILE} names {missing}, of which {WEIGHTS_FILE} has nothing")
+        return pairs
 
-    def _read(self, origin: str, config: PeftConfig, source: TensorSource, tensor: Named) -> NDArray[np.float32]:
-        """A factor f32[rank, in], or f32[out, rank] with its scale, with zeros up to the slots' rank."""
-        whole = source.read(tensor.stored, (slice(None), slice(None))).astype(np.float32)
-        if tensor.factor == "b":
-            whole *= np.float32(config.scale(tensor.module))
+    def _pairs(self, origin: str, config: PeftConfig, source: TensorSource) -> list[Pair]:
+        found: dict[str, dict[str, Named]] = {}
+        for name in source.names:
+            if (module := table_copy(name)) is not None:
+                self._check_copy(origin, source, name, module)
+            else:
+                tensor = named(origin, name)
+                found.setdefault(tensor.module, {})[tensor.factor] = tensor
+        if not found:
+            raise AdapterError(f"{origin}: {WEIGHTS_FILE} has no factors")
+        pairs = []
+        for module, factors in found.items():
+            key, place = self._places.of_module(origin, config, module)
+            for factor in "ab":
+                if factor not in factors:
+                    raise AdapterError(f"{origin}: lora_{factor.upper()} of {module} is missing")
+            pairs.append(Pair(module, key, place, factors["a"], factors["b"]))
+        return pairs
+
+    def _check(self, origin: str, config: PeftConfig, source: TensorSource, pair: Pair) -> None:
+        """Raises AdapterError if a pair does not fit its place."""
+        self._places.require_room(origin, pair.module, pair.place)
+        rank, most = config.rank(pair.key), self._slots.sizes.max_lora_rank
+        if rank > most:
+            raise AdapterError(f"{origin}: rank {rank} of {pair.module} is above {most}: raise max_lora_rank")
+        is_embedding = isinstance(pair.place, Place) and pair.place.is_embedding
+        if is_embedding != pair.a.is_embedding or is_embedding != pair.b.is_embedding:
+            raise AdapterError(f"{origin}: {pair.a.stored} is not how PEFT adapts {pair.module}")
+        shapes = tuple(source.info(tensor.stored).shape for tensor in (pair.a, pair.b))
+        if shapes not in (fitting := _fitting(pair.place, rank)):
+            at = next(at for at in (0, 1) if shapes[at] != fitting[0][at])
+            stored, wanted = (pair.a, pair.b)[at].stored, list(fitting[0][at])
+            raise AdapterError(f"{origin}: {stored} is {list(shapes[at])} and should be {wanted}")
+        for tensor in (pair.a, pair.b):
+            stored_as = source.info(tensor.stored).stored_as
+            if stored_as not in FLOATS:
+                raise AdapterError(
+                    f"{origin}: {tensor.stored} is stored as {stored_as}; supported are {', '.join(FLOATS)}"
+                )
+
+    def _check_copy(self, origin: str, source: TensorSource, name: str, module: str) -> None:
+        """Raises AdapterError if a table that the file has beside its adapter is not the model's."""
+        place = self._places.weights.get(weight_name(f"{module}.weight"))
+        if place is None or not isinstance(place.weight, AdaptedEmbedding | AdaptedHead):
+            raise AdapterError(f"{origin}: {name} is no factor of an adapter")
+        wanted = place.shape[::-1] if place.is_embedding else place.shape
+        if source.info(name).shape != wanted:
+            found = list(source.info(name).shape)
+            raise AdapterError(f"{origin}: {name} is {found}, and {list(wanted)} in the model: it has other tokens")
+
+    def _take(self, origin: str, config: PeftConfig, source: TensorSource, pair: Pair, read: _Read) -> None:
+        """Read both factors of a module."""
+        a, b = (self._numbers(origin, source, tensor.stored) for tensor in (pair.a, pair.b))
+        scale, rank = np.float32(config.scale(pair.key)), config.rank(pair.key)
+        if isinstance(pair.place, Place):
+            read.put(pair.place, a, scale * b)
+            return
+        experts, (_, inputs) = pair.place.weight.num_experts, pair.place.weight.shape
+        low, high = a.reshape(experts, rank, -1), b.reshape(len(b), rank, experts).transpose(2, 0, 1)
+        if (a.shape, b.shape) != _fitting(pair.place, rank)[0]:  # PEFT takes inputs for outputs there
+            low, high = high.swapaxes(1, 2), low.swapaxes(1, 2)
+        assert low.shape[-1] == inputs
+        read.put_fused(pair.place, low, scale * high)
+
+    @staticmethod
+    def _numbers(origin: str, source: TensorSource, name: str) -> NDArray[np.float32]:
+        whole = source.read(name, (ALL, ALL)).astype(np.float32)
         if not np.isfinite(whole).all():
-            raise AdapterError(f"{origin}: {tensor.stored} holds NaN or infinity")
-        missing = self._slots.sizes.max_lora_rank - config.rank(tensor.module)
-        return np.pad(whole, [(0, missing), (0, 0)] if tensor.factor == "a" else [(0, 0), (0, missing)])
+            raise AdapterError(f"{origin}: {name} holds NaN or infinity")
+        return whole
 
 
-def _block(kernel: AdaptedKernel, a: Factors, b: Factors) -> list[NDArray[Any]]:
+def _fitting(place: Place | FusedPlace, rank: int) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
+    """The shapes that both factors may have, the usual ones first.
+
+    PEFT takes a tensor of all experts for [experts, out, in] unless its module says otherwise, as
+    that of gpt-oss does, and that of Llama 4, stored alike, does not.
+    """
+    if isinstance(place, Place):
+        out, inputs = place.shape
+        return [((rank, inputs), (out, rank))]
+    out, inputs = place.weight.shape
+    out, rank = out * len(place.names), rank * place.weight.num_experts
+    return [((rank, inputs), (out, rank)), ((rank, out), (inputs, rank))]
+
+
+def _block(kernel: AdaptedWeight, a: Factors, b: Factors) -> list[NDArray[Any]]:
     """A kernel's arrays of one slot; zeros where nothing is adapted."""
     arrays = [np.zeros(leaf.shape, leaf.dtype) for leaf in kernel.leaves(1)]
     for number, layer in enumerate(kernel.entry.sources):
-        if any(module.format(layer=layer) in a.arrays for module in kernel.modules):
+        if any(name in a.arrays for name in kernel.names(layer)):
             for array, part in zip(arrays, kernel.block(layer, a, b), strict=True):
                 array[number if kernel.entry.is_stacked else ...] = part
     return arrays
@@ -146,7 +238,8 @@ def _opened(directory: str) -> Iterator[tuple[bytes, TensorSource]]:
         raise AdapterError(f"{directory} has a PyTorch pickle, which is not read: save the adapter as safetensors")
     with (path / CONFIG_FILE).open("rb") as file:
         config = file.read(MAX_CONFIG_BYTES)
-    yield config, AdapterFile(path / WEIGHTS_FILE)
+    with open_file(path / WEIGHTS_FILE) as source:
+        yield config, source
 
 
 @contextmanager

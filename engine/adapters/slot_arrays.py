@@ -1,5 +1,6 @@
 """The arrays that hold adapters in slots on the device, beside the weights."""
 
+import itertools
 from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any
@@ -13,12 +14,14 @@ from jax.sharding import PartitionSpec
 from jax.stages import Lowered
 from numpy.typing import NDArray
 
+from engine.errors import ConfigurationError
 from engine.mesh import COPY, DeviceMesh
-from engine.models.adapters.adapted import Adapted, GroupedAdapted
-from engine.models.adapters.kernels import AdaptedKernel, adapted_kernels
+from engine.models.adapters.kernels import AdaptedWeight
+from engine.models.adapters.tables import AdaptedHead
+from engine.models.adapters.weights import adapted_weights, has_room
 from engine.models.decoder import Decoder
 from engine.models.partition import Partition
-from engine.models.weights.store import declared_entries, entries
+from engine.models.weights.store import Served, declared_entries, entries
 from engine.models.weights.weight_format import Layout, Leaf
 from engine.step.compilation import Program, lower
 
@@ -36,16 +39,21 @@ class AdapterSizes:
     """Of activations: adapters are not quantised."""
     layout: Layout
     """Of the weights: adapters are beside weights in panels in panels, too."""
+    targets: tuple[str, ...] = ()
+    """The modules that slots have room for, by the ends of their names; by default all but experts,
+    whose adapters are large."""
 
 
 @dataclass(frozen=True)
 class SlotArrays:
-    """For each kernel of a decoder the factors of all slots; a slot without an adapter is zeros.
+    """For weights of a decoder the factors of all slots; a slot without an adapter is zeros.
 
-    They are a flat list of what ``AdaptedKernel.leaves`` has for each kernel.
+    They are a flat list of what ``AdaptedWeight.leaves`` has for each weight.
     """
 
-    kernels: tuple[AdaptedKernel, ...]
+    kernels: tuple[AdaptedWeight, ...]
+    without_room: tuple[AdaptedWeight, ...]
+    """Those that ``sizes.targets`` leaves out."""
     sizes: AdapterSizes
     mesh: DeviceMesh
 
@@ -86,28 +94,45 @@ class SlotArrays:
         return Program(WRITE_ADAPTER, self.sizes.max_loras, self._lower_write)
 
     def adapted(self, state: Any, arrays: list[Array]) -> Any:
-        """A decoder's state with the adapters beside its kernels."""
-        at, kernels = 0, {}
-        form = GroupedAdapted if self.sizes.layout is Layout.PANELS else Adapted
-        for kernel in self.kernels:
-            count = len(kernel.modules)
-            kernels[kernel.entry.path] = kernel, arrays[at], tuple(arrays[at + 1 : at + 1 + count])
-            at += 1 + count
+        """A decoder's state with the adapters beside its weights."""
+        found: dict[Any, list[tuple[AdaptedWeight, tuple[Array, ...]]]] = {}
+        for kernel, part in zip(self.kernels, self._parts, strict=True):
+            found.setdefault(kernel.entry.path, []).append((kernel, tuple(arrays[part])))
         flat = []
         for path, variable in nnx.to_flat_state(state):
-            if path in kernels:
-                kernel, a, b = kernels[path]
-                variable = variable.replace(form(variable.get_value(), a, b, kernel.parts))
+            for kernel, own in found.get(path, ()):
+                variable = variable.replace(kernel.around(variable.get_value(), own))
             flat.append((path, variable))
         return nnx.from_flat_state(flat)
 
+    @cached_property
+    def head(self) -> int | None:
+        """The number of the head among ``kernels``, if there is room for its adapters."""
+        return next((number for number, one in enumerate(self.kernels) if isinstance(one, AdaptedHead)), None)
+
+    def of_head(self, arrays: list[Any]) -> list[Any]:
+        """Of all arrays, or what is said of each, those of the head."""
+        assert self.head is not None
+        return arrays[self._parts[self.head]]
+
+    def adapted_head(self, table: Any, arrays: list[Array]) -> Any:
+        """The head's table with its adapters; ``arrays`` are ``of_head``."""
+        assert self.head is not None
+        return self.kernels[self.head].around(table, tuple(arrays))
+
+    @cached_property
+    def _parts(self) -> list[slice]:
+        """Of each kernel, its part of the list of arrays."""
+        ends = list(itertools.accumulate(len(kernel.leaves(1)) for kernel in self.kernels))
+        return [slice(begin, end) for begin, end in zip([0, *ends], ends, strict=False)]
+
     def _lower_write(self) -> Lowered:
-        axis = 0 if self.sizes.layout is Layout.PANELS else -2
+        axes = [axis for kernel in self.kernels for axis in kernel.slot_axes]
 
         def write(arrays: list[Array], block: list[Array], slot: Array) -> list[Array]:
             return [
                 jax.lax.dynamic_update_slice_in_dim(whole, part, slot * np.int32(part.shape[axis]), axis)
-                for whole, part in zip(arrays, block, strict=True)
+                for whole, part, axis in zip(arrays, block, axes, strict=True)
             ]
 
         on_each = self.mesh.on_each(write, (self.specs, self.specs, COPY), self.specs)
@@ -119,16 +144,33 @@ class SlotArrays:
 
 
 def slot_arrays(decoder: Decoder, sizes: AdapterSizes, mesh: DeviceMesh) -> SlotArrays:
-    """The slots of a decoder, whose weights may be abstract."""
-    kernels = adapted_kernels(entries(decoder), sizes.max_lora_rank, mesh.size, sizes.dtype, sizes.layout)
-    return SlotArrays(kernels, sizes, mesh)
+    """The slots of a decoder, whose weights may be abstract. Raises ConfigurationError if a target
+    is no module of it."""
+    return SlotArrays(*_weights(entries(decoder), sizes, mesh.size), sizes, mesh)
 
 
 def adapter_bytes(partition: Partition, sizes: AdapterSizes | None) -> int:
-    """Bytes on each device of all slots, and of an adapter on its way to one; 0 without slots."""
+    """Bytes on each device of all slots, and of an adapter on its way to one; 0 without slots.
+
+    Raises ConfigurationError if a target is no module of the model.
+    """
     if sizes is None:
         return 0
-    declared = declared_entries(partition)
-    kernels = adapted_kernels(declared, sizes.max_lora_rank, partition.devices, sizes.dtype, sizes.layout)
+    kernels, _ = _weights(declared_entries(partition), sizes, partition.devices)
     leaves = [leaf for kernel in kernels for leaf in (*kernel.leaves(sizes.max_loras), *kernel.leaves(1))]
     return sum(leaf.nbytes(partition.devices) for leaf in leaves)
+
+
+def _weights(
+    declared: list[Served], sizes: AdapterSizes, devices: int
+) -> tuple[tuple[AdaptedWeight, ...], tuple[AdaptedWeight, ...]]:
+    """The weights that slots have room for, and the others that may have adapters."""
+    every = list(adapted_weights(declared, sizes.max_lora_rank, devices, sizes.dtype, sizes.layout))
+    for target in sizes.targets:
+        if not any(has_room(kernel, (target,)) for kernel in every):
+            raise ConfigurationError(f"lora_target_modules: {target} is no module of this model that may have adapters")
+    with_room = [has_room(kernel, sizes.targets) for kernel in every]
+    return (
+        tuple(kernel for kernel, has in zip(every, with_room, strict=True) if has),
+        tuple(kernel for kernel, has in zip(every, with_room, strict=True) if not has),
+    )

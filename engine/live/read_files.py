@@ -102,6 +102,16 @@ def open_files(directory: Path) -> Iterator[ReadCheckpoint]:
             os.close(file.descriptor)
 
 
+@contextmanager
+def open_file(path: Path) -> Iterator[ReadCheckpoint]:
+    """The tensors of one file. Raises ConfigurationError if it is corrupt, and OSError."""
+    file = FilePart(os.open(path, os.O_RDONLY | os.O_CLOEXEC), str(path))
+    try:
+        yield ReadCheckpoint(str(path), _tensors(file))
+    finally:
+        os.close(file.descriptor)
+
+
 def _tensors(file: FilePart) -> dict[str, Stored[FilePart]]:
     size = os.fstat(file.descriptor).st_size
     try:

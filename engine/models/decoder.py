@@ -17,9 +17,12 @@ from flax import nnx
 from jax import Array
 
 from engine.mesh import TP
+from engine.models.adapters.adapted import AdapterRows
+from engine.models.adapters.adapted_experts import AdaptedExperts
+from engine.models.adapters.adapted_table import AdaptedTable
 from engine.models.layers.cache_layout import CacheLayout, cache_layout
 from engine.models.layers.per_layer_input import PerLayerEmbedding, PerLayerInput, of_layers
-from engine.models.linear import look_up
+from engine.models.linear import look_up, table_logits
 from engine.models.norm import RMSNorm
 from engine.models.partition import Partition
 from engine.models.rope import Rotation, inverse_frequencies, rotation
@@ -158,7 +161,7 @@ class Decoder(nnx.Module):
     ) -> tuple[list[LayerCache], Array]:
         """i32[...] ids, a cache for each layer of a page, or one for all, and then for each state
         or all of them -> caches, f[..., hidden]."""
-        x = look_up(self.embedding, token_ids, self.partition.axis)
+        x = look_up(self.embedding, token_ids, step.adapters, self.partition.axis)
         if self.partition.model.embedding_multiplier is not None:
             x = x * jnp.asarray(self.partition.model.embedding_multiplier, x.dtype)
         own = None if self.per_layer_embedding is None else self.per_layer_embedding(token_ids, x, step.adapters)
@@ -192,14 +195,19 @@ class Decoder(nnx.Module):
         """The table [vocab, hidden] for logits."""
         return (self.embedding if self.lm_head is None else self.lm_head).get_value()
 
-    def logits(self, hidden: Array) -> Array:
-        """f[..., hidden] -> f32[..., vocab], on each device its part of the padded vocabulary."""
-        return logits(hidden, self.head, self.partition)
+    def logits(self, hidden: Array, adapters: AdapterRows | None = None) -> Array:
+        """f[..., hidden] -> f32[..., vocab], on each device its part of the padded vocabulary.
+
+        ``adapters`` are those of these rows.
+        """
+        return logits(hidden, self.head, self.partition, adapters)
 
 
-def logits(hidden: Array, head: Weight, partition: Partition) -> Array:
+def logits(
+    hidden: Array, head: Weight | AdaptedTable, partition: Partition, adapters: AdapterRows | None = None
+) -> Array:
     """f[..., hidden] -> f32[..., part of the vocabulary]; padding is below all tokens."""
-    found, cap = head.logits(hidden), partition.model.logit_soft_cap
+    found, cap = table_logits(hidden, head, adapters), partition.model.logit_soft_cap
     if partition.model.logit_scale != 1.0:
         found = found * np.float32(partition.model.logit_scale)
     if cap is not None:
@@ -214,8 +222,11 @@ def logits(hidden: Array, head: Weight, partition: Partition) -> Array:
 
 def _is_read_in_place(path: object, variable: nnx.Variable[Any]) -> bool:  # noqa: ARG001
     """Whether a stack is for products that find a layer's part of it: ``scan`` would copy that."""
-    is_tpu = isinstance(variable.get_value(), Experts) and variable.get_value().layout is Layout.MATRIX
-    return is_tpu and declared(variable).role is Role.EXPERTS
+    if declared(variable).role is not Role.EXPERTS:
+        return False
+    value = variable.get_value()
+    form = value.base if isinstance(value, AdaptedExperts) else value
+    return isinstance(form, Experts) and form.layout is Layout.MATRIX
 
 
 def _is_form(leaf: object) -> bool:

@@ -6,10 +6,15 @@ import numpy as np
 from flax import nnx
 from jax import Array
 
-from engine.models.adapters.adapted import Adapted, AdapterRows, GroupedAdapted
+from engine.models.adapters.adapted import Adapted, AdapterRows
+from engine.models.adapters.adapted_experts import AdaptedExperts, ExpertRows
+from engine.models.adapters.adapted_table import AdaptedTable
 from engine.models.weights.factory import declared
-from engine.models.weights.forms import Weight
+from engine.models.weights.forms import Experts, Weight
+from engine.models.weights.weight_format import Groups
 from engine.vocabulary import Vocabulary
+
+UNSAID = "a step of adapters does not say whose its tokens are"
 
 
 def linear(
@@ -32,21 +37,47 @@ def linear(
     return whole + bias[...].astype(whole.dtype).reshape((1,) * (x.ndim - 1) + weight.out)
 
 
-def _product(x: Array, weight: Weight | Adapted | GroupedAdapted, adapters: AdapterRows | None) -> Array:
+def _product(x: Array, weight: Weight | Adapted, adapters: AdapterRows | None) -> Array:
     """f[..., in] -> f32[..., prod(out)]."""
-    if not isinstance(weight, Adapted | GroupedAdapted):
+    if not isinstance(weight, Adapted):
         return weight.product(x)
-    assert adapters is not None, "a step of adapters does not say whose its tokens are"
+    assert adapters is not None, UNSAID
     return weight.product(x, adapters)
 
 
-def look_up(table: nnx.Param[Weight], token_ids: Array, axis: str | None = None) -> Array:
+def grouped(x: Array, weight: Experts | AdaptedExperts, groups: Groups, adapters: ExpertRows | None) -> Array:
+    """x[rows, in], sorted by expert -> f32[rows, prod(out)]; undefined behind all groups."""
+    if not isinstance(weight, AdaptedExperts):
+        return weight.grouped_product(x, groups)
+    assert adapters is not None, UNSAID
+    return weight.grouped_product(x, groups, adapters)
+
+
+def look_up(
+    table: nnx.Param[Weight], token_ids: Array, adapters: AdapterRows | None = None, axis: str | None = None
+) -> Array:
     """Rows [..., hidden] of a table [vocab, hidden] at i32[...] ids; ``axis`` splits the table."""
     weight, (_, hidden) = table.get_value(), declared(table).sizes
     if axis is None:
-        return weight.rows(token_ids)[..., :hidden]
+        return _rows(weight, token_ids, hidden, adapters)
     vocabulary, (size,) = Vocabulary(axis), weight.out
     place = vocabulary.place(token_ids, size)
     here = place < size
-    rows = weight.rows(jnp.minimum(place, np.int32(size - 1)))[..., :hidden]
+    rows = _rows(weight, jnp.minimum(place, np.int32(size - 1)), hidden, adapters)
     return vocabulary.total(jnp.where(here[..., None], rows, np.array(0, rows.dtype)))
+
+
+def _rows(weight: Weight | AdaptedTable, places: Array, hidden: int, adapters: AdapterRows | None) -> Array:
+    if not isinstance(weight, AdaptedTable):
+        return weight.rows(places)[..., :hidden]
+    assert adapters is not None, UNSAID
+    return weight.rows(places, hidden, adapters)
+
+
+def table_logits(hidden: Array, weight: Weight | AdaptedTable, adapters: AdapterRows | None) -> Array:
+    """f[..., hidden] by a table [vocab, hidden] -> f32[..., vocab]; ``adapters`` are those of its
+    rows."""
+    if not isinstance(weight, AdaptedTable):
+        return weight.logits(hidden)
+    assert adapters is not None, UNSAID
+    return weight.logits(hidden, adapters)

@@ -45,7 +45,8 @@ class StepDescription(msgspec.Struct, frozen=True, tag="step"):
     masks: Any = None
     """i32[rows, words] of ``pack_masks``; None if no row has a constraint."""
     prompt_tokens: Any = None
-    """i32[blocks, 2, PROMPT_BLOCK]: flat-batch indices, and the next tokens to get logprobs of."""
+    """i32[blocks, 3, PROMPT_BLOCK]: flat-batch indices, the next tokens to get logprobs of, and the
+    slots of their adapters, -1 of none."""
     has_adapters: bool = False
     """Whether some row has an adapter."""
     kept: KeptRows | None = None

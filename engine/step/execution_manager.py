@@ -20,6 +20,7 @@ from engine.step.backend import Backend
 from engine.step.compilation import Compilation, OnCompiled, Program, StagedCompilation, compile_program, scratch_bytes
 from engine.step.forward_programs import (
     ADAPTED_FORWARD,
+    ADAPTED_PROMPT_LOGPROBS,
     FORWARD,
     PROMPT_LOGPROBS,
     TAKE_HIDDEN,
@@ -134,6 +135,10 @@ class ExecutionManager:
         """PROMPT_LOGPROBS."""
         return self._executables[PROMPT_LOGPROBS, PROMPT_BLOCK]
 
+    def adapted_prompt_logprobs(self) -> Any:
+        """ADAPTED_PROMPT_LOGPROBS."""
+        return self._executables[ADAPTED_PROMPT_LOGPROBS, PROMPT_BLOCK]
+
     def for_rows(self, name: str, rows: int) -> Any:
         """A program of engine/step/sampling_programs.py for the rows of a bucket, or for few."""
         return self._executables[name, rows]
@@ -163,7 +168,7 @@ class ExecutionManager:
         if few < layout.rows:
             yield self.sampling.take_logits(layout, few)
             yield from self.sampling.of(self.shapes.layout(few))
-        yield self._forward.prompt_logprobs(PROMPT_BLOCK)
+        yield from self._forward.prompt_logprobs(PROMPT_BLOCK)
         yield from self.sampling.writers()
         for copies in self._copies:
             yield from copies.all()

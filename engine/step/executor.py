@@ -160,10 +160,8 @@ class StepExecutor:
         token_ids, logprobs = self._sample(logits, sampling, step.needs, step.masks)
         blocks = []
         if step.prompt_tokens is not None:
-            take_hidden, compute = manager.take_hidden(layout), manager.prompt_logprobs()
-            blocks = [
-                compute(manager.head, take_hidden(hidden, places), targets) for places, targets in step.prompt_tokens
-            ]
+            taken = [(manager.take_hidden(layout)(hidden, block[0]), block) for block in step.prompt_tokens]
+            blocks = [self._prompt_logprobs(of_block, block, step.has_adapters) for of_block, block in taken]
         return _executed(token_ids, logprobs, blocks)
 
     def sample(self, command: SampleKept) -> ExecutedStep:
@@ -174,6 +172,17 @@ class StepExecutor:
     def forget_logits(self, number: int) -> None:
         """Free the logits that are kept of a step."""
         del self._logits[number]
+
+    def _prompt_logprobs(self, hidden: Array, block: NDArray[np.int32], has_adapters: bool) -> Array:
+        """Of PROMPT_BLOCK hidden states f[PROMPT_BLOCK, hidden]."""
+        manager, (_, targets, slots) = self._manager, block
+        adapters = manager.adapters if has_adapters else None
+        if adapters is None or adapters.head is None:
+            logprobs: Array = manager.prompt_logprobs()(manager.head, hidden, targets)
+            return logprobs
+        arrays = adapters.of_head(self._slots_of_adapters)
+        adapted: Array = manager.adapted_prompt_logprobs()(manager.head, hidden, targets, arrays, slots)
+        return adapted
 
     def _make_state(self) -> None:
         self._cache = self._manager.new_cache()

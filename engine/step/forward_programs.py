@@ -54,6 +54,8 @@ TAKE_HIDDEN = "take hidden"
 """(hidden f[T, hidden], indices i32[PROMPT_BLOCK]) -> f[PROMPT_BLOCK, hidden]."""
 PROMPT_LOGPROBS = "prompt logprobs"
 """(head, hidden f[PROMPT_BLOCK, hidden], token ids i32[PROMPT_BLOCK]) -> ``compute_logprobs``."""
+ADAPTED_PROMPT_LOGPROBS = "prompt logprobs with adapters"
+"""PROMPT_LOGPROBS with the head's arrays of SlotArrays, and i32[PROMPT_BLOCK] each token's slot."""
 
 
 class ForwardPrograms:
@@ -112,9 +114,13 @@ class ForwardPrograms:
         slots = Program(WRITE_SLOTS, SEPARATE.entries, self._lower_write_slots)
         return [slots, *([Program(WRITE_HISTORY, PIECE, self._lower_write_history)] if self._has_history else [])]
 
-    def prompt_logprobs(self, count: int) -> Program:
-        """PROMPT_LOGPROBS of ``count`` tokens."""
-        return Program(PROMPT_LOGPROBS, count, partial(self._lower_prompt_logprobs, count))
+    def prompt_logprobs(self, count: int) -> list[Program]:
+        """PROMPT_LOGPROBS of ``count`` tokens, and ADAPTED_PROMPT_LOGPROBS if heads have adapters."""
+        programs = [Program(PROMPT_LOGPROBS, count, partial(self._lower_prompt_logprobs, count))]
+        if self._adapters is not None and self._adapters.head is not None:
+            lower_adapted = partial(self._lower_prompt_logprobs, count, self._adapters)
+            programs.append(Program(ADAPTED_PROMPT_LOGPROBS, count, lower_adapted))
+        return programs
 
     def lower(self, layout: StepLayout, adapters: SlotArrays | None = None) -> Lowered:
         """FORWARD of a bucket, or ADAPTED_FORWARD. Its logits are sharded by vocabulary."""
@@ -134,9 +140,11 @@ class ForwardPrograms:
                 rows = adapter_rows(layout.unpack_adapters(packed, batch.table), adapters.sizes.max_loras)
             states = layout.unpack_states(packed, batch.table, self._num_slots)
             decoder = nnx.merge(self._graph, state)
-            cache, hidden, last = self._run(decoder, cache, batch, states, rows)
-            padding = ((0, layout.rows - layout.model_rows), (0, 0))
-            return cache, slots, jnp.pad(decoder.logits(last), padding), hidden, sampling
+            cache, hidden, sampled = self._run(decoder, cache, batch, states, rows)
+            padding, of_sampled = ((0, layout.rows - layout.model_rows), (0, 0)), None
+            if rows is not None:
+                of_sampled = adapter_rows(rows.slots[batch.sampled], rows.num_slots)
+            return cache, slots, jnp.pad(decoder.logits(sampled, of_sampled), padding), hidden, sampling
 
         packed = self._mesh.shapes(jax.ShapeDtypeStruct((layout.size,), np.int32))
         arrays, specs = ((), ()) if adapters is None else ((adapters.shapes,), (adapters.specs,))
@@ -162,18 +170,30 @@ class ForwardPrograms:
         places = self._mesh.shapes(jax.ShapeDtypeStruct((PROMPT_BLOCK,), np.int32))
         return lower(lambda hidden, at: hidden[at], hidden, places)
 
-    def _lower_prompt_logprobs(self, count: int) -> Lowered:
+    def _lower_prompt_logprobs(self, count: int, adapters: SlotArrays | None = None) -> Lowered:
         partition = self._decoder.partition
 
-        def compute(head: Weight, hidden: Array, token_ids: Array) -> Array:
-            logits = to_logits(hidden, head, partition)
+        def compute(
+            head: Weight, hidden: Array, token_ids: Array, arrays: list[Array] | None = None, slots: Array | None = None
+        ) -> Array:
+            adapted, rows = head, None
+            if adapters is not None and arrays is not None and slots is not None:
+                adapted = adapters.adapted_head(head, arrays)
+                rows = adapter_rows(slots, adapters.sizes.max_loras)
+            logits = to_logits(hidden, adapted, partition, rows)
             return compute_logprobs(logits, token_ids, Vocabulary(self._mesh.axis), partition.model.vocab_size)
 
         head = jax.tree.map(_shape, self.head)
         hidden = jax.ShapeDtypeStruct((count, *self._hidden.shape), self._hidden.dtype)
         token_ids = jax.ShapeDtypeStruct((count,), np.int32)
-        on_each = self._mesh.on_each(compute, (jax.tree.map(lambda leaf: _spec(leaf.sharding), head), COPY, COPY), COPY)
-        return lower(on_each, head, *self._mesh.shapes((hidden, token_ids)))
+        arrays: list[Any] = []
+        specs: list[Any] = []
+        if adapters is not None:
+            arrays = [adapters.of_head(adapters.shapes), self._mesh.shapes(token_ids)]
+            specs = [adapters.of_head(adapters.specs), COPY]
+        of_head = jax.tree.map(lambda leaf: _spec(leaf.sharding), head)
+        on_each = self._mesh.on_each(compute, (of_head, COPY, COPY, *specs), COPY)
+        return lower(on_each, head, *self._mesh.shapes((hidden, token_ids)), *arrays)
 
     @cached_property
     def _hidden(self) -> jax.ShapeDtypeStruct:

@@ -226,11 +226,13 @@ def _prompt_logprobs(plan: NextIterationPlan) -> list[PromptLogprobs]:
 
 
 def _prompt_tokens(plan: NextIterationPlan, asked: list[PromptLogprobs]) -> NDArray[np.int32]:
-    """i32[blocks, 2, PROMPT_BLOCK] of indices and targets; the last block is padded."""
+    """i32[blocks, 3, PROMPT_BLOCK] of indices, targets and adapters' slots; the last block is
+    padded."""
     places = np.concatenate([np.arange(one.start, one.start + one.count) for one in asked])
     targets = np.concatenate(
         [plan.sequences[one.row].prompt_token_ids[one.first : one.first + one.count] for one in asked]
     )
-    flat = np.zeros((2, -(-len(places) // PROMPT_BLOCK) * PROMPT_BLOCK), np.int32)
-    flat[:, : len(places)] = places, targets
-    return np.ascontiguousarray(flat.reshape(2, -1, PROMPT_BLOCK).swapaxes(0, 1))
+    slots = np.repeat([plan.sequences[one.row].adapter_slot for one in asked], [one.count for one in asked])
+    flat = np.zeros((3, -(-len(places) // PROMPT_BLOCK) * PROMPT_BLOCK), np.int32)
+    flat[:, : len(places)] = places, targets, slots
+    return np.ascontiguousarray(flat.reshape(3, -1, PROMPT_BLOCK).swapaxes(0, 1))

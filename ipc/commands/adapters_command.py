@@ -32,7 +32,7 @@ def run(options: dict[str, Any]) -> int:
     """One of them; the exit code."""
     command = options.pop("adapters_command")
     address, key = which_daemon.take(options)
-    with ControlClient(address, key=key) as control:
+    with ControlClient(address, key=key, wait=False) as control:
         command(control, **options)
     return 0
 

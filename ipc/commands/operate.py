@@ -29,7 +29,7 @@ class Command(NamedTuple):
 def run(command: Command, options: dict[str, Any]) -> int:
     """Connect, do one of COMMANDS, and return the exit code."""
     address, key = which_daemon.take(options)
-    with ControlClient(address, key=key) as control:
+    with ControlClient(address, key=key, wait=False) as control:
         return command.run(control, options) or 0
 
 

@@ -3,13 +3,13 @@
 A token's product with its adapter is ``(x . a) . b`` (Hu et al. 2021). There are two forms, by what
 the weights' own layout is for.
 
-On a TPU (``Adapted``) all slots' ``a`` are one matrix, and so are their ``b``: every token is
+On a TPU (``Masked``) all slots' ``a`` are one matrix, and so are their ``b``: every token is
 multiplied by all of them, and between the two products its numbers for other slots than its own
 become zero. That moves fewer bytes than to gather a token's ``a`` and ``b``, or to sort tokens by
 slot; the products themselves cost nothing beside reading the weights. Where weights are split by
 inputs, so is ``a``, and the sum over devices that follows is that of the adapters as well.
 
-On a CPU (``GroupedAdapted``) products are what costs: tokens are sorted by slot, and each is
+On a CPU (``Grouped``) products are what costs: tokens are sorted by slot, and each is
 multiplied by its own adapter alone, by the kernel that serves experts.
 """
 
@@ -69,25 +69,19 @@ class Parts:
         return jnp.concatenate(shaped, axis=1 + self.along).reshape(tokens, math.prod(out))
 
 
-@partial(jax.tree_util.register_dataclass, data_fields=["base", "a", "b"], meta_fields=["parts"])
+@partial(jax.tree_util.register_dataclass, data_fields=["a", "b"], meta_fields=["parts"])
 @dataclass(frozen=True)
-class Adapted:
-    """A kernel [in, *out], and for each of its parts and slots an adapter of ``rank``."""
+class Masked:
+    """The factors of a kernel's parts, those of all slots side by side."""
 
-    base: Kernel
     a: Array
     """f[parts, slots * rank, in]"""
     b: tuple[Array, ...]
     """For each part f[slots * rank, prod(its outputs)]."""
     parts: Parts
 
-    @property
-    def out(self) -> tuple[int, ...]:
-        """As in Dense."""
-        return self.base.out
-
-    def product(self, x: Array, rows: AdapterRows) -> Array:
-        """f[T, in] -> f32[T, prod(out)]; a row without an adapter is the base's to the bit."""
+    def delta(self, x: Array, rows: AdapterRows, out: tuple[int, ...]) -> Array:
+        """f[T, in] -> f32[T, prod(out)], zeros for a row without an adapter."""
         count, columns, inputs = self.a.shape
         # For a result below float32 XLA:TPU would transpose the kernel.
         low = jax.lax.dot_general(
@@ -96,8 +90,7 @@ class Adapted:
             (((1,), (1,)), ((), ())),
             preferred_element_type=np.float32,
         )
-        slot = jnp.arange(columns, dtype=jnp.int32) // np.int32(columns // rows.num_slots)
-        is_own = slot[None, :] == rows.slots[:, None]
+        is_own = own_columns(rows.slots, columns, rows.num_slots)
         masked = [
             jnp.where(is_own, low[:, part * columns : (part + 1) * columns], np.float32(0)).astype(x.dtype)
             for part in range(count)
@@ -106,20 +99,48 @@ class Adapted:
             jnp.matmul(one, b.astype(x.dtype), preferred_element_type=np.float32)
             for one, b in zip(masked, self.b, strict=True)
         ]
-        return self.base.product(x) + self.parts.joined(deltas, self.out)
+        return self.parts.joined(deltas, out)
 
 
-@partial(jax.tree_util.register_dataclass, data_fields=["base", "a", "b"], meta_fields=["parts"])
+def own_columns(slots: Array, columns: int, num_slots: int) -> Array:
+    """bool[rows, columns] whether a column, of all slots' ranks side by side, is of a row's slot."""
+    slot = jnp.arange(columns, dtype=jnp.int32) // np.int32(columns // num_slots)
+    return slot[None, :] == slots[:, None]
+
+
+@partial(jax.tree_util.register_dataclass, data_fields=["a", "b"], meta_fields=["parts"])
 @dataclass(frozen=True)
-class GroupedAdapted:
-    """As Adapted, with each slot's factors in panels (engine/models/weights/panels.py)."""
+class Grouped:
+    """As Masked, with each slot's factors in panels (engine/models/weights/panels.py)."""
 
-    base: Kernel
     a: Array
     """f[slots, panels of parts * rank, in, width], the rank rounded up to whole panels."""
     b: tuple[Array, ...]
     """For each part f[slots, panels of its outputs, rank, width]."""
     parts: Parts
+
+    def delta(self, x: Array, rows: AdapterRows, out: tuple[int, ...]) -> Array:
+        """f[T, in] -> f32[T, prod(out)], zeros for a row without an adapter."""
+        slots, count, _, width = self.a.shape
+        unscaled, rank = jnp.zeros((slots, 0), np.float32), self.b[0].shape[2]
+        low = panels.grouped_product(x[rows.order], self.a, rows.sizes, count * width, unscaled)
+        whole, along = math.prod(out), out[self.parts.along]
+        deltas = [
+            panels.grouped_product(
+                low[:, part * rank : (part + 1) * rank], b, rows.sizes, whole // along * size, unscaled
+            )
+            for part, (b, size) in enumerate(zip(self.b, self.parts.sizes, strict=True))
+        ]
+        return self.parts.joined(deltas, out)[rows.places]
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Adapted:
+    """A kernel [in, *out], and for each of its parts and slots an adapter."""
+
+    base: Kernel
+    factors: Masked | Grouped
 
     @property
     def out(self) -> tuple[int, ...]:
@@ -128,14 +149,4 @@ class GroupedAdapted:
 
     def product(self, x: Array, rows: AdapterRows) -> Array:
         """f[T, in] -> f32[T, prod(out)]; a row without an adapter is the base's to the bit."""
-        slots, count, _, width = self.a.shape
-        unscaled, rank = jnp.zeros((slots, 0), np.float32), self.b[0].shape[2]
-        low = panels.grouped_product(x[rows.order], self.a, rows.sizes, count * width, unscaled)
-        whole, along = math.prod(self.out), self.out[self.parts.along]
-        deltas = [
-            panels.grouped_product(
-                low[:, part * rank : (part + 1) * rank], b, rows.sizes, whole // along * size, unscaled
-            )
-            for part, (b, size) in enumerate(zip(self.b, self.parts.sizes, strict=True))
-        ]
-        return self.base.product(x) + self.parts.joined(deltas, self.out)[rows.places]
+        return self.base.product(x) + self.factors.delta(x, rows, self.out)

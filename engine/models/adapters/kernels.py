@@ -10,15 +10,16 @@ import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
+from jax import Array
 from numpy.typing import NDArray
 
 from engine.mesh import TP
-from engine.models.adapters.adapted import Parts
+from engine.models.adapters.adapted import Adapted, Grouped, Masked, Parts
 from engine.models.weights import panels
-from engine.models.weights.parameters import Parameter, Role, TensorRule
+from engine.models.weights.parameters import Parameter, TensorRule
 from engine.models.weights.pieces import assemble, pieces, stored_axes
 from engine.models.weights.sources import TensorInfo
 from engine.models.weights.store import Served
@@ -52,6 +53,30 @@ class Factors:
         if name in self.arrays:
             return self.arrays[name][index]
         return np.zeros([part.stop - part.start for part in index], np.float32)
+
+
+class AdaptedWeight(Protocol):
+    """A weight of a decoder's state that may have adapters."""
+
+    @property
+    def entry(self) -> Served:
+        """The weight."""
+
+    def names(self, layer: int | None) -> tuple[str, ...]:
+        """The names that its factors have in a layer: of some, its adapter has ``block``."""
+
+    def block(self, layer: int | None, a: Factors, b: Factors) -> list[NDArray[Any]]:
+        """One layer of an adapter over all devices: one slot's part of ``leaves``."""
+
+    def leaves(self, slots: int) -> list[Leaf]:
+        """The arrays of so many slots, of all layers that the entry has."""
+
+    @property
+    def slot_axes(self) -> list[int]:
+        """Of each array, the axis along which slots follow each other, counted from the end."""
+
+    def around(self, value: Any, arrays: tuple[Array, ...]) -> Any:
+        """The weight's form with all slots beside it; ``arrays`` are ``leaves``."""
 
 
 @dataclass(frozen=True)
@@ -88,6 +113,10 @@ class AdaptedKernel:
         assert [start for start, _ in extents] == [0, *(stop for _, stop in extents[:-1])], "a module is in two pieces"
         return Parts(names.index(along), tuple(stop - start for start, stop in extents))
 
+    def names(self, layer: int | None) -> tuple[str, ...]:
+        """See AdaptedWeight."""
+        return tuple(module.format(layer=layer) for module in self.modules)
+
     def shapes(self, layer: int | None) -> dict[str, tuple[int, int]]:
         """The stored shape [out, in] of each weight in a layer."""
         return {piece.tensor: (piece.stored[0], piece.stored[1]) for piece in pieces(self.parameter, layer)}
@@ -123,8 +152,9 @@ class AdaptedKernel:
         else:
             sizes = [int(np.prod(out)) // out[self.parts.along] * size for size in self.parts.sizes]
         if self.layout is Layout.PANELS:
-            low = panels.panels_shape(len(self.modules) * self._whole_rank, parameter.shape[0])
-            shapes = [low, *(panels.panels_shape(size, self._whole_rank) for size in sizes)]
+            rank = whole_rank(self.rank)
+            low = panels.panels_shape(len(self.modules) * rank, parameter.shape[0])
+            shapes = [low, *(panels.panels_shape(size, rank) for size in sizes)]
             return [Leaf((slots, *shape), self.dtype) for shape in shapes]
         leaves = [
             Leaf((len(self.modules), rows, parameter.shape[0]), self.dtype, (None, None, inputs)),
@@ -132,17 +162,27 @@ class AdaptedKernel:
         ]
         return [leaf.stacked(len(self.entry.sources)) for leaf in leaves] if self.entry.is_stacked else leaves
 
+    @property
+    def slot_axes(self) -> list[int]:
+        """See AdaptedWeight."""
+        if self.layout is Layout.PANELS:
+            return [-len(leaf.shape) for leaf in self.leaves(1)]
+        return [-2] * (1 + len(self.modules))
+
+    def around(self, value: Any, arrays: tuple[Array, ...]) -> Any:
+        """See AdaptedWeight."""
+        return Adapted(value, self.factors(arrays))
+
+    def factors(self, arrays: tuple[Array, ...]) -> Masked | Grouped:
+        """All slots' factors, as a product has them."""
+        a, *b = arrays
+        return (Grouped if self.layout is Layout.PANELS else Masked)(a, tuple(b), self.parts)
+
     def _in_panels(self, a: NDArray[Any], b: list[NDArray[Any]]) -> list[NDArray[Any]]:
         """f[parts, rank, in] and f[rank, prod(outputs)] of each part, with ranks of whole panels."""
-        missing = self._whole_rank - self.rank
+        missing = whole_rank(self.rank) - self.rank
         low = np.pad(a, [(0, 0), (0, missing), (0, 0)]).reshape(-1, a.shape[-1])
         return [panels.in_panels(low), *(panels.in_panels(np.pad(each.T, [(0, 0), (0, missing)])) for each in b)]
-
-    @property
-    def _whole_rank(self) -> int:
-        """The rank, rounded up to whole panels."""
-        width = panels.panel_width()
-        return -(-self.rank // width) * width
 
     @cached_property
     def _b(self) -> Parameter:
@@ -176,18 +216,13 @@ class AdaptedKernel:
         return found
 
 
-def adapted_kernels(
-    entries: Collection[Served], rank: int, devices: int, dtype: np.dtype[Any], layout: Layout
-) -> tuple[AdaptedKernel, ...]:
-    """The kernels of a decoder's entries that are weights [out, in] of modules."""
-    return tuple(
-        AdaptedKernel(entry, rank, devices, np.dtype(np.float32) if entry.parameter.exact else dtype, layout)
-        for entry in entries
-        if entry.parameter.role is Role.KERNEL and _is_linear(entry.parameter)
-    )
+def whole_rank(rank: int) -> int:
+    """A rank, rounded up to whole panels."""
+    width = panels.panel_width()
+    return -(-rank // width) * width
 
 
-def _is_linear(parameter: Parameter) -> bool:
+def is_linear(parameter: Parameter) -> bool:
     """Whether its tensors are [out, in], as those of torch's linear modules."""
     axes = stored_axes(parameter, dict(parameter.axes))
     inputs = set(parameter.names[: parameter.inputs])

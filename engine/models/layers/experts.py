@@ -15,9 +15,10 @@ from flax import nnx
 from jax import Array
 
 from engine.models.adapters.adapted import AdapterRows
+from engine.models.adapters.adapted_experts import ExpertRows
 from engine.models.feed_forward import Activation, ClampedGate, GatedMLP, GatedSpec
 from engine.models.layers.expert_router import LIKELIEST, Router, RouterSpec
-from engine.models.linear import linear
+from engine.models.linear import grouped, linear
 from engine.models.norm import RMSNorm
 from engine.models.requirements import require
 from engine.models.weights.factory import Axes, ParameterFactory
@@ -159,7 +160,7 @@ class ExpertsMLP(nnx.Module):
         flat = x.reshape(-1, x.shape[-1])
         weights, chosen = self.router(flat, adapters)
         of_shared, of_experts = (flat, flat) if self.norms is None else self.norms.before(flat)
-        parts = [self._experts(of_experts, weights, chosen, num_tokens).astype(x.dtype)]
+        parts = [self._experts(of_experts, weights, chosen, num_tokens, adapters).astype(x.dtype)]
         if self.shared is not None:
             parts.append(self._shared(self.shared, of_shared, adapters))
         parts = parts if self.norms is not None else [sum(parts[1:], parts[0])]
@@ -176,7 +177,9 @@ class ExpertsMLP(nnx.Module):
         gate = jax.nn.sigmoid(linear(x.astype(jnp.float32), self.shared_gate, None, adapters))
         return (part.astype(jnp.float32) * gate).astype(x.dtype)
 
-    def _experts(self, x: Array, weights: Array, chosen: Array, num_tokens: Array | None) -> Array:
+    def _experts(
+        self, x: Array, weights: Array, chosen: Array, num_tokens: Array | None, adapters: AdapterRows | None
+    ) -> Array:
         """f[tokens, hidden] -> f32[tokens, hidden], this device's part of the weighted sum."""
         tokens, each = chosen.shape
         local = chosen - self._first()
@@ -191,15 +194,15 @@ class ExpertsMLP(nnx.Module):
         if self.spec.router.weighs_input:
             rows = (rows.astype(jnp.float32) * weights.reshape(-1)[order][:, None]).astype(x.dtype)
             weights = jnp.ones_like(weights)
-        computed = self._feed(rows, groups)
+        computed = self._feed(rows, groups, _of_rows(adapters, is_here, order))
         back = jnp.zeros_like(order).at[order].set(jnp.arange(order.size, dtype=order.dtype))
         by_token = computed[back].reshape(tokens, each, -1)
         return jnp.where(is_here[..., None], by_token * weights[..., None], np.float32(0)).sum(axis=1)
 
-    def _feed(self, rows: Array, groups: Groups) -> Array:
+    def _feed(self, rows: Array, groups: Groups, adapters: ExpertRows | None) -> Array:
         """f[rows, hidden], sorted by expert -> f32[rows, hidden], undefined behind all groups."""
-        activated = self._activated(self.gate_up_kernel.get_value().grouped_product(rows, groups), groups)
-        down = self.down_kernel.get_value().grouped_product(activated.astype(rows.dtype), groups)
+        activated = self._activated(grouped(rows, self.gate_up_kernel.get_value(), groups, adapters), groups)
+        down = grouped(activated.astype(rows.dtype), self.down_kernel.get_value(), groups, adapters)
         if self.down_bias is None:
             return down
         bias = self.down_bias[...].astype(jnp.float32)[groups.experts]
@@ -225,6 +228,14 @@ class ExpertsMLP(nnx.Module):
         if self.axis is None or self.splits_columns:
             return np.int32(0)
         return jax.lax.axis_index(self.axis) * np.int32(self.num_local)
+
+
+def _of_rows(adapters: AdapterRows | None, is_here: Array, order: Array) -> ExpertRows | None:
+    """The adapters of rows that are sorted by expert; bool[tokens, each] are those in groups."""
+    if adapters is None:
+        return None
+    slots = jnp.where(is_here, adapters.slots[:, None], np.int32(-1)).reshape(-1)
+    return ExpertRows(slots[order], adapters.num_slots)
 
 
 class BranchNorms(nnx.Module):

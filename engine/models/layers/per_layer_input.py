@@ -47,7 +47,7 @@ class PerLayerEmbedding(nnx.Module):
 
     def __call__(self, token_ids: Array, x: Array, adapters: AdapterRows | None) -> Array:
         """i32[...] ids and f[..., hidden] embedded tokens -> f[..., layers, size]."""
-        own = look_up(self.table, token_ids, self.axis).astype(x.dtype)
+        own = look_up(self.table, token_ids, axis=self.axis).astype(x.dtype)
         own = own.reshape(*token_ids.shape, -1, self.size) * jnp.asarray(self.size**0.5, x.dtype)
         projected = linear(x, self.kernel, None, adapters) * jnp.asarray(x.shape[-1] ** -0.5, x.dtype)
         return (self.norm(projected) + own) * jnp.asarray(2**-0.5, x.dtype)
