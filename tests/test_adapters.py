@@ -64,11 +64,11 @@ class HeldEngine(FakeEngine):
 class TellingEngine(FakeEngine):
     """Writes the name of a request's adapter, as its directory has it, and the version, over and over."""
 
-    def _next_token(self, sequence: Sequence) -> int:
+    def _next_tokens(self, sequence: Sequence) -> list[int]:
         position = len(sequence.output_token_ids) + sequence.num_in_flight
         adapter = self.adapters.get(sequence.adapter_id)
         told = f"{Path(adapter.origin).name} {adapter.uid}; " if adapter is not None else "nobody; "
-        return told.encode()[position % len(told)]
+        return [told.encode()[position % len(told)]]
 
 
 @contextmanager
