@@ -362,8 +362,16 @@ class oEngine:
 
     def _resume(self) -> list[SequenceOutput]:
         """Resume the sequences whose masks are ready; returns the outputs of those that end."""
-        ended = [self._scheduler.resume(sequence) for sequence in self._masks.hear()]
+        answered = self._masks.hear(self._seconds_in_flight()) if self._masks else []
+        ended = [self._scheduler.resume(sequence) for sequence in answered]
         return [output for output in ended if output is not None]
+
+    def _seconds_in_flight(self) -> float | None:
+        """What the steps in flight take the device together; None if there are none, or nobody
+        knows."""
+        costs = [self._scheduler.step_costs.seconds(step.plan.num_tokens) for step in self._in_flight if step.is_step]
+        known = [cost for cost in costs if cost is not None]
+        return sum(known) if known and len(known) == len(costs) else None
 
     def _sample_late(self) -> bool:
         """Let rows sample whose masks have come, after a step that kept their logits; whether that

@@ -2,6 +2,7 @@
 
 import os
 from collections import deque
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -297,6 +298,20 @@ def test_a_late_mask_is_waited_for_once_and_then_looked_for(monkeypatch):
     assert masks.hear() == [slow] and len(masks) == 0
     for sequence in (slow, quick):
         sequence.constraint.close()
+
+
+@pytest.mark.parametrize(("in_flight", "longest"), [(8.0, 4.0), (0.002, 0.001), (None, awaited_masks.PATIENCE)])
+def test_a_mask_is_waited_for_while_the_device_is_busy(monkeypatch, in_flight, longest):
+    """For a share of the time that the steps in flight take, or for little where nobody knows that."""
+    waits, masks, slow = [], AwaitedMasks(), constrained("slow")
+    monkeypatch.setattr(awaited_masks, "time", SimpleNamespace(monotonic=lambda: 100.0))
+    monkeypatch.setattr(awaited_masks, "_poll", lambda _, seconds: waits.append(seconds) or slow.constraint.answer())
+    slow.constraint.advance(7)
+    masks.add(slow)
+
+    assert masks.hear(in_flight) == [slow]
+    assert waits[0] == pytest.approx(longest)
+    slow.constraint.close()
 
 
 def test_who_has_ended_is_waited_for_no_more():

@@ -367,6 +367,7 @@ fault_after = st.tuples(st.integers(1, 9), st.sampled_from(["refused", "lost", "
 def no_patience():
     """Nobody waits for a mask: it is there when it is asked for, or late."""
     with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(awaited_masks, "SHARE", 0.0)
         patch.setattr(awaited_masks, "PATIENCE", 0.0)
         patch.setattr(awaited_masks, "IDLE_PATIENCE", 0.0)
         yield

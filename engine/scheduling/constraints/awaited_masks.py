@@ -5,12 +5,14 @@ import time
 
 from engine.scheduling.sequence import Sequence, SequenceStatus
 
-PATIENCE = 0.005
-"""Seconds that a step waits for the masks after tokens that have just landed.
-
-A mask takes a tenth of it at most, as a rule, and a step is in flight meanwhile; a row whose mask
-takes longer misses a step, so that a slow grammar does not slow its neighbours.
+SHARE = 0.5
+"""How long a step waits for the masks after tokens that have just landed, as a share of the time
+that the steps in flight take: there is time to plan and dispatch it then, before the device is
+idle. A row whose mask takes longer misses it, so that a slow grammar does not slow its neighbours.
 """
+PATIENCE = 0.005
+"""Seconds to wait for them where nobody knows that time. A mask takes a tenth of it at most, as a
+rule."""
 IDLE_PATIENCE = 0.05
 """Seconds to wait where there is nothing else to do, so that messages are still received."""
 
@@ -29,12 +31,15 @@ class AwaitedMasks:
         """Expect an answer for the token that has just landed."""
         self._fresh.append(sequence)
 
-    def hear(self) -> list[Sequence]:
-        """Sequences with an answer; waits up to PATIENCE for those added since the last call."""
+    def hear(self, in_flight: float | None = None) -> list[Sequence]:
+        """Sequences with an answer; waits for those added since the last call.
+
+        ``in_flight`` are the seconds that the steps in flight take, if that is known.
+        """
         if not self:
             return []
         answered, self._late = _divide(self._late)
-        deadline = time.monotonic() + PATIENCE
+        deadline = time.monotonic() + (PATIENCE if in_flight is None else SHARE * in_flight)
         while self._fresh:
             in_time, self._fresh = _divide(self._fresh)
             answered += in_time
