@@ -77,6 +77,8 @@ class oEngine:
         self._staged = staged or StagedCompilation([], publish=lambda: None)
         self._in_flight: deque[PendingStep] = deque()
         self._masks = AwaitedMasks()
+        self._landed_at = 0.0
+        """When the last step landed, in seconds of ``time.monotonic``."""
         self._seconds = StepSeconds()
         self._max_failures_in_a_row = max_failures_in_a_row
         self._failures_in_a_row = 0
@@ -367,11 +369,13 @@ class oEngine:
         return [output for output in ended if output is not None]
 
     def _seconds_in_flight(self) -> float | None:
-        """What the steps in flight take the device together; None if there are none, or nobody
+        """What the steps in flight will take the device yet; None if there are none, or nobody
         knows."""
         costs = [self._scheduler.step_costs.seconds(step.plan.num_tokens) for step in self._in_flight if step.is_step]
         known = [cost for cost in costs if cost is not None]
-        return sum(known) if known and len(known) == len(costs) else None
+        if not known or len(known) < len(costs):
+            return None
+        return max(0.0, self._landed_at + sum(known) - time.monotonic())
 
     def _sample_late(self) -> bool:
         """Let rows sample whose masks have come, after a step that kept their logits; whether that
@@ -410,6 +414,7 @@ class oEngine:
             return self._recover(step.plan, failure)
         self._failures_in_a_row = 0
         seconds = self._seconds.landed(step.times) if step.is_step else None
+        self._landed_at = time.monotonic()
         if seconds is not None and self._host is not None:
             self._host.learn(step.plan, seconds)
         outputs = self._fail_rows(step.plan, result) + self._scheduler.update(step.plan, result, seconds)

@@ -2,13 +2,16 @@
 
 import os
 from collections import deque
+from random import Random
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from test_oengine import LateRunner, next_token
+from test_oengine import LateRunner, SomeTokens, completion, next_token
+from test_oengine import build_engine as late_engine
+from test_oengine import build_sequence as late_sequence
 from test_scheduler import build_scheduler, build_sequence, land
 
 from caching.cache_groups import CacheGroups
@@ -161,6 +164,25 @@ def test_logits_are_kept_of_a_few_steps_only():
     for row in rows:
         scheduler.finish(row.request_id)
     assert scheduler.take_done() == plans[1:]
+
+
+def test_nobody_waits_for_the_pages_of_one_whose_mask_is_late():
+    """Its last token by length is as good as in flight, but nobody knows when it comes: who needs a page takes its."""
+    scheduler, _ = build_scheduler(num_pages=4, page_size=4)
+    neighbour, row = build_sequence("neighbour", 4, 6), constrained("row", max_tokens=2)
+    for sequence in (neighbour, row):
+        scheduler.add(sequence)
+    land(scheduler, scheduler.plan())
+    late = scheduler.plan()
+    assert late.late == [1] and row.ends_by_length and row.awaits_mask
+    land(scheduler, late)
+
+    while neighbour.status is not SequenceStatus.FINISHED:
+        land(scheduler, scheduler.plan())
+
+    assert row.status is SequenceStatus.WAITING and scheduler.preemptions == {"pages": 1}
+    scheduler.finish("row")
+    assert scheduler.take_done() == [late]
 
 
 @pytest.mark.parametrize("how", ["complete", "failed", "aborted", "preempted", "lost"])
@@ -322,6 +344,43 @@ def test_who_has_ended_is_waited_for_no_more():
     sequence.constraint.close()
 
     assert masks.hear() == [] and len(masks) == 0
+
+
+@pytest.mark.parametrize("run_ahead", [0, 1, 2, 3])
+def test_late_masks_change_no_tokens(monkeypatch, run_ahead):
+    """Few rows and many sample late, each with the mask of its own place, beside others and preempted; they do while
+    requests are aborted, and weights written under those that run."""
+    monkeypatch.setattr(awaited_masks, "SHARE", 0.0)
+    monkeypatch.setattr(awaited_masks, "PATIENCE", 0.0)
+    rng, engine = Random(run_ahead), late_engine(num_pages=9, max_num_seqs=5, budget=9, run_ahead=run_ahead)
+    sequences, tokens, late = [], {}, 0
+    for number in range(40):
+        sequence = late_sequence(
+            str(number), [rng.randrange(16) for _ in range(rng.randint(1, 12))], rng.randint(1, 12), seed=number
+        )
+        sequence.constraint = SomeTokens(rng.choice((0, 0, 1, 4))) if rng.random() < 0.7 else None
+        sequences.append(sequence)
+        tokens[sequence.request_id] = []
+        engine.add(sequence)
+    aborted = rng.sample(sequences, 4)
+    steps = 0
+    while engine.has_work:
+        outputs, steps = engine.step(), steps + 1
+        if steps % 15 == 0:
+            outputs += engine.settle()
+            late += sum(sequence.awaits_sample for sequence in sequences)
+            engine.update_weights(None, keep_cache=True)
+            assert not any(sequence.awaits_sample for sequence in sequences)
+        if steps % 9 == 0:
+            engine.finish(aborted[steps // 9 % len(aborted)].request_id)
+        for output in outputs:
+            tokens[output.request_id] += output.token_ids
+        engine.check_integrity()
+
+    assert late > 5 and engine.stats().preemptions_by_cause["pages"]
+    for sequence in sequences:
+        got, whole = tokens[sequence.request_id], completion(sequence)
+        assert got == (whole[: len(got)] if sequence in aborted else whole)
 
 
 def build_engine(run_ahead, num_pages):

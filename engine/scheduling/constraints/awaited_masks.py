@@ -7,7 +7,7 @@ from engine.scheduling.sequence import Sequence, SequenceStatus
 
 SHARE = 0.5
 """How long a step waits for the masks after tokens that have just landed, as a share of the time
-that the steps in flight take: there is time to plan and dispatch it then, before the device is
+that the steps in flight take yet: there is time to plan and dispatch it then, before the device is
 idle. A row whose mask takes longer misses it, so that a slow grammar does not slow its neighbours.
 """
 PATIENCE = 0.005
@@ -34,7 +34,7 @@ class AwaitedMasks:
     def hear(self, in_flight: float | None = None) -> list[Sequence]:
         """Sequences with an answer; waits for those added since the last call.
 
-        ``in_flight`` are the seconds that the steps in flight take, if that is known.
+        ``in_flight`` are the seconds that the steps in flight take yet, if that is known.
         """
         if not self:
             return []
