@@ -194,10 +194,10 @@ def test_another_process_gets_the_same_tokens_from_the_commands_alone(compiled):
 
 @pytest.mark.exhaustive
 def test_64_adapters_of_ranks_8_to_64_in_8_slots_give_each_request_what_torch_gives(tmp_path):
-    """Requests with any of them come at random, with memory for three, and adapters are removed and read again meanwhile."""
+    """Requests with any of them come at random, with memory for little more than one, and adapters are removed and read again meanwhile."""
     compiled = adapter_engines(tmp_path, "many", max_loras=8, max_lora_rank=64)
     pages = compiled.manager.shapes.groups.pages_of(MAX_MODEL_LEN)
-    rng, engine, answers, asked = np.random.default_rng(3), compiled.engine(num_pages=3 * pages), Answers(), []
+    rng, engine, answers, asked = np.random.default_rng(3), compiled.engine(num_pages=pages + 5), Answers(), []
     uids = load_all(engine, compiled)
     for number in range(512):
         case = compiled.cases[int(rng.integers(len(compiled.cases)))]
@@ -237,7 +237,7 @@ def test_in_a_hundred_thousand_operations_no_request_is_served_by_anothers_adapt
     faults: list[int] = []
     refuse_steps(compiled, monkeypatch, faults)
     pages = compiled.manager.shapes.groups.pages_of(MAX_MODEL_LEN)
-    rng, engine, answers = np.random.default_rng(5), compiled.engine(num_pages=3 * pages), Answers()
+    rng, engine, answers = np.random.default_rng(5), compiled.engine(num_pages=pages + 5), Answers()
     cases = {case["adapter"]: case for case in compiled.cases}
     meanings = {name: name for name in compiled.directories}  # what a name stands for now
     uids, asked, served = load_all(engine, compiled), {}, Counter()
@@ -271,5 +271,4 @@ def test_in_a_hundred_thousand_operations_no_request_is_served_by_anothers_adapt
         found = answers.logprobs.get(number, [])
         np.testing.assert_allclose(found, case["logprobs"][: len(found)], atol=compiled.tolerance)
     stats = engine.stats()
-    print(served, len(asked), sum(map(len, answers.tokens.values())), len(answers.errors), stats)
     assert stats.adapter_evictions > 1000 and stats.preemptions > 100 and stats.failed_steps > 50

@@ -147,6 +147,19 @@ def test_a_table_beside_its_adapter_is_the_models_or_refused(read):
         read(lambda tensors: tensors.update({A.replace("lora_A", "base_layer"): np.zeros((48, 48), np.float32)}))
 
 
+def test_the_adapter_of_a_tied_head_is_in_the_file(tmp_path):
+    """PEFT saves it beside the embedding's, whose it is, and its configuration does not name it."""
+    decoder = load(build_checkpoint(tmp_path / "model", "gemma2"))
+    reader = AdapterReader(slot_arrays(decoder, AdapterSizes(2, 16, np.dtype(np.float32), Layout.MATRIX), one_device()))
+    options = {"ensure_weight_tying": True, "target_modules": ["embed_tokens", "model.embed_tokens"]}
+    both, one = (AdapterKind(targets, 8, options=options) for targets in ("embed_tokens|lm_head", "embed_tokens"))
+
+    assert reader.read(str(write_adapter(tmp_path / "both", "gemma2", both))).rank == 8
+
+    with pytest.raises(AdapterError, match=r"names lm_head.weight, of which"):
+        reader.read(str(write_adapter(tmp_path / "one", "gemma2", one)))
+
+
 def as_linear(tensors):
     """The embedding's factors under the names of a linear module's."""
     names = {

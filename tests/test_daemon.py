@@ -7,7 +7,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -296,18 +296,27 @@ def test_an_operator_has_a_daemon_reload_without_a_signal(address: str, news: Ne
 
 
 def test_who_comes_while_a_daemon_starts_hears_how_far_it_is(address: str) -> None:
-    """A client that waits too short a time, and a command, which does not wait at all."""
+    """A client that waits too short a time, and a command, which does not wait at all; one that waits is answered."""
     said: list[str] = []
+
+    def wait() -> dict[str, Any]:
+        with ControlClient(address, PATIENCE) as control:
+            status = control.status()
+        send_signal()
+        return status
 
     def come(report: Report) -> None:
         report(Progress("compiling", 9, 19, "functions"))
         with pytest.raises(DaemonStarting) as starting:
             ControlClient(address, wait=False)
         said.extend([str(starting.value), str(why_not(address, "is starting"))])
-        send_signal()
+        waiting.append(thread.submit(wait))
 
-    build_daemon(address, during_load=come).run()
+    waiting: list[Future[dict[str, Any]]] = []
+    with ThreadPoolExecutor(1) as thread:
+        build_daemon(address, during_load=come).run()
 
+    assert waiting[0].result()["state"] == "serving"
     assert [words.partition(" is starting: ")[2] for words in said] == ["compiling: 9 of 19 functions"] * 2
 
 

@@ -198,3 +198,16 @@ def test_what_the_kernels_are_built_for_is_no_setting(monkeypatch: pytest.Monkey
     monkeypatch.setenv("ODRIVER_CPU_ISA", "avx2")
 
     assert held() == {}
+
+
+def test_adapters_of_the_start_are_named_in_two_forms() -> None:
+    """NAME=PATH, and vLLM's JSON, of which nothing else is taken."""
+    both = ("one=a/b=c", '{"name": "two", "path": "/d"}')
+
+    assert EngineConfig(enable_lora=True, lora_modules=both).lora_paths == {"one": "a/b=c", "two": "/d"}
+
+    for wrong in ("x", "=x", "one=", "one=again", '{"name": "x"}', '{"name": "", "path": "x"}', "{"):
+        with pytest.raises(ConfigurationError, match="lora_modules"):
+            EngineConfig(enable_lora=True, lora_modules=("one=a", wrong))
+    with pytest.raises(ConfigurationError, match="base_model_name"):
+        EngineConfig(enable_lora=True, lora_modules=('{"name": "x", "path": "y", "base_model_name": "z"}',))

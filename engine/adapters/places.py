@@ -89,6 +89,8 @@ class Places:
         These are names of factors, with an expert if it has factors by itself.
         """
         targets = config.targets
+        if config.ensure_weight_tying and (head := self._tied_head(there)) is not None:
+            return head
         by_expert = any(expert is not None for _, expert in there)
         for weight, place in self.weights.items():
             if {(place.name, None), (place.name, place.expert)} & there or (place.expert is not None and not by_expert):
@@ -106,6 +108,13 @@ class Places:
                 ):
                     return name
         return None
+
+    def _tied_head(self, there: set[tuple[str, int | None]]) -> str | None:
+        """The head, if it is one table with the embedding, and of both this alone has an adapter."""
+        tables = [one for one in self.weights.values() if isinstance(one.weight, AdaptedEmbedding | AdaptedHead)]
+        paths = {one.weight.entry.path for one in tables if one.is_embedding and (one.name, None) in there}
+        without = (one for one in tables if not one.is_embedding and (one.name, None) not in there)
+        return next((one.name for one in without if one.weight.entry.path in paths), None)
 
     def unknown_parameter(self, config: PeftConfig) -> str | None:
         """One of ``target_parameters`` that names nothing here."""
