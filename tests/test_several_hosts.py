@@ -269,6 +269,8 @@ def test_a_process_whose_tokens_differ_says_where() -> None:
 
     with pytest.raises(HostsError, match="step 7 gave token 2 in row 1 here and 3 at process 0"):
         check_alike(7, np.array([1, 2]), np.array([1, 3]))
+    with pytest.raises(HostsError, match="step 7 gave token 4 in row 1 here and 0 at process 0"):
+        check_alike(7, np.array([[1, 2], [3, 4]]), np.array([[1, 2], [3, 0]]))
 
 
 @pytest.mark.parametrize(

@@ -77,8 +77,9 @@ def check_alike(step: int, ours: np.ndarray, theirs: np.ndarray) -> None:
     Their tokens are equal whatever the rounding, unlike those of one request in two batches.
     """
     if not np.array_equal(ours, theirs):
-        row = int(np.flatnonzero(ours != theirs)[0])
+        index = int(np.flatnonzero(ours != theirs)[0])
+        row, here, there = index % ours.shape[-1], ours.flat[index], theirs.flat[index]
         raise HostsError(
-            f"step {step} gave token {ours[row]} in row {row} here and {theirs[row]} at process 0: do both have the same "
+            f"step {step} gave token {here} in row {row} here and {there} at process 0: do both have the same "
             "weights, jax and devices?"
         )

@@ -51,6 +51,8 @@ class StepDescription(msgspec.Struct, frozen=True, tag="step"):
     """Whether some row has an adapter."""
     kept: KeptRows | None = None
     """Whose logits are kept."""
+    samples: bool = True
+    """Whether any row samples in the step."""
 
 
 class SampleKept(msgspec.Struct, frozen=True, tag="sample kept"):

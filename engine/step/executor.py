@@ -38,7 +38,8 @@ class ExecutedStep:
     """The pending results of a step."""
 
     token_ids: Array
-    """i32[rows], or with drafts i32[2, rows] as ``verify`` gives it."""
+    """i32[rows], or with drafts i32[2, rows] as ``verify`` gives it; of a step in which no row
+    samples the packed SamplerInputs, which come with the logits."""
     logprobs: Array | None
     """[rows] of ``compute_logprobs``; None if no row wants them."""
     prompt_blocks: list[Array]
@@ -157,7 +158,9 @@ class StepExecutor:
             rows, take = step.kept.rows, manager.for_rows
             self._logits[step.kept.number] = logits if rows is None else take(TAKE_LOGITS, layout.rows)(logits, rows)
         self._write_slots(step)
-        token_ids, logprobs = self._sample(logits, sampling, step.needs, step.masks)
+        token_ids, logprobs = sampling, None
+        if step.samples:
+            token_ids, logprobs = self._sample(logits, sampling, step.needs, step.masks)
         blocks = []
         if step.prompt_tokens is not None:
             taken = [(manager.take_hidden(layout)(hidden, block[0]), block) for block in step.prompt_tokens]

@@ -92,6 +92,7 @@ class ModelIOProcessor:
             _prompt_tokens(plan, prompt_logprobs) if prompt_logprobs else None,
             bool(plan.read_slots),
             self._keep(plan, layout) if plan.late else None,
+            any(plan.samples),
         ), prompt_logprobs
 
     def _pieces(self, admitted: ListOf[Sequence]) -> list[NDArray[np.int32]]:

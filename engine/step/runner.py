@@ -234,6 +234,8 @@ def _landed(plan: NextIterationPlan, drawn: NDArray[np.int32], rows: list[int]) 
 
     ``rows`` are those of the sampler, and ``drawn`` what it gave.
     """
+    if not any(plan.samples):
+        return [[] for _ in plan.sequences], []
     if drawn.ndim == 1:
         ids: list[int] = drawn[rows].tolist()
         return [[token_id] if samples else [] for token_id, samples in zip(ids, plan.samples, strict=True)], []
