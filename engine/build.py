@@ -28,6 +28,7 @@ from engine.scheduling.scheduler import InferenceScheduler
 from engine.scheduling.sequence_memory import SequenceMemory
 from engine.scheduling.speculation import Speculation
 from engine.served_model import ServedModel, served_model
+from engine.speculation.speculative_config import check_states
 from engine.step.execution_manager import ExecutionManager
 from engine.step.executor import StepExecutor
 from engine.step.host_cache.host_budget import check_host_memory
@@ -197,11 +198,7 @@ def _compile(
 def _shapes(served: ServedModel, planner: CachePlanner) -> StepShapes:
     """The sizes of steps over this pool. Raises ConfigurationError if the context does not fit, or
     if there are to be drafts and the model has states that a wrong one would spoil."""
-    if served.config.speculation is not None and planner.pool.states is not None:
-        raise ConfigurationError(
-            "speculative_config is not for this model: the states of its recurrent layers cannot go back behind a wrong "
-            "draft; leave it out"
-        )
+    check_states(served.config.speculation, has_states=planner.pool.states is not None)
     return StepShapes(
         max_num_seqs=served.config.max_num_seqs,
         max_num_batched_tokens=served.config.max_num_batched_tokens,

@@ -31,6 +31,7 @@ from engine.planner.ici import exchanges_seconds
 from engine.planner.topology import chips_of, topology_of
 from engine.progress import Progress
 from engine.served_model import adapter_sizes, in_words
+from engine.speculation.speculative_config import check_states
 from engine.step.backend import SMALLEST_ACCELERATOR_STEP, Backend
 from engine.step.compilation import Compilation, compile_program
 from engine.step.execution_manager import ExecutionManager
@@ -41,7 +42,7 @@ from engine.step.sampling_programs import GREEDY
 
 Report = Callable[[Progress], None]
 DRAFTS = 4
-"""For each sequence, in the figures of steps that verify drafts."""
+"""For each sequence, in the figures of steps that verify drafts, unless the operator says."""
 
 
 def plan_chips(config: EngineConfig, path: Path, topology: str, tokens_a_sequence: int, report: Report) -> ChipPlan:
@@ -67,6 +68,7 @@ def plan_chips(config: EngineConfig, path: Path, topology: str, tokens_a_sequenc
     shapes = _shapes(fit, cache)
     tokens = min(tokens_a_sequence, shapes.max_model_len)
     states = 0 if shapes.cache.states is None else shapes.cache.states.num_bytes
+    drafts = DRAFTS if config.speculation is None else config.speculation.num_speculative_tokens
     return ChipPlan(
         model=str(path),
         topology=topology,
@@ -95,7 +97,7 @@ def plan_chips(config: EngineConfig, path: Path, topology: str, tokens_a_sequenc
         functions=[one.report for one in programs],
         compile_seconds=seconds,
         decode=decode_steps(fit, programs, shapes, tokens),
-        verified=[] if states else decode_steps(fit, programs, shapes, tokens, DRAFTS),
+        verified=[] if states else decode_steps(fit, programs, shapes, tokens, drafts),
     )
 
 
@@ -147,6 +149,7 @@ def _partition(config: EngineConfig, model: ModelSpec, chips: int) -> Partition:
 
 
 def _shapes(fit: ChipFit, cache: CachePlanner) -> StepShapes:
+    check_states(fit.config.speculation, has_states=cache.pool.states is not None)
     sizes = fit.config.max_num_seqs, fit.config.max_num_batched_tokens, cache.max_model_len
     adapters = adapter_sizes(fit.config, fit.dtype, fit.backend)
     return StepShapes(*sizes, cache.pool, SMALLEST_ACCELERATOR_STEP, cache.host, adapters, fit.config.speculation)

@@ -58,6 +58,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="tokens that each sequence holds in the figures (default: 1024)",
     )
+    add(
+        "--speculative-config",
+        metavar="JSON",
+        help="the daemon drafts, as with the same flag of `serve` (default: no; the figures are of 4 drafts)",
+    )
     add("--staged-readiness", action="store_true", help="compile only what staged readiness waits for")
     add("--json", action="store_true", default=False, help="as JSON instead of tables")
 

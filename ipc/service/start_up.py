@@ -120,7 +120,7 @@ def load(
         if leader is not None:
             leader.leave(os.EX_CONFIG, str(error))
         raise
-    tables, stats = engine.num_page_tables, engine.stats()
+    tables, stats, drafts = engine.num_page_tables, engine.stats(), config.speculation
     facts = served_model(config).describe() | {
         "model": model,
         "pages": f"{stats.pages_total:,} of {engine.page_size} tokens"
@@ -131,6 +131,7 @@ def load(
             else {}
         ),
         "context": f"{engine.limits.max_model_len:,} tokens",
+        **({} if drafts is None else {"drafts": f"{drafts.method}, at most {drafts.num_speculative_tokens} a row"}),
     }
     driver = oDriver(
         engine,
