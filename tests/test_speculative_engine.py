@@ -25,7 +25,7 @@ CASES = {
     "one step ahead, few pages": ("llama2", {"num_pages": 14}),
     "no step ahead": ("qwen3", {"num_pages": 40, "run_ahead": 0}),
     "three steps ahead": ("llama2", {"num_pages": 30, "run_ahead": 3}),
-    "windows": ("gemma3_plain", {"num_pages": 40, "run_ahead": 2}),
+    "windows": ("gemma3", {"num_pages": 120, "run_ahead": 2}),
     "latents": ("deepseek_v3_plain", {"num_pages": 20}),
     "experts": ("qwen3_moe", {"num_pages": 20}),
     "two devices": ("llama2", {"num_pages": 14, "tensor_parallel_size": 2}),
