@@ -264,10 +264,10 @@ def test_another_host_s_notice_reaches_process_0_with_the_seconds_that_are_left(
     """Whose daemon then drains in that time."""
     asked: SimpleQueue[tuple[str, float]] = SimpleQueue()
     ours, theirs = multiprocessing.Pipe()
-    leader = Leader({1: ours}, lambda why: None, lambda *stop: asked.put(stop))
+    leader = Leader({1: ours}, {}, lambda why: None, lambda *stop: asked.put(stop))
 
-    Member(theirs).say(AskToStop("this Spot VM is preempted", 30.0))
-    Member(theirs).say(AskToStop("it was stopped by SIGTERM"))
+    Member(theirs, theirs).say(AskToStop("this Spot VM is preempted", 30.0))
+    Member(theirs, theirs).say(AskToStop("it was stopped by SIGTERM"))
 
     assert asked.get(timeout=PATIENCE) == ("process 1: this Spot VM is preempted", 30.0)
     assert asked.get(timeout=PATIENCE) == ("process 1: it was stopped by SIGTERM", math.inf)

@@ -162,20 +162,25 @@ class Others:
     def __init__(self, count: int) -> None:
         self.weights = [Weights() for _ in range(count)]
         self.commands: list[Any] = []
-        self._ends = []
+        self._ours, self._threads = [], []
         commands, remote = {}, {}
         for number, weights in enumerate(self.weights, start=1):
             ours, theirs = Pipe()
             heard, told = Pipe()
             commands[number], remote[number] = told, RemoteProcess(number, ours)
             self.commands.append(heard)
-            self._ends += [ours, theirs, heard, told]
-            threading.Thread(target=stage_as_told, args=(weights, theirs), daemon=True).start()
+            self._ours.append(ours)
+            self._threads.append(threading.Thread(target=stage_as_told, args=(weights, theirs), daemon=True))
+            self._threads[-1].start()
         self.leader = Leader(commands, remote, lambda why: None, lambda why, seconds: None)
 
     def close(self) -> None:
-        for end in self._ends:
-            end.close()
+        for heard in self.commands:
+            heard.close()
+        self.leader._thread.join(PATIENCE)  # it finds that they have gone, while its own ends are there
+        for thread, ours in zip(self._threads, self._ours, strict=True):
+            ours.close()
+            thread.join(PATIENCE)
 
 
 ARRAYS = {"a": np.arange(40_000, dtype=np.float32).reshape(200, 200), "b": np.float32(3.0), "c": np.zeros((0, 2), "f4")}
