@@ -116,9 +116,9 @@ def apply_bias(
     ``slots`` i32[rows] are the dump slot for rows that need nothing. ``num_tokens`` i32[rows] are
     the tokens before the one to sample.
     """
-    back = RECENT - 1 - jnp.arange(RECENT, dtype=jnp.int32)[None, :]
-    older = RECENT - 1 - back + new.counts[:, None]
-    known = jnp.take_along_axis(state.recent[slots], jnp.minimum(older, RECENT - 1), axis=1)
+    places = jnp.arange(RECENT, dtype=jnp.int32)[None, :]
+    back = RECENT - 1 - places
+    known = jnp.take_along_axis(state.recent[slots], jnp.minimum(places + new.counts[:, None], RECENT - 1), axis=1)
     recent = jnp.where(back < new.counts[:, None], new.at(back), known)
     after = state.banned_after[slots]
     meets = jnp.all((after == ANY) | (after == recent[:, None, :]), axis=-1)

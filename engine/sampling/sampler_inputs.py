@@ -19,6 +19,11 @@ NUM_DRAFT_FIELDS = 2
 """Further ones where rows may have drafts."""
 
 
+def num_fields(*, drafts: bool) -> int:
+    """Those of a packed array, whose rows may have ``drafts`` or not."""
+    return NUM_FIELDS + (NUM_DRAFT_FIELDS if drafts else 0)
+
+
 def pack_inputs(slots: Array, samples: Array, decodes: Array, lens: Array, parameters: Array, *drafts: Array) -> Array:
     """i32[NUM_FIELDS, rows] of SamplerInputs, on the device.
 

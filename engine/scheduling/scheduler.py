@@ -62,7 +62,7 @@ from engine.scheduling.prompt_chunks import PromptChunks
 from engine.scheduling.running_sequences import RunningSequences
 from engine.scheduling.sequence import Sequence, SequenceOutput, SequenceStatus, TokenLogprobs
 from engine.scheduling.sequence_memory import SequenceMemory
-from engine.scheduling.speculation import Speculation
+from engine.scheduling.speculation import Speculation, most_samples
 from engine.scheduling.waiting_queue import WaitingQueue
 
 CHARGED_AT_ONCE = 16
@@ -96,7 +96,9 @@ class InferenceScheduler:
         self.speculation = speculation
         """How many drafts rows have, if any."""
         self._max_num_seqs = max_num_seqs
-        self._most_samples = max_num_seqs if speculation is None else speculation.most_samples(max_num_seqs)
+        self._most_samples = most_samples(
+            max_num_seqs, 0 if speculation is None else speculation.num_speculative_tokens
+        )
         self.adapters = adapters or AdapterSlots()
         """The adapters of sequences, and their slots on the device."""
         self.step_costs = step_costs or StepCosts(powers_of_two(max_num_batched_tokens))

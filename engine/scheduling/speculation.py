@@ -54,10 +54,6 @@ class Speculation:
             "num_accepted_tokens_per_pos": tuple(self.num_accepted_per_pos),
         }
 
-    def most_samples(self, max_num_seqs: int) -> int:
-        """Tokens that a step may sample: one for each row, and of one row at least all drafts."""
-        return max(max_num_seqs, 1 + self.num_speculative_tokens)
-
     def drafts(self, sequences: list[Sequence], room: int, in_flight: int) -> dict[Sequence, int]:
         """How many drafts these decoding sequences have in a step with room for so many more
         tokens; those that have none are left out. None has more than ``in_flight`` tokens there."""
@@ -105,6 +101,11 @@ class Speculation:
             return len(chances)
         tokens = num_rows + np.concatenate([[0.0], np.cumsum(chances)])
         return int(np.argmax(tokens / np.array(seconds, float)))
+
+
+def most_samples(max_num_seqs: int, num_drafts: int) -> int:
+    """Tokens that a step may sample: one for each row, and of one row at least all drafts."""
+    return max(max_num_seqs, 1 + num_drafts)
 
 
 def _acceptance(sequence: Sequence) -> float:

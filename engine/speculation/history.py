@@ -42,7 +42,7 @@ class History:
 
     def fed(self, slots: Array, positions: Array) -> Array:
         """i32[n] the tokens at i32[n] positions; 0 where there is none."""
-        return jnp.maximum(_at(self.ids, slots, positions), 0)
+        return jnp.maximum(self.draft(slots, positions), 0)
 
     def draft(self, slots: Array, positions: Array) -> Array:
         """i32[n] the drafts at i32[n] positions, or NO_DRAFT."""

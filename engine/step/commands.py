@@ -169,7 +169,7 @@ Command = (
 
 class Joined(msgspec.Struct, frozen=True, tag="joined"):
     """A process's first message on each of its connections to process 0: its id, and whether the
-    connection is for ``Staging`` (engine/hosts/staging.py) and not for commands."""
+    connection is for staging weights (engine/hosts/remote_weights.py) and not for commands."""
 
     process_id: int
     stages: bool = False

@@ -23,6 +23,7 @@ from caching.metadata import PagedAttentionCacheMetaData, pages_for
 from caching.state.table import StateTable
 from engine.adapters.slot_arrays import AdapterSizes
 from engine.sampling.sampler_inputs import pack_inputs
+from engine.scheduling.speculation import most_samples
 from engine.speculation.history import History
 from engine.speculation.speculative_config import SpeculativeConfig
 from engine.step.host_cache.host_budget import HostBudget
@@ -257,8 +258,12 @@ class StepShapes:
     @property
     def most_samples(self) -> int:
         """Tokens that a step samples at most."""
-        drafts = 0 if self.speculation is None else self.speculation.num_speculative_tokens
-        return max(self.max_num_seqs, 1 + drafts)
+        return most_samples(self.max_num_seqs, self.num_drafts)
+
+    @property
+    def num_drafts(self) -> int:
+        """The most that a row has."""
+        return 0 if self.speculation is None else self.speculation.num_speculative_tokens
 
     @property
     def pages_per_seq(self) -> int:
@@ -278,8 +283,8 @@ class StepShapes:
     @cached_property
     def slots(self) -> SlotShapes:
         """The state of all slots."""
-        drafts = 0 if self.speculation is None else self.speculation.num_speculative_tokens
-        return SlotShapes(self.max_num_seqs, len(self.cache.windows), self.pages_per_seq, self.max_model_len, drafts)
+        groups = len(self.cache.windows)
+        return SlotShapes(self.max_num_seqs, groups, self.pages_per_seq, self.max_model_len, self.num_drafts)
 
     @property
     def few_rows(self) -> int:

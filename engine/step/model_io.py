@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from engine.sampling.logit_bias import bias_of
 from engine.sampling.needs import Need, needs_of
 from engine.sampling.penalties import penalties_of
-from engine.sampling.sampler_inputs import NUM_DRAFT_FIELDS, NUM_FIELDS
+from engine.sampling.sampler_inputs import NUM_FIELDS, num_fields
 from engine.sampling.token_masks import pack_masks
 from engine.scheduling.plan import NextIterationPlan
 from engine.scheduling.sequence import Sequence
@@ -102,12 +102,14 @@ class ModelIOProcessor:
         return [
             piece
             for sequence in admitted
-            for piece in pieces(sequence.slot, sequence.prompt_token_ids + sequence.output_token_ids)
+            for piece in pieces(sequence.slot, _known_tokens(sequence, 0, sequence.num_tokens))
         ]
 
     def _masks(self, plan: NextIterationPlan, layout: StepLayout) -> NDArray[np.int32]:
-        sampler_rows = list(plan.sampler_rows(drafts=bool(self._shapes.num_drafts)))
-        return pack_masks(plan, sampler_rows, layout.rows, self._vocab_size)
+        return pack_masks(plan, self._sampler_rows(plan), layout.rows, self._vocab_size)
+
+    def _sampler_rows(self, plan: NextIterationPlan) -> list[int]:
+        return list(plan.sampler_rows(drafts=bool(self._shapes.num_drafts)))
 
     def prepare_late(self, plan: NextIterationPlan) -> tuple[SampleKept, list[int]]:
         """A plan that samples from the kept logits of an earlier one, and the place of each of its
@@ -118,8 +120,7 @@ class ModelIOProcessor:
         places = [kept.places[sequence] for sequence in plan.sequences]
         parameters = admissions(plan.sequences, plan.starts, needs.tolist())[:, FIRST_PARAMETER:].T
         yes = np.ones(plan.num_rows, np.int32)
-        fields = NUM_FIELDS + (NUM_DRAFT_FIELDS if self._shapes.num_drafts else 0)
-        sampling = np.zeros((fields, kept.num_rows), np.int32)
+        sampling = np.zeros((num_fields(drafts=bool(self._shapes.num_drafts)), kept.num_rows), np.int32)
         sampling[:NUM_FIELDS, places] = np.vstack(
             [slots, yes, yes, plan.starts, parameters]
         )  # as ``pack_inputs`` has them
@@ -137,7 +138,7 @@ class ModelIOProcessor:
 
     def _keep(self, plan: NextIterationPlan, layout: StepLayout) -> KeptRows:
         """Keep the logits of rows that sample late: of all rows, unless these are few."""
-        sampler_rows = list(plan.sampler_rows(drafts=bool(self._shapes.num_drafts)))
+        sampler_rows = self._sampler_rows(plan)
         late = {plan.sequences[row]: sampler_rows[row] for row in plan.late}
         self._num_kept += 1
         if not len(late) <= self._few_rows < layout.rows:

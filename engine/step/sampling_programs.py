@@ -24,7 +24,7 @@ from engine.sampling.needs import Need
 from engine.sampling.new_tokens import NewTokens, last_sampled
 from engine.sampling.penalties import Penalties, apply_penalties, neutral_penalties
 from engine.sampling.sampler import sample
-from engine.sampling.sampler_inputs import NUM_DRAFT_FIELDS, NUM_FIELDS, SamplerInputs
+from engine.sampling.sampler_inputs import SamplerInputs, num_fields
 from engine.sampling.token_masks import mask_logits, mask_words
 from engine.speculation.history import History
 from engine.speculation.speculative_config import SpeculativeConfig
@@ -170,8 +170,7 @@ class SamplingPrograms:
     def _arguments(self, layout: StepLayout) -> tuple[Any, ...]:
         """Abstract logits, what rows are fed, and packed SamplerInputs."""
         logits = jax.ShapeDtypeStruct((layout.rows, self.vocab_size), jnp.float32)
-        fields = NUM_FIELDS + (NUM_DRAFT_FIELDS if self._speculation is not None else 0)
-        sampling = jax.ShapeDtypeStruct((fields, layout.rows), np.int32)
+        sampling = jax.ShapeDtypeStruct((num_fields(drafts=self._speculation is not None), layout.rows), np.int32)
         return self._mesh.shapes(logits, *LOGITS), self._fed, self._mesh.shapes(sampling)
 
     def _maker(self, row: State) -> Callable[[], State]:

@@ -17,31 +17,18 @@ from numpy.typing import NDArray
 
 from engine.mesh import TP
 from engine.models.adapters.adapted_experts import AdaptedExperts, GroupedExperts, MaskedExperts
-from engine.models.adapters.kernels import Factors, whole_rank
+from engine.models.adapters.kernels import Factors, WithSlots, whole_rank
 from engine.models.weights import panels
 from engine.models.weights.forms import Dense
-from engine.models.weights.parameters import Parameter, TensorRule
-from engine.models.weights.store import Served
+from engine.models.weights.parameters import TensorRule
 from engine.models.weights.weight_format import Layout, Leaf
 
 GATE_UP, FFN = "gate_up", "ffn"
 
 
 @dataclass(frozen=True)
-class AdaptedExpertsKernel:
-    """A kernel of a decoder's experts that may have adapters of ``rank``."""
-
-    entry: Served
-    rank: int
-    devices: int
-    dtype: np.dtype[Any]
-    """Of the factors."""
-    layout: Layout
-
-    @property
-    def parameter(self) -> Parameter:
-        """The kernels [experts, in, *out] of all experts."""
-        return self.entry.parameter
+class AdaptedExpertsKernel(WithSlots):
+    """The kernels of a layer's experts, beside which each expert has factors."""
 
     @cached_property
     def parts(self) -> tuple[str, ...]:
@@ -123,7 +110,7 @@ class AdaptedExpertsKernel:
         low_leaf = Leaf((experts, inputs, columns), self.dtype, (by_expert, by_input, None))
         high_leaf = Leaf((experts, columns, out), self.dtype, (by_expert, None, by_output))
         leaves = [*[low_leaf] * count, *[high_leaf] * count]
-        return [leaf.stacked(len(self.entry.sources)) for leaf in leaves] if self.entry.is_stacked else leaves
+        return self.of_all_layers(leaves)
 
     @property
     def slot_axes(self) -> list[int]:

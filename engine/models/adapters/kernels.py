@@ -80,8 +80,8 @@ class AdaptedWeight(Protocol):
 
 
 @dataclass(frozen=True)
-class AdaptedKernel:
-    """A kernel of a decoder's state that may have adapters of ``rank``."""
+class WithSlots:
+    """An entry of a decoder's state that may have adapters of ``rank``."""
 
     entry: Served
     rank: int
@@ -92,8 +92,17 @@ class AdaptedKernel:
 
     @property
     def parameter(self) -> Parameter:
-        """The kernel."""
+        """The entry's kernel, or its kernels [experts, in, *out]."""
         return self.entry.parameter
+
+    def of_all_layers(self, leaves: list[Leaf]) -> list[Leaf]:
+        """From the arrays of a layer those of all layers that the entry has."""
+        return [leaf.stacked(len(self.entry.sources)) for leaf in leaves] if self.entry.is_stacked else leaves
+
+
+@dataclass(frozen=True)
+class AdaptedKernel(WithSlots):
+    """A kernel, beside which each of the modules that it joins has factors."""
 
     @cached_property
     def modules(self) -> tuple[str, ...]:
@@ -160,7 +169,7 @@ class AdaptedKernel:
             Leaf((len(self.modules), rows, parameter.shape[0]), self.dtype, (None, None, inputs)),
             *(Leaf((rows, size), self.dtype, (None, outputs)) for size in sizes),
         ]
-        return [leaf.stacked(len(self.entry.sources)) for leaf in leaves] if self.entry.is_stacked else leaves
+        return self.of_all_layers(leaves)
 
     @property
     def slot_axes(self) -> list[int]:
