@@ -124,14 +124,15 @@ def test_what_failed_steps_lose_is_written_again(compiled, monkeypatch):
     faults = [5, 11]
     refuse_steps(compiled, monkeypatch, faults)
     engine, answers = compiled.engine(), Answers()
+    cases = [*compiled.cases, *compiled.cases]  # more than two steps have
     uids = load_all(engine, compiled)
-    for number, case in enumerate(compiled.cases):
+    for number, case in enumerate(cases):
         engine.add(request(str(number), case, uids[case["adapter"]]))
 
     answers.run(engine)
 
-    assert 0 < len(answers.errors) < len(compiled.cases) and engine.stats().failed_steps == 2
-    for number, case in enumerate(compiled.cases):
+    assert 0 < len(answers.errors) < len(cases) and engine.stats().failed_steps == 2
+    for number, case in enumerate(cases):
         if str(number) not in answers.errors:
             answers.assert_golden(str(number), case, compiled.tolerance)
 
