@@ -99,9 +99,9 @@ def test_all_adapters_and_the_model_alone_in_one_batch_give_what_torch_gives(com
 
 def test_adapters_come_and_go_while_requests_run_and_are_preempted(compiled):
     """Each is loaded again and again as another, and removed while its request runs, with memory for little more than one."""
-    groups = compiled.manager.shapes.groups
+    groups, cases = compiled.manager.shapes.groups, [*compiled.cases, *compiled.cases]
     engine, answers = compiled.engine(num_pages=groups.pages_of(MAX_MODEL_LEN) + 3), Answers()
-    for number, case in enumerate(compiled.cases):
+    for number, case in enumerate(cases):
         uid = add(engine, compiled.directories[case["adapter"]]) if case["adapter"] else 0
         engine.add(request(str(number), case, uid))
         for _ in range(3):
@@ -111,7 +111,7 @@ def test_adapters_come_and_go_while_requests_run_and_are_preempted(compiled):
 
     answers.run(engine)
 
-    for number, case in enumerate(compiled.cases):
+    for number, case in enumerate(cases):
         answers.assert_golden(str(number), case, compiled.tolerance)
     stats = engine.stats()
     assert stats.preemptions > 0
