@@ -71,7 +71,7 @@ def probabilities(case, landed):
         logits = np.tile(np.array(case["logits"], np.float32), (3, 1))
         num_tokens = np.array([count + 1, len(case["prompt"]) + count, count + 1], np.int32)
         decodes = np.array([True, count > landed, True])
-        new = last_sampled(jnp.array(last_token), jnp.array(slots), jnp.array(decodes))
+        new = last_sampled(jnp.array(last_token.copy()), jnp.array(slots), jnp.array(decodes))
         bias, logits = add_bias(logits, bias, slots, new, num_tokens)
         penalties, logits = penalize(logits, penalties, slots, new)
     neighbours = np.asarray(logits)[[0, 2]]
