@@ -33,7 +33,7 @@ class GreedyManager(ExecutionManager):
 
 class PoisonedRunner(eSurgeRunner):
     """Before each step, pages and state slots that nobody owns and nobody can find are NaN, and so are the sinks: who reads one
-    gives NaN too."""
+    gives NaN too. A state that the step itself begins with is there, though its slot may be another's after it."""
 
     pages: HBMPageManager
     slots: HBMPageManager | None = None
@@ -43,7 +43,9 @@ class PoisonedRunner(eSurgeRunner):
         shapes, cache = self._manager.shapes.cache, self._executor._cache
         cache = replace(cache, layers=poisoned(cache.layers, self.pages, shapes.num_pages))
         if self.slots is not None:
-            cache = replace(cache, states=poisoned(cache.states, self.slots, shapes.states.num_slots))
+            cache = replace(
+                cache, states=poisoned(cache.states, self.slots, shapes.states.num_slots, plan.state_sources)
+            )
         self._executor._cache = cache
         return super().dispatch(plan)
 
@@ -69,10 +71,12 @@ class CopyingRunner(PoisonedRunner):
         return super().dispatch(plan)
 
 
-def poisoned(arrays, owners, count):
-    """Arrays of so many pages or slots, or of several layers' one after the other."""
+def poisoned(arrays, owners, count, read=()):
+    """Arrays of so many pages or slots, or of several layers' one after the other; but for those that are ``read``."""
     free = np.zeros(count, bool)
-    free[[SINK_PAGE, *owners._free]] = True
+    free[owners._free] = True
+    free[list(read)] = False
+    free[SINK_PAGE] = True
     return _poisoned(arrays, np.tile(free, jax.tree.leaves(arrays)[0].shape[0] // count))
 
 
