@@ -9,6 +9,10 @@ from caching.page_manager import SINK_SLOT, Found
 from caching.prefix_cache import page_keys
 from engine.sampling_params import SamplingParams
 from engine.scheduling.constraints.token_constraint import TokenConstraint
+from engine.scheduling.estimates.recent_share import RecentShare
+
+EXPECTED_ACCEPTANCE = 0.6
+"""Of the drafts of a sequence that has had none."""
 
 
 class SequenceStatus(Enum):
@@ -66,9 +70,10 @@ class Sequence:
     """
     num_drafts: int = 0
     """Drafts that the device had for the tokens behind those that landed last."""
-    draft_hits: float = 0.0
-    draft_trials: float = 0.0
-    """Of its last drafts, those that were right, and those that could tell (``speculation``)."""
+    draft_presence: RecentShare = field(default_factory=lambda: RecentShare(1.0))
+    """How often there were drafts where it was granted some."""
+    draft_acceptance: RecentShare = field(default_factory=lambda: RecentShare(EXPECTED_ACCEPTANCE))
+    """How often a draft was right behind others that were."""
     num_prompt_logprobs: int = 0
     """Prompt tokens whose log-probabilities have landed; the first has none and counts."""
     awaits_mask: bool = False

@@ -7,11 +7,14 @@ the time of a step, up to some number of tokens; beyond, more tokens cost more. 
 granted while they raise the tokens that a step is expected to give for each second that it takes.
 
 A draft is right with the row's *acceptance*, if those before it were: the share of its last
-drafts that were right, the older the less. A row that has not been granted any for some time comes
-back to what is expected of a new one, and is tried again.
+drafts that were right, the older the less. And there is one with its *presence*: with a step in
+flight, whose drafts nobody knows yet, drafts are granted that may not be there. A row whose drafts
+are not worth it is tried again in every ``PROBED_EVERY``-th plan, with a single draft, and all such
+rows in the same one, as a step of a few more tokens may cost what one of many more does. While
+what is tried is right, the next plan tries again.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from itertools import islice
 from typing import Any
 
@@ -20,14 +23,8 @@ from numpy.typing import NDArray
 
 from engine.scheduling.sequence import Sequence
 
-EXPECTED = 0.6
-"""The acceptance of a row that has had no drafts."""
-EXPECTED_WEIGHT = 1.0
-"""What that counts, in drafts."""
-REMEMBERED = 0.85
-"""What a row's earlier drafts count beside those of its last step."""
-REMEMBERED_UNTRIED = 0.97
-"""The same where drafts were there and none was granted."""
+PROBED_EVERY = 32
+"""Plans with drafts that are not worth it."""
 
 
 class Speculation:
@@ -39,6 +36,8 @@ class Speculation:
     def __init__(self, num_speculative_tokens: int, seconds: Callable[[int], float | None] = lambda _: None) -> None:
         self.num_speculative_tokens = num_speculative_tokens
         self._seconds = seconds
+        self._unprobed = 0
+        """Plans since some draft was tried that was not worth it, in which there was one."""
         self.num_drafts = 0
         """Rows that had drafts."""
         self.num_draft_tokens = 0
@@ -63,28 +62,39 @@ class Speculation:
         owners, chances = list[Sequence](), list[float]()
         for sequence, count in most.items():
             owners += [sequence] * count
-            chances += [_acceptance(sequence) ** (place + 1) for place in range(count)]
+            chances += _chances(sequence, count)
         order = np.argsort(-np.array(chances), kind="stable")[:room]
         granted: dict[Sequence, int] = {}
         for index in islice(order.tolist(), self._worth(len(sequences), np.array(chances)[order])):
             granted[owners[index]] = granted.get(owners[index], 0) + 1
+        self._probe(granted, most, room - sum(granted.values()))
         return granted
 
     def land(self, sequence: Sequence, num_samples: int, num_tokens: int, num_found: int) -> None:
         """A row of so many samples gave so many tokens; there are drafts for those behind them."""
-        drafted, accepted = min(num_samples - 1, sequence.num_drafts), num_tokens - 1
-        kept = REMEMBERED_UNTRIED if sequence.num_drafts else 1.0
-        if drafted > 0:
-            kept = REMEMBERED
+        granted, accepted = num_samples - 1, num_tokens - 1
+        drafted = min(granted, sequence.num_drafts)
+        sequence.num_drafts = num_found
+        if not granted:
+            return
+        sequence.draft_presence.learn(bool(drafted), 1)
+        if drafted:
+            sequence.draft_acceptance.learn(accepted, accepted + (accepted < drafted))
             self.num_drafts += 1
             self.num_draft_tokens += drafted
             self.num_accepted_tokens += accepted
             for place in range(accepted):
                 self.num_accepted_per_pos[place] += 1
-        trials = accepted + (accepted < drafted)
-        sequence.draft_hits = kept * sequence.draft_hits + accepted
-        sequence.draft_trials = kept * sequence.draft_trials + trials
-        sequence.num_drafts = num_found
+        if granted == accepted == 1:
+            self._unprobed = PROBED_EVERY
+
+    def _probe(self, granted: dict[Sequence, int], most: Iterable[Sequence], room: int) -> None:
+        """Now and then, grant each row that has drafts and is granted none a single one."""
+        untried = [sequence for sequence in most if sequence not in granted]
+        self._unprobed += bool(untried)
+        if self._unprobed >= PROBED_EVERY and untried and room > 0:
+            granted |= dict.fromkeys(untried[:room], 1)
+            self._unprobed = 0
 
     def _most(self, sequence: Sequence, in_flight: int) -> int:
         """Drafts that it may have: the device has some, and they cannot end it."""
@@ -108,6 +118,7 @@ def most_samples(max_num_seqs: int, num_drafts: int) -> int:
     return max(max_num_seqs, 1 + num_drafts)
 
 
-def _acceptance(sequence: Sequence) -> float:
-    hits, trials = sequence.draft_hits + EXPECTED * EXPECTED_WEIGHT, sequence.draft_trials + EXPECTED_WEIGHT
-    return hits / trials
+def _chances(sequence: Sequence, count: int) -> list[float]:
+    """Of each of so many drafts, that there is one and it is right."""
+    presence, acceptance = sequence.draft_presence.value, sequence.draft_acceptance.value
+    return [presence * acceptance ** (place + 1) for place in range(count)]

@@ -1,0 +1,84 @@
+"""How many drafts rows are granted, by what came of those that they had."""
+
+import pytest
+
+from engine.sampling_params import SamplingParams
+from engine.scheduling.sequence import Sequence
+from engine.scheduling.speculation import PROBED_EVERY, Speculation
+
+MOST, ROOM = 4, 100
+
+
+def decoding(name: str = "a", num_drafts: int = MOST) -> Sequence:
+    """A sequence that decodes and for which the device has drafts."""
+    sequence = Sequence(name, [1] * 10, SamplingParams(max_tokens=10**6), frozenset(), 10**6, seed=0)
+    sequence.num_computed_tokens, sequence.num_drafts = 10, num_drafts
+    return sequence
+
+
+def costing(each: float) -> Speculation:
+    """Steps take 1, and ``each`` for every further token."""
+    return Speculation(MOST, lambda num_tokens: 1 + each * num_tokens)
+
+
+def granted(speculation: Speculation, *sequences: Sequence) -> list[int]:
+    """Drafts of each in the next plan."""
+    drafts = speculation.drafts(list(sequences), ROOM, ROOM)
+    return [drafts.get(sequence, 0) for sequence in sequences]
+
+
+def test_a_row_whose_drafts_are_right_gets_all_and_one_whose_are_wrong_none():
+    """They share steps, and each is judged by its own."""
+    speculation, right, wrong = costing(0.2), decoding("right"), decoding("wrong")
+
+    for _ in range(10):
+        for sequence, count in zip((right, wrong), granted(speculation, right, wrong), strict=True):
+            speculation.land(sequence, 1 + count, 1 + (count if sequence is right else 0), MOST)
+
+    assert granted(speculation, right, wrong) == [MOST, 0]
+
+
+def test_drafts_that_are_granted_and_not_there_are_granted_no_more():
+    """A plan is made before the step before it has landed, which may find none; nothing was wrong, and none is counted."""
+    speculation, sequence = costing(0.2), decoding()
+
+    for _ in range(10):
+        (count,) = granted(speculation, sequence)
+        sequence.num_drafts = 0
+        speculation.land(sequence, 1 + count, 1, MOST)
+
+    assert granted(speculation, sequence) == [0]
+    assert speculation.num_draft_tokens == 0
+
+
+@pytest.mark.parametrize("turns", [True, False])
+def test_rows_are_tried_again_all_at_once_and_go_on_if_that_is_right(turns):
+    """By one draft each, now and then, as any more tokens make a step longer; until the text turns to what repeats."""
+    speculation, sequences = costing(0.2), [decoding(str(number)) for number in range(3)]
+    for sequence in sequences:
+        for _ in range(20):
+            speculation.land(sequence, 1 + MOST, 1, MOST)
+
+    plans = []
+    for _ in range(4 * PROBED_EVERY):
+        plans.append(granted(speculation, *sequences))
+        for sequence, count in zip(sequences, plans[-1], strict=True):
+            speculation.land(sequence, 1 + count, 1 + (count if turns else 0), MOST)
+
+    tried = [number for number, plan in enumerate(plans) if any(plan)]
+    assert plans[tried[0]] == [1, 1, 1] and tried[0] == PROBED_EVERY - 1
+    if turns:
+        assert plans[-1] == [MOST] * 3 and len(tried) == len(plans) - tried[0]
+    else:
+        assert len(tried) == 4 and all(plans[number] == [1, 1, 1] for number in tried)
+
+
+def test_what_costs_nothing_is_verified_as_long_as_it_was_ever_right():
+    """And as many as there is room for, the likeliest first."""
+    speculation, likely, unlikely = costing(0.0), decoding("likely"), decoding("unlikely")
+    speculation.land(likely, 1 + MOST, 1 + MOST, MOST)
+    speculation.land(unlikely, 1 + MOST, 1, MOST)
+
+    assert granted(speculation, likely, unlikely) == [MOST, MOST]
+    drafts = speculation.drafts([unlikely, likely], 5, ROOM)
+    assert drafts[likely] == MOST and drafts[unlikely] == 1
