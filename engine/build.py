@@ -80,6 +80,7 @@ class CompiledSteps:
             client_weights=config.weights,
             step_costs=costs,
             speculation=None if spec is None else Speculation(spec.num_speculative_tokens, costs.seconds),
+            inter_token_seconds=config.inter_token_seconds,
         )
         shared = shapes.cache.page_size if config.enable_prefix_caching else None
         engine = oEngine(

@@ -120,7 +120,12 @@ class EngineConfig:
         0.0, "GIB", "host memory for computed pages that the device has no room for; 0 is none"
     )
     long_prefill_token_threshold: int | None = setting(
-        None, "N", "tokens of a step that long prompts may take beside others (default: half of them)"
+        None, "N", "tokens of a step that long prompts may take beside others (default: half of what prompts may take)"
+    )
+    max_inter_token_ms: float | None = setting(
+        None,
+        "MS",
+        "what a step may take that computes prompts beside decoding sequences (default: 3 times one without prompts)",
     )
     priority_preemption_threshold: int = setting(
         10, "N", "how much lower a priority must be to preempt a running request"
@@ -196,6 +201,11 @@ class EngineConfig:
         return None if self.speculative_config is None else parse_speculative_config(self.speculative_config)
 
     @property
+    def inter_token_seconds(self) -> float | None:
+        """``max_inter_token_ms`` in seconds."""
+        return None if self.max_inter_token_ms is None else self.max_inter_token_ms / 1000
+
+    @property
     def weights(self) -> dict[str, float] | None:
         """``client_weights`` by client; None if they are invalid."""
         try:
@@ -236,6 +246,8 @@ class EngineConfig:
         _require(asked in ATTENTION_BACKENDS, "attention_backend", f"one of {', '.join(ATTENTION_BACKENDS)}", asked)
         long = self.long_prefill_token_threshold
         _require(long is None or long >= 1, "long_prefill_token_threshold", "at least 1", long)
+        target = self.max_inter_token_ms
+        _require(target is None or 0 < target < math.inf, "max_inter_token_ms", "above 0", target)
         threshold = self.priority_preemption_threshold
         _require(threshold >= 1, "priority_preemption_threshold", "at least 1", threshold)
         _require(

@@ -10,6 +10,7 @@ from engine.sampling_params import SamplingParams
 from engine.scheduling.admission import LOOKED_AT
 from engine.scheduling.backfill import MOST_PASSED
 from engine.scheduling.estimates.growth_reserve import GrowthReserve
+from engine.scheduling.estimates.step_costs import StepCosts
 from engine.scheduling.plan import StepResult
 from engine.scheduling.preemption import Cause, Preemption, PreemptionLog
 from engine.scheduling.scheduler import InferenceScheduler
@@ -464,6 +465,104 @@ def test_without_decodes_a_long_prompt_gets_all_that_nobody_needs():
     scheduler.add(build_sequence("short", prompt=4))
 
     assert scheduler.plan().counts == [12, 4]
+
+
+def timed_scheduler(*, decodes=4, **settings):
+    """Steps take 6 seconds and 1 for each token; ``decodes`` sequences decode, and have generated a token."""
+    costs = StepCosts((1, 2, 4, 8, 16, 24, 32, 48, 64))
+    for size in (1, 16, 64) * 3:
+        costs.learn(size, 6.0 + size)
+    scheduler, pages = build_scheduler(budget=64, step_costs=costs, **settings)
+    for number in range(decodes):
+        scheduler.add(build_sequence(f"decoding {number}", prompt=2, max_tokens=9))
+    if decodes:
+        land(scheduler, scheduler.plan())
+    return scheduler, pages
+
+
+def test_beside_decodes_a_prompt_gets_what_keeps_the_step_below_three_without():
+    """Four decodes take 10 seconds, a step of 24 tokens 30: 20 for the prompt, which fill the step's size."""
+    scheduler, _ = timed_scheduler()
+    scheduler.add(build_sequence("long", prompt=60))
+
+    plan = scheduler.plan()
+
+    assert (plan.num_decodes, plan.num_tokens, plan.counts[4:]) == (4, 24, [20])
+
+
+def test_what_a_step_may_take_is_the_operators_if_they_say_so():
+    """40 seconds are enough for 32 tokens."""
+    scheduler, _ = timed_scheduler(inter_token_seconds=40.0)
+    scheduler.add(build_sequence("long", prompt=60))
+
+    assert scheduler.plan().num_tokens == 32
+
+
+def test_a_prompt_is_computed_whatever_the_target():
+    """Where even decodes alone take longer, each step has a thirty-second of its budget for prompts."""
+    scheduler, _ = timed_scheduler(inter_token_seconds=1.0)
+    scheduler.add(build_sequence("long", prompt=60))
+
+    assert scheduler.plan().counts == [1, 1, 1, 1, 2]
+
+
+def test_without_decodes_no_step_is_bounded_in_time():
+    """Nobody waits for its end."""
+    scheduler, _ = timed_scheduler(decodes=0, inter_token_seconds=1.0)
+    scheduler.add(build_sequence("long", prompt=60))
+
+    assert scheduler.plan().counts == [60]
+
+
+def test_of_what_time_leaves_shorter_prompts_get_half_and_long_ones_the_rest():
+    """Of 20 tokens: a prompt of more than 10 is long and leaves the others what they have a use for."""
+    scheduler, _ = timed_scheduler()
+    scheduler.add(build_sequence("long", prompt=60))
+    scheduler.add(build_sequence("as long", prompt=60))
+    scheduler.add(build_sequence("short", prompt=7))
+
+    plan = scheduler.plan()
+
+    assert {s.request_id: count for s, count in zip(plan.sequences[4:], plan.counts[4:], strict=True)} == {
+        "long": 13,
+        "short": 7,
+    }
+
+
+def test_the_operators_part_for_long_prompts_holds_beside_decodes():
+    """Time leaves 20 tokens, and they get no more than 5 of them."""
+    scheduler, _ = timed_scheduler(long_prefill_token_threshold=5)
+    scheduler.add(build_sequence("long", prompt=60))
+
+    assert scheduler.plan().counts[4:] == [5]
+
+
+def test_those_who_wait_for_their_mask_do_not_wait_for_a_whole_step_of_prompts():
+    """Its token is sampled late, so it is not in the step, which has a size of 8 less its own token all the same."""
+    scheduler, _ = timed_scheduler(decodes=0)
+    constrained = build_sequence("constrained", prompt=2)
+    constrained.constraint, constrained.awaits_mask = Unanswered(), True
+    scheduler.add(constrained)
+    constrained.awaits_mask = False
+    land(scheduler, scheduler.plan())
+    assert scheduler.plan().late == [0]
+    scheduler.add(build_sequence("long", prompt=60))
+
+    plan = scheduler.plan()
+
+    assert (plan.num_decodes, plan.num_tokens) == (0, 7)
+
+
+def test_what_steps_take_is_learned_as_they_land():
+    """A step of 24 tokens takes longer than it did before: prompts get what fills the next smaller one."""
+    scheduler, _ = timed_scheduler()
+    scheduler.add(build_sequence("long", prompt=60))
+    plan = scheduler.plan()
+    assert plan.num_tokens == 24
+
+    scheduler.update(plan, StepResult([[7] if samples else [] for samples in plan.samples]), 31.0)
+
+    assert scheduler.plan().num_tokens == 16
 
 
 @pytest.mark.parametrize("run_ahead", [0, 1, 2])

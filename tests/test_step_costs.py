@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.sampling_params import SamplingParams
-from engine.scheduling.estimates.step_costs import FORGOTTEN_AFTER, GROWTH, REMEMBERED, StepCosts, powers_of_two
+from engine.scheduling.estimates.step_costs import FORGOTTEN_AFTER, GROWTH, REMEMBERED, StepCosts, sizes_up_to
 from engine.scheduling.sequence import Sequence
 from engine.step.step_times import StepSeconds, StepTimes
 from scripts.benchmarks.null_model import TOKEN, null_engine
@@ -72,21 +72,30 @@ def test_a_machine_that_has_become_slower_is_believed_after_some_steps():
     assert costs.seconds(8) == 3.0
 
 
-def test_a_larger_step_costs_no_less_and_in_proportion_no_more():
-    """What was learned of a size on a busy machine is corrected by what others cost now."""
-    costs = build_costs([(8, 9.0), (16, 2.0), (32, 90.0)])
+def test_the_size_that_was_used_last_corrects_what_contradicts_it():
+    """A larger step costs no less, and no more in proportion: others are remembered from another time."""
+    costs = build_costs([*[(8, 9.0)] * 3, *[(32, 90.0)] * 3, *[(16, 2.0)] * 3])
+    assert (costs.seconds(8), costs.seconds(32)) == (2.0, 4.0)
 
-    assert costs.seconds(8) == 2.0
-    assert costs.seconds(32) == 4.0
+    costs = build_costs([*[(8, 0.1)] * 3, *[(32, 0.1)] * 3, *[(16, 2.0)] * 3])
+    assert (costs.seconds(8), costs.seconds(32)) == (1.0, 2.0)
+
+
+def test_a_single_step_corrects_no_other_size():
+    """It may have been a first one, or a stalled one."""
+    costs = build_costs([*[(8, 1.0)] * 3, (16, 70.0)])
+
+    assert (costs.seconds(8), costs.seconds(16)) == (1.0, 2.0)
 
 
 def test_a_size_that_was_not_used_for_long_is_forgotten():
-    """Then its cost is what others tell of it."""
-    costs = build_costs([(64, 5.0), *[(16, 4.0)] * (FORGOTTEN_AFTER - 1)])
+    """Then its cost is what others tell of it; but the smallest is remembered."""
+    costs = build_costs([(2, 3.0), (64, 5.0), *[(16, 4.0)] * (FORGOTTEN_AFTER - 1)])
     assert costs.seconds(64) == 5.0
 
     costs.learn(16, 4.0)
-    assert costs.seconds(64) is None and costs.seconds(32) == 8.0
+    assert costs.seconds(64) is None and costs.seconds(2) == 3.0
+    assert costs.seconds(32) == pytest.approx(4.0 + 16 / 14)
 
 
 def test_most_tokens_fills_the_largest_size_that_costs_no_more():
@@ -112,11 +121,11 @@ def test_costs_grow_with_tokens_and_never_faster(steps, limit):
     assert most == max((size for size, cost in known if cost <= limit), default=0)
 
 
-def test_powers_of_two_end_with_the_most():
+def test_sizes_end_with_the_most():
     """Each once."""
-    assert powers_of_two(1) == [1]
-    assert powers_of_two(12) == [1, 2, 4, 8, 12]
-    assert powers_of_two(16) == [1, 2, 4, 8, 16]
+    assert sizes_up_to(1) == [1]
+    assert sizes_up_to(10) == [1, 2, 3, 4, 6, 8, 10]
+    assert sizes_up_to(16) == [1, 2, 3, 4, 6, 8, 12, 16]
 
 
 def build_times(begun, waited, ended, *, was_ready=False):

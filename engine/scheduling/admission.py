@@ -17,6 +17,9 @@ LOOKED_AT = 128
 """Sequences that may be passed by in one plan, each for some microseconds: half of them may be the
 samples of one request."""
 
+MOST_DEFERRED = 16
+"""Long prompts among them for which the step has no part. Other clients have turns of their own."""
+
 
 class Claim(NamedTuple):
     """A waiting sequence that found no room, and may start in the place of running ones."""
@@ -81,7 +84,8 @@ class Admission:
         backfill = Backfill()
         while chunks.room > 0 or not chunks.counts:  # a row of a step full of decodes may yield
             sequence = self._waiting.head()
-            if sequence is None or self._waiting.num_passed_by == LOOKED_AT or not backfill.may_start(sequence):
+            looked_at_enough = self._waiting.num_passed_by == LOOKED_AT or backfill.num_deferred == MOST_DEFERRED
+            if sequence is None or looked_at_enough or not backfill.may_start(sequence):
                 break
             if sequence.num_in_flight:
                 break  # it was preempted just now: nothing passes it until its tokens have landed

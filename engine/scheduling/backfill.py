@@ -20,6 +20,8 @@ class Backfill:
         self._passed: dict[Sequence, None] = {}
         """Those that nothing is reserved for."""
         self._reserved_for: list[Sequence] = []
+        self.num_deferred = 0
+        """Those that the step has no part for."""
         self._lack_adapters: list[Sequence] = []
         """Those whose adapters have no slot now: only who has an adapter as well keeps them waiting."""
         self.lacks_pages = False
@@ -57,6 +59,7 @@ class Backfill:
 
     def pass_for_step(self, sequence: Sequence, pages: int) -> None:
         """The step has no part for the sequence, which will need so many pages."""
+        self.num_deferred += 1
         if sequence not in self._passed and (sequence.has_begun or not self._reserved_for):
             self._reserved_for.append(sequence)
             self.pages += pages

@@ -19,8 +19,7 @@ class PromptChunks:
         self.counts: dict[Sequence, int] = {}
         """Tokens granted."""
         self._memory = memory
-        self._long = long
-        self._left_for_long = long
+        self._long = self._left_for_long = max(1, long)
 
     def defers(self, num_tokens: int) -> bool:
         """Whether a prompt with so many tokens left is long, and long prompts get no more."""

@@ -7,9 +7,10 @@ be replayed. The rules:
 
 - A step has a budget of tokens. Decoding sequences come first, one token each; what is left goes
   to chunks of prompts (``prompt_chunks``), admitted ones before waiting ones, so that a stream of
-  prompts never starves a decode. Long prompts get no more than a part of the step, one after the
-  other, as long as others have a use for it: decodes, which then wait less for their next token,
-  or shorter prompts.
+  prompts never starves a decode. Beside decodes there is no more left than keeps the step below
+  their target for the time between tokens, by what steps have cost (``estimates``; ``update``
+  is told their seconds). Long prompts get no more than a part of what is left, one after the
+  other, as long as shorter prompts have a use for the rest.
 - ``plan`` may be called again before the step before it has landed. A sequence counts its tokens
   in flight, so that one that will end by length is not planned again; one that ended otherwise has
   its late tokens dropped in ``update``.
@@ -55,7 +56,8 @@ from collections.abc import Mapping
 from engine.scheduling.adapter_slots import AdapterSlots
 from engine.scheduling.admission import Admission
 from engine.scheduling.estimates.growth_reserve import GrowthReserve
-from engine.scheduling.estimates.step_costs import StepCosts, powers_of_two
+from engine.scheduling.estimates.inter_token import InterTokenTarget
+from engine.scheduling.estimates.step_costs import StepCosts, sizes_up_to
 from engine.scheduling.plan import NextIterationPlan, StepResult
 from engine.scheduling.preemption import Cause, Preempter, Preemption
 from engine.scheduling.prompt_chunks import PromptChunks
@@ -72,9 +74,10 @@ CHARGED_AT_ONCE = 16
 class InferenceScheduler:
     """Continuous batching with chunked prefill (Yu et al. 2022, Agrawal et al. 2023) over pages.
 
-    ``long_prefill_token_threshold`` is what long prompts may take of a step; ``client_weights``
-    are shares of the service; a sequence yields to one whose priority is lower by
-    ``priority_preemption_threshold``.
+    ``long_prefill_token_threshold`` is what long prompts may take of a step beside others;
+    ``inter_token_seconds`` is what a step with decodes and prompts may take, as learned;
+    ``client_weights`` are shares of the service; a sequence yields to one whose priority is lower
+    by ``priority_preemption_threshold``.
     """
 
     def __init__(
@@ -91,6 +94,7 @@ class InferenceScheduler:
         adapters: AdapterSlots | None = None,
         step_costs: StepCosts | None = None,
         speculation: Speculation | None = None,
+        inter_token_seconds: float | None = None,
     ) -> None:
         self.memory = memory
         self.speculation = speculation
@@ -101,10 +105,11 @@ class InferenceScheduler:
         )
         self.adapters = adapters or AdapterSlots()
         """The adapters of sequences, and their slots on the device."""
-        self.step_costs = step_costs or StepCosts(powers_of_two(max_num_batched_tokens))
+        self.step_costs = step_costs or StepCosts(sizes_up_to(max_num_batched_tokens))
         """What steps cost, learned in ``update``."""
         self._budget = max_num_batched_tokens
-        self._long = long_prefill_token_threshold or max(1, max_num_batched_tokens // 2)
+        self._long = long_prefill_token_threshold
+        self._target = InterTokenTarget(self.step_costs, max_num_batched_tokens, inter_token_seconds)
         self._reserve = reserve or GrowthReserve(memory.num_pages)
         self._waiting = WaitingQueue(client_weights, fair=fair)
         self._running = RunningSequences(max_num_seqs, self.memory, self._reserve, self.adapters)
@@ -321,15 +326,24 @@ class InferenceScheduler:
         return min(self._most_samples - rows, self._budget - num_decodes)
 
     def _plan_prompts(self, plan: NextIterationPlan, *, may_admit: bool) -> None:
-        """Grant tokens to long prompts, shorter ones, waiting ones; without decodes all the rest."""
+        """Grant tokens to long prompts, shorter ones, waiting ones, and the rest to any of them.
+
+        Beside decodes, in this step or waiting for their masks, the rest is granted only where
+        time bounds the step.
+        """
         begun = self._running.prefilling()
-        chunks = PromptChunks(self.memory, self._budget - plan.num_tokens, self._long)
+        decoding = plan.num_tokens + self._running.late.num_sequences
+        room = self._target.room(decoding) if decoding else self._budget
+        if room is None:
+            chunks = PromptChunks(self.memory, self._budget - plan.num_tokens, self._long or self._budget // 2)
+        else:
+            chunks = PromptChunks(self.memory, room, self._long or room // 2)
         begun.sort(key=chunks.is_long, reverse=True)
         for sequence in begun:
             chunks.grant(sequence)
         if may_admit:
             self._admission.admit(chunks)
-        if not plan.num_decodes:
+        if not decoding or (room is not None and self._long is None):
             chunks.grant_rest(begun)
         chunks.add_to(plan)
 

@@ -13,6 +13,7 @@ from rich.console import Console
 from engine.config import DEMO_MODEL
 from engine.errors import ConfigurationError
 from scripts.benchmarks import fairness, simulate, soak
+from scripts.benchmarks.arrivals import measure_arrivals
 from scripts.benchmarks.chaos import ChaosFailed, measure_chaos
 from scripts.benchmarks.child import ChildFailed
 from scripts.benchmarks.daemon import DaemonFailed
@@ -180,6 +181,7 @@ def parser() -> argparse.ArgumentParser:
         ("limits", _limits, "how fast this machine reads memory and multiplies matrices"),
         ("soak", _soak, "10,000 requests on a pool that is too small, with aborts, kills and faults: nothing is lost"),
         ("fairness", _fairness, "what a client's short prompts wait for beside another's flood of long ones"),
+        ("arrivals", _arrivals, "what 16 streams feel of 16 prompts that arrive at once, and what these wait for"),
         (
             "turns",
             _turns,
@@ -229,7 +231,7 @@ def _add_arguments(command: argparse.ArgumentParser, name: str) -> None:
     if name in ("all", "serve", "prefill"):
         add("--vs", choices=["transformers"], help="measure this beside ours, in turns")
         add("--torch-python", metavar="PATH", help="a Python that has torch and transformers, for --vs")
-    if name in ("all", "serve", "prefill", "random", "gateway", "grammar", "startup"):
+    if name in ("all", "serve", "prefill", "random", "gateway", "grammar", "startup", "arrivals"):
         add("--settings", default="", metavar="S", help='flags for the daemon: --settings="--run-ahead 0"')
 
 
@@ -331,6 +333,14 @@ def _fairness(options: argparse.Namespace) -> Iterator[Figure]:
     for name, flags in settings.items():
         with two_clients(DEMO_MODEL, shlex.split(flags)) as (flooding, other):
             yield from measure_fairness(name, Prompts(size_of(DEMO_MODEL).vocabulary), flooding, other)
+
+
+def _arrivals(options: argparse.Namespace) -> Iterator[Figure]:
+    for model in _models(options):
+        directory = model_directory(model)
+        prompts = Prompts(size_of(directory).vocabulary)
+        with two_clients(directory, shlex.split(options.settings)) as (streams, arriving):
+            yield from measure_arrivals(model, prompts, streams, arriving, options.repeat)
 
 
 def _turns(options: argparse.Namespace) -> Iterator[Figure]:

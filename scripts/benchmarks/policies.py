@@ -22,6 +22,8 @@ class Policy:
     """Long prompts get a part of a step."""
     fair: bool = True
     """It is the turn of the client that has had least; otherwise, of who came first."""
+    timed: bool = True
+    """Steps with decoding rows are bounded in time."""
 
     def scheduler(self, num_pages: int) -> InferenceScheduler:
         """A scheduler with a pool of its own."""
@@ -42,4 +44,5 @@ POLICIES = (
     Policy("no watermark", reserve=False),
     Policy("no chunk cap", cap=False),
     Policy("FIFO", fair=False),
+    Policy("steps of any length", timed=False),
 )

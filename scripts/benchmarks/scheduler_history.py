@@ -24,6 +24,8 @@ from engine.scheduling.adapter_slots import AdapterSlots
 from engine.scheduling.backfill import MOST_PASSED
 from engine.scheduling.constraints.late_samples import MOST_KEPT
 from engine.scheduling.estimates.growth_reserve import GrowthReserve
+from engine.scheduling.estimates.inter_token import LEAST_SHARE, TIMES
+from engine.scheduling.estimates.step_costs import StepCosts
 from engine.scheduling.host_cache.copy_cost import CopyCost
 from engine.scheduling.plan import NextIterationPlan, StepResult
 from engine.scheduling.prefixes.sequence_states import SequenceStates
@@ -149,7 +151,12 @@ class SchedulerHistory:
         self._run_ahead = random.randint(0, 3)
         self._fair = random.random() < 0.8
         long = random.choice((None, 1, 3, self._budget))
-        self._long = long or max(1, self._budget // 2)
+        self._timed = random.random() < 0.5
+        """Whether the scheduler is told what steps take: then a prompt is long beside what time leaves of a step."""
+        self._target = random.choice((None, None, random.random()))
+        self._fixed, self._per_token = random.random(), random.choice((0.0, 0.01, 0.1, random.random()))
+        """Seconds of a step, most of the time."""
+        self._long = long or (1 if self._timed else max(1, self._budget // 2))
         self._num_slots, self._num_adapters = random.choice((0, 1, 2, 3)), 0
         self._drafts = SimulatedDrafts(random, 0 if self._has_states else random.choice((0, 0, 1, 3, 6)))
         self._scheduler = InferenceScheduler(
@@ -163,6 +170,8 @@ class SchedulerHistory:
             fair=self._fair,
             adapters=AdapterSlots(self._num_slots),
             speculation=Speculation(self._drafts.most) if self._drafts.most else None,
+            step_costs=StepCosts({self._budget, *random.choices(range(1, self._budget + 1), k=4)}),
+            inter_token_seconds=self._target,
         )
         self._landings = random.choice((1, 4))
         """How often copies may land: seldom where the link is slow."""
@@ -450,7 +459,9 @@ class SchedulerHistory:
             known[sequence.request_id].tokens[row.start + row.kept - row.num_tokens + 1 :][: row.num_tokens]
             for sequence, row in zip(plan.sequences, rows, strict=True)
         ]
-        for output in self._scheduler.update(plan, StepResult(ids, drafts=[row.num_drafts for row in rows])):
+        seconds = (self._fixed + self._per_token * plan.num_tokens) * self._random.choice((1, 1, 1, 1.2, 0.8, 10))
+        result = StepResult(ids, drafts=[row.num_drafts for row in rows])
+        for output in self._scheduler.update(plan, result, seconds if self._timed else None):
             life = self._alive[output.request_id]  # one that has ended has no more to say
             life.received += output.token_ids
             if output.finish_reason is not None:
@@ -478,12 +489,23 @@ class SchedulerHistory:
         assert plan.logits[: plan.num_decodes] == plan.counts[: plan.num_decodes], "a decoding row samples too little"
         assert max(plan.counts[: plan.num_decodes], default=1) <= 1 + self._drafts.most, "a row has too many drafts"
         assert sum(plan.samples) <= max(self._max_num_seqs, 1 + self._drafts.most), "a step samples too much"
+        self._check_seconds(plan)
         for sequence, start, count in zip(plan.sequences, plan.starts, plan.counts, strict=True):
             assert sequence.request_id in self._alive, "a sequence that has ended is planned"
             assert start + count <= sequence.num_paged_tokens, "a token has no page"
             for group in self._groups.windowed:
                 owned = len(sequence.pages[group]) - sequence.first_pages[group]
                 assert owned <= self._groups.most[group], "a window holds pages that nobody will read"
+
+    def _check_seconds(self, plan: NextIterationPlan) -> None:
+        """Beside decodes, prompts get no more than keeps the step below the target, as far as is known, or their least."""
+        costs, prompts = self._scheduler.step_costs, plan.num_tokens - plan.num_decode_tokens
+        late = [life for life in self._alive.values() if life.sequence.awaits_sample]
+        decodes = plan.num_decode_tokens + sum(life.sequence not in plan.sequences for life in late)
+        alone, cost = costs.seconds(min(decodes, self._budget)), costs.seconds(plan.num_tokens)
+        if decodes and alone is not None and prompts > max(1, self._budget // LEAST_SHARE):
+            target = TIMES * alone if self._target is None else self._target
+            assert cost is not None and cost <= target, "those who decode wait for prompts"
 
     def _check_order(self, plan: NextIterationPlan) -> None:
         """Of one client and one priority, those that came first get a slot first; whoever lost it, before them.

@@ -44,7 +44,7 @@ def play(shape: Shape, rate: float, count: int, policy: Policy) -> dict[str, flo
     """One run: its figures by name and unit, separated by a bar."""
     cost = CostModel(Transformer(), Accelerator())
     trace = draw_trace(shape, rate, count)
-    outcome = Simulator(policy.scheduler(cost.num_pages(PAGE_SIZE)), cost.seconds).run(trace)
+    outcome = Simulator(policy.scheduler(cost.num_pages(PAGE_SIZE)), cost.seconds, timed=policy.timed).run(trace)
     ttft, tpot = outcome.ttft(trace), outcome.tpot(trace)
     of_clients = [percentile(ttft[trace.client == client], 99) for client in np.unique(trace.client)]
     return {
@@ -54,6 +54,7 @@ def play(shape: Shape, rate: float, count: int, policy: Policy) -> dict[str, flo
         "TTFT p99 of the median client|ms": MILLISECONDS * percentile(of_clients, 50),
         "TPOT p50|ms": MILLISECONDS * percentile(tpot, 50),
         "TPOT p99|ms": MILLISECONDS * percentile(tpot, 99),
+        "ITL p99|ms": MILLISECONDS * percentile(outcome.gaps, 99),
         "preemptions in 1,000 requests|": 1000 * outcome.preemptions / count,
     }
 

@@ -27,6 +27,8 @@ class Outcome:
 
     first: NDArray[np.float64]
     last: NDArray[np.float64]
+    gaps: NDArray[np.float64]
+    """Seconds from each landed step with decoding rows back to the one before, once for each row."""
     steps: int
     preemptions: int
 
@@ -40,13 +42,21 @@ class Outcome:
 
 
 class Simulator:
-    """Drives one scheduler through one trace. ``seconds`` is what the device takes for a plan."""
+    """Drives one scheduler through one trace. ``seconds`` is what the device takes for a plan.
 
-    def __init__(self, scheduler: InferenceScheduler, seconds: Callable[[NextIterationPlan], float]) -> None:
+    Unless ``timed`` the scheduler is not told of it, and so does not bound steps in time.
+    """
+
+    def __init__(
+        self, scheduler: InferenceScheduler, seconds: Callable[[NextIterationPlan], float], *, timed: bool = True
+    ) -> None:
         self._scheduler = scheduler
+        self._timed = timed
         self._seconds = seconds
-        self._in_flight: deque[tuple[NextIterationPlan, float]] = deque()
+        self._in_flight: deque[tuple[NextIterationPlan, float, float]] = deque()
+        """Plans, what each takes, and when it is done."""
         self._now = self._device_free = 0.0
+        self._gaps: list[tuple[float, int]] = []
         self._steps = 0
 
     def run(self, trace: Trace) -> Outcome:
@@ -61,7 +71,8 @@ class Simulator:
                 self._scheduler.add(self._sequence(trace, arrived))
                 arrived += 1
             left += self._step(first, last)
-        return Outcome(first, last, self._steps, self._scheduler.preemptions.total())
+        gaps, rows = zip(*self._gaps, strict=True) if self._gaps else ((), ())
+        return Outcome(first, last, np.repeat(gaps, rows), self._steps, self._scheduler.preemptions.total())
 
     def _sequence(self, trace: Trace, number: int) -> Sequence:
         return Sequence(
@@ -79,17 +90,21 @@ class Simulator:
         """Plan, and land what is due; the number of requests that have ended."""
         plan = self._scheduler.plan(self._now)
         if plan is not None:
-            self._device_free = max(self._now, self._device_free) + self._seconds(plan)
-            self._in_flight.append((plan, self._device_free))
+            seconds = self._seconds(plan)
+            self._device_free = max(self._now, self._device_free) + seconds
+            self._in_flight.append((plan, seconds, self._device_free))
             self._steps += 1
         if plan is None or len(self._in_flight) > RUN_AHEAD:
             return self._land(first, last)
         return 0
 
     def _land(self, first: NDArray[np.float64], last: NDArray[np.float64]) -> int:
-        plan, done = self._in_flight.popleft()
+        plan, seconds, done = self._in_flight.popleft()
+        if plan.num_decodes:
+            self._gaps.append((done - self._now, plan.num_decodes))
         self._now = max(self._now, done)
-        outputs = self._scheduler.update(plan, StepResult([[0] * samples for samples in plan.samples]))
+        result = StepResult([[0] * samples for samples in plan.samples])
+        outputs = self._scheduler.update(plan, result, seconds if self._timed else None)
         for sequence, samples in zip(plan.sequences[plan.num_decodes :], plan.samples[plan.num_decodes :], strict=True):
             if samples and len(sequence.output_token_ids) == 1:
                 first[int(sequence.request_id)] = self._now

@@ -23,6 +23,11 @@ class LateSamples:
         self._done: list[NextIterationPlan] = []
 
     @property
+    def num_sequences(self) -> int:
+        """Sequences that are here."""
+        return len(self._plans)
+
+    @property
     def has_room(self) -> bool:
         """Whether one more plan's logits may be kept."""
         return len(self._counts) < MOST_KEPT

@@ -7,6 +7,9 @@ from statistics import median_low
 
 REMEMBERED = 7
 """Steps of a size that its cost is the median of: three that stalled in a row change nothing."""
+TRUSTED = 3
+"""Steps of a size after which its cost corrects those of others, as one of them may have been the
+first or a stalled one."""
 FORGOTTEN_AFTER = 1000
 """Steps after which a size that was not used is forgotten. It may have been given up for a cost
 that it had on a busy machine."""
@@ -19,8 +22,8 @@ class StepCosts:
 
     The cost of a size that was used is a median. Between sizes costs are on a line, and beyond
     them on that of the next two, as a step is a fixed part (reading the weights) and one for each
-    token. A size is taken to cost no less than a smaller one, and no more in proportion to its
-    tokens: so steps of one size correct what is remembered of others.
+    token. A step costs no less than a smaller one, and a token in it no more: where what is
+    remembered of two sizes contradicts that, the one that was used last is believed.
     """
 
     def __init__(self, sizes: Iterable[int]) -> None:
@@ -62,21 +65,35 @@ class StepCosts:
     def _costs(self) -> list[tuple[int, float]]:
         """Sizes and costs of ``_known``."""
         if not self._known:
-            for size in [size for size, at in self._used_at.items() if self._num_steps - at >= FORGOTTEN_AFTER]:
-                del self._used_at[size], self._seconds[size]
-            sizes = sorted(self._seconds)
-            costs = [median_low(self._seconds[size]) for size in sizes]
-            for index in range(len(sizes) - 2, -1, -1):
-                costs[index] = min(costs[index], costs[index + 1])
-            for index in range(1, len(sizes)):
-                costs[index] = min(costs[index], costs[index - 1] * sizes[index] / sizes[index - 1])
-            self._known = list(zip(sizes, costs, strict=True))
+            self._forget()
+            for size in sorted(self._seconds, key=self._trust, reverse=True):
+                cost = median_low(self._seconds[size])
+                index = bisect_left(self._known, (size,))
+                if index < len(self._known):
+                    larger, most = self._known[index]
+                    cost = min(max(cost, most * size / larger), most)
+                if index:
+                    smaller, least = self._known[index - 1]
+                    cost = min(max(cost, least), least * size / smaller)
+                self._known.insert(index, (size, cost))
         return self._known
 
+    def _trust(self, size: int) -> tuple[bool, int]:
+        """The greater, the more it is believed beside other sizes."""
+        return len(self._seconds[size]) >= TRUSTED, self._used_at[size]
 
-def powers_of_two(most: int) -> list[int]:
-    """Sizes of steps of up to ``most`` tokens, for whoever knows of no others."""
-    return sorted({2**power for power in range(most.bit_length()) if 2**power < most} | {most})
+    def _forget(self) -> None:
+        """Forget what was not used for long, but not the smallest: costs beyond two sizes are guessed."""
+        old = [size for size, at in self._used_at.items() if self._num_steps - at >= FORGOTTEN_AFTER]
+        for size in old:
+            if size != min(self._seconds):
+                del self._used_at[size], self._seconds[size]
+
+
+def sizes_up_to(most: int) -> list[int]:
+    """Sizes of steps of up to ``most`` tokens, {2, 3} x 2^k, for whoever knows of no others."""
+    powers = [2**power for power in range(most.bit_length())]
+    return sorted({size for power in powers for size in (power, 3 * power) if size < most} | {most})
 
 
 def _on_line(known: list[tuple[int, float]], size: int) -> float:

@@ -1,0 +1,33 @@
+"""How long decoding rows wait for their next token, and what that leaves prompts of a step."""
+
+from engine.scheduling.estimates.step_costs import StepCosts
+
+TIMES = 3
+"""How many times as long as without prompts a step may take, unless the operator says how long."""
+LEAST_SHARE = 32
+"""Of its budget of tokens a step has one in so many for prompts, whatever that costs: the longest
+prompt is computed in the end."""
+
+
+class InterTokenTarget:
+    """Bounds steps that have both decoding rows and prompts, in learned time.
+
+    ``seconds`` is what such a step may take; None is TIMES the cost of the same rows alone. Where
+    not even the least share of prompts costs so little, steps take longer than that, and no longer
+    than they must.
+    """
+
+    def __init__(self, costs: StepCosts, max_num_batched_tokens: int, seconds: float | None) -> None:
+        self._costs = costs
+        self._budget = max_num_batched_tokens
+        self._least = max(1, max_num_batched_tokens // LEAST_SHARE)
+        self._seconds = seconds
+
+    def room(self, num_tokens: int) -> int | None:
+        """Tokens for prompts beside decoding rows that have so many; None before costs are known."""
+        alone = self._costs.seconds(num_tokens)
+        if alone is None:
+            return None
+        seconds = TIMES * alone if self._seconds is None else self._seconds
+        most = self._costs.most_tokens(seconds)
+        return max(0, min(max(most - num_tokens, self._least), self._budget - num_tokens))

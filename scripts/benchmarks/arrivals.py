@@ -1,0 +1,62 @@
+"""What streams feel of prompts that arrive beside them, and what these wait for."""
+
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+from ipc.benchmark.timeline import percentile
+from scripts.benchmarks.figure import Figure, figure
+from scripts.benchmarks.rates import throughput
+from scripts.benchmarks.systems import Ours
+from scripts.benchmarks.workload import Prompts, Workload, checked
+
+STREAMS, SHORT_PROMPT, LONG_OUTPUT = 16, 16, 384
+ARRIVING, LONG_PROMPT, SHORT_OUTPUT = 16, 512, 32
+MILLISECONDS = 1000
+PATIENCE = 60.0
+"""Seconds until all streams run."""
+
+
+def measure_arrivals(model: str, prompts: Prompts, streams: Ours, arriving: Ours, repeats: int) -> Iterator[Figure]:
+    """The time between tokens of streams, the time to first token of prompts that come at once, and tokens/s."""
+    _warm_up(prompts, streams)
+    itls: list[list[float]] = []
+    ttfts: list[list[float]] = []
+    rates: list[float] = []
+    for _ in range(repeats):
+        with ThreadPoolExecutor(1) as background:
+            asked = Workload(prompts.take(STREAMS, SHORT_PROMPT), LONG_OUTPUT)
+            running = background.submit(streams.run, asked)
+            _wait_for_streams(streams)
+            others = Workload(prompts.take(ARRIVING, LONG_PROMPT), SHORT_OUTPUT)
+            answers = checked(arriving.run(others), others)
+            timelines = checked(running.result(), asked)
+        itls.append([MILLISECONDS * gap for timeline in timelines for gap in timeline.itls])
+        ttfts.append([MILLISECONDS * timeline.ttft for timeline in answers])
+        rates.append(throughput([*timelines, *answers]))
+    group = f"{ARRIVING} prompts of {LONG_PROMPT} beside {STREAMS} streams, {model}"
+    for percent in (50, 99):
+        values = [percentile(run, percent) for run in itls]
+        yield figure(group, f"ITL p{percent} of the streams", "ms", values, more_is_better=False)
+    ratios = [percentile(run, 99) / percentile(run, 50) for run in itls]
+    yield figure(group, "ITL p99, times p50", "", ratios, more_is_better=False)
+    for percent in (50, 99):
+        values = [percentile(run, percent) for run in ttfts]
+        yield figure(group, f"TTFT p{percent} of the prompts", "ms", values, more_is_better=False)
+    yield figure(group, "all", "tok/s", rates)
+
+
+def _warm_up(prompts: Prompts, system: Ours) -> None:
+    """So that the daemon has seen steps of these sizes."""
+    system.run(Workload(prompts.take(STREAMS, LONG_PROMPT), 4))
+
+
+def _wait_for_streams(system: Ours) -> None:
+    """Until all of them decode. Raises SystemExit if they never do."""
+    deadline = time.monotonic() + PATIENCE
+    with system.client() as client:
+        while client.status()["running"] < STREAMS:
+            if time.monotonic() > deadline:
+                raise SystemExit("the streams do not run all at once")
+            time.sleep(0.05)
+    time.sleep(1.0)
