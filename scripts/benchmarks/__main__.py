@@ -12,7 +12,7 @@ from rich.console import Console
 
 from engine.config import DEMO_MODEL
 from engine.errors import ConfigurationError
-from scripts.benchmarks import fairness, simulate, soak
+from scripts.benchmarks import simulate, soak
 from scripts.benchmarks.arrivals import measure_arrivals
 from scripts.benchmarks.chaos import ChaosFailed, measure_chaos
 from scripts.benchmarks.child import ChildFailed
@@ -329,10 +329,9 @@ def _limits(options: argparse.Namespace) -> Iterator[Figure]:
 
 
 def _fairness(options: argparse.Namespace) -> Iterator[Figure]:
-    settings = {options.settings: options.settings} if options.settings else fairness.SETTINGS
-    for name, flags in settings.items():
-        with two_clients(DEMO_MODEL, shlex.split(flags)) as (flooding, other):
-            yield from measure_fairness(name, Prompts(size_of(DEMO_MODEL).vocabulary), flooding, other)
+    with two_clients(DEMO_MODEL, shlex.split(options.settings)) as (flooding, other):
+        name = options.settings or "as shipped"
+        yield from measure_fairness(name, Prompts(size_of(DEMO_MODEL).vocabulary), flooding, other)
 
 
 def _arrivals(options: argparse.Namespace) -> Iterator[Figure]:

@@ -7,12 +7,11 @@ from ipc.benchmark.timeline import Timeline, percentile
 from scripts.benchmarks.figure import Figure, figure
 from scripts.benchmarks.workload import Prompts, System, Workload, checked
 
-FLOOD, LONG_PROMPT, LONG_OUTPUT = 1000, 900, 16
+FLOOD, LONG_PROMPT, LONG_OUTPUT = 500, 900, 16
+"""Of the shipped settings one client may have no more than 512 requests that wait."""
 PROBES, SHORT_PROMPT, SHORT_OUTPUT = 400, 16, 8
 INTERVAL = 0.1
 """Seconds between two of the short ones."""
-SETTINGS = {"as shipped": "", "long prompts 64 tokens a step": "--long-prefill-token-threshold 64"}
-"""Flags of the daemons that are measured. The second has steps that are hardly longer than those of a short prompt alone."""
 MILLISECONDS = 1000
 
 
