@@ -1,6 +1,6 @@
 """The shape of a paged cache, or of one device's part of it, before memory is allocated."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -27,6 +27,13 @@ class PagedAttentionCacheMetaData:
     """By group of layers (caching/cache_groups.py), how many tokens are kept; None is all."""
     states: StatePool | None = None
     """The slots of recurrent states, in a model that has such."""
+    of_draft: "PagedAttentionCacheMetaData | None" = None
+    """What a page holds of a draft model's layers beside; its number of pages does not count."""
+
+    @property
+    def draft(self) -> "PagedAttentionCacheMetaData | None":
+        """``of_draft``, of as many pages as there are here."""
+        return None if self.of_draft is None else replace(self.of_draft, num_pages=self.num_pages)
 
     @property
     def array_pages(self) -> list[int]:
@@ -40,9 +47,10 @@ class PagedAttentionCacheMetaData:
 
     @property
     def bytes_per_page(self) -> int:
-        """Bytes of one page over all its layers."""
+        """Bytes of one page over all its layers, those of a draft model too."""
         numbers = self.vectors * self.num_kv_heads * self.page_size * self.head_dim
-        return self.num_layers * numbers * self.dtype.itemsize
+        beside = 0 if self.of_draft is None else self.of_draft.bytes_per_page
+        return self.num_layers * numbers * self.dtype.itemsize + beside
 
     @property
     def bytes_per_slot(self) -> int:

@@ -24,16 +24,18 @@ class PagedAttentionCache:
     layers: tuple[Array, ...]
     states: tuple[tuple[Array, ...], ...] = ()
     """The arrays [slots, ...] of each layer that has a state, or of all: [layers * slots, ...]."""
+    draft: tuple[Array, ...] = ()
+    """Like ``layers``, of a draft model: what its layers have of the tokens in the same pages."""
 
     @property
     def caches(self) -> tuple[Array | tuple[Array, ...], ...]:
-        """Those of pages first, then those of states."""
+        """Those of the model's own layers: of pages first, then those of states."""
         return self.layers + self.states
 
     def with_caches(self, caches: Sequence[Array | tuple[Array, ...] | None]) -> "PagedAttentionCache":
         """These in the place of its own ``caches``."""
         count = len(self.layers)
-        return PagedAttentionCache(tuple(caches[:count]), tuple(caches[count:]))  # type: ignore[arg-type]
+        return PagedAttentionCache(tuple(caches[:count]), tuple(caches[count:]), self.draft)  # type: ignore[arg-type]
 
     @classmethod
     def allocate(cls, metadata: PagedAttentionCacheMetaData) -> "PagedAttentionCache":

@@ -17,7 +17,6 @@ from engine.errors import ConfigurationError
 from engine.hosts.other_processes import ALONE, OtherProcesses
 from engine.hosts.processes import least_of_all
 from engine.live.live_weights import LiveWeights
-from engine.models.decoder import Decoder
 from engine.oengine import MAX_FAILURES_IN_A_ROW, oEngine
 from engine.progress import Progress
 from engine.scheduling.adapter_slots import AdapterSlots
@@ -27,7 +26,7 @@ from engine.scheduling.prefixes.sequence_states import SequenceStates
 from engine.scheduling.scheduler import InferenceScheduler
 from engine.scheduling.sequence_memory import SequenceMemory
 from engine.scheduling.speculation import Speculation
-from engine.served_model import ServedModel, served_model
+from engine.served_model import Decoders, ServedModel, served_model
 from engine.speculation.speculative_config import check_states
 from engine.step.execution_manager import ExecutionManager
 from engine.step.executor import StepExecutor
@@ -41,8 +40,8 @@ from engine.warm_up import warm_up
 logger = logging.getLogger(__name__)
 
 Report = Callable[[Progress], None]
-Compile = Callable[[ServedModel, Decoder, StepShapes, Report], ExecutionManager]
-"""Compiles a decoder's steps. Raises jax.errors.JaxRuntimeError if the device is out of memory."""
+Compile = Callable[[ServedModel, Decoders, StepShapes, Report], ExecutionManager]
+"""Compiles the steps of decoders. Raises jax.errors.JaxRuntimeError if the device is out of memory."""
 Built = TypeVar("Built")
 
 
@@ -79,7 +78,9 @@ class CompiledSteps:
             priority_preemption_threshold=config.priority_preemption_threshold,
             client_weights=config.weights,
             step_costs=costs,
-            speculation=None if spec is None else Speculation(spec.num_speculative_tokens, costs.seconds),
+            speculation=None
+            if spec is None
+            else Speculation(spec.num_speculative_tokens, costs.seconds, has_model=spec.model is not None),
             inter_token_seconds=config.inter_token_seconds,
         )
         shared = shapes.cache.page_size if config.enable_prefix_caching else None
@@ -109,9 +110,9 @@ class CompiledSteps:
         return LiveWeights(self.served, self.manager.decoder)
 
 
-def compile_steps(served: ServedModel, decoder: Decoder, shapes: StepShapes, report: Report) -> ExecutionManager:
+def compile_steps(served: ServedModel, decoders: Decoders, shapes: StepShapes, report: Report) -> ExecutionManager:
     """Compile every function that a step may need; a Compile."""
-    manager = ExecutionManager(decoder, shapes, served.backend, served.mesh)
+    manager = ExecutionManager(decoders.model, shapes, served.backend, served.mesh, draft=decoders.draft)
     manager.compile(report, staged=served.config.staged_readiness)
     return manager
 
@@ -151,13 +152,13 @@ def build(
         on_host = jax.default_backend() == "cpu"
         check_host_memory(
             planner.host,
-            (planner.pool.num_bytes + served.weight_bytes + served.adapter_bytes) * served.mesh.num_local * on_host,
+            (planner.pool.num_bytes + served.resident_bytes) * served.mesh.num_local * on_host,
         )
     check_page_table(served.backend, _shapes(served, planner).pages_per_seq)
-    decoder = served.load(lambda done, total: report(Progress("loading weights", done, total, "bytes")))
+    decoders = served.load_all(lambda done, total: report(Progress("loading weights", done, total, "bytes")))
     while True:
         try:
-            return complete(_compile(served, decoder, planner, report, compile_steps))
+            return complete(_compile(served, decoders, planner, report, compile_steps))
         except DeviceError as refusal:
             if not refusal.out_of_memory or jax.process_count() > 1:  # the others would not retry
                 raise
@@ -168,8 +169,7 @@ def build(
 
 def planned(served: ServedModel, budget: int) -> tuple[ServedModel, CachePlanner]:
     """The model and its pages, in the first of its forms that leaves room for them."""
-    weights = served.weight_bytes + served.adapter_bytes
-    planner = CachePlanner(served.config, served.partition, served.one_page, weights, budget)
+    planner = CachePlanner(served.config, served.partition, served.one_page, served.resident_bytes, budget)
     if (smaller := served.smaller) is None:
         return served, planner
     try:
@@ -181,7 +181,7 @@ def planned(served: ServedModel, budget: int) -> tuple[ServedModel, CachePlanner
 
 
 def _compile(
-    served: ServedModel, decoder: Decoder, planner: CachePlanner, report: Report, compile_steps: Compile
+    served: ServedModel, decoders: Decoders, planner: CachePlanner, report: Report, compile_steps: Compile
 ) -> CompiledSteps:
     """Compile the steps over the planner's pool. The pool shrinks if they need more scratch.
 
@@ -191,7 +191,7 @@ def _compile(
         shapes = _shapes(served, planner)
         with device_errors():
             jax.block_until_ready(served.allocator(shapes.cache)())  # probe, freed at once
-            manager = compile_steps(served, decoder, shapes, report)
+            manager = compile_steps(served, decoders, shapes, report)
         if planner.fits(manager.scratch_bytes):
             return CompiledSteps(served, manager)
 

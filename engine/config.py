@@ -169,6 +169,8 @@ class EngineConfig:
     """Become ready once a few buckets cover every step. The others are compiled while serving."""
     weights_url: str | None = None
     """No setting: the directory in a bucket that has the weights, if ``model`` has but the rest."""
+    draft_weights_url: str | None = None
+    """No setting: the same of the draft model."""
 
     @property
     def directory(self) -> Path:
@@ -204,6 +206,28 @@ class EngineConfig:
     def inter_token_seconds(self) -> float | None:
         """``max_inter_token_ms`` in seconds."""
         return None if self.max_inter_token_ms is None else self.max_inter_token_ms / 1000
+
+    @property
+    def of_draft_model(self) -> "EngineConfig | None":
+        """The settings of the draft model as a model of its own, if there is one.
+
+        Its weights have the form of their checkpoint: ``quantization`` is of the model.
+        """
+        if self.speculation is None or self.speculation.model is None:
+            return None
+        return dataclasses.replace(
+            self,
+            model=self.speculation.model,
+            weights_url=self.draft_weights_url,
+            draft_weights_url=None,
+            speculative_config=None,
+            quantization=None,
+            generation_config="none",
+            enable_lora=False,
+            lora_modules=(),
+            lora_target_modules=(),
+            adapter_root=None,
+        )
 
     @property
     def weights(self) -> dict[str, float] | None:

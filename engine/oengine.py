@@ -40,7 +40,7 @@ from engine.scheduling.sequence import Sequence, SequenceOutput
 from engine.step.compilation import StagedCompilation, counted_apart, num_compilations
 from engine.step.host_cache.host_link import host_link
 from engine.step.runner import PendingStep, eSurgeRunner
-from engine.step.step_times import StepSeconds, step_histograms
+from engine.step.timing.step_times import StepSeconds, step_histograms
 
 logger = logging.getLogger(__name__)
 
@@ -371,7 +371,8 @@ class oEngine:
     def _seconds_in_flight(self) -> float | None:
         """What the steps in flight will take the device yet; None if there are none, or nobody
         knows."""
-        costs = [self._scheduler.step_costs.seconds(step.plan.num_tokens) for step in self._in_flight if step.is_step]
+        plans = [step.plan for step in self._in_flight if step.is_step]
+        costs = [self._scheduler.step_costs.seconds(plan.num_tokens, plan.num_passes) for plan in plans]
         known = [cost for cost in costs if cost is not None]
         if not known or len(known) < len(costs):
             return None

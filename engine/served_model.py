@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -26,8 +26,16 @@ from engine.models.weights.opening import check_weights, open_weights
 from engine.models.weights.parameters import Role
 from engine.models.weights.store import kept_in_8_bits, load_decoder, parameter_bytes
 from engine.models.weights.weight_format import Layout, WeightFormat
+from engine.speculation.draft_model import check_draft_model
 from engine.step.backend import Backend, choose_backend, default_page_size
 from engine.step.kernel_check import checked, trial_of
+
+
+class Decoders(NamedTuple):
+    """The model's decoder, and that of the draft model, if there is one."""
+
+    model: Decoder
+    draft: Decoder | None = None
 
 
 @dataclass(frozen=True)
@@ -48,6 +56,8 @@ class ServedModel:
     """The defaults of requests."""
     quantization: str | None = None
     """The form of the weights, if it is not their dtype."""
+    draft: "ServedModel | None" = None
+    """The draft model, if there is one. ``backend`` has its backend."""
 
     @property
     def model(self) -> ModelSpec:
@@ -81,6 +91,11 @@ class ServedModel:
         return parameter_bytes(self.partition, self.weight_format)
 
     @property
+    def resident_bytes(self) -> int:
+        """Bytes of all weights on each device: the model's, a draft model's and adapters'."""
+        return self.weight_bytes + self.adapter_bytes + (0 if self.draft is None else self.draft.weight_bytes)
+
+    @property
     def adapter_sizes(self) -> AdapterSizes | None:
         """The slots of adapters, if the operator wants such."""
         return adapter_sizes(self.config, self.dtype, self.backend)
@@ -93,7 +108,8 @@ class ServedModel:
     @property
     def one_page(self) -> PagedAttentionCacheMetaData:
         """A device's pool of one page and one slot."""
-        return self.backend.one_page(self.partition, self.page_size, self.kv_dtype, self.dtype)
+        page = self.backend.one_page(self.partition, self.page_size, self.kv_dtype, self.dtype)
+        return page if self.draft is None else replace(page, of_draft=self.draft.one_page)
 
     def allocator(self, pool: PagedAttentionCacheMetaData) -> Callable[[], PagedAttentionCache]:
         """Allocates zeroed pages on every device; raises JaxRuntimeError if out of memory."""
@@ -103,6 +119,10 @@ class ServedModel:
         """The decoder with its weights, in ``weight_format``. Raises as ``load_decoder`` does."""
         with open_weights(self.config.directory, self.config.weights_url) as source:
             return load_decoder(source, self.partition, self.weight_format, mesh=self.mesh, progress=progress)
+
+    def load_all(self, progress: Callable[[int, int], None]) -> Decoders:
+        """The decoder, and that of the draft model. Raises as ``load`` does."""
+        return Decoders(self.load(progress), None if self.draft is None else self.draft.load(progress))
 
     def describe(self) -> dict[str, str]:
         """The model and its device, in words."""
@@ -136,7 +156,20 @@ def served_model(config: EngineConfig) -> ServedModel:
 
     Raises DevicesUnavailable, and ConfigurationError if the model or machine cannot serve this.
     """
-    model = read_model_config(config.directory)
+    model, of_draft = read_model_config(config.directory), config.of_draft_model
+    if of_draft is None:
+        return _resolved(config, model)
+    draft_spec = replace(read_model_config(of_draft.directory), keeps_all=True)
+    check_draft_model(draft_spec, model, str(of_draft.model))
+    served = _resolved(config, model)
+    try:
+        draft = _resolved(replace(of_draft, tensor_parallel_size=served.partition.devices), draft_spec)
+    except ConfigurationError as error:
+        raise ConfigurationError(f"the draft model {of_draft.model}: {error}") from error
+    return replace(served, draft=draft, backend=replace(served.backend, draft=draft.backend))
+
+
+def _resolved(config: EngineConfig, model: ModelSpec) -> ServedModel:
     check_weights(config.directory, config.weights_url)
     generation = chosen_generation_config(config.generation_config, config.directory)
     acquire_devices()

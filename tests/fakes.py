@@ -18,7 +18,7 @@ from engine.errors import ConfigurationError
 from engine.live.weight_source import WeightArrays, WeightSource
 from engine.metrics.engine_stats import EngineStats
 from engine.scheduling.sequence import Sequence, SequenceOutput, SequenceStatus, TokenLogprobs
-from engine.step.step_times import step_histograms
+from engine.step.timing.step_times import step_histograms
 
 EOS = 256
 VOCAB_SIZE = 257

@@ -44,9 +44,9 @@ def build_config(directory, **settings):
     return EngineConfig(**(defaults | settings))
 
 
-def compile_nothing(served, decoder, shapes, _report):
+def compile_nothing(served, decoders, shapes, _report):
     """In the place of the compiler, where steps are only counted with."""
-    return ExecutionManager(decoder, shapes, served.backend, served.mesh)
+    return ExecutionManager(decoders.model, shapes, served.backend, served.mesh)
 
 
 def test_the_device_with_the_least_memory_left_says_how_much_there_is(directory, monkeypatch):
@@ -217,9 +217,9 @@ def test_a_pool_that_the_device_refuses_is_made_smaller(shallow, monkeypatch, ca
                 raise JaxRuntimeError(WORDS)  # as the first step of it would
         return steps.engine()
 
-    def compile_what_fits(served, decoder, shapes, report):
+    def compile_what_fits(served, decoders, shapes, report):
         compile_steps = compile_nothing if shapes.cache.num_pages > 25 else build.compile_steps
-        return compile_steps(served, decoder, shapes, report)
+        return compile_steps(served, decoders, shapes, report)
 
     config = build_config(shallow, staged_readiness=True)
     engine = build.build(config, lambda progress: None, start, compile_what_fits)

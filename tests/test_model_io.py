@@ -121,6 +121,31 @@ def test_a_greedy_step_needs_only_the_greedy_sampler():
     assert (greedy, drawn, unread) == (Need(0), Need.DRAW, Need(0))
 
 
+def test_rows_with_drafts_are_drafted_before_the_step_and_others_fed_to_the_draft_model():
+    """Those with most drafts come first; what is new of slots is there by then, and so it is not in the step."""
+    io, layout = ModelIOProcessor(SHAPES, 40, few_rows=2, draft_rows=[1, 4]), StepLayout(8, 4, SHAPES.num_groups)
+    few, many, none = (build_sequence(number, slot=number) for number in (1, 2, 3))
+    io.prepare(build_plan(chunks=[(few, 2), (many, 2), (none, 2)]), layout)
+    for sequence in (few, many, none):
+        sequence.pages[0].append(7)
+
+    def prepared(sequences, drafts):
+        plan = NextIterationPlan(grown=sequences)
+        plan.add_decodes(sequences, drafts)
+        return io.prepare(plan, layout)[0]
+
+    mixed, all_drafted, plain = prepared([none, few, many], [0, 1, 3]), prepared([many], [2]), prepared([none], [0])
+
+    assert (
+        mixed.drafted.tolist() == [[2, 1, 4, 4], [3, 1, 0, 0]] and mixed.feeds_draft_model and len(mixed.changes) == 1
+    )
+    assert all_drafted.drafted.tolist() == [[2], [2]] and not all_drafted.feeds_draft_model
+    assert plain.drafted is None and plain.feeds_draft_model
+    without = ModelIOProcessor(SHAPES, 40, few_rows=2)
+    step, _ = without.prepare(build_plan(chunks=[(none, 2)]), layout)
+    assert step.drafted is None and not step.feeds_draft_model
+
+
 def test_a_sequence_that_comes_again_begins_in_its_new_slot():
     """Preempted and admitted in one plan, it is computed anew, its output with its prompt, in other pages."""
     device, sequence = Device(), build_sequence(1, slot=3)

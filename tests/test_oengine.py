@@ -28,7 +28,7 @@ from engine.step.layout import FROM_SLOT, StepLayout
 from engine.step.model_io import ModelIOProcessor
 from engine.step.runner import PendingStep
 from engine.step.slot_state import SEPARATE, SlotShapes
-from engine.step.step_gap import StepGaps
+from engine.step.timing.step_gap import StepGaps
 
 VOCAB_SIZE, EOS = 16, 0
 

@@ -1,6 +1,7 @@
 """Two processes, as on two hosts, are one daemon: they give what one gives, and they leave together."""
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -164,6 +165,32 @@ def test_two_processes_have_each_their_part_of_what_is_on_the_host(tmp_path: Pat
     assert together == alone and ends == [STOPPED, STOPPED], two[0].log() + two[1].log()
     assert after["host_bytes_loaded"] and after["host_states_cached"]
     assert after["prompt_tokens"] < before["prompt_tokens"]
+
+
+@pytest.mark.thorough
+def test_two_processes_have_each_their_part_of_a_draft_model(place: Path, alone: list[Any], tmp_path: Path) -> None:
+    """The model drafts for itself, from another directory on each, and they give what one process gives without drafts."""
+    copies = [shutil.copytree(place / "model", tmp_path / str(number) / "draft") for number in range(2)]
+    directory = made(place / tmp_path.name)
+    flags = [
+        *("--max-num-batched-tokens", "4", "--coordinator-address", f"127.0.0.1:{free_port()}", "--num-processes", "2"),
+        "--speculative-config",
+    ]
+    configs = [f'{{"method": "draft_model", "model": "{copy}", "num_speculative_tokens": 2}}' for copy in copies]
+    two = [Process(directory, *flags, config, "--process-id", str(number)) for number, config in enumerate(configs)]
+    try:
+        together = answers(two[0].address)
+        with ControlClient(two[0].address) as control:
+            after = control.status()
+        two[0].signal(signal.SIGTERM)
+        ends = [process.wait() for process in two]
+    finally:
+        for process in two:
+            process.end()
+
+    assert list(map(tokens, together)) == list(map(tokens, alone)), two[0].log()
+    assert ends == [STOPPED, STOPPED], two[0].log() + two[1].log()
+    assert after["num_accepted_tokens"]
 
 
 def made(directory: Path) -> Path:

@@ -18,7 +18,7 @@ def decoding(name: str = "a", num_drafts: int = MOST) -> Sequence:
 
 def costing(each: float) -> Speculation:
     """Steps take 1, and ``each`` for every further token."""
-    return Speculation(MOST, lambda num_tokens: 1 + each * num_tokens)
+    return Speculation(MOST, lambda num_tokens, _: 1 + each * num_tokens)
 
 
 def granted(speculation: Speculation, *sequences: Sequence) -> list[int]:

@@ -29,6 +29,16 @@ def test_sizes_of_ngrams_are_vllms(sizes: dict[str, int | None], smallest: int, 
     assert (speculation.prompt_lookup_min, speculation.prompt_lookup_max) == (smallest, largest)
 
 
+def test_a_draft_model_has_settings_of_its_own() -> None:
+    """Those of the daemon, but for what is about its model alone."""
+    given = '{"method": "draft_model", "num_speculative_tokens": 3, "model": "small"}'
+
+    config = EngineConfig(model="large", quantization="int4", enable_lora=True, num_pages=9, speculative_config=given)
+
+    assert config.of_draft_model == EngineConfig(model="small", generation_config="none", num_pages=9)
+    assert EngineConfig().of_draft_model is None
+
+
 def test_without_the_setting_nothing_is_drafted() -> None:
     """The default is no speculation."""
     assert EngineConfig().speculation is None
@@ -39,7 +49,7 @@ def test_without_the_setting_nothing_is_drafted() -> None:
     [
         ('{"method": "ngram"}', "`num_speculative_tokens`"),
         ('{"num_speculative_tokens": 3}', "`method`"),
-        ('{"method": "eagle", "num_speculative_tokens": 3}', "method must be ngram, not 'eagle'"),
+        ('{"method": "eagle", "num_speculative_tokens": 3}', "method must be ngram, draft_model, not 'eagle'"),
         ('{"method": "ngram", "num_speculative_tokens": 0}', "num_speculative_tokens must be from 1 to 32, not 0"),
         ('{"method": "ngram", "num_speculative_tokens": 33}', "num_speculative_tokens must be from 1 to 32, not 33"),
         ('{"method": "ngram", "num_speculative_tokens": "3"}', "`$.num_speculative_tokens`"),
@@ -55,7 +65,16 @@ def test_without_the_setting_nothing_is_drafted() -> None:
             '{"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 2, "prompt_lookup_min": 0}',
             "prompt_lookup_min must be from 1 to prompt_lookup_max (2), not 0",
         ),
-        ('{"method": "ngram", "num_speculative_tokens": 3, "model": "m"}', "`model`"),
+        (
+            '{"method": "ngram", "num_speculative_tokens": 3, "model": "m"}',
+            "model must be left out beside the method ngram, not 'm'",
+        ),
+        ('{"method": "draft_model", "num_speculative_tokens": 3}', "model must be the draft model's name or directory"),
+        (
+            '{"method": "draft_model", "num_speculative_tokens": 3, "model": "m", "prompt_lookup_min": 2}',
+            "prompt_lookup_min must be left out beside the method draft_model, not 2",
+        ),
+        ('{"method": "draft_model", "num_speculative_tokens": 3, "model": "m", "models": "m"}', "`models`"),
         ("[]", "`object`"),
         ("ngram", "speculative_config must be JSON, such as {"),
     ],

@@ -38,16 +38,16 @@ DEFAULT = "one step ahead, few pages"
 def build_engine(model, speculation, **settings):
     """An engine whose steps are all of one size, so that less is compiled; drafts are granted whatever they cost."""
 
-    def compile_steps(served, decoder, shapes, report):
+    def compile_steps(served, decoders, shapes, report):
         shapes = replace(shapes, smallest_step=shapes.max_num_batched_tokens)
-        manager = ExecutionManager(decoder, shapes, served.backend, served.mesh)
+        manager = ExecutionManager(decoders.model, shapes, served.backend, served.mesh, draft=decoders.draft)
         manager.compile(report)
         return manager
 
     config = EngineConfig(model=str(model), speculative_config=speculation, **SIZES, **settings)
     engine = build(config, lambda _: None, lambda compiled: compiled.engine(), compile_steps)
     if speculation:
-        engine._scheduler.speculation._seconds = lambda _: None
+        engine._scheduler.speculation._seconds = lambda _tokens, _passes: None
     return engine
 
 

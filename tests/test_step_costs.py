@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from engine.sampling_params import SamplingParams
 from engine.scheduling.estimates.step_costs import FORGOTTEN_AFTER, GROWTH, REMEMBERED, StepCosts, sizes_up_to
 from engine.scheduling.sequence import Sequence
-from engine.step.step_times import StepSeconds, StepTimes
+from engine.step.timing.step_times import StepSeconds, StepTimes
 from scripts.benchmarks.null_model import TOKEN, null_engine
 
 SIZES = (1, 2, 4, 8, 16, 32, 64, 96, 128, 192, 256, 384, 512)
@@ -53,6 +53,31 @@ def test_one_size_says_that_others_cost_in_proportion():
     costs = build_costs([(32, 4.0)])
 
     assert costs.seconds(64) == 8.0 and costs.seconds(8) == 1.0
+
+
+def test_passes_of_a_draft_model_cost_what_steps_with_such_took_beyond_others():
+    """They teach nothing of steps without, and are forgotten like a size that is not used any more."""
+    costs = build_costs([(1, 1.0), (8, 2.0)])
+    assert costs.seconds(8, 2) is None
+
+    for passes in (2, 4, 1):
+        costs.learn(8, 2.0 + 0.5 * passes, passes)
+
+    assert costs.seconds(8, 3) == 3.5 and costs.seconds(1, 4) == 3.0 and costs.seconds(8) == 2.0
+    costs.learn(16, 5.0, 4, has_prompts=True)
+    assert costs.seconds(16) == 3.0 and costs.drafting_seconds(1) == 0.5
+    for _ in range(FORGOTTEN_AFTER):
+        costs.learn(1, 1.0)
+    assert costs.seconds(1, 4) is None
+
+
+def test_a_step_of_an_unknown_size_with_passes_costs_what_reading_the_weights_does_and_they():
+    """A lone row that always has drafts: sizes between are never used, and what is learned of its steps is true of them."""
+    costs = build_costs([(1, 1.0)])
+
+    costs.learn(5, 3.0, 4)
+
+    assert costs.seconds(5, 4) == 3.0 and costs.seconds(3, 2) == 2.0
 
 
 def test_the_first_run_and_a_stalled_machine_are_not_believed():

@@ -6,7 +6,7 @@ import pytest
 
 from engine.sampling_params import SamplingParams
 from engine.scheduling.sequence import Sequence
-from engine.step.step_times import PHASES, StepTimes
+from engine.step.timing.step_times import PHASES, StepTimes
 from scripts.benchmarks.null_model import TOKEN, null_engine
 
 

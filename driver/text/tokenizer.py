@@ -94,6 +94,18 @@ class HuggingFaceTokenizer:
         """The JSON of a tokenizer.json, with the tokens that other files add."""
         return str(self._backend.to_str())
 
+    def different_token(self, other: "HuggingFaceTokenizer") -> tuple[int, str, str] | None:
+        """The first id that is another token to ``other``, with ours and theirs; None without one.
+
+        Ids that only one of them has do not count.
+        """
+        ours, theirs = (
+            {number: token for token, number in each._backend.get_vocab().items()} for each in (self, other)
+        )
+        different = (number for number in ours if number in theirs and theirs[number] != ours[number])
+        first = min(different, default=None)
+        return None if first is None else (first, ours[first], theirs[first])
+
     def info(self) -> dict[str, Any]:
         """Class, special tokens and chat template, by the names of tokenizer_config.json."""
         tokenizer = self._tokenizer

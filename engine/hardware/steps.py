@@ -16,7 +16,7 @@ from engine.planner.compiled_function import CompiledProgram
 from engine.planner.hlo_traffic import Moved
 from engine.sampling_params import SamplingParams
 from engine.scheduling.sequence import Sequence
-from engine.served_model import ServedModel
+from engine.served_model import Decoders, ServedModel
 from engine.step.compilation import Compilation
 from engine.step.execution_manager import ExecutionManager
 from engine.step.layout import StepShapes
@@ -34,10 +34,12 @@ def measure_steps(config: EngineConfig, scale: Scale, chip: Chip, kind: str, rep
     """
     compilations: list[Compilation] = []
 
-    def compile_steps(served: ServedModel, decoder: Decoder, shapes: StepShapes, report: Report) -> ExecutionManager:
+    def compile_steps(served: ServedModel, made: Decoders, shapes: StepShapes, report: Report) -> ExecutionManager:
         compilations.clear()
-        manager = ExecutionManager(decoder, shapes, served.backend, served.mesh, compilations.append)
-        decoders.append(decoder)
+        manager = ExecutionManager(
+            made.model, shapes, served.backend, served.mesh, compilations.append, draft=made.draft
+        )
+        decoders.append(made.model)
         manager.compile(report)
         return manager
 

@@ -4,6 +4,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+from msgspec import json, to_builtins
+
 from engine.config import EngineConfig, directory_of
 from engine.errors import ConfigurationError
 from engine.hub.names import Place, place_of, served_name
@@ -30,12 +32,11 @@ def obtained(config: EngineConfig, report: Report) -> EngineConfig:
     chosen_generation_config(config.generation_config, directory)
     if config.chat_template is not None and not config.chat_template.is_file():
         raise ConfigurationError(f"there is no chat template {config.chat_template}")
+    draft, config = config.speculation and config.speculation.model, with_draft_directory(config)
+    if draft and place_of(draft) is Place.HUB and (of_draft := config.of_draft_model) is not None:
+        _download_weights(draft, of_draft.directory, report)
     if place_of(model) is Place.HUB:
-        from engine.hub.hugging_face import download_weights
-        from engine.models.model_config import read_config_file
-
-        read_config_file(directory / "config.json")
-        download_weights(model, directory, report)
+        _download_weights(model, directory, report)
     return replace(
         config,
         model=str(directory),
@@ -44,6 +45,29 @@ def obtained(config: EngineConfig, report: Report) -> EngineConfig:
         tokenizer=None if tokenizer is None else str(tokenizer),
         served_model_name=config.served_model_name or (served_name(model),),
     )
+
+
+def with_draft_directory(config: EngineConfig, patterns: tuple[str, ...] = SMALL_FILES) -> EngineConfig:
+    """With a directory of the draft model's small files in the place of its name, if there is one.
+
+    Raises as ``small_files`` does, and ConfigurationError for a family that is not served.
+    """
+    speculation = config.speculation
+    if speculation is None or speculation.model is None:
+        return config
+    directory, weights_url = small_files(speculation.model, patterns=patterns)
+    check_family(directory)
+    given = to_builtins(speculation) | {"model": str(directory)}
+    return replace(config, speculative_config=json.encode(given).decode(), draft_weights_url=weights_url)
+
+
+def _download_weights(name: str, directory: Path, report: Report) -> None:
+    """Of a repository whose small files are in this directory, unless the model cannot be served."""
+    from engine.hub.hugging_face import download_weights
+    from engine.models.model_config import read_config_file
+
+    read_config_file(directory / "config.json")
+    download_weights(name, directory, report)
 
 
 def small_files(

@@ -80,11 +80,11 @@ class EngineStats(msgspec.Struct, frozen=True):
     failed_rows: int = 0
     """Requests that ended with an error because their logits held NaN or infinity."""
     step_gap_seconds_sum: float = 0.0
-    """Device idle time between steps while there was work; see engine/step/step_gap.py."""
+    """Device idle time between steps while there was work; see engine/step/timing/step_gap.py."""
     step_gap_seconds_count: int = 0
     """Steps that followed another without an idle period."""
     step_seconds: dict[str, float] = {}
-    """Of all steps, by phase; see engine/step/step_times.py."""
+    """Of all steps, by phase; see engine/step/timing/step_times.py."""
     compilations_after_ready: int = 0
     """Unplanned compilations. Those of staged readiness are counted below."""
     staged_compilations: int = 0

@@ -167,7 +167,7 @@ class Decoder(nnx.Module):
         own = None if self.per_layer_embedding is None else self.per_layer_embedding(token_ids, x, step.adapters)
         written, blocks = list(caches), self.partition.model.blocks
         groups = layer_plan(blocks) if isinstance(self.layers[0], LayerStack) else single_layers(blocks)
-        start, layout = 0, cache_layout(blocks)
+        start, layout = 0, cache_layout(blocks, keeps_all=self.partition.model.keeps_all)
         for layer, group in zip(self.layers, groups, strict=True):
             inputs = of_layers(own, start, group.num_layers, len(group.period))
             if isinstance(layer, LayerStack):

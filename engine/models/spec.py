@@ -162,6 +162,8 @@ class ModelSpec:
     """The quantised format of the checkpoint."""
     per_layer_inputs: PerLayerInputSpec | None = None
     """Every layer also sees an embedding of the token that is its own."""
+    keeps_all: bool = False
+    """Whether pages keep all tokens also for layers with windows, so that all read one page table."""
 
     def __post_init__(self) -> None:
         if any(self.num_kv_heads % cached.kv_heads for cached in self._in_pages):

@@ -31,6 +31,8 @@ class ChipFit:
     """The model, sharded over the chips."""
     chip: Chip
     dtype: np.dtype
+    draft: "ChipFit | None" = None
+    """The draft model, if there is one."""
 
     @cached_property
     def quantization(self) -> str | None:
@@ -67,6 +69,15 @@ class ChipFit:
         """Bytes of a chip's slots for adapters."""
         return adapter_bytes(self.partition, adapter_sizes(self.config, self.dtype, self.backend))
 
+    @property
+    def draft_weights(self) -> int:
+        """Bytes of a chip's weights of the draft model."""
+        return 0 if self.draft is None else self.draft.weights
+
+    @property
+    def _resident(self) -> int:
+        return self.weights + self.adapters + self.draft_weights
+
     @cached_property
     def kernel(self) -> TPUKernel:
         """The attention kernel. Raises ConfigurationError if none fits."""
@@ -78,12 +89,13 @@ class ChipFit:
     @property
     def backend(self) -> Backend:
         """The backend of the steps."""
-        return tpu_backend(self.chip, self.kernel)
+        return replace(tpu_backend(self.chip, self.kernel), draft=None if self.draft is None else self.draft.backend)
 
     @property
     def one_page(self) -> PagedAttentionCacheMetaData:
         """A chip's pool of one page and one slot."""
-        return self.backend.one_page(self.partition, self._page_size, self.kv_dtype, self.dtype)
+        page = self.backend.one_page(self.partition, self._page_size, self.kv_dtype, self.dtype)
+        return page if self.draft is None else replace(page, of_draft=self.draft.one_page)
 
     @property
     def _page_size(self) -> int:
@@ -91,15 +103,15 @@ class ChipFit:
 
     def planner(self) -> CachePlanner:
         """The daemon's planner. Raises ConfigurationError if the context exceeds the model's."""
-        return CachePlanner(self.config, self.partition, self.one_page, self.weights + self.adapters, self.budget)
+        return CachePlanner(self.config, self.partition, self.one_page, self._resident, self.budget)
 
     def check(self, chips: int) -> None:
         """Raises ConfigurationError if the model does not fit, with arithmetic and a remedy."""
         planner = self.planner()
         if self._needed > self.budget:
             raise ConfigurationError(
-                f"it does not fit on {self.partition.devices} chips: {self.weights + self.adapters:,} bytes of weights, {planner.reserved:,} "
-                f"of scratch and {planner.least_described} are {self._needed:,} bytes a chip, and of its "
+                f"it does not fit on {self.partition.devices} chips: {self._resident:,} bytes of weights, "
+                f"{planner.reserved:,} of scratch and {planner.least_described} are {self._needed:,} bytes a chip, and of its "
                 f"{self.chip.hbm_bytes:,} may be used {self.budget:,}. {self._advice(chips)}"
             )
 
@@ -107,7 +119,7 @@ class ChipFit:
     def _needed(self) -> int:
         """The fewest bytes in which the model can be served."""
         planner = self.planner()
-        return self.weights + self.adapters + planner.reserved + planner.least_bytes
+        return self._resident + planner.reserved + planner.least_bytes
 
     def _advice(self, chips: int) -> str:
         """The smallest number of chips on which the model fits, in words."""
@@ -119,7 +131,10 @@ class ChipFit:
 
     def _fits(self, chips: int) -> bool:
         try:
-            fit = replace(self, partition=split(self.partition.model, chips))
+            draft = self.draft
+            if draft is not None:
+                draft = replace(draft, partition=split(draft.partition.model, chips))
+            fit = replace(self, partition=split(self.partition.model, chips), draft=draft)
         except ConfigurationError:  # not divisible by so many
             return False
         return fit._needed <= fit.budget

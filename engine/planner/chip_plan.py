@@ -33,11 +33,14 @@ class DecodeStep(msgspec.Struct, frozen=True):
     exchange_seconds: float
     """Time in which chips wait for collectives."""
     tokens_per_second: float
-    """From the longer of bandwidth and compute time, plus the exchange, if no draft is accepted."""
+    """From the longer of bandwidth and compute time, plus the exchange and drafting, if no draft is
+    accepted."""
     experts_read: float | None = None
     """Share of a chip's experts that is read, an estimate: see ``share_read``. None without."""
     drafts: int = 0
     """Drafted tokens of each sequence that the step verifies."""
+    drafting_seconds: float = 0.0
+    """Time in which a draft model reads its weights to draft them."""
 
     def tokens_per_second_at(self, acceptance: float) -> float:
         """The same if each draft is accepted with this probability where those before it are
@@ -83,6 +86,8 @@ class ChipPlan(msgspec.Struct, frozen=True):
     states: int = 0
     """Recurrent states, in ``num_states`` slots, one of them the sink."""
     num_states: int = 0
+    draft_weights: int = 0
+    """Bytes of the weights of a draft model; 0 without one."""
     adapters: int = 0
     """Bytes of slots for adapters; 0 if none are served."""
     max_loras: int = 0
@@ -117,8 +122,21 @@ class Roofline:
     state_bytes: int = 0
     """Of a sequence's recurrent states, on one chip."""
 
-    def step(self, sequences: int, tokens: int, moved: Moved, exchange_seconds: float, drafts: int = 0) -> DecodeStep:
-        """A step of sequences of ``tokens`` tokens each. ``moved`` is its traffic on a chip."""
+    def step(
+        self,
+        sequences: int,
+        tokens: int,
+        moved: Moved,
+        exchange_seconds: float,
+        drafts: int = 0,
+        draft_weights: int = 0,
+    ) -> DecodeStep:
+        """A step of sequences of ``tokens`` tokens each. ``moved`` is its traffic on a chip.
+
+        ``draft_weights`` are a chip's bytes of those of a draft model, which reads them once for
+        each draft of a sequence and once for its token.
+        """
+        drafting = (1 + drafts) * draft_weights / self.chip.hbm_bandwidth
         computed = sequences * (1 + drafts)
         flops = computed * (2 * self._multiplied_weights + self._flops_of_attention(tokens))
         experts, all_experts = self._read_experts(computed), sum(self._experts.values())
@@ -133,9 +151,10 @@ class Roofline:
             bandwidth_seconds=bandwidth,
             compute_seconds=compute,
             exchange_seconds=exchange_seconds,
-            tokens_per_second=sequences / (max(bandwidth, compute) + exchange_seconds),
+            tokens_per_second=sequences / (max(bandwidth, compute) + exchange_seconds + drafting),
             experts_read=experts / all_experts if all_experts else None,
             drafts=drafts,
+            drafting_seconds=drafting,
         )
 
     @property

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable, Collection, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import jax
@@ -31,6 +32,7 @@ from engine.planner.ici import exchanges_seconds
 from engine.planner.topology import chips_of, topology_of
 from engine.progress import Progress
 from engine.served_model import adapter_sizes, in_words
+from engine.speculation.draft_model import check_draft_model
 from engine.speculation.speculative_config import check_states
 from engine.step.backend import SMALLEST_ACCELERATOR_STEP, Backend
 from engine.step.compilation import Compilation, compile_program
@@ -54,8 +56,8 @@ def plan_chips(config: EngineConfig, path: Path, topology: str, tokens_a_sequenc
     topology = topology_of(topology)
     devices = chips_of(topology)
     chip = _known(devices[0])
-    partition = _partition(config, read_config_file(path), len(devices))
-    fit = ChipFit(config, partition, chip, np.dtype(config.dtype or jnp.bfloat16))
+    fit = _fit(config, path, chip, len(devices))
+    partition = fit.partition
     fit.check(len(devices))
     cache = fit.planner()
     mesh = DeviceMesh(tuple(devices[: partition.devices]))
@@ -78,6 +80,7 @@ def plan_chips(config: EngineConfig, path: Path, topology: str, tokens_a_sequenc
         hbm=chip.hbm_bytes,
         budget=fit.budget,
         weights=fit.weights,
+        draft_weights=fit.draft_weights,
         form=in_words(fit.quantization, partition, fit.weight_format) if fit.quantization else fit.dtype.name,
         scratch=cache.reserved,
         pages=shapes.cache.num_bytes - states,
@@ -109,11 +112,11 @@ def compiled_steps(
     Raises as ``plan_chips`` does.
     """
     devices = chips_of(topology_of(topology))
-    partition = _partition(config, read_config_file(path), len(devices))
-    fit = ChipFit(config, partition, _known(devices[0]), np.dtype(config.dtype or jnp.bfloat16))
+    fit = _fit(config, path, _known(devices[0]), len(devices))
+    partition = fit.partition
     mesh, shapes = DeviceMesh(tuple(devices[: partition.devices])), _shapes(fit, fit.planner())
     decoder = abstract_decoder(partition, fit.weight_format, mesh=mesh)
-    manager = ExecutionManager(decoder, shapes, fit.backend, mesh)
+    manager = ExecutionManager(decoder, shapes, fit.backend, mesh, draft=_draft_decoder(fit, mesh))
     layout = shapes.layout(min(bucket for bucket in shapes.buckets if bucket >= tokens))
     arrays = large_arrays(decoder, partition, fit.backend, mesh, shapes)
     programs = [program for program in manager.programs(layout) if program.name in names]
@@ -124,7 +127,7 @@ def pages_read(kernel: TPUKernel, chip: Chip, shapes: StepShapes, tokens: int) -
     """Bytes of one layer's pages that attention reads for a sequence of ``tokens`` tokens."""
     cache = shapes.cache
     read = kernel.tokens_read(chip, cache, shapes.pages_per_seq, tokens)
-    return read * cache.bytes_per_page // (cache.num_layers * cache.page_size)
+    return read * replace(cache, of_draft=None).bytes_per_page // (cache.num_layers * cache.page_size)
 
 
 def _capacity(shapes: StepShapes) -> int:
@@ -137,6 +140,21 @@ def _known(device: Device) -> Chip:
     if device.device_kind not in CHIPS:
         raise ConfigurationError(f"nothing is known of {device.device_kind}: known are {', '.join(CHIPS)}")
     return CHIPS[device.device_kind]
+
+
+def _fit(config: EngineConfig, path: Path, chip: Chip, chips: int) -> ChipFit:
+    """The model, and the draft model if there is one, on so many chips."""
+    model, dtype, of_draft = read_config_file(path), np.dtype(config.dtype or jnp.bfloat16), config.of_draft_model
+    fit = ChipFit(config, _partition(config, model, chips), chip, dtype)
+    if of_draft is None:
+        return fit
+    draft = replace(read_config_file(of_draft.directory / "config.json"), keeps_all=True)
+    check_draft_model(draft, model, str(of_draft.model))
+    return replace(fit, draft=ChipFit(of_draft, split(draft, fit.partition.devices), chip, dtype))
+
+
+def _draft_decoder(fit: ChipFit, mesh: DeviceMesh) -> Decoder | None:
+    return None if fit.draft is None else abstract_decoder(fit.draft.partition, fit.draft.weight_format, mesh=mesh)
 
 
 def _partition(config: EngineConfig, model: ModelSpec, chips: int) -> Partition:
@@ -165,7 +183,7 @@ def _compile(fit: ChipFit, mesh: DeviceMesh, shapes: StepShapes, report: Report)
     def add(compilation: Compilation) -> None:
         programs.append(CompiledProgram(compilation, arrays))
 
-    manager = ExecutionManager(decoder, shapes, backend, mesh, add)
+    manager = ExecutionManager(decoder, shapes, backend, mesh, add, draft=_draft_decoder(fit, mesh))
     manager.compile(report, staged=fit.config.staged_readiness)
     return programs
 
@@ -194,7 +212,7 @@ def decode_steps(
     """Decoding steps with the greedy sampler, for each batch size whose pages fit in the pool.
 
     All tokens of a step with ``drafts`` for each sequence sample, of which there are at most
-    ``max_num_seqs``.
+    ``max_num_seqs``. A draft model reads its weights once for each of them, and once more.
     """
     slot = shapes.cache.bytes_per_slot
     roofline, read = (
@@ -212,7 +230,7 @@ def decode_steps(
             latents = sequences * read * shapes.cache.num_layers if fit.kernel.loops else 0
             in_loops = Moved(states + latents, states)
             exchange, moved = _exchange_and_moved(roofline, in_loops, step, sampler)
-            found.append(roofline.step(sequences, tokens, moved, exchange, drafts))
+            found.append(roofline.step(sequences, tokens, moved, exchange, drafts, fit.draft_weights))
     return found
 
 

@@ -35,6 +35,8 @@ class NextIterationPlan:
     samples_of: "NextIterationPlan | None" = None
     """The plan from whose kept logits all rows sample."""
     num_decodes: int = 0
+    num_passes: int = 0
+    """Times that a draft model runs in the step to draft, the most drafts of a row."""
     num_tokens: int = 0
     state_sources: list[int] = field(default_factory=list)
     """By row, the slot of the recurrent state before its first token, in a model that has such."""
@@ -62,6 +64,11 @@ class NextIterationPlan:
     def num_decode_tokens(self) -> int:
         """Tokens of decoding rows, drafts included."""
         return sum(self.counts[: self.num_decodes])
+
+    @property
+    def num_drafted(self) -> int:
+        """Decoding rows with drafts, the last of them."""
+        return sum(count > 1 for count in self.counts[: self.num_decodes])
 
     @property
     def read_slots(self) -> set[int]:

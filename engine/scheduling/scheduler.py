@@ -204,7 +204,8 @@ class InferenceScheduler:
     def update(self, plan: NextIterationPlan, result: StepResult, seconds: float | None = None) -> list[SequenceOutput]:
         """Land a step, which took the device so long. Plans land in the order they were made."""
         if seconds is not None:
-            self.step_costs.learn(plan.num_tokens, seconds)
+            has_prompts = plan.num_rows > plan.num_decodes
+            self.step_costs.learn(plan.num_tokens, seconds, plan.num_passes, has_prompts=has_prompts)
         self.adapters.landed(plan)
         outputs = []
         for row, (sequence, samples) in enumerate(zip(plan.sequences, plan.samples, strict=True)):
@@ -319,6 +320,7 @@ class InferenceScheduler:
         drafts = {sequence: count for sequence, count in drafts.items() if count}
         rows = [sequence for sequence in sequences if sequence not in drafts] + list(drafts)
         plan.add_decodes(rows, [drafts.get(sequence, 0) for sequence in rows])
+        plan.num_passes = self.speculation.passes(max(drafts.values(), default=0))
 
     def _room_for_drafts(self, num_decodes: int) -> int:
         """Tokens that may be sampled beside those of all rows that the step may have."""
@@ -333,7 +335,7 @@ class InferenceScheduler:
         """
         begun = self._running.prefilling()
         decoding = plan.num_tokens + self._running.late.num_sequences
-        room = self._target.room(decoding) if decoding else self._budget
+        room = self._target.room(decoding, plan.num_passes) if decoding else self._budget
         if room is None:
             chunks = PromptChunks(self.memory, self._budget - plan.num_tokens, self._long or self._budget // 2)
         else:

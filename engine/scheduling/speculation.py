@@ -3,7 +3,8 @@
 A step verifies the drafts of a row as it computes a prompt's chunk: its token behind each draft is
 sampled, and lands while the drafts before it were right (Leviathan et al. 2023; here each token
 is drawn as it would be without drafts, so that the text is the same). Reading the weights takes
-the time of a step, up to some number of tokens; beyond, more tokens cost more. So drafts are
+the time of a step, up to some number of tokens; beyond, more tokens cost more. A draft model takes
+its time, too, once for each place behind a row's token that some row drafts. So drafts are
 granted while they raise the tokens that a step is expected to give for each second that it takes.
 
 A draft is right with the row's *acceptance*, if those before it were: the share of its last
@@ -30,11 +31,19 @@ PROBED_EVERY = 32
 class Speculation:
     """Grants up to ``num_speculative_tokens`` drafts a row, and counts what came of them.
 
-    ``seconds`` is what a step of so many tokens takes, None if nobody knows.
+    ``seconds`` is what a step takes of so many tokens, and so many passes of a draft model; None if
+    nobody knows. ``has_model`` is whether there is one.
     """
 
-    def __init__(self, num_speculative_tokens: int, seconds: Callable[[int], float | None] = lambda _: None) -> None:
+    def __init__(
+        self,
+        num_speculative_tokens: int,
+        seconds: Callable[[int, int], float | None] = lambda _tokens, _passes: None,
+        *,
+        has_model: bool = False,
+    ) -> None:
         self.num_speculative_tokens = num_speculative_tokens
+        self._has_model = has_model
         self._seconds = seconds
         self._unprobed = 0
         """Plans since some draft was tried that was not worth it, in which there was one."""
@@ -53,19 +62,25 @@ class Speculation:
             "num_accepted_tokens_per_pos": tuple(self.num_accepted_per_pos),
         }
 
+    def passes(self, num_drafts: int) -> int:
+        """Passes of a draft model in a step whose rows have up to so many drafts."""
+        return num_drafts if self._has_model else 0
+
     def drafts(self, sequences: list[Sequence], room: int, in_flight: int) -> dict[Sequence, int]:
         """How many drafts these decoding sequences have in a step with room for so many more
         tokens; those that have none are left out. None has more than ``in_flight`` tokens there."""
         most = {sequence: count for sequence in sequences if (count := self._most(sequence, in_flight)) > 0}
         if not most or room <= 0:
             return {}
-        owners, chances = list[Sequence](), list[float]()
+        owners, chances, places = list[Sequence](), list[float](), list[int]()
         for sequence, count in most.items():
             owners += [sequence] * count
+            places += range(1, count + 1)
             chances += _chances(sequence, count)
         order = np.argsort(-np.array(chances), kind="stable")[:room]
+        worth = self._worth(len(sequences), np.array(chances)[order], np.array(places)[order])
         granted: dict[Sequence, int] = {}
-        for index in islice(order.tolist(), self._worth(len(sequences), np.array(chances)[order])):
+        for index in islice(order.tolist(), worth):
             granted[owners[index]] = granted.get(owners[index], 0) + 1
         self._probe(granted, most, room - sum(granted.values()))
         return granted
@@ -104,9 +119,13 @@ class Speculation:
         most = self.num_speculative_tokens if asked is None else min(asked, self.num_speculative_tokens)
         return min(most, left - sequence.num_computed_tokens - 1, in_flight - sequence.num_in_flight - 1)
 
-    def _worth(self, num_rows: int, chances: NDArray[np.float64]) -> int:
-        """How many of drafts of these chances, the likeliest first, make the most of a step."""
-        seconds = [self._seconds(num_rows + count) for count in range(len(chances) + 1)]
+    def _worth(self, num_rows: int, chances: NDArray[np.float64], places: NDArray[np.int64]) -> int:
+        """How many of drafts of these chances, the likeliest first, make the most of a step.
+
+        ``places`` are counted from 1, the first draft of a row.
+        """
+        deepest = [0, *np.maximum.accumulate(places).tolist()]
+        seconds = [self._seconds(num_rows + count, self.passes(deep)) for count, deep in enumerate(deepest)]
         if None in seconds:
             return len(chances)
         tokens = num_rows + np.concatenate([[0.0], np.cumsum(chances)])

@@ -20,6 +20,8 @@ from numpy.typing import NDArray
 from engine.sampling.new_tokens import NewTokens
 
 NO_DRAFT = -1
+DRAFTED_LATER = -2
+"""Stands for a draft that is made in the step that verifies it."""
 PIECE = 1024
 """Tokens that one call writes."""
 PIECE_HEADER = 2
@@ -32,7 +34,8 @@ class History:
     """Arrays by slot, the dump slot's last. Samplers take them donated and return them."""
 
     ids: Array
-    """i32[slots, width] each sequence's tokens by position, then its drafts, or NO_DRAFT."""
+    """i32[slots, width] each sequence's tokens by position, then its drafts, NO_DRAFT or
+    DRAFTED_LATER."""
     num_new: Array
     """i32[slots] tokens that its last step gave."""
     num_wrong: Array
@@ -45,8 +48,13 @@ class History:
         return jnp.maximum(self.draft(slots, positions), 0)
 
     def draft(self, slots: Array, positions: Array) -> Array:
-        """i32[n] the drafts at i32[n] positions, or NO_DRAFT."""
+        """i32[n] the drafts at i32[n] positions, below 0 where there is none."""
         return _at(self.ids, slots, positions)
+
+    def drafted(self, slots: Array, positions: Array, drafts: Array) -> "History":
+        """The history with i32[n] drafts, or NO_DRAFT, at i32[n] positions of i32[n] slots."""
+        ids = self.ids.at[slots, positions].set(drafts)
+        return History(ids, self.num_new, self.num_wrong, self.num_drafts)
 
     def new_tokens(self, slots: Array, owners: Array, decodes: Array, offsets: Array, positions: Array) -> NewTokens:
         """What the states of rows lack that sample at i32[rows] ``positions``.

@@ -5,11 +5,26 @@ followed it there is the draft. Where that comes to the sequence's end it goes o
 what goes round in a loop is drafted as a loop.
 """
 
+from dataclasses import dataclass
+
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
 from engine.speculation.history import NO_DRAFT
+
+
+@dataclass(frozen=True)
+class PromptLookup:
+    """A Drafter; runs of ``shortest`` to ``longest`` tokens are looked for."""
+
+    num_drafts: int
+    shortest: int
+    longest: int
+
+    def drafts(self, ids: Array, lengths: Array) -> Array:
+        """See Drafter."""
+        return look_up(ids, lengths, count=self.num_drafts, shortest=self.shortest, longest=self.longest)
 
 
 def look_up(ids: Array, lengths: Array, *, count: int, shortest: int, longest: int) -> Array:

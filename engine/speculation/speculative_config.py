@@ -9,7 +9,7 @@ from msgspec.structs import force_setattr
 from engine.errors import ConfigurationError
 from engine.request_limits import MAX_SPECULATIVE_TOKENS
 
-METHODS = ("ngram",)
+NGRAM, DRAFT_MODEL = METHODS = ("ngram", "draft_model")
 DEFAULT_LOOKUP = 5
 """Tokens of an n-gram, where neither the most nor the fewest are said (vLLM's)."""
 MAX_LOOKUP = 32
@@ -22,24 +22,36 @@ class SpeculativeConfig(Struct, frozen=True, forbid_unknown_fields=True, kw_only
     ``num_speculative_tokens`` are the most drafts of a sequence in a step. ``ngram`` looks for the
     last ``prompt_lookup_max`` tokens earlier in the sequence, else for fewer, down to
     ``prompt_lookup_min``, and drafts what followed them there. If one of these two is left out, it
-    is the other, and without both they are 5; a SpeculativeConfig always has both.
+    is the other, and without both they are 5; one of this method always has both. ``draft_model``
+    has a ``model``, named as the daemon's own is, write the drafts.
     """
 
     method: str
     num_speculative_tokens: int
     prompt_lookup_max: int | None = None
     prompt_lookup_min: int | None = None
+    model: str | None = None
 
     def __post_init__(self) -> None:
         _require(self.method in METHODS, "method", ", ".join(METHODS), self.method)
         count, most = self.num_speculative_tokens, MAX_SPECULATIVE_TOKENS
         _require(1 <= count <= most, "num_speculative_tokens", f"from 1 to {most}", count)
+        if self.method == DRAFT_MODEL:
+            self._check_draft_model()
+            return
+        _require(self.model is None, "model", f"left out beside the method {self.method}", self.model)
         smallest, largest = self.lookup_sizes
         _require(1 <= largest <= MAX_LOOKUP, "prompt_lookup_max", f"from 1 to {MAX_LOOKUP}", largest)
         allowed = f"from 1 to prompt_lookup_max ({largest})"
         _require(1 <= smallest <= largest, "prompt_lookup_min", allowed, smallest)
         force_setattr(self, "prompt_lookup_max", largest)
         force_setattr(self, "prompt_lookup_min", smallest)
+
+    def _check_draft_model(self) -> None:
+        _require(bool(self.model), "model", "the draft model's name or directory", self.model)
+        for key in ("prompt_lookup_max", "prompt_lookup_min"):
+            size = getattr(self, key)
+            _require(size is None, key, f"left out beside the method {self.method}", size)
 
     @property
     def lookup_sizes(self) -> tuple[int, int]:

@@ -10,17 +10,16 @@ import jax.numpy as jnp
 from jax import Array
 
 from engine.sampling.sampler_inputs import SamplerInputs
+from engine.speculation.drafter import Drafter
 from engine.speculation.history import NO_DRAFT, History
-from engine.speculation.prompt_lookup import look_up
-from engine.speculation.speculative_config import SpeculativeConfig
 
 NOT_TEXT = -2
 """Instead of a token id: the row's token stands behind a draft that was wrong."""
 
 
-def verify(sampled: Array, inputs: SamplerInputs, history: History, config: SpeculativeConfig) -> tuple[Array, History]:
+def verify(sampled: Array, inputs: SamplerInputs, history: History, drafter: Drafter) -> tuple[Array, History]:
     """i32[2, rows] the tokens, or NOT_TEXT, and of each sequence's first row the number of drafts
-    that it has now; and the history with both.
+    that it has now, or may have; and the history with both.
 
     ``sampled`` are i32[rows] of ``sample``. Rows of one sequence stand together, in the order of
     their positions.
@@ -38,14 +37,8 @@ def verify(sampled: Array, inputs: SamplerInputs, history: History, config: Spec
 
     firsts = jnp.where(inputs.offsets == 0, slots, inputs.dump_slot)
     lengths = positions + num_new[slots]
-    drafts = look_up(
-        ids[firsts],
-        lengths,
-        count=config.num_speculative_tokens,
-        shortest=config.lookup_sizes[0],
-        longest=config.lookup_sizes[1],
-    )
-    places = lengths[:, None] + jnp.arange(config.num_speculative_tokens, dtype=jnp.int32)[None, :]
+    drafts = drafter.drafts(ids[firsts], lengths)
+    places = lengths[:, None] + jnp.arange(history.num_drafts, dtype=jnp.int32)[None, :]
     ids = ids.at[firsts[:, None], jnp.minimum(places, ids.shape[1] - 1)].set(drafts)
     result = jnp.stack([jnp.where(kept, sampled, NOT_TEXT), jnp.sum(drafts != NO_DRAFT, axis=1, dtype=jnp.int32)])
     return result, History(ids, num_new, num_wrong, history.num_drafts)

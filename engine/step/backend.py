@@ -60,6 +60,8 @@ class Backend:
     """See WeightFormat."""
     replaced: tuple[str, ...] = ()
     """Kernels that are at fault on this machine, in whose place XLA's operations serve."""
+    draft: "Backend | None" = None
+    """That of the draft model, if there is one."""
 
     def weight_format(self, dtype: np.dtype, activations: np.dtype | None = None, bits: int = 8) -> WeightFormat:
         """The format of a dtype's weights; quantised if ``activations``, the compute dtype, is set."""
@@ -78,7 +80,7 @@ class Backend:
         """
         model = partition.model
         kv_heads, head_dim = self.stored_heads(partition.kv_heads_each, model.head_dim, dtype)
-        layout = cache_layout(model.blocks)
+        layout = cache_layout(model.blocks, keeps_all=model.keeps_all)
         return PagedAttentionCacheMetaData(
             num_layers=layout.num_layers,
             num_pages=1,
@@ -99,7 +101,8 @@ class Backend:
         return StatePool.of_one_slot(arrays, count, devices, activations, stacked=self.scans)
 
     def _allocate(self, metadata: PagedAttentionCacheMetaData) -> PagedAttentionCache:
-        return replace(self.allocate(metadata), states=allocate_states(metadata.states))
+        draft = () if self.draft is None or metadata.draft is None else self.draft.allocate(metadata.draft).layers
+        return replace(self.allocate(metadata), states=allocate_states(metadata.states), draft=draft)
 
     def allocator(self, metadata: PagedAttentionCacheMetaData, mesh: DeviceMesh) -> Callable[[], PagedAttentionCache]:
         """Allocates zeroed pages and slots on every device; raises JaxRuntimeError if out of

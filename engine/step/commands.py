@@ -53,6 +53,11 @@ class StepDescription(msgspec.Struct, frozen=True, tag="step"):
     """Whose logits are kept."""
     samples: bool = True
     """Whether any row samples in the step."""
+    drafted: Any = None
+    """i32[2, rows] of DRAFT (engine/step/draft_programs.py); None if no row is to have drafts of a
+    draft model."""
+    feeds_draft_model: bool = False
+    """Whether tokens are fed to a draft model that no DRAFT feeds to it."""
 
 
 class SampleKept(msgspec.Struct, frozen=True, tag="sample kept"):

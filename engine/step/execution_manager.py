@@ -18,6 +18,7 @@ from engine.progress import Progress
 from engine.speculation.history import PIECE
 from engine.step.backend import Backend
 from engine.step.compilation import Compilation, OnCompiled, Program, StagedCompilation, compile_program, scratch_bytes
+from engine.step.draft_programs import DRAFT, FEED_DRAFT_MODEL, DraftPrograms
 from engine.step.forward_programs import (
     ADAPTED_FORWARD,
     ADAPTED_PROMPT_LOGPROBS,
@@ -47,7 +48,10 @@ class ExecutionManager:
         backend: Backend,
         mesh: DeviceMesh,
         on_compiled: OnCompiled = lambda _: None,
+        *,
+        draft: Decoder | None = None,
     ) -> None:
+        """``draft`` is the decoder of the draft model, if there is one."""
         self.shapes, self.mesh, self.decoder = shapes, mesh, decoder
         self.new_cache: Callable[[], PagedAttentionCache] = backend.allocator(shapes.cache, mesh)
         """Allocates zeroed pages; raises jax.errors.JaxRuntimeError if out of memory."""
@@ -56,6 +60,11 @@ class ExecutionManager:
         """The slots of adapters, if there are such."""
         self._forward = ForwardPrograms(
             decoder, backend, shapes.cache, shapes.slots, mesh, shapes.max_model_len, self.adapters
+        )
+        self._draft = (
+            None
+            if draft is None
+            else DraftPrograms(draft, backend, shapes.cache, shapes.slots, mesh, shapes.max_model_len)
         )
         self.copied: list[Copied] = copied_kinds(shapes.cache, shapes.host)
         """What goes to the host's memory: pages, and states."""
@@ -101,6 +110,20 @@ class ExecutionManager:
     def adopt_weights(self) -> None:
         """Use the arrays that the decoder has now in the steps to come. Nothing is compiled."""
         self._forward.adopt_weights()
+
+    @property
+    def draft_weights(self) -> list[Array]:
+        """The draft model's."""
+        assert self._draft is not None
+        return self._draft.weights
+
+    def draft(self, rows: int) -> Any:
+        """DRAFT for so many rows."""
+        return self._executables[DRAFT, rows]
+
+    def feed_draft_model(self, layout: StepLayout) -> Any:
+        """FEED_DRAFT_MODEL of a bucket's step."""
+        return self._executables[FEED_DRAFT_MODEL, layout.tokens]
 
     def layout_for(self, num_tokens: int) -> StepLayout:
         """The smallest compiled bucket that holds a step."""
@@ -163,6 +186,8 @@ class ExecutionManager:
         """Every program that a bucket's step may run."""
         yield from self._forward.of(layout)
         yield from self._forward.writers()
+        if self._draft is not None:
+            yield from self._draft.of(layout, self.shapes.draft_rows_of(layout.tokens))
         yield from self.sampling.of(layout)
         few = self.shapes.few_rows
         if few < layout.rows:
@@ -178,7 +203,7 @@ class ExecutionManager:
     def _compile(self, program: Program) -> None:
         compilation: Compilation = compile_program(program)
         self._executables[program.name, program.size] = compilation.compiled
-        if program.name in (FORWARD, ADAPTED_FORWARD):
+        if program.name in (FORWARD, ADAPTED_FORWARD, FEED_DRAFT_MODEL, DRAFT):
             self.scratch_bytes = max(self.scratch_bytes, scratch_bytes(compilation.compiled))
         self._on_compiled(compilation)
 

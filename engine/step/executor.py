@@ -149,6 +149,14 @@ class StepExecutor:
             self._slots = manager.write_slots()(self._slots, changes)
         for piece in step.history:
             self._fed = manager.write_history()(self._fed, piece)
+        if step.drafted is not None:
+            draft = manager.draft(step.drafted.shape[1])
+            self._cache, self._fed = draft(
+                manager.draft_weights, self._cache, self._slots, self._fed, step.drafted, self._key
+            )
+        if step.feeds_draft_model:
+            feed = manager.feed_draft_model(layout)
+            self._cache = feed(manager.draft_weights, self._cache, self._slots, self._fed, step.packed)
         forward = manager.adapted_forward(layout) if step.has_adapters else manager.forward(layout)
         adapters = [self._slots_of_adapters] if step.has_adapters else []
         self._cache, self._slots, logits, hidden, sampling = forward(

@@ -82,11 +82,11 @@ class ForwardPrograms:
         self._num_pages, self._num_slots = pool.num_pages, pool.states.num_slots if pool.states else 0
         self._longest = max_model_len
         self._mesh, self._adapters = mesh, adapters
-        weights = [_shape(leaf) for leaf in self.weights]
+        weights = [shape_of(leaf) for leaf in self.weights]
         self._slots: SlotState = mesh.shapes(jax.eval_shape(slots.new_state))
         self._fed: Array | History = mesh.shapes(jax.eval_shape(slots.new_fed))
         self._state = (weights, backend.abstract_cache(pool, mesh), self._slots, self._fed)
-        self._specs = ([_spec(leaf.sharding) for leaf in weights], CACHE, COPY, COPY, COPY)
+        self._specs = ([spec_of(leaf.sharding) for leaf in weights], CACHE, COPY, COPY, COPY)
 
     def adopt_weights(self) -> None:
         """Use the arrays that the decoder has now, of the same shapes, in the steps to come."""
@@ -183,7 +183,7 @@ class ForwardPrograms:
             logits = to_logits(hidden, adapted, partition, rows)
             return compute_logprobs(logits, token_ids, Vocabulary(self._mesh.axis), partition.model.vocab_size)
 
-        head = jax.tree.map(_shape, self.head)
+        head = jax.tree.map(shape_of, self.head)
         hidden = jax.ShapeDtypeStruct((count, *self._hidden.shape), self._hidden.dtype)
         token_ids = jax.ShapeDtypeStruct((count,), np.int32)
         arrays: list[Any] = []
@@ -191,7 +191,7 @@ class ForwardPrograms:
         if adapters is not None:
             arrays = [adapters.of_head(adapters.shapes), self._mesh.shapes(token_ids)]
             specs = [adapters.of_head(adapters.specs), COPY]
-        of_head = jax.tree.map(lambda leaf: _spec(leaf.sharding), head)
+        of_head = jax.tree.map(lambda leaf: spec_of(leaf.sharding), head)
         on_each = self._mesh.on_each(compute, (of_head, COPY, COPY, *specs), COPY)
         return lower(on_each, head, *self._mesh.shapes((hidden, token_ids)), *arrays)
 
@@ -253,9 +253,11 @@ def _attend(kernel: Any, spec: Any, view: CacheView, inputs: Any) -> tuple[Array
     return attended
 
 
-def _shape(leaf: Array) -> jax.ShapeDtypeStruct:
+def shape_of(leaf: Array) -> jax.ShapeDtypeStruct:
+    """What a program is lowered with in the place of this array."""
     return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=leaf.sharding)
 
 
-def _spec(sharding: Sharding) -> PartitionSpec:
+def spec_of(sharding: Sharding) -> PartitionSpec:
+    """How a shard_map splits an array of this sharding."""
     return sharding.spec if isinstance(sharding, NamedSharding) else COPY

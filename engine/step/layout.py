@@ -9,6 +9,7 @@ a prompt's chunk and, while prompts wait, the whole budget; only a last chunk is
 """
 
 import math
+from bisect import bisect_left
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -264,6 +265,20 @@ class StepShapes:
     def num_drafts(self) -> int:
         """The most that a row has."""
         return 0 if self.speculation is None else self.speculation.num_speculative_tokens
+
+    @property
+    def draft_rows(self) -> list[int]:
+        """The rows that the draft model's programs have, ascending; none without such a model."""
+        if self.speculation is None or self.speculation.model is None:
+            return []
+        most = min(self.most_samples, self.max_num_batched_tokens) // 2  # a row with drafts has two tokens
+        sizes = {1 << power for power in range(most.bit_length())}
+        return sorted({size for size in sizes if min(self.smallest_step, most) <= size} | {most})
+
+    def draft_rows_of(self, tokens: int) -> list[int]:
+        """Those of a step of up to so many tokens."""
+        rows = self.draft_rows
+        return rows[: bisect_left(rows, tokens // 2) + 1] if tokens > 1 else []
 
     @property
     def pages_per_seq(self) -> int:

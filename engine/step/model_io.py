@@ -1,5 +1,6 @@
 """Converts a plan to a StepDescription: a packed i32 array, and extras of some of its rows."""
 
+from bisect import bisect_left
 from collections.abc import Sequence as ListOf
 from dataclasses import dataclass
 from operator import attrgetter
@@ -47,13 +48,14 @@ class _Kept(NamedTuple):
 class ModelIOProcessor:
     """Converts each plan, in order, to a StepDescription: what is new to the device's SlotState.
 
-    ``few_rows`` are those of the sampler for few rows.
+    ``few_rows`` are those of the sampler for few rows, ``draft_rows`` those of a draft model's
+    programs, ascending; none without one.
     """
 
-    def __init__(self, shapes: SlotShapes, vocab_size: int, few_rows: int) -> None:
+    def __init__(self, shapes: SlotShapes, vocab_size: int, few_rows: int, draft_rows: ListOf[int] = ()) -> None:
         self._shapes = shapes
         self._vocab_size = vocab_size
-        self._few_rows = few_rows
+        self._few_rows, self._draft_rows = few_rows, draft_rows
         self._needs = np.zeros(shapes.max_num_seqs, np.int32)
         """By slot, its Need flags."""
         self._num_written: list[list[int]] = [[] for _ in range(shapes.max_num_seqs)]
@@ -68,7 +70,8 @@ class ModelIOProcessor:
         All arrays are new, because the device may still read the earlier ones.
         """
         changes, packed = self._changes(plan), np.zeros(layout.size, np.int32)
-        fits = layout.writes.hold(changes)
+        drafted = self._drafted(plan)
+        fits = layout.writes.hold(changes) and drafted is None  # that is drafted before the step
         nothing = SlotChanges(changes.admitted[:0], [], [])
         layout.writes.pack(changes if fits else nothing, self._shapes, layout.view(packed, "writes"))
         slots = np.fromiter(map(_slot_of, plan.sequences), np.int32, plan.num_rows)
@@ -93,7 +96,21 @@ class ModelIOProcessor:
             bool(plan.read_slots),
             self._keep(plan, layout) if plan.late else None,
             any(plan.samples),
+            drafted,
+            bool(self._draft_rows) and plan.num_drafted < plan.num_rows,
         ), prompt_logprobs
+
+    def _drafted(self, plan: NextIterationPlan) -> NDArray[np.int32] | None:
+        """The slots of rows with drafts, and of how many, if a draft model writes them."""
+        count, sizes = plan.num_drafted, self._draft_rows
+        if not (count and sizes):
+            return None
+        drafted = np.zeros((2, sizes[bisect_left(sizes, count)]), np.int32)
+        drafted[0, count:] = self._shapes.dump_slot
+        rows = sorted(range(plan.num_decodes - count, plan.num_decodes), key=lambda row: -plan.counts[row])
+        drafted[0, :count] = [plan.sequences[row].slot for row in rows]
+        drafted[1, :count] = [plan.counts[row] - 1 for row in rows]
+        return drafted
 
     def _pieces(self, admitted: ListOf[Sequence]) -> list[NDArray[np.int32]]:
         """What the history has to have of sequences that got a slot, if there is one."""

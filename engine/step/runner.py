@@ -37,8 +37,8 @@ from engine.step.execution_manager import ExecutionManager
 from engine.step.executor import ExecutedStep, StepExecutor
 from engine.step.host_cache.host_memory import HostMemory
 from engine.step.model_io import ModelIOProcessor, PromptLogprobs
-from engine.step.step_gap import Result, StepGaps
-from engine.step.step_times import StepTimes
+from engine.step.timing.step_gap import Result, StepGaps
+from engine.step.timing.step_times import StepTimes
 
 
 @dataclass(frozen=True)
@@ -80,7 +80,9 @@ class eSurgeRunner:
         self._stage_everywhere, self._tell = others.stage, others.tell
         self._staging_numbers = itertools.count()
         self._executor = StepExecutor(manager, seed, weights)
-        self._io = ModelIOProcessor(manager.shapes.slots, manager.sampling.vocab_size, manager.shapes.few_rows)
+        self._io = ModelIOProcessor(
+            manager.shapes.slots, manager.sampling.vocab_size, manager.shapes.few_rows, manager.shapes.draft_rows
+        )
 
     def drop_cache(self) -> None:
         """Free the pages' memory and contents. No step may be in flight."""

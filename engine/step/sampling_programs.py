@@ -26,6 +26,7 @@ from engine.sampling.penalties import Penalties, apply_penalties, neutral_penalt
 from engine.sampling.sampler import sample
 from engine.sampling.sampler_inputs import SamplerInputs, num_fields
 from engine.sampling.token_masks import mask_logits, mask_words
+from engine.speculation.drafter import drafter_of
 from engine.speculation.history import History
 from engine.speculation.speculative_config import SpeculativeConfig
 from engine.speculation.verification import verify
@@ -64,7 +65,7 @@ class SamplingPrograms:
     ) -> None:
         self._num_slots = slots.num_slots
         self._fed: Fed = mesh.shapes(jax.eval_shape(slots.new_fed))
-        self._speculation = speculation
+        self._drafter = None if speculation is None else drafter_of(speculation)
         self._num_tokens = num_tokens
         self._mesh = mesh
         self._vocabulary = Vocabulary(mesh.axis)
@@ -108,8 +109,8 @@ class SamplingPrograms:
             inputs = SamplerInputs.unpack(sampling, self._num_slots)
             token_ids = sample(logits, inputs.rows, key, self._vocabulary, draws=draws)
             if isinstance(fed, History):
-                assert self._speculation is not None
-                return verify(token_ids, inputs, fed, self._speculation)
+                assert self._drafter is not None
+                return verify(token_ids, inputs, fed, self._drafter)
             return token_ids, fed.at[inputs.slots].set(jnp.maximum(token_ids, 0))  # no NO_TOKEN
 
         key = self._mesh.shapes(jax.eval_shape(lambda: jax.random.key(0)))
@@ -170,7 +171,7 @@ class SamplingPrograms:
     def _arguments(self, layout: StepLayout) -> tuple[Any, ...]:
         """Abstract logits, what rows are fed, and packed SamplerInputs."""
         logits = jax.ShapeDtypeStruct((layout.rows, self.vocab_size), jnp.float32)
-        sampling = jax.ShapeDtypeStruct((num_fields(drafts=self._speculation is not None), layout.rows), np.int32)
+        sampling = jax.ShapeDtypeStruct((num_fields(drafts=self._drafter is not None), layout.rows), np.int32)
         return self._mesh.shapes(logits, *LOGITS), self._fed, self._mesh.shapes(sampling)
 
     def _maker(self, row: State) -> Callable[[], State]:

@@ -10,6 +10,9 @@ import msgspec
 from engine.config import ATTENTION_BACKENDS, KV_CACHE_DTYPES, QUANTIZATIONS
 from ipc.commands.arguments import count
 
+CONFIG_FILE = ("config.json",)
+"""What is needed of a model."""
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The model, the topology, and the settings of ``serve`` that a step's shape depends on."""
@@ -75,13 +78,15 @@ def run(options: dict[str, Any]) -> int:
     from rich.console import Console
 
     from engine.config import EngineConfig
+    from engine.hub.obtain import with_draft_directory
     from engine.planner.chip_planner import plan_chips
     from ipc.commands.plan_tables import show_plan
     from ipc.service.terminal import start_up
 
     as_json, topology, tokens, model = (options.pop(name) for name in ("json", "topology", "tokens", "model"))
     with start_up(Console(stderr=True)) as shown:
-        plan = plan_chips(EngineConfig(**options), _config_file(model), topology, tokens, shown.show)
+        config = with_draft_directory(EngineConfig(**options), CONFIG_FILE)
+        plan = plan_chips(config, _config_file(model), topology, tokens, shown.show)
     if as_json:
         print(msgspec.json.format(msgspec.json.encode(plan)).decode())
     else:
@@ -95,4 +100,4 @@ def _config_file(model: str) -> Path:
         return Path(model)
     from engine.hub.obtain import small_files
 
-    return small_files(model, patterns=("config.json",))[0] / "config.json"
+    return small_files(model, patterns=CONFIG_FILE)[0] / "config.json"

@@ -23,6 +23,8 @@ def _plan_memory(plan: ChipPlan) -> Table:
         f"{plan.model} on {plan.tensor_parallel_size} of the {plan.chips} {plan.chip} of {plan.topology}"
     )
     table.add_row("weights a chip", f"{decimal(plan.weights)} in {plan.form}")
+    if plan.draft_weights:
+        table.add_row("draft model a chip", decimal(plan.draft_weights))
     if plan.adapters:
         table.add_row("adapters a chip", f"{decimal(plan.adapters)}: {plan.max_loras} slots, and one on its way")
     table.add_row("scratch", decimal(plan.scratch))
@@ -86,18 +88,19 @@ def _plan_decode(plan: ChipPlan) -> Table:
 
 def _plan_verified(plan: ChipPlan) -> Table:
     """The decoding steps again, with drafts to verify, and what that is worth."""
-    drafts = plan.verified[0].drafts
+    drafts, has_model = plan.verified[0].drafts, plan.draft_weights > 0
     plain = {step.sequences: step.tokens_per_second for step in plan.decode}
     table = numbers_table(
         f"The same with {drafts} drafts a sequence, and times the tokens/s if so many are accepted",
         *("sequences", "tokens", "reads", "ms to move", "to compute", "to exchange"),
+        *(["to draft"] if has_model else []),
         *(f"{acceptance:.0%}" for acceptance in ACCEPTANCES),
     )
     for step in plan.verified:
         seconds = step.bandwidth_seconds, step.compute_seconds, step.exchange_seconds
         table.add_row(
             f"{step.sequences:,}", f"{step.sequences * (1 + drafts):,}", decimal(step.bytes_read),
-            *(f"{1e3 * each:.2f}" for each in seconds),
+            *(f"{1e3 * each:.2f}" for each in (*seconds, *([step.drafting_seconds] if has_model else []))),
             *(f"{step.tokens_per_second_at(each) / plain[step.sequences]:.2f}" for each in ACCEPTANCES),
         )  # fmt: skip
     return table

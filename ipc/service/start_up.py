@@ -9,14 +9,17 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
+import msgspec
 from prometheus_client.registry import Collector
 
 from driver.request import ReturnSample
 from engine.config import EngineConfig, ServingLimits
 from engine.errors import ConfigurationError
 from engine.hub.roots import Root
+from engine.hub.small_files import vocabulary_file
 from engine.models.cpu_libraries import start_loading
 from engine.progress import Progress
+from engine.speculation.speculative_config import SpeculativeConfig
 from ipc.server.driver_protocol import Driver
 from ipc.service import device_choice
 
@@ -131,7 +134,7 @@ def load(
             else {}
         ),
         "context": f"{engine.limits.max_model_len:,} tokens",
-        **({} if drafts is None else {"drafts": f"{drafts.method}, at most {drafts.num_speculative_tokens} a row"}),
+        **({} if drafts is None else {"drafts": _drafts_in_words(drafts)}),
     }
     driver = oDriver(
         engine,
@@ -160,23 +163,47 @@ def load(
 
 def facts_alike(config: EngineConfig) -> dict[str, str]:
     """The facts that must be equal on all hosts of a daemon, by name."""
-    files = sorted((path.name, path.stat().st_size) for path in config.directory.glob("*.safetensors*"))
     settings = {
         f"--{field.name.replace('_', '-')}": str(getattr(config, field.name))
         for field in fields(config)
         if field.name
         not in (
             *("model", "served_model_name", "tokenizer", "chat_template", "process_id", "coordinator_address"),
-            *("adapter_root", "lora_modules"),
+            *("adapter_root", "lora_modules", "speculative_config"),
         )
     }
+    speculation, of_draft_model = config.speculation, config.of_draft_model
+    if speculation is not None:
+        settings["--speculative-config"] = str(msgspec.structs.replace(speculation, model=speculation.model and "..."))
+    draft = {} if of_draft_model is None else _facts_of_files(of_draft_model.directory)
+    beside = {f"{name} of the draft model": fact for name, fact in draft.items()}
     versions = {f"the version of {name}": version(name) for name in ("jax", "jaxlib")}
-    config_file = config.directory / "config.json"
+    return {**settings, **versions, **_facts_of_files(config.directory), **beside}
+
+
+def _facts_of_files(directory: Path) -> dict[str, str]:
+    files = sorted((path.name, path.stat().st_size) for path in directory.glob("*.safetensors*"))
+    config_file = directory / "config.json"
     written = config_file.read_text() if config_file.is_file() else ""
-    return {**settings, **versions, "config.json": written, "the files of weights": str(files)}
+    return {"config.json": written, "the files of weights": str(files)}
+
+
+def _drafts_in_words(drafts: SpeculativeConfig) -> str:
+    return f"{drafts.model or drafts.method}, at most {drafts.num_speculative_tokens} a row"
 
 
 def _load_tokenizer(config: EngineConfig) -> "HuggingFaceTokenizer":
+    """The model's. Raises ConfigurationError if a draft model's has another vocabulary."""
     from driver.text.tokenizer import HuggingFaceTokenizer
 
-    return HuggingFaceTokenizer(Path(config.tokenizer or config.directory), config.chat_template)
+    tokenizer = HuggingFaceTokenizer(Path(config.tokenizer or config.directory), config.chat_template)
+    draft = config.of_draft_model
+    if draft is not None and vocabulary_file(draft.directory) is not None:
+        theirs = HuggingFaceTokenizer(draft.directory)
+        if (different := tokenizer.different_token(theirs)) is not None:
+            token_id, ours, other = different
+            raise ConfigurationError(
+                f"speculative_config: token {token_id} is {other!r} to the draft model {draft.model} and {ours!r} to the "
+                "model: choose a draft model of the same vocabulary"
+            )
+    return tokenizer

@@ -52,11 +52,14 @@ class CacheLayout:
 
 
 @cache
-def cache_layout(blocks: tuple[BlockSpec, ...]) -> CacheLayout:
-    """The layout with which long sequences take the least memory, in as few groups as that takes."""
+def cache_layout(blocks: tuple[BlockSpec, ...], *, keeps_all: bool = False) -> CacheLayout:
+    """The layout with which long sequences take the least memory, in as few groups as that takes.
+
+    If it ``keeps_all``, layers with windows keep all tokens as the others do.
+    """
     kinds: dict[int | None, list[int]] = {}
     for layer, window in _windows(blocks).items():
-        kinds.setdefault(window, []).append(layer)
+        kinds.setdefault(None if keeps_all else window, []).append(layer)
     states = {layer: cached for layer, block in enumerate(blocks) if isinstance(cached := block.cached, State)}
     ordered = sorted(kinds, key=lambda window: -(window or 2**62))
     size = _group_size({window: len(layers) for window, layers in kinds.items()})

@@ -23,11 +23,12 @@ class InterTokenTarget:
         self._least = max(1, max_num_batched_tokens // LEAST_SHARE)
         self._seconds = seconds
 
-    def room(self, num_tokens: int) -> int | None:
-        """Tokens for prompts beside decoding rows that have so many; None before costs are known."""
-        alone = self._costs.seconds(num_tokens)
-        if alone is None:
+    def room(self, num_tokens: int, passes: int = 0) -> int | None:
+        """Tokens for prompts beside decoding rows that have so many, and so many passes of a draft
+        model; None before costs are known."""
+        alone, drafting = self._costs.seconds(num_tokens, passes), self._costs.drafting_seconds(passes)
+        if alone is None or drafting is None:
             return None
         seconds = TIMES * alone if self._seconds is None else self._seconds
-        most = self._costs.most_tokens(seconds)
+        most = self._costs.most_tokens(seconds - drafting)
         return max(0, min(max(most - num_tokens, self._least), self._budget - num_tokens))

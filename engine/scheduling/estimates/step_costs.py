@@ -11,19 +11,24 @@ TRUSTED = 3
 """Steps of a size after which its cost corrects those of others, as one of them may have been the
 first or a stalled one."""
 FORGOTTEN_AFTER = 1000
-"""Steps after which a size that was not used is forgotten. It may have been given up for a cost
-that it had on a busy machine."""
+"""Steps after which a size that was not used is forgotten, and passes are. It may have been given
+up for a cost that it had on a busy machine."""
 GROWTH = 2
 """Sizes that were never used have a cost up to so many times the tokens of one that was."""
 
 
 class StepCosts:
-    """Seconds of a step by its number of tokens, which the device pads to one of ``sizes``.
+    """Seconds of a step by its number of tokens, which the device pads to one of ``sizes``, and by
+    how often a draft model runs in it.
 
     The cost of a size that was used is a median. Between sizes costs are on a line, and beyond
     them on that of the next two, as a step is a fixed part (reading the weights) and one for each
     token. A step costs no less than a smaller one, and a token in it no more: where what is
     remembered of two sizes contradicts that, the one that was used last is believed.
+
+    A pass of a draft model costs the median of what decoding steps with passes took beyond one of
+    their size without. Where nothing is known of that size, it is taken to cost what the largest
+    known one does: reading the weights. Steps with prompts, too, teach what their size costs.
     """
 
     def __init__(self, sizes: Iterable[int]) -> None:
@@ -35,17 +40,37 @@ class StepCosts:
         self._num_steps = 0
         self._known: list[tuple[int, float]] = []
         """Sizes that were used and their costs, ascending; empty when they are to be made anew."""
+        self._passes: deque[float] = deque(maxlen=REMEMBERED)
+        """Seconds of a pass, of the last steps with such."""
+        self._without_passes = 0
+        """Steps since the last of these."""
 
-    def learn(self, num_tokens: int, seconds: float) -> None:
-        """A step of so many tokens took so long, which may be more than the device's own time."""
+    def learn(self, num_tokens: int, seconds: float, passes: int = 0, *, has_prompts: bool = False) -> None:
+        """A step of so many tokens, and so many passes of a draft model, took so long, which may be
+        more than the device's own time."""
+        if passes and not has_prompts:
+            self._passes.append((seconds - self._at_least(num_tokens)) / passes)
+            self._without_passes = 0
+            return
+        drafting = self.drafting_seconds(passes)
+        if drafting is None:
+            return
+        seconds -= drafting
+        self._without_passes += 1
+        if self._without_passes >= FORGOTTEN_AFTER:
+            self._passes.clear()
         size = self._sizes[bisect_left(self._sizes, num_tokens)]
         self._num_steps += 1
         self._used_at[size] = self._num_steps
         self._seconds.setdefault(size, deque(maxlen=REMEMBERED)).append(seconds)
         self._known = []
 
-    def seconds(self, num_tokens: int) -> float | None:
-        """What a step of so many tokens costs; None of more than GROWTH times those of any step."""
+    def seconds(self, num_tokens: int, passes: int = 0) -> float | None:
+        """What a step of so many tokens and passes costs; None if nobody knows: of more tokens than
+        GROWTH times those of any step, unless there are passes, and of passes before the first."""
+        if passes:
+            drafting = self.drafting_seconds(passes)
+            return None if drafting is None else self._at_least(num_tokens) + drafting
         index = bisect_left(self._sizes, num_tokens)
         known = self._costs()
         if not known or index == len(self._sizes):
@@ -54,6 +79,21 @@ class StepCosts:
         if size > GROWTH * known[-1][0]:
             return None
         return _on_line(known, size)
+
+    def drafting_seconds(self, passes: int) -> float | None:
+        """What so many passes of a draft model cost; None before the first."""
+        if not passes:
+            return 0.0
+        return passes * max(0.0, median_low(self._passes)) if self._passes else None
+
+    def _at_least(self, num_tokens: int) -> float:
+        """What a step of so many tokens without passes costs, or the largest that is known; 0 if
+        none is."""
+        cost = self.seconds(num_tokens)
+        if cost is not None:
+            return cost
+        known = self._costs()
+        return known[-1][1] if known else 0.0
 
     def most_tokens(self, seconds: float) -> int:
         """The most tokens of a step that costs no more, which fill its size; 0 if there is none."""

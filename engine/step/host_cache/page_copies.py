@@ -52,12 +52,13 @@ class Copied:
 
     def arrays(self, cache: PagedAttentionCache) -> list[Array]:
         """[layers * pages, ...] each, by layer or by stack of layers."""
-        return jax.tree.leaves(cache.states if self.of_states else cache.layers)
+        return jax.tree.leaves(cache.states if self.of_states else (cache.layers, cache.draft))
 
     def placed(self, cache: PagedAttentionCache, arrays: list[Array]) -> PagedAttentionCache:
         """The cache with these ``arrays``."""
         if not self.of_states:
-            return replace(cache, layers=tuple(arrays))
+            count = len(cache.layers)
+            return replace(cache, layers=tuple(arrays[:count]), draft=tuple(arrays[count:]))
         return replace(cache, states=jax.tree.unflatten(jax.tree.structure(cache.states), arrays))
 
     def calls(self, pages: list[int]) -> Iterator[tuple[np.ndarray, int]]:
