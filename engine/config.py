@@ -13,6 +13,8 @@ from engine.speculation.speculative_config import EXAMPLE, SpeculativeConfig, pa
 
 DEMO_MODEL = Path(__file__).parent / "models" / "demo"
 """The small model that oDriver ships. It is the default."""
+DEMO_DRAFT_MODEL = DEMO_MODEL.with_name("demo_draft")
+"""A smaller one, which drafts for it."""
 QUANTIZATIONS = ("int8", "int4", "none")
 KV_CACHE_DTYPES = ("auto", "bfloat16", "float32", "int8", "fp8", "fp8_e4m3", "fp8_e5m2")
 ATTENTION_BACKENDS = ("auto", "pallas", "jax", "xla")
@@ -333,10 +335,12 @@ class EngineConfig:
 
 
 def directory_of(model: str | None) -> Path:
-    """The directory of a model that has one; ``demo`` is ours where no other directory is called
-    so."""
-    is_ours = model is None or (model == DEMO_MODEL.name and not Path(model).is_dir())
-    return DEMO_MODEL if is_ours or model is None else Path(model)
+    """The directory of a model that has one; ``demo`` and ``demo_draft`` are ours where no other
+    directory is called so."""
+    if model is None:
+        return DEMO_MODEL
+    ours = {shipped.name: shipped for shipped in (DEMO_MODEL, DEMO_DRAFT_MODEL)}
+    return Path(model) if Path(model).is_dir() else ours.get(model, Path(model))
 
 
 class _LoraModule(msgspec.Struct, forbid_unknown_fields=True):

@@ -104,7 +104,7 @@ def test_the_figures_are_of_pairs(tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(measure, "serving", serving)
     monkeypatch.setattr(measure, "speaking_model", lambda: tmp_path)
 
-    figures = list(measure_speculation(["small"], "{}", 1))
+    figures = list(measure_speculation(["small"], None, 1))
 
     assert len(figures) == len(KINDS) * (2 * 4 + 1)
     rate, pairs, accepted, tokens = figures[:4]

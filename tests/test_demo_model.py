@@ -23,7 +23,8 @@ from engine.models.spec import BlockSpec, ModelSpec
 from scripts.demo.cast import Hero, draw_hero
 from scripts.demo.chat import ask_for_story, draw_conversation
 from scripts.demo.corpus import LONG_ROW_LENGTH, ROW_LENGTH, Corpus
-from scripts.demo.export import GENERATION, export_model
+from scripts.demo.demo_model import GENERATION
+from scripts.demo.export import export_model
 from scripts.demo.grammar import fill, read_plot
 from scripts.demo.judge import Judge
 from scripts.demo.sample import continue_greedily
@@ -31,6 +32,7 @@ from scripts.demo.stories import MAX_WORDS, MIN_WORDS, PLOT_NAMES, tell_story
 from scripts.demo.sums import Sum, draw_sum
 
 DEMO = Path(__file__).parent.parent / "engine/models/demo"
+DRAFT = DEMO.with_name("demo_draft")
 MARKS = ("<|end|>", "<|system|>", "<|user|>", "<|assistant|>")
 
 
@@ -73,9 +75,18 @@ class TestFiles:
 
         assert 1_000_000 < size <= 8_000_000
 
-    def test_weights_have_the_shapes_of_the_config(self):
+    def test_the_draft_model_is_fits_in_600_kilobytes(self):
+        """Its weights are at most 600 kB, and its tokens are those of the model that it drafts for."""
+        config, target = (json.loads((directory / "config.json").read_text()) for directory in (DRAFT, DEMO))
+
+        assert (DRAFT / "model.safetensors").stat().st_size <= 600_000
+        alike = ("vocab_size", "eos_token_id", "max_position_embeddings")
+        assert [config[key] for key in alike] == [target[key] for key in alike]
+
+    @pytest.mark.parametrize("directory", [DEMO, DRAFT], ids=lambda directory: directory.name)
+    def test_weights_have_the_shapes_of_the_config(self, directory):
         """Every tensor of a tied Llama checkpoint is there, in the shape that config.json says, and none besides."""
-        config = json.loads((DEMO / "config.json").read_text())
+        config = json.loads((directory / "config.json").read_text())
         heads, kv_heads, head_dim = (config[n] for n in ("num_attention_heads", "num_key_value_heads", "head_dim"))
         hidden, ffn = config["hidden_size"], config["intermediate_size"]
         layer = {
@@ -93,7 +104,7 @@ class TestFiles:
         for index in range(config["num_hidden_layers"]):
             expected |= {f"model.layers.{index}.{name}.weight": shape for name, shape in layer.items()}
 
-        with safe_open(DEMO / "model.safetensors", "numpy") as weights:
+        with safe_open(directory / "model.safetensors", "numpy") as weights:
             shapes = {name: weights.get_slice(name).get_shape() for name in weights.keys()}  # noqa: SIM118
 
         assert shapes == expected
@@ -344,7 +355,7 @@ class TestJudge:
 class TestExport:
     def test_names_and_orientation(self, model, tmp_path):
         """Exported linear layers are [out, in] and the fused kernels come apart by head."""
-        export_model(model, tmp_path)
+        export_model(model, tmp_path, {})
 
         with safe_open(tmp_path / "model.safetensors", "numpy") as weights:
             q, k, up = (

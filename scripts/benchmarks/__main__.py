@@ -40,7 +40,7 @@ from scripts.benchmarks.serve import measure_serve, measure_status
 from scripts.benchmarks.simulate import measure_policies
 from scripts.benchmarks.simulate_turns import measure_simulated_turns
 from scripts.benchmarks.soak import SoakFailed, check_histories, measure_soak
-from scripts.benchmarks.speculation.measure import CONFIG, measure_speculation
+from scripts.benchmarks.speculation.measure import DRAFT_MODEL, NGRAM, measure_speculation
 from scripts.benchmarks.startup import measure_startup
 from scripts.benchmarks.systems import serving, two_clients
 from scripts.benchmarks.tpu import TOKENS, measure_tpu
@@ -83,7 +83,10 @@ OWN_ARGUMENTS: dict[str, dict[str, dict[str, Any]]] = {
     },
     "speculation": {
         "--model": {"choices": ("small", "demo"), "help": "small, with a language, or demo (default: both)"},
-        "--config": {"default": CONFIG, "metavar": "JSON", "help": f"of the daemon that drafts (default: {CONFIG})"},
+        "--config": {
+            "metavar": "JSON",
+            "help": f"of the daemon that drafts (default: {NGRAM}, and for demo {DRAFT_MODEL}, too)",
+        },
     },
 }
 """Of commands that have no others, but those of all."""

@@ -8,7 +8,8 @@ import jax.numpy as jnp
 from jax import Array
 
 from caching.attention.spec import AttentionInputs, AttentionSpec
-from engine.models.step_context import LayerCache, Place
+from engine.models.decoder import Decoder
+from engine.models.step_context import LayerCache, Place, StepContext
 
 _BLOCK = 128
 """Queries at a time: a block leaves out the keys that all come after it, a fourth of the work at 256."""
@@ -49,6 +50,16 @@ class CausalAttention:
         segments, length = self.segments, self.segments.shape[1]
         visible = (segments[:, :, None] == segments[:, None, :]) & jnp.tril(jnp.ones((1, length, length), bool))
         return jnp.where(visible, 0.0, -1e9)[:, None, None]
+
+
+def hidden_of_rows(model: Decoder, ids: Array, positions: Array, segments: Array) -> Array:
+    """f[rows, length, hidden]: the last hidden states of whole rows, without a cache.
+
+    All are i32[rows, length]. A token sees what comes before it in its own segment.
+    """
+    step = StepContext(model.rotations(positions), CausalAttention(segments))
+    _, hidden = model(ids, [None] * model.partition.model.num_layers, step)
+    return hidden
 
 
 def _attend_block(q: Array, keys: Array, values: Array, bias: Array) -> Array:

@@ -6,17 +6,26 @@ is at service. A long row is one document up to the model's last position, so th
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import count
 from random import Random
 
 import jax
+import jax.numpy as jnp
 import numpy as np
+from jax import Array
 from numpy.typing import NDArray
 from transformers import PreTrainedTokenizerFast
 
+from engine.models.decoder import Decoder
+from scripts.demo.attention import hidden_of_rows
 from scripts.demo.chat import Message, ask_for_story, draw_conversation
 from scripts.demo.stories import tell_story
 
 ROW_LENGTH, LONG_ROW_LENGTH = 256, 1024
+ROWS, LONG_ROWS = 8, 2
+"""Of a batch."""
+LONG_EVERY = 8
+"""Every so many batches one has long rows."""
 _STORY_SHARE, _ASKED_STORY_SHARE = 0.25, 0.12
 _USER_WEIGHT = 0.1
 _POOL_SIZE = 48
@@ -61,6 +70,11 @@ class Batch:
         self.weights[row, start:end] = document.weights[1 : length + 1]
         return end
 
+    def logits(self, model: Decoder) -> Array:
+        """f32[rows, length, vocab] what the model says of each target."""
+        inputs, positions, segments = map(jnp.asarray, (self.inputs, self.positions, self.segments))
+        return model.logits(hidden_of_rows(model, inputs, positions, segments))
+
 
 class Corpus:
     """An endless, repeatable stream of batches."""
@@ -69,6 +83,11 @@ class Corpus:
         self._tokenizer = tokenizer
         self._rng = Random(seed)
         self._pool = [self._draw() for _ in range(_POOL_SIZE)]
+
+    def batches(self) -> Iterator[Batch]:
+        """Without end, each of ROWS packed rows or LONG_ROWS long ones: as many tokens."""
+        for number in count(1):
+            yield self.long(LONG_ROWS) if number % LONG_EVERY == 0 else self.packed(ROWS)
 
     def packed(self, rows: int) -> Batch:
         """Rows of ROW_LENGTH filled with whole documents, the longest that fits first."""

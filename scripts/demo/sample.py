@@ -12,8 +12,7 @@ from jax import Array
 from transformers import PreTrainedTokenizerFast
 
 from engine.models.decoder import Decoder
-from engine.models.step_context import StepContext
-from scripts.demo.attention import CausalAttention
+from scripts.demo.attention import hidden_of_rows
 from scripts.demo.sums import Sum
 
 
@@ -22,8 +21,7 @@ def _next_tokens(graph: nnx.GraphDef[Decoder], params: nnx.State[Any, Any], ids:
     """The likeliest token after the first ``lengths`` i32[rows] of i32[rows, length] ids."""
     model = nnx.merge(graph, params)
     positions = jnp.broadcast_to(jnp.arange(ids.shape[1]), ids.shape)
-    step = StepContext(model.rotations(positions), CausalAttention(jnp.zeros_like(ids)))
-    _, hidden = model(ids, [None] * model.partition.model.num_layers, step)
+    hidden = hidden_of_rows(model, ids, positions, jnp.zeros_like(ids))
     last = jnp.take_along_axis(hidden, lengths[:, None, None] - 1, axis=1)[:, 0]
     return model.logits(last).argmax(axis=-1)
 

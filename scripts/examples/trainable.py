@@ -12,14 +12,12 @@ from jax import Array
 from engine.models.decoder import Decoder
 from engine.models.model_config import read_model_config
 from engine.models.partition import Partition
-from engine.models.step_context import StepContext
 from engine.models.weights.factory import declared
 from engine.models.weights.forms import Dense
 from engine.models.weights.parameters import Parameter, Role
 from engine.models.weights.pieces import Piece, pieces
 from engine.models.weights.sources import open_checkpoint
 from engine.models.weights.weight_format import Layout
-from scripts.demo.attention import CausalAttention
 from scripts.demo.corpus import Batch
 
 Tensors = Mapping[str, Array]
@@ -55,10 +53,7 @@ class Trainable:
 
     def log_probs(self, tensors: Tensors, batch: Batch) -> Array:
         """f32[rows, length]: the log-probability of each target of a batch, at temperature 1."""
-        model = self.decoder(tensors)
-        step = StepContext(model.rotations(jnp.asarray(batch.positions)), CausalAttention(jnp.asarray(batch.segments)))
-        _, hidden = model(jnp.asarray(batch.inputs), [None] * model.partition.model.num_layers, step)
-        by_token = jax.nn.log_softmax(model.logits(hidden))
+        by_token = jax.nn.log_softmax(batch.logits(self.decoder(tensors)))
         return jnp.take_along_axis(by_token, jnp.asarray(batch.targets)[..., None], axis=-1)[..., 0]
 
 

@@ -11,6 +11,7 @@ from contextlib import ExitStack
 from itertools import accumulate, cycle
 
 from engine.config import DEMO_MODEL
+from engine.speculation.speculative_config import parse_speculative_config
 from scripts.benchmarks.figure import Figure, figure
 from scripts.benchmarks.models import VOCABULARY
 from scripts.benchmarks.rates import throughput
@@ -19,7 +20,10 @@ from scripts.benchmarks.speculation.texts import KINDS, Passages, demo_texts
 from scripts.benchmarks.systems import Ours, serving
 from scripts.benchmarks.workload import Workload, checked
 
-CONFIG = '{"method": "ngram", "num_speculative_tokens": 7, "prompt_lookup_max": 4, "prompt_lookup_min": 2}'
+NGRAM = '{"method": "ngram", "num_speculative_tokens": 7, "prompt_lookup_max": 4, "prompt_lookup_min": 2}'
+DRAFT_MODEL = '{"method": "draft_model", "model": "demo_draft", "num_speculative_tokens": 4}'
+CONFIGS = {"small": (NGRAM,), "demo": (NGRAM, DRAFT_MODEL)}
+"""Of the daemons that draft, by model. Random weights have no draft model."""
 LIMITS = ("--max-num-seqs", "64", "--max-num-batched-tokens", "256", "--max-model-len", "512")
 AT_ONCE = (1, 8)
 OUTPUT = 128
@@ -33,20 +37,23 @@ Take = Callable[[int], list[list[int]]]
 """So many prompts."""
 
 
-def measure_speculation(models: Sequence[str], config: str, repeats: int) -> Iterator[Figure]:
-    """The figures of these of "small" and "demo", for each text and number of rows."""
+def measure_speculation(models: Sequence[str], config: str | None, repeats: int) -> Iterator[Figure]:
+    """The figures of these of "small" and "demo", for each text and number of rows.
+
+    ``config`` is the daemon's that drafts; without it there are those of CONFIGS, one after the other.
+    """
     for model in models:
         directory = DEMO_MODEL if model == "demo" else speaking_model()
-        with ExitStack() as stack:
-            settings = ([*LIMITS, "--speculative-config", config], list(LIMITS))
-            on, off = (stack.enter_context(serving(directory, each, None))[0] for each in settings)
-            for kind, take in _texts(model, off).items():
-                for rows in AT_ONCE:
-                    yield from _measure(f"speculation {model}", kind, rows, take, on, off, max(repeats, LEAST_PAIRS))
-                different = _num_different(take(CHECKED), on, off)
-                yield figure(
-                    f"speculation {model}", f"{kind}, answers that differ", "", [different], more_is_better=False
-                )
+        for chosen in CONFIGS[model] if config is None else (config,):
+            group = f"speculation {model} {parse_speculative_config(chosen).method}"
+            with ExitStack() as stack:
+                settings = ([*LIMITS, "--speculative-config", chosen], list(LIMITS))
+                on, off = (stack.enter_context(serving(directory, each, None))[0] for each in settings)
+                for kind, take in _texts(model, off).items():
+                    for rows in AT_ONCE:
+                        yield from _measure(group, kind, rows, take, on, off, max(repeats, LEAST_PAIRS))
+                    different = _num_different(take(CHECKED), on, off)
+                    yield figure(group, f"{kind}, answers that differ", "", [different], more_is_better=False)
 
 
 def _texts(model: str, ours: Ours) -> dict[str, Take]:
