@@ -144,11 +144,12 @@ class CompileGrammars:
         allowance = Allowance(heavy=grammar.heavy)
         constraints: list[GrammarConstraint] = []
         give_up_at = time.monotonic() + PATIENCE[item.tier]
+        num_drafts = item.admit.opened.params.num_speculative_tokens
         for sequence in item.admit.sequences:
             tokens, constraint = sequence.output_token_ids, None
             if time.monotonic() < give_up_at:
                 try:
-                    constraint = self._compiler.constraint(grammar, allowance, tokens, item.tier)
+                    constraint = self._compiler.constraint(grammar, allowance, tokens, item.tier, num_drafts)
                 except GrammarRefused as refusal:
                     raise refused(_params(item), refusal) from None
             elif item.tier == LAST:

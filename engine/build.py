@@ -95,6 +95,7 @@ class CompiledSteps:
                 shared,
                 self.served.generation.sampling_params,
                 max_num_seqs=config.max_num_seqs,
+                num_speculative_tokens=shapes.num_drafts,
             ),
             run_ahead=config.run_ahead,
             max_failures_in_a_row=MAX_FAILURES_IN_A_ROW if config.hosts is None else 1,

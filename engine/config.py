@@ -385,6 +385,8 @@ class ServingLimits(msgspec.Struct, frozen=True):
     """
     max_num_seqs: int = 1
     """Sequences that run at once."""
+    num_speculative_tokens: int = 0
+    """Drafts that a sequence has in a step at most."""
 
     def __post_init__(self) -> None:
         count = len(self.eos_token_ids)

@@ -15,12 +15,14 @@ class _AnyToken:
 
     complete = False
     error = None
+    forced = ()
+    forced_masks = ()
     internal = False
 
     def __init__(self, vocab_size: int) -> None:
         self.mask = np.full(mask_words(vocab_size), -1, np.int32)
 
-    def advance(self, token_id: int) -> None: ...
+    def advance(self, *token_ids: int) -> None: ...
 
     def hear(self) -> bool:
         return True

@@ -3,7 +3,7 @@
 import os
 
 from driver.grammars import worker_process
-from driver.grammars.worker_process import Matcher
+from driver.grammars.matcher import Matcher
 
 ALLOCATION = 1 << 28
 

@@ -32,6 +32,7 @@ class _Constraint:
     """Allows every third token, and after each another third."""
 
     complete, error, internal = False, None, False
+    forced = forced_masks = ()
 
     def __init__(self) -> None:
         self._turn = 0

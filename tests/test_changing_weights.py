@@ -219,6 +219,7 @@ class EveryThird:
     """A constraint that answers at once: allows every third token, and after each another third."""
 
     complete, error, internal = False, None, False
+    forced = forced_masks = ()
 
     def __init__(self) -> None:
         self.turn = 0

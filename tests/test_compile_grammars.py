@@ -4,7 +4,6 @@ import queue
 import threading
 from collections.abc import Iterator
 
-import numpy as np
 import pytest
 
 from driver import compile_grammars
@@ -12,6 +11,7 @@ from driver.compile_grammars import CompileGrammars
 from driver.errors import Overloaded
 from driver.grammars.compiler import LAST, GrammarRefused
 from driver.grammars.constraint import CompiledGrammar
+from driver.grammars.protocol import WayOn
 from driver.open_requests import OpenRequests
 from driver.request import ActiveRequest
 from driver.stages.safe_thread import SafeThread
@@ -21,6 +21,9 @@ from engine.scheduling.sequence import Sequence
 from engine.structured_outputs import StructuredOutputsParams
 
 PATIENCE = 300
+
+
+ANYTHING = WayOn(bytes(4), [], [])
 
 
 class FakeGrammars:
@@ -52,9 +55,10 @@ class FakeGrammars:
             raise Overloaded("no process")
         if "broken" in text:
             raise RuntimeError("cannot compile")
-        return self.compiled.setdefault(job, CompiledGrammar(job, np.zeros(1, np.int32), heavy=tier == LAST))
+        return self.compiled.setdefault(job, CompiledGrammar(job, ANYTHING, heavy=tier == LAST))
 
-    def constraint(self, grammar, allowance, token_ids, tier):
+    def constraint(self, grammar, allowance, token_ids, tier, num_drafts):
+        self.num_drafts = num_drafts
         return None if token_ids and tier < LAST else (grammar.job, allowance, token_ids)
 
     def next(self) -> str:

@@ -33,13 +33,14 @@ class Constraint:
         self.mask = np.full(1, -1, np.int32)
         self.complete, self.error, self.closed = False, None, False
         self.internal, self.suspended = False, False
+        self.forced = self.forced_masks = ()
         self.tokens = []
         self._length, self._fails_at, self._at_once = length, fails_at, at_once
         self._answers, self._line = os.pipe()
 
-    def advance(self, token_id):
+    def advance(self, *token_ids):
         self.suspended = False
-        self.tokens.append(token_id)
+        self.tokens += token_ids
         if self._at_once:
             self.answer()
 
@@ -97,7 +98,7 @@ def test_a_constrained_row_is_in_every_step_and_samples_as_soon_as_its_mask_is_t
     assert [plan.sequences for plan in (first, second, third)] == [[row, neighbour]] * 3
     assert (first.constrained, first.late) == ([0], []) and row.constraint.tokens == [7]
     assert (second.constrained, second.late, second.samples) == ([], [0], [False, True]) and third.late == [0]
-    assert late.samples_of is second and (late.sequences, late.counts, late.samples) == ([row], [0], [True])
+    assert late.samples_of is second and (late.sequences, late.counts, late.samples) == ([row], [1], [1])
     assert scheduler.take_done() == [second]
     outputs = {output.request_id: output.token_ids for output in land(scheduler, second) + land(scheduler, late)}
     assert outputs == {"row": [7], "neighbour": [7]} and row.constraint.tokens == [7, 7]

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 from checkpoints import build_checkpoint
+from forced_tokens import ForcedTokens
 from msgspec import json
 from test_speculative_engine import MAX_MODEL_LEN, answers, build_engine, build_sequences
 from tokenizer_files import build_byte_level, write_tokenizer
@@ -150,6 +151,30 @@ def test_a_model_that_drafts_for_itself_is_always_right(own):
     assert acceptance(own) == 1.0
     assert stats.preemptions and stats.prefix_cache_hits
     assert not own.expects_loads or stats.host_bytes_loaded
+
+
+def test_a_model_that_drafts_for_itself_is_right_behind_tokens_that_were_forced(own):
+    """The draft model has not drafted them, and is fed them."""
+    vocabulary = own.limits.vocab_size
+    forced = [
+        Sequence(
+            f"forced {number}", [number, 5], SamplingParams(temperature=0), frozenset(), 60, 0,
+            constraint=ForcedTokens(number % 2, vocabulary, DRAFTS),
+        )
+        for number in range(3)
+    ]  # fmt: skip
+    answers(own, forced)
+    assert all(sequence.constraint.most_at_once > 1 for sequence in forced)
+    before = own.stats()
+
+    texts = [sequence.prompt_token_ids + sequence.output_token_ids for sequence in forced]
+    params = SamplingParams(temperature=0)
+    answers(own, [Sequence(str(number), text, params, frozenset(), 30, 0) for number, text in enumerate(texts)])
+
+    after = own.stats()
+    assert after.prefix_cache_hits - before.prefix_cache_hits > 30
+    assert after.num_accepted_tokens - before.num_accepted_tokens == after.num_draft_tokens - before.num_draft_tokens
+    assert after.num_draft_tokens - before.num_draft_tokens > 30
 
 
 @pytest.mark.thorough

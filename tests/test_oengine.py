@@ -206,6 +206,7 @@ class SomeTokens:
     """A constraint that allows other tokens after each token, and answers when it is asked for the ``delay + 1``st time."""
 
     complete, error, internal = False, None, False
+    forced = forced_masks = ()
     waits_at = os.open(os.devnull, os.O_RDONLY)
 
     def __init__(self, delay=0):
@@ -215,8 +216,8 @@ class SomeTokens:
     def mask_after(self, tokens):
         return np.array([allowed_after(tokens)], np.int32)
 
-    def advance(self, token_id):
-        self.told.append(token_id)
+    def advance(self, *token_ids):
+        self.told += token_ids
         self._asked = 0
 
     def hear(self):

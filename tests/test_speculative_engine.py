@@ -6,7 +6,8 @@ from dataclasses import replace
 
 import pytest
 from checkpoints import build_checkpoint
-from test_oengine import ThirdOfTokens, no_patience  # noqa: F401 - a fixture
+from forced_tokens import ForcedTokens
+from test_oengine import no_patience  # noqa: F401 - a fixture
 
 from engine.build import build
 from engine.config import EngineConfig
@@ -17,7 +18,7 @@ from engine.scheduling.sequence import Sequence
 from engine.step.execution_manager import ExecutionManager
 
 SPECULATION = '{"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_max": 3, "prompt_lookup_min": 1}'
-MAX_MODEL_LEN, MAX_NUM_SEQS = 96, 12
+MAX_MODEL_LEN, MAX_NUM_SEQS, MOST_DRAFTS = 96, 12, 4
 SIZES = {
     "max_model_len": MAX_MODEL_LEN, "max_num_seqs": MAX_NUM_SEQS, "max_num_batched_tokens": 24, "page_size": 16,
 }  # fmt: skip
@@ -51,8 +52,8 @@ def build_engine(model, speculation, **settings):
     return engine
 
 
-def build_sequences(seed, count, vocabulary):
-    """Requests with every parameter that changes tokens, and some with masks that are late; their prompts go round in loops, and what has few tokens to
+def build_sequences(seed, count, vocabulary, constrained=(3,)):
+    """Requests with every parameter that changes tokens, and some with masks that are late and force tokens, or say so; their prompts go round in loops, and what has few tokens to
     choose among does so, too."""
     rng, sequences = random.Random(seed), []
     for number in range(count):
@@ -66,7 +67,9 @@ def build_sequences(seed, count, vocabulary):
             frequency_penalty=rng.choice([0, 0, 0.5]),
             presence_penalty=rng.choice([0, 0, -0.5]),
             logit_bias=rng.choice([{}, {}, {rng.randrange(vocabulary): 4.0}]),
-            allowed_token_ids=rng.choice([None, rng.sample(range(vocabulary), 3)]),
+            allowed_token_ids=rng.choice([None, rng.sample(range(vocabulary), 3)])
+            if number % 5 not in constrained
+            else None,
             min_tokens=rng.choice([0, 5]),
             logprobs=rng.choice([None, None, 2]),
             num_speculative_tokens=rng.choice([None, None, None, 0, 2]),
@@ -83,7 +86,7 @@ def build_sequences(seed, count, vocabulary):
                 rng.randint(5, most),
                 rng.randrange(99),
                 bad_word_token_ids=words,
-                constraint=ThirdOfTokens(number % 3, vocabulary) if number % 5 == 3 else None,
+                constraint=ForcedTokens(number % 3, vocabulary, MOST_DRAFTS) if number % 5 in constrained else None,
             )
         )
     return sequences
@@ -129,6 +132,23 @@ def test_every_request_is_given_the_same_with_drafts(engines):
     assert stats.num_accepted_tokens > 20 and stats.num_draft_tokens > stats.num_accepted_tokens
     assert sum(stats.num_accepted_tokens_per_pos) == stats.num_accepted_tokens
     assert stats.compilations_after_ready == 0
+
+
+def test_rows_with_constraints_are_given_the_same_with_the_tokens_that_these_force(engines):
+    """Forced right and wrong, with masks for some of them, in time and late, beside rows with drafts of their own."""
+    plain, ours = engines
+    arguments = 2, 15, plain.limits.vocab_size, (0, 1, 3, 4)
+    expected, sequences = answers(plain, build_sequences(*arguments)), build_sequences(*arguments)
+    ours.start_counting()
+
+    assert answers(ours, sequences) == expected
+
+    constraints = [sequence.constraint for sequence in sequences if sequence.constraint is not None]
+    several = [constraint for constraint in constraints if constraint.most_at_once > 1]
+    assert len(several) > len(constraints) / 2
+    opted_out = [sequence for sequence in sequences if sequence.params.num_speculative_tokens == 0]
+    assert opted_out and not any(sequence.constraint in several for sequence in opted_out)
+    assert ours.stats().compilations_after_ready == 0
 
 
 def test_who_is_not_in_a_failing_step_is_given_the_same(engines, monkeypatch):

@@ -15,7 +15,11 @@ import psutil
 import pytest
 from checkpoints import build_checkpoint
 from fake_driver import PATIENCE
+from grammar_constraints import children
 from random_grammars import random_regex, random_schema
+from test_forced_drafts import PERSON
+from test_speculative_engine import SPECULATION
+from test_speculative_engine import build_engine as build_drafting
 from tokenizer_files import build_byte_fallback, build_byte_level, write_tokenizer
 
 from caching.cache_groups import CacheGroups
@@ -352,6 +356,42 @@ def test_nothing_is_compiled_for_them(served: Served) -> None:
     served.ask({"regex": "[ab]{3}"}, temperature=1)
 
     assert served.engine.stats().compilations_after_ready == 0
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("run_ahead", [0, 1, 3])
+def test_drafts_change_nothing(tmp_path: Path, run_ahead: int) -> None:
+    """With what grammars force for drafts, random forms have the texts that they have without: greedy and drawn, with their
+    log-probabilities, beside others, aborted ones too, and where workers are killed meanwhile."""
+    directory, answers = write_model(tmp_path / "m"), []
+    for speculation in (None, SPECULATION):
+        served = Served(directory, build_drafting(directory, speculation, run_ahead=run_ahead, num_pages=30))
+        forms = [*random_forms(20), *[{"json": PERSON, "disable_any_whitespace": True}, None] * 6]
+        channels = [served.submit(form, temperature=n % 2, logprobs=1, max_tokens=70) for n, form in enumerate(forms)]
+        aborted = served.submit({"regex": "(a long text that is forced){9}"}, max_tokens=80)
+        served.driver.abort(aborted.get(timeout=PATIENCE).request_id)
+        for process in children():
+            if process.ppid() != os.getpid():
+                process.kill()
+        try:
+            answers.append([parts(channel) for channel in channels])
+        finally:
+            served.driver.stop("measured")
+        served.engine.check_integrity()
+        stats = served.engine.stats()
+
+    assert answers[0] == answers[1]
+    assert stats.num_accepted_tokens > 100 and stats.num_draft_tokens > stats.num_accepted_tokens
+
+
+def parts(channel: "SimpleQueue[ReturnSample]") -> tuple[list[int], list[list[int]], str | None]:
+    """Token ids, those of log-probabilities, and finish reason of a request that went well."""
+    samples = [channel.get(timeout=PATIENCE)]
+    while not samples[-1].is_last:
+        samples.append(channel.get(timeout=PATIENCE))
+    assert samples[-1].finish_reason is not None, samples[-1].error
+    logprobs = [list(token) for sample in samples for token in sample.logprobs]
+    return [token_id for sample in samples for token_id in sample.token_ids], logprobs, samples[-1].finish_reason
 
 
 def test_run_ahead_and_preemption_change_nothing(tmp_path: Path) -> None:

@@ -7,7 +7,6 @@ from collections import OrderedDict
 from typing import Any
 
 import msgspec
-import numpy as np
 
 from driver.errors import DriverStopped, InvalidRequest, Overloaded
 from driver.grammars.constraint import FORM, CompiledGrammar, GrammarConstraint
@@ -21,6 +20,7 @@ from driver.grammars.protocol import (
     TokenizerDefinition,
     WorkerLimits,
     pack_beginning,
+    unpack_way_on,
 )
 from driver.grammars.workers import Answer, Worker, WorkerLost, Workers
 from driver.text.json_schema import check_json, without_additional_properties
@@ -59,6 +59,7 @@ class GrammarCompiler:
             lambda: TokenizerDefinition(tokenizer.definition(), limits.vocab_size, limits.eos_token_ids)
         )
         self._pool = MatcherPool(self._workers)
+        self._num_drafts = limits.num_speculative_tokens
         self._idle: list[list[Worker]] = [[] for _ in TIERS]
         self._lock = threading.Lock()  # of what is compiled
         self._compiled: OrderedDict[bytes, CompiledGrammar] = OrderedDict()
@@ -93,7 +94,7 @@ class GrammarCompiler:
 
         Raises GrammarRefused, in the LAST tier also for what takes too long, and DriverErrors.
         """
-        answer = self._ask(pack_beginning(job, b""), tier)
+        answer = self._ask(pack_beginning(job, self._num_drafts, b""), tier)
         if answer is None:
             if tier == LAST:
                 raise GrammarRefused(TOO_HARD_TO_COMPILE)
@@ -101,7 +102,7 @@ class GrammarCompiler:
         if answer.kind == ERROR:
             raise GrammarRefused(answer.body.decode())
         heavy = answer.seconds > HEAVY_SECONDS
-        grammar = CompiledGrammar(job, np.frombuffer(answer.body, np.int32), heavy)
+        grammar = CompiledGrammar(job, unpack_way_on(answer.body), heavy)
         with self._lock:
             self._compiled[job] = grammar
             while len(self._compiled) > MAX_GRAMMARS:
@@ -109,11 +110,20 @@ class GrammarCompiler:
         return grammar
 
     def constraint(
-        self, grammar: CompiledGrammar, allowance: Allowance, token_ids: list[int], tier: int
+        self,
+        grammar: CompiledGrammar,
+        allowance: Allowance,
+        token_ids: list[int],
+        tier: int,
+        num_drafts: int | None = None,
     ) -> GrammarConstraint | None:
-        """The constraint of a sequence with these tokens; returns and raises as ``compile``."""
+        """The constraint of a sequence with these tokens; returns and raises as ``compile``.
+
+        The sequence has at most ``num_drafts`` drafts, if it says so, and the daemon's.
+        """
         self._pool.prepare(heavy=allowance.heavy)
-        constraint = GrammarConstraint(grammar, self._pool, allowance, token_ids)
+        most = self._num_drafts if num_drafts is None else min(num_drafts, self._num_drafts)
+        constraint = GrammarConstraint(grammar, self._pool, allowance, token_ids, most)
         if token_ids:
             answer = self._ask(constraint.beginning, tier)
             if answer is None:

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from driver.grammars.matcher_pool import TOO_HARD, Allowance, MatcherPool, SharedWorker
-from driver.grammars.protocol import ADVANCE, COMPLETE, GO, TOKEN, pack_beginning
+from driver.grammars.protocol import ADVANCE, COMPLETE, GO, TOKEN, WayOn, pack_beginning, unpack_way_on
 from driver.grammars.workers import Answer
 
 FORM = "structured_outputs"
@@ -21,7 +21,8 @@ class CompiledGrammar(NamedTuple):
 
     job: bytes
     """An encoded GrammarJob."""
-    first_mask: NDArray[np.int32]
+    first: WayOn
+    """How a text begins."""
     heavy: bool
     """Whether it took so long to compile that its sequences are heavy from the start."""
 
@@ -33,13 +34,25 @@ class GrammarConstraint:
     one it is its last mask and the tokens behind that, from which a new matcher can begin.
     """
 
-    def __init__(self, grammar: CompiledGrammar, pool: MatcherPool, allowance: Allowance, token_ids: list[int]) -> None:
-        self.mask: NDArray[np.int32] = grammar.first_mask
+    def __init__(
+        self,
+        grammar: CompiledGrammar,
+        pool: MatcherPool,
+        allowance: Allowance,
+        token_ids: list[int],
+        num_drafts: int = 0,
+    ) -> None:
+        self.mask: NDArray[np.int32]
+        self.forced: list[int]
+        self.forced_masks: list[NDArray[np.int32]]
+        self._go(grammar.first)
         self.complete = False
         self.error: str | None = None
         self.internal = False
         self.allowance = allowance
         self._job = grammar.job
+        self._num_drafts = num_drafts
+        """How many it is asked for."""
         self._pool = pool
         self._tokens = array("I", token_ids)
         self._worker: SharedWorker | None = None
@@ -50,16 +63,16 @@ class GrammarConstraint:
     @property
     def beginning(self) -> bytes:
         """The body of BEGIN that makes its matcher again."""
-        return pack_beginning(self._job, self._tokens.tobytes())
+        return pack_beginning(self._job, self._num_drafts, self._tokens.tobytes())
 
-    def advance(self, token_id: int) -> None:
-        """Reads one more token; returns at once."""
-        self._tokens.append(token_id)
+    def advance(self, *token_ids: int) -> None:
+        """Reads the next tokens; returns at once."""
+        self._tokens.extend(token_ids)
         self._awaits_answer, self._suspended = True, False
         if self._worker is None:
             self._begin()
         else:
-            self._worker.send(self, ADVANCE, TOKEN.pack(token_id))
+            self._worker.send(self, ADVANCE, b"".join(map(TOKEN.pack, token_ids)))
 
     def hear(self) -> bool:
         """Whether the answer to the last token has come; returns at once."""
@@ -91,10 +104,10 @@ class GrammarConstraint:
             self._end_matcher()
 
     def take(self, answer: Answer) -> None:
-        """Sets mask, completion or error from the answer."""
+        """Sets masks and forced tokens, completion or error from the answer."""
         self._awaits_answer = False
         if answer.kind == GO:
-            self.mask = np.frombuffer(answer.body, np.int32)
+            self._go(unpack_way_on(answer.body))
         elif answer.kind == COMPLETE:
             self.complete = True
         else:
@@ -103,6 +116,11 @@ class GrammarConstraint:
     def lost(self) -> None:
         """Its worker has ended, and its matcher with it."""
         self._worker = None
+
+    def _go(self, way: WayOn) -> None:
+        self.mask = np.frombuffer(way.mask, np.int32)
+        self.forced = way.forced
+        self.forced_masks = [np.frombuffer(mask, np.int32) for mask in way.masks]
 
     def _begin(self) -> None:
         if not self._pool.is_judged(self.allowance):

@@ -5,17 +5,18 @@ later message on that socket is a WorkerLimits with one file descriptor: the soc
 fork. The fork server sends an ENDING for each worker that has ended.
 
 A worker sends READY too, and then answers frames in order. BEGIN carries a grammar and the tokens
-that a new matcher starts behind, ADVANCE one more token: the answer to both is GO, COMPLETE or
+that a new matcher starts behind, ADVANCE the next tokens: the answer to both is GO, COMPLETE or
 ERROR, and its cost. END drops a matcher and has no answer.
 """
 
 import struct
+from typing import NamedTuple
 
 import msgspec
 
 READY, GO, COMPLETE, ERROR = range(4)
-"""Kinds of answers. READY has the worker's process id for a number, GO the mask of the tokens that
-may be next. COMPLETE means that no token may follow; ERROR has the reason (UTF-8)."""
+"""Kinds of answers. READY has the worker's process id for a number, GO a WayOn. COMPLETE means that
+no token may follow; ERROR has the reason (UTF-8)."""
 BEGIN, ADVANCE, END = range(3)
 """Kinds of frames."""
 FRAME = struct.Struct("<IIB")
@@ -23,7 +24,8 @@ FRAME = struct.Struct("<IIB")
 ANSWER = struct.Struct("<IIBII")
 """Head of an answer: bytes that follow it, number of the matcher, kind, microseconds of processor
 time, and KiB by which the worker's peak size has grown."""
-_JOB = struct.Struct("<I")
+_BEGINNING = struct.Struct("<II")
+_WAY_ON = struct.Struct("<II")
 TOKEN = struct.Struct("<I")
 ENDING = struct.Struct("<Ii")
 """A worker's process id, and the signal that ended it, or 0."""
@@ -62,13 +64,47 @@ class GrammarJob(msgspec.Struct, frozen=True):
     hide_eos: bool = False
 
 
-def pack_beginning(job: bytes, tokens: bytes) -> bytes:
-    """The body of BEGIN: an encoded GrammarJob, and tokens, u32 each."""
-    return b"".join((_JOB.pack(len(job)), job, tokens))
+class WayOn(NamedTuple):
+    """How a text may go on."""
+
+    mask: bytes
+    """i32 words: the tokens that may be next."""
+    forced: list[int]
+    """Tokens that are likely to be next, as the grammar leaves no other text: at most twice as many
+    as drafts were asked for, and one."""
+    masks: list[bytes]
+    """The tokens that may follow the first of them, the first two, and so on, up to as many as
+    drafts were asked for."""
 
 
-def unpack_beginning(body: bytes) -> tuple[bytes, list[int]]:
-    """The encoded GrammarJob and the tokens of BEGIN."""
-    (length,) = _JOB.unpack_from(body)
-    end = _JOB.size + length
-    return body[_JOB.size : end], [token_id for (token_id,) in TOKEN.iter_unpack(body[end:])]
+def pack_beginning(job: bytes, num_drafts: int, tokens: bytes) -> bytes:
+    """The body of BEGIN: an encoded GrammarJob, how many drafts are asked for, and tokens, u32
+    each."""
+    return b"".join((_BEGINNING.pack(len(job), num_drafts), job, tokens))
+
+
+def unpack_beginning(body: bytes) -> tuple[bytes, int, list[int]]:
+    """The encoded GrammarJob, the number of drafts and the tokens of BEGIN."""
+    length, num_drafts = _BEGINNING.unpack_from(body)
+    end = _BEGINNING.size + length
+    return body[_BEGINNING.size : end], num_drafts, unpack_tokens(body[end:])
+
+
+def unpack_tokens(packed: bytes) -> list[int]:
+    """Of u32 each."""
+    return [token_id for (token_id,) in TOKEN.iter_unpack(packed)]
+
+
+def pack_way_on(way: WayOn) -> bytes:
+    """The body of GO."""
+    numbers = _WAY_ON.pack(len(way.forced), len(way.masks))
+    return b"".join((numbers, *map(TOKEN.pack, way.forced), way.mask, *way.masks))
+
+
+def unpack_way_on(body: bytes) -> WayOn:
+    """Of the body of GO."""
+    num_forced, num_masks = _WAY_ON.unpack_from(body)
+    begin = _WAY_ON.size + TOKEN.size * num_forced
+    size = (len(body) - begin) // (1 + num_masks)
+    mask, *masks = (body[at : at + size] for at in range(begin, len(body), size))
+    return WayOn(mask, unpack_tokens(body[_WAY_ON.size : begin]), masks)

@@ -26,8 +26,8 @@ from contextlib import contextmanager, suppress
 from typing import BinaryIO, NoReturn
 
 import msgspec
-from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
+from driver.grammars.matcher import AHEAD_SECONDS, Grammar, GrammarError, MaskedTokenizer, Matcher
 from driver.grammars.protocol import (
     ANSWER,
     BEGIN,
@@ -39,12 +39,13 @@ from driver.grammars.protocol import (
     GO,
     MEMORY_BYTES,
     READY,
-    TOKEN,
     TOKENS_AT_ONCE,
-    GrammarJob,
     TokenizerDefinition,
+    WayOn,
     WorkerLimits,
+    pack_way_on,
     unpack_beginning,
+    unpack_tokens,
 )
 
 NICENESS = 10
@@ -55,89 +56,6 @@ MAX_LIMITS = 256
 """Bytes of an encoded WorkerLimits at most."""
 GRAMMARS_KEPT = 32
 """Compiled grammars that a worker caches."""
-MAX_ERROR = 500
-"""Characters that we pass on of an error of llguidance, which may quote the grammar."""
-NO_TOKEN = "no token of this model can come next"
-
-
-class GrammarError(Exception):
-    """The grammar cannot be compiled, or followed any further; the message is for the client."""
-
-
-class MaskedTokenizer:
-    """The tokenizer, and token masks for the daemon: i32 words, lowest bit first."""
-
-    def __init__(self, definition: TokenizerDefinition) -> None:
-        vocab_size, eos = definition.vocab_size, list(definition.eos_token_ids)
-        # For a model without an end of text, the tokenizer's own end is never allowed.
-        self.tokenizer = LLTokenizer(definition.tokenizer, n_vocab=vocab_size, eos_token=eos or None)
-        self._num_bytes = -(-vocab_size // 32) * 4
-        self._text = (1 << vocab_size) - 1 & ~sum(1 << token_id for token_id in {*self.tokenizer.eos_tokens})
-        """The mask of every token that does not end the text."""
-        self._known = (1 << vocab_size) - 1 if eos else self._text
-
-    def mask(self, matcher: LLMatcher, *, hide_eos: bool) -> tuple[bytes, bool]:
-        """The tokens that may be next, and whether one of them continues the text."""
-        allowed = int.from_bytes(matcher.compute_bitmask(), "little") & self._known
-        _check(matcher)
-        text = allowed & self._text
-        shown = text if hide_eos and text else allowed
-        return shown.to_bytes(self._num_bytes, "little"), bool(text)
-
-
-class Grammar:
-    """A compiled grammar, of an encoded GrammarJob; raises GrammarError."""
-
-    def __init__(self, tokenizer: MaskedTokenizer, encoded: bytes) -> None:
-        job = msgspec.msgpack.decode(encoded, type=GrammarJob)
-        limits = LLParserLimits(verbose_errors=False)
-        try:
-            self._start = LLMatcher(tokenizer.tokenizer, _definition(job), log_level=0, limits=limits)
-        except ValueError as error:
-            raise GrammarError(str(error)) from error
-        _check(self._start)
-        self._tokenizer = tokenizer
-        self._hide_eos = job.hide_eos
-        self.first_mask, _ = tokenizer.mask(self._start, hide_eos=job.hide_eos)
-        """The tokens that a text may begin with."""
-        if not any(self.first_mask):
-            raise GrammarError("it allows no text but the empty one")
-
-    def begin(self) -> "Matcher":
-        """A matcher at the start of the text."""
-        return Matcher(self._tokenizer, self._start.deep_copy(), hide_eos=self._hide_eos)
-
-
-class Matcher:
-    """The position of one sequence in a grammar."""
-
-    def __init__(self, tokenizer: MaskedTokenizer, matcher: LLMatcher, *, hide_eos: bool) -> None:
-        self._tokenizer = tokenizer
-        self._matcher = matcher
-        self._hide_eos = hide_eos
-
-    def advance(self, token_ids: list[int]) -> bytes | None:
-        """The mask after more tokens; None where only the end of the text may follow."""
-        self._matcher.consume_tokens(token_ids)
-        _check(self._matcher)
-        if self._matcher.is_stopped():
-            return None
-        mask, continues = self._tokenizer.mask(self._matcher, hide_eos=self._hide_eos)
-        if not continues and not self._matcher.is_accepting():
-            raise GrammarError(NO_TOKEN)
-        return mask if continues else None
-
-
-def _definition(job: GrammarJob) -> str:
-    if job.kind == "json":
-        return LLMatcher.grammar_from_json_schema(job.source, overrides=job.options)  # type: ignore[arg-type]
-    return LLMatcher.grammar_from_regex(job.source) if job.kind == "regex" else LLMatcher.grammar_from_lark(job.source)
-
-
-def _check(matcher: LLMatcher) -> None:
-    if matcher.is_error():
-        error = matcher.get_error().replace("<non-verbose/>", "").strip()
-        raise GrammarError(NO_TOKEN if error == "NoExtensionBias" else error[:MAX_ERROR])
 
 
 def main() -> NoReturn:
@@ -234,21 +152,30 @@ class _FrameLoop:
         began, size = time.process_time(), _peak_size()
         try:
             mask = work(number, body)
-            kind, answer = (COMPLETE, b"") if mask is None else (GO, mask)
+            quick = work == self._begin or time.process_time() - began < AHEAD_SECONDS
+            kind, answer = (COMPLETE, b"") if mask is None else (GO, self._way_on(number, mask, ahead=quick))
         except GrammarError as error:
             kind, answer = ERROR, str(error).encode(errors="replace")
         spent, grown = round(1e6 * (time.process_time() - began)), _peak_size() - size
         self._connection.sendall(ANSWER.pack(len(answer), number, kind, spent, grown) + answer)
 
     def _begin(self, number: int, body: bytes) -> bytes | None:
-        job, token_ids = unpack_beginning(body)
+        job, num_drafts, token_ids = unpack_beginning(body)
         with _time_limit(self._limits.compile_seconds):
             grammar = self._compiled(job)
-            self._matchers[number] = grammar.begin()
+            self._matchers[number] = grammar.begin(num_drafts)
         return self._consume(number, token_ids) if token_ids else grammar.first_mask
 
     def _advance(self, number: int, body: bytes) -> bytes | None:
-        return self._consume(number, [token_id for (token_id,) in TOKEN.iter_unpack(body)])
+        return self._consume(number, unpack_tokens(body))
+
+    def _way_on(self, number: int, mask: bytes, *, ahead: bool) -> bytes:
+        """``ahead`` is whether to look there: a grammar that is slow is not asked for more."""
+        forced, masks = list[int](), list[bytes]()
+        if ahead:
+            with _time_limit(self._limits.token_seconds):
+                forced, masks = self._matchers[number].look_ahead()
+        return pack_way_on(WayOn(mask, forced, masks))
 
     def _consume(self, number: int, token_ids: list[int]) -> bytes | None:
         with _time_limit(self._limits.token_seconds * (1 + len(token_ids) // TOKENS_AT_ONCE)):

@@ -23,14 +23,17 @@ def mask_words(vocab_size: int) -> int:
 def pack_masks(plan: NextIterationPlan, sampler_rows: Sequence[int], rows: int, vocab_size: int) -> NDArray[np.int32]:
     """i32[rows, words] masks of a plan's constraints; all bits set in rows without one.
 
-    ``sampler_rows`` are, by row of the plan, the row that samples its token.
+    ``sampler_rows`` are, by row of the plan, the row that samples its token, and behind that those
+    of its drafts.
     """
     masks = np.full((rows, mask_words(vocab_size)), -1, np.int32)
     for row in plan.constrained:
         constraint = plan.sequences[row].constraint
         assert constraint is not None
         # Padding of the vocabulary is never sampled, whatever its bits.
-        masks[sampler_rows[row], : len(constraint.mask)] = constraint.mask
+        behind = constraint.forced_masks[: len(plan.forced[row])] if row in plan.forced else ()
+        for place, mask in enumerate((constraint.mask, *behind), sampler_rows[row]):
+            masks[place, : len(mask)] = mask
     return masks
 
 

@@ -1,8 +1,9 @@
 """One step, as the scheduler wants it: which sequences, which of their tokens, in which order."""
 
 from collections.abc import Iterable
+from collections.abc import Sequence as ListOf
 from dataclasses import dataclass, field
-from itertools import accumulate
+from itertools import accumulate, takewhile
 
 from engine.scheduling.host_cache.copies import Copies
 from engine.scheduling.sequence import Sequence, TokenLogprobs
@@ -14,13 +15,15 @@ class NextIterationPlan:
     of prompts.
 
     A plan without rows has ``copies`` alone, and is no step. Nor is one with ``samples_of``: its
-    rows compute no token, and sample from logits that an earlier plan has computed.
+    rows compute no token, and sample from logits that an earlier plan has computed. Of those
+    ``counts[i]`` are kept of row i, which samples from the first ``samples[i]``.
 
     Row i computes ``counts[i]`` tokens of ``sequences[i]`` from token ``starts[i]`` on, and
     samples behind the last ``samples[i]`` of them: a decoding row behind each, a chunk behind its
     last one when that is its prompt's last. A decoding row's tokens are the one that its slot
-    sampled last, which may still be on the device, and the slot's drafts; a chunk's are known
-    here. Where drafts are in flight a decoding row's start is the most that it may be.
+    sampled last, which may still be on the device, and the slot's drafts, which are there too or
+    are ``forced``; a chunk's are known here. Where drafts are in flight a decoding row's start is
+    the most that it may be.
     """
 
     sequences: list[Sequence] = field(default_factory=list)
@@ -29,6 +32,9 @@ class NextIterationPlan:
     samples: list[int] = field(default_factory=list)
     constrained: list[int] = field(default_factory=list)
     """Rows that sample what their sequence's constraint allows."""
+    forced: dict[int, ListOf[int]] = field(default_factory=dict)
+    """By row with a constraint that has drafts, these; where it samples, those alone whose masks are
+    known."""
     late: list[int] = field(default_factory=list)
     """Decoding rows that do not sample in this step, though they might, as their constraint has not
     answered yet: their logits are kept."""
@@ -66,9 +72,9 @@ class NextIterationPlan:
         return sum(self.counts[: self.num_decodes])
 
     @property
-    def num_drafted(self) -> int:
-        """Decoding rows with drafts, the last of them."""
-        return sum(count > 1 for count in self.counts[: self.num_decodes])
+    def drafted(self) -> list[int]:
+        """Decoding rows with drafts that are on the device."""
+        return [row for row in range(self.num_decodes) if self.counts[row] > 1 and row not in self.forced]
 
     @property
     def read_slots(self) -> set[int]:
@@ -85,7 +91,7 @@ class NextIterationPlan:
         """By row, behind how many of its last tokens there are logits to sample from, now or late."""
         logits = list(self.samples)
         for row in self.late:
-            logits[row] = 1
+            logits[row] = self.counts[row]
         return logits
 
     def drop(self, sequence: Sequence) -> None:
@@ -104,12 +110,14 @@ class NextIterationPlan:
         self.num_tokens = sum(self.counts)
         for row, (sequence, count) in enumerate(zip(sequences, self.counts, strict=True)):
             if sequence.constraint is not None:
-                self._add_constrained(row, sequence)
+                self._add_constrained(row, sequence, count - 1)
             sequence.num_computed_tokens += count
             sequence.num_in_flight += count
 
-    def _add_constrained(self, row: int, sequence: Sequence) -> None:
+    def _add_constrained(self, row: int, sequence: Sequence, num_drafts: int) -> None:
         """A decoding row samples in the step if its constraint has answered, and else late."""
+        if num_drafts:
+            self.forced[row] = sequence.forced_drafts[:num_drafts]
         if sequence.has_mask:
             self.constrained.append(row)
         else:
@@ -117,13 +125,27 @@ class NextIterationPlan:
             self.late.append(row)
             sequence.awaits_sample = True
 
-    def add_late(self, sequence: Sequence) -> None:
-        """Add a row: the token of a sequence whose logits are kept."""
+    def add_late(self, sequence: Sequence, row: int) -> None:
+        """Add a row: the tokens of a sequence whose logits are kept of a row of ``samples_of``.
+
+        Its drafts are in the right places if as many tokens as were in flight then have landed, and
+        have masks as far as the constraint, which has heard of these, forces the same. The others
+        are not accepted.
+        """
+        of, constraint = self.samples_of, sequence.constraint
+        assert of is not None and constraint is not None
+        fed = of.forced.get(row, ()) if of.starts[row] == sequence.num_tokens - 1 else ()
+        pairs = zip(fed, constraint.forced, constraint.forced_masks, strict=False)
+        masked = [draft for draft, *_ in takewhile(lambda pair: pair[0] == pair[1], pairs)]
+        if masked:
+            self.forced[self.num_rows] = masked
         self.constrained.append(self.num_rows)
         self.sequences.append(sequence)
-        self.starts.append(sequence.num_computed_tokens)
-        self.counts.append(0)
-        self.samples.append(1)
+        self.starts.append(sequence.num_tokens)
+        self.counts.append(of.counts[row])
+        self.samples.append(1 + len(masked))
+        sequence.num_in_flight -= of.counts[row] - self.samples[-1]
+        sequence.num_computed_tokens -= of.counts[row] - self.samples[-1]
 
     def add(self, sequence: Sequence, count: int) -> None:
         """Add a row: the next ``count`` tokens of a sequence, which now count as computed."""

@@ -17,6 +17,7 @@ be replayed. The rules:
 - A decoding row may have drafts (``speculation``), tokens that are likely to follow. It samples
   behind each, and as many tokens land as there are drafts that were right, and one. Until then a
   sequence counts as if all were right: it has pages for them, and no more drafts than would end it.
+  Those of a sequence with a constraint are the tokens that this forces, by and by.
 - A sequence with a constraint is planned as others are, and its row does not sample in the step if
   the constraint has not answered yet what may come next: because the token before is in flight, or
   because the mask is late. The row's logits are kept (``late_samples``), it samples from them in a
@@ -160,6 +161,8 @@ class InferenceScheduler:
         if not self._running and not self._waiting:
             self._waiting.forget()
         self.adapters.enter(sequence)
+        if sequence.constraint is not None:
+            self._expect(sequence)
         self._waiting.add(sequence)
 
     def finish(self, request_id: str) -> bool:
@@ -218,7 +221,8 @@ class InferenceScheduler:
             prompt_logprobs = _not_seen(sequence, *result.prompt_logprobs.get(row, (0, [])))
             if samples:
                 if self.speculation is not None:
-                    self.speculation.land(sequence, samples, len(token_ids), result.drafts[row])
+                    kept = samples if plan.samples_of is None else plan.counts[row]
+                    self.speculation.land(sequence, kept, len(token_ids), result.drafts[row])
                 count, reason = self._land(sequence, token_ids)
                 logprobs = result.logprobs.get(row, [])
                 outputs.append(
@@ -235,6 +239,7 @@ class InferenceScheduler:
         """
         assert sequence.constraint is not None
         sequence.awaits_mask = False
+        self._expect(sequence)
         if sequence.awaits_sample:
             self._running.late.answered(sequence)
         reason, error = None, sequence.constraint.error
@@ -320,7 +325,7 @@ class InferenceScheduler:
         drafts = {sequence: count for sequence, count in drafts.items() if count}
         rows = [sequence for sequence in sequences if sequence not in drafts] + list(drafts)
         plan.add_decodes(rows, [drafts.get(sequence, 0) for sequence in rows])
-        plan.num_passes = self.speculation.passes(max(drafts.values(), default=0))
+        plan.num_passes = self.speculation.passes(max((plan.counts[row] - 1 for row in plan.drafted), default=0))
 
     def _room_for_drafts(self, num_decodes: int) -> int:
         """Tokens that may be sampled beside those of all rows that the step may have."""
@@ -364,11 +369,18 @@ class InferenceScheduler:
         if reason is not None:
             self.finish(sequence.request_id)
         elif sequence.constraint is not None:
-            sequence.constraint.advance(token_ids[-1])
+            sequence.constraint.advance(*token_ids)
             sequence.awaits_mask = True
+            as_forced = list(sequence.forced[:count]) == token_ids
+            sequence.forced = sequence.forced[count:] if as_forced else ()
             if sequence.slot < 0:
                 sequence.constraint.suspend()
         return count, reason
+
+    def _expect(self, sequence: Sequence) -> None:
+        """Its constraint has answered, and may say what it forces."""
+        if self.speculation is not None and sequence.constraint is not None:
+            sequence.forced = sequence.constraint.forced
 
     def _append(self, sequence: Sequence, token_id: int) -> str | None:
         """Add a token; the reason if it is the last."""

@@ -1,5 +1,6 @@
 """One Sequence lives from admission to finish; preempted, it is WAITING again, never copied."""
 
+from collections.abc import Sequence as ListOf
 from dataclasses import dataclass, field
 from enum import Enum, auto
 
@@ -69,7 +70,9 @@ class Sequence:
     A preempted sequence may have some: it is not admitted again before they have landed.
     """
     num_drafts: int = 0
-    """Drafts that the device had for the tokens behind those that landed last."""
+    """Drafts that the device had for the tokens behind those that landed last; 0 with a constraint."""
+    forced: ListOf[int] = ()
+    """Tokens that its constraint expects behind those that have landed: drafts, if they are right."""
     draft_presence: RecentShare = field(default_factory=lambda: RecentShare(1.0))
     """How often there were drafts where it was granted some."""
     draft_acceptance: RecentShare = field(default_factory=lambda: RecentShare(EXPECTED_ACCEPTANCE))
@@ -175,6 +178,14 @@ class Sequence:
     def has_mask(self) -> bool:
         """Whether its constraint has answered to all of its tokens."""
         return not (self.num_in_flight or self.awaits_mask)
+
+    @property
+    def forced_drafts(self) -> ListOf[int]:
+        """What of ``forced`` follows the tokens in flight, if all of these are as forced. Where its
+        next row samples at once, its masks are known."""
+        if self.constraint is not None and self.has_mask:
+            return self.forced[: len(self.constraint.forced_masks)]
+        return self.forced[self.num_in_flight :]
 
     @property
     def ends_by_length(self) -> bool:

@@ -7,7 +7,8 @@ the time of a step, up to some number of tokens; beyond, more tokens cost more. 
 its time, too, once for each place behind a row's token that some row drafts. So drafts are
 granted while they raise the tokens that a step is expected to give for each second that it takes.
 
-A draft is right with the row's *acceptance*, if those before it were: the share of its last
+The drafts of a row with a constraint are tokens that this forces; those of others are found on the
+device. A draft is right with the row's *acceptance*, if those before it were: the share of its last
 drafts that were right, the older the less. And there is one with its *presence*: with a step in
 flight, whose drafts nobody knows yet, drafts are granted that may not be there. A row whose drafts
 are not worth it is tried again in every ``PROBED_EVERY``-th plan, with a single draft, and all such
@@ -63,7 +64,7 @@ class Speculation:
         }
 
     def passes(self, num_drafts: int) -> int:
-        """Passes of a draft model in a step whose rows have up to so many drafts."""
+        """Passes of a draft model in a step whose rows have up to so many drafts of it."""
         return num_drafts if self._has_model else 0
 
     def drafts(self, sequences: list[Sequence], room: int, in_flight: int) -> dict[Sequence, int]:
@@ -75,7 +76,7 @@ class Speculation:
         owners, chances, places = list[Sequence](), list[float](), list[int]()
         for sequence, count in most.items():
             owners += [sequence] * count
-            places += range(1, count + 1)
+            places += range(1, count + 1) if sequence.constraint is None else [0] * count
             chances += _chances(sequence, count)
         order = np.argsort(-np.array(chances), kind="stable")[:room]
         worth = self._worth(len(sequences), np.array(chances)[order], np.array(places)[order])
@@ -86,10 +87,12 @@ class Speculation:
         return granted
 
     def land(self, sequence: Sequence, num_samples: int, num_tokens: int, num_found: int) -> None:
-        """A row of so many samples gave so many tokens; there are drafts for those behind them."""
-        granted, accepted = num_samples - 1, num_tokens - 1
-        drafted = min(granted, sequence.num_drafts)
-        sequence.num_drafts = num_found
+        """A row of so many samples gave so many tokens; the device has found drafts for those behind
+        them, so many."""
+        drafted = granted = num_samples - 1
+        accepted = num_tokens - 1
+        if sequence.constraint is None:
+            drafted, sequence.num_drafts = min(granted, sequence.num_drafts), num_found
         if not granted:
             return
         sequence.draft_presence.learn(bool(drafted), 1)
@@ -112,17 +115,19 @@ class Speculation:
             self._unprobed = 0
 
     def _most(self, sequence: Sequence, in_flight: int) -> int:
-        """Drafts that it may have: the device has some, and they cannot end it."""
-        if not sequence.num_drafts or sequence.constraint is not None:
-            return 0
+        """Drafts that it may have: the device or its constraint has some, and they cannot end it."""
         asked, left = sequence.params.num_speculative_tokens, sequence.max_computed_tokens
         most = self.num_speculative_tokens if asked is None else min(asked, self.num_speculative_tokens)
+        if sequence.constraint is not None:
+            most = min(most, len(sequence.forced_drafts))
+        elif not sequence.num_drafts:
+            return 0
         return min(most, left - sequence.num_computed_tokens - 1, in_flight - sequence.num_in_flight - 1)
 
     def _worth(self, num_rows: int, chances: NDArray[np.float64], places: NDArray[np.int64]) -> int:
         """How many of drafts of these chances, the likeliest first, make the most of a step.
 
-        ``places`` are counted from 1, the first draft of a row.
+        ``places`` are counted from 1, the first draft of a row; 0 is one that a constraint forces.
         """
         deepest = [0, *np.maximum.accumulate(places).tolist()]
         seconds = [self._seconds(num_rows + count, self.passes(deep)) for count, deep in enumerate(deepest)]

@@ -7,7 +7,7 @@ drafts as it was granted. Which of them were right is known on the device alone 
 lands; what the next step needs of it is here.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from collections.abc import Sequence as ListOf
 from dataclasses import dataclass, field
 
@@ -24,8 +24,8 @@ DRAFTED_LATER = -2
 """Stands for a draft that is made in the step that verifies it."""
 PIECE = 1024
 """Tokens that one call writes."""
-PIECE_HEADER = 2
-"""Before them: the slot, and the place of the first."""
+PIECE_HEADER = DRAFT_HEADER = 2
+"""Before them, and before a row's drafts: the slot, and the place of the first."""
 
 
 @jax.tree_util.register_dataclass
@@ -73,6 +73,12 @@ class History:
         ids = jax.lax.dynamic_update_slice(self.ids, piece[None, PIECE_HEADER:], at)
         return History(ids, self.num_new, self.num_wrong, self.num_drafts)
 
+    def with_forced(self, rows: Array) -> "History":
+        """The history with drafts i32[n, DRAFT_HEADER + num_drafts] that ``forced_rows`` made."""
+        places = rows[:, 1:DRAFT_HEADER] + jnp.arange(self.num_drafts, dtype=jnp.int32)[None, :]
+        ids = self.ids.at[rows[:, :1], places].set(rows[:, DRAFT_HEADER:])
+        return History(ids, self.num_new, self.num_wrong, self.num_drafts)
+
 
 def _at(ids: Array, slots: Array, positions: Array) -> Array:
     found: Array = ids.at[slots, positions].get(mode="promise_in_bounds", wrap_negative_indices=False)
@@ -84,6 +90,19 @@ def new_history(num_slots: int, max_model_len: int, num_drafts: int) -> History:
     width = -(-(max_model_len + num_drafts + 1) // PIECE) * PIECE
     ids = jnp.full((num_slots, width), NO_DRAFT, jnp.int32)
     return History(ids, jnp.zeros(num_slots, jnp.int32), jnp.zeros(num_slots, jnp.int32), num_drafts)
+
+
+def forced_rows(
+    drafts: Iterable[tuple[int, int, ListOf[int]]], max_num_seqs: int, num_drafts: int
+) -> NDArray[np.int32]:
+    """i32[max_num_seqs, DRAFT_HEADER + num_drafts] that write drafts: of slots, from a place on,
+    up to ``num_drafts`` each. Rows that are left write to the dump slot."""
+    rows = np.full((max_num_seqs, DRAFT_HEADER + num_drafts), NO_DRAFT, np.int32)
+    rows[:, :DRAFT_HEADER] = max_num_seqs, 0
+    for row, (slot, first, token_ids) in zip(rows, drafts, strict=False):
+        row[:DRAFT_HEADER] = slot, first
+        row[DRAFT_HEADER : DRAFT_HEADER + len(token_ids)] = token_ids
+    return rows
 
 
 def pieces(slot: int, token_ids: ListOf[int]) -> Iterator[NDArray[np.int32]]:

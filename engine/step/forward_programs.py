@@ -1,5 +1,6 @@
 """The model's programs: from a bucket's packed integers to the logits to sample from."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from typing import Any
@@ -33,7 +34,7 @@ from engine.models.linear import look_up
 from engine.models.step_context import LayerCache, Place, StepContext
 from engine.models.weights.forms import Weight
 from engine.sampling.logprobs import compute_logprobs
-from engine.speculation.history import PIECE, PIECE_HEADER, History
+from engine.speculation.history import DRAFT_HEADER, PIECE, PIECE_HEADER, History
 from engine.step.backend import CACHE, Backend
 from engine.step.compilation import Program, lower
 from engine.step.layout import PROMPT_BLOCK, ModelInputBatch, StepLayout
@@ -48,6 +49,8 @@ ADAPTED_FORWARD = "step with adapters"
 adapter."""
 WRITE_HISTORY = "write history"
 """(history, piece) -> history, a History, which is donated; see ``History.after``."""
+WRITE_FORCED = "write forced drafts"
+"""(history, rows) -> history, which is donated; see ``History.with_forced``."""
 WRITE_SLOTS = "write slots"
 """(slots, changes i32[SEPARATE.size]) -> slots, a SlotState, which is donated."""
 TAKE_HIDDEN = "take hidden"
@@ -110,9 +113,17 @@ class ForwardPrograms:
         ]
 
     def writers(self) -> list[Program]:
-        """WRITE_SLOTS, and WRITE_HISTORY where there is one."""
+        """WRITE_SLOTS, and where there is a history WRITE_HISTORY and WRITE_FORCED."""
         slots = Program(WRITE_SLOTS, SEPARATE.entries, self._lower_write_slots)
-        return [slots, *([Program(WRITE_HISTORY, PIECE, self._lower_write_history)] if self._has_history else [])]
+        if not isinstance(self._fed, History):
+            return [slots]
+        piece, size = (PIECE_HEADER + PIECE,), self._fed.ids.shape[0]
+        forced = size - 1, DRAFT_HEADER + self._fed.num_drafts
+        return [
+            slots,
+            Program(WRITE_HISTORY, PIECE, partial(self._lower_write_history, History.after, piece)),
+            Program(WRITE_FORCED, size, partial(self._lower_write_history, History.with_forced, forced)),
+        ]
 
     def prompt_logprobs(self, count: int) -> list[Program]:
         """PROMPT_LOGPROBS of ``count`` tokens, and ADAPTED_PROMPT_LOGPROBS if heads have adapters."""
@@ -156,14 +167,9 @@ class ForwardPrograms:
         on_each = self._mesh.on_each(lambda slots, changes: slots.after(SEPARATE, changes), (COPY, COPY), COPY)
         return lower(on_each, self._slots, changes, donate=0)
 
-    @property
-    def _has_history(self) -> bool:
-        return isinstance(self._fed, History)
-
-    def _lower_write_history(self) -> Lowered:
-        piece = self._mesh.shapes(jax.ShapeDtypeStruct((PIECE_HEADER + PIECE,), np.int32))
-        on_each = self._mesh.on_each(lambda history, piece: history.after(piece), (COPY, COPY), COPY)
-        return lower(on_each, self._fed, piece, donate=0)
+    def _lower_write_history(self, change: Callable[[History, Array], History], shape: tuple[int, ...]) -> Lowered:
+        written = self._mesh.shapes(jax.ShapeDtypeStruct(shape, np.int32))
+        return lower(self._mesh.on_each(change, (COPY, COPY), COPY), self._fed, written, donate=0)
 
     def _lower_take_hidden(self, layout: StepLayout) -> Lowered:
         hidden = self._mesh.shapes(jax.ShapeDtypeStruct((layout.tokens, *self._hidden.shape), self._hidden.dtype))

@@ -39,8 +39,6 @@ FEW = 8
 """Rows that sample late have a sampler of so many rows to themselves if they are no more."""
 COVERING_RATIO = 8
 """How much larger than its own bucket a step's bucket may be until its own is compiled."""
-LATE = -1
-"""Stands for samples: one, and not in this step."""
 FROM_SLOT = -1
 """Stands for a token id: the last token sampled in the row's slot, which is on the device."""
 MOST_ADMISSIONS = 8
@@ -95,7 +93,8 @@ class StepLayout:
         """Offset and shape by name, all int32.
 
         Row i has ``counts[i]`` tokens of the sequence in ``slots[i]``, of which the last
-        ``samples[i]`` get logits, or one where that is LATE. Padding rows have the dump slot and no tokens.
+        ``samples[i]`` get logits; where that is negative, as many that do not sample in this step.
+        Padding rows have the dump slot and no tokens.
         ``adapters[i]`` is the slot of its adapter, -1 if it has none.
         """
         shapes: dict[str, tuple[int, ...]] = {

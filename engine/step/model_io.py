@@ -3,6 +3,7 @@
 from bisect import bisect_left
 from collections.abc import Sequence as ListOf
 from dataclasses import dataclass
+from itertools import accumulate, chain
 from operator import attrgetter
 from typing import NamedTuple
 
@@ -12,13 +13,13 @@ from numpy.typing import NDArray
 from engine.sampling.logit_bias import bias_of
 from engine.sampling.needs import Need, needs_of
 from engine.sampling.penalties import penalties_of
-from engine.sampling.sampler_inputs import NUM_FIELDS, num_fields
+from engine.sampling.sampler_inputs import num_fields
 from engine.sampling.token_masks import pack_masks
 from engine.scheduling.plan import NextIterationPlan
 from engine.scheduling.sequence import Sequence
-from engine.speculation.history import pieces
+from engine.speculation.history import forced_rows, pieces
 from engine.step.commands import ForgetLogits, KeptRows, SampleKept, StepDescription
-from engine.step.layout import FROM_SLOT, LATE, PROMPT_BLOCK, StepLayout
+from engine.step.layout import FROM_SLOT, PROMPT_BLOCK, StepLayout
 from engine.step.slot_state import FIRST_PARAMETER, SEPARATE, SlotChanges, SlotShapes, admissions
 
 _slot_of = attrgetter("slot")
@@ -42,7 +43,7 @@ class _Kept(NamedTuple):
     """As in KeptRows."""
     num_rows: int
     places: dict[Sequence, int]
-    """Which of these rows is whose."""
+    """Which of these rows is whose first."""
 
 
 class ModelIOProcessor:
@@ -97,17 +98,19 @@ class ModelIOProcessor:
             self._keep(plan, layout) if plan.late else None,
             any(plan.samples),
             drafted,
-            bool(self._draft_rows) and plan.num_drafted < plan.num_rows,
+            bool(self._draft_rows) and len(plan.drafted) < plan.num_rows,
+            self._forced(plan) if plan.forced else None,
         ), prompt_logprobs
 
     def _drafted(self, plan: NextIterationPlan) -> NDArray[np.int32] | None:
         """The slots of rows with drafts, and of how many, if a draft model writes them."""
-        count, sizes = plan.num_drafted, self._draft_rows
-        if not (count and sizes):
+        rows, sizes = plan.drafted, self._draft_rows
+        if not (rows and sizes):
             return None
+        count = len(rows)
         drafted = np.zeros((2, sizes[bisect_left(sizes, count)]), np.int32)
         drafted[0, count:] = self._shapes.dump_slot
-        rows = sorted(range(plan.num_decodes - count, plan.num_decodes), key=lambda row: -plan.counts[row])
+        rows.sort(key=lambda row: -plan.counts[row])
         drafted[0, :count] = [plan.sequences[row].slot for row in rows]
         drafted[1, :count] = [plan.counts[row] - 1 for row in rows]
         return drafted
@@ -122,6 +125,11 @@ class ModelIOProcessor:
             for piece in pieces(sequence.slot, _known_tokens(sequence, 0, sequence.num_tokens))
         ]
 
+    def _forced(self, plan: NextIterationPlan) -> NDArray[np.int32]:
+        """What the history has to have behind the last tokens of rows with drafts that are known."""
+        drafts = ((plan.sequences[row].slot, 1 + plan.starts[row], ids) for row, ids in plan.forced.items())
+        return forced_rows(drafts, self._shapes.max_num_seqs, self._shapes.num_drafts)
+
     def _masks(self, plan: NextIterationPlan, layout: StepLayout) -> NDArray[np.int32]:
         return pack_masks(plan, self._sampler_rows(plan), layout.rows, self._vocab_size)
 
@@ -130,17 +138,24 @@ class ModelIOProcessor:
 
     def prepare_late(self, plan: NextIterationPlan) -> tuple[SampleKept, list[int]]:
         """A plan that samples from the kept logits of an earlier one, and the place of each of its
-        rows among those."""
+        rows' first among those.
+
+        The rows behind those that sample are there too, for drafts that are wrong, as if no draft
+        came before them.
+        """
         assert plan.samples_of is not None
-        kept, slots = self._kept[plan.samples_of], [sequence.slot for sequence in plan.sequences]
+        kept, slots = self._kept[plan.samples_of], np.array([sequence.slot for sequence in plan.sequences])
         needs = self._needs[slots] & ~Need.PROMPT_LOGPROBS
         places = [kept.places[sequence] for sequence in plan.sequences]
-        parameters = admissions(plan.sequences, plan.starts, needs.tolist())[:, FIRST_PARAMETER:].T
-        yes = np.ones(plan.num_rows, np.int32)
+        parameters = admissions(plan.sequences, plan.starts, needs.tolist())[:, FIRST_PARAMETER:]
+        row = np.repeat(np.arange(plan.num_rows), plan.counts)
+        yes, offsets = np.ones_like(row), np.concatenate([np.arange(count) for count in plan.counts])
+        columns = (
+            slots[row], yes, yes, np.array(plan.starts)[row] + offsets, *parameters[row].T, offsets,
+            np.maximum(np.array(plan.samples)[row] - 1 - offsets, 0),
+        )  # fmt: skip
         sampling = np.zeros((num_fields(drafts=bool(self._shapes.num_drafts)), kept.num_rows), np.int32)
-        sampling[:NUM_FIELDS, places] = np.vstack(
-            [slots, yes, yes, plan.starts, parameters]
-        )  # as ``pack_inputs`` has them
+        sampling[:, np.array(places)[row] + offsets] = np.vstack(columns[: len(sampling)])  # as in ``pack_inputs``
         masks = pack_masks(plan, places, kept.num_rows, self._vocab_size)
         return SampleKept(kept.number, sampling, Need(int(np.bitwise_or.reduce(needs))), masks), places
 
@@ -157,13 +172,14 @@ class ModelIOProcessor:
         """Keep the logits of rows that sample late: of all rows, unless these are few."""
         sampler_rows = self._sampler_rows(plan)
         late = {plan.sequences[row]: sampler_rows[row] for row in plan.late}
+        spans = [range(sampler_rows[row], sampler_rows[row] + plan.counts[row]) for row in plan.late]
         self._num_kept += 1
-        if not len(late) <= self._few_rows < layout.rows:
+        if not sum(map(len, spans)) <= self._few_rows < layout.rows:
             self._kept[plan] = _Kept(self._num_kept, layout.rows, late)
             return KeptRows(self._num_kept, None)
-        rows = np.zeros(self._few_rows, np.int32)
-        rows[: len(late)] = list(late.values())
-        self._kept[plan] = _Kept(self._num_kept, self._few_rows, {each: place for place, each in enumerate(late)})
+        rows, places = np.zeros(self._few_rows, np.int32), accumulate(map(len, spans), initial=0)
+        rows[: sum(map(len, spans))] = list(chain.from_iterable(spans))
+        self._kept[plan] = _Kept(self._num_kept, self._few_rows, dict(zip(late, places, strict=False)))
         return KeptRows(self._num_kept, rows)
 
     def _changes(self, plan: NextIterationPlan) -> SlotChanges:
@@ -203,7 +219,7 @@ class ModelIOProcessor:
         all_slots[count:] = self._shapes.dump_slot
         layout.view(packed, "counts")[:count] = plan.counts
         layout.view(packed, "samples")[:count] = samples
-        layout.view(packed, "samples")[plan.late] = LATE
+        layout.view(packed, "samples")[plan.late] = -np.array(plan.counts)[plan.late]
         if layout.has_states:
             layout.view(packed, "state_sources")[:count] = plan.state_sources
             layout.view(packed, "state_slots")[:count] = plan.state_slots

@@ -1,7 +1,7 @@
 """A model checker for the scheduler: random histories of it, and what has to hold after each of their steps.
 
 The scheduler is driven as the engine drives it, with several plans in flight, by requests that come, are aborted and run
-out of time at random, some of them in a flood of one client's, some with a constraint whose masks are late, some without
+out of time at random, some of them in a flood of one client's, some with a constraint whose masks are late and which may force tokens, or say so, some without
 max_tokens, some with an adapter, of which there may be more than slots and which are loaded, removed and loaded again; steps fail, and take the memory with them; pages go to the host and come back, in their own time. Beside it stands a model of the pages: each token written is
 remembered by the whole of what came before it, so that a page with two writers, one that is handed out while it is read, or one that is shared with somebody
 whose tokens differ is found where it is read. The next token is a function of all tokens before it, as in a greedy model:
@@ -14,7 +14,6 @@ from dataclasses import dataclass, field
 from random import Random
 
 import msgspec
-import numpy as np
 
 from caching.cache_groups import CacheGroups
 from caching.host_tier import HostTier
@@ -34,6 +33,7 @@ from engine.scheduling.sequence import Sequence
 from engine.scheduling.sequence_memory import SequenceMemory
 from engine.scheduling.speculation import Speculation
 from engine.scheduling.waiting_queue import OUTPUT_WEIGHT
+from scripts.benchmarks.simulated_constraint import LateConstraint
 from scripts.benchmarks.simulated_drafts import Row, SimulatedDrafts
 from scripts.benchmarks.simulated_host import SimulatedHost
 
@@ -60,44 +60,6 @@ PATIENCE = 50
 """Plans that a sequence may take for each token of all sequences, at the very most."""
 
 
-class LateConstraint:
-    """Allows every token, in its own time; what it is told has to be its sequence's output, each token once."""
-
-    mask = np.zeros(1, np.int32)
-    error: str | None = None
-    internal = False
-
-    def __init__(self, length: int | None) -> None:
-        self._length = length
-        self.told: list[int] = []
-        self.closed = False
-
-    @property
-    def complete(self) -> bool:
-        """Whether the output is as long as it is to be."""
-        return len(self.told) == self._length
-
-    def advance(self, token_id: int) -> None:
-        """One more token has landed."""
-        self.told.append(token_id)
-
-    def hear(self) -> bool:
-        """The history says itself when an answer has come."""
-        raise NotImplementedError
-
-    def fileno(self) -> int:
-        """Nobody waits for it."""
-        raise NotImplementedError
-
-    def suspend(self) -> None:
-        """The sequence has been preempted."""
-        assert not self.closed, "an ended sequence was preempted"
-
-    def close(self) -> None:
-        """The sequence has ended."""
-        self.closed = True
-
-
 @dataclass
 class Life:
     """A sequence, and what has to become of it."""
@@ -117,9 +79,14 @@ class Life:
     """Times that another of its client and priority got a slot before it, though it could have started but for pages."""
 
     @property
+    def output(self) -> list[int]:
+        """What a model would give, were there no end."""
+        return self.tokens[len(self.sequence.prompt_token_ids) :]
+
+    @property
     def expected(self) -> list[int]:
         """The output when nobody ends it early."""
-        output = self.tokens[len(self.sequence.prompt_token_ids) :][: self.length]
+        output = self.output[: self.length]
         return output[: output.index(EOS) + 1] if EOS in output else output
 
 
@@ -243,8 +210,10 @@ class SchedulerHistory:
         if constraint is None:
             return
         assert isinstance(constraint, LateConstraint) and constraint.closed
-        last = life.received[-1:] if life.reason in ("stop", "length") else []  # which ends it whatever follows
-        assert constraint.told + last == life.received, "a constraint was not told what its sequence gave"
+        told = life.received[: len(constraint.told)]
+        if life.reason not in ("stop", "length"):  # whose last output ends it whatever its constraint says
+            told = life.received
+        assert constraint.told == told, "a constraint was not told what its sequence gave"
 
     def _flood(self) -> None:
         client = self._random.choice(list(WEIGHTS))
@@ -276,6 +245,8 @@ class SchedulerHistory:
             life = self._alive[number] = _life(sequence, length)
             if random.random() > 0.8:
                 self._take_up(life)
+            if constraint is not None and not sequence.awaits_mask:
+                constraint.answer(random, life.output, self._drafts.most)
             self._queues.setdefault((client, params.priority), deque()).append(number)
             self._given.setdefault((client, params.priority), dict.fromkeys(WEIGHTS, 0.0))
             self._scheduler.add(sequence)
@@ -301,8 +272,11 @@ class SchedulerHistory:
         if not awaited:
             return False
         life = self._random.choice(awaited)
+        constraint = life.sequence.constraint
+        assert isinstance(constraint, LateConstraint)
+        constraint.answer(self._random, life.output, self._drafts.most)
         output = self._scheduler.resume(life.sequence)
-        assert (output is not None) == life.sequence.constraint.complete
+        assert (output is not None) == constraint.complete
         if output is not None:
             assert output.finish_reason == "stop" and not output.token_ids
             life.reason = "complete"
@@ -313,23 +287,29 @@ class SchedulerHistory:
         """Rows whose masks have come sample from the logits that are kept of them; whether there are any."""
         plans = self._scheduler.plan_late()
         for plan in plans:
-            assert plan.samples_of is not None and plan.num_rows and plan.samples == [1] * plan.num_rows
-            for sequence in plan.sequences:
-                history = self._kept[plan.samples_of].pop(sequence)
-                last = sequence.num_computed_tokens - 1
+            of = plan.samples_of
+            assert of is not None and plan.num_rows
+            for row, sequence in enumerate(plan.sequences):
+                history, last = self._kept[of].pop(sequence), plan.starts[row] - 1
                 assert sequence.slot >= 0 and history == self._alive[sequence.request_id].histories[last], (
                     "a row samples from another's logits"
                 )
-                self._check_mask(sequence)
+                assert plan.counts[row] == of.counts[of.sequences.index(sequence)], "a row samples too little"
+                self._check_masks(plan, row)
             self._in_flight.append(plan)
             self._rows.append(self._drafts.run(plan, [self._alive[sequence.request_id] for sequence in plan.sequences]))
         return bool(plans)
 
-    def _check_mask(self, sequence: Sequence) -> None:
-        """Its mask is the one behind all of its tokens."""
-        constraint, others = sequence.constraint, sequence.num_in_flight - 1
+    def _check_masks(self, plan: NextIterationPlan, row: int) -> None:
+        """Its masks are those behind all of its tokens, and behind drafts."""
+        sequence, drafts = plan.sequences[row], list(plan.forced.get(row, ()))
+        constraint, others = sequence.constraint, sequence.num_in_flight - plan.samples[row]
         assert isinstance(constraint, LateConstraint) and not (sequence.awaits_mask or others)
         assert constraint.told == sequence.output_token_ids, "a row samples with the mask of another place"
+        assert drafts == constraint.forced[: len(drafts)], "a row samples with the masks of other drafts"
+        assert len(drafts) == plan.samples[row] - 1 and len(drafts) <= len(constraint.forced_masks), (
+            "a row samples without a mask"
+        )
 
     def _finish_one(self) -> None:
         """Aborted, out of time, or ended by a stop string: the scheduler is told the same."""
@@ -427,7 +407,7 @@ class SchedulerHistory:
         rows = self._drafts.run(plan, [self._alive[sequence.request_id] for sequence in plan.sequences])
         self._write_and_read(plan, rows)
         self._read_and_write_states(plan)
-        self._keep_logits(plan)
+        self._keep_logits(plan, rows)
         self._in_flight.append(plan)
         self._rows.append(rows)
         return True
@@ -437,17 +417,18 @@ class SchedulerHistory:
         """Steps in flight."""
         return sum(plan.samples_of is None for plan in self._in_flight)
 
-    def _keep_logits(self, plan: NextIterationPlan) -> None:
+    def _keep_logits(self, plan: NextIterationPlan, rows: list[Row]) -> None:
         """Rows that have no mask keep their logits, and the others with a constraint have one."""
         for row in plan.constrained:
-            self._check_mask(plan.sequences[row])
+            self._check_masks(plan, row)
         if plan.late:
-            late = [plan.sequences[row] for row in plan.late]
+            late = {row: plan.sequences[row] for row in plan.late}
             self._kept[plan] = {
-                sequence: self._alive[sequence.request_id].histories[sequence.num_computed_tokens - 1]
-                for sequence in late
+                sequence: self._alive[sequence.request_id].histories[rows[row].start] for row, sequence in late.items()
             }
-            assert all(sequence.num_in_flight > 1 or sequence.awaits_mask for sequence in late), "a mask is there"
+            assert all(
+                sequence.awaits_mask or sequence.num_in_flight > plan.counts[row] for row, sequence in late.items()
+            ), "a mask is there"
         assert len(self._kept) <= MOST_KEPT, "the logits of too many steps are kept"
 
     def _land(self) -> None:

@@ -2,15 +2,20 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import takewhile
 from random import Random
 from typing import Protocol
 
 from engine.scheduling.plan import NextIterationPlan
+from engine.scheduling.sequence import Sequence
 
 
 class OnDevice(Protocol):
     """What the device knows of a sequence."""
 
+    sequence: Sequence
+    tokens: list[int]
+    """The prompt and all of the output."""
     num_computed: int
     """Tokens whose keys and values are in pages, and are right."""
     num_drafts: int
@@ -32,11 +37,13 @@ class Row:
 
 
 class SimulatedDrafts:
-    """Runs steps in which rows have up to ``most`` drafts, right or wrong at random."""
+    """Runs steps in which rows have up to ``most`` drafts: those that are forced, or right or wrong at random."""
 
     def __init__(self, random: Random, most: int) -> None:
         self._random = random
         self.most = most
+        self._late: dict[Sequence, int] = {}
+        """Of rows that are to sample late, the drafts that are right."""
 
     def run(self, plan: NextIterationPlan, sequences: Iterable[OnDevice]) -> list[Row]:
         """The rows of a plan, whose sequences these are."""
@@ -44,12 +51,33 @@ class SimulatedDrafts:
 
     def _run(self, plan: NextIterationPlan, row: int, sequence: OnDevice) -> Row:
         start, count, samples = plan.starts[row], plan.counts[row], plan.samples[row]
+        if plan.samples_of is not None:
+            return self._sample_late(plan, row, sequence)
         kept = count
         if row < plan.num_decodes:
             start = sequence.num_computed
-            kept = 1 + self._random.randint(0, min(count - 1, sequence.num_drafts))
+            if sequence.sequence.constraint is None:
+                kept = 1 + self._random.randint(0, min(count - 1, sequence.num_drafts))
+            else:
+                kept = 1 + self._num_right(plan, row, sequence)
+                self._late[sequence.sequence] = kept - 1
         sequence.num_computed = start + kept
         if samples:
             sequence.num_drafts = self._random.randint(0, self.most)
         num_tokens = kept if samples and row < plan.num_decodes else samples
         return Row(start, count, kept, num_tokens, sequence.num_drafts)
+
+    def _num_right(self, plan: NextIterationPlan, row: int, sequence: OnDevice) -> int:
+        """Drafts that were fed in their places, and are the sequence's tokens."""
+        if plan.starts[row] != sequence.num_computed:
+            return 0
+        follows = sequence.tokens[sequence.num_computed + 1 :]
+        pairs = zip(plan.forced.get(row, ()), follows, strict=False)
+        return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+
+    def _sample_late(self, plan: NextIterationPlan, row: int, sequence: OnDevice) -> Row:
+        """Drafts are accepted as far as they have masks."""
+        accepted = min(self._late.pop(sequence.sequence), len(plan.forced.get(row, ())))
+        start = plan.starts[row]
+        sequence.num_computed = start + accepted
+        return Row(start, 0, accepted, 1 + accepted, 0)

@@ -16,7 +16,8 @@ class LateSamples:
     """
 
     def __init__(self) -> None:
-        self._plans: dict[Sequence, NextIterationPlan] = {}
+        self._plans: dict[Sequence, tuple[NextIterationPlan, int]] = {}
+        """And the row that it has there."""
         self._answered: dict[Sequence, None] = {}
         self._counts: dict[NextIterationPlan, int] = {}
         """Of each plan whose logits are kept, its sequences that are here."""
@@ -35,7 +36,7 @@ class LateSamples:
     def begin(self, plan: NextIterationPlan) -> None:
         """The rows of a plan that sample late are known."""
         for row in plan.late:
-            self._plans[plan.sequences[row]] = plan
+            self._plans[plan.sequences[row]] = plan, row
         if plan.late:
             self._counts[plan] = len(plan.late)
 
@@ -48,10 +49,10 @@ class LateSamples:
         """Plans that sample for all sequences that have a mask: one for each that made logits."""
         plans: dict[NextIterationPlan, NextIterationPlan] = {}
         for sequence in self._answered:
-            of = self._take(sequence)
+            of, row = self._take(sequence)
             if of not in plans:
                 plans[of] = NextIterationPlan(samples_of=of)
-            plans[of].add_late(sequence)
+            plans[of].add_late(sequence, row)
         self._answered.clear()
         return list(plans.values())
 
@@ -59,9 +60,9 @@ class LateSamples:
         """The sequence loses its slot: if it is here it does not sample, and nothing of it is in
         flight for that."""
         if sequence.awaits_sample:
-            self._take(sequence)
+            plan, row = self._take(sequence)
             self._answered.pop(sequence, None)
-            sequence.num_in_flight -= 1
+            sequence.num_in_flight -= plan.counts[row]
 
     def take_done(self) -> list[NextIterationPlan]:
         """The plans whose logits nobody reads any more, behind the plans that were made so far."""
@@ -74,11 +75,11 @@ class LateSamples:
         assert sum(self._counts.values()) == len(self._plans), "logits are kept that nobody reads"
         assert self._answered.keys() <= self._plans.keys(), "a sequence samples twice"
 
-    def _take(self, sequence: Sequence) -> NextIterationPlan:
-        plan = self._plans.pop(sequence)
+    def _take(self, sequence: Sequence) -> tuple[NextIterationPlan, int]:
+        plan, row = self._plans.pop(sequence)
         sequence.awaits_sample = False
         self._counts[plan] -= 1
         if not self._counts[plan]:
             del self._counts[plan]
             self._done.append(plan)
-        return plan
+        return plan, row

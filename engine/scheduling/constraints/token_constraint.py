@@ -1,5 +1,6 @@
 """What may follow the tokens of a sequence: a mask, and a descriptor to wait at for the next."""
 
+from collections.abc import Sequence as ListOf
 from typing import Protocol
 
 import numpy as np
@@ -19,6 +20,15 @@ class TokenConstraint(Protocol):
         """i32[ceil(vocab / 32)] tokens that may be next: token i is bit i % 32 of word i // 32."""
 
     @property
+    def forced(self) -> ListOf[int]:
+        """Tokens that are likely to be next, behind those that it has answered to: drafts."""
+
+    @property
+    def forced_masks(self) -> ListOf[NDArray[np.int32]]:
+        """Masks as ``mask`` behind the first of these, the first two, and so on, as far as known:
+        perhaps not behind all."""
+
+    @property
     def complete(self) -> bool:
         """Whether nothing may follow but the end."""
 
@@ -26,8 +36,8 @@ class TokenConstraint(Protocol):
     def error(self) -> str | None:
         """Why the sequence cannot go on, for the client."""
 
-    def advance(self, token_id: int) -> None:
-        """One more token has landed; returns at once."""
+    def advance(self, *token_ids: int) -> None:
+        """The next tokens have landed; returns at once."""
 
     def hear(self) -> bool:
         """Whether the answer has come; returns at once."""

@@ -1,0 +1,50 @@
+"""A constraint whose masks are late and mostly of one token, which says so: for tests of forced drafts."""
+
+import hashlib
+
+import numpy as np
+from test_oengine import SomeTokens
+
+
+class ForcedTokens(SomeTokens):
+    """Allows one token behind most tokens, and some behind others: all tokens before count.
+
+    With each answer it says what is forced, wrong now and then, goes on behind that with a guess, and knows some of the
+    masks.
+    """
+
+    def __init__(self, delay, vocab_size, most_drafts, *, never=0):
+        self._vocab_size, self._most, self._never = vocab_size, most_drafts, never
+        self.most_at_once = 0
+        super().__init__(delay)
+        self._force()
+
+    def allowed_after(self, tokens):
+        """Their ids."""
+        one, several, count, *_ = hashlib.blake2b(repr(tokens).encode()).digest()
+        allowed = [one] if count % 4 else range(several % 5, self._vocab_size, 5)
+        return [token % self._vocab_size for token in allowed if token % self._vocab_size != self._never] or [1]
+
+    def mask_after(self, tokens):
+        bits = np.zeros(-(-self._vocab_size // 32) * 32, np.uint8)
+        bits[self.allowed_after(tokens)] = 1
+        return np.packbits(bits, bitorder="little").view(np.int32)
+
+    def advance(self, *token_ids):
+        super().advance(*token_ids)
+        self.most_at_once = max(self.most_at_once, len(token_ids))
+
+    def hear(self):
+        heard = super().hear()
+        if heard:
+            self._force()
+        return heard
+
+    def _force(self):
+        tokens, masks = list(self.told), []
+        for _ in range(2 * self._most + 1):
+            wrong = hashlib.blake2b(repr(("wrong", tokens)).encode()).digest()[0] % 8 == 0
+            tokens.append(self._never + 1 if wrong else self.allowed_after(tokens)[0])
+            masks.append(self.mask_after(tokens))
+        self.forced = tokens[len(self.told) :]
+        self.forced_masks = masks[: len(tokens) % (self._most + 1)]
