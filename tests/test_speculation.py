@@ -82,3 +82,16 @@ def test_what_costs_nothing_is_verified_as_long_as_it_was_ever_right():
     assert granted(speculation, likely, unlikely) == [MOST, MOST]
     drafts = speculation.drafts([unlikely, likely], 5, ROOM)
     assert drafts[likely] == MOST and drafts[unlikely] == 1
+
+
+def test_rows_share_the_passes_of_a_draft_model():
+    """For what is seldom right alone none is made; beside a row that has as many it costs nothing more."""
+    speculation = Speculation(MOST, lambda _, passes: 1 + 0.3 * passes, has_model=True)
+    right, wrong = decoding("right"), decoding("wrong")
+    for _ in range(10):
+        speculation.land(right, 1 + MOST, 1 + MOST, MOST)
+        speculation.land(wrong, 1 + MOST, 1, MOST)
+
+    assert granted(speculation, wrong) == [0]
+    assert granted(speculation, right, wrong) == [MOST, MOST]
+    assert [speculation.passes(count) for count in (0, MOST)] == [0, MOST] and costing(0.1).passes(MOST) == 0

@@ -270,7 +270,8 @@ class StepShapes:
         """The rows that the draft model's programs have, ascending; none without such a model."""
         if self.speculation is None or self.speculation.model is None:
             return []
-        most = min(self.most_samples, self.max_num_batched_tokens) // 2  # a row with drafts has two tokens
+        tokens = min(self.most_samples, self.max_num_batched_tokens)
+        most = min(self.max_num_seqs, tokens // 2)  # a row with drafts has two at least
         sizes = {1 << power for power in range(most.bit_length())}
         return sorted({size for size in sizes if min(self.smallest_step, most) <= size} | {most})
 
