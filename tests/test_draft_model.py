@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import pytest
 from checkpoints import build_checkpoint
 from forced_tokens import ForcedTokens
-from msgspec import json
+from msgspec import json, structs
 from test_speculative_engine import MAX_MODEL_LEN, answers, build_engine, build_sequences
 from tokenizer_files import build_byte_level, write_tokenizer
 
@@ -185,6 +185,17 @@ def test_a_model_that_drafts_for_itself_is_right_after_failing_steps(own, monkey
     answers(own, plain_requests(3, 16, own.limits.vocab_size))
 
     assert own.stats().failed_steps and acceptance(own) == 1.0
+
+
+def test_every_request_is_given_the_same_as_without_drafts(own):
+    """Of all parameters, in the same engine; those that ask for no drafts are fed to the draft model all the same."""
+    without, vocabulary = build_sequences(0, 12, own.limits.vocab_size), own.limits.vocab_size
+    for sequence in without:
+        sequence.params = structs.replace(sequence.params, num_speculative_tokens=0)
+    expected, before = answers(own, without), own.stats().num_accepted_tokens
+
+    assert answers(own, build_sequences(0, 12, vocabulary)) == expected
+    assert own.stats().num_accepted_tokens - before > 20 and own.stats().compilations_after_ready == 0
 
 
 def test_with_wrong_pages_a_model_is_wrong_about_itself(own):

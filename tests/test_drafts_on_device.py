@@ -1,5 +1,7 @@
 """The device's part of speculation against plain twins: looking drafts up, and verifying them."""
 
+from dataclasses import replace
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -7,8 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.speculation.history import NO_DRAFT
+from engine.sampling.sampler_inputs import PARAMETERS, SamplerInputs, pack_inputs
+from engine.speculation.drafter import drafter_of
+from engine.speculation.history import DRAFTED_LATER, NO_DRAFT, new_history
 from engine.speculation.prompt_lookup import look_up
+from engine.speculation.speculative_config import SpeculativeConfig
+from engine.speculation.verification import NOT_TEXT, verify
 
 COUNT, WIDTH = 5, 24
 
@@ -48,6 +54,31 @@ def test_what_goes_round_is_drafted_as_a_loop(tokens, drafts):
     ids = jnp.asarray([tokens + [0] * (WIDTH - len(tokens))])
 
     assert _look_up(ids, jnp.asarray([len(tokens)]), COUNT, 1, 3).tolist() == [drafts]
+
+
+@pytest.mark.parametrize("method", ["ngram", "draft_model"])
+def test_tokens_are_kept_up_to_the_first_wrong_draft_and_there_are_drafts_behind_them(method):
+    """Slot 0 was fed its last token and two drafts, of which the second is wrong; slot 1 samples behind its prompt."""
+    keys = {"prompt_lookup_min": 1} if method == "ngram" else {"model": "small"}
+    config = SpeculativeConfig(method=method, num_speculative_tokens=2, **keys)
+    history = new_history(3, 20, config.num_speculative_tokens)
+    ids = history.ids.at[0, :6].set(jnp.asarray([5, 6, 7, 5, 6, 9], jnp.int32)).at[1, :2].set(3)
+    history = replace(history, ids=ids)
+    slots, lens = np.array([0, 0, 0, 1, 2], np.int32), np.array([4, 5, 6, 2, 0], np.int32)
+    offsets, rests = np.array([0, 1, 2, 0, 0], np.int32), np.array([2, 1, 0, 0, 0], np.int32)
+    yes = np.array([1, 1, 1, 1, 0], np.int32)
+    packed = pack_inputs(slots, yes, yes, lens, jnp.zeros((len(PARAMETERS), 3), jnp.int32), offsets, rests)
+
+    sampled = jnp.asarray([6, 7, 8, 4, 1], jnp.int32)
+    verified = jax.jit(lambda *given: verify(given[0], SamplerInputs.unpack(given[1], 3), given[2], drafter_of(config)))
+    (tokens, counts), after = verified(sampled, packed, history)
+
+    assert tokens.tolist()[:4] == [6, 7, NOT_TEXT, 4]
+    assert after.num_new.tolist()[:2] == [2, 1] and after.num_wrong.tolist()[:2] == [1, 0]
+    drafts = [[5, 6], [NO_DRAFT] * 2] if method == "ngram" else [[DRAFTED_LATER] * 2] * 2
+    assert after.ids[0, :8].tolist() == [5, 6, 7, 5, 6, 7, *drafts[0]]
+    assert after.ids[1, :5].tolist() == [3, 3, 4, *drafts[1]]
+    assert counts.tolist()[0] == 2 and counts.tolist()[3] == (0 if method == "ngram" else 2)
 
 
 _look_up = jax.jit(

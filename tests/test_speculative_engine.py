@@ -33,7 +33,6 @@ CASES = {
     "8-bit pages": ("llama2", {"num_pages": 14, "kv_cache_dtype": "int8", "quantization": "int8"}),
     "XLA's attention": ("llama2", {"num_pages": 14, "attention_backend": "xla"}),
 }
-DEFAULT = "one step ahead, few pages"
 
 
 def build_engine(model, speculation, **settings):
@@ -108,10 +107,7 @@ def answers(engine, sequences, *, at_once=5):
     return got
 
 
-@pytest.fixture(
-    scope="module",
-    params=[pytest.param(name, marks=() if name == DEFAULT else pytest.mark.thorough) for name in CASES],
-)
+@pytest.fixture(scope="module", params=[pytest.param(name, marks=pytest.mark.thorough) for name in CASES])
 def engines(request, tmp_path_factory):
     """Of one model, without drafts and with."""
     variant, settings = CASES[request.param]
