@@ -21,7 +21,7 @@ from scripts.benchmarks.systems import Ours, serving
 from scripts.benchmarks.workload import Workload, checked
 
 NGRAM = '{"method": "ngram", "num_speculative_tokens": 7, "prompt_lookup_max": 4, "prompt_lookup_min": 2}'
-DRAFT_MODEL = '{"method": "draft_model", "model": "demo_draft", "num_speculative_tokens": 4}'
+DRAFT_MODEL = '{"method": "draft_model", "model": "demo_draft", "num_speculative_tokens": 8}'
 CONFIGS = {"small": (NGRAM,), "demo": (NGRAM, DRAFT_MODEL)}
 """Of the daemons that draft, by model. Random weights have no draft model."""
 LIMITS = ("--max-num-seqs", "64", "--max-num-batched-tokens", "256", "--max-model-len", "512")
