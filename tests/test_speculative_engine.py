@@ -52,8 +52,10 @@ def build_engine(model, speculation, **settings):
 
 
 def build_sequences(seed, count, vocabulary, constrained=(3,)):
-    """Requests with every parameter that changes tokens, and some with masks that are late and force tokens, or say so; their prompts go round in loops, and what has few tokens to
-    choose among does so, too."""
+    """Requests with every parameter that changes tokens, and some with masks that are late and force tokens, or say so.
+
+    Their prompts go round in loops, and what has few tokens to choose among does so, too.
+    """
     rng, sequences = random.Random(seed), []
     for number in range(count):
         loop = [rng.randrange(vocabulary) for _ in range(rng.randint(1, 6))]
