@@ -76,7 +76,7 @@ daemon.SHUTDOWN_TIMEOUT = PATIENCE  # after which it ends its process, which her
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 jax.config.update("jax_numpy_rank_promotion", "raise")
 
-settings.register_profile("few", max_examples=25, deadline=None)
+settings.register_profile("few", max_examples=12, deadline=None)
 settings.register_profile("many", max_examples=300, deadline=None)
 settings.load_profile("few")
 

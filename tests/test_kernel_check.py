@@ -170,6 +170,7 @@ def test_a_wrong_kernel_is_replaced_by_xla(directory, monkeypatch, caplog, fault
     assert record.levelname == "ERROR" and why in record.getMessage() and "ATTENTION" in record.getMessage()
 
 
+@pytest.mark.thorough
 @pytest.mark.usefixtures("checks_anew")
 def test_an_engine_says_how_many_kernels_it_does_without(directory, monkeypatch):
     """And serves."""

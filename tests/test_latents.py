@@ -126,7 +126,7 @@ def test_a_row_of_nan_is_nobody_elses(rank):
     assert np.isnan(actual[0]).all() and np.isnan(actual[begins[3] - 1]).all()
 
 
-@pytest.mark.parametrize("keys_a_turn", [256, 8192])
+@pytest.mark.parametrize("keys_a_turn", [pytest.param(256, marks=pytest.mark.thorough), 8192])
 def test_a_turn_may_have_more_keys_of_each_row(keys_a_turn):
     """Blocks of any length give what short ones give; the last one hangs over the table."""
     inputs, view = build_step([1, 1, 1, 5], [3, 130, 239, 64], EXPANDS, rows=4, tokens=8)
@@ -137,6 +137,7 @@ def test_a_turn_may_have_more_keys_of_each_row(keys_a_turn):
     np.testing.assert_allclose(actual, plain(inputs, view), atol=5e-6)
 
 
+@pytest.mark.thorough
 def test_pages_may_be_wider_than_latents_and_in_bits_of_bfloat16():
     """As a TPU's and a CPU's are: numbers behind the latents are written as zeros and not read."""
     inputs, view = build_step([1, 20], [30, 40], EXPANDS, rows=4, tokens=32, dtype=jnp.bfloat16, width=80)

@@ -167,7 +167,8 @@ def test_a_model_with_windows_owns_what_arithmetic_says(gemma, run_ahead):
     assert [each.output_token_ids for each in sequences] == [each.output_token_ids for each in tokens]
 
 
-@pytest.mark.parametrize("run_ahead", [1, pytest.param(0, marks=pytest.mark.thorough)])
+@pytest.mark.thorough
+@pytest.mark.parametrize("run_ahead", [1, 0])
 def test_a_model_with_states_owns_what_arithmetic_says(qwen, run_ahead):
     """Pages and states at every step, and its tokens are those of a model that begins with the
     first token for each of them."""

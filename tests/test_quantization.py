@@ -131,8 +131,8 @@ def rounded(name, tensor, variant):
 @pytest.mark.parametrize(
     ("layout", "scans"),
     [
-        (Layout.AXES, False),
         (Layout.MATRIX, True),
+        pytest.param(Layout.AXES, False, marks=pytest.mark.thorough),
         pytest.param(Layout.AXES, True, marks=pytest.mark.thorough),
         pytest.param(Layout.MATRIX, False, marks=pytest.mark.thorough),
     ],

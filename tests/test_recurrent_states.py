@@ -164,6 +164,7 @@ def test_sleep_forgets_states(plain, asked, expected):
     assert tokens_and_failed(engine, [build() for build in asked])[0] == expected
 
 
+@pytest.mark.thorough
 def test_layers_in_a_scan_have_their_slots_in_one_array(blocks_of_model, asked):
     """Those of each layer lie behind those of the one before."""
     manager = compiled(blocks_of_model(windows=False), scans=True)

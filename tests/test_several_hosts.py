@@ -235,6 +235,7 @@ def test_two_processes_give_what_one_gives(two: list[Process], alone: list[Any])
     assert "Traceback" not in first.log() + second.log()
 
 
+@pytest.mark.thorough
 def test_a_daemon_ends_when_another_process_dies(two: list[Process]) -> None:
     """Process 0 tells its clients, says who has gone, and exits for a restart."""
     first, second = two

@@ -394,6 +394,7 @@ def parts(channel: "SimpleQueue[ReturnSample]") -> tuple[list[int], list[list[in
     return [token_id for sample in samples for token_id in sample.token_ids], logprobs, samples[-1].finish_reason
 
 
+@pytest.mark.thorough
 def test_run_ahead_and_preemption_change_nothing(tmp_path: Path) -> None:
     """With and without run-ahead, and with pages for all and for few, the same requests have the same texts."""
     directory = write_model(tmp_path / "m")

@@ -93,6 +93,7 @@ def _by_xla(kv_dtype, spec, view, inputs):
     return XLAAttention(kv_dtype)(spec, view, inputs)
 
 
+@pytest.mark.thorough
 @settings(max_examples=max(2, settings.default.max_examples // 30))
 @given(
     rows=ragged_steps(),
