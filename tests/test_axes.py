@@ -29,9 +29,9 @@ FORMS = {
 """Latents have no form of 8 bits."""
 
 
-def greedy_steps(served, decoder, shapes, report):
+def greedy_steps(served, decoders, shapes, report):
     """A Compile of what greedy requests run, in steps of one size."""
-    manager = GreedyManager(decoder, replace(shapes, smallest_step=CHUNK), served.backend, served.mesh)
+    manager = GreedyManager(decoders.model, replace(shapes, smallest_step=CHUNK), served.backend, served.mesh)
     manager.compile(report)
     return manager
 
