@@ -26,8 +26,8 @@ class FaultyManager(ExecutionManager):
 
     every: int
 
-    def __init__(self, *arguments: Any) -> None:
-        super().__init__(*arguments)
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
         self._spared = min(self.shapes.buckets)
         self._countdown = self.every
         self._faults = itertools.cycle(("refused", "taken", "not finite"))
