@@ -195,6 +195,7 @@ def test_every_request_is_given_the_same_as_without_drafts(own):
     for sequence in without:
         sequence.params = structs.replace(sequence.params, num_speculative_tokens=0)
     expected, before = answers(own, without), own.stats().num_accepted_tokens
+    jax.clear_caches()  # of functions that no other engine has compiled, none is left
 
     assert answers(own, build_sequences(0, 12, vocabulary)) == expected
     assert own.stats().num_accepted_tokens - before > 20 and own.stats().compilations_after_ready == 0

@@ -228,8 +228,7 @@ class StepExecutor:
             processed = for_rows(MASK)(processed, masks)
         draw = for_rows(DRAW if needs & Need.DRAW else GREEDY)
         token_ids, self._fed = draw(processed, self._fed, sampling, self._key)
-        drawn = token_ids if token_ids.ndim == 1 else token_ids[0]
-        return token_ids, for_rows(LOGPROBS)(logits, drawn) if needs & Need.LOGPROBS else None
+        return token_ids, for_rows(LOGPROBS)(logits, token_ids) if needs & Need.LOGPROBS else None
 
 
 def _executed(token_ids: Array, logprobs: Array | None, prompt_blocks: list[Array]) -> ExecutedStep:

@@ -46,7 +46,7 @@ MASK = "mask"
 TAKE_LOGITS = "take logits"
 """(logits, rows i32[n]) -> logits f32[n, vocab], of few rows."""
 LOGPROBS = "logprobs"
-"""(logits, ids) -> the input of ``unpack_logprobs``."""
+"""(logits, what the sampler gave) -> the input of ``unpack_logprobs``."""
 WRITE_BIAS, WRITE_PENALTIES = "write bias", "write penalties"
 """(state of all slots, slot, state of a sequence) -> state; the state is donated."""
 
@@ -144,10 +144,14 @@ class SamplingPrograms:
         return lower(on_each, self._arguments(layout)[0], rows)
 
     def _lower_logprobs(self, layout: StepLayout) -> Lowered:
-        logits, token_ids = self._arguments(layout)[0], jax.ShapeDtypeStruct((layout.rows,), np.int32)
-        compute = partial(compute_logprobs, vocabulary=self._vocabulary, vocab_size=self._num_tokens)
+        def compute(logits: Array, sampled: Array) -> Array:
+            token_ids = sampled if self._drafter is None else sampled[0]
+            return compute_logprobs(logits, token_ids, self._vocabulary, self._num_tokens)
+
+        shape = (layout.rows,) if self._drafter is None else (2, layout.rows)
+        sampled = self._mesh.shapes(jax.ShapeDtypeStruct(shape, np.int32))
         on_each = self._mesh.on_each(compute, (LOGITS, COPY), COPY)
-        return lower(on_each, logits, self._mesh.shapes(token_ids))
+        return lower(on_each, self._arguments(layout)[0], sampled)
 
     def _lower_change(self, change: Callable[..., Any], row: State, layout: StepLayout) -> Lowered:
         """Lower (state, logits, ...) -> (state, logits); the state is donated."""
