@@ -46,9 +46,13 @@ ALONE = {
 DEFAULT = "one step ahead, few pages"
 
 
-def cases(named):
-    """The names, all but one of them thorough."""
-    return [pytest.param(name, marks=() if name == DEFAULT else pytest.mark.thorough) for name in named]
+SOME = ("windows", "8-bit pages", "three steps ahead", "pages on the host")
+
+
+def cases(named, *of_default):
+    """The names, of which most take too long for every run. One has the marks ``of_default``."""
+    marks = {DEFAULT: of_default, **dict.fromkeys(SOME, pytest.mark.thorough)}
+    return [pytest.param(name, marks=marks.get(name, pytest.mark.exhaustive)) for name in named]
 
 
 def config_of(draft, **keys):
@@ -85,7 +89,7 @@ def acceptance(engine, before):
     return (after.num_accepted_tokens - before.num_accepted_tokens) / drafted
 
 
-@pytest.fixture(scope="module", params=[pytest.param(name, marks=pytest.mark.thorough) for name in CASES])
+@pytest.fixture(scope="module", params=cases(CASES, pytest.mark.thorough))
 def engines(request, tmp_path_factory):
     """Of one model, without drafts and with those of another."""
     variant, other, settings = CASES[request.param]
@@ -230,7 +234,7 @@ def test_a_request_may_have_fewer_drafts_or_none(own):
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("rows", [1, 2, 5])
+@pytest.mark.parametrize("rows", [1, *(pytest.param(rows, marks=pytest.mark.exhaustive) for rows in (2, 5))])
 def test_programs_of_few_rows_draft_for_them(tmp_path, rows):
     """Steps of all sizes; the drafts are those of the model for itself."""
     model = build_model(tmp_path, "llama2")
