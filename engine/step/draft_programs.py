@@ -11,7 +11,6 @@ from typing import cast
 import jax
 import jax.numpy as jnp
 import numpy as np
-from flax import nnx
 from jax import Array
 from jax.stages import Lowered
 
@@ -26,9 +25,10 @@ from engine.sampling.sampler_inputs import SamplerInputs, pack_inputs
 from engine.speculation.history import History
 from engine.step.backend import CACHE, Backend
 from engine.step.compilation import Program, lower
-from engine.step.forward_programs import PagedAttention, shape_of, spec_of
+from engine.step.forward_programs import PagedAttention
 from engine.step.layout import StepLayout
 from engine.step.slot_state import SlotShapes, SlotState, read
+from engine.step.split_decoder import SplitDecoder
 from engine.vocabulary import Vocabulary
 
 FEED_DRAFT_MODEL = "feed draft model"
@@ -60,19 +60,16 @@ class DraftPrograms:
         max_model_len: int,
     ) -> None:
         assert backend.draft is not None
-        self._graph, state = nnx.split(decoder)
-        leaves, self._structure = jax.tree.flatten(state)
-        self.weights: list[Array] = leaves
+        self._split = SplitDecoder(decoder)
         self._kernel, self._longest = backend.draft.attention, max_model_len
         self._num_pages, self._group = pool.num_pages, pool.windows.index(None)
         self._num_slots, self._mesh = slots.num_slots, mesh
-        self._state = (
-            [shape_of(leaf) for leaf in self.weights],
-            backend.abstract_cache(pool, mesh),
-            mesh.shapes(jax.eval_shape(slots.new_state)),
-            mesh.shapes(jax.eval_shape(slots.new_fed)),
-        )
-        self._specs = ([spec_of(leaf.sharding) for leaf in self.weights], CACHE, COPY, COPY)
+        self._state, self._specs = self._split.arguments(backend, pool, slots, mesh), self._split.specs
+
+    @property
+    def weights(self) -> list[Array]:
+        """What the programs take first."""
+        return self._split.weights
 
     def of(self, layout: StepLayout, rows: list[int]) -> list[Program]:
         """The programs of a bucket's steps, where DRAFT has one of so many ``rows``."""
@@ -145,7 +142,7 @@ class DraftPrograms:
         return drafts
 
     def _decoder(self, weights: list[Array]) -> Decoder:
-        return nnx.merge(self._graph, jax.tree.unflatten(self._structure, weights))
+        return self._split.decoder(self._split.state(weights))
 
     def _of_full_group(self, table: PageTable) -> PageTable:
         """The model's tables -> that of its layers without windows, for all layers."""

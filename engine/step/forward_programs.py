@@ -8,9 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from flax import nnx
 from jax import Array
-from jax.sharding import NamedSharding, PartitionSpec, Sharding
 from jax.stages import Lowered
 
 from caching.attention.spec import (
@@ -39,6 +37,7 @@ from engine.step.backend import CACHE, Backend
 from engine.step.compilation import Program, lower
 from engine.step.layout import PROMPT_BLOCK, ModelInputBatch, StepLayout
 from engine.step.slot_state import SEPARATE, SlotShapes, SlotState
+from engine.step.split_decoder import SplitDecoder, shape_of, spec_of
 from engine.vocabulary import Vocabulary
 
 FORWARD = "step"
@@ -78,22 +77,24 @@ class ForwardPrograms:
         adapters: SlotArrays | None = None,
     ) -> None:
         self._decoder = decoder
-        self._graph, state = nnx.split(decoder)
-        self.weights: list[Array]
-        self.weights, self._structure = jax.tree.flatten(state)
+        self._split = SplitDecoder(decoder)
         self._kernel = backend.attention
         self._num_pages, self._num_slots = pool.num_pages, pool.states.num_slots if pool.states else 0
         self._longest = max_model_len
         self._mesh, self._adapters = mesh, adapters
-        weights = [shape_of(leaf) for leaf in self.weights]
-        self._slots: SlotState = mesh.shapes(jax.eval_shape(slots.new_state))
-        self._fed: Array | History = mesh.shapes(jax.eval_shape(slots.new_fed))
-        self._state = (weights, backend.abstract_cache(pool, mesh), self._slots, self._fed)
-        self._specs = ([spec_of(leaf.sharding) for leaf in weights], CACHE, COPY, COPY, COPY)
+        self._state = self._split.arguments(backend, pool, slots, mesh)
+        self._slots: SlotState = self._state[2]
+        self._fed: Array | History = self._state[3]
+        self._specs = (*self._split.specs, COPY)
+
+    @property
+    def weights(self) -> list[Array]:
+        """What the programs take first."""
+        return self._split.weights
 
     def adopt_weights(self) -> None:
         """Use the arrays that the decoder has now, of the same shapes, in the steps to come."""
-        self.weights = jax.tree.leaves(nnx.state(self._decoder))
+        self._split.adopt_weights()
 
     @property
     def head(self) -> Weight:
@@ -144,13 +145,13 @@ class ForwardPrograms:
             packed: Array,
             arrays: list[Array] | None = None,
         ) -> tuple[PagedAttentionCache, SlotState, Array, Array, Array]:
-            state, rows = jax.tree.unflatten(self._structure, weights), None
+            state, rows = self._split.state(weights), None
             slots, batch, sampling = layout.unpack(packed, slots, fed)
             if adapters is not None and arrays is not None:
                 state = adapters.adapted(state, arrays)
                 rows = adapter_rows(layout.unpack_adapters(packed, batch.table), adapters.sizes.max_loras)
             states = layout.unpack_states(packed, batch.table, self._num_slots)
-            decoder = nnx.merge(self._graph, state)
+            decoder = self._split.decoder(state)
             cache, hidden, sampled = self._run(decoder, cache, batch, states, rows)
             padding, of_sampled = ((0, layout.rows - layout.model_rows), (0, 0)), None
             if rows is not None:
@@ -257,13 +258,3 @@ def _attend(kernel: Any, spec: Any, view: CacheView, inputs: Any) -> tuple[Array
     """One layer's attention. It is inlined when compiled, but traced once for equal layers."""
     attended: tuple[Array, Array] = kernel(spec, view, inputs)
     return attended
-
-
-def shape_of(leaf: Array) -> jax.ShapeDtypeStruct:
-    """What a program is lowered with in the place of this array."""
-    return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=leaf.sharding)
-
-
-def spec_of(sharding: Sharding) -> PartitionSpec:
-    """How a shard_map splits an array of this sharding."""
-    return sharding.spec if isinstance(sharding, NamedSharding) else COPY
