@@ -26,7 +26,7 @@ from engine.models.weights.opening import check_weights, open_weights
 from engine.models.weights.parameters import Role
 from engine.models.weights.store import kept_in_8_bits, load_decoder, parameter_bytes
 from engine.models.weights.weight_format import Layout, WeightFormat
-from engine.speculation.draft_model import check_draft_model
+from engine.speculation.draft_model import draft_spec
 from engine.step.backend import Backend, choose_backend, default_page_size
 from engine.step.kernel_check import checked, trial_of
 
@@ -159,11 +159,10 @@ def served_model(config: EngineConfig) -> ServedModel:
     model, of_draft = read_model_config(config.directory), config.of_draft_model
     if of_draft is None:
         return _resolved(config, model)
-    draft_spec = replace(read_model_config(of_draft.directory), keeps_all=True)
-    check_draft_model(draft_spec, model, str(of_draft.model))
+    drafting = draft_spec(read_model_config(of_draft.directory), model, str(of_draft.model))
     served = _resolved(config, model)
     try:
-        draft = _resolved(replace(of_draft, tensor_parallel_size=served.partition.devices), draft_spec)
+        draft = _resolved(replace(of_draft, tensor_parallel_size=served.partition.devices), drafting)
     except ConfigurationError as error:
         raise ConfigurationError(f"the draft model {of_draft.model}: {error}") from error
     return replace(served, draft=draft, backend=replace(served.backend, draft=draft.backend))

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from engine.sampling.sampler_inputs import PARAMETERS, SamplerInputs, pack_inputs
 from engine.speculation.drafter import drafter_of
 from engine.speculation.history import DRAFTED_LATER, NO_DRAFT, new_history
-from engine.speculation.prompt_lookup import look_up
+from engine.speculation.prompt_lookup import PromptLookup
 from engine.speculation.speculative_config import SpeculativeConfig
 from engine.speculation.verification import NOT_TEXT, verify
 
@@ -82,8 +82,8 @@ def test_tokens_are_kept_up_to_the_first_wrong_draft_and_there_are_drafts_behind
 
 
 _look_up = jax.jit(
-    lambda ids, lengths, count, shortest, longest: look_up(
-        ids.astype(jnp.int32), lengths.astype(jnp.int32), count=count, shortest=shortest, longest=longest
+    lambda ids, lengths, count, shortest, longest: PromptLookup(count, shortest, longest).drafts(
+        ids.astype(jnp.int32), lengths.astype(jnp.int32)
     ),
     static_argnums=(2, 3, 4),
 )

@@ -32,7 +32,7 @@ from engine.planner.ici import exchanges_seconds
 from engine.planner.topology import chips_of, topology_of
 from engine.progress import Progress
 from engine.served_model import adapter_sizes, in_words
-from engine.speculation.draft_model import check_draft_model
+from engine.speculation.draft_model import draft_spec
 from engine.speculation.speculative_config import check_states
 from engine.step.backend import SMALLEST_ACCELERATOR_STEP, Backend
 from engine.step.compilation import Compilation, compile_program
@@ -148,8 +148,7 @@ def _fit(config: EngineConfig, path: Path, chip: Chip, chips: int) -> ChipFit:
     fit = ChipFit(config, _partition(config, model, chips), chip, dtype)
     if of_draft is None:
         return fit
-    draft = replace(read_config_file(of_draft.directory / "config.json"), keeps_all=True)
-    check_draft_model(draft, model, str(of_draft.model))
+    draft = draft_spec(read_config_file(of_draft.directory / "config.json"), model, str(of_draft.model))
     return replace(fit, draft=ChipFit(of_draft, split(draft, fit.partition.devices), chip, dtype))
 
 

@@ -5,7 +5,7 @@ both, and whatever finds, keeps, copies or frees a page does so for both. Its pr
 engine/step/draft_programs.py.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import jax.numpy as jnp
 from jax import Array
@@ -27,8 +27,11 @@ class DraftModel:
         return jnp.full((len(lengths), self.num_drafts), DRAFTED_LATER, jnp.int32)
 
 
-def check_draft_model(draft: ModelSpec, model: ModelSpec, name: str) -> None:
-    """Raises ConfigurationError unless ``draft`` can draft for ``model``; ``name`` is the draft's."""
+def draft_spec(draft: ModelSpec, model: ModelSpec, name: str) -> ModelSpec:
+    """A model as it drafts for another: it keeps the keys and values of all tokens.
+
+    Raises ConfigurationError unless it can draft for ``model``; ``name`` is the draft model's.
+    """
     if draft.vocab_size != model.vocab_size:
         raise ConfigurationError(
             f"speculative_config: the draft model {name} has a vocabulary of {draft.vocab_size:,} tokens, and the model "
@@ -44,3 +47,4 @@ def check_draft_model(draft: ModelSpec, model: ModelSpec, name: str) -> None:
             "speculative_config: a draft model needs pages of all tokens, and all layers of this model have windows: "
             "choose the method ngram"
         )
+    return replace(draft, keeps_all=True)

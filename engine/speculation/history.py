@@ -9,7 +9,7 @@ lands; what the next step needs of it is here.
 
 from collections.abc import Iterable, Iterator
 from collections.abc import Sequence as ListOf
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import jax
 import jax.numpy as jnp
@@ -54,7 +54,7 @@ class History:
     def drafted(self, slots: Array, positions: Array, drafts: Array) -> "History":
         """The history with i32[n] drafts, or NO_DRAFT, at i32[n] positions of i32[n] slots."""
         ids = self.ids.at[slots, positions].set(drafts)
-        return History(ids, self.num_new, self.num_wrong, self.num_drafts)
+        return replace(self, ids=ids)
 
     def new_tokens(self, slots: Array, owners: Array, decodes: Array, offsets: Array, positions: Array) -> NewTokens:
         """What the states of rows lack that sample at i32[rows] ``positions``.
@@ -71,13 +71,13 @@ class History:
         """The history after a piece of a sequence's tokens that ``pieces`` made."""
         at = (piece[0], piece[1])
         ids = jax.lax.dynamic_update_slice(self.ids, piece[None, PIECE_HEADER:], at)
-        return History(ids, self.num_new, self.num_wrong, self.num_drafts)
+        return replace(self, ids=ids)
 
     def with_forced(self, rows: Array) -> "History":
         """The history with drafts i32[n, DRAFT_HEADER + num_drafts] that ``forced_rows`` made."""
         places = rows[:, 1:DRAFT_HEADER] + jnp.arange(self.num_drafts, dtype=jnp.int32)[None, :]
         ids = self.ids.at[rows[:, :1], places].set(rows[:, DRAFT_HEADER:])
-        return History(ids, self.num_new, self.num_wrong, self.num_drafts)
+        return replace(self, ids=ids)
 
 
 def _at(ids: Array, slots: Array, positions: Array) -> Array:

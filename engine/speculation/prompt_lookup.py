@@ -23,29 +23,21 @@ class PromptLookup:
     longest: int
 
     def drafts(self, ids: Array, lengths: Array) -> Array:
-        """See Drafter."""
-        return look_up(ids, lengths, count=self.num_drafts, shortest=self.shortest, longest=self.longest)
-
-
-def look_up(ids: Array, lengths: Array, *, count: int, shortest: int, longest: int) -> Array:
-    """i32[rows, count] drafts, or NO_DRAFT where no run of ``shortest`` tokens occurs twice.
-
-    i32[rows, width] ``ids`` begin with each row's i32[rows] ``lengths`` tokens. Runs of more than
-    ``longest`` tokens count as such.
-    """
-    rows, width = ids.shape
-    places = jnp.arange(width, dtype=jnp.int32)
-    ends = places[None, :] < lengths[:, None] - 1
-    length, alike = jnp.zeros((rows, width), jnp.int32), ends
-    for back in range(longest):
-        last = jnp.take_along_axis(ids, jnp.maximum(lengths - 1 - back, 0)[:, None], axis=1)
-        moved = jnp.pad(ids, ((0, 0), (back, 0)), constant_values=NO_DRAFT)[:, :width]
-        alike = alike & (moved == last) & (places[None, :] >= back)
-        length += alike.astype(jnp.int32)
-    best = jnp.max(jnp.where(length >= shortest, length * np.int32(width) + places[None, :], -1), axis=1)
-    found = best >= 0
-    follows = jnp.where(found, best % np.int32(width), 0) + 1
-    period = jnp.maximum(lengths - follows, 1)
-    steps = jnp.arange(count, dtype=jnp.int32)[None, :] % period[:, None]
-    drafts = jnp.take_along_axis(ids, jnp.minimum(follows[:, None] + steps, width - 1), axis=1)
-    return jnp.where(found[:, None], drafts, NO_DRAFT)
+        """See Drafter; there are none where no run of ``shortest`` tokens occurs twice, and a run of
+        more than ``longest`` counts as such."""
+        rows, width = ids.shape
+        places = jnp.arange(width, dtype=jnp.int32)
+        ends = places[None, :] < lengths[:, None] - 1
+        length, alike = jnp.zeros((rows, width), jnp.int32), ends
+        for back in range(self.longest):
+            last = jnp.take_along_axis(ids, jnp.maximum(lengths - 1 - back, 0)[:, None], axis=1)
+            moved = jnp.pad(ids, ((0, 0), (back, 0)), constant_values=NO_DRAFT)[:, :width]
+            alike = alike & (moved == last) & (places[None, :] >= back)
+            length += alike.astype(jnp.int32)
+        best = jnp.max(jnp.where(length >= self.shortest, length * np.int32(width) + places[None, :], -1), axis=1)
+        found = best >= 0
+        follows = jnp.where(found, best % np.int32(width), 0) + 1
+        period = jnp.maximum(lengths - follows, 1)
+        steps = jnp.arange(self.num_drafts, dtype=jnp.int32)[None, :] % period[:, None]
+        drafts = jnp.take_along_axis(ids, jnp.minimum(follows[:, None] + steps, width - 1), axis=1)
+        return jnp.where(found[:, None], drafts, NO_DRAFT)
