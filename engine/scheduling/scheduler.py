@@ -161,8 +161,7 @@ class InferenceScheduler:
         if not self._running and not self._waiting:
             self._waiting.forget()
         self.adapters.enter(sequence)
-        if sequence.constraint is not None:
-            self._expect(sequence)
+        self._expect(sequence)
         self._waiting.add(sequence)
 
     def finish(self, request_id: str) -> bool:
@@ -378,7 +377,7 @@ class InferenceScheduler:
         return count, reason
 
     def _expect(self, sequence: Sequence) -> None:
-        """Its constraint has answered, and may say what it forces."""
+        """Its constraint, if it has one, has answered, and may say what it forces."""
         if self.speculation is not None and sequence.constraint is not None:
             sequence.forced = sequence.constraint.forced
 

@@ -104,8 +104,9 @@ class ModelIOProcessor:
 
     def _drafted(self, plan: NextIterationPlan) -> NDArray[np.int32] | None:
         """The slots of rows with drafts, and of how many, if a draft model writes them."""
-        rows, sizes = plan.drafted, self._draft_rows
-        if not (rows and sizes):
+        sizes = self._draft_rows
+        rows = plan.drafted if sizes else []
+        if not rows:
             return None
         count = len(rows)
         drafted = np.zeros((2, sizes[bisect_left(sizes, count)]), np.int32)
