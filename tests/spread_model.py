@@ -7,7 +7,7 @@ import json
 import sys
 from pathlib import Path
 
-import numpy as np
+from every_third import EveryThird
 
 from engine.build import build_engine
 from engine.config import EngineConfig
@@ -28,32 +28,6 @@ REQUESTS = (
 )
 
 
-class _Constraint:
-    """Allows every third token, and after each another third."""
-
-    complete, error, internal = False, None, False
-    forced = forced_masks = ()
-
-    def __init__(self) -> None:
-        self._turn = 0
-
-    @property
-    def mask(self):
-        bits = np.zeros(-(-700 // 32) * 32, np.uint8)
-        bits[self._turn % 3 : 700 : 3] = 1
-        return np.packbits(bits, bitorder="little").view(np.int32)
-
-    def advance(self, _: int) -> None:
-        self._turn += 1
-
-    def hear(self) -> bool:
-        return True
-
-    def suspend(self) -> None: ...
-
-    def close(self) -> None: ...
-
-
 def answers(devices: int) -> list[dict]:
     """Every request's tokens and log-probabilities, all served at once."""
     config = EngineConfig(
@@ -66,7 +40,7 @@ def answers(devices: int) -> list[dict]:
         for number, params in enumerate(REQUESTS)
     ]
     masked = SamplingParams(temperature=1, seed=9, max_tokens=12)
-    sequences.append(Sequence("masked", [4, 4, 44], masked, frozenset(), 12, seed=9, constraint=_Constraint()))
+    sequences.append(Sequence("masked", [4, 4, 44], masked, frozenset(), 12, seed=9, constraint=EveryThird(700)))
     found = {sequence.request_id: [] for sequence in sequences}
     for sequence in sequences:
         engine.add(sequence)

@@ -12,6 +12,7 @@ import psutil
 import pytest
 from adapter_files import LINEAR, AdapterKind, write_adapter
 from checkpoints import VARIANTS, build_checkpoint, write_tensors
+from every_third import EveryThird
 from plain_llama import PlainLlama
 from poisoned_engines import turns
 from test_live_weights import PROMPT, World, build, loaded, run, sequence, served, tensors_of, update
@@ -215,38 +216,6 @@ def test_an_adapter_stays_over_a_base_that_changes(tmp_path: Path) -> None:
     assert [token for token, _ in found["plain"]] != [token for token, _ in found["adapted"]]
 
 
-class EveryThird:
-    """A constraint that answers at once: allows every third token, and after each another third."""
-
-    complete, error, internal = False, None, False
-    forced = forced_masks = ()
-
-    def __init__(self) -> None:
-        self.turn = 0
-
-    @property
-    def mask(self) -> Any:
-        """See TokenConstraint."""
-        bits = np.zeros(-(-VOCABULARY // 32) * 32, np.uint8)
-        bits[self.turn % 3 : VOCABULARY : 3] = 1
-        return np.packbits(bits, bitorder="little").view(np.int32)
-
-    def advance(self, token_id: int) -> None:
-        """See TokenConstraint."""
-        assert token_id % 3 == self.turn % 3
-        self.turn += 1
-
-    def hear(self) -> bool:
-        """See TokenConstraint."""
-        return True
-
-    def suspend(self) -> None:
-        """See TokenConstraint."""
-
-    def close(self) -> None:
-        """See TokenConstraint."""
-
-
 @pytest.mark.thorough
 @pytest.mark.parametrize("keep_cache", [False, True])
 @pytest.mark.parametrize("run_ahead", [0, 2])
@@ -254,7 +223,7 @@ def test_a_structured_output_goes_on_in_its_form(world: World, run_ahead: int, k
     """Tokens before and after the change are of one form, and those after it the new weights' likeliest in it."""
     engine, oracle = world.engine(run_ahead=run_ahead), world.oracle(1)
     params = SamplingParams(temperature=0, logprobs=2, max_tokens=9)
-    asked = Sequence("a", list(PROMPT), params, frozenset(), 9, seed=0, constraint=EveryThird())  # type: ignore[arg-type]
+    asked = Sequence("a", list(PROMPT), params, frozenset(), 9, seed=0, constraint=EveryThird(VOCABULARY))
 
     before, given = changed_in_the_middle(engine, WeightFiles(str(world.checkpoints[1])), asked, keep_cache=keep_cache)
 

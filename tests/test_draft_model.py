@@ -10,11 +10,17 @@ import pytest
 from checkpoints import build_checkpoint
 from forced_tokens import ForcedTokens
 from msgspec import json, structs
-from test_speculative_engine import MAX_MODEL_LEN, answers, build_engine, build_sequences
+from test_speculative_engine import (
+    MAX_MODEL_LEN,
+    answers,
+    assert_the_same_beside_failing_steps,
+    build_engine,
+    build_sequences,
+    fail_now_and_then,
+)
 from tokenizer_files import build_byte_level, write_tokenizer
 
 from engine.config import EngineConfig
-from engine.device_errors import DeviceError
 from engine.errors import ConfigurationError
 from engine.hub.obtain import obtained
 from engine.sampling_params import SamplingParams
@@ -113,28 +119,7 @@ def test_every_request_is_given_the_same_with_a_draft_model(engines):
 
 def test_who_is_not_in_a_failing_step_is_given_the_same(engines, monkeypatch):
     """The draft model's pages are lost with the model's, and computed again with them."""
-    plain, ours = engines
-    expected = answers(plain, build_sequences(1, 12, plain.limits.vocab_size))
-    fail_now_and_then(ours, monkeypatch)
-
-    got = answers(ours, build_sequences(1, 12, plain.limits.vocab_size))
-
-    failed = {name for name, (_, _, ends) in got.items() if ends == ["error"]}
-    assert len(failed) < len(got) and all(got[name] == expected[name] for name in got.keys() - failed)
-
-
-def fail_now_and_then(engine, monkeypatch, *, every=25, most_rows=3):
-    """Of steps with few rows those fail that come at a multiple of ``every``."""
-    collect, count = engine._runner.collect, 0
-
-    def failing(step):
-        nonlocal count
-        count += 1
-        if count % every == 0 and step.plan.num_rows <= most_rows:
-            raise DeviceError("lost")
-        return collect(step)
-
-    monkeypatch.setattr(engine._runner, "collect", failing)
+    assert_the_same_beside_failing_steps(*engines, monkeypatch)
 
 
 @pytest.fixture(scope="module", params=cases(ALONE))

@@ -42,7 +42,7 @@ from scripts.benchmarks.simulate_turns import measure_simulated_turns
 from scripts.benchmarks.soak import SoakFailed, check_histories, measure_soak
 from scripts.benchmarks.speculation.measure import DRAFT_MODEL, NGRAM, measure_speculation
 from scripts.benchmarks.startup import measure_startup
-from scripts.benchmarks.systems import serving, two_clients
+from scripts.benchmarks.systems import Ours, serving, two_clients
 from scripts.benchmarks.tpu import TOKENS, measure_tpu
 from scripts.benchmarks.turns import measure_turns
 from scripts.benchmarks.workload import Prompts
@@ -301,11 +301,7 @@ def _gateway(options: argparse.Namespace) -> Iterator[Figure]:
 
 
 def _grammar(options: argparse.Namespace) -> Iterator[Figure]:
-    for model in _models(options):
-        directory = model_directory(model)
-        prompts = Prompts(size_of(directory).vocabulary)
-        with two_clients(directory, shlex.split(options.settings)) as (many, one):
-            yield from measure_grammar(model, prompts, many, one, options.repeat)
+    yield from _by_two_clients(measure_grammar, options)
 
 
 def _startup(options: argparse.Namespace) -> Iterator[Figure]:
@@ -338,11 +334,18 @@ def _fairness(options: argparse.Namespace) -> Iterator[Figure]:
 
 
 def _arrivals(options: argparse.Namespace) -> Iterator[Figure]:
+    yield from _by_two_clients(measure_arrivals, options)
+
+
+def _by_two_clients(
+    measure: Callable[[str, Prompts, Ours, Ours, int], Iterator[Figure]], options: argparse.Namespace
+) -> Iterator[Figure]:
+    """The figures of each model, whose daemon has two clients."""
     for model in _models(options):
         directory = model_directory(model)
         prompts = Prompts(size_of(directory).vocabulary)
-        with two_clients(directory, shlex.split(options.settings)) as (streams, arriving):
-            yield from measure_arrivals(model, prompts, streams, arriving, options.repeat)
+        with two_clients(directory, shlex.split(options.settings)) as (one, other):
+            yield from measure(model, prompts, one, other, options.repeat)
 
 
 def _turns(options: argparse.Namespace) -> Iterator[Figure]:
