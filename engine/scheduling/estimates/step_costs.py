@@ -1,6 +1,6 @@
 """What a step costs the device, learned from the steps that have landed."""
 
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections import deque
 from collections.abc import Iterable
 from statistics import median_low
@@ -35,13 +35,19 @@ class StepCosts:
         self._sizes = sorted(sizes)
         self._seconds: dict[int, deque[float]] = {}
         """By size, of its last steps."""
+        self._medians: dict[int, float] = {}
+        """By size, of these."""
         self._used_at: dict[int, int] = {}
         """By size, the number of the last step that had it."""
         self._num_steps = 0
         self._known: list[tuple[int, float]] = []
         """Sizes that were used and their costs, ascending; empty when they are to be made anew."""
+        self._believed: dict[int, float | None] = {}
+        """By size, what ``seconds`` has made of them."""
         self._passes: deque[float] = deque(maxlen=REMEMBERED)
         """Seconds of a pass, of the last steps with such."""
+        self._pass_seconds: float | None = None
+        """What a pass costs."""
         self._without_passes = 0
         """Steps since the last of these."""
 
@@ -50,6 +56,7 @@ class StepCosts:
         more than the device's own time."""
         if passes and not has_prompts:
             self._passes.append((seconds - self._at_least(num_tokens)) / passes)
+            self._pass_seconds = max(0.0, median_low(self._passes))
             self._without_passes = 0
             return
         drafting = self.drafting_seconds(passes)
@@ -59,11 +66,13 @@ class StepCosts:
         self._without_passes += 1
         if self._without_passes >= FORGOTTEN_AFTER:
             self._passes.clear()
+            self._pass_seconds = None
         size = self._sizes[bisect_left(self._sizes, num_tokens)]
         self._num_steps += 1
         self._used_at[size] = self._num_steps
         self._seconds.setdefault(size, deque(maxlen=REMEMBERED)).append(seconds)
-        self._known = []
+        self._medians[size] = median_low(self._seconds[size])
+        self._known, self._believed = [], {}
 
     def seconds(self, num_tokens: int, passes: int = 0) -> float | None:
         """What a step of so many tokens and passes costs; None if nobody knows: of more tokens than
@@ -72,19 +81,19 @@ class StepCosts:
             drafting = self.drafting_seconds(passes)
             return None if drafting is None else self._at_least(num_tokens) + drafting
         index = bisect_left(self._sizes, num_tokens)
-        known = self._costs()
-        if not known or index == len(self._sizes):
+        if index == len(self._sizes):
             return None
         size = self._sizes[index]
-        if size > GROWTH * known[-1][0]:
-            return None
-        return _on_line(known, size)
+        if size not in self._believed:
+            known = self._costs()
+            self._believed[size] = _on_line(known, size) if known and size <= GROWTH * known[-1][0] else None
+        return self._believed[size]
 
     def drafting_seconds(self, passes: int) -> float | None:
         """What so many passes of a draft model cost; None before the first."""
         if not passes:
             return 0.0
-        return passes * max(0.0, median_low(self._passes)) if self._passes else None
+        return None if self._pass_seconds is None else passes * self._pass_seconds
 
     def _at_least(self, num_tokens: int) -> float:
         """What a step of so many tokens without passes costs, or the largest that is known; 0 if
@@ -97,17 +106,17 @@ class StepCosts:
 
     def most_tokens(self, seconds: float) -> int:
         """The most tokens of a step that costs no more, which fill its size; 0 if there is none."""
-        fitting = (
-            size for size in reversed(self._sizes) if (cost := self.seconds(size)) is not None and cost <= seconds
-        )
-        return next(fitting, 0)
+        known = self._costs()
+        end = bisect_right(self._sizes, GROWTH * known[-1][0]) if known else 0
+        count = bisect_right(self._sizes, seconds, hi=end, key=lambda size: _on_line(known, size))
+        return self._sizes[count - 1] if count else 0
 
     def _costs(self) -> list[tuple[int, float]]:
         """Sizes and costs of ``_known``."""
         if not self._known:
             self._forget()
             for size in sorted(self._seconds, key=self._trust, reverse=True):
-                cost = median_low(self._seconds[size])
+                cost = self._medians[size]
                 index = bisect_left(self._known, (size,))
                 if index < len(self._known):
                     larger, most = self._known[index]
@@ -127,7 +136,7 @@ class StepCosts:
         old = [size for size, at in self._used_at.items() if self._num_steps - at >= FORGOTTEN_AFTER]
         for size in old:
             if size != min(self._seconds):
-                del self._used_at[size], self._seconds[size]
+                del self._used_at[size], self._seconds[size], self._medians[size]
 
 
 def sizes_up_to(most: int) -> list[int]:
