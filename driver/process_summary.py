@@ -5,6 +5,8 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 
+import msgspec
+
 from driver.errors import DriverError, InternalError, InvalidRequest
 from driver.metrics.request_metrics import RequestMetrics, SampleTimes, timings_of
 from driver.open_requests import OpenRequest, OpenRequests
@@ -222,8 +224,7 @@ class _Reply:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class _ReplyOutput:
+class _ReplyOutput(msgspec.Struct, frozen=True):
     """One output, and the reply that it belongs to."""
 
     reply: _Reply

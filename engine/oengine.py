@@ -19,6 +19,7 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable
+from itertools import chain
 from typing import Any
 
 from caching.page_manager import HBMPageManager
@@ -448,10 +449,10 @@ class oEngine:
 
     def _fail_rows(self, plan: NextIterationPlan, result: StepResult) -> list[SequenceOutput]:
         """End sequences with non-finite logits and drop their pages from the prefix cache."""
-        rows = [row for row, token_ids in enumerate(result.token_ids) if NO_TOKEN in token_ids]
-        if not rows:
+        if NO_TOKEN not in chain.from_iterable(result.token_ids):
             return []
-        spoilt = [plan.sequences[row] for row in rows]
+        rows = zip(plan.sequences, result.token_ids, strict=True)
+        spoilt = [sequence for sequence, token_ids in rows if NO_TOKEN in token_ids]
         outputs = self._fail(spoilt, NOT_FINITE)
         self._scheduler.memory.forget(spoilt)
         self._failed_rows += len(outputs)

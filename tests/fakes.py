@@ -232,7 +232,7 @@ class FakeEngine:
                 finish_reason = self._append(sequence, token_ids[landed - 1])
         logprobs = [TokenLogprobs([one, 97], [-one / 8, -0.5], [3, 1]) for one in token_ids[:landed]]
         wanted = sequence.params.logprobs is not None
-        return SequenceOutput(sequence.request_id, token_ids[:landed], finish_reason, logprobs if wanted else [])
+        return SequenceOutput(sequence.request_id, token_ids[:landed], finish_reason, logprobs if wanted else ())
 
     def _append(self, sequence: Sequence, token_id: int) -> str | None:
         """The finish reason, if the sequence ends with this token."""

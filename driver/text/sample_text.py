@@ -1,5 +1,7 @@
 """One sample as its client sees it: its text, its log-probabilities and its end."""
 
+from collections.abc import Sequence
+
 from driver.request import Logprob
 from driver.text.detokenizer import REPLACEMENT, Detokenizer
 from driver.text.stops import RepetitionDetector, StopStrings
@@ -76,11 +78,11 @@ class SampleLogprobs:
         self._first_is_due = index == 0 and params.prompt_logprobs is not None
         """Whether the None of the prompt's first token is still to come."""
 
-    def of_output(self, tokens: list[TokenLogprobs]) -> list[dict[int, Logprob]]:
+    def of_output(self, tokens: Sequence[TokenLogprobs]) -> list[dict[int, Logprob]]:
         """For each token a dictionary by token id, its own first."""
         return [self._named(token) for token in tokens]
 
-    def of_prompt(self, tokens: list[TokenLogprobs]) -> list[dict[int, Logprob] | None]:
+    def of_prompt(self, tokens: Sequence[TokenLogprobs]) -> list[dict[int, Logprob] | None]:
         """The same for new tokens of the prompt; None for the first."""
         first: list[dict[int, Logprob] | None] = [None] if self._first_is_due else []
         self._first_is_due = False

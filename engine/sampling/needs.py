@@ -18,6 +18,10 @@ class Need(IntFlag):
     """Applies to rows that do not sample, too."""
 
 
+SAMPLERS = ~Need.PROMPT_LOGPROBS
+"""Those of rows that sample."""
+
+
 def needs_of(sequence: Sequence) -> Need:
     """The needs of a sequence, the same for all of its tokens."""
     params, needs = sequence.params, Need(0)

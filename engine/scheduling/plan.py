@@ -1,6 +1,5 @@
 """One step, as the scheduler wants it: which sequences, which of their tokens, in which order."""
 
-from collections.abc import Iterable
 from collections.abc import Sequence as ListOf
 from dataclasses import dataclass, field
 from itertools import accumulate, takewhile
@@ -81,10 +80,10 @@ class NextIterationPlan:
         """The slots of adapters that the step reads."""
         return {slot for slot in self.adapter_slots if slot >= 0}
 
-    def sampler_rows(self, *, drafts: bool) -> Iterable[int]:
+    def sampler_rows(self, *, drafts: bool) -> ListOf[int]:
         """By row, the row of the sampler with its first logits: the same one, or where rows may
         have ``drafts`` one behind those of the rows before it."""
-        return accumulate(self.logits, initial=0) if drafts else range(self.num_rows)
+        return list(accumulate(self.logits, initial=0)) if drafts else range(self.num_rows)
 
     @property
     def logits(self) -> list[int]:
@@ -108,7 +107,7 @@ class NextIterationPlan:
         self.counts = [1] * len(sequences) if drafts is None else [1 + count for count in drafts]
         self.samples = list(self.counts)
         self.num_tokens = sum(self.counts)
-        for row, (sequence, count) in enumerate(zip(sequences, self.counts, strict=True)):
+        for row, sequence, count in zip(range(len(sequences)), sequences, self.counts, strict=True):
             if sequence.constraint is not None:
                 self._add_constrained(row, sequence, count - 1)
             sequence.num_computed_tokens += count

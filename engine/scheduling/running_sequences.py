@@ -29,6 +29,8 @@ class RunningSequences:
         self._reserve = reserve
         self._slots = list(range(max_num_seqs - 1, -1, -1))
         self._sequences: dict[str, Sequence] = {}
+        self._prefilling: dict[Sequence, None] = {}
+        """Those that compute known tokens, and some that have just done with that, in the same order."""
         self._by_client: Counter[str] = Counter()
         self._by_priority: Counter[int] = Counter()
         self._growth = 0
@@ -58,6 +60,7 @@ class RunningSequences:
         sequence.status = SequenceStatus.RUNNING
         sequence.slot = self._slots.pop()
         self._sequences[sequence.request_id] = sequence
+        self._prefilling[sequence] = None
         self._admitted[sequence] = None
         self._by_client[sequence.client] += 1
         self._by_priority[sequence.params.priority] += 1
@@ -67,6 +70,7 @@ class RunningSequences:
     def remove(self, sequence: Sequence) -> None:
         """Take slot and pages back, whatever is in flight: the device runs steps in order."""
         del self._sequences[sequence.request_id]
+        self._prefilling.pop(sequence, None)
         self._slots.append(sequence.slot)
         sequence.slot = -1
         self.late.drop(sequence)
@@ -119,7 +123,9 @@ class RunningSequences:
 
     def prefilling(self) -> list[Sequence]:
         """Those that compute known tokens before they decode, and have what comes before these."""
-        return [s for s in self if s.num_computed_tokens < s.num_prefill_tokens and not s.num_loading]
+        for sequence in [s for s in self._prefilling if not s.prefilling]:
+            del self._prefilling[sequence]
+        return [s for s in self._prefilling if not s.num_loading]
 
     def will_end(self) -> list[Sequence]:
         """Those whose last token by length is in flight, or in the step being planned; not where
@@ -156,6 +162,8 @@ class RunningSequences:
         assert self._by_priority == Counter(sequence.params.priority for sequence in self), (
             "a priority's count is wrong"
         )
+        prefilling = [s for s in self if s.prefilling]
+        assert prefilling == [s for s in self._prefilling if s.prefilling], "a prompt is forgotten, or out of order"
         assert self._growth == sum(sequence.expected_growth for sequence in self), "the growth is wrong"
 
     def _expected_growth(self, sequence: Sequence) -> int:

@@ -53,9 +53,11 @@ be replayed. The rules:
 
 from collections import Counter
 from collections.abc import Mapping
+from collections.abc import Sequence as ListOf
 
 from engine.scheduling.adapter_slots import AdapterSlots
 from engine.scheduling.admission import Admission
+from engine.scheduling.constraints.token_constraint import TokenConstraint
 from engine.scheduling.estimates.growth_reserve import GrowthReserve
 from engine.scheduling.estimates.inter_token import InterTokenTarget
 from engine.scheduling.estimates.step_costs import StepCosts, sizes_up_to
@@ -210,23 +212,23 @@ class InferenceScheduler:
             self.step_costs.learn(plan.num_tokens, seconds, plan.num_passes, has_prompts=has_prompts)
         self.adapters.landed(plan)
         outputs = []
-        for row, (sequence, samples) in enumerate(zip(plan.sequences, plan.samples, strict=True)):
-            token_ids = result.token_ids[row]
+        rows = zip(range(plan.num_rows), plan.sequences, plan.samples, result.token_ids, strict=True)
+        for row, sequence, samples, token_ids in rows:
             sequence.num_in_flight -= samples
             if sequence.slot >= 0:
                 sequence.num_computed_tokens -= samples - len(token_ids)  # behind the first wrong draft
-            if sequence.slot < 0 and sequence.status is SequenceStatus.FINISHED:
+            elif sequence.status is SequenceStatus.FINISHED:
                 continue
-            prompt_logprobs = _not_seen(sequence, *result.prompt_logprobs.get(row, (0, [])))
+            prompt_logprobs: ListOf[TokenLogprobs] = ()
+            if row in result.prompt_logprobs:
+                prompt_logprobs = _not_seen(sequence, *result.prompt_logprobs[row])
             if samples:
                 if self.speculation is not None:
                     kept = samples if plan.samples_of is None else plan.counts[row]
                     self.speculation.land(sequence, kept, len(token_ids), result.drafts[row])
-                count, reason = self._land(sequence, token_ids)
-                logprobs = result.logprobs.get(row, [])
-                outputs.append(
-                    SequenceOutput(sequence.request_id, token_ids[:count], reason, logprobs[:count], prompt_logprobs)
-                )
+                added, reason = self._land(sequence, token_ids)
+                logprobs = result.logprobs.get(row, ())[: len(added)]
+                outputs.append(SequenceOutput(sequence.request_id, added, reason, logprobs, prompt_logprobs))
             elif prompt_logprobs:
                 outputs.append(SequenceOutput(sequence.request_id, [], prompt_logprobs=prompt_logprobs))
         return outputs
@@ -353,42 +355,46 @@ class InferenceScheduler:
             chunks.grant_rest(begun)
         chunks.add_to(plan)
 
-    def _land(self, sequence: Sequence, token_ids: list[int]) -> tuple[int, str | None]:
+    def _land(self, sequence: Sequence, token_ids: list[int]) -> tuple[list[int], str | None]:
         """Add tokens up to its last one, also where the sequence waits again.
 
-        Returns how many were added, and the reason if one was the last.
+        Returns those that were added, and the reason if one was the last.
         """
-        count, reason = 0, None
-        while count < len(token_ids) and reason is None:
-            reason = self._append(sequence, token_ids[count])
-            count += 1
-        if sequence.slot >= 0 and len(sequence.output_token_ids) - sequence.num_charged_tokens >= CHARGED_AT_ONCE:
+        output, reason = sequence.output_token_ids, None
+        for count, token_id in enumerate(token_ids, start=1):
+            output.append(token_id)
+            if token_id in sequence.stop_token_ids:
+                reason = "stop"
+            elif len(output) >= sequence.max_tokens:
+                reason = "length"
+            if reason is not None:
+                token_ids = token_ids[:count]
+                break
+        if sequence.slot < 0:
+            self._waiting.add_tokens(len(token_ids))
+        elif len(output) - sequence.num_charged_tokens >= CHARGED_AT_ONCE:
             self._waiting.charge_output(sequence)
             self._running.expect(sequence)
         if reason is not None:
             self.finish(sequence.request_id)
         elif sequence.constraint is not None:
-            sequence.constraint.advance(*token_ids)
-            sequence.awaits_mask = True
-            as_forced = list(sequence.forced[:count]) == token_ids
-            sequence.forced = sequence.forced[count:] if as_forced else ()
-            if sequence.slot < 0:
-                sequence.constraint.suspend()
-        return count, reason
+            self._constrain(sequence, sequence.constraint, token_ids)
+        return token_ids, reason
+
+    def _constrain(self, sequence: Sequence, constraint: TokenConstraint, token_ids: list[int]) -> None:
+        """Tell a constraint what has landed, which it has not answered to yet."""
+        constraint.advance(*token_ids)
+        sequence.awaits_mask = True
+        count = len(token_ids)
+        as_forced = list(sequence.forced[:count]) == token_ids
+        sequence.forced = sequence.forced[count:] if as_forced else ()
+        if sequence.slot < 0:
+            constraint.suspend()
 
     def _expect(self, sequence: Sequence) -> None:
         """Its constraint, if it has one, has answered, and may say what it forces."""
         if self.speculation is not None and sequence.constraint is not None:
             sequence.forced = sequence.constraint.forced
-
-    def _append(self, sequence: Sequence, token_id: int) -> str | None:
-        """Add a token; the reason if it is the last."""
-        sequence.output_token_ids.append(token_id)
-        if sequence.slot < 0:
-            self._waiting.add_token()
-        if token_id in sequence.stop_token_ids:
-            return "stop"
-        return "length" if len(sequence.output_token_ids) >= sequence.max_tokens else None
 
 
 def _not_seen(sequence: Sequence, first: int, logprobs: list[TokenLogprobs]) -> list[TokenLogprobs]:

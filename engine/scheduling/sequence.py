@@ -205,7 +205,7 @@ class TokenLogprobs(msgspec.Struct, frozen=True):
     """1 is the likeliest; a token's rank is one more than there are likelier ones."""
 
 
-class SequenceOutput(msgspec.Struct, frozen=True):
+class SequenceOutput(msgspec.Struct, frozen=True, gc=False):
     """What one step gave one request. ``finish_reason`` is None, "stop", "length" or "error",
     which ``error`` explains.
 
@@ -217,7 +217,7 @@ class SequenceOutput(msgspec.Struct, frozen=True):
     request_id: str
     token_ids: list[int]
     finish_reason: str | None = None
-    logprobs: list[TokenLogprobs] = []
-    prompt_logprobs: list[TokenLogprobs] = []
+    logprobs: ListOf[TokenLogprobs] = ()
+    prompt_logprobs: ListOf[TokenLogprobs] = ()
     error: str | None = None
     internal: bool = False

@@ -100,9 +100,9 @@ class WaitingQueue:
             self._leave(sequence)
         return sequence
 
-    def add_token(self) -> None:
-        """A token of a sequence that was preempted meanwhile has landed."""
-        self.num_tokens += 1
+    def add_tokens(self, count: int) -> None:
+        """So many tokens of a sequence that was preempted meanwhile have landed."""
+        self.num_tokens += count
 
     def forget(self) -> None:
         """Forget which clients are ahead of others, as nothing waits or runs."""

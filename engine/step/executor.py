@@ -220,15 +220,15 @@ class StepExecutor:
         """Tokens i32[rows] from logits f32[rows, vocab], and their log-probabilities if a row needs
         them, of rows that do not have the dump slot."""
         processed, for_rows = logits, partial(self._manager.for_rows, rows=sampling.shape[1])
-        if needs & Need.BIAS:
+        if Need.BIAS in needs:
             self._bias, processed = for_rows(BIAS)(self._bias, processed, self._fed, sampling)
-        if needs & Need.PENALTIES:
+        if Need.PENALTIES in needs:
             self._penalties, processed = for_rows(PENALTIES)(self._penalties, processed, self._fed, sampling)
         if masks is not None:
             processed = for_rows(MASK)(processed, masks)
-        draw = for_rows(DRAW if needs & Need.DRAW else GREEDY)
+        draw = for_rows(DRAW if Need.DRAW in needs else GREEDY)
         token_ids, self._fed = draw(processed, self._fed, sampling, self._key)
-        return token_ids, for_rows(LOGPROBS)(logits, token_ids) if needs & Need.LOGPROBS else None
+        return token_ids, for_rows(LOGPROBS)(logits, token_ids) if Need.LOGPROBS in needs else None
 
 
 def _executed(token_ids: Array, logprobs: Array | None, prompt_blocks: list[Array]) -> ExecutedStep:

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from engine.sampling.logit_bias import bias_of
-from engine.sampling.needs import Need, needs_of
+from engine.sampling.needs import SAMPLERS, Need, needs_of
 from engine.sampling.penalties import penalties_of
 from engine.sampling.sampler_inputs import num_fields
 from engine.sampling.token_masks import pack_masks
@@ -78,12 +78,13 @@ class ModelIOProcessor:
         slots = np.fromiter(map(_slot_of, plan.sequences), np.int32, plan.num_rows)
         samples = np.array(plan.samples, np.int32)
         needs = self._needs[slots]
-        needs[samples == 0] &= Need.PROMPT_LOGPROBS
-        needs[: plan.num_decodes] &= ~Need.PROMPT_LOGPROBS
+        if plan.late or plan.num_decodes < plan.num_rows:
+            needs[samples == 0] &= Need.PROMPT_LOGPROBS
+        needs[: plan.num_decodes] &= SAMPLERS
         self._write_rows(plan, layout, packed, slots, samples)
         _write_tokens(plan, layout.view(packed, "token_ids"))
         needed = Need(int(np.bitwise_or.reduce(needs)))
-        prompt_logprobs = _prompt_logprobs(plan) if needed & Need.PROMPT_LOGPROBS else []
+        prompt_logprobs = _prompt_logprobs(plan) if Need.PROMPT_LOGPROBS in needed else []
         return StepDescription(
             layout.tokens,
             packed,
@@ -134,8 +135,8 @@ class ModelIOProcessor:
     def _masks(self, plan: NextIterationPlan, layout: StepLayout) -> NDArray[np.int32]:
         return pack_masks(plan, self._sampler_rows(plan), layout.rows, self._vocab_size)
 
-    def _sampler_rows(self, plan: NextIterationPlan) -> list[int]:
-        return list(plan.sampler_rows(drafts=bool(self._shapes.num_drafts)))
+    def _sampler_rows(self, plan: NextIterationPlan) -> ListOf[int]:
+        return plan.sampler_rows(drafts=bool(self._shapes.num_drafts))
 
     def prepare_late(self, plan: NextIterationPlan) -> tuple[SampleKept, list[int]]:
         """A plan that samples from the kept logits of an earlier one, and the place of each of its
@@ -146,7 +147,7 @@ class ModelIOProcessor:
         """
         assert plan.samples_of is not None
         kept, slots = self._kept[plan.samples_of], np.array([sequence.slot for sequence in plan.sequences])
-        needs = self._needs[slots] & ~Need.PROMPT_LOGPROBS
+        needs = self._needs[slots] & SAMPLERS
         places = [kept.places[sequence] for sequence in plan.sequences]
         parameters = admissions(plan.sequences, plan.starts, needs.tolist())[:, FIRST_PARAMETER:]
         row = np.repeat(np.arange(plan.num_rows), plan.counts)
@@ -220,7 +221,8 @@ class ModelIOProcessor:
         all_slots[count:] = self._shapes.dump_slot
         layout.view(packed, "counts")[:count] = plan.counts
         layout.view(packed, "samples")[:count] = samples
-        layout.view(packed, "samples")[plan.late] = -np.array(plan.counts)[plan.late]
+        if plan.late:
+            layout.view(packed, "samples")[plan.late] = -np.array(plan.counts)[plan.late]
         if layout.has_states:
             layout.view(packed, "state_sources")[:count] = plan.state_sources
             layout.view(packed, "state_slots")[:count] = plan.state_slots

@@ -1,6 +1,7 @@
 """Runs plans as steps of the device and returns their results."""
 
 import itertools
+from collections.abc import Sequence as ListOf
 from dataclasses import dataclass, field
 from typing import cast
 
@@ -193,7 +194,7 @@ class eSurgeRunner:
             step.times.end("wait")
             self._tell(Landed(drawn))
             self.gaps.look()
-            rows = step.places or list(step.plan.sampler_rows(drafts=drawn.ndim > 1))
+            rows = step.places or step.plan.sampler_rows(drafts=drawn.ndim > 1)
             ids, drafts = _landed(step.plan, drawn, rows)
             logprobs = _logprobs(step, step.executed.logprobs, rows, ids)
             return StepResult(ids, logprobs, _prompt_logprobs(step, step.executed), drafts)
@@ -231,7 +232,7 @@ class eSurgeRunner:
         return PendingStep(plan, executed, prompt_logprobs, times=times)
 
 
-def _landed(plan: NextIterationPlan, drawn: NDArray[np.int32], rows: list[int]) -> tuple[list[list[int]], list[int]]:
+def _landed(plan: NextIterationPlan, drawn: NDArray[np.int32], rows: ListOf[int]) -> tuple[list[list[int]], list[int]]:
     """By row of the plan, the tokens that it gave, and its drafts, if rows may have some.
 
     ``rows`` are those of the sampler, and ``drawn`` what it gave.
@@ -239,8 +240,8 @@ def _landed(plan: NextIterationPlan, drawn: NDArray[np.int32], rows: list[int]) 
     if not any(plan.samples):
         return [[] for _ in plan.sequences], []
     if drawn.ndim == 1:
-        ids: list[int] = drawn[rows].tolist()
-        return [[token_id] if samples else [] for token_id, samples in zip(ids, plan.samples, strict=True)], []
+        token_ids: list[int] = drawn.tolist()
+        return [[token_ids[row]] if samples else [] for row, samples in zip(rows, plan.samples, strict=True)], []
     ids, drafts = drawn.tolist()
     sampled = [ids[first : first + count] for first, count in zip(rows, plan.samples, strict=False)]
     kept = [row[: row.index(NOT_TEXT)] if NOT_TEXT in row else row for row in sampled]
@@ -248,7 +249,7 @@ def _landed(plan: NextIterationPlan, drawn: NDArray[np.int32], rows: list[int]) 
 
 
 def _logprobs(
-    step: PendingStep, logprobs: Array | None, rows: list[int], ids: list[list[int]]
+    step: PendingStep, logprobs: Array | None, rows: ListOf[int], ids: list[list[int]]
 ) -> dict[int, list[TokenLogprobs]]:
     """By row, for rows that sample and request them."""
     if logprobs is None:
