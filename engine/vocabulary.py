@@ -33,20 +33,6 @@ class Vocabulary:
         high = jnp.max(x, axis=-1)
         return high if self.axis is None else jax.lax.pmax(high, self.axis)
 
-    def min(self, x: Array) -> Array:
-        """The minimum along the last axis."""
-        low = jnp.min(x, axis=-1)
-        return low if self.axis is None else jax.lax.pmin(low, self.axis)
-
-    def top(self, x: Array, count: int) -> tuple[Array, Array]:
-        """The ``count`` highest along the last axis (all if there are fewer) and i32 indices."""
-        high, own = jax.lax.top_k(x, min(count, x.shape[-1]))
-        if self.axis is None:
-            return high, own
-        high, places = self.gather(high), self.gather(own + self.first(x.shape[-1]))
-        high, chosen = jax.lax.top_k(high, min(count, high.shape[-1]))
-        return high, jnp.take_along_axis(places, chosen, axis=-1)
-
     def length(self, x: Array) -> int:
         """Size of the last axis over all devices."""
         return x.shape[-1] if self.axis is None else x.shape[-1] * int(jax.lax.axis_size(self.axis))

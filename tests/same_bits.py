@@ -25,7 +25,7 @@ from engine.models.weights.parameters import tensors
 from engine.sampling.logprobs import compute_logprobs
 from engine.sampling.new_tokens import last_sampled
 from engine.sampling.penalties import Penalties, apply_penalties
-from engine.sampling.sampler import SamplingRows, sample, weigh
+from engine.sampling.sampler import SamplingRows, cuts_of, sample
 from engine.step.backend import choose_backend
 from engine.step.compilation import lower
 from engine.step.forward_programs import ForwardPrograms
@@ -101,6 +101,7 @@ class Steps:
             layout.view(packed, "token_ids")[at : at + count] = self.tokens[sequence, start : start + count]
             layout.view(packed, "slots")[row] = sequence
             layout.view(packed, "counts")[row] = count
+            layout.view(packed, "samples")[row] = 1
             at += count
         return packed
 
@@ -192,7 +193,9 @@ def function_differs(name: str) -> int:
 
         return rows_differ(penalized, logits, np.arange(ROWS, dtype=np.int32))
     if name.endswith(" weights"):
-        return rows_differ(weigh, logits, rows)
+        return rows_differ(
+            lambda logits, rows: cuts_of(logits, jnp.max(logits, axis=-1), rows).weigh(logits), logits, rows
+        )
     return rows_differ(lambda logits, rows: sample(logits, rows, key), logits, rows)
 
 

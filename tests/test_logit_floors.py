@@ -9,7 +9,7 @@ from engine.sampling.logit_bias import apply_bias, bias_of, neutral_bias
 from engine.sampling.logit_floors import MASKED_OUT, NOT_ALLOWED, REMOVED
 from engine.sampling.new_tokens import last_sampled
 from engine.sampling.penalties import apply_penalties, penalties_of
-from engine.sampling.sampler import SamplingRows, weigh
+from engine.sampling.sampler import SamplingRows, cuts_of
 from engine.sampling.token_masks import mask_logits
 from engine.sampling_params import SamplingParams
 from engine.scheduling.sequence import Sequence
@@ -46,7 +46,9 @@ def weights_of(logits, temperature):
     """What a row weighs."""
     f32 = np.float32
     rows = SamplingRows(*(jnp.asarray([value]) for value in (f32(temperature), 0, f32(1), f32(0), np.uint32(0), 0)))
-    return np.asarray(jax.jit(weigh)(logits, rows))[0]
+    return np.asarray(
+        jax.jit(lambda logits, rows: cuts_of(logits, jnp.max(logits, axis=-1), rows).weigh(logits))(logits, rows)
+    )[0]
 
 
 def test_the_order_is_that_of_who_has_the_last_word():

@@ -8,16 +8,17 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from engine.sampling import sampler
-from engine.sampling.row_blocks import BLOCK
-from engine.sampling.sampler import SamplingRows, argmax
+from engine.sampling.logit_floors import MASKED_OUT
+from engine.sampling.row_blocks import BLOCK, in_blocks, top
+from engine.sampling.sampler import SamplingRows
 from engine.sampling.truncation import TOP
 
 VOCABULARIES = {"Llama 3": 128_256, "Qwen 2": 152_064}
 
 KEY = jax.random.key(0)
-sample = jax.jit(sampler.sample, static_argnames=("vocabulary", "draws"))
-weigh = jax.jit(sampler.weigh, static_argnames="vocabulary")
-best = jax.jit(argmax)
+sample = jax.jit(sampler.sample)
+greedy = jax.jit(sampler.greedy)
+weigh = jax.jit(lambda logits, rows: sampler.cuts_of(logits, jnp.max(logits, axis=-1), rows).weigh(logits))
 choose = jax.jit(jax.vmap(sampler.choose, in_axes=(None, 1)))
 
 
@@ -42,6 +43,9 @@ def build_logits(rows=1, vocab=50, seed=0):
     return jnp.asarray(np.random.default_rng(seed).normal(0, 3, (rows, vocab)).astype(np.float32))
 
 
+MIXED = build_rows(6, temperature=[0, 1, 1, 0, 1, 1], top_k=[9, 9, 9, 9, 99, 0], top_p=[1, 1, 0.9, 1, 1, 0.99])
+
+
 def kept_tokens(logits, **params):
     """Which tokens of one row survive truncation."""
     weights = weigh(jnp.asarray([logits], jnp.float32), build_rows(1, **params))
@@ -61,38 +65,53 @@ def kept_by_sorting(logits, top_k, top_p, min_p):
     return np.flatnonzero(kept & (weights >= min_p)).tolist()
 
 
-@pytest.mark.parametrize("draws", [False, True])
-def test_a_row_that_is_not_finite_has_no_token_and_its_neighbours_have_theirs(draws):
+@pytest.mark.parametrize("function", [greedy, lambda logits: sample(logits, MIXED, KEY)], ids=["greedy", "mixed"])
+def test_a_row_that_is_not_finite_has_no_token_and_its_neighbours_have_theirs(function):
     """NaN or infinity anywhere in a row gives NO_TOKEN in its place."""
-    logits, rows = build_logits(rows=6, vocab=300), build_rows(6, temperature=[0, 1, 1, 0, 1, 1], top_k=9)
-    expected = np.asarray(sample(logits, rows, KEY, draws=draws)).copy()
+    logits = build_logits(rows=6, vocab=300)
+    expected = np.asarray(function(logits)).copy()
     expected[[1, 3]] = sampler.NO_TOKEN
 
     for value in (np.nan, -np.nan, np.inf, -np.inf):
         for place in (0, 127, 128, 299):
             spoilt = np.asarray(logits).copy()
             spoilt[[1, 3], place] = value
-            assert sample(spoilt, rows, KEY, draws=draws).tolist() == expected.tolist()
+            assert function(spoilt).tolist() == expected.tolist()
 
 
 def test_greedy_rows_are_argmax_beside_sampled_ones():
     """temperature 0 is the argmax of its row, whatever its neighbours do (an ancestor gave them the worst token)."""
     logits = build_logits(rows=6, vocab=300)
     rows = build_rows(6, temperature=[0, 1, 0, 5, 0, 1], top_k=[0, 3, 2, 0, 0, 0], top_p=0.7)
+    best = jnp.argmax(logits, axis=-1)
 
-    for draws in (False, True):
-        ids = sample(logits, rows, KEY, draws=draws)
-        greedy = np.asarray([0, 2, 4])
-        assert ids[greedy].tolist() == jnp.argmax(logits, axis=-1)[greedy].tolist()
+    ids = sample(logits, rows, KEY)
+
+    assert ids[::2].tolist() == best[::2].tolist()
+    assert sample(logits, build_rows(6, temperature=0), KEY).tolist() == greedy(logits).tolist() == best.tolist()
 
 
 @pytest.mark.parametrize("vocab", [1, 2, 127, 128, 129, 1000])
 def test_the_best_token_is_the_first_of_equals(vocab):
     """As argmax is everywhere, in vocabularies of any size and where logits are the least that there is."""
     rng = np.random.default_rng(vocab)
-    logits = np.concatenate([rng.integers(-3, 3, (9, vocab)), np.full((1, vocab), -np.inf)]).astype(np.float32)
+    logits = np.concatenate([rng.integers(-3, 3, (9, vocab)), np.full((1, vocab), MASKED_OUT)]).astype(np.float32)
 
-    assert best(logits).tolist() == np.argmax(logits, axis=-1).tolist()
+    assert greedy(logits).tolist() == np.argmax(logits, axis=-1).tolist()
+
+
+@pytest.mark.parametrize("ties", [False, True])
+@pytest.mark.parametrize("vocab", [6, 1000, 1024])
+def test_the_likeliest_are_those_of_a_sort_the_first_of_equals_first(vocab, ties):
+    """Of vocabularies of one block of tokens, of more blocks than are asked for, and of a last one that is not full."""
+    logits = np.random.default_rng(vocab).normal(size=(9, vocab)).astype(np.float32)
+    logits = np.round(logits) + np.float32(0) if ties else logits  # -0 is below 0 to a device
+    order = np.argsort(-logits, axis=-1, kind="stable")[:, :6]
+
+    high, ids = jax.jit(lambda logits: top(in_blocks(logits), 6))(logits)
+
+    assert ids.tolist() == order.tolist()
+    assert np.array_equal(high, np.take_along_axis(logits, order, axis=-1))
 
 
 def test_top_k_keeps_the_k_best():

@@ -15,7 +15,7 @@ import pytest
 from engine.sampling.logit_bias import apply_bias, bias_of, neutral_bias
 from engine.sampling.new_tokens import last_sampled
 from engine.sampling.penalties import apply_penalties, neutral_penalties, penalties_of
-from engine.sampling.sampler import SamplingRows, weigh
+from engine.sampling.sampler import SamplingRows, cuts_of
 from engine.sampling_params import SamplingParams
 from engine.scheduling.sequence import Sequence
 
@@ -46,7 +46,13 @@ def compiled():
         jax.tree.map(lambda leaf: jnp.tile(leaf, (SLOTS, *(1 for _ in leaf.shape))), row)
         for row in (neutral_bias(vocab), neutral_penalties(vocab))
     ]
-    return (*states, jax.jit(write), jax.jit(apply_bias), jax.jit(apply_penalties), jax.jit(weigh))
+    return (
+        *states,
+        jax.jit(write),
+        jax.jit(apply_bias),
+        jax.jit(apply_penalties),
+        jax.jit(lambda logits, rows: cuts_of(logits, jnp.max(logits, axis=-1), rows).weigh(logits)),
+    )
 
 
 def write(state, row):

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from engine.sampling import truncation
 from engine.sampling.logit_floors import REMOVED
-from engine.sampling.truncation import lowest_kept
+from engine.sampling.truncation import WEIGHTLESS, Scale, lowest_kept
 
 VOCAB = 40
 
@@ -26,13 +26,15 @@ def reference(logits, top_k, top_p, min_p):
     if top_p < 1:
         crossing = next(value for value in ordered if weights[logits >= value].sum() >= top_p * weights.sum())
     floor = ordered[0] + np.log(min_p) if min_p else -np.inf
-    return (logits >= kth) & (logits >= crossing) & (logits >= floor)
+    return (logits >= kth) & (logits >= crossing) & (logits >= floor) & (logits - ordered[0] > WEIGHTLESS)
 
 
 def keeps(logits, *parameters):
     """bool[rows, vocab] whether each row keeps a token of f32[rows, vocab]."""
-    below = logits - jnp.max(logits, axis=-1, keepdims=True)
-    return below >= lowest_kept(below, *parameters)[:, None]
+    best = jnp.max(logits, axis=-1)
+    below = logits - best[:, None]
+    lowest = lowest_kept(logits, Scale(best, jnp.ones_like(best)), *parameters)
+    return (below >= lowest[:, None]) & (below > WEIGHTLESS)
 
 
 @cache
@@ -41,7 +43,9 @@ def compiled(backend, top):
     shapes = [(3, VOCAB), (3,), (3,), (3,)]
     dtypes = [np.float32, np.int32, np.float32, np.float32]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(jax, "default_backend", lambda: backend)
+        patch.setattr(
+            jax.lax, "platform_dependent", lambda *x, cpu, default: (cpu if backend == "cpu" else default)(*x)
+        )
         patch.setattr(truncation, "TOP", top)
         lowered = jax.jit(keeps).lower(*map(jax.ShapeDtypeStruct, shapes, dtypes))
     return lowered.compile()

@@ -7,7 +7,7 @@ from jax import Array
 from numpy.typing import NDArray
 
 from engine.request_limits import MAX_LOGPROBS
-from engine.sampling.row_blocks import highest, in_blocks, total
+from engine.sampling.row_blocks import copied_in_blocks, highest, top, total
 from engine.scheduling.sequence import TokenLogprobs
 from engine.vocabulary import WHOLE, Vocabulary
 
@@ -21,15 +21,14 @@ def compute_logprobs(
     logprob bits of the n likeliest. One array is one copy to the host. n is MAX_LOGPROBS, or
     ``vocab_size`` if that is smaller; the logits may be padded beyond it.
     """
-    best = vocabulary.max(highest(in_blocks(logits, -jnp.inf)))[:, None]
-    weights = jnp.sum(total(in_blocks(jnp.exp(logits - best), 0.0)), axis=-1, keepdims=True)
+    blocks = copied_in_blocks(logits)
+    best = vocabulary.max(highest(blocks))[:, None]
+    weights = jnp.sum(total(jnp.exp(blocks - best[..., None])), axis=-1, keepdims=True)
     normalizer = best + jnp.log(vocabulary.total(weights))
     chosen = vocabulary.take(logits, token_ids)[:, None]
     rank = 1 + vocabulary.total(jnp.sum((logits > chosen).astype(jnp.int32), axis=-1, keepdims=True))
-    top, top_ids = vocabulary.top(logits, min(MAX_LOGPROBS, vocab_size or MAX_LOGPROBS))
-    return jnp.concatenate(
-        [_bits(chosen - normalizer), rank, top_ids.astype(jnp.int32), _bits(top - normalizer)], axis=1
-    )
+    likeliest, ids = top(blocks, min(MAX_LOGPROBS, vocab_size or MAX_LOGPROBS), vocabulary)
+    return jnp.concatenate([_bits(chosen - normalizer), rank, ids, _bits(likeliest - normalizer)], axis=1)
 
 
 def unpack_logprobs(row: NDArray[np.int32], token_id: int, count: int) -> TokenLogprobs:

@@ -11,15 +11,12 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from engine.sampling.row_blocks import BLOCK, highest, in_blocks, total
-from engine.sampling.truncation import lowest_kept
+from engine.sampling.row_blocks import BLOCK, copied_in_blocks, highest, total
+from engine.sampling.truncation import WEIGHTLESS, Scale, by_row, lowest_kept
 from engine.vocabulary import WHOLE, Vocabulary
 
 NO_TOKEN = -1
 """Instead of a token id: the row's logits have NaN or infinity, and there is no next token."""
-
-WEIGHTLESS = np.float32(-87)
-"""The relative logit up to which a token's weight is 0: some devices flush its exp to 0."""
 
 
 @jax.tree_util.register_dataclass
@@ -36,55 +33,67 @@ class SamplingRows:
     """The index in its sequence of the token to sample."""
 
 
-def sample(
-    logits: Array, rows: SamplingRows, key: Array, vocabulary: Vocabulary = WHOLE, *, draws: bool = True
-) -> Array:
+def sample(logits: Array, rows: SamplingRows, key: Array, vocabulary: Vocabulary = WHOLE) -> Array:
     """i32[rows] token ids sampled from f32[rows, vocab] logits, or NO_TOKEN.
 
-    ``key`` is the engine's. Without ``draws`` every row is greedy, and the program is small.
+    ``key`` is the engine's. Where all rows are greedy, ``greedy`` gives the same.
     """
-    finite = _are_finite(logits, vocabulary)
-    drawn = best = argmax(logits, vocabulary)
-    if draws:
-        # Bisection would not terminate on NaN.
-        logits = jnp.where(finite[:, None], logits, np.float32(0))
-        drawn = _draw(weigh(logits, rows, vocabulary), rows, key, vocabulary)
-        drawn = jnp.where(_are_greedy(rows), best, drawn)
-    return jnp.where(finite, drawn, NO_TOKEN)
+    blocks = copied_in_blocks(logits)
+    best = _greedy(blocks, vocabulary)
+    cuts = cuts_of(logits, vocabulary.max(highest(blocks)), rows, vocabulary)
+    drawn = _draw(blocks, cuts, rows, key, vocabulary)
+    return jnp.where(_are_greedy(rows) | (best == NO_TOKEN), best, drawn)
 
 
-def weigh(logits: Array, rows: SamplingRows, vocabulary: Vocabulary = WHOLE) -> Array:
-    """f32[rows, vocab] probabilities relative to the best token's: 1 for it, 0 for cut tokens.
+def greedy(logits: Array, vocabulary: Vocabulary = WHOLE) -> Array:
+    """i32[rows] the best token ids of f32[rows, vocab] logits, the first of equals, or NO_TOKEN."""
+    return _greedy(copied_in_blocks(logits), vocabulary)
 
-    Greedy rows are undefined. Cuts are computed only if some row has one.
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Cuts:
+    """How logits become weights."""
+
+    scale: Scale
+    lowest: Array
+    """f32[rows] the lowest relative logit that is kept."""
+
+    def weigh(self, logits: Array) -> Array:
+        """f32[rows, ...] probabilities of f32[rows, ...] logits relative to the best token's: 1 for
+        it, 0 for cut tokens. Greedy rows are undefined."""
+        below = self.scale(logits)
+        kept = (below > WEIGHTLESS) & (below >= by_row(self.lowest, below))
+        return jnp.where(kept, jnp.exp(below), np.float32(0))
+
+
+def cuts_of(logits: Array, best: Array, rows: SamplingRows, vocabulary: Vocabulary = WHOLE) -> Cuts:
+    """Those of each row of f32[rows, vocab], whose highest logits are f32[rows] ``best``.
+
+    They are searched for only if some row has one. ``logits`` are not in blocks, as XLA:TPU would
+    write blocks to memory for the conditional.
     """
-    greedy = _are_greedy(rows)
-    # The best is so 0 at any temperature: neither infinite nor below the removed tokens.
-    below = logits - vocabulary.max(highest(in_blocks(logits, -jnp.inf)))[:, None]
-    scaled = below / jnp.where(greedy, np.float32(1), rows.temperature)[:, None]
-    top_k, top_p = jnp.where(greedy, 0, rows.top_k), jnp.where(greedy, np.float32(1), rows.top_p)
+    greedy, one = _are_greedy(rows), np.float32(1)
+    scale = Scale(best, jnp.where(greedy, one, rows.temperature))
+    top_k, top_p = jnp.where(greedy, 0, rows.top_k), jnp.where(greedy, one, rows.top_p)
     min_p = jnp.where(greedy, np.float32(0), rows.min_p)
     lowest = jax.lax.cond(
         jnp.any((top_k > 0) | (top_p < 1) | (min_p > 0)),
-        lambda: lowest_kept(scaled, top_k, top_p, min_p, vocabulary),
+        lambda: lowest_kept(logits, scale, top_k, top_p, min_p, vocabulary),
         lambda: jnp.full_like(top_p, -jnp.inf),
     )
-    return jnp.where((scaled > WEIGHTLESS) & (scaled >= lowest[:, None]), jnp.exp(scaled), np.float32(0))
+    return Cuts(scale, lowest)
 
 
-def argmax(x: Array, vocabulary: Vocabulary = WHOLE) -> Array:
-    """i32[rows], the first maximum of each row of f32[rows, vocab].
-
-    XLA:CPU vectorises a maximum but not an argmax, so this finds the block with the maximum first.
-    """
-    blocks = in_blocks(x, -jnp.inf)
+def _greedy(blocks: Array, vocabulary: Vocabulary) -> Array:
+    """XLA:CPU vectorises a maximum but not an argmax, so this finds the block with it first."""
     block = jnp.argmax(vocabulary.gather(highest(blocks)), axis=-1).astype(jnp.int32)
     inside = jnp.argmax(vocabulary.take(blocks, block), axis=-1).astype(jnp.int32)
-    return block * BLOCK + inside
+    return jnp.where(_are_finite(blocks, vocabulary), block * BLOCK + inside, NO_TOKEN)
 
 
-def _draw(weights: Array, rows: SamplingRows, key: Array, vocabulary: Vocabulary) -> Array:
-    """i32[rows] tokens by f32[rows, vocab] weights: first a block of tokens, then one of it.
+def _draw(blocks: Array, cuts: Cuts, rows: SamplingRows, key: Array, vocabulary: Vocabulary) -> Array:
+    """i32[rows] tokens by their weights: first a block of tokens, then one of it.
 
     Seed and position alone determine a row's two uniform numbers; one float has too few digits to
     choose among all tokens.
@@ -94,9 +103,10 @@ def _draw(weights: Array, rows: SamplingRows, key: Array, vocabulary: Vocabulary
         return jax.random.uniform(jax.random.fold_in(jax.random.fold_in(key, seed), position), (2,))
 
     numbers = jax.vmap(uniform)(rows.seeds, rows.positions)
-    blocks = in_blocks(weights, 0.0)
-    block = choose(vocabulary.gather(total(blocks)), numbers[:, 0])
-    return block * BLOCK + choose(vocabulary.take(blocks, block), numbers[:, 1])
+    block = choose(vocabulary.gather(total(cuts.weigh(blocks))), numbers[:, 0])
+    # That block's weights are made again: to keep all of them would take memory and its traffic.
+    inside = cuts.weigh(vocabulary.take(blocks, block))
+    return block * BLOCK + choose(inside, numbers[:, 1])
 
 
 def choose(weights: Array, numbers: Array) -> Array:
@@ -118,11 +128,12 @@ def _are_greedy(rows: SamplingRows) -> Array:
     return rows.temperature < np.finfo(np.float32).tiny
 
 
-def _are_finite(logits: Array, vocabulary: Vocabulary) -> Array:
-    """bool[rows] whether all of f32[rows, vocab] are finite: otherwise the sum of 0 * x is NaN.
+def _are_finite(blocks: Array, vocabulary: Vocabulary) -> Array:
+    """bool[rows] whether all of f32[rows, blocks, BLOCK] are finite: otherwise the sum of 0 * x is
+    NaN.
 
     XLA:CPU's maximum may ignore NaN. It vectorises a sum over the blocks, in half the time of a
     search for NaN.
     """
-    sums = jnp.sum(in_blocks(logits * np.float32(0), 0.0), axis=1)
+    sums = jnp.sum(blocks * np.float32(0), axis=1)
     return jnp.isfinite(vocabulary.total(jnp.sum(sums, axis=-1)))

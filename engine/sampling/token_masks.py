@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from engine.sampling.logit_floors import MASKED_OUT
 from engine.scheduling.plan import NextIterationPlan
-from engine.vocabulary import WHOLE, Vocabulary
+from engine.vocabulary import VOCABULARY_BLOCK, WHOLE, Vocabulary
 
 WORD_BITS = 32
 
@@ -42,6 +42,22 @@ def mask_logits(logits: Array, masks: Array, vocabulary: Vocabulary = WHOLE) -> 
     if vocabulary.axis is not None:  # a device's part of the vocabulary is whole words
         words = logits.shape[1] // WORD_BITS
         masks = jax.lax.dynamic_slice_in_dim(masks, vocabulary.first(words), words, axis=1)
-    bits = masks[:, :, None] >> jnp.arange(WORD_BITS, dtype=jnp.int32)[None, None, :] & jnp.int32(1)
-    allowed = bits.reshape(masks.shape[0], -1)[:, : logits.shape[1]]
-    return jnp.where(allowed > 0, logits, MASKED_OUT)
+    vocab = logits.shape[1]
+    shifts = jnp.arange(vocab, dtype=jnp.int32) % WORD_BITS
+    bits = _by_token(masks)[:, :vocab] >> shifts[None, :] & jnp.int32(1)
+    return jnp.where(bits > 0, logits, MASKED_OUT)
+
+
+def _by_token(words: Array) -> Array:
+    """i32[rows, words] -> i32[rows, at least WORD_BITS * words], each token's word.
+
+    A TPU's registers hold blocks of tokens, and a word for each would fill one: to spread words
+    over WORD_BITS tokens at once would take four times the memory of logits.
+    """
+    each = VOCABULARY_BLOCK // WORD_BITS
+    blocks = jnp.pad(words, ((0, 0), (0, -words.shape[1] % each))).reshape(len(words), -1, each)
+    number = jnp.arange(VOCABULARY_BLOCK, dtype=jnp.int32)[None, None, :] // WORD_BITS
+    of_token = blocks[:, :, :1]
+    for place in range(1, each):
+        of_token = jnp.where(number >= place, blocks[:, :, place : place + 1], of_token)
+    return of_token.reshape(len(words), -1)

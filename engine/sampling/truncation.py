@@ -1,106 +1,192 @@
 """The cut of top-k, top-p and min-p in a row's tokens, without a sort.
 
-Most cuts are among a row's few likeliest tokens, which ``lax.top_k`` finds in about one pass over
-the logits. Otherwise bisection over the values of a float finds the cut: it counts the tokens at
-or above a candidate, or sums their weights. A CPU sort of 64 rows of 32,000 or 152,000 tokens
-takes more than ten times as long as either.
+Most cuts are among a row's few likeliest tokens, which ``top`` finds in a pass over the logits.
+Rows with another cut are searched, a few at a time, which are small enough to stay in a chip's or
+a core's own memory: each turn sums up what lies at or above a few values between two bounds.
 """
+
+from dataclasses import dataclass
+from functools import partial
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from engine.sampling.row_blocks import in_blocks, total
+from engine.sampling.row_blocks import in_blocks, top, total
 from engine.vocabulary import WHOLE, Vocabulary
 
 TOP = 64
 """The likeliest tokens, which are searched for the cut first."""
 
+MOST_SEARCHED = 2**20
+"""Logits that a chip searches at once, unless those of eight rows are more: they have to stay in
+its own memory, and each turn has one exchange between chips, however many rows it is for."""
 
-def lowest_kept(below: Array, top_k: Array, top_p: Array, min_p: Array, vocabulary: Vocabulary = WHOLE) -> Array:
-    """f32[rows] the lowest logit that each row's parameters keep.
+WEIGHTLESS = np.float32(-87)
+"""The relative logit up to which a token's weight is 0: some devices flush its exp to 0."""
 
-    ``below`` f32[rows, vocab] is relative to each row's best. Ties with the last token kept are
-    kept. top_k 0 is no limit; top-p weighs the tokens that top-k keeps; min-p is relative to the
-    best.
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Scale:
+    """How logits become relative ones: 0 for a row's best token, below 0 for others."""
+
+    best: Array
+    """f32[rows], each row's highest logit."""
+    temperature: Array
+    """f32[rows] above 0."""
+
+    def __call__(self, logits: Array) -> Array:
+        """f32[rows, ...] of f32[rows, ...] logits."""
+        # The best is 0 at any temperature: neither infinite nor below the removed tokens.
+        return (logits - by_row(self.best, logits)) / by_row(self.temperature, logits)
+
+
+def by_row(values: Array, x: Array) -> Array:
+    """f32[rows] in a shape that spreads over x[rows, ...]."""
+    return values.reshape(-1, *(1 for _ in x.shape[1:]))
+
+
+def lowest_kept(
+    logits: Array, scale: Scale, top_k: Array, top_p: Array, min_p: Array, vocabulary: Vocabulary = WHOLE
+) -> Array:
+    """f32[rows] the lowest relative logit that each row's parameters keep of f32[rows, vocab].
+
+    Ties with the last token kept are kept. top_k 0 is no limit; top-p weighs the tokens that top-k
+    keeps; min-p is relative to the best. Tokens without a weight may be on either side.
     """
-    vocab = vocabulary.length(below)
+    vocab = vocabulary.length(logits)
     top_k = jnp.where(top_k > 0, jnp.minimum(top_k, vocab), vocab)
-    known, cut = _cut_among_top(below, top_k, top_p, vocabulary)
-    cut = jax.lax.cond(
-        jnp.all(known),
-        lambda: cut,
-        lambda: jnp.where(
-            known, cut, _bisect(below, jnp.where(known, vocab, top_k), jnp.where(known, 1, top_p), vocabulary)
-        ),
-    )
+    known, cut = _cut_among_top(logits, scale, top_k, top_p, vocabulary)
+    top_k, top_p = jnp.where(known, vocab, top_k), jnp.where(known, np.float32(1), top_p)
+    cut = jax.lax.cond(jnp.all(known), lambda: cut, lambda: _search_rows(logits, scale, top_k, top_p, cut, vocabulary))
     # The best token is kept, however small top_p is.
     return jnp.minimum(jnp.maximum(cut, jnp.log(min_p)), np.float32(0))
 
 
-def _cut_among_top(below: Array, top_k: Array, top_p: Array, vocabulary: Vocabulary) -> tuple[Array, Array]:
-    """bool[rows] whether the TOP likeliest tokens determine top-k's and top-p's cut; the cut."""
-    vocab = vocabulary.length(below)
+def _cut_among_top(
+    logits: Array, scale: Scale, top_k: Array, top_p: Array, vocabulary: Vocabulary
+) -> tuple[Array, Array]:
+    """bool[rows] whether the TOP likeliest tokens determine top-k's and top-p's cut; the cut, or
+    the last one of these."""
+    vocab, blocks = vocabulary.length(logits), in_blocks(logits)
     # If nothing reads the indices, XLA:CPU makes it a sort; the barrier reads them.
-    top, _ = jax.lax.optimization_barrier(vocabulary.top(below, TOP))
-    size = top.shape[-1]
-    kth = jnp.take_along_axis(top, jnp.minimum(top_k, size)[:, None] - 1, axis=-1)
+    likeliest, _ = jax.lax.optimization_barrier(top(blocks, TOP, vocabulary))
+    below = scale(likeliest)
+    size = below.shape[-1]
+    kth = jnp.take_along_axis(below, jnp.minimum(top_k, size)[:, None] - 1, axis=-1)
     everything, counts = (top_k == vocab)[:, None], (top_k <= size)[:, None]
     # Tokens equal to the last of these may be missing from them.
-    certain = everything | (counts & (kth > top[:, -1:])) if size < vocab else jnp.ones_like(everything)
-    weights = jnp.where(everything | (top >= kth), jnp.exp(top), np.float32(0))
-    all_weights = vocabulary.total(jnp.sum(total(in_blocks(jnp.exp(below), 0.0)), axis=-1, keepdims=True))
+    certain = everything | (counts & (kth > below[:, -1:])) if size < vocab else jnp.ones_like(everything)
+    weights = jnp.where(everything | (below >= kth), jnp.exp(below), np.float32(0))
+    whole = (top_p >= 1)[:, None]
+    all_weights = jax.lax.cond(
+        jnp.any(everything & ~whole),
+        lambda: vocabulary.total(jnp.sum(total(jnp.exp(scale(blocks))), axis=-1, keepdims=True)),
+        lambda: jnp.zeros_like(kth),
+    )
     enough = top_p[:, None] * jnp.where(everything, all_weights, jnp.sum(weights, axis=-1, keepdims=True))
     before = jnp.cumsum(weights, axis=-1) - weights
     kept = (before < enough) & (weights > 0)
-    crossing = jnp.min(jnp.where(kept, top, jnp.inf), axis=-1, keepdims=True)
-    whole = (top_p >= 1)[:, None]
+    crossing = jnp.min(jnp.where(kept, below, jnp.inf), axis=-1, keepdims=True)
     certain &= whole | (before[:, -1:] + weights[:, -1:] >= enough) | ~everything
     cut = jnp.where(whole, jnp.where(everything, -jnp.inf, kth), crossing)
-    return certain[:, 0], cut[:, 0]
+    return certain[:, 0], jnp.where(certain, cut, below[:, -1:])[:, 0]
 
 
-def _bisect(below: Array, top_k: Array, top_p: Array, vocabulary: Vocabulary) -> Array:
-    """f32[rows] the cut anywhere in a row; its lowest logit if neither top_k nor top_p cuts."""
-    vocab = vocabulary.length(below)
-
-    def one(row: tuple[Array, Array, Array]) -> Array:
-        below, top_k, top_p = row
-        keys = _keys(below)
-        lowest, ones, count = vocabulary.min(keys), jnp.ones_like(below), top_k.astype(jnp.float32)
-        kth = jax.lax.cond(top_k < vocab, lambda: _last_kept(keys, ones, lowest, count, vocabulary), lambda: lowest)
-        weights = jnp.where(keys >= kth, jnp.exp(below), np.float32(0))
-        enough = top_p * _total(weights, vocabulary)
-        crossing = jax.lax.cond(top_p < 1, lambda: _last_kept(keys, weights, kth, enough, vocabulary), lambda: kth)
-        return _as_float(crossing)
-
-    rows = (below, top_k, top_p)
-    # A CPU runs row by row, each from its cache, and skips the cuts that a row does not have.
-    cut: Array = jax.lax.platform_dependent(
-        *rows, cpu=lambda *rows: jax.lax.map(one, rows), default=lambda *rows: jax.vmap(one)(rows)
+def _search_rows(logits: Array, scale: Scale, top_k: Array, top_p: Array, cut: Array, vocabulary: Vocabulary) -> Array:
+    """f32[rows] the cuts, or ``cut`` of rows that neither limits; of others that is ``_search``'s
+    ``highest``."""
+    eight = max(1, MOST_SEARCHED // (8 * logits.shape[-1])) * 8
+    found: Array = jax.lax.platform_dependent(
+        *(logits, scale, top_k, top_p, cut),
+        cpu=partial(_search_groups, size=1, parts=2, vocabulary=vocabulary),
+        default=partial(_search_groups, size=eight, parts=8, vocabulary=vocabulary),
     )
-    return cut
-
-
-def _last_kept(keys: Array, weights: Array, low: Array, enough: Array, vocabulary: Vocabulary) -> Array:
-    """The highest key such that it and those above weigh at least ``enough``; ``low`` does."""
-
-    def halve(bounds: tuple[Array, Array]) -> tuple[Array, Array]:
-        low, high = bounds
-        middle = high - (high - low) // 2
-        holds = _total(jnp.where(keys >= middle, weights, np.float32(0)), vocabulary) >= enough
-        return jnp.where(holds, middle, low), jnp.where(holds, high, middle - 1)
-
-    bounds = low, vocabulary.max(keys)
-    found: Array = jax.lax.while_loop(lambda bounds: bounds[0] < bounds[1], halve, bounds)[0]
     return found
 
 
-def _total(weights: Array, vocabulary: Vocabulary) -> Array:
-    """The sum of f32[vocab]; without the barrier XLA:CPU makes one reduction, not vectorised."""
-    by_place = jax.lax.optimization_barrier(jnp.sum(in_blocks(weights[None], 0.0)[0], axis=0))
-    return vocabulary.total(jnp.sum(by_place))
+def _search_groups(
+    logits: Array,
+    scale: Scale,
+    top_k: Array,
+    top_p: Array,
+    cut: Array,
+    *,
+    size: int,
+    parts: int,
+    vocabulary: Vocabulary,
+) -> Array:
+    """``_search_rows``, up to ``size`` rows at a time, and none of those where no row is limited."""
+    count, size = len(cut), min(size, len(cut))
+    limited = (top_k < vocabulary.length(logits)) | (top_p < 1)
+
+    def search(group: Array, cut: Array) -> Array:
+        def rows(x: Array) -> Array:
+            return jax.lax.dynamic_slice_in_dim(x, group * size, size)
+
+        def found() -> Array:
+            below = Scale(rows(scale.best), rows(scale.temperature))(rows(logits))
+            cuts = _search(below, rows(top_k), rows(top_p), rows(cut), parts, vocabulary)
+            return jnp.where(rows(limited), cuts, rows(cut))
+
+        cuts = jax.lax.cond(jnp.any(rows(limited)), found, lambda: rows(cut))
+        return jax.lax.dynamic_update_slice_in_dim(cut, cuts, group * size, 0)
+
+    searched: Array = jax.lax.fori_loop(0, -(-count // size), search, cut)
+    return searched
+
+
+def _search(below: Array, top_k: Array, top_p: Array, highest: Array, parts: int, vocabulary: Vocabulary) -> Array:
+    """f32[n] the cuts in f32[n, vocab]; WEIGHTLESS if they are not above that.
+
+    Top-k's is not above f32[n] ``highest``, and neither is top-p's where there is no top-k.
+    """
+    keys, high, has_k = _keys(below), _keys(highest), top_k < vocabulary.length(below)
+    floor = jnp.minimum(_keys(jnp.full_like(highest, WEIGHTLESS)), high)
+    kth = jax.lax.cond(
+        jnp.any(has_k),
+        lambda: _last_kept(keys, jnp.ones_like(below), (floor, high), top_k.astype(jnp.float32), parts, vocabulary),
+        lambda: floor,
+    )
+    weights = jnp.where(keys >= kth[:, None], jnp.exp(below), np.float32(0))
+    bounds = kth, jnp.where(has_k, 0, high)
+    crossing = jax.lax.cond(
+        jnp.any(top_p < 1),
+        lambda: _last_kept(keys, weights, bounds, top_p * vocabulary.total(_total(weights)), parts, vocabulary),
+        lambda: kth,
+    )
+    return _as_float(jnp.where(top_p < 1, crossing, kth))
+
+
+def _last_kept(
+    keys: Array, weights: Array, bounds: tuple[Array, Array], enough: Array, parts: int, vocabulary: Vocabulary
+) -> Array:
+    """i32[n] the highest keys within ``bounds`` such that they and those above weigh at least
+    ``enough``, f32[n]; the lower bound if none does.
+
+    Each turn cuts what is between the bounds into so many parts.
+    """
+
+    def narrow(bounds: tuple[Array, Array]) -> tuple[Array, Array]:
+        low, high = bounds
+        step = (high - low) // parts + 1
+        begins = [jnp.minimum(low + step * part, high) for part in range(1, parts)]
+        sums = [_total(jnp.where(keys >= begin[:, None], weights, np.float32(0))) for begin in begins]
+        holds = vocabulary.total(jnp.stack(sums)) >= enough[None, :]
+        low = jnp.minimum(low + step * jnp.sum(holds, axis=0, dtype=jnp.int32), high)
+        return low, jnp.minimum(low + step - 1, high)
+
+    found: Array = jax.lax.while_loop(lambda bounds: jnp.any(bounds[0] < bounds[1]), narrow, bounds)[0]
+    return found
+
+
+def _total(weights: Array) -> Array:
+    """f32[n] the sums of this device's f32[n, vocab]."""
+    # Without the barrier XLA:CPU makes one reduction of it, which it does not vectorise.
+    by_place = jax.lax.optimization_barrier(jnp.sum(in_blocks(weights, 0.0), axis=1))
+    return jnp.sum(by_place, axis=-1)
 
 
 def _keys(below: Array) -> Array:

@@ -20,7 +20,7 @@ from caching.paged_attention_cache import PagedAttentionCache
 from engine.mesh import COPY, DeviceMesh
 from engine.models.decoder import Decoder
 from engine.models.step_context import StepContext
-from engine.sampling.sampler import sample
+from engine.sampling.sampler import greedy, sample
 from engine.sampling.sampler_inputs import SamplerInputs, pack_inputs
 from engine.speculation.history import History
 from engine.step.backend import CACHE, Backend
@@ -137,7 +137,7 @@ class DraftPrograms:
         drafts: Array = jax.lax.cond(
             jnp.any(inputs.rows.temperature > 0),
             lambda: sample(logits, inputs.rows, key, vocabulary),
-            lambda: sample(logits, inputs.rows, key, vocabulary, draws=False),
+            lambda: greedy(logits, vocabulary),
         )
         return drafts
 
