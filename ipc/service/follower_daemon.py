@@ -28,7 +28,7 @@ from engine.hosts.sent_weights import stage_as_told
 from engine.hub.obtain import obtained
 from engine.step.commands import AskToStop, Command, Leave, Left, WriteWeights
 from ipc.process.systemd import extend_timeout, notify
-from ipc.service.start_up import facts_alike
+from ipc.service.start_up import facts_alike, freeze_heap
 from ipc.service.vm_notices import VMNotices, metadata_server
 from ipc.service.watchdog import Watchdog
 
@@ -72,6 +72,7 @@ class FollowerDaemon:
 
     def _execute(self) -> None:
         executor = build_executor(self._config, lambda _: extend_timeout(START_PATIENCE))
+        freeze_heap()
         notify("READY=1", "STATUS=following process 0")
         self._watchdog.start()
         logger.info(
