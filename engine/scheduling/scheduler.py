@@ -340,8 +340,11 @@ class InferenceScheduler:
         time bounds the step.
         """
         begun = self._running.prefilling()
+        if not begun and not self._waiting:
+            return
         decoding = plan.num_tokens + self._running.late.num_sequences
-        room = self._target.room(decoding, plan.num_passes) if decoding else self._budget
+        may_grant = begun or self._running.num_free
+        room = self._target.room(decoding, plan.num_passes) if decoding and may_grant else self._budget
         if room is None:
             chunks = PromptChunks(self.memory, self._budget - plan.num_tokens, self._long or self._budget // 2)
         else:
