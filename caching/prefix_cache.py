@@ -20,10 +20,10 @@ KEY_BYTES = 16
 def page_keys(previous: bytes, token_ids: Sequence[int], page_size: int) -> list[bytes]:
     """Keys of the full pages of ``token_ids``, after the page with key ``previous`` or a salt."""
     tokens = array("i", token_ids)
+    data, page_bytes = tokens.tobytes(), page_size * tokens.itemsize
     keys = []
-    for start in range(0, len(tokens) - page_size + 1, page_size):
-        page = tokens[start : start + page_size].tobytes()
-        previous = blake2b(previous + page, digest_size=KEY_BYTES).digest()
+    for start in range(0, len(data) - page_bytes + 1, page_bytes):
+        previous = blake2b(previous + data[start : start + page_bytes], digest_size=KEY_BYTES).digest()
         keys.append(previous)
     return keys
 

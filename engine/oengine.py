@@ -427,7 +427,7 @@ class oEngine:
             self._steps += 1
             self._measure(step)
             self._prompt_tokens += step.plan.num_tokens - step.plan.num_decode_tokens
-        self._generated_tokens += sum(len(output.token_ids) for output in outputs)
+        self._generated_tokens += sum([len(output.token_ids) for output in outputs])
         return outputs
 
     def _measure(self, step: PendingStep) -> None:

@@ -30,7 +30,7 @@ from engine.step.backend import choose_backend
 from engine.step.compilation import lower
 from engine.step.forward_programs import ForwardPrograms
 from engine.step.layout import StepLayout
-from engine.step.slot_state import COLUMNS, SlotChanges, SlotShapes
+from engine.step.slot_state import SlotShapes
 
 SEQUENCES, LENGTH, PAGE, PAGES = 4, 40, 16, 3
 BUCKETS = (1, 2, 3, 4, 16, 64)
@@ -95,7 +95,7 @@ class Steps:
 
     def _pack(self, layout, plan):
         packed, at = np.zeros(layout.size, np.int32), 0
-        layout.writes.pack(SlotChanges(np.zeros((0, COLUMNS)), [], []), self.slots, layout.view(packed, "writes"))
+        layout.view(packed, "writes")[:] = layout.writes.blank(self.slots)
         layout.view(packed, "slots")[:] = SEQUENCES
         for row, (sequence, start, count) in enumerate(plan):
             layout.view(packed, "token_ids")[at : at + count] = self.tokens[sequence, start : start + count]

@@ -18,8 +18,8 @@ class Need(IntFlag):
     """Applies to rows that do not sample, too."""
 
 
-SAMPLERS = ~Need.PROMPT_LOGPROBS
-"""Those of rows that sample."""
+SAMPLERS = int(~Need.PROMPT_LOGPROBS)
+"""Those of the samplers; an int, as numpy takes a flag for an object of any kind."""
 
 
 def needs_of(sequence: Sequence) -> Need:

@@ -20,7 +20,7 @@ from engine.scheduling.sequence import Sequence
 from engine.speculation.history import forced_rows, pieces
 from engine.step.commands import ForgetLogits, KeptRows, SampleKept, StepDescription
 from engine.step.layout import FROM_SLOT, PROMPT_BLOCK, StepLayout
-from engine.step.slot_state import FIRST_PARAMETER, SEPARATE, SlotChanges, SlotShapes, admissions
+from engine.step.slot_state import FIRST_PARAMETER, NO_ADMISSIONS, SEPARATE, SlotChanges, SlotShapes, admissions
 
 _slot_of = attrgetter("slot")
 
@@ -61,6 +61,8 @@ class ModelIOProcessor:
         """By slot, its Need flags."""
         self._num_written: list[list[int]] = [[] for _ in range(shapes.max_num_seqs)]
         """By slot and group, the entries of its page table that the device has."""
+        self._blanks: dict[int, NDArray[np.int32]] = {}
+        """By a bucket's tokens, the packed array without rows."""
         self._kept: dict[NextIterationPlan, _Kept] = {}
         """Of plans with rows that sample late."""
         self._num_kept = 0
@@ -70,28 +72,28 @@ class ModelIOProcessor:
 
         All arrays are new, because the device may still read the earlier ones.
         """
-        changes, packed = self._changes(plan), np.zeros(layout.size, np.int32)
+        changes, packed = self._changes(plan), self._blank(layout)
         drafted = self._drafted(plan)
         fits = layout.writes.hold(changes) and drafted is None  # that is drafted before the step
-        nothing = SlotChanges(changes.admitted[:0], [], [])
-        layout.writes.pack(changes if fits else nothing, self._shapes, layout.view(packed, "writes"))
+        if fits:
+            layout.writes.pack(changes, layout.view(packed, "writes"))
         slots = np.fromiter(map(_slot_of, plan.sequences), np.int32, plan.num_rows)
-        samples = np.array(plan.samples, np.int32)
-        needs = self._needs[slots]
-        if plan.late or plan.num_decodes < plan.num_rows:
-            needs[samples == 0] &= Need.PROMPT_LOGPROBS
-        needs[: plan.num_decodes] &= SAMPLERS
+        samples = np.fromiter(plan.samples, np.int32, plan.num_rows)
         self._write_rows(plan, layout, packed, slots, samples)
         _write_tokens(plan, layout.view(packed, "token_ids"))
-        needed = Need(int(np.bitwise_or.reduce(needs)))
+        needed = self._needed(plan, slots, samples)
         prompt_logprobs = _prompt_logprobs(plan) if Need.PROMPT_LOGPROBS in needed else []
         return StepDescription(
             layout.tokens,
             packed,
             needed,
             [] if fits else list(SEPARATE.pack_all(changes, self._shapes)),
-            [(each.slot, bias_of(each, self._vocab_size)) for each in self._admitted(plan, Need.BIAS)],
-            [(each.slot, penalties_of(each, self._vocab_size)) for each in self._admitted(plan, Need.PENALTIES)],
+            [(one.slot, bias_of(one, self._vocab_size)) for one in plan.admitted if self._has(one, Need.BIAS)],
+            [
+                (one.slot, penalties_of(one, self._vocab_size))
+                for one in plan.admitted
+                if self._has(one, Need.PENALTIES)
+            ],
             self._pieces(plan.admitted),
             self._masks(plan, layout) if plan.constrained else None,
             _prompt_tokens(plan, prompt_logprobs) if prompt_logprobs else None,
@@ -102,6 +104,14 @@ class ModelIOProcessor:
             bool(self._draft_rows) and len(plan.drafted) < plan.num_rows,
             self._forced(plan) if plan.forced else None,
         ), prompt_logprobs
+
+    def _blank(self, layout: StepLayout) -> NDArray[np.int32]:
+        """A new packed array, all rows of which are padding."""
+        if layout.tokens not in self._blanks:
+            blank = self._blanks[layout.tokens] = np.zeros(layout.size, np.int32)
+            layout.view(blank, "slots")[:] = self._shapes.dump_slot
+            layout.view(blank, "writes")[:] = layout.writes.blank(self._shapes)
+        return self._blanks[layout.tokens].copy()
 
     def _drafted(self, plan: NextIterationPlan) -> NDArray[np.int32] | None:
         """The slots of rows with drafts, and of how many, if a draft model writes them."""
@@ -200,6 +210,8 @@ class ModelIOProcessor:
 
     def _admissions(self, plan: NextIterationPlan) -> NDArray[np.int32]:
         """Note the sequences that got a slot."""
+        if not plan.admitted:
+            return NO_ADMISSIONS
         chunks = dict(zip(plan.sequences[plan.num_decodes :], plan.counts[plan.num_decodes :], strict=True))
         starts = [sequence.num_computed_tokens - chunks.get(sequence, 0) for sequence in plan.admitted]
         needs = [int(needs_of(sequence)) for sequence in plan.admitted]
@@ -216,9 +228,8 @@ class ModelIOProcessor:
         slots: NDArray[np.int32],
         samples: NDArray[np.int32],
     ) -> None:
-        count, all_slots = plan.num_rows, layout.view(packed, "slots")
-        all_slots[:count] = slots
-        all_slots[count:] = self._shapes.dump_slot
+        count = plan.num_rows
+        layout.view(packed, "slots")[:count] = slots
         layout.view(packed, "counts")[:count] = plan.counts
         layout.view(packed, "samples")[:count] = samples
         if plan.late:
@@ -229,8 +240,17 @@ class ModelIOProcessor:
         if layout.has_adapters:
             layout.view(packed, "adapters")[:count] = plan.adapter_slots
 
-    def _admitted(self, plan: NextIterationPlan, need: Need) -> list[Sequence]:
-        return [sequence for sequence in plan.admitted if self._needs[sequence.slot] & need]
+    def _has(self, sequence: Sequence, need: Need) -> bool:
+        return bool(self._needs[sequence.slot] & need.value)
+
+    def _needed(self, plan: NextIterationPlan, slots: NDArray[np.int32], samples: NDArray[np.int32]) -> Need:
+        """What the rows of these slots need: of one that does not sample, the log-probabilities of
+        its prompt alone, of one that decodes all but these."""
+        needs = self._needs[slots]
+        if plan.late or plan.num_decodes < plan.num_rows:
+            needs[samples == 0] &= Need.PROMPT_LOGPROBS.value
+        needs[: plan.num_decodes] &= SAMPLERS
+        return Need(int(np.bitwise_or.reduce(needs)))
 
 
 def _write_tokens(plan: NextIterationPlan, token_ids: NDArray[np.int32]) -> None:

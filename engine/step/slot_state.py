@@ -29,6 +29,8 @@ Packed = TypeVar("Packed", Array, NDArray[np.int32])
 SLOT, START, FIRST_PARAMETER = 0, 1, 2
 COLUMNS = FIRST_PARAMETER + len(PARAMETERS)
 """Of an admission: its slot, the tokens of its prefix hit, and its sampling parameters."""
+ADMISSION = np.dtype([("slot", np.int32), ("start", np.int32), *PARAMETERS.items()])
+"""What the columns stand for, bit by bit."""
 
 
 @jax.tree_util.register_dataclass
@@ -154,13 +156,18 @@ class SlotWrites:
         """Whether these changes fit."""
         return len(changes.admitted) <= self.admissions and len(changes.places) <= self.entries
 
-    def pack(self, changes: SlotChanges, shapes: SlotShapes, packed: NDArray[np.int32]) -> None:
-        """Write changes that fit into zeros i32[size]."""
+    def blank(self, shapes: SlotShapes) -> NDArray[np.int32]:
+        """i32[size] without changes: all that it writes is the dump slot's."""
+        blank = np.zeros(self.size, np.int32)
+        admitted, places, _ = self.split(blank)
+        admitted[:, SLOT], places[:] = shapes.dump_slot, shapes.place(0, shapes.dump_slot)
+        return blank
+
+    def pack(self, changes: SlotChanges, packed: NDArray[np.int32]) -> None:
+        """Write changes that fit into a blank i32[size]."""
         admitted, places, pages = self.split(packed)
         admitted[: len(changes.admitted)] = changes.admitted
-        admitted[len(changes.admitted) :, SLOT] = shapes.dump_slot
         places[: len(changes.places)] = changes.places
-        places[len(changes.places) :] = shapes.place(0, shapes.dump_slot)
         pages[: len(changes.pages)] = changes.pages
 
     def pack_all(self, changes: SlotChanges, shapes: SlotShapes) -> Iterator[NDArray[np.int32]]:
@@ -170,8 +177,8 @@ class SlotWrites:
         for part in range(count):
             mine = slice(part * entries, (part + 1) * entries)
             admitted = changes.admitted[part * admissions : (part + 1) * admissions]
-            packed = np.zeros(self.size, np.int32)
-            self.pack(SlotChanges(admitted, changes.places[mine], changes.pages[mine]), shapes, packed)
+            packed = self.blank(shapes)
+            self.pack(SlotChanges(admitted, changes.places[mine], changes.pages[mine]), packed)
             yield packed
 
 
@@ -181,17 +188,17 @@ SEPARATE = SlotWrites(admissions=64, entries=2048)
 
 def admissions(sequences: ListOf[Sequence], starts: ListOf[int], needs: ListOf[int]) -> NDArray[np.int32]:
     """i32[n, COLUMNS] of sequences that got a slot and have ``starts`` tokens in pages."""
-    admitted = np.zeros((len(sequences), COLUMNS), np.int32)
-    if sequences:
-        admitted[:, SLOT] = [sequence.slot for sequence in sequences]
-        admitted[:, START] = starts
-        columns = zip(*map(_parameters, sequences, needs), strict=True)
-        for column, (dtype, values) in enumerate(zip(PARAMETERS.values(), columns, strict=True), FIRST_PARAMETER):
-            admitted.view(dtype)[:, column] = values
-    return admitted
+    rows = [
+        (sequence.slot, start, *_parameters(sequence, need))
+        for sequence, start, need in zip(sequences, starts, needs, strict=True)
+    ]
+    return np.array(rows, ADMISSION).view(np.int32).reshape(len(rows), COLUMNS)
 
 
 def _parameters(sequence: Sequence, needs: int) -> tuple[float, ...]:
     """In the order of PARAMETERS."""
     params = sequence.params
     return params.temperature, max(params.top_k, 0), params.top_p, params.min_p, sequence.seed, needs
+
+
+NO_ADMISSIONS = admissions([], [], [])

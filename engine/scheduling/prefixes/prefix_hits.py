@@ -89,7 +89,7 @@ class PrefixHits:
 
     def release(self, sequence: Sequence) -> None:
         """It computes no more."""
-        for key in sequence.page_keys:
+        for key in sequence.page_keys if self._computing else ():
             self._is_computed(key, sequence)
 
     def may_share(self, sequence: Sequence) -> bool:
