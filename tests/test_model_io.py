@@ -210,6 +210,7 @@ def test_more_sequences_than_a_step_has_room_for_are_admitted():
     assert sampling.rows.seeds.tolist() == [2**32 - number for number in range(1, 101)]
 
 
+@pytest.mark.thorough
 @given(st.lists(st.integers(0, 5), min_size=1, max_size=5), st.integers(0, 9))
 def test_positions_follow_from_counts(counts, padding):
     """For any rows, also where the bucket has neither rows nor tokens to spare."""

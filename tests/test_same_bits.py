@@ -22,9 +22,9 @@ ROOT = Path(__file__).parent.parent
 PANEL_WIDTH = {"avx2": 16, "avx512": 32}
 MODELS = ["model qwen3 float32", "model llama2 float32 int8", "model llama_linear bfloat16"]
 MODELS += ["model qwen2_moe float32 int8", "model gpt_oss float32"]
-FUNCTIONS = ["norm", "logprobs", "penalties", "mixed weights", "mixed"]
-ALL_ALIKE = ["temperature weights", "truncated weights", "temperature", "truncated"]
-"""Of which "mixed" has both, in one batch."""
+FUNCTIONS = ["norm", "logprobs", "penalties", "mixed weights"]
+DRAWS = ["mixed", "temperature weights", "truncated weights", "temperature", "truncated"]
+"""Of which "mixed" has both, in one batch, and draws with the weights of "mixed weights"."""
 
 try:
     panels.panel_width()
@@ -38,7 +38,7 @@ except KernelsUnavailable as unavailable:
         pytest.param(isa, cases, marks=() if plain and isa == available()[-1] else pytest.mark.thorough)
         for isa in MAX_ISA
         if isa in available()
-        for cases, plain in ((FUNCTIONS, True), ([*MODELS, *ALL_ALIKE], False))
+        for cases, plain in ((FUNCTIONS, True), ([*MODELS, *DRAWS], False))
     ],
 )
 def test_a_row_is_the_same_to_the_bit_alone_and_in_any_company(tmp_path: Path, isa: str, cases: list[str]) -> None:
