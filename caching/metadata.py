@@ -7,6 +7,24 @@ import numpy as np
 from caching.state.spec import StatePool
 
 
+@dataclass(frozen=True)
+class PageTail:
+    """What a page has of its last tokens beside, the same on every device: a row of numbers each.
+
+    In an array [rows * pages, size], one row of all pages after the other.
+    """
+
+    rows: int
+    size: int
+    """Numbers of a row."""
+    dtype: np.dtype
+
+    @property
+    def num_bytes(self) -> int:
+        """Of one page."""
+        return self.rows * self.size * self.dtype.itemsize
+
+
 @dataclass(frozen=True, kw_only=True)
 class PagedAttentionCacheMetaData:
     """How many pages there are and what one holds; page 0 is the sink and has no owner."""
@@ -27,6 +45,8 @@ class PagedAttentionCacheMetaData:
     """By group of layers (caching/cache_groups.py), how many tokens are kept; None is all."""
     states: StatePool | None = None
     """The slots of recurrent states, in a model that has such."""
+    tail: PageTail | None = None
+    """What a page has beside keys and values, if it is of a draft head."""
     of_draft: "PagedAttentionCacheMetaData | None" = None
     """What a page holds of a draft model's layers beside; its number of pages does not count."""
 
@@ -50,6 +70,7 @@ class PagedAttentionCacheMetaData:
         """Bytes of one page over all its layers, those of a draft model too."""
         numbers = self.vectors * self.num_kv_heads * self.page_size * self.head_dim
         beside = 0 if self.of_draft is None else self.of_draft.bytes_per_page
+        beside += 0 if self.tail is None else self.tail.num_bytes
         return self.num_layers * numbers * self.dtype.itemsize + beside
 
     @property

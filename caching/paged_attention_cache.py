@@ -25,7 +25,8 @@ class PagedAttentionCache:
     states: tuple[tuple[Array, ...], ...] = ()
     """The arrays [slots, ...] of each layer that has a state, or of all: [layers * slots, ...]."""
     draft: tuple[Array, ...] = ()
-    """Like ``layers``, of a draft model: what its layers have of the tokens in the same pages."""
+    """Like ``layers``, of a draft model: what its layers have of the tokens in the same pages. Of a
+    draft head its PageTail comes last."""
 
     @property
     def caches(self) -> tuple[Array | tuple[Array, ...], ...]:
@@ -48,6 +49,12 @@ class PagedAttentionCache:
         """One layer's shape and dtype."""
         shape = (metadata.num_pages, metadata.num_kv_heads, metadata.vectors, metadata.page_size, metadata.head_dim)
         return jax.ShapeDtypeStruct(shape, stored_dtype(metadata.dtype))
+
+
+def allocate_tail(pool: PagedAttentionCacheMetaData) -> tuple[Array, ...]:
+    """The zeroed PageTail of all pages, if there is one. Raises as ``allocate`` does."""
+    tail = pool.tail
+    return () if tail is None else (jnp.zeros((tail.rows * pool.num_pages, tail.size), tail.dtype),)
 
 
 def allocate_states(pool: StatePool | None) -> tuple[tuple[Array, ...], ...]:

@@ -18,24 +18,26 @@ from engine.errors import ConfigurationError
 from engine.mesh import DeviceMesh
 from engine.models.decoder import Decoder
 from engine.models.generation_config import GenerationConfig, chosen_generation_config
+from engine.models.heads.head_config import read_head
 from engine.models.layers.experts import ExpertsSpec
 from engine.models.model_config import read_model_config
 from engine.models.partition import Partition, most_devices, split
 from engine.models.spec import ModelSpec
 from engine.models.weights.opening import check_weights, open_weights
 from engine.models.weights.parameters import Role
-from engine.models.weights.store import kept_in_8_bits, load_decoder, parameter_bytes
+from engine.models.weights.store import AnyDecoder, kept_in_8_bits, load_decoder, parameter_bytes
 from engine.models.weights.weight_format import Layout, WeightFormat
-from engine.speculation.draft_model import draft_spec
-from engine.step.backend import Backend, choose_backend, default_page_size
+from engine.speculation.draft_model import checked_head, draft_spec
+from engine.speculation.speculative_config import EAGLE3
+from engine.step.backend import Backend, choose_backend, default_page_size, with_draft
 from engine.step.kernel_check import checked, trial_of
 
 
 class Decoders(NamedTuple):
-    """The model's decoder, and that of the draft model, if there is one."""
+    """The model's decoder, and that of the draft model, or the draft head, if there is one."""
 
     model: Decoder
-    draft: Decoder | None = None
+    draft: AnyDecoder | None = None
 
 
 @dataclass(frozen=True)
@@ -109,20 +111,25 @@ class ServedModel:
     def one_page(self) -> PagedAttentionCacheMetaData:
         """A device's pool of one page and one slot."""
         page = self.backend.one_page(self.partition, self.page_size, self.kv_dtype, self.dtype)
-        return page if self.draft is None else replace(page, of_draft=self.draft.one_page)
+        draft, speculation = self.draft, self.config.speculation
+        if draft is None or speculation is None:
+            return page
+        return with_draft(page, draft.one_page, draft.model, speculation.num_speculative_tokens, self.dtype)
 
     def allocator(self, pool: PagedAttentionCacheMetaData) -> Callable[[], PagedAttentionCache]:
         """Allocates zeroed pages on every device; raises JaxRuntimeError if out of memory."""
         return self.backend.allocator(pool, self.mesh)
 
-    def load(self, progress: Callable[[int, int], None]) -> Decoder:
-        """The decoder with its weights, in ``weight_format``. Raises as ``load_decoder`` does."""
+    def load(self, progress: Callable[[int, int], None]) -> AnyDecoder:
+        """The decoder, or the draft head, with its weights, in ``weight_format``. Raises as ``load_decoder`` does."""
         with open_weights(self.config.directory, self.config.weights_url) as source:
             return load_decoder(source, self.partition, self.weight_format, mesh=self.mesh, progress=progress)
 
     def load_all(self, progress: Callable[[int, int], None]) -> Decoders:
         """The decoder, and that of the draft model. Raises as ``load`` does."""
-        return Decoders(self.load(progress), None if self.draft is None else self.draft.load(progress))
+        model, draft = self.load(progress), None if self.draft is None else self.draft.load(progress)
+        assert isinstance(model, Decoder)
+        return Decoders(model, draft)
 
     def describe(self) -> dict[str, str]:
         """The model and its device, in words."""
@@ -159,13 +166,26 @@ def served_model(config: EngineConfig) -> ServedModel:
     model, of_draft = read_model_config(config.directory), config.of_draft_model
     if of_draft is None:
         return _resolved(config, model)
-    drafting = draft_spec(read_model_config(of_draft.directory), model, str(of_draft.model))
+    drafting = read_draft(config, of_draft, model, lambda: read_model_config(of_draft.directory))
     served = _resolved(config, model)
     try:
         draft = _resolved(replace(of_draft, tensor_parallel_size=served.partition.devices), drafting)
     except ConfigurationError as error:
         raise ConfigurationError(f"the draft model {of_draft.model}: {error}") from error
     return replace(served, draft=draft, backend=replace(served.backend, draft=draft.backend))
+
+
+def read_draft(
+    config: EngineConfig, of_draft: EngineConfig, model: ModelSpec, read: Callable[[], ModelSpec]
+) -> ModelSpec:
+    """What drafts for a model: a draft head, or a draft model, which ``read`` reads.
+
+    Raises ConfigurationError for one that cannot.
+    """
+    name = str(of_draft.model)
+    if config.speculation is not None and config.speculation.method == EAGLE3:
+        return checked_head(read_head(of_draft.directory, model, name), model)
+    return draft_spec(read(), model, name)
 
 
 def _resolved(config: EngineConfig, model: ModelSpec) -> ServedModel:

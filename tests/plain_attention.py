@@ -41,6 +41,7 @@ def plain_attention(
         query, key = np.arange(kv_len - (past - begin), kv_len)[:, None], np.arange(kv_len)
         seen = (key <= query) & (spec.window is None or key > query - spec.window)
         seen &= spec.chunk is None or key // spec.chunk == query // spec.chunk
+        seen &= key >= np.minimum(query, spec.first)
         weights = np.where(seen, np.exp(scores), 0)
         total = weights.sum(-1) + np.exp(sinks)
         outputs.append(np.einsum("hqk,hkd->qhd", weights / total[..., None], values))
@@ -91,6 +92,7 @@ class DenseAttention:
         distance = positions[:, None] - positions
         chunks = positions // (spec.chunk or len(positions))
         visible = (distance >= 0) & (distance < (spec.window or len(positions))) & (chunks[:, None] == chunks)
+        visible &= positions >= np.minimum(positions[:, None], spec.first)
         scores = jnp.einsum("bqhd,bkhd->bhqk", q, keys) * spec.scale
         if spec.soft_cap is not None:
             scores = spec.soft_cap * jnp.tanh(scores / spec.soft_cap)

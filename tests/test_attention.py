@@ -115,6 +115,17 @@ def test_scores_are_capped_and_compete_with_sinks(soft_cap, sinks, window):
     assert_agrees_with_the_plain_twin(AttentionSpec(0.3, window, soft_cap), replace(inputs, sinks=sinks), view)
 
 
+@pytest.mark.thorough
+@pytest.mark.parametrize("reach", [{}, {"window": 5}, {"chunk": 24}])
+@pytest.mark.parametrize(
+    ("q_lens", "kv_lens"), [([1, 1, 1, 1], [1, 2, 3, 130]), ([1, 1, 7, 65, 3], [1, 200, 7, 190, 4])]
+)
+def test_keys_before_the_first_are_seen_by_themselves_alone(q_lens, kv_lens, reach):
+    """In decoding rows and in tiles."""
+    step = build_step(q_lens, kv_lens, rows=len(q_lens), tokens=sum(q_lens))
+    assert_agrees_with_the_plain_twin(AttentionSpec(0.3, **reach, first=2), *step)
+
+
 @pytest.mark.parametrize(("window", "chunk"), [(5, None), (70, None), (None, 30)])
 def test_pages_that_a_window_has_passed_are_never_read(window, chunk):
     """They are somebody else's by then, or the sink, whose NaN would show; in decoding rows and in tiles."""

@@ -106,6 +106,20 @@ def test_the_kernel_agrees_with_the_plain_twin(step, window, chunk):
     assert not out[len(expected) :].any()
 
 
+@pytest.mark.thorough
+@pytest.mark.parametrize("reach", [{}, {"window": 5}, {"chunk": 24}])
+def test_keys_before_the_first_are_seen_by_themselves_alone(reach):
+    """In decoding rows and in tiles, from a sequence's first token on."""
+    spec = AttentionSpec(0.3, **reach, first=2)
+    for q_lens, kv_lens in (([1, 1, 1, 1], [1, 2, 3, 130]), ([1, 1, 7, 65, 3], [1, 200, 7, 190, 4])):
+        given = build_step(q_lens, kv_lens)
+
+        _, out = attend(*given, spec=spec)
+
+        _, expected = plainly(*given, spec=spec)
+        np.testing.assert_allclose(out[: len(expected)], expected, atol=3e-6)
+
+
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("window", [None, 20])
 @pytest.mark.parametrize("sinks", [None, np.linspace(-2, 3, 6, dtype=np.float32)], ids=["no sinks", "sinks"])

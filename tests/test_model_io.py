@@ -123,7 +123,8 @@ def test_a_greedy_step_needs_only_the_greedy_sampler():
 
 def test_rows_with_drafts_are_drafted_before_the_step_and_others_fed_to_the_draft_model():
     """Those with most drafts come first; what is new of slots is there by then, and so it is not in the step."""
-    io, layout = ModelIOProcessor(SHAPES, 40, few_rows=2, draft_rows=[1, 4]), StepLayout(8, 4, SHAPES.num_groups)
+    layout = StepLayout(8, 4, SHAPES.num_groups)
+    io = ModelIOProcessor(SHAPES, 40, few_rows=2, draft_rows=[1, 4], feeds_drafts=True)
     few, many, none = (build_sequence(number, slot=number) for number in (1, 2, 3))
     io.prepare(build_plan(chunks=[(few, 2), (many, 2), (none, 2)]), layout)
     for sequence in (few, many, none):

@@ -89,6 +89,12 @@ CASES = {
         None,
         1e-5,
     ),
+    "behind the first keys": (
+        {"heads": 6, "kv_heads": 2, "head_dim": 64, "dtype": jnp.float32},
+        AttentionSpec(0.3, first=2),
+        None,
+        1e-5,
+    ),
     "pages of 8 bits": (
         {"heads": 3, "kv_heads": 1, "head_dim": 80, "dtype": jnp.bfloat16, "page_dtype": jnp.float8_e4m3fn},
         AttentionSpec(0.3),

@@ -49,7 +49,7 @@ def test_without_the_setting_nothing_is_drafted() -> None:
     [
         ('{"method": "ngram"}', "`num_speculative_tokens`"),
         ('{"num_speculative_tokens": 3}', "`method`"),
-        ('{"method": "eagle", "num_speculative_tokens": 3}', "method must be ngram, draft_model, not 'eagle'"),
+        ('{"method": "eagle", "num_speculative_tokens": 3}', "method must be ngram, draft_model, eagle3, not 'eagle'"),
         ('{"method": "ngram", "num_speculative_tokens": 0}', "num_speculative_tokens must be from 1 to 32, not 0"),
         ('{"method": "ngram", "num_speculative_tokens": 33}', "num_speculative_tokens must be from 1 to 32, not 33"),
         ('{"method": "ngram", "num_speculative_tokens": "3"}', "`$.num_speculative_tokens`"),
@@ -70,6 +70,7 @@ def test_without_the_setting_nothing_is_drafted() -> None:
             "model must be left out beside the method ngram, not 'm'",
         ),
         ('{"method": "draft_model", "num_speculative_tokens": 3}', "model must be the draft model's name or directory"),
+        ('{"method": "eagle3", "num_speculative_tokens": 3}', "model must be the draft head's name or directory"),
         (
             '{"method": "draft_model", "num_speculative_tokens": 3, "model": "m", "prompt_lookup_min": 2}',
             "prompt_lookup_min must be left out beside the method draft_model, not 2",

@@ -44,7 +44,7 @@ def build_engine(model, speculation, **settings):
         manager.compile(report)
         return manager
 
-    config = EngineConfig(model=str(model), speculative_config=speculation, **SIZES, **settings)
+    config = EngineConfig(model=str(model), speculative_config=speculation, **{**SIZES, **settings})
     engine = build(config, lambda _: None, lambda compiled: compiled.engine(), compile_steps)
     if speculation:
         engine._scheduler.speculation._seconds = lambda _tokens, _passes: None

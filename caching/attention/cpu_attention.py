@@ -74,6 +74,7 @@ class CPUAttention:
             scale=np.float32(spec.scale),
             window=np.int64(spec.window or 0),
             chunk=np.int64(spec.chunk or 0),
+            first=np.int64(spec.first),
             soft_cap=np.float32(spec.soft_cap or 0),
         )
         return written, out

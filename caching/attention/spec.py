@@ -32,6 +32,14 @@ class AttentionSpec:
     """Scores become ``soft_cap * tanh(score / soft_cap)``, as in Gemma 2; None is no cap."""
     chunk: int | None = None
     """A query sees the keys behind the last multiple of it alone, as in Llama 4; None is all."""
+    first: int = 0
+    """No query but the first ones themselves sees the keys before this position: they are of no
+    token that the layer is trained with (a draft head's first one)."""
+
+    @property
+    def sees_all(self) -> bool:
+        """Whether a query sees all keys up to its own."""
+        return self.reach is None and not self.first
 
     @property
     def reach(self) -> int | None:
@@ -40,11 +48,12 @@ class AttentionSpec:
 
     def first_seen(self, positions: Array) -> Array:
         """i32[...] positions of queries -> i32[...] of the first key that each sees."""
+        first = jnp.minimum(positions, self.first) if self.first else jnp.zeros_like(positions)
         if self.chunk is not None:
-            return jax.lax.div(positions, jnp.int32(self.chunk)) * np.int32(self.chunk)
+            return jnp.maximum(first, jax.lax.div(positions, jnp.int32(self.chunk)) * np.int32(self.chunk))
         if self.window is not None:
-            return jnp.maximum(positions - (self.window - 1), 0)
-        return jnp.zeros_like(positions)
+            return jnp.maximum(first, positions - (self.window - 1))
+        return first
 
 
 @jax.tree_util.register_dataclass

@@ -59,6 +59,7 @@ def plain_attention(
     query, key = np.arange(len(keys) - len(q), len(keys))[:, None], np.arange(len(keys))
     seen = (key <= query) & (spec.window is None or key > query - spec.window)
     seen &= spec.chunk is None or key // spec.chunk == query // spec.chunk
+    seen &= key >= np.minimum(query, spec.first)
     weights = np.where(seen, np.exp(scores), 0.0)
     total = weights.sum(-1, keepdims=True)
     if sinks is not None:

@@ -184,7 +184,7 @@ class _Layer:
             keys, values = (gathered[0] for gathered in self.pages.gather(here))
             key_position = index * block + jnp.arange(block, dtype=jnp.int32)[None, :]
             seen = (key_position <= query_position) & (key_position < kv_len)
-            if self.spec.reach is not None:
+            if not self.spec.sees_all:
                 seen &= key_position >= self.spec.first_seen(query_position)
             scores = _scores(self.spec, grouped, keys)
             masked = jnp.where(seen, scores.reshape(kv_heads, group, tile, block), MASKED)

@@ -59,12 +59,14 @@ struct Step {
   float scale;
   int64_t window;   // 0 is none
   int64_t chunk;    // 0 is none
+  int64_t first;    // keys before it are seen by their own queries alone
   float soft_cap;   // 0 is none
 
   // The first key that a query at `position` sees.
   int64_t first_seen(int64_t position) const {
-    if (chunk) return position / chunk * chunk;
-    return window ? std::max<int64_t>(0, position + 1 - window) : 0;
+    const int64_t begin = std::min(position, first);
+    if (chunk) return std::max(begin, position / chunk * chunk);
+    return window ? std::max(begin, position + 1 - window) : begin;
   }
 };
 
@@ -276,6 +278,7 @@ const char* attention(const Call& call) {
                   call.attr<float>("scale"),
                   call.attr<int64_t>("window"),
                   call.attr<int64_t>("chunk"),
+                  call.attr<int64_t>("first"),
                   call.attr<float>("soft_cap")};
   if (pool.dtype() == XLA_FFI_DataType_F32)
     run(static_cast<float*>(pages), step, shape, table);

@@ -284,7 +284,7 @@ class Rows:
         query += jax.lax.broadcasted_iota(jnp.int32, shape, 0) // self.geometry.group
         key = start + jax.lax.broadcasted_iota(jnp.int32, shape, 1)
         seen = key <= query
-        return seen if self.spec.reach is None else seen & (key >= self.spec.first_seen(query))
+        return seen if self.spec.sees_all else seen & (key >= self.spec.first_seen(query))
 
     def _give_results(self, scratch: Scratch, span: Span) -> None:
         for head in range(self.geometry.kv_heads):

@@ -12,7 +12,9 @@ from engine.hub.names import Place, place_of, served_name
 from engine.hub.small_files import NO_VOCABULARY, SMALL_FILES, TOKENIZER_FILES, vocabulary_file
 from engine.models.family_names import check_family
 from engine.models.generation_config import chosen_generation_config
+from engine.models.heads.head_names import check_head
 from engine.progress import Progress
+from engine.speculation.speculative_config import EAGLE3
 
 Report = Callable[[Progress], None]
 
@@ -34,9 +36,10 @@ def obtained(config: EngineConfig, report: Report) -> EngineConfig:
         raise ConfigurationError(f"there is no chat template {config.chat_template}")
     draft, config = config.speculation and config.speculation.model, with_draft_directory(config)
     if draft and place_of(draft) is Place.HUB and (of_draft := config.of_draft_model) is not None:
-        _download_weights(draft, of_draft.directory, report)
+        is_head = config.speculation is not None and config.speculation.method == EAGLE3
+        _download_weights(draft, of_draft.directory, report, check_head if is_head else _check_model)
     if place_of(model) is Place.HUB:
-        _download_weights(model, directory, report)
+        _download_weights(model, directory, report, _check_model)
     return replace(
         config,
         model=str(directory),
@@ -50,24 +53,34 @@ def obtained(config: EngineConfig, report: Report) -> EngineConfig:
 def with_draft_directory(config: EngineConfig, patterns: tuple[str, ...] = SMALL_FILES) -> EngineConfig:
     """With a directory of the draft model's small files in the place of its name, if there is one.
 
-    Raises as ``small_files`` does, and ConfigurationError for a family that is not served.
+    Raises as ``small_files`` does, and ConfigurationError for a family that is not served, or what
+    is no draft head where one is named.
     """
     speculation = config.speculation
     if speculation is None or speculation.model is None:
         return config
     directory, weights_url = small_files(speculation.model, patterns=patterns)
-    check_family(directory)
+    if speculation.method == EAGLE3:
+        check_head(directory)
+    else:
+        check_family(directory)
     given = to_builtins(speculation) | {"model": str(directory)}
     return replace(config, speculative_config=json.encode(given).decode(), draft_weights_url=weights_url)
 
 
-def _download_weights(name: str, directory: Path, report: Report) -> None:
-    """Of a repository whose small files are in this directory, unless the model cannot be served."""
+def _download_weights(name: str, directory: Path, report: Report, check: Callable[[Path], None]) -> None:
+    """Of a repository whose small files are in this directory, unless ``check`` refuses these."""
     from engine.hub.hugging_face import download_weights
+
+    check(directory)
+    download_weights(name, directory, report)
+
+
+def _check_model(directory: Path) -> None:
+    """Raises ConfigurationError if the model cannot be served."""
     from engine.models.model_config import read_config_file
 
     read_config_file(directory / "config.json")
-    download_weights(name, directory, report)
 
 
 def small_files(

@@ -7,6 +7,7 @@ training.
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -86,6 +87,25 @@ class DecoderLayer(nnx.Module):
         return cache, x
 
 
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Taps:
+    """The residual stream before some layers, for what reads it beside the decoder."""
+
+    taken: Array
+    """f[len(layers) + 1, ..., hidden]; the last one is of the other layers. Empty without layers."""
+    layers: tuple[int, ...] = field(metadata={"static": True})
+
+    def before(self, layer: Array | int, x: Array) -> "Taps":
+        """With f[..., hidden] before this layer, if it is one of them."""
+        if not self.layers:
+            return self
+        place = jnp.int32(len(self.layers))
+        for number, tapped in enumerate(self.layers):
+            place = jnp.where(jnp.equal(layer, tapped), jnp.int32(number), place)
+        return replace(self, taken=jax.lax.dynamic_update_index_in_dim(self.taken, x, place, 0))
+
+
 class LayerStack(nnx.Module):
     """Layers in repeats of a period of blocks, which ``lax.scan`` runs and XLA compiles once.
 
@@ -101,8 +121,14 @@ class LayerStack(nnx.Module):
         self.repeats = group.repeats
 
     def __call__(
-        self, x: Array, caches: list[LayerCache], layers: tuple[CacheLayout, int], step: StepContext, own: Array | None
-    ) -> tuple[list[LayerCache], Array]:
+        self,
+        x: Array,
+        caches: list[LayerCache],
+        layers: tuple[CacheLayout, int],
+        step: StepContext,
+        own: Array | None,
+        taps: Taps,
+    ) -> tuple[list[LayerCache], Array, Taps]:
         """``layers`` are where all layers find their caches, and the first one here; ``own`` is
         f[repeats, period, ..., size]."""
         layout, start = layers
@@ -112,22 +138,23 @@ class LayerStack(nnx.Module):
         stacks, weights = states
 
         def repeat(
-            carry: tuple[list[LayerCache], Array], each: tuple[Any, Array, Array, Any]
-        ) -> tuple[tuple[list[LayerCache], Array], None]:
-            (caches, x), (weights, index, places, own) = carry, each
+            carry: tuple[list[LayerCache], Array, Taps], each: tuple[Any, Array, Array, Any]
+        ) -> tuple[tuple[list[LayerCache], Array, Taps], None]:
+            (caches, x, taps), (weights, index, places, own) = carry, each
             caches = list(caches)
             experts = jax.tree.map(partial(InStack, place=index), stacks, is_leaf=_is_form)
             blocks: nnx.List[DecoderLayer] = nnx.merge(graph, experts, weights)
             for number, block in enumerate(blocks):
                 place = Place(places[number, 0] if in_groups else 0, places[number, 1])
                 array, inputs = arrays[number], None if own is None else own[number]
+                taps = taps.before(start + index * np.int32(len(self.blocks)) + number, x)
                 caches[array], x = block(x, caches[array], place, step, inputs)
-            return (caches, x), None
+            return (caches, x, taps), None
 
         in_groups = any(place.group for place in places)
         by_repeat = jnp.array([place[:2] for place in places], jnp.int32).reshape(self.repeats, len(self.blocks), 2)
         indices = jnp.arange(self.repeats, dtype=jnp.int32)
-        return jax.lax.scan(repeat, (caches, x), (weights, indices, by_repeat, own))[0]
+        return jax.lax.scan(repeat, (caches, x, taps), (weights, indices, by_repeat, own))[0]
 
 
 class Decoder(nnx.Module):
@@ -161,6 +188,13 @@ class Decoder(nnx.Module):
     ) -> tuple[list[LayerCache], Array]:
         """i32[...] ids, a cache for each layer of a page, or one for all, and then for each state
         or all of them -> caches, f[..., hidden]."""
+        written, hidden, _ = self.tapped(token_ids, caches, step, ())
+        return written, hidden
+
+    def tapped(
+        self, token_ids: Array, caches: Sequence[LayerCache], step: StepContext, layers: tuple[int, ...]
+    ) -> tuple[list[LayerCache], Array, Array]:
+        """As a call, and f[layers, ..., hidden] the residual stream before these layers."""
         x = look_up(self.embedding, token_ids, step.adapters, self.partition.axis)
         if self.partition.model.embedding_multiplier is not None:
             x = x * jnp.asarray(self.partition.model.embedding_multiplier, x.dtype)
@@ -168,16 +202,17 @@ class Decoder(nnx.Module):
         written, blocks = list(caches), self.partition.model.blocks
         groups = layer_plan(blocks) if isinstance(self.layers[0], LayerStack) else single_layers(blocks)
         start, layout = 0, cache_layout(blocks, keeps_all=self.partition.model.keeps_all)
+        taps = Taps(jnp.zeros((len(layers) + bool(layers), *x.shape), x.dtype), layers)
         for layer, group in zip(self.layers, groups, strict=True):
             inputs = of_layers(own, start, group.num_layers, len(group.period))
             if isinstance(layer, LayerStack):
-                written, x = layer(x, written, (layout, start), step, inputs)
+                written, x, taps = layer(x, written, (layout, start), step, inputs, taps)
             else:
                 place, first = layout.places[start], None if inputs is None else inputs[0, 0]
-                array = layout.array(place, stacked=False)
+                array, taps = layout.array(place, stacked=False), taps.before(start, x)
                 written[array], x = layer(x, written[array], Place(place.group, None), step, first)
             start += group.num_layers
-        return written, self.norm(x)
+        return written, self.norm(x), taps.taken[: len(layers)]
 
     def rotations(self, positions: Array, longest: int | None = None) -> tuple[Rotation, ...]:
         """The rotation of each of the model's ropes at i32[...] positions.
@@ -212,12 +247,17 @@ def logits(
         found = found * np.float32(partition.model.logit_scale)
     if cap is not None:
         found = np.float32(cap) * jnp.tanh(found / np.float32(cap))
-    if partition.padded_vocab_size == partition.model.vocab_size:
-        return found
-    count = found.shape[-1]
+    return without_padding(found, partition.model.vocab_size, partition.padded_vocab_size)
+
+
+def without_padding(logits: Array, num_tokens: int, padded: int) -> Array:
+    """f32[..., part] of ``padded`` columns, those behind the first ``num_tokens`` below all others."""
+    if padded == num_tokens:
+        return logits
+    count = logits.shape[-1]
     ids = Vocabulary(TP).first(count) + jnp.arange(count, dtype=jnp.int32)
-    is_token = (ids < partition.model.vocab_size).reshape((1,) * (found.ndim - 1) + (-1,))
-    return jnp.where(is_token, found, NO_TOKEN_LOGIT)
+    is_token = (ids < num_tokens).reshape((1,) * (logits.ndim - 1) + (-1,))
+    return jnp.where(is_token, logits, NO_TOKEN_LOGIT)
 
 
 def _is_read_in_place(path: object, variable: nnx.Variable[Any]) -> bool:  # noqa: ARG001

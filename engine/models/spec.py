@@ -132,6 +132,24 @@ class LayerGroup:
 
 
 @dataclass(frozen=True)
+class DraftHeadSpec:
+    """What a draft head of EAGLE-3 has of the model that it drafts for, and of its vocabulary."""
+
+    taps: tuple[int, ...]
+    """The model's layers whose input it reads."""
+    tapped_size: int
+    """The model's hidden size."""
+    num_tokens: int
+    """Tokens that it drafts."""
+    has_tokens: bool
+    """Whether ``d2t`` says which of the vocabulary these are; else they are all of it."""
+    has_embedding: bool
+    """Whether it embeds tokens itself; else by the model's table."""
+    adds_normed: bool = False
+    """Whether it adds to the norm of what it reads, and not to that itself."""
+
+
+@dataclass(frozen=True)
 class ModelSpec:
     """One decoder-only transformer."""
 
@@ -162,6 +180,8 @@ class ModelSpec:
     """The quantised format of the checkpoint."""
     per_layer_inputs: PerLayerInputSpec | None = None
     """Every layer also sees an embedding of the token that is its own."""
+    head: "DraftHeadSpec | None" = None
+    """What makes it a draft head, of one block, for another model."""
     keeps_all: bool = False
     """Whether pages keep all tokens also for layers with windows, so that all read one page table."""
 

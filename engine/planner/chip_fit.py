@@ -15,7 +15,7 @@ from engine.models.partition import Partition, split
 from engine.models.weights.store import parameter_bytes
 from engine.models.weights.weight_format import WeightFormat
 from engine.served_model import adapter_sizes, page_dtype, quantizations
-from engine.step.backend import TPU_PAGE_SIZE, Backend, tpu_backend, tpu_kernel
+from engine.step.backend import TPU_PAGE_SIZE, Backend, tpu_backend, tpu_kernel, with_draft
 from engine.step.page_budget import ACCELERATOR_UTILIZATION, CachePlanner
 
 MOST_CHIPS = 256
@@ -95,7 +95,11 @@ class ChipFit:
     def one_page(self) -> PagedAttentionCacheMetaData:
         """A chip's pool of one page and one slot."""
         page = self.backend.one_page(self.partition, self._page_size, self.kv_dtype, self.dtype)
-        return page if self.draft is None else replace(page, of_draft=self.draft.one_page)
+        draft, speculation = self.draft, self.config.speculation
+        if draft is None or speculation is None:
+            return page
+        model = draft.partition.model
+        return with_draft(page, draft.one_page, model, speculation.num_speculative_tokens, self.dtype)
 
     @property
     def _page_size(self) -> int:

@@ -23,7 +23,7 @@ from engine.models.layers.experts import ExpertsMLP
 from engine.models.model_config import read_config_file
 from engine.models.partition import Partition, most_devices, split
 from engine.models.spec import ModelSpec
-from engine.models.weights.store import abstract_decoder
+from engine.models.weights.store import AnyDecoder, abstract_decoder
 from engine.planner.chip_fit import ChipFit
 from engine.planner.chip_plan import ChipPlan, DecodeStep, Roofline, batch_sizes
 from engine.planner.compiled_function import CompiledProgram, ExpertStack, LargeArrays
@@ -31,8 +31,7 @@ from engine.planner.hlo_traffic import Moved, Traffic
 from engine.planner.ici import exchanges_seconds
 from engine.planner.topology import chips_of, topology_of
 from engine.progress import Progress
-from engine.served_model import adapter_sizes, in_words
-from engine.speculation.draft_model import draft_spec
+from engine.served_model import adapter_sizes, in_words, read_draft
 from engine.speculation.speculative_config import check_states
 from engine.step.backend import SMALLEST_ACCELERATOR_STEP, Backend
 from engine.step.compilation import Compilation, compile_program
@@ -115,7 +114,7 @@ def compiled_steps(
     fit = _fit(config, path, _known(devices[0]), len(devices))
     partition = fit.partition
     mesh, shapes = DeviceMesh(tuple(devices[: partition.devices])), _shapes(fit, fit.planner())
-    decoder = abstract_decoder(partition, fit.weight_format, mesh=mesh)
+    decoder = _decoder(fit, mesh)
     manager = ExecutionManager(decoder, shapes, fit.backend, mesh, draft=_draft_decoder(fit, mesh))
     layout = shapes.layout(min(bucket for bucket in shapes.buckets if bucket >= tokens))
     arrays = large_arrays(decoder, partition, fit.backend, mesh, shapes)
@@ -148,11 +147,17 @@ def _fit(config: EngineConfig, path: Path, chip: Chip, chips: int) -> ChipFit:
     fit = ChipFit(config, _partition(config, model, chips), chip, dtype)
     if of_draft is None:
         return fit
-    draft = draft_spec(read_config_file(of_draft.directory / "config.json"), model, str(of_draft.model))
+    draft = read_draft(config, of_draft, model, lambda: read_config_file(of_draft.directory / "config.json"))
     return replace(fit, draft=ChipFit(of_draft, split(draft, fit.partition.devices), chip, dtype))
 
 
-def _draft_decoder(fit: ChipFit, mesh: DeviceMesh) -> Decoder | None:
+def _decoder(fit: ChipFit, mesh: DeviceMesh) -> Decoder:
+    decoder = abstract_decoder(fit.partition, fit.weight_format, mesh=mesh)
+    assert isinstance(decoder, Decoder)
+    return decoder
+
+
+def _draft_decoder(fit: ChipFit, mesh: DeviceMesh) -> AnyDecoder | None:
     return None if fit.draft is None else abstract_decoder(fit.draft.partition, fit.draft.weight_format, mesh=mesh)
 
 
@@ -175,7 +180,7 @@ def _shapes(fit: ChipFit, cache: CachePlanner) -> StepShapes:
 def _compile(fit: ChipFit, mesh: DeviceMesh, shapes: StepShapes, report: Report) -> list[CompiledProgram]:
     """Every function that a daemon compiles before READY, in order of completion."""
     backend, partition = fit.backend, fit.partition
-    decoder = abstract_decoder(partition, fit.weight_format, mesh=mesh)
+    decoder = _decoder(fit, mesh)
     arrays = large_arrays(decoder, partition, backend, mesh, shapes)
     programs: list[CompiledProgram] = []
 

@@ -2,7 +2,7 @@
 
 Its layers have pages of their own under the page numbers of the model's: one page table is for
 both, and whatever finds, keeps, copies or frees a page does so for both. Its programs are in
-engine/step/draft_programs.py.
+engine/step/drafts/draft_programs.py.
 """
 
 from dataclasses import dataclass, replace
@@ -18,7 +18,8 @@ from engine.speculation.history import DRAFTED_LATER
 
 @dataclass(frozen=True)
 class DraftModel:
-    """A Drafter whose drafts are made in the step that verifies them, as many as it grants."""
+    """A Drafter whose drafts are made in the step that verifies them, as many as it grants: those
+    of a draft model, or of a draft head."""
 
     num_drafts: int
 
@@ -42,9 +43,19 @@ def draft_spec(draft: ModelSpec, model: ModelSpec, name: str) -> ModelSpec:
             f"speculative_config: the draft model {name} has recurrent layers, whose states cannot go back behind a "
             "wrong draft: choose another"
         )
+    _check_pages(model)
+    return replace(draft, keeps_all=True)
+
+
+def checked_head(head: ModelSpec, model: ModelSpec) -> ModelSpec:
+    """A draft head. Raises ConfigurationError if the model has no pages for it."""
+    _check_pages(model)
+    return head
+
+
+def _check_pages(model: ModelSpec) -> None:
     if None not in cache_layout(model.blocks).windows:
         raise ConfigurationError(
             "speculative_config: a draft model needs pages of all tokens, and all layers of this model have windows: "
             "choose the method ngram"
         )
-    return replace(draft, keeps_all=True)

@@ -9,7 +9,7 @@ from msgspec.structs import force_setattr
 from engine.errors import ConfigurationError
 from engine.request_limits import MAX_SPECULATIVE_TOKENS
 
-NGRAM, DRAFT_MODEL = METHODS = ("ngram", "draft_model")
+NGRAM, DRAFT_MODEL, EAGLE3 = METHODS = ("ngram", "draft_model", "eagle3")
 DEFAULT_LOOKUP = 5
 """Tokens of an n-gram, where neither the most nor the fewest are said (vLLM's)."""
 MAX_LOOKUP = 32
@@ -23,7 +23,7 @@ class SpeculativeConfig(Struct, frozen=True, forbid_unknown_fields=True, kw_only
     last ``prompt_lookup_max`` tokens earlier in the sequence, else for fewer, down to
     ``prompt_lookup_min``, and drafts what followed them there. If one of these two is left out, it
     is the other, and without both they are 5; one of this method always has both. ``draft_model``
-    has a ``model``, named as the daemon's own is, write the drafts.
+    has a ``model``, named as the daemon's own is, write the drafts, and ``eagle3`` a draft head.
     """
 
     method: str
@@ -36,7 +36,7 @@ class SpeculativeConfig(Struct, frozen=True, forbid_unknown_fields=True, kw_only
         _require(self.method in METHODS, "method", ", ".join(METHODS), self.method)
         count, most = self.num_speculative_tokens, MAX_SPECULATIVE_TOKENS
         _require(1 <= count <= most, "num_speculative_tokens", f"from 1 to {most}", count)
-        if self.method == DRAFT_MODEL:
+        if self.method != NGRAM:
             self._check_draft_model()
             return
         _require(self.model is None, "model", f"left out beside the method {self.method}", self.model)
@@ -48,7 +48,8 @@ class SpeculativeConfig(Struct, frozen=True, forbid_unknown_fields=True, kw_only
         force_setattr(self, "prompt_lookup_min", smallest)
 
     def _check_draft_model(self) -> None:
-        _require(bool(self.model), "model", "the draft model's name or directory", self.model)
+        what = "draft model" if self.method == DRAFT_MODEL else "draft head"
+        _require(bool(self.model), "model", f"the {what}'s name or directory", self.model)
         for key in ("prompt_lookup_max", "prompt_lookup_min"):
             size = getattr(self, key)
             _require(size is None, key, f"left out beside the method {self.method}", size)

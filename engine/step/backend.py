@@ -6,6 +6,7 @@ from functools import partial
 
 import jax
 import numpy as np
+from jax import Array
 from jax.sharding import PartitionSpec
 
 from caching.attention import cpu_attention
@@ -15,9 +16,9 @@ from caching.attention.xla_attention import XLAAttention
 from caching.attention.xla_latents import XLALatentAttention
 from caching.cpu_kernels import KernelsUnavailable
 from caching.instruction_set import UnknownInstructions
-from caching.metadata import PagedAttentionCacheMetaData
+from caching.metadata import PagedAttentionCacheMetaData, PageTail
 from caching.page_dtype import stored_head_dim
-from caching.paged_attention_cache import PagedAttentionCache, allocate_states
+from caching.paged_attention_cache import PagedAttentionCache, allocate_states, allocate_tail
 from caching.state.spec import StatePool
 from caching.tpu.jax_attention import MOST_PAGES_PER_SEQ
 from caching.tpu.tpu_chip import CHIPS, Chip
@@ -27,6 +28,7 @@ from engine.mesh import TP, DeviceMesh
 from engine.models.cpu_libraries import finish_loading
 from engine.models.layers.cache_layout import CacheLayout, cache_layout
 from engine.models.partition import Partition
+from engine.models.spec import ModelSpec
 from engine.models.weights import panels
 from engine.models.weights.weight_format import Layout, WeightFormat
 
@@ -101,7 +103,9 @@ class Backend:
         return StatePool.of_one_slot(arrays, count, devices, activations, stacked=self.scans)
 
     def _allocate(self, metadata: PagedAttentionCacheMetaData) -> PagedAttentionCache:
-        draft = () if self.draft is None or metadata.draft is None else self.draft.allocate(metadata.draft).layers
+        draft: tuple[Array, ...] = ()
+        if self.draft is not None and metadata.draft is not None:
+            draft = self.draft.allocate(metadata.draft).layers + allocate_tail(metadata.draft)
         return replace(self.allocate(metadata), states=allocate_states(metadata.states), draft=draft)
 
     def allocator(self, metadata: PagedAttentionCacheMetaData, mesh: DeviceMesh) -> Callable[[], PagedAttentionCache]:
@@ -113,6 +117,21 @@ class Backend:
         """Shapes and dtypes of what ``allocator`` returns, to compile against."""
         cache: PagedAttentionCache = mesh.shapes(jax.eval_shape(self.allocator(metadata, mesh)), *CACHE)
         return cache
+
+
+def with_draft(
+    page: PagedAttentionCacheMetaData, of_draft: PagedAttentionCacheMetaData, draft: ModelSpec, num_drafts: int,
+    activations: np.dtype,
+) -> PagedAttentionCacheMetaData:  # fmt: skip
+    """A page of a model with what it holds of a draft model, or of a draft head, in it.
+
+    A head's page has the features of the tokens that were fed last, as many as a step feeds of a
+    row with ``num_drafts``: behind some of them, or behind the page's last one, goes the next step.
+    """
+    if draft.head is None:
+        return replace(page, of_draft=of_draft)
+    tail = PageTail(min(1 + num_drafts, page.page_size), draft.hidden_size, activations)
+    return replace(page, of_draft=replace(of_draft, tail=tail))
 
 
 def xla_backend(kv_dtype: np.dtype, *, latents: bool = False) -> Backend:

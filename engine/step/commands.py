@@ -54,7 +54,7 @@ class StepDescription(msgspec.Struct, frozen=True, tag="step"):
     samples: bool = True
     """Whether any row samples in the step."""
     drafted: Any = None
-    """i32[2, rows] of DRAFT (engine/step/draft_programs.py); None if no row is to have drafts of a
+    """i32[2, rows] of DRAFT (engine/step/drafts/draft_programs.py); None if no row is to have drafts of a
     draft model."""
     feeds_draft_model: bool = False
     """Whether tokens are fed to a draft model that no DRAFT feeds to it."""

@@ -13,12 +13,16 @@ from caching.paged_attention_cache import PagedAttentionCache
 from engine.adapters.slot_arrays import WRITE_ADAPTER, slot_arrays
 from engine.mesh import DeviceMesh
 from engine.models.decoder import Decoder
+from engine.models.heads.draft_head import DraftHead
 from engine.models.weights.forms import Weight
+from engine.models.weights.store import AnyDecoder
 from engine.progress import Progress
 from engine.speculation.history import PIECE
 from engine.step.backend import Backend
 from engine.step.compilation import Compilation, OnCompiled, Program, StagedCompilation, compile_program, scratch_bytes
-from engine.step.draft_programs import DRAFT, FEED_DRAFT_MODEL, DraftPrograms
+from engine.step.drafts.draft_programs import DRAFT, FEED_DRAFT_MODEL, DraftPrograms
+from engine.step.drafts.head_pass import HeadPass
+from engine.step.drafts.model_pass import ModelPass
 from engine.step.forward_programs import (
     ADAPTED_FORWARD,
     ADAPTED_PROMPT_LOGPROBS,
@@ -50,23 +54,22 @@ class ExecutionManager:
         mesh: DeviceMesh,
         on_compiled: OnCompiled = lambda _: None,
         *,
-        draft: Decoder | None = None,
+        draft: AnyDecoder | None = None,
     ) -> None:
-        """``draft`` is the decoder of the draft model, if there is one."""
+        """``draft`` is the decoder of the draft model, or the draft head, if there is one."""
         self.shapes, self.mesh, self.decoder = shapes, mesh, decoder
         self.new_cache: Callable[[], PagedAttentionCache] = backend.allocator(shapes.cache, mesh)
         """Allocates zeroed pages; raises jax.errors.JaxRuntimeError if out of memory."""
         self.sampling = SamplingPrograms(shapes.slots, decoder.partition.model.vocab_size, mesh, shapes.speculation)
         self.adapters = None if shapes.adapters is None else slot_arrays(decoder, shapes.adapters, mesh)
         """The slots of adapters, if there are such."""
+        sizes = backend, shapes.cache, shapes.max_model_len
+        head = HeadPass(draft, decoder, *sizes) if isinstance(draft, DraftHead) else None
+        one_pass = ModelPass(draft, *sizes) if isinstance(draft, Decoder) else head
         self._forward = ForwardPrograms(
-            decoder, backend, shapes.cache, shapes.slots, mesh, shapes.max_model_len, self.adapters
+            decoder, backend, shapes.cache, shapes.slots, mesh, shapes.max_model_len, self.adapters, head
         )
-        self._draft = (
-            None
-            if draft is None
-            else DraftPrograms(draft, backend, shapes.cache, shapes.slots, mesh, shapes.max_model_len)
-        )
+        self._draft = None if one_pass is None else DraftPrograms(one_pass, backend, shapes.cache, shapes.slots, mesh)
         self.copied: list[Copied] = copied_kinds(shapes.cache, shapes.host)
         """What goes to the host's memory: pages, and states."""
         self._copies = [CopyPrograms(backend, shapes.cache, mesh, copied) for copied in self.copied]
@@ -111,6 +114,11 @@ class ExecutionManager:
     def adopt_weights(self) -> None:
         """Use the arrays that the decoder has now in the steps to come. Nothing is compiled."""
         self._forward.adopt_weights()
+
+    @property
+    def feeds_drafts(self) -> bool:
+        """Whether FEED_DRAFT_MODEL feeds a draft model what DRAFT does not."""
+        return self._draft is not None and self._draft.feeds
 
     @property
     def draft_weights(self) -> list[Array]:

@@ -1,7 +1,7 @@
 """The model's programs: from a bucket's packed integers to the logits to sample from."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import replace
 from functools import cached_property, partial
 from typing import Any
 
@@ -11,15 +11,6 @@ import numpy as np
 from jax import Array
 from jax.stages import Lowered
 
-from caching.attention.spec import (
-    AttentionInputs,
-    AttentionSpec,
-    CacheView,
-    Kernel,
-    LatentInputs,
-    LatentSpec,
-    PageTable,
-)
 from caching.metadata import PagedAttentionCacheMetaData
 from caching.paged_attention_cache import PagedAttentionCache
 from caching.state.table import StateTable
@@ -29,20 +20,23 @@ from engine.models.adapters.adapted import AdapterRows, adapter_rows
 from engine.models.decoder import Decoder
 from engine.models.decoder import logits as to_logits
 from engine.models.linear import look_up
-from engine.models.step_context import LayerCache, Place, StepContext
+from engine.models.step_context import StepContext
 from engine.models.weights.forms import Weight
 from engine.sampling.logprobs import compute_logprobs
 from engine.speculation.history import DRAFT_HEADER, PIECE, PIECE_HEADER, History
 from engine.step.backend import CACHE, Backend
 from engine.step.compilation import Program, lower
+from engine.step.drafts.head_pass import HeadPass
 from engine.step.layout import PROMPT_BLOCK, ModelInputBatch, StepLayout
+from engine.step.paged_attention import PagedAttention
 from engine.step.slot_state import SEPARATE, SlotShapes, SlotState
 from engine.step.split_decoder import SplitDecoder, shape_of, spec_of
 from engine.vocabulary import Vocabulary
 
 FORWARD = "step"
 """(weights, cache, slots, fed, packed) -> (cache, slots, logits f32[rows, vocab],
-hidden f[T, hidden], packed SamplerInputs). ``cache`` and the SlotState ``slots`` are donated."""
+hidden f[T, hidden], packed SamplerInputs). ``cache`` and the SlotState ``slots`` are donated. A
+draft head is fed the same tokens, and its weights are behind the model's."""
 ADAPTED_FORWARD = "step with adapters"
 """FORWARD with the arrays of SlotArrays as its last argument, for a step in which some row has an
 adapter."""
@@ -75,22 +69,27 @@ class ForwardPrograms:
         mesh: DeviceMesh,
         max_model_len: int | None = None,
         adapters: SlotArrays | None = None,
+        head: HeadPass | None = None,
     ) -> None:
-        self._decoder = decoder
+        self._decoder, self._head = decoder, head
         self._split = SplitDecoder(decoder)
         self._kernel = backend.attention
         self._num_pages, self._num_slots = pool.num_pages, pool.states.num_slots if pool.states else 0
         self._longest = max_model_len
         self._mesh, self._adapters = mesh, adapters
-        self._state = self._split.arguments(backend, pool, slots, mesh)
+        weights, *state = self._split.arguments(backend, pool, slots, mesh)
+        of_weights, *specs = self._split.specs
+        if head is not None:
+            weights, of_weights = weights + list(map(shape_of, head.weights)), of_weights + head.specs
+        self._state = weights, *state
         self._slots: SlotState = self._state[2]
         self._fed: Array | History = self._state[3]
-        self._specs = (*self._split.specs, COPY)
+        self._specs = (of_weights, *specs, COPY)
 
     @property
     def weights(self) -> list[Array]:
         """What the programs take first."""
-        return self._split.weights
+        return self._split.weights + ([] if self._head is None else self._head.weights)
 
     def adopt_weights(self) -> None:
         """Use the arrays that the decoder has now, of the same shapes, in the steps to come."""
@@ -145,14 +144,15 @@ class ForwardPrograms:
             packed: Array,
             arrays: list[Array] | None = None,
         ) -> tuple[PagedAttentionCache, SlotState, Array, Array, Array]:
-            state, rows = self._split.state(weights), None
+            count = len(self._split.weights)
+            state, rows = self._split.state(weights[:count]), None
             slots, batch, sampling = layout.unpack(packed, slots, fed)
             if adapters is not None and arrays is not None:
                 state = adapters.adapted(state, arrays)
                 rows = adapter_rows(layout.unpack_adapters(packed, batch.table), adapters.sizes.max_loras)
             states = layout.unpack_states(packed, batch.table, self._num_slots)
-            decoder = self._split.decoder(state)
-            cache, hidden, sampled = self._run(decoder, cache, batch, states, rows)
+            decoder: Decoder = self._split.decoder(state)
+            cache, hidden, sampled = self._run(decoder, cache, batch, states, rows, weights[count:])
             padding, of_sampled = ((0, layout.rows - layout.model_rows), (0, 0)), None
             if rows is not None:
                 of_sampled = adapter_rows(rows.slots[batch.sampled], rows.num_slots)
@@ -215,46 +215,15 @@ class ForwardPrograms:
         batch: ModelInputBatch,
         states: StateTable | None,
         adapters: AdapterRows | None,
+        of_head: list[Array],
     ) -> tuple[PagedAttentionCache, Array, Array]:
         """The cache, the hidden states of all tokens, and of those that logits are computed of."""
         attention = PagedAttention(batch.table, self._kernel, self._num_pages)
         rotations = decoder.rotations(batch.positions, self._longest)
         step = StepContext(rotations, attention, batch.table.cu_q_lens[-1], states, adapters)
-        caches, hidden = decoder(batch.token_ids, cache.caches, step)
-        return cache.with_caches(caches), hidden, hidden[batch.sampled]
-
-
-@jax.tree_util.register_dataclass
-@dataclass(frozen=True)
-class PagedAttention:
-    """Attention over the pages of a step; a StepAttention."""
-
-    table: PageTable
-    kernel: Kernel = field(metadata={"static": True})
-    num_pages: int = field(metadata={"static": True})
-    """In each layer."""
-
-    @property
-    def fuses_rotation(self) -> bool:
-        """Whether the kernel rotates q and k itself."""
-        return self.kernel.fuses_rotation
-
-    def __call__(
-        self,
-        spec: AttentionSpec | LatentSpec,
-        cache: LayerCache,
-        place: Place,
-        inputs: AttentionInputs | LatentInputs,
-    ) -> tuple[Array, Array]:
-        """See StepAttention."""
-        assert isinstance(cache, Array)
-        table = self.table.of_layer(place.group, None if place.layer is None else place.layer * self.num_pages)
-        attended: tuple[Array, Array] = _attend(self.kernel, spec, CacheView(cache, table), inputs)
-        return attended
-
-
-@partial(jax.jit, static_argnames=("kernel", "spec"))
-def _attend(kernel: Any, spec: Any, view: CacheView, inputs: Any) -> tuple[Array, Array]:
-    """One layer's attention. It is inlined when compiled, but traced once for equal layers."""
-    attended: tuple[Array, Array] = kernel(spec, view, inputs)
-    return attended
+        layers = () if self._head is None else self._head.layers
+        caches, hidden, taps = decoder.tapped(batch.token_ids, cache.caches, step, layers)
+        cache = cache.with_caches(caches)
+        if self._head is not None:
+            cache = replace(cache, draft=self._head.feed(of_head, cache.draft, batch, taps))
+        return cache, hidden, hidden[batch.sampled]

@@ -49,14 +49,22 @@ class _Kept(NamedTuple):
 class ModelIOProcessor:
     """Converts each plan, in order, to a StepDescription: what is new to the device's SlotState.
 
-    ``few_rows`` are those of the sampler for few rows, ``draft_rows`` those of a draft model's
-    programs, ascending; none without one.
+    ``few_rows`` are those of the sampler for few rows, ``draft_rows`` those of DRAFT, ascending;
+    none without it. ``feeds_drafts`` is whether a draft model is to be fed what DRAFT does not feed.
     """
 
-    def __init__(self, shapes: SlotShapes, vocab_size: int, few_rows: int, draft_rows: ListOf[int] = ()) -> None:
+    def __init__(
+        self,
+        shapes: SlotShapes,
+        vocab_size: int,
+        few_rows: int,
+        draft_rows: ListOf[int] = (),
+        *,
+        feeds_drafts: bool = False,
+    ) -> None:
         self._shapes = shapes
         self._vocab_size = vocab_size
-        self._few_rows, self._draft_rows = few_rows, draft_rows
+        self._few_rows, self._draft_rows, self._feeds_drafts = few_rows, draft_rows, feeds_drafts
         self._needs = np.zeros(shapes.max_num_seqs, np.int32)
         """By slot, its Need flags."""
         self._num_written: list[list[int]] = [[] for _ in range(shapes.max_num_seqs)]
@@ -101,7 +109,7 @@ class ModelIOProcessor:
             self._keep(plan, layout) if plan.late else None,
             any(plan.samples),
             drafted,
-            bool(self._draft_rows) and len(plan.drafted) < plan.num_rows,
+            self._feeds_drafts and len(plan.drafted) < plan.num_rows,
             self._forced(plan) if plan.forced else None,
         ), prompt_logprobs
 

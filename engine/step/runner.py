@@ -82,8 +82,9 @@ class eSurgeRunner:
         self._staging_numbers = itertools.count()
         self._executor = StepExecutor(manager, seed, weights)
         self._io = ModelIOProcessor(
-            manager.shapes.slots, manager.sampling.vocab_size, manager.shapes.few_rows, manager.shapes.draft_rows
-        )
+            manager.shapes.slots, manager.sampling.vocab_size, manager.shapes.few_rows, manager.shapes.draft_rows,
+            feeds_drafts=manager.feeds_drafts,
+        )  # fmt: skip
 
     def drop_cache(self) -> None:
         """Free the pages' memory and contents. No step may be in flight."""

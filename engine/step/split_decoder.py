@@ -9,7 +9,7 @@ from jax.sharding import NamedSharding, PartitionSpec, Sharding
 
 from caching.metadata import PagedAttentionCacheMetaData
 from engine.mesh import COPY, DeviceMesh
-from engine.models.decoder import Decoder
+from engine.models.weights.store import AnyDecoder
 from engine.step.backend import CACHE, Backend
 from engine.step.slot_state import SlotShapes
 
@@ -18,36 +18,49 @@ class SplitDecoder:
     """``weights`` are the decoder's arrays, in the order in which programs take them; they may be
     abstract."""
 
-    def __init__(self, decoder: Decoder) -> None:
-        self._decoder = decoder
+    def __init__(self, decoder: AnyDecoder) -> None:
+        self.whole = decoder
+        """The decoder, with the arrays that it has now."""
         self._graph, state = nnx.split(decoder)
         self.weights: list[Array]
         self.weights, self._structure = jax.tree.flatten(state)
 
     def adopt_weights(self) -> None:
         """Take the arrays that the decoder has now, of the same shapes."""
-        self.weights = jax.tree.leaves(nnx.state(self._decoder))
+        self.weights = jax.tree.leaves(nnx.state(self.whole))
 
     def state(self, weights: list[Array]) -> Any:
         """The nnx.State with these weights."""
         return jax.tree.unflatten(self._structure, weights)
 
-    def decoder(self, state: Any) -> Decoder:
+    def decoder(self, state: Any) -> Any:
         """The decoder with this state."""
         return nnx.merge(self._graph, state)
 
     def arguments(
         self, backend: Backend, pool: PagedAttentionCacheMetaData, slots: SlotShapes, mesh: DeviceMesh
     ) -> tuple[Any, ...]:
-        """The abstract arguments with which the programs of a step begin: weights, cache, SlotState,
-        and what rows are fed."""
-        weights, cache = [shape_of(leaf) for leaf in self.weights], backend.abstract_cache(pool, mesh)
-        return weights, cache, *(mesh.shapes(jax.eval_shape(new)) for new in (slots.new_state, slots.new_fed))
+        """The abstract arguments with which the programs of a step begin: weights, and those of
+        ``state_arguments``."""
+        return [shape_of(leaf) for leaf in self.weights], *state_arguments(backend, pool, slots, mesh)
 
     @property
     def specs(self) -> tuple[Any, ...]:
         """How these are sharded."""
-        return [spec_of(leaf.sharding) for leaf in self.weights], CACHE, COPY, COPY
+        return self.weight_specs, CACHE, COPY, COPY
+
+    @property
+    def weight_specs(self) -> list[PartitionSpec]:
+        """How the weights are sharded."""
+        return [spec_of(leaf.sharding) for leaf in self.weights]
+
+
+def state_arguments(
+    backend: Backend, pool: PagedAttentionCacheMetaData, slots: SlotShapes, mesh: DeviceMesh
+) -> tuple[Any, ...]:
+    """The abstract cache, SlotState, and what rows are fed."""
+    state = (mesh.shapes(jax.eval_shape(new)) for new in (slots.new_state, slots.new_fed))
+    return backend.abstract_cache(pool, mesh), *state
 
 
 def shape_of(leaf: Array) -> jax.ShapeDtypeStruct:

@@ -47,6 +47,8 @@ class SelfAttentionSpec:
     """The layer whose keys and values are read; None is this one."""
     gated: bool = False
     """What a head attends to is multiplied by a sigmoid of the input (Qwen3-Next)."""
+    input_size: int | None = None
+    """Numbers of a token's input, where they are not the model's hidden size."""
 
     @property
     def cached(self) -> Cached:
@@ -67,6 +69,8 @@ class SelfAttentionSpec:
             return "attention sinks"
         if self.scores.chunk:
             return "chunks of attention"
+        if self.scores.first:
+            return "tokens that no other sees"
         return None if self.kv_source is None else "layers that read another's keys"
 
     def flops(self, tokens: int, devices: int) -> int:
@@ -100,13 +104,14 @@ class SelfAttention(nnx.Module):
 
     def __init__(self, spec: SelfAttentionSpec, partition: Partition, make: ParameterFactory) -> None:
         model, kv_heads = partition.model, partition.stored_kv_heads
+        inputs = {"hidden": spec.input_size or model.hidden_size}
         hidden, heads = {"hidden": model.hidden_size}, {"heads": spec.num_heads * spec.head_dim}
         self.group, replicas = spec.num_heads // kv_heads, kv_heads // spec.num_kv_heads
         self.parts = "q" if spec.kv_source is not None else "qk" if spec.keys_are_values else "qkv"
         self.queries = self.group * (2 if spec.gated else 1)
         grouped = {"kv_heads": kv_heads, "group": self.queries + len(self.parts) - 1, "head_dim": spec.head_dim}
         qkv = _fused("weight", *self.parts), _fused("bias", *self.parts)
-        self.qkv_kernel = make.kernel("attention.qkv_kernel", hidden, grouped, qkv[0], kv_replicas=replicas)
+        self.qkv_kernel = make.kernel("attention.qkv_kernel", inputs, grouped, qkv[0], kv_replicas=replicas)
         self.qkv_bias = (
             make.bias("attention.qkv_bias", grouped, qkv[1], kv_replicas=replicas) if spec.qkv_bias else None
         )

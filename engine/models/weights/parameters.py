@@ -41,6 +41,8 @@ all-reduces: after attention and after the feed-forward (Shoeybi et al. 2019).
 
 LAYER = "model.layers.{layer}."
 """The prefix of a layer's tensors in most checkpoints."""
+TOKENS = "d2t"
+"""A draft head's tensor of the tokens that it drafts: each one's id, less its own number."""
 
 
 class Role(Enum):

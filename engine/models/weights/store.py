@@ -14,6 +14,8 @@ from numpy.typing import NDArray
 
 from engine.mesh import DeviceMesh
 from engine.models.decoder import Decoder
+from engine.models.heads.draft_head import DraftHead
+from engine.models.heads.head_tensors import HeadTensors
 from engine.models.partition import Partition
 from engine.models.spec import layer_plan
 from engine.models.weights.factory import declared
@@ -26,6 +28,7 @@ from engine.models.weights.text_part import TextPart
 from engine.models.weights.verification import verify
 from engine.models.weights.weight_format import Leaf, WeightFormat
 
+AnyDecoder = Decoder | DraftHead
 Report = Callable[[int, int], None]
 """Called after each parameter of a layer with the bytes placed so far and in all."""
 
@@ -62,27 +65,29 @@ class Served:
         return jax.tree.map(lambda leaf: leaf.stacked(len(self.sources)), leaves) if self.is_stacked else leaves
 
 
-def abstract_decoder(partition: Partition, form: WeightFormat, *, mesh: DeviceMesh) -> Decoder:
-    """The decoder that ``load_decoder`` returns, of shapes alone; reads nothing."""
-    decoder = _declared_decoder(partition, form.scans)
+def abstract_decoder(partition: Partition, form: WeightFormat, *, mesh: DeviceMesh) -> AnyDecoder:
+    """What ``load_decoder`` returns, of shapes alone; reads nothing."""
+    decoder = _declared(partition, form.scans)
     graph, state = nnx.split(decoder)
     shapes = []
     for path, variable in nnx.to_flat_state(state):
         leaves = _served(path, variable, partition).leaves(form, partition.devices)
         shapes.append((path, variable.replace(jax.tree.map(partial(_shape, mesh=mesh), leaves))))
-    return nnx.merge(graph, nnx.from_flat_state(shapes))
+    merged: AnyDecoder = nnx.merge(graph, nnx.from_flat_state(shapes))
+    return merged
 
 
 def load_decoder(
     source: TensorSource, partition: Partition, form: WeightFormat, *, mesh: DeviceMesh, progress: Report
-) -> Decoder:
-    """A decoder with the weights of a source. Raises as ``put`` does."""
+) -> AnyDecoder:
+    """A Decoder with the weights of a source, or a DraftHead where the model is one. Raises as
+    ``put`` does."""
     decoder = abstract_decoder(partition, form, mesh=mesh)
     put(source, decoder, form, mesh=mesh, progress=progress)
     return decoder
 
 
-def put(source: TensorSource, decoder: Decoder, form: WeightFormat, *, mesh: DeviceMesh, progress: Report) -> None:
+def put(source: TensorSource, decoder: AnyDecoder, form: WeightFormat, *, mesh: DeviceMesh, progress: Report) -> None:
     """Read, transform and put every tensor of a source into the served arrays of a decoder.
 
     The decoder has shapes alone, or weights of the same form, which are then donated. Each
@@ -99,7 +104,7 @@ def put(source: TensorSource, decoder: Decoder, form: WeightFormat, *, mesh: Dev
 
 
 def matched(
-    source: TensorSource, decoder: Decoder, *, whole: bool = True
+    source: TensorSource, decoder: AnyDecoder, *, whole: bool = True
 ) -> tuple[TensorSource, list[tuple[Served, nnx.Variable[Any]]]]:
     """A checkpoint's tensors as the decoder's parameters have them, and the decoder's entries.
 
@@ -111,6 +116,8 @@ def matched(
         source = TextPart(source, partition.model.unserved)
     if partition.model.published is not None:
         source = Dequantised(source, partition.model.published)
+    if partition.model.head is not None:
+        source = HeadTensors(source, partition.model.vocab_size)
     state = nnx.to_flat_state(nnx.state(decoder))
     entries = [(_served(path, variable, partition).found_in(source), variable) for path, variable in state]
     wanted = [(entry.parameter, layer) for entry, _ in entries for layer in entry.sources]
@@ -129,22 +136,24 @@ def parameter_bytes(partition: Partition, form: WeightFormat) -> int:
 
 def kept_in_8_bits(partition: Partition, form: WeightFormat) -> set[Role]:
     """The uses of weights of which some have 8 bits in a format where kernels have 4."""
-    state = nnx.to_flat_state(nnx.state(_declared_decoder(partition, scans=True)))
+    state = nnx.to_flat_state(nnx.state(_declared(partition, scans=True)))
     parameters = [declared(variable) for _, variable in state]
     return {one.role for one in parameters if form_of(one, form, partition.devices) is Scaled}
 
 
 def declared_entries(partition: Partition) -> list[Served]:
     """The entries of a model's decoder, repeated layers in one; reads nothing."""
-    return entries(_declared_decoder(partition, scans=True))
+    return entries(_declared(partition, scans=True))
 
 
-def entries(decoder: Decoder) -> list[Served]:
+def entries(decoder: AnyDecoder) -> list[Served]:
     """The entries of a decoder's state, in order."""
     return [_served(path, variable, decoder.partition) for path, variable in nnx.to_flat_state(nnx.state(decoder))]
 
 
-def _declared_decoder(partition: Partition, scans: bool) -> Decoder:
+def _declared(partition: Partition, scans: bool) -> AnyDecoder:
+    if partition.model.head is not None:
+        return nnx.eval_shape(lambda: DraftHead(partition, nnx.Rngs(0)))
     return nnx.eval_shape(lambda: Decoder(partition, nnx.Rngs(0), scans=scans))
 
 

@@ -1,0 +1,72 @@
+"""The tensors of a published draft head, under the names that its parameters call for."""
+
+from collections.abc import Collection
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from engine.errors import ConfigurationError
+from engine.models.weights.parameters import TOKENS
+from engine.models.weights.sources import TensorInfo, TensorSource
+
+RENAMED = (("midlayer.", "layers.0."), ("layers.", "model.layers."), ("norm.", "model.norm."),
+           ("embed_tokens.", "model.embed_tokens."))  # fmt: skip
+"""Prefixes and what they become, one after the other."""
+UNUSED = ("t2d", "verifier_lm_head.weight", "verifier_norm.weight")
+"""What follows from ``d2t``, and the model's own tensors, which some checkpoints repeat."""
+
+
+@dataclass(frozen=True)
+class HeadTensors:
+    """A TensorSource: the head's as if it were a model of one layer.
+
+    The tokens that it drafts come in float32, as all parameters are numbers with a fraction.
+    """
+
+    source: TensorSource
+    vocab_size: int
+
+    @cached_property
+    def _stored(self) -> dict[str, str]:
+        return {head_name(name): name for name in self.source.names if name not in UNUSED}
+
+    @property
+    def origin(self) -> str:
+        """See TensorSource."""
+        return self.source.origin
+
+    @property
+    def names(self) -> Collection[str]:
+        """See TensorSource."""
+        return self._stored.keys()
+
+    def info(self, name: str) -> TensorInfo:
+        """See TensorSource."""
+        info = self.source.info(self._stored[name])
+        return replace(info, dtype=np.dtype(np.float32)) if name == TOKENS else info
+
+    def read(self, name: str, index: tuple[slice, ...]) -> NDArray[Any]:
+        """See TensorSource. Raises ConfigurationError for drafts that are no tokens, or the same."""
+        if name != TOKENS:
+            return self.source.read(self._stored[name], index)
+        places = self.source.read(TOKENS, (slice(None),)).astype(np.int64)
+        token_ids = places + np.arange(len(places))
+        if not (token_ids.min() >= 0 and token_ids.max() < self.vocab_size):
+            raise ConfigurationError(
+                f"{self.origin}: {TOKENS} has tokens from {token_ids.min():,} to {token_ids.max():,}, and the vocabulary has "
+                f"{self.vocab_size:,}: the head is for another model"
+            )
+        if len(np.unique(token_ids)) < len(token_ids):
+            raise ConfigurationError(f"{self.origin}: {TOKENS} has a token twice, of which a head drafts each once")
+        return places[index].astype(np.float32)
+
+
+def head_name(name: str) -> str:
+    """The name of a head's tensor as of a model's, from the one in its checkpoint."""
+    for prefix, other in RENAMED:
+        if name.startswith(prefix):
+            name = other + name.removeprefix(prefix)
+    return name

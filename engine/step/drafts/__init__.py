@@ -1,0 +1,1 @@
+"""What drafts in the step that verifies: a draft model, or a draft head."""

@@ -1,0 +1,274 @@
+"""A draft head in the real engine: it changes nothing of what a request is given, and its drafts are those of a plain twin,
+which computes them anew of each text, however the engine came to that text."""
+
+import json
+import random
+from dataclasses import replace
+from types import SimpleNamespace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from checkpoints import VARIANTS, random_tensors
+from head_checkpoints import CONTEXT, HEADS, build_head, build_target, head_tensors
+from msgspec import structs
+from plain_head import PlainHead, layer_inputs
+from test_draft_head import GOLDENS, config_of
+from test_speculative_engine import (
+    answers,
+    assert_the_same_beside_failing_steps,
+    build_engine,
+    build_sequences,
+    fail_now_and_then,
+)
+
+from engine.live.weight_source import WeightArrays
+from engine.sampling_params import SamplingParams
+from engine.scheduling.sequence import Sequence
+
+CLEAR = 1e-3
+"""Between the logits of two drafts: nearer ones rounding may turn."""
+CASES = {
+    "one step ahead, few pages": ("authors", {"num_pages": 14}),
+    "no step ahead": ("whole vocabulary", {"num_pages": 14, "run_ahead": 0}),
+    "three steps ahead": ("authors", {"num_pages": 14, "run_ahead": 3}),
+    "two devices": ("authors", {"num_pages": 14, "tensor_parallel_size": 2}),
+    "pages on the host": ("whole vocabulary", {"num_pages": 14, "host_cache_gib": 0.01}),
+    "pages of fewer tokens than drafts": ("whole vocabulary", {"num_pages": 50, "page_size": 2}),
+    "XLA's attention": ("authors", {"num_pages": 14, "attention_backend": "xla"}),
+}
+OTHERS = {
+    "another size": ("another size", {"num_pages": 14}),
+    "a qwen": ("speculators", {"num_pages": 14}),
+    "8-bit pages": ("authors", {"num_pages": 14, "kv_cache_dtype": "int8", "quantization": "int8"}),
+}
+WHOLE = {name: case for name, case in CASES.items() if case[0] == "whole vocabulary"}
+SOME = ("pages on the host", "two devices")
+
+
+def of(named):
+    """For tests of these, of which the thorough tests have some, and the exhaustive ones all."""
+    marks = {name: pytest.mark.thorough if name in SOME else pytest.mark.exhaustive for name in named}
+    params = [pytest.param(case, id=name, marks=marks[name]) for name, case in named.items()]
+    return pytest.mark.parametrize("one", params, indirect=True, scope="module")
+
+
+@pytest.fixture(scope="module")
+def one(request, tmp_path_factory):
+    """An engine with a draft head, and the head's name."""
+    (name, settings), directory = request.param, tmp_path_factory.mktemp("head")
+    model, head = build_target(directory / "model", name), build_head(directory / "head", name)
+    return SimpleNamespace(engine=build_engine(model, config_of(head), **settings), head=name, settings=settings)
+
+
+@pytest.fixture
+def drafted(one, monkeypatch):
+    """What is drafted: pairs of a text and its drafts."""
+    return watched(one.engine, monkeypatch)
+
+
+def watched(engine, monkeypatch):
+    """A list that grows as the engine drafts."""
+    seen, manager = [], engine._runner._manager
+    original = manager.draft
+
+    def draft(rows):
+        program = original(rows)
+
+        def run(weights, cache, slots, fed, rows_drafted, key):
+            slot, count = rows_drafted
+            lasts = np.asarray(slots.num_tokens)[slot] - np.asarray(fed.num_wrong)[slot]
+            cache, fed = program(weights, cache, slots, fed, rows_drafted, key)
+            ids = np.asarray(fed.ids)
+            for row, last, most in zip(slot, lasts, count, strict=True):
+                if most:
+                    text, drafts = ids[row, : last + 1], ids[row, last + 1 : last + 1 + most]
+                    seen.append((tuple(text.tolist()), drafts.tolist()))
+            return cache, fed
+
+        return run
+
+    monkeypatch.setattr(manager, "draft", draft)
+    return seen
+
+
+class Twin:
+    """What a head drafts behind any text, by numpy."""
+
+    def __init__(self, name):
+        head = HEADS[name]
+        self._config = {**VARIANTS[head.target].config, **head.overrides, "max_position_embeddings": CONTEXT}
+        self._name, self.seed = name, VARIANTS[head.target].seed
+        self.change(self.seed)
+
+    def change(self, seed):
+        """The model has other weights."""
+        self.tensors = random_tensors(self._config, seed)
+        embedding, head = self.tensors["model.embed_tokens.weight"], HEADS[self._name]
+        self._head, self._taps = PlainHead(head.layer, head_tensors(self._name), embedding), head.taps
+
+    def assert_drafts(self, drafted, least):
+        """These texts have these drafts: so many of them are compared."""
+        longest, compared = [], 0
+        for text in sorted({text for text, _ in drafted}):
+            longest = longest[:-1] if longest and text[: len(longest[-1])] == longest[-1] else longest
+            longest.append(text)
+        expected = {}
+        for text in longest:
+            inputs = layer_inputs(self._config, self.tensors, list(text))
+            found = self._head.drafts([inputs[layer] for layer in self._taps], list(text), 3)
+            expected |= {text[: 2 + number]: drafts for number, drafts in enumerate(found)}
+        for text, drafts in drafted:
+            for ours, (theirs, gap) in zip(drafts, expected[text], strict=False):
+                if gap < CLEAR:
+                    break
+                assert ours == theirs, f"behind {len(text)} tokens"
+                compared += 1
+        assert compared >= least, "a test without drafts shows nothing"
+
+
+def requests(seed, count, vocabulary, **params):
+    """Greedy requests, of which many begin alike."""
+    rng = random.Random(seed)
+    beginnings = [[rng.randrange(vocabulary) for _ in range(40)] for _ in range(3)]
+    sequences = []
+    for number in range(count):
+        prompt = [*rng.choice(beginnings)[: rng.randint(2, 40)], rng.randrange(vocabulary)]
+        most = rng.randint(5, CONTEXT - len(prompt))
+        sampling = SamplingParams(**{"temperature": 0, **params})
+        sequences.append(Sequence(f"{seed} {number}", prompt, sampling, frozenset(), most, rng.randrange(99)))
+    return sequences
+
+
+@of(CASES | OTHERS)
+def test_every_request_is_given_the_same_as_without_drafts(one):
+    """Greedy and drawn, with penalties, bias, bad words, masks, stops and log-probabilities, preempted and from prefixes."""
+    vocabulary, before = one.engine.limits.vocab_size, one.engine.stats().num_draft_tokens
+    without = build_sequences(0, 12, vocabulary)
+    for sequence in without:
+        sequence.params = structs.replace(sequence.params, num_speculative_tokens=0)
+    expected = answers(one.engine, without)
+    assert one.engine.stats().num_draft_tokens == before
+    jax.clear_caches()  # of functions that no other engine has compiled, none is left
+
+    assert answers(one.engine, build_sequences(0, 12, vocabulary)) == expected
+    stats = one.engine.stats()
+    assert stats.num_draft_tokens - before > 100 and stats.compilations_after_ready == 0
+
+
+@of(CASES)
+def test_drafts_are_those_of_the_twin(one, drafted):
+    """Whether a page was computed in chunks, found, computed again after preemption, or copied to the host and back."""
+    before = one.engine.stats()
+
+    answers(one.engine, requests(0, 20, one.engine.limits.vocab_size), at_once=9)
+
+    stats = one.engine.stats()
+    assert stats.prefix_cache_hits > before.prefix_cache_hits
+    assert stats.preemptions > before.preemptions or "page_size" in one.settings
+    assert "host_cache_gib" not in one.settings or stats.host_bytes_loaded
+    Twin(one.head).assert_drafts(drafted, 400)
+
+
+@of(WHOLE)
+def test_drafts_behind_accepted_ones_are_those_of_the_twin(one, drafted):
+    """Requests so hot that each token is as likely as any draw the same as the head, and most drafts are right. Others go
+    on from their pages."""
+    vocabulary, before = one.engine.limits.vocab_size, one.engine.stats()
+    hot = requests(1, 9, vocabulary, temperature=100.0)
+    answers(one.engine, hot)
+    accepted = one.engine.stats().num_accepted_tokens - before.num_accepted_tokens
+    assert accepted > 50
+    texts = [sequence.prompt_token_ids + sequence.output_token_ids for sequence in hot]
+    drafted.clear()
+
+    params = SamplingParams(temperature=0)
+    hits = one.engine.stats().prefix_cache_hits
+    for number, text in enumerate(texts):
+        text = text[: CONTEXT - 8]
+        answers(one.engine, [Sequence(f"on {number}", text, params, frozenset(), 8, 0)])
+
+    assert one.engine.stats().prefix_cache_hits > hits
+    Twin(one.head).assert_drafts(drafted, 40)
+
+
+@of(CASES)
+def test_drawn_drafts_are_those_of_the_twin_where_one_token_is_left(one, drafted):
+    """By the sampler that draws among all tokens, of which a head may draft some."""
+
+    answers(one.engine, requests(2, 6, one.engine.limits.vocab_size, temperature=1.0, top_k=1))
+
+    Twin(one.head).assert_drafts(drafted, 60)
+
+
+@of(CASES)
+def test_drafts_after_failing_steps_are_those_of_the_twin(one, drafted, monkeypatch):
+    """All pages are new, and the sequences' are computed again."""
+    fail_now_and_then(one.engine, monkeypatch, every=8, most_rows=5)
+    before = one.engine.stats()
+
+    answers(one.engine, requests(3, 16, one.engine.limits.vocab_size))
+
+    assert one.engine.stats().failed_steps > before.failed_steps
+    Twin(one.head).assert_drafts(drafted, 100)
+
+
+@of(CASES | OTHERS)
+def test_who_is_not_in_a_failing_step_is_given_the_same(one, monkeypatch):
+    """The head's pages are lost with the model's."""
+    assert_the_same_beside_failing_steps(one.engine, one.engine, monkeypatch)
+
+
+@of({name: CASES[name] for name in SOME})
+def test_a_head_follows_its_model_to_other_weights(one, drafted):
+    """Their hidden states, and their embedding if it has none; the model has its own again after this."""
+    twin = Twin(one.head)
+    for seed in (9, twin.seed):
+        twin.change(seed)
+        one.engine.update_weights(one.engine.stage_weights(WeightArrays(twin.tensors)))
+        drafted.clear()
+
+        answers(one.engine, requests(5, 6, one.engine.limits.vocab_size))
+
+        twin.assert_drafts(drafted, 60)
+
+
+@of(CASES)
+def test_with_wrong_pages_drafts_are_not_those_of_the_twin(one, drafted):
+    """So the tests above would see it: of keys and values, and of features."""
+    for spoilt in (0, -1):
+        drafted.clear()
+        for sequence in requests(4, 4, one.engine.limits.vocab_size):
+            one.engine.add(sequence)
+        while one.engine.has_work:
+            executor = one.engine._runner._executor
+            arrays = list(executor._cache.draft)
+            arrays[spoilt] = jax.tree.map(jnp.zeros_like, arrays[spoilt])
+            executor._cache = replace(executor._cache, draft=tuple(arrays))
+            one.engine.step()
+        one.engine.reset_prefix_cache()
+        with pytest.raises(AssertionError, match="behind"):
+            Twin(one.head).assert_drafts(drafted, 10)
+
+
+@pytest.mark.thorough
+def test_an_engine_drafts_what_torch_does(tmp_path, monkeypatch):
+    """All of a head's drafts for the same texts, chained."""
+    model, head = build_target(tmp_path / "model", "authors"), build_head(tmp_path / "head", "authors")
+    engine = build_engine(model, config_of(head), num_pages=40)
+    drafted, expected, texts = watched(engine, monkeypatch), {}, {}
+    cases = json.loads((GOLDENS / "authors.json").read_text())["cases"]
+    params = SamplingParams(temperature=0)
+    for number, case in enumerate(cases):
+        prompt, tokens = case["prompt"], case["tokens"]
+        expected |= {(*prompt, *tokens[: 1 + count]): drafts for count, drafts in enumerate(case["drafts"])}
+        texts[str(number)] = Sequence(str(number), prompt, params, frozenset(), len(tokens), 0)
+
+    got = answers(engine, list(texts.values()))
+
+    assert [got[str(number)][0] for number in range(len(cases))] == [case["tokens"] for case in cases]
+    clear = [(drafts[: len(expected[text])], expected[text][: len(drafts)]) for text, drafts in drafted]
+    assert sum(len(theirs) for _, theirs in clear) > 60
+    assert all(ours == theirs for ours, theirs in clear)
+    assert engine.stats().compilations_after_ready == 0
