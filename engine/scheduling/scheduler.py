@@ -53,25 +53,21 @@ be replayed. The rules:
 
 from collections import Counter
 from collections.abc import Mapping
-from collections.abc import Sequence as ListOf
 
 from engine.scheduling.adapter_slots import AdapterSlots
 from engine.scheduling.admission import Admission
-from engine.scheduling.constraints.token_constraint import TokenConstraint
 from engine.scheduling.estimates.growth_reserve import GrowthReserve
 from engine.scheduling.estimates.inter_token import InterTokenTarget
 from engine.scheduling.estimates.step_costs import StepCosts, sizes_up_to
+from engine.scheduling.landing import Landing
 from engine.scheduling.plan import NextIterationPlan, StepResult
 from engine.scheduling.preemption import Cause, Preempter, Preemption
 from engine.scheduling.prompt_chunks import PromptChunks
 from engine.scheduling.running_sequences import RunningSequences
-from engine.scheduling.sequence import Sequence, SequenceOutput, SequenceStatus, TokenLogprobs
+from engine.scheduling.sequence import Sequence, SequenceOutput, SequenceStatus
 from engine.scheduling.sequence_memory import SequenceMemory
 from engine.scheduling.speculation import Speculation, most_samples
 from engine.scheduling.waiting_queue import WaitingQueue
-
-CHARGED_AT_ONCE = 16
-"""Generated tokens after which a client is charged for them, as each charge has a price."""
 
 
 class InferenceScheduler:
@@ -120,6 +116,7 @@ class InferenceScheduler:
         self._admission = Admission(
             self._waiting, self._running, self.memory, self._preempter, self.adapters, fair=fair
         )
+        self._landing = Landing(self._waiting, self._running, speculation, self.finish)
         self._arrivals = 0
 
     @property
@@ -163,7 +160,7 @@ class InferenceScheduler:
         if not self._running and not self._waiting:
             self._waiting.forget()
         self.adapters.enter(sequence)
-        self._expect(sequence)
+        self._landing.note_forced(sequence)
         self._waiting.add(sequence)
 
     def finish(self, request_id: str) -> bool:
@@ -211,27 +208,7 @@ class InferenceScheduler:
             has_prompts = plan.num_rows > plan.num_decodes
             self.step_costs.learn(plan.num_tokens, seconds, plan.num_passes, has_prompts=has_prompts)
         self.adapters.landed(plan)
-        outputs = []
-        rows = zip(range(plan.num_rows), plan.sequences, plan.samples, result.token_ids, strict=True)
-        for row, sequence, samples, token_ids in rows:
-            sequence.num_in_flight -= samples
-            if sequence.slot >= 0:
-                sequence.num_computed_tokens -= samples - len(token_ids)  # behind the first wrong draft
-            elif sequence.status is SequenceStatus.FINISHED:
-                continue
-            prompt_logprobs: ListOf[TokenLogprobs] = ()
-            if row in result.prompt_logprobs:
-                prompt_logprobs = _not_seen(sequence, *result.prompt_logprobs[row])
-            if samples:
-                if self.speculation is not None:
-                    kept = samples if plan.samples_of is None else plan.counts[row]
-                    self.speculation.land(sequence, kept, len(token_ids), result.drafts[row])
-                added, reason = self._land(sequence, token_ids)
-                logprobs = result.logprobs.get(row, ())[: len(added)]
-                outputs.append(SequenceOutput(sequence.request_id, added, reason, logprobs, prompt_logprobs))
-            elif prompt_logprobs:
-                outputs.append(SequenceOutput(sequence.request_id, [], prompt_logprobs=prompt_logprobs))
-        return outputs
+        return self._landing.land(plan, result)
 
     def resume(self, sequence: Sequence) -> SequenceOutput | None:
         """The constraint has answered: the sequence goes on, or has ended with this output.
@@ -240,7 +217,7 @@ class InferenceScheduler:
         """
         assert sequence.constraint is not None
         sequence.awaits_mask = False
-        self._expect(sequence)
+        self._landing.note_forced(sequence)
         if sequence.awaits_sample:
             self._running.late.answered(sequence)
         reason, error = None, sequence.constraint.error
@@ -357,56 +334,3 @@ class InferenceScheduler:
         if not decoding or (room is not None and self._long is None):
             chunks.grant_rest(begun)
         chunks.add_to(plan)
-
-    def _land(self, sequence: Sequence, token_ids: list[int]) -> tuple[list[int], str | None]:
-        """Add tokens up to its last one, also where the sequence waits again.
-
-        Returns those that were added, and the reason if one was the last.
-        """
-        output, reason = sequence.output_token_ids, None
-        for count, token_id in enumerate(token_ids, start=1):
-            output.append(token_id)
-            if token_id in sequence.stop_token_ids:
-                reason = "stop"
-            elif len(output) >= sequence.max_tokens:
-                reason = "length"
-            if reason is not None:
-                token_ids = token_ids[:count]
-                break
-        if sequence.slot < 0:
-            self._waiting.add_tokens(len(token_ids))
-        elif len(output) - sequence.num_charged_tokens >= CHARGED_AT_ONCE:
-            self._waiting.charge_output(sequence)
-            self._running.expect(sequence)
-        if reason is not None:
-            self.finish(sequence.request_id)
-        elif sequence.constraint is not None:
-            self._constrain(sequence, sequence.constraint, token_ids)
-        return token_ids, reason
-
-    def _constrain(self, sequence: Sequence, constraint: TokenConstraint, token_ids: list[int]) -> None:
-        """Tell a constraint what has landed, which it has not answered to yet."""
-        constraint.advance(*token_ids)
-        sequence.awaits_mask = True
-        count = len(token_ids)
-        as_forced = list(sequence.forced[:count]) == token_ids
-        sequence.forced = sequence.forced[count:] if as_forced else ()
-        if sequence.slot < 0:
-            constraint.suspend()
-
-    def _expect(self, sequence: Sequence) -> None:
-        """Its constraint, if it has one, has answered, and may say what it forces."""
-        if self.speculation is not None and sequence.constraint is not None:
-            sequence.forced = sequence.constraint.forced
-
-
-def _not_seen(sequence: Sequence, first: int, logprobs: list[TokenLogprobs]) -> list[TokenLogprobs]:
-    """Log-probabilities of prompt tokens, from index ``first`` on, that no step has given before.
-
-    After preemption a step gives them again.
-    """
-    if not logprobs:
-        return logprobs
-    known = sequence.num_prompt_logprobs
-    sequence.num_prompt_logprobs = max(known, first + len(logprobs))
-    return logprobs[max(0, known - first) :]
