@@ -54,7 +54,7 @@ class NullExecutionManager:
         self.shapes, self.mesh = shapes, one_device()
         self.new_cache = functools.partial(PagedAttentionCache.allocate, shapes.cache)
         self.sampling = SamplingPrograms(shapes.slots, VOCABULARY, self.mesh)
-        self.adapters = None
+        self.adapters, self.feeds_drafts = None, False
         self._layouts = [shapes.layout(tokens) for tokens in shapes.buckets]
 
     def layout_for(self, num_tokens: int) -> StepLayout:
