@@ -45,7 +45,7 @@ def test_the_figures_are_ratios_to_the_dense_model(tmp_path, monkeypatch):
     """A daemon of 30 tokens a second beside a dense one of 40."""
 
     @contextmanager
-    def serving(directory, settings, _):
+    def serving(directory, settings):
         assert settings[-2:] == ["--dtype", "bfloat16"]
         yield Clockwork(40 if directory.name == "small" else 30), []
 

@@ -97,7 +97,7 @@ def test_the_figures_are_of_pairs(tmp_path, monkeypatch) -> None:
     """A daemon of 30 tokens a second with drafts beside one of 20 without; three of four drafts are accepted."""
 
     @contextmanager
-    def serving(directory, settings, _):
+    def serving(directory, settings):
         assert directory == tmp_path
         yield Clockwork(30 if "--speculative-config" in settings else 20), []
 

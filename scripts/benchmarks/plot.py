@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Any
 
 from scripts.benchmarks.figure import Figure
-from scripts.benchmarks.report import recorded
 
 BAR = 0.28
 """Inches of height that a bar takes."""
@@ -32,14 +31,11 @@ def plot(figures: Sequence[Figure], machine: Mapping[str, str], path: Path) -> N
 
 
 def _ratios(figures: Sequence[Figure]) -> dict[str, float]:
-    """Those measured in the same run, and where there are none the best recorded peer."""
+    """Of others in the same run."""
     ratios: dict[str, float] = {}
     for figure in figures:
         for other, ratio in figure.ratios.items():
             ratios[f"{_label(figure)} : {other}"] = ratio
-        best = recorded(figure)
-        if best is not None:
-            ratios[f"{_label(figure)} : {best[0]} (recorded)"] = best[1]
     return ratios
 
 

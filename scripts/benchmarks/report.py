@@ -8,8 +8,7 @@ import msgspec
 from rich.console import Console
 from rich.table import Table
 
-from scripts.benchmarks.figure import Figure, ratio
-from scripts.benchmarks.peers import best_recorded
+from scripts.benchmarks.figure import Figure
 
 GOOD = 1.0
 
@@ -17,10 +16,10 @@ GOOD = 1.0
 def show(figures: Sequence[Figure], console: Console) -> None:
     """Print the table; above 1 ours is better, whatever the unit."""
     others = list(dict.fromkeys(name for figure in figures for name in figure.others))
-    peers, limits = any(map(recorded, figures)), any(figure.share is not None for figure in figures)
-    table = Table(title="oDriver", caption=caption(figures), title_justify="left", caption_justify="left")
+    limits = any(figure.share is not None for figure in figures)
+    table = Table(title="oDriver", title_justify="left")
     table.add_column("", style="bold", no_wrap=True)
-    for name in (*others, *["best recorded"] * peers):
+    for name in others:
         table.add_column(f"x {name}", justify="right", overflow="fold")
     for name in (*["of the limit"] * limits, "measured", "", "from - to"):
         table.add_column(name, justify="left" if name == "" else "right", no_wrap=True)
@@ -30,15 +29,8 @@ def show(figures: Sequence[Figure], console: Console) -> None:
             benchmark = figure.benchmark
             table.add_section()
             table.add_row(f"[italic]{benchmark}")
-        table.add_row(f"  {figure.name}", *_cells(figure, others, peers=peers, limits=limits))
+        table.add_row(f"  {figure.name}", *_cells(figure, others, limits=limits))
     console.print(table)
-
-
-def caption(figures: Sequence[Figure]) -> str:
-    """What the columns mean, as far as there are any."""
-    if not any(recorded(figure) for figure in figures):
-        return ""
-    return "best recorded: the best peer once measured on a machine of this kind; under 20 % is noise"
 
 
 def save(figures: Sequence[Figure], machine: Mapping[str, str], path: Path) -> None:
@@ -47,17 +39,9 @@ def save(figures: Sequence[Figure], machine: Mapping[str, str], path: Path) -> N
     path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
 
 
-def recorded(figure: Figure) -> tuple[str, float] | None:
-    """The best recorded peer in this cell, and how many times better ours is."""
-    best = best_recorded(figure.benchmark.partition(" ")[2], figure.name, figure.more_is_better)
-    return best and (best[0], ratio(figure.value, best[1], figure.more_is_better))
-
-
-def _cells(figure: Figure, others: Sequence[str], *, peers: bool, limits: bool) -> list[str]:
-    best = recorded(figure)
+def _cells(figure: Figure, others: Sequence[str], *, limits: bool) -> list[str]:
     return [
         *(_ratio(figure.ratios[name]) if name in figure.ratios else "" for name in others),
-        *[f"{_ratio(best[1])} {best[0]}" if best else ""] * peers,
         *["" if figure.share is None else f"{figure.share:.0%}"] * limits,
         _number(figure.value),
         figure.unit,

@@ -1,6 +1,6 @@
-"""The systems that are measured: our daemon through our client, and transformers on torch in a child."""
+"""The systems that are measured: our daemon through our client, and others on the same checkpoint."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
@@ -8,9 +8,15 @@ from ipc.benchmark.timeline import Timeline
 from ipc.client import Client
 from scripts.benchmarks.child import Child
 from scripts.benchmarks.daemon import Daemon
+from scripts.benchmarks.http_peers import llama_cpp, vllm
 from scripts.benchmarks.workload import System, Workload
 
 CLIENT, TORCH = "scripts.benchmarks.client", "scripts.benchmarks.torch_peer"
+OVER_HTTP = {"llama.cpp": llama_cpp, "vllm": vllm}
+"""Those that are servers; each takes its program and the model."""
+MODES = ("generate", "continuous batching")
+"""Of transformers."""
+PEERS = ("transformers", *OVER_HTTP)
 
 
 class Ours:
@@ -52,15 +58,20 @@ class Transformers:
 
 
 @contextmanager
-def serving(model: Path, settings: list[str], torch_python: str | None) -> Iterator[tuple[Ours, list[System]]]:
-    """Ours, ready, and the others to compare with: transformers where a Python with torch is given."""
+def serving(
+    model: Path, settings: list[str], programs: Mapping[str, str] | None = None
+) -> Iterator[tuple[Ours, list[System]]]:
+    """Ours, ready, and the others to compare with: those of PEERS whose programs are given."""
     with ExitStack() as stack:
         daemon = stack.enter_context(Daemon(model, *settings))
         ours = Ours(daemon, stack.enter_context(Child(CLIENT, daemon.address)))
         others: list[System] = []
-        if torch_python is not None:
-            for mode in ("generate", "continuous batching"):
-                child = stack.enter_context(Child(TORCH, str(model), mode, python=torch_python))
+        for peer, program in (programs or {}).items():
+            if peer in OVER_HTTP:
+                others.append(stack.enter_context(OVER_HTTP[peer](program, model)))
+                continue
+            for mode in MODES:
+                child = stack.enter_context(Child(TORCH, str(model), mode, python=program))
                 others.append(Transformers(child, mode))
         yield ours, others
 

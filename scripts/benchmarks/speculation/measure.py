@@ -48,7 +48,7 @@ def measure_speculation(models: Sequence[str], config: str | None, repeats: int)
             group = f"speculation {model} {parse_speculative_config(chosen).method}"
             with ExitStack() as stack:
                 settings = ([*LIMITS, "--speculative-config", chosen], list(LIMITS))
-                on, off = (stack.enter_context(serving(directory, each, None))[0] for each in settings)
+                on, off = (stack.enter_context(serving(directory, each))[0] for each in settings)
                 for kind, take in _texts(model, off).items():
                     for rows in AT_ONCE:
                         yield from _measure(group, kind, rows, take, on, off, max(repeats, LEAST_PAIRS))

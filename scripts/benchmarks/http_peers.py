@@ -1,0 +1,105 @@
+"""Other servers, on the same checkpoint, asked over HTTP as our gateway is: llama.cpp's and vLLM."""
+
+import os
+import subprocess
+import tempfile
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from ipc.benchmark.timeline import Timeline
+from scripts.benchmarks.child import Child
+from scripts.benchmarks.gguf_file import write_gguf
+from scripts.benchmarks.workload import System, Workload
+
+CLIENT = "scripts.benchmarks.http_client"
+HOST = "127.0.0.1"
+PORT = 18431
+ROWS, CONTEXT = 32, 4096
+"""Sequences at once, and tokens of one of them."""
+TOKENS = 16384
+"""Of all sequences, in llama.cpp's cache."""
+START_SECONDS = 600
+"""vLLM compiles for minutes."""
+
+
+class PeerFailed(Exception):
+    """A server that did not start; the message ends with its log."""
+
+
+class HttpPeer:
+    """A server, and its clients in a process of its own."""
+
+    def __init__(self, name: str, client: Child) -> None:
+        self.name = name
+        self._client = client
+
+    def run(self, workload: Workload) -> list[Timeline]:
+        """Send it and wait for all."""
+        timelines: list[Timeline] = self._client.ask(workload, list[Timeline])
+        return timelines
+
+
+@contextmanager
+def llama_cpp(program: str, model: Path) -> Iterator[System]:
+    """``program`` is llama-server."""
+    with tempfile.TemporaryDirectory(prefix="odriver-bench-") as directory:
+        path = Path(directory, "model.gguf")
+        write_gguf(model, path)
+        threads = str(len(os.sched_getaffinity(0)))
+        command = [program, "-m", str(path), "-t", threads, "-np", str(ROWS), "-c", str(TOKENS), "--kv-unified"]
+        with _served([*command, "--host", HOST, "--port", str(PORT), "--no-webui"], {}) as client:
+            yield HttpPeer("llama.cpp", client)
+
+
+@contextmanager
+def vllm(program: str, model: Path) -> Iterator[System]:
+    """``program`` is the ``vllm`` of an environment for CPUs."""
+    command = [program, "serve", str(model), "--dtype", "float32", "--max-model-len", str(CONTEXT)]
+    command += ["--max-num-seqs", str(ROWS), "--no-enable-prefix-caching", "--host", HOST, "--port", str(PORT)]
+    with _served(command, {"VLLM_CPU_KVCACHE_SPACE": "2", "VLLM_NO_USAGE_STATS": "1"}) as client:
+        yield HttpPeer("vLLM", client)
+
+
+@contextmanager
+def _served(command: Sequence[str], environment: dict[str, str]) -> Iterator[Child]:
+    with (
+        tempfile.TemporaryFile("w+", encoding="utf-8") as log,
+        subprocess.Popen(
+            command, env={**os.environ, **environment}, stdin=subprocess.DEVNULL, stdout=log, stderr=log
+        ) as server,
+    ):
+        try:
+            _wait_until_healthy(server)
+            with Child(CLIENT, f"http://{HOST}:{PORT}") as client:
+                yield client
+        except PeerFailed as error:
+            log.seek(0)
+            raise PeerFailed(f"{command[0]} {error}:\n{log.read()}") from None
+        finally:
+            server.terminate()
+
+
+def _wait_until_healthy(server: "subprocess.Popen[bytes]") -> None:
+    """Until it answers. Raises PeerFailed if it ends before, or takes too long."""
+    until = time.monotonic() + START_SECONDS
+    while time.monotonic() < until:
+        try:
+            ended = server.wait(0.2)
+        except subprocess.TimeoutExpired:
+            if _is_healthy():
+                return
+        else:
+            raise PeerFailed(f"ended with exit code {ended} before it was ready")
+    raise PeerFailed(f"was not ready after {START_SECONDS} s")
+
+
+def _is_healthy() -> bool:
+    try:
+        with urllib.request.urlopen(f"http://{HOST}:{PORT}/health", timeout=5) as answer:
+            return int(answer.status) == 200
+    except (urllib.error.URLError, OSError):
+        return False

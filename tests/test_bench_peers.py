@@ -1,0 +1,98 @@
+"""scripts/bench --vs: servers of others, which are asked over HTTP."""
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from checkpoints import build_checkpoint
+from free_ports import free_port
+
+from engine.errors import ConfigurationError
+from engine.models.model_config import read_model_config
+from scripts.benchmarks import http_peers
+from scripts.benchmarks.gguf_file import interleaved, write_gguf
+from scripts.benchmarks.http_peers import PeerFailed, vllm
+from scripts.benchmarks.workload import Workload
+
+pytestmark = pytest.mark.thorough
+
+SERVER = """
+import json, sys
+from http.server import BaseHTTPRequestHandler, HTTPServer
+
+class Peer(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+
+    def do_GET(self):
+        self.send_response(200)
+        self.send_header("Content-Length", "0")
+        self.end_headers()
+
+    def do_POST(self):
+        asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        self.send_response(200)
+        self.send_header("Transfer-Encoding", "chunked")
+        self.send_header("Connection", "close")
+        self.end_headers()
+        pieces = [{"choices": [{"text": str(token)}]} for token in asked["prompt"]]
+        usage = {"completion_tokens": asked["max_tokens"]}
+        for piece in [*pieces, {"choices": [], "usage": usage}]:
+            event = b"data: " + json.dumps(piece, separators=(",", ":")).encode() + b"\\n\\n"
+            self.wfile.write(b"%x\\r\\n%b\\r\\n" % (len(event), event))
+        self.wfile.write(b"0\\r\\n\\r\\n")
+
+HTTPServer(("127.0.0.1", int(sys.argv[sys.argv.index("--port") + 1])), Peer).serve_forever()
+"""
+
+
+def program(directory: Path, text: str) -> str:
+    """A command that is this Python program."""
+    path = directory / "peer"
+    path.write_text(f"#!{sys.executable}\n{text}")
+    path.chmod(0o700)
+    return str(path)
+
+
+def test_a_server_is_asked_for_what_we_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each request's tokens are those of its usage, at the times of its pieces; the server ends with the measurement."""
+    monkeypatch.setattr(http_peers, "PORT", free_port())
+
+    with vllm(program(tmp_path, SERVER), tmp_path) as peer:
+        first, second = peer.run(Workload([[5, 6], [7, 8, 9]], max_tokens=3))
+
+    assert peer.name == "vLLM" and not http_peers._is_healthy()
+    assert (first.tokens, second.tokens, first.error, second.error) == (3, 3, None, None)
+    assert (len(first.arrivals), len(second.arrivals)) == (2, 3)
+
+
+def test_a_server_that_does_not_start_is_told_with_its_log(tmp_path: Path) -> None:
+    """It does not wait for one that has ended."""
+    with (
+        pytest.raises(PeerFailed, match=r"exit code 3 before it was ready:\nno such device"),
+        vllm(program(tmp_path, "import sys; print('no such device', flush=True); sys.exit(3)"), tmp_path),
+    ):
+        pass
+
+
+def test_rotated_pairs_are_neighbours() -> None:
+    """A head's first and second halves take turns."""
+    kernel = np.arange(8)[:, None] * np.ones((1, 2), int)
+
+    assert interleaved(kernel, heads=2)[:, 0].tolist() == [0, 2, 1, 3, 4, 6, 5, 7]
+
+
+def test_all_of_a_checkpoint_is_written_for_llama_cpp(tmp_path: Path) -> None:
+    """Every tensor, by llama.cpp's name, in float32; another family is refused by name."""
+    gguf: Any = pytest.importorskip("gguf")
+    directory = build_checkpoint(tmp_path / "llama", "llama2")
+
+    write_gguf(directory, tmp_path / "model.gguf")
+
+    read = gguf.GGUFReader(tmp_path / "model.gguf")
+    assert {"token_embd.weight", "output_norm.weight", "output.weight"} < {tensor.name for tensor in read.tensors}
+    assert len(read.tensors) == 9 * len(read_model_config(directory).blocks) + 3
+    assert {tensor.tensor_type.name for tensor in read.tensors} == {"F32"}
+    with pytest.raises(ConfigurationError, match="is none"):
+        write_gguf(build_checkpoint(tmp_path / "qwen", "qwen2"), tmp_path / "other.gguf")
