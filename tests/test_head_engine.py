@@ -23,6 +23,8 @@ from test_speculative_engine import (
     fail_now_and_then,
 )
 
+from engine.build import build_engine as engine_of
+from engine.config import EngineConfig
 from engine.live.weight_source import WeightArrays
 from engine.sampling_params import SamplingParams
 from engine.scheduling.sequence import Sequence
@@ -250,6 +252,28 @@ def test_with_wrong_pages_drafts_are_not_those_of_the_twin(one, drafted):
         one.engine.reset_prefix_cache()
         with pytest.raises(AssertionError, match="behind"):
             Twin(one.head).assert_drafts(drafted, 10)
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("rows", [1, 5])
+def test_programs_of_few_rows_draft_for_them(tmp_path, monkeypatch, rows):
+    """Steps of all sizes."""
+    model, head = build_target(tmp_path / "model", "authors"), build_head(tmp_path / "head", "authors")
+    sizes = {
+        "max_num_seqs": 12,
+        "max_num_batched_tokens": 16,
+        "page_size": 16,
+        "num_pages": 60,
+        "max_model_len": CONTEXT,
+    }
+    engine = engine_of(EngineConfig(model=str(model), speculative_config=config_of(head), **sizes), lambda _: None)
+    engine._scheduler.speculation._seconds = lambda _tokens, _passes: None
+    drafted = watched(engine, monkeypatch)
+
+    answers(engine, requests(6, 8, engine.limits.vocab_size), at_once=rows)
+
+    Twin("authors").assert_drafts(drafted, 200)
+    assert engine.stats().compilations_after_ready == 0
 
 
 @pytest.mark.thorough
