@@ -129,14 +129,13 @@ class Roofline:
         moved: Moved,
         exchange_seconds: float,
         drafts: int = 0,
-        draft_weights: int = 0,
+        read_to_draft: int = 0,
     ) -> DecodeStep:
         """A step of sequences of ``tokens`` tokens each. ``moved`` is its traffic on a chip.
 
-        ``draft_weights`` are a chip's bytes of those of a draft model, which reads them once for
-        each draft of a sequence and once for its token.
+        ``read_to_draft`` are the bytes that a chip reads of a draft model's weights, or a head's.
         """
-        drafting = (1 + drafts) * draft_weights / self.chip.hbm_bandwidth
+        drafting = read_to_draft / self.chip.hbm_bandwidth
         computed = sequences * (1 + drafts)
         flops = computed * (2 * self._multiplied_weights + self._flops_of_attention(tokens))
         experts, all_experts = self._read_experts(computed), sum(self._experts.values())

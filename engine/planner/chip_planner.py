@@ -216,8 +216,11 @@ def decode_steps(
     """Decoding steps with the greedy sampler, for each batch size whose pages fit in the pool.
 
     All tokens of a step with ``drafts`` for each sequence sample, of which there are at most
-    ``max_num_seqs``. A draft model reads its weights once for each of them, and once more.
+    ``max_num_seqs``. A draft model reads its weights once for each of them, and once more; a draft
+    head once for each, as the step feeds it.
     """
+    is_head = fit.draft is not None and fit.draft.partition.model.head is not None
+    read_to_draft = (drafts + (not is_head)) * fit.draft_weights
     slot = shapes.cache.bytes_per_slot
     roofline, read = (
         Roofline(fit.chip, fit.partition, fit.weight_format, fit.kv_dtype, fit.weights, slot),
@@ -234,7 +237,7 @@ def decode_steps(
             latents = sequences * read * shapes.cache.num_layers if fit.kernel.loops else 0
             in_loops = Moved(states + latents, states)
             exchange, moved = _exchange_and_moved(roofline, in_loops, step, sampler)
-            found.append(roofline.step(sequences, tokens, moved, exchange, drafts, fit.draft_weights))
+            found.append(roofline.step(sequences, tokens, moved, exchange, drafts, read_to_draft))
     return found
 
 
