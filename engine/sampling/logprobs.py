@@ -19,7 +19,7 @@ def compute_logprobs(
 
     Returns i32[rows, 2 + 2 * n]: the bits of each token's f32 logprob, its rank, then ids and
     logprob bits of the n likeliest. One array is one copy to the host. n is MAX_LOGPROBS, or
-    ``vocab_size`` if that is smaller; the logits may be padded beyond it.
+    ``vocab_size`` if that is smaller; the logits may be padded beyond it. By default they aren't.
     """
     blocks = copied_in_blocks(logits)
     best = vocabulary.max(highest(blocks))[:, None]
@@ -27,7 +27,7 @@ def compute_logprobs(
     normalizer = best + jnp.log(vocabulary.total(weights))
     chosen = vocabulary.take(logits, token_ids)[:, None]
     rank = 1 + vocabulary.total(jnp.sum((logits > chosen).astype(jnp.int32), axis=-1, keepdims=True))
-    likeliest, ids = top(blocks, min(MAX_LOGPROBS, vocab_size or MAX_LOGPROBS), vocabulary)
+    likeliest, ids = top(blocks, min(MAX_LOGPROBS, vocab_size or logits.shape[-1]), vocabulary)
     return jnp.concatenate([_bits(chosen - normalizer), rank, ids, _bits(likeliest - normalizer)], axis=1)
 
 
