@@ -26,6 +26,7 @@ from engine.sampling.logprobs import compute_logprobs
 from engine.sampling.new_tokens import last_sampled
 from engine.sampling.penalties import Penalties, apply_penalties
 from engine.sampling.sampler import SamplingRows, cuts_of, sample
+from engine.step import layout as step_layout
 from engine.step.backend import choose_backend
 from engine.step.compilation import lower
 from engine.step.forward_programs import ForwardPrograms
@@ -201,6 +202,7 @@ def function_differs(name: str) -> int:
 
 def main() -> None:
     """Print what differs in each case."""
+    step_layout.LEAST_LOGITS = 1  # as steps have few rows here
     directory, found = Path(sys.argv[1]), {"panel width": panels.panel_width()}
     for name in sys.argv[2:]:
         if name.startswith("model "):

@@ -15,7 +15,7 @@ from engine.sampling_params import SamplingParams
 from engine.scheduling.sequence import Sequence
 from engine.step import layout
 
-layout.FEW = 2  # as a step of four rows has more than few
+layout.FEW, layout.LEAST_LOGITS = 2, 1  # as a step of four rows has more
 REQUESTS = (
     SamplingParams(temperature=0, max_tokens=12, logprobs=3, prompt_logprobs=2),
     SamplingParams(temperature=1, seed=1, max_tokens=12, logprobs=20),

@@ -103,7 +103,9 @@ def build_case(seed: int) -> Case:
     host = HostBudget(random.randint(20, 300), staged, 1, random.choice(((4, 16), (1, 3))), states=of_states)
     shapes = StepShapes(max_num_seqs, chunk, max_model_len, pool, smallest_step=chunk, host=host)
     manager = Manager(decoder, shapes, backend, one_device())
-    manager.compile(lambda progress: None)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("engine.step.layout.LEAST_LOGITS", random.choice((0, 8)))
+        manager.compile(lambda progress: None)
     return Case(model, manager, random, max_num_seqs)
 
 

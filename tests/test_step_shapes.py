@@ -51,6 +51,24 @@ def test_where_few_tokens_take_as_long_as_one_there_are_fewer_buckets(max_num_se
     assert token_buckets(max_num_seqs, budget, 16) == buckets
 
 
+@pytest.mark.parametrize(
+    ("tokens", "max_num_seqs", "smallest_step", "rows"),
+    [
+        (1, 64, 1, [1]),
+        (8, 64, 1, [8]),
+        (12, 64, 1, [0, 8, 12]),
+        (512, 64, 1, [0, 8, 16, 32, 64]),
+        (512, 100, 1, [0, 8, 16, 32, 64, 100]),
+        (512, 100, 16, [0, 100]),
+    ],
+)
+def test_logits_are_computed_of_no_more_rows_than_twice_those_that_need_them(tokens, max_num_seqs, smallest_step, rows):
+    """A prompt's chunk needs none or one; few cost as much as one, and an accelerator reads the head for all or for none."""
+    layout = build_shapes(max_num_seqs=max_num_seqs, budget=512).layout(tokens)
+
+    assert layout.logit_rows(smallest_step) == rows
+
+
 @pytest.mark.parametrize("max_num_seqs", [*range(1, 70), 100, 127, 128, 129, 256, 1000])
 def test_less_than_a_quarter_of_a_decoding_step_is_padding(max_num_seqs):
     """Whatever number of rows decodes; powers of two have no padding at all."""

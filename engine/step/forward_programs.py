@@ -73,7 +73,7 @@ class ForwardPrograms:
     ) -> None:
         self._decoder, self._head = decoder, head
         self._split = SplitDecoder(decoder)
-        self._kernel = backend.attention
+        self._kernel, self._smallest_step = backend.attention, backend.smallest_step
         self._num_pages, self._num_slots = pool.num_pages, pool.states.num_slots if pool.states else 0
         self._longest = max_model_len
         self._mesh, self._adapters = mesh, adapters
@@ -153,10 +153,7 @@ class ForwardPrograms:
             states = layout.unpack_states(packed, batch.table, self._num_slots)
             decoder: Decoder = self._split.decoder(state)
             cache, hidden, sampled = self._run(decoder, cache, batch, states, rows, weights[count:])
-            padding, of_sampled = ((0, layout.rows - layout.model_rows), (0, 0)), None
-            if rows is not None:
-                of_sampled = adapter_rows(rows.slots[batch.sampled], rows.num_slots)
-            return cache, slots, jnp.pad(decoder.logits(sampled, of_sampled), padding), hidden, sampling
+            return cache, slots, self._logits(decoder, layout, batch, sampled, rows), hidden, sampling
 
         packed = self._mesh.shapes(jax.ShapeDtypeStruct((layout.size,), np.int32))
         arrays, specs = ((), ()) if adapters is None else ((adapters.shapes,), (adapters.specs,))
@@ -207,6 +204,25 @@ class ForwardPrograms:
         """A token's hidden state, f[hidden]."""
         one = jax.eval_shape(look_up, self._decoder.embedding, jax.ShapeDtypeStruct((1,), np.int32))
         return jax.ShapeDtypeStruct(one.shape[1:], one.dtype)
+
+    def _logits(
+        self, decoder: Decoder, layout: StepLayout, batch: ModelInputBatch, sampled: Array, adapters: AdapterRows | None
+    ) -> Array:
+        """f32[rows, vocab] from f[model_rows, hidden]; zeros behind the rows that need them."""
+        counts = layout.logit_rows(self._smallest_step)
+
+        def of_first(count: int) -> Array:
+            rows = None if adapters is None else adapter_rows(adapters.slots[batch.sampled[:count]], adapters.num_slots)
+            return jnp.pad(decoder.logits(sampled[:count], rows), ((0, layout.rows - count), (0, 0)))
+
+        if len(counts) == 1:
+            return of_first(counts[0])
+        shape = jax.eval_shape(partial(of_first, counts[-1]))
+        branch = jnp.sum(batch.num_logits > jnp.array(counts[:-1], jnp.int32), dtype=jnp.int32)
+        computed: Array = jax.lax.switch(
+            branch, [lambda: jnp.zeros(shape.shape, shape.dtype), *(partial(of_first, count) for count in counts[1:])]
+        )
+        return computed
 
     def _run(
         self,

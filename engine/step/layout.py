@@ -37,6 +37,8 @@ CHUNK_MANTISSAS = (2, 3)
 SMALLEST = (1, 2, 3)
 FEW = 8
 """Rows that sample late have a sampler of so many rows to themselves if they are no more."""
+LEAST_LOGITS = 8
+"""Rows whose logits take little longer than those of one."""
 COVERING_RATIO = 8
 """How much larger than its own bucket a step's bucket may be until its own is compiled."""
 FROM_SLOT = -1
@@ -57,7 +59,9 @@ class ModelInputBatch:
     positions: Array
     """i32[T], each token's position in its sequence; 0 in padding."""
     sampled: Array
-    """i32[model_rows] the tokens that logits are computed of."""
+    """i32[model_rows] the tokens that logits may be computed of."""
+    num_logits: Array
+    """i32[], of how many of them, the first ones, logits are needed."""
     table: PageTable
 
 
@@ -81,6 +85,15 @@ class StepLayout:
         """Tokens that the model computes logits of: a row's last one, or of a row with drafts
         several. The sampler's further rows are padding."""
         return min(self.tokens, self.rows)
+
+    def logit_rows(self, smallest_step: int) -> list[int]:
+        """The numbers of rows that logits are computed of, ascending: the first that holds those
+        that need them. Where a smaller step is no faster, it is none of them or all."""
+        if self.model_rows <= LEAST_LOGITS:
+            return [self.model_rows]
+        powers = (1 << power for power in range(self.model_rows.bit_length()))
+        fewer = [] if smallest_step > 1 else [rows for rows in powers if LEAST_LOGITS <= rows < self.model_rows]
+        return [0, *fewer, self.model_rows]
 
     @cached_property
     def writes(self) -> SlotWrites:
@@ -154,6 +167,7 @@ class StepLayout:
             token_ids=jnp.concatenate([first, given[self.model_rows :]]),
             positions=self._positions(begins, lens[rows]),
             sampled=jnp.maximum(begins[1:] - 1, 0),
+            num_logits=jnp.max(jnp.where(samples[rows] != 0, 1 + jnp.arange(self.model_rows, dtype=jnp.int32), 0)),
             table=_table(state, slots[rows], counts, lens[rows], begins),
         )
         decodes = jnp.pad(decodes.astype(jnp.int32), (0, self.rows - self.model_rows))
@@ -197,6 +211,7 @@ class StepLayout:
             token_ids=jnp.where(given == FROM_SLOT, own, given),
             positions=positions,
             sampled=jnp.where(is_real, begins[of_row + 1] - 1 - rests, 0),
+            num_logits=ends[-1],
             table=_table(state, slots, counts, lens, begins),
         )
         inputs = pack_inputs(of_slot, real, fed_back, num_tokens, state.parameters, *drafts)
