@@ -35,5 +35,5 @@ def test_requests_with_adapters_and_drafts_are_given_what_torch_gives(tmp_path, 
 
     for number, case in enumerate(cases):
         answers.assert_golden(str(number), case, TOLERANCE)
-    assert engine.stats().num_draft_tokens > 30
+    assert engine.stats().num_draft_tokens > 10
     assert engine.stats().num_accepted_tokens > 0 or method == "eagle3"  # of which no weight is trained
