@@ -22,6 +22,7 @@ from scripts.benchmarks.footprint import Footprint
 from scripts.benchmarks.http_stream import post
 from scripts.benchmarks.rates import throughput
 from scripts.benchmarks.serve import OUTPUT, PROMPT, take_turns
+from scripts.benchmarks.way import Way
 from scripts.benchmarks.workload import Prompts, Workload, checked
 from scripts.processes import odriver
 
@@ -48,21 +49,8 @@ class Gateway(NamedTuple):
     daemon: Daemon
     url: str
     pid: int
-    direct: "Way"
-    by_http: "Way"
-
-
-class Way:
-    """To the daemon, and a client of it in a process of its own."""
-
-    def __init__(self, name: str, client: Child) -> None:
-        self.name = name
-        self._client = client
-
-    def run(self, workload: Workload) -> list[Timeline]:
-        """Send it and wait for all."""
-        timelines: list[Timeline] = self._client.ask(workload, list[Timeline])
-        return timelines
+    direct: Way
+    by_http: Way
 
 
 @contextmanager

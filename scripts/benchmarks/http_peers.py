@@ -10,10 +10,10 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from ipc.benchmark.timeline import Timeline
 from scripts.benchmarks.child import Child
 from scripts.benchmarks.gguf_file import write_gguf
-from scripts.benchmarks.workload import System, Workload
+from scripts.benchmarks.way import Way
+from scripts.benchmarks.workload import System
 
 CLIENT = "scripts.benchmarks.http_client"
 HOST = "127.0.0.1"
@@ -30,19 +30,6 @@ class PeerFailed(Exception):
     """A server that did not start; the message ends with its log."""
 
 
-class HttpPeer:
-    """A server, and its clients in a process of its own."""
-
-    def __init__(self, name: str, client: Child) -> None:
-        self.name = name
-        self._client = client
-
-    def run(self, workload: Workload) -> list[Timeline]:
-        """Send it and wait for all."""
-        timelines: list[Timeline] = self._client.ask(workload, list[Timeline])
-        return timelines
-
-
 @contextmanager
 def llama_cpp(program: str, model: Path) -> Iterator[System]:
     """``program`` is llama-server."""
@@ -52,7 +39,7 @@ def llama_cpp(program: str, model: Path) -> Iterator[System]:
         threads = str(len(os.sched_getaffinity(0)))
         command = [program, "-m", str(path), "-t", threads, "-np", str(ROWS), "-c", str(TOKENS), "--kv-unified"]
         with _served([*command, "--host", HOST, "--port", str(PORT), "--no-webui"], {}) as client:
-            yield HttpPeer("llama.cpp", client)
+            yield Way("llama.cpp", client)
 
 
 @contextmanager
@@ -61,7 +48,7 @@ def vllm(program: str, model: Path) -> Iterator[System]:
     command = [program, "serve", str(model), "--dtype", "float32", "--max-model-len", str(CONTEXT)]
     command += ["--max-num-seqs", str(ROWS), "--no-enable-prefix-caching", "--host", HOST, "--port", str(PORT)]
     with _served(command, {"VLLM_CPU_KVCACHE_SPACE": "2", "VLLM_NO_USAGE_STATS": "1"}) as client:
-        yield HttpPeer("vLLM", client)
+        yield Way("vLLM", client)
 
 
 @contextmanager

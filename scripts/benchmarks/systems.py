@@ -9,6 +9,7 @@ from ipc.client import Client
 from scripts.benchmarks.child import Child
 from scripts.benchmarks.daemon import Daemon
 from scripts.benchmarks.http_peers import llama_cpp, vllm
+from scripts.benchmarks.way import Way
 from scripts.benchmarks.workload import System, Workload
 
 CLIENT, TORCH = "scripts.benchmarks.client", "scripts.benchmarks.torch_peer"
@@ -19,19 +20,14 @@ MODES = ("generate", "continuous batching")
 PEERS = ("transformers", *OVER_HTTP)
 
 
-class Ours:
-    """A daemon, and the client in a process of its own."""
+class Ours(Way):
+    """A daemon of ours, and the client in a process of its own."""
 
     name = "oDriver"
 
     def __init__(self, daemon: Daemon, client: Child) -> None:
+        super().__init__(self.name, client)
         self._daemon = daemon
-        self._client = client
-
-    def run(self, workload: Workload) -> list[Timeline]:
-        """Send it and wait for all."""
-        timelines: list[Timeline] = self._client.ask(workload, list[Timeline])
-        return timelines
 
     def client(self) -> Client:
         """A client in this process, for what isn't timed to the millisecond."""
