@@ -89,7 +89,7 @@ class ForwardPrograms:
     @property
     def weights(self) -> list[Array]:
         """What the programs take first."""
-        return self._split.weights + ([] if self._head is None else self._head.weights)
+        return self._split.weights if self._head is None else self._split.weights + self._head.weights
 
     def adopt_weights(self) -> None:
         """Use the arrays that the decoder has now, of the same shapes, in the steps to come."""

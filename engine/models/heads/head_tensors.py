@@ -1,8 +1,6 @@
 """The tensors of a published draft head, under the names that its parameters call for."""
 
-from collections.abc import Collection
 from dataclasses import dataclass, replace
-from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -10,7 +8,7 @@ from numpy.typing import NDArray
 
 from engine.errors import ConfigurationError
 from engine.models.weights.parameters import TOKENS
-from engine.models.weights.sources import TensorInfo, TensorSource
+from engine.models.weights.sources import RenamedTensors, TensorInfo
 
 RENAMED = (("midlayer.", "layers.0."), ("layers.", "model.layers."), ("norm.", "model.norm."),
            ("embed_tokens.", "model.embed_tokens."))  # fmt: skip
@@ -20,38 +18,27 @@ UNUSED = ("t2d", "verifier_lm_head.weight", "verifier_norm.weight")
 
 
 @dataclass(frozen=True)
-class HeadTensors:
+class HeadTensors(RenamedTensors):
     """A TensorSource: the head's as if it were a model of one layer.
 
     The tokens that it drafts come in float32, as all parameters are numbers with a fraction.
     """
 
-    source: TensorSource
     vocab_size: int
 
-    @cached_property
-    def _stored(self) -> dict[str, str]:
-        return {head_name(name): name for name in self.source.names if name not in UNUSED}
-
-    @property
-    def origin(self) -> str:
-        """See TensorSource."""
-        return self.source.origin
-
-    @property
-    def names(self) -> Collection[str]:
-        """See TensorSource."""
-        return self._stored.keys()
+    def renamed(self, name: str) -> str | None:
+        """See RenamedTensors."""
+        return None if name in UNUSED else head_name(name)
 
     def info(self, name: str) -> TensorInfo:
         """See TensorSource."""
-        info = self.source.info(self._stored[name])
+        info = super().info(name)
         return replace(info, dtype=np.dtype(np.float32)) if name == TOKENS else info
 
     def read(self, name: str, index: tuple[slice, ...]) -> NDArray[Any]:
         """See TensorSource. Raises ConfigurationError for drafts that are no tokens, or the same."""
         if name != TOKENS:
-            return self.source.read(self._stored[name], index)
+            return super().read(name, index)
         places = self.source.read(TOKENS, (slice(None),)).astype(np.int64)
         token_ids = places + np.arange(len(places))
         if not (token_ids.min() >= 0 and token_ids.max() < self.vocab_size):

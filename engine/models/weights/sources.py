@@ -3,6 +3,7 @@
 import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -65,6 +66,39 @@ class TensorSource(Protocol):
 
     def read(self, name: str, index: tuple[slice, ...]) -> NDArray[Any]:
         """Part of a tensor in its stored dtype (bfloat16 is that of ml_dtypes)."""
+
+
+@dataclass(frozen=True)
+class RenamedTensors:
+    """A TensorSource: some tensors of another, under other names."""
+
+    source: TensorSource
+
+    def renamed(self, name: str) -> str | None:
+        """The name here of a tensor of ``source``; None if it is not here."""
+        raise NotImplementedError
+
+    @cached_property
+    def _stored(self) -> dict[str, str]:
+        return {new: name for name in self.source.names if (new := self.renamed(name)) is not None}
+
+    @property
+    def origin(self) -> str:
+        """See TensorSource."""
+        return self.source.origin
+
+    @property
+    def names(self) -> Collection[str]:
+        """See TensorSource."""
+        return self._stored.keys()
+
+    def info(self, name: str) -> TensorInfo:
+        """See TensorSource."""
+        return self.source.info(self._stored[name])
+
+    def read(self, name: str, index: tuple[slice, ...]) -> NDArray[Any]:
+        """See TensorSource."""
+        return self.source.read(self._stored[name], index)
 
 
 @dataclass(frozen=True)

@@ -1,13 +1,8 @@
 """The text model of a checkpoint that has other parts, such as a vision tower."""
 
-from collections.abc import Collection
 from dataclasses import dataclass
-from functools import cached_property
-from typing import Any
 
-from numpy.typing import NDArray
-
-from engine.models.weights.sources import TensorInfo, TensorSource
+from engine.models.weights.sources import RenamedTensors
 
 TEXT_PREFIXES = {
     "model.language_model.": "model.",
@@ -18,35 +13,16 @@ TEXT_PREFIXES = {
 
 
 @dataclass(frozen=True)
-class TextPart:
+class TextPart(RenamedTensors):
     """The text model of a TensorSource with other parts, under the names it has by itself."""
 
-    source: TensorSource
     unserved: tuple[tuple[str, str], ...]
     """Prefixes of the other parts, with their names."""
 
-    @cached_property
-    def _stored(self) -> dict[str, str]:
+    def renamed(self, name: str) -> str | None:
+        """See RenamedTensors."""
         others = tuple(f"{outer}{prefix}" for prefix, _ in self.unserved for outer in ("", "model."))
-        return {text_name(name): name for name in self.source.names if not name.startswith(others)}
-
-    @property
-    def origin(self) -> str:
-        """See TensorSource."""
-        return self.source.origin
-
-    @property
-    def names(self) -> Collection[str]:
-        """See TensorSource."""
-        return self._stored.keys()
-
-    def info(self, name: str) -> TensorInfo:
-        """See TensorSource."""
-        return self.source.info(self._stored[name])
-
-    def read(self, name: str, index: tuple[slice, ...]) -> NDArray[Any]:
-        """See TensorSource."""
-        return self.source.read(self._stored[name], index)
+        return None if name.startswith(others) else text_name(name)
 
 
 def text_name(name: str) -> str:
