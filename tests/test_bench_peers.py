@@ -5,13 +5,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import pytest
 from checkpoints import build_checkpoint
-from free_ports import free_port
 
 from engine.errors import ConfigurationError
 from engine.models.model_config import read_model_config
-from scripts.benchmarks import http_peers
 from scripts.benchmarks.gguf_file import interleaved, write_gguf
 from scripts.benchmarks.http_peers import PeerFailed, vllm
 from scripts.benchmarks.workload import Workload
@@ -55,16 +54,30 @@ def program(directory: Path, text: str) -> str:
     return str(path)
 
 
-def test_a_server_is_asked_for_what_we_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each request's tokens are those of its usage, at the times of its pieces; the server ends with the measurement."""
-    monkeypatch.setattr(http_peers, "PORT", free_port())
-
+def test_a_server_is_asked_for_what_we_are(tmp_path: Path) -> None:
+    """Each request's tokens are those of its usage, at the times of its pieces."""
     with vllm(program(tmp_path, SERVER), tmp_path) as peer:
         first, second = peer.run(Workload([[5, 6], [7, 8, 9]], max_tokens=3))
 
-    assert peer.name == "vLLM" and not http_peers._is_healthy()
+    assert peer.name == "vLLM"
     assert (first.tokens, second.tokens, first.error, second.error) == (3, 3, None, None)
     assert (len(first.arrivals), len(second.arrivals)) == (2, 3)
+
+
+def test_servers_that_are_measured_together_answer_for_themselves(tmp_path: Path) -> None:
+    """Neither is taken for the other, whichever is ready first; each ends with the measurement."""
+    chatty = SERVER.replace('asked["max_tokens"]', '2 * asked["max_tokens"]')
+    paths = [tmp_path / name for name in ("plain", "chatty")]
+    for path, text in zip(paths, (SERVER, chatty), strict=True):
+        path.mkdir()
+        program(path, text)
+
+    with vllm(str(paths[0] / "peer"), tmp_path) as first, vllm(str(paths[1] / "peer"), tmp_path) as second:
+        tokens = [peer.run(Workload([[5]], max_tokens=3))[0].tokens for peer in (first, second, first)]
+        servers = [child for child in psutil.Process().children() if "peer" in " ".join(child.cmdline())]
+
+    assert tokens == [3, 6, 3]
+    assert len(servers) == 2 and not any(server.is_running() for server in servers)
 
 
 def test_a_server_that_does_not_start_is_told_with_its_log(tmp_path: Path) -> None:

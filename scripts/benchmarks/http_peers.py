@@ -1,6 +1,7 @@
 """Other servers, on the same checkpoint, asked over HTTP as our gateway is: llama.cpp's and vLLM."""
 
 import os
+import socket
 import subprocess
 import tempfile
 import time
@@ -17,7 +18,6 @@ from scripts.benchmarks.workload import System
 
 CLIENT = "scripts.benchmarks.http_client"
 HOST = "127.0.0.1"
-PORT = 18431
 ROWS, CONTEXT = 32, 4096
 """Sequences at once, and tokens of one of them."""
 TOKENS = 16384
@@ -38,7 +38,7 @@ def llama_cpp(program: str, model: Path) -> Iterator[System]:
         write_gguf(model, path)
         threads = str(len(os.sched_getaffinity(0)))
         command = [program, "-m", str(path), "-t", threads, "-np", str(ROWS), "-c", str(TOKENS), "--kv-unified"]
-        with _served([*command, "--host", HOST, "--port", str(PORT), "--no-webui"], {}) as client:
+        with _served([*command, "--no-webui"], {}) as client:
             yield Way("llama.cpp", client)
 
 
@@ -46,22 +46,28 @@ def llama_cpp(program: str, model: Path) -> Iterator[System]:
 def vllm(program: str, model: Path) -> Iterator[System]:
     """``program`` is the ``vllm`` of an environment for CPUs."""
     command = [program, "serve", str(model), "--dtype", "float32", "--max-model-len", str(CONTEXT)]
-    command += ["--max-num-seqs", str(ROWS), "--no-enable-prefix-caching", "--host", HOST, "--port", str(PORT)]
+    command += ["--max-num-seqs", str(ROWS), "--no-enable-prefix-caching"]
     with _served(command, {"VLLM_CPU_KVCACHE_SPACE": "2", "VLLM_NO_USAGE_STATS": "1"}) as client:
         yield Way("vLLM", client)
 
 
 @contextmanager
 def _served(command: Sequence[str], environment: dict[str, str]) -> Iterator[Child]:
+    """A client of this server, which is given a port that no other has."""
+    port = _free_port()
     with (
         tempfile.TemporaryFile("w+", encoding="utf-8") as log,
         subprocess.Popen(
-            command, env={**os.environ, **environment}, stdin=subprocess.DEVNULL, stdout=log, stderr=log
+            [*command, "--host", HOST, "--port", str(port)],
+            env={**os.environ, **environment},
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
         ) as server,
     ):
         try:
-            _wait_until_healthy(server)
-            with Child(CLIENT, f"http://{HOST}:{PORT}") as client:
+            _wait_until_healthy(server, port)
+            with Child(CLIENT, f"http://{HOST}:{port}") as client:
                 yield client
         except PeerFailed as error:
             log.seek(0)
@@ -70,23 +76,29 @@ def _served(command: Sequence[str], environment: dict[str, str]) -> Iterator[Chi
             server.terminate()
 
 
-def _wait_until_healthy(server: "subprocess.Popen[bytes]") -> None:
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind((HOST, 0))
+        return int(probe.getsockname()[1])
+
+
+def _wait_until_healthy(server: "subprocess.Popen[bytes]", port: int) -> None:
     """Until it answers. Raises PeerFailed if it ends before, or takes too long."""
     until = time.monotonic() + START_SECONDS
     while time.monotonic() < until:
         try:
             ended = server.wait(0.2)
         except subprocess.TimeoutExpired:
-            if _is_healthy():
+            if _is_healthy(port):
                 return
         else:
             raise PeerFailed(f"ended with exit code {ended} before it was ready")
     raise PeerFailed(f"was not ready after {START_SECONDS} s")
 
 
-def _is_healthy() -> bool:
+def _is_healthy(port: int) -> bool:
     try:
-        with urllib.request.urlopen(f"http://{HOST}:{PORT}/health", timeout=5) as answer:
+        with urllib.request.urlopen(f"http://{HOST}:{port}/health", timeout=5) as answer:
             return int(answer.status) == 200
     except (urllib.error.URLError, OSError):
         return False
