@@ -17,7 +17,7 @@ from driver.stages.stage import Stage
 from driver.text.sample_text import SampleLogprobs, SampleText
 from driver.text.tokenizer import HuggingFaceTokenizer
 from driver.thread_messages import Ended, Finished, Opened, StepOutputs, Summary
-from engine.live.weight_version import FIRST_VERSION
+from engine.metrics.engine_stats import FIRST_VERSION
 from engine.scheduling.sequence import SequenceOutput
 
 

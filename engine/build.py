@@ -14,10 +14,11 @@ from caching.page_manager import HBMPageManager
 from engine.config import EngineConfig, ServingLimits
 from engine.device_errors import DeviceError, device_errors
 from engine.errors import ConfigurationError
+from engine.failures import MAX_FAILURES_IN_A_ROW
 from engine.hosts.other_processes import ALONE, OtherProcesses
 from engine.hosts.processes import least_of_all
 from engine.live.live_weights import LiveWeights
-from engine.oengine import MAX_FAILURES_IN_A_ROW, oEngine
+from engine.oengine import oEngine
 from engine.progress import Progress
 from engine.scheduling.adapter_slots import AdapterSlots
 from engine.scheduling.estimates.step_costs import StepCosts

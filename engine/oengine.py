@@ -1,25 +1,11 @@
 """The engine: sequences in, token ids out, a step at a time. One thread owns it.
 
-What a failed step costs
-------------------------
-The sequences in it end with an error, because the device does not say which of them caused the
-failure. The cache was donated to the step and is lost, and so are the steps dispatched after it.
-Those are dropped unread, everything on the device but the weights is allocated again, and all
-other running sequences are recomputed from their tokens. They sample with the same random
-numbers, which depend on seed and position alone, from logits that are the same up to rounding
-(on a CPU to the bit). Steps in flight before the failed one complete normally. If
-MAX_FAILURES_IN_A_ROW steps fail and none completes between them, the fault is permanent:
-``step`` raises DeviceError. On several hosts the first failure is enough: one process sees it.
-
-A row whose logits hold NaN or infinity ends only its own sequence with an error: no row reads
-another's logits, or a page beyond its owner's last token.
+What a failed step costs is in engine/failures.py.
 """
 
-import logging
 import time
 from collections import deque
-from collections.abc import Callable
-from itertools import chain
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from caching.page_manager import HBMPageManager
@@ -27,29 +13,23 @@ from engine.adapters.adapter import Adapter, AdapterError, AdapterStatus
 from engine.adapters.reader import AdapterReader
 from engine.config import ServingLimits
 from engine.device_errors import DeviceError
+from engine.failures import MAX_FAILURES_IN_A_ROW, Failures
 from engine.live.live_weights import LiveWeights
+from engine.live.residence import Residence
 from engine.live.staging import StagedWeights
 from engine.live.weight_source import WeightSource
-from engine.live.weight_version import WeightVersion
 from engine.metrics.engine_stats import EngineStats
-from engine.sampling.sampler import NO_TOKEN
+from engine.metrics.histogram import Histogram
+from engine.metrics.step_log import StepLog
 from engine.scheduling.constraints.awaited_masks import AwaitedMasks
-from engine.scheduling.plan import NextIterationPlan, StepResult
+from engine.scheduling.plan import NextIterationPlan
 from engine.scheduling.preemption import PreemptionLog
 from engine.scheduling.scheduler import InferenceScheduler
 from engine.scheduling.sequence import Sequence, SequenceOutput
-from engine.step.compilation import StagedCompilation, counted_apart, num_compilations
+from engine.step.compilation import StagedCompilation, num_compilations
 from engine.step.host_cache.host_link import host_link
 from engine.step.runner import PendingStep, eSurgeRunner
-from engine.step.timing.step_times import StepSeconds, step_histograms
-
-logger = logging.getLogger(__name__)
-
-MAX_FAILURES_IN_A_ROW = 3
-"""One request may cause a single failure, and has ended with it."""
-NOT_FINITE = (
-    "the model's logits for this request hold NaN or infinity, so it has no next token; other requests are not affected"
-)
+from engine.step.timing.step_times import StepSeconds
 
 
 class oEngine:
@@ -81,13 +61,11 @@ class oEngine:
         self._landed_at = 0.0
         """When the last step landed, in seconds of ``time.monotonic``."""
         self._seconds = StepSeconds()
-        self._max_failures_in_a_row = max_failures_in_a_row
-        self._failures_in_a_row = 0
+        self._failures = Failures(scheduler, max_failures_in_a_row)
+        self._log = StepLog()
         self._reader = None if runner.adapters is None else AdapterReader(runner.adapters)
         self._host = host_link(pages, states, scheduler.memory.host, runner.host)
-        self._asleep = False
-        self._weights = weights
-        self._version = WeightVersion()
+        self._residence = Residence(scheduler, runner, weights)
         self._preemption_log = PreemptionLog(pages.num_total, scheduler.memory.page_size)
         self.start_counting()
 
@@ -105,13 +83,13 @@ class oEngine:
         """Reset the counts of ``stats``. From here on every unplanned compilation counts."""
         self._compilations_at_ready = num_compilations()
         self._runner.gaps.start_counting()
-        self.step_seconds = step_histograms()
+        self._log.start_counting()
+        self._failures.start_counting()
+
+    @property
+    def step_seconds(self) -> Mapping[str, Histogram]:
         """Of each step that landed, by phase; one thread writes them, and any may read."""
-        self._steps = 0
-        self._failed_steps = 0
-        self._failed_rows = 0
-        self._prompt_tokens = 0
-        self._generated_tokens = 0
+        return self._log.seconds
 
     def compile_staged(self, notify: Callable[[], None]) -> None:
         """Begin to compile what readiness did not wait for.
@@ -129,17 +107,13 @@ class oEngine:
 
         What is in the host's memory stays there, and is found again while the weights are the same.
         """
-        if not self._asleep:
-            while self._in_flight:
-                self._land()
+        if self._residence.has_pages:
+            self.settle()
             assert not self.has_work, "a sequence waits or runs"
             self._finish_copies()
-            self._scheduler.lose_cache(keep_host=True)
-            self._runner.drop_cache()
-            self._asleep = True
-        if level > 1 and self._version.are_there:
-            self._runner.drop_weights()
-            self._version.drop()
+            self._residence.free_pages()
+        if level > 1:
+            self._residence.free_weights()
 
     def stage_weights(self, source: WeightSource) -> StagedWeights:
         """Read new weights into the hosts' memory, and check them; on any thread.
@@ -169,13 +143,8 @@ class oEngine:
         written, and DeviceError where the device fails: the weights are lost then.
         """
         assert not self._in_flight, "a step reads the weights"
-        self._runner.write_weights(staged)
-        self._version.replace(name)
-        if keep_cache:
-            self._scheduler.lose_logits()
-            self._forget_logits()
-        else:
-            self.forget_cache()
+        self._residence.replace_weights(staged, name, keep_cache=keep_cache)
+        self._forget_logits()
 
     def reset_prefix_cache(self) -> int:
         """Forget the contents of all pages; returns how many had any. Sequences keep theirs."""
@@ -188,13 +157,7 @@ class oEngine:
         all. Raises ConfigurationError and DownloadFailed if the others cannot be read any more,
         and jax.errors.JaxRuntimeError if the device has no memory.
         """
-        with counted_apart():
-            again = None if self._weights is None else self._weights.again
-            if weights and not self._version.are_there and again is not None:
-                self.update_weights(self.stage_weights(again), name=self._version.name)
-            if pages and self._asleep:
-                self._runner.allocate_cache()
-                self._asleep = False
+        self._residence.wake(weights=weights, pages=pages)
 
     def read_adapter(self, directory: str) -> Adapter:
         """The adapter in a local directory or one of a bucket (``gs://``), for ``add_adapter``.
@@ -303,9 +266,8 @@ class oEngine:
             pages_owned=self._pages.num_owned,
             **host,
             **({} if drafts is None else drafts.stats()),
-            steps=self._steps,
-            prompt_tokens=self._prompt_tokens,
-            generated_tokens=self._generated_tokens,
+            **self._log.stats(),
+            **self._residence.stats(),
             preemptions=self._scheduler.preemptions.total(),
             preemptions_by_cause=dict(self._scheduler.preemptions),
             waiting_tokens=self._scheduler.num_waiting_tokens,
@@ -317,21 +279,14 @@ class oEngine:
             page_evictions=self._pages.cache.evictions,
             page_lifetime_seconds_sum=self._pages.cache.lifetime_seconds,
             page_idle_seconds_sum=self._pages.cache.idle_seconds,
-            failed_steps=self._failed_steps,
-            failed_rows=self._failed_rows,
+            failed_steps=self._failures.num_steps,
+            failed_rows=self._failures.num_rows,
             step_gap_seconds_sum=self._runner.gaps.seconds,
             step_gap_seconds_count=self._runner.gaps.count,
-            step_seconds={phase: histogram.sum for phase, histogram in self.step_seconds.items()},
             compilations_after_ready=num_compilations() - self._compilations_at_ready,
             staged_compilations=self._staged.num_done,
             staged_compilations_left=self._staged.num_left,
             replaced_kernels=self._replaced_kernels,
-            asleep=self._asleep or not self._version.are_there,
-            weight_version=self._version.number,
-            weight_name=self._version.name,
-            has_pages=not self._asleep,
-            has_weights=self._version.are_there,
-            awaits_weights=not self._version.are_there and self._weights is not None and self._weights.again is None,
             max_loras=0 if self._runner.adapters is None else self._runner.adapters.sizes.max_loras,
             adapter_loads=adapters.num_loads,
             adapter_evictions=adapters.num_evictions,
@@ -414,85 +369,30 @@ class oEngine:
             result = self._runner.collect(step)
         except DeviceError as failure:
             return self._recover(step.plan, failure)
-        self._failures_in_a_row = 0
         seconds = self._seconds.landed(step.times) if step.is_step else None
         self._landed_at = time.monotonic()
         if seconds is not None and self._host is not None:
             self._host.learn(step.plan, seconds)
-        outputs = self._fail_rows(step.plan, result) + self._scheduler.update(step.plan, result, seconds)
+        outputs = self._failures.end_rows(step.plan, result) + self._scheduler.update(step.plan, result, seconds)
         for sequence in map(step.plan.sequences.__getitem__, step.plan.constrained):
             if sequence.awaits_mask:
                 self._masks.add(sequence)
         if step.is_step:
-            self._steps += 1
-            self._measure(step)
-            self._prompt_tokens += step.plan.num_tokens - step.plan.num_decode_tokens
-        self._generated_tokens += sum([len(output.token_ids) for output in outputs])
-        return outputs
-
-    def _measure(self, step: PendingStep) -> None:
-        step.times.end("land")
-        for phase, seconds in step.times.seconds.items():
-            self.step_seconds[phase].observe(seconds)
-        if logger.isEnabledFor(logging.DEBUG):
-            plan = step.plan
-            facts: dict[str, float] = {
-                "step": self._steps,
-                "tokens": plan.num_tokens,
-                "rows": plan.num_rows,
-                "decodes": plan.num_decodes,
-            }
-            logger.debug(
-                "step %d: %d tokens in %d rows, %d of them decode; %s",
-                *facts.values(), step.times, extra=facts | step.times.seconds,
-            )  # fmt: skip
-
-    def _fail_rows(self, plan: NextIterationPlan, result: StepResult) -> list[SequenceOutput]:
-        """End sequences with non-finite logits and drop their pages from the prefix cache."""
-        if NO_TOKEN not in chain.from_iterable(result.token_ids):
-            return []
-        rows = zip(plan.sequences, result.token_ids, strict=True)
-        spoilt = [sequence for sequence, token_ids in rows if NO_TOKEN in token_ids]
-        outputs = self._fail(spoilt, NOT_FINITE)
-        self._scheduler.memory.forget(spoilt)
-        self._failed_rows += len(outputs)
-        for output in outputs:
-            about = {"request_id": output.request_id}
-            logger.error("request %s ends: %s", output.request_id, NOT_FINITE, extra=about)
+            self._log.landed(step.plan, step.times)
+        self._log.generated(outputs)
         return outputs
 
     def _recover(self, plan: NextIterationPlan, failure: DeviceError) -> list[SequenceOutput]:
-        """Recover from a failed step: end its sequences and recompute all other running ones."""
-        self._failed_steps += 1
-        self._failures_in_a_row += 1
-        if self._failures_in_a_row == self._max_failures_in_a_row:
-            many = f"{self._failures_in_a_row} steps in a row failed, the last one by"
-            raise DeviceError(f"{many if self._failures_in_a_row > 1 else 'a step failed'}: {failure}") from failure
+        """End the sequences of a failed step and recompute all other running ones."""
+        outputs = self._failures.end_step(plan, failure)
         self._in_flight.clear()
-        why = f"a step failed on the device ({failure}), and this request was in it; the daemon goes on: send it again"
-        outputs = self._fail(plan.sequences, why)
-        logger.error(
-            "a step failed (%s): %d requests in it end with an error, %d others are computed again",
-            failure, len(outputs), self._scheduler.num_running,
-        )  # fmt: skip
-        self.forget_cache()
+        self._residence.forget_cache()
         return outputs
 
     def forget_cache(self) -> None:
         """Forget all that was computed: running sequences compute it again, and no prefix is
         found. No step may be in flight."""
-        if self._asleep:
-            self._scheduler.memory.forget_all()
-        else:
-            self._scheduler.lose_cache()
-            self._runner.reset()
-
-    def _fail(self, sequences: list[Sequence], why: str) -> list[SequenceOutput]:
-        return [
-            SequenceOutput(sequence.request_id, [], "error", error=why, internal=True)
-            for sequence in sequences
-            if self._scheduler.finish(sequence.request_id)
-        ]
+        self._residence.forget_cache()
 
 
 def _stamp(admitted: list[Sequence]) -> None:

@@ -4,7 +4,8 @@ import numpy as np
 
 from engine.device_errors import DeviceError
 from engine.errors import ConfigurationError
-from engine.oengine import NOT_FINITE, oEngine
+from engine.failures import NOT_FINITE
+from engine.oengine import oEngine
 from engine.sampling.token_masks import mask_words
 from engine.sampling_params import SamplingParams
 from engine.scheduling.sequence import Sequence

@@ -72,8 +72,8 @@ def tensors_of(variant: str, seed: int, **overrides: Any) -> Tensors:
 
 def served(engine: oEngine) -> list[NDArray[Any]]:
     """All arrays of the weights."""
-    assert engine._weights is not None
-    return [np.asarray(leaf) for leaf in jax.tree.leaves(nnx.state(engine._weights._decoder))]
+    assert engine._residence._weights is not None
+    return [np.asarray(leaf) for leaf in jax.tree.leaves(nnx.state(engine._residence._weights._decoder))]
 
 
 @pytest.fixture

@@ -2,6 +2,9 @@
 
 import msgspec
 
+FIRST_VERSION = 1
+"""Of the weights of the start."""
+
 
 class EngineStats(msgspec.Struct, frozen=True):
     """A snapshot of the engine. The execution thread publishes it; any thread may read it."""
@@ -95,8 +98,8 @@ class EngineStats(msgspec.Struct, frozen=True):
     """Kernels that are at fault on this machine; XLA's operations serve in their place."""
     asleep: bool = False
     """Whether the pages' memory is freed, or the weights'."""
-    weight_version: int = 1
-    """Of the weights that are served: 1 are those of the start, and each update is one more."""
+    weight_version: int = FIRST_VERSION
+    """Of the weights that are served: each update is one more."""
     weight_name: str = ""
     """The operator's name of that version."""
     has_pages: bool = True
