@@ -81,7 +81,7 @@ class CompiledSteps:
             step_costs=costs,
             speculation=None
             if spec is None
-            else Speculation(spec.num_speculative_tokens, costs.seconds, has_model=spec.model is not None),
+            else Speculation(spec.num_speculative_tokens, costs.seconds, has_model=spec.has_model),
             inter_token_seconds=config.inter_token_seconds,
         )
         shared = shapes.cache.page_size if config.enable_prefix_caching else None

@@ -213,14 +213,16 @@ class EngineConfig:
     def of_draft_model(self) -> "EngineConfig | None":
         """The settings of the draft model as a model of its own, if there is one.
 
-        Its weights have the form of their checkpoint: ``quantization`` is of the model.
+        Its weights have the form of their checkpoint: ``quantization`` is of the model. A head
+        that is in the model's checkpoint has the model's directory.
         """
-        if self.speculation is None or self.speculation.model is None:
+        if self.speculation is None or not self.speculation.has_model:
             return None
+        has_own = self.speculation.model is not None
         return dataclasses.replace(
             self,
-            model=self.speculation.model,
-            weights_url=self.draft_weights_url,
+            model=self.speculation.model or self.model,
+            weights_url=self.draft_weights_url if has_own else self.weights_url,
             draft_weights_url=None,
             speculative_config=None,
             quantization=None,

@@ -19,16 +19,18 @@ from engine.mesh import DeviceMesh
 from engine.models.decoder import Decoder
 from engine.models.generation_config import GenerationConfig, chosen_generation_config
 from engine.models.heads.head_config import read_head
+from engine.models.heads.mtp_layer import check_stored, mtp_head
+from engine.models.layers.cache_layout import cache_layout
 from engine.models.layers.experts import ExpertsSpec
 from engine.models.model_config import read_model_config
 from engine.models.partition import Partition, most_devices, split
-from engine.models.spec import ModelSpec
+from engine.models.spec import ModelSpec, MTPHeadSpec
 from engine.models.weights.opening import check_weights, open_weights
 from engine.models.weights.parameters import Role
 from engine.models.weights.store import AnyDecoder, kept_in_8_bits, load_decoder, parameter_bytes
 from engine.models.weights.weight_format import Layout, WeightFormat
 from engine.speculation.draft_model import checked_head, draft_spec
-from engine.speculation.speculative_config import EAGLE3
+from engine.speculation.speculative_config import EAGLE3, MTP, check_states
 from engine.step.backend import Backend, choose_backend, default_page_size, with_draft
 from engine.step.kernel_check import checked, trial_of
 
@@ -145,7 +147,7 @@ class ServedModel:
             numbers[-1] += f", read from {self.model.published.description}"
         if self.kv_dtype != self.dtype:
             numbers.append(f"pages in {self.kv_dtype}")
-        others = {"not served": ", ".join(name for _, name in self.model.unserved)} if self.model.unserved else {}
+        others = {"not served": ", ".join(self._unserved)} if self._unserved else {}
         defaults = ", ".join(f"{name} {value:g}" for name, value in self.generation.sampling_params.items())
         return {
             "model": str(self.config.directory),
@@ -157,6 +159,13 @@ class ServedModel:
             **({"defaults": defaults} if defaults else {}),
         }
 
+    @property
+    def _unserved(self) -> list[str]:
+        """The parts of the checkpoint that are neither served nor draft."""
+        head = None if self.draft is None else self.draft.model.head
+        used = head.prefix if isinstance(head, MTPHeadSpec) else None
+        return [name for prefix, name in self.model.unserved if prefix != used]
+
 
 def served_model(config: EngineConfig) -> ServedModel:
     """Resolve the config on this machine: takes its devices, and compiles kernels if needed.
@@ -167,6 +176,8 @@ def served_model(config: EngineConfig) -> ServedModel:
     if of_draft is None:
         return _resolved(config, model)
     drafting = read_draft(config, of_draft, model, lambda: read_model_config(of_draft.directory))
+    if isinstance(drafting.head, MTPHeadSpec):
+        check_stored(of_draft.directory, drafting.head.prefix)
     served = _resolved(config, model)
     try:
         draft = _resolved(replace(of_draft, tensor_parallel_size=served.partition.devices), drafting)
@@ -182,8 +193,11 @@ def read_draft(
 
     Raises ConfigurationError for one that cannot.
     """
-    name = str(of_draft.model)
-    if config.speculation is not None and config.speculation.method == EAGLE3:
+    name, speculation = str(of_draft.model), config.speculation
+    check_states(speculation, has_states=bool(cache_layout(model.blocks).states))
+    if speculation is not None and speculation.method == MTP:
+        return checked_head(mtp_head(model), model)
+    if speculation is not None and speculation.method == EAGLE3:
         return checked_head(read_head(of_draft.directory, model, name), model)
     return draft_spec(read(), model, name)
 

@@ -112,5 +112,5 @@ class DenseAttention:
         k, v = expanded(inputs.latents, inputs.projections, nope)
         q = jnp.concatenate([inputs.q, inputs.q_rotated], axis=-1)
         q = jnp.pad(q, [(0, 0)] * (q.ndim - 1) + [(0, k.shape[-1] - q.shape[-1])])
-        cache, attended = self(AttentionSpec(spec.scale), cache, place, AttentionInputs(q, k, v))
+        cache, attended = self(AttentionSpec(spec.scale, first=spec.first), cache, place, AttentionInputs(q, k, v))
         return cache, attended[..., : inputs.projections.shape[1] - nope]

@@ -1,4 +1,4 @@
-"""Draft heads of EAGLE-3: their arithmetic against torch, what is kept of a page's tokens for them, and what does not fit."""
+"""Draft heads of EAGLE-3, and layers that predict further tokens: their arithmetic against torch, what is kept of a page's tokens for them, and what does not fit."""
 
 import json
 from functools import partial
@@ -8,11 +8,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from checkpoints import build_checkpoint
+from checkpoints import build_checkpoint, random_tensors, write_tensors
 from head_checkpoints import HEADS, build_head, build_target, head_tensors, write
 from hypothesis import given
 from hypothesis import strategies as st
 from loading import load
+from mtp_checkpoints import PREDICTORS, SPECULATION, build_predicting
 from plain_attention import DenseAttention
 
 from caching.attention.spec import PageTable
@@ -21,6 +22,7 @@ from engine.errors import ConfigurationError
 from engine.hub.obtain import with_draft_directory
 from engine.mesh import DeviceMesh
 from engine.models.heads.head_config import read_head
+from engine.models.heads.mtp_layer import mtp_head
 from engine.models.model_config import read_model_config
 from engine.models.partition import split
 from engine.models.step_context import StepContext
@@ -31,7 +33,7 @@ from engine.served_model import served_model
 from engine.speculation.feature_pages import FeaturePages
 
 GOLDENS = Path(__file__).parent / "goldens" / "heads"
-DEFAULT = "authors"
+DEFAULT = ("authors", "mtp of DeepSeek")
 LENGTH = 64
 """Tokens of the longest golden, or more."""
 
@@ -47,27 +49,38 @@ def read(directory, name, **overrides):
     return read_head(build_head(directory / "head", name, **overrides), model, name)
 
 
+def built(directory, name):
+    """The directories of a model and of its head, and the setting: a head of its own, or a layer of the model's checkpoint."""
+    if name in PREDICTORS:
+        model = build_predicting(directory / "model", name)
+        return model, model, SPECULATION
+    head = build_head(directory / "head", name)
+    return build_target(directory / "model", name), head, config_of(head)
+
+
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=() if name == DEFAULT else pytest.mark.thorough) for name in HEADS]
+    "name",
+    [pytest.param(name, marks=() if name in DEFAULT else pytest.mark.thorough) for name in (*HEADS, *PREDICTORS)],
 )
 def test_a_head_drafts_what_torch_does(name, tmp_path):
     """What follows each beginning of a text, from hidden states that are tapped of the model."""
-    decoder, mesh = load(build_target(tmp_path / "model", name)), DeviceMesh((jax.local_devices()[0],))
-    directory = build_head(tmp_path / "head", name)
-    partition = split(read_head(directory, decoder.partition.model, name), 1)
+    model, directory, _ = built(tmp_path, name)
+    decoder, mesh = load(model), DeviceMesh((jax.local_devices()[0],))
+    spec = decoder.partition.model
+    partition = split(mtp_head(spec) if name in PREDICTORS else read_head(directory, spec, name), 1)
     form = WeightFormat(np.dtype(np.float32))
     head = load_decoder(open_checkpoint(directory), partition, form, mesh=mesh, progress=lambda *_: None)
-    assert partition.model.head.taps == HEADS[name].taps
+    assert partition.model.head.taps == (() if name in PREDICTORS else HEADS[name].taps)
     positions = jnp.arange(LENGTH, dtype=jnp.int32)[None]
 
     @jax.jit
     def drafts_of(text):
         steps = [StepContext(of.rotations(positions), DenseAttention()) for of in (decoder, head)]
         caches = [None] * decoder.partition.model.num_layers
-        _, _, taps = decoder.tapped(text, caches, steps[0], HEADS[name].taps)
-        features = jnp.roll(head.features(taps), 1, axis=1)
-        _, hidden = head(text, features, [None], steps[1], decoder.embedding)
-        return head.token_ids(jnp.argmax(head.logits(hidden[0]), axis=-1).astype(jnp.int32))
+        _, normed, taps = decoder.tapped(text, caches, steps[0], partition.model.head.taps)
+        features, shared = jnp.roll(head.features(normed, taps), 1, axis=1), head.shared(decoder)
+        _, hidden = head(text, positions, features, [None], steps[1], shared)
+        return head.token_ids(jnp.argmax(head.logits(hidden[0], shared), axis=-1).astype(jnp.int32))
 
     for case in json.loads((GOLDENS / f"{name.replace(' ', '_')}.json").read_text())["cases"]:
         begin, text = len(case["prompt"]), case["prompt"] + case["tokens"]
@@ -78,6 +91,39 @@ def test_a_head_drafts_what_torch_does(name, tmp_path):
         compared = zip(drafts[begin : len(text)].tolist(), expected, strict=True)
         compared = [pair for pair in compared if pair[1] is not None]
         assert len(compared) > 20 and all(ours == theirs for ours, theirs in compared)
+
+
+def test_a_model_without_a_layer_that_predicts_is_refused_beside_mtp(tmp_path):
+    """By name, with what it has, before anything is loaded; and states that cannot go back, whatever the checkpoint has."""
+    missing = build_predicting(tmp_path / "missing", "mtp of GLM")
+    write_tensors(missing, random_tensors(PREDICTORS["mtp of GLM"].config, 0))
+    for directory, why in (
+        (build_checkpoint(tmp_path / "llama", "llama2"), "this model has none: choose another method"),
+        (build_checkpoint(tmp_path / "none", "glm4_moe", num_nextn_predict_layers=0), "this model has none"),
+        (
+            build_checkpoint(tmp_path / "two", "glm4_moe", num_nextn_predict_layers=2),
+            "has 2 of them, and supported is one",
+        ),
+        (build_checkpoint(tmp_path / "states", "qwen3_next"), "the states of its recurrent layers cannot go back"),
+        (missing, r"its weights have no model\.layers\.2\.\*, the layer that predicts further tokens"),
+    ):
+        with pytest.raises(ConfigurationError, match=why):
+            served_model(EngineConfig(model=str(directory), speculative_config=SPECULATION))
+
+
+def test_the_layer_of_a_checkpoint_that_drafts_is_not_said_to_be_left_out(tmp_path):
+    """Without the setting it is; with it the model is the same, and its pages have one layer more."""
+    directory = str(build_predicting(tmp_path, "mtp of DeepSeek"))
+    plain = served_model(EngineConfig(model=directory))
+    ours = served_model(EngineConfig(model=directory, speculative_config=SPECULATION))
+
+    assert plain.describe()["not served"] == "layers that predict further tokens"
+    assert "not served" not in ours.describe() and ours.partition == plain.partition
+    assert ours.draft.weight_bytes > 0 and ours.resident_bytes == plain.resident_bytes + ours.draft.weight_bytes
+    tail = ours.one_page.of_draft.tail
+    more = plain.one_page.bytes_per_page // plain.model.num_layers + tail.num_bytes
+    assert ours.one_page.bytes_per_page == plain.one_page.bytes_per_page + more
+    assert (tail.rows, tail.size) == (4, plain.model.hidden_size)
 
 
 PAGE_SIZE, PAGES_PER_SEQ, TOKENS, ROWS = 4, 5, 12, 3

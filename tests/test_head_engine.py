@@ -3,18 +3,24 @@ which computes them anew of each text, however the engine came to that text."""
 
 import json
 import random
+from contextlib import contextmanager
 from dataclasses import replace
 from types import SimpleNamespace
+from unittest.mock import patch
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from checkpoints import VARIANTS, random_tensors
+from flax import nnx
 from head_checkpoints import CONTEXT, HEADS, build_head, build_target, head_tensors
+from loading import FLOAT32, load
 from msgspec import structs
+from mtp_checkpoints import PREDICTORS, predicting_tensors
+from plain_attention import DenseAttention
 from plain_head import PlainHead, layer_inputs
-from test_draft_head import GOLDENS, config_of
+from test_draft_head import GOLDENS, built, config_of
 from test_speculative_engine import (
     answers,
     assert_the_same_beside_failing_steps,
@@ -26,6 +32,12 @@ from test_speculative_engine import (
 from engine.build import build_engine as engine_of
 from engine.config import EngineConfig
 from engine.live.weight_source import WeightArrays
+from engine.mesh import DeviceMesh
+from engine.models.heads.mtp_layer import mtp_head
+from engine.models.partition import split
+from engine.models.step_context import StepContext
+from engine.models.weights.sources import Arrays
+from engine.models.weights.store import load_decoder
 from engine.sampling_params import SamplingParams
 from engine.scheduling.sequence import Sequence
 
@@ -39,14 +51,22 @@ CASES = {
     "pages on the host": ("whole vocabulary", {"num_pages": 14, "host_cache_gib": 0.01}),
     "pages of fewer tokens than drafts": ("whole vocabulary", {"num_pages": 50, "page_size": 2}),
     "XLA's attention": ("authors", {"num_pages": 14, "attention_backend": "xla"}),
+    "a layer of GLM": ("mtp of GLM", {"num_pages": 14}),
+    "a layer of GLM, two devices": ("mtp of GLM", {"num_pages": 14, "tensor_parallel_size": 2}),
+    "a layer of GLM, small pages": ("mtp of GLM", {"num_pages": 50, "page_size": 2, "run_ahead": 3}),
+    "a layer of DeepSeek": ("mtp of DeepSeek", {"num_pages": 14, "run_ahead": 0}),
+    "a layer of DeepSeek, two devices": ("mtp of DeepSeek", {"num_pages": 14, "tensor_parallel_size": 2}),
+    "a layer of DeepSeek, pages on the host": ("mtp of DeepSeek", {"num_pages": 14, "host_cache_gib": 0.01}),
 }
 OTHERS = {
     "another size": ("another size", {"num_pages": 14}),
     "a qwen": ("speculators", {"num_pages": 14}),
     "8-bit pages": ("authors", {"num_pages": 14, "kv_cache_dtype": "int8", "quantization": "int8"}),
+    "a layer of GLM, 8-bit pages": ("mtp of GLM", {"num_pages": 14, "kv_cache_dtype": "int8", "quantization": "int8"}),
+    "a layer of GLM Flash": ("mtp of GLM Flash", {"num_pages": 14}),
 }
-WHOLE = {name: case for name, case in CASES.items() if case[0] == "whole vocabulary"}
-SOME = ("pages on the host", "two devices")
+WHOLE = {name: case for name, case in CASES.items() if case[0] in ("whole vocabulary", *PREDICTORS)}
+SOME = ("pages on the host", "two devices", "a layer of GLM, two devices", "a layer of DeepSeek, pages on the host")
 
 
 def of(named):
@@ -58,10 +78,11 @@ def of(named):
 
 @pytest.fixture(scope="module")
 def one(request, tmp_path_factory):
-    """An engine with a draft head, and the head's name."""
+    """An engine with a draft head, and its twin."""
     (name, settings), directory = request.param, tmp_path_factory.mktemp("head")
-    model, head = build_target(directory / "model", name), build_head(directory / "head", name)
-    return SimpleNamespace(engine=build_engine(model, config_of(head), **settings), head=name, settings=settings)
+    model, _, config = built(directory, name)
+    twin = PredictorTwin(name, model) if name in PREDICTORS else EagleTwin(name)
+    return SimpleNamespace(engine=build_engine(model, config, **settings), twin=twin, settings=settings)
 
 
 @pytest.fixture
@@ -96,19 +117,15 @@ def watched(engine, monkeypatch):
 
 
 class Twin:
-    """What a head drafts behind any text, by numpy."""
-
-    def __init__(self, name):
-        head = HEADS[name]
-        self._config = {**VARIANTS[head.target].config, **head.overrides, "max_position_embeddings": CONTEXT}
-        self._name, self.seed = name, VARIANTS[head.target].seed
-        self.change(self.seed)
+    """What a head drafts behind any text."""
 
     def change(self, seed):
-        """The model has other weights."""
-        self.tensors = random_tensors(self._config, seed)
-        embedding, head = self.tensors["model.embed_tokens.weight"], HEADS[self._name]
-        self._head, self._taps = PlainHead(head.layer, head_tensors(self._name), embedding), head.taps
+        """The model has other weights, ``tensors``."""
+        raise NotImplementedError
+
+    def drafts(self, text):
+        """Behind its first 2 tokens and so on, three drafts, each with how far it is before the next likely one."""
+        raise NotImplementedError
 
     def assert_drafts(self, drafted, least):
         """These texts have these drafts: so many of them are compared."""
@@ -118,9 +135,7 @@ class Twin:
             longest.append(text)
         expected = {}
         for text in longest:
-            inputs = layer_inputs(self._config, self.tensors, list(text))
-            found = self._head.drafts([inputs[layer] for layer in self._taps], list(text), 3)
-            expected |= {text[: 2 + number]: drafts for number, drafts in enumerate(found)}
+            expected |= {text[: 2 + number]: drafts for number, drafts in enumerate(self.drafts(list(text)))}
         for text, drafts in drafted:
             for ours, (theirs, gap) in zip(drafts, expected[text], strict=False):
                 if gap < CLEAR:
@@ -128,6 +143,105 @@ class Twin:
                 assert ours == theirs, f"behind {len(text)} tokens"
                 compared += 1
         assert compared >= least, "a test without drafts shows nothing"
+
+
+class EagleTwin(Twin):
+    """Of a head of EAGLE-3, by numpy."""
+
+    def __init__(self, name):
+        head = HEADS[name]
+        self._config = {**VARIANTS[head.target].config, **head.overrides, "max_position_embeddings": CONTEXT}
+        self._name, self.seed = name, VARIANTS[head.target].seed
+        self.change(self.seed)
+
+    def change(self, seed):
+        """See Twin."""
+        self.tensors = random_tensors(self._config, seed)
+        embedding, head = self.tensors["model.embed_tokens.weight"], HEADS[self._name]
+        self._head, self._taps = PlainHead(head.layer, head_tensors(self._name), embedding), head.taps
+
+    def drafts(self, text):
+        """See Twin."""
+        inputs = layer_inputs(self._config, self.tensors, text)
+        return self._head.drafts([inputs[layer] for layer in self._taps], text, 3)
+
+
+WIDTH = CONTEXT + 2
+"""The longest text and two drafts."""
+CLEAR_ROUTE = 3e-5
+"""Between the scores of the last expert that a router takes and the first that it leaves."""
+
+
+class PredictorTwin(Twin):
+    """Of a layer of the model's checkpoint, by its module over whole texts, which is held against torch elsewhere."""
+
+    def __init__(self, name, directory):
+        self._predictor, self._decoder = PREDICTORS[name], load(directory)
+        self._mesh = DeviceMesh((jax.local_devices()[0],))
+        head = split(mtp_head(self._decoder.partition.model), 1)
+        self._head = self._loaded(predicting_tensors(name), head)
+        self.seed = VARIANTS[self._predictor.variant].seed
+        self.change(self.seed)
+
+    def _loaded(self, tensors, partition):
+        return load_decoder(Arrays(tensors), partition, FLOAT32, mesh=self._mesh, progress=lambda *_: None)
+
+    def change(self, seed):
+        """See Twin."""
+        self.tensors = random_tensors(self._predictor.config, seed)
+        self._decoder = self._loaded(self.tensors, self._decoder.partition)
+
+    def drafts(self, text):
+        """See Twin."""
+        padded = jnp.array(text + [0] * (WIDTH - len(text)), jnp.int32)
+        chains = zip(*(np.asarray(each).tolist() for each in chained(self._decoder, self._head, padded)), strict=True)
+        return [list(zip(*chain, strict=True)) for chain in chains][1 : len(text)]
+
+
+@nnx.jit
+def chained(decoder, head, text):
+    """Of i32[WIDTH], behind the first token and so on: i32[WIDTH, 3] drafts, and f32[WIDTH, 3] how clear each is; not at all
+    if some router is at a near-tie before."""
+    rows, positions = jnp.arange(WIDTH), jnp.broadcast_to(jnp.arange(WIDTH, dtype=jnp.int32), (WIDTH, WIDTH))
+    steps = [
+        StepContext(each.rotations(at), DenseAttention()) for each, at in ((decoder, positions[:1]), (head, positions))
+    ]
+    with routes() as of_model:
+        _, normed = decoder(text[None], [None] * decoder.partition.model.num_layers, steps[0])
+    tokens, shared = jnp.broadcast_to(text, (WIDTH, WIDTH)), head.shared(decoder)
+    features = jnp.broadcast_to(jnp.roll(normed, 1, axis=1), (WIDTH, *normed.shape[1:]))
+    drafts, gaps = [], []
+    for place in range(3):
+        with routes() as of_head:
+            _, hidden = head(tokens, positions, features, [None], steps[1], shared)
+        at = rows, jnp.minimum(rows + place, WIDTH - 1)
+        route = jnp.minimum(nearest(of_model, (1, WIDTH))[0], nearest(of_head, (WIDTH, WIDTH))[at])
+        likeliest, found = jax.lax.top_k(head.logits(hidden[at], shared), 2)
+        drafts.append(found[:, 0])
+        gaps.append(jnp.where(route < CLEAR_ROUTE, np.float32(0), likeliest[:, 0] - likeliest[:, 1]))
+        tokens = tokens.at[rows, rows + place + 1].set(found[:, 0], mode="drop")
+        features = features.at[rows, rows + place + 1].set(hidden[at], mode="drop")
+    return jnp.stack(drafts, axis=1), jnp.stack(gaps, axis=1)
+
+
+@contextmanager
+def routes():
+    """Of what is traced meanwhile, by router: f32[tokens] how clear its choices are."""
+    seen, top_k = [], jax.lax.top_k
+
+    def watched(scores, k):
+        if k < scores.shape[-1]:
+            ranked = top_k(scores, k + 1)[0]
+            seen.append((ranked[..., k - 1] - ranked[..., k]).reshape(len(scores), -1).min(axis=1))
+        return top_k(scores, k)
+
+    with patch.object(jax.lax, "top_k", watched):
+        yield seen
+
+
+def nearest(seen, shape):
+    """f32[rows, tokens] the least clear of all routers, of these tokens and those before them."""
+    return jax.lax.cummin(jnp.stack(seen).min(axis=0).reshape(shape), axis=1)
 
 
 def requests(seed, count, vocabulary, **params):
@@ -146,17 +260,18 @@ def requests(seed, count, vocabulary, **params):
 @of(CASES | OTHERS)
 def test_every_request_is_given_the_same_as_without_drafts(one):
     """Greedy and drawn, with penalties, bias, bad words, masks, stops and log-probabilities, preempted and from prefixes."""
-    vocabulary, before = one.engine.limits.vocab_size, one.engine.stats().num_draft_tokens
+    vocabulary, before = one.engine.limits.vocab_size, one.engine.stats()
     without = build_sequences(0, 12, vocabulary)
     for sequence in without:
         sequence.params = structs.replace(sequence.params, num_speculative_tokens=0)
     expected = answers(one.engine, without)
-    assert one.engine.stats().num_draft_tokens == before
+    assert one.engine.stats().num_draft_tokens == before.num_draft_tokens
     jax.clear_caches()  # of functions that no other engine has compiled, none is left
 
     assert answers(one.engine, build_sequences(0, 12, vocabulary)) == expected
     stats = one.engine.stats()
-    assert stats.num_draft_tokens - before > 100 and stats.compilations_after_ready == 0
+    assert stats.num_draft_tokens - before.num_draft_tokens > 100
+    assert stats.compilations_after_ready == before.compilations_after_ready
 
 
 @of(CASES)
@@ -170,7 +285,7 @@ def test_drafts_are_those_of_the_twin(one, drafted):
     assert stats.prefix_cache_hits > before.prefix_cache_hits
     assert stats.preemptions > before.preemptions or "page_size" in one.settings
     assert "host_cache_gib" not in one.settings or stats.host_bytes_loaded
-    Twin(one.head).assert_drafts(drafted, 400)
+    one.twin.assert_drafts(drafted, 400)
 
 
 @of(WHOLE)
@@ -192,7 +307,7 @@ def test_drafts_behind_accepted_ones_are_those_of_the_twin(one, drafted):
         answers(one.engine, [Sequence(f"on {number}", text, params, frozenset(), 8, 0)])
 
     assert one.engine.stats().prefix_cache_hits > hits
-    Twin(one.head).assert_drafts(drafted, 40)
+    one.twin.assert_drafts(drafted, 40)
 
 
 @of(CASES)
@@ -201,7 +316,7 @@ def test_drawn_drafts_are_those_of_the_twin_where_one_token_is_left(one, drafted
 
     answers(one.engine, requests(2, 6, one.engine.limits.vocab_size, temperature=1.0, top_k=1))
 
-    Twin(one.head).assert_drafts(drafted, 60)
+    one.twin.assert_drafts(drafted, 60)
 
 
 @of(CASES)
@@ -213,7 +328,7 @@ def test_drafts_after_failing_steps_are_those_of_the_twin(one, drafted, monkeypa
     answers(one.engine, requests(3, 16, one.engine.limits.vocab_size))
 
     assert one.engine.stats().failed_steps > before.failed_steps
-    Twin(one.head).assert_drafts(drafted, 100)
+    one.twin.assert_drafts(drafted, 100)
 
 
 @of(CASES | OTHERS)
@@ -225,7 +340,7 @@ def test_who_is_not_in_a_failing_step_is_given_the_same(one, monkeypatch):
 @of({name: CASES[name] for name in SOME})
 def test_a_head_follows_its_model_to_other_weights(one, drafted):
     """Their hidden states, and their embedding if it has none; the model has its own again after this."""
-    twin = Twin(one.head)
+    twin = one.twin
     for seed in (9, twin.seed):
         twin.change(seed)
         one.engine.update_weights(one.engine.stage_weights(WeightArrays(twin.tensors)))
@@ -251,7 +366,7 @@ def test_with_wrong_pages_drafts_are_not_those_of_the_twin(one, drafted):
             one.engine.step()
         one.engine.reset_prefix_cache()
         with pytest.raises(AssertionError, match="behind"):
-            Twin(one.head).assert_drafts(drafted, 10)
+            one.twin.assert_drafts(drafted, 10)
 
 
 @pytest.mark.exhaustive
@@ -272,17 +387,18 @@ def test_programs_of_few_rows_draft_for_them(tmp_path, monkeypatch, rows):
 
     answers(engine, requests(6, 8, engine.limits.vocab_size), at_once=rows)
 
-    Twin("authors").assert_drafts(drafted, 200)
+    EagleTwin("authors").assert_drafts(drafted, 200)
     assert engine.stats().compilations_after_ready == 0
 
 
 @pytest.mark.thorough
-def test_an_engine_drafts_what_torch_does(tmp_path, monkeypatch):
+@pytest.mark.parametrize("name", ["authors", *PREDICTORS])
+def test_an_engine_drafts_what_torch_does(tmp_path, monkeypatch, name):
     """All of a head's drafts for the same texts, chained."""
-    model, head = build_target(tmp_path / "model", "authors"), build_head(tmp_path / "head", "authors")
-    engine = build_engine(model, config_of(head), num_pages=40)
+    model, _, config = built(tmp_path, name)
+    engine = build_engine(model, config, num_pages=40)
     drafted, expected, texts = watched(engine, monkeypatch), {}, {}
-    cases = json.loads((GOLDENS / "authors.json").read_text())["cases"]
+    cases = json.loads((GOLDENS / f"{name.replace(' ', '_')}.json").read_text())["cases"]
     params = SamplingParams(temperature=0)
     for number, case in enumerate(cases):
         prompt, tokens = case["prompt"], case["tokens"]

@@ -67,14 +67,14 @@ def build_step(q_lens, kv_lens, rank, *, rows, tokens, dtype=np.float32, width=N
     return inputs, CacheView(jnp.asarray(pages, dtype), table)
 
 
-def plain(inputs: LatentInputs, view: CacheView):
+def plain(inputs: LatentInputs, view: CacheView, first: int = 0):
     """f64[real tokens, heads, v] by plain attention over the keys and values that pages' latents stand for."""
     width = inputs.latents.shape[1]
     keys_and_values = expanded(jnp.asarray(view.pages)[:, 0, 0, :, :width], inputs.projections, NOPE)
     pages = jnp.stack([x.swapaxes(1, 2) for x in keys_and_values], axis=2)
     k, v = expanded(inputs.latents, inputs.projections, NOPE)
     q = jnp.concatenate([inputs.q, inputs.q_rotated], axis=-1)
-    _, out = plain_attention(AttentionSpec(SCALE), CacheView(pages, view.table), AttentionInputs(q, k, v))
+    _, out = plain_attention(AttentionSpec(SCALE, first=first), CacheView(pages, view.table), AttentionInputs(q, k, v))
     return out[..., :VALUES]
 
 
@@ -102,6 +102,19 @@ def test_it_is_attention_over_the_keys_and_values_that_latents_stand_for(q_lens,
     expected = plain(inputs, view)
     np.testing.assert_allclose(actual[: len(expected)], expected, atol=5e-6)
     assert np.isfinite(actual).all()
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("rank", [EXPANDS, ABSORBS])
+def test_the_first_token_is_seen_by_itself_alone(rank):
+    """As in a layer that predicts further tokens: in decoding rows, new prompts and later chunks."""
+    inputs, view = build_step([1, 1, 1, 70, 65, 3], [1, 2, 200, 70, 190, 4], rank, rows=8, tokens=256)
+
+    _, actual = _by_xla(LatentSpec(SCALE, rank, first=1), view, inputs)
+
+    expected = plain(inputs, view, first=1)
+    np.testing.assert_allclose(actual[: len(expected)], expected, atol=5e-6)
+    assert np.abs(expected[1:] - plain(inputs, view)[1:]).max() > 0.1
 
 
 @pytest.mark.parametrize("rank", [EXPANDS, ABSORBS])

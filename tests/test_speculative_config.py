@@ -49,7 +49,10 @@ def test_without_the_setting_nothing_is_drafted() -> None:
     [
         ('{"method": "ngram"}', "`num_speculative_tokens`"),
         ('{"num_speculative_tokens": 3}', "`method`"),
-        ('{"method": "eagle", "num_speculative_tokens": 3}', "method must be ngram, draft_model, eagle3, not 'eagle'"),
+        (
+            '{"method": "eagle", "num_speculative_tokens": 3}',
+            "method must be ngram, draft_model, eagle3, mtp, not 'eagle'",
+        ),
         ('{"method": "ngram", "num_speculative_tokens": 0}', "num_speculative_tokens must be from 1 to 32, not 0"),
         ('{"method": "ngram", "num_speculative_tokens": 33}', "num_speculative_tokens must be from 1 to 32, not 33"),
         ('{"method": "ngram", "num_speculative_tokens": "3"}', "`$.num_speculative_tokens`"),
@@ -71,6 +74,10 @@ def test_without_the_setting_nothing_is_drafted() -> None:
         ),
         ('{"method": "draft_model", "num_speculative_tokens": 3}', "model must be the draft model's name or directory"),
         ('{"method": "eagle3", "num_speculative_tokens": 3}', "model must be the draft head's name or directory"),
+        (
+            '{"method": "mtp", "num_speculative_tokens": 3, "model": "m"}',
+            "model must be left out beside the method mtp",
+        ),
         (
             '{"method": "draft_model", "num_speculative_tokens": 3, "model": "m", "prompt_lookup_min": 2}',
             "prompt_lookup_min must be left out beside the method draft_model, not 2",

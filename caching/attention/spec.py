@@ -129,6 +129,8 @@ class LatentSpec:
     scale: float
     """Scores are ``q @ k * scale``."""
     rank: int
+    first: int = 0
+    """As in AttentionSpec."""
 
 
 @jax.tree_util.register_dataclass

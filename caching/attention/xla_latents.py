@@ -94,6 +94,11 @@ class _Heads:
         found = flat.at[pages].get(mode="promise_in_bounds")
         return _numbers(found.reshape(pages.shape[0], -1, stored)[..., : self.width]).astype(self.inputs.q.dtype)
 
+    def is_seen(self, keys: Array, queries: Array) -> Array:
+        """bool[...] whether i32[...] positions of keys are seen by queries at these."""
+        seen = keys <= queries
+        return seen & (keys >= jnp.minimum(queries, self.spec.first)) if self.spec.first else seen
+
     def absorbed(self, q: Array, q_rotated: Array) -> Array:
         """Queries [n, heads, ...] that score latents, f[n, heads, rank + rope], scaled."""
         projected = _product("thn,hnr->thr", q, self.key_projections)
@@ -116,7 +121,8 @@ class _Heads:
 
         def attend(index: Array, state: State) -> State:
             here = jax.lax.dynamic_slice(pages, (jnp.int32(0), index * block_pages), (rows, block_pages))
-            is_seen = index * block + jnp.arange(block, dtype=jnp.int32)[None, :] < lens[:, None]
+            keys = index * block + jnp.arange(block, dtype=jnp.int32)
+            is_seen = self.is_seen(keys[None, :], lens[:, None] - 1)
             latents = _known(self.gather(here), is_seen)
             scores = _product("thw,tbw->thb", q, latents)
             return accumulate(state, jnp.where(is_seen[:, None, :], scores, MASKED), latents[..., :rank])
@@ -211,7 +217,7 @@ class _Prompts:
 
         def attend(block: Array, state: State) -> State:
             latents, keys = self._latents(row, block)
-            is_seen = (keys[None] <= position[:, None]) & (keys < row.kv_len)[None]
+            is_seen = self.heads.is_seen(keys[None], position[:, None]) & (keys < row.kv_len)[None]
             scores = _product("thw,bw->thb", wide, latents)
             return accumulate(state, jnp.where(is_seen[:, None, :], scores, MASKED), latents[:, :rank])
 
@@ -235,7 +241,8 @@ class _Prompts:
             begin = row.first + index * self.tile
             q, q_rotated = (_cut(x, begin, self.tile) for x in self.queries)
             scores = _product("htn,hbn->htb", q, keys) + _product("htp,bp->htb", q_rotated, latents[:, rank:])
-            is_seen = (position[None] <= self._positions(row, index)[:, None]) & (position < row.kv_len)[None]
+            queries = self._positions(row, index)
+            is_seen = heads.is_seen(position[None], queries[:, None]) & (position < row.kv_len)[None]
             masked = jnp.where(is_seen[None], scores * np.float32(heads.spec.scale), MASKED)
             before = jax.tree.map(lambda x: _cut(x, begin, self.tile), state)
             empty = start(before[0].shape, values.shape[-1])

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from msgspec import json, to_builtins
@@ -14,7 +15,7 @@ from engine.models.family_names import check_family
 from engine.models.generation_config import chosen_generation_config
 from engine.models.heads.head_names import check_head
 from engine.progress import Progress
-from engine.speculation.speculative_config import EAGLE3
+from engine.speculation.speculative_config import EAGLE3, MTP, SpeculativeConfig, check_states
 
 Report = Callable[[Progress], None]
 
@@ -39,7 +40,7 @@ def obtained(config: EngineConfig, report: Report) -> EngineConfig:
         is_head = config.speculation is not None and config.speculation.method == EAGLE3
         _download_weights(draft, of_draft.directory, report, check_head if is_head else _check_model)
     if place_of(model) is Place.HUB:
-        _download_weights(model, directory, report, _check_model)
+        _download_weights(model, directory, report, partial(_check_model, speculation=config.speculation))
     return replace(
         config,
         model=str(directory),
@@ -76,11 +77,16 @@ def _download_weights(name: str, directory: Path, report: Report, check: Callabl
     download_weights(name, directory, report)
 
 
-def _check_model(directory: Path) -> None:
-    """Raises ConfigurationError if the model cannot be served."""
+def _check_model(directory: Path, speculation: SpeculativeConfig | None = None) -> None:
+    """Raises ConfigurationError if the model cannot be served, or not with these drafts."""
+    from engine.models.heads.mtp_layer import mtp_head
+    from engine.models.layers.cache_layout import cache_layout
     from engine.models.model_config import read_config_file
 
-    read_config_file(directory / "config.json")
+    model = read_config_file(directory / "config.json")
+    check_states(speculation, has_states=bool(cache_layout(model.blocks).states))
+    if speculation is not None and speculation.method == MTP:
+        mtp_head(model)
 
 
 def small_files(

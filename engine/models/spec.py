@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 from enum import Enum, auto
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 from jax import Array
 
@@ -132,7 +132,7 @@ class LayerGroup:
 
 
 @dataclass(frozen=True)
-class DraftHeadSpec:
+class EagleHeadSpec:
     """What a draft head of EAGLE-3 has of the model that it drafts for, and of its vocabulary."""
 
     taps: tuple[int, ...]
@@ -147,6 +147,16 @@ class DraftHeadSpec:
     """Whether it embeds tokens itself; else by the model's table."""
     adds_normed: bool = False
     """Whether it adds to the norm of what it reads, and not to that itself."""
+
+
+@dataclass(frozen=True)
+class MTPHeadSpec:
+    """The layer of a model's own checkpoint that predicts the token after the next one."""
+
+    prefix: str
+    """Of its tensors."""
+    taps: ClassVar[tuple[int, ...]] = ()
+    """It reads what comes out of the model, and the input of no layer."""
 
 
 @dataclass(frozen=True)
@@ -176,11 +186,14 @@ class ModelSpec:
     """The parts of the checkpoint besides the text model: the prefix of their tensors, a name."""
     unused_tensors: str | None = None
     """Expression for names of tensors that published checkpoints have and no layer reads."""
+    further_layers: int = 0
+    """Layers of the checkpoint behind the last one, each like that, which predict further tokens
+    (multi-token prediction). They are no part of the model."""
     published: Format | None = None
     """The quantised format of the checkpoint."""
     per_layer_inputs: PerLayerInputSpec | None = None
     """Every layer also sees an embedding of the token that is its own."""
-    head: "DraftHeadSpec | None" = None
+    head: "EagleHeadSpec | MTPHeadSpec | None" = None
     """What makes it a draft head, of one block, for another model."""
     keeps_all: bool = False
     """Whether pages keep all tokens also for layers with windows, so that all read one page table."""

@@ -157,6 +157,11 @@ class Roofline:
         )
 
     @property
+    def table_bytes(self) -> int:
+        """Of a chip's part of the table of logits."""
+        return self.partition.padded_vocab_size // self._chips * self._row_bytes
+
+    @property
     def _read_weights(self) -> int:
         """Bytes of all but the embedding, of which a step reads one row per token."""
         return self.weight_bytes - self._unread_rows * self._row_bytes

@@ -22,11 +22,12 @@ from engine.models.decoder import Decoder, LayerStack
 from engine.models.layers.experts import ExpertsMLP
 from engine.models.model_config import read_config_file
 from engine.models.partition import Partition, most_devices, split
-from engine.models.spec import ModelSpec
+from engine.models.spec import ModelSpec, MTPHeadSpec
 from engine.models.weights.store import AnyDecoder, abstract_decoder
 from engine.planner.chip_fit import ChipFit
 from engine.planner.chip_plan import ChipPlan, DecodeStep, Roofline, batch_sizes
 from engine.planner.compiled_function import CompiledProgram, ExpertStack, LargeArrays
+from engine.planner.experts_read import expert_bytes, share_read
 from engine.planner.hlo_traffic import Moved, Traffic
 from engine.planner.ici import exchanges_seconds
 from engine.planner.topology import chips_of, topology_of
@@ -220,7 +221,6 @@ def decode_steps(
     head once for each, as the step feeds it.
     """
     is_head = fit.draft is not None and fit.draft.partition.model.head is not None
-    read_to_draft = (drafts + (not is_head)) * fit.draft_weights
     slot = shapes.cache.bytes_per_slot
     roofline, read = (
         Roofline(fit.chip, fit.partition, fit.weight_format, fit.kv_dtype, fit.weights, slot),
@@ -237,8 +237,23 @@ def decode_steps(
             latents = sequences * read * shapes.cache.num_layers if fit.kernel.loops else 0
             in_loops = Moved(states + latents, states)
             exchange, moved = _exchange_and_moved(roofline, in_loops, step, sampler)
-            found.append(roofline.step(sequences, tokens, moved, exchange, drafts, read_to_draft))
+            to_draft = (drafts + (not is_head)) * _read_of_draft(fit, roofline, sequences)
+            found.append(roofline.step(sequences, tokens, moved, exchange, drafts, to_draft))
     return found
+
+
+def _read_of_draft(fit: ChipFit, roofline: Roofline, sequences: int) -> int:
+    """Bytes of weights that a chip reads to draft a token for each sequence: of experts those that
+    are chosen, and of the model's tables that of logits, if a head has none."""
+    if fit.draft is None:
+        return 0
+    partition = fit.draft.partition
+    unread = (
+        nbytes * (1 - share_read(spec, sequences, partition.devices))
+        for spec, nbytes in expert_bytes(partition, fit.draft.weight_format).items()
+    )
+    shared = roofline.table_bytes if isinstance(partition.model.head, MTPHeadSpec) else 0
+    return fit.draft_weights - int(sum(unread)) + shared
 
 
 def _exchange_and_moved(roofline: Roofline, in_loops: Moved, *traffic: Traffic) -> tuple[float, Moved]:

@@ -23,6 +23,6 @@ class Drafter(Protocol):
 
 def drafter_of(config: SpeculativeConfig) -> Drafter:
     """The drafter of a method."""
-    if config.model is not None:
+    if config.has_model:
         return DraftModel(config.num_speculative_tokens)
     return PromptLookup(config.num_speculative_tokens, *config.lookup_sizes)

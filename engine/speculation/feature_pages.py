@@ -1,4 +1,4 @@
-"""The features of a draft head (engine/models/heads/draft_head.py), by page.
+"""The features of a draft head (engine/models/heads/), by page.
 
 The head reads for each token the feature of the one before. A step has these of the tokens that it
 feeds. It lacks the one before a row's first token: that was fed in an earlier step, of this

@@ -9,7 +9,7 @@ from msgspec.structs import force_setattr
 from engine.errors import ConfigurationError
 from engine.request_limits import MAX_SPECULATIVE_TOKENS
 
-NGRAM, DRAFT_MODEL, EAGLE3 = METHODS = ("ngram", "draft_model", "eagle3")
+NGRAM, DRAFT_MODEL, EAGLE3, MTP = METHODS = ("ngram", "draft_model", "eagle3", "mtp")
 DEFAULT_LOOKUP = 5
 """Tokens of an n-gram, where neither the most nor the fewest are said (vLLM's)."""
 MAX_LOOKUP = 32
@@ -23,7 +23,8 @@ class SpeculativeConfig(Struct, frozen=True, forbid_unknown_fields=True, kw_only
     last ``prompt_lookup_max`` tokens earlier in the sequence, else for fewer, down to
     ``prompt_lookup_min``, and drafts what followed them there. If one of these two is left out, it
     is the other, and without both they are 5; one of this method always has both. ``draft_model``
-    has a ``model``, named as the daemon's own is, write the drafts, and ``eagle3`` a draft head.
+    has a ``model``, named as the daemon's own is, write the drafts, and ``eagle3`` a draft head;
+    ``mtp`` a layer of the model's own checkpoint.
     """
 
     method: str
@@ -39,7 +40,7 @@ class SpeculativeConfig(Struct, frozen=True, forbid_unknown_fields=True, kw_only
         if self.method != NGRAM:
             self._check_draft_model()
             return
-        _require(self.model is None, "model", f"left out beside the method {self.method}", self.model)
+        self._check_left_out("model")
         smallest, largest = self.lookup_sizes
         _require(1 <= largest <= MAX_LOOKUP, "prompt_lookup_max", f"from 1 to {MAX_LOOKUP}", largest)
         allowed = f"from 1 to prompt_lookup_max ({largest})"
@@ -48,11 +49,22 @@ class SpeculativeConfig(Struct, frozen=True, forbid_unknown_fields=True, kw_only
         force_setattr(self, "prompt_lookup_min", smallest)
 
     def _check_draft_model(self) -> None:
-        what = "draft model" if self.method == DRAFT_MODEL else "draft head"
-        _require(bool(self.model), "model", f"the {what}'s name or directory", self.model)
-        for key in ("prompt_lookup_max", "prompt_lookup_min"):
-            size = getattr(self, key)
-            _require(size is None, key, f"left out beside the method {self.method}", size)
+        if self.method == MTP:
+            self._check_left_out("model")
+        else:
+            what = "draft model" if self.method == DRAFT_MODEL else "draft head"
+            _require(bool(self.model), "model", f"the {what}'s name or directory", self.model)
+        self._check_left_out("prompt_lookup_max", "prompt_lookup_min")
+
+    def _check_left_out(self, *keys: str) -> None:
+        for key in keys:
+            value = getattr(self, key)
+            _require(value is None, key, f"left out beside the method {self.method}", value)
+
+    @property
+    def has_model(self) -> bool:
+        """Whether a draft model writes the drafts, or a draft head: one that has weights."""
+        return self.method != NGRAM
 
     @property
     def lookup_sizes(self) -> tuple[int, int]:

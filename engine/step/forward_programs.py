@@ -241,5 +241,5 @@ class ForwardPrograms:
         caches, hidden, taps = decoder.tapped(batch.token_ids, cache.caches, step, layers)
         cache = cache.with_caches(caches)
         if self._head is not None:
-            cache = replace(cache, draft=self._head.feed(of_head, cache.draft, batch, taps))
+            cache = replace(cache, draft=self._head.feed(of_head, cache.draft, batch, hidden, taps))
         return cache, hidden, hidden[batch.sampled]

@@ -283,7 +283,7 @@ class StepShapes:
     @property
     def draft_rows(self) -> list[int]:
         """The rows that the draft model's programs have, ascending; none without such a model."""
-        if self.speculation is None or self.speculation.model is None:
+        if self.speculation is None or not self.speculation.has_model:
             return []
         tokens = min(self.most_samples, self.max_num_batched_tokens)
         most = min(self.max_num_seqs, tokens // 2)  # a row with drafts has two at least

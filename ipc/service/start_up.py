@@ -209,7 +209,7 @@ def _load_tokenizer(config: EngineConfig) -> "HuggingFaceTokenizer":
 
     tokenizer = HuggingFaceTokenizer(Path(config.tokenizer or config.directory), config.chat_template)
     draft = config.of_draft_model
-    if draft is not None and vocabulary_file(draft.directory) is not None:
+    if draft is not None and draft.model != config.model and vocabulary_file(draft.directory) is not None:
         theirs = HuggingFaceTokenizer(draft.directory)
         if (different := tokenizer.different_token(theirs)) is not None:
             token_id, ours, other = different

@@ -2,11 +2,10 @@
 
 import math
 from dataclasses import replace
-from typing import Annotated
 
 import msgspec
 
-from engine.models.families.glm4_moe import SigmoidMoeFields, expert_rules
+from engine.models.families.glm4_moe import FurtherLayers, SigmoidMoeFields, expert_rules
 from engine.models.family import Family, decoder_spec, uniform_rope, with_experts
 from engine.models.feed_forward import GatedSpec
 from engine.models.layers.expert_router import RouterSpec
@@ -25,7 +24,7 @@ class LatentFields(SigmoidMoeFields):
     qk_rope_head_dim: Count = 64
     v_head_dim: Count = 128
     rope_interleave: bool = True
-    num_nextn_predict_layers: Annotated[int, msgspec.Meta(ge=0, le=4096)] = 1
+    num_nextn_predict_layers: FurtherLayers = 1
 
 
 class DeepseekV2Fields(LatentFields):

@@ -1,25 +1,15 @@
 """DeepSeek-V3 and R1: latent attention, and experts chosen by sigmoids behind dense layers."""
 
-from dataclasses import replace
-
 from engine.models.families.deepseek_v2 import LatentFields, latent_decoder_spec
-from engine.models.families.glm4_moe import with_sigmoid_experts
+from engine.models.families.glm4_moe import with_further_layers, with_sigmoid_experts
 from engine.models.family import Family
 from engine.models.spec import ModelSpec
-
-FURTHER = "layers that predict further tokens"
-
-
-def without_further_layers(model: ModelSpec, count: int) -> ModelSpec:
-    """The model of a checkpoint in which so many layers behind the last predict further tokens."""
-    numbers = range(model.num_layers, model.num_layers + count)
-    return replace(model, unserved=tuple((f"model.layers.{number}.", FURTHER) for number in numbers))
 
 
 def deepseek_v3(fields: LatentFields) -> ModelSpec:
     """The ModelSpec of V3, whose first layers are dense."""
     model = with_sigmoid_experts(latent_decoder_spec(fields), fields)
-    return without_further_layers(model, fields.num_nextn_predict_layers)
+    return with_further_layers(model, fields.num_nextn_predict_layers)
 
 
 DEFAULTS = {

@@ -13,6 +13,10 @@ from engine.models.layers.experts import ExpertsSpec, gated
 from engine.models.requirements import Count, Positive
 from engine.models.spec import ModelSpec
 
+FURTHER = "layers that predict further tokens"
+FurtherLayers = Annotated[int, msgspec.Meta(ge=0, le=4096)]
+"""How many of them a checkpoint has."""
+
 
 class SigmoidMoeFields(Fields):
     """The keys of a router like DeepSeek-V3's, with GLM's defaults of transformers."""
@@ -32,7 +36,7 @@ class Glm4MoeFields(SigmoidMoeFields):
     """The family's own keys."""
 
     use_qk_norm: bool = False
-    num_nextn_predict_layers: Annotated[int, msgspec.Meta(ge=0, le=4096)] = 1
+    num_nextn_predict_layers: FurtherLayers = 1
 
 
 def with_sigmoid_experts(
@@ -61,16 +65,18 @@ def expert_rules(model: ModelSpec, sparse: Collection[int]) -> ModelSpec:
     return replace(model, tensors=tuple(rules.items()))
 
 
-def glm4_moe(fields: Glm4MoeFields) -> ModelSpec:
-    """``attention_bias`` is of queries, keys and values alone.
+def with_further_layers(model: ModelSpec, count: int) -> ModelSpec:
+    """The model of a checkpoint in which so many layers behind the last predict further tokens."""
+    numbers = range(model.num_layers, model.num_layers + count)
+    unserved = tuple((f"model.layers.{number}.", FURTHER) for number in numbers)
+    return replace(model, unserved=unserved, further_layers=count)
 
-    Layers behind the last one, which predict further tokens, are not used.
-    """
-    layers, further = fields.num_hidden_layers, fields.num_nextn_predict_layers
-    ropes = [uniform_rope(fields, partial=True)] * layers
+
+def glm4_moe(fields: Glm4MoeFields) -> ModelSpec:
+    """``attention_bias`` is of queries, keys and values alone."""
+    ropes = [uniform_rope(fields, partial=True)] * fields.num_hidden_layers
     model = decoder_spec(fields, output_bias=False, qk_norm=fields.use_qk_norm, ropes=ropes)
-    numbers = "|".join(map(str, range(layers, layers + further))) or "none"
-    return replace(with_sigmoid_experts(model, fields), unused_tensors=rf"model\.layers\.({numbers})\..*")
+    return with_further_layers(with_sigmoid_experts(model, fields), fields.num_nextn_predict_layers)
 
 
 FAMILY = Family(

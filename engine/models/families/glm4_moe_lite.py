@@ -1,8 +1,8 @@
 """GLM-4.7-Flash: DeepSeek-V3's attention and experts, in the layers that config.json lists."""
 
 from engine.models.families.deepseek_v2 import LatentFields, latent_decoder_spec
-from engine.models.families.deepseek_v3 import FIXED, SUPPORTED, without_further_layers
-from engine.models.families.glm4_moe import with_sigmoid_experts
+from engine.models.families.deepseek_v3 import FIXED, SUPPORTED
+from engine.models.families.glm4_moe import with_further_layers, with_sigmoid_experts
 from engine.models.family import Family
 from engine.models.requirements import require, require_one_of
 from engine.models.spec import ModelSpec
@@ -23,7 +23,7 @@ def glm4_moe_lite(fields: Glm4MoeLiteFields) -> ModelSpec:
         require_one_of("mlp_layer_types", kind, ("dense", "sparse"))
     sparse = [layer for layer, kind in enumerate(types) if kind == "sparse"]
     model = with_sigmoid_experts(latent_decoder_spec(fields), fields, sparse)
-    return without_further_layers(model, fields.num_nextn_predict_layers)
+    return with_further_layers(model, fields.num_nextn_predict_layers)
 
 
 FAMILY = Family(

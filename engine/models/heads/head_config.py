@@ -16,7 +16,7 @@ from engine.models.heads.head_names import check_head
 from engine.models.heads.head_tensors import head_name
 from engine.models.layers.self_attention import self_attention
 from engine.models.requirements import Count, UnsupportedError, require, require_one_of
-from engine.models.spec import DraftHeadSpec, ModelSpec
+from engine.models.spec import EagleHeadSpec, ModelSpec
 from engine.models.weights.parameters import TOKENS
 from engine.models.weights.sources import read_json, stored_names
 
@@ -89,7 +89,7 @@ def _head(given: dict[str, Any], model: ModelSpec, name: str, names: Any) -> Mod
         has_tokens or count == fields.vocab_size,
         f"the draft head {name} drafts {count:,} of {fields.vocab_size:,} tokens, and has no {TOKENS} that says which",
     )
-    head = DraftHeadSpec(_taps(fields, model, name), tapped, count, has_tokens, own, fields.norm_before_residual)
+    head = EagleHeadSpec(_taps(fields, model, name), tapped, count, has_tokens, own, fields.norm_before_residual)
     plain = decoder_spec(msgspec.structs.replace(fields, use_sliding_window=False))
     (block,) = plain.blocks
     mixer = self_attention(block)

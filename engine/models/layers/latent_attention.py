@@ -45,6 +45,8 @@ class LatentAttentionSpec:
     """Queries are made of a latent of their own, too."""
     bias: bool = False
     """The projections to latents and the last one have biases."""
+    first: int = 0
+    """As in AttentionSpec."""
 
     @property
     def cached(self) -> Latents:
@@ -111,7 +113,7 @@ class LatentAttention(nnx.Module):
         nope = self.spec.qk_nope_head_dim
         projections = self.kv_b[...].astype(x.dtype)
         inputs = LatentInputs(q[..., :nope], self._turned(q[..., nope:], step), self._latents(x, step), projections)
-        scores = LatentSpec(self.spec.scale, self.spec.kv_lora_rank)
+        scores = LatentSpec(self.spec.scale, self.spec.kv_lora_rank, self.spec.first)
         cache, attended = step.attention(scores, cache, place, inputs)
         return cache, linear(attended.reshape(*x.shape[:-1], -1), self.o_kernel, self.o_bias, step.adapters, self.axis)
 

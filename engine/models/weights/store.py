@@ -14,8 +14,7 @@ from numpy.typing import NDArray
 
 from engine.mesh import DeviceMesh
 from engine.models.decoder import Decoder
-from engine.models.heads.draft_head import DraftHead
-from engine.models.heads.head_tensors import HeadTensors
+from engine.models.heads.draft_head import DraftHead, draft_head, tensors_of_head
 from engine.models.partition import Partition
 from engine.models.spec import layer_plan
 from engine.models.weights.factory import declared
@@ -117,7 +116,7 @@ def matched(
     if partition.model.published is not None:
         source = Dequantised(source, partition.model.published)
     if partition.model.head is not None:
-        source = HeadTensors(source, partition.model.vocab_size)
+        source = tensors_of_head(source, partition.model)
     state = nnx.to_flat_state(nnx.state(decoder))
     entries = [(_served(path, variable, partition).found_in(source), variable) for path, variable in state]
     wanted = [(entry.parameter, layer) for entry, _ in entries for layer in entry.sources]
@@ -153,7 +152,7 @@ def entries(decoder: AnyDecoder) -> list[Served]:
 
 def _declared(partition: Partition, scans: bool) -> AnyDecoder:
     if partition.model.head is not None:
-        return nnx.eval_shape(lambda: DraftHead(partition, nnx.Rngs(0)))
+        return nnx.eval_shape(lambda: draft_head(partition, nnx.Rngs(0)))
     return nnx.eval_shape(lambda: Decoder(partition, nnx.Rngs(0), scans=scans))
 
 

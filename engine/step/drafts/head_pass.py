@@ -28,8 +28,8 @@ class HeadPass:
     """A DraftPass of a head, which FORWARD feeds all tokens of a step, drafts too.
 
     What DRAFT fed it of drafts was made of its own hidden states; now there are the model's. Its
-    arrays of pages are its layer's, and features (FeaturePages). ``model`` has the embedding of a
-    head without one. ``max_model_len`` is the daemon's.
+    arrays of pages are its layer's, and features (FeaturePages). ``model`` has the tables that the
+    head shares. ``max_model_len`` is the daemon's.
     """
 
     feeds_last = False
@@ -54,8 +54,8 @@ class HeadPass:
 
     @property
     def weights(self) -> list[Array]:
-        """See DraftPass; those of the model's embedding, as they are now, come last."""
-        return self._split.weights + self._shared
+        """See DraftPass; those of the model's tables, as they are now, come last."""
+        return self._split.weights + jax.tree.leaves(self._shared_values)
 
     @property
     def specs(self) -> list[Any]:
@@ -66,10 +66,12 @@ class HeadPass:
         """See DraftPass."""
         return self._kept.before(pages[-1], tables[self._group], positions)
 
-    def feed(self, weights: list[Array], pages: Pages, batch: ModelInputBatch, taps: Array) -> Pages:
-        """The pages with the tokens of a step, of which the model has f[taps, T, hidden]."""
+    def feed(self, weights: list[Array], pages: Pages, batch: ModelInputBatch, hidden: Array, taps: Array) -> Pages:
+        """The pages with the tokens of a step, of which the model has f[T, hidden] behind its last
+        norm, and f[taps, T, hidden]."""
         table = batch.table.of_layer(self._group, None)
-        features, kept = self._kept.shifted(pages[-1], self._head(weights).features(taps), batch.positions, table)
+        made = self._head(weights).features(hidden, taps)
+        features, kept = self._kept.shifted(pages[-1], made, batch.positions, table)
         pages, _, _ = self.run(weights, (*pages[:-1], kept), features, batch.token_ids, batch.positions, batch.table)
         return pages
 
@@ -80,13 +82,13 @@ class HeadPass:
         head, (*layers, kept) = self._head(weights), pages
         attention = PagedAttention(of_group(table, self._group), self._kernel, self._num_pages)
         step = StepContext(head.rotations(positions, self._longest), attention, table.cu_q_lens[-1])
-        written, hidden = head(token_ids, features, layers, step, self._embedding(weights))
+        written, hidden = head(token_ids, positions, features, layers, step, self._shared(weights))
         return cast(Pages, (*written, kept)), hidden, hidden
 
     def drafts(self, weights: list[Array], hidden: Array, inputs: SamplerInputs, key: Array) -> Array:
         """See DraftPass."""
         head, vocabulary = self._head(weights), Vocabulary(self._axis)
-        logits = head.logits(hidden)
+        logits = head.logits(hidden, self._shared(weights))
         drafts: Array = jax.lax.cond(
             jnp.any(inputs.rows.temperature > 0),
             lambda: sample(head.over_vocabulary(logits), inputs.rows, key, vocabulary),
@@ -95,18 +97,22 @@ class HeadPass:
         return drafts
 
     @property
-    def _shared(self) -> list[Array]:
+    def _tables(self) -> list[nnx.Param[Weight]]:
+        """The model's that the head reads."""
         head = self._split.whole
         assert isinstance(head, DraftHead)
-        return jax.tree.leaves(self._model.embedding.get_value()) if head.embedding is None else []
+        return head.shared(self._model)
 
-    def _embedding(self, weights: list[Array]) -> nnx.Param[Weight]:
-        """The model's, with the arrays that are given of it."""
-        own, shared = self._model.embedding, weights[len(self._split.weights) :]
-        if not shared:
-            return own
-        value = jax.tree.unflatten(jax.tree.structure(own.get_value()), shared)
-        return cast("nnx.Param[Weight]", own.replace(value))
+    @property
+    def _shared_values(self) -> list[Weight]:
+        return [table.get_value() for table in self._tables]
+
+    def _shared(self, weights: list[Array]) -> list[nnx.Param[Weight]]:
+        """The model's tables that the head reads, with the arrays that are given of them."""
+        structure = jax.tree.structure(self._shared_values)
+        values = jax.tree.unflatten(structure, weights[len(self._split.weights) :])
+        tables = (table.replace(value) for table, value in zip(self._tables, values, strict=True))
+        return cast("list[nnx.Param[Weight]]", list(tables))
 
     def _head(self, weights: list[Array]) -> DraftHead:
         state = self._split.state(weights[: len(self._split.weights)])
