@@ -5,6 +5,7 @@ import logging
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import TypeVar
 
 import jax
@@ -29,6 +30,7 @@ from engine.scheduling.sequence_memory import SequenceMemory
 from engine.scheduling.speculation import Speculation
 from engine.served_model import Decoders, ServedModel, served_model
 from engine.speculation.speculative_config import check_states
+from engine.step.executables.identity import stored_executables
 from engine.step.execution_manager import ExecutionManager
 from engine.step.executor import StepExecutor
 from engine.step.host_cache.host_budget import check_host_memory
@@ -112,19 +114,27 @@ class CompiledSteps:
         return LiveWeights(self.served, self.manager.decoder)
 
 
-def compile_steps(served: ServedModel, decoders: Decoders, shapes: StepShapes, report: Report) -> ExecutionManager:
-    """Compile every function that a step may need; a Compile."""
-    manager = ExecutionManager(decoders.model, shapes, served.backend, served.mesh, draft=decoders.draft)
+def compile_steps(
+    served: ServedModel, decoders: Decoders, shapes: StepShapes, report: Report, *, keep: bool = False
+) -> ExecutionManager:
+    """Compile every function that a step may need; a Compile. If ``keep``, later starts read them."""
+    stored = stored_executables(served, decoders, shapes) if keep else None
+    manager = ExecutionManager(decoders.model, shapes, served.backend, served.mesh, draft=decoders.draft, stored=stored)
     manager.compile(report, staged=served.config.staged_readiness)
     return manager
 
 
-def build_engine(config: EngineConfig, report: Report, others: OtherProcesses = ALONE) -> oEngine:
+def build_engine(
+    config: EngineConfig, report: Report, others: OtherProcesses = ALONE, *, keep_executables: bool = False
+) -> oEngine:
     """An engine ready to step. The ``others`` hear its commands (hosts/processes.py).
 
-    Raises DevicesUnavailable, and ConfigurationError if the model or machine cannot serve this.
+    If ``keep_executables``, later starts with the same configuration need not even trace the steps,
+    on one host. Raises DevicesUnavailable, and ConfigurationError if the model or machine cannot
+    serve this.
     """
-    return build(config, report, lambda compiled: compiled.engine(others))
+    compiled = partial(compile_steps, keep=keep_executables and config.hosts is None)
+    return build(config, report, lambda steps: steps.engine(others), compiled)
 
 
 def build_executor(config: EngineConfig, report: Report) -> StepExecutor:

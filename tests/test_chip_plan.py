@@ -175,7 +175,7 @@ def compiled(name):
         [jax.ShapeDtypeStruct(shape, jnp.bfloat16) for shape in group] for group in (shapes, [(12288, 2, 128)])
     )
     arrays = LargeArrays(tuple(weights), tuple(pages), jax.ShapeDtypeStruct((8, 4096), jnp.float32), num_layers=3)
-    return CompiledProgram(Compilation("step", 8, 1.5, Executable(name)), arrays)
+    return CompiledProgram(Compilation("step", 8, 1.5, Executable(name), is_new=True), arrays)
 
 
 def test_a_compiled_function_is_reported():
@@ -250,7 +250,7 @@ def test_a_product_reads_experts_of_its_layer(tokens, experts):
     arrays = LargeArrays((array,), (), jax.ShapeDtypeStruct((8, 4096), jnp.float32), 3, (stack,))
     executable = SimpleNamespace(as_text=lambda: STACK, memory_analysis=lambda: None)
 
-    moved = CompiledProgram(Compilation("step", 16, 1.5, executable), arrays).traffic(0, tokens).moved
+    moved = CompiledProgram(Compilation("step", 16, 1.5, executable, is_new=True), arrays).traffic(0, tokens).moved
 
     assert moved == Moved(experts * 256 * 512 * 2 + 16 * 256 * 2, 16 * 512 * 4)
 

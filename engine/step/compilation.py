@@ -24,8 +24,9 @@ logger = logging.getLogger(__name__)
 _TURN = threading.Lock()
 
 _COMPILED = "/jax/core/compile/backend_compile_duration"
+_FOUND = "/jax/compilation_cache/cache_hits"
 _count = 0
-_planned = threading.local()
+_of_thread = threading.local()
 
 CPU_OPTIONS = {"xla_cpu_experimental_ynn_fusion_type": ""}
 """XLA:CPU gives reductions of 4,096 numbers and more, and what surrounds them, to YNNPACK, which
@@ -65,6 +66,8 @@ class Compilation:
     seconds: float
     """Compile time, without tracing."""
     compiled: Compiled
+    is_new: bool
+    """Whether it does not come from JAX's cache on disk."""
 
 
 OnCompiled = Callable[[Compilation], None]
@@ -74,9 +77,9 @@ OnCompiled = Callable[[Compilation], None]
 def compile_program(program: Program) -> Compilation:
     """Trace and compile, on any thread."""
     lowered = program.lower()
-    begun = time.perf_counter()
+    begun, found = time.perf_counter(), _num_found()
     compiled = lowered.compile()
-    return Compilation(program.name, program.size, time.perf_counter() - begun, compiled)
+    return Compilation(program.name, program.size, time.perf_counter() - begun, compiled, is_new=_num_found() == found)
 
 
 def scratch_bytes(compiled: Compiled) -> int:
@@ -89,10 +92,21 @@ def scratch_bytes(compiled: Compiled) -> int:
 
 def _listen(event: str, duration_secs: float, **_: str | int) -> None:  # noqa: ARG001 - jax's name
     global _count
-    _count += event == _COMPILED and not hasattr(_planned, "apart")
+    _count += event == _COMPILED and not hasattr(_of_thread, "apart")
+
+
+def _count_found(event: str, **_: str | int) -> None:
+    if event == _FOUND:
+        _of_thread.found = _num_found() + 1
+
+
+def _num_found() -> int:
+    """Compilations of this thread that JAX's cache on disk had."""
+    return getattr(_of_thread, "found", 0)
 
 
 jax.monitoring.register_event_duration_secs_listener(_listen)
+jax.monitoring.register_event_listener(_count_found)
 
 
 def num_compilations() -> int:
@@ -106,11 +120,11 @@ def num_compilations() -> int:
 @contextmanager
 def counted_apart() -> Iterator[None]:
     """Exclude this thread's compilations from ``num_compilations``; the caller counts them."""
-    _planned.apart = True
+    _of_thread.apart = True
     try:
         yield
     finally:
-        del _planned.apart
+        del _of_thread.apart
 
 
 class StagedCompilation:

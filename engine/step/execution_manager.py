@@ -23,6 +23,7 @@ from engine.step.compilation import Compilation, OnCompiled, Program, StagedComp
 from engine.step.drafts.draft_programs import DRAFT, FEED_DRAFT_MODEL, DraftPrograms
 from engine.step.drafts.head_pass import HeadPass
 from engine.step.drafts.model_pass import ModelPass
+from engine.step.executables.stored import Stored, StoredExecutables
 from engine.step.forward_programs import (
     ADAPTED_FORWARD,
     ADAPTED_PROMPT_LOGPROBS,
@@ -41,7 +42,8 @@ from engine.step.slot_state import SEPARATE
 
 
 class ExecutionManager:
-    """Compiles ahead of time, through JAX's persistent cache, and returns executables by bucket.
+    """Compiles ahead of time, through JAX's persistent cache, or reads what an earlier start has
+    compiled, and returns executables by bucket.
 
     Executables reject other shapes than their own, so nothing is compiled implicitly later.
     """
@@ -55,8 +57,10 @@ class ExecutionManager:
         on_compiled: OnCompiled = lambda _: None,
         *,
         draft: AnyDecoder | None = None,
+        stored: StoredExecutables | None = None,
     ) -> None:
-        """``draft`` is the decoder of the draft model, or the draft head, if there is one."""
+        """``draft`` is the decoder of the draft model, or the draft head, if there is one. What
+        ``stored`` has is not compiled, and what it lacks is added to it."""
         self.shapes, self.mesh, self.decoder = shapes, mesh, decoder
         self.new_cache: Callable[[], PagedAttentionCache] = backend.allocator(shapes.cache, mesh)
         """Allocates zeroed pages; raises jax.errors.JaxRuntimeError if out of memory."""
@@ -73,7 +77,7 @@ class ExecutionManager:
         self.copied: list[Copied] = copied_kinds(shapes.cache, shapes.host)
         """What goes to the host's memory: pages, and states."""
         self._copies = [CopyPrograms(backend, shapes.cache, mesh, copied) for copied in self.copied]
-        self._on_compiled = on_compiled
+        self._on_compiled, self._stored = on_compiled, stored
         self._layouts = [shapes.layout(tokens) for tokens in shapes.buckets]
         self._executables: dict[tuple[str, int], Any] = {}
         self._ready: list[StepLayout] = []
@@ -214,11 +218,16 @@ class ExecutionManager:
             yield self.adapters.write()
 
     def _compile(self, program: Program) -> None:
-        compilation: Compilation = compile_program(program)
-        self._executables[program.name, program.size] = compilation.compiled
+        stored = None if self._stored is None else self._stored.read(program.name, program.size)
+        if stored is None:
+            compilation: Compilation = compile_program(program)
+            stored = Stored(compilation.compiled, scratch_bytes(compilation.compiled))
+            if self._stored is not None and compilation.is_new:
+                self._stored.write(program.name, program.size, stored)
+            self._on_compiled(compilation)
+        self._executables[program.name, program.size] = stored.compiled
         if program.name in (FORWARD, ADAPTED_FORWARD, FEED_DRAFT_MODEL, DRAFT):
-            self.scratch_bytes = max(self.scratch_bytes, scratch_bytes(compilation.compiled))
-        self._on_compiled(compilation)
+            self.scratch_bytes = max(self.scratch_bytes, stored.scratch_bytes)
 
     def _publish(self) -> None:
         """Let steps use the buckets whose programs are all compiled."""

@@ -119,7 +119,7 @@ def load(
         leader = lead(config.hosts, facts_alike(config), on_failure, ask_to_stop)
     try:
         others = ALONE if leader is None else OtherProcesses(leader.tell, leader.stage)
-        engine = build_engine(config, report_unless_in_vain, others)
+        engine = build_engine(config, report_unless_in_vain, others, keep_executables=True)
     except ConfigurationError as error:
         if leader is not None:
             leader.leave(os.EX_CONFIG, str(error))

@@ -1,0 +1,1 @@
+"""Executables of earlier starts, on disk."""
