@@ -15,7 +15,7 @@ DEMO_MODEL = Path(__file__).parent / "models" / "demo"
 """The small model that oDriver ships. It is the default."""
 DEMO_DRAFT_MODEL = DEMO_MODEL.with_name("demo_draft")
 """A smaller one, which drafts for it."""
-QUANTIZATIONS = ("int8", "int4", "none")
+QUANTIZATIONS = ("int8", "w8a8", "int4", "none")
 KV_CACHE_DTYPES = ("auto", "bfloat16", "float32", "int8", "fp8", "fp8_e4m3", "fp8_e5m2")
 ATTENTION_BACKENDS = ("auto", "pallas", "jax", "xla")
 MAX_EOS_TOKEN_IDS = 32
@@ -93,7 +93,8 @@ class EngineConfig:
     quantization: str | None = setting(
         None,
         "",
-        "store weights in 8 or 4 bits, with scales (default: int8 for quantised checkpoints, else none)",
+        "store weights in 8 or 4 bits, with scales; w8a8 multiplies in 8 bits too (default: none, or for quantised "
+        "checkpoints what they were made for, int8 or w8a8)",
         choices=QUANTIZATIONS,
     )
     kv_cache_dtype: str = setting(

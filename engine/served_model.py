@@ -27,6 +27,7 @@ from engine.models.partition import Partition, most_devices, split
 from engine.models.spec import ModelSpec, MTPHeadSpec
 from engine.models.weights.opening import check_weights, open_weights
 from engine.models.weights.parameters import Role
+from engine.models.weights.published.compressed_tensors import int8_inputs
 from engine.models.weights.store import AnyDecoder, kept_in_8_bits, load_decoder, parameter_bytes
 from engine.models.weights.weight_format import Layout, WeightFormat
 from engine.speculation.draft_model import checked_head, draft_spec
@@ -87,7 +88,7 @@ class ServedModel:
     @property
     def weight_format(self) -> WeightFormat:
         """The format in which steps read the weights."""
-        return self.backend.quantized_format(self.weights_dtype, self.dtype, self.quantization)
+        return self.backend.quantized_format(self.weights_dtype, self.dtype, self.quantization, self.partition)
 
     @property
     def weight_bytes(self) -> int:
@@ -269,24 +270,26 @@ def adapter_sizes(config: EngineConfig, dtype: np.dtype[Any], backend: Backend) 
 def quantizations(config: EngineConfig, model: ModelSpec) -> tuple[str | None, ...]:
     """The forms of the weights that may be served, the first that fits.
 
-    It is the operator's choice, or int8 for a checkpoint that is quantised already, and int4 if
-    that has 4 bits and int8 does not fit.
+    It is the operator's choice, or int8 for a checkpoint that is quantised already, w8a8 if it was
+    made for inputs in 8 bits, and int4 if it has 4 bits and this does not fit.
     """
     if config.quantization is not None:
         return (None if config.quantization == "none" else config.quantization,)
     if model.published is None:
         return (None,)
-    return ("int8", "int4") if model.published.bits == 4 else ("int8",)
+    first = "int8" if int8_inputs(model.published) is None else "w8a8"
+    return (first, "int4") if model.published.bits == 4 else (first,)
 
 
 def in_words(quantization: str, partition: Partition, form: WeightFormat) -> str:
     """A form of the weights, and what is served in another."""
-    if quantization != "int4":
+    if quantization == "int8":
         return quantization
-    names = {Role.TABLE: "tables", Role.KERNEL: "kernels without groups", Role.EXPERTS: "experts"}
+    kernels = "kernels without groups" if quantization == "int4" else "kernels whose inputs the checkpoint leaves"
+    names = {Role.TABLE: "tables", Role.KERNEL: kernels, Role.EXPERTS: "experts"}
     kept = kept_in_8_bits(partition, form)
     *others, last = (name for role, name in names.items() if role in kept)
-    return f"int4, {', '.join(others)}{' and ' if others else ''}{last} in int8"
+    return f"{quantization}, {', '.join(others)}{' and ' if others else ''}{last} in int8"
 
 
 def _default_dtype() -> str:

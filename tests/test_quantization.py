@@ -215,6 +215,13 @@ def exactly(surprise):
     [
         pytest.param({"quantization": "int8", "kv_cache_dtype": "int8"}, 1.01, id="int8"),
         pytest.param({"kv_cache_dtype": "fp8"}, 1.01, id="fp8 pages", marks=pytest.mark.thorough),
+        pytest.param({"quantization": "w8a8"}, 1.01, id="w8a8", marks=pytest.mark.thorough),
+        pytest.param(
+            {"quantization": "w8a8", "tensor_parallel_size": 2},
+            1.01,
+            id="w8a8 on two devices",
+            marks=pytest.mark.thorough,
+        ),
     ],
 )
 def test_the_model_is_hardly_more_surprised_in_8_bits(surprise, exactly, settings, bound):

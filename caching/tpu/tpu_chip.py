@@ -12,6 +12,8 @@ class Chip:
     """Bytes per second."""
     bf16_flops: float
     """Floating-point operations per second in bfloat16; a multiply-add counts as two."""
+    int8_ops: float
+    """The same of int8 numbers, with sums of int32."""
     link_bandwidth: float
     """Bytes per second, one way, over one ICI link: half of the "bidirectional" figure divided
     by the 4 ports of a chip, or 6 in a torus of three dimensions."""
@@ -21,9 +23,9 @@ class Chip:
 
 
 CHIPS = {
-    "TPU v4": Chip(32 * 2**30, 1.228e12, 275e12, 50e9, 15e9),
-    "TPU v5 lite": Chip(16 * 2**30, 0.819e12, 197e12, 50e9, 15e9),
-    "TPU v5": Chip(95 * 2**30, 2.765e12, 459e12, 100e9, 15e9),
-    "TPU v6 lite": Chip(32 * 2**30, 1.640e12, 918e12, 100e9, 32e9),
+    "TPU v4": Chip(32 * 2**30, 1.228e12, 275e12, 275e12, 50e9, 15e9),
+    "TPU v5 lite": Chip(16 * 2**30, 0.819e12, 197e12, 394e12, 50e9, 15e9),
+    "TPU v5": Chip(95 * 2**30, 2.765e12, 459e12, 918e12, 100e9, 15e9),
+    "TPU v6 lite": Chip(32 * 2**30, 1.640e12, 918e12, 1836e12, 100e9, 32e9),
 }
 """By ``device_kind``; "lite" are v5e and v6e, "TPU v5" is v5p."""

@@ -69,6 +69,7 @@ def _measured_chip(measurements: list[Measurement]) -> Chip:
         hbm_bytes=0,
         hbm_bandwidth=1e9 * bandwidth,
         bf16_flops=1e12 * flops,
+        int8_ops=float("nan"),
         link_bandwidth=float("nan"),
         host_bandwidth=float("nan"),
     )

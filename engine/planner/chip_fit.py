@@ -57,7 +57,7 @@ class ChipFit:
     @property
     def weight_format(self) -> WeightFormat:
         """The format in which steps read the weights."""
-        return self.backend.quantized_format(self.dtype, self.dtype, self.quantization)
+        return self.backend.quantized_format(self.dtype, self.dtype, self.quantization, self.partition)
 
     @cached_property
     def weights(self) -> int:

@@ -1,6 +1,8 @@
 """The plan for serving on TPU chips, and the roofline of a step."""
 
+import math
 from dataclasses import dataclass
+from functools import cached_property
 
 import msgspec
 import numpy as np
@@ -9,7 +11,7 @@ from caching.tpu.tpu_chip import Chip
 from engine.models.layers.experts import ExpertsSpec
 from engine.models.layers.mixer import State
 from engine.models.partition import Partition
-from engine.models.weights.store import parameter_bytes
+from engine.models.weights.store import declared_entries, parameter_bytes
 from engine.models.weights.weight_format import Layout, WeightFormat, table_width
 from engine.planner.compiled_function import CompiledFunction
 from engine.planner.experts_read import expert_bytes, share_read
@@ -48,6 +50,21 @@ class DecodeStep(msgspec.Struct, frozen=True):
         return self.tokens_per_second * sum(acceptance**place for place in range(1 + self.drafts))
 
 
+class PromptStep(msgspec.Struct, frozen=True):
+    """The roofline of a step that computes tokens of a prompt. Bytes are those of one chip."""
+
+    tokens: int
+    bytes_read: int
+    """Reads of the compiled step, of which each of the prompt's pages is read once."""
+    bytes_written: int
+    bandwidth_seconds: float
+    compute_seconds: float
+    """A token attends to half of the prompt, as it does on average, and one is sampled from."""
+    exchange_seconds: float
+    tokens_per_second: float
+    """From the longer of bandwidth and compute time, plus the exchange."""
+
+
 class ChipPlan(msgspec.Struct, frozen=True):
     """A model on the chips of a topology. Bytes are those of one chip, unless a name says more."""
 
@@ -81,6 +98,8 @@ class ChipPlan(msgspec.Struct, frozen=True):
     compile_seconds: float
     """Wall time of all compilations, with one per core of this machine at a time."""
     decode: list[DecodeStep]
+    prompts: list[PromptStep] = []
+    """Steps of prompts of ``tokens_a_sequence`` tokens."""
     verified: list[DecodeStep] = []
     """Steps that verify drafts; none where a model's states cannot go back to before a draft."""
     states: int = 0
@@ -137,11 +156,10 @@ class Roofline:
         """
         drafting = read_to_draft / self.chip.hbm_bandwidth
         computed = sequences * (1 + drafts)
-        flops = computed * (2 * self._multiplied_weights + self._flops_of_attention(tokens))
         experts, all_experts = self._read_experts(computed), sum(self._experts.values())
         weights = self._read_weights - all_experts + experts
         bandwidth = (moved.read + moved.written) / self.chip.hbm_bandwidth
-        compute = flops / self.chip.bf16_flops
+        compute = self._compute_seconds(computed, tokens, computed)
         return DecodeStep(
             sequences=sequences,
             bytes_needed=weights + sequences * self._bytes_a_sequence(tokens) + computed * self._logit_bytes,
@@ -155,6 +173,28 @@ class Roofline:
             drafts=drafts,
             drafting_seconds=drafting,
         )
+
+    def prompt(self, tokens: int, length: int, moved: Moved, exchange_seconds: float) -> PromptStep:
+        """A step of ``tokens`` tokens of a prompt of a ``length``. ``moved`` is its traffic on a chip."""
+        bandwidth = (moved.read + moved.written) / self.chip.hbm_bandwidth
+        compute = self._compute_seconds(tokens, length // 2, 1)
+        return PromptStep(
+            tokens=tokens,
+            bytes_read=moved.read,
+            bytes_written=moved.written,
+            bandwidth_seconds=bandwidth,
+            compute_seconds=compute,
+            exchange_seconds=exchange_seconds,
+            tokens_per_second=tokens / (max(bandwidth, compute) + exchange_seconds),
+        )
+
+    def _compute_seconds(self, computed: int, seen: int, sampled: int) -> float:
+        """Of products and attention of so many tokens that each see ``seen``, and of the logits of
+        those that are sampled from."""
+        head = self.partition.padded_vocab_size // self._chips * self.partition.model.hidden_size
+        others = self._multiplied_weights - self._int8_weights - head
+        flops = computed * (2 * others + self._flops_of_attention(seen)) + sampled * 2 * head
+        return flops / self.chip.bf16_flops + computed * 2 * self._int8_weights / self.chip.int8_ops
 
     @property
     def table_bytes(self) -> int:
@@ -182,6 +222,15 @@ class Roofline:
         )
         each = (count * spec.experts_per_token // spec.num_experts for spec, count in experts.items())
         return numbers - self._unread_rows * self.partition.model.hidden_size - sum(experts.values()) + sum(each)
+
+    @cached_property
+    def _int8_weights(self) -> int:
+        """Those of them that int8 numbers are multiplied by."""
+        return sum(
+            len(entry.sources) * math.prod(entry.parameter.part(self._chips))
+            for entry in declared_entries(self.partition)
+            if self.form.has_int8_products(entry.parameter)
+        )
 
     @property
     def _unread_rows(self) -> int:

@@ -25,7 +25,7 @@ from engine.models.partition import Partition, most_devices, split
 from engine.models.spec import ModelSpec, MTPHeadSpec
 from engine.models.weights.store import AnyDecoder, abstract_decoder
 from engine.planner.chip_fit import ChipFit
-from engine.planner.chip_plan import ChipPlan, DecodeStep, Roofline, batch_sizes
+from engine.planner.chip_plan import ChipPlan, DecodeStep, PromptStep, Roofline, batch_sizes
 from engine.planner.compiled_function import CompiledProgram, ExpertStack, LargeArrays
 from engine.planner.experts_read import expert_bytes, share_read
 from engine.planner.hlo_traffic import Moved, Traffic
@@ -100,6 +100,7 @@ def plan_chips(config: EngineConfig, path: Path, topology: str, tokens_a_sequenc
         functions=[one.report for one in programs],
         compile_seconds=seconds,
         decode=decode_steps(fit, programs, shapes, tokens),
+        prompts=prompt_steps(fit, programs, shapes, tokens),
         verified=[] if states else decode_steps(fit, programs, shapes, tokens, drafts),
     )
 
@@ -222,10 +223,7 @@ def decode_steps(
     """
     is_head = fit.draft is not None and fit.draft.partition.model.head is not None
     slot = shapes.cache.bytes_per_slot
-    roofline, read = (
-        Roofline(fit.chip, fit.partition, fit.weight_format, fit.kv_dtype, fit.weights, slot),
-        pages_read(fit.kernel, fit.chip, shapes, tokens),
-    )
+    roofline, read = _roofline(fit, slot), pages_read(fit.kernel, fit.chip, shapes, tokens)
     pages = shapes.groups.pages_of(tokens)
     found = []
     for sequences in batch_sizes(shapes.max_num_seqs):
@@ -254,6 +252,25 @@ def _read_of_draft(fit: ChipFit, roofline: Roofline, sequences: int) -> int:
     )
     shared = roofline.table_bytes if isinstance(partition.model.head, MTPHeadSpec) else 0
     return fit.draft_weights - int(sum(unread)) + shared
+
+
+def prompt_steps(fit: ChipFit, programs: list[CompiledProgram], shapes: StepShapes, tokens: int) -> list[PromptStep]:
+    """Steps of a prompt of so many tokens: the largest, and those from ``max_num_seqs`` on whose
+    size is a power of two."""
+    roofline, read = _roofline(fit, shapes.cache.bytes_per_slot), pages_read(fit.kernel, fit.chip, shapes, tokens)
+    steps = {one.report.size: one for one in programs if one.report.name == FORWARD and one.report.readable}
+    sizes = [size for size in sorted(steps) if size >= shapes.max_num_seqs and size.bit_count() == 1]
+    latents = read * shapes.cache.num_layers if fit.kernel.loops else 0
+    found = []
+    for size in dict.fromkeys([*sizes, *sorted(steps)[-1:]]):
+        exchange, moved = _exchange_and_moved(roofline, Moved(latents), steps[size].traffic(read, size))
+        found.append(roofline.prompt(size, tokens, moved, exchange))
+    return found
+
+
+def _roofline(fit: ChipFit, slot: int) -> Roofline:
+    """Of a chip with its part of the model; ``slot`` are the bytes of a sequence's states."""
+    return Roofline(fit.chip, fit.partition, fit.weight_format, fit.kv_dtype, fit.weights, slot)
 
 
 def _exchange_and_moved(roofline: Roofline, in_loops: Moved, *traffic: Traffic) -> tuple[float, Moved]:

@@ -30,6 +30,7 @@ from engine.models.layers.cache_layout import CacheLayout, cache_layout
 from engine.models.partition import Partition
 from engine.models.spec import ModelSpec
 from engine.models.weights import panels
+from engine.models.weights.store import int8_products
 from engine.models.weights.weight_format import Layout, WeightFormat
 
 CACHE = PartitionSpec(TP)
@@ -69,9 +70,12 @@ class Backend:
         """The format of a dtype's weights; quantised if ``activations``, the compute dtype, is set."""
         return WeightFormat(dtype, self.layout, self.scans, activations, bits, self.least_expert_bits)
 
-    def quantized_format(self, dtype: np.dtype, activations: np.dtype, quantization: str | None) -> WeightFormat:
-        """The format of ``quantization``: int8, int4 or None."""
-        return self.weight_format(dtype, activations if quantization else None, 4 if quantization == "int4" else 8)
+    def quantized_format(
+        self, dtype: np.dtype, activations: np.dtype, quantization: str | None, partition: Partition
+    ) -> WeightFormat:
+        """The format of ``quantization``, int8, w8a8, int4 or None, for a model."""
+        form = self.weight_format(dtype, activations if quantization else None, 4 if quantization == "int4" else 8)
+        return replace(form, int8_products=int8_products(partition)) if quantization == "w8a8" else form
 
     def one_page(
         self, partition: Partition, page_size: int, dtype: np.dtype, activations: np.dtype | None = None

@@ -44,7 +44,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add(
         "--quantization",
         choices=QUANTIZATIONS,
-        help="store weights in 8 or 4 bits (default: int8 for quantised checkpoints, else none)",
+        help="store weights in 8 or 4 bits; w8a8 multiplies in 8 bits too (default: none, or for quantised checkpoints "
+        "what they were made for, int8 or w8a8)",
     )
     add(
         "--kv-cache-dtype",

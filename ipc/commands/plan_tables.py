@@ -13,7 +13,7 @@ ACCEPTANCES = (0.0, 0.5, 0.7, 0.9)
 
 def show_plan(plan: ChipPlan) -> None:
     """Print what a chip holds, what was compiled for it, and how long its steps take."""
-    show(_plan_memory(plan), _plan_steps(plan), _plan_samplers(plan), _plan_decode(plan))
+    show(_plan_memory(plan), _plan_steps(plan), _plan_samplers(plan), _plan_decode(plan), _plan_prompts(plan))
     if plan.verified:
         show(_plan_verified(plan))
 
@@ -82,6 +82,18 @@ def _plan_decode(plan: ChipPlan) -> Table:
             f"{step.sequences:,}", decimal(step.bytes_needed), decimal(step.bytes_read), decimal(step.bytes_written),
             *(f"{1e3 * each:.2f}" for each in seconds), f"{step.tokens_per_second:,.0f}",
             *([f"{step.experts_read or 0:.0%}"] if has_experts else []),
+        )  # fmt: skip
+    return table
+
+
+def _plan_prompts(plan: ChipPlan) -> Table:
+    headings = ("tokens", "reads", "writes", "ms to move", "to compute", "to exchange", "tokens/s")
+    table = numbers_table(f"Prompts of {plan.tokens_a_sequence:,} tokens, at best; bytes of a chip", *headings)
+    for step in plan.prompts:
+        seconds = step.bandwidth_seconds, step.compute_seconds, step.exchange_seconds
+        table.add_row(
+            f"{step.tokens:,}", decimal(step.bytes_read), decimal(step.bytes_written),
+            *(f"{1e3 * each:.2f}" for each in seconds), f"{step.tokens_per_second:,.0f}",
         )  # fmt: skip
     return table
 

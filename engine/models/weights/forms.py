@@ -80,7 +80,9 @@ class Dense:
 
 
 @partial(
-    jax.tree_util.register_dataclass, data_fields=["values", "scales"], meta_fields=["layout", "out", "activations"]
+    jax.tree_util.register_dataclass,
+    data_fields=["values", "scales"],
+    meta_fields=["layout", "out", "activations", "int8_products"],
 )
 @dataclass(frozen=True)
 class Scaled:
@@ -93,6 +95,10 @@ class Scaled:
     """As in Dense."""
     activations: np.dtype[Any]
     """The dtype of rows of a table."""
+    int8_products: bool = False
+    """A kernel's products are of int8 numbers: its inputs are quantised first, each row by itself,
+    so that a row's product does not depend on the others. Of inputs that are split over devices
+    each device scales its own part."""
 
     @classmethod
     def leaves(cls, parameter: Parameter, form: WeightFormat, devices: int) -> "Scaled":
@@ -104,7 +110,9 @@ class Scaled:
         )
         split = () if form.layout is Layout.PANELS else _without(whole.split, axis)
         scales = Leaf(_without(whole.shape, axis), whole.dtype, split)
-        return cls(values, scales, form.layout, parameter.out(devices), form.activations)
+        return cls(
+            values, scales, form.layout, parameter.out(devices), form.activations, form.has_int8_products(parameter)
+        )
 
     @classmethod
     def made_of(cls, values: Array, parameter: Parameter, form: WeightFormat, mesh: DeviceMesh) -> "Scaled":
@@ -115,7 +123,9 @@ class Scaled:
             leaves = cls.leaves(parameter, form, mesh.size)
             numbers, scales = mesh.laid(numbers, *leaves.values.split), mesh.laid(scales, *leaves.scales.split)
         numbers = as_laid_out(numbers, parameter, form.layout)
-        return cls(numbers, scales, form.layout, parameter.out(mesh.size), form.activations)
+        return cls(
+            numbers, scales, form.layout, parameter.out(mesh.size), form.activations, form.has_int8_products(parameter)
+        )
 
     def grouped_product(self, x: Array, groups: Groups) -> Array:
         """x[rows, in], sorted by expert -> f32[rows, prod(out)]; undefined behind all groups."""
@@ -127,6 +137,13 @@ class Scaled:
 
     def product(self, x: Array) -> Array:
         """x[..., in] -> f32[..., prod(out)]."""
+        if not self.int8_products:
+            return self._multiplied(x)
+        numbers, steps = quantize(x)
+        return self._multiplied(numbers) * steps[..., None]
+
+    def _multiplied(self, x: Array) -> Array:
+        """f[..., in] or i8[..., in] -> f32[..., prod(out)]."""
         if self.layout is Layout.PANELS:
             return panels.product(x, self.values, math.prod(self.out), self.scales.reshape(-1))
         return self._times(_matmul(x, self.values))
@@ -234,9 +251,11 @@ _quantize = jax.jit(quantize, static_argnames="axis")
 
 
 def _matmul(x: Array, values: Array) -> Array:
+    """Sums are i32 of int8 rows, exact for up to 133,000 inputs, and else f32: for a result below
+    float32 XLA:TPU would transpose the kernel."""
     matrix = values.reshape(values.shape[0], -1).astype(x.dtype)
-    # For a result below float32 XLA:TPU would transpose the kernel.
-    return jnp.matmul(x, matrix, preferred_element_type=np.float32)
+    sums = np.int32 if x.dtype == np.int8 else np.float32
+    return jnp.matmul(x, matrix, preferred_element_type=sums).astype(np.float32)
 
 
 def _ragged_matmul(x: Array, values: Array, groups: Groups) -> Array:

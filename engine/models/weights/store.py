@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import jax
@@ -21,7 +21,9 @@ from engine.models.weights.factory import declared
 from engine.models.weights.forms import Scaled, dense_leaf, form_of, leaves_of
 from engine.models.weights.parameters import Parameter, Role
 from engine.models.weights.pieces import assemble, pieces
+from engine.models.weights.published.compressed_tensors import int8_inputs
 from engine.models.weights.published.dequantised import Dequantised
+from engine.models.weights.published.int8_inputs import Int8Inputs
 from engine.models.weights.sources import TensorSource
 from engine.models.weights.text_part import TextPart
 from engine.models.weights.verification import verify
@@ -134,10 +136,30 @@ def parameter_bytes(partition: Partition, form: WeightFormat) -> int:
 
 
 def kept_in_8_bits(partition: Partition, form: WeightFormat) -> set[Role]:
-    """The uses of weights of which some have 8 bits in a format where kernels have 4."""
-    state = nnx.to_flat_state(nnx.state(_declared(partition, scans=True)))
-    parameters = [declared(variable) for _, variable in state]
-    return {one.role for one in parameters if form_of(one, form, partition.devices) is Scaled}
+    """The uses of weights of which some have plain 8 bits in a format where other kernels have 4,
+    or int8 products."""
+    parameters = [entry.parameter for entry in declared_entries(partition)]
+    kept = (one for one in parameters if form_of(one, form, partition.devices) is Scaled)
+    return {one.role for one in kept if not form.has_int8_products(one)}
+
+
+@cache
+def int8_products(partition: Partition) -> frozenset[str]:
+    """The names of kernels that have int8 products where a model has any.
+
+    They are all, unless the checkpoint was made for some: then those whose modules are of these in
+    every layer.
+    """
+    inputs = int8_inputs(partition.model.published)
+    quantised = (entry for entry in declared_entries(partition) if not entry.parameter.exact)
+    kernels = [entry for entry in quantised if entry.parameter.role is Role.KERNEL]
+    left = set() if inputs is None else {entry.parameter.name for entry in kernels if not _are_in(inputs, entry)}
+    return frozenset(entry.parameter.name for entry in kernels) - left
+
+
+def _are_in(inputs: Int8Inputs, entry: Served) -> bool:
+    names = (name for layer in entry.sources for name in entry.tensors(layer))
+    return all(inputs.has(name.removesuffix(".weight")) for name in names)
 
 
 def declared_entries(partition: Partition) -> list[Served]:

@@ -25,6 +25,12 @@ class TextPart(RenamedTensors):
         return None if name.startswith(others) else text_name(name)
 
 
+def checkpoint_names(name: str) -> tuple[str, ...]:
+    """What a checkpoint may call a text model's tensor or module: alone, or beside other parts."""
+    beside = (part + name.removeprefix(text) for part, text in TEXT_PREFIXES.items() if name.startswith(text))
+    return name, *beside
+
+
 def text_name(name: str) -> str:
     """The name of a text model's tensor by itself, from that beside other parts."""
     for prefix, text in TEXT_PREFIXES.items():

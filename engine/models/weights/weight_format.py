@@ -47,6 +47,12 @@ class WeightFormat:
     """Of quantised kernels; tables have 8."""
     least_expert_bits: int = 4
     """The fewest of kernels of experts: 8 where their product in 4 bits is at fault."""
+    int8_products: frozenset[str] = frozenset()
+    """Names of the kernels whose inputs are quantised in each product."""
+
+    def has_int8_products(self, parameter: Parameter) -> bool:
+        """Whether the inputs of a quantised parameter are as well."""
+        return parameter.role is Role.KERNEL and parameter.name in self.int8_products
 
 
 class Groups(NamedTuple):

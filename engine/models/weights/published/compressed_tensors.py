@@ -7,6 +7,7 @@ import msgspec
 
 from engine.errors import ConfigurationError
 from engine.models.requirements import Count, require, require_one_of
+from engine.models.weights.published.int8_inputs import Int8Inputs
 from engine.models.weights.published.packed import WORD, PackedTensor, Zeros, matrix
 from engine.models.weights.published.stored import (
     FLOATS8,
@@ -30,9 +31,28 @@ class _Weights(msgspec.Struct):
     block_structure: tuple[Count, Count] | None = None
 
 
+class _Inputs(msgspec.Struct):
+    num_bits: int | None = None
+    type: str | None = None
+    symmetric: bool | None = None
+    strategy: str | None = None
+    dynamic: bool | str | None = None
+
+    @property
+    def is_int8(self) -> bool:
+        """Whether each token is quantised by itself, as it comes, to symmetric int8."""
+        return self == _Inputs(8, "int", symmetric=True, strategy="token", dynamic=True)
+
+
 class _Group(msgspec.Struct):
     weights: _Weights | None = None
     format: str | None = None
+    targets: list[str] = []
+    input_activations: _Inputs | None = None
+
+    @property
+    def has_int8_inputs(self) -> bool:
+        return self.input_activations is not None and self.input_activations.is_int8
 
 
 class _Sparsity(msgspec.Struct):
@@ -43,6 +63,7 @@ class _Fields(msgspec.Struct):
     """Its keys in ``quantization_config``."""
 
     config_groups: dict[str, _Group] = {}
+    ignore: list[str] | None = None
     format: str | None = None
     sparsity_config: _Sparsity | None = None
     transform_config: dict[str, Any] | None = None
@@ -57,6 +78,8 @@ class CompressedTensors:
     blocks: tuple[Block, ...]
     packings: tuple[tuple[int, int | None], ...]
     """Bits and group sizes of packed weights; None is all inputs."""
+    int8_inputs: Int8Inputs | None = None
+    """The modules that it was made for with inputs in 8 bits, if there are such."""
 
     def tensors(self, source: TensorSource) -> dict[str, QuantisedTensor]:
         """See Format."""
@@ -117,7 +140,8 @@ def compressed_tensors(config: dict[str, Any]) -> Format:
     require_one_of("quantization_config's sparsity_config", sparsity, ("dense",))
     for form in (fields.format, *(group.format for group in fields.config_groups.values())):
         require_one_of("quantization_config's format", form, FORMATS)
-    schemes = [group.weights for group in fields.config_groups.values() if group.weights is not None]
+    groups = [group for group in fields.config_groups.values() if group.weights is not None]
+    schemes = [group.weights for group in groups if group.weights is not None]
     require(bool(schemes), "quantization_config's config_groups have no weights")
     for scheme in schemes:
         require(
@@ -125,10 +149,13 @@ def compressed_tensors(config: dict[str, Any]) -> Format:
             f"quantization_config has weights of {scheme.num_bits} bits of type {scheme.type}; supported are "
             f"{', '.join(NUMBERS.values())}",
         )
-    return _format(schemes)
+    int8_inputs = Int8Inputs(
+        tuple((tuple(group.targets), group.has_int8_inputs) for group in groups), tuple(fields.ignore or ())
+    )
+    return _format(schemes, int8_inputs if any(group.has_int8_inputs for group in groups) else None)
 
 
-def _format(schemes: list[_Weights]) -> CompressedTensors:
+def _format(schemes: list[_Weights], int8_inputs: Int8Inputs | None) -> CompressedTensors:
     blocks = [scheme.block_structure or (1, scheme.group_size or 0) for scheme in schemes]
     packings = [(scheme.num_bits, scheme.group_size) for scheme in schemes if scheme.type == "int"]
     kinds = dict.fromkeys(NUMBERS[scheme.type, scheme.num_bits] for scheme in schemes)
@@ -137,4 +164,10 @@ def _format(schemes: list[_Weights]) -> CompressedTensors:
         min(scheme.num_bits for scheme in schemes),
         tuple(dict.fromkeys(block for block in blocks if block[1] > 0)),
         tuple(dict.fromkeys((bits, group if group and group > 0 else None) for bits, group in packings)),
+        int8_inputs,
     )
+
+
+def int8_inputs(published: Format | None) -> Int8Inputs | None:
+    """The modules that a checkpoint was made for with inputs in 8 bits, if there are such."""
+    return published.int8_inputs if isinstance(published, CompressedTensors) else None
