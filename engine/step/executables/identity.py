@@ -97,6 +97,9 @@ def _described(served: ServedModel) -> str:
 
 
 def _weights(decoder: AnyDecoder) -> Iterator[str]:
-    """Of each array of a decoder, where it is, its shape, dtype and sharding."""
-    for path, leaf in jax.tree_util.tree_flatten_with_path(nnx.state(decoder))[0]:
-        yield f"{jax.tree_util.keystr(path)} {leaf.shape} {leaf.dtype} {leaf.sharding}"
+    """The tree of a decoder's weights, with the forms of the quantised ones, and of each array its
+    shape, dtype and sharding."""
+    leaves, tree = jax.tree_util.tree_flatten(nnx.state(decoder))
+    yield _ADDRESS.sub("", str(tree))
+    for leaf in leaves:
+        yield f"{leaf.shape} {leaf.dtype} {leaf.sharding}"
