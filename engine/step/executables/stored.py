@@ -10,6 +10,7 @@ import os
 import pickle
 import shutil
 import tempfile
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -94,6 +95,9 @@ class StoredExecutables:
 def _forget_old(home: Path) -> None:
     """Delete all but the directories that were used last. A daemon that starts with one that is
     deleted meanwhile compiles again."""
-    found = sorted(home.glob(f"{PREFIX}*"), key=lambda path: path.stat().st_mtime)
-    for path in found[:-KEPT]:
+    used_at: dict[Path, float] = {}
+    for path in home.glob(f"{PREFIX}*"):
+        with suppress(FileNotFoundError):  # another start deletes, too
+            used_at[path] = path.stat().st_mtime
+    for path in sorted(used_at, key=used_at.__getitem__)[:-KEPT]:
         shutil.rmtree(path, ignore_errors=True)
