@@ -29,7 +29,7 @@ from engine.scheduling.scheduler import InferenceScheduler
 from engine.scheduling.sequence_memory import SequenceMemory
 from engine.scheduling.speculation import Speculation
 from engine.served_model import Decoders, ServedModel, served_model
-from engine.speculation.speculative_config import check_states
+from engine.speculation.speculative_config import NGRAM, check_states
 from engine.step.executables.identity import stored_executables
 from engine.step.execution_manager import ExecutionManager
 from engine.step.executor import StepExecutor
@@ -99,6 +99,7 @@ class CompiledSteps:
                 self.served.generation.sampling_params,
                 max_num_seqs=config.max_num_seqs,
                 num_speculative_tokens=shapes.num_drafts,
+                prompt_lookup=spec.lookup_sizes if spec is not None and spec.method == NGRAM else None,
             ),
             run_ahead=config.run_ahead,
             max_failures_in_a_row=MAX_FAILURES_IN_A_ROW if config.hosts is None else 1,

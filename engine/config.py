@@ -390,6 +390,8 @@ class ServingLimits(msgspec.Struct, frozen=True):
     """Sequences that run at once."""
     num_speculative_tokens: int = 0
     """Drafts that a sequence has in a step at most."""
+    prompt_lookup: tuple[int, int] | None = None
+    """The fewest and the most tokens of the n-grams that are its drafts; None with other drafts."""
 
     def __post_init__(self) -> None:
         count = len(self.eos_token_ids)

@@ -16,8 +16,10 @@ class _AnyToken:
 
     complete = False
     error = None
-    forced = ()
-    forced_masks = ()
+    expected = ()
+    num_forced = 0
+    guess_acceptance = 0.0
+    expected_masks = ()
     internal = False
 
     def __init__(self, vocab_size: int) -> None:

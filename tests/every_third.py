@@ -7,7 +7,8 @@ class EveryThird:
     """Allows every third token, and after each another third."""
 
     complete, error, internal = False, None, False
-    forced = forced_masks = ()
+    expected = expected_masks = ()
+    num_forced, guess_acceptance = 0, 0.5
 
     def __init__(self, vocab_size):
         self._vocab_size, self._turn = vocab_size, 0

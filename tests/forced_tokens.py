@@ -9,8 +9,8 @@ from test_oengine import SomeTokens
 class ForcedTokens(SomeTokens):
     """Allows one token behind most tokens, and some behind others: all tokens before count.
 
-    With each answer it says what is forced, wrong now and then, goes on behind that with a guess, and knows some of the
-    masks.
+    With each answer it says what it expects, wrong now and then, of which it says that it forces some, and knows some of
+    the masks.
     """
 
     def __init__(self, delay, vocab_size, most_drafts, *, never=0):
@@ -46,5 +46,6 @@ class ForcedTokens(SomeTokens):
             wrong = hashlib.blake2b(repr(("wrong", tokens)).encode()).digest()[0] % 8 == 0
             tokens.append(self._never + 1 if wrong else self.allowed_after(tokens)[0])
             masks.append(self.mask_after(tokens))
-        self.forced = tokens[len(self.told) :]
-        self.forced_masks = masks[: len(tokens) % (self._most + 1)]
+        self.expected = tokens[len(self.told) :]
+        self.num_forced = len(self.told) % len(self.expected)
+        self.expected_masks = masks[: len(tokens) % (self._most + 1)]

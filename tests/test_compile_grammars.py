@@ -23,7 +23,7 @@ from engine.structured_outputs import StructuredOutputsParams
 PATIENCE = 300
 
 
-ANYTHING = WayOn(bytes(4), [], [])
+ANYTHING = WayOn(bytes(4), [], 0, [])
 
 
 class FakeGrammars:
@@ -57,8 +57,11 @@ class FakeGrammars:
             raise RuntimeError("cannot compile")
         return self.compiled.setdefault(job, CompiledGrammar(job, ANYTHING, heavy=tier == LAST))
 
-    def constraint(self, grammar, allowance, token_ids, tier, num_drafts):
-        self.num_drafts = num_drafts
+    def index(self, prompt_token_ids):
+        return list(prompt_token_ids)
+
+    def constraint(self, grammar, allowance, token_ids, tier, num_drafts, prompt):
+        self.num_drafts, self.prompt = num_drafts, prompt
         return None if token_ids and tier < LAST else (grammar.job, allowance, token_ids)
 
     def next(self) -> str:
@@ -127,6 +130,7 @@ def test_all_samples_of_a_request_share_one_grammar_and_one_account(stage):
     constraints = [sequence.constraint for sequence in admit.sequences]
     assert len({id(allowance) for _, allowance, _ in constraints}) == 1
     assert other.sequences[0].constraint[1] is not constraints[0][1]
+    assert stage.grammars.prompt == other.sequences[0].prompt_token_ids
     assert stage.grammars.next() == "x" and stage.grammars.log.empty()
 
 

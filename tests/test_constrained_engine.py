@@ -33,7 +33,8 @@ class Constraint:
         self.mask = np.full(1, -1, np.int32)
         self.complete, self.error, self.closed = False, None, False
         self.internal, self.suspended = False, False
-        self.forced = self.forced_masks = ()
+        self.expected = self.expected_masks = ()
+        self.num_forced, self.guess_acceptance = 0, 0.5
         self.tokens = []
         self._length, self._fails_at, self._at_once = length, fails_at, at_once
         self._answers, self._line = os.pipe()

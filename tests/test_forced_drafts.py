@@ -45,8 +45,9 @@ class Forcing(Constraint):
 
     def _force(self):
         begin = len(self.tokens)
-        self.forced = self._text[begin : -(-begin // 10) * 10][: 2 * MOST_DRAFTS + 1]
-        self.forced_masks = [self.mask] * min(MOST_DRAFTS, len(self.forced))
+        self.expected = self._text[begin : -(-begin // 10) * 10][: 2 * MOST_DRAFTS + 1]
+        self.expected_masks = [self.mask] * min(MOST_DRAFTS, len(self.expected))
+        self.num_forced = len(self.expected)
 
 
 def steps_taken(run_ahead, text):
@@ -78,7 +79,7 @@ def _land(scheduler, plan, row, text):
     given = len(row.output_token_ids)
     tokens = [[] for _ in plan.sequences]
     if plan.samples and plan.samples[0]:
-        pairs = zip(plan.forced.get(0, ()), text[given:], strict=False)
+        pairs = zip(plan.expected.get(0, ()), text[given:], strict=False)
         accepted = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
         tokens[0] = text[given : given + 1 + accepted]
     scheduler.update(plan, StepResult(tokens, drafts=[0] * plan.num_rows))
@@ -110,11 +111,13 @@ def bits(mask):
 def walk(grammar, rng, most_tokens=60):
     """Follow a random text that the grammar allows, with a matcher that looks ahead and one that does not; the tokens that the
     first has been right about."""
-    ahead, plain, num_right = grammar.begin(MOST_DRAFTS), grammar.begin(0), 0
+    ahead, plain, num_right, text = grammar.begin(MOST_DRAFTS), grammar.begin(0), 0, []
     mask = grammar.first_mask
     for _ in range(most_tokens):
-        forced, masks = ahead.look_ahead()
+        guess = guess_of(grammar, text, rng) if rng.random() < 0.5 else []
+        forced, num_forced, masks = ahead.look_ahead(guess)
         assert len(forced) <= 2 * MOST_DRAFTS + 1 and len(masks) <= min(MOST_DRAFTS, len(forced))
+        assert num_forced == len(forced) or forced == guess[: len(forced)]
         count = rng.randint(0, len(masks))
         for token, expected in zip(forced[:count], masks, strict=False):
             assert token in bits(mask), "a token is forced that is not allowed"
@@ -126,9 +129,20 @@ def walk(grammar, rng, most_tokens=60):
             return num_right
         given, mask = ahead.advance([*forced[:count], last]), plain.advance([last])
         assert given == mask
+        text += [*forced[:count], last]
         if mask is None:
             return num_right
     return num_right
+
+
+def guess_of(grammar, text, rng):
+    """Some tokens that may come next, and behind them some that perhaps may not."""
+    matcher, guess = grammar.begin(0), []
+    mask = matcher.advance(text) if text else grammar.first_mask
+    for _ in range(rng.randint(0, 2 * MOST_DRAFTS + 1)):
+        guess.append(rng.choice(bits(mask)) if mask else rng.randrange(VOCAB_SIZE))
+        mask = None if mask is None or guess[-1] == EOS or rng.random() < 0.1 else matcher.advance([guess[-1]])
+    return guess
 
 
 @pytest.mark.parametrize(
@@ -169,14 +183,14 @@ def test_what_fails_ahead_does_not_fail_the_text(masked_tokenizer, monkeypatch):
     """Which goes on as if nobody had looked there, and nobody does again."""
     grammar = build_grammar(masked_tokenizer, {"json": PERSON, "disable_any_whitespace": True})
     ahead, plain = grammar.begin(MOST_DRAFTS), grammar.begin(0)
-    forced, masks = ahead.look_ahead()
+    forced, _, masks = ahead.look_ahead([])
     assert forced and ahead.advance(forced[:2]) == plain.advance(forced[:2]) == masks[1]
 
     with monkeypatch.context() as patch:
         patch.setattr(ahead, "_forced_tokens", lambda: spoil(ahead))
-        assert ahead.look_ahead() == ([], [])
+        assert ahead.look_ahead([]) == ([], 0, [])
 
-    assert ahead.advance(forced[2:3]) == plain.advance(forced[2:3]) and ahead.look_ahead() == ([], [])
+    assert ahead.advance(forced[2:3]) == plain.advance(forced[2:3]) and ahead.look_ahead([]) == ([], 0, [])
 
 
 def spoil(matcher: Matcher):
@@ -197,13 +211,15 @@ def test_looking_ahead_takes_little_time(masked_tokenizer, monkeypatch):
         return compute()
 
     monkeypatch.setattr(matcher, "_forced_tokens", slow)
-    found = [matcher.look_ahead() for _ in range(6)]
+    found = [matcher.look_ahead([]) for _ in range(6)]
 
-    assert found[0][0] and not found[0][1]
-    assert found[1:5] == [([], [])] * 4 and found[5][0]
+    assert found[0][0] and not found[0][2]
+    assert found[1:5] == [([], 0, [])] * 4 and found[5][0]
 
 
-@pytest.mark.parametrize("way", [WayOn(b"abcd", [], []), WayOn(b"abcdefgh", [1, 70000, 3], [b"ijklmnop", bytes(8)])])
+@pytest.mark.parametrize(
+    "way", [WayOn(b"abcd", [], 0, []), WayOn(b"abcdefgh", [1, 70000, 3], 2, [b"ijklmnop", bytes(8)])]
+)
 def test_an_answer_is_read_as_it_was_written(way):
     """With any number of forced tokens and masks."""
     assert unpack_way_on(pack_way_on(way)) == way
@@ -214,7 +230,7 @@ def test_a_schema_that_is_text_is_forced_as_its_text_is_encoded(masked_tokenizer
     name = json.dumps(next(iter(PERSON["properties"])))
     grammar = build_grammar(masked_tokenizer, {"json": PERSON, "disable_any_whitespace": True})
 
-    forced, _ = grammar.begin(32).look_ahead()
+    forced, *_ = grammar.begin(32).look_ahead([])
 
     text = build_byte_level().decode(forced)
     assert len(text) > 10 and f"{{{name}:".startswith(text)

@@ -206,7 +206,8 @@ class SomeTokens:
     """A constraint that allows other tokens after each token, and answers when it is asked for the ``delay + 1``st time."""
 
     complete, error, internal = False, None, False
-    forced = forced_masks = ()
+    expected = expected_masks = ()
+    num_forced, guess_acceptance = 0, 0.5
     waits_at = os.open(os.devnull, os.O_RDONLY)
 
     def __init__(self, delay=0):

@@ -269,7 +269,7 @@ def test_what_is_said_arrives_as_it_was() -> None:
     step = StepDescription(
         4, np.arange(9, dtype=np.int32), Need.BIAS | Need.DRAW, [np.arange(5, dtype=np.int32)], [(3, neutral_bias(70))],
         [(1, neutral_penalties(70))], [], None, np.ones((2, 2, 64), np.int32), kept=KeptRows(3, np.array([1, 0], np.int32)),
-        forced=np.full((2, 6), -1, np.int32),
+        expected=np.full((2, 6), -1, np.int32),
     )  # fmt: skip
 
     arrived = decode_command(encode(step))
@@ -279,7 +279,7 @@ def test_what_is_said_arrives_as_it_was() -> None:
     np.testing.assert_array_equal(arrived.prompt_tokens, step.prompt_tokens)
     np.testing.assert_array_equal(arrived.bias[0][1].banned_after, neutral_bias(70).banned_after)
     assert arrived.penalties[0][1].repetition == np.float32(1)
-    assert arrived.masks is None and arrived.forced.tolist() == [[-1] * 6] * 2
+    assert arrived.masks is None and arrived.expected.tolist() == [[-1] * 6] * 2
     assert arrived.kept is not None and (arrived.kept.number, arrived.kept.rows.tolist()) == (3, [1, 0])
     late = decode_command(encode(SampleKept(3, np.ones((2, 2), np.int32), Need.DRAW, np.full((2, 1), -1, np.int32))))
     assert isinstance(late, SampleKept)

@@ -361,7 +361,7 @@ def test_nothing_is_compiled_for_them(served: Served) -> None:
 @pytest.mark.thorough
 @pytest.mark.parametrize("run_ahead", [0, 1, 3])
 def test_drafts_change_nothing(tmp_path: Path, run_ahead: int) -> None:
-    """With what grammars force for drafts, random forms have the texts that they have without: greedy and drawn, with their
+    """With what grammars force and n-grams for drafts, random forms have the texts that they have without: greedy and drawn, with their
     log-probabilities, beside others, aborted ones too, and where workers are killed meanwhile."""
     directory, answers = write_model(tmp_path / "m"), []
     for speculation in (None, SPECULATION):
@@ -375,6 +375,9 @@ def test_drafts_change_nothing(tmp_path: Path, run_ahead: int) -> None:
                 process.kill()
         try:
             answers.append([parts(channel) for channel in channels])
+            before = served.engine.stats().num_accepted_tokens
+            answers[-1].append(parts(served.submit({"regex": "[qz]{90}"}, max_tokens=90)))
+            guessed = served.engine.stats().num_accepted_tokens - before
         finally:
             served.driver.stop("measured")
         served.engine.check_integrity()
@@ -382,6 +385,7 @@ def test_drafts_change_nothing(tmp_path: Path, run_ahead: int) -> None:
 
     assert answers[0] == answers[1]
     assert stats.num_accepted_tokens > 100 and stats.num_draft_tokens > stats.num_accepted_tokens
+    assert guessed > 20, "of a form that forces nothing, n-grams are accepted"
 
 
 def parts(channel: "SimpleQueue[ReturnSample]") -> tuple[list[int], list[list[int]], str | None]:

@@ -10,6 +10,7 @@ import msgspec
 
 from driver.errors import DriverStopped, InvalidRequest, Overloaded
 from driver.grammars.constraint import FORM, CompiledGrammar, GrammarConstraint
+from driver.grammars.guesses import Guesses, NgramIndex
 from driver.grammars.matcher_pool import TOO_HARD, Allowance, MatcherPool
 from driver.grammars.protocol import (
     BEGIN,
@@ -59,7 +60,7 @@ class GrammarCompiler:
             lambda: TokenizerDefinition(tokenizer.definition(), limits.vocab_size, limits.eos_token_ids)
         )
         self._pool = MatcherPool(self._workers)
-        self._num_drafts = limits.num_speculative_tokens
+        self._num_drafts, self._lookup = limits.num_speculative_tokens, limits.prompt_lookup
         self._idle: list[list[Worker]] = [[] for _ in TIERS]
         self._lock = threading.Lock()  # of what is compiled
         self._compiled: OrderedDict[bytes, CompiledGrammar] = OrderedDict()
@@ -109,6 +110,10 @@ class GrammarCompiler:
                 self._compiled.popitem(last=False)
         return grammar
 
+    def index(self, prompt_token_ids: list[int]) -> NgramIndex | None:
+        """The n-grams of a prompt, if the daemon drafts by these."""
+        return None if self._lookup is None else NgramIndex(*self._lookup, prompt_token_ids)
+
     def constraint(
         self,
         grammar: CompiledGrammar,
@@ -116,14 +121,17 @@ class GrammarCompiler:
         token_ids: list[int],
         tier: int,
         num_drafts: int | None = None,
+        prompt: NgramIndex | None = None,
     ) -> GrammarConstraint | None:
         """The constraint of a sequence with these tokens; returns and raises as ``compile``.
 
-        The sequence has at most ``num_drafts`` drafts, if it says so, and the daemon's.
+        The sequence has at most ``num_drafts`` drafts, if it says so, and the daemon's; with a
+        ``prompt`` some of them are guesses.
         """
         self._pool.prepare(heavy=allowance.heavy)
         most = self._num_drafts if num_drafts is None else min(num_drafts, self._num_drafts)
-        constraint = GrammarConstraint(grammar, self._pool, allowance, token_ids, most)
+        guesses = None if prompt is None or not most else Guesses(prompt, token_ids)
+        constraint = GrammarConstraint(grammar, self._pool, allowance, token_ids, most, guesses)
         if token_ids:
             answer = self._ask(constraint.beginning, tier)
             if answer is None:

@@ -7,8 +7,9 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from driver.grammars.guesses import Guesses
 from driver.grammars.matcher_pool import TOO_HARD, Allowance, MatcherPool, SharedWorker
-from driver.grammars.protocol import ADVANCE, COMPLETE, GO, TOKEN, WayOn, pack_beginning, unpack_way_on
+from driver.grammars.protocol import ADVANCE, COMPLETE, GO, WayOn, pack_advance, pack_beginning, unpack_way_on
 from driver.grammars.workers import Answer
 
 FORM = "structured_outputs"
@@ -41,10 +42,13 @@ class GrammarConstraint:
         allowance: Allowance,
         token_ids: list[int],
         num_drafts: int = 0,
+        guesses: Guesses | None = None,
     ) -> None:
         self.mask: NDArray[np.int32]
-        self.forced: list[int]
-        self.forced_masks: list[NDArray[np.int32]]
+        self.expected: list[int]
+        self.num_forced: int
+        self.expected_masks: list[NDArray[np.int32]]
+        self._guesses = guesses
         self._go(grammar.first)
         self.complete = False
         self.error: str | None = None
@@ -61,6 +65,11 @@ class GrammarConstraint:
         self._without_worker_since: float | None = None
 
     @property
+    def guess_acceptance(self) -> float:
+        """See TokenConstraint."""
+        return 0.0 if self._guesses is None else self._guesses.acceptance
+
+    @property
     def beginning(self) -> bytes:
         """The body of BEGIN that makes its matcher again."""
         return pack_beginning(self._job, self._num_drafts, self._tokens.tobytes())
@@ -69,10 +78,11 @@ class GrammarConstraint:
         """Reads the next tokens; returns at once."""
         self._tokens.extend(token_ids)
         self._awaits_answer, self._suspended = True, False
+        guess = [] if self._guesses is None else self._guesses.read(token_ids, 2 * self._num_drafts + 1)
         if self._worker is None:
             self._begin()
         else:
-            self._worker.send(self, ADVANCE, b"".join(map(TOKEN.pack, token_ids)))
+            self._worker.send(self, ADVANCE, pack_advance(token_ids, guess))
 
     def hear(self) -> bool:
         """Whether the answer to the last token has come; returns at once."""
@@ -104,7 +114,7 @@ class GrammarConstraint:
             self._end_matcher()
 
     def take(self, answer: Answer) -> None:
-        """Sets masks and forced tokens, completion or error from the answer."""
+        """Sets masks and expected tokens, completion or error from the answer."""
         self._awaits_answer = False
         if answer.kind == GO:
             self._go(unpack_way_on(answer.body))
@@ -119,8 +129,10 @@ class GrammarConstraint:
 
     def _go(self, way: WayOn) -> None:
         self.mask = np.frombuffer(way.mask, np.int32)
-        self.forced = way.forced
-        self.forced_masks = [np.frombuffer(mask, np.int32) for mask in way.masks]
+        self.expected, self.num_forced = way.expected, way.num_forced
+        if self._guesses is not None:
+            self._guesses.answered(way.expected, way.num_forced)
+        self.expected_masks = [np.frombuffer(mask, np.int32) for mask in way.masks]
 
     def _begin(self) -> None:
         if not self._pool.is_judged(self.allowance):

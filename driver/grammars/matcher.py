@@ -1,4 +1,4 @@
-"""Which tokens a grammar allows behind those of a sequence, and which it forces, by llguidance.
+"""Which tokens a grammar allows behind those of a sequence, and which it expects, by llguidance.
 
 This runs in processes of its own (driver/grammars/worker_process.py).
 """
@@ -93,23 +93,27 @@ class Matcher:
                 self._forced.clear()
         return self._mask()
 
-    def look_ahead(self) -> tuple[list[int], list[bytes]]:
-        """The forced tokens and their masks of a WayOn from here.
+    def look_ahead(self, guess: list[int]) -> tuple[list[int], int, list[bytes]]:
+        """The expected tokens of a WayOn from here, how many of them are forced, and their masks.
 
+        They are the forced ones, and as much of ``guess`` as goes on behind these and is allowed.
         Nobody depends on them, so that they take little time: AHEAD_SECONDS an answer on average. A
         grammar that fails ahead is not looked at so again: the text may end before that.
         """
         self._debt = max(0.0, self._debt - AHEAD_SECONDS)
         if not self._num_drafts or self._debt:
-            return [], []
-        began, forced, masks = time.process_time(), list[int](), list[bytes]()
+            return [], 0, []
+        began, expected, num_forced, masks = time.process_time(), list[int](), 0, list[bytes]()
         try:
-            forced, masks = self._forced_tokens(), self._masks_ahead(began)
+            forced = self._forced_tokens()
+            follows = guess[: len(forced)] == forced
+            expected, masks = self._read_ahead(guess if follows else forced, len(forced), began)
+            num_forced = len(forced)
         except GrammarError:
             self._num_drafts, self._matcher = 0, self._start.deep_copy()
             self._matcher.consume_tokens(self._tokens.tolist())
         self._debt += max(0.0, time.process_time() - began - AHEAD_SECONDS)
-        return forced, masks
+        return expected, num_forced, masks
 
     def _forced_tokens(self) -> list[int]:
         if not self._forced:
@@ -117,9 +121,10 @@ class Matcher:
             _check(self._matcher)
         return list(itertools.islice(self._forced, 2 * self._num_drafts + 1))
 
-    def _masks_ahead(self, began: float) -> list[bytes]:
+    def _read_ahead(self, tokens: list[int], num_forced: int, began: float) -> tuple[list[int], list[bytes]]:
+        """Of tokens, of which the first ones are forced, those that are allowed, and masks."""
         masks, read = list[bytes](), 0
-        for token_id in itertools.islice(self._forced, self._num_drafts):
+        for token_id in tokens[: self._num_drafts]:
             if time.process_time() - began > AHEAD_SECONDS:
                 break
             read += self._matcher.try_consume_tokens([token_id])
@@ -127,9 +132,12 @@ class Matcher:
             if mask is None:
                 break
             masks.append(mask)
+        else:
+            if num_forced < len(tokens):
+                read += self._matcher.try_consume_tokens(tokens[len(masks) :])
         self._matcher.rollback(read)
         _check(self._matcher)
-        return masks
+        return tokens[: max(num_forced, read)], masks
 
     def _mask(self) -> bytes | None:
         if self._matcher.is_stopped():

@@ -5,11 +5,12 @@ later message on that socket is a WorkerLimits with one file descriptor: the soc
 fork. The fork server sends an ENDING for each worker that has ended.
 
 A worker sends READY too, and then answers frames in order. BEGIN carries a grammar and the tokens
-that a new matcher starts behind, ADVANCE the next tokens: the answer to both is GO, COMPLETE or
-ERROR, and its cost. END drops a matcher and has no answer.
+that a new matcher starts behind, ADVANCE the next tokens, and guesses of those behind them: the
+answer to both is GO, COMPLETE or ERROR, and its cost. END drops a matcher and has no answer.
 """
 
 import struct
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import msgspec
@@ -25,7 +26,8 @@ ANSWER = struct.Struct("<IIBII")
 """Head of an answer: bytes that follow it, number of the matcher, kind, microseconds of processor
 time, and KiB by which the worker's peak size has grown."""
 _BEGINNING = struct.Struct("<II")
-_WAY_ON = struct.Struct("<II")
+_ADVANCE = struct.Struct("<I")
+_WAY_ON = struct.Struct("<III")
 TOKEN = struct.Struct("<I")
 ENDING = struct.Struct("<Ii")
 """A worker's process id, and the signal that ended it, or 0."""
@@ -69,9 +71,11 @@ class WayOn(NamedTuple):
 
     mask: bytes
     """i32 words: the tokens that may be next."""
-    forced: list[int]
-    """Tokens that are likely to be next, as the grammar leaves no other text: at most twice as many
-    as drafts were asked for, and one."""
+    expected: list[int]
+    """Tokens that are likely to be next: at most twice as many as drafts were asked for, and one."""
+    num_forced: int
+    """Those of them, the first ones, beside which the grammar leaves no other text. The others were
+    guessed, and it allows them."""
     masks: list[bytes]
     """The tokens that may follow the first of them, the first two, and so on, up to as many as
     drafts were asked for."""
@@ -90,6 +94,18 @@ def unpack_beginning(body: bytes) -> tuple[bytes, int, list[int]]:
     return body[_BEGINNING.size : end], num_drafts, unpack_tokens(body[end:])
 
 
+def pack_advance(token_ids: Sequence[int], guess: Sequence[int]) -> bytes:
+    """The body of ADVANCE: how many tokens there are, tokens, and guesses, u32 each."""
+    return b"".join((_ADVANCE.pack(len(token_ids)), *map(TOKEN.pack, token_ids), *map(TOKEN.pack, guess)))
+
+
+def unpack_advance(body: bytes) -> tuple[list[int], list[int]]:
+    """The tokens of ADVANCE, and guesses of those behind them."""
+    (count,) = _ADVANCE.unpack_from(body)
+    token_ids = unpack_tokens(body[_ADVANCE.size :])
+    return token_ids[:count], token_ids[count:]
+
+
 def unpack_tokens(packed: bytes) -> list[int]:
     """Of u32 each."""
     return [token_id for (token_id,) in TOKEN.iter_unpack(packed)]
@@ -97,14 +113,14 @@ def unpack_tokens(packed: bytes) -> list[int]:
 
 def pack_way_on(way: WayOn) -> bytes:
     """The body of GO."""
-    numbers = _WAY_ON.pack(len(way.forced), len(way.masks))
-    return b"".join((numbers, *map(TOKEN.pack, way.forced), way.mask, *way.masks))
+    numbers = _WAY_ON.pack(len(way.expected), way.num_forced, len(way.masks))
+    return b"".join((numbers, *map(TOKEN.pack, way.expected), way.mask, *way.masks))
 
 
 def unpack_way_on(body: bytes) -> WayOn:
     """Of the body of GO."""
-    num_forced, num_masks = _WAY_ON.unpack_from(body)
-    begin = _WAY_ON.size + TOKEN.size * num_forced
+    num_expected, num_forced, num_masks = _WAY_ON.unpack_from(body)
+    begin = _WAY_ON.size + TOKEN.size * num_expected
     size = (len(body) - begin) // (1 + num_masks)
     mask, *masks = (body[at : at + size] for at in range(begin, len(body), size))
-    return WayOn(mask, unpack_tokens(body[_WAY_ON.size : begin]), masks)
+    return WayOn(mask, unpack_tokens(body[_WAY_ON.size : begin]), num_forced, masks)

@@ -21,7 +21,7 @@ import socket
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import BinaryIO, NoReturn
 
@@ -44,8 +44,8 @@ from driver.grammars.protocol import (
     WayOn,
     WorkerLimits,
     pack_way_on,
+    unpack_advance,
     unpack_beginning,
-    unpack_tokens,
 )
 
 NICENESS = 10
@@ -146,36 +146,39 @@ class _FrameLoop:
             if kind == END:
                 self._matchers.pop(number, None)
             else:
-                self._answer(number, self._begin if kind == BEGIN else self._advance, body)
+                self._answer(number, kind, body)
 
-    def _answer(self, number: int, work: Callable[[int, bytes], bytes | None], body: bytes) -> None:
+    def _answer(self, number: int, frame: int, body: bytes) -> None:
         began, size = time.process_time(), _peak_size()
         try:
-            mask = work(number, body)
-            quick = work == self._begin or time.process_time() - began < AHEAD_SECONDS
-            kind, answer = (COMPLETE, b"") if mask is None else (GO, self._way_on(number, mask, ahead=quick))
+            mask, guess = self._begin(number, body) if frame == BEGIN else self._advance(number, body)
+            quick = frame == BEGIN or time.process_time() - began < AHEAD_SECONDS
+            kind, answer = (COMPLETE, b"") if mask is None else (GO, self._way_on(number, mask, guess, ahead=quick))
         except GrammarError as error:
             kind, answer = ERROR, str(error).encode(errors="replace")
         spent, grown = round(1e6 * (time.process_time() - began)), _peak_size() - size
         self._connection.sendall(ANSWER.pack(len(answer), number, kind, spent, grown) + answer)
 
-    def _begin(self, number: int, body: bytes) -> bytes | None:
+    def _begin(self, number: int, body: bytes) -> tuple[bytes | None, list[int]]:
+        """The mask behind the tokens of a frame, and its guesses."""
         job, num_drafts, token_ids = unpack_beginning(body)
         with _time_limit(self._limits.compile_seconds):
             grammar = self._compiled(job)
             self._matchers[number] = grammar.begin(num_drafts)
-        return self._consume(number, token_ids) if token_ids else grammar.first_mask
+        return (self._consume(number, token_ids) if token_ids else grammar.first_mask), []
 
-    def _advance(self, number: int, body: bytes) -> bytes | None:
-        return self._consume(number, unpack_tokens(body))
+    def _advance(self, number: int, body: bytes) -> tuple[bytes | None, list[int]]:
+        token_ids, guess = unpack_advance(body)
+        return self._consume(number, token_ids), guess
 
-    def _way_on(self, number: int, mask: bytes, *, ahead: bool) -> bytes:
+    def _way_on(self, number: int, mask: bytes, guess: list[int], *, ahead: bool) -> bytes:
         """``ahead`` is whether to look there: a grammar that is slow is not asked for more."""
-        forced, masks = list[int](), list[bytes]()
+        way = WayOn(mask, [], 0, [])
         if ahead:
             with _time_limit(self._limits.token_seconds):
-                forced, masks = self._matchers[number].look_ahead()
-        return pack_way_on(WayOn(mask, forced, masks))
+                expected, num_forced, masks = self._matchers[number].look_ahead(guess)
+            way = WayOn(mask, expected, num_forced, masks)
+        return pack_way_on(way)
 
     def _consume(self, number: int, token_ids: list[int]) -> bytes | None:
         with _time_limit(self._limits.token_seconds * (1 + len(token_ids) // TOKENS_AT_ONCE)):

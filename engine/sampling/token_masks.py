@@ -31,7 +31,7 @@ def pack_masks(plan: NextIterationPlan, sampler_rows: Sequence[int], rows: int, 
         constraint = plan.sequences[row].constraint
         assert constraint is not None
         # Padding of the vocabulary is never sampled, whatever its bits.
-        behind = constraint.forced_masks[: len(plan.forced[row])] if row in plan.forced else ()
+        behind = constraint.expected_masks[: len(plan.expected[row])] if row in plan.expected else ()
         for place, mask in enumerate((constraint.mask, *behind), sampler_rows[row]):
             masks[place, : len(mask)] = mask
     return masks

@@ -44,7 +44,8 @@ class Landing:
             if samples:
                 if self._speculation is not None:
                     kept = samples if plan.samples_of is None else plan.counts[row]
-                    self._speculation.land(sequence, kept, len(token_ids), result.drafts[row])
+                    guessed = plan.num_guessed.get(row, 0)
+                    self._speculation.land(sequence, kept, len(token_ids), result.drafts[row], guessed)
                 added, reason = self._land(sequence, token_ids)
                 logprobs = result.logprobs.get(row, ())[: len(added)]
                 outputs.append(SequenceOutput(sequence.request_id, added, reason, logprobs, prompt_logprobs))
@@ -52,10 +53,11 @@ class Landing:
                 outputs.append(SequenceOutput(sequence.request_id, [], prompt_logprobs=prompt_logprobs))
         return outputs
 
-    def note_forced(self, sequence: Sequence) -> None:
-        """Its constraint, if it has one, has answered, and may say what it forces."""
+    def note_expected(self, sequence: Sequence) -> None:
+        """Its constraint, if it has one, has answered, and may say what it expects."""
         if self._speculation is not None and sequence.constraint is not None:
-            sequence.forced = sequence.constraint.forced
+            sequence.expected = sequence.constraint.expected
+            sequence.num_forced = sequence.constraint.num_forced
 
     def _land(self, sequence: Sequence, token_ids: list[int]) -> tuple[list[int], str | None]:
         """Add tokens up to its last one, also where the sequence waits again.
@@ -88,8 +90,9 @@ class Landing:
         constraint.advance(*token_ids)
         sequence.awaits_mask = True
         count = len(token_ids)
-        as_forced = list(sequence.forced[:count]) == token_ids
-        sequence.forced = sequence.forced[count:] if as_forced else ()
+        as_expected = list(sequence.expected[:count]) == token_ids
+        sequence.expected = sequence.expected[count:] if as_expected else ()
+        sequence.num_forced = max(0, sequence.num_forced - count) if as_expected else 0
         if sequence.slot < 0:
             constraint.suspend()
 

@@ -21,7 +21,7 @@ class NextIterationPlan:
     samples behind the last ``samples[i]`` of them: a decoding row behind each, a chunk behind its
     last one when that is its prompt's last. A decoding row's tokens are the one that its slot
     sampled last, which may still be on the device, and the slot's drafts, which are there too or
-    are ``forced``; a chunk's are known here. Where drafts are in flight a decoding row's start is
+    are ``expected``; a chunk's are known here. Where drafts are in flight a decoding row's start is
     the most that it may be.
     """
 
@@ -31,9 +31,11 @@ class NextIterationPlan:
     samples: list[int] = field(default_factory=list)
     constrained: list[int] = field(default_factory=list)
     """Rows that sample what their sequence's constraint allows."""
-    forced: dict[int, ListOf[int]] = field(default_factory=dict)
+    expected: dict[int, ListOf[int]] = field(default_factory=dict)
     """By row with a constraint that has drafts, these; where it samples, those alone whose masks are
     known."""
+    num_guessed: dict[int, int] = field(default_factory=dict)
+    """By row with such drafts, those that its constraint does not force: the last ones."""
     late: list[int] = field(default_factory=list)
     """Decoding rows that do not sample in this step, though they might, as their constraint has not
     answered yet: their logits are kept."""
@@ -73,7 +75,7 @@ class NextIterationPlan:
     @property
     def drafted(self) -> list[int]:
         """Decoding rows with drafts that are on the device."""
-        return [row for row in range(self.num_decodes) if self.counts[row] > 1 and row not in self.forced]
+        return [row for row in range(self.num_decodes) if self.counts[row] > 1 and row not in self.expected]
 
     @property
     def read_slots(self) -> set[int]:
@@ -116,7 +118,8 @@ class NextIterationPlan:
     def _add_constrained(self, row: int, sequence: Sequence, num_drafts: int) -> None:
         """A decoding row samples in the step if its constraint has answered, and else late."""
         if num_drafts:
-            self.forced[row] = sequence.forced_drafts[:num_drafts]
+            self.expected[row] = sequence.expected_drafts[:num_drafts]
+            self.num_guessed[row] = max(0, num_drafts - sequence.num_forced_drafts)
         if sequence.has_mask:
             self.constrained.append(row)
         else:
@@ -133,11 +136,12 @@ class NextIterationPlan:
         """
         of, constraint = self.samples_of, sequence.constraint
         assert of is not None and constraint is not None
-        fed = of.forced.get(row, ()) if of.starts[row] == sequence.num_tokens - 1 else ()
-        pairs = zip(fed, constraint.forced, constraint.forced_masks, strict=False)
+        fed = of.expected.get(row, ()) if of.starts[row] == sequence.num_tokens - 1 else ()
+        pairs = zip(fed, constraint.expected, constraint.expected_masks, strict=False)
         masked = [draft for draft, *_ in takewhile(lambda pair: pair[0] == pair[1], pairs)]
         if masked:
-            self.forced[self.num_rows] = masked
+            self.expected[self.num_rows] = masked
+        self.num_guessed[self.num_rows] = of.num_guessed.get(row, 0)
         self.constrained.append(self.num_rows)
         self.sequences.append(sequence)
         self.starts.append(sequence.num_tokens)

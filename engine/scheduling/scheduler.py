@@ -17,7 +17,7 @@ be replayed. The rules:
 - A decoding row may have drafts (``speculation``), tokens that are likely to follow. It samples
   behind each, and as many tokens land as there are drafts that were right, and one. Until then a
   sequence counts as if all were right: it has pages for them, and no more drafts than would end it.
-  Those of a sequence with a constraint are the tokens that this forces, by and by.
+  Those of a sequence with a constraint are the tokens that this forces or guesses, by and by.
 - A sequence with a constraint is planned as others are, and its row does not sample in the step if
   the constraint has not answered yet what may come next: because the token before is in flight, or
   because the mask is late. The row's logits are kept (``late_samples``), it samples from them in a
@@ -160,7 +160,7 @@ class InferenceScheduler:
         if not self._running and not self._waiting:
             self._waiting.forget()
         self.adapters.enter(sequence)
-        self._landing.note_forced(sequence)
+        self._landing.note_expected(sequence)
         self._waiting.add(sequence)
 
     def finish(self, request_id: str) -> bool:
@@ -217,7 +217,7 @@ class InferenceScheduler:
         """
         assert sequence.constraint is not None
         sequence.awaits_mask = False
-        self._landing.note_forced(sequence)
+        self._landing.note_expected(sequence)
         if sequence.awaits_sample:
             self._running.late.answered(sequence)
         reason, error = None, sequence.constraint.error

@@ -71,8 +71,10 @@ class Sequence:
     """
     num_drafts: int = 0
     """Drafts that the device had for the tokens behind those that landed last; 0 with a constraint."""
-    forced: ListOf[int] = ()
+    expected: ListOf[int] = ()
     """Tokens that its constraint expects behind those that have landed: drafts, if they are right."""
+    num_forced: int = 0
+    """Of these, those that its constraint forces; the others, behind them, are guesses."""
     draft_presence: RecentShare = field(default_factory=lambda: RecentShare(1.0))
     """How often there were drafts where it was granted some."""
     draft_acceptance: RecentShare = field(default_factory=lambda: RecentShare(EXPECTED_ACCEPTANCE))
@@ -180,12 +182,17 @@ class Sequence:
         return not (self.num_in_flight or self.awaits_mask)
 
     @property
-    def forced_drafts(self) -> ListOf[int]:
-        """What of ``forced`` follows the tokens in flight, if all of these are as forced. Where its
-        next row samples at once, its masks are known."""
+    def expected_drafts(self) -> ListOf[int]:
+        """What of ``expected`` follows the tokens in flight, if all of these are as expected. Where
+        its next row samples at once, its masks are known."""
         if self.constraint is not None and self.has_mask:
-            return self.forced[: len(self.constraint.forced_masks)]
-        return self.forced[self.num_in_flight :]
+            return self.expected[: len(self.constraint.expected_masks)]
+        return self.expected[self.num_in_flight :]
+
+    @property
+    def num_forced_drafts(self) -> int:
+        """Of ``expected_drafts``, the most that are forced."""
+        return max(0, self.num_forced - self.num_in_flight)
 
     @property
     def ends_by_length(self) -> bool:

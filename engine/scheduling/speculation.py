@@ -7,10 +7,12 @@ the time of a step, up to some number of tokens; beyond, more tokens cost more. 
 its time, too, once for each place behind a row's token that some row drafts. So drafts are
 granted while they raise the tokens that a step is expected to give for each second that it takes.
 
-The drafts of a row with a constraint are tokens that this forces; those of others are found on the
-device. A draft is right with the row's *acceptance*, if those before it were: the share of its last
-drafts that were right, the older the less. And there is one with its *presence*: with a step in
-flight, whose drafts nobody knows yet, drafts are granted that may not be there. A row whose drafts
+The drafts of a row with a constraint are tokens that this forces, and behind them guesses of it;
+those of others are found on the device. A draft is right with the row's *acceptance*, if those
+before it were: the share of its last drafts that were right, the older the less. That of guesses is
+counted by the constraint, which sees whether they were right though nobody verified them. And there
+is a draft with the row's *presence*: with a step in flight, whose drafts nobody knows yet, drafts
+are granted that may not be there. A row whose drafts
 are not worth it is tried again in every ``PROBED_EVERY``-th plan, with a single draft, and all such
 rows in the same one, as a step of a few more tokens may cost what one of many more does. While
 what is tried is right, the next plan tries again.
@@ -86,9 +88,9 @@ class Speculation:
         self._probe(granted, most, room - sum(granted.values()))
         return granted
 
-    def land(self, sequence: Sequence, num_samples: int, num_tokens: int, num_found: int) -> None:
+    def land(self, sequence: Sequence, num_samples: int, num_tokens: int, num_found: int, num_guessed: int = 0) -> None:
         """A row of so many samples gave so many tokens; the device has found drafts for those behind
-        them, so many."""
+        them, so many. Of the row's drafts the last ``num_guessed`` were guesses of a constraint."""
         drafted = granted = num_samples - 1
         accepted = num_tokens - 1
         if sequence.constraint is None:
@@ -96,8 +98,10 @@ class Speculation:
         if not granted:
             return
         sequence.draft_presence.learn(bool(drafted), 1)
+        if drafted > num_guessed:
+            right = min(accepted, drafted - num_guessed)
+            sequence.draft_acceptance.learn(right, right + (right < drafted - num_guessed))
         if drafted:
-            sequence.draft_acceptance.learn(accepted, accepted + (accepted < drafted))
             self.num_drafts += 1
             self.num_draft_tokens += drafted
             self.num_accepted_tokens += accepted
@@ -119,7 +123,7 @@ class Speculation:
         asked, left = sequence.params.num_speculative_tokens, sequence.max_computed_tokens
         most = self.num_speculative_tokens if asked is None else min(asked, self.num_speculative_tokens)
         if sequence.constraint is not None:
-            most = min(most, len(sequence.forced_drafts))
+            most = min(most, len(sequence.expected_drafts))
         elif not sequence.num_drafts:
             return 0
         return min(most, left - sequence.num_computed_tokens - 1, in_flight - sequence.num_in_flight - 1)
@@ -145,4 +149,8 @@ def most_samples(max_num_seqs: int, num_drafts: int) -> int:
 def _chances(sequence: Sequence, count: int) -> list[float]:
     """Of each of so many drafts, that there is one and it is right."""
     presence, acceptance = sequence.draft_presence.value, sequence.draft_acceptance.value
-    return [presence * acceptance ** (place + 1) for place in range(count)]
+    if sequence.constraint is None:
+        return [presence * acceptance ** (place + 1) for place in range(count)]
+    forced, guess = min(count, sequence.num_forced_drafts), sequence.constraint.guess_acceptance
+    chances = [acceptance ** (place + 1) for place in range(forced)]
+    return chances + [acceptance**forced * guess ** (place + 1) for place in range(count - forced)]

@@ -73,8 +73,8 @@ class History:
         ids = jax.lax.dynamic_update_slice(self.ids, piece[None, PIECE_HEADER:], at)
         return replace(self, ids=ids)
 
-    def with_forced(self, rows: Array) -> "History":
-        """The history with drafts i32[n, DRAFT_HEADER + num_drafts] that ``forced_rows`` made."""
+    def with_expected(self, rows: Array) -> "History":
+        """The history with drafts i32[n, DRAFT_HEADER + num_drafts] that ``expected_rows`` made."""
         places = rows[:, 1:DRAFT_HEADER] + jnp.arange(self.num_drafts, dtype=jnp.int32)[None, :]
         ids = self.ids.at[rows[:, :1], places].set(rows[:, DRAFT_HEADER:])
         return replace(self, ids=ids)
@@ -92,7 +92,7 @@ def new_history(num_slots: int, max_model_len: int, num_drafts: int) -> History:
     return History(ids, jnp.zeros(num_slots, jnp.int32), jnp.zeros(num_slots, jnp.int32), num_drafts)
 
 
-def forced_rows(
+def expected_rows(
     drafts: Iterable[tuple[int, int, ListOf[int]]], max_num_seqs: int, num_drafts: int
 ) -> NDArray[np.int32]:
     """i32[max_num_seqs, DRAFT_HEADER + num_drafts] that write drafts: of slots, from a place on,

@@ -58,8 +58,8 @@ class StepDescription(msgspec.Struct, frozen=True, tag="step"):
     draft model."""
     feeds_draft_model: bool = False
     """Whether tokens are fed to a draft model that no DRAFT feeds to it."""
-    forced: Any = None
-    """i32[max_num_seqs, DRAFT_HEADER + most drafts] of ``forced_rows``; None if no row has such."""
+    expected: Any = None
+    """i32[max_num_seqs, DRAFT_HEADER + most drafts] of ``expected_rows``; None if no row has such."""
 
 
 class SampleKept(msgspec.Struct, frozen=True, tag="sample kept"):

@@ -30,7 +30,7 @@ from engine.step.forward_programs import (
     FORWARD,
     PROMPT_LOGPROBS,
     TAKE_HIDDEN,
-    WRITE_FORCED,
+    WRITE_EXPECTED,
     WRITE_HISTORY,
     WRITE_SLOTS,
     ForwardPrograms,
@@ -163,9 +163,9 @@ class ExecutionManager:
         """WRITE_HISTORY."""
         return self._executables[WRITE_HISTORY, PIECE]
 
-    def write_forced(self) -> Any:
-        """WRITE_FORCED."""
-        return self._executables[WRITE_FORCED, self.shapes.max_num_seqs + 1]
+    def write_expected(self) -> Any:
+        """WRITE_EXPECTED."""
+        return self._executables[WRITE_EXPECTED, self.shapes.max_num_seqs + 1]
 
     def take_hidden(self, layout: StepLayout) -> Any:
         """TAKE_HIDDEN of a bucket's step."""

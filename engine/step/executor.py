@@ -149,8 +149,8 @@ class StepExecutor:
             self._slots = manager.write_slots()(self._slots, changes)
         for piece in step.history:
             self._fed = manager.write_history()(self._fed, piece)
-        if step.forced is not None:
-            self._fed = manager.write_forced()(self._fed, step.forced)
+        if step.expected is not None:
+            self._fed = manager.write_expected()(self._fed, step.expected)
         if step.drafted is not None:
             draft = manager.draft(step.drafted.shape[1])
             self._cache, self._fed = draft(

@@ -42,8 +42,8 @@ ADAPTED_FORWARD = "step with adapters"
 adapter."""
 WRITE_HISTORY = "write history"
 """(history, piece) -> history, a History, which is donated; see ``History.after``."""
-WRITE_FORCED = "write forced drafts"
-"""(history, rows) -> history, which is donated; see ``History.with_forced``."""
+WRITE_EXPECTED = "write expected drafts"
+"""(history, rows) -> history, which is donated; see ``History.with_expected``."""
 WRITE_SLOTS = "write slots"
 """(slots, changes i32[SEPARATE.size]) -> slots, a SlotState, which is donated."""
 TAKE_HIDDEN = "take hidden"
@@ -113,16 +113,16 @@ class ForwardPrograms:
         ]
 
     def writers(self) -> list[Program]:
-        """WRITE_SLOTS, and where there is a history WRITE_HISTORY and WRITE_FORCED."""
+        """WRITE_SLOTS, and where there is a history WRITE_HISTORY and WRITE_EXPECTED."""
         slots = Program(WRITE_SLOTS, SEPARATE.entries, self._lower_write_slots)
         if not isinstance(self._fed, History):
             return [slots]
         piece, size = (PIECE_HEADER + PIECE,), self._fed.ids.shape[0]
-        forced = size - 1, DRAFT_HEADER + self._fed.num_drafts
+        expected = size - 1, DRAFT_HEADER + self._fed.num_drafts
         return [
             slots,
             Program(WRITE_HISTORY, PIECE, partial(self._lower_write_history, History.after, piece)),
-            Program(WRITE_FORCED, size, partial(self._lower_write_history, History.with_forced, forced)),
+            Program(WRITE_EXPECTED, size, partial(self._lower_write_history, History.with_expected, expected)),
         ]
 
     def prompt_logprobs(self, count: int) -> list[Program]:

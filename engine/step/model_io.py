@@ -17,7 +17,7 @@ from engine.sampling.sampler_inputs import num_fields
 from engine.sampling.token_masks import pack_masks
 from engine.scheduling.plan import NextIterationPlan
 from engine.scheduling.sequence import Sequence
-from engine.speculation.history import forced_rows, pieces
+from engine.speculation.history import expected_rows, pieces
 from engine.step.commands import ForgetLogits, KeptRows, SampleKept, StepDescription
 from engine.step.layout import FROM_SLOT, PROMPT_BLOCK, StepLayout
 from engine.step.slot_state import FIRST_PARAMETER, NO_ADMISSIONS, SEPARATE, SlotChanges, SlotShapes, admissions
@@ -110,7 +110,7 @@ class ModelIOProcessor:
             any(plan.samples),
             drafted,
             self._feeds_drafts and len(plan.drafted) < plan.num_rows,
-            self._forced(plan) if plan.forced else None,
+            self._expected(plan) if plan.expected else None,
         ), prompt_logprobs
 
     def _blank(self, layout: StepLayout) -> NDArray[np.int32]:
@@ -145,10 +145,10 @@ class ModelIOProcessor:
             for piece in pieces(sequence.slot, _known_tokens(sequence, 0, sequence.num_tokens))
         ]
 
-    def _forced(self, plan: NextIterationPlan) -> NDArray[np.int32]:
+    def _expected(self, plan: NextIterationPlan) -> NDArray[np.int32]:
         """What the history has to have behind the last tokens of rows with drafts that are known."""
-        drafts = ((plan.sequences[row].slot, 1 + plan.starts[row], ids) for row, ids in plan.forced.items())
-        return forced_rows(drafts, self._shapes.max_num_seqs, self._shapes.num_drafts)
+        drafts = ((plan.sequences[row].slot, 1 + plan.starts[row], ids) for row, ids in plan.expected.items())
+        return expected_rows(drafts, self._shapes.max_num_seqs, self._shapes.num_drafts)
 
     def _masks(self, plan: NextIterationPlan, layout: StepLayout) -> NDArray[np.int32]:
         return pack_masks(plan, self._sampler_rows(plan), layout.rows, self._vocab_size)

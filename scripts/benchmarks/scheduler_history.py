@@ -302,12 +302,12 @@ class SchedulerHistory:
 
     def _check_masks(self, plan: NextIterationPlan, row: int) -> None:
         """Its masks are those behind all of its tokens, and behind drafts."""
-        sequence, drafts = plan.sequences[row], list(plan.forced.get(row, ()))
+        sequence, drafts = plan.sequences[row], list(plan.expected.get(row, ()))
         constraint, others = sequence.constraint, sequence.num_in_flight - plan.samples[row]
         assert isinstance(constraint, LateConstraint) and not (sequence.awaits_mask or others)
         assert constraint.told == sequence.output_token_ids, "a row samples with the mask of another place"
-        assert drafts == constraint.forced[: len(drafts)], "a row samples with the masks of other drafts"
-        assert len(drafts) == plan.samples[row] - 1 and len(drafts) <= len(constraint.forced_masks), (
+        assert drafts == constraint.expected[: len(drafts)], "a row samples with the masks of other drafts"
+        assert len(drafts) == plan.samples[row] - 1 and len(drafts) <= len(constraint.expected_masks), (
             "a row samples without a mask"
         )
 

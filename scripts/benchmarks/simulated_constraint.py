@@ -6,26 +6,28 @@ import numpy as np
 from numpy.typing import NDArray
 
 RIGHT = 0.85
-"""How often a token is the one that it forces."""
+"""How often a token is the one that it expects."""
 NO_TOKEN = -1
 
 
 class LateConstraint:
     """Allows every token, in its own time; what it is told has to be its sequence's output, each token once.
 
-    With each answer it forces some tokens, right or wrong, and knows masks behind some of them. It is complete behind
-    ``length`` tokens, and has no mask from there on.
+    With each answer it forces and guesses some tokens, right or wrong, and knows masks behind some of them. It is complete
+    behind ``length`` tokens, and has no mask from there on.
     """
 
     mask = np.zeros(1, np.int32)
     error: str | None = None
+    guess_acceptance = 0.5
     internal = False
 
     def __init__(self, length: int | None) -> None:
         self._length = length
         self.told: list[int] = []
-        self.forced: list[int] = []
-        self.forced_masks: list[NDArray[np.int32]] = []
+        self.expected: list[int] = []
+        self.num_forced = 0
+        self.expected_masks: list[NDArray[np.int32]] = []
         self.closed = False
 
     @property
@@ -40,10 +42,11 @@ class LateConstraint:
     def answer(self, random: Random, output: list[int], most_drafts: int) -> None:
         """It has answered to all that it was told; ``output`` is what its sequence is to give in all."""
         left = output[len(self.told) :][: random.randint(0, 2 * most_drafts + 1)]
-        self.forced = [token if random.random() < RIGHT else NO_TOKEN for token in left]
+        self.expected = [token if random.random() < RIGHT else NO_TOKEN for token in left]
+        self.num_forced = random.randint(0, len(left))
         until_complete = len(left) if self._length is None else self._length - len(self.told) - 1
         most = min(len(left), most_drafts, max(0, until_complete))
-        self.forced_masks = [self.mask] * random.randint(min(most, 1), most)
+        self.expected_masks = [self.mask] * random.randint(min(most, 1), most)
 
     def hear(self) -> bool:
         """The history says itself when an answer has come."""

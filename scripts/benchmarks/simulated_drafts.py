@@ -72,12 +72,12 @@ class SimulatedDrafts:
         if plan.starts[row] != sequence.num_computed:
             return 0
         follows = sequence.tokens[sequence.num_computed + 1 :]
-        pairs = zip(plan.forced.get(row, ()), follows, strict=False)
+        pairs = zip(plan.expected.get(row, ()), follows, strict=False)
         return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
 
     def _sample_late(self, plan: NextIterationPlan, row: int, sequence: OnDevice) -> Row:
         """Drafts are accepted as far as they have masks."""
-        accepted = min(self._late.pop(sequence.sequence), len(plan.forced.get(row, ())))
+        accepted = min(self._late.pop(sequence.sequence), len(plan.expected.get(row, ())))
         start = plan.starts[row]
         sequence.num_computed = start + accepted
         return Row(start, 0, accepted, 1 + accepted, 0)

@@ -20,11 +20,19 @@ class TokenConstraint(Protocol):
         """i32[ceil(vocab / 32)] tokens that may be next: token i is bit i % 32 of word i // 32."""
 
     @property
-    def forced(self) -> ListOf[int]:
+    def expected(self) -> ListOf[int]:
         """Tokens that are likely to be next, behind those that it has answered to: drafts."""
 
     @property
-    def forced_masks(self) -> ListOf[NDArray[np.int32]]:
+    def num_forced(self) -> int:
+        """How many of these, the first ones, leave no other text; the others are guesses."""
+
+    @property
+    def guess_acceptance(self) -> float:
+        """From 0 to 1: how often a guess was right of late, behind others that were."""
+
+    @property
+    def expected_masks(self) -> ListOf[NDArray[np.int32]]:
         """Masks as ``mask`` behind the first of these, the first two, and so on, as far as known:
         perhaps not behind all."""
 
