@@ -35,7 +35,7 @@ class Predictor:
 
 PREDICTORS = {
     "mtp of GLM": Predictor("glm4_moe", 1, {"num_hidden_layers": 2}),
-    "mtp of DeepSeek": Predictor("deepseek_v3", 2, {"num_hidden_layers": 2}),
+    "mtp of DeepSeek": Predictor("deepseek_v3", 2),
     "mtp of GLM Flash": Predictor("glm4_moe_lite", 3),
 }
 

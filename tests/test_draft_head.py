@@ -1,6 +1,7 @@
 """Draft heads of EAGLE-3, and layers that predict further tokens: their arithmetic against torch, what is kept of a page's tokens for them, and what does not fit."""
 
 import json
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -9,12 +10,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from checkpoints import build_checkpoint, random_tensors, write_tensors
+from flax import nnx
 from head_checkpoints import HEADS, build_head, build_target, head_tensors, write
 from hypothesis import given
 from hypothesis import strategies as st
 from loading import load
-from mtp_checkpoints import PREDICTORS, SPECULATION, build_predicting
+from mtp_checkpoints import PREDICTORS, SPECULATION, build_predicting, predicting_tensors
 from plain_attention import DenseAttention
+from test_latents import BLOCKS_OF_FP8, in_blocks_of_fp8
 
 from caching.attention.spec import PageTable
 from engine.config import EngineConfig
@@ -26,7 +29,7 @@ from engine.models.heads.mtp_layer import mtp_head
 from engine.models.model_config import read_model_config
 from engine.models.partition import split
 from engine.models.step_context import StepContext
-from engine.models.weights.sources import open_checkpoint
+from engine.models.weights.sources import Arrays, open_checkpoint
 from engine.models.weights.store import load_decoder
 from engine.models.weights.weight_format import WeightFormat
 from engine.served_model import served_model
@@ -124,6 +127,23 @@ def test_the_layer_of_a_checkpoint_that_drafts_is_not_said_to_be_left_out(tmp_pa
     more = plain.one_page.bytes_per_page // plain.model.num_layers + tail.num_bytes
     assert ours.one_page.bytes_per_page == plain.one_page.bytes_per_page + more
     assert (tail.rows, tail.size) == (4, plain.model.hidden_size)
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("devices", [1, 2])
+def test_a_layer_in_blocks_of_fp8_is_read_as_what_it_stands_for(tmp_path, devices):
+    """As DeepSeek-V3 is published, its layer that predicts further tokens too."""
+    model = read_model_config(build_predicting(tmp_path, "mtp of DeepSeek"))
+    stored, meant = in_blocks_of_fp8(predicting_tensors("mtp of DeepSeek"))
+    form, mesh = WeightFormat(np.dtype(np.float32)), DeviceMesh(tuple(jax.devices()[:devices]))
+
+    read, expected = (
+        load_decoder(Arrays(tensors), split(mtp_head(spec), devices), form, mesh=mesh, progress=lambda *_: None)
+        for tensors, spec in ((stored, replace(model, published=BLOCKS_OF_FP8)), (meant, model))
+    )
+
+    jax.tree.map(np.testing.assert_array_equal, nnx.state(read), nnx.state(expected))
+    assert np.abs(np.asarray(jax.tree.leaves(read.joint.get_value())[0])).max() > 0.1
 
 
 PAGE_SIZE, PAGES_PER_SEQ, TOKENS, ROWS = 4, 5, 12, 3

@@ -104,8 +104,9 @@ def test_it_is_attention_over_the_keys_and_values_that_latents_stand_for(q_lens,
     assert np.isfinite(actual).all()
 
 
-@pytest.mark.thorough
-@pytest.mark.parametrize("rank", [EXPANDS, ABSORBS])
+@pytest.mark.parametrize(
+    "rank", [pytest.param(EXPANDS, marks=pytest.mark.thorough), pytest.param(ABSORBS, marks=pytest.mark.exhaustive)]
+)
 def test_the_first_token_is_seen_by_itself_alone(rank):
     """As in a layer that predicts further tokens: in decoding rows, new prompts and later chunks."""
     inputs, view = build_step([1, 1, 1, 70, 65, 3], [1, 2, 200, 70, 190, 4], rank, rows=8, tokens=256)
@@ -251,20 +252,29 @@ def test_layers_that_predict_further_tokens_are_not_served(tmp_path):
         load(tmp_path)
 
 
+BLOCK = 16
+BLOCKS_OF_FP8 = fp8({"weight_block_size": [BLOCK, BLOCK]})
+
+
+def in_blocks_of_fp8(tensors):
+    """A checkpoint's tensors as DeepSeek-V3 stores them, and those that they stand for."""
+    rng, stored, meant = np.random.default_rng(0), dict(tensors), dict(tensors)
+    for name, tensor in tensors.items():
+        if name.endswith(("proj.weight", "mqa.weight")):
+            scales = rng.uniform(0.01, 0.1, [-(-size // BLOCK) for size in tensor.shape]).astype(np.float32)
+            each = scales.repeat(BLOCK, 0).repeat(BLOCK, 1)[: tensor.shape[0], : tensor.shape[1]]
+            numbers = (tensor / each).astype(ml_dtypes.float8_e4m3fn)
+            stored |= {name: numbers, f"{name}_scale_inv": scales}
+            meant[name] = numbers.astype(np.float32) * each
+    return stored, meant
+
+
 @pytest.mark.parametrize("devices", [1, 2])
 def test_projections_in_blocks_of_fp8_are_read_as_what_they_stand_for(tmp_path, devices):
     """As DeepSeek-V3 is published: blocks go over the ends of heads, and devices have heads of their own."""
     model = read_model_config(build_checkpoint(tmp_path, "deepseek_v3"))
-    rng, block, stored, meant = np.random.default_rng(0), 16, {}, {}
-    for name, tensor in random_tensors(VARIANTS["deepseek_v3"].config, 4).items():
-        stored[name] = meant[name] = tensor
-        if name.endswith(("proj.weight", "mqa.weight")):
-            scales = rng.uniform(0.01, 0.1, [-(-size // block) for size in tensor.shape]).astype(np.float32)
-            each = scales.repeat(block, 0).repeat(block, 1)[: tensor.shape[0], : tensor.shape[1]]
-            numbers = (tensor / each).astype(ml_dtypes.float8_e4m3fn)
-            stored |= {name: numbers, f"{name}_scale_inv": scales}
-            meant[name] = numbers.astype(np.float32) * each
-    published = Dequantised(Arrays(stored), fp8({"weight_block_size": [block, block]}))
+    stored, meant = in_blocks_of_fp8(random_tensors(VARIANTS["deepseek_v3"].config, 4))
+    published = Dequantised(Arrays(stored), BLOCKS_OF_FP8)
     mesh, partition = DeviceMesh(tuple(jax.devices()[:devices])), split(model, devices)
 
     read, expected = (

@@ -39,6 +39,15 @@ def test_a_draft_model_has_settings_of_its_own() -> None:
     assert EngineConfig().of_draft_model is None
 
 
+def test_a_layer_of_the_checkpoint_has_the_settings_of_its_model() -> None:
+    """Its weights are where the model's are."""
+    given, url = '{"method": "mtp", "num_speculative_tokens": 1}', "gs://bucket/large"
+
+    config = EngineConfig(model="large", weights_url=url, quantization="int4", speculative_config=given)
+
+    assert config.of_draft_model == EngineConfig(model="large", weights_url=url, generation_config="none")
+
+
 def test_without_the_setting_nothing_is_drafted() -> None:
     """The default is no speculation."""
     assert EngineConfig().speculation is None
