@@ -155,7 +155,7 @@ class ServedModel:
             "parameters": f"{parameter_bytes(Partition(self.model), WeightFormat(np.dtype(np.float32))) // 4:,}",
             "dtype": ", ".join(numbers),
             "device": f"{size} x {devices[0].device_kind}{part}{hosts}",
-            "operations": self.backend.description,
+            "operations": self.backend.in_words(quantized=self.quantization is not None),
             **others,
             **({"defaults": defaults} if defaults else {}),
         }

@@ -56,6 +56,11 @@ def build_kernels(experts, out, depth, form):
     return Kernels(numbers.astype(np.float64), panels.as_panels(numbers), none)
 
 
+def scales_of(kernels, expert):
+    """Those of one expert, if there are any."""
+    return kernels.scales[expert] if kernels.scales.size else kernels.scales
+
+
 def build_rows(count, depth):
     """Random activations f32[count, depth], whose products are about 1."""
     return np.random.default_rng(count).standard_normal((count, depth), np.float32) / np.float32(depth**0.5)
@@ -109,10 +114,11 @@ def test_a_row_is_the_same_to_the_bit_whoever_shares_its_expert(form):
     together = np.asarray(grouped(x, kernels.panels, sizes, 300, kernels.scales))
 
     for row, expert in enumerate(np.repeat(np.arange(6), sizes)):
-        of_expert = kernels.scales[expert] if kernels.scales.size else kernels.scales
         alone = grouped(x[row : row + 1], kernels.panels, np.eye(6, dtype=np.int32)[expert], 300, kernels.scales)
         np.testing.assert_array_equal(alone[0], together[row])
-        np.testing.assert_array_equal(product(x[row], kernels.panels[expert], 300, of_expert), together[row])
+        np.testing.assert_array_equal(
+            product(x[row], kernels.panels[expert], 300, scales_of(kernels, expert)), together[row]
+        )
 
 
 @pytest.mark.parametrize("sizes", [[9, 0, 0], [1, 9, 2], [-3, 4, 0], [2**31 - 1, 2**31 - 1, 1]])
@@ -138,6 +144,44 @@ def test_all_numbers_of_4_bits_are_read():
     )
 
     np.testing.assert_array_equal(actual[0], numbers[:, 0])
+
+
+@pytest.mark.parametrize("form", FORMS[2:4])
+@pytest.mark.parametrize("size", [1e-45, 1e-38, 1e-30, 1.0, 1e36])
+def test_integers_are_multiplied_as_exactly_as_float32_whatever_the_activations(form, size):
+    """One input is a hundred times the others, as models have them; rows of other sizes, and of none, are beside it."""
+    kernels, x = build_kernels(1, 40, 300, form), 0.1 * build_rows(7, 300)
+    x[:, 17] = [0, 1, -1, 0.9922, 0.9921, -0.9922, 0.5]
+    x[1:] *= np.float32(size)
+
+    actual = product(x, kernels.panels[0], 40, scales_of(kernels, 0))
+
+    reach = np.abs(x).max(axis=1, keepdims=True) * np.abs(kernels.numbers[0]).sum(axis=1)
+    assert (np.abs(actual - twin(x, [7], kernels)) <= 2.0**-22 * reach + 1e-35).all()
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("wrong", [np.nan, np.inf, -np.inf])
+def test_a_row_that_is_no_number_stays_so_and_spoils_no_other(form, wrong):
+    """Each of its outputs, whatever a weight is; the rows beside it have the bits that they have without it."""
+    kernels, x = build_kernels(1, 40, 70, form), build_rows(9, 70)
+    spoilt = x.copy()
+    spoilt[4, 69] = wrong
+
+    right, found = (np.asarray(product(rows, kernels.panels[0], 40, scales_of(kernels, 0))) for rows in (x, spoilt))
+
+    np.testing.assert_array_equal(np.delete(found, 4, axis=0), np.delete(right, 4, axis=0))
+    assert not np.isfinite(found[4]).any()
+
+
+def test_sums_of_very_many_integers_do_not_overflow():
+    """More inputs than 32 bits hold the sums of, all the largest."""
+    depth = 140_000
+    numbers, x = np.full((WIDTH + 1, depth), 127, np.int8), np.full((1, depth), 1 - 2**-8, np.float32)
+
+    actual = product(x, panels.as_panels(numbers), WIDTH + 1, np.ones(WIDTH + 1, np.float32))
+
+    np.testing.assert_allclose(actual, np.full((1, WIDTH + 1), depth * 127 * (1 - 2**-8)), rtol=0.01)
 
 
 @pytest.mark.thorough

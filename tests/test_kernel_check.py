@@ -188,6 +188,17 @@ def test_right_kernels_are_kept(directory):
     assert served.backend.attention == CPUAttention() and served.backend.replaced == ()
 
 
+@pytest.mark.parametrize("quantization", ["int8", "int4", None])
+def test_it_is_said_whether_quantised_weights_are_multiplied_by_vnni(directory, quantization):
+    """Where the processor has it; nothing of it where weights are floats, or of what XLA multiplies."""
+    served = serve(directory, quantization=quantization)
+    by_xla = replace(served, backend=xla_backend(FLOAT32))
+
+    by_vnni = quantization is not None and panels.inputs_together() == 4
+    assert ("by VNNI" in served.describe()["operations"]) is by_vnni
+    assert "VNNI" not in by_xla.describe()["operations"]
+
+
 @pytest.mark.usefixtures("checks_anew")
 def test_a_wrong_matrix_product_is_replaced_by_xla(directory, monkeypatch):
     """Weights are then laid out for XLA, and attention stays."""

@@ -66,6 +66,11 @@ class Backend:
     draft: "Backend | None" = None
     """That of the draft model, if there is one."""
 
+    def in_words(self, *, quantized: bool) -> str:
+        """What serves; for quantised weights, whether the CPU's products of these are by VNNI."""
+        by_vnni = quantized and self.layout is Layout.PANELS and panels.inputs_together() > 1
+        return f"{self.description}, weights by VNNI" if by_vnni else self.description
+
     def weight_format(self, dtype: np.dtype, activations: np.dtype | None = None, bits: int = 8) -> WeightFormat:
         """The format of a dtype's weights; quantised if ``activations``, the compute dtype, is set."""
         return WeightFormat(dtype, self.layout, self.scans, activations, bits, self.least_expert_bits)

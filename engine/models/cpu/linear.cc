@@ -12,6 +12,7 @@
 #include "handler.h"
 #include "panels.h"
 #include "team.h"
+#include "whole.h"
 
 namespace odriver {
 
@@ -24,32 +25,10 @@ struct Part {
 };
 
 // With few rows, enough sums to hide what each addition waits.
-int64_t panels_at_once(int64_t rows) {
-  if (rows * kMaxPanels * kPanelVectors <= kMaxSums) return kMaxPanels;
-  return rows <= kWideRows ? 2 : 1;
-}
-
-// The rows of each expert, cut so that a part's activations stay in a core's cache while panels go by. The last part is the
-// rows behind all, of which there are no steps.
-std::vector<Part> parts_of(const int32_t* sizes, int64_t experts, int64_t rows, int64_t depth, int64_t panels) {
-  std::vector<Part> parts;
-  int64_t row = 0, step = 0;
-  for (int64_t expert = 0; expert < experts; ++expert) {
-    const int64_t first = row, size = std::clamp<int64_t>(sizes[expert], 0, rows - first);
-    const int64_t blocks = (size * depth * int64_t(sizeof(float)) + kBlockBytes - 1) / kBlockBytes;
-    for (int64_t block = 0; block < blocks; ++block) {
-      const int64_t end = first + (block + 1) * size / blocks, at_once = panels_at_once(end - row);
-      parts.push_back({expert, row, end - row, at_once, step});
-      step += (panels + at_once - 1) / at_once;
-      row = end;
-    }
-  }
-  parts.push_back({experts, row, rows - row, 1, step});
-  return parts;
-}
-
-const Part* part_of(const std::vector<Part>& parts, int64_t step) {
-  return &*std::prev(std::partition_point(parts.begin(), parts.end(), [&](const Part& part) { return part.step <= step; }));
+int64_t panels_at_once(int64_t rows, int64_t sums) {
+  int64_t panels = kMaxPanels;
+  while (panels > 1 && rows * panels * kPanelVectors * sums > kMaxSums) panels /= 2;
+  return panels;
 }
 
 // A call: x and out, and the rows of each expert.
@@ -61,16 +40,39 @@ struct Rows {
   int64_t experts;
 };
 
+// The rows of each expert, cut so that a part's activations stay in a core's cache while panels go by. The last part is the
+// rows behind all, of which there are no steps.
+std::vector<Part> parts_of(const Rows& all, int64_t panels, int64_t sums) {
+  std::vector<Part> parts;
+  int64_t row = 0, step = 0;
+  for (int64_t expert = 0; expert < all.experts; ++expert) {
+    const int64_t first = row, size = std::clamp<int64_t>(all.sizes[expert], 0, all.rows - first);
+    const int64_t blocks = (size * all.depth * int64_t(sizeof(float)) + kBlockBytes - 1) / kBlockBytes;
+    for (int64_t block = 0; block < blocks; ++block) {
+      const int64_t end = first + (block + 1) * size / blocks, at_once = panels_at_once(end - row, sums);
+      parts.push_back({expert, row, end - row, at_once, step});
+      step += (panels + at_once - 1) / at_once;
+      row = end;
+    }
+  }
+  parts.push_back({all.experts, row, all.rows - row, 1, step});
+  return parts;
+}
+
+const Part* part_of(const std::vector<Part>& parts, int64_t step) {
+  return &*std::prev(std::partition_point(parts.begin(), parts.end(), [&](const Part& part) { return part.step <= step; }));
+}
+
 void scale(const float* scales, float* out, int64_t rows, int64_t width, int64_t columns) {
   for (int64_t row = 0; row < rows; ++row)
     for (int64_t column = 0; column < columns; ++column) out[row * width + column] *= scales[column];
 }
 
-// `scales` are those of whole columns, or null.
-template <typename Stored, typename Scales>
-void multiply(const Rows& all, const Kernels<Stored, Scales>& kernels, const float* scales) {
+// x of all rows by their kernels. `scales` are those of whole columns, or null.
+template <typename Activations, typename Stored, typename Scales>
+void multiply(const Rows& all, const Activations& x, const Kernels<Stored, Scales>& kernels, const float* scales) {
   const int64_t count = (all.width + kPanelWidth - 1) / kPanelWidth;
-  const std::vector<Part> parts = parts_of(all.sizes, all.experts, all.rows, all.depth, count);
+  const std::vector<Part> parts = parts_of(all, count, Activations::kSums);
   const int64_t steps = parts.back().step, each = std::max<int64_t>(1, steps / (kTasks * team().size()));
   parallel_for((steps + each - 1) / each, [&](int64_t task) {
     const int64_t begin = task * each, end = std::min(steps, begin + each);
@@ -82,29 +84,65 @@ void multiply(const Rows& all, const Kernels<Stored, Scales>& kernels, const flo
       const int64_t next = panel + at_once < count ? first + at_once : part[1].expert * count;
       const int64_t columns = std::min(at_once * kPanelWidth, all.width - column);
       float* out = all.out + part->begin * all.width + column;
-      multiply_by(at_once, all.x + part->begin * all.depth, kernels, first, next, out, part->rows, all.width, columns);
+      multiply_by(at_once, x.from(part->begin), kernels, first, next, out, part->rows, all.width, columns);
       if (scales) scale(scales + part->expert * all.width + column, out, part->rows, all.width, columns);
     }
   });
   std::fill_n(all.out + parts.back().begin * all.width, parts.back().rows * all.width, 0.0f);
 }
 
+template <typename Stored>
+void multiply_floats(const Rows& all, const Stored* panels, const float* scales) {
+  multiply(all, Floats{all.x, all.depth}, Kernels<Stored, NoScales>{panels, all.depth, {}}, scales);
+}
+
+#if defined(__AVX512VNNI__)
+
+constexpr int64_t kTogether = kQuad;
+
+// A group of several is a multiple of kWidth inputs.
+template <typename Stored, typename Scales>
+void multiply_digits(const Rows& all, const Kernels<Stored, Scales>& kernels, int64_t group, const float* scales) {
+  const DigitsOfRows digits(all.x, all.rows, all.depth, std::max(group, kWidth / kQuad));
+  multiply(all, digits.all(), kernels, scales);
+}
+
+void multiply_8_bits(const Rows& all, const void* panels, const float* scales) {
+  const Kernels<Quad8, NoScales> kernels{static_cast<const Quad8*>(panels), (all.depth + kQuad - 1) / kQuad, {}};
+  multiply_digits(all, kernels, kMostQuads, scales);
+}
+
+void multiply_4_bits(const Rows& all, const void* panels, const float* scales, int64_t groups) {
+  const int64_t quads = (all.depth + kQuad - 1) / kQuad;
+  const Kernels<Quad4, GroupScales> kernels{static_cast<const Quad4*>(panels), quads, {scales, groups, quads}};
+  multiply_digits(all, kernels, kernels.scales.group(), nullptr);
+}
+
+#else
+
+constexpr int64_t kTogether = 1;
+
+void multiply_8_bits(const Rows& all, const void* panels, const float* scales) {
+  multiply_floats(all, static_cast<const int8_t*>(panels), scales);
+}
+
+void multiply_4_bits(const Rows& all, const void* panels, const float* scales, int64_t groups) {
+  const GroupScales of_groups(scales, groups, all.depth);
+  multiply(all, Floats{all.x, all.depth}, Kernels<Nibbles, GroupScales>{static_cast<const Nibbles*>(panels), all.depth, of_groups},
+           nullptr);
+}
+
+#endif
+
 void multiply(const Rows& all, const Buffer& panels, const Buffer& scales) {
-  const auto multiply_by = [&](auto* stored) {
-    multiply(all, Kernels<std::decay_t<decltype(*stored)>, NoScales>{stored, all.depth, {}},
-             scales.size() ? scales.floats() : nullptr);
-  };
   if (panels.dtype() == XLA_FFI_DataType_F32)
-    multiply_by(panels.floats());
+    multiply_floats(all, panels.floats(), nullptr);
   else if (panels.dtype() == XLA_FFI_DataType_BF16)
-    multiply_by(static_cast<const uint16_t*>(panels.data()));
+    multiply_floats(all, static_cast<const uint16_t*>(panels.data()), nullptr);
   else if (panels.dtype() == XLA_FFI_DataType_S8)
-    multiply_by(static_cast<const int8_t*>(panels.data()));
+    multiply_8_bits(all, panels.data(), scales.floats());
   else
-    multiply(all,
-             Kernels<Nibbles, GroupScales>{static_cast<const Nibbles*>(panels.data()), all.depth,
-                                           {scales.floats(), scales.dim(-2), all.depth}},
-             nullptr);
+    multiply_4_bits(all, panels.data(), scales.floats(), scales.dim(-2));
 }
 
 // (x f32, panels f32, bf16, s8 or 4 bits in u8, scales f32) -> out f32
@@ -130,3 +168,5 @@ ODRIVER_HANDLER(odriver_linear, odriver::linear)
 ODRIVER_HANDLER(odriver_grouped_linear, odriver::grouped_linear)
 
 extern "C" int odriver_panel_width() { return odriver::kPanelWidth; }
+// Inputs of weights of 8 and 4 bits that lie side by side.
+extern "C" int odriver_inputs_together() { return odriver::kTogether; }

@@ -1,5 +1,6 @@
 // Kernels [depth, width] as panels [count, depth, kPanelWidth]: the columns kPanelWidth at a time, each panel contiguous, so
-// that a step reads the weights once and in order. In 4 bits a row of a panel is kPanelWidth / 2 bytes (tiles.h).
+// that a step reads the weights once and in order. In 4 bits a row of a panel is kPanelWidth / 2 bytes (tiles.h). Rows of 8 and
+// 4 bits have four inputs where there is VNNI (whole.h): "depth" is then in such rows.
 
 #pragma once
 
@@ -20,6 +21,14 @@ constexpr int64_t kRowsOfNarrow = 24;   // up to so many rows weights narrower t
 
 template <typename Stored>
 constexpr int64_t kRowElements = std::is_same_v<Stored, Nibbles> ? kPanelWidth / 2 : kPanelWidth;
+
+template <typename Stored>
+inline void read_row(const Stored* from, Vector* row) {
+  if constexpr (std::is_same_v<Stored, Nibbles>)
+    load(from, row);
+  else
+    for (int v = 0; v < kPanelVectors; ++v) row[v] = load(from + v * kWidth);
+}
 
 // Weights without scales, or whose scales are for whole columns.
 struct NoScales {
@@ -60,6 +69,7 @@ struct Kernels {
 // The right side of a product: `panels` of them from `first` on. `next` is read after them; it is fetched meanwhile.
 template <int panels, typename Stored, typename Scales>
 struct Panels {
+  using Numbers = Stored;
   static constexpr int kVectors = panels * kPanelVectors;
   static constexpr bool kGrouped = Scales::kGrouped;
   static constexpr int64_t kRow = kRowElements<Stored>, kRowBytes = kRow * sizeof(Stored);
@@ -76,14 +86,10 @@ struct Panels {
         scales(kernels.scales.from(first)),
         to_next(kernels.panel(next) - begin + (kAhead - depth) * kRow) {}
 
-  void read(int64_t k, Vector* row) const {
-    for (int panel = 0; panel < panels; ++panel, row += kPanelVectors) {
-      const Stored* from = begin + (panel * depth + k) * kRow;
-      if constexpr (std::is_same_v<Stored, Nibbles>)
-        load(from, row);
-      else
-        for (int v = 0; v < kPanelVectors; ++v) row[v] = load(from + v * kWidth);
-    }
+  const Stored* row(int panel, int64_t k) const { return begin + (panel * depth + k) * kRow; }
+
+  void read(int64_t k, Vector* columns) const {
+    for (int panel = 0; panel < panels; ++panel, columns += kPanelVectors) read_row(row(panel, k), columns);
   }
 
   // Of the group that begins at k.
@@ -116,10 +122,19 @@ Kernels<float, Scales> widened(const Kernels<Stored, Scales>& kernels, int64_t p
   return {wide.data(), kernels.depth, kernels.scales.from(panel)};
 }
 
+// Activations of consecutive rows.
+struct Floats {
+  static constexpr int kSums = 1;  // of a tile for each output
+  const float* begin;
+  int64_t depth;
+
+  Floats from(int64_t row) const { return {begin + row * depth, depth}; }
+};
+
 // out[rows, columns] = x[rows, depth] @ some panels, of which the last may hang over the last column of `width`. Several at
 // once are for as many rows as one tile has.
 template <int panels, typename Stored, typename Scales>
-void multiply(const float* x, const Kernels<Stored, Scales>& kernels, int64_t panel, int64_t next, float* out, int64_t rows,
+void multiply(const Floats& x, const Kernels<Stored, Scales>& kernels, int64_t panel, int64_t next, float* out, int64_t rows,
               int64_t width, int64_t columns) {
   const int64_t depth = kernels.depth;
   if constexpr (panels == 1 && sizeof(Stored) < sizeof(float))
@@ -128,19 +143,19 @@ void multiply(const float* x, const Kernels<Stored, Scales>& kernels, int64_t pa
   if (columns < panels * kPanelWidth) {
     for (int64_t row = 0; row < rows; ++row) {
       float whole[panels * kPanelWidth];
-      tile<1, true>(x + row * depth, depth, right, depth, whole, 0, false);
+      tile<1, true>(x.begin + row * depth, depth, right, depth, whole, 0, false);
       std::copy(whole, whole + columns, out + row * width);
     }
   } else if constexpr (panels > 1) {
-    tile_of<true>(rows, x, depth, right, depth, out, width, false);
+    tile_of<true>(rows, x.begin, depth, right, depth, out, width, false);
   } else {
-    product(rows, x, depth, right, depth, out, width, false);
+    product(rows, x.begin, depth, right, depth, out, width, false);
   }
 }
 
 // The same for any number of panels up to kMaxPanels.
-template <int panels = kMaxPanels, typename Stored, typename Scales>
-void multiply_by(int64_t count, const float* x, const Kernels<Stored, Scales>& kernels, int64_t panel, int64_t next,
+template <int panels = kMaxPanels, typename Activations, typename Stored, typename Scales>
+void multiply_by(int64_t count, const Activations& x, const Kernels<Stored, Scales>& kernels, int64_t panel, int64_t next,
                  float* out, int64_t rows, int64_t width, int64_t columns) {
   if (count >= panels) {
     const int64_t behind = count > panels ? panel + panels : next;

@@ -147,9 +147,9 @@ def _leaves(parameter: Parameter, form: WeightFormat, devices: int) -> tuple[Lea
             in_bytes = (*values.shape[:lead], inputs // 2, *values.shape[lead + 1 :])
             values = Leaf(in_bytes, UINT8, values.split)
         return values, Leaf((*values.shape[:lead], groups, *values.shape[lead + 1 :]), form.activations, values.split)
-    *experts, count, depth, width = values.shape
-    packed = Leaf((*experts, count, depth, width // 2), UINT8)
-    return packed, Leaf((*experts, count, groups, width), np.dtype(np.float32))
+    *shape, width = values.shape
+    packed = Leaf((*shape, width // 2), UINT8)
+    return packed, Leaf((*shape[:-1], groups, panels.panel_width()), np.dtype(np.float32))
 
 
 def _made(

@@ -4,11 +4,15 @@ from functools import cache
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
 from caching.cpu_kernels import load, register
 from engine.models.cpu_libraries import LINEAR
+
+FLOAT32 = np.dtype(np.float32)
+INTEGERS = (np.dtype(np.int8), np.dtype(jnp.int4))
 
 
 @cache
@@ -20,22 +24,32 @@ def panel_width() -> int:
     return int(library.odriver_panel_width())
 
 
-def panels_shape(rows: int, depth: int) -> tuple[int, int, int]:
-    """The shape of so many rows as panels. Raises KernelsUnavailable."""
-    return -(-rows // panel_width()), depth, panel_width()
+@cache
+def inputs_together() -> int:
+    """Inputs of an output whose integers are side by side in a panel: 4 where products of integers
+    are by VNNI, else 1. Raises KernelsUnavailable."""
+    return int(load(LINEAR).odriver_inputs_together())
+
+
+def panels_shape(rows: int, depth: int, dtype: np.dtype[Any] = FLOAT32) -> tuple[int, int, int]:
+    """The shape of so many rows of a dtype as panels. Raises KernelsUnavailable."""
+    together = _together(dtype)
+    return -(-rows // panel_width()), -(-depth // together), panel_width() * together
 
 
 def as_panels(rows: np.ndarray[Any, Any]) -> Array:
     """[..., out, in] -> panels [..., ceil(out / width), in, width], zero-padded.
 
-    A step then reads each weight once and in order, whatever its shape. Raises KernelsUnavailable.
+    A step then reads each weight once and in order, whatever its shape. Of integers they are [...,
+    ceil(out / width), ceil(in / together), width * together], with ``inputs_together`` of each
+    output side by side. Raises KernelsUnavailable.
     """
     panels: Array = jax.device_put(in_panels(rows))
     return panels
 
 
 def as_panels4(rows: np.ndarray[Any, Any]) -> Array:
-    """Integers [..., out, in] from -8 to 7 -> panels u8[..., ceil(out / width), in, width / 2].
+    """i8[..., out, in] from -8 to 7 -> panels u8 of integers, in half as many bytes.
 
     A byte has column i of a panel in its lower bits and column i + width / 2 in its upper ones.
     """
@@ -46,17 +60,25 @@ def as_panels4(rows: np.ndarray[Any, Any]) -> Array:
 
 def in_panels(rows: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     """``as_panels`` on the host."""
-    width = panel_width()
+    width, together = panel_width(), _together(rows.dtype)
     *lead, out, depth = rows.shape
-    padded = np.pad(rows, [*[(0, 0)] * len(lead), (0, -out % width), (0, 0)]) if out % width else rows
-    return np.ascontiguousarray(padded.reshape(*lead, -1, width, depth).swapaxes(-1, -2))
+    missing = -out % width, -depth % together
+    padded = np.pad(rows, [*[(0, 0)] * len(lead), *((0, count) for count in missing)]) if any(missing) else rows
+    apart = padded.reshape(*lead, -1, width, padded.shape[-1] // together, together).swapaxes(-2, -3)
+    return np.ascontiguousarray(apart).reshape(*apart.shape[:-2], -1)
+
+
+def _together(dtype: np.dtype[Any]) -> int:
+    return inputs_together() if dtype in INTEGERS else 1
 
 
 def product(x: Array, panels: Array, out: int, scales: Array) -> Array:
     """f[..., in] @ panels of ``out`` columns, scaled -> f32[..., out].
 
     ``scales`` are f32[out] for int8, f32[0] for floats, and for 4 bits themselves panels, of
-    f32[out, groups]: a group is so many inputs as a power of two has, the last one what is left.
+    f32[out, groups]: a group is so many inputs as a power of two from 16 on has, the last one what
+    is left. For integers by VNNI each row of x is rounded to 23 bits of its largest number
+    (engine/models/cpu/digits.h).
     """
     call = jax.ffi.ffi_call("odriver_linear", jax.ShapeDtypeStruct((*x.shape[:-1], out), np.float32))
     multiplied: Array = call(x.astype(np.float32), panels, scales)
@@ -76,7 +98,8 @@ def grouped_product(x: Array, panels: Array, sizes: Array, out: int, scales: Arr
 
 
 def rows(panels: Array, places: Array) -> Array:
-    """Rows f32[..., in] at i32[...] indices of an array in panels."""
-    width = panels.shape[2]
-    found: Array = panels[places // width, :, places % width]
-    return found.astype(np.float32)
+    """Rows f32[..., in] at i32[...] indices of an array in panels; of integers with the zeros that
+    were padded."""
+    width = panel_width()
+    found: Array = panels.reshape(*panels.shape[:2], width, -1)[places // width, :, places % width]
+    return found.reshape(*places.shape, -1).astype(np.float32)

@@ -93,7 +93,7 @@ def numbers_leaf(parameter: Parameter, dtype: np.dtype[Any], layout: Layout) -> 
     if layout is Layout.PANELS:
         is_table = parameter.role is Role.TABLE
         rows, depth = shape if is_table else (math.prod(shape[first:]), shape[first - 1])
-        return Leaf((*shape[: first - 1], *panels.panels_shape(rows, depth)), dtype)
+        return Leaf((*shape[: first - 1], *panels.panels_shape(rows, depth, dtype)), dtype)
     if parameter.role is Role.TABLE:
         return Leaf((shape[0], table_width(shape[1], layout)), dtype, split)
     if layout is Layout.MATRIX and parameter.inputs:
