@@ -114,6 +114,17 @@ def test_a_model_without_a_layer_that_predicts_is_refused_beside_mtp(tmp_path):
             served_model(EngineConfig(model=str(directory), speculative_config=SPECULATION))
 
 
+def test_the_layer_that_predicts_has_experts_wherever_the_model_has_them(tmp_path):
+    """Also behind a last layer without any."""
+    types = ["dense", "sparse", "sparse", "dense"]
+    directory = build_checkpoint(tmp_path, "glm4_moe_lite", mlp_layer_types=types, num_nextn_predict_layers=1)
+    model = read_model_config(directory)
+
+    (block,) = mtp_head(model).blocks
+
+    assert block.feed_forward == model.blocks[2].feed_forward != model.blocks[3].feed_forward
+
+
 def test_the_layer_of_a_checkpoint_that_drafts_is_not_said_to_be_left_out(tmp_path):
     """Without the setting it is; with it the model is the same, and its pages have one layer more."""
     directory = str(build_predicting(tmp_path, "mtp of DeepSeek"))

@@ -187,8 +187,8 @@ class ModelSpec:
     unused_tensors: str | None = None
     """Expression for names of tensors that published checkpoints have and no layer reads."""
     further_layers: int = 0
-    """Layers of the checkpoint behind the last one, each like that, which predict further tokens
-    (multi-token prediction). They are no part of the model."""
+    """Layers of the checkpoint behind the last one, which predict further tokens (multi-token
+    prediction). They are no part of the model."""
     published: Format | None = None
     """The quantised format of the checkpoint."""
     per_layer_inputs: PerLayerInputSpec | None = None

@@ -4,6 +4,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from engine.errors import ConfigurationError
+from engine.models.layers.experts import ExpertsSpec
 from engine.models.layers.latent_attention import LatentAttentionSpec
 from engine.models.layers.mixer import MixerSpec
 from engine.models.layers.self_attention import SelfAttentionSpec
@@ -17,6 +18,7 @@ REPEATED = ("embed_tokens.weight", "shared_head.head.weight")
 def mtp_head(model: ModelSpec) -> ModelSpec:
     """The further layer of a model's checkpoint as a draft head, which is a model of one layer.
 
+    It is like the model's last one, or like the last one with experts if any has such.
     Raises ConfigurationError unless there is exactly one.
     """
     if model.further_layers != 1:
@@ -26,7 +28,7 @@ def mtp_head(model: ModelSpec) -> ModelSpec:
             f"(num_nextn_predict_layers), and this model has {has}: choose another method"
         )
     head = MTPHeadSpec(f"model.layers.{model.num_layers}.")
-    block = model.blocks[-1]
+    block = next((one for one in reversed(model.blocks) if isinstance(one.feed_forward, ExpertsSpec)), model.blocks[-1])
     unserved = tuple(part for part in model.unserved if part[0] != head.prefix)
     mixer = _without_first(block.mixer)
     return replace(
