@@ -195,6 +195,7 @@ PARTS = {
         ("llama2", {}),
         pytest.param("llama2", {"quantization": "int8"}, marks=pytest.mark.thorough),
         pytest.param("llama2", {"quantization": "int4"}, marks=pytest.mark.thorough),
+        pytest.param("llama2", {"quantization": "w8a8"}, marks=pytest.mark.thorough),
         pytest.param("llama2", {"tensor_parallel_size": 2}, marks=pytest.mark.thorough),
         pytest.param("llama2", {"tensor_parallel_size": 2, "quantization": "int4"}, marks=pytest.mark.thorough),
         pytest.param("qwen2", {}, marks=pytest.mark.thorough),
