@@ -83,7 +83,7 @@ class CompiledSteps:
             step_costs=costs,
             speculation=None
             if spec is None
-            else Speculation(spec.num_speculative_tokens, costs.seconds, has_model=spec.has_model),
+            else Speculation(spec.num_speculative_tokens, costs.seconds, shapes.buckets, has_model=spec.has_model),
             inter_token_seconds=config.inter_token_seconds,
         )
         shared = shapes.cache.page_size if config.enable_prefix_caching else None

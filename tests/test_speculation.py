@@ -84,6 +84,21 @@ def test_what_costs_nothing_is_verified_as_long_as_it_was_ever_right():
     assert drafts[likely] == MOST and drafts[unlikely] == 1
 
 
+@pytest.mark.parametrize("each", [0.01, 0.05, 0.3])
+def test_only_numbers_that_fill_a_step_are_weighed(each):
+    """As steps are padded to sizes: what is granted is what is granted where all numbers are."""
+    sizes, plans = [1, 2, 3, 4, 6, 8, 12, 16, 24, 32], []
+    for given in (sizes, ()):
+        speculation = Speculation(MOST, lambda tokens, _: 1 + each * next(s for s in sizes if s >= tokens), given)
+        rows = [decoding(str(number)) for number in range(6)]
+        for number, row in enumerate(rows):
+            for _ in range(5):
+                speculation.land(row, 1 + MOST, 1 + number % (1 + MOST), MOST)
+        plans.append([granted(speculation, *rows[:count]) for count in range(1, 7)])
+
+    assert plans[0] == plans[1] and sum(map(sum, plans[0])) > 10
+
+
 def test_rows_share_the_passes_of_a_draft_model():
     """For what is seldom right alone none is made; beside a row that has as many it costs nothing more."""
     speculation = Speculation(MOST, lambda _, passes: 1 + 0.3 * passes, has_model=True)

@@ -294,6 +294,9 @@ class InferenceScheduler:
             return
         pages_suffice = len(sequences) == len(decoding)
         drafts = self.speculation.drafts(sequences, self._room_for_drafts(len(sequences)), self._budget)
+        if not drafts:
+            plan.add_decodes(sequences)
+            return
         for sequence, count in drafts.items():
             if sequence.num_computed_tokens + 1 + count > sequence.num_paged_tokens:
                 if pages_suffice and self.memory.grow(sequence):

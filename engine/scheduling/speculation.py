@@ -18,7 +18,9 @@ rows in the same one, as a step of a few more tokens may cost what one of many m
 what is tried is right, the next plan tries again.
 """
 
+from bisect import bisect_left
 from collections.abc import Callable, Iterable
+from collections.abc import Sequence as ListOf
 from itertools import islice
 from typing import Any
 
@@ -35,19 +37,21 @@ class Speculation:
     """Grants up to ``num_speculative_tokens`` drafts a row, and counts what came of them.
 
     ``seconds`` is what a step takes of so many tokens, and so many passes of a draft model; None if
-    nobody knows. ``has_model`` is whether there is one.
+    nobody knows. ``sizes``, ascending, are what its tokens are padded to; by default each number is
+    one. ``has_model`` is whether there is such a model.
     """
 
     def __init__(
         self,
         num_speculative_tokens: int,
         seconds: Callable[[int, int], float | None] = lambda _tokens, _passes: None,
+        sizes: ListOf[int] = (),
         *,
         has_model: bool = False,
     ) -> None:
         self.num_speculative_tokens = num_speculative_tokens
         self._has_model = has_model
-        self._seconds = seconds
+        self._seconds, self._sizes = seconds, sizes
         self._unprobed = 0
         """Plans since some draft was tried that was not worth it, in which there was one."""
         self.num_drafts = 0
@@ -133,12 +137,20 @@ class Speculation:
 
         ``places`` are counted from 1, the first draft of a row; 0 is one that a constraint forces.
         """
-        deepest = [0, *np.maximum.accumulate(places).tolist()]
-        seconds = [self._seconds(num_rows + count, self.passes(deep)) for count, deep in enumerate(deepest)]
+        deepest, counts = [0, *np.maximum.accumulate(places).tolist()], self._counts(num_rows, len(chances))
+        seconds = [self._seconds(num_rows + count, self.passes(deepest[count])) for count in counts]
         if None in seconds:
             return len(chances)
-        tokens = num_rows + np.concatenate([[0.0], np.cumsum(chances)])
-        return int(np.argmax(tokens / np.array(seconds, float)))
+        tokens = num_rows + np.concatenate([[0.0], np.cumsum(chances)])[counts]
+        return counts[int(np.argmax(tokens / np.array(seconds, float)))]
+
+    def _counts(self, num_rows: int, most: int) -> list[int]:
+        """How many drafts, up to ``most``, may be the best number: without a draft model those that
+        fill a size, as fewer cost the same."""
+        if self._has_model or not self._sizes:
+            return list(range(most + 1))
+        filling = self._sizes[bisect_left(self._sizes, num_rows) : bisect_left(self._sizes, num_rows + most)]
+        return [size - num_rows for size in filling] + [most]
 
 
 def most_samples(max_num_seqs: int, num_drafts: int) -> int:
