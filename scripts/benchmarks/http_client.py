@@ -47,7 +47,7 @@ def _take(timeline: Timeline, event: bytes) -> None:
         timeline.error = event.decode()
     elif b'"choices":[]' in event:
         said = msgspec.json.decode(event.removeprefix(b"data: "))["usage"]["completion_tokens"]
-        at, count = timeline.arrivals.pop()
+        at, count = timeline.arrivals.pop() if timeline.arrivals else (time.monotonic(), 1)
         timeline.arrivals.append((at, count + said - len(timeline.arrivals) - 1))
     elif b'"text":' in event and b'"text":""' not in event:
         timeline.arrivals.append((time.monotonic(), 1))

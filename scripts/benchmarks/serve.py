@@ -1,7 +1,10 @@
 """Serving: decode while all decode, 16 streams, and what streaming costs. Ours and others take turns, A B A B."""
 
+import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+
+import psutil
 
 from ipc.benchmark.timeline import Timeline, percentile
 from scripts.benchmarks.figure import Figure, figure
@@ -15,6 +18,9 @@ PROMPT, OUTPUT = 128, 128
 AT_ONCE = (1, 8, 32)
 STREAMS = 16
 MILLISECONDS = 1000
+IDLE_PERCENT = 5
+"""Of all cores, below which a machine is idle, over so many seconds."""
+IDLE_INTERVAL, IDLE_SECONDS = 0.2, 10.0
 
 Runs = dict[str, list[list[Timeline]]]
 """By system, the timelines of each repetition."""
@@ -51,7 +57,11 @@ def measure_status(model: str, ours: Ours) -> Iterator[Figure]:
 
 
 def take_turns(systems: Sequence[System], workload: Callable[[], Workload], repeats: int) -> Runs:
-    """Run new workloads on each system in turn, after a short one each that isn't counted."""
+    """Run new workloads on each system in turn, after a short one each that isn't counted.
+
+    A turn begins when the machine is idle: the threads of the one before may wait in loops for a
+    while after its last token.
+    """
     for system in systems:
         asked = workload()
         system.run(Workload(asked.prompts, min(4, asked.max_tokens)))
@@ -59,8 +69,16 @@ def take_turns(systems: Sequence[System], workload: Callable[[], Workload], repe
     for _ in range(repeats):
         for system in systems:
             asked = workload()
+            _wait_until_idle()
             runs[system.name].append(checked(system.run(asked), asked))
     return runs
+
+
+def _wait_until_idle() -> None:
+    """Or for IDLE_SECONDS, on a machine that never is."""
+    until = time.monotonic() + IDLE_SECONDS
+    while psutil.cpu_percent(IDLE_INTERVAL) > IDLE_PERCENT and time.monotonic() < until:
+        pass
 
 
 def _workload(prompts: Prompts, rows: int, *, stream: bool = True) -> Workload:
