@@ -38,7 +38,7 @@ def test_every_step_that_lands_is_counted_in_each_phase_and_logged_at_debug(capl
     assert counts == dict.fromkeys(PHASES, stats.steps) and stats.steps == 5
     assert stats.step_seconds == {phase: engine.step_seconds[phase].sum for phase in PHASES}
     assert all(seconds > 0 for seconds in stats.step_seconds.values())
-    lines = [record for record in caplog.records if record.name == "engine.oengine"]
+    lines = [record for record in caplog.records if record.name == "engine.metrics.step_log"]
     assert [vars(line)["step"] for line in lines] == [1, 2, 3, 4, 5]
     assert lines[0].getMessage().startswith("step 1: 3 tokens in 1 rows, 0 of them decode; plan ")
     assert lines[4].levelno == logging.DEBUG and vars(lines[4])["wait"] > 0
