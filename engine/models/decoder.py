@@ -26,7 +26,7 @@ from engine.models.layers.per_layer_input import PerLayerEmbedding, PerLayerInpu
 from engine.models.linear import look_up, table_logits
 from engine.models.norm import RMSNorm
 from engine.models.partition import Partition
-from engine.models.rope import Rotation, inverse_frequencies, rotation
+from engine.models.rope import Rotation, rotations
 from engine.models.spec import (
     BlockSpec,
     LayerGroup,
@@ -215,15 +215,8 @@ class Decoder(nnx.Module):
         return written, self.norm(x), taps.taken[: len(layers)]
 
     def rotations(self, positions: Array, longest: int | None = None) -> tuple[Rotation, ...]:
-        """The rotation of each of the model's ropes at i32[...] positions.
-
-        ``longest`` is the length of the longest sequence that is served; by default the model's.
-        """
-        model = self.partition.model
-        lengths = longest or model.max_position
-        return tuple(
-            rotation(positions, inverse_frequencies(head_dim, rope, lengths), rope) for rope, head_dim in model.ropes
-        )
+        """Those of the model's ropes; see ``rope.rotations``."""
+        return rotations(self.partition.model, positions, longest)
 
     @property
     def head(self) -> Weight:

@@ -8,7 +8,7 @@ import numpy as np
 from jax import Array
 from numpy.typing import NDArray
 
-from engine.models.spec import RopeSpec
+from engine.models.spec import ModelSpec, RopeSpec
 
 
 class Rotation(NamedTuple):
@@ -76,6 +76,17 @@ def rotation(positions: Array, inverse: NDArray[np.float32], rope: RopeSpec) -> 
         return Rotation(cos, sin, None)
     spans = jnp.floor((wide + np.float32(rope.query_scale_start)) / np.float32(rope.original_max_position))
     return Rotation(cos, sin, np.float32(1) + np.float32(rope.query_scale_beta) * jnp.log1p(spans))
+
+
+def rotations(model: ModelSpec, positions: Array, longest: int | None = None) -> tuple[Rotation, ...]:
+    """The rotation of each of a model's ropes at i32[...] positions.
+
+    ``longest`` is the length of the longest sequence that is served; by default the model's.
+    """
+    lengths = longest or model.max_position
+    return tuple(
+        rotation(positions, inverse_frequencies(head_dim, rope, lengths), rope) for rope, head_dim in model.ropes
+    )
 
 
 def rotate(x: Array, cos: Array, sin: Array) -> Array:

@@ -21,7 +21,7 @@ from engine.models.decoder import Decoder, without_padding
 from engine.models.linear import linear, look_up, table_logits
 from engine.models.norm import RMSNorm
 from engine.models.partition import Partition
-from engine.models.rope import Rotation, inverse_frequencies, rotation
+from engine.models.rope import Rotation, rotations
 from engine.models.spec import BlockSpec, EagleHeadSpec
 from engine.models.step_context import LayerCache, Place, StepContext
 from engine.models.weights.factory import ParameterFactory
@@ -115,10 +115,7 @@ class EagleHead(nnx.Module):
 
     def rotations(self, positions: Array, longest: int | None = None) -> tuple[Rotation, ...]:
         """As those of a Decoder."""
-        model = self.partition.model
-        ((rope, head_dim),) = model.ropes
-        frequencies = inverse_frequencies(head_dim, rope, longest or model.max_position)
-        return (rotation(positions, frequencies, rope),)
+        return rotations(self.partition.model, positions, longest)
 
     def logits(self, hidden: Array, shared: Sequence[nnx.Param[Weight]]) -> Array:  # noqa: ARG002 - as of an MTPHead
         """f[rows, hidden] -> f32[rows, part] of the tokens that it drafts, on each device its part."""

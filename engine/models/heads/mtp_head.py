@@ -22,7 +22,7 @@ from engine.models.decoder import logits as to_logits
 from engine.models.linear import linear, look_up
 from engine.models.norm import RMSNorm
 from engine.models.partition import Partition
-from engine.models.rope import Rotation, inverse_frequencies, rotation
+from engine.models.rope import Rotation, rotations
 from engine.models.step_context import LayerCache, Place, StepContext
 from engine.models.weights.factory import ParameterFactory
 from engine.models.weights.forms import Weight
@@ -80,10 +80,7 @@ class MTPHead(nnx.Module):
 
     def rotations(self, positions: Array, longest: int | None = None) -> tuple[Rotation, ...]:
         """As those of a Decoder."""
-        model = self.partition.model
-        ((rope, head_dim),) = model.ropes
-        frequencies = inverse_frequencies(head_dim, rope, longest or model.max_position)
-        return (rotation(positions, frequencies, rope),)
+        return rotations(self.partition.model, positions, longest)
 
     def logits(self, hidden: Array, shared: Sequence[nnx.Param[Weight]]) -> Array:
         """f[rows, hidden] -> f32[rows, part of the vocabulary]."""
