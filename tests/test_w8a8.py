@@ -159,6 +159,7 @@ def test_what_is_served_is_said():
     assert served.weight_format.int8_products == int8_products(served.partition)
 
 
+@pytest.mark.thorough
 def test_a_kernel_that_is_ignored_in_one_layer_keeps_its_inputs_in_all(tmp_path):
     """As layers of one stack are one array; a joined kernel if one of its parts is ignored."""
     config = json.loads((GOLDEN / "config.json").read_text())
