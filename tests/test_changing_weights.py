@@ -297,8 +297,8 @@ def test_no_page_of_former_weights_comes_back_from_the_host(tmp_path: Path, vari
 
 
 def _entries(engine: oEngine) -> Any:
-    assert engine._weights is not None
-    return entries(engine._weights._decoder)
+    assert engine._residence._weights is not None
+    return entries(engine._residence._weights._decoder)
 
 
 def _assert_served(engine: oEngine, directory: Path, settings: dict[str, Any]) -> None:
