@@ -62,14 +62,17 @@ def examine_hardware(config: EngineConfig, report: Callable[[Progress], None]) -
 
 
 def _measured_chip(measurements: list[Measurement]) -> Chip:
-    """A device that the table does not have, by what was measured of it; NaN where nothing was."""
+    """A device that the table does not have, by what was measured of it; NaN where nothing was.
+
+    Numbers of int8 are taken to be multiplied at the rate of others.
+    """
     found = {one.section: one.value for one in measurements if one.value is not None}
     bandwidth, flops = found.get("memory", float("nan")), found.get("arithmetic", float("nan"))
     return Chip(
         hbm_bytes=0,
         hbm_bandwidth=1e9 * bandwidth,
         bf16_flops=1e12 * flops,
-        int8_ops=float("nan"),
+        int8_ops=1e12 * flops,
         link_bandwidth=float("nan"),
         host_bandwidth=float("nan"),
     )
