@@ -1,5 +1,6 @@
 """What an earlier start has compiled, a later one reads."""
 
+import errno
 import logging
 import os
 import subprocess
@@ -193,6 +194,24 @@ def test_few_identities_stay_on_disk(checkpoint, cache, monkeypatch):
     start(checkpoint, max_model_len=20)
 
     assert len(kept) == 2 and set(cache.glob(f"{PREFIX}*")) == kept
+
+
+@pytest.mark.thorough
+def test_a_disk_that_fills_up_costs_time_alone(checkpoint, cache, compiled, monkeypatch, caplog):
+    """The engine is as ever, nothing half written stays, and the log names what is not kept."""
+
+    def cut_off(path: Path, content: bytes) -> int:
+        with path.open("wb") as file:
+            file.write(content[:100])
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch, caplog.at_level(logging.WARNING):
+        patch.setattr(stored.Path, "write_bytes", cut_off)
+        start(checkpoint)
+
+    assert compiled and "step of 1 cannot be kept on disk" in caplog.text
+    (directory,) = cache.glob(f"{PREFIX}*")
+    assert not list(directory.iterdir())
 
 
 @pytest.mark.thorough

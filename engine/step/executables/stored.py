@@ -9,7 +9,6 @@ import logging
 import os
 import pickle
 import shutil
-import tempfile
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -81,12 +80,14 @@ class StoredExecutables:
             logger.debug("%s of %d cannot be kept: %s", program, size, refusal)
             return
         payload = pickle.dumps((executable, ins, outs, stored.scratch_bytes))
+        path = self._path(program, size)
+        unfinished = path.with_suffix(f".{os.getpid()}")
         try:
-            with tempfile.NamedTemporaryFile(dir=self._directory, delete=False) as file:
-                file.write(hashlib.sha256(payload).digest() + payload)
-            os.replace(file.name, self._path(program, size))  # atomic: nobody reads half of it
+            unfinished.write_bytes(hashlib.sha256(payload).digest() + payload)
+            unfinished.rename(path)  # atomic: nobody reads half of it
         except OSError as error:
             logger.warning("%s of %d cannot be kept on disk: %s", program, size, error)
+            unfinished.unlink(missing_ok=True)
 
     def _path(self, program: str, size: int) -> Path:
         return self._directory / f"{program.replace(' ', '-')}-{size}"
